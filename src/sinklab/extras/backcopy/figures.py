@@ -55,8 +55,8 @@ def _in_state(table: pd.DataFrame, state: str) -> pd.DataFrame:
 
 
 def summary(run: Run) -> pd.DataFrame:
-    """By objective and variant: seeds near the floor, seeds with a sink on position 0, and means
-    with ranges.
+    """Summary by objective and variant: seeds near the floor, seeds with a sink on position 0, and
+    means with ranges.
     """
     lines = []
     beside = {state: by_model(run, state) for state in UNTRAINED}

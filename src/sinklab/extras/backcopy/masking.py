@@ -18,7 +18,7 @@ from sinklab.core.probing.interventions.mask_sinks import MaskSinks
 from sinklab.core.probing.scope import PROTOCOLS
 
 KEYS = (1, 2, 4, 8, 16, 24, 32, 40)
-"""Keys hidden in every head of whole rows: the doses."""
+"""Keys blocked in every head of whole rows: the doses."""
 STEP_KEYS = (1, 2, 4, 8, 16)
 """Keys blocked in every head when rows are revealed; their given part must have more."""
 ARMS: dict[str, dict[str, Any]] = {
@@ -26,8 +26,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "equal_mass": {"control": "equal_mass"},
     "random": {"control": "random"},
 }
-"""Beside the most attended keys, for one key: these on the heads with a control of equal mass, that
-control, and a key drawn from the others."""
+"""Arms beside the most attended keys, for one key: these on the heads with a control of equal mass,
+that control, and a key drawn from the others.
+"""
 REVEALED = 128
 """Rows that are revealed."""
 

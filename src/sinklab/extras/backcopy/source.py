@@ -20,7 +20,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Source:
-    """One such source: its transition matrix is drawn from the seed.
+    """A Bigram-Backcopy source; its transition matrix is drawn from the seed.
 
     Args:
         seed: of the transition matrix.

@@ -115,7 +115,7 @@ class Backcopy(Study):
         )
 
     def samples(self, plan: Any) -> int:
-        """One a model."""
+        """Number of samples: one a model."""
         return len(plan)
 
     def about(self, loaded: Any, plan: Any) -> dict[str, Any]:

@@ -29,7 +29,9 @@ class View:
 
     cos_BW1D: Tensor
     sin_BW1D: Tensor
-    """With the sign of the rotated half inside: −sin in the first half of D, sin in the second."""
+    """Sines with the sign of the rotated half inside: −sin in the first half of D, sin in the
+    second.
+    """
     mask_B1WK: Tensor | None
     """Additive, 0 or −∞, of one query if all see the same; None when nothing is blocked."""
     folded: Tensor | None = None  # the same for queries as `_attend` folds them
@@ -39,7 +41,9 @@ class View:
     """
 
     def of(self, queries: slice | Tensor, shared: int) -> View:
-        """With the mask of these queries alone, folded for so many query heads a key head."""
+        """This view with the mask of these queries alone, folded for so many query heads a key
+        head.
+        """
         mask = self.mask_B1WK
         if mask is None or mask.shape[2] == 1:
             return replace(self, folded=mask)
@@ -89,8 +93,8 @@ class Packed(View):
 
     @classmethod
     def rows(cls, whole: View, sinks: SinkPrefix | None) -> Packed | None:
-        """None without padding, if a mask says more, and off the CPU: there padding costs less than
-        more calls.
+        """Pack the texts of these rows. None without padding, if a mask says more, and off the CPU:
+        there padding costs less than more calls.
         """
         mask, length = whole.mask_B1WK, whole.cos_BW1D.shape[1]
         if (
@@ -121,7 +125,7 @@ class Packed(View):
         )
 
     def of(self, queries: slice | Tensor, shared: int) -> Packed:
-        """For these queries, equally many of each text."""
+        """This view for these queries, equally many of each text."""
         rows = len(self.keys)
         return (
             self

@@ -43,7 +43,7 @@ def partitioned_median(size_BN: Tensor) -> Tensor:
 
 @fast_medians.register("selected")
 class Selected:
-    """In place of `torch.nanmedian`."""
+    """Medians in place of `torch.nanmedian`."""
 
     @staticmethod
     def serving(of: Tensor) -> Callable[[Tensor], Tensor] | None:

@@ -280,7 +280,7 @@ def measure_margins(
 
 
 def first_difference(one: pd.DataFrame, other: pd.DataFrame) -> pd.Series:
-    """By row, the first step at which two tables of `margins` chose differently; NaN if they never
+    """First step, by row, at which two tables of `margins` chose differently; NaN if they never
     did.
     """
     tokens = (
@@ -293,8 +293,8 @@ def first_difference(one: pd.DataFrame, other: pd.DataFrame) -> pd.Series:
 
 
 def near_ties(found: pd.DataFrame, count: int, seed: int | None) -> pd.DataFrame:
-    """So many choices, half in token and half in order, drawn from the tenth with the smallest
-    margin by its noise.
+    """Draw choices, half in token and half in order, from the tenth with the smallest margin by its
+    noise.
     """
     lines = found[(found["noise"] > 0) & (found["kind"] != "threshold")]
     ratio = lines["margin"] / lines["noise"]

@@ -41,13 +41,13 @@ BARRED = -1e5
 
 @dataclass(frozen=True)
 class Held:
-    """One thing of another implementation, held against ours."""
+    """Comparison of one thing of another implementation with ours."""
 
     case: str
     what: str
     """"layer 3", "logits" or "canvas"."""
     difference: float
-    """The greatest absolute one; of a canvas, the number of differing positions at its first
+    """The greatest absolute difference; of a canvas, the number of differing positions at its first
     difference.
     """
     relative: float

@@ -52,7 +52,7 @@ class Plan:
     """Runs to be judged."""
 
     runs: list[Run]
-    """One, or two to be compared."""
+    """One run, or two to be compared."""
     items: pd.DataFrame
     """Items of the first run, from `items_of`."""
     pairs: pd.DataFrame | None
@@ -60,7 +60,7 @@ class Plan:
     loaded: Any
     """The model of the first; None if no margins are measured."""
     settings: Any
-    """How it wrote."""
+    """Decoding settings of the run."""
     why: str
     """Why no margins are measured; empty if they are."""
 

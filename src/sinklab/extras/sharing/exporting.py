@@ -49,8 +49,8 @@ HEAD = """# {} of sinklab {}, by `sinklab export`: its imports are siblings, all
 MARKER = ".sinklab-export"
 """File in a folder that an export has begun, which may be removed therefore."""
 DROPPED = ("if __name__ ==", "import sinklab", "AutoConfig.register", "AutoModel")
-"""How statements begin that are left out: classes of sinklab's own may be registered in the same
-process.
+"""Beginnings of statements that are left out: classes of sinklab's own may be registered in the
+same process.
 """
 TAIL = """
 
@@ -206,7 +206,7 @@ def sources(sink: Any = None) -> dict[str, str]:
     in options.
 
     Args:
-        sink: the added sink of the model, its kind may be a plug-in's.
+        sink: the added sink of the model; its kind may be a plug-in's.
     """
     known = chain.from_iterable(
         registry.values() for registry in (sinks, unmasking_rules, schedules, caches)

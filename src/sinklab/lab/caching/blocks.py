@@ -41,7 +41,9 @@ class PrefixCache(BlockCache):
     """
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | None:
-        """From the block to the end of the canvas; None (everything) if a refresh is due."""
+        """Columns from the block to the end of the canvas; None (everything) if a refresh is
+        due.
+        """
         return None if self.phase(nth) == 0 else slice(start, length)
 
 
@@ -72,7 +74,7 @@ class CommittedCache:
     is_exact: ClassVar[bool] = True
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> None:
-        """Everything: the memory decides which columns run."""
+        """All columns (None): the memory decides which of them run."""
 
     def work(self, start: int, stop: int, number: int, nth: int) -> BlockWork:
         """The block; the first evaluation of a canvas begins a memory."""
@@ -81,7 +83,7 @@ class CommittedCache:
         )
 
     def memory(self, denoiser: ModelDenoiser) -> CommittedMemory:
-        """For one run over one canvas."""
+        """Memory for one run over one canvas."""
         return CommittedMemory(denoiser, self)
 
 

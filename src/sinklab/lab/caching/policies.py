@@ -124,7 +124,7 @@ class EvictingCache(ChoosingCache):
         )
 
     def ranks(self, seen: Seen) -> Tensor:
-        """By the score; the block's neighbours before the others, and protected sinks before
+        """Rank by the score; the block's neighbours before the others, and protected sinks before
         these.
         """
         score_BGS = self._score(seen)
@@ -263,5 +263,5 @@ class SinkRefreshCache(ChoosingCache):
         return candidates_BS.sum(1).clamp(max=self.sinks)
 
     def ranks(self, seen: Seen) -> Tensor:
-        """By the attention received."""
+        """Rank by the attention received."""
         return seen.received_BGS

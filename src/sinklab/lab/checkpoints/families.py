@@ -38,7 +38,7 @@ _CODE = re.compile(r"_?(attn|experts)_implementation|_?output_attentions|auto_ma
 
 _COUNTED = re.compile(r"^n(?:um)?_(?:.*_)?(layer|head|expert)s?$")
 MOST = 4096
-"""More layers, heads or experts are no checkpoint's."""
+"""Limit on layers, heads and experts: no checkpoint has more."""
 
 
 @dataclass(frozen=True)

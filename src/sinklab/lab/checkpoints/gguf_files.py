@@ -43,7 +43,7 @@ class Header:
     """Facts that stand in front of the weights."""
 
     architecture: str
-    """In the words of llama.cpp: llama, qwen2, llada, …"""
+    """Architecture in the words of llama.cpp: llama, qwen2, llada, …"""
     title: str
     """``general.name``; empty if there is none."""
     size: int

@@ -1,5 +1,5 @@
 """One line to load a model, one to see its facts and the memory it needs, one for its untrained
-twins. No checkpoint's code is run.
+controls. No checkpoint's code is run.
 
 Read are packaged models, our own format, the published families in this folder, those of plug-ins,
 and as autoregressive baselines Llama, Qwen2, Qwen3 and GLM-4-MoE, also from GGUF files.
@@ -39,15 +39,15 @@ class Loaded:
 
     model: PreTrainedModel = field(repr=False)
     tokenizer: PreTrainedTokenizerBase | None = field(repr=False)
-    """None for a folder without tokenizer files: prompts are then token ids."""
+    """Tokenizer; None for a folder without tokenizer files: prompts are then token ids."""
     name: str
     revision: str | None
     """The commit that was loaded from the Hub; for a folder, the revision the caller gave."""
     family: str
     """``diffusion`` or ``autoregressive``."""
     published_family: str = "sinklab"
-    """One of :data:`sinklab.core.registry.families`: ``llada``, ``dream``, …, ``sinklab`` (our own
-    format), ``llama``, …
+    """Family, one of :data:`sinklab.core.registry.families`: ``llada``, ``dream``, …, ``sinklab``
+    (our own format), ``llama``, …
     """
     special: SpecialIds = NO_IDS
     context: int | None = None
@@ -60,7 +60,7 @@ class Loaded:
     notes: tuple[str, ...] = ()
     """Assumptions made."""
     stored: str = ""
-    """How a quantiser stores the weights: int8, int4, or the method of the folder."""
+    """Quantisation of the stored weights: int8, int4, or the method of the folder."""
 
     def needed_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, for work that is about text. Raises ValueError if the model came without

@@ -32,7 +32,7 @@ class MaskedLanguageModel(Family):
     """
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
-        """By the class: a decoder may have the same ``model_type``."""
+        """Recognise by the class: a decoder may have the same ``model_type``."""
         return self.is_named(config)
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
@@ -140,7 +140,7 @@ class ModernBert(MaskedLanguageModel):
     published: ClassVar = published("modernbert")
 
     def details(self, plan: CheckpointPlan) -> dict[str, str]:
-        """How many layers see a window alone."""
+        """Number of layers that see a window alone."""
         config: Any = plan.whole
         local = config.layer_types.count("sliding_attention")
         return {

@@ -39,7 +39,7 @@ class SMDM(Family):
     tokenizer_class = PreTrainedTokenizerFast
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
-        """Its config names no class."""
+        """Recognise by two fields, since its config names no class."""
         return {"n_embd", "padded_vocab_size"} <= config.keys()
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:

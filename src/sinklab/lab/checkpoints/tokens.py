@@ -114,7 +114,7 @@ def check_vocabulary(
 
 
 _BYTES = {spelt: byte for byte, spelt in bytes_to_unicode().items()}
-"""How byte-level BPE spells the 256 bytes."""
+"""Spellings of the 256 bytes in byte-level BPE."""
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase | None, token_id: int) -> str:
@@ -332,7 +332,7 @@ def _render(
     messages: list[dict[str, str]],
     how: dict[str, Any],
 ) -> None:
-    """In the child: the text behind a plus, or the error behind a minus."""
+    """In the child process, write the text behind a plus, or the error behind a minus."""
     import resource
 
     with suppress(OSError, ValueError):

@@ -32,7 +32,7 @@ class Plan:
     """Plan of a command."""
 
     line: str
-    """For a reader."""
+    """Text for a reader."""
     seconds: float = 0.0
     """Seconds in all; 0 if not known beforehand."""
     first: float = 1.0

@@ -30,7 +30,7 @@ from sinklab.lab.cli.plans import Plan, duration
 from sinklab.lab.studies.processes import Progress
 
 RAW = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""How control characters are spelt, which a terminal would obey."""
+"""Spellings of control characters, which a terminal would obey."""
 FIRST = 2.0
 """Seconds of a pass before a line tells how far it is, away from a terminal."""
 EVERY = 5.0
@@ -44,7 +44,7 @@ SURE_OF_ONE = 10.0
 than the others will be.
 """
 OFF = 1.5
-"""How many times too long or too short a plan has to be for a corrected one to be said."""
+"""Factor by which a plan has to be too long or too short for a corrected one to be told."""
 
 
 def spelt(text: object) -> str:
@@ -94,9 +94,9 @@ class Pace:
 
     def __init__(self, done: float, now: float) -> None:
         self.began = now
-        """When it began."""
+        """Time at which it began."""
         self.done, self.seconds = done, 0.0
-        """How much is done, and the seconds since it began."""
+        """Parts done, and the seconds since it began."""
         self.rate = 0.0
         """Parts a second; 0 before the first."""
         self.is_sure = False
@@ -105,7 +105,7 @@ class Pace:
         self._from = (done, now)
 
     def move(self, done: float, now: float) -> None:
-        """So much is done now."""
+        """Note that so much is done now."""
         since, moment = self._from
         if done > since and now > moment:
             self.rate = (done - since) / (now - moment)

@@ -37,8 +37,8 @@ MORE_PROMPTS = (
     "In the garden behind the church",
     "When the ship came in",
 )
-"""Beside those of `trace`: of fewer than seven samples no verdict outlives the correction for two
-statements.
+"""Prompts beside those of `trace`: of fewer than seven samples no verdict outlives the correction
+for two statements.
 """
 
 

@@ -403,7 +403,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         super().__init__([group for part in self.parts for group in part.param_groups], {})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step of both."""
+        """Take one step of both."""
         for part in self.parts:
             part.step()
 

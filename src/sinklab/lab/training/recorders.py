@@ -78,7 +78,7 @@ class Recorder(TrainerCallback):
         return {name: [row.get(name, math.nan) for row in self.rows] for name in self.names}
 
     def grow(self, *rows: dict[str, Any]) -> None:
-        """More rows, also on the disk; one that is full is no reason to stop here: checkpoints and
+        """Add rows, also on the disk; one that is full is no reason to stop here: checkpoints and
         the end say so.
         """
         self.rows += rows
@@ -221,7 +221,7 @@ class Counted(TrainerCallback):
         self._count(state.global_step, state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """One more step."""
+        """Count one more step."""
         self._count(state.global_step, state.max_steps)
 
 

@@ -31,7 +31,7 @@ REDUCED: dict[str, Any] = {
     "other": torch.amax,
     "median": torch.mean,
 }
-"""How the numbers of all rows come to one: their maximum, but the mean of the medians."""
+"""Reductions of the numbers of all rows to one: their maximum, but the mean of the medians."""
 
 
 def _note_states(seen: dict[tuple[str, int], list[Tensor]], layer: int, states_BSD: Tensor) -> None:
@@ -353,7 +353,7 @@ def _shown(
 
 
 def nested_masks(shape: Sequence[int], levels: Sequence[float], seed: int) -> Tensor:
-    """Hidden positions bool (T, R, S), the most hidden level first: each row hides round(level · S)
+    """Masked positions bool (T, R, S), the most masked level first: each row masks round(level · S)
     tokens, at least one, in an order drawn from the seed.
     """
     rank_RS = torch.rand(shape, generator=torch.Generator().manual_seed(seed)).argsort(1).argsort(1)

@@ -137,7 +137,7 @@ class Phases:
     anneal_steps: int
     seed: int
     autoregressive: bool = False
-    """Every step is causal."""
+    """Whether every step is causal."""
     window: int | None = None
     """Neighbours in sight on either side, in every step; None for no such limit."""
 

@@ -121,12 +121,12 @@ class Dynamic(Threshold):
         return commit_counts(self.block_length, self.steps).tolist()
 
     def check_rule(self, rule: UnmaskingRule) -> None:
-        """With a threshold of 1 any rule that ranks."""
+        """Accept with a threshold of 1 any rule that ranks; else check it as `Threshold` does."""
         if self.threshold < 1 or getattr(rule, "measure", None) == "chance":
             super().check_rule(rule)
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
-        """By the quota, and with a threshold below 1 by the scores."""
+        """Count of tokens by the quota, and with a threshold below 1 by the scores."""
         quotas, threshold = self._quotas or [1] * evaluations, self.threshold
         if threshold == 1:
             return Unread(
@@ -308,7 +308,7 @@ class Elastic(EvenQuota, Checked):
         options that need one length.
 
         Each length is a run of its own to observers: an edit that chooses columns at one step for
-        the next starts afresh if they have moved.
+        the next starts afresh once they have moved.
         """
         canvas, masks = run.canvas, int(run.canvas.open_BS.sum())
         refused = {
@@ -392,7 +392,7 @@ class Elastic(EvenQuota, Checked):
             index += 1
 
     def _times(self, after_S: Tensor, masked_S: Tensor, room: int) -> Tensor:
-        """How often each column stands in the next canvas: 0, 1 or 2."""
+        """Number of times that each column stands in the next canvas: 0, 1 or 2."""
         gone_S = masked_S & (after_S == self.delete_id)
         gone_S = masked_S & (gone_S.cumsum(0) > 0) if self.delete_rest else gone_S
         grows_S = masked_S & (after_S == self.expand_id) & ~gone_S
