@@ -163,7 +163,7 @@ def _contrast(
         for state, each in twins.items()
         if {one, other} <= each.keys()
     }
-    # no more than what the twins show
+    # no more than the controls show
     same = [
         mean_over((gaps - each).to_numpy(), fewest=SEEDS).above() is not found.above()
         for each in apart.values()

@@ -42,7 +42,7 @@ class Isolation:
         """
 
     def __getstate__(self) -> dict[str, Any]:
-        # what an interrupted call left behind belongs to its graph and cannot be copied
+        # tensors of an interrupted call belong to its graph and cannot be copied
         return {"sinks": None, "own_BGND": None}
 
     def enter(self, attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -156,7 +156,7 @@ class InSequence:
                 visible=visible,
             )
         if mask is not None and mask.shape[2] > 1:
-            # the sinks are queries too; what they see is thrown away
+            # the sinks are queries too; their outputs are thrown away
             mask = F.pad(mask, (0, 0, self.count, 0), value=mask.dtype == torch.bool)
         states_BKE = model.model(
             inputs_embeds=torch.cat(

@@ -131,7 +131,7 @@ def columns(
         q_QD = _tile(q, q_m, m, Q, D, BD, CAST)
         x = tl.dot(k_SD, tl.trans(q_QD), input_precision="ieee") * scale
         shift_Q = tl.load(shift + m, mask=m < Q, other=float("inf")) * unit
-        # also where it is NaN
+        # also if it is NaN
         shift_Q = tl.where(shift_Q > -float("inf"), shift_Q, float("inf"))
         x = _seen(x, mask, mask_m, mask_n, m[None, :], n[:, None], Q, S, MASK, BY_ROW, CAUSAL)
         p = tl.exp2(x - shift_Q[None, :])

@@ -262,7 +262,7 @@ def _in_words(name: str) -> str:
 
 def _held(case: str, name: str, ours_PV: Tensor, theirs_PV: Tensor, limit: float) -> Held:
     apart_PV = (theirs_PV - ours_PV).abs()
-    # where a token is barred (MDLM's [MASK] by 1e6) its logit says nothing of how far others are
+    # if a token is barred (MDLM's [MASK] by 1e6) its logit says nothing of how far others are
     # spread
     relative = float((apart_PV / (ours_PV.abs() + ours_PV[ours_PV > BARRED].std())).max())
     is_logits = name == "logits"

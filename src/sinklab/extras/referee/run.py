@@ -72,7 +72,7 @@ def items_of(run: Run) -> pd.DataFrame:
     """
     if run.info.kind == "benchmark":
         found = run.table("samples").rename(columns={"doc_id": "item"})
-        # where likelihoods choose there is no text; a share of an answer (F1, a probability) is not
+        # if likelihoods choose there is no text; a share of an answer (F1, a probability) is not
         # right or wrong
         found["text"] = found["response"].where(found["response"] != "", found["answer"])
         found["right"] = found["right"].where(found["right"].isin([0, 1]))
@@ -231,7 +231,7 @@ def _measured(
     items = plan.items.head(settings.texts)
     requests = [WritingRequest(_prompt(loaded, plan.runs[0], one)) for one in items.itertuples()]
     lengths = items["new_tokens"].where(items["new_tokens"] > 0, kept.get("new_tokens") or TOKENS)
-    # the last number is the answer where all targets are numbers, else the whole text
+    # the last number is the answer if all targets are numbers, else the whole text
     numbers = bool(items["target"].str.contains(r"\d").all())
     found, forced = [], []
     size = settings.batch

@@ -236,7 +236,7 @@ def _as_sibling(module: str) -> tuple[str, tuple[str, ...]]:
     """
     text = Path(getattr(find_spec(module), "origin", "")).read_text("utf-8")
     lines, needed, tree = text.splitlines(), list[str](), ast.parse(text).body
-    # what runs where the file is a program is no part of a model
+    # statements that run only as a program are no part of a model
     dropped: list[Any] = [node for node in tree if lines[node.lineno - 1].startswith(DROPPED)]
     nodes: list[Any] = [node for top in tree if top not in dropped for node in ast.walk(top)]
     if any(isinstance(node, ast.Name) and node.id == "sinklab" for node in nodes):

@@ -154,7 +154,7 @@ def write_gallery(runs: Iterable[Run], out: str | Path, *, title: str = "Attenti
         list[str](),
     )
     for at, name in enumerate(own, 1):
-        # no page lies on another one, or where the index goes
+        # no page lies on another one, or in the index's place
         is_taken = own.count(name) > 1 or name == "index.html"
         numbered = (f"{name}-{number}" for number in count(at))
         names.append(

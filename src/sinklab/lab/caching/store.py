@@ -236,7 +236,7 @@ class BlockStore(KeyValueStore):
         """
         columns_BGC, real_BS, run = self._kept[layer], self.window.real_BS, self.window.run
         batch, groups, _ = columns_BGC.shape
-        # filling may name a column twice: what counts is added up
+        # filling may name a column twice: counts are added up
         seen_BGS = torch.zeros(
             batch, groups, real_BS.shape[1], dtype=torch.int64, device=real_BS.device
         )

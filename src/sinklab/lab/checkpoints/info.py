@@ -133,7 +133,7 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
     experts = [tensor for name, tensor in model.named_parameters() if ".experts." in name]
     counts = (getattr(backbone, name, 0) for name in ("num_experts_per_tok", "top_k_experts"))
     chosen: int = next(filter(None, counts), 0)
-    # where layers differ, a config of transformers says per layer what this one has
+    # if layers differ, a config of transformers says per layer what this one has
     layer = backbone if plan.whole is None else backbone.per_layer_config[0]
     return ModelInfo(
         name=name,

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 from sinklab.core.registry import families
 from sinklab.lab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, published
 
-# what a Llama does not have
+# fields that a Llama does not have
 _OFF = (
     "bias_for_layer_norm",
     "attention_layer_norm",

@@ -272,7 +272,7 @@ def _as_diffusion(
             "as_diffusion=True"
         )
         return plan if mask is None else replace(plan, notes=(*plan.notes, is_one))
-    # None is for those who choose it when they have seen the tokenizer
+    # None is for callers that choose it after they have seen the tokenizer
     if "mask_token_id" not in settings and mask is None:
         raise ValueError(
             f"a diffusion model needs a [MASK], which {name} does not have; pass mask_token_id=, "

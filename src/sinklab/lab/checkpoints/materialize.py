@@ -423,7 +423,7 @@ def fill(
         else:
             whole = weights.whole(source)
             tensor.copy_((take(whole) if take else whole)[part])
-        # extremes need no memory, and NaN is one where it is there
+        # extremes need no memory, and NaN, if there is one, is an extreme
         if not tensor.is_meta and tensor.numel() and not all(map(math.isfinite, tensor.aminmax())):
             raise ValueError(
                 f"the weights {target} hold NaN or infinity in {dtype}; fetch them again"

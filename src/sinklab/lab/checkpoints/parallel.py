@@ -79,7 +79,7 @@ def divided(model: PreTrainedModel, count: int, device: torch.device, name: str)
             lambda: distributed.is_initialized() and distributed.destroy_process_group()
         )
     group = divide(model, plan, count, device.type)
-    # what is drawn without a seed is the same in all of them
+    # draws without a seed are the same in all of them
     state = torch.get_rng_state()
     distributed.broadcast(state, group=group, group_src=0)
     torch.set_rng_state(state)

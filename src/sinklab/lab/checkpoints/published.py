@@ -110,7 +110,7 @@ def facts_of(
         "family": "diffusion" if is_diffusion or plan.whole else "autoregressive",
         "published_family": plan.family.name,
         "special": special,
-        # what the authors state, and no more than the positions allow
+        # the number the authors state, and no more than the positions allow
         "context": min(limit for limit in limits if limit is not None),
         "chat_template": row.chat_template if row else None,
         "notes": (*plan.notes, *notes, *([] if special.expand is None else [resizes])),

@@ -86,7 +86,7 @@ def _named_class(settings: Path) -> str | None:
     """The class that a ``tokenizer_config.json`` names; one that only code has is called
     ``code``.
     """
-    # where it is absent or no object, the reader will say what is wrong with it
+    # if it is absent or no object, the reader will report it
     with suppress(OSError, ValueError, TypeError, AttributeError):
         named = read_json(settings)
         return "code" if "auto_map" in named else named.get("tokenizer_class")

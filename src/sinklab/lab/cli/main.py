@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import tyro
 
-# private, and made for this: what it raises takes the place of tyro's box
+# private, and made for this: its error takes the place of tyro's box
 from tyro._errors import on_parse_error
 
 from sinklab import __version__

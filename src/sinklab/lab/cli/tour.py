@@ -105,7 +105,7 @@ def tour(
     with working() as shown:
         runs, curves = _toured(models, out, 1 if quick else None, dtype, shown, scores=real)
         shown.stage("writing the page")
-        # once for the page and for what is printed
+        # once for the page and for the printed lines
         read = as_shown([*runs, *curves])
         page = report(read, out / "report")
         drawn = write_masking_curves(curves, out / "masking")

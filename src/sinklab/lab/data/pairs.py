@@ -212,7 +212,7 @@ def pair_rows(
         if padded and tokenizer.pad_token_id is not None
         else tokenizer.eos_token_id
     )
-    # rows of a whole data set are gigabytes where they are filled
+    # rows of a whole data set are gigabytes if they are filled
     ids, maskable, sizes = array("i"), bytearray(), array("q")
     dropped, longest = 0, 0
     for examples in made:

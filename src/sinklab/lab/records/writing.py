@@ -191,7 +191,7 @@ class RunWriter:
         is_begun = self._resume and (self.path / RUN_FILE).exists()
         if is_begun:
             self._info = begun_before(self.path, self._info)
-        # where others work, they have looked
+        # if others work here, they have looked
         if self.claims.are_free():
             storage.remove_leftovers(self.path)
             if is_begun:

@@ -281,7 +281,7 @@ def _traced(
         if chunk
         else nullcontext()
     )
-    # where another trace listens, every layer is measured by itself
+    # if another trace listens, every layer is measured by itself
     other = trace(model) if beside else nullcontext()
     with patch, other, trace(model, ("received", name), canvas=canvas, heads=heads) as recording:
         logits = model(canvas.ids_BS, attention_mask=canvas.attention_BS.long()).logits

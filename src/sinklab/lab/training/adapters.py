@@ -49,7 +49,7 @@ def facts_of(
         tokens += read_adapters(settings.adapters)[0].tokens
     rows, sink = read_plan(name)[0].backbone.vocab_size, tensors_of(config)
     return AdapterFile(
-        # of a folder the last name: where it lay says nothing elsewhere
+        # the last name of a folder: its path says nothing elsewhere
         base=base or (Path(name).name if Path(name).exists() else name),
         base_sha256=base_hash(state, rows, sink=sink, tied=bool(config.tie_word_embeddings)),
         base_rows=rows,

@@ -43,7 +43,7 @@ def started_from(settings: TrainSettings) -> Loaded:
     # autocast computes with bfloat16 copies anyway: frozen weights that are bfloat16 on disk need
     # no float32 ones
     fields |= {"dtype": "auto"} if settings.bf16 and settings.train_only != "all" else {}
-    # what a diffusion checkpoint's config says besides its backbone; None of a causal one
+    # settings of a diffusion checkpoint besides its backbone; None for a causal one
     theirs = read_plan(name)[0].settings
     _keep_blocks(name, theirs, settings.objective, fields)
     if theirs is not None:

@@ -73,7 +73,7 @@ def train(
         say(f"the run in {folder} is complete; nothing is left to do")
         return folder / "model"
     checkpoint = _goes_on_from(folder, lost, say) if settings.resume else None
-    # what can be wrong with the input shows here, before a folder is taken
+    # faults of the input show here, before a folder is taken
     start = models.started_from(settings) if settings.init_from is not None else None
     text = prepare(settings, say, start.tokenizer if start else None)
     if earlier:
@@ -95,7 +95,7 @@ def train(
     _choose_parameters(model, settings, text, say)
     # every process has looked at the folder before the first one takes it
     args.distributed_state.wait_for_everyone()
-    # the weights of a checkpoint come from what was noted when the run began
+    # the weights of a checkpoint come from the facts noted when the run began
     facts = earlier.model if earlier and checkpoint else facts
     kept: dict[str, Any] = {
         "model": facts,
@@ -138,7 +138,7 @@ def _choose_parameters(
     # of tied weights one is saved: the Trainer is told, or it would miss the other in every
     # checkpoint
     model._keys_to_ignore_on_save = {*model.all_tied_weights_keys}
-    # where padding is the end token, torch would keep the end of a text from learning
+    # if padding is the end token, torch would keep the end of a text from learning
     model.get_input_embeddings().padding_idx = None
     torch.manual_seed(settings.seed)
     trained = set(freeze(model, settings.train_only, settings.lora_rank))
@@ -178,7 +178,7 @@ def _finish(
         record.table("heldout_rows", losses)
         with checkpoints.needing_room(folder / "checkpoints", "the model"):
             models.save(written, text.tokenizer, folder, settings)
-        # also what an earlier process left behind
+        # also files that an earlier process left behind
         checkpoints.prune(folder / "checkpoints", settings.keep)
         kept = [*(folder / "model").iterdir(), *folder.glob("sink.*"), *folder.glob(adapters.FILE)]
         record.keep(path for path in kept if path.is_file())

@@ -33,7 +33,7 @@ from sinklab.lab.training.checkpoints import (
 from sinklab.lab.training.model import muon_and_adamw
 from sinklab.lab.training.recorders import Recorder
 
-# what a draw is for: neighbouring places of different kinds must not share a generator
+# purpose of a draw: neighbouring places of different kinds must not share a generator
 _TIME, _MASK, _STEP_TIMES, _VISIBLE = range(4)
 
 
