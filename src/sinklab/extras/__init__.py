@@ -1,1 +1,3 @@
-"""Beyond the papers. Each folder says in ``PROVIDES`` what it registers, and can be deleted."""
+"""Beyond the papers. Each folder lists in ``PROVIDES`` the names it registers, and can be
+deleted.
+"""

@@ -1,4 +1,4 @@
-"""What the twins say: a line a kind of model, the contrasts that may be drawn, and a figure."""
+"""Results of the twins: a line a kind of model, the contrasts that may be drawn, and a figure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from sinklab.lab.reports.samples import Reader
 from sinklab.lab.reports.words import percent, statements
 
 WEIGHT, NEAR = 0.3, 0.05
-"""What makes the start token a sink of a head, and how near to the best loss a twin must come."""
+"""Weight above which the start token is a sink of a head, and how near to the best loss a twin must
+come.
+"""
 KEYS = ["objective", "variant"]
 CAUSAL, DIFFUSION = ("causal", "plain"), ("diffusion", "plain")
 UNTRAINED = ("fresh", "permuted")
@@ -34,8 +36,8 @@ def by_model(run: Run, state: str = "trained") -> pd.DataFrame:
     """A line a model of a state: its losses, and of its heads the largest ``first``, ``added``,
     ``strongest``, ``gu``.
 
-    ``norm`` is that of the layer whose head looks most at position 0, ``shared`` the mean of
-    ``added``.
+    ``norm`` is that of the layer with the head that looks most at position 0, ``shared`` the mean
+    of ``added``.
     """
     heads, models = (_in_state(run.table(name), state) for name in ("heads", "models"))
     groups = heads.sort_values("first", ascending=False, kind="stable").groupby(
@@ -53,8 +55,8 @@ def _in_state(table: pd.DataFrame, state: str) -> pd.DataFrame:
 
 
 def summary(run: Run) -> pd.DataFrame:
-    """By objective and variant: seeds near the floor, seeds with a sink on position 0, and means
-    with ranges.
+    """Summary by objective and variant: seeds near the floor, seeds with a sink on position 0, and
+    means with ranges.
     """
     lines = []
     beside = {state: by_model(run, state) for state in UNTRAINED}
@@ -80,7 +82,7 @@ def summary(run: Run) -> pd.DataFrame:
 Kinds = dict[Any, pd.DataFrame]
 """Objective and variant to models by seed."""
 Said = Callable[..., list[str]]
-"""What says the statements of sentences.jinja."""
+"""Maker of the statements of sentences.jinja."""
 
 
 def _kinds(models: pd.DataFrame) -> Kinds:
@@ -131,7 +133,7 @@ def _is_able(group: pd.DataFrame) -> bool:
 
 
 def _refusal(kinds: Kinds, one: Any, other: Any) -> str | None:
-    """Why these two kinds of model may not be contrasted; None where they may."""
+    """Why these two kinds of model may not be contrasted; None if they may."""
     groups = {" ".join(kind): kinds[kind] for kind in (one, other)}
     if far := [name for name, group in groups.items() if (group["over"] > NEAR).any()]:
         return (
@@ -153,7 +155,7 @@ def _gaps(kinds: Kinds, one: Any, other: Any, name: str) -> pd.Series:
 def _contrast(
     told: Said, kinds: Kinds, one: Any, other: Any, name: str, twins: dict[str, Kinds]
 ) -> list[str]:
-    """A measure of the heads, paired over seeds, with what untrained twins show of it."""
+    """A measure of the heads, paired over seeds, beside the same measure of untrained controls."""
     gaps = _gaps(kinds, one, other, name)
     found = mean_over(gaps.to_numpy(), fewest=SEEDS)
     apart = {
@@ -161,7 +163,7 @@ def _contrast(
         for state, each in twins.items()
         if {one, other} <= each.keys()
     }
-    # no more than what the twins show
+    # no more than the controls show
     same = [
         mean_over((gaps - each).to_numpy(), fewest=SEEDS).above() is not found.above()
         for each in apart.values()
@@ -172,7 +174,7 @@ def _contrast(
 
 
 def _masking(told: Said, table: pd.DataFrame, kinds: Kinds) -> list[str]:
-    """What hiding keys costs: causal less diffusion at equal count and at equal dose by protocol,
+    """Cost of blocking keys: causal less diffusion at equal count and at equal dose by protocol,
     and controls.
     """
     asked = (
@@ -211,11 +213,11 @@ def _masking(told: Said, table: pd.DataFrame, kinds: Kinds) -> list[str]:
 
 
 Costs = dict[tuple[int, str], tuple[float, float, float]]
-"""Number of keys and control to the dose, what it costs and the share of heads with a control."""
+"""Number of keys and control to the dose, its cost and the share of heads with a control."""
 
 
 def _costs(table: pd.DataFrame, task: str, protocol: str) -> list[Costs]:
-    """Of every seed."""
+    """Costs of a task under a protocol, one for each seed."""
     found = []
     for _, cells in table.loc[[task]].groupby("seed"):
         clean = cells.loc[cells["k"] == 0, "loss"].iloc[0]
@@ -261,8 +263,7 @@ def at_equal_dose(
     the nearest to it.
 
     one, other: pairs of a dose (share of the attention that was removed) and its cost. Between
-    doses costs are
-        interpolated linearly, beyond them never: NaN where the two have no dose in common.
+    doses costs are interpolated linearly, beyond them never: NaN if the two have no dose in common.
     """
     curves = [np.array(sorted(pairs)).T for pairs in (one, other)]
     low, high = max(curve[0, 0] for curve in curves), min(curve[0, -1] for curve in curves)

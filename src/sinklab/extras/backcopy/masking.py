@@ -1,5 +1,5 @@
-"""What hiding keys costs the twins: of whole rows after a clean pass, and step by step under every
-protocol.
+"""Cost of blocking keys for the twins: of whole rows after a clean pass, and step by step under
+every protocol.
 """
 
 # B batch, S columns, T steps, V vocabulary, M masked positions
@@ -18,26 +18,27 @@ from sinklab.core.probing.interventions.mask_sinks import MaskSinks
 from sinklab.core.probing.scope import PROTOCOLS
 
 KEYS = (1, 2, 4, 8, 16, 24, 32, 40)
-"""Keys hidden in every head of whole rows: the doses."""
+"""Keys blocked in every head of whole rows: the doses."""
 STEP_KEYS = (1, 2, 4, 8, 16)
-"""The same where rows are revealed, whose given part must have more."""
+"""Keys blocked in every head when rows are revealed; their given part must have more."""
 ARMS: dict[str, dict[str, Any]] = {
     "matched": {"matched": True},
     "equal_mass": {"control": "equal_mass"},
     "random": {"control": "random"},
 }
-"""Beside the most attended keys, for one key: these on the heads with a control of equal mass, that
-control, and a key drawn from the others."""
+"""Arms beside the most attended keys, for one key: these on the heads with a control of equal mass,
+that control, and a key drawn from the others.
+"""
 REVEALED = 128
 """Rows that are revealed."""
 
 
 @torch.no_grad()
 def hidden(model: Any, rows: Any) -> list[dict[str, Any]]:
-    """Loss of whole rows (`Rows` of run.py) by number of keys hidden and control, and the dose.
+    """Loss of whole rows (`Rows` of run.py) by number of keys blocked and control, and the dose.
 
-    Keys are chosen in a clean pass, per row, layer and head, by what they receive of all queries,
-    and hidden from all queries, in a causal model and a diffusion model alike.
+    Keys are chosen in a clean pass, per row, layer and head, by the attention they receive from all
+    queries, and blocked for all queries, in a causal model and a diffusion model alike.
     """
     cells = [
         {
@@ -66,9 +67,9 @@ def revealed(model: Any, rows: Any, seed: int) -> list[dict[str, Any]]:
     number of keys.
 
     The first half is given. A causal model goes from left to right; in a diffusion model all that
-    is not revealed is masked, and the order of each row is drawn from the seed, inside blocks where
-    it has them. The loss is that of each token at the step that reveals it: the chain rule in one
-    order, whose least expected value is the same for all.
+    is not revealed is masked, and the order of each row is drawn from the seed, inside blocks if it
+    has them. The loss is that of each token at the step that reveals it: the chain rule in one
+    order, with the same least expected value for all orders.
     """
     ids_BS = rows.ids_BS[:REVEALED]
     half = ids_BS.shape[1] // 2
@@ -99,7 +100,7 @@ def revealed(model: Any, rows: Any, seed: int) -> list[dict[str, Any]]:
 def _revealed(
     step: Callable[[int], Tensor], order_BT: Tensor, probed: InterventionLog | None
 ) -> float:
-    """Mean loss over the steps; a clean pass before each where a log is given."""
+    """Mean loss over the steps; a clean pass before each if a log is given."""
     losses = []
     for number in range(order_BT.shape[1]):
         if probed is not None:

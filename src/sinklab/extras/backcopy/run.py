@@ -52,8 +52,8 @@ TRAINED_BY = (
 )
 """Settings that a trained model depends on."""
 FEWEST_MASKED = 8
-"""Masked queries from which on a row says where they look; in blocks of fewer than twice as many,
-half a block.
+"""Least number of masked queries in a row that counts in measures of attention; in blocks of fewer
+than twice as many, half a block.
 """
 
 
@@ -91,8 +91,8 @@ def train_and_measure(work: Work) -> None:
 def untrained(
     source: Source, variant: str, settings: BackcopySettings, model: DiffusionLM
 ) -> dict[str, DiffusionLM]:
-    """What stands beside a trained model, whose findings are none where these show them as well:
-    "fresh", before its training, and "permuted", with its weights permuted within each tensor.
+    """Controls of a trained model, which discount any finding that they show as well: "fresh",
+    before its training, and "permuted", with its weights permuted within each tensor.
     """
     size = model.config.block_length
     twins = {
@@ -113,8 +113,8 @@ def untrained(
 def new_model(
     source: Source, variant: str, settings: BackcopySettings, block_length: int | None = None
 ) -> DiffusionLM:
-    """A twin before training; what is not of the variant depends on the source's seed and the sizes
-    alone.
+    """A twin before training; weights that the variant does not add depend on the source's seed and
+    the sizes alone.
     """
     backbone = LlamaConfig(
         vocab_size=source.mask_id + 1,
@@ -132,8 +132,8 @@ def new_model(
 
 
 def twin(source: Source, objective: str, variant: str, settings: BackcopySettings) -> DiffusionLM:
-    """A trained twin: from ``settings.models`` where it is, else trained and put there; what is
-    converted goes on from the causal one in there.
+    """A trained twin: from ``settings.models`` if it is there, else trained and put there; a
+    converted one goes on from the causal one in there.
 
     Raises:
         ValueError: if the model that is there was trained with other settings.
@@ -219,13 +219,15 @@ class Rows:
 
     ids_BS: Tensor
     canvas: Canvas | None
-    """What a diffusion model reads; None for a causal model, which reads the rows themselves."""
+    """Canvas that a diffusion model reads; None for a causal model, which reads the rows
+    themselves.
+    """
     t_B: Tensor
     """Times of the rows, or with blocks (B, S)."""
     block_length: int | None = None
-    """Tokens of a block where each is denoised behind the clean ones before it."""
+    """Tokens of a block if each block is denoised behind the clean ones before it."""
     own_BS: Tensor | None = None
-    """With one block of each row (`by_block`): where that is."""
+    """Positions of the block, with one block of each row (`by_block`)."""
 
     @classmethod
     def of(cls, source: Source, count: int, stage: str, generator: torch.Generator) -> Rows:
@@ -234,7 +236,7 @@ class Rows:
 
     @classmethod
     def noised(cls, source: Source, ids_BS: Tensor, stage: str, generator: torch.Generator) -> Rows:
-        """These rows, with noise where the objective has some; the start token is never masked."""
+        """These rows, with noise if the objective has some; the start token is never masked."""
         (count, length), size = ids_BS.shape, BLOCKS.get(stage)
         blocks = math.ceil(length / (size or length))
         t_B = sample_times(count * blocks, sampler="low_discrepancy", generator=generator)
@@ -317,10 +319,10 @@ class Rows:
 
 @torch.no_grad()
 def scored(model: Any, source: Source, rows: Rows) -> dict[str, float]:
-    """Loss, the best one on the same rows, how far it is above that, and what the start token's
-    column is worth.
+    """Loss, the best one on the same rows, the excess of the loss over it, and the loss without the
+    start token's column.
 
-    ``over``: loss / best − 1. ``hidden``: the loss with position 0 hidden from every query in every
+    ``over``: loss / best − 1. ``hidden``: the loss with position 0 blocked for every query in every
     layer.
     """
     loss, best, looked = float(rows.loss(model)), rows.best(source), rows.by_block()
@@ -338,7 +340,7 @@ def scored(model: Any, source: Source, rows: Rows) -> dict[str, float]:
 
 @torch.no_grad()
 def heads(model: Any, rows: Rows) -> list[dict[str, float]]:
-    """What every head looks at, a line per layer and head.
+    """Attention of every head, a line per layer and head.
 
     ``first``: mean weight on position 0 over the queries that count, all in a causal model, those
     under masks in a diffusion model (Gu et al.'s metric, arXiv 2410.10781). ``added``: the same of

@@ -1,5 +1,5 @@
-"""Bigram-Backcopy (Guo et al., arXiv 2410.13835, section 3): a source whose causal model grows a
-sink, and its entropy.
+"""Bigram-Backcopy (Guo et al., arXiv 2410.13835, section 3): a source that makes a causal model
+grow a sink, and its entropy.
 
 A row is a start token and a Markov chain with a memory of one token: after a trigger comes the
 token before it, after any other token a draw from that token's row of a transition matrix. All
@@ -20,7 +20,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Source:
-    """One such source: its transition matrix is drawn from the seed.
+    """A Bigram-Backcopy source; its transition matrix is drawn from the seed.
 
     Args:
         seed: of the transition matrix.
@@ -71,9 +71,9 @@ class Source:
 
     @cached_property
     def moves_HH(self) -> Tensor:
-        """The same source as a Markov chain of H = N + N · triggers states, float64: a token that
-        is no trigger, or a trigger with the token that it follows, in this order. No trigger
-        follows another.
+        """This source as a Markov chain of H = N + N · triggers states, float64: a token that is no
+        trigger, or a trigger with the token that it follows, in this order. No trigger follows
+        another.
         """
         triggers, plain = self.triggers, self.tokens - self.triggers
         moves_HH = torch.zeros(plain * (1 + triggers), plain * (1 + triggers), dtype=torch.float64)
@@ -111,8 +111,8 @@ class Source:
         return total / (self.length - 1)
 
     def nats(self, ids_BS: Tensor) -> Tensor:
-        """What the drawn tokens of each row cost under the source itself, nats a token, float64
-        (B,).
+        """Mean negative log-likelihood of the drawn tokens of each row under the source itself,
+        nats a token, float64 (B,).
         """
         last_BT, next_BT = ids_BS[:, 1:-1], ids_BS[:, 2:]
         chances_BT = torch.where(last_BT < self.triggers, 1, self.chances_XX[last_BT, next_BT])

@@ -1,4 +1,4 @@
-"""Bigram-Backcopy as a study: what it trains, and its command."""
+"""Bigram-Backcopy as a study: its settings, and its command."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -47,14 +47,17 @@ class BackcopySettings(Checked):
     muon_lr: float = limited(0.02, above=0)
     """Peak learning rate of Muon: the matrices of the layers."""
     concentration: float = limited(0.3, above=0)
-    """Of the Dirichlet distribution that the rows of the transition matrix are drawn from."""
+    """Concentration of the Dirichlet distribution that the rows of the transition matrix are drawn
+    from.
+    """
     rows: int = limited(512, at_least=2)
     """Rows that every model of a seed is measured on, the same for all; with the same noise."""
     masking: bool = False
-    """Measure what hiding keys costs, at equal count and at equal removed attention, of whole rows
-    and under every protocol: 40 seconds a model."""
+    """Measure the cost of blocking keys, at equal count and at equal removed attention, of whole
+    rows and under every protocol: 40 seconds a model.
+    """
     models: str | None = limited(None, free=True)
-    """Folder that trained models are kept in, and taken from where they are there."""
+    """Folder that trained models are kept in, and taken from if they are there."""
 
 
 @studies.register("backcopy")
@@ -112,7 +115,7 @@ class Backcopy(Study):
         )
 
     def samples(self, plan: Any) -> int:
-        """One a model."""
+        """Number of samples: one a model."""
         return len(plan)
 
     def about(self, loaded: Any, plan: Any) -> dict[str, Any]:

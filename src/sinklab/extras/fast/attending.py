@@ -25,13 +25,15 @@ _LARGE = 1 << 19  # numbers from which on two passes over halves cost less than 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What the layers need to know of the columns that run."""
+    """Tables of the columns that run, for the layers."""
 
     cos_BW1D: Tensor
     sin_BW1D: Tensor
-    """With the sign of the rotated half inside: −sin in the first half of D, sin in the second."""
+    """Sines with the sign of the rotated half inside: −sin in the first half of D, sin in the
+    second.
+    """
     mask_B1WK: Tensor | None
-    """Additive, 0 or −∞, of one query where all see the same; None when nothing is hidden."""
+    """Additive, 0 or −∞, of one query if all see the same; None when nothing is blocked."""
     folded: Tensor | None = None  # the same for queries as `_attend` folds them
     choose: Callable[[int, Tensor, Tensor | None, float], None] | None = None
     """Called with (layer, queries (B, H, W or Q, D), mask, scale) after an update, to choose
@@ -39,7 +41,9 @@ class View:
     """
 
     def of(self, queries: slice | Tensor, shared: int) -> View:
-        """With the mask of these queries alone, folded for so many query heads a key head."""
+        """This view with the mask of these queries alone, folded for so many query heads a key
+        head.
+        """
         mask = self.mask_B1WK
         if mask is None or mask.shape[2] == 1:
             return replace(self, folded=mask)
@@ -51,7 +55,7 @@ class View:
     def attend(
         self, q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, memory: Any, layer: int, scale: float
     ) -> Tensor:
-        """What the heads get, (B, W, H·D)."""
+        """Attention output of the heads, (B, W, H·D)."""
         if (logits_HN := logits_of(memory, layer)) is None:
             return _attend(q_BHWD, k_BGKD, v_BGKD, self.folded, scale)
         # the log-sum-exp form of sinks that are logits alone: no mask of their own, and none of
@@ -71,14 +75,14 @@ class View:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Packed(View):
-    """The texts of padded rows one behind the other in a single row, where attention alone tells
-    them apart.
+    """The texts of padded rows one behind the other in a single row; attention alone tells them
+    apart.
 
     No padding is computed, and attention needs no mask.
     """
 
     place_BS: Tensor
-    """int64, where the token of each column stands in the single row; for padding, where its text
+    """Place of each column's token in the single row, int64; for padding, the place where its text
     begins.
     """
     index_T: Tensor
@@ -89,8 +93,8 @@ class Packed(View):
 
     @classmethod
     def rows(cls, whole: View, sinks: SinkPrefix | None) -> Packed | None:
-        """None without padding, where a mask says more, and off the CPU: there padding costs less
-        than more calls.
+        """Pack the texts of these rows. None without padding, if a mask says more, and off the CPU:
+        there padding costs less than more calls.
         """
         mask, length = whole.mask_B1WK, whole.cos_BW1D.shape[1]
         if (
@@ -121,7 +125,7 @@ class Packed(View):
         )
 
     def of(self, queries: slice | Tensor, shared: int) -> Packed:
-        """For these queries, equally many of each text."""
+        """This view for these queries, equally many of each text."""
         rows = len(self.keys)
         return (
             self
@@ -132,7 +136,7 @@ class Packed(View):
     def attend(
         self, q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, memory: Any, layer: int, scale: float
     ) -> Tensor:
-        """What the heads get, each text from itself."""
+        """Attention output of the heads, each text from itself."""
         parts, out = (
             (q_BHWD.split(self.queries, 2), k_BGKD.split(self.keys, 2), v_BGKD.split(self.keys, 2)),
             [],
@@ -149,7 +153,7 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rotated(x_BWHD: Tensor, norm: Callable | None, cos_BW1D: Tensor, sin_BW1D: Tensor) -> Tensor:
-    """Heads normed where the decoder norms them, and rotated, (B, H, W, D)."""
+    """Heads normed if the decoder norms them, and rotated, (B, H, W, D)."""
     if norm is not None:
         x_BWHD = norm(x_BWHD)
     out_BWHD, half = x_BWHD * cos_BW1D, x_BWHD.shape[-1] // 2

@@ -1,14 +1,15 @@
 """The fast decoder: a decoder's layers without the wrappers around them, and without states that
 are not wanted.
 
-One form for Llama, Qwen2 and Qwen3, without the queries and the MLP of positions of the last layer
-whose logits are not wanted. Stock linear layers, norms and MLPs are called as functions of their
-weights; anything else in their place (adapters, quantised projections) as the module it is. The
-slow twin is the decoder's own forward.
+One form for Llama, Qwen2 and Qwen3, in the last layer without the queries and the MLP of positions
+with unwanted logits. Stock linear layers, norms and MLPs are called as functions of their weights;
+anything else in their place (adapters, quantised projections) as the module it is. The slow twin is
+the decoder's own forward.
 
 On CUDA the partial evaluations of a block, which have the same shapes and buffers at every step,
 are replayed as one graph in place of some 900 launches: the first of a shape runs as it is, the
-second is recorded. What cannot be recorded runs as it is, and that is the slow twin of a record.
+second is recorded. An evaluation that cannot be recorded runs as it is, and that is the slow twin
+of a record.
 """
 
 # B batch, S canvas, T its real tokens, W columns that run, Q columns wanted, E hidden size, H query
@@ -80,8 +81,8 @@ def _is_known(model: Any) -> bool:
 
 
 class Layer:
-    """One decoder layer. What it calls is looked up once: at these sizes a look-up costs as much as
-    a kernel.
+    """One decoder layer. The functions it calls are looked up once: at these sizes a look-up costs
+    as much as a kernel.
     """
 
     def __init__(self, layer: Any, gate: Any) -> None:
@@ -163,8 +164,7 @@ def _norm(norm: Any) -> Callable[[Tensor], Tensor]:
 
 def _stock(module: Any) -> Callable[[Tensor], Tensor] | None:
     """A stock linear layer, or a head that has a row for every id, as a function of its weights, or
-    None: what a quantiser stores is a tensor of another class, which no kernel called by name
-    knows.
+    None: a quantiser stores a tensor of another class, which no kernel called by name knows.
     """
     is_plain = type(module) is nn.Linear or (
         type(module) is Head and module.vocab_size == module.out_features
@@ -227,8 +227,8 @@ class Recorded:
     def of(
         cls, compute: Compute, memory: KeyValueStore, given: tuple[Tensor, Tensor, Tensor]
     ) -> Recorded:
-        """Record one evaluation; nothing is computed. Raises RuntimeError for what no graph can
-        hold.
+        """Record one evaluation; nothing is computed. Raises RuntimeError for operations that no
+        graph can hold.
         """
         x_BWE, columns_W, output_index_Q = (tensor.clone() for tensor in given)
         before, graph = memory.columns, torch.cuda.CUDAGraph()
@@ -273,7 +273,7 @@ def replayed(
     columns_W: Tensor,
     output_index_Q: Tensor,
 ) -> Tensor:
-    """What ``compute`` gives, by a graph from the third evaluation of a shape on; the memory keeps
+    """Result of ``compute``, by a graph from the third evaluation of a shape on; the memory keeps
     its graphs.
     """
     given, shape = (x_BWE, columns_W, output_index_Q), (*x_BWE.shape, len(output_index_Q))
@@ -291,7 +291,8 @@ def replayed(
 
 @fast_decoders.register("layers")
 class FastDecoder:
-    """The decoder of a model of known layers, and whether it computes now what the decoder would.
+    """The decoder of a model of known layers, and whether its result equals the plain decoder's
+    now.
 
     It does for attention through SDPA, no dropout, nothing compiled, no hook or patched forward but
     our own, and no trace or intervention on the model; :meth:`is_faithful` is checked before every
@@ -302,8 +303,8 @@ class FastDecoder:
 
     @classmethod
     def serving(cls, model: Any) -> FastDecoder | None:
-        """That of this model; None where a kind of layer is not known, or the model is divided over
-        processes.
+        """The fast decoder of this model; None if a kind of layer is not known, or the model is
+        divided over processes.
         """
         return cls(model) if _is_known(model) and not compat.is_divided(model) else None
 
@@ -365,9 +366,9 @@ class FastDecoder:
         Args:
             geometry: of the canvas.
             columns: those that run; ``output_index_Q`` are the wanted ones among them.
-            memory: its ``update`` returns the keys and values of all columns; None where those that
+            memory: its ``update`` returns the keys and values of all columns; None if those that
                 run are all.
-            mask: bool, broadcastable to (B, 1, W, K), or None for nothing hidden, in place of the
+            mask: bool, broadcastable to (B, 1, W, K), or None for nothing blocked, in place of the
                 canvas's.
             choose: see `View`.
         """
@@ -412,7 +413,7 @@ class FastDecoder:
         return self.norm(self.layers[-1](x_BWE, view, memory, output_index_Q))
 
     def _views(self, like: Tensor, geometry: CanvasGeometry) -> tuple[View, Packed | None]:
-        """Of the whole canvas, with its padding and without, computed once for all its
+        """Views of the whole canvas, with its padding and without, computed once for all its
         evaluations.
         """
         if self._tables is None or self._tables[0] is not geometry:

@@ -3,7 +3,7 @@ many small kernels.
 
 The embedding of a sink changes at every step of training, so its keys and values cannot be kept.
 Here the sinks stand in the sequence, in front of the text, and the output of each is overwritten by
-its own value: what attention to itself alone gives. The slow twin is
+its own value: the result of attention to itself alone. The slow twin is
 :meth:`sinklab.core.models.Sink.prefix`.
 """
 
@@ -42,7 +42,7 @@ class Isolation:
         """
 
     def __getstate__(self) -> dict[str, Any]:
-        # what an interrupted call left behind belongs to its graph and cannot be copied
+        # tensors of an interrupted call belong to its graph and cannot be copied
         return {"sinks": None, "own_BGND": None}
 
     def enter(self, attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -101,7 +101,7 @@ class InSequence:
 
     @classmethod
     def serving(cls, model: Any) -> InSequence | None:
-        """It, where the ``sink_form`` of a :class:`~sinklab.core.models.DiffusionLM` says so,
+        """This form, if the ``sink_form`` of a :class:`~sinklab.core.models.DiffusionLM` says so,
         gradients are on, and the model is not watched: a trace would see the sinks as text.
 
         Raises:
@@ -156,7 +156,7 @@ class InSequence:
                 visible=visible,
             )
         if mask is not None and mask.shape[2] > 1:
-            # the sinks are queries too; what they see is thrown away
+            # the sinks are queries too; their outputs are thrown away
             mask = F.pad(mask, (0, 0, self.count, 0), value=mask.dtype == torch.bool)
         states_BKE = model.model(
             inputs_embeds=torch.cat(

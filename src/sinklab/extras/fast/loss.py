@@ -1,10 +1,10 @@
-"""Cross-entropy of a linear head whose logits never exist all at once: by chunks, or by Liger's
+"""Cross-entropy of a linear head with logits that never exist all at once: by chunks, or by Liger's
 fused kernel.
 
-The first makes the gradients of a chunk while its logits exist, none twice. The second runs where
-it is installed and gives each row its weight: releases of Liger before 0.8 scale the head's
-gradient by the first row's weight alone and say nothing, so the gradient is looked at once on a
-small problem and not taken from a version number.
+The first makes the gradients of a chunk while its logits exist, none twice. The second runs if it
+is installed and gives each row its weight: releases of Liger before 0.8 scale the head's gradient
+by the first row's weight alone and say nothing, so the gradient is looked at once on a small
+problem and not taken from a version number.
 """
 
 # M positions, C positions of a chunk, D hidden size, R rows of the head
@@ -102,8 +102,8 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Σ_m weights_m · CE(states_m · Wᵀ, labels_m) without ever more than ``chunk`` rows of logits.
 
-    It multiplies in the dtype of autocast where that is on; softmax, sums and the head's gradient
-    are float32, or float64 where the states are.
+    It multiplies in the dtype of autocast if that is on; softmax, sums and the head's gradient are
+    float32, or float64 if the states are.
 
     Args:
         states_MD: inputs of the head.
@@ -127,12 +127,12 @@ class OnePass:
 
     @staticmethod
     def serving(liger: bool | None, device: torch.device) -> Callable[..., Tensor] | None:
-        """It, unless Liger's is asked for."""
+        """The chunked loss, unless Liger's is asked for."""
         return None if liger else chunked_cross_entropy
 
 
 def unusable_liger(device: torch.device) -> str:
-    """Why Liger's loss cannot run here, and what to do about it; empty where it can."""
+    """Why Liger's loss cannot run here, and the remedy; empty if it can."""
     remedy = (
         "install it with pip install liger-kernel on a machine with a CUDA GPU, or leave liger out"
     )
@@ -152,7 +152,7 @@ def unusable_liger(device: torch.device) -> str:
 def fused_cross_entropy(
     states_MD: Tensor, weight_RD: Tensor, labels_M: Tensor, weights_M: Tensor, chunk: int
 ) -> Tensor:
-    """What :func:`chunked_cross_entropy` returns, by Liger's kernel, which chooses its chunks."""
+    """Result of :func:`chunked_cross_entropy`, by Liger's kernel, which chooses its chunks."""
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
     dtype = compute_dtype(states_MD)
@@ -199,8 +199,8 @@ class Liger:
 
     @staticmethod
     def serving(liger: bool | None, device: torch.device) -> Callable[..., Tensor] | None:
-        """It, unless ``liger`` is False or it cannot run here. Raises ValueError if it is required
-        and cannot.
+        """Liger's loss, unless ``liger`` is False or it cannot run here. Raises ValueError if it is
+        required and cannot.
         """
         if liger is False or ((why := unusable_liger(device)) and not liger):
             return None

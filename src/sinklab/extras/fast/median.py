@@ -31,7 +31,7 @@ def bisected_median(size_BN: Tensor, is_short: bool = False) -> Tensor:
 
 
 def partitioned_median(size_BN: Tensor) -> Tensor:
-    """The same on a CPU."""
+    """Median of each row on a CPU, by numpy's partition; NaN is left out."""
     rows = size_BN.numpy()
     middle_B = [max(int(count) - 1, 0) // 2 for count in rows.shape[1] - np.isnan(rows).sum(1)]
     # NaN comes last
@@ -43,12 +43,12 @@ def partitioned_median(size_BN: Tensor) -> Tensor:
 
 @fast_medians.register("selected")
 class Selected:
-    """In place of `torch.nanmedian`."""
+    """Medians in place of `torch.nanmedian`."""
 
     @staticmethod
     def serving(of: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """The median of magnitudes of this tensor in float32, (B, N) to (B, 1); None where torch's
-        is all there is.
+        """The median of magnitudes of this tensor in float32, (B, N) to (B, 1); None if only
+        torch's exists for its device.
         """
         if of.is_cuda:
             return partial(bisected_median, is_short=of.dtype == torch.bfloat16)

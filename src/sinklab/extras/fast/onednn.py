@@ -23,7 +23,7 @@ WORTHWHILE_WEIGHT = 1 << 17  # numbers in a weight
 
 
 def product_for(device: torch.device, dtype: torch.dtype, scores_of_a_head: int) -> Product | None:
-    """A product that beats `torch.bmm` for factors of this dtype; None where there is none.
+    """A product that beats `torch.bmm` for factors of this dtype; None if there is none.
 
     On AVX-512 processors that are not Intel's, MKL multiplies at half the width of oneDNN, which
     torch uses for its compiled linear layers. float32 in and out, no lower precision inside.
@@ -34,7 +34,7 @@ def product_for(device: torch.device, dtype: torch.dtype, scores_of_a_head: int)
 
 
 def linear_for(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """x -> x · weightᵀ + bias, as `F.linear`; by oneDNN where it is the faster one (see
+    """x -> x · weightᵀ + bias, as `F.linear`; by oneDNN if it is the faster one (see
     `product_for`), nothing is to be differentiated, and the weight is worth the half millisecond
     that oneDNN takes for every new number of rows.
     """

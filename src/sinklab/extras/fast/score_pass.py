@@ -1,7 +1,7 @@
 """The statistics of a call by fused kernels on a GPU: no score is written to memory.
 
-The log-sum-exp of rows comes from the attention kernel that ran, where it said it; else from a pass
-of our own.
+The log-sum-exp of rows comes from the attention kernel that ran, if it returned it; else from a
+pass of our own.
 """
 
 # B batch, H query heads (those chosen), K key heads, Q queries, S keys, D head dim, G query groups
@@ -28,7 +28,7 @@ _EXACT = (32, 32, 4, 2)
 _ROWS = (128, 64, 8, 3)
 _COLUMNS = (64, 128, 4, 3)
 _COLUMNS_PLAIN = {False: (64, 256, 8, 3), True: (128, 128, 4, 2)}
-"""By whether there are groups, where no mask is read tile by tile and a row of keys is short."""
+"""Tiles by whether there are groups, if no mask is read tile by tile and a row of keys is short."""
 _SMALL = (32, 32, 4, 1)
 _WIDEST_HEAD = 256
 
@@ -66,15 +66,15 @@ def fused_pass(
     *,
     cast: bool = False,
 ) -> dict[str, Tensor]:
-    """What `sinklab.core.attention.attention_statistics` measures chunk by chunk: "received" as (B,
-    H, G, S).
+    """Statistics that `sinklab.core.attention.attention_statistics` measures chunk by chunk:
+    "received" as (B, H, G, S).
 
     Products of half-precision factors are exact and summed in float32; float32 factors are never
     rounded to TF32.
 
     Args:
         scores: the call, on a GPU (on a CPU under TRITON_INTERPRET=1).
-        names: what to measure.
+        names: of the statistics.
         groups_BGQ: weights of queries, float32.
         norms_BKS: norms of values by key head, float32, for "noop_bound".
         cast: multiply in float32 whatever the factors are: the interpreter's product of bfloat16
@@ -98,7 +98,7 @@ def fused_pass(
 
 
 def _known(scores: Scores) -> Tensor | None:
-    """The log-sum-exp of the chosen heads' rows, where it is known well enough."""
+    """The log-sum-exp of the chosen heads' rows, if it is known well enough."""
     # With an additive mask of least values a row's log-sum-exp is too large to say what its sum is.
     if scores.lse_BHQ is None or (scores.mask is not None and scores.mask.dtype != torch.bool):
         return None
@@ -151,8 +151,9 @@ class _Launch:
         return (*self.q.stride()[:3], *self.k.stride()[:3], *self.mask_strides)
 
     def _run(self, kernel: Any, half: Tiles, axis: int, arguments: tuple, **own: Any) -> None:
-        """Launch a kernel, each program on a tile of queries (axis 0) or keys (1); a smaller one
-        where it is too large for the memory of a multiprocessor, which differs from GPU to GPU."""
+        """Launch a kernel, each program on a tile of queries (axis 0) or keys (1); a smaller one if
+        it is too large for the memory of a multiprocessor, which differs from GPU to GPU.
+        """
         from triton.runtime.errors import OutOfResources
 
         batch, heads, queries = self.shape
@@ -206,7 +207,7 @@ class _Launch:
     def rows(
         self, known: Tensor | None, names: Collection[str], norms: Tensor | None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Shift and 1 / sum of every row, and what else of it is wanted, (B, H, Q)."""
+        """Shift and 1 / sum of every row, and its other wanted statistics, (B, H, Q)."""
         from sinklab.extras.fast.triton_kernels import rows
 
         shift, inverse, lse, entropy, bound = torch.empty(5, *self.shape, device=self.device)

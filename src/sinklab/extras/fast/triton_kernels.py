@@ -1,7 +1,7 @@
 """Triton kernels of one pass over the scores of a call: none writes them down.
 `sinklab.extras.fast.score_pass` launches them.
 
-Scores are in units of log 2 throughout: exp2 is what the hardware has.
+Scores are in units of log 2 throughout: the hardware has exp2.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -13,7 +13,7 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 LOWEST = tl.constexpr(-1.7014118e38)
-"""Half of the least float32: what the chunk loop bounds an additive mask by, so that a row of least
+"""Half of the least float32: the chunk loop's bound of an additive mask, so that a row of least
 values is even.
 """
 
@@ -49,8 +49,8 @@ def _seen(
     BY_ROW: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):
-    """Scores of queries m and keys n, which broadcast to them, under the mask: -inf where a key is
-    hidden.
+    """Scores of queries m and keys n, which broadcast to them, under the mask: -inf if a key is
+    blocked.
     """
     if MASK != "none":
         if BY_ROW:
@@ -112,7 +112,7 @@ def columns(
     program: some keys.
 
     Keys stand in rows, so that a sum over queries stays within the threads that hold a row. A row
-    of attention whose shift is not above -inf adds nothing. G = 0: no weights; at most 4.
+    of attention with a shift that is not above -inf adds nothing. G = 0: no weights; at most 4.
     """
     block, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     head = _head(heads, h, SOME).to(tl.int64)
@@ -131,7 +131,7 @@ def columns(
         q_QD = _tile(q, q_m, m, Q, D, BD, CAST)
         x = tl.dot(k_SD, tl.trans(q_QD), input_precision="ieee") * scale
         shift_Q = tl.load(shift + m, mask=m < Q, other=float("inf")) * unit
-        # also where it is NaN
+        # also if it is NaN
         shift_Q = tl.where(shift_Q > -float("inf"), shift_Q, float("inf"))
         x = _seen(x, mask, mask_m, mask_n, m[None, :], n[:, None], Q, S, MASK, BY_ROW, CAUSAL)
         p = tl.exp2(x - shift_Q[None, :])
@@ -209,9 +209,9 @@ def rows(
     BS: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """What a row of attention says of itself, a block of queries a program: its shift (the maximum,
-    or what is known of its log-sum-exp), 1 / the sum of exp2(x − shift), log-sum-exp and entropy in
-    nats, and the sum of p times norms.
+    """Statistics of a row of attention, a block of queries a program: its shift (the maximum, or
+    its known log-sum-exp), 1 / the sum of exp2(x − shift), log-sum-exp and entropy in nats, and the
+    sum of p times norms.
     """
     block, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     head = _head(heads, h, SOME).to(tl.int64)

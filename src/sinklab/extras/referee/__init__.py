@@ -1,5 +1,5 @@
 """How far rounding moves a score, whether two runs differ by more, and whether another
-implementation computes what this one does.
+implementation computes the same as this one.
 """
 
 from sinklab.core.registry import exports

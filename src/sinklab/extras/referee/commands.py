@@ -26,9 +26,9 @@ def validate(
     """Hold the numbers of another implementation (an engine, a port) against ours, by layer and by
     evaluation.
 
-    The folder holds cases.json and expected.safetensors; docs/validate.md says what is in them.
-    Exit status 1 says that something differs by more than rounding may; --write makes such a folder
-    with ours, to hold the other one to.
+    The folder holds cases.json and expected.safetensors; docs/validate.md describes them. Exit
+    status 1 says that something differs by more than rounding may; --write makes such a folder with
+    ours, to hold the other one to.
 
     Try
         sinklab validate runs/reference "The old man" --model tiny --write
@@ -37,8 +37,8 @@ def validate(
 
     Args:
         folder: of the cases.
-        prompt: with --write, what canvases begin with; token ids for a checkpoint without tokenizer
-            files.
+        prompt: with --write, the beginnings of canvases; token ids for a checkpoint without
+            tokenizer files.
         model: a model as of `generate`; the one that the cases name when left out, "tiny" with
             --write.
         tolerance: the greatest difference, in terms of ours plus their standard deviation; that of

@@ -1,7 +1,7 @@
-"""How near a greedy decoder came to writing something else: the margins of its choices, the noise
-of each, and what the text becomes when the runner-up is written.
+"""Distance of a greedy decoder from another text: the margins of its choices, the noise of each,
+and the text that results when the runner-up is written.
 
-A choice is flipped by rounding where the rounding error of its margin exceeds the margin. How large
+A choice is flipped by rounding if the rounding error of its margin exceeds the margin. How large
 that error is for this model at this place is asked by Monte Carlo arithmetic (Parker 1997): every
 module's output is moved by a random relative error of known size, and the margins are read again.
 """
@@ -28,19 +28,20 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.writing import sample_seed
 
 KINDS = ("token", "order", "threshold")
-"""Of margins. token: logit of the committed token less that of the runner-up. order: score of the
-last position chosen less that of the best not chosen. threshold: distance of a confidence to the
-threshold of the schedule.
+"""Kinds of margins. token: logit of the committed token less that of the runner-up. order: score of
+the last position chosen less that of the best not chosen. threshold: distance of a confidence to
+the threshold of the schedule.
 """
 JITTER = 2.0**-9
-"""Relative error of a probe, or the type's own where that is coarser: far above rounding in
-float32, and still small enough that margins move in proportion."""
+"""Relative error of a probe, or the type's own if that is coarser: far above rounding in float32,
+and still small enough that margins move in proportion.
+"""
 PROBES = 4
 
 
 @dataclass(eq=False)
 class Watch:
-    """A rule that lets its candidates be read, and writes the runner-up where it is told to."""
+    """A rule that lets its candidates be read, and writes the runner-up on request."""
 
     rule: Any
     swaps: pd.DataFrame | None = None
@@ -85,7 +86,7 @@ def _threshold(score: np.ndarray, rest: np.ndarray, sides: np.ndarray, bound: fl
 
 
 def check_greedy(settings: DecodingSettings) -> Any:
-    """The rule of a decoder whose choices have margins. Raises ValueError for others."""
+    """The rule of a decoder with choices that have margins. Raises ValueError for others."""
     values = settings.values()
     rule, schedule = values["rule"], values["schedule"]
     draws = (
@@ -151,7 +152,7 @@ def jittered(model: nn.Module, size: float, seed: int) -> Iterator[None]:
 
 
 class Choices:
-    """What one step chose, a line for each token and then for each row; its margins under any
+    """Choices of one step, a line for each token and then for each row; their margins under any
     logits.
     """
 
@@ -191,7 +192,7 @@ class Choices:
         self.lines = pd.DataFrame(lines, columns=["row", "kind", "column", "token", "other"])
 
     def margins(self, logits_MV: Tensor, score_M: Tensor) -> np.ndarray:
-        """Of each line; below 0 where such logits choose otherwise."""
+        """Margin of each line; below 0 if such logits choose otherwise."""
         score = score_M.double().cpu().numpy()
         return np.concatenate(
             [self._tokens(logits_MV)[0], [margin(score) for margin in self._ranked]]
@@ -235,14 +236,14 @@ def measure_margins(
 
     Args:
         loaded: a diffusion model.
-        canvas: what is written, in one batch.
+        canvas: to be written, in one batch.
         settings: how; greedy, see `check_greedy`.
         probes: copies of the batch that are read under jitter at each step.
         seed: of the jitter.
         plain: never by a fast decoder.
 
     Raises:
-        ValueError: for a decoder that draws, and what `denoise` refuses.
+        ValueError: for a decoder that draws, and anything `denoise` refuses.
     """
     model: Any = loaded.model
     rule, threshold = (
@@ -279,8 +280,8 @@ def measure_margins(
 
 
 def first_difference(one: pd.DataFrame, other: pd.DataFrame) -> pd.Series:
-    """By row, the first step at which two tables of `margins` chose differently; NaN where they
-    never did.
+    """First step, by row, at which two tables of `margins` chose differently; NaN if they never
+    did.
     """
     tokens = (
         table.loc[table["kind"] == "token", ["row", "step", "column", "token"]]
@@ -292,8 +293,8 @@ def first_difference(one: pd.DataFrame, other: pd.DataFrame) -> pd.Series:
 
 
 def near_ties(found: pd.DataFrame, count: int, seed: int | None) -> pd.DataFrame:
-    """So many choices, half in token and half in order, drawn from the tenth whose margin is
-    smallest by its noise.
+    """Draw choices, half in token and half in order, from the tenth with the smallest margin by its
+    noise.
     """
     lines = found[(found["noise"] > 0) & (found["kind"] != "threshold")]
     ratio = lines["margin"] / lines["noise"]

@@ -31,23 +31,25 @@ if TYPE_CHECKING:
 
 CASES, TENSORS = "cases.json", "expected.safetensors"
 TOLERANCES = {"float32": 5e-4, "float16": 2e-2, "bfloat16": 0.15}
-"""What may lie between two implementations, by the type that the other one computes in; in units of
-`Held.relative`.
+"""Largest accepted difference of two implementations, by the type that the other one computes in;
+in units of `Held.relative`.
 """
 
 BARRED = -1e5
-"""No logit or state of a model is as low, but where a token is barred."""
+"""No logit or state of a model is as low, except for a barred token."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """One thing of another implementation, held against ours."""
+    """Comparison of one thing of another implementation with ours."""
 
     case: str
     what: str
     """"layer 3", "logits" or "canvas"."""
     difference: float
-    """The greatest absolute one; of a canvas, the number of positions where it first differs."""
+    """The greatest absolute difference; of a canvas, the number of differing positions at its first
+    difference.
+    """
     relative: float
     """The greatest |theirs - ours| / (|ours| + standard deviation of ours)."""
     same_best: float
@@ -56,10 +58,10 @@ class Held:
     """
     holds: bool
     found: str = ""
-    """Where a canvas first differs."""
+    """First difference of a canvas."""
 
     def line(self) -> str:
-        """It in a line of a table."""
+        """This comparison as a line of a table."""
         numbers = f"{self.same_best:.1%} equal{self.found and f'; first {self.found}'}"
         if self.what != "canvas":
             best = (
@@ -72,7 +74,7 @@ class Held:
 
 
 class _States(Listener):
-    """Keeps what each decoder layer gives."""
+    """Keeps the outputs of each decoder layer."""
 
     of_states = "holding layers against others"
 
@@ -99,7 +101,7 @@ def _passed(loaded: Loaded, ids_BS: Tensor, real_BS: Tensor | None) -> dict[str,
 
 
 class Reference:
-    """A folder of cases: what was run, and what came of it."""
+    """A folder of cases: the inputs of runs, and their results."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ValueError for a folder that holds no such cases."""
@@ -107,7 +109,9 @@ class Reference:
 
         self.folder = folder
         self.left_out: list[str] = []
-        """What `hold` found in our model and not in the folder, such as "layer 3 of 'start'"."""
+        """Tensors that `hold` found in our model and not in the folder, such as "layer 3 of
+        'start'".
+        """
         with refused(f"{folder} must hold {CASES} and {TENSORS}, as docs/validate.md says"):
             self.told = read_json(folder / CASES, dict)
             self.tensors = load_file(ordinary(folder / TENSORS))
@@ -118,11 +122,13 @@ class Reference:
 
     @property
     def model(self) -> str:
-        """The model that was run; the folder itself where it holds one."""
+        """The model that was run; the folder itself if it holds one."""
         return str(self.told.get("model") or self.folder)
 
     def tensor(self, name: str, axes: int) -> Tensor:
-        """Raises ValueError where it is not there, or has another number of axes."""
+        """A tensor of the folder. Raises ValueError if it is not there, or has another number of
+        axes.
+        """
         if name not in self.tensors:
             raise ValueError(
                 f"{self.folder / TENSORS} must hold {name!r} for a case; see docs/validate.md"
@@ -131,7 +137,9 @@ class Reference:
         return self.tensors[name]
 
     def tolerance(self) -> float:
-        """That of the type they say they computed in. Raises ValueError for one that has none."""
+        """Tolerance of the type that the cases say they computed in. Raises ValueError for one that
+        has none.
+        """
         kind = self.told.get("dtype", "float32")
         if kind not in TOLERANCES:
             raise unknown("dtype of a reference", kind, TOLERANCES, "give a tolerance")
@@ -233,7 +241,7 @@ class Reference:
 
 
 def _apart(step: Step, theirs_BS: Tensor, apart: Tensor) -> str:
-    """The first places where a canvas differs; scores near each other are a near tie, which
+    """The first positions at which a canvas differs; scores near each other are a near tie, which
     rounding may decide.
     """
     words = dict[int, str]({step.choice.canvas.mask_id: "[MASK]"})
@@ -248,13 +256,13 @@ def _apart(step: Step, theirs_BS: Tensor, apart: Tensor) -> str:
 
 
 def _in_words(name: str) -> str:
-    """An array as `Held.what` calls it: "logits", or "layer 3" for hidden.3."""
+    """An array by its name in `Held.what`: "logits", or "layer 3" for hidden.3."""
     return f"layer {name.removeprefix('hidden.')}" if name.startswith("hidden.") else name
 
 
 def _held(case: str, name: str, ours_PV: Tensor, theirs_PV: Tensor, limit: float) -> Held:
     apart_PV = (theirs_PV - ours_PV).abs()
-    # where a token is barred (MDLM's [MASK] by 1e6) its logit says nothing of how far others are
+    # if a token is barred (MDLM's [MASK] by 1e6) its logit says nothing of how far others are
     # spread
     relative = float((apart_PV / (ours_PV.abs() + ours_PV[ours_PV > BARRED].std())).max())
     is_logits = name == "logits"
@@ -268,7 +276,9 @@ def _held(case: str, name: str, ours_PV: Tensor, theirs_PV: Tensor, limit: float
 
 
 def verdict(held: Sequence[Held], tolerance: float, left_out: Sequence[str] = ()) -> str:
-    """In one line whether all of it holds, and what was not given: `Reference.left_out`."""
+    """Whether all of it holds, in one line, and the tensors that were not given:
+    `Reference.left_out`.
+    """
     more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
     absent = f"; not given, so not compared: {', '.join(left_out[:3])}{more}" if left_out else ""
     wrong = [one for one in held if not one.holds]
@@ -302,8 +312,8 @@ def write_reference(
     settings: DecodingSettings,
     new_tokens: int,
 ) -> Path:
-    """Write our own numbers in the format that `Reference` reads: what another implementation is to
-    give.
+    """Write our own numbers in the format that `Reference` reads, which another implementation is
+    to give.
 
     Logits and hidden states of the first canvas and of one half written, and the canvas after every
     evaluation.
@@ -311,7 +321,7 @@ def write_reference(
     Args:
         loaded: the model.
         folder: to write.
-        prompts: token ids, padded on the left where lengths differ.
+        prompts: token ids, padded on the left if lengths differ.
         settings: how the canvas is decoded.
         new_tokens: masks behind each prompt.
     """

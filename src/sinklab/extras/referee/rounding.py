@@ -1,4 +1,4 @@
-"""What rounding makes of margins, and of a score: pure functions over tables."""
+"""Effect of rounding on margins, and on a score: pure functions over tables."""
 
 # N texts, D quantiles of the noise
 from __future__ import annotations
@@ -19,22 +19,21 @@ from sinklab.lab.analysis.estimates import LEVEL
 
 QUANTILES = 99
 WITHIN = ("backend", "fast", "batch")
-"""What may differ between runs with one type of numbers; another number of threads changed
+"""Possible differences between runs with one type of numbers; another number of threads changed
 nothing.
 """
 
 
 @dataclass(frozen=True)
 class Noise:
-    """How large the rounding error of a margin is where one thing differs, as multiples of what a
-    jitter moves it by.
+    """Rounding error of a margin under one difference, as multiples of its change under a jitter.
 
     Fitted over models (`benchmarks/referee.py`): the logarithm of the multiple is Student's t over
     models.
     """
 
     kind: str
-    """Type of the numbers and what differs, such as bfloat16.batch or float32.float16."""
+    """Type of the numbers and the difference, such as bfloat16.batch or float32.float16."""
     log: float
     """Mean over models of the natural logarithm of the multiple."""
     spread: float
@@ -50,7 +49,7 @@ class Noise:
 
 @lru_cache
 def known_noise() -> dict[str, Noise]:
-    """By kind, as fitted; where nothing differs there is none."""
+    """Fitted noise by kind of difference; runs without a difference have none."""
     facts = tomllib.loads(resources.files(__package__).joinpath("noise.toml").read_text("utf-8"))
     return {kind: Noise(kind, **numbers) for kind, numbers in facts.items()}
 
@@ -140,11 +139,11 @@ def redrawn(one: float, other: float) -> float:
 def noise_between(
     one: Mapping[str, Any], other: Mapping[str, Any] | None = None
 ) -> dict[str, Noise]:
-    """What may differ between runs of models that `run.json` describes so, by kind, and how much
-    noise it is.
+    """Possible differences between runs of models described by `run.json`, by kind, and the noise
+    of each.
 
-    Two types of numbers are one kind; of one type it is what can differ within it. Where that was
-    not measured, because the device is not the CPU or the type is another, the largest of what was
+    Two types of numbers are one kind; of one type it is each difference within it. If that was not
+    measured, because the device is not the CPU or the type is another, the largest measured one
     (else all of bfloat16's) stands in for it as "device".
     """
     known, types = known_noise(), [one["dtype"], (other or one)["dtype"]]
@@ -163,7 +162,7 @@ def noise_between(
 
 
 def draws_variance(items: pd.DataFrame) -> float:
-    """The variance of a mean score whose items are choices by estimated likelihoods, from the
+    """The variance of a mean score over items that are choices by estimated likelihoods, from the
     estimates' errors.
 
     The errors of the choices of an item are taken as independent; they share their draws, so that

@@ -1,4 +1,4 @@
-"""The referee, run: margins of a run's texts, what rounding makes of its score, and two runs in
+"""The referee, run: margins of a run's texts, the effect of rounding on its score, and two runs in
 pairs.
 """
 
@@ -42,37 +42,37 @@ from sinklab.lab.studies.processes import Amount, Progress
 
 KEYS = ["task", "filter", "item"]
 TOKENS = 256
-"""Tokens of an answer where the run does not say."""
+"""Tokens of an answer if the run does not say."""
 FACTS = ("weights_sha256", "dtype", "device")
-"""Of a model, what two runs may differ in."""
+"""Facts of a model in which two runs may differ."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be judged."""
+    """Runs to be judged."""
 
     runs: list[Run]
-    """One, or two to be compared."""
+    """One run, or two to be compared."""
     items: pd.DataFrame
-    """Of the first, as `items_of` gives them."""
+    """Items of the first run, from `items_of`."""
     pairs: pd.DataFrame | None
     """Items that both answered."""
     loaded: Any
-    """The model of the first; None where no margins are measured."""
+    """The model of the first; None if no margins are measured."""
     settings: Any
-    """How it wrote."""
+    """Decoding settings of the run."""
     why: str
-    """Why no margins are measured; empty where they are."""
+    """Why no margins are measured; empty if they are."""
 
 
 def items_of(run: Run) -> pd.DataFrame:
-    """What a run answered, a line an item: `KEYS`, prompt, text (or what was chosen), right (NaN
-    where not said, as of texts of a trace), target, logprobs, stderrs. Of a benchmark with several
-    filters the first. Raises ValueError for a run of another kind.
+    """Answers of a run, a line an item: `KEYS`, prompt, text (or the choice), right (NaN if not
+    said, as for texts of a trace), target, logprobs, stderrs. Of a benchmark with several filters
+    the first. Raises ValueError for a run of another kind.
     """
     if run.info.kind == "benchmark":
         found = run.table("samples").rename(columns={"doc_id": "item"})
-        # where likelihoods choose there is no text; a share of an answer (F1, a probability) is not
+        # if likelihoods choose there is no text; a share of an answer (F1, a probability) is not
         # right or wrong
         found["text"] = found["response"].where(found["response"] != "", found["answer"])
         found["right"] = found["right"].where(found["right"].isin([0, 1]))
@@ -110,8 +110,8 @@ def prepare(loaded: None, settings: RefereeSettings, progress: Progress) -> Plan
     """The runs, and the model of the first.
 
     Raises:
-        ValueError: for no run, runs of another kind, two without a common item, and, where no
-            second run is given, a model or decoder whose margins cannot be measured.
+        ValueError: for no run, runs of another kind, two without a common item, and, if no second
+            run is given, a model or decoder with margins that cannot be measured.
     """
     plan = _asked(settings)
     if plan.why:
@@ -173,7 +173,7 @@ def amount(settings: RefereeSettings, info: None) -> Amount:
 
 
 def decoding_of(run: Run, items: pd.DataFrame) -> DecodingSettings:
-    """How a run wrote. Raises ValueError where its choices have no margins."""
+    """Decoding settings of a run. Raises ValueError if its choices have no margins."""
     kept, remedy = run.info.settings, "give another run to compare it with, and --texts 0"
     if run.info.model.get("family") != "diffusion" or any(map(len, items["logprobs"])):
         raise ValueError(
@@ -206,8 +206,8 @@ def _model_of(run: Run, device: str | None, progress: Progress) -> Any:
 
 
 def judge(work: Work) -> None:
-    """Write the tables ``margins``, ``forced`` and ``rounding`` where margins are measured,
-    ``variance`` where the run has scores, and ``pairs`` and ``verdict`` of two runs.
+    """Write the tables ``margins``, ``forced`` and ``rounding`` if margins are measured,
+    ``variance`` if the run has scores, and ``pairs`` and ``verdict`` of two runs.
     """
     plan, tables = work.plan, {}
     if plan.loaded is not None:
@@ -225,13 +225,13 @@ def judge(work: Work) -> None:
 def _measured(
     plan: Plan, settings: RefereeSettings, progress: Progress
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The margins of the texts, and what became of them at near ties that were made otherwise."""
+    """The margins of the texts, and the results of near ties that were decided otherwise."""
     loaded, kept = plan.loaded, plan.runs[0].info.settings
     how = ending(plan.settings, loaded.model.config)
     items = plan.items.head(settings.texts)
     requests = [WritingRequest(_prompt(loaded, plan.runs[0], one)) for one in items.itertuples()]
     lengths = items["new_tokens"].where(items["new_tokens"] > 0, kept.get("new_tokens") or TOKENS)
-    # the last number is the answer where all targets are numbers, else the whole text
+    # the last number is the answer if all targets are numbers, else the whole text
     numbers = bool(items["target"].str.contains(r"\d").all())
     found, forced = [], []
     size = settings.batch
@@ -263,8 +263,10 @@ def _measured(
 
 
 def rounding_table(plan: Plan, found: pd.DataFrame, forced: pd.DataFrame) -> pd.DataFrame:
-    """By what differs, the largest first: how many texts take another way, mean and 95 % interval;
-    the share of answers that change, mean and upper end; and whether it is extrapolated."""
+    """Effects of each possible difference, the largest first: how many texts take another way, mean
+    and 95 % interval; the share of answers that change, mean and upper end; and whether it is
+    extrapolated.
+    """
     lines, texts, hits = (
         [],
         found["row"].nunique(),
@@ -282,8 +284,8 @@ def rounding_table(plan: Plan, found: pd.DataFrame, forced: pd.DataFrame) -> pd.
 
 
 def variance_table(plan: Plan, scores: pd.Series, rounding: pd.DataFrame | None) -> pd.DataFrame:
-    """The variance of the mean score in parts that have names, and how each is known; NaN for what
-    is not known.
+    """The variance of the mean score in parts that have names, and how each is known; NaN for an
+    unknown part.
     """
     items, drawn = len(scores), (0.0, "nothing is drawn")
     parts = {"items": (scores.mean() * (1 - scores.mean()) / items, "binomial")}
@@ -312,7 +314,7 @@ def variance_table(plan: Plan, scores: pd.Series, rounding: pd.DataFrame | None)
 
 
 def _differences(plan: Plan) -> list[str]:
-    """What two runs were told otherwise: settings, model, type, device."""
+    """Names of the settings and facts in which two runs differ: settings, model, type, device."""
     one, other = (
         run.info.settings | {f: run.info.model.get(f) for f in FACTS} for run in plan.runs
     )
@@ -364,7 +366,7 @@ def verdict(plan: Plan, rounding: pd.DataFrame | None) -> dict[str, Any]:
 
 
 def sentences(runs: list[Run]) -> list[str]:
-    """What the tables say."""
+    """Sentences about the tables."""
     told, said = statements("sinklab.extras.referee", ()), []
     for tables in ({name: run.table(name) for name in run.tables} for run in runs):
         if "margins" in tables:

@@ -12,7 +12,7 @@ from sinklab.lab.studies.base import Study, deferred
 
 @dataclass(frozen=True)
 class RefereeSettings(Checked):
-    """What is judged, and on how many texts."""
+    """Settings of the referee: the runs, and the number of texts."""
 
     runs: tuple[str, ...] = limited((), positional=True)
     """A run folder of `sinklab eval` or `sinklab trace`, and another one to compare it with, item
@@ -20,7 +20,8 @@ class RefereeSettings(Checked):
     """
     texts: int = limited(16, at_least=0)
     """Write the first so many texts of RUN again, with its model and settings, and measure the
-    margin of every choice; 0 compares what is recorded, and needs no model."""
+    margin of every choice; 0 compares the recorded results, and needs no model.
+    """
     forced: int = limited(24, at_least=0)
     """Near ties, a sample of the nearest tenth, at which the runner-up is written and decoding goes
     on.
@@ -28,7 +29,7 @@ class RefereeSettings(Checked):
     batch: int = limited(8, at_least=1)
     """Texts that are written together."""
     device: str | None = None
-    """Where the model runs; where the run was made when left out."""
+    """Device of the model; that of the run when left out."""
     seed: int | None = 0
     """Seed of the jitter and of the sample of near ties."""
 
@@ -49,13 +50,13 @@ class Referee(Study):
     The first texts of RUN are written again and the margin of every choice is measured: in token
     (logit of the token less that of the runner-up), in order (score of the last position chosen
     less that of the best not chosen) and, with a threshold, the distance to it. A jitter of known
-    size says how much rounding moves each margin of this model; what the attention backend, the
-    batch or the type of the numbers amount to was measured on small models, and what lies beyond,
-    such as another device, is labelled as extrapolated. At near ties the runner-up is written and
-    decoding goes on: that says how many flips become another answer. The variance of the score is
-    then told in parts. With OTHER the items that both answered are compared in pairs (exact McNemar
-    test), and it is said whether rounding can give this difference. docs/reproducibility.md
-    explains each number.
+    size says how much rounding moves each margin of this model; the effects of the attention
+    backend, the batch and the type of the numbers were measured on small models, and anything
+    beyond, such as another device, is labelled as extrapolated. At near ties the runner-up is
+    written and decoding goes on: that says how many flips become another answer. The variance of
+    the score is then told in parts. With OTHER the items that both answered are compared in pairs
+    (exact McNemar test), and it is said whether rounding can give this difference.
+    docs/reproducibility.md explains each number.
 
     Try
         sinklab referee runs/eval

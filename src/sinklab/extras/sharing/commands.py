@@ -1,5 +1,5 @@
-"""`sinklab export`, `push` and `gallery`: what was made, for others. Nothing leaves without being
-listed first.
+"""`sinklab export`, `push` and `gallery`: results for others. Nothing leaves without being listed
+first.
 """
 
 import shutil
@@ -60,7 +60,7 @@ export.positional = ("model",)  # type: ignore[attr-defined]
 
 
 def _model_of(model: str) -> str:
-    """The folder of the model that a training run wrote; else what was given."""
+    """The folder of the model that a training run wrote; else the given one."""
     trained = Path(model) / "model"
     return str(trained) if (Path(model) / RUN).is_file() and trained.is_dir() else model
 
@@ -70,8 +70,7 @@ def gallery(runs: Folders, out: Path = Path("site"), title: str = "Attention sin
     """Make a site of run folders: an index with a card for each, and the page of each. Any static
     host serves it.
 
-    Paths in what run.json says are shortened to their last part. The pages ask nothing of any other
-    host.
+    Paths in run.json are shortened to their last part. The pages ask nothing of any other host.
 
     Try
         sinklab gallery runs/plain runs/sink --out site
@@ -98,12 +97,12 @@ def push(
     reading: tyro.conf.OmitArgPrefixes[Reading] = AS_STORED,
 ) -> None:
     """Send a model, a sink file or a run folder to the Hugging Face Hub: private, and only after
-    you have seen what.
+    you have seen its files.
 
-    What is sent is a copy that is made for it, and every file of it is listed first. Of a model it
-    is what `sinklab export` writes. Of a sink file it is the file with a card. A run becomes a data
-    set: its tables and arrays, its page, and a run.json without paths and the machine's name;
-    claims, checkpoints, models and logs stay here.
+    A copy is made and sent, and every file of it is listed first. Of a model it is the output of
+    `sinklab export`. Of a sink file it is the file with a card. A run becomes a data set: its
+    tables and arrays, its page, and a run.json without paths and the machine's name; claims,
+    checkpoints, models and logs stay here.
 
     Try
         sinklab push exported OWNER/NAME --dry-run
@@ -113,7 +112,7 @@ def push(
     Args:
         what: folder of a model, a sink file, or a run folder. The model of a training run is
             RUN/model.
-        repo: where to, OWNER/NAME.
+        repo: on the Hub, OWNER/NAME.
         public: anyone may read it; private when left out.
         yes: do not ask.
         dry_run: make the copy, list it and keep it to be looked at; nothing is sent, and no network
@@ -155,7 +154,7 @@ def push(
 
 
 def _staged(what: Path, copy: Path, reading: Reading) -> tuple[str, list[str]]:
-    """Fill the copy; the type of repository it is for, and what there is to say of it."""
+    """Fill the copy; the type of repository it is for, and remarks on it."""
     if (what / RUN).is_file():
         from sinklab.extras.sharing.gallery import write_data_set
         from sinklab.lab.records.reading import open_run
@@ -202,8 +201,8 @@ def _of_sink(file: Path, copy: Path) -> list[str]:
 
 
 def _sent(copy: Path, repo: str, repo_type: str, public: bool) -> str:
-    """Send the copy; the address. Raises ValueError where the repository is there and not as
-    private as was said.
+    """Send the copy; the address. Raises ValueError if the repository is there and not as private
+    as was said.
     """
     from huggingface_hub import HfApi
 

@@ -49,8 +49,8 @@ HEAD = """# {} of sinklab {}, by `sinklab export`: its imports are siblings, all
 MARKER = ".sinklab-export"
 """File in a folder that an export has begun, which may be removed therefore."""
 DROPPED = ("if __name__ ==", "import sinklab", "AutoConfig.register", "AutoModel")
-"""How statements begin that are left out: classes of sinklab's own may be registered in the same
-process.
+"""Beginnings of statements that are left out: classes of sinklab's own may be registered in the
+same process.
 """
 TAIL = """
 
@@ -79,9 +79,9 @@ def export(loaded: Loaded, folder: str | Path) -> Path:
         the folder.
 
     Raises:
-        ValueError: for a folder that is taken; a model that is no `DiffusionLM`, whose decoder
-            transformers does not have, or whose weights are divided or stored by a quantiser; a
-            tokenizer that only code can read.
+        ValueError: for a folder that is taken; a model that is no `DiffusionLM`, has a decoder that
+            transformers lacks, or weights that are divided or stored by a quantiser; a tokenizer
+            that only code can read.
     """
     folder, model = Path(folder), undivided(loaded.model, "which cannot be exported")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -115,8 +115,8 @@ def export(loaded: Loaded, folder: str | Path) -> Path:
 
 
 def _begun_beside(folder: Path) -> Path:
-    """A new folder beside ``folder``, marked as that of an export; what an earlier one left there
-    is removed.
+    """A new folder beside ``folder``, marked as that of an export; the remains of an earlier one
+    there are removed.
 
     Raises ValueError for anything else that is in its place.
     """
@@ -202,11 +202,11 @@ def _card(loaded: Loaded, config: Any) -> str:
 
 
 def sources(sink: Any = None) -> dict[str, str]:
-    """Module -> its text as a sibling of the others: the model, what it imports, and all that is
-    named in options.
+    """Module -> its text as a sibling of the others: the model, its imports, and all modules named
+    in options.
 
     Args:
-        sink: the added sink of the model, whose kind may be a plug-in's.
+        sink: the added sink of the model; its kind may be a plug-in's.
     """
     known = chain.from_iterable(
         registry.values() for registry in (sinks, unmasking_rules, schedules, caches)
@@ -236,7 +236,7 @@ def _as_sibling(module: str) -> tuple[str, tuple[str, ...]]:
     """
     text = Path(getattr(find_spec(module), "origin", "")).read_text("utf-8")
     lines, needed, tree = text.splitlines(), list[str](), ast.parse(text).body
-    # what runs where the file is a program is no part of a model
+    # statements that run only as a program are no part of a model
     dropped: list[Any] = [node for node in tree if lines[node.lineno - 1].startswith(DROPPED)]
     nodes: list[Any] = [node for top in tree if top not in dropped for node in ast.walk(top)]
     if any(isinstance(node, ast.Name) and node.id == "sinklab" for node in nodes):

@@ -40,8 +40,8 @@ class Entry:
 
 
 def shareable(run: Run) -> Run:
-    """The run without what its run.json tells of the machine: of a path the last part stays, and
-    its name goes.
+    """The run without the facts of the machine in its run.json: of a path the last part stays, and
+    the machine's name goes.
     """
     info, host = run.info, socket.gethostname()
     told = {name: without_places(getattr(info, name)) for name in ("model", "settings", "error")}
@@ -70,7 +70,7 @@ def _last(path: str) -> str:
 
 
 def changes(before: Any, after: Any, name: str = "") -> list[str]:
-    """Where two JSON values of the same fields differ, a line each."""
+    """Differences of two JSON values of the same fields, a line each."""
     if isinstance(before, dict):
         return [
             line
@@ -81,7 +81,7 @@ def changes(before: Any, after: Any, name: str = "") -> list[str]:
 
 
 def write_data_set(run: Run, folder: str | Path) -> list[str]:
-    """Copy a run for others: what it wrote, its page where its kind has one, a card, and a
+    """Copy a run for others: its tables and arrays, its page if its kind has one, a card, and a
     `shareable` run.json.
 
     Args:
@@ -131,7 +131,7 @@ def write_gallery(runs: Iterable[Run], out: str | Path, *, title: str = "Attenti
     own.
 
     Any server of static files serves it, and so does none: nothing in it asks for anything
-    elsewhere. What run.json tells of the machine is left out (`shareable`).
+    elsewhere. Facts of the machine in run.json are left out (`shareable`).
 
     Args:
         runs: run folders of the kinds that have a page, in the order of their cards.
@@ -154,7 +154,7 @@ def write_gallery(runs: Iterable[Run], out: str | Path, *, title: str = "Attenti
         list[str](),
     )
     for at, name in enumerate(own, 1):
-        # no page lies on another one, or where the index goes
+        # no page lies on another one, or in the index's place
         is_taken = own.count(name) > 1 or name == "index.html"
         numbered = (f"{name}-{number}" for number in count(at))
         names.append(

@@ -16,19 +16,19 @@ _FIELDS = FORMATS["adapted"]
 
 
 class Adapted(Family):
-    """A decoder with the fields of its config; subclasses say which, and what the new objective
-    added.
+    """A decoder with the fields of its config; subclasses name them, and the additions of the new
+    objective.
     """
 
     backbone: ClassVar[Any] = Qwen3Config
     """Class of its config."""
     block_field: ClassVar[str | None] = None
-    """Field that holds the length of a block of its attention, where there is one."""
+    """Field that holds the length of a block of its attention, if there is one."""
     blocks_from: ClassVar[str] = "text"
     logit_shift: ClassVar[bool] = False
     first_alone: ClassVar[bool] = False
     unknown_blocks: ClassVar[str] = ""
-    """What to note where the config gives no length of a block."""
+    """Note to add if the config gives no length of a block."""
     end_of_turn = "<|im_end|>"
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:

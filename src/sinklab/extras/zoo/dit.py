@@ -1,4 +1,4 @@
-"""MDLM and BD3-LM checkpoints: a diffusion transformer (DiT), whose norms are modulated, as a
+"""MDLM and BD3-LM checkpoints: a diffusion transformer (DiT), with modulated norms, as a
 backbone.
 """
 
@@ -62,8 +62,8 @@ class DiTHead(Head):
 
 
 class DiTConfig(LlamaConfig):
-    """Sizes of a DiT: those of a Llama, whose attention it has, and ``condition_size``, the width
-    of what modulates.
+    """Sizes of a DiT: those of a Llama, since it has a Llama's attention, and ``condition_size``,
+    the width of the modulating vector.
     """
 
     model_type = "sinklab_dit"
@@ -74,8 +74,8 @@ class DiTConfig(LlamaConfig):
 
 
 class Condition(nn.Module):
-    """What modulates every layer: silu of an MLP of the embedded time, whose noise level is always
-    0, as published.
+    """Vector that modulates every layer: silu of an MLP of the embedded time; the noise level is
+    always 0, as published.
     """
 
     def __init__(self, size: int) -> None:
@@ -109,8 +109,8 @@ class Modulation(nn.Linear):
 
 
 class DiTLayer(nn.Module):
-    """Attention and MLP; the condition shifts and scales the norm before each, and gates what each
-    gives.
+    """Attention and MLP; the condition shifts and scales the norm before each, and gates the output
+    of each.
     """
 
     def __init__(self, config: Any, index: int) -> None:
@@ -220,7 +220,7 @@ class MDLM(Family):
     published: ClassVar = published("mdlm")
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
-        """A DiT, whose rotary base, MLP and head width are fixed."""
+        """Plan of a DiT with its fixed rotary base, MLP and head width."""
         fields = self.fields(config, FORMATS["mdlm"]["fields"])
         backbone = DiTConfig(
             **fields,

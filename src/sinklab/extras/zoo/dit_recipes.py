@@ -78,9 +78,9 @@ def published_loss(
     first token does not count.
 
     Args:
-        model: what `load` returned of one of them.
+        model: one of them, from `load`.
         ids_BS: clean text; for BD3-LM whole blocks.
-        real_BS: True or 1 where a token counts; None counts all. The model sees the others too.
+        real_BS: True or 1 if a token counts; None counts all. The model sees the others too.
         noise: as of `published_noise`.
 
     Raises:
@@ -111,8 +111,8 @@ def ddpm_cache(
     """MDLM's sampler: every mask is filled with probability 1 - s/t, from t to s, ``steps`` times
     from 1 to ``eps``.
 
-    The model is asked again where an update changed something in any row, and once more at the end,
-    for the most probable tokens of what is still masked: one step each. Draws are those of the
+    The model is asked again if an update changed something in any row, and once more at the end,
+    for the most probable tokens of the remaining masks: one step each. Draws are those of the
     original from the same seed.
 
     Args:
@@ -149,7 +149,7 @@ def semi_ar(
 
     Without ``steps`` it is first hitting: at every evaluation one mask of the block, drawn evenly,
     takes its draw. With ``steps`` each block has so many updates like those of `ddpm_cache`, from 1
-    to 0; the last one fills what is left (the original divides by 0 there). Draws are those of the
+    to 0; the last one fills the rest (the original divides by 0 there). Draws are those of the
     original from the same seed. The original starts from a first token that is given: put it on the
     canvas.
 
@@ -158,7 +158,8 @@ def semi_ar(
         canvas: without padding.
         block_length: of the model, counted from the first column.
         steps: updates of each block; None for first hitting.
-        top_p: draw from the most probable tokens whose total does not exceed it, and the best one.
+        top_p: draw from the most probable tokens with a total that does not exceed it, and the best
+            one.
 
     Raises:
         ValueError: for padding, or numbers below 1.
@@ -184,7 +185,7 @@ class _Run:
     canvas: Canvas
     generator: torch.Generator
     dtype: torch.dtype
-    """Of probabilities and draws."""
+    """Type of probabilities and draws."""
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
@@ -201,7 +202,7 @@ class _Run:
         return blocks(number_S.expand_as(self.ids_BS), number_S.bincount().tolist())
 
     def masked(self, block: Block) -> Tensor:
-        """Where the block is still masked, bool (B, W)."""
+        """Positions of the block that are still masked, bool (B, W)."""
         return block.get(self.canvas.open_BS & (self.ids_BS == self.canvas.mask_id), False)
 
     @torch.no_grad()
@@ -278,7 +279,7 @@ class _Run:
     def step(
         self, block: Block, masked_BW: Tensor, chosen_BW: Tensor, token_M: Tensor, score_M: Tensor
     ) -> Step:
-        """Commit what was chosen of the tokens at the masks."""
+        """Commit the chosen ones of the tokens at the masks."""
         before_BS, ids_BW = self.ids_BS, block.get(self.ids_BS, 0).clone()
         ids_BW[masked_BW] = torch.where(chosen_BW[masked_BW], token_M, ids_BW[masked_BW])
         self.ids_BS = block.put(ids_BW, before_BS)

@@ -41,7 +41,7 @@ class DiffusionGemma(Family):
         return CheckpointPlan(self, whole.get_text_config(), whole=whole)
 
     def details(self, plan: CheckpointPlan) -> dict[str, str]:
-        """Its canvas, and what its two kinds of layers see."""
+        """Lines of `info` on its canvas, and on the keys that its two kinds of layers see."""
         whole: Any = plan.whole
         text: Any = plan.backbone
         full, sliding = text.per_layer_config[-1], text.layer_types.count("sliding_attention")

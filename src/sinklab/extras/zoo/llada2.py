@@ -14,7 +14,7 @@ from sinklab.core.registry import families
 from sinklab.extras.zoo.llada_moe import LLaDAMoE
 from sinklab.lab.checkpoints.families import FORMATS, CheckpointPlan, Shapes, Source, published
 
-# what the authors' code decodes in; no config has it
+# type that the authors' code decodes in; no config has it
 BLOCK_LENGTH = 32
 
 

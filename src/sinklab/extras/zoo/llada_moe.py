@@ -1,5 +1,5 @@
 """LLaDA-MoE checkpoints: a bidirectional Qwen3-MoE, with a shared expert and a bias of the router
-where a config has them.
+if a config has them.
 """
 
 # T tokens, E hidden size, X experts, C chosen experts
@@ -56,7 +56,7 @@ def _add_shared(block: Any, args: tuple, out: Tensor) -> Tensor:
 
 @backbones.register("llada_moe")
 class LLaDAMoEDecoder(qwen3_moe.Qwen3MoeModel):
-    """Qwen3-MoE's decoder with what its own config cannot say."""
+    """Qwen3-MoE's decoder with features that its own config cannot express."""
 
     config_class = LLaDAMoEConfig
 
@@ -78,8 +78,8 @@ AutoModel.register(LLaDAMoEConfig, LLaDAMoEDecoder, exist_ok=True)
 
 @families.register("llada_moe")
 class LLaDAMoE(Family):
-    """``LLaDAMoEModelLM``, whose ``model_type`` is LLaDA's. Its code does not read the config's
-    score function, groups, scale or norm of the router, so neither does this.
+    """``LLaDAMoEModelLM``, with LLaDA's ``model_type``. Its code does not read the config's score
+    function, groups, scale or norm of the router, so neither does this.
     """
 
     architectures = ("LLaDAMoEModelLM",)
@@ -131,7 +131,7 @@ class LLaDAMoE(Family):
         }
 
     def plan(self, backbone: Any, config: Mapping[str, Any]) -> CheckpointPlan:
-        """The plan, with the [MASK] of the authors' code where the config names none."""
+        """The plan, with the [MASK] of the authors' code if the config names none."""
         named, usual, notes = config.get("mask_token_id"), FORMATS["llada_moe"]["mask"], list[str]()
         if named is None and usual < backbone.vocab_size:
             named = usual

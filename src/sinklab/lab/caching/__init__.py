@@ -1,4 +1,4 @@
-"""Block caches that evict or refresh keys and values: what they keep, and where it is stored."""
+"""Block caches that evict or refresh keys and values: their policies, and the store."""
 
 from sinklab.core.registry import exports
 

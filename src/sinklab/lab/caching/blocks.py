@@ -21,37 +21,39 @@ from sinklab.core.sampling.caches import BlockWork
 
 @dataclass(frozen=True)
 class BlockCache(Checked):
-    """Computes everything where a block begins. Raises ValueError for a refresh_every below 1."""
+    """Computes everything when a block begins. Raises ValueError for a refresh_every below 1."""
 
     refresh_every: int | None = limited(None, at_least=1, remedy="it counts evaluations of a block")
     """Recompute everything every N evaluations of a block as well; 1 is the same as no cache."""
 
     def phase(self, nth: int) -> int:
-        """Evaluations since everything was last due to be computed: 0 where it is due now."""
+        """Evaluations since everything was last due to be computed: 0 if it is due now."""
         return nth if self.refresh_every is None else nth % self.refresh_every
 
 
 @caches.register("prefix")
 @dataclass(frozen=True)
 class PrefixCache(BlockCache):
-    """Remember what stands to the left of the block; the block and everything to its right are
+    """Remember everything to the left of the block; the block and everything to its right are
     computed anew.
 
-    Everything is recomputed where a block begins. Source: Fast-dLLM (2505.22618), prefix cache.
+    Everything is recomputed when a block begins. Source: Fast-dLLM (2505.22618), prefix cache.
     """
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | None:
-        """From the block to the end of the canvas; None (everything) where a refresh is due."""
+        """Columns from the block to the end of the canvas; None (everything) if a refresh is
+        due.
+        """
         return None if self.phase(nth) == 0 else slice(start, length)
 
 
 @caches.register("dual")
 @dataclass(frozen=True)
 class DualCache(BlockCache):
-    """Remember what stands on both sides of the block, masks still to come included; the block is
+    """Remember everything on both sides of the block, masks still to come included; the block is
     computed anew.
 
-    Everything is recomputed where a block begins. Source: Fast-dLLM (2505.22618), dual cache.
+    Everything is recomputed when a block begins. Source: Fast-dLLM (2505.22618), dual cache.
     """
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | None:
@@ -65,14 +67,14 @@ class CommittedCache:
     """Keep the keys and values of finished blocks, for models with attention in blocks: exact, and
     their default.
 
-    What stands before a block never changes again there. A block that is finished runs once more,
+    The columns before a block never change again in them. A block that is finished runs once more,
     together with the first evaluation of the next one, and is only read from then on.
     """
 
     is_exact: ClassVar[bool] = True
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> None:
-        """Everything: what runs is for the memory to say."""
+        """All columns (None): the memory decides which of them run."""
 
     def work(self, start: int, stop: int, number: int, nth: int) -> BlockWork:
         """The block; the first evaluation of a canvas begins a memory."""
@@ -81,7 +83,7 @@ class CommittedCache:
         )
 
     def memory(self, denoiser: ModelDenoiser) -> CommittedMemory:
-        """For one run over one canvas."""
+        """Memory for one run over one canvas."""
         return CommittedMemory(denoiser, self)
 
 
@@ -89,8 +91,8 @@ class CommittedMemory:
     """(ids_BS, wanted_BS, work, read) -> logits_MV.
 
     Raises:
-        ValueError: for a model with full attention, in which what stands before a block changes
-            with it.
+        ValueError: for a model with full attention, in which the columns before a block change with
+            it.
     """
 
     def __init__(self, denoiser: ModelDenoiser, policy: CommittedCache) -> None:

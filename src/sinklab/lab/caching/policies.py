@@ -1,7 +1,7 @@
 """Block caches that choose their columns: evicting ones, with or without protected sinks, and one
 that refreshes sinks.
 
-Where a block begins everything is computed; from what the block's queries attend to there, the
+When a block begins everything is computed; from the attention of the block's queries there, the
 columns are chosen that the block's further evaluations attend to beside the block itself (each
 layer and key head its own; the others' keys and values are thrown away until the next full
 evaluation), or that are recomputed with the block. A sink that was added to the model is no column,
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from sinklab.lab.caching.store import BlockSession, Seen
 
 SCORES = ("nearest", "received", "aligned", "random")
-"""What ranks the columns that are not protected: distance to the block, attention received from the
-block's queries, Sparse-dLLM's dot product, or nothing."""
+"""Rankings of the columns that are not protected: distance to the block, attention received from
+the block's queries, Sparse-dLLM's dot product, or random.
+"""
 PROTECTED = ("now", "first", "earlier")
-"""Which evaluation's sinks are protected: the one that chooses, the first of the canvas, that of
+"""Evaluations whose sinks may be protected: the one that chooses, the first of the canvas, that of
 the block before.
 """
 POOLED = 3
@@ -40,8 +41,7 @@ POOLED = 3
 
 @dataclass(frozen=True)
 class ChoosingCache(BlockCache):
-    """What all caches that choose columns share; a policy says how many it wants, and what ranks
-    them.
+    """Base of all caches that choose columns; a policy says how many it wants, and how they rank.
 
     Raises ValueError for a negative delay.
     """
@@ -60,22 +60,22 @@ class ChoosingCache(BlockCache):
         raise NotImplementedError
 
     def ranks(self, seen: Seen) -> Tensor:
-        """What the columns of a layer are chosen by, the highest first, (B, 1 or G, S); ties go to
-        the left.
+        """Scores by which the columns of a layer are chosen, the highest first, (B, 1 or G, S);
+        ties go to the left.
         """
         raise NotImplementedError
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | None:
-        """The block (and what is recomputed with it); None (everything) where a refresh is due."""
+        """The block (and the columns recomputed with it); None (everything) if a refresh is due."""
         return None if self.phase(nth) <= self.delay else slice(start, stop)
 
     def work(self, start: int, stop: int, number: int, nth: int) -> BlockWork:
-        """What the nth evaluation of this block does."""
+        """Work of the nth evaluation of this block."""
         phase = self.phase(nth)
         return BlockWork(self, slice(start, stop), number, phase <= self.delay, phase == self.delay)
 
     def memory(self, denoiser: Any) -> BlockSession:
-        """Where keys and values of one run are kept; `denoiser` is a model's own."""
+        """Memory for keys and values of one run; `denoiser` is a model's own."""
         # to name a cache must not cost transformers
         from sinklab.lab.caching.store import BlockSession
 
@@ -84,7 +84,7 @@ class ChoosingCache(BlockCache):
 
 @dataclass(frozen=True)
 class EvictingCache(ChoosingCache):
-    """Keep a share of the columns outside the block, by a score, sinks first where requested.
+    """Keep a share of the columns outside the block, by a score, sinks first if requested.
 
     At equal `keep` all scores and all numbers of protected sinks attend to equally many columns.
     Raises ValueError for numbers that make no sense.
@@ -101,10 +101,11 @@ class EvictingCache(ChoosingCache):
     neighbours: int = limited(0, at_least=0)
     """Columns on either side of the block that come next, before the score decides."""
     protect: str = limited("now", one_of=PROTECTED)
-    """Which evaluation's sinks: of the one that chooses (now), of the first that chose on this
-    canvas (first), or of the block before (earlier; now for the first block)."""
+    """Evaluation whose sinks are protected: the one that chooses (now), the first that chose on
+    this canvas (first), or that of the block before (earlier; now for the first block).
+    """
     score: str = limited("nearest", one_of=SCORES)
-    """What ranks the rest: nearest, received, aligned or random."""
+    """Ranking of the rest: nearest, received, aligned or random."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,7 +124,7 @@ class EvictingCache(ChoosingCache):
         )
 
     def ranks(self, seen: Seen) -> Tensor:
-        """By the score; the block's neighbours before the others, and protected sinks before
+        """Rank by the score; the block's neighbours before the others, and protected sinks before
         these.
         """
         score_BGS = self._score(seen)
@@ -177,8 +178,8 @@ class EvictingCache(ChoosingCache):
 
 
 def most_received(received_BGS: Tensor, among_BS: Tensor, count: int) -> Tensor:
-    """The `count` columns of `among_BS` that receive most attention, bool (B, G, S); all of them
-    where they are few.
+    """The `count` columns of `among_BS` that receive most attention, bool (B, G, S); all of them if
+    they are few.
     """
     among_BGS = among_BS[:, None].expand_as(received_BGS)
     ranked_BGS = (
@@ -258,9 +259,9 @@ class SinkRefreshCache(ChoosingCache):
     evicts: ClassVar[bool] = False
 
     def counts(self, candidates_BS: Tensor) -> Tensor:
-        """The number of sinks, or all where they are fewer."""
+        """The number of sinks, or all if they are fewer."""
         return candidates_BS.sum(1).clamp(max=self.sinks)
 
     def ranks(self, seen: Seen) -> Tensor:
-        """By the attention received."""
+        """Rank by the attention received."""
         return seen.received_BGS

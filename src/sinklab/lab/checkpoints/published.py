@@ -1,8 +1,7 @@
-"""Published checkpoints by name: what is known of them, and the way from a name to a folder and a
-plan.
+"""Published checkpoints by name: their known facts, and the way from a name to a folder and a plan.
 
-The weights' own config always has the last word; what is known fills in what it leaves out, and
-only where the sizes of the vocabulary agree.
+The weights' own config always has the last word; known facts fill in its gaps, and only if the
+sizes of the vocabulary agree.
 """
 
 import os
@@ -25,7 +24,7 @@ PACKAGED = ("tiny", "tiny-sink", "tiny-causal")
 DATA = ("*.json", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model")
 """Files of a repository that are read besides its weights."""
 PUBLISHED: dict[str, Published] = {}
-"""Name on the Hub -> what is known of the checkpoint: what the families say, those of plug-ins when
+"""Name on the Hub -> known facts of the checkpoint: those of the families, and of plug-ins when
 they are loaded.
 """
 
@@ -58,7 +57,7 @@ def find(*names: str | None, vocabulary: int | None = None) -> Published | None:
 def row_of(
     name: str, said: object, plan: CheckpointPlan
 ) -> tuple[Published | None, tuple[str, ...]]:
-    """What is known of a checkpoint, and notes on how it was found.
+    """Known facts of a checkpoint, and notes on how it was found.
 
     Args:
         name: the name it was loaded by. A folder (or a file in it) that is called like a checkpoint
@@ -94,8 +93,8 @@ def facts_of(
     config: Any,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[Published | None, dict[str, Any]]:
-    """What is known of a checkpoint by its name, and what `Loaded` and `ModelInfo` both say of
-    it.
+    """Known facts of a checkpoint by its name, and the fields that both `Loaded` and `ModelInfo`
+    hold.
     """
     row, notes = row_of(name, raw.get("_name_or_path"), plan)
     is_diffusion = isinstance(config, DiffusionLMConfig)
@@ -111,7 +110,7 @@ def facts_of(
         "family": "diffusion" if is_diffusion or plan.whole else "autoregressive",
         "published_family": plan.family.name,
         "special": special,
-        # what the authors state, and no more than the positions allow
+        # the number the authors state, and no more than the positions allow
         "context": min(limit for limit in limits if limit is not None),
         "chat_template": row.chat_template if row else None,
         "notes": (*plan.notes, *notes, *([] if special.expand is None else [resizes])),
@@ -122,8 +121,8 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
     """The folder of a model, fetched from the Hub if need be; or its GGUF file.
 
     Args:
-        name: ``tiny``, ``tiny-sink`` or ``tiny-causal``, a folder, what `gguf_files.find` knows, or
-            ``owner/name`` on the Hub.
+        name: ``tiny``, ``tiny-sink`` or ``tiny-causal``, a folder, a name that `gguf_files.find`
+            knows, or ``owner/name`` on the Hub.
         revision: commit, branch or tag on the Hub.
         weights: patterns of the weight files wanted; () fetches the config alone.
 
@@ -175,7 +174,7 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
 
 
 def read_plan(name: str, revision: str | None = None) -> tuple[CheckpointPlan, dict[str, Any]]:
-    """What the config of a model says, without its weights: the plan, and the config itself.
+    """Read the config of a model, without its weights: the plan, and the config itself.
 
     Args:
         name: as for :func:`resolve`, or a ``config.json`` itself.
@@ -194,7 +193,7 @@ def read_plan(name: str, revision: str | None = None) -> tuple[CheckpointPlan, d
 
 
 def config_of(place: Path, name: str) -> dict[str, Any]:
-    """The config of what :func:`resolve` found. Raises ValueError where it cannot be read."""
+    """The config in the place that :func:`resolve` found. Raises ValueError if it is unreadable."""
     if gguf_files.is_file(place):
         return gguf_files.read_config(place, name)
     return families.read_config(place / "config.json", name)

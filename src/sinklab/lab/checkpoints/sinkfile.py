@@ -1,5 +1,5 @@
-"""A sink by itself, in a file of a few kB: what it is, on which weights it was trained, and putting
-it on a model.
+"""A sink by itself, in a file of a few kB: its form, the weights it was trained on, and putting it
+on a model.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ PIECE = 2**22
 
 @dataclass(frozen=True)
 class SinkFile:
-    """What a sink file says of itself."""
+    """Facts in a sink file."""
 
     kind: str
-    """As in :class:`~sinklab.core.models.DiffusionLMConfig`: ``token``, ``zero``, ``kv`` or another
-    that is registered.
+    """Kind, named as in :class:`~sinklab.core.models.DiffusionLMConfig`: ``token``, ``zero``,
+    ``kv`` or another that is registered.
     """
     count: int
     side: str
@@ -45,9 +45,9 @@ class SinkFile:
     kv_heads: int
     head_dim: int
     name: str
-    """What the model was called that it was trained on; empty if that is not known."""
+    """Name of the model that it was trained on; empty if that is not known."""
     weights_sha256: str
-    """As of :func:`backbone_hash`."""
+    """Hash of the weights, from :func:`backbone_hash`."""
     version: int = VERSION
 
     @classmethod
@@ -59,7 +59,7 @@ class SinkFile:
 
 
 _SHAPE = ("backbone", "hidden_size", "layers", "kv_heads", "head_dim")
-"""What must be the same where a sink is attached."""
+"""Facts that must be equal for a sink to be attached."""
 
 
 def backbone_hash(model: Any) -> str:
@@ -97,8 +97,8 @@ def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
 
     Args:
         model: a :class:`~sinklab.core.models.DiffusionLM` with a sink, without adapters.
-        file: where to; it is replaced when the new one is whole.
-        name: of the model that the sink was trained on, for whoever finds the file.
+        file: path to write; it is replaced when the new one is whole.
+        name: of the model that the sink was trained on, for later readers.
 
     Raises:
         ValueError: if the model has no sink, or adapters.
@@ -128,7 +128,7 @@ def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
 
 
 def sink_file_of(file: str | Path) -> SinkFile:
-    """What a sink file says of itself.
+    """Read the facts in a sink file.
 
     Raises:
         ValueError: if it is no sink file, damaged, or of another version.
@@ -169,7 +169,7 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
     """Give a model without a sink that of a file, in place; its other weights keep every bit.
 
     Returns:
-        notes: what was attached, and a warning where the sink was trained on other weights.
+        notes: the sink that was attached, and a warning if the sink was trained on other weights.
 
     Raises:
         ValueError: as :func:`sink_file_of`; if the model is no diffusion model, has a sink or is

@@ -39,11 +39,11 @@ class SMDM(Family):
     tokenizer_class = PreTrainedTokenizerFast
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
-        """Its config names no class."""
+        """Recognise by two fields, since its config names no class."""
         return {"n_embd", "padded_vocab_size"} <= config.keys()
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
-        """A Llama whose head has no row for [MASK]."""
+        """The plan of a Llama whose head has no row for [MASK]."""
         text = self.field(config, "padded_vocab_size")
         rows = (shapes or {}).get(EMBEDDING, (text + 1,))[0]
         gated = any(name.endswith(".attn.gate.weight") for name in shapes or ())

@@ -1,6 +1,4 @@
-"""Tokenizers of checkpoints, read as data, and special tokens: their ids, and what each is there
-for.
-"""
+"""Tokenizers of checkpoints, read as data, and special tokens: their ids and roles."""
 
 import multiprocessing
 import re
@@ -38,8 +36,8 @@ PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
 def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a checkpoint folder, or None if it has no tokenizer files.
 
-    The class follows from family and files, never from code: that of the family, or where the files
-    name a class that only code has, what it stands for with this backbone (Dream's is Qwen2's, also
+    The class follows from family and files, never from code: that of the family, or if the files
+    name a class that only code has, its replacement with this backbone (Dream's is Qwen2's, also
     beside a model of another format).
 
     Args:
@@ -88,7 +86,7 @@ def _named_class(settings: Path) -> str | None:
     """The class that a ``tokenizer_config.json`` names; one that only code has is called
     ``code``.
     """
-    # where it is absent or no object, the reader will say what is wrong with it
+    # if it is absent or no object, the reader will report it
     with suppress(OSError, ValueError, TypeError, AttributeError):
         named = read_json(settings)
         return "code" if "auto_map" in named else named.get("tokenizer_class")
@@ -116,11 +114,11 @@ def check_vocabulary(
 
 
 _BYTES = {spelt: byte for byte, spelt in bytes_to_unicode().items()}
-"""How byte-level BPE spells the 256 bytes."""
+"""Spellings of the 256 bytes in byte-level BPE."""
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase | None, token_id: int) -> str:
-    """What one token writes; its id where there is no tokenizer.
+    """The text of one token; its id if there is no tokenizer.
 
     Bytes that are no whole character by themselves are named: " <0xE2><0x80>".
     `sinklab.lab.analysis.characters` reads such neighbours as one.
@@ -187,8 +185,8 @@ def special_ids(
 def adopt(
     config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, special: SpecialIds
 ) -> None:
-    """Tell a diffusion model's config what tokenizer and table know, so that it survives
-    ``save_pretrained``, and a tokenizer its mask and pad token; only where they have none.
+    """Tell a diffusion model's config the facts that tokenizer and table know, so that they survive
+    ``save_pretrained``, and a tokenizer its mask and pad token; only if they have none.
     """
     if isinstance(config, DiffusionLMConfig):
         # in our config and not the backbone's, which would freeze the row of its padding
@@ -214,14 +212,14 @@ def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:
 
 
 def special_roles(loaded: Any) -> dict[int, str]:
-    """Id -> role, one of :data:`ROLES`, for every special token of what :func:`sinklab.load`
-    returned; ids that are not in it are text.
+    """Id -> role, one of :data:`ROLES`, for every special token of a model that
+    :func:`sinklab.load` returned; ids that are not in it are text.
 
-    ``mask`` goes first; then the conventional texts (``<|endoftext|>`` is eos even where the config
+    ``mask`` goes first; then the conventional texts (``<|endoftext|>`` is eos even if the config
     names it as padding too); then the ids that config, tokenizer and the table of published
     checkpoints name, eot before eos, bos and pad. ``template`` are the other special tokens that
-    the chat format writes, ``image`` the ids from ``text_vocab_size`` on, ``other`` what the
-    tokenizer holds special beside these.
+    the chat format writes, ``image`` the ids from ``text_vocab_size`` on, ``other`` the rest of the
+    tokenizer's special tokens.
     """
     special, tokenizer = loaded.special, loaded.tokenizer
     config: Any = loaded.model.config
@@ -281,8 +279,8 @@ def _template_ids(tokenizer: PreTrainedTokenizerBase | None, special: set[int]) 
 
 
 SECONDS, MEMORY, LENGTH = 10, 1 << 29, 1 << 20
-"""What the rendering of one chat may take: time, bytes besides what this process has, and bytes of
-text.
+"""Limits on the rendering of one chat: seconds, bytes of memory besides those of this process, and
+bytes of text.
 """
 
 
@@ -334,7 +332,7 @@ def _render(
     messages: list[dict[str, str]],
     how: dict[str, Any],
 ) -> None:
-    """In the child: the text behind a plus, or what went wrong behind a minus."""
+    """In the child process, write the text behind a plus, or the error behind a minus."""
     import resource
 
     with suppress(OSError, ValueError):

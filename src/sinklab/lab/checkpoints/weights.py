@@ -36,8 +36,8 @@ def _not_floating(name: str, kind: object) -> ValueError:
 class Safetensors:
     """Tensors of one or more safetensors files.
 
-    A file is opened anew after ``PIECE_BYTES``: its mapping goes away, whose pages count as
-    resident memory.
+    A file is opened anew after ``PIECE_BYTES``: the pages of its mapping, which count as resident
+    memory, are released.
     """
 
     def __init__(self, files: list[Path]) -> None:
@@ -76,7 +76,7 @@ class Safetensors:
 
     def pieces(self, name: str, part: Part | None = None) -> Iterator[tuple[slice, Tensor]]:
         """Row ranges of one tensor, or of a part of it, and their contents, at most ``PIECE_BYTES``
-        each (a row at least). What lies outside the part is not read.
+        each (a row at least). Rows outside the part are not read.
         """
         shape = self.shapes[name]
         first, *others = part or [slice(0, size) for size in shape]
@@ -125,8 +125,8 @@ class GivenAway(Tensors):
 
 
 class Pickles(Tensors):
-    """Tensors of pickled state dicts, unpickled with ``weights_only=True`` and mapped where the
-    format allows it.
+    """Tensors of pickled state dicts, unpickled with ``weights_only=True`` and mapped if the format
+    allows it.
     """
 
     def __init__(self, files: list[Path]) -> None:

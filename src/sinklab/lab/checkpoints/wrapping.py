@@ -1,5 +1,5 @@
-"""A module from elsewhere as a model of ours: its kind, its sizes, its special tokens, what stands
-around its texts.
+"""A module from elsewhere as a model of ours: its kind, its sizes, its special tokens, and the
+tokens around its texts.
 """
 
 import copy
@@ -24,10 +24,10 @@ _MARKS = {"masked": ("ForMaskedLM",), "autoregressive": ("ForCausalLM", "LMHeadM
 
 
 def kind_of(model: nn.Module) -> str:
-    """One of :data:`KINDS`, where the class, or else the config, of a module says it.
+    """One of :data:`KINDS`, if the class, or else the config, of a module says it.
 
     Raises:
-        ValueError: where neither does.
+        ValueError: if neither does.
     """
     if isinstance(model, DiffusionLM):
         return "diffusion"
@@ -55,9 +55,7 @@ def config_of(model: nn.Module) -> Any:
 
 
 def sizes_of(model: nn.Module) -> dict[str, int] | None:
-    """Layers, heads, hidden size and vocabulary as the config says; None where it lacks one of
-    them.
-    """
+    """Layers, heads, hidden size and vocabulary from the config; None if it lacks one of them."""
     config = config_of(model)
     config = getattr(config, "backbone", config)
     found: dict[str, Any] = {name: getattr(config, name, None) for name in SIZES}
@@ -71,12 +69,12 @@ def wrapped(
     kind: str,
     sizes: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Fields of what `sinklab.load` returns, but for names, about this module.
+    """Fields of the result of `sinklab.load`, but for names, about this module.
 
     Args:
         model: maps ids (B, S) to logits (B, S, V).
-        tokenizer: of its texts; None where prompts are ids.
-        mask_id: id of [MASK]; None for what tokenizer or config say.
+        tokenizer: of its texts; None if prompts are ids.
+        mask_id: id of [MASK]; None for the one of tokenizer or config.
         kind: one of :data:`KINDS`.
         sizes: those of :data:`SIZES`.
 
@@ -164,7 +162,7 @@ def _about(
 
 
 def _global_layers(config: Any) -> tuple[int, ...] | None:
-    """Numbers of the layers with full attention, where a config says that others have windows."""
+    """Numbers of the layers with full attention, if a config says that others have windows."""
     kinds = getattr(config, "layer_types", None) or ()
     if "sliding_attention" not in kinds:
         return None

@@ -1,4 +1,4 @@
-"""The command line: parse, call one function, print where the result lies."""
+"""The command line: parse, call one function, print the path of the result."""
 
 from sinklab.lab.cli.main import main
 

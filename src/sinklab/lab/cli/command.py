@@ -1,5 +1,5 @@
-"""The command of a study, made of its settings and its docstring; what all commands with a model
-share.
+"""The command of a study, made of its settings and its docstring; settings that all commands with a
+model share.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Reading:
     """How the weights are read."""
 
     dtype: str = "float32"
-    """Type of the weights, e.g. bfloat16; auto: the checkpoint's; machine: what suits the device;
-    int8: by torchao.
+    """Type of the weights, e.g. bfloat16; auto: the checkpoint's; machine: the one that suits the
+    device; int8: by torchao.
     """
     device: str | None = None
-    """Where the model runs, e.g. cuda; the CPU when left out."""
+    """Device of the model, e.g. cuda; the CPU when left out."""
     device_map: str | None = None
     """"auto" spreads the layers over the devices at hand, in place of a device."""
     tensor_parallel: int = 1
@@ -51,12 +51,12 @@ class Reading:
     revision: str | None = None
     """Commit, branch or tag on the Hub."""
     allow_pickle: bool = False
-    """Also read .bin and .pth files, without running what they hold."""
+    """Also read .bin and .pth files, without running code in them."""
     sink: str | None = None
     """File of a sink that was trained for this model (`sinklab train retrofit`), to be attached."""
     base: str | None = None
-    """Folder or GGUF file of the model below packaged adapters (smollm2-diffusion), where its
-    package is absent.
+    """Folder or GGUF file of the model below packaged adapters (smollm2-diffusion), if its package
+    is absent.
     """
 
     def load(self, model: str, *, fills_masks: bool = True) -> Loaded:
@@ -79,7 +79,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where prompts come from."""
+    """Source of prompts."""
 
     prompts: Path | None = None
     """File of prompts: .txt (one a line), .jsonl, .json or .csv (field prompt, question or
@@ -170,13 +170,13 @@ def conduct(
     options: Any = None,
     worker: Processes | None = None,
 ) -> list[str]:
-    """Run a study for each model, draw what came out, and give the lines to print.
+    """Run a study for each model, draw its figures, and give the lines to print.
 
     One model's run folder is `out`; several have folders of their own names below it. Without one,
-    what it would take is said and nothing done.
+    its plan is told and nothing done.
 
     Raises:
-        ValueError: for no model, and what the study refuses.
+        ValueError: for no model, and anything the study refuses.
     """
     from sinklab.lab.records.reading import open_run
 

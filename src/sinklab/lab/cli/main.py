@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import tyro
 
-# private, and made for this: what it raises takes the place of tyro's box
+# private, and made for this: its error takes the place of tyro's box
 from tyro._errors import on_parse_error
 
 from sinklab import __version__
@@ -62,11 +62,11 @@ KINDS: tuple[str, ...] = (
 KINDS += ("families", "figures", "studies")
 GROUPS: dict[str, dict[str, str]] = WORDS["groups"]
 MORE = "more"
-"""Group of what no group names: the studies of a plug-in."""
+"""Group of commands that no group names: the studies of a plug-in."""
 
 
 def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> None:
-    """List what is registered: rules, interventions, caches, studies, …, with their options.
+    """List the registry: rules, interventions, caches, studies, …, with their options.
 
     Try
         sinklab list
@@ -110,7 +110,7 @@ TRAIN = "Train a diffusion language model: from scratch, from a causal model, or
 
 
 def _commands(arguments: Sequence[str]) -> dict[str, tuple[str, Callable[[], Callable[..., None]]]]:
-    """Name -> one line about it, and what makes the function, of every command.
+    """Name -> one line about it, and the maker of its function, of every command.
 
     Args:
         arguments: behind the name of the command; some of them decide the defaults of others.
@@ -147,7 +147,7 @@ def grouped(commands: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 def _show(about: str, commands: Mapping[str, str]) -> None:
-    """Print what the package is and every command in its group."""
+    """Print a line on the package and every command in its group."""
     say("usage: sinklab COMMAND …\n")
     say(textwrap.fill(about, 100))
     for group, lines in grouped(commands).items():
@@ -157,9 +157,7 @@ def _show(about: str, commands: Mapping[str, str]) -> None:
 
 
 def _no_such_command(name: str, commands: Mapping[str, str]) -> ValueError:
-    """The error for a command that is not there, with the one that was meant where that is
-    known.
-    """
+    """The error for a command that is not there, with the nearest one if that is known."""
     for meant, words in WORDS["meant"].items():
         if name in words.split():
             lines = {
@@ -170,9 +168,7 @@ def _no_such_command(name: str, commands: Mapping[str, str]) -> ValueError:
 
 
 def _settings_of(name: str, folder: Path) -> dict[str, Any]:
-    """What a run folder says of the settings of a command. Raises ValueError where another one
-    wrote it.
-    """
+    """Settings of a command in a run folder. Raises ValueError if another command wrote it."""
     if name in registry.studies:
         return as_record(registry.studies[name]().settings_of(folder))
     if name == "train":
@@ -183,8 +179,8 @@ def _settings_of(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _needs_model(run: Path, arguments: Sequence[str], bare: Sequence[str]) -> None:
-    """Raises ValueError where a run is to be reproduced and no model is given: the default need not
-    be the run's.
+    """Raises ValueError if a run is to be reproduced and no model is given: the default need not be
+    the run's.
     """
     is_first = "model" in bare and not arguments[0].startswith("-")
     if _has(arguments, "--model") or is_first:
@@ -200,7 +196,7 @@ def _has(arguments: Sequence[str], flag: str) -> bool:
 
 
 def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandApp:
-    """All commands by one line each, and the one that is run with its options, whose names are
+    """All commands by one line each, and the one that is run with its options; their names are
     added to `names`.
     """
     app, called, rest = tyro.extras.SubcommandApp(), next(iter(arguments), ""), arguments[1:]
@@ -253,8 +249,8 @@ def _plugged(arguments: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; whatever stops it is one line on stderr and exit status 2, with ``--debug``
-    a traceback. Ctrl-C (130) and SIGTERM (143) keep what is written.
+    """Run one command; any error is one line on stderr and exit status 2, with ``--debug`` a
+    traceback. Ctrl-C (130) and SIGTERM (143) keep everything written.
     """
     given = sys.argv[1:] if arguments is None else arguments
     debug, arguments = "--debug" in given, [one for one in given if one != "--debug"]
@@ -294,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(error: Exception, names: Iterable[str]) -> str:
-    """What stopped a command, in one line, in the words of its options (`names`)."""
+    """Error of a command in one line, in the words of its options (`names`)."""
     said = " ".join(str(error).split())
     if isinstance(error, MemoryError) or re.search(
         r"allocate memory|out of memory", said, re.IGNORECASE

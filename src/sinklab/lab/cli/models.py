@@ -28,10 +28,10 @@ Word = Annotated[str, tyro.conf.Positional]
 
 def train_command(arguments: Sequence[str]) -> Callable[..., None]:
     """The command with the defaults of the recipe that these arguments name, so that --help shows
-    what would run.
+    the settings of the run.
 
     Args:
-        arguments: what stands behind ``sinklab train``.
+        arguments: behind ``sinklab train``.
 
     Raises:
         ValueError: for an unknown recipe or variant, or a run folder that cannot be reproduced.
@@ -76,8 +76,8 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         Args:
             recipe: one of the recipes above.
             variant: the sink or gate of the model: {variants}.
-            dry_run: say what it would take, and stop: nothing is written.
-            settings: what to train, on what, and how.
+            dry_run: estimate time and memory, and stop: nothing is written.
+            settings: of the training.
         """
         if recipe != name:
             raise ValueError(f"the recipe comes first: sinklab train {recipe} …")
@@ -247,7 +247,7 @@ def _filled(
     stream: bool,
     one: bool,
 ) -> None:
-    """Say what a model writes that fills masks; of several processes that hold it (not `one`) the
+    """Print the text of a model that fills masks; of several processes that hold it (not `one`) the
     first does.
     """
     from transformers import TextDiffusionStreamer
@@ -278,7 +278,7 @@ def _filled(
 def _written(
     loaded: Any, text: str, new_tokens: int, settings: DecodingSettings, *, chat: bool, stream: bool
 ) -> str:
-    """What a model writes that does not fill masks: token after token, or by renoising whole
+    """Text of a model that does not fill masks: written token after token, or by renoising whole
     canvases.
 
     Raises ValueError for options of models that fill masks.

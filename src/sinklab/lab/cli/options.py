@@ -30,16 +30,18 @@ from sinklab.lab.studies.base import from_record, leaves
 MARK: Any = tyro.conf
 WORDS: dict[str, Any] = tomllib.loads((files(__package__) / "options.toml").read_text("utf-8"))
 RARE = frozenset(WORDS["rare"].split())
-"""What --help leaves to --help-all, in whatever command it stands."""
+"""Options that --help leaves to --help-all, in every command."""
 PERMISSIONS = frozenset(WORDS["permissions"].split())
-"""What may run code, write, send or go on is given on the command line alone, never by a file."""
+"""Permissions to run code, write, send or go on: given on the command line alone, never by a
+file.
+"""
 FILES: dict[str, str] = WORDS["files"]
 """Options of every command with settings, and their help."""
 
 
 def described(kind: type) -> dict[str, str]:
-    """What stands behind the fields of a class, by name, each in one line: tyro keeps line breaks
-    of the source.
+    """Descriptions of the fields of a class, by name, each in one line: tyro keeps line breaks of
+    the source.
     """
     found: dict[str, str] = {}
     for one in kind.__mro__:
@@ -56,10 +58,10 @@ def described(kind: type) -> dict[str, str]:
 
 
 def typed(settings: Any, *hidden: str, closed: bool = False) -> Any:
-    """What the command line fills in: fields, help and defaults of these settings, but none of
-    their checks.
+    """Class for the command line to fill in: fields, help and defaults of these settings, but none
+    of their checks.
 
-    tyro would draw a box around what a settings class refuses; `checked` makes the settings
+    tyro would draw a box around the error of a settings class; `checked` makes the settings
     themselves of it, once.
 
     Args:
@@ -120,12 +122,12 @@ def typed(settings: Any, *hidden: str, closed: bool = False) -> Any:
 NAMES: dict[Any, str] = {
     of: kind.__name__.upper() for kind in (int, float, str, Path) for of in (kind, kind | None)
 }
-"""What stands for the value of an option, which may be left out."""
+"""Words for the value of an option, which may be left out."""
 
 
 def _word(name: str, hint: Any, *, positional: bool) -> str | None:
-    """What stands for the value of an argument in the help: [RUN …] for `runs`, FLOAT for an option
-    of numbers.
+    """Word for the value of an argument in the help: [RUN …] for `runs`, FLOAT for an option of
+    numbers.
     """
     several = typing.get_origin(hint) is tuple and typing.get_args(hint)[1:] == (...,)
     word = (
@@ -137,8 +139,8 @@ def _word(name: str, hint: Any, *, positional: bool) -> str | None:
 
 
 def checked(given: Any, **changes: Any) -> Any:
-    """The settings that `typed` stands for, with these changes. Raises ValueError for what makes no
-    sense.
+    """The settings that `typed` stands for, with these changes. Raises ValueError for values that
+    make no sense.
     """
     values: dict[str, Any] = {}
     kind = getattr(given, "made_of", type(given))
@@ -159,20 +161,19 @@ KINDS = {
     "[INT …]": "whole numbers",
     "[FLOAT …]": "numbers",
 }
-"""What an option takes, in words, by what stands for its value in the help."""
+"""Values of an option in words, by its word in the help."""
 
 
 def refuse(event: Any, command: str, arguments: Sequence[str]) -> None:
-    """Say in a sentence what tyro refuses, in place of its box; what this does not know keeps the
-    box.
+    """Say in a sentence the error of tyro, in place of its box; errors unknown here keep the box.
 
     Args:
-        event: one of ``tyro._errors``, whose kinds are told apart by their fields.
+        event: one of ``tyro._errors``, told apart by their fields.
         command: its name.
         arguments: behind the name.
 
     Raises:
-        ValueError: what was expected, what is given, and what to do.
+        ValueError: naming the expected and given values, and the remedy.
     """
     remedy = f"sinklab {command} --help says what it takes"
     if missing := getattr(event, "missing_arguments", ()):
@@ -213,9 +214,7 @@ def value_of(arguments: Sequence[str], flag: str) -> str | None:
 
 
 def values_of(arguments: Sequence[str], flag: str) -> tuple[list[str | None], list[str]]:
-    """What stands behind each occurrence of a flag, None behind a bare one, and the arguments
-    without them.
-    """
+    """Values of all occurrences of a flag, None for a bare one, and the arguments without them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(flag, dest="values", nargs="?", action="append", default=[])
     given, rest = parser.parse_known_args(arguments)
@@ -245,7 +244,7 @@ def known_options(command: str, arguments: Sequence[str], names: Iterable[str]) 
 
 @dataclass(frozen=True)
 class Given:
-    """What a file says of settings."""
+    """Settings given in a file."""
 
     source: str = ""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -256,8 +255,8 @@ class Given:
 
     @classmethod
     def by(cls, arguments: Sequence[str], settings_of: Callable[[Path], dict[str, Any]]) -> Given:
-        """As --config or --reproduce says. Raises ValueError for both, and for a file that cannot
-        be read.
+        """Read the file of --config or --reproduce. Raises ValueError for both, and for a file that
+        cannot be read.
         """
         config, again = value_of(arguments, "--config"), value_of(arguments, "--reproduce")
         if config and again:
@@ -283,7 +282,7 @@ class Given:
         return cls(config, settings, is_run=not is_toml)
 
     def divided(self, known: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
-        """What a command with these options takes, and the names of what it leaves.
+        """Settings for a command with these options, and the names of those it leaves.
 
         Raises:
             ValueError: for a name in a file of settings that is no option, with the near one.
@@ -297,7 +296,7 @@ class Given:
         return {name: value for name, value in self.settings.items() if name in known}, left
 
     def value(self, name: str, hint: Any) -> Any:
-        """What is said of an option. Raises ValueError unless it is of its type."""
+        """Value of an option in the file. Raises ValueError unless it is of its type."""
         value = self.settings[name]
         value = tuple(value) if isinstance(value, list) else value
         with refused(f"{self.source}: {name} cannot be {value!r}", TypeCheckError):
@@ -322,12 +321,13 @@ def options(
     closed: bool = False,
     positional: Collection[str] = (),
 ) -> tuple[Callable[..., None], list[str], list[str]]:
-    """A command as tyro takes it, the names of its options, and of what it leaves of a file.
+    """A command as tyro takes it, the names of its options, and of the settings it leaves in a
+    file.
 
     Args:
         function: its groups of settings are settings by default; those named by its attribute
             ``hidden`` are left out.
-        given: what a file says, which becomes the defaults.
+        given: settings of a file, which become the defaults.
         short: leave out rare options, for the help.
         closed: as for `typed`.
         positional: arguments that are taken without their flag, here, though the function has an
@@ -410,8 +410,8 @@ def _told(function: Callable[..., None], more: dict[str, str], short: bool) -> s
 
 
 def in_flags(error: str, names: Iterable[str]) -> str:
-    """An error in the words of the command line: options in place of arguments, and not what Python
-    has besides.
+    """An error in the words of the command line: options in place of arguments, without words of
+    Python.
     """
     error = re.sub(r" \(in Python [^)]*\)|, in Python [^),;]*", "", error)
     either = "|".join(sorted(names, key=len, reverse=True)) or "$^"

@@ -1,5 +1,5 @@
-"""What a command would take: evaluations, time and memory, estimated from a model's size and the
-machine's speed.
+"""Plan of a command: evaluations, time and memory, estimated from a model's size and the machine's
+speed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from sinklab.lab.studies.processes import Amount
 
 SMALL_PRODUCTS, WATCHED = 150, 600
-"""Of a layer, whatever its size: what a small model's forward takes, and one under all statistics
-of a trace.
+"""Number of small products that a layer takes whatever its size: in a small model's forward, and in
+one under all statistics of a trace.
 """
 EXTRA = 2.0
-"""What a forward takes beside its products: attention, an edit, the loop around it."""
+"""Factor for work of a forward beside its products: attention, an edit, the loop around it."""
 START, PREPARING = 2.0, 10.0
 """Seconds for weights to be read, folders to be written and figures to be drawn; and of a training,
 for its text.
@@ -29,19 +29,19 @@ PROBE = 0.15
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command would take."""
+    """Plan of a command."""
 
     line: str
-    """For a reader."""
+    """Text for a reader."""
     seconds: float = 0.0
-    """In all; 0 where it is not known beforehand."""
+    """Seconds in all; 0 if not known beforehand."""
     first: float = 1.0
     """The share of its evaluations in the pass that is counted first; see `Amount.first`."""
     twins: bool | None = False
-    """As `Amount.twins`."""
+    """Untrained controls, see `Amount.twins`."""
 
     def of_a_pass(self, seconds: float) -> float:
-        """What all takes, where the first counted pass takes so many seconds."""
+        """Seconds of the whole run, if the first counted pass takes so many seconds."""
         return _with_twins(seconds / self.first, self.twins)
 
 
@@ -53,7 +53,9 @@ def together(plans: Sequence[Plan], words: str) -> Plan:
 
 
 def _with_twins(seconds: float, twins: bool | None) -> float:
-    """With those of two twins, which are made where they are asked for, or take little."""
+    """Seconds including those of two controls, which are made if they are asked for, or take
+    little.
+    """
     from sinklab.lab.studies.twins import LITTLE
 
     return 3 * seconds if twins or (twins is None and 2 * seconds < LITTLE) else seconds
@@ -66,10 +68,10 @@ def machine_speed(
     """Floating point operations a second in a product of matrices, and the seconds of a product
     that has almost none.
 
-    Medians over a moment, not the best of it: what others take of the machine now they will take of
-    a run too. Not means: one product that waits for its turn would count for a hundred. Of all
-    threads and one, whichever is faster: where others work too, threads of a small product wait for
-    one another longer than they compute.
+    Medians over a moment, not the best of it: the share of the machine that others take now they
+    will take from a run too. Not means: one product that waits for its turn would count for a
+    hundred. Of all threads and one, whichever is faster: if others work too, threads of a small
+    product wait for one another longer than they compute.
 
     Args:
         dtype: of torch.
@@ -139,17 +141,17 @@ def plan_for(
     *,
     trained: str = "",
 ) -> Plan:
-    """What is evaluated, how long it may take, and how much memory.
+    """Plan of the evaluations, their time, and the memory.
 
     Args:
         amount: as `Study.amount`.
         settings: of the run.
-        model: whose config is read, and no weights; "" for none.
+        model: only its config is read, no weights; "" for none.
         reading: how its weights will be loaded (`Reading`).
         trained: type that a model is trained in.
 
     Raises:
-        ValueError: where there is no such model.
+        ValueError: if there is no such model.
     """
     from sinklab.lab.checkpoints.info import describe
     from sinklab.lab.checkpoints.materialize import usable_device, weight_type
@@ -184,8 +186,8 @@ def plan_for(
 def _seconds_of_one(
     found: Amount, active: int, layers: int, dtype: str, device: str, hidden: int
 ) -> float:
-    """Of an evaluation: its products, or reading the weights where that takes longer, and what each
-    layer takes.
+    """Seconds of an evaluation: its products, or reading the weights if that takes longer, and the
+    overhead of each layer.
     """
     speed, least = machine_speed(dtype, device, min(found.positions, 1024), hidden)
     # a backward pass is two forward ones

@@ -1,5 +1,5 @@
-"""What a command says while it works: stages, how far a pass is, and its plan, which the first part
-corrects.
+"""Messages of a command while it works: stages, the progress of a pass, and its plan, which the
+first part corrects.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ from sinklab.lab.cli.plans import Plan, duration
 from sinklab.lab.studies.processes import Progress
 
 RAW = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""How control characters are spelt, which a terminal would obey."""
+"""Spellings of control characters, which a terminal would obey."""
 FIRST = 2.0
 """Seconds of a pass before a line tells how far it is, away from a terminal."""
 EVERY = 5.0
-"""Seconds between two such lines at first; of a long pass a tenth of what it has taken so far,
-which is more.
+"""Seconds between two such lines at first; in a long pass a tenth of the time so far, which is
+more.
 """
 SURE = 3.0
 """Seconds after which a pass of which at least two parts are done corrects the plan."""
 SURE_OF_ONE = 10.0
-"""The same where one is done, which may have been slower than the others will be."""
+"""Seconds after which a pass with one part done corrects the plan; that part may have been slower
+than the others will be.
+"""
 OFF = 1.5
-"""How many times too long or too short a plan has to be for a corrected one to be said."""
+"""Factor by which a plan has to be too long or too short for a corrected one to be told."""
 
 
 def spelt(text: object) -> str:
@@ -92,9 +94,9 @@ class Pace:
 
     def __init__(self, done: float, now: float) -> None:
         self.began = now
-        """When it began."""
+        """Time at which it began."""
         self.done, self.seconds = done, 0.0
-        """How much is done, and the seconds since it began."""
+        """Parts done, and the seconds since it began."""
         self.rate = 0.0
         """Parts a second; 0 before the first."""
         self.is_sure = False
@@ -103,7 +105,7 @@ class Pace:
         self._from = (done, now)
 
     def move(self, done: float, now: float) -> None:
-        """So much is done now."""
+        """Note that so much is done now."""
         since, moment = self._from
         if done > since and now > moment:
             self.rate = (done - since) / (now - moment)
@@ -124,7 +126,7 @@ class Pace:
 
 
 def rate_in_words(rate: float) -> str:
-    """Parts a second, or what each takes."""
+    """Parts a second, or the time of each."""
     return f"{rate:.2g} a second" if rate >= 1 else f"{duration(1 / rate)} each"
 
 
@@ -132,7 +134,7 @@ class RateColumn(ProgressColumn):
     """The rate, in the bar of a terminal."""
 
     def render(self, task: Task) -> Text:
-        """As `rate_in_words`."""
+        """Speed of a task, by `rate_in_words`."""
         return Text(rate_in_words(task.speed) if task.speed else "")
 
 
@@ -152,8 +154,8 @@ class Shown(Progress):
         self._planned = self._started
 
     def planned(self, *plans: Plan) -> None:
-        """Print the plans of what follows, in its order; its first part may correct them together,
-        once.
+        """Print the plans of the next parts, in their order; the first part may correct them
+        together, once.
         """
         for plan in plans:
             self.stage(plan.line)
@@ -166,7 +168,7 @@ class Shown(Progress):
         self._print(text)
 
     def count(self, done: float, total: float) -> None:
-        """Move the bar, or away from a terminal say how far it is, where that was not said a moment
+        """Move the bar, or away from a terminal print the progress, if it was not printed a moment
         ago.
         """
         now = self._clock()

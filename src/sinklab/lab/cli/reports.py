@@ -36,7 +36,7 @@ Folders = Annotated[tuple[Path, ...], tyro.conf.Positional]
 
 
 def tell_answers(studies: Any, texts: Sequence[tuple[Any, ...]] = ()) -> None:
-    """The three answers about the model of each run, below its name and what it wrote, and how the
+    """The three answers about the model of each run, below its name and its texts, and how the
     models differ.
     """
     from sinklab.lab.reports.build import answers
@@ -64,7 +64,7 @@ def report(
 
     Several runs are shown side by side, e.g. without and with a sink token. Runs of `sinklab trace`
     give a page to explore, and three answers about each model, which are printed too: whether sinks
-    exist, which they are and whether they stay, and what masking them costs (from a run of
+    exist, which they are and whether they stay, and the cost of masking them (from a run of
     `sinklab curve` beside that of the trace). Runs of `sinklab train` give training curves: losses,
     when sinks emerge, which tokens they are. Figures for a paper are drawn by `sinklab figures`.
 
@@ -82,12 +82,12 @@ def report(
         out: folder for the page and its tables.
         tables: formats of the tables beside the page, of parquet, csv and md; none after a bare
             --tables.
-        sink_rule: what counts as a sink in runs of `sinklab trace`, NAME:field=value;
+        sink_rule: definition of a sink in runs of `sinklab trace`, NAME:field=value;
             excess:epsilon=3 when left out.
-        sink_input: what that rule reads: received (from all queries) when left out, or
-            received_from_masked, from the masked queries alone, which decide the tokens;
-            `sinklab trace --statistics value_norm received_from_masked` records it. Steps with
-            fewer than 8 masked queries are left out.
+        sink_input: input of that rule: received (from all queries) when left out, or
+            received_from_masked, from the masked queries alone, which decide the tokens; `sinklab
+            trace --statistics value_norm received_from_masked` records it. Steps with fewer than 8
+            masked queries are left out.
         all: print everything that was found, and not the three answers alone.
     """
     from sinklab.core.registry import rules
@@ -160,7 +160,7 @@ def figures(
         out: folder for the figures.
         only: names of figures; all that the runs recorded enough for, when left out.
             `sinklab list figures` has them.
-        style: whose widths of text and column, and sizes of letters.
+        style: of the widths of text and column, and sizes of letters.
         formats: of the files.
     """
     from sinklab.lab.reports.drawing import draw_all
@@ -239,11 +239,11 @@ def table1(
     to OUT: accuracy ± binomial standard error with the dose of the masking (keys, how many of them
     are sinks by the rule, their attention), the published numbers, and which numbers of masked keys
     cost more than 5 points; below, other keys of equal mass (--controls equal_mass), and which of a
-    diffusion and an autoregressive model loses more, where both have sinks and a score to lose.
+    diffusion and an autoregressive model loses more, if both have sinks and a score to lose.
 
     With --paper the models are those of the paper, in the type of their weights. The rows to expect
-    and the cost come first; what is not on this machine is refused. HumanEval runs what they write:
-    it takes --run-code.
+    and the cost come first; files that are not on this machine are refused. HumanEval runs code
+    that models write: it takes --run-code.
 
     Try
         sinklab table1 --paper --run-code --device cuda --out runs/paper
@@ -264,7 +264,7 @@ def table1(
         model: "tiny", "tiny-sink", "tiny-causal" (inside the package), folders, or names on the
             Hub.
         out: folder for the cells and the table.
-        chat: put questions into the model's chat format; auto: where it has one.
+        chat: put questions into the model's chat format; auto: if it has one.
         render: only make the table from the run folders at or below these.
         figures: formats of the figure, of png, svg and pdf; none after a bare --figures.
         reading: how the weights are read.
@@ -290,7 +290,7 @@ def table1(
 def _as_in_the_paper(
     model: tuple[str, ...], reading: Reading, plan: Plan, settings: EvalSettings
 ) -> tuple[tuple[str, ...], Reading]:
-    """The paper's models and their type, once it is said what to expect and what it takes."""
+    """The paper's models and their type, once the expected results and the cost are told."""
     from sinklab.lab.studies.benchmarks import paper_protocol
 
     if model == inspect.signature(table1).parameters["model"].default:
@@ -317,9 +317,9 @@ def merge(runs: Folders, out: Path) -> None:
     """Make one run of several that hold parts of the same run: on machines that share no folder, or
     of earlier workers.
 
-    They must be of the same kind, model, settings and seed. What several of them hold is kept once,
-    and refused where it differs. Their folders are removed. What is still missing, `--resume`
-    writes.
+    They must be of the same kind, model, settings and seed. Parts that several of them hold are
+    kept once, and refused if they differ. Their folders are removed. `--resume` writes missing
+    parts.
 
     Try
         sinklab merge runs/here runs/there --out runs/both
@@ -341,8 +341,8 @@ def onetoken(runs: Folders, out: Path = Path("runs/onetoken"), metric: str | Non
     one.
 
     Takes folders of `sinklab train` and of `sinklab eval`, or folders above them. A benchmark run
-    is matched with the training run whose model it scored; runs that differ in their seed alone are
-    averaged. A cell that is missing is –, and the command that would fill it stands below its
+    is matched with the training run of the model it scored; runs that differ in their seed alone
+    are averaged. A cell that is missing is –, and the command that would fill it stands below its
     table. Held-out losses and the share of attention on the sinks come from the training runs.
 
     Try
@@ -353,7 +353,7 @@ def onetoken(runs: Folders, out: Path = Path("runs/onetoken"), metric: str | Non
     Args:
         runs: folders, at or below which run folders lie.
         out: folder for the tables.
-        metric: of lm-eval, shown where a task has it, e.g. acc_norm; acc when left out.
+        metric: of lm-eval, shown if a task has it, e.g. acc_norm; acc when left out.
     """
     from sinklab.lab.studies.benchmarks.onetoken import write_onetoken
 
@@ -365,7 +365,7 @@ def onetoken(runs: Folders, out: Path = Path("runs/onetoken"), metric: str | Non
 
 
 def _show(tables: list[Printed]) -> None:
-    """Tables on the terminal, their notes below them, and where they were written."""
+    """Tables on the terminal, their notes below them, and the paths of their files."""
     said: list[str] = []
     for one in tables:
         _show_table(one.text, one.title)

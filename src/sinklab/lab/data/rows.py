@@ -77,8 +77,8 @@ def begin_rows(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def row_start(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids with which a packed row begins: the start token where :func:`begin_rows` said so,
-    else none.
+    """The ids with which a packed row begins: the start token if :func:`begin_rows` said so, else
+    none.
     """
     return [int(cast(Any, tokenizer.bos_token_id))] if tokenizer.init_kwargs.get(_MARK) else []
 
@@ -96,7 +96,7 @@ def pack(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: i
     Args:
         documents: texts.
         tokenizer: must have an ``eos_token``.
-        length: tokens a row, S ≥ 2. What is left at the end is dropped.
+        length: tokens a row, S ≥ 2. The rest at the end is dropped.
 
     Returns:
         ids of shape (R, S), int32 (to keep a corpus small in memory).
@@ -111,8 +111,8 @@ def pack(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: i
 def pack_with_documents(
     documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: int
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`pack`, with the number of each token's document inside its row, (R, S) int32, from
-    0 in every row.
+    """Pack documents like :func:`pack`, with the number of each token's document inside its row,
+    (R, S) int32, from 0 in every row.
 
     The end-of-text token belongs to the document that it ends, a start token to the one that the
     row begins in.
@@ -136,7 +136,7 @@ def pack_with_documents(
 
 
 def check_packing(tokenizer: PreTrainedTokenizerBase, length: int) -> None:
-    """Refuse what cannot be packed.
+    """Refuse a length or a tokenizer that cannot be packed with.
 
     Raises:
         ValueError: if the length is below 2 or the tokenizer has no end token.
@@ -157,9 +157,7 @@ def encode(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iter
 
 
 def encode_texts(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """The ids of each text, nothing added; where one spells out a special token, it is text and not
-    the token.
-    """
+    """The ids of each text, nothing added; a text that spells out a special token stays text."""
     encoded: Any = tokenizer(
         texts, add_special_tokens=False, split_special_tokens=True, verbose=False
     )
@@ -181,8 +179,8 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def place_generator(seed: int, *place: int) -> torch.Generator:
-    """A CPU generator for one place (pass, block, …) of a run: it does not depend on what was drawn
-    before.
+    """A CPU generator for one place (pass, block, …) of a run: it does not depend on earlier
+    draws.
     """
     mixed = seed
     for part in place:
@@ -198,10 +196,10 @@ class Ragged:
     """
 
     parts_T: Tensor
-    """Of all rows, one behind the other."""
+    """Parts of all rows, one behind the other."""
     begins_R: Tensor
     sizes_R: Tensor
-    """Where the part of each row is."""
+    """Size of each row's part, which begins at ``begins_R``."""
     length: int
     fill: int | bool
 
@@ -225,7 +223,7 @@ class Ragged:
 
 COLUMNS = {"input_ids": "ids_RS", "documents": "documents_RS"}
 COLUMNS |= {"maskable": "maskable_RS", "attention_mask": "attention_RS"}
-"""What a batch calls the tensors of `Rows`."""
+"""Name in a batch -> tensor of `Rows`."""
 
 
 @dataclass(eq=False)
@@ -241,8 +239,8 @@ class Rows(Dataset[dict[str, Tensor]]):
             a `Ragged`.
         documents_RS: number of the document inside its row, for attention that stays inside
             documents.
-        maskable_RS: True where noise may fall; without it everywhere.
-        attention_RS: True where there is a token, False at padding.
+        maskable_RS: True for tokens that noise may mask; without it everywhere.
+        attention_RS: True at tokens, False at padding.
         seed: of the order; None keeps it, for evaluation.
         total: rows of the whole run; one pass when left out.
 
@@ -333,10 +331,11 @@ def row_of_batch(columns: Mapping[str, Tensor], ordinal: int) -> dict[str, Tenso
 
 
 def collate(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack rows into a batch: ``input_ids`` (B, S), ``row`` (B,), and what else every row has.
+    """Stack rows into a batch: ``input_ids`` (B, S), ``row`` (B,), and any other tensor of every
+    row.
 
     Raises:
-        ValueError: if there is no row, or rows differ in what they have.
+        ValueError: if there is no row, or rows differ in their tensors.
     """
     if not rows:
         raise ValueError("a batch needs at least one row, but there is none")

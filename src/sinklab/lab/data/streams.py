@@ -91,7 +91,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
 
         Args:
             row: number of the next row.
-            cursor: of the row before it, or of any earlier one: what lies between is then read
+            cursor: of the row before it, or of any earlier one: the rows between are then read
                 again.
 
         Raises:
@@ -162,8 +162,8 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
                 yield ids_S, owners_S - owners_S[0], behind
 
     def _pieces(self, start: Place, skip_rows: int) -> Iterator[tuple[Place, Tensor]]:
-        """The tokens of each document from a place on, and where they begin; every pass leaves out
-        its first rows.
+        """The tokens of each document from a place on, and the place where they begin; every pass
+        leaves out its first rows.
         """
         for passed in count(start.passed):
             begins = start if passed == start.passed else Place(passed)

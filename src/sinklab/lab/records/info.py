@@ -1,4 +1,4 @@
-"""What run.json says, and what is wrong with one that no run wrote."""
+"""Content of run.json, and errors for a file that no run wrote."""
 
 import contextlib
 import dataclasses
@@ -19,14 +19,14 @@ STATUSES = ("running", "complete", "interrupted")
 
 @dataclasses.dataclass(frozen=True)
 class RunInfo:
-    """What ``run.json`` says."""
+    """Content of ``run.json``."""
 
     schema: int
     """version of the layout of the folder"""
     kind: str
     """sort of run, for example "study" """
     model: dict[str, Any]
-    """what was run: name, revision or hash of the weights, size, sink"""
+    """model of the run: name, revision or hash of the weights, size, sink"""
     settings: dict[str, Any]
     """everything that was chosen"""
     seed: int | None
@@ -38,13 +38,15 @@ class RunInfo:
     status: str = "running"
     """"running" (or killed), "complete" or "interrupted" """
     error: str | None = None
-    """what interrupted the run"""
+    """error that interrupted the run"""
     tables: list[str] = dataclasses.field(default_factory=list)
     """names of the tables"""
     arrays: list[str] = dataclasses.field(default_factory=list)
     """names of the files of dense arrays"""
     parts: dict[str, list[int]] = dataclasses.field(default_factory=dict)
-    """numbers of the parts of what is written in parts, by name with suffix ("tokens.parquet")"""
+    """numbers of the parts of tables and arrays written in parts, by name with suffix
+    ("tokens.parquet")
+    """
     checksums: dict[str, str] = dataclasses.field(default_factory=dict)
     """SHA-256 of each file, by its path in the folder; runs of earlier versions have none"""
 
@@ -59,8 +61,8 @@ class RunInfo:
                 yield from ((kind, file) for file in self.files(kind, name))
 
     def without(self, lost: Collection[str]) -> Self:
-        """The same but for these files: without the parts that they belong to, in all tables and
-        arrays, and without what is written whole, which may rest on them.
+        """This info without these files: without the parts that they belong to, in all tables and
+        arrays, and without the files written whole, which may rest on them.
         """
         if not lost:
             return self
@@ -98,8 +100,8 @@ LAST_ROW = "last row"
 
 
 def reading_of(info: RunInfo) -> str:
-    """Whose attention the received attention of a study is: that of "all queries" of the canvas, of
-    "all queries so far" of an autoregressive text, or of its "last row" alone.
+    """Queries whose attention a study sums: "all queries" of the canvas, "all queries so far" of an
+    autoregressive text, or its "last row" alone.
 
     Runs of earlier versions do not say: autoregressive models were read by the last row then, or in
     full forwards.
@@ -111,8 +113,8 @@ def reading_of(info: RunInfo) -> str:
 
 
 def read_info(path: Path) -> RunInfo:
-    """What the run.json at ``path`` says; ValueError naming it when it is damaged, foreign or of
-    another schema.
+    """Read the run.json at ``path``; ValueError naming it when it is damaged, foreign or of another
+    schema.
     """
     with undamaged(path):
         raw = read_json(path)
@@ -162,7 +164,7 @@ def read_info(path: Path) -> RunInfo:
 
 
 def _class_of(hint: Any) -> Any:
-    """What isinstance takes of a type hint: dict for ``dict[str, Any]``."""
+    """Class of a type hint for isinstance: dict for ``dict[str, Any]``."""
     return hint if isinstance(hint, types.UnionType) else typing.get_origin(hint) or hint
 
 
@@ -218,7 +220,7 @@ STUDY_DIMS: dict[str, tuple[str, ...]] = {
 
 
 def of_twin(name: str, twin: str) -> str:
-    """What a table or file of arrays of an untrained twin is called; ``name`` itself where ``twin``
-    is empty.
+    """Name of an untrained control's table or file of arrays; ``name`` itself if ``twin`` is
+    empty.
     """
     return f"{name}-{twin}" if twin else name

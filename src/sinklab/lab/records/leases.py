@@ -1,11 +1,10 @@
-"""Who works on what: claims on a run or on one of its parts, held by living workers of one machine
-or of many.
+"""Claims on a run or on one of its parts, held by living workers of one machine or of many.
 
 A claim is a file in a folder that all workers share. Its holder writes a random name into it and a
 number that grows; one whose file stays the same for `EXPIRY` seconds of the observer's own clock is
-gone, whatever the clocks say. On one machine the kernel is asked first: it unlocks a file when the
-process that locked it ends, so that a killed worker is followed at once. A process number is never
-asked: containers give the same one again.
+gone, regardless of other clocks. On one machine the kernel is asked first: it unlocks a file when
+the process that locked it ends, so that a killed worker is followed at once. A process number is
+never asked: containers give the same one again.
 """
 
 from __future__ import annotations
@@ -24,15 +23,16 @@ CLAIMS = ".claims"
 """Folder of the claims, in the folder of the run; it goes when nobody holds one."""
 BEAT, EXPIRY, POLL = 5.0, 60.0, 0.05
 """Seconds between two signs of life; without one until a holder counts as gone; between two looks
-at what is held. EXPIRY is longer than network file systems may show an old state of a file."""
+at the claims. EXPIRY is longer than network file systems may show an old state of a file.
+"""
 RUN, FINISH = "run", "finish"
-"""What is claimed beside parts: run.json (for a run that has one writer: all of it), and what needs
-all parts.
+"""Names claimed beside parts: run.json (for a run that has one writer: all of it), and the files
+that need all parts.
 """
 
 
 def _kernel() -> str:
-    """A name for the running kernel, of which there is one a machine and start; empty where it has
+    """A name for the running kernel, of which there is one a machine and start; empty if it has
     none.
     """
     with contextlib.suppress(OSError):
@@ -41,7 +41,7 @@ def _kernel() -> str:
 
 
 def _locks(descriptor: int, *, alone: bool) -> bool:
-    """Whether the kernel locks an open file; not where its system or file system cannot."""
+    """Whether the kernel locks an open file; False if its system or file system cannot."""
     try:
         import fcntl
 
@@ -112,8 +112,8 @@ class Claims:
     """The claims of a run folder, as one worker sees them.
 
     A claim on a name is the file ``name.n`` with the next number that is free, which one worker
-    alone can make. It counts if nothing moved meanwhile: all claims that were there are still what
-    they were, of holders that are gone.
+    alone can make. It counts if nothing moved meanwhile: all earlier claims are unchanged, and
+    their holders are gone.
     """
 
     def __init__(self, run: Path) -> None:
@@ -176,10 +176,10 @@ class Claims:
         return any(self._lives(path) is True for path in self._read(name))
 
     def are_free(self) -> bool:
-        """Whether nobody who lives, or may, works here; the holder of `RUN` may ask, and its own
-        claim does not count.
+        """Whether no worker that lives, or may, works here; the holder of `RUN` may ask, and its
+        own claim does not count.
 
-        Claims of those who are gone are removed.
+        Claims of workers that are gone are removed.
         """
         others = [path for path in self._read() if path.stem != RUN]
         gone = [path for path in others if self._lives(path) is False]
@@ -188,7 +188,7 @@ class Claims:
         return len(gone) == len(others)
 
     def _read(self, name: str = "*") -> dict[Path, bytes]:
-        """What the claims on `name` say, or all claims; one that goes meanwhile is none."""
+        """Contents of the claims on `name`, or of all claims; one that goes meanwhile is none."""
         found: dict[Path, bytes] = {}
         with contextlib.suppress(FileNotFoundError):
             for path in [*self.folder.iterdir()]:

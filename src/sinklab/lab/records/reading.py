@@ -46,7 +46,7 @@ class Run:
         return tuple(self.info.arrays)
 
     def parts(self, name: str) -> tuple[int, ...]:
-        """Numbers of the parts of the table or arrays ``name``; empty for what is written whole."""
+        """Numbers of the parts of the table or arrays ``name``; empty if it is written whole."""
         for kind in KINDS:
             if name in getattr(self.info, kind.listed):
                 return tuple(self.info.parts.get(kind.file(name), ()))
@@ -91,8 +91,8 @@ class Run:
     def rows(
         self, name: str, key: str, part: int | None, spans: Iterable[slice]
     ) -> Iterator[np.ndarray]:
-        """The same, some places of its first axis after the others, each read when it is asked
-        for.
+        """Read an array in pieces, some places of its first axis after the others, each read when
+        it is asked for.
         """
         with self._opened(name, key, part) as handle:
             rows = handle.get_slice(key)
@@ -191,19 +191,21 @@ REMEDY = (
     "damaged."
 )
 LOOKS, PAUSE = 20, 0.1
-"""How often a file that is not what run.json says is looked at again while its run is being
-written, and the seconds between: the file is replaced first, and noted a moment later."""
+"""Number of further looks at a file that differs from run.json while its run is being written, and
+the seconds between: the file is replaced first, and noted a moment later.
+"""
 
 
 def as_written(folder: Path, info: RunInfo, file: str) -> Path:
     """The path of a file of a run, once its content was held against its checksum.
 
-    Whoever reads, copies or moves a file of a run asks for its path here. Each state of a file is
-    read once a process; runs of earlier versions have no checksums, and their files are taken as
-    they are.
+    All code that reads, copies or moves a file of a run asks for its path here. Each state of a
+    file is read once a process; runs of earlier versions have no checksums, and their files are
+    taken as they are.
 
     Raises:
-        ValueError: naming the file, for one that is missing, a link, or not what the run wrote.
+        ValueError: naming the file, for one that is missing, a link, or different from the file the
+            run wrote.
     """
     path = folder / file
     _refuse_link(path)
@@ -264,11 +266,11 @@ def _check(kind: Kind, path: Path) -> None:
 
 
 def lost_files(folder: Path, info: RunInfo) -> set[str]:
-    """Files of a run, by their paths in its folder, that are missing, unreadable, or not what was
-    written.
+    """Files of a run, by their paths in its folder, that are missing, unreadable, or changed since
+    they were written.
 
-    Where run.json has checksums, every byte is read; of a run of an earlier version, the ends of
-    each file.
+    If run.json has checksums, every byte is read; for a run of an earlier version, the ends of each
+    file.
     """
     lost = {file for file, known in info.checksums.items() if not _is(folder / file, known)}
     for kind, file in info.all_files():

@@ -1,4 +1,4 @@
-"""What a run folder is made of: names, atomic writing, arrays as they are stored."""
+"""Elements of a run folder: names, atomic writing, arrays as they are stored."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BESIDE = re.compile(rf"\..+\.[0-9a-f]{{8}}{re.escape(PART_SUFFIX)}")
 
 
 class Kind(NamedTuple):
-    """What a file of a run folder holds."""
+    """Kind of file in a run folder."""
 
     listed: str
     """field of run.json that lists the names"""
@@ -67,17 +67,17 @@ def checked_name(name: str, what: str) -> str:
 
 
 def cache_folder(name: str) -> Path:
-    """Where what can be made again is kept for the next run: XDG_CACHE_HOME/sinklab/name, or
+    """Cache folder for results that can be made again: XDG_CACHE_HOME/sinklab/name, or
     ~/.cache/sinklab/name.
     """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sinklab" / name
 
 
 def write_beside(target: Path, write: Callable[[Path], object]) -> None:
-    """Write through a file beside ``target`` and rename it: ``target`` is either whole or what it
-    was before.
+    """Write through a file beside ``target`` and rename it: ``target`` is either whole or
+    unchanged.
 
-    Whatever ``write`` raises passes through, and the file beside is removed. Several processes may
+    Any error of ``write`` passes through, and the file beside is removed. Several processes may
     write the same file, each beside the others.
 
     Args:
@@ -114,8 +114,8 @@ def remove_half_written(path: Path) -> None:
 
 
 def remove_leftovers(run: Path) -> None:
-    """The same in a run folder, where lm-eval has folders and safetensors files of their own while
-    they write.
+    """Remove half-written files in a run folder, including temporary folders of lm-eval and
+    temporary files of safetensors.
     """
     for leftover in [*run.glob(f".*{PART_SUFFIX}"), *run.glob(".tmp??????")]:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
@@ -170,8 +170,8 @@ def to_numpy(value: Any, key: str) -> np.ndarray:
 def stored(array: np.ndarray, key: str, dtype: str | None) -> np.ndarray:
     """``array`` as it is written: integers and booleans as they are, floats in ``dtype``.
 
-    ``dtype`` None means float16, and float32 with a warning where float16 would turn a finite
-    number into infinity.
+    ``dtype`` None means float16, and float32 with a warning if float16 would turn a finite number
+    into infinity.
     """
     one_of(f"dtype of {key!r}", dtype, (None, "float16", "float32", "float64"))
     if array.dtype.kind != "f":

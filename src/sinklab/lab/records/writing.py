@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 def begun_before(path: Path, given: RunInfo) -> RunInfo:
-    """``given`` with what an unfinished run in ``path`` has already; ValueError naming the first
-    thing in which it is another run.
+    """``given`` with the files that an unfinished run in ``path`` has already; ValueError naming
+    the first difference if it is another run.
     """
     before = read_info(path / RUN_FILE)
     if "reading" in given.model:
@@ -52,7 +52,7 @@ def begun_before(path: Path, given: RunInfo) -> RunInfo:
 
 
 def _difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:
-    """Where two JSON values first differ, by name, and both values there."""
+    """First difference of two JSON values: its name, and both values there."""
     if isinstance(old, dict) and isinstance(new, dict):
         key = next(
             key
@@ -77,7 +77,7 @@ def _difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:
 
 
 def names_in(path: Path) -> list[str]:
-    """Names of what a folder holds, sorted; none for an absent one.
+    """Names of the entries of a folder, sorted; none for an absent one.
 
     Claims, and the half of a ``run.json`` that a run killed in its first write left, do not count.
     """
@@ -93,8 +93,8 @@ def names_in(path: Path) -> list[str]:
 
 
 def refuse_taken(path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
-    """Raises ValueError unless a run may begin here: in an empty or absent folder, or one whose run
-    goes on or goes.
+    """Raise ValueError unless a run may begin here: in an empty or absent folder, or one with a run
+    that goes on or is removed.
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"A run is a folder: {path} is a file. Choose another path.")
@@ -118,18 +118,18 @@ def refuse_taken(path: Path, *, overwrite: bool = False, resume: bool = False) -
 class RunWriter:
     """Context manager that fills one run folder.
 
-    ``kind`` says what sort of run it is ("study", "training", …); ``model``, ``settings`` and
-    ``seed`` are written to ``run.json`` on entering, with the library versions and status
-    "running". On leaving, the status becomes "complete", or "interrupted" with the error when the
-    block raised (Ctrl-C included); what was written so far stays readable.
+    ``kind`` is the sort of run ("study", "training", …); ``model``, ``settings`` and ``seed`` are
+    written to ``run.json`` on entering, with the library versions and status "running". On leaving,
+    the status becomes "complete", or "interrupted" with the error when the block raised (Ctrl-C
+    included); the files written so far stay readable.
 
     A long run is written in parts, one a sample: `table` and `arrays` take ``part``, and with
-    ``resume`` a later writer continues where an interrupted one stopped (`has` tells what is
-    there). What is there is read and held against its checksum first: a part of which a file is
-    lost is gone, and so is then what is written whole.
+    ``resume`` a later writer continues where an interrupted one stopped (`has` tells which are
+    there). Files that are there are read and checked against their checksums first: a part with a
+    lost file is dropped, and so are then the files written whole.
 
-    A run has one writer at a time, or with ``shared`` several, each of which claims in ``claims``
-    what it works on, and sets ``is_last`` to False where others go on when its block ends.
+    A run has one writer at a time, or with ``shared`` several, each of which claims its work in
+    ``claims``, and sets ``is_last`` to False if others go on when its block ends.
 
     Raises ValueError when the folder holds anything and neither ``overwrite`` nor ``resume`` is
     set, when it holds something that is not a run, when the run to resume had another kind, model,
@@ -182,14 +182,16 @@ class RunWriter:
         return self
 
     def _begin(self) -> None:
-        """Write run.json, with what is there and in order; remove what is not."""
+        """Write run.json, with the parts that are there, in order; remove leftovers and files of
+        lost parts.
+        """
         # another process may have begun since
         refuse_taken(self.path, overwrite=self._overwrite, resume=self._resume)
         gone: Iterable[str] = names_in(self.path) if self._overwrite else ()
         is_begun = self._resume and (self.path / RUN_FILE).exists()
         if is_begun:
             self._info = begun_before(self.path, self._info)
-        # where others work, they have looked
+        # if others work here, they have looked
         if self.claims.are_free():
             storage.remove_leftovers(self.path)
             if is_begun:
@@ -239,8 +241,8 @@ class RunWriter:
             changed.save(self.path)
 
     def refresh(self) -> RunInfo:
-        """What run.json says by now; `has` knows of other workers what this read, or writing
-        did.
+        """Reread a shared run.json and return it; `has` knows of other workers only from such
+        reads, or from writing.
         """
         if self._shared:
             self._info = read_info(self.path / RUN_FILE)
@@ -253,8 +255,8 @@ class RunWriter:
         return any(part in self._info.parts.get(kind.file(name), ()) for kind in KINDS)
 
     def keep(self, files: Iterable[Path]) -> None:
-        """Have it noticed when one of these files, of the run folder and written by other means, is
-        lost; what was replaced by them is forgotten.
+        """Note these files of the run folder, written by other means, so that a loss is noticed;
+        files that they replace are forgotten.
         """
         sums = {str(file.relative_to(self.path)): storage.file_hash(file) for file in files}
 
@@ -296,10 +298,10 @@ class RunWriter:
         axes of each.
 
         Floats are stored as ``dtype``, one for all or one per key; None, or a key that is not
-        named, means float16, or float32 with a warning where float16 would overflow. With ``part``
-        the file is one part of several. Returns the path of the safetensors file. Raises ValueError
-        for missing or contradictory dims, for arrays of text, and when an explicit ``dtype`` would
-        turn a finite number into infinity; OSError for a disk that refuses.
+        named, means float16, or float32 with a warning if float16 would overflow. With ``part`` the
+        file is one part of several. Returns the path of the safetensors file. Raises ValueError for
+        missing or contradictory dims, for arrays of text, and when an explicit ``dtype`` would turn
+        a finite number into infinity; OSError for a disk that refuses.
         """
         with self._file("arrays", ARRAYS, name, part) as target:
             dtypes = dict(dtype) if isinstance(dtype, Mapping) else dict.fromkeys(arrays, dtype)
@@ -309,7 +311,7 @@ class RunWriter:
 
     @contextlib.contextmanager
     def _file(self, method: str, kind: Kind, name: str, part: int | None) -> Iterator[Path]:
-        """Where a file goes, if it may be written; once the block has done so, it is listed in
+        """Path for a file, if it may be written; once the block has written it, it is listed in
         run.json.
         """
         if not self._open:
@@ -398,9 +400,9 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
     """Move the parts of runs of the same kind, model, settings and seed into the run ``out``, and
     remove their folders.
 
-    ``out`` may be absent, or hold some parts already, as one of the runs. What several folders hold
-    is kept once. Cut short, the merge can be repeated: files are moved before they are listed, and
-    folders removed last. The status is "complete" when that of every folder is.
+    ``out`` may be absent, or hold some parts already, as one of the runs. Files that several
+    folders hold are kept once. Cut short, the merge can be repeated: files are moved before they
+    are listed, and folders removed last. The status is "complete" when that of every folder is.
     Returns the merged run. Raises ValueError when there is nothing to merge, when the runs differ
     (the first difference is named), when files of the same part or table differ, when one is
     written or lost, or when a folder is no run.

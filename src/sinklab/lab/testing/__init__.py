@@ -1,4 +1,4 @@
-"""Conformance suites: what a registered class must keep, for those of the package and for one's
+"""Conformance suites: the contract of a registered class, for those of the package and for one's
 own.
 """
 

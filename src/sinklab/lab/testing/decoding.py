@@ -16,7 +16,7 @@ PROMPTS = [[5, 6, 7, 8, 9], [11, 12], []]
 
 
 def check_unmasking_rule(rule: Any) -> None:
-    """Hold an unmasking rule to what the denoising loop relies on, with a tiny model.
+    """Hold an unmasking rule to the contract of the denoising loop, with a tiny model.
 
     Text and JSON of it make it again; every open position is committed exactly once, masked before
     and inside the block; a rule that draws nothing writes a row of a batch as it writes the row
@@ -45,12 +45,13 @@ def check_unmasking_rule(rule: Any) -> None:
 
 
 def check_cache(cache: Any) -> None:
-    """Hold a cache to what the denoising loop and a session of a model rely on, with a tiny model.
+    """Hold a cache to the contract of the denoising loop and of a session of a model, with a tiny
+    model.
 
     Text and JSON of it make it again; the first evaluation of a block computes everything, so that
-    one evaluation a block, or `refresh_every=1`, writes what is written without a cache; what runs
-    holds the block; a row of a batch is written as the row alone, and a watched model writes what
-    it writes unwatched.
+    one evaluation a block, or `refresh_every=1`, writes the same text as without a cache; the
+    columns that run hold the block; a row of a batch is written as the row alone, and a watched
+    model writes the same text as unwatched.
 
     Args:
         cache: a value of a registered class, or its text.

@@ -30,17 +30,17 @@ from sinklab.lab.training.model import trainable_parameters
 
 
 def check_sink(kind: str) -> None:
-    """Hold a kind of added sink to what models, training, decoding and traces rely on, with tiny
+    """Hold a kind of added sink to the contract of models, training, decoding and traces, with tiny
     random models.
 
-    On either side where it can stand: its parameters have the shapes that it names, and a new
+    On either side that it can stand on: its parameters have the shapes that it names, and a new
     model's other weights are those of a model without it; the prefix equals its slow twin (the
     masked form of Eq. 6 for a token, a cache of transformers filled by hand for keys and values)
     and, for a token, the form in which it is trained within the sequence, in outputs and gradients;
-    every parameter gets a gradient; training it alone is training its parameters; what is saved
-    loads again bit for bit, as a model and as a sink file; under every cache a watched model, which
-    takes the plain path, writes the same, and with everything recomputed at each step what no cache
-    writes; a trace shows a column a sink.
+    every parameter gets a gradient; training it alone is training its parameters; a saved one loads
+    again bit for bit, as a model and as a sink file; under every cache a watched model, which takes
+    the plain path, writes the same, and with everything recomputed at each step the same as without
+    a cache; a trace shows a column a sink.
 
     Args:
         kind: as ``sink_kind`` of a model's config: a name in :data:`sinklab.core.registry.sinks`,
@@ -104,7 +104,7 @@ def _check_slow_twin(model: Any, real_BL: Tensor) -> None:
 def _outcome(
     model: Any, form: Callable[[Any, Tensor, Tensor], Tensor], real_BL: Tensor
 ) -> dict[str, Tensor]:
-    """Logits of what is not padding, and the gradients of a function of them."""
+    """Logits at positions that are not padding, and the gradients of a function of them."""
     model.zero_grad()
     ids_BL = torch.arange(1, 1 + real_BL.numel()).view_as(real_BL)
     logits_MV = form(model, ids_BL, real_BL)[real_BL.bool()]
@@ -227,11 +227,11 @@ def _check_decoding(model: Any) -> None:
 
 
 def check_family(name: str, folder: str | Path) -> None:
-    """Hold a checkpoint family to what the loader relies on, with a tiny checkpoint of it.
+    """Hold a checkpoint family to the contract of the loader, with a tiny checkpoint of it.
 
     The config is read without weights; a field that is absent, of another kind or that cannot be
     represented is refused by name; every tensor of the model comes from exactly one of the
-    checkpoint, and none is left over; what is saved loads again, bit for bit; no Python file of the
+    checkpoint, and none is left over; a saved model loads again, bit for bit; no Python file of the
     checkpoint is run.
 
     Args:

@@ -26,18 +26,18 @@ from sinklab.lab.testing.values import check_text
 
 
 def check_rule(rule: Rule | str) -> None:
-    """Hold a registered sink rule to what every part of the lab expects of it.
+    """Hold a registered sink rule to the contract that every part of the lab relies on.
 
-    The answer is boolean, of the same kind (array or tensor) and shape as what was received; heads
-    and steps are judged each by itself; what is padding, or seen by no query, is never a sink and
-    changes nothing; ``threshold``, if there is one and it does not refuse, is what a sink exceeds;
-    the rule is written as text and as JSON and read again.
+    The answer is boolean, of the same kind (array or tensor) and shape as the received attention;
+    heads and steps are judged each by itself; a key that is padding, or seen by no query, is never
+    a sink and changes nothing; ``threshold``, if there is one and it does not refuse, is the value
+    a sink exceeds; the rule is written as text and as JSON and read again.
 
     Args:
         rule: a value, such as ``Excess(3.0)``, or its text; one that needs at most 24 keys.
 
     Raises:
-        AssertionError: naming what does not hold.
+        AssertionError: naming the part that does not hold.
         ValueError: if the rule's class is not registered.
     """
     judge: Rule = check_text(rules, rule)
@@ -87,11 +87,11 @@ def _check_threshold(rule: Any, received: np.ndarray, whole: np.ndarray) -> None
 
 @torch.no_grad()
 def check_intervention(edit: Intervention | str, model: Any = None) -> None:
-    """Hold a registered intervention to what traces, studies and run folders rely on.
+    """Hold a registered intervention to the contract of traces, studies and run folders.
 
     It is written as text and read again; it changes the model's outputs inside the block, twice the
     same way, measured or not; afterwards weights, outputs and hooks are as before; its log names
-    it, counts what is gone, and a key that it blocks for all queries receives nothing.
+    it, counts the affected keys, and a key that it blocks for all queries receives nothing.
 
     Args:
         edit: a value such as ``MaskSinks(k=2)``, or its text, that acts within three forwards of 16
@@ -99,7 +99,7 @@ def check_intervention(edit: Intervention | str, model: Any = None) -> None:
         model: a `DiffusionLM`; None for the packaged "tiny".
 
     Raises:
-        AssertionError: naming what does not hold.
+        AssertionError: naming the part that does not hold.
         ValueError: if its class is not registered.
     """
     edit = check_text(interventions, edit)
@@ -201,10 +201,10 @@ def _check_log(name: str, edit: Any, log: InterventionLog, recording: Recording)
 
 @torch.no_grad()
 def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
-    """Hold a registered statistic to what traces and run folders rely on.
+    """Hold a registered statistic to the contract of traces and run folders.
 
-    It is written as text and read again; its array has the announced axes, with numbers wherever a
-    query ran; they depend neither on the chunks that attention is computed in nor on the other
+    It is written as text and read again; its array has the announced axes, with numbers for every
+    query that ran; they depend neither on the chunks that attention is computed in nor on the other
     heads and layers that are recorded; a trace changes no output.
 
     Args:
@@ -212,7 +212,7 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
         model: a `DiffusionLM`; None for the packaged "tiny".
 
     Raises:
-        AssertionError: naming what does not hold.
+        AssertionError: naming the part that does not hold.
         ValueError: if its class is not registered, or the tensor that it gives has other axes than
             it says.
     """
@@ -281,7 +281,7 @@ def _traced(
         if chunk
         else nullcontext()
     )
-    # where another trace listens, every layer is measured by itself
+    # if another trace listens, every layer is measured by itself
     other = trace(model) if beside else nullcontext()
     with patch, other, trace(model, ("received", name), canvas=canvas, heads=heads) as recording:
         logits = model(canvas.ids_BS, attention_mask=canvas.attention_BS.long()).logits

@@ -1,6 +1,4 @@
-"""The conformance suites of studies and figures: what makes run folders, and what is drawn of
-them.
-"""
+"""The conformance suites of studies and figures, which write run folders and draw them."""
 
 import dataclasses
 import inspect
@@ -30,12 +28,12 @@ from sinklab.lab.testing.values import refusal
 
 
 def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
-    """Hold a study to what its command and its run folders promise, with a model and settings that
-    are soon done.
+    """Hold a study to the promises of its command and its run folders, with a model and settings
+    that are soon done.
 
     Its settings come back from run.json; it writes tables or arrays; a folder that is taken is
     refused; a run that is killed before any of its tables is written, or of which a file is damaged
-    later, is resumed to what it would have been.
+    later, is resumed to the same result.
 
     Args:
         study: an instance of a registered class.
@@ -123,15 +121,15 @@ def _check_same(run: Run, whole: Run, when: str) -> None:
 
 
 def check_figure(name: str, runs: Sequence[Run]) -> None:
-    """Hold a registered figure to what reports rely on.
+    """Hold a registered figure to the contract of reports.
 
-    It says what it shows; it is drawn of one run and of several, in both themes, which differ; the
+    It has a description; it is drawn of one run and of several, in both themes, which differ; the
     same runs give the same bytes, and pyplot's list of open figures stays as it is; given axes are
     drawn on; `draw_all` writes it; of a run that recorded nothing, NotRecorded names the run.
 
     Args:
         name: of the figure in :data:`sinklab.core.registry.figures`.
-        runs: two or more, of the kind that the figure draws, which recorded what it needs.
+        runs: two or more, of the kind that the figure draws, which recorded the data that it needs.
 
     Raises:
         AssertionError: for the first of these that does not hold.

@@ -1,5 +1,5 @@
-"""What the suites share: text of a registered value, what a call is refused with, and a tiny
-model.
+"""Helpers that the suites share: text of a registered value, the message of a refused call, and a
+tiny model.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ from sinklab.core.registry import Registry
 
 
 def check_text(registry: Registry, value: Any) -> Any:
-    """Hold a registered value, or the one that a text stands for, to what run folders and the
-    command line rely on.
+    """Hold a registered value, or the one that a text stands for, to the contract of run folders
+    and the command line.
 
     Returns the value.
 
@@ -40,7 +40,7 @@ def check_text(registry: Registry, value: Any) -> Any:
 
 
 def refusal(of: type[ValueError], call: Callable[..., object], *args: Any) -> str:
-    """The message with which a call is refused, by an error of this class; empty where it is not
+    """The message with which a call is refused, by an error of this class; empty if it is not
     refused.
     """
     try:

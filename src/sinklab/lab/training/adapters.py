@@ -1,4 +1,4 @@
-"""Adapters of a run: written beside its model, taken out of a checkpoint, and put in where another
+"""Adapters of a run: written beside its model, taken out of a checkpoint, and put in when another
 run goes on.
 """
 
@@ -40,7 +40,7 @@ def facts_of(
     base: str = "",
 ) -> AdapterFile:
     """Facts of the adapters in the state of a model after so many steps of a run; ``base`` names
-    what was adapted.
+    the adapted model.
     """
     name = str(settings.init_from)
     own = {key: getattr(config, key) for key in (*variant(settings), "logit_shift")}
@@ -49,7 +49,7 @@ def facts_of(
         tokens += read_adapters(settings.adapters)[0].tokens
     rows, sink = read_plan(name)[0].backbone.vocab_size, tensors_of(config)
     return AdapterFile(
-        # of a folder the last name: where it lay says nothing elsewhere
+        # the last name of a folder: its path says nothing elsewhere
         base=base or (Path(name).name if Path(name).exists() else name),
         base_sha256=base_hash(state, rows, sink=sink, tied=bool(config.tie_word_embeddings)),
         base_rows=rows,
@@ -80,8 +80,8 @@ def extract(checkpoint: str | Path, file: str | Path | None = None, *, base: str
 
     Args:
         checkpoint: its folder; the run folder above it says how it was trained.
-        file: where to; ``adapters.safetensors`` in the checkpoint when left out.
-        base: name of the model that was adapted, for whoever finds the file.
+        file: path to write; ``adapters.safetensors`` in the checkpoint when left out.
+        base: name of the model that was adapted, for later readers.
 
     Returns:
         the file, which :func:`sinklab.lab.checkpoints.adapters.load_adapters` reads.

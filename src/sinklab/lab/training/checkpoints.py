@@ -1,4 +1,4 @@
-"""Checkpoints, each complete or absent, and what a run may resume from."""
+"""Checkpoints, each complete or absent, and the conditions for resuming a run."""
 
 import dataclasses
 import errno
@@ -35,11 +35,11 @@ def write_checkpoint(root: Path, step: int, *, first: bool, wait: Any) -> Iterat
         root: folder of the checkpoints, one for all processes.
         step: its number.
         first: this process is the one that cleans up and renames.
-        wait: called where all processes must meet.
+        wait: called when all processes must meet.
 
     Raises:
-        ValueError: if the disk is full; what was written is removed, older checkpoints are not
-            touched.
+        ValueError: if the disk is full; the partial checkpoint is removed, older checkpoints are
+            not touched.
     """
     partial, whole = root / PARTIAL, root / f"checkpoint-{step}"
     if first:
@@ -62,11 +62,11 @@ def write_checkpoint(root: Path, step: int, *, first: bool, wait: Any) -> Iterat
 
 @contextmanager
 def needing_room(root: Path, what: str) -> Iterator[None]:
-    """Say what to do where the disk is full.
+    """Turn the errors of a full disk into advice.
 
     Args:
         root: folder of the checkpoints.
-        what: is written, for the message.
+        what: name of the file or checkpoint written, for the message.
 
     Raises:
         ValueError: for the errors of a full disk.
@@ -108,7 +108,7 @@ def settle(folder: Path) -> None:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` whole checkpoints, and what is none."""
+    """Remove all but the newest ``keep`` whole checkpoints, and partial ones."""
     shutil.rmtree(root / PARTIAL, ignore_errors=True)
     kept = set(whole_checkpoints(root)[-keep:])
     for path in root.glob("checkpoint-*"):
@@ -165,7 +165,7 @@ def with_precision(settings: TrainSettings) -> TrainSettings:
 
 
 def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
-    """What ``run.json`` says of the run that these settings resume; None for a run that begins in
+    """Content of ``run.json`` of the run that these settings resume; None for a run that begins in
     ``folder``, also after one that was killed before it had a ``run.json``.
 
     Raises:
@@ -195,7 +195,9 @@ def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
 
 
 def of_training(folder: Path, info: RunInfo) -> RunInfo:
-    """What ``run.json`` says, of a training run. Raises ValueError for a run of another kind."""
+    """Return the info unchanged if it is of a training run. Raises ValueError for a run of another
+    kind.
+    """
     if info.kind != "training":
         raise ValueError(
             f"{folder} holds a run of the kind {info.kind!r}, and only training runs have these "
@@ -220,7 +222,7 @@ def same_data(folder: Path, run: RunInfo, data: str) -> None:
 
 
 def no_resuming(checkpoint: Path) -> str:
-    """What to do about a checkpoint of which a file is damaged."""
+    """Advice for a checkpoint of which a file is damaged."""
     return f"Remove {checkpoint} to resume from the one before it."
 
 

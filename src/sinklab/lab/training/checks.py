@@ -1,4 +1,4 @@
-"""What a training run refuses before it reads anything."""
+"""Checks of a training run before it reads anything."""
 
 import atexit
 import importlib.util
@@ -20,7 +20,7 @@ from sinklab.lab.training.settings import TrainSettings
 
 
 def check(settings: TrainSettings) -> None:
-    """What can be refused without reading the corpus.
+    """Refuse settings that can be refused without reading the corpus.
 
     Raises:
         ValueError: for sizes below 1 or that do not fit, an unknown choice or variant, fractions
@@ -166,7 +166,7 @@ def variant(settings: TrainSettings, *more: str) -> dict[str, Any]:
 
 @contextmanager
 def explained(settings: TrainSettings) -> Iterator[None]:
-    """Say which settings save memory where a device does not have enough.
+    """Say which settings save memory if a device does not have enough.
 
     Raises:
         ValueError: for torch's error.
@@ -200,7 +200,7 @@ TENSORBOARD = "tensorboard"
 
 
 def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
-    """The Trainer's arguments for these settings. Joins the process group where there are several
+    """The Trainer's arguments for these settings. Joins the process group if there are several
     processes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The model of a run: new, or from another one; which optimizer trains what of it; and how it is
+"""The model of a run: new, or from another one; the optimizer of each of its parts; and how it is
 saved.
 """
 
@@ -43,7 +43,7 @@ def started_from(settings: TrainSettings) -> Loaded:
     # autocast computes with bfloat16 copies anyway: frozen weights that are bfloat16 on disk need
     # no float32 ones
     fields |= {"dtype": "auto"} if settings.bf16 and settings.train_only != "all" else {}
-    # what a diffusion checkpoint's config says besides its backbone; None of a causal one
+    # settings of a diffusion checkpoint besides its backbone; None for a causal one
     theirs = read_plan(name)[0].settings
     _keep_blocks(name, theirs, settings.objective, fields)
     if theirs is not None:
@@ -60,7 +60,7 @@ def started_from(settings: TrainSettings) -> Loaded:
 
 
 def source_of(loaded: Loaded) -> dict[str, Any]:
-    """What the run folder says of the model that a run starts from, before it is trained."""
+    """Facts, for the run folder, of the model that a run starts from, before it is trained."""
     source = {"name": loaded.name, "revision": loaded.revision, "family": loaded.published_family}
     source["sha256"] = weights_hash(loaded.model.state_dict())
     return {"init_from": source, "notes": list(loaded.notes)}
@@ -69,7 +69,7 @@ def source_of(loaded: Loaded) -> dict[str, Any]:
 def _keep_blocks(
     name: str, theirs: dict[str, Any] | None, objective: str, fields: dict[str, Any]
 ) -> None:
-    """Where no block length is given, that of the model it is; nobody loses blocks silently."""
+    """Fill in a missing block length from the model; a model never loses its blocks silently."""
     length = (theirs or {}).get("block_length")
     if objective == "block_diffusion":
         fields["block_length"] = fields["block_length"] or length
@@ -187,7 +187,7 @@ def check_fit(
 
 
 def spread_out(trainer: Any, settings: TrainSettings) -> None:
-    """Prepare a model whose weights will be spread over processes (FSDP, DeepSpeed).
+    """Prepare a model with weights that will be spread over processes (FSDP, DeepSpeed).
 
     Raises:
         ValueError: for adapters and a sink token, which cannot be trained together there.
@@ -215,8 +215,8 @@ def spread_out(trainer: Any, settings: TrainSettings) -> None:
 
 
 def whole(trainer: Any) -> DiffusionLM:
-    """The trained model with all its weights, also where they are spread over processes (every
-    process must call).
+    """The trained model with all its weights, also if they are spread over processes (every process
+    must call).
     """
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     if not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:
@@ -322,7 +322,7 @@ def freeze(model: Any, train_only: str, lora_rank: int = 8) -> list[str]:
         the names of the trained parameters.
 
     Raises:
-        ValueError: as :func:`trainable_parameters`, for a rank below 1, where ``peft`` is not
+        ValueError: as :func:`trainable_parameters`, for a rank below 1, if ``peft`` is not
             installed, and for a model that has adapters already.
     """
     trainable_parameters(model, train_only if train_only != "lora" else "all")
@@ -386,8 +386,8 @@ def _adapters(model: nn.Module) -> dict[str, Any]:
 
 
 def _move_gate(source: nn.Module, target: nn.Module) -> None:
-    """A gate multiplies what enters the output projection: the adapter beside it must see the
-    same.
+    """Move the gate, which multiplies the input of the output projection, so that the adapter
+    beside it sees the same.
     """
     for key, hook in list(source._forward_pre_hooks.items()):
         if isinstance(getattr(hook, "__self__", None), Gate):
@@ -403,16 +403,16 @@ class MuonAndAdamW(torch.optim.Optimizer):
         super().__init__([group for part in self.parts for group in part.param_groups], {})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step of both."""
+        """Take one step of both."""
         for part in self.parts:
             part.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Of each."""
+        """States of the parts, by class name."""
         return {type(part).__name__: part.state_dict() for part in self.parts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Of each; the groups stay those of the parts."""
+        """Load the state of each part; the groups stay those of the parts."""
         for part in self.parts:
             part.load_state_dict(state_dict[type(part).__name__])
         self.param_groups = [group for part in self.parts for group in part.param_groups]
@@ -425,7 +425,7 @@ def muon_and_adamw(model: Any, muon_lr: float, args: Any, decayed: set[str]) -> 
     at the same rate.
 
     Args:
-        model: whose parameters are trained, all of them.
+        model: all its parameters are trained.
         muon_lr: peak learning rate of Muon.
         args: the Trainer's: AdamW's learning rate and moments, the weight decay.
         decayed: names of the parameters that decay.

@@ -1,5 +1,5 @@
-"""What is recorded while a model trains: losses and speed at each step logged, and where attention
-goes.
+"""Records of a model in training: losses and speed at each step logged, and the paths of its
+attention.
 
 A recorder keeps its rows in each checkpoint, so that a resumed run has the table of an
 uninterrupted one.
@@ -28,7 +28,7 @@ from sinklab.lab.training.checkpoints import HISTORY_FILE, named_checkpoint, no_
 from sinklab.lab.training.snapshots import MEASURES, snapshot
 
 RECENT = 20
-"""Logged losses whose median a spike is measured against."""
+"""Number of logged losses whose median a spike is measured against."""
 FEWEST = 5
 """Logged losses before a spike can be detected."""
 LOGGED = {
@@ -37,7 +37,7 @@ LOGGED = {
     "lr": "learning_rate",
     "grad_norm": "grad_norm",
 }
-"""Columns of the history -> what the Trainer calls them."""
+"""Columns of the history -> their names in the Trainer's log."""
 MONITOR_FILE = "monitor.json"
 SUMMARY = {"sink_share": "sink/share", "main_added": "sink/main", "mobility": "sink/mobility"}
 SUMMARY |= {"text_sinks": "sink/text_sinks", "activation_ratio": "sink/activation_ratio"}
@@ -47,7 +47,7 @@ class Recorder(TrainerCallback):
     """Collects the rows of a table while the Trainer runs.
 
     Args:
-        earlier: checkpoint of the run that this one resumes, whose rows come first.
+        earlier: checkpoint of the run that this one resumes, with rows that come first.
 
     Raises:
         ValueError: if that checkpoint's rows are damaged.
@@ -78,7 +78,7 @@ class Recorder(TrainerCallback):
         return {name: [row.get(name, math.nan) for row in self.rows] for name in self.names}
 
     def grow(self, *rows: dict[str, Any]) -> None:
-        """More rows, also on the disk; one that is full is no reason to stop here: checkpoints and
+        """Add rows, also on the disk; one that is full is no reason to stop here: checkpoints and
         the end say so.
         """
         self.rows += rows
@@ -120,7 +120,7 @@ class History(Recorder):
         self._clock, self._busy, self._steps = self._since, 0.0, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Where this session starts, to tell how long the rest will take."""
+        """Note the start of this session, to tell how long the rest will take."""
         self._first, self._since = state.global_step, time.perf_counter()
         self._clock = self._since
         # a resumed state would bring back the intervals of the session that wrote it
@@ -217,11 +217,11 @@ class Counted(TrainerCallback):
         self._count = count
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Nothing is done, or what the run that is resumed has done."""
+        """Count no steps, or those of the run that is resumed."""
         self._count(state.global_step, state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """One more step."""
+        """Count one more step."""
         self._count(state.global_step, state.max_steps)
 
 
@@ -242,7 +242,7 @@ class Stop(TrainerCallback):
         self._group = dist.new_group(backend="gloo") if args.world_size > 1 else None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Log, save and stop where SIGTERM came to any process."""
+        """Log, save and stop if SIGTERM came to any process."""
         if self._group is not None:
             dist.all_reduce(
                 anywhere := torch.tensor(int(self.wanted)), dist.ReduceOp.MAX, group=self._group
@@ -262,7 +262,7 @@ class SinkMonitor(Recorder):
         rows: how many rows.
         earlier: checkpoint of the run that this one resumes.
         causal_steps: until this step the model is a causal one and is measured as one.
-        rule: what counts as a sink.
+        rule: definition of a sink.
         log: called with a few numbers of each measurement, by name (``sink/share``): the Trainer's
             own ``log``.
     """

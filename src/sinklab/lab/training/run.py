@@ -38,15 +38,15 @@ def train(
     count: Callable[[float, float], object] | None = None,
 ) -> Path:
     """Train and write a run folder: ``run.json``, tables ``history``, ``heldout``, ``heldout_rows``
-    and ``monitor``, ``model/`` (weights, config, tokenizer), ``sink.safetensors`` where the sink
-    alone was trained, ``adapters.safetensors`` where adapters were, ``checkpoints/``.
+    and ``monitor``, ``model/`` (weights, config, tokenizer), ``sink.safetensors`` if the sink alone
+    was trained, ``adapters.safetensors`` if adapters were, ``checkpoints/``.
 
     Started by ``torchrun`` or ``accelerate launch``, every process calls this with the same
     settings. SIGTERM to any of them ends the run behind the step in work: with a checkpoint, and by
     ``SystemExit(143)``.
 
     Args:
-        settings: what to train, on what.
+        settings: of the run.
         progress: called with a short text before each stage and at each row of the history; None is
             silent.
         count: called with the steps done and all steps, after each of them.
@@ -73,7 +73,7 @@ def train(
         say(f"the run in {folder} is complete; nothing is left to do")
         return folder / "model"
     checkpoint = _goes_on_from(folder, lost, say) if settings.resume else None
-    # what can be wrong with the input shows here, before a folder is taken
+    # faults of the input show here, before a folder is taken
     start = models.started_from(settings) if settings.init_from is not None else None
     text = prepare(settings, say, start.tokenizer if start else None)
     if earlier:
@@ -95,7 +95,7 @@ def train(
     _choose_parameters(model, settings, text, say)
     # every process has looked at the folder before the first one takes it
     args.distributed_state.wait_for_everyone()
-    # the weights of a checkpoint come from what was noted when the run began
+    # the weights of a checkpoint come from the facts noted when the run began
     facts = earlier.model if earlier and checkpoint else facts
     kept: dict[str, Any] = {
         "model": facts,
@@ -122,7 +122,7 @@ def train(
 
 
 def _goes_on_from(folder: Path, lost: list[str], say: Callable[[str], object]) -> Path | None:
-    """The last checkpoint of a run; what is not there is said."""
+    """The last checkpoint of a run; missing files are reported."""
     if lost:
         say(f"{', '.join(lost)} of {folder} cannot be read and will be made again")
     checkpoint = next(reversed(checkpoints.whole_checkpoints(folder / "checkpoints")), None)
@@ -134,11 +134,11 @@ def _goes_on_from(folder: Path, lost: list[str], say: Callable[[str], object]) -
 def _choose_parameters(
     model: Any, settings: TrainSettings, text: Text, say: Callable[[str], object]
 ) -> None:
-    """Leave what is trained trainable, and say how much it is."""
+    """Make the chosen parameters trainable, and report their number."""
     # of tied weights one is saved: the Trainer is told, or it would miss the other in every
     # checkpoint
     model._keys_to_ignore_on_save = {*model.all_tied_weights_keys}
-    # where padding is the end token, torch would keep the end of a text from learning
+    # if padding is the end token, torch would keep the end of a text from learning
     model.get_input_embeddings().padding_idx = None
     torch.manual_seed(settings.seed)
     trained = set(freeze(model, settings.train_only, settings.lora_rank))
@@ -178,7 +178,7 @@ def _finish(
         record.table("heldout_rows", losses)
         with checkpoints.needing_room(folder / "checkpoints", "the model"):
             models.save(written, text.tokenizer, folder, settings)
-        # also what an earlier process left behind
+        # also files that an earlier process left behind
         checkpoints.prune(folder / "checkpoints", settings.keep)
         kept = [*(folder / "model").iterdir(), *folder.glob("sink.*"), *folder.glob(adapters.FILE)]
         record.keep(path for path in kept if path.is_file())
@@ -193,7 +193,7 @@ def _trainer(
     checkpoint: Path | None,
     say: Callable[[str], object],
 ) -> tuple[DiffusionTrainer, list[Recorder]]:
-    """The Trainer, and what it fills."""
+    """The Trainer, and the recorders that it fills."""
     autoregressive, sampler = (
         settings.objective == "autoregressive",
         cast(TimeSampler, settings.time_sampler),
@@ -278,7 +278,7 @@ def _leaving_together(args: Any) -> Iterator[None]:
 
 @contextmanager
 def _kept(recorders: list[Recorder], record: RunWriter | None) -> Iterator[None]:
-    """Write what was measured in the block, also where it fails; a full disk must not hide why."""
+    """Write the measurements of the block, also if it fails; a full disk must not hide why."""
     if record is not None:
         for recorder in recorders:
             recorder.write = record.table

@@ -1,4 +1,4 @@
-"""What a training run is: one frozen dataclass, written into its run folder.
+"""Settings of a training run: one frozen dataclass, written into its run folder.
 
 Recipes are values of it, in recipes.toml: the runs of «One Token Is Enough» and their laptop twins,
 each with every variant of the model. The variant is the one thing that differs between two runs of
@@ -37,7 +37,7 @@ class ModelSettings(Checked):
     """The LM head is the embedding."""
     init: str = limited("plain", one_of=("plain", "smdm"))
     """How a new model's weights are drawn: plain (standard deviation 0.02, as transformers does) or
-    smdm (by width, and smaller by depth where a layer writes to the residual stream; arXiv
+    smdm (by width, and smaller by depth in layers that write to the residual stream; arXiv
     2410.18514).
     """
     sink_kind: str = "none"
@@ -50,8 +50,8 @@ class ModelSettings(Checked):
     gate: str = "none"
     """none, or elementwise: sigmoid gate on the attention output."""
     gate_bias: float | None = None
-    """Where the gate's bias starts: 4 opens it, for pretrained backbones; None leaves the bias out
-    (Eq. 9).
+    """Initial bias of the gate: 4 opens it, for pretrained backbones; None leaves the bias out (Eq.
+    9).
     """
     attention: str = limited("full", one_of=("full", "causal", "first_alone"))
     """Keys that a token sees: full (all), causal (itself and those to its left) or first_alone
@@ -68,7 +68,7 @@ class ModelSettings(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings(Checked):
-    """What it learns from."""
+    """Data of a training run."""
 
     corpus: str = "python-docs"
     """Folder or file of text (.txt, .md, .jsonl, each also .gz; .parquet), "hub:NAME" or
@@ -110,9 +110,9 @@ class DataSettings(Checked):
     (to their own document only).
     """
     row_start: bool = False
-    """Begin every row with the tokenizer's start token (a new one where it has none), which is
-    given: never masked and without loss. The tokenizer remembers it, for prompts and held-out rows;
-    not for streams and pairs.
+    """Begin every row with the tokenizer's start token (a new one if it has none), which is given:
+    never masked and without loss. The tokenizer remembers it, for prompts and held-out rows; not
+    for streams and pairs.
     """
     streaming: bool = False
     """Read, tokenize and pack while training instead of before it: for corpora larger than
@@ -210,14 +210,13 @@ class OptimizerSettings(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings(Checked):
-    """Precision, speed, logging and checkpoints; apart from rounding nothing here changes what is
-    learned.
+    """Precision, speed, logging and checkpoints; apart from rounding nothing here changes the
+    training.
     """
 
     bf16: bool | None = None
     """bfloat16 autocast (weights stay float32; frozen ones that are bfloat16 on disk stay so); when
-    left out, where this machine multiplies bfloat16 in hardware. A run that is resumed keeps its
-    type.
+    left out, if this machine multiplies bfloat16 in hardware. A run that is resumed keeps its type.
     """
     compile: bool = limited(False, free=True)
     """torch.compile the decoder: about a quarter faster, a slow first step."""
@@ -226,7 +225,7 @@ class EngineSettings(Checked):
     head_chunk: int = limited(4096, at_least=1, free=True)
     """Masked positions whose logits are held in memory at a time."""
     liger: str = limited("auto", one_of=("auto", "on", "off"), free=True)
-    """Liger's fused kernels for the head on CUDA: auto (where installed), on or off."""
+    """Liger's fused kernels for the head on CUDA: auto (if installed), on or off."""
     threads: int | None = limited(None, at_least=1, free=True)
     """CPU threads; None leaves PyTorch's choice."""
     log_every: int = limited(20, at_least=1, free=True)
@@ -244,19 +243,17 @@ class EngineSettings(Checked):
     monitor_rows: int = limited(8, at_least=1)
     """Rows of held-out text that the sink monitor measures."""
     monitor_rule: str = "excess"
-    """What the sink monitor counts as a sink: a rule as text, such as excess:epsilon=5 or gu."""
+    """Sink rule of the sink monitor, as text, such as excess:epsilon=5 or gu."""
     spike: float = limited(3.0, at_least=0, free=True)
     """Stop when the loss exceeds this multiple of its recent median; 0 turns this off."""
     log_to: str = limited("auto", free=True)
-    """Trackers of the Trainer besides the run folder: auto (tensorboard, where installed), none, or
+    """Trackers of the Trainer besides the run folder: auto (tensorboard, if installed), none, or
     names such as tensorboard, wandb, trackio, separated by commas.
     """
     out: str = limited("runs/train", free=True)
     """Run folder: run.json, the history, checkpoints and the final model."""
     resume: bool = limited(False, free=True)
-    """Resume from the newest checkpoint in the run folder, or from the start where it has none
-    yet.
-    """
+    """Resume from the newest checkpoint in the run folder, or from the start if it has none yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,17 +279,17 @@ VARIANTS: dict[str, dict[str, Any]] = _READ["variants"]
 """Name to the settings of the model that make the variant."""
 
 RECIPES: dict[str, str] = {name: fields["about"] for name, fields in _READ["recipes"].items()}
-"""Name to what it trains, in the order of the help."""
+"""Name of a recipe -> a line on its training, in the order of the help."""
 
 
 def recipe(name: str, variant: str | None = None, **changes: Any) -> TrainSettings:
     """The settings of a recipe with this variant of the model; ``changes`` are fields of
     :class:`TrainSettings`.
 
-    A gate that a pretrained model is given starts open (bias 4): at 0.5 it would halve what the
-    model has learned. The run folder is ``runs/<recipe>``, with the variant behind it where it is
-    not the recipe's own. Fine-tuning on questions goes on with the model that was trained with the
-    same variant: ``runs/<recipe before>-<variant>/model``.
+    A gate that a pretrained model is given starts open (bias 4): at 0.5 it would halve the
+    attention that the model has learned. The run folder is ``runs/<recipe>``, with the variant
+    behind it if it is not the recipe's own. Fine-tuning on questions goes on with the model that
+    was trained with the same variant: ``runs/<recipe before>-<variant>/model``.
 
     Args:
         name: one of :data:`RECIPES`.
@@ -323,7 +320,7 @@ def recipe(name: str, variant: str | None = None, **changes: Any) -> TrainSettin
 
 
 def _fields(name: str) -> dict[str, Any]:
-    """The settings that a recipe names, and those of what it is like."""
+    """The settings that a recipe names, and those of the recipe it is like."""
     given = (_READ["bases"] | _READ["recipes"])[name]
     fields = (_fields(given["like"]) if "like" in given else {}) | given
     if "tokens" in given:

@@ -1,6 +1,4 @@
-"""`snapshot`: where attention goes in a model on a fixed text, seen through masks that open one by
-one.
-"""
+"""`snapshot`: the attention of a model on a fixed text, seen through masks that open one by one."""
 
 # R rows, B rows of one forward, T levels, L layers, H heads, S text positions, K keys = added sinks
 # + S, D width
@@ -33,7 +31,7 @@ REDUCED: dict[str, Any] = {
     "other": torch.amax,
     "median": torch.mean,
 }
-"""How the numbers of all rows come to one: their maximum, but the mean of the medians."""
+"""Reductions of the numbers of all rows to one: their maximum, but the mean of the medians."""
 
 
 def _note_states(seen: dict[tuple[str, int], list[Tensor]], layer: int, states_BSD: Tensor) -> None:
@@ -54,7 +52,7 @@ def _note_states(seen: dict[tuple[str, int], list[Tensor]], layer: int, states_B
 def measured_activations(
     seen: Mapping[tuple[str, int], list[Tensor]], layers: int
 ) -> dict[str, np.ndarray]:
-    """The measures of a snapshot (L,), NaN where nothing was seen."""
+    """The measures of a snapshot (L,), NaN if nothing was seen."""
     found = {f"activation_{name}": np.full(layers, np.nan) for name in REDUCED}
     for (name, layer), values in seen.items():
         found[f"activation_{name}"][layer] = REDUCED[name](torch.cat(values)).item()
@@ -119,10 +117,10 @@ def measured_heads(
         received_RTLHK: column sums; keys begin with the added sinks.
         value_RTLK: norms of the values.
         visible_RTK: number of queries that see each key.
-        masked_RTS: text positions that hold a mask: these are told apart from visible text where
+        masked_RTS: text positions that hold a mask: these are told apart from visible text when
             norms are compared.
         added: N.
-        rule: what counts as a sink.
+        rule: definition of a sink.
     """
     seen = visible_RTK[:, :, None, None]
     queries = visible_RTK.max()
@@ -191,7 +189,7 @@ def _values(
 LEVELS = (0.9, 0.7, 0.5, 0.3, 0.1)
 
 MEASURES: tuple[str, ...] = ("sink_share", "top_text_share", "first_share", "sinks", "text_sinks")
-"""What a snapshot holds of every layer, NaN where there is no such thing; norms are means over
+"""Measures of a snapshot for every layer, NaN if there is no such thing; norms are means over
 heads.
 
 sink_share: share of all attention that the added sinks receive, all of them together.
@@ -226,16 +224,16 @@ class Snapshot:
     layers: Mapping[str, np.ndarray]
     """(L,) by measure"""
     overall: Mapping[str, float]
-    """over all layers: the mean, but the greatest of what is a maximum, and mobility weighted by
-    strength of sinks
+    """over all layers: the mean, but the greatest of maxima, and mobility weighted by strength of
+    sinks
     """
     added: int
     """added sinks N"""
     length: int
     """tokens S in a row"""
     even_share: float
-    """what all added sinks together would receive if every key drew alike: N over the keys that a
-    query sees, mean
+    """share that all added sinks together would receive if every key drew alike: N over the keys
+    that a query sees, mean
     """
 
     def as_rows(self) -> list[dict[str, Any]]:
@@ -267,9 +265,9 @@ def snapshot(
 ) -> Snapshot:
     """Measure sinks, value norms and massive activations of a model on clean text ``ids_RS``.
 
-    The text is read under nested masks, the most hidden first: a token once open stays open, as in
-    a denoising run whose guesses are all right, so that the levels play the part of steps and sinks
-    can move. Which tokens open when depends on the seed alone. Costs rows x levels forward passes
+    The text is read under nested masks, the most masked first: a token once open stays open, as in
+    a denoising run with only right guesses, so that the levels play the part of steps and sinks can
+    move. Which tokens open when depends on the seed alone. Costs rows x levels forward passes
     without gradients.
 
     The model is left as it was: training mode, random generators, compiled forwards (it runs
@@ -280,13 +278,13 @@ def snapshot(
         model: a DiffusionLM, or a causal transformers model: that one reads the clean text, as with
             ``causal``.
         ids_RS: int64 rows of text without padding.
-        levels: shares of each row that are hidden, in (0, 1].
+        levels: shares of each row that are masked, in (0, 1].
         seed: of the order in which tokens open.
         batch: rows in one forward.
         causal: read the clean text from left to right: how a model looks during a causal warm
             start.
-        rule: what counts as a sink.
-        given: tokens at the head of each row that are never hidden, such as a start token.
+        rule: definition of a sink.
+        given: tokens at the head of each row that are never masked, such as a start token.
 
     Raises:
         ValueError: for empty text, levels outside (0, 1], or a model without decoder layers or
@@ -338,7 +336,7 @@ def _check(ids_RS: Tensor, levels: Sequence[float], batch: int) -> None:
 
 
 def _by_row(recording: Recording, masked_TBS: Tensor) -> tuple[np.ndarray, ...]:
-    """Received attention, value norms, visible queries, and where masks are; rows first."""
+    """Received attention, value norms, visible queries, and places of masks; rows first."""
     arrays = *map(recording.array, ("received", "value_norm", "visible")), masked_TBS.numpy()
     return tuple(array.swapaxes(0, 1) for array in arrays)
 
@@ -346,7 +344,7 @@ def _by_row(recording: Recording, masked_TBS: Tensor) -> tuple[np.ndarray, ...]:
 def _shown(
     ids_RS: Tensor, mask_id: int | None, levels: Sequence[float], seed: int, given: int
 ) -> Tensor:
-    """What the model reads, (T, R, S); without a mask the clean text, one level."""
+    """Ids that the model reads, (T, R, S); without a mask the clean text, one level."""
     ids_1RS = ids_RS.long().cpu()[None]
     if mask_id is None:
         return ids_1RS
@@ -355,7 +353,7 @@ def _shown(
 
 
 def nested_masks(shape: Sequence[int], levels: Sequence[float], seed: int) -> Tensor:
-    """Hidden positions bool (T, R, S), the most hidden level first: each row hides round(level · S)
+    """Masked positions bool (T, R, S), the most masked level first: each row masks round(level · S)
     tokens, at least one, in an order drawn from the seed.
     """
     rank_RS = torch.rand(shape, generator=torch.Generator().manual_seed(seed)).argsort(1).argsort(1)

@@ -1,6 +1,4 @@
-"""What a run learns from: tokenizer, rows in their order, held-out rows, and a hash that says what
-they were.
-"""
+"""Text of a run: tokenizer, rows in their order, held-out rows, and a hash that identifies them."""
 
 # R rows, S sequence
 import hashlib
@@ -29,7 +27,7 @@ TOKENIZER_DOCUMENTS = 50_000
 
 @dataclass(frozen=True)
 class Text:
-    """What :func:`prepare` returns."""
+    """Result of :func:`prepare`."""
 
     tokenizer: PreTrainedTokenizerBase
     training: Rows | StreamedRows
@@ -54,7 +52,7 @@ def prepare(
 
     Raises:
         ValueError: for a corpus without text or with too little, a tokenizer that cannot be loaded,
-            or a stream where its rows begin with a start token.
+            or a stream if its rows begin with a start token.
     """
     say(f"reading {settings.corpus}")
     documents = _read(settings.corpus, settings)
@@ -188,7 +186,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def data_hash(tokenizer: PreTrainedTokenizerBase, *rows: Rows) -> str:
-    """SHA-256 of the vocabulary and the packed rows: what a run learned from."""
+    """SHA-256 of the vocabulary and the packed rows: it identifies the data of a run."""
     digest = hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode())
     for part in rows:
         digest.update(json.dumps(list(part.ids_RS.shape)).encode())

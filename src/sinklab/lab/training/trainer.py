@@ -33,7 +33,7 @@ from sinklab.lab.training.checkpoints import (
 from sinklab.lab.training.model import muon_and_adamw
 from sinklab.lab.training.recorders import Recorder
 
-# what a draw is for: neighbouring places of different kinds must not share a generator
+# purpose of a draw: neighbouring places of different kinds must not share a generator
 _TIME, _MASK, _STEP_TIMES, _VISIBLE = range(4)
 
 
@@ -69,8 +69,8 @@ def row_times(
 
 
 def row_masks(seed: int, rows_B: Tensor, t_BS: Tensor) -> Tensor:
-    """Bool (B, S): what :func:`sinklab.core.diffusion.corrupt` masks in each row under a generator
-    of (seed, row).
+    """Masks that :func:`sinklab.core.diffusion.corrupt` draws in each row under a generator of
+    (seed, row), bool (B, S).
     """
     drawn = [
         torch.rand(t_BS.shape[1], generator=place_generator(seed, _MASK, row))
@@ -88,7 +88,7 @@ def visible_keys(seed: int, step: int, share: float, length: int) -> Tensor:
 
 
 def neighbours(window: int | None, length: int) -> Tensor | None:
-    """Bool (S, S): keys at most ``window`` positions away; None where there is no window."""
+    """Bool (S, S): keys at most ``window`` positions away; None if there is no window."""
     if window is None:
         return None
     place_S = torch.arange(length)
@@ -97,8 +97,8 @@ def neighbours(window: int | None, length: int) -> Tensor | None:
 
 @dataclass(frozen=True)
 class NoisyCollator:
-    """Rows of the run to a batch with its noise: adds ``t`` and ``masked`` (B, S), drawn where the
-    data is loaded.
+    """Rows of the run to a batch with its noise: adds ``t`` and ``masked`` (B, S), drawn by the
+    process that loads the data.
 
     No noise is drawn for rows of the first ``clean_steps`` steps, which are spent as a causal
     language model.
@@ -129,7 +129,7 @@ class NoisyCollator:
 
 @dataclass(frozen=True)
 class Phases:
-    """Which objective a step has: causal first, then diffusion, with keys to the right coming into
+    """Objective of each step: causal first, then diffusion, with keys to the right coming into
     sight on the way.
     """
 
@@ -137,13 +137,13 @@ class Phases:
     anneal_steps: int
     seed: int
     autoregressive: bool = False
-    """Every step is causal."""
+    """Whether every step is causal."""
     window: int | None = None
     """Neighbours in sight on either side, in every step; None for no such limit."""
 
     @property
     def last(self) -> int:
-        """A step of the last phase, whose objective is what is measured."""
+        """A step of the last phase, the one whose objective is evaluated."""
         return self.causal_steps + self.anneal_steps
 
     def is_causal(self, step: int) -> bool:
@@ -158,8 +158,8 @@ class Phases:
         return 1.0 if done >= self.anneal_steps else max(0, done) / self.anneal_steps
 
     def visible(self, step: int, length: int) -> Tensor | None:
-        """Bool (S, S) of what a query may see, beside a causal step's own order; None once that is
-        everything.
+        """Keys that a query may see, bool (S, S), beside a causal step's own order; None once that
+        is everything.
         """
         near_SS = neighbours(self.window, length)
         share = 1.0 if self.is_causal(step) else self.share(step)
@@ -170,8 +170,8 @@ class Phases:
 
 
 def asked_causally(batch: Mapping[str, Tensor]) -> Tensor:
-    """Bool (B, S): tokens that have a predecessor to be predicted from, in their own document where
-    those are apart.
+    """Bool (B, S): tokens that have a predecessor to be predicted from, in their own document if
+    documents are apart.
     """
     ids_BS = batch["input_ids"]
     asked_BS = (
@@ -186,8 +186,8 @@ def asked_causally(batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def sight(batch: Mapping[str, Tensor], visible_SS: Tensor | None) -> dict[str, Tensor]:
-    """Arguments of the model for what is hidden: padding, other documents, keys that annealing
-    still withholds.
+    """Arguments of the model for blocked keys: padding, other documents, keys that annealing still
+    withholds.
     """
     seen: Tensor | None = None if visible_SS is None else visible_SS.to(batch["input_ids"].device)
     if "documents" in batch:
@@ -210,7 +210,7 @@ def causal_loss(model: DiffusionLM, ids_BS: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Objective:
-    """Which loss the model is trained on, and how its head is run."""
+    """Loss that the model is trained on, and how its head is run."""
 
     phases: Phases
     mask_id: int
@@ -237,12 +237,11 @@ class Objective:
     def targets(
         self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float
     ) -> dict[str, Any]:
-        """What of these arguments says what is asked of the model: this micro-batch's share of the
-        loss of a step.
+        """Arguments that define this micro-batch's share of the loss of a step.
 
-        That is the mean cross-entropy over ``tokens`` predicted tokens where the step is causal,
-        else the masked-token loss (Eq. 3–4 of «One Token Is Enough»): Σ 1 / (t · tokens) ·
-        cross-entropy over the masks.
+        It is the mean cross-entropy over ``tokens`` predicted tokens if the step is causal, else
+        the masked-token loss (Eq. 3–4 of «One Token Is Enough»): Σ 1 / (t · tokens) · cross-entropy
+        over the masks.
         """
         ids_BS = batch["input_ids"]
         if causal := self.phases.is_causal(step):
@@ -276,11 +275,11 @@ def _ignore_sigterm(worker: int) -> None:
 
 
 NOISE_SEED = 0
-"""Of held-out noise: not the run's own, so that runs of different seeds compare."""
+"""Seed of held-out noise: not the run's own, so that runs of different seeds compare."""
 
 
 class DiffusionTrainer(Trainer):
-    """`transformers.Trainer` whose loss is the masked-diffusion (or next-token) objective.
+    """`transformers.Trainer` with the masked-diffusion (or next-token) objective as its loss.
 
     The gradient is that of the mean over all tokens of an optimizer step: it does not depend on
     micro-batches or ranks. Rows come in the order of the dataset. Checkpoints appear under their
@@ -302,7 +301,7 @@ class DiffusionTrainer(Trainer):
         self.objective: Objective = objective
         self.heldout, self.together, self.keep, self.muon_lr = heldout, together, keep, muon_lr
         self.cursor: list[int] | None = None
-        """Of a stream: the cursor after the last row that was consumed."""
+        """Cursor of a stream after the last row that was consumed."""
         self._tokens: Tensor | float = 1.0
         self._writing: Path | None = None
 
@@ -331,8 +330,8 @@ class DiffusionTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """This micro-batch's share of the loss of its step, scaled for what the Trainer does with
-        it.
+        """This micro-batch's share of the loss of its step, scaled to undo the Trainer's own
+        division.
         """
         out = model(**self.objective.call(inputs, self.state.global_step, self._tokens))
         # the Trainer divides by the micro-batches, and gradients are averaged over processes
@@ -367,7 +366,7 @@ class DiffusionTrainer(Trainer):
     @torch.no_grad()
     def heldout_losses(self) -> dict[str, Any]:
         """``loss``: nats per token over all held-out rows; ``losses`` (R,) float64: of each row,
-        under the objective of the last phase; ``tokens`` (R,): what each row's loss is a mean over.
+        under the objective of the last phase; ``tokens`` (R,): number of tokens in each row's mean.
 
         Every process works on its share; all get the whole result.
         """
@@ -422,7 +421,9 @@ class DiffusionTrainer(Trainer):
         )
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
-        """Everything but norms and biases decays, and the sink where its kind says so."""
+        """Names of the parameters that decay: all but norms and biases, and the sink if its kind
+        says so.
+        """
         whole: Any = self.model
         names, sink = super().get_decay_parameter_names(model), sink_of(whole.config)
         spared = () if sink is None or sink.weight_decay else sink.tensors

@@ -1,5 +1,5 @@
-"""How models that attend in blocks write a block: by a quota or a confidence, with edits of what is
-written; and how a canvas is written whose length tokens change.
+"""How models that attend in blocks write a block: by a quota or a confidence, with edits of written
+tokens; and how a canvas is written if tokens change its length.
 """
 
 from sinklab.core.registry import exports

@@ -1,5 +1,5 @@
 """Schedules of models that write block by block: dLLM's counts, SDAR's and LLaDA2.0's quota,
-LLaDA2.1's edits; and of DreamOn, whose canvas changes its length.
+LLaDA2.1's edits; and of DreamOn, with a canvas that changes its length.
 """
 
 # B batch rows, S canvas positions, C places in a block, M candidate positions in row-major order, V
@@ -29,9 +29,8 @@ from sinklab.core.sampling.token_ids import check_vocabulary
 @dataclass(frozen=True)
 class Alpha(EvenQuota, Checked):
     """dLLM's: time runs from 1 to 0 in equal steps, and the step from t to s commits round(n (1 -
-    m(s) / m(t))) of the n masks that are left (half to even), where m(t) is the share that is
-    masked at t. Steps that commit nothing are left out, so there are never more evaluations than
-    masks.
+    m(s) / m(t))) of the n masks that are left (half to even), with m(t) the share that is masked at
+    t. Steps that commit nothing are left out, so there are never more evaluations than masks.
 
     `steps` are divided over the blocks and rounded up. Source: dLLM, `get_num_transfer_tokens`.
     """
@@ -44,7 +43,7 @@ class Alpha(EvenQuota, Checked):
     allows_surplus_steps: ClassVar[bool] = True
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """At most as many steps as positions where `steps` is left out."""
+        """Evaluations of each block: at most as many as positions if `steps` is left out."""
         return list(sizes) if steps is None else [-(-steps // max(len(sizes), 1))] * len(sizes)
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
@@ -69,9 +68,8 @@ class Alpha(EvenQuota, Checked):
 @schedules.register("dynamic")
 @dataclass(frozen=True)
 class Dynamic(Threshold):
-    """SDAR's and LLaDA2.0's: every candidate whose confidence is above the threshold, where that is
-    at least the quota; else as many of the best as the quota says. A block ends when no mask is
-    left.
+    """SDAR's and LLaDA2.0's: every candidate with a confidence above the threshold, if they are at
+    least the quota; else as many of the best as the quota says. A block ends when no mask is left.
 
     The quota is one token, or with `steps` an equal part of a whole block, the remainder first:
     also in a block that the prompt has begun or the end cuts short. Raises ValueError for `steps`
@@ -88,7 +86,7 @@ class Dynamic(Threshold):
     block_length: int | None = limited(
         None, at_least=1, remedy="leave it out for a quota of one token"
     )
-    """Tokens of a whole block, where `steps` is given."""
+    """Tokens of a whole block, if `steps` is given."""
 
     name: ClassVar[str] = "dynamic"
 
@@ -104,7 +102,7 @@ class Dynamic(Threshold):
             )
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """As many as the quota takes."""
+        """Evaluations of each block: as many as the quota takes."""
         if self.block_length is not None and max(sizes, default=0) > self.block_length:
             raise ValueError(
                 f"the schedule {self.name!r} has a quota for blocks of {self.block_length} "
@@ -123,12 +121,12 @@ class Dynamic(Threshold):
         return commit_counts(self.block_length, self.steps).tolist()
 
     def check_rule(self, rule: UnmaskingRule) -> None:
-        """With a threshold of 1 any rule that ranks."""
+        """Accept with a threshold of 1 any rule that ranks; else check it as `Threshold` does."""
         if self.threshold < 1 or getattr(rule, "measure", None) == "chance":
             super().check_rule(rule)
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
-        """By the quota, and with a threshold below 1 by the scores."""
+        """Count of tokens by the quota, and with a threshold below 1 by the scores."""
         quotas, threshold = self._quotas or [1] * evaluations, self.threshold
         if threshold == 1:
             return Unread(
@@ -144,20 +142,20 @@ class Dynamic(Threshold):
 @schedules.register("editing")
 @dataclass(frozen=True)
 class Editing(Threshold):
-    """LLaDA2.1's: fill masks as `Dynamic` does, and in the same evaluation replace what is written
-    in the block where another token is proposed with a confidence above `editing_threshold`; [MASK]
+    """LLaDA2.1's: fill masks as `Dynamic` does, and in the same evaluation replace written tokens
+    of the block if another token is proposed with a confidence above `editing_threshold`; [MASK]
     may be written back.
 
     A row leaves a block once an evaluation of the block without masks edits nothing, or after
     `max_post_steps` of them. A stop id ends a row with its block. Edits are commits of their steps.
-    So that a block ends, [MASK] is never proposed where it stands (the original may, and then
+    So that a block ends, [MASK] is never proposed in its own place (the original may, and then
     reveals nothing), nor written back after as many evaluations as the block has positions and
     `max_post_steps` more. Source: LLaDA2.1, `generate`.
     """
 
     threshold: float = limited(0.95, at_least=0, at_most=1, remedy="LLaDA2.1 uses 0.95")
     editing_threshold: float = limited(0.9, at_least=0, at_most=1, remedy="1 edits nothing")
-    """Confidence above which a written token is replaced; what the prompt gives is never edited."""
+    """Confidence above which a written token is replaced; the prompt is never edited."""
     max_post_steps: int = limited(
         16, at_least=0, remedy="0 leaves a block when its last mask is filled"
     )
@@ -170,7 +168,7 @@ class Editing(Threshold):
     lacking: ClassVar[str] = "probability of the proposed token"
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """As many as a block may take before [MASK] is no longer written back."""
+        """Evaluations of each block: the most before [MASK] is no longer written back."""
         return [size + self.max_post_steps for size in super().evaluations(sizes, steps)]
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
@@ -251,18 +249,19 @@ class ElasticStep(Step):
     """
 
     origin_Z: Tensor = field(kw_only=True)
-    """int64, for each column of `ids_BS` the column of `before_BS` that it was: twice where a token
-    became two masks; one that was deleted is missing."""
+    """int64, for each column of `ids_BS` the column of `before_BS` that it was: twice if a token
+    became two masks; one that was deleted is missing.
+    """
 
 
 @schedules.register("elastic")
 @dataclass(frozen=True)
 class Elastic(EvenQuota, Checked):
-    """DreamOn's: where <|expand|> is committed two masks take its place, where <|delete|> (its end
-    of text) is, the position goes. Each evaluation commits the best `tokens`, until no mask is
-    left.
+    """DreamOn's: a committed <|expand|> is replaced by two masks, and the position of a committed
+    <|delete|> (its end of text) is deleted. Each evaluation commits the best `tokens`, until no
+    mask is left.
 
-    One row, and no cache. <|expand|> is not proposed where the canvas has no room or the expansions
+    One row, and no cache. <|expand|> is not proposed if the canvas has no room or the expansions
     are used up; of several at once those that find no room stay masks. With several blocks, those
     to the right move along. The number of evaluations is known at the end only. Source: DreamOn
     (2602.01326), `diffusion_generate` and `eval/generator.py`.
@@ -290,7 +289,9 @@ class Elastic(EvenQuota, Checked):
     resizes: ClassVar[bool] = True
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """As many as positions where nothing changes the length, and not known otherwise."""
+        """Evaluations of each block: as many as positions if nothing changes the length, and not
+        known otherwise.
+        """
         if steps is not None:
             raise ValueError(
                 f"'elastic' runs until no mask is left, got steps={steps}; leave steps out, or "
@@ -299,15 +300,15 @@ class Elastic(EvenQuota, Checked):
         return list(sizes)
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
-        """The same number at every evaluation, whatever the size."""
+        """Count of tokens to commit: equal at every evaluation, whatever the size."""
         return lambda ordered_BC, candidates_BC, nth: candidates_BC.sum(1).clamp(max=self.tokens)
 
     def run(self, run: Run, evaluate: Evaluate) -> Iterator[Step]:
         """The steps, in place of those of the loop that keeps the canvas. Raises ValueError for
-        what needs one length.
+        options that need one length.
 
-        Each length is a run of its own to who watches: an edit that chooses columns at one step for
-        the next starts afresh where they have moved.
+        Each length is a run of its own to observers: an edit that chooses columns at one step for
+        the next starts afresh once they have moved.
         """
         canvas, masks = run.canvas, int(run.canvas.open_BS.sum())
         refused = {
@@ -391,7 +392,7 @@ class Elastic(EvenQuota, Checked):
             index += 1
 
     def _times(self, after_S: Tensor, masked_S: Tensor, room: int) -> Tensor:
-        """How often each column stands in the next canvas: 0, 1 or 2."""
+        """Number of times that each column stands in the next canvas: 0, 1 or 2."""
         gone_S = masked_S & (after_S == self.delete_id)
         gone_S = masked_S & (gone_S.cumsum(0) > 0) if self.delete_rest else gone_S
         grows_S = masked_S & (after_S == self.expand_id) & ~gone_S
@@ -414,7 +415,7 @@ def _evaluated(
 def _proposed(
     run: Run, candidates: Candidates, barred_M: Tensor, step: str
 ) -> tuple[Tensor, Tensor]:
-    """Scores and tokens (M,) of the candidates; [MASK] is none where it is barred."""
+    """Scores and tokens (M,) of the candidates; [MASK] is none if it is barred."""
     logits_MV, mask_id = candidates.logits_MV, candidates.mask_id
     expected = (len(barred_M), None)
     check_tensor(
