@@ -45,7 +45,9 @@ def test_importing_the_package_costs_at_most_torch() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", ["attention.received", "diffusion", "sampling.loop"])
+@pytest.mark.parametrize(
+    "room", ["core.attention.received", "core.diffusion", "core.sampling.loop"]
+)
 def test_the_rooms_of_tensor_maths_cost_torch(room: str) -> None:
     loaded = packages_after(f"import sinklab.{room}")
     assert "torch" in loaded

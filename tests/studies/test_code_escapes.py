@@ -282,9 +282,9 @@ def test_no_program_of_an_ordinary_user_does(outside: Path) -> None:
     if os.geteuid() or python is None or subprocess.run([python, "-c", supported]).returncode:
         pytest.skip("not the superuser, or no Python that others may run")
     root = Path(__file__).parents[2] / "src" / "sinklab"
-    sources = [
-        root / f"{name}.py" for name in ("__init__", "errors", "registry", "studies/__init__")
-    ]
+    names = ("__init__", "core/__init__", "core/errors", "core/registry")
+    names += ("lab/__init__", "lab/studies/__init__")
+    sources = [root / f"{name}.py" for name in names]
     with tempfile.TemporaryDirectory() as copy:
         os.chmod(copy, 0o755)
         for source in [*sources, *(root / "lab" / "studies" / "benchmarks").glob("*.*")]:

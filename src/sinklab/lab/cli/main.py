@@ -14,7 +14,7 @@ import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -265,7 +265,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # a sign that the terminal or the pipe cannot show is spelt, and ends no command after its
         # work
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            # a file that became a pipe after it was opened cannot be asked for its position
+            with suppress(OSError):
+                stream.reconfigure(errors="backslashreplace")
     names: list[str] = []
     try:
         with on_sigterm(_terminate), _no_interrupt_lost():

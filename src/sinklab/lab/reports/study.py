@@ -265,7 +265,7 @@ class Study(Reader):
         """Columns sample, prompt, completion, and others that the run noted. ValueError for a table
         without texts.
         """
-        if "generations" not in self.run.tables:
+        if self.twin or "generations" not in self.run.tables:
             return None
         frame = self.table("generations")
         if frame is None or frame[["prompt", "completion"]].isna().any(axis=None):
