@@ -31,7 +31,11 @@ TAKEN = {
     "log.md": "LOG.md",
 }
 """page of the site -> file of the repository"""
-MODULES = {"diffusion": None, "registry": None, "studies.trace.study": ("StudySettings", "study")}
+MODULES = {
+    "core.diffusion": None,
+    "core.registry": None,
+    "lab.studies.trace.study": ("StudySettings", "study"),
+}
 """public modules that are no packages with a list of names; None: everything without an
 underscore
 """

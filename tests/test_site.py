@@ -76,7 +76,7 @@ def test_the_names_of_the_reference_are_those_of_the_packages(pages: ModuleType)
         "sinklab",
         *(
             f"sinklab.{name}"
-            for name in ("probing", "sampling", "reports", "studies.curve", "registry")
+            for name in ("core.probing", "core.sampling", "lab.reports", "lab.studies.curve")
         ),
     }
     assert rooms <= set(found)

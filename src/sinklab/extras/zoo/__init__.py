@@ -4,7 +4,7 @@ from sinklab.core.registry import exports
 
 __getattr__, __dir__, __all__ = exports(
     __name__,
-    decoding="Alpha Dynamic Editing Elastic ElasticStep",
+    **{"decoding.blocks": "Alpha Dynamic Editing Elastic ElasticStep"},
     dit_recipes="ddpm_cache published_loss published_noise semi_ar",
 )
 
