@@ -109,7 +109,8 @@ def test_roles_of_docstrings_became_links(site: Path) -> None:
     shown = "".join(path.read_text("utf-8") for path in (site / "reference").glob("*.html"))
     assert not re.findall(r":(?:class|func|meth|data|mod):", shown)
     assert re.search(
-        r'<a class="autorefs[^>]*href="lab.checkpoints.html#sinklab.lab.checkpoints.loading.Loaded"',
+        r'<a class="autorefs[^>]*href="lab.checkpoints.html#'
+        r'sinklab.lab.checkpoints.loading.Loaded"',
         shown,
     )
 
