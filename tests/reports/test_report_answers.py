@@ -266,12 +266,12 @@ def test_the_real_tour_measures_what_masking_costs(real_tour, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.smollm2
 def test_the_tour_of_the_real_pair(tmp_path, capsys):
-    """A quick one: a text each, and the words of the parent's sink."""
+    """A quick one: a text each, and the sink that grows in the parent."""
     from tiny_gguf import smollm2
 
     smollm2()
     assert main(["tour", "--real", "--quick", "--out", str(tmp_path / "tour")]) == 0
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) <= 40
-    assert "the first token is strongest" in printed.out and "smollm2-diffusion" in printed.out
+    assert "smollm2-diffusion" in printed.out, "a text alone has no verdict on motion"
     assert "A new sink grew at the second token" in printed.out
