@@ -22,9 +22,8 @@ from types import CodeType, FrameType
 
 TARGETS = {"files": 76, "functions": 570}
 SMALL = (
-    "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 "
-    "--batch "
-    "4 --no-bf16"
+    "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 --batch 4 "
+    "--no-bf16"
 )
 COMMANDS = {
     "trace": ["trace", "The house stood at the end of a", "--new-tokens", "8", "--out", "run"],
@@ -92,8 +91,7 @@ def report(names: list[str], show: str) -> None:
         files = collections.Counter(file for file, _ in functions)
         print(
             f"{name}: {len(files)} files (at most {TARGETS['files']}), {len(functions)} functions "
-            "(at most "
-            f"{TARGETS['functions']})"
+            f"(at most {TARGETS['functions']})"
         )
         rooms = collections.Counter[str]()
         for file, count in files.items():

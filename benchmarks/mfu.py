@@ -172,9 +172,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         taken["mfu"] = round(taken["model_flops_per_s"] / peak, 4)
         result["forms"][form] = taken
         print(
-            f"{form}: {taken['median_step_s'] * 1e3:.1f} ms, {taken['tokens_per_s']} tokens/s, "
-            f"MFU {taken['mfu']:.1%}, "
-            f"peak {taken['peak_mb']} MB",
+            f"{form}: {taken['median_step_s'] * 1e3:.1f} ms, {taken['tokens_per_s']} tokens/s, MFU "
+            f"{taken['mfu']:.1%}, peak {taken['peak_mb']} MB",
             flush=True,
         )
         # five models of 8 GB with their optimizers need not be there at once

@@ -482,9 +482,8 @@ def main(peers: Sequence[Peer] = PEERS) -> None:
 
 
 WHAT = (
-    "times faster = seconds of the peer over ours, within a pair; greedy, fixed tokens a "
-    "step, "
-    "one row, one thread"
+    "times faster = seconds of the peer over ours, within a pair; greedy, fixed tokens a step, one "
+    "row, one thread"
 )
 
 if __name__ == "__main__":

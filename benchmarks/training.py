@@ -78,8 +78,7 @@ def variant_costs(shape: Shape, device: str, repeats: int) -> dict[str, dict]:
             taken["peak_rise_mb"] = peak_mb(runs[name], device)
             print(
                 f"{dtype} {name}: {taken['min_wall_s'] * 1e3:.1f} ms, {taken['tokens_per_s']} "
-                "tokens/s, "
-                f"{taken['kept_for_backward_mb']} MB kept, {taken['ratio']}",
+                f"tokens/s, {taken['kept_for_backward_mb']} MB kept, {taken['ratio']}",
                 flush=True,
             )
         results[dtype] = timing

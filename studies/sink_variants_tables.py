@@ -211,7 +211,6 @@ def _markdown(variants: dict[str, Any]) -> str:
         mobility = np.mean([s["text_mobility"] for s in seen])
         lines.append(
             f"| {name} | {one['loss']:.4f} | {deltas if name != 'plain' else '–'} | {interval} | "
-            f"{share} | {norm} | "
-            f"{mobility:.2f} |"
+            f"{share} | {norm} | {mobility:.2f} |"
         )
     return "\n".join(lines)

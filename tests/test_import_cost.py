@@ -27,8 +27,7 @@ def packages_after(statement: str) -> set[str]:
     """Names of the top-level packages that a fresh interpreter holds after `statement`."""
     script = (
         f"import json, sys\n{statement}\nprint(json.dumps(sorted({{m.partition('.')[0] for "
-        "m "
-        f"in sys.modules}})))"
+        f"m in sys.modules}})))"
     )
     return set(
         json.loads(

@@ -11,8 +11,7 @@ from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.data import train_tokenizer
 
 TEXT = (
-    "The old man sat by the sea, and the boy looked at the boats. “Will it rain?” he said; "
-    "the "
+    "The old man sat by the sea, and the boy looked at the boats. “Will it rain?” he said; the "
     "wind was rising.\n"
 )
 VOCABULARY = 280

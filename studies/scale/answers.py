@@ -70,8 +70,7 @@ def verdict(values_S: np.ndarray, what: str, unit: str, words: tuple[str, str]) 
     """A difference over seeds: its interval and what follows, or points and a range."""
     if np.isnan(values_S).any():
         return (
-            f"- {what}: cannot tell, since {np.isnan(values_S).sum()} of {len(values_S)} "
-            "seeds "
+            f"- {what}: cannot tell, since {np.isnan(values_S).sum()} of {len(values_S)} seeds "
             "have no dose in common"
         )
     if len(values_S) < SEEDS:

@@ -148,8 +148,7 @@ def test_what_masking_costs_is_held_against_random_keys() -> None:
     low, high = found.low, found.high
     assert found.word == "costs" and spoken(found) == (
         f"Costs +0.18 nats a token (3.73 → 3.91, 95 % +{low:.2f} … +{high:.2f}); as many random "
-        "tokens +0.00, "
-        "non-sinks of equal mass +0.73."
+        "tokens +0.00, non-sinks of equal mass +0.73."
     )
     assert found.controls["shuffled weights"] == 0.01 and words_in(found.sentence) <= 25
     assert costs(cost(0.0, 0.0), {}, "").word == "free"

@@ -29,8 +29,7 @@ def test_sinks_only_at_the_start():
     assert found.holds is True and found.signature and found.estimate.samples == 8
     assert found.sentence == (
         "95 % of the sinks in the text are at the first 4 positions (median of 8 samples, "
-        "95\u00a0% interval 95 % to "
-        "100 %; an even spread: 4 %): only at the start."
+        "95\u00a0% interval 95 % to 100 %; an even spread: 4 %): only at the start."
     )
     moved = start_only(events(19, 12, 11, 12, 10, 12, 12, 10, 12))
     assert (
@@ -80,9 +79,8 @@ def test_a_falling_accuracy_is_a_cost_over_the_problems_of_both():
     assert llama.holds is True and llama.signature and llama.p < 1e-9
     assert llama.sentence == (
         "With the sinks masked the accuracy goes from 0.85 to 0.02, 97.6 % worse (mean of 400 "
-        "samples, 95\u00a0% "
-        f"interval {100 * llama.estimate.low:.3g} % to {100 * llama.estimate.high:.3g} %): over "
-        "the limit of 5 %."
+        f"samples, 95\u00a0% interval {100 * llama.estimate.low:.3g} % to "
+        f"{100 * llama.estimate.high:.3g} %): over the limit of 5 %."
     )
     few_lost = right.copy()
     few_lost[:4] = 0
@@ -149,10 +147,9 @@ def test_recovery_is_judged_by_what_is_written():
     span = f"{stuck.estimate.low:.2g} nats to {stuck.estimate.high:.2g} nats"
     assert stuck.sentence == (
         "With the stretch around its main sink (12 % of attention) hidden, the model finds each "
-        "token that it writes "
-        "uncut 0.5 nats less likely, with one where few heads have a sink (8 % of attention) 0.1 "
-        "(difference 0.4, mean "
-        f"of 8 samples, 95\u00a0% interval {span}): it does not recover."
+        "token that it writes uncut 0.5 nats less likely, with one where few heads have a sink (8 "
+        f"% of attention) 0.1 (difference 0.4, mean of 8 samples, 95\u00a0% interval {span}): it "
+        "does not recover."
     )
     # whatever lies there, hiding context costs something
     assert recovery(0.5 + wobble, 0.5 - wobble).holds is False
@@ -215,9 +212,8 @@ def heads(
 def test_new_sinks_are_held_against_the_base_rate():
     assert new_sinks(*heads(8, 20, 16), within=4) == (
         "80 % of the heads that were left without a sink when theirs was hidden have a new one "
-        "within 4 steps, 0 % of "
-        "those that had none (difference 80 %, median of 8 samples, 95\u00a0% interval 80 % to 80 "
-        "%)."
+        "within 4 steps, 0 % of those that had none (difference 80 %, median of 8 samples, "
+        "95\u00a0% interval 80 % to 80 %)."
     )
     assert "within 1 step, 10 % of those" in new_sinks(*heads(6, 20, 2, 10, 1), within=1)
     # as many of those that lost nothing
@@ -252,9 +248,8 @@ def test_ninety_six_percent():
     found = ninety_six([epsilon_curve(received).at(3.0)] * 8)
     assert found.holds is True and not found.signature and found.value == 1 - 1 / 64
     assert found.sentence == (
-        "Epsilon 3 leaves out 98.4 % of the tokens (median of 8 samples, 95\u00a0% interval 98.4 "
-        "% to "
-        "98.4 %): at least 96 %."
+        "Epsilon 3 leaves out 98.4 % of the tokens (median of 8 samples, 95\u00a0% interval 98.4 % "
+        "to 98.4 %): at least 96 %."
     )
     received[..., :4] = 10
     crowded = ninety_six([epsilon_curve(received).at(3.0)] * 8)

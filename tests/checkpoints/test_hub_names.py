@@ -84,8 +84,7 @@ def test_without_a_network_the_error_is_all_there_is(tmp_path: Path) -> None:
         done.stdout.splitlines()
         == [
             "no model can be loaded from 'GSAI-ML/LLaDA-8B-Instrukt'; did you mean "
-            "'GSAI-ML/LLaDA-8B-Instruct' "
-            "or 'GSAI-ML/LLaDA-8B-Base' or 'GSAI-ML/iLLaDA-8B'?"
+            "'GSAI-ML/LLaDA-8B-Instruct' or 'GSAI-ML/LLaDA-8B-Base' or 'GSAI-ML/iLLaDA-8B'?"
         ]
         * 2
     )

@@ -175,9 +175,8 @@ def test_sentences_count_differences_that_are_sure(tmp_path: Path) -> None:
     assert lines[1] == "block (masked, in the block being written): no such positions."
     assert lines[2].startswith(
         "future (masked, to the right of the block): 25 % of the positions of a layer are chosen, "
-        "3 pairs sampled. "
-        "Of 1 differences between what probes read at sinks and beside them, 1 are above 0 and 0 "
-        "below it at 95 %"
+        "3 pairs sampled. Of 1 differences between what probes read at sinks and beside them, 1 "
+        "are above 0 and 0 below it at 95 %"
     )
     assert lines[2].endswith("the largest is token at layer 3, +0.80 [+0.60, +1.00].")
     assert [

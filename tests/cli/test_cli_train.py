@@ -15,9 +15,8 @@ from sinklab.lab.training.settings import RECIPES, VARIANTS, TrainSettings, reci
 from tiny_diffusion import TEXT
 
 SIZES = (
-    "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 "
-    "--batch "
-    "4 --steps 3 --no-bf16"
+    "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 --batch 4 "
+    "--steps 3 --no-bf16"
 )
 
 

@@ -30,8 +30,7 @@ ORIGINAL = {
     "evaluation, up to the limit": (
         ("maskgit_plus", {"expansions": 8}, {"expand": 2, "delete": 0, "seed": 2}),
         "bcd____ef bcd_____ef bcd______ef bcd_______ef bcd________ef bcd__p_____ef bcd__p____mef "
-        "bcd__p_n__mef "
-        "bcd__p_nm_mef bcd__p_nmpmef bcdp_p_nmpmef bcdpkp_nmpmef bcdpkphnmpmef",
+        "bcd__p_n__mef bcd__p_nm_mef bcd__p_nmpmef bcdp_p_nmpmef bcdpkp_nmpmef bcdpkphnmpmef",
     ),
     "checkpoint, two expansions": (
         ("entropy", {"expansions": 2}, {"expand": 4, "delete": 0, "seed": 0}),

@@ -27,8 +27,7 @@ DLLM = ("bd3lm_qwen3", "bd3lm_llama")
 LLADA2 = ("llada2_moe", "llada21_moe")
 UNEQUAL = {
     "pad_generated": "dLLM takes a written token for padding where it has the pad token's id; "
-    "here padding is where it "
-    "was given",
+    "here padding is where it was given",
     "block_cache": "Fast-dLLM v2's cache inside a block: keys and values of other sub-blocks are "
     "stale, and logits "
     "are shifted inside the sub-block; here the cache of a model in blocks is exact",

@@ -22,8 +22,7 @@ LOGITS = [
 LOSSES = [("mdlm", "pair"), ("mdlm", "four"), ("bd3lm", "pair"), ("bd3lm", "four")]
 QUIRK = {
     "kv_cache": "keys are rotated anew at each call, and a finished block is run once more to "
-    "store it: the same "
-    "tokens, so we decode without that cache and count 4 calls less",
+    "store it: the same tokens, so we decode without that cache and count 4 calls less",
     "four": "loss and nlls of bd3lm's case are those of times from 0.001 to 1, t and noisy_input "
     "those of its own",
     "last update": "the timed sampler divides by t = 0 at its last update; here that one fills "

@@ -21,8 +21,7 @@ def test_everything_is_drawn(page, one):
         colours = page.run(
             f"(() => {{ const c = document.querySelector('{selector}'); const seen = new Set();"
             "const d = new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, "
-            "c.height).data.buffer);"
-            "for (const pixel of d) seen.add(pixel); return seen.size; })()"
+            "c.height).data.buffer);for (const pixel of d) seen.add(pixel); return seen.size; })()"
         )
         # "willReadFrequently" is advice about this very line.
         page.complaints.clear()
@@ -276,8 +275,7 @@ def test_the_sample_asked_for_last_is_shown_though_it_is_there_first(page, one):
     page.open(one)
     page.run(
         "(() => { const box = document.querySelector('.choose-sample'); for (const value of [1, "
-        "0]) {"
-        " box.value = value; box.dispatchEvent(new Event('change')); } })()"
+        "0]) { box.value = value; box.dispatchEvent(new Event('change')); } })()"
     )
     page.settle()
     assert choice(page, "sample") == "sample 0"

@@ -17,8 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 PROMPT = "The house stood at the end of a <b>road</b> 😀 in"
 GONE = (
-    "[...document.querySelectorAll('.pane')].map((pane) => "
-    "pane.querySelectorAll('.canvas-text "
+    "[...document.querySelectorAll('.pane')].map((pane) => pane.querySelectorAll('.canvas-text "
     ".gone').length)"
 )
 NAMES = "[...document.querySelectorAll('.step-name')].map((name) => name.textContent)"
@@ -151,8 +150,7 @@ def test_it_fits_and_is_told_apart_without_colours(page: Page, tmp_path: Path, l
         assert page.run("document.documentElement.scrollWidth") <= width
         boxes = page.run(
             "[...document.querySelectorAll('#ask, #take, #cost, .bar, .panel')].filter((box) => "
-            "box.offsetParent"
-            " && getComputedStyle(box).position !== 'fixed').map((box) => "
+            "box.offsetParent && getComputedStyle(box).position !== 'fixed').map((box) => "
             "box.getBoundingClientRect().toJSON())"
         )
         assert len(boxes) > 10 and all(

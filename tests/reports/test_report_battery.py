@@ -272,9 +272,8 @@ def test_sentences_and_legends_say_the_dose(tmp_path: Path) -> None:
     )
     assert said[1].startswith(words)
     assert said[1].endswith(
-        "against other keys of equal mass; 5.00 keys a head (20\u00a0% sinks), held 40.0\u00a0% "
-        "of the attention, "
-        "30.0\u00a0% removed, matched in 75.0\u00a0% of heads"
+        "against other keys of equal mass; 5.00 keys a head (20\u00a0% sinks), held 40.0\u00a0% of "
+        "the attention, 30.0\u00a0% removed, matched in 75.0\u00a0% of heads"
     )
     scores = battery_scores(run).set_index(["skill", "control"]).loc[("all", "matched")]
     assert scores[["columns", "sinks", "held", "removed", "matched"]].to_list() == [

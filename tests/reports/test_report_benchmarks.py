@@ -261,9 +261,8 @@ def test_two_models_are_compared_by_one_protocol_where_both_have_something_to_lo
     assert pair(tmp_path / "1", (10, 10))[0].endswith("): cannot tell")
     none = "piqa, a and b: cannot tell which loses more, by any protocol: "
     assert pair(tmp_path / "2", (10, 60), gu=(0.5, 0.01)) == [
-        f"{none}b hardly has such sinks: one holds more than 30 % of the attention in 1.0 % of "
-        "its heads (Gu rate), "
-        "and the key that receives most holds 25.0 % on average"
+        f"{none}b hardly has such sinks: one holds more than 30 % of the attention in 1.0 % of its "
+        "heads (Gu rate), and the key that receives most holds 25.0 % on average"
     ]
     assert pair(tmp_path / "3", (10, 60), gu=(None, 0.5)) == [
         f"{none}the attention of a was not watched with nothing masked (record_sinks)"
@@ -410,9 +409,8 @@ def test_table_1_is_written_in_every_form(tmp_path: Path) -> None:
     text = printed.paths[0].read_text()
     assert "| GSM8K | tiny | measured | 0.500 ± 0.025 | 0.495 ± 0.025 |" in text
     said = (
-        "GSM8K, tiny, protocol paper, 10 most attended keys: −37.5 points (−42.1 … −32.6), "
-        "−75 "
-        "% of the accuracy on "
+        "GSM8K, tiny, protocol paper, 10 most attended keys: −37.5 points (−42.1 … −32.6), −75 % "
+        "of the accuracy on "
     )
     said += "400 questions: drops"
     assert said in text
@@ -595,8 +593,7 @@ def test_missing_cells_name_the_command_and_share_it(onetoken_folder: Path) -> N
     sink = onetoken_folder / "sink-0" / "model"
     assert (
         f"sinklab eval --model {sink} --tasks arc_challenge,social_iqa --noise smdm --mc-samples "
-        "1024 "
-        "--likelihood-cfg-scale 0.6 --data benchmarks --out runs/onetoken/sink-smdm-0.6"
+        "1024 --likelihood-cfg-scale 0.6 --data benchmarks --out runs/onetoken/sink-smdm-0.6"
     ) in commands
     assert f"sinklab train sft-gsm8k --init-from {sink} --corpus gsm8k_aug/train.txt" in commands
     assert not any("lambada" in command or "arc_easy" in command for command in commands)
@@ -749,8 +746,7 @@ def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
     said = masking_curve_sentences(runs)
     assert said[0].startswith(
         "tiny (DLM): hiding the 5 most attended keys of each head (10.0\u00a0% of the attention) "
-        "moves the "
-        "masked-token bound from 4.00 to 4.50 nats per token (+0.500 (+0.4"
+        "moves the masked-token bound from 4.00 to 4.50 nats per token (+0.500 (+0.4"
     )
     assert said[1] == (
         "tiny: the loss rises from k = 1 on; the 5 most attended keys cost more than as many "
@@ -784,8 +780,7 @@ def test_models_are_contrasted_where_both_have_the_phenomenon_and_a_dose_in_comm
     assert "no comparison: no share of it was removed from both" in against("heavy", mass=0.15)
     assert against("none", gu=0.0).endswith(
         "no comparison: no head of none gives any key more than 30 % of the attention (we require "
-        "5 % of the heads; "
-        "the most attended key gets 2.0\u00a0% on average)."
+        "5 % of the heads; the most attended key gets 2.0\u00a0% on average)."
     )
     ruled = against("ruled", controls=("sinks",), sink_rule="excess")
     assert ruled.endswith("no comparison: not the same keys were hidden in both.")
@@ -816,8 +811,7 @@ def test_keys_of_equal_mass_need_half_of_the_heads(tmp_path: Path) -> None:
     )
     assert few[2] == (
         "b: inconclusive whether these keys cost more than others of equal mass: at most "
-        "40.0\u00a0% of heads have "
-        "such others (a verdict takes half)."
+        "40.0\u00a0% of heads have such others (a verdict takes half)."
     )
 
 

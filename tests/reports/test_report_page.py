@@ -187,8 +187,7 @@ def test_one_file_that_loads_nothing_and_runs_one_script(pair, tmp_path):
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; script-src 'sha256-{allowed}'; style-src 'unsafe-inline'; img-src "
-        "data:; "
-        "base-uri 'none'; form-action 'none'"
+        "data:; base-uri 'none'; form-action 'none'"
     )
     assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in html
     # links stay on the page: to views of the explorer, and to the card of what hiding costs

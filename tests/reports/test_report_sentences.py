@@ -40,8 +40,7 @@ def test_motion_is_told_with_its_numbers(make_study):
     kept = spoken(told("motion", one(make_study("ar", family="autoregressive", text_share=0.8))))
     assert kept == (
         "In ar, at two random steps, a head's strongest token differs 0.0 % of the time (2 "
-        "samples; a verdict takes "
-        "8); no sink ended during the trace."
+        "samples; a verdict takes 8); no sink ended during the trace."
     )
 
 
@@ -129,8 +128,7 @@ def test_blocks_and_split_sinks_are_told_with_their_rates(make_study):
     study = one(make_study(change=change))
     assert spoken(told("blocks", study)) == (
         "In tiny, main sinks move at 100.0 % of steps into a new block (12 cases, a head at a "
-        "border each) and at "
-        "0.0 % of steps inside a block."
+        "border each) and at 0.0 % of steps inside a block."
     )
     assert f"different main sinks in {100 * 20 / 22:.1f} %" in spoken(told("split", study))
     ar = one(make_study("ar", family="autoregressive"))
@@ -194,9 +192,8 @@ def test_removals_are_told_an_edit_each(make_study):
     first, second = map(spoken, say.told("removals", one(make_study(whole={"removals": removals}))))
     assert first == (
         "In tiny, mask_sinks removed 5.00 keys per head in every forward pass; attention mass of "
-        "the selected keys "
-        "40.0 %; mass actually removed 30.0 %; overlap of the selection with that of the step "
-        "before 50.0 %."
+        "the selected keys 40.0 %; mass actually removed 30.0 %; overlap of the selection with "
+        "that of the step before 50.0 %."
     )
     assert second == (
         "In tiny, window_attention removed 12.0 keys per head in every forward pass; mass "

@@ -205,18 +205,14 @@ def test_the_page_tells_the_numbers(pair: list[Run], tmp_path: Path) -> None:
         "bare scores 4.000 (95 % 3.662 to 4.338, 16 rows) nats per token on held-out text at the "
         "end.",
         "one scores 3.900 (95 % 3.562 to 4.238, 16 rows) nats per token on held-out text at the "
-        "end; "
-        "against bare on the same rows that is −0.1",
+        "end; against bare on the same rows that is −0.1",
         "In one, the added sink draws more than 2 times an even share (of 4.0 %) from step 30 on; "
-        "at the end 30.0 % of "
-        "all attention, when it is the main sink of 37.5 % of heads.",
+        "at the end 30.0 % of all attention, when it is the main sink of 37.5 % of heads.",
         "In bare, more than half of all heads have a sink from step 20 on; at the end 1.5 tokens "
-        "of the text are sinks "
-        "of a head, and the first token is the main sink of 75.0 % of heads.",
+        "of the text are sinks of a head, and the first token is the main sink of 75.0 % of heads.",
         "In bare, the main sinks are static (mobility 0.10) at the end.",
-        "In one, the main sinks are moving (mobility 0.80) at the end; those of the text alone "
-        "are moving "
-        "(mobility 0.75).",
+        "In one, the main sinks are moving (mobility 0.80) at the end; those of the text alone are "
+        "moving (mobility 0.75).",
         "Loss over training",
         "Massive activations",
         "Run by run",
@@ -265,8 +261,7 @@ def test_repeats_share_their_sentences(tmp_path: Path) -> None:
     assert (
         "In 2 sinks (2 runs), the 2 added sinks draw more than 2 times an even share (of 7.7 %) "
         "from the first measurement on (step 0) and from step 30 on; at the end 30.0 % of all "
-        "attention, "
-        "when one of them is the main sink of 37.5 % of heads." in sentences
+        "attention, when one of them is the main sink of 37.5 % of heads." in sentences
     )
     looks = drawn_as(as_trainings(runs))
     assert [look.name for look in looks] == ["plain, 2 runs"] * 2 + ["2 sinks, 2 runs"] * 2

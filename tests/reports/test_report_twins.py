@@ -146,8 +146,7 @@ def test_a_run_without_twins_says_so(make, tmp_path):
     text = report(old, tmp_path / "old").read_text("utf-8")
     said = (
         "No untrained control of old was run. `sinklab trace --model MODEL --reproduce RUN --out "
-        "RUN --resume --twin` "
-        "runs both."
+        "RUN --resume --twin` runs both."
     )
     html = re.sub(r"`([^`]*)`", r"<code>\1</code>", said)
     assert f"<li>{html}</li></ul>" in text, "the last of the findings"

@@ -100,8 +100,7 @@ class Registry(Mapping[str, Any]):
             ):
                 raise DefinedTwice(
                     f"the {self.what} {name!r} is defined twice, in {there.__module__} and in "
-                    f"{kind.__module__}; "
-                    "rename one of them"
+                    f"{kind.__module__}; rename one of them"
                 )
             self._classes[name] = kind
             return kind
@@ -205,8 +204,7 @@ class Registry(Mapping[str, Any]):
             if not (key and equals and text) or key in fields:
                 raise ValueError(
                     f"a {self.what} is written name:field=value,field=value, got {given!r}: "
-                    f"{part.strip()!r} is no "
-                    "single field=value"
+                    f"{part.strip()!r} is no single field=value"
                 )
             fields[key] = _from_text(own[key], text, hints[key]) if key in own else text
         return self.make(name, **fields)

@@ -8,9 +8,8 @@ PROVIDES = {
     ),
     "figures": "reports.figures reports.maps",
     "studies": (
-        "studies.ablate.study studies.battery.study studies.benchmarks.study "
-        "studies.caches.study studies.contents.study studies.curve.study "
-        "studies.strength.study studies.trace.study"
+        "studies.ablate.study studies.battery.study studies.benchmarks.study studies.caches.study "
+        "studies.contents.study studies.curve.study studies.strength.study studies.trace.study"
     ),
 }
 """Registry to the modules of this ring that register classes in it."""

@@ -218,9 +218,7 @@ class Owner:
             kind, name, other = "thread", self.thread.name, repr(threading.current_thread().name)
         raise ValueError(
             f"a model is traced or edited by one {kind} at a time, which alone runs it meanwhile: "
-            f"{kind} {name!r} has "
-            f"a trace or intervention open on this {self.model}, and {other} {action}. Open it in "
-            f"the {kind} that runs "
-            "the model, let one end before the next, or give each a copy of its own, made before "
-            "(copy.deepcopy(model))"
+            f"{kind} {name!r} has a trace or intervention open on this {self.model}, and {other} "
+            f"{action}. Open it in the {kind} that runs the model, let one end before the next, or "
+            "give each a copy of its own, made before (copy.deepcopy(model))"
         )

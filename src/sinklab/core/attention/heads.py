@@ -95,8 +95,7 @@ class HeadShare:
         ):
             raise ValueError(
                 f"the weights of a {type(attention).__name__} are divided over processes, and "
-                "where its heads are is "
-                f"known for {', '.join(PROJECTIONS)} divided by rows (colwise) alone; load it with "
-                "sinklab.load(…, tensor_parallel=n), or undivided"
+                f"where its heads are is known for {', '.join(PROJECTIONS)} divided by rows "
+                "(colwise) alone; load it with sinklab.load(…, tensor_parallel=n), or undivided"
             )
         return cls(queries.device_mesh.get_group())

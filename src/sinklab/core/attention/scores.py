@@ -65,18 +65,16 @@ class Scores:
         if not all(factor.dim() == 4 and factor.shape[2] for factor in (q_BHQD, k_BKSD)):
             raise ValueError(
                 "q and k must have four axes (batch, head, position, head dim), and at least one "
-                "position, got "
-                f"{tuple(q_BHQD.shape)} and {tuple(k_BKSD.shape)}: add the missing axes with "
-                "unsqueeze"
+                f"position, got {tuple(q_BHQD.shape)} and {tuple(k_BKSD.shape)}: add the missing "
+                "axes with unsqueeze"
             )
         total, kv_heads = q_BHQD.shape[1], k_BKSD.shape[1]
         same = q_BHQD.shape[0] == k_BKSD.shape[0] and q_BHQD.shape[3] == k_BKSD.shape[3]
         if not same or total % kv_heads:
             raise ValueError(
                 "q and k must share batch and head dim, and query heads be a multiple of key "
-                "heads, got "
-                f"{tuple(q_BHQD.shape)} and {tuple(k_BKSD.shape)}: check the order (batch, head, "
-                "position, dim)"
+                f"heads, got {tuple(q_BHQD.shape)} and {tuple(k_BKSD.shape)}: check the order "
+                "(batch, head, position, dim)"
             )
         chosen = tuple(range(total)) if heads is None else tuple(heads)
         if heads is not None and (wrong := [head for head in chosen if not 0 <= head < total]):

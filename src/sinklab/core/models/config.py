@@ -48,8 +48,7 @@ def _check(config: DiffusionLMConfig) -> None:
     if config.sink is not None and config.sink_side not in config.sink.sides:
         raise ValueError(
             f"sink_side must be {' or '.join(map(repr, config.sink.sides))} for sink_kind "
-            f"{kind!r}, whose keys have no "
-            f"position, but is {config.sink_side!r}; leave it out"
+            f"{kind!r}, whose keys have no position, but is {config.sink_side!r}; leave it out"
         )
     if (config.sink_count or config.gate != "none") and (
         why := getattr(config.backbone, "takes_no_sink", "")
@@ -70,14 +69,12 @@ def _check(config: DiffusionLMConfig) -> None:
     if rows not in (None, size) and config.backbone.tie_word_embeddings:
         raise ValueError(
             f"a head of {rows} rows cannot be tied to an embedding of {size}; set "
-            "tie_word_embeddings=False in the "
-            "backbone"
+            "tie_word_embeddings=False in the backbone"
         )
     if config.block_length is not None and config.attention != "full":
         raise ValueError(
             f"attention={config.attention!r} and attention in blocks exclude one another, got "
-            "block_length="
-            f"{config.block_length}; leave out one of them"
+            f"block_length={config.block_length}; leave out one of them"
         )
 
 
@@ -114,8 +111,7 @@ def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> Pre
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise ValueError(
             "a bidirectional model needs full attention in every layer, but the backbone has "
-            "sliding windows; "
-            "set use_sliding_window=False"
+            "sliding windows; set use_sliding_window=False"
         )
     config.is_causal = False
     return config
@@ -244,8 +240,7 @@ class DiffusionLMConfig(PreTrainedConfig):
         if length > self.text_positions:
             raise ValueError(
                 f"the text has {length} tokens, but the model's context is {self.text_positions}; "
-                "shorten the prompt "
-                "or ask for fewer new tokens"
+                "shorten the prompt or ask for fewer new tokens"
             )
 
     @property

@@ -110,9 +110,8 @@ class ModelDenoiser:
         """
         if self.attention_BS is None and not canvas.attention_BS.all():
             raise ValueError(
-                "padding is text to a denoiser that was made without it, and this canvas has "
-                "some; use "
-                "model.denoiser(canvas.attention_BS), or denoise(model, canvas), which does"
+                "padding is text to a denoiser that was made without it, and this canvas has some; "
+                "use model.denoiser(canvas.attention_BS), or denoise(model, canvas), which does"
             )
         size = self.model.config.block_length
         if size is None or canvas.block_BS is not None:
@@ -120,10 +119,9 @@ class ModelDenoiser:
         block_length = min(block_length or size, size)
         if size % block_length:
             raise ValueError(
-                "a block of attention is decoded as a whole or in equal parts, but block_length "
-                f"is {block_length} and "
-                f"the model attends in blocks of {size}; leave block_length out, or give a "
-                f"divisor of {size}"
+                "a block of attention is decoded as a whole or in equal parts, but block_length is "
+                f"{block_length} and the model attends in blocks of {size}; leave block_length "
+                f"out, or give a divisor of {size}"
             )
         ids_BS = canvas.ids_BS
         real_BS = masks.real_positions(ids_BS, canvas.attention_BS)
@@ -398,9 +396,8 @@ class ModelSession:
                 else f"the canvas was {tuple(filled)} and is {tuple(ids_BS.shape)}"
             )
             raise ValueError(
-                f"columns can be recomputed only while all others are remembered, but {fact}; "
-                "call the session with "
-                "columns=None first"
+                f"columns can be recomputed only while all others are remembered, but {fact}; call "
+                "the session with columns=None first"
             )
         with torch.inference_mode():
             read = self._denoiser.read(wanted_BS, places)

@@ -256,8 +256,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         if self.config.block_length is None:
             raise ValueError(
                 "a clean text beside the noisy one is for attention in blocks, but this model has "
-                "full attention; "
-                "set config.block_length, or leave out clean"
+                "full attention; set config.block_length, or leave out clean"
             )
         if not is_alone:
             raise ValueError(

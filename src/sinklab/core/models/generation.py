@@ -138,10 +138,8 @@ class GenerateByDenoising:
             row, position = wrong_BS.nonzero()[0].tolist()
             raise ValueError(
                 f"token ids must lie in the vocabulary, 0 to {config.vocab_size - 1}, but row "
-                f"{row} position "
-                f"{position} holds {int(ids_BS[row, position])}; check the tokenizer (padding "
-                "needs an id too; -100 "
-                "is for labels alone)."
+                f"{row} position {position} holds {int(ids_BS[row, position])}; check the "
+                "tokenizer (padding needs an id too; -100 is for labels alone)."
             )
         denoiser = self.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS)
         return (settings or DecodingSettings()).decode(

@@ -69,9 +69,8 @@ def check_labels(labels_M: Tensor, rows: int) -> None:
     if len(labels_M) and not 0 <= int(labels_M.min()) <= int(labels_M.max()) < rows:
         wrong = labels_M[(labels_M < 0) | (labels_M >= rows)][0].item()
         raise ValueError(
-            f"labels must be ids that the head has a row for (0…{rows - 1}), or -100 where "
-            "nothing is asked, "
-            f"but one is {wrong}"
+            f"labels must be ids that the head has a row for (0…{rows - 1}), or -100 where nothing "
+            f"is asked, but one is {wrong}"
         )
 
 
@@ -93,8 +92,7 @@ class ResizableVocabulary(PreTrainedModel):
         if rows not in (None, self.config.vocab_size):
             raise ValueError(
                 f"the head has {rows} rows for {self.config.vocab_size} ids, so the two cannot be "
-                "resized together; "
-                "leave the vocabulary as it is"
+                "resized together; leave the vocabulary as it is"
             )
         if getattr(self.lm_head, "bias", None) is not None:
             raise ValueError(

@@ -167,9 +167,8 @@ def attention_mask(
         return None
     if not added and backend != "sdpa":
         raise ValueError(
-            "padding, blocks and visibility are supported with attn_implementation 'sdpa', "
-            "'eager' or "
-            f"'flex_attention', but it is {backend!r}; use sdpa"
+            "padding, blocks and visibility are supported with attn_implementation 'sdpa', 'eager' "
+            f"or 'flex_attention', but it is {backend!r}; use sdpa"
         )
     if real_BS is None:
         real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)

@@ -143,9 +143,8 @@ class WrappedLM(GenerateByDenoising, nn.Module):
         """
         if use_cache or past_key_values is not None:
             raise ValueError(
-                f"a wrapped {type(self.foreign).__name__} keeps no keys and values between "
-                "tokens; write with "
-                "full_forward=True, which reads the whole text at every step"
+                f"a wrapped {type(self.foreign).__name__} keeps no keys and values between tokens; "
+                "write with full_forward=True, which reads the whole text at every step"
             )
         given: dict[str, Any] = {}
         real_BS = masks.real_positions(input_ids, attention_mask)
@@ -247,9 +246,8 @@ def logits_of(output: Any, ids_BS: Tensor, module: nn.Module) -> Tensor:
     shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
     raise ValueError(
         f"{type(module).__name__} must map token ids {tuple(ids_BS.shape)} to logits (rows, "
-        "positions, vocabulary), or "
-        f"return an object with such logits, but gave {shape}; wrap the model with its "
-        "language-model head"
+        f"positions, vocabulary), or return an object with such logits, but gave {shape}; wrap the "
+        "model with its language-model head"
     )
 
 

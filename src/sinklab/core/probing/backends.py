@@ -313,8 +313,7 @@ def hold(base: str, model: nn.Module, module: nn.Module, call: AttentionCall, ou
     if not bool(off_BQD.amax() <= allowed * value_BSD.abs().amax().clamp_min(1)):
         raise ValueError(
             f"{call.layer}: what {base} gives is not softmax(q · kᵀ) · v under the mask and scale "
-            "that it was given "
-            f"(off by {off_BQD.amax():.2g}): {_remedy(model, 'and trace that')}"
+            f"that it was given (off by {off_BQD.amax():.2g}): {_remedy(model, 'and trace that')}"
         )
     _held[module].add(kind)
 
@@ -330,10 +329,9 @@ def within(
         module.training or torch.is_grad_enabled()
     ):
         raise ValueError(
-            f"{path or 'the model'}: torch has a fast path for nn.MultiheadAttention, which "
-            "rounds otherwise and which "
-            "nobody can listen to: call torch.backends.mha.set_fastpath_enabled(False), here and "
-            "for runs to compare"
+            f"{path or 'the model'}: torch has a fast path for nn.MultiheadAttention, which rounds "
+            "otherwise and which nobody can listen to: call "
+            "torch.backends.mha.set_fastpath_enabled(False), here and for runs to compare"
         )
     return seen_into(function, attend)
 
@@ -342,9 +340,8 @@ def _remedy(model: nn.Module, behind: str) -> str:
     """Advice to set SDPA with its consequence; or the news that this changes nothing."""
     if lacking := lacks_sdpa(model):
         return (
-            f"{lacking} has an attention of its own in transformers, and no SDPA that could be "
-            "set in its place; there "
-            "is no recording of this model"
+            f"{lacking} has an attention of its own in transformers, and no SDPA that could be set "
+            "in its place; there is no recording of this model"
         )
     return f'call model.set_attn_implementation("sdpa"), {behind}'
 
@@ -360,11 +357,9 @@ def no_call_message(model: nn.Module, forwards: int) -> str:
     known = f" (attn_implementation is {kind!r})" if kind else ""
     behind = (
         'or load it with transformers\' own from_pretrained(..., attn_implementation="sdpa"); '
-        "nn.MultiheadAttention "
-        "calls it with need_weights=False"
+        "nn.MultiheadAttention calls it with need_weights=False"
     )
     return (
         f"the model ran {forwards} times and never called "
-        f"torch.nn.functional.scaled_dot_product_attention{known}: "
-        f"{_remedy(model, behind)}"
+        f"torch.nn.functional.scaled_dot_product_attention{known}: {_remedy(model, behind)}"
     )

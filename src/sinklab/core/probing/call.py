@@ -98,9 +98,8 @@ class AttentionCall:
         elif query.dim() != 4 or key.dim() != 4:
             raise ValueError(
                 f"{layer or 'the model'} calls scaled_dot_product_attention with query "
-                f"{tuple(query.shape)}: traces "
-                "read (batch, head, position, dim) or (batch, position, dim); reshape before the "
-                "call"
+                f"{tuple(query.shape)}: traces read (batch, head, position, dim) or (batch, "
+                "position, dim); reshape before the call"
             )
         elif _is_folded(query, key, module):
             query = query.flatten(1, 2).unsqueeze(2)

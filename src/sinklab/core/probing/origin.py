@@ -77,10 +77,8 @@ class KeyOrigin:
         if not any(getattr(store, "is_sliding", False) for store in stores):
             raise ValueError(
                 f"{layer}: the cache {type(stores[0]).__name__} has seen {length} positions and "
-                f"gives {keys} keys, and "
-                "does not say of which: traces and edits read caches that keep every key, and "
-                "sliding windows "
-                "(is_sliding); run it with another cache"
+                f"gives {keys} keys, and does not say of which: traces and edits read caches that "
+                "keep every key, and sliding windows (is_sliding); run it with another cache"
             )
         return length - keys
 
@@ -91,8 +89,7 @@ class KeyOrigin:
         if self.is_own and any(getattr(self.cache, "is_sliding", None) or ()):
             raise ValueError(
                 f"{layer}: the cache {type(self.cache).__name__} has sliding windows, but the "
-                "layer has no layer_idx "
-                "to look its own up by: run it with use_cache=False"
+                "layer has no layer_idx to look its own up by: run it with use_cache=False"
             )
         return 0
 

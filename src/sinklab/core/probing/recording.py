@@ -402,8 +402,7 @@ class Recording:
             fact = "was asked for, but its step never ran" if is_requested else "was not asked for"
             raise ValueError(
                 f"the map of step {step}, layer {layer}, head {head} {fact}; there are "
-                f"{list(maps)}: "
-                f"trace(model, maps=[({step}, {layer}, {head})])"
+                f"{list(maps)}: trace(model, maps=[({step}, {layer}, {head})])"
             )
         return maps[(step, layer, head)]
 

@@ -165,8 +165,7 @@ class RecordingScope:
             elif not -total <= wanted < total:
                 raise ValueError(
                     f"layers are numbered 0 … {total - 1} in the order they run (or from the end, "
-                    f"−1 … −{total}), "
-                    f"got {wanted}"
+                    f"−1 … −{total}), got {wanted}"
                 )
         self.known = list(paths)
 

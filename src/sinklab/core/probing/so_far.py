@@ -58,8 +58,7 @@ class SoFar:
         if into and ran > 1:
             raise ValueError(
                 f"rows are added up of whole prompts and single tokens, but after {self.queries} "
-                "queries came a "
-                f"forward of {ran}: read the text in one piece, or token by token"
+                f"queries came a forward of {ran}: read the text in one piece, or token by token"
             )
         keys = received_LHK.shape[-1]
         self.received = _widened(self.received, received_LHK.shape) + received_LHK

@@ -423,8 +423,7 @@ class QueryStates:
         if missing:
             raise ValueError(
                 f"canvas must have open_BS, mask_id and attention_BS, but {type(canvas).__name__} "
-                "lacks "
-                f"{', '.join(missing)}: pass the sampling.Canvas that is decoded"
+                f"lacks {', '.join(missing)}: pass the sampling.Canvas that is decoded"
             )
         self.canvas = canvas
         is_shifted = bool(getattr(getattr(model, "config", None), "logit_shift", False))

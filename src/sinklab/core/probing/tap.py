@@ -62,8 +62,7 @@ class Tap(TorchFunctionMode):
             if compiles_hooks(part) or (path and is_compiled(part)):
                 raise ValueError(
                     f"{path or 'the model'} is compiled, which hides its attention calls: leave "
-                    "its parts as they are, "
-                    "and trace what torch.compile(model) gives"
+                    "its parts as they are, and trace what torch.compile(model) gives"
                 )
         self._stack: list[str] = []
         # By path: origin of the keys that the module there reads, if its arguments tell.
@@ -106,9 +105,8 @@ class Tap(TorchFunctionMode):
             if any(getattr(config, "is_encoder_decoder", False) for config in configs):
                 raise ValueError(
                     f"{type(self._modules['']).__name__} is compiled and has cross attention: "
-                    "which layers attend to "
-                    "another sequence is not told there; trace the module that was compiled "
-                    "(compiled._orig_mod)"
+                    "which layers attend to another sequence is not told there; trace the module "
+                    "that was compiled (compiled._orig_mod)"
                 )
             self._modules[""] = model
             self._hook({""})
@@ -185,8 +183,7 @@ class Tap(TorchFunctionMode):
         ):
             raise ValueError(
                 "traces and edits of one model count the same queries, but another block on it is "
-                "open with another "
-                "query_mask: give trace and intervene the same one"
+                "open with another query_mask: give trace and intervene the same one"
             )
 
     def inside(
@@ -259,9 +256,8 @@ class Tap(TorchFunctionMode):
             if self._stack and is_running(self._modules[""]):
                 raise ValueError(
                     f"a forward of {self.owner.model} runs inside another of its forwards: whose "
-                    "layers are which is "
-                    "not told there; trace or edit a part that runs once (model.encoder), or take "
-                    "the inner run out"
+                    "layers are which is not told there; trace or edit a part that runs once "
+                    "(model.encoder), or take the inner run out"
                 )
             # A root forward starts afresh, also after one that was interrupted.
             self.flush()
@@ -326,8 +322,7 @@ class Tap(TorchFunctionMode):
         for needed_by in filter(None, (listener.of_states for listener in self.listeners)):
             raise ValueError(
                 f"{needed_by} needs the hidden states that decoder layers give, the items of an "
-                "nn.ModuleList, but "
-                f"{fact}: leave it out for this model"
+                f"nn.ModuleList, but {fact}: leave it out for this model"
             )
 
     def flush(self, *, complete: bool | None = None) -> None:
@@ -369,10 +364,8 @@ class Tap(TorchFunctionMode):
         ]:
             raise ValueError(
                 f"forward {self.forwards}, {layer or 'the model'}: the additive mask could hide "
-                "keys or bias them: it "
-                "falls suddenly to -100 or less and has other values beside that and 0; give "
-                "-inf, or a boolean mask, "
-                "for what is hidden"
+                "keys or bias them: it falls suddenly to -100 or less and has other values beside "
+                "that and 0; give -inf, or a boolean mask, for what is hidden"
             )
 
     def _check_calls(self) -> None:

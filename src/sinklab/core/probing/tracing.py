@@ -102,10 +102,8 @@ class FrameRecorder(Listener):
             if ids_BS is None:
                 raise ValueError(
                     "states of queries are told by token ids, but the model was given none (no "
-                    "integer tensor among "
-                    "its arguments, and no denoiser announced its canvas): decode with "
-                    "model.denoiser(), or pass "
-                    "input_ids"
+                    "integer tensor among its arguments, and no denoiser announced its canvas): "
+                    "decode with model.denoiser(), or pass input_ids"
                 )
             told_BS = None if running is None else running.state_BS
             frame.state_BS = (
@@ -161,9 +159,8 @@ class FrameRecorder(Listener):
             value, axes = one.measure(view), [axis for axis in one.axes if axis != "layer"]
             if value.dim() != len(axes):
                 raise ValueError(
-                    f"{label} gives a tensor with the axes {axes} for each layer, but measured "
-                    "one of shape "
-                    f"{tuple(value.shape)}: correct its `axes` or its `measure`"
+                    f"{label} gives a tensor with the axes {axes} for each layer, but measured one "
+                    f"of shape {tuple(value.shape)}: correct its `axes` or its `measure`"
                 )
             if label not in frame.parts:
                 # Before the first forward has shown all layers, those of a kind with this one are
@@ -192,10 +189,8 @@ class FrameRecorder(Listener):
         if running is None and (queries > keys or not is_own) and (needed_by := self._by_query()):
             raise ValueError(
                 f"{needed_by} is told by canvas position, but {call.layer} has {queries} queries "
-                f"over {keys} keys, as "
-                "cross attention has: they stand at none of them; leave it out, or choose layers= "
-                "that attend to their "
-                "own sequence"
+                f"over {keys} keys, as cross attention has: they stand at none of them; leave it "
+                "out, or choose layers= that attend to their own sequence"
             )
         own_Q = torch.arange(queries, device=call.query_BHQD.device) + call.visibility.first_own
         frame.columns_Q = own_Q - frame.prefix if running is None else running.columns_Q

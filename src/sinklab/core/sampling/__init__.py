@@ -12,8 +12,7 @@ __getattr__, __dir__, __all__ = exports(
     loop="Step denoise",
     rules=(
         "Candidates Entropy LeftToRight LowConfidence MaskgitPlus Origin PositionalOrder "
-        "RandomOrder TopkMargin "
-        "UnmaskingRule"
+        "RandomOrder TopkMargin UnmaskingRule"
     ),
     schedules="EntropyBound EvenQuota Factor Schedule Threshold Timed commit_counts split_steps",
     settings="DecodingSettings",

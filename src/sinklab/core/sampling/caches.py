@@ -159,10 +159,9 @@ def _spans(block_BS: Tensor, must_agree: bool) -> list[tuple[int, int]]:
             if (other_start, other_stop) != (start, stop):
                 raise ValueError(
                     f"a cache recomputes the same columns in every row, but block {block} stands "
-                    f"in columns {start} to "
-                    f"{stop - 1} of row {first} and {other_start} to {other_stop - 1} of row "
-                    f"{other}; pad prompts on "
-                    "the left, decode these rows one by one, or without a cache."
+                    f"in columns {start} to {stop - 1} of row {first} and {other_start} to "
+                    f"{other_stop - 1} of row {other}; pad prompts on the left, decode these rows "
+                    "one by one, or without a cache."
                 )
         spans.append((start, stop))
     return spans

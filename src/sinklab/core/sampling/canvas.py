@@ -149,8 +149,7 @@ class Canvas:
             if (real_BP[:, :-1] & ~real_BP[:, 1:]).any():
                 raise ValueError(
                     "prompts must be padded on the left, but a real token comes before padding; "
-                    "set "
-                    "padding_side='left' on the tokenizer."
+                    "set padding_side='left' on the tokenizer."
                 )
         elif attention_BP is not None:
             raise ValueError(
@@ -166,17 +165,14 @@ class Canvas:
         length = width + new_tokens + len(closing)
         if context is not None and length > context:
             raise ValueError(
-                f"prompt and new tokens must fit the model's context of {context} positions, got "
-                f"a prompt of {width} "
-                f"and {new_tokens} new tokens ({length}); shorten the prompt or ask for "
-                f"{length - context} tokens "
-                "fewer."
+                f"prompt and new tokens must fit the model's context of {context} positions, got a "
+                f"prompt of {width} and {new_tokens} new tokens ({length}); shorten the prompt or "
+                f"ask for {length - context} tokens fewer."
             )
         if ((ids_BP == mask_id) & real_BP).any():
             raise ValueError(
-                f"a prompt must not contain the mask id {mask_id}, which would never be filled; "
-                "to fill masks "
-                "anywhere, ask for no new tokens (Canvas.infill, or --new-tokens 0)."
+                f"a prompt must not contain the mask id {mask_id}, which would never be filled; to "
+                "fill masks anywhere, ask for no new tokens (Canvas.infill, or --new-tokens 0)."
             )
         masks_BN = ids_BP.new_full((rows, new_tokens), mask_id)
         real_BN = torch.ones_like(masks_BN, dtype=torch.bool)
@@ -242,8 +238,7 @@ def _token_ids(given: Any) -> Tensor:
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim != 2:
         raise ValueError(
             f"token ids must be integers of shape (rows, positions), got {ids.dtype} of shape "
-            f"{tuple(ids.shape)}; "
-            "tokenize the text first."
+            f"{tuple(ids.shape)}; tokenize the text first."
         )
     return ids.long()
 
@@ -271,8 +266,7 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[T
     if isinstance(prompts[0], int | str):
         raise ValueError(
             "prompts must be a list of lists of token ids, got a list of "
-            f"{type(prompts[0]).__name__}; "
-            "tokenize text first, and wrap a single prompt: [prompt]."
+            f"{type(prompts[0]).__name__}; tokenize text first, and wrap a single prompt: [prompt]."
         )
     if len(lengths := {len(prompt) for prompt in prompts}) > 1 and pad_id is None:
         raise ValueError(

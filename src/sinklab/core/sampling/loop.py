@@ -82,8 +82,7 @@ def check_equal_rows(schedule: Schedule, open_BS: Tensor, blocks: int, steps: in
             remedy = "leave steps or block_length out, or decode these rows one by one"
         raise ValueError(
             f"the schedule {schedule.name!r} splits steps={steps} over {blocks} block(s) by the "
-            "number of open "
-            "positions, which must be the same in every row, got rows with "
+            "number of open positions, which must be the same in every row, got rows with "
             f"{', '.join(map(str, counts))}; {remedy}."
         )
 
@@ -95,14 +94,12 @@ def check_best(best_M: Tensor, step: str) -> None:
     if nan := int(best_M.isnan().sum()):
         raise ValueError(
             f"logits must be numbers, but at {step} {nan} of {len(best_M)} positions are NaN; "
-            "check the "
-            "weights, the dtype, and rows that attend to nothing."
+            "check the weights, the dtype, and rows that attend to nothing."
         )
     if barred := int((best_M == -torch.inf).sum()):
         raise ValueError(
             f"some token must be possible everywhere, but at {step} {barred} of {len(best_M)} "
-            "positions have logits "
-            "of -inf only; suppress fewer tokens."
+            "positions have logits of -inf only; suppress fewer tokens."
         )
 
 

@@ -54,9 +54,8 @@ def split_steps(sizes: Sequence[int], steps: int | None, *, surplus: bool = Fals
         return list(sizes)
     if steps < len(sizes):
         raise ValueError(
-            f"each block needs at least 1 step, got {steps} steps for {len(sizes)} blocks; give "
-            "at least "
-            f"{len(sizes)} steps or a larger block_length."
+            f"each block needs at least 1 step, got {steps} steps for {len(sizes)} blocks; give at "
+            f"least {len(sizes)} steps or a larger block_length."
         )
     if not surplus and steps > sum(sizes):
         raise ValueError(
@@ -246,8 +245,7 @@ class _Dynamic(Checked):
         if steps is not None:
             raise ValueError(
                 f"the schedule {self.name!r} runs until each block is done, got steps={steps}; "
-                "leave steps out, or use "
-                "schedule='even' for a fixed number."
+                "leave steps out, or use schedule='even' for a fixed number."
             )
         return list(sizes)
 

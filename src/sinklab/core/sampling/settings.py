@@ -175,8 +175,7 @@ class DecodingSettings(Checked):
                 surplus = {option: value for option, (_, value) in options.items()}
                 raise ValueError(
                     f"where a {kind} object is given, its numbers go into it, got {given} and "
-                    f"{surplus}; leave "
-                    f"them out, or name the {kind}."
+                    f"{surplus}; leave them out, or name the {kind}."
                 )
             return given
         text, registry = getattr(self, kind) if given is None else given, _REGISTRIES[kind]

@@ -167,8 +167,7 @@ def required(generator: torch.Generator | None, what: str) -> torch.Generator:
     if generator is None:
         raise ValueError(
             f"{what} needs a source of randomness that can be written down, got generator=None; "
-            "pass "
-            "generator=torch.Generator().manual_seed(seed)."
+            "pass generator=torch.Generator().manual_seed(seed)."
         )
     return generator
 

@@ -110,8 +110,7 @@ def fitted(array: Any, a: Any, xp: ModuleType, name: str) -> Any:
         axes, of, example = slice(-1), "received without its key axis", "positions[:, None, None]"
     raise ValueError(
         f"{name} must broadcast to {of}: shapes {shape[axes]} and {whole[axes]}. Insert the "
-        "missing axes, for example "
-        f"{example}."
+        f"missing axes, for example {example}."
     )
 
 

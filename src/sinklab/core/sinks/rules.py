@@ -240,8 +240,7 @@ def find_sinks(
     if visible is None and (why := _why_not_alike(a, rule, queries, exists, found)):
         raise ValueError(
             f"without visible, as many queries as there are keys see every key; but {why}: pass "
-            "recording.visible, "
-            "with axes for layers and heads (visible[:, :, None, None])"
+            "recording.visible, with axes for layers and heads (visible[:, :, None, None])"
         )
     return found
 

@@ -89,8 +89,7 @@ class Backcopy(Study):
         if settings.width % (2 * settings.heads):
             raise ValueError(
                 f"a head's width must be whole and even, but width is {settings.width} for "
-                f"{settings.heads} heads; "
-                f"make it a multiple of {2 * settings.heads}"
+                f"{settings.heads} heads; make it a multiple of {2 * settings.heads}"
             )
         return [
             (s, o, v)

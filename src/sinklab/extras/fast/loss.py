@@ -81,14 +81,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "the loss over chunks has no second derivative: its gradients are made without a "
-                "graph; leave "
-                "create_graph out, or take the cross-entropy of model(...).logits"
+                "graph; leave create_graph out, or take the cross-entropy of model(...).logits"
             )
         if ctx.gradients is None:
             raise RuntimeError(
                 "the loss over chunks goes backward once: its gradients are made in the forward "
-                "pass and given away; "
-                "call the model again instead of using retain_graph=True"
+                "pass and given away; call the model again instead of using retain_graph=True"
             )
         gradients, ctx.gradients = ctx.gradients, None
         # in place: a second copy of the head's gradient would be as large as the head
@@ -142,9 +140,8 @@ def unusable_liger(device: torch.device) -> str:
         return f"Liger's loss needs the package liger-kernel, which is not installed; {remedy}"
     if not liger_weighs_rows(device):
         return (
-            "the loss needs a weight for each position, but the installed liger-kernel gives "
-            "wrong gradients for it; "
-            "install a newer one, or leave liger out"
+            "the loss needs a weight for each position, but the installed liger-kernel gives wrong "
+            "gradients for it; install a newer one, or leave liger out"
         )
     return ""
 

@@ -97,12 +97,10 @@ def check_greedy(settings: DecodingSettings) -> Any:
     # pooled, a position gives way to one of another text, which no margin of its own text says
     if draws or settings.cfg_scale or schedule.pooled or hasattr(schedule, "run"):
         raise ValueError(
-            "margins are of a decoder that takes the best, unguided, ranks each text by itself "
-            "and writes each "
-            "position once, but this one has "
-            f"{rule}, {schedule}, temperature {settings.temperature:g} and cfg_scale "
-            f"{settings.cfg_scale:g}; where "
-            "something is drawn, another seed says how far scores move"
+            "margins are of a decoder that takes the best, unguided, ranks each text by itself and "
+            f"writes each position once, but this one has {rule}, {schedule}, temperature "
+            f"{settings.temperature:g} and cfg_scale {settings.cfg_scale:g}; where something is "
+            "drawn, another seed says how far scores move"
         )
     return rule
 

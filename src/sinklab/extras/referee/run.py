@@ -84,8 +84,7 @@ def items_of(run: Run) -> pd.DataFrame:
     if "generations" not in run.tables:
         raise ValueError(
             f"the referee judges runs of `sinklab eval` and `sinklab trace`, but {run.path} is of "
-            "kind "
-            f"{run.info.kind!r}; make one of these"
+            f"kind {run.info.kind!r}; make one of these"
         )
     found = run.table("generations").rename(columns={"sample": "item", "completion": "text"})
     found = found[found["masked_sinks"] == 0].reset_index(drop=True)

@@ -91,8 +91,7 @@ def export(loaded: Loaded, folder: str | Path) -> Path:
     if type(model) is not DiffusionLM:
         raise ValueError(
             f"export is for models that sinklab runs itself, but {loaded.name} is a "
-            f"{type(model).__name__}: "
-            "transformers loads it as it is"
+            f"{type(model).__name__}: transformers loads it as it is"
         )
     if loaded.stored:
         raise ValueError(
@@ -168,9 +167,8 @@ def _write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         if not (folder / "tokenizer.json").is_file():
             raise ValueError(
                 "an exported tokenizer is one of transformers' own or a tokenizer.json, but this "
-                f"is a {own} of "
-                f"{type(tokenizer).__module__}; export the model without it, or with a tokenizer "
-                "that transformers has"
+                f"is a {own} of {type(tokenizer).__module__}; export the model without it, or with "
+                "a tokenizer that transformers has"
             )
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     _write_json(file, settings)

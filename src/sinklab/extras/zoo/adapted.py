@@ -67,8 +67,7 @@ class A2DQwen3(Adapted):
     blocks_from = "column"
     unknown_blocks = (
         "config.json does not say whether it was trained with full attention (MDLM) or in blocks "
-        "(BD3LM): it attends "
-        "to everything unless block_length= is given (dLLM's BD3LM models: 32)"
+        "(BD3LM): it attends to everything unless block_length= is given (dLLM's BD3LM models: 32)"
     )
     mask_token = "<|mask|>"
     foreign_tokenizer_class = Qwen2Tokenizer

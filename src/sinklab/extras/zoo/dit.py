@@ -182,8 +182,7 @@ class DiTModel(PreTrainedModel):
         if mode:
             raise ValueError(
                 "MDLM and BD3-LM (a DiT) can be loaded, traced, edited, scored and decoded, but "
-                "not trained; train "
-                "another model, or these with the code of their authors"
+                "not trained; train another model, or these with the code of their authors"
             )
         return super().train(mode)
 

@@ -34,8 +34,7 @@ def folds_of(text_N: Tensor, folds: int, seed: int = 0) -> Tensor:
     if not 3 <= folds <= len(texts):
         raise ValueError(
             "probes are tested on held-out texts, which takes 3 folds and a text in each, but "
-            "there are "
-            f"{folds} folds and {len(texts)} texts; write more texts, or choose 3 to "
+            f"there are {folds} folds and {len(texts)} texts; write more texts, or choose 3 to "
             f"{max(3, len(texts))} folds"
         )
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed))
@@ -132,9 +131,8 @@ def ridge(
     if len(numbers) < 3 or not bool(x_ND.isfinite().all() & y_NC.isfinite().all()):
         raise ValueError(
             "a probe needs finite states and targets and three folds that have rows, but got "
-            f"{len(numbers)} folds, "
-            f"{int((~x_ND.isfinite()).sum())} states and {int((~y_NC.isfinite()).sum())} targets "
-            "that are not finite"
+            f"{len(numbers)} folds, {int((~x_ND.isfinite()).sum())} states and "
+            f"{int((~y_NC.isfinite()).sum())} targets that are not finite"
         )
     x_ND = x_ND.double()
     rows = {fold: fold_N == fold for fold in numbers}

@@ -205,8 +205,7 @@ def block_effects(main: Any, blocks: Any, counted: Any = None) -> BlockEffects:
     if place.ndim < 3 or block.shape != place.shape[:-2]:
         raise ValueError(
             "block_effects needs main (..., step, layer, head) and blocks (..., step): got "
-            f"{place.shape} and "
-            f"{block.shape}."
+            f"{place.shape} and {block.shape}."
         )
     here = place >= 0 if counted is None else np.asarray(counted, dtype=bool) & (place >= 0)
     pairs = here[..., 1:, :, :] & here[..., :-1, :, :]
@@ -259,8 +258,7 @@ def split_sinks(main_by_state: Any, share_by_state: Any = None, floor: Any = 0.0
     if main.ndim < 4 or main.shape[-3] != 3:
         raise ValueError(
             "split_sinks needs (..., step, state, layer, head) with three states (masked, "
-            "committed, prompt): got "
-            f"shape {main.shape}."
+            f"committed, prompt): got shape {main.shape}."
         )
     if share_by_state is not None:
         share = np.asarray(share_by_state, dtype=np.float32)

@@ -178,8 +178,7 @@ class HistogramCounter:
         if bins < 1 or not low < high or (log and low <= 0):
             raise ValueError(
                 "A histogram needs bins of at least 1 and a span that rises, above 0 on a "
-                "logarithmic scale: "
-                f"got bins={bins}, span=({low:g}, {high:g}), log={log}."
+                f"logarithmic scale: got bins={bins}, span=({low:g}, {high:g}), log={log}."
             )
         self.edges = np.geomspace(low, high, bins + 1) if log else np.linspace(low, high, bins + 1)
         self.fewer_B = np.zeros(bins + 2, dtype=np.int64)

@@ -125,8 +125,7 @@ def token_ages(states_TS: Any) -> np.ndarray:
     if states.ndim < 2 or not np.isin(states, (-1, 0, 1, 2)).all():
         raise ValueError(
             "states_TS needs axes (..., step, position) and codes 0 masked, 1 committed, 2 prompt "
-            "or -1: got shape "
-            f"{states.shape} and codes {np.unique(states).tolist()[:8]}."
+            f"or -1: got shape {states.shape} and codes {np.unique(states).tolist()[:8]}."
         )
     ages = np.array([None, *STATES], dtype=object)[states + 1]
     fresh = (states[..., 1:, :] == COMMITTED) & (states[..., :-1, :] <= MASKED)

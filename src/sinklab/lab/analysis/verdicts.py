@@ -184,11 +184,10 @@ def recovery(
     found = mean_over(sink_S - control_S)
     shares = [f" ({_percent(one)} of attention)" for one in held] if held else ["", ""]
     sentence = (
-        f"With the stretch around its main sink{shares[0]} hidden, the model finds each token "
-        "that it writes uncut "
-        f"{sink_S.mean():.3g} nats less likely, with one where few heads have a sink{shares[1]} "
-        f"{control_S.mean():.3g} "
-        f"(difference {found.value:.3g}, {_over_samples(found, 'mean', _nats)})"
+        f"With the stretch around its main sink{shares[0]} hidden, the model finds each token that "
+        f"it writes uncut {sink_S.mean():.3g} nats less likely, with one where few heads have a "
+        f"sink{shares[1]} {control_S.mean():.3g} (difference {found.value:.3g}, "
+        f"{_over_samples(found, 'mean', _nats)})"
     )
     words = "it does not recover", "it recovers"
     return _judged(verdict, found, mean_p(sink_S - control_S, threshold), sentence, words, _nats)
@@ -311,8 +310,7 @@ def _judged(
     said = words[0] if holds else words[1]
     if not found.is_interval:
         said = (
-            f"inconclusive with fewer than {FEWEST} samples ({FEWEST - found.samples} more "
-            "are "
+            f"inconclusive with fewer than {FEWEST} samples ({FEWEST - found.samples} more are "
             "needed)"
         )
     elif holds is None:

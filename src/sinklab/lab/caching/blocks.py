@@ -100,8 +100,7 @@ class CommittedMemory:
         if denoiser.model.config.block_length is None:
             raise ValueError(
                 "the cache 'committed' is exact for attention in blocks, but this model has full "
-                "attention; use "
-                "'prefix' or 'dual', or load the model with block_length="
+                "attention; use 'prefix' or 'dual', or load the model with block_length="
             )
         self.store: Any = None
 

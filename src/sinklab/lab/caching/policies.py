@@ -112,8 +112,7 @@ class EvictingCache(ChoosingCache):
         if self.protect != "now" and not self.sinks:
             raise ValueError(
                 "protect selects the sinks to keep, but with sinks=0 none are, got "
-                f"protect={self.protect!r}; "
-                "give a number of sinks, or leave it out."
+                f"protect={self.protect!r}; give a number of sinks, or leave it out."
             )
 
     def counts(self, candidates_BS: Tensor) -> Tensor:

@@ -263,8 +263,7 @@ class BlockSession:
         if policy.evicts and attention != "full":
             raise ValueError(
                 "a cache that evicts keys needs a model with full attention, but this one has "
-                f"{attention!r}; use "
-                "cache 'prefix' or 'dual', or none"
+                f"{attention!r}; use cache 'prefix' or 'dual', or none"
             )
         self.denoiser, self.policy = denoiser, policy
         self._geometry: CanvasGeometry | None = None
@@ -330,8 +329,7 @@ class BlockSession:
             kind = attention_of(denoiser.model.model.config)
             raise ValueError(
                 f"{self.policy} chooses columns by the queries of scaled_dot_product_attention, "
-                "but the model made "
-                f"such calls in {store.chosen} of {len(self._history)} layers "
+                f"but the model made such calls in {store.chosen} of {len(self._history)} layers "
                 "(attn_implementation is "
                 f'{kind!r}); call model.set_attn_implementation("sdpa"), and do not compile its '
                 "layers"
@@ -345,8 +343,7 @@ class BlockSession:
             last = f"the last chose for the block at {known}" if known else "none has chosen yet"
             raise ValueError(
                 f"a partial evaluation of the block at {work.block} attends to what a full one "
-                f"chose, but {last}; "
-                "begin a block with a full evaluation that chooses"
+                f"chose, but {last}; begin a block with a full evaluation that chooses"
             )
         is_fast = denoiser.is_fast
         columns, (_, output_index_Q) = (
@@ -356,10 +353,9 @@ class BlockSession:
         fast: dict[str, Any] = {"mask": store.compact_mask} if self.policy.evicts else {}
         if not self.policy.evicts and len(ids_BS) > 1 and is_watched(denoiser.model):
             raise ValueError(
-                "each row recomputes its own sinks, and a trace or intervention reads columns "
-                "that all rows share, "
-                f"but there are {len(ids_BS)} rows; decode them one by one while attention is "
-                "watched"
+                "each row recomputes its own sinks, and a trace or intervention reads columns that "
+                f"all rows share, but there are {len(ids_BS)} rows; decode them one by one while "
+                "attention is watched"
             )
         config = denoiser.model.config
         shared = config.backbone.num_attention_heads // config.kv_heads

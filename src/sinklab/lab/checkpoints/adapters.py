@@ -158,8 +158,7 @@ def check_base(model: Any, facts: AdapterFile, base: str, file: str) -> None:
     if facts.objective != "autoregressive" and mask_id != facts.mask_token_id:
         raise ValueError(
             f"the adapters in {file} were trained with [MASK] as id {facts.mask_token_id}, but "
-            f"{base} has {mask_id}; "
-            "give the base with the tokenizer that they were trained with"
+            f"{base} has {mask_id}; give the base with the tokenizer that they were trained with"
         )
 
 

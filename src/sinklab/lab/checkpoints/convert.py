@@ -92,9 +92,8 @@ def _find(loaded: Any, wanted: str | int) -> tuple[int, str]:
         return first, "a row that the tokenizer did not use"
     if wanted == "unused":
         raise ValueError(
-            f"{loaded.name} has no unused row: its tokenizer has entries up to {first - 1} and "
-            f"its embedding {rows} "
-            "rows; use mask_token='add'"
+            f"{loaded.name} has no unused row: its tokenizer has entries up to {first - 1} and its "
+            f"embedding {rows} rows; use mask_token='add'"
         )
     return new
 
@@ -125,7 +124,6 @@ def _tell(tokenizer: PreTrainedTokenizerBase, token_id: int, name: str) -> None:
     if tokenizer.mask_token_id != token_id or len(set(after.values())) != len(after):
         raise ValueError(
             f"the tokenizer of {name} cannot give {MASK_TOKEN} the id {token_id}: its ids have "
-            f"holes or {MASK_TOKEN} "
-            f"stands elsewhere ({tokenizer.mask_token_id}); give mask_token= the id of an entry "
-            "that text does not use"
+            f"holes or {MASK_TOKEN} stands elsewhere ({tokenizer.mask_token_id}); give mask_token= "
+            "the id of an entry that text does not use"
         )

@@ -306,10 +306,8 @@ def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> 
         )
         raise ValueError(
             f"{name} is a {config.get('model_type')!r} model ({named}), but sinklab loads "
-            f"{listed}; if a plug-in "
-            "defines its family, install that or name its file: --plugin; or load it by the code "
-            "that knows it, and "
-            "give it to sinklab.wrap(model, tokenizer)"
+            f"{listed}; if a plug-in defines its family, install that or name its file: --plugin; "
+            "or load it by the code that knows it, and give it to sinklab.wrap(model, tokenizer)"
         )
     if len(found) > 1:
         both = " and ".join(family.name for family in found)
@@ -328,9 +326,8 @@ def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> 
         ):
             raise ValueError(
                 f"its weights are quantised (quantization_config: {quantised}), which is read "
-                "where tensors have the "
-                f"model's names, but {found[0].name} has others; take the checkpoint that they "
-                "were made from"
+                f"where tensors have the model's names, but {found[0].name} has others; take the "
+                "checkpoint that they were made from"
             )
         plan = found[0].read(config, None)
         return replace(
@@ -350,9 +347,8 @@ def _refuse_unknown_class(found: list[Family], config: Mapping[str, Any], name: 
     if known and classes:
         raise ValueError(
             f"{name} names {', '.join(classes)}, but of the model_type {model_type!r} sinklab "
-            "loads "
-            f"{' and '.join(known)} alone; if a plug-in defines its family, install that or name "
-            "its file: --plugin"
+            f"loads {' and '.join(known)} alone; if a plug-in defines its family, install that or "
+            "name its file: --plugin"
         )
 
 

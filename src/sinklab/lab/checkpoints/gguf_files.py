@@ -156,8 +156,7 @@ def read_header(file: Path, name: str) -> Header:
 @functools.lru_cache(maxsize=4)
 def _read_header(file: Path, name: str, size: int, changed_at: int) -> Header:
     absent = (
-        f"{name} is a GGUF file, and the package gguf, which reads it, is not installed; "
-        "pip "
+        f"{name} is a GGUF file, and the package gguf, which reads it, is not installed; pip "
         "install gguf"
     )
     with refused(absent, ImportError):
@@ -198,8 +197,7 @@ def read_config(file: Path, name: str) -> dict[str, Any]:
     header, stat = read_header(file, name), file.stat()
     fault = (
         f"{name} is a GGUF file of llama.cpp's architecture {header.architecture!r}, which "
-        "transformers cannot read; "
-        "load the checkpoint that it was made from"
+        "transformers cannot read; load the checkpoint that it was made from"
     )
     with refused(fault):
         text = _config_text(file, stat.st_size, stat.st_mtime_ns)

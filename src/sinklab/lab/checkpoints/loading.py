@@ -249,9 +249,8 @@ def _as_diffusion(
     if plan.whole is not None and (wanted or settings):
         raise ValueError(
             f"{name} is run by transformers' own {plan.family.own_class}, which has no added sink "
-            "or gate and is not "
-            f"trained here, so {', '.join(settings) or 'as_diffusion'} cannot be set; leave that "
-            "out"
+            f"or gate and is not trained here, so {', '.join(settings) or 'as_diffusion'} cannot "
+            "be set; leave that out"
         )
     if plan.settings is not None and wanted:
         raise ValueError(
@@ -264,8 +263,7 @@ def _as_diffusion(
         if settings:
             raise ValueError(
                 f"{name} is an autoregressive model, and {', '.join(settings)} can be set for "
-                "diffusion models only; "
-                "pass as_diffusion=True to make it the start of one"
+                "diffusion models only; pass as_diffusion=True to make it the start of one"
             )
         is_one = (
             f"it has a [MASK], id {mask}: if it was trained to denoise, load it with "
@@ -276,8 +274,7 @@ def _as_diffusion(
     if "mask_token_id" not in settings and mask is None:
         raise ValueError(
             f"a diffusion model needs a [MASK], which {name} does not have; pass mask_token_id=, "
-            "the id of a row that "
-            f"its text does not use (it has {plan.backbone.vocab_size} rows)"
+            f"the id of a row that its text does not use (it has {plan.backbone.vocab_size} rows)"
         )
     return replace(
         plan, settings={"mask_token_id": mask} if "mask_token_id" not in settings else {}

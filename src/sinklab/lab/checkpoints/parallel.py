@@ -44,14 +44,12 @@ def place_of(count: int, device: Any) -> Any:
     if world % count:
         raise ValueError(
             f"tensor_parallel={count} takes {count} processes for each model, but {world} run "
-            "here: start "
-            f"torchrun --nproc-per-node {count}, or a multiple of {count}"
+            f"here: start torchrun --nproc-per-node {count}, or a multiple of {count}"
         )
     if not divides_experts():
         raise ValueError(
             "tensor_parallel needs a transformers whose DistributedConfig has ep_size, 5.19 or "
-            "newer, but this is "
-            f"{transformers.__version__}; install a newer one"
+            f"newer, but this is {transformers.__version__}; install a newer one"
         )
     device = torch.device("cpu" if device is None else device)
     if device.type == "cuda" and device.index is None:
@@ -104,15 +102,13 @@ def _checked_plan(model: PreTrainedModel, count: int, name: str) -> dict[str, st
     if unknown := sorted({*plan.values()} - RULES.keys()):
         raise ValueError(
             f"{wrong}: its plan has the style {unknown[0]!r}, and rules are known for "
-            f"{', '.join(RULES)}; load it "
-            "without tensor_parallel"
+            f"{', '.join(RULES)}; load it without tensor_parallel"
         )
     heads = {"query": config.num_attention_heads, "key/value": config.num_key_value_heads}
     for kind in [kind for kind, number in heads.items() if number % count]:
         raise ValueError(
             f"every process holds as many heads of a model, but {name} has {heads[kind]} {kind} "
-            "heads for "
-            f"tensor_parallel={count}; pass a divisor of {heads[kind]}"
+            f"heads for tensor_parallel={count}; pass a divisor of {heads[kind]}"
         )
     for part, tensor in model.named_parameters():
         style = plan.get(general(part), plan.get(general(part.rpartition(".")[0]), ""))

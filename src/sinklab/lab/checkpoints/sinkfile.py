@@ -148,8 +148,7 @@ def _read(file: str | Path) -> tuple[SinkFile, dict[str, Tensor]]:
     if metadata.get("version") != str(VERSION):
         raise ValueError(
             f"the sink file {file} has version {metadata.get('version')}, and this sinklab reads "
-            f"version {VERSION}; "
-            "write it again with save_sink"
+            f"version {VERSION}; write it again with save_sink"
         )
     kinds: dict[str, Callable[[str], Any]] = {"int": int, "str": str}
     with refused(f"the sink file {file} is damaged", KeyError, ValueError):
@@ -180,20 +179,17 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
     if not isinstance(config, DiffusionLMConfig):
         raise ValueError(
             f"a sink file is for a DiffusionLM, and this one is a {config.model_type}; a causal "
-            "model becomes one with "
-            "as_diffusion=True"
+            "model becomes one with as_diffusion=True"
         )
     if config.sink_count:
         raise ValueError(
-            f"the model has a sink of its own ({config.sink_count} {config.sink_kind}); leave "
-            "that out with "
-            "sink_kind='none' and sink_count=0"
+            f"the model has a sink of its own ({config.sink_count} {config.sink_kind}); leave that "
+            "out with sink_kind='none' and sink_count=0"
         )
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(
-            "a sink file is compared with all weights, but some of this model are offloaded to "
-            "the host; load it "
-            "with a smaller dtype, or where its devices hold it"
+            "a sink file is compared with all weights, but some of this model are offloaded to the "
+            "host; load it with a smaller dtype, or where its devices hold it"
         )
     here = SinkFile.of(config)
     other = [key for key in _SHAPE if getattr(facts, key) != getattr(here, key)]
@@ -204,8 +200,7 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
     if wrong:
         raise ValueError(
             f"the sink in {file} was trained on another backbone ({facts.name or 'not named'}): "
-            f"{', '.join(wrong)}; "
-            "load the model it belongs to"
+            f"{', '.join(wrong)}; load the model it belongs to"
         )
     settings: dict[str, Any] = {
         "sink_kind": facts.kind,
@@ -229,6 +224,5 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
         return (attached,)
     return attached, (
         f"the sink was trained on other weights of this shape ({facts.name or 'not named'}, "
-        "SHA-256 "
-        f"{facts.weights_sha256[:12]}…): its effect here is untested"
+        f"SHA-256 {facts.weights_sha256[:12]}…): its effect here is untested"
     )

@@ -105,8 +105,7 @@ class SMDM(Family):
         fixed = ", ".join(f"{field}={values[0]!r}" for field, values in self.represented.items())
         return (
             f"; for SMDM's {pickled[0]} write one beside it, a JSON object with the fields of the "
-            "lit-gpt Config it "
-            "was trained with: "
+            "lit-gpt Config it was trained with: "
             f"{', '.join(['padded_vocab_size', *FORMATS['smdm']['fields'].values()])}, "
             "n_query_groups where key/value heads are shared, and, where they differ from "
             f"{fixed}, these too"

@@ -69,8 +69,7 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
     if not single and not pair:
         fault += (
             "; it has tokenizer.model only: install sentencepiece, or put a tokenizer.json beside "
-            "it (AutoTokenizer's "
-            "save_pretrained writes one where sentencepiece is installed)"
+            "it (AutoTokenizer's save_pretrained writes one where sentencepiece is installed)"
         )
     with refused(fault):
         tokenizer = reader.from_pretrained(str(folder), **settings)
@@ -106,10 +105,8 @@ def check_vocabulary(
     if largest >= rows:
         raise ValueError(
             f"every id of the tokenizer must have a row in the embedding of {name}, but its "
-            f"largest id is {largest} "
-            f"({token!r}) and the embedding has {rows} rows; take the tokenizer that belongs to "
-            "the model, or resize "
-            "the embedding"
+            f"largest id is {largest} ({token!r}) and the embedding has {rows} rows; take the "
+            "tokenizer that belongs to the model, or resize the embedding"
         )
 
 

@@ -205,8 +205,7 @@ def _files(folder: Path, name: str) -> list[Path]:
             return found
     raise ValueError(
         f"the weights of {name} cannot be read: there is no .safetensors file in {folder}, nor "
-        ".bin, .pth or .pt "
-        "(from the Hub, pickled weights are fetched with allow_pickle=True only)"
+        ".bin, .pth or .pt (from the Hub, pickled weights are fetched with allow_pickle=True only)"
     )
 
 
@@ -219,7 +218,6 @@ def _shards(index: Path, name: str) -> list[Path]:
     if absent := [shard for shard in shards if not (index.parent / shard).is_file()]:
         raise ValueError(
             f"the weights of {name} cannot be read: {len(absent)} of {len(shards)} shards are not "
-            "there "
-            f"({', '.join(absent[:3])}); fetch the checkpoint again"
+            f"there ({', '.join(absent[:3])}); fetch the checkpoint again"
         )
     return [index.parent / shard for shard in shards]

@@ -46,9 +46,8 @@ from sinklab.lab.studies.base import as_record
 
 ABOUT = (
     "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no "
-    "download needed. "
-    "With any command, --plugin FILE.py loads rules, interventions, … of your own, and --debug "
-    "traces an error."
+    "download needed. With any command, --plugin FILE.py loads rules, interventions, … of your "
+    "own, and --debug traces an error."
 )
 KINDS: tuple[str, ...] = (
     "rules",

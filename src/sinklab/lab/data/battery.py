@@ -207,9 +207,8 @@ def _drawn(
             if misses > 20 * count + 10_000:
                 raise ValueError(
                     f"there are no {count} different {split} problems of {', '.join(skills)} at "
-                    "levels "
-                    f"{', '.join(map(str, levels))}: {len(seen)} were found; request fewer, or "
-                    "more levels"
+                    f"levels {', '.join(map(str, levels))}: {len(seen)} were found; request fewer, "
+                    "or more levels"
                 )
             continue
         seen.add(question)

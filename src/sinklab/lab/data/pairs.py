@@ -140,8 +140,7 @@ def read_pairs(source: str | Path) -> Pairs:
         )
         raise ValueError(
             f"questions and answers are read from one file ({', '.join(_SUFFIXES)}) or are "
-            f"{ARITHMETIC!r} or "
-            f"{BATTERY!r}, but {source} {fact}"
+            f"{ARITHMETIC!r} or {BATTERY!r}, but {source} {fact}"
         )
     return _pairs_of(path)
 
@@ -235,8 +234,7 @@ def pair_rows(
         )
         raise ValueError(
             f"no question with its answer fits a row of {length} tokens{of_them}: the longest of "
-            f"{len(given)} has "
-            f"{longest}; use a longer length{or_it}"
+            f"{len(given)} has {longest}; use a longer length{or_it}"
         )
     ids_T, maskable_T = (
         torch.frombuffer(ids, dtype=torch.int32),

@@ -281,8 +281,7 @@ class Rows(Dataset[dict[str, Tensor]]):
         if self.seed is None and count > len(ids_RS):
             raise ValueError(
                 f"rows in their own order are read once, so total must be at most {len(ids_RS)}, "
-                f"but is {count}; give "
-                "a seed for more passes"
+                f"but is {count}; give a seed for more passes"
             )
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 

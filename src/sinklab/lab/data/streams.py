@@ -179,8 +179,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
                 held = f" behind {self.skip_rows} held-out rows" if self.skip_rows else ""
                 raise ValueError(
                     f"the corpus {self.source} has {seen} tokens, which do not fill one row of "
-                    f"{self.length}{held}; "
-                    "use a shorter length, fewer held-out rows or more text"
+                    f"{self.length}{held}; use a shorter length, fewer held-out rows or more text"
                 )
             if not self.repeat:
                 return

@@ -164,9 +164,8 @@ class Claims:
             if not wait:
                 raise ValueError(
                     f"one process at a time writes a run, but {self.folder.parent} is being "
-                    "written by another one "
-                    f"{self._where(name)}; wait until it has ended, and continue with --resume if "
-                    "something is missing"
+                    f"written by another one {self._where(name)}; wait until it has ended, and "
+                    "continue with --resume if something is missing"
                 )
             time.sleep(POLL)
         return lease

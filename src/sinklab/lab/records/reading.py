@@ -136,9 +136,8 @@ class Run:
         parts = self.info.parts.get(ARRAYS.file(name))
         if part is None and parts is not None:
             raise ValueError(
-                f"{name!r} of {self.path} is written in parts, which may differ in shape: read "
-                f"one of {_shown(parts)}, "
-                f"e.g. part={parts[0]}."
+                f"{name!r} of {self.path} is written in parts, which may differ in shape: read one "
+                f"of {_shown(parts)}, e.g. part={parts[0]}."
             )
         return self._files(ARRAYS, name, part)[0]
 

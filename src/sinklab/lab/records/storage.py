@@ -60,8 +60,7 @@ def checked_name(name: str, what: str) -> str:
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"The name of a {what} is made of lower-case letters, digits, '_' and '-': got "
-            f"{name!r}. "
-            "It becomes a file name."
+            f"{name!r}. It becomes a file name."
         )
     return name
 
@@ -215,8 +214,7 @@ def checked_dims(arrays: Mapping[str, np.ndarray], dims: Dims) -> dict[str, tupl
             if before != length:
                 raise ValueError(
                     f"A dimension has one length in a file: {axis!r} is {before} in {owner!r} and "
-                    f"{length} in {key!r}. "
-                    "Name the axes apart, pad with NaN, or write two files."
+                    f"{length} in {key!r}. Name the axes apart, pad with NaN, or write two files."
                 )
     return dims
 
@@ -235,8 +233,7 @@ def weights_hash(state_dict: Mapping[str, torch.Tensor]) -> str:
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(
                 f"weights_hash needs a mapping of names to tensors: {name!r} is a "
-                f"{type(tensor).__name__}. "
-                "Pass model.state_dict()."
+                f"{type(tensor).__name__}. Pass model.state_dict()."
             )
         # The length of the header is hashed too, so that no two state dicts spell the same stream
         # of bytes.

@@ -41,8 +41,7 @@ def begun_before(path: Path, given: RunInfo) -> RunInfo:
             name, old, new = _difference(field, getattr(before, field), getattr(given, field))
             raise ValueError(
                 f"{path} can be resumed only with the same settings: its {name} is {old!r}, and "
-                f"now it is {new!r}. "
-                "Give the same settings, or write into another folder."
+                f"now it is {new!r}. Give the same settings, or write into another folder."
             )
     kept = {
         name: getattr(before, name)
@@ -104,8 +103,7 @@ def refuse_taken(path: Path, *, overwrite: bool = False, resume: bool = False) -
         does = "overwrite=True replaces" if overwrite else "resume=True continues"
         raise ValueError(
             f"{does} a run and nothing else: {path} holds {shown} but no {RUN_FILE}. Choose "
-            "another folder or empty "
-            "this one yourself."
+            "another folder or empty this one yourself."
         )
     if present and not (overwrite or resume):
         raise ValueError(
@@ -317,8 +315,7 @@ class RunWriter:
         if not self._open:
             raise ValueError(
                 f"A run folder is written inside its with block: {method}({name!r}) was called "
-                "outside. "
-                "Use `with RunWriter(…) as run:`."
+                "outside. Use `with RunWriter(…) as run:`."
             )
         storage.checked_name(name, kind.what)
         if part is not None and part < 0:

@@ -64,8 +64,7 @@ def as_shown(
         if found != expected and kind is None and training:
             raise ValueError(
                 f"A report shows runs of one kind: {training.path} is of kind 'training', "
-                f"{run.path} of kind "
-                f"{found!r}. Make a report of each kind."
+                f"{run.path} of kind {found!r}. Make a report of each kind."
             )
         if found != expected:
             remedy = words_of("kinds", found) or words_of("makes", expected)
@@ -112,8 +111,7 @@ def _refuse_lost_samples(run: Run) -> None:
     if lost:
         raise ValueError(
             f"{run.path / RUN_FILE} is damaged: it says that a run of {len(prompts)} prompts is "
-            "complete, and lists no "
-            f"texts of sample {lost[0]}. {REMEDY}"
+            f"complete, and lists no texts of sample {lost[0]}. {REMEDY}"
         )
 
 

@@ -385,8 +385,7 @@ class Sample:
         if len(frame) and not 0 <= frame["position"].min() <= frame["position"].max() < positions:
             raise ValueError(
                 f"{self.run.path / f'tokens-{self.index:04d}.parquet'} does not fit the recorded "
-                "attention: a position "
-                f"lies outside 0 to {positions - 1}."
+                f"attention: a position lies outside 0 to {positions - 1}."
             )
         place = (pd.Index(numbers).get_indexer(frame["step"]), frame["position"].to_numpy(int))
         grid = {}

@@ -55,9 +55,8 @@ def _recovered(study: "Study") -> Verdict:
         )
     if stretches is None or "arm" not in stretches:
         why = (
-            "The run hid the middle of the context, wherever the sinks were, so recovery "
-            "cannot "
-            "be judged."
+            "The run hid the middle of the context, wherever the sinks were, so recovery cannot be "
+            "judged."
         )
         return _unknown("no recovery", why)
     if tokens is None:
@@ -211,9 +210,8 @@ class Study(Reader):
         if places and self.received not in self.samples[places[0]].names:
             raise ValueError(
                 f"the sink rule is to read {self.received}, which {self.run.path} did not record; "
-                "add it to the "
-                "statistics of a diffusion model's run: sinklab trace --statistics value_norm "
-                f"{self.received}"
+                "add it to the statistics of a diffusion model's run: sinklab trace --statistics "
+                f"value_norm {self.received}"
             )
         return places
 
@@ -246,8 +244,7 @@ class Study(Reader):
         if len(numbers) != count:
             raise ValueError(
                 f"{self.run.path} does not fit itself: run.json names {len(numbers)} "
-                f"{name.replace('_', ' ')}, the "
-                f"arrays of sample {self._first.index} hold {count}."
+                f"{name.replace('_', ' ')}, the arrays of sample {self._first.index} hold {count}."
             )
         return numbers
 

@@ -64,9 +64,8 @@ def output_distances(texts: Writing, arms: Sequence[Sequence[Intervention]]) -> 
     settings = texts.settings
     if settings.cfg_scale or settings.cache != "none":
         raise ValueError(
-            "a distance at fixed order evaluates the canvases of a run without guidance and "
-            "cache, but cfg_scale is "
-            f"{settings.cfg_scale} and cache {settings.cache!r}; leave them out"
+            "a distance at fixed order evaluates the canvases of a run without guidance and cache, "
+            f"but cfg_scale is {settings.cfg_scale} and cache {settings.cache!r}; leave them out"
         )
     steps, written, _ = _written(replace(texts, edits=()))
     clean_MV = _at_fixed_order(texts, steps, written, ())

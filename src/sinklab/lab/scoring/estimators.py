@@ -59,9 +59,8 @@ def conditionals(
     if loaded.family != "diffusion" or len(continuation) > MOST_EXACT:
         raise ValueError(
             f"all masks are gone through of at most {MOST_EXACT} tokens and of a diffusion model, "
-            "got "
-            f"{len(continuation)} tokens and {loaded.name}, which is {loaded.family}; score them "
-            "instead"
+            f"got {len(continuation)} tokens and {loaded.name}, which is {loaded.family}; score "
+            "them instead"
         )
     scorer, config = Scorer(loaded, LikelihoodSettings()), loaded.model.config
     (request,) = scorer.read([(context, continuation)])

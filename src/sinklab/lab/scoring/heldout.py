@@ -260,8 +260,7 @@ def check_heldout(loaded: Loaded, *, rows: int, length: int, ks: Iterable[int]) 
     if wrong := [k for k in ks if k < 0 or 2 * k > keys]:
         raise ValueError(
             "ks are numbers of hidden sinks, and as many other columns must be left as controls: "
-            f"{wrong[0]} does not "
-            f"fit {keys} keys; choose 0 to {keys // 2}"
+            f"{wrong[0]} does not fit {keys} keys; choose 0 to {keys // 2}"
         )
 
 

@@ -79,8 +79,7 @@ class Scorer:
         if settings.cfg_scale and loaded.family != "diffusion":
             raise ValueError(
                 "guidance masks the context, which only a diffusion model can read, but "
-                f"{loaded.name} is "
-                f"{loaded.family}; leave out cfg_scale"
+                f"{loaded.name} is {loaded.family}; leave out cfg_scale"
             )
         self.loaded, self.model = loaded, cast(Any, loaded.model)
         self.denoises = loaded.family == "diffusion"

@@ -190,8 +190,7 @@ def in_chat(loaded: Loaded, messages: list[dict[str, str]], *, answered: bool = 
     if tokenizer.chat_template is None:
         raise ValueError(
             f"{loaded.name} has no known chat format; leave out --chat, or give it one: a "
-            "chat_template.jinja beside "
-            "its tokenizer.json, or tokenizer.chat_template"
+            "chat_template.jinja beside its tokenizer.json, or tokenizer.chat_template"
         )
     how: dict[str, Any] = {
         "add_generation_prompt": answered,

@@ -56,9 +56,8 @@ def needs_mask(loaded: Loaded, what: str) -> None:
     if loaded.family == "diffusion" and getattr(config, "mask_token_id", None) is None:
         raise ValueError(
             f"{what} needs a model with a mask token, but {loaded.name} has mask_token_id None; "
-            "set it in its config, "
-            "or write with sinklab.lab.scoring.renoise where the model knows noise in its place "
-            "(DiffusionGemma)"
+            "set it in its config, or write with sinklab.lab.scoring.renoise where the model knows "
+            "noise in its place (DiffusionGemma)"
         )
 
 
@@ -112,23 +111,20 @@ def _check_ids(loaded: Loaded, number: int, context: Ids, continuation: Ids, lim
         )
     if len(continuation) > limit:
         raise ValueError(
-            f"the continuation of request {number} has {len(continuation)} tokens, but the "
-            f"context of {loaded.name} is "
-            f"{limit}; shorten it, or score it in chunks with rolling"
+            f"the continuation of request {number} has {len(continuation)} tokens, but the context "
+            f"of {loaded.name} is {limit}; shorten it, or score it in chunks with rolling"
         )
     if wrong := [
         token for token in (*context, *continuation) if not 0 <= token < config.vocab_size
     ]:
         raise ValueError(
             f"request {number} holds the id {wrong[0]}, but {loaded.name} knows 0 to "
-            f"{config.vocab_size - 1}; encode "
-            "the text with its own tokenizer"
+            f"{config.vocab_size - 1}; encode the text with its own tokenizer"
         )
     if loaded.family == "diffusion" and config.mask_token_id in continuation:
         raise ValueError(
-            f"the continuation of request {number} holds [MASK] (id {config.mask_token_id}), "
-            "which marks what is "
-            "to be predicted and cannot be scored; remove it"
+            f"the continuation of request {number} holds [MASK] (id {config.mask_token_id}), which "
+            "marks what is to be predicted and cannot be scored; remove it"
         )
 
 
@@ -143,8 +139,7 @@ def start_token(loaded: Loaded, empty: str, remedy: str) -> int:
     if start is None:
         raise ValueError(
             f"{loaded.name} is autoregressive and needs a token to start from, but {empty} is "
-            "empty and the model "
-            f"names no beginning or end of text; {remedy}"
+            f"empty and the model names no beginning or end of text; {remedy}"
         )
     return start
 
@@ -287,8 +282,7 @@ def scoring_edits(
         if (first := extent_of(edit)[0]) > 0:
             raise ValueError(
                 f"a text is scored in one step, but {interventions.name_of(edit)} begins at step "
-                f"{first} and would "
-                "change nothing; leave out its step"
+                f"{first} and would change nothing; leave out its step"
             )
     found: list[Any] = [*wanted]
     for place, edit in enumerate(found):

@@ -42,8 +42,7 @@ def check_decoding(
         if settings.cache != "none" and needs_clean_pass(edits):
             raise ValueError(
                 "source=clean_pass runs an unedited forward before each edited one, which would "
-                "overwrite what "
-                f"cache={settings.cache} remembers; decode without a cache"
+                f"overwrite what cache={settings.cache} remembers; decode without a cache"
             )
         return
     own = [name for name in settings.denoising_only() if name not in spared]
@@ -52,8 +51,7 @@ def check_decoding(
     ]:
         raise ValueError(
             f"{loaded.name} is autoregressive and writes token after token: {', '.join(surplus)} "
-            "can be set for "
-            "diffusion models only; leave it out"
+            "can be set for diffusion models only; leave it out"
         )
 
 
@@ -141,8 +139,7 @@ class Task:
         if settings.new_tokens == 0:
             raise ValueError(
                 f"0 new tokens fill the masks of a prompt, and {self.loaded.name}, which is "
-                "autoregressive, has none; "
-                "ask for new tokens"
+                "autoregressive, has none; ask for new tokens"
             )
         check_context(self.loaded, self.positions)
         self.started()

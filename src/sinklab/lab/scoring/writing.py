@@ -455,8 +455,7 @@ def check_context(loaded: Loaded, positions: int) -> None:
     if positions > limit:
         raise ValueError(
             f"prompt and new tokens must fit the model's context of {limit} positions, got "
-            f"{positions}; "
-            "shorten the prompt or request fewer tokens"
+            f"{positions}; shorten the prompt or request fewer tokens"
         )
 
 

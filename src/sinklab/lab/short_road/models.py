@@ -269,8 +269,7 @@ def load(*args: Any, **settings: Any) -> LM:  # noqa: D103 (the docstring is the
     if args and hasattr(args[0], "forward"):
         raise TypeError(
             f"load reads a model by its name or folder, got a {type(args[0]).__name__} that is "
-            "there already; use "
-            "sinklab.wrap(model, tokenizer)"
+            "there already; use sinklab.wrap(model, tokenizer)"
         )
     loaded = loading.load(*args, **settings)
     return LM(**{field.name: getattr(loaded, field.name) for field in fields(loaded)})
@@ -314,8 +313,7 @@ def wrap(
     if parts["family"] == "diffusion" and parts["special"].mask is None:
         raise ValueError(
             f"{type(model).__name__} is to fill masks, but neither its tokenizer nor its config "
-            "says which id is "
-            "[MASK]; pass mask_id="
+            "says which id is [MASK]; pass mask_id="
         )
     return LM(**parts, name=_name_of(model), revision=None)
 

@@ -308,6 +308,5 @@ def refuse_taken(out: Path) -> None:
         raise ValueError(
             "A run folder is written once: a run is written into an empty or absent folder, but "
             f"{out} is taken; choose another folder, or continue the run that is there (--resume, "
-            "in Python "
-            "resume=True)"
+            "in Python resume=True)"
         )

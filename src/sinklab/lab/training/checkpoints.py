@@ -78,11 +78,10 @@ def needing_room(root: Path, what: str) -> Iterator[None]:
         if not _is_full(error):
             raise
         raise ValueError(
-            f"the disk needs room for one more checkpoint than are kept, but it is full: {what} "
-            f"in {root} could not be "
-            f"written ({error}). The newest whole one is {named_checkpoint(root)}: free some "
-            "space, or lower --keep, "
-            "and continue with --resume"
+            f"the disk needs room for one more checkpoint than are kept, but it is full: {what} in "
+            f"{root} could not be written ({error}). The newest whole one is "
+            f"{named_checkpoint(root)}: free some space, or lower --keep, and continue with "
+            "--resume"
         ) from error
 
 
@@ -187,9 +186,8 @@ def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
     ]
     if changed:
         raise ValueError(
-            f"a resumed run must keep its settings, but these changed: {', '.join(changed)}; "
-            "start a new run in "
-            "another folder (--out) instead"
+            f"a resumed run must keep its settings, but these changed: {', '.join(changed)}; start "
+            "a new run in another folder (--out) instead"
         )
     return before
 
@@ -201,8 +199,7 @@ def of_training(folder: Path, info: RunInfo) -> RunInfo:
     if info.kind != "training":
         raise ValueError(
             f"{folder} holds a run of the kind {info.kind!r}, and only training runs have these "
-            "settings; choose "
-            "another folder"
+            "settings; choose another folder"
         )
     return info
 

@@ -30,8 +30,7 @@ def check(settings: TrainSettings) -> None:
     if settings.causal_start + settings.anneal > 1:
         raise ValueError(
             "the causal phase and annealing must fit into the run, but causal_start "
-            f"{settings.causal_start} and "
-            f"anneal {settings.anneal} are more than 1 together"
+            f"{settings.causal_start} and anneal {settings.anneal} are more than 1 together"
         )
     _check_sizes(settings)
     DiffusionLMConfig(LlamaConfig(), **variant(settings, "gate_bias"))
@@ -54,8 +53,7 @@ def _check_sizes(settings: TrainSettings) -> None:
     if width % 2:
         raise ValueError(
             "each head must have an even width, which rotary positions turn in pairs, but "
-            "hidden_size "
-            f"{settings.hidden_size} over {settings.heads} heads gives {width}"
+            f"hidden_size {settings.hidden_size} over {settings.heads} heads gives {width}"
         )
     if settings.kv_heads is not None and settings.heads % settings.kv_heads:
         raise ValueError(
@@ -69,16 +67,14 @@ def _check_together(settings: TrainSettings) -> None:
     given = [name for name in plain if getattr(settings, name) != getattr(TrainSettings(), name)]
     if settings.objective == "autoregressive" and given:
         raise ValueError(
-            "an autoregressive run trains a plain decoder, without sink, gate or window and "
-            "causal throughout; leave "
-            f"out {', '.join(given)}"
+            "an autoregressive run trains a plain decoder, without sink, gate or window and causal "
+            f"throughout; leave out {', '.join(given)}"
         )
     _check_blocks(settings)
     if settings.attention == "causal" and settings.anneal:
         raise ValueError(
             "annealing brings keys to the right into sight, but attention='causal' has none, got "
-            "anneal="
-            f"{settings.anneal}; leave out one of them"
+            f"anneal={settings.anneal}; leave out one of them"
         )
     if settings.train_only != "all" and settings.init_from is None:
         raise ValueError(
@@ -110,8 +106,7 @@ def _check_together(settings: TrainSettings) -> None:
     if settings.monitor_every and settings.pairs in ("corrected", "completion"):
         raise ValueError(
             f"the sink monitor measures rows without padding, and pairs={settings.pairs!r} has "
-            "padding; set "
-            "monitor_every to 0"
+            "padding; set monitor_every to 0"
         )
 
 
@@ -151,8 +146,7 @@ def micro_batches(settings: TrainSettings, ranks: int) -> tuple[int, int]:
     if settings.batch % (micro * ranks):
         raise ValueError(
             f"batch must be a multiple of micro_batch × processes, but {settings.batch} is no "
-            "multiple of "
-            f"{micro} × {ranks}; change --batch or --micro-batch"
+            f"multiple of {micro} × {ranks}; change --batch or --micro-batch"
         )
     return micro, settings.batch // (micro * ranks)
 
@@ -177,11 +171,9 @@ def explained(settings: TrainSettings) -> Iterator[None]:
         micro = settings.micro_batch or "the whole share of a process"
         raise ValueError(
             f"the device does not have enough memory for rows of {settings.length} tokens: lower "
-            "--micro-batch (now "
-            f"{micro}; it changes no result), turn on --gradient-checkpointing "
+            f"--micro-batch (now {micro}; it changes no result), turn on --gradient-checkpointing "
             f"({'on' if settings.gradient_checkpointing else 'off'} now), or lower --head-chunk "
-            "(now "
-            f"{settings.head_chunk}), and continue with --resume: {str(error).splitlines()[0]}"
+            f"(now {settings.head_chunk}), and continue with --resume: {str(error).splitlines()[0]}"
         ) from error
 
 

@@ -81,8 +81,7 @@ def _keep_blocks(
     elif length is not None:
         raise ValueError(
             f"{name} has attention in blocks of {length}, which is trained with --objective "
-            "block_diffusion, but the "
-            f"objective is {objective!r}"
+            f"block_diffusion, but the objective is {objective!r}"
         )
 
 
@@ -103,15 +102,13 @@ def _refuse_other_variant(name: str, theirs: dict[str, Any], fields: dict[str, A
         flags = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in had.items())
         raise ValueError(
             f"a run keeps the {part} of the model that it starts from, but {name} has {has} and "
-            "the settings "
-            f"say {fields[more[0]]!r}; give {flags}"
+            f"the settings say {fields[more[0]]!r}; give {flags}"
         )
     bias = fields.get("gate_bias")
     if theirs.get("gate", "none") != "none" and bias not in (None, theirs.get("gate_bias")):
         raise ValueError(
             f"a gate that was trained keeps its bias, but {name} has "
-            f"gate_bias={theirs.get('gate_bias')} and the "
-            f"settings say {bias}; leave out gate_bias"
+            f"gate_bias={theirs.get('gate_bias')} and the settings say {bias}; leave out gate_bias"
         )
 
 
@@ -170,8 +167,7 @@ def check_fit(
     if settings.length > model.config.text_positions:
         raise ValueError(
             f"rows must fit the model's context of {model.config.text_positions} tokens, but "
-            "length is "
-            f"{settings.length}; give a shorter --length"
+            f"length is {settings.length}; give a shorter --length"
         )
     mask_id = model.config.mask_token_id
     if settings.objective == "autoregressive":
@@ -299,8 +295,7 @@ def trainable_parameters(model: nn.Module, train_only: str = "all") -> list[str]
     if train_only == "sink" and not chosen:
         raise ValueError(
             "train_only='sink' needs a model with a sink, but this one has none; give it one with "
-            "sink_kind='token' "
-            "or 'kv' and sink_count=1"
+            "sink_kind='token' or 'kv' and sink_count=1"
         )
     return chosen
 

@@ -172,9 +172,8 @@ class History(Recorder):
             if not math.isfinite(logs.get(name, 0.0)):
                 raise ValueError(
                     f"the loss must stay finite, but {name} is {logs[name]} at step "
-                    f"{state.global_step}; lower lr "
-                    f"({args.learning_rate}) and start again, or resume from "
-                    f"{named_checkpoint(args.output_dir)}"
+                    f"{state.global_step}; lower lr ({args.learning_rate}) and start again, or "
+                    f"resume from {named_checkpoint(args.output_dir)}"
                 )
 
     def _refuse_spike(self, args: Any, state: Any, logs: dict[str, float]) -> None:
@@ -192,9 +191,8 @@ class History(Recorder):
         if logs["loss"] > self.spike * median:
             raise ValueError(
                 f"the loss must not spike, but at step {state.global_step} it is "
-                f"{logs['loss']:.4g}, more than "
-                f"{self.spike:g} times the median of the last {len(before)} logged "
-                f"({median:.4g}), at lr "
+                f"{logs['loss']:.4g}, more than {self.spike:g} times the median of the last "
+                f"{len(before)} logged ({median:.4g}), at lr "
                 f"{logs.get('learning_rate', math.nan):.3g}; lower lr or resume from "
                 f"{named_checkpoint(args.output_dir)} with --resume, or raise --spike (0: never "
                 "stop)"

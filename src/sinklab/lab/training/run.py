@@ -328,8 +328,7 @@ def settings_of(folder: str | Path) -> TrainSettings:
     if surplus := [name for name in info.settings if name not in known]:
         raise ValueError(
             f"{folder} has settings that this version of sinklab does not know: "
-            f"{', '.join(surplus)}; use the version "
-            f"that wrote it ({info.versions.get('sinklab')})"
+            f"{', '.join(surplus)}; use the version that wrote it ({info.versions.get('sinklab')})"
         )
     for name, value in info.settings.items():
         kinds = get_args(known[name]) or (known[name],)

@@ -84,8 +84,7 @@ def after_layers(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[nn.
     if not isinstance(layers, nn.ModuleList):
         raise ValueError(
             f"states are read after each decoder layer, but {type(model).__name__} keeps no list "
-            "`layers` in its "
-            "backbone; pass a DiffusionLM or a Llama-like transformers model"
+            "`layers` in its backbone; pass a DiffusionLM or a Llama-like transformers model"
         )
 
     def hook(number: int, module: nn.Module, args: tuple, out: Any) -> None:
@@ -326,8 +325,7 @@ def _check(ids_RS: Tensor, levels: Sequence[float], batch: int) -> None:
     if ids_RS.dim() != 2 or 0 in ids_RS.shape or batch < 1:
         raise ValueError(
             "snapshot reads rows of token ids (R, S), batch of them at a time, but got shape "
-            f"{tuple(ids_RS.shape)} "
-            f"and batch {batch}"
+            f"{tuple(ids_RS.shape)} and batch {batch}"
         )
     if not levels or not all(0 < level <= 1 for level in levels):
         raise ValueError(

@@ -203,9 +203,8 @@ class InterventionHandler(Listener):
         if behind and scope.total is None:
             raise ValueError(
                 f"{self.label}: layer {behind[0]} counts from the last, but how many there are is "
-                "known only after a "
-                "forward (the model has no config.num_hidden_layers): count from the first, or "
-                "give module paths"
+                "known only after a forward (the model has no config.num_hidden_layers): count "
+                "from the first, or give module paths"
             )
         if not scope.has_layer(log.layers[call.layer], call.layer):
             return None
@@ -233,8 +232,7 @@ class InterventionHandler(Listener):
         if not isinstance(edited, AttentionCall):
             raise ValueError(
                 f"the edit of an intervention returns the call to make, but {self.label} returned "
-                "a "
-                f"{type(edited).__name__}: return dataclasses.replace(call, …), or call where "
+                f"a {type(edited).__name__}: return dataclasses.replace(call, …), or call where "
                 "nothing is to change"
             )
         if edited is call or not self.is_open:
@@ -286,8 +284,7 @@ class InterventionHandler(Listener):
         why, remedy = self.why_idle()
         log.idle[self.label] = (
             f"{self.label} had no opportunity to act in this block ({ran}): {why}; {remedy}, or "
-            "accept that with "
-            "intervene(…, allow_idle=True)"
+            "accept that with intervene(…, allow_idle=True)"
         )
 
     def _record(self, heads: tuple[int, ...]) -> RemovalRecord:

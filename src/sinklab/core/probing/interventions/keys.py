@@ -172,8 +172,7 @@ class KeyIntervention(LayerIntervention):
                 "limit says how many keys may be gone at a time where gone keys stay gone: "
                 'source="carried" needs it, '
                 f'removal="evict" takes it, the others do not; got source={self.source!r}, '
-                f"removal={self.removal!r}, "
-                f"limit={self.limit}"
+                f"removal={self.removal!r}, limit={self.limit}"
             )
 
     def select(self, keys: KeyScores) -> Tensor:
@@ -210,8 +209,7 @@ def check_values(values: str | None, removal: str) -> None:
     if (removal == "mean_value") != (values is not None):
         raise ValueError(
             "values names a file of save_reference_values for removal='mean_value', which needs "
-            "it, got removal="
-            f"{removal!r} and values={values!r}"
+            f"it, got removal={removal!r} and values={values!r}"
         )
 
 
@@ -471,10 +469,9 @@ class SelectionHandler(KeyHandler):
         heads = made[1] if isinstance(found, Selection) else now[1]
         if (made[0], heads) != now[:2] or now[2] < made[2]:
             raise ValueError(
-                f"the selection was made for {made[0]} rows, {heads} heads and {made[2]} keys, "
-                "but this forward "
-                f"has {now[0]}, {now[1]} and {now[2]}: call log.reset() where a new sequence or "
-                "batch begins"
+                f"the selection was made for {made[0]} rows, {heads} heads and {made[2]} keys, but "
+                f"this forward has {now[0]}, {now[1]} and {now[2]}: call log.reset() where a new "
+                "sequence or batch begins"
             )
         self._check_text(call)
         if isinstance(found, KeyScores):

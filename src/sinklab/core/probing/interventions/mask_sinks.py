@@ -141,9 +141,8 @@ class MaskSinks(KeyIntervention):
         """
         if self.source in ("closed_loop", "carried"):
             raise ValueError(
-                f"a text is scored in one step, so source={self.source!r} has no step before it "
-                "to choose in; leave it "
-                "out, and a clean pass over the same text chooses"
+                f"a text is scored in one step, so source={self.source!r} has no step before it to "
+                "choose in; leave it out, and a clean pass over the same text chooses"
             )
         selector = "received" if is_causal else self.selector
         return replace(self, source=self.source or "clean_pass", selector=selector)
@@ -279,9 +278,8 @@ class MaskSinks(KeyIntervention):
         again = ", or set a limit (keys that are gone stay gone)" if is_again else ""
         raise ValueError(
             f"MaskSinks({what}, control={self.control!r}) needs more than {count} keys that are "
-            "not padding, "
-            f"and {needed} to choose from, but row {row} of this batch has {visible} and {free}: "
-            f"{remedy}{again}"
+            f"not padding, and {needed} to choose from, but row {row} of this batch has {visible} "
+            f"and {free}: {remedy}{again}"
         )
 
 

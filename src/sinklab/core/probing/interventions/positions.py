@@ -181,8 +181,7 @@ class _PositionHandler(KeyHandler):
         if 0 < self.longest <= last:
             raise ValueError(
                 f"{self.label}: there is no position {last}, the canvas had {self.longest} (sink "
-                "columns "
-                f"not counted): name positions from 0 to {self.longest - 1}"
+                f"columns not counted): name positions from 0 to {self.longest - 1}"
             )
 
 

@@ -101,9 +101,8 @@ def query_positions(call: AttentionCall, prefix: int) -> Tensor:
         return torch.arange(keys, device=device)
     if running_canvas() is not None:
         raise ValueError(
-            f"{call.layer} got {queries} queries and {keys} keys, which are not the columns of "
-            "the canvas that the "
-            "denoiser announces: announce those that become queries with "
+            f"{call.layer} got {queries} queries and {keys} keys, which are not the columns of the "
+            "canvas that the denoiser announces: announce those that become queries with "
             "sinklab.core.attention.running(ids, columns)"
         )
     # A model with room at the end of its memory writes where its mask ends.

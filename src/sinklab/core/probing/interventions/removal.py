@@ -68,8 +68,7 @@ def restricted(
         row, head = (~sees_BH).nonzero()[0].tolist()
         raise ValueError(
             f"every query must keep a key, but the edits together take all {keep_BHQS.shape[-1]} "
-            f"keys of {call.layer}, "
-            f"row {row}, head {head}: take fewer, or set a limit"
+            f"keys of {call.layer}, row {row}, head {head}: take fewer, or set a limit"
         )
 
     doubt(~sees_BH.all(), check)
@@ -144,8 +143,7 @@ def _pooled(call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor) -> Tensor
     if mask.shape[2] > 1:
         raise ValueError(
             f"pool_value is the mean of the values that a query sees, but in {call.layer} queries "
-            "see different keys "
-            "(a causal model, blocks): take removal='mean_value' or 'zero_value'"
+            "see different keys (a causal model, blocks): take removal='mean_value' or 'zero_value'"
         )
     others_BHS = allowed(mask)[:, :, 0] & ~gone_BHS
     weights_BHS = others_BHS.to(value_BHSD) / others_BHS.sum(-1, keepdim=True).clamp(min=1)

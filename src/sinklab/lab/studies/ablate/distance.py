@@ -213,13 +213,10 @@ def distance_sentences(runs: Iterable[Run]) -> list[str]:
             )
             said.append(
                 f"{run.info.model['name']}, protocol {cell['protocol']}, {cell['removal']}, k = "
-                f"{cell['k']} "
-                f"({number(cell['columns'])} keys a head, {percent(cell['removed'])} of the "
-                "attention removed): "
-                f"{percent(cell['agreement'])} of the tokens agree, KL at fixed order "
-                f"{number(cell['kl'], 2)} nats a "
-                f"token; to the unedited model the texts are {worse} ({_interval(cell, 'worse')} "
-                f"nats a token){few}."
+                f"{cell['k']} ({number(cell['columns'])} keys a head, {percent(cell['removed'])} "
+                f"of the attention removed): {percent(cell['agreement'])} of the tokens agree, KL "
+                f"at fixed order {number(cell['kl'], 2)} nats a token; to the unedited model the "
+                f"texts are {worse} ({_interval(cell, 'worse')} nats a token){few}."
             )
     return said
 

@@ -49,8 +49,7 @@ def prepare(loaded: Loaded, settings: AblateSettings, progress: Progress) -> Pla
     if settings.k >= settings.length:
         raise ValueError(
             f"k keys must leave something of a row, but k is {settings.k} and a row has "
-            f"{settings.length} tokens; "
-            "choose a smaller k"
+            f"{settings.length} tokens; choose a smaller k"
         )
     of_model = describe(loaded)
     layers = settings.layers or of_model["recorded_layers"]

@@ -380,8 +380,7 @@ def battery_by_removed(runs: Any, *, labels: Sequence[str] | None = None) -> Cha
     if scores.empty:
         raise NotRecorded(
             f"This figure needs right answers and hidden keys, and {series[0].run.path} has none "
-            "of one or the "
-            "other. Score a model that is able, with ks above 0."
+            "of one or the other. Score a model that is able, with ks above 0."
         )
     lines = []
     for one, control in _curves(

@@ -234,14 +234,12 @@ def _check_conditions(
             remedy = "pure or left_to_right" if denoises else "greedy"
             raise ValueError(
                 f"a condition must be one of the model's own kind, but {loaded.name} {fact}, got "
-                f"{condition.name!r}; "
-                f"give {remedy}"
+                f"{condition.name!r}; give {remedy}"
             )
         if condition.block_length is not None and settings.new_tokens % condition.block_length:
             raise ValueError(
                 f"blocks must divide the {settings.new_tokens} new tokens evenly, got "
-                f"{condition.name!r}; choose "
-                "another length, e.g. blocks-6"
+                f"{condition.name!r}; choose another length, e.g. blocks-6"
             )
 
 

@@ -98,8 +98,7 @@ class Condition:
         if greedy and "blocks" in numbers:
             raise ValueError(
                 f"greedy is token after token, without blocks, got {name!r}; left_to_right is the "
-                "order of a diffusion "
-                "model"
+                "order of a diffusion model"
             )
         return cls(name, None if greedy else order, numbers.get("blocks"), numbers.get("window"))
 
@@ -251,10 +250,8 @@ class Battery(Study):
         if untaken := set(settings.conditions).difference(*found):
             raise ValueError(
                 f"every condition needs a model of its kind, but none of {', '.join(models)} can "
-                "have "
-                f"{', '.join(sorted(untaken))}: greedy is for autoregressive models, the others "
-                "are for those that "
-                "denoise; leave it out, or name such a model"
+                f"have {', '.join(sorted(untaken))}: greedy is for autoregressive models, the "
+                "others are for those that denoise; leave it out, or name such a model"
             )
         return [replace(settings, conditions=conditions) for conditions in found]
 

@@ -93,8 +93,7 @@ def _bubblewrap(folder: str) -> list[str]:
     who = "--cap-drop ALL --cap-add CAP_SETUID --cap-add CAP_SETGID"
     who = who if os.geteuid() == 0 else "--unshare-user --uid 65534 --gid 65534"
     apart = (
-        "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --die-with-parent "
-        "--dev-bind "
+        "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --die-with-parent --dev-bind "
         "/dev/null /dev/null"
     )
     return ["bwrap", *apart.split(), *who.split(), *mounts, "--remount-ro", "/", "--"]
@@ -152,10 +151,9 @@ def boundary() -> str:
     if held == HOOK and os.geteuid() == 0:
         found = "; ".join(f"{name}: {leaks(name)}" for name in of_system)
         raise ValueError(
-            "programs that a model wrote are not run as the superuser without a boundary, and "
-            f"none holds ({found}); "
-            "run as an ordinary user, or install bubblewrap and allow namespaces (in a container: "
-            "--privileged)"
+            "programs that a model wrote are not run as the superuser without a boundary, and none "
+            f"holds ({found}); run as an ordinary user, or install bubblewrap and allow namespaces "
+            "(in a container: --privileged)"
         )
     return held
 

@@ -65,10 +65,9 @@ def tasks(
         )
     if not run_code and (unsafe := [name for name in wanted if name in RUNS_CODE]):
         raise ValueError(
-            f"{unsafe[0]} runs programs that the model wrote, on this machine, though in "
-            "processes of their own with "
-            "limits, and behind a boundary where the system has one; allow it with --run-code (in "
-            "Python run_code=True)"
+            f"{unsafe[0]} runs programs that the model wrote, on this machine, though in processes "
+            "of their own with limits, and behind a boundary where the system has one; allow it "
+            "with --run-code (in Python run_code=True)"
         )
     if any(name in RUNS_CODE for name in wanted):
         boundary()
@@ -281,7 +280,6 @@ def hub_failure(name: str, error: Exception) -> str:
     source = SOURCES[name]
     return (
         f"{name} needs the Hub data set {source.hub}, but it could not be loaded ({fact}); on a "
-        "machine with a network "
-        f"run {source.command(Path('DATA'), source.graded)} and give the folder DATA (--data, in "
-        "Python data=)"
+        f"machine with a network run {source.command(Path('DATA'), source.graded)} and give the "
+        "folder DATA (--data, in Python data=)"
     )

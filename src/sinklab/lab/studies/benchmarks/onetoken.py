@@ -347,9 +347,8 @@ def write_onetoken(
                 VARIANTS.get(name, name) for name in sorted({name for _, name in table.variants})
             )
             notes.append(
-                f"no run of these folders belongs here: `sinklab train {laptop}` with the "
-                f"variants {variants} (as "
-                f"published: {published})"
+                f"no run of these folders belongs here: `sinklab train {laptop}` with the variants "
+                f"{variants} (as published: {published})"
             )
         notes += [f"not finished, so left out: {path}" for path in found.unfinished]
         text = onetoken_text(numbers, table.number)

@@ -49,8 +49,7 @@ def whose(models: Sequence[str]) -> dict[str, str]:
         if meant is None:
             raise ValueError(
                 f"the paper's table has {', '.join(MODELS)}, got {name}; give folders that are "
-                "called so, or leave out "
-                "--paper"
+                "called so, or leave out --paper"
             )
     return {name: str(meant) for name, meant in found.items()}
 
@@ -116,9 +115,8 @@ def check_weights(models: Sequence[str]) -> None:
     missing = [name for name in models if not _has_weights(name)]
     if missing:
         raise ValueError(
-            f"the weights of {', '.join(missing)} are not on this machine; fetch them (hf "
-            "download NAME, 15 to 17 GB "
-            "each), then give their names or folders with --model"
+            f"the weights of {', '.join(missing)} are not on this machine; fetch them (hf download "
+            "NAME, 15 to 17 GB each), then give their names or folders with --model"
         )
 
 

@@ -263,10 +263,9 @@ class Source:
         others = f" (or in {', '.join(self.folders[1:])})" if self.folders[1:] else ""
         raise ValueError(
             f"{self.task} needs its {split} split{why}, but looked for {looked}{others}, also as "
-            ".gz and .bz2, and "
-            f"found none; get the Hub data set {self.hub} with {self.command(data, split)}, or "
-            "leave out the folder "
-            "of data to let lm-eval download it"
+            f".gz and .bz2, and found none; get the Hub data set {self.hub} with "
+            f"{self.command(data, split)}, or leave out the folder of data to let lm-eval download "
+            "it"
         )
 
     def command(self, data: Path, split: str) -> str:
@@ -279,8 +278,7 @@ class Source:
         goal = data / self.folders[0] / plain
         return (
             f'python -c "from datasets import load_dataset as get; get({self.hub!r}{named}, '
-            f"split={split!r})"
-            f".to_json('{goal}')\""
+            f"split={split!r}).to_json('{goal}')\""
         )
 
 

@@ -421,7 +421,6 @@ def _is_done(folder: Path, cell: EvalSettings, chat: bool | None) -> bool:
         if (before := known.get(name)) != asked[name]:
             raise ValueError(
                 f"{folder} was scored with {name}={before!r}, and now it is {asked[name]!r}; give "
-                "the same settings, "
-                "or write the table into another --out"
+                "the same settings, or write the table into another --out"
             )
     return info.status == "complete" and not lost_files(folder, info)

@@ -139,8 +139,7 @@ class EvalSettings(DecodingSettings):
         if said and self.mask_sinks is None:
             raise ValueError(
                 f"{said[0]}={getattr(self, said[0])} says what is hidden and how, but mask_sinks "
-                "is not given; give "
-                "mask_sinks, how many keys"
+                "is not given; give mask_sinks, how many keys"
             )
 
     def interventions(self, *, by_last_row: bool = False) -> tuple[Any, ...]:

@@ -470,8 +470,7 @@ def found_in(folders: Iterable[str | Path]) -> Found:
     if not (benchmarks or trainings or unfinished):
         raise ValueError(
             "tables are read from run folders of `sinklab eval`, `sinklab table1` and `sinklab "
-            "train`, but there is "
-            f"none below {', '.join(map(str, folders))}"
+            f"train`, but there is none below {', '.join(map(str, folders))}"
         )
     return Found(tuple(benchmarks), tuple(trainings), tuple(unfinished))
 

@@ -141,8 +141,7 @@ class TwoStage(Checked):
         if not 2 <= self.length <= context:
             raise ValueError(
                 f"two stages take 2 to {context} tokens, the context of {loaded.name}, but length "
-                f"is {self.length}; "
-                "give another"
+                f"is {self.length}; give another"
             )
 
     @cached_property
@@ -180,9 +179,8 @@ class TwoStage(Checked):
         if questions and not room and numbers is None:
             raise ValueError(
                 f"no question leaves room for an answer in {self.length} tokens: the shortest of "
-                f"{len(prompts)} takes "
-                f"{min(map(len, prompts.values()))}; give a longer length, or a model with a "
-                "larger vocabulary"
+                f"{len(prompts)} takes {min(map(len, prompts.values()))}; give a longer length, or "
+                "a model with a larger vocabulary"
             )
         return self._answers(prompts, room)
 

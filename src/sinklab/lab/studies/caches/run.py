@@ -46,8 +46,7 @@ def rows_of_text(loaded: Loaded, settings: CacheSettings) -> Tensor:
     if len(ids_RS) < settings.rows:
         raise ValueError(
             f"the text fills {len(ids_RS)} rows of {settings.length} tokens, but "
-            f"rows={settings.rows}; ask for fewer, "
-            "or name a longer text."
+            f"rows={settings.rows}; ask for fewer, or name a longer text."
         )
     return ids_RS
 

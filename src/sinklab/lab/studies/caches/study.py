@@ -65,10 +65,9 @@ class CacheSettings(Checked):
         if min(self.block_length, self.new_tokens) <= 2 * self.tokens_per_step:
             raise ValueError(
                 "the first two evaluations of a block compute everything and are not compared, so "
-                "a block needs more "
-                f"than 2 · tokens_per_step tokens, got block_length={self.block_length} and "
-                "tokens_per_step="
-                f"{self.tokens_per_step} for new_tokens={self.new_tokens}; make blocks longer."
+                "a block needs more than 2 · tokens_per_step tokens, got "
+                f"block_length={self.block_length} and tokens_per_step={self.tokens_per_step} for "
+                f"new_tokens={self.new_tokens}; make blocks longer."
             )
         if short := [length for length in self.lengths if length <= self.new_tokens]:
             raise ValueError(
@@ -115,8 +114,7 @@ class Caches(Study):
         """Every step of every row and text under every cache, half a full step each."""
         caches = 2 + len(settings.cache_keep) * len(settings.scores) * (1 + len(settings.protect))
         words = (
-            f"{settings.rows} rows and {settings.texts} texts × {settings.new_tokens} steps "
-            "× "
+            f"{settings.rows} rows and {settings.texts} texts × {settings.new_tokens} steps × "
             f"{caches} caches"
         )
         evaluations = (

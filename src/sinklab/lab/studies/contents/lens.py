@@ -60,10 +60,9 @@ class LogitLens:
         if not isinstance(norm, nn.Module) or head is None:
             raise ValueError(
                 "the logit lens needs a decoder with a final `norm` and a head over the "
-                "vocabulary, but "
-                f"{type(model).__name__} lacks {'the norm' if head is not None else 'the head'}; "
-                "pass a DiffusionLM or "
-                "a Llama-like causal model"
+                f"vocabulary, but {type(model).__name__} lacks "
+                f"{'the norm' if head is not None else 'the head'}; pass a DiffusionLM or a "
+                "Llama-like causal model"
             )
         return cls(norm, head, tuple(hidden_ids), vocabulary)
 
@@ -106,8 +105,7 @@ class LogitLens:
         if {len(last_ND), len(token_N), len(frequent_N)} != {count}:
             raise ValueError(
                 f"a lens reads as many last states and tokens as states, but there are {count} "
-                f"states, {len(last_ND)} "
-                f"last states, {len(token_N)} and {len(frequent_N)} tokens"
+                f"states, {len(last_ND)} last states, {len(token_N)} and {len(frequent_N)} tokens"
             )
         chunks = zip(
             *(given.split(chunk) for given in (states_ND, last_ND, token_N, frequent_N)),

@@ -346,8 +346,7 @@ def _layers(loaded: Loaded, settings: ContentsSettings) -> tuple[int, ...]:
     if loaded.family != "diffusion":
         raise ValueError(
             f"what a future sink carries is asked of models that denoise, but {loaded.name} is "
-            f"{loaded.family}: it has "
-            "no positions that are still to come"
+            f"{loaded.family}: it has no positions that are still to come"
         )
     with residual_states(loaded.model) as states:
         last = states.layers
@@ -367,8 +366,7 @@ def _tasks(loaded: Loaded, settings: ContentsSettings) -> list[Task]:
     if len(prompts) < settings.folds:
         raise ValueError(
             f"probes are tested on texts they have not seen, and {settings.folds} folds need as "
-            "many texts, but there "
-            f"are {len(prompts)}; give more prompts or fewer folds"
+            f"many texts, but there are {len(prompts)}; give more prompts or fewer folds"
         )
     tasks = [
         Task(loaded, prompt, settings, sample_seed(settings.seed or 0, text))

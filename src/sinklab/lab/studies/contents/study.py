@@ -109,9 +109,8 @@ class ContentsSettings(DecodingSettings):
             )
         if self.cache != "none":
             raise ValueError(
-                f"states are read at all positions of a step, but cache={self.cache} computes "
-                "some of them; decode "
-                "without a cache"
+                f"states are read at all positions of a step, but cache={self.cache} computes some "
+                "of them; decode without a cache"
             )
         chosen_rule(self.choose, self.epsilon)
 

@@ -260,7 +260,6 @@ def lacks(curve: MaskingCurve) -> str | None:
     sure = "" if rate.above(PHENOMENON) is False else ", and whether that is enough is inconclusive"
     return (
         f"{heads} of {curve.label} give{'' if rate.value else 's'} any key more than 30 % of the "
-        "attention (we require "
-        f"{100 * PHENOMENON:.0f} % of the heads{sure}; the most attended key gets {main} on "
-        "average)"
+        f"attention (we require {100 * PHENOMENON:.0f} % of the heads{sure}; the most attended key "
+        f"gets {main} on average)"
     )

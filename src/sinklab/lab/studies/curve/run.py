@@ -125,8 +125,7 @@ def prepare(loaded: Loaded, settings: CurveSettings, progress: Progress) -> Held
         others = "" if alone else " and as many others as controls"
         raise ValueError(
             f"k keys{others} must leave something of the {keys} keys of a row, but k is "
-            f"{settings.ks[-1]}; choose "
-            f"at most {most}, or a greater length"
+            f"{settings.ks[-1]}; choose at most {most}, or a greater length"
         )
     return heldout_rows(
         loaded, heldout_text(settings.heldout), rows=settings.rows, length=settings.length

@@ -142,12 +142,10 @@ def readings_of(run: Run) -> str:
     """The words of the table explained: strong tokens, and the two ways to read the first token."""
     return (
         f"Strong: more than {run.info.settings['epsilon']} of the attention of the queries that "
-        "may see it. First "
-        "token: weights averaged over the sequences first, as Gu et al. do (arXiv 2410.10781); by "
-        "sequence: each by "
-        "itself, with the 95 % interval over these sequences. Strongest key: the one of each head "
-        "and sequence that "
-        "gets most of all attention there, and its share of that."
+        "may see it. First token: weights averaged over the sequences first, as Gu et al. do "
+        "(arXiv 2410.10781); by sequence: each by itself, with the 95 % interval over these "
+        "sequences. Strongest key: the one of each head and sequence that gets most of all "
+        "attention there, and its share of that."
     )
 
 
@@ -204,8 +202,7 @@ def strength_page(run: Run) -> Path:
     epsilon = run.info.settings["epsilon"]
     lead = (
         "The protocol of Gu et al. (arXiv 2410.10781): how many heads give the first token more "
-        "than "
-        f"{epsilon} of their attention, and how many give that to any token."
+        f"than {epsilon} of their attention, and how many give that to any token."
     )
     return plain_page(
         run.path / "strength.html",

@@ -129,8 +129,7 @@ def natural_rows(loaded: Loaded, settings: StrengthSettings) -> Tensor:
     if not rows:
         raise ValueError(
             f"{settings.texts or 'the excerpt'} has no document of {length} tokens from number "
-            f"{settings.document} on; "
-            "choose a smaller length or an earlier document"
+            f"{settings.document} on; choose a smaller length or an earlier document"
         )
     return torch.tensor(rows[: settings.rows])
 

@@ -267,8 +267,7 @@ def prepare(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan
     ):
         raise ValueError(
             f"untrained twins follow a cache step by step, but with cache={settings.cache} only "
-            "some steps are "
-            "recorded; leave out every and only_steps, or the cache, or the twins"
+            "some steps are recorded; leave out every and only_steps, or the cache, or the twins"
         )
     return Plan(selection, _tasks(loaded, settings), _heldout_rows(loaded, settings, progress))
 
