@@ -35,10 +35,9 @@ assert not extras & installed, (
 for name in sinklab.__all__:
     getattr(sinklab, name)
 
-packaged = sorted(
-    file.parent for file in (root / "lab" / "checkpoints" / "packaged").rglob("model.safetensors")
-)
-assert packaged, f"no packaged model in {root / 'checkpoints' / 'packaged'}"
+home = root / "lab" / "checkpoints" / "packaged"
+packaged = sorted(file.parent for file in home.rglob("model.safetensors"))
+assert packaged, f"no packaged model in {home}"
 for folder in packaged:
     loaded = load(folder.name)
     ids = loaded.tokenizer("It was a dark night.", return_tensors="pt")["input_ids"]

