@@ -5,16 +5,15 @@ that run there fail.
 
 The mutants of `OPERATORS` are drawn by a seed from
 src/sinklab/core/{attention,probing,sampling,models,sinks}, texts of errors, annotations and
-decorators apart. Each is put into a copy of the tree and met by the tests that run its line (those that run
-its module, where it is evaluated on import): a map that is measured once, and anew where files of
-tests have changed, and kept in FOLDER, as is a line for each mutant: a run that was stopped goes
-on. ``--again`` tries those once more that no test has killed. Tests, those marked slow apart, run
-in forks of a process that has imported everything but the package; the cheapest and most particular
-come first, and the first that fails ends it. A mutant that takes far more processor time than its
-tests is killed by that. Last, the tests that killed are run without a mutant: all must pass. Writes
-a result file; what is said there of mutants that no test can kill comes from
-benchmarks/mutants_equivalent.json.
-"""
+decorators apart. Each is put into a copy of the tree and met by the tests that run its line (those
+that run its module, where it is evaluated on import): a map that is measured once, and anew where
+files of tests have changed, and kept in FOLDER, as is a line for each mutant: a run that was
+stopped goes on. ``--again`` tries those once more that no test has killed. Tests, those marked slow
+apart, run in forks of a process that has imported everything but the package; the cheapest and most
+particular come first, and the first that fails ends it. A mutant that takes far more processor time
+than its tests is killed by that. Last, the tests that killed are run without a mutant: all must
+pass. Writes a result file; what is said there of mutants that no test can kill comes from
+benchmarks/mutants_equivalent.json. """
 
 from __future__ import annotations
 
