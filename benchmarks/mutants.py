@@ -13,7 +13,7 @@ apart, run in forks of a process that has imported everything but the package; t
 particular come first, and the first that fails ends it. A mutant that takes far more processor time
 than its tests is killed by that. Last, the tests that killed are run without a mutant: all must
 pass. Writes a result file; what is said there of mutants that no test can kill comes from
-benchmarks/mutants_equivalent.json. """
+benchmarks/mutants_equivalent.json."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from the command line and from run folders; its fields are its options, its docs
     @dataclass(frozen=True)
     class Temper: ...
 
-Classes of the package are found in the modules that a registry names, those of others in installed
-packages with the entry point group ``sinklab.plugins`` (its values are modules), or in a file that
-is loaded by `load_plugin`.
+Classes of the package are found by the ``PROVIDES`` of its rings and extras, those of others in
+installed packages with the entry point group ``sinklab.plugins`` (its values are modules), or in a
+file that is loaded by `load_plugin`.
 """
 
 import dataclasses
@@ -41,8 +41,7 @@ PLUGINS = f"{PACKAGE}.plugins"
 _loaded: set[str] = set()
 
 
-# a forward asks for the kind of its sink several times; reading the hints was most of that
-# time
+# a forward asks for the kind of its sink several times, mostly to read these
 _type_hints = cache(typing.get_type_hints)
 
 
@@ -53,12 +52,11 @@ def providers() -> tuple[str, ...]:
     ``PROVIDES`` maps a registry to the modules, separated by blanks, that register classes in it.
     A ring or an extra whose folder was deleted provides nothing.
     """
-    found = [f"{PACKAGE}.{ring}" for ring in ("core", "lab")]
-    found = [ring for ring in found if importlib.util.find_spec(ring)]
-    extras = importlib.util.find_spec(f"{PACKAGE}.extras") if found else None
-    if extras is not None:
-        names = sorted(one.name for one in pkgutil.iter_modules(extras.submodule_search_locations))
-        found += [f"{PACKAGE}.extras.{name}" for name in names]
+    rings = [f"{PACKAGE}.{ring}" for ring in ("core", "lab", "extras")]
+    found = [ring for ring in rings if importlib.util.find_spec(ring)]
+    if rings[-1] in found:
+        extras = import_module(rings[-1])
+        found += [f"{rings[-1]}.{one.name}" for one in pkgutil.iter_modules(extras.__path__)]
     return tuple(found)
 
 

@@ -61,6 +61,9 @@ def serve(
     say("ended")
 
 
+serve.positional = ("model",)  # type: ignore[attr-defined]
+
+
 def _at_hand(reading: Reading) -> str:
     """The model of the live page if none is named: the real one if the weights below its adapters
     are here.
@@ -77,6 +80,3 @@ def _at_hand(reading: Reading) -> str:
     except ValueError:
         is_here = False
     return real if is_here else "tiny"
-
-
-serve.positional = ("model",)  # type: ignore[attr-defined]
