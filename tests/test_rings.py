@@ -17,8 +17,8 @@ seen = []
 for ring in sys.argv[2:]:
     package = importlib.import_module(f"sinklab.{ring}")
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        # a driver of another process and the model of lm-eval, which is not needed otherwise
-        if not module.name.endswith(("code_driver", "harness_model", "code_escapes")):
+        # the model of lm-eval, which is not needed otherwise
+        if not module.name.endswith("harness_model"):
             importlib.import_module(module.name)
             seen.append(module.name)
 print(len(seen))

@@ -10,8 +10,8 @@ from packaging.version import Version
 from golden_llada import golden_cases, golden_folder, golden_tensors
 from sinklab.core.probing import trace
 from sinklab.core.sinks.states import COMMITTED, PROMPT
+from sinklab.extras.zoo.renoising import AdaptiveStop, CanvasDenoiser, Renoising, entropy, renoise
 from sinklab.lab.checkpoints import describe, load
-from sinklab.lab.scoring.renoising import AdaptiveStop, CanvasDenoiser, Renoising, entropy, renoise
 
 FAMILY, CANVAS = "diffusion_gemma", 8
 LOGITS = ("p9", "p9_selfcond", "p5", "p5_selfcond", "leftpad")

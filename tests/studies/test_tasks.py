@@ -241,6 +241,14 @@ def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
         offline.tasks(["piqa"], tmp_path, cache=tmp_path / "taken")
 
 
+def test_programs_are_refused_without_the_extra_that_holds_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(offline, "sandboxes", {})
+    with pytest.raises(ValueError, match=r"sinklab\.extras\.sandbox"):
+        offline.tasks(["humaneval"], tmp_path, run_code=True)
+
+
 def test_lm_eval_is_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(offline.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"not installed; pip install 'sinklab\[eval\]'"):

@@ -1,8 +1,8 @@
-"""Numbers and programs are found in what models write, plain and in chat."""
+"""Numbers are found in what models write."""
 
 import pytest
 
-from sinklab.lab.studies.benchmarks.code import marked_answer, number_of, program_of, same_answer
+from sinklab.lab.studies.benchmarks.two_stage import marked_answer, number_of, same_answer
 
 
 @pytest.mark.parametrize(
@@ -50,31 +50,3 @@ def test_answers_are_compared_as_numbers_or_as_published(
 
 def test_text_is_no_number() -> None:
     assert number_of("about 5") is None
-
-
-PROMPT = (
-    'import math\n\n\ndef half(x):\n    return x / 2\n\n\ndef area(r):\n    """Of a circle."""\n'
-)
-BODY = "    return math.pi * half(2 * r) ** 2\n"
-
-
-@pytest.mark.parametrize(
-    "completion",
-    [
-        BODY,
-        f"{BODY}```\nThat is all.",
-        f"```python\n{BODY}```\nThat is all.",
-        f"Here it is:\n```python\ndef area(r):\n{BODY}```\nand a test:\n```python\nassert area(1) "
-        "> 3\n```",
-        f"```\nassert area(1) > 3\n```\n```py\ndef area(r):\n{BODY}```",
-        f"```python\ndef area(r):\n{BODY}",
-    ],
-)
-def test_programs_of_plain_and_chat_completions(completion: str) -> None:
-    space: dict = {}
-    exec(program_of(PROMPT, completion, "area"), space)
-    assert space["area"](1) == pytest.approx(3.14159, abs=1e-5)
-
-
-def test_a_plain_completion_is_taken_as_it_is() -> None:
-    assert program_of(PROMPT, BODY, "area") == PROMPT + BODY

@@ -410,6 +410,9 @@ fast_products = Registry("fast product", "fast_products")
 fast_sinks = Registry("fast sink form", "fast_sinks")
 """Faster forms of an added sink."""
 
+sandboxes = Registry("sandbox", "sandboxes")
+"""Places to run programs that a model wrote."""
+
 
 def fast_path(paths: Registry, *call: Any) -> Any:
     """The first fast path that serves this call, the result of its class's ``serving(*call)``;

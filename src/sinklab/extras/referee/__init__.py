@@ -6,6 +6,7 @@ from sinklab.core.registry import exports
 
 __getattr__, __dir__, __all__ = exports(
     __name__,
+    estimators="conditionals in_order over_orders",
     margins="first_difference measure_margins near_ties rewritten",
     reference="Held Reference write_reference",
     study="Referee RefereeSettings",

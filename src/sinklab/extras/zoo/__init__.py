@@ -6,6 +6,7 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     **{"decoding.blocks": "Alpha Dynamic Editing Elastic ElasticStep"},
     dit_recipes="ddpm_cache published_loss published_noise semi_ar",
+    renoising="ANNOUNCED CanvasDenoiser RenoisedStep Renoising renoise",
 )
 
 PROVIDES = {

@@ -40,6 +40,15 @@ class DiffusionGemma(Family):
         whole = AutoConfig.for_model(**config)
         return CheckpointPlan(self, whole.get_text_config(), whole=whole)
 
+    def generate(self, model: Any, ids_BP: Any, **options: Any) -> Any:
+        """The whole texts of some prompts, int64 ids (B, S); the options are fields of
+        `Renoising`.
+        """
+        from sinklab.extras.zoo.renoising import Renoising, renoise
+
+        *_, last = renoise(model, ids_BP, Renoising.of(model, **options))
+        return last.ids_BS
+
     def details(self, plan: CheckpointPlan) -> dict[str, str]:
         """Lines of `info` on its canvas, and on the keys that its two kinds of layers see."""
         whole: Any = plan.whole

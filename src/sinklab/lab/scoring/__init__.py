@@ -6,11 +6,9 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     answers="Answer write_batch",
     distance="Distance output_distances",
-    estimators="conditionals in_order over_orders",
     heldout="EditedLosses HeldoutRows edited_losses heldout_curve heldout_rows row_losses",
     likelihood="exact rolling score",
     prompts="Prompt encode read_prompts",
-    renoising="ANNOUNCED CanvasDenoiser RenoisedStep Renoising renoise",
     settings="LikelihoodSettings Scored",
     writing="Writing WritingRequest",
 )

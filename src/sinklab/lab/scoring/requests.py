@@ -56,8 +56,8 @@ def needs_mask(loaded: Loaded, what: str) -> None:
     if loaded.family == "diffusion" and getattr(config, "mask_token_id", None) is None:
         raise ValueError(
             f"{what} needs a model with a mask token, but {loaded.name} has mask_token_id None; "
-            "set it in its config, or write with sinklab.lab.scoring.renoise where the model knows "
-            "noise in its place (DiffusionGemma)"
+            "set it in its config, or write with lm.generate where the model knows noise in "
+            "its place (DiffusionGemma)"
         )
 
 

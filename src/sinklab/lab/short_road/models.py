@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from sinklab.core.errors import known_fields
 from sinklab.core.probing.intervention import Intervention
 from sinklab.lab.checkpoints import loading, wrapping
+from sinklab.lab.checkpoints.families import known_families
 
 if TYPE_CHECKING:
     from torch import nn
@@ -113,7 +114,7 @@ class LM(loading.Loaded):
             chat: put the prompt into the model's chat format.
             options: those of the model's own way to write: of ``lm.model.generate``, for a model
                 that fills masks (``schedule=``, ``seed=``, …) and for an autoregressive one
-                (transformers'); the fields of :class:`sinklab.lab.scoring.Renoising` for
+                (transformers'); the fields of :class:`sinklab.extras.zoo.Renoising` for
                 DiffusionGemma.
 
         Raises:
@@ -122,7 +123,6 @@ class LM(loading.Loaded):
         """
         import torch
 
-        from sinklab.lab.scoring import Renoising, renoise
         from sinklab.lab.scoring.prompts import encode
         from sinklab.lab.scoring.writing import closed
         from sinklab.lab.studies.base import text_of
@@ -141,8 +141,8 @@ class LM(loading.Loaded):
         if self._continues_by_rereading:
             written_1S = self._reread(ids, new_tokens or 64, options)
         elif self.family == "diffusion" and not hasattr(model, "denoise"):
-            *_, last = renoise(model, ids_1P, Renoising.of(model, **length, **options))
-            written_1S = last.ids_BS
+            family = known_families()[self.published_family]
+            written_1S = family.generate(model, ids_1P, **length, **options)
         else:
             real = {"attention_mask": torch.ones_like(ids_1P)}
             written_1S = model.generate(

@@ -11,8 +11,8 @@ from typing import Any
 from unittest.mock import patch
 
 from sinklab.core.errors import near
+from sinklab.core.registry import sandboxes
 from sinklab.lab.records.storage import cache_folder
-from sinklab.lab.studies.benchmarks.boundary import boundary
 from sinklab.lab.studies.benchmarks.rows import SOURCES, Source, converted, write_text
 from sinklab.lab.studies.benchmarks.study import TWO_STAGE
 
@@ -70,7 +70,7 @@ def tasks(
             "with --run-code (in Python run_code=True)"
         )
     if any(name in RUNS_CODE for name in wanted):
-        boundary()
+        sandbox().boundary()
     from lm_eval.tasks import TaskManager
 
     mine = TaskManager(include_path=_folder("task", include_path), include_defaults=False)
@@ -133,7 +133,7 @@ def without_code() -> Iterator[None]:
     from lm_eval.api import registry, task
     from lm_eval.tasks import _yaml_loader
 
-    trusted = Path(lm_eval.__file__).parent, Path(__file__).parent
+    trusted = Path(lm_eval.__file__).parent
     imported, sandbox = (
         _yaml_loader._import_func_in_yml,
         SandboxedEnvironment(undefined=StrictUndefined),
@@ -141,7 +141,7 @@ def without_code() -> Iterator[None]:
     sandbox.keep_trailing_newline, sandbox.filters = True, utils.env.filters
 
     def function(spec: str, folder: Path) -> Any:
-        if not any(folder.resolve().is_relative_to(one) for one in trusted):
+        if not folder.resolve().is_relative_to(trusted):
             raise CodeRefused(
                 f"a task file in {folder} names the function {spec}; allow it to run with "
                 "--run-code"
@@ -162,6 +162,17 @@ def without_code() -> Iterator[None]:
         patch.object(utils, "env", sandbox),
     ):
         yield
+
+
+def sandbox() -> Any:
+    """Place to run programs that a model wrote. Raises ValueError if its extra is not there."""
+    if "humaneval" not in sandboxes:
+        raise ValueError(
+            f"{' and '.join(RUNS_CODE)} run programs that a model wrote in the extra "
+            "sinklab.extras.sandbox, which is not there; put its folder back, or leave these tasks "
+            "out"
+        )
+    return sandboxes.make("humaneval")
 
 
 def needs_lm_eval() -> None:
@@ -207,7 +218,7 @@ def _config(source: Source, data: Folder, cache: Path, num_fewshot: int | None) 
             for name, value in whole.items()
             if name not in ("metric_list", "filter_list")
         }
-        config["include"] = str(Path(__file__).with_name("code.yaml"))
+        config["include"] = str(sandbox().task_file())
     if data is None:
         return config
     folder, graded = Path(data), source.graded

@@ -27,11 +27,11 @@ from sinklab.lab.records.reading import Run, open_run
 from sinklab.lab.records.writing import RunWriter
 from sinklab.lab.reports.samples import checked
 from sinklab.lab.studies.base import columns_of, hidden_words
-from sinklab.lab.studies.benchmarks.boundary import boundary
-from sinklab.lab.studies.benchmarks.code import NO_ANSWER
-from sinklab.lab.studies.benchmarks.offline import RUNS_CODE
+from sinklab.lab.studies.benchmarks.offline import RUNS_CODE, sandbox
 from sinklab.lab.studies.benchmarks.study import MASKING
 
+NO_ANSWER = "[invalid]"
+"""Result of lm-eval's regex filters if an answer lacks their pattern."""
 Told = Mapping[tuple[str, int, int], Mapping[str, Any]]
 """(task, document, number of the request) -> the model's answer."""
 
@@ -108,7 +108,7 @@ def _scores(results: Mapping[str, Any], samples: list[dict[str, Any]]) -> list[d
                     for row in of_task
                     if row["answer"].startswith('["unjudged')
                 ]
-                row |= {"boundary": boundary(), "unjudged": ", ".join(unjudged)}
+                row |= {"boundary": sandbox().boundary(), "unjudged": ", ".join(unjudged)}
             rows.append(row | {"no_answer": sum(missing) / len(missing) if missing else math.nan})
     return rows
 

@@ -7,10 +7,13 @@ No task of lm-eval; inside a benchmark run it has the same cache and the same ta
 # B batch rows, S canvas positions
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from decimal import Decimal, InvalidOperation
 from functools import cached_property, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
@@ -25,7 +28,6 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.data.pairs import Pair
 from sinklab.lab.scoring.answers import SinkFacts, Totals, followed, needs_own_batch
 from sinklab.lab.scoring.writing import Writing, ended, ending, sample_seed, seeded
-from sinklab.lab.studies.benchmarks.code import marked_answer, same_answer
 from sinklab.lab.studies.benchmarks.offline import tasks
 from sinklab.lab.studies.benchmarks.requests import Asked, Part, Steps, Unit, parts_of
 from sinklab.lab.studies.benchmarks.study import TWO_STAGE
@@ -279,6 +281,53 @@ class TwoStage(Checked):
             dict(zip(prompts, some, strict=True)) for some in (writer.ids_BS.tolist(), doses)
         )
         return rows, writer.evaluations, facts, taken
+
+
+def marked_answer(text: str, *, published: bool = False) -> str | None:
+    """Text behind the last ``####`` of a worked problem, to the end of its line; None if there is
+    none.
+
+    Args:
+        text: all that was written.
+        published: the released code's expression, ``#### (.*)$``, which knows the text's last line
+            alone and takes all behind the first mark in it. Source: One Token Is Enough
+            (2601.19657), ``evaluate_gsm8k``.
+    """
+    if published:
+        found = re.findall("#### (.*)$", text)
+        return found[-1] if found else None
+    _, mark, rest = text.rpartition("####")
+    answer = rest.strip(" \t").split("\n")[0].strip()
+    return answer if mark and answer else None
+
+
+def same_answer(one: str, other: str, *, published: bool = False) -> bool:
+    """Whether two answers to a worked problem are the same number; the same text, if one is no
+    number.
+
+    Args:
+        one: an answer, as written: "$1,080.00", "18 eggs." is read as 18.
+        other: another.
+        published: as the released code compares without antlr4: as text, without dollars and
+            thousands' commas, so that "18.0" is not "18".
+    """
+    if published:
+        return _plain(one) == _plain(other)
+    first, second = number_of(one), number_of(other)
+    return one.strip() == other.strip() if first is None or second is None else first == second
+
+
+def number_of(answer: str) -> Decimal | None:
+    """The number that an answer begins with, after a currency sign; None if it begins with none."""
+    found = re.match(r"\s*[$€£]?\s*([-+]?)\s*[$€£]?((?:\d[\d,]*)?\.?\d+|\d[\d,]*\.?)", answer)
+    with contextlib.suppress(InvalidOperation):
+        return Decimal(found[1] + found[2].replace(",", "").rstrip(".")) if found else None
+    return None
+
+
+def _plain(answer: str) -> str:
+    text = answer.strip().replace("$", "")
+    return text.replace(",", "") if text.replace(",", "").isdigit() else text
 
 
 def two_stage_documents(data: str | None, limit: int | None = None) -> list[dict[str, Any]]:

@@ -9,11 +9,11 @@ import torch
 import sinklab
 from sinklab.core.attention import is_observed, unobserved
 from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.extras.zoo import ANNOUNCED, Renoising, renoise
 from sinklab.extras.zoo.gemma import DiffusionGemma
+from sinklab.extras.zoo.renoising import accepted
 from sinklab.lab.checkpoints import from_causal, save_sink, untrained_twins
 from sinklab.lab.cli import main
-from sinklab.lab.scoring import ANNOUNCED, Renoising, renoise
-from sinklab.lab.scoring.renoising import accepted
 from tiny_diffusion import tiny_model
 from tiny_gemma import CANVAS, IMAGE, ROWS, WINDOW, save_gemma, tiny_gemma
 
@@ -315,7 +315,7 @@ def test_what_is_not_for_it_is_refused_by_name(tmp_path, monkeypatch):
         ),
         (
             lambda: lm.loss([5, 6, 7]),
-            "a text to be read needs a model with a mask token.*sinklab.lab.scoring.renoise",
+            "a text to be read needs a model with a mask token.*lm.generate",
         ),
         (
             lambda: renoise(lm.model, torch.tensor([[3, IMAGE]])),

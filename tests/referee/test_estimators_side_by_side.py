@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import scipy
 import torch
-from likelihood_twin import log_probabilities
 from transformers import LlamaConfig
 
+from likelihood_twin import log_probabilities
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.models.diffusion_lm import DiffusionLM
 from sinklab.core.sampling.canvas import Canvas
 from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.extras.referee.estimators import conditionals, in_order, over_orders
 from sinklab.lab.checkpoints.loading import load
-from sinklab.lab.scoring.estimators import conditionals, in_order, over_orders
 from sinklab.lab.scoring.likelihood import LikelihoodSettings, exact, score
 
 VOCABULARY = 5

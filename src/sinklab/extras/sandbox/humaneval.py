@@ -2,66 +2,31 @@
 those that passed.
 """
 
-import contextlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from sinklab.lab.studies.benchmarks.boundary import run_programs
-
-NO_ANSWER = "[invalid]"
-"""Result of lm-eval's regex filters if an answer lacks their pattern."""
+from sinklab.core.registry import sandboxes
+from sinklab.extras.sandbox.boundary import boundary, run_programs
 
 _FENCE = re.compile(r"^```[\w+-]*[ \t]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
 
 
-def marked_answer(text: str, *, published: bool = False) -> str | None:
-    """Text behind the last ``####`` of a worked problem, to the end of its line; None if there is
-    none.
+@sandboxes.register("humaneval")
+@dataclass(frozen=True)
+class HumanEvalSandbox:
+    """HumanEval's functions for lm-eval, and the boundary that they run programs behind."""
 
-    Args:
-        text: all that was written.
-        published: the released code's expression, ``#### (.*)$``, which knows the text's last line
-            alone and takes all behind the first mark in it. Source: One Token Is Enough
-            (2601.19657), ``evaluate_gsm8k``.
-    """
-    if published:
-        found = re.findall("#### (.*)$", text)
-        return found[-1] if found else None
-    _, mark, rest = text.rpartition("####")
-    answer = rest.strip(" \t").split("\n")[0].strip()
-    return answer if mark and answer else None
+    def boundary(self) -> str:
+        """Name of the boundary. Raises ValueError if none holds; see `boundary.boundary`."""
+        return boundary()
 
-
-def same_answer(one: str, other: str, *, published: bool = False) -> bool:
-    """Whether two answers to a worked problem are the same number; the same text, if one is no
-    number.
-
-    Args:
-        one: an answer, as written: "$1,080.00", "18 eggs." is read as 18.
-        other: another.
-        published: as the released code compares without antlr4: as text, without dollars and
-            thousands' commas, so that "18.0" is not "18".
-    """
-    if published:
-        return _plain(one) == _plain(other)
-    first, second = number_of(one), number_of(other)
-    return one.strip() == other.strip() if first is None or second is None else first == second
-
-
-def number_of(answer: str) -> Decimal | None:
-    """The number that an answer begins with, after a currency sign; None if it begins with none."""
-    found = re.match(r"\s*[$€£]?\s*([-+]?)\s*[$€£]?((?:\d[\d,]*)?\.?\d+|\d[\d,]*\.?)", answer)
-    with contextlib.suppress(InvalidOperation):
-        return Decimal(found[1] + found[2].replace(",", "").rstrip(".")) if found else None
-    return None
-
-
-def _plain(answer: str) -> str:
-    text = answer.strip().replace("$", "")
-    return text.replace(",", "") if text.replace(",", "").isdigit() else text
+    def task_file(self) -> Path:
+        """Task file that names the functions, to be included in place of lm-eval's own."""
+        return Path(__file__).with_name("humaneval.yaml")
 
 
 def program_of(prompt: str, completion: str, entry_point: str) -> str:

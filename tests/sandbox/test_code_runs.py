@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sinklab.lab.studies.benchmarks import boundary as module
-from sinklab.lab.studies.benchmarks.boundary import (
+from sinklab.extras.sandbox import boundary as module
+from sinklab.extras.sandbox.boundary import (
     BOUNDARIES,
     HOOK,
     CodeLimits,
@@ -21,7 +21,7 @@ from sinklab.lab.studies.benchmarks.boundary import (
     run_program,
     run_programs,
 )
-from sinklab.lab.studies.benchmarks.code import pass_at_k, run_completions
+from sinklab.extras.sandbox.humaneval import pass_at_k, program_of, run_completions
 
 pytest.importorskip("resource")
 LIMITS = CodeLimits(seconds=3600)
@@ -249,3 +249,31 @@ def test_humanevals_own_solutions_pass() -> None:
     documents = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()[::20]]
     solutions = [[document["canonical_solution"], "    return None\n"] for document in documents]
     assert all(right == "passed" != wrong for right, wrong in run_completions(solutions, documents))
+
+
+PROMPT = (
+    'import math\n\n\ndef half(x):\n    return x / 2\n\n\ndef area(r):\n    """Of a circle."""\n'
+)
+BODY = "    return math.pi * half(2 * r) ** 2\n"
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        BODY,
+        f"{BODY}```\nThat is all.",
+        f"```python\n{BODY}```\nThat is all.",
+        f"Here it is:\n```python\ndef area(r):\n{BODY}```\nand a test:\n```python\nassert area(1) "
+        "> 3\n```",
+        f"```\nassert area(1) > 3\n```\n```py\ndef area(r):\n{BODY}```",
+        f"```python\ndef area(r):\n{BODY}",
+    ],
+)
+def test_programs_of_plain_and_chat_completions(completion: str) -> None:
+    space: dict = {}
+    exec(program_of(PROMPT, completion, "area"), space)
+    assert space["area"](1) == pytest.approx(3.14159, abs=1e-5)
+
+
+def test_a_plain_completion_is_taken_as_it_is() -> None:
+    assert program_of(PROMPT, BODY, "area") == PROMPT + BODY

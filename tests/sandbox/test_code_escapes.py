@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sinklab.lab.studies.benchmarks.boundary import BOUNDARIES, HOOK, CodeLimits, leaks, run_program
+from sinklab.extras.sandbox.boundary import BOUNDARIES, HOOK, CodeLimits, leaks, run_program
 
 pytest.importorskip("resource")
 PATIENT = 3600
@@ -283,11 +283,11 @@ def test_no_program_of_an_ordinary_user_does(outside: Path) -> None:
         pytest.skip("not the superuser, or no Python that others may run")
     root = Path(__file__).parents[2] / "src" / "sinklab"
     names = ("__init__", "core/__init__", "core/errors", "core/registry")
-    names += ("lab/__init__", "lab/studies/__init__")
+    names += ("extras/__init__",)
     sources = [root / f"{name}.py" for name in names]
     with tempfile.TemporaryDirectory() as copy:
         os.chmod(copy, 0o755)
-        for source in [*sources, *(root / "lab" / "studies" / "benchmarks").glob("*.*")]:
+        for source in [*sources, *(root / "extras" / "sandbox").glob("*.*")]:
             target = Path(copy) / source.relative_to(root.parent)
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
             shutil.copyfile(source, target)
@@ -313,7 +313,7 @@ def test_no_program_of_an_ordinary_user_does(outside: Path) -> None:
 
 
 CHILD = """
-from sinklab.lab.studies.benchmarks.boundary import BOUNDARIES, HOOK, CodeLimits, leaks, run_program
+from sinklab.extras.sandbox.boundary import BOUNDARIES, HOOK, CodeLimits, leaks, run_program
 given, found = json.load(sys.stdin), {}
 patient = CodeLimits(seconds=given["patient"])
 for name, program in given["cheats"].items():
