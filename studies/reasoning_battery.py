@@ -31,7 +31,6 @@ from sinklab.lab.checkpoints import load
 from sinklab.lab.records import Run, open_run
 from sinklab.lab.reports.drawing import write_figure
 from sinklab.lab.reports.style import theme_named
-from sinklab.lab.reports.tables import markdown
 from sinklab.lab.studies.battery.figures import (
     battery_by_removed,
     battery_by_skill,
@@ -105,10 +104,10 @@ def tables() -> None:
     every = list(runs.values())
     scores = battery_scores(every).round(4)
     _write("gate", battery_gate(every).round(4))
-    _write("scores", scores, most=0)
+    _write("scores", scores)
     _write("summary", _summary(scores))
     _write("contrasts", _contrasts(runs).round(4))
-    _write("by_level", _by_level(every), most=0)
+    _write("by_level", _by_level(every))
     _write("taken", _taken(every).round(4))
     _figures(runs)
     settings = {name: run.info.settings for name, run in runs.items()}
@@ -172,12 +171,9 @@ def _taken(runs: list[Run]) -> pd.DataFrame:
     )
 
 
-def _write(name: str, table: pd.DataFrame, most: int = 400) -> None:
-    if table.empty:
-        return
-    table.to_csv(RESULTS / f"{name}.csv", index=False)
-    if most:
-        (RESULTS / f"{name}.md").write_text(markdown(table, most))
+def _write(name: str, table: pd.DataFrame) -> None:
+    if not table.empty:
+        table.to_csv(RESULTS / f"{name}.csv", index=False)
 
 
 def _figures(runs: dict[str, Run]) -> None:
