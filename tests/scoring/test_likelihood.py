@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from likelihood_twin import ids, log_probabilities, plain_causal, plain_chain, plain_score
 
 from golden_llada import golden_folder
+from likelihood_twin import ids, log_probabilities, plain_causal, plain_chain, plain_score
 from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.checkpoints import SpecialIds, load
 from sinklab.lab.scoring import likelihood

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from likelihood_twin import ids
 
+from likelihood_twin import ids
 from sinklab.core.probing import (
     MaskPositions,
     MaskSinks,
