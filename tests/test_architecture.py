@@ -52,7 +52,16 @@ MAY_IMPORT["lab.short_road"] = {*MAY_IMPORT}
 LAB = {*MAY_IMPORT}
 MAY_IMPORT["lab.cli"] = {*LAB, "sinklab"}
 # beyond the papers: each knows the inner rings, and none another
-for _extra in ("backcopy", "fast", "live", "referee", "sandbox", "sharing", "zoo"):
+for _extra in (
+    "backcopy",
+    "fast",
+    "live",
+    "parallel",
+    "referee",
+    "sandbox",
+    "sharing",
+    "zoo",
+):
     MAY_IMPORT[f"extras.{_extra}"] = LAB | {"lab.cli", "sinklab"}
 MAY_IMPORT["extras"] = set()
 MAY_IMPORT["__main__"] = {"lab.cli"}

@@ -186,19 +186,3 @@ def test_tf32_is_off_inside_the_block_and_as_it_was_behind_it(switch):
         torch.backends.fp32_precision = untouched[2]
         torch.set_float32_matmul_precision(untouched[0])
         torch.backends.cuda.matmul.fp32_precision = untouched[1]
-
-
-@pytest.mark.skipif(not compat.divides_experts(), reason="transformers cannot divide experts")
-def test_a_model_is_divided_over_the_processes_that_run():
-    torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-    )
-    try:
-        with torch.device("meta"):
-            model = LlamaForCausalLM(CONFIG)
-        assert not compat.is_divided(model)
-        group = compat.divide(model, {"model.layers.*.self_attn.q_proj": "colwise"}, 1, "cpu")
-        assert torch.distributed.get_world_size(group) == model._tp_size == 1
-        assert not hasattr(model.config, "distributed_config")
-    finally:
-        torch.distributed.destroy_process_group()

@@ -20,6 +20,7 @@ from sinklab.core import compat
 from sinklab.core.attention.heads import HeadShare
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.probing.call import NAMES, AttentionCall
+from sinklab.extras.parallel import dividing
 from sinklab.lab.checkpoints import load, materialize
 from sinklab.lab.checkpoints.loading import permuted
 from sinklab.lab.checkpoints.weights import Safetensors
@@ -28,7 +29,7 @@ from tiny_models import llama
 
 ROOT = Path(__file__).parents[1]
 needs_division = pytest.mark.skipif(
-    not compat.divides_experts(), reason="transformers cannot divide experts"
+    not dividing.divides_experts(), reason="transformers cannot divide experts"
 )
 
 
@@ -211,7 +212,7 @@ def test_a_transformers_without_division_of_experts_is_named(monkeypatch):
     class Older:
         tp_size: int | None = None
 
-    monkeypatch.setattr("transformers.distributed.DistributedConfig", Older)
+    monkeypatch.setattr("sinklab.extras.parallel.dividing.DistributedConfig", Older)
     with pytest.raises(
         ValueError, match=r"DistributedConfig has ep_size, 5\.19 or newer, but this is"
     ):
@@ -285,3 +286,17 @@ def test_a_gathered_axis_keeps_type_order_and_gradient(one_process):
         factors = dataclasses.replace(call, share=share).factors()
         assert all(torch.equal(factor, q) for factor in factors[:3])
         assert factors[3] is mask or torch.equal(factors[3], mask)
+
+
+@needs_division
+def test_a_model_is_divided_over_the_processes_that_run():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with torch.device("meta"):
+            model = llama(causal=True)
+        assert not compat.is_divided(model)
+        group = dividing.divide(model, {"model.layers.*.self_attn.q_proj": "colwise"}, 1, "cpu")
+        assert distributed.get_world_size(group) == model._tp_size == 1
+        assert not hasattr(model.config, "distributed_config")
+    finally:
+        distributed.destroy_process_group()

@@ -82,7 +82,7 @@ def test_without_torchao_the_remedy_is_named(tmp_path, monkeypatch):
 
 
 def test_quantised_weights_are_not_divided_over_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr("sinklab.lab.checkpoints.parallel.place_of", lambda count, device: "cpu")
+    monkeypatch.setattr("sinklab.extras.parallel.dividing.place_of", lambda count, device: "cpu")
     with pytest.raises(
         ValueError, match=r"not divided over processes; leave out tensor_parallel or dtype='int8'"
     ):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from launched import torchrun
-from sinklab.core import compat
+from sinklab.extras.parallel import dividing
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.processes import Processes, Units
 from sinklab.lab.studies.trace.study import study
@@ -15,7 +15,7 @@ from tiny_diffusion import save_tiny
 PROMPTS = ("The old man", "The sea", "The wind")
 
 
-@pytest.mark.skipif(not compat.divides_experts(), reason="transformers cannot divide experts")
+@pytest.mark.skipif(not dividing.divides_experts(), reason="transformers cannot divide experts")
 @pytest.mark.slow
 def test_two_processes_of_one_model_write_what_one_process_writes(tmp_path: Path) -> None:
     from sinklab.lab.checkpoints import load

@@ -314,43 +314,6 @@ def is_divided(model: Any) -> bool:
     return (getattr(model, "_tp_size", None) or 1) > 1
 
 
-def divides_experts() -> bool:
-    """Whether this transformers divides experts beside attention: its ``DistributedConfig`` has
-    ``ep_size`` (5.19).
-    """
-    from transformers.distributed import DistributedConfig
-
-    return "ep_size" in DistributedConfig.__dataclass_fields__
-
-
-def divide(model: Any, plan: dict[str, str], count: int, device: str) -> Any:
-    """Divide a model on the meta device over each ``count`` of the processes that run, by
-    transformers' own rules.
-
-    ``plan`` says which part by which; experts go whole to one process each, by the model's own
-    plan. Tensors become DTensors, still without memory. Returns the group of processes that hold
-    this model.
-    """
-    from transformers.distributed import DistributedConfig
-    from transformers.distributed.utils import TransformersDeviceMesh
-
-    make: Any = DistributedConfig
-    config, world = (
-        make(tp_size=count, ep_size=count if model.ep_plan else 1),
-        torch.distributed.get_world_size(),
-    )
-    model.tp_plan = {part: style for part, style in plan.items() if part not in model.ep_plan}
-    names = ("pp", "dp_replicate", "fsdp", "tp"), ("pp", "dp_replicate", "efsdp", "ep")
-    shape = (1, world // count, 1, count)
-    meshes = [
-        torch.distributed.init_device_mesh(device, shape, mesh_dim_names=one) for one in names
-    ]
-    type(model).maybe_distribute_model(model, config, TransformersDeviceMesh(*meshes))
-    # it is a config of the model, and not of this launch
-    del model.config.distributed_config
-    return meshes[0]["tp"].get_group()
-
-
 # keywords of PreTrainedConfig, or keys that transformers writes into config.json, without a field
 # of that name
 _CONFIG_KEYS = {

@@ -389,6 +389,8 @@ caches = Registry("cache", "caches")
 """Keys and values to keep while a text is written: `sinklab.core.sampling.Cache`."""
 backbones = Registry("backbone", "backbones")
 """Decoders of our own, if transformers has none."""
+divisions = Registry("division over processes", "divisions")
+"""Ways to hold one model over several processes: `sinklab.lab.checkpoints.materialize.Holding`."""
 families = Registry("checkpoint family", "families")
 """Formats of checkpoints: `sinklab.lab.checkpoints.Family`."""
 figures = Registry("figure", "figures")

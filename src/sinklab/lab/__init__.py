@@ -4,7 +4,7 @@ PROVIDES = {
     "caches": "caching.blocks caching.policies",
     "families": (
         "checkpoints.causal checkpoints.dream checkpoints.families checkpoints.llada "
-        "checkpoints.masked checkpoints.smdm"
+        "checkpoints.smdm"
     ),
     "figures": "reports.figures reports.maps",
     "studies": (

@@ -23,7 +23,7 @@ from sinklab.core.models.config import BACKBONES
 from sinklab.core.models.diffusion_lm import DiffusionLM
 from sinklab.core.registry import caches, schedules, sinks, unmasking_rules
 from sinklab.lab.checkpoints.loading import Loaded
-from sinklab.lab.checkpoints.parallel import undivided
+from sinklab.lab.checkpoints.materialize import undivided
 
 ENTRY, MODELLING = "sinklab.core.models.diffusion_lm", "modeling_sinklab"
 """The module that holds the model, and the name of its file in an exported folder."""

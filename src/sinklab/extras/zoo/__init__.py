@@ -12,6 +12,6 @@ __getattr__, __dir__, __all__ = exports(
 PROVIDES = {
     "backbones": "dit llada_moe",
     # llada2 brings llada_moe
-    "families": "adapted dit gemma llada2",
+    "families": "adapted dit gemma llada2 masked",
     "schedules": "decoding.blocks",
 }

@@ -10,8 +10,15 @@ from typing import Any, ClassVar
 from transformers import LlamaConfig, Qwen2Config, Qwen2Tokenizer, Qwen3Config
 
 from sinklab.core.registry import families
-from sinklab.lab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, published
+from sinklab.lab.checkpoints.families import (
+    CheckpointPlan,
+    Family,
+    Shapes,
+    formats_of,
+    published,
+)
 
+FORMATS = formats_of(__package__)
 _FIELDS = FORMATS["adapted"]
 
 
@@ -71,7 +78,7 @@ class A2DQwen3(Adapted):
     )
     mask_token = "<|mask|>"
     foreign_tokenizer_class = Qwen2Tokenizer
-    published: ClassVar = published("a2d-qwen3")
+    published: ClassVar = published("a2d-qwen3", FORMATS)
 
 
 @families.register("a2d-qwen2")
@@ -107,7 +114,7 @@ class SDAR(Adapted):
         "block_length= is given (SDAR's chat models: 4)"
     )
     mask_token = "<|MASK|>"
-    published: ClassVar = published("sdar")
+    published: ClassVar = published("sdar", FORMATS)
 
 
 @families.register("fast-dllm-v2")
@@ -125,7 +132,7 @@ class FastDLLM(Adapted):
         "is given (published: 32)"
     )
     mask_token = "|<MASK>|"
-    published: ClassVar = published("fast-dllm-v2")
+    published: ClassVar = published("fast-dllm-v2", FORMATS)
 
 
 @families.register("illada")
@@ -141,4 +148,4 @@ class ILLaDA(Adapted):
     }
     backbone: ClassVar[Any] = LlamaConfig
     mask_token = "<[MASK]>"
-    published: ClassVar = published("illada")
+    published: ClassVar = published("illada", FORMATS)

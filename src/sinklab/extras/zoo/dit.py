@@ -22,13 +22,15 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 from sinklab.core.models.head import Head, check_labels, recomputed_loss
 from sinklab.core.registry import backbones, families
 from sinklab.lab.checkpoints.families import (
-    FORMATS,
     CheckpointPlan,
     Family,
     Shapes,
     Source,
+    formats_of,
     published,
 )
+
+FORMATS = formats_of(__package__)
 
 # fixed in the authors' code; their configs have no fields for them
 FREQUENCIES, MLP_RATIO, ROPE_THETA, LOWERED = 128, 4, 10000.0, -1e6
@@ -216,7 +218,7 @@ class MDLM(Family):
     represented: ClassVar = {"time_conditioning": (False,)}
     tensor_names: ClassVar = FORMATS["mdlm"]["tensors"]
     tokenizer_class = PreTrainedTokenizerFast
-    published: ClassVar = published("mdlm")
+    published: ClassVar = published("mdlm", FORMATS)
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """Plan of a DiT with its fixed rotary base, MLP and head width."""
@@ -256,7 +258,7 @@ class BD3LM(MDLM):
         "causal": (False,),
         "cross_attn": (True,),
     }
-    published: ClassVar = published("bd3lm")
+    published: ClassVar = published("bd3lm", FORMATS)
     # bounds of the noise of its training
     unread = ("sampling_eps_min", "sampling_eps_max")
 

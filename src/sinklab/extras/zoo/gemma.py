@@ -10,7 +10,15 @@ from packaging.version import Version
 from transformers import AutoConfig
 
 from sinklab.core.registry import families
-from sinklab.lab.checkpoints.families import CheckpointPlan, Family, Shapes, published
+from sinklab.lab.checkpoints.families import (
+    CheckpointPlan,
+    Family,
+    Shapes,
+    formats_of,
+    published,
+)
+
+FORMATS = formats_of(__package__)
 
 
 @families.register("diffusion_gemma")
@@ -23,7 +31,7 @@ class DiffusionGemma(Family):
     model_types = ("diffusion_gemma",)
     own_class = "DiffusionGemmaForBlockDiffusion"
     end_of_turn = "<turn|>"
-    published: ClassVar = published("diffusion_gemma")
+    published: ClassVar = published("diffusion_gemma", FORMATS)
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """The config is transformers' own; names of tensors are as well."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import Glm4MoeConfig
 
 from sinklab.core.registry import families
-from sinklab.extras.zoo.llada_moe import LLaDAMoE
-from sinklab.lab.checkpoints.families import FORMATS, CheckpointPlan, Shapes, Source, published
+from sinklab.extras.zoo.llada_moe import FORMATS, LLaDAMoE
+from sinklab.lab.checkpoints.families import CheckpointPlan, Shapes, Source, published
 
 # type that the authors' code decodes in; no config has it
 BLOCK_LENGTH = 32
@@ -36,7 +36,7 @@ class LLaDA2(LLaDAMoE):
         "output_dropout": (0, None),
     }
     tensor_names: ClassVar = FORMATS["llada2"]["tensors"]
-    published: ClassVar = published("llada2")
+    published: ClassVar = published("llada2", FORMATS)
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """GLM-4-MoE with norms of queries and keys."""

@@ -13,13 +13,15 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
 from sinklab.core.registry import backbones, families
 from sinklab.lab.checkpoints.families import (
-    FORMATS,
     CheckpointPlan,
     Family,
     Shapes,
     Source,
+    formats_of,
     published,
 )
+
+FORMATS = formats_of(__package__)
 
 
 class LLaDAMoEConfig(Qwen3MoeConfig):
@@ -93,7 +95,7 @@ class LLaDAMoE(Family):
     end_of_turn = "<|role_end|>"
     chat_template = FORMATS["llada_moe"]["chat_template"]
     tokenizer_class = PreTrainedTokenizerFast
-    published: ClassVar = published("llada_moe")
+    published: ClassVar = published("llada_moe", FORMATS)
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """Plain Qwen3-MoE, as published, or our decoder for a shared expert or a bias."""

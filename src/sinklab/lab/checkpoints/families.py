@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -25,10 +26,17 @@ from sinklab.core.registry import families
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Tensor names of a checkpoint and their shapes."""
-FORMATS: dict[str, Any] = tomllib.loads((files(__package__) / "formats.toml").read_text("utf-8"))
-"""Facts of the built-in families: names of tensors and config fields, published checkpoints, chat
-formats; special texts.
-"""
+
+
+def formats_of(package: str) -> dict[str, Any]:
+    """Facts of a package's families, from its ``formats.toml``: names of tensors and config fields,
+    published checkpoints, chat formats.
+    """
+    return tomllib.loads((files(package) / "formats.toml").read_text("utf-8"))
+
+
+FORMATS = formats_of(__package__)
+"""Facts of the families of the papers, and special texts."""
 Source = tuple[str, Callable[[Tensor], Tensor] | None]
 """Name of a tensor in the checkpoint, and the part to take from it; None takes all of it."""
 
@@ -82,12 +90,16 @@ class Published:
     """
 
 
-def published(family: str) -> dict[str, Published]:
-    """Name on the Hub -> entry in :data:`FORMATS`, for a built-in family."""
-    rows = {}
-    for name, row in FORMATS[family]["published"].items():
-        special = SpecialIds(**{**row["special"], "stop": tuple(row["special"]["stop"])})
-        rows[name] = Published(family, **{**row, "special": special})
+def published(family: str, formats: Mapping[str, Any] = FORMATS) -> dict[str, Published]:
+    """Name on the Hub -> facts, of a family in the result of :func:`formats_of`."""
+    rows: dict[str, Published] = {}
+    for facts in formats[family]["published"]:
+        shared = dict(facts)
+        names = shared.pop("names")
+        ids = shared.pop("special")
+        ids["stop"] = tuple(ids["stop"])
+        for name in names:
+            rows[name] = Published(family, special=SpecialIds(**ids), **shared)
     return rows
 
 
@@ -133,6 +145,8 @@ class Family:
     own_class: ClassVar[str] = ""
     """Class of transformers that runs its models as they are; empty if :class:`DiffusionLM` does.
     """
+    reads_itself: ClassVar[bool] = False
+    """Whether `read_whole` makes its models, in place of the loader."""
     end_of_turn: ClassVar[str] = ""
     """Token that ends a turn of a chat, if the tokenizer has it."""
     mask_token: ClassVar[str] = ""
@@ -181,6 +195,29 @@ class Family:
         layer = re.search(r"(?<=\.)\d+", module)
         theirs = self.tensor_names.get(re.sub(r"(?<=\.)\d+", "{}", module))
         return (target if theirs is None else theirs.format(layer and layer[0]) + dot + leaf), None
+
+    def read_whole(
+        self,
+        folder: Path,
+        plan: CheckpointPlan,
+        row: Published | None,
+        *,
+        dtype: torch.dtype,
+        allow_pickle: bool,
+    ) -> dict[str, Any]:
+        """Fields of the result of `sinklab.load`, but for its name; the model is on the CPU.
+
+        Args:
+            folder: of the checkpoint.
+            plan: of the checkpoint.
+            row: known facts of it, by its name.
+            dtype: of the weights.
+            allow_pickle: also read ``.bin`` files.
+
+        Raises:
+            ValueError: if the folder cannot be read.
+        """
+        raise NotImplementedError
 
     def details(self, plan: CheckpointPlan) -> dict[str, str]:
         """Lines of `info` about a checkpoint besides the common ones: a name of at most 16 letters

@@ -14,23 +14,22 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from sinklab.core.errors import refused
+from sinklab.core.errors import check_count, refused
 from sinklab.core.models.config import BACKBONES, DiffusionLMConfig, refuse_unknown
+from sinklab.core.registry import divisions
 from sinklab.lab.checkpoints import (
     adapters,
     convert,
     families,
     gguf_files,
     materialize,
-    parallel,
     published,
     sinkfile,
     tokens,
 )
 from sinklab.lab.checkpoints import weights as weightfiles
 from sinklab.lab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
-from sinklab.lab.checkpoints.masked import MaskedLanguageModel
-from sinklab.lab.checkpoints.materialize import DeviceMap
+from sinklab.lab.checkpoints.materialize import DeviceMap, Holding
 
 
 @dataclass(frozen=True)
@@ -144,14 +143,14 @@ def load(
     # an unknown architecture is refused before its weights are looked for
     plan = families.read(raw, name)
     kind = materialize.weight_type(dtype, raw, device_map)
-    if isinstance(plan.family, MaskedLanguageModel):
+    if plan.family.reads_itself:
         changed = settings or as_diffusion or sink is not None or tensor_parallel != 1
         device_of_all = _one_device(device_map, plan, name, is_changed=bool(changed))
-        masked = _masked_language_model(
-            plan, raw, place, name, dtype=kind, allow_pickle=allow_pickle
-        )
-        masked.model.to(device_of_all)
-        return replace(masked, revision=_commit(place, revision))
+        row, notes = published.row_of(name, raw.get("_name_or_path"), plan)
+        parts = plan.family.read_whole(place, plan, row, dtype=kind, allow_pickle=allow_pickle)
+        parts["notes"] = (*parts["notes"], *notes)
+        parts["model"].to(device_of_all)
+        return Loaded(name=name, revision=_commit(place, revision), **parts)
     stored = _stored_as(raw, dtype, tensor_parallel)
     plan, weights, tokenizer = _opened(place, plan, raw, name, allow_pickle)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
@@ -194,23 +193,6 @@ def _opened(
     return plan, weights, tokens.read_tokenizer(place, plan, name)
 
 
-def _masked_language_model(
-    plan: CheckpointPlan,
-    raw: dict[str, Any],
-    place: Path,
-    name: str,
-    *,
-    dtype: torch.dtype,
-    allow_pickle: bool,
-) -> Loaded:
-    """A BERT or one of its kin in transformers' own class, on the CPU."""
-    family: Any = plan.family
-    row, notes = published.row_of(name, raw.get("_name_or_path"), plan)
-    parts = family.fields_of(place, plan, row, dtype=dtype, allow_pickle=allow_pickle)
-    parts["notes"] = (*parts["notes"], *notes)
-    return Loaded(name=name, revision=None, **parts)
-
-
 def _one_device(device_map: DeviceMap, plan: CheckpointPlan, name: str, *, is_changed: bool) -> Any:
     """The device of a whole masked language model. Raises ValueError if more than that was asked of
     it.
@@ -229,12 +211,22 @@ def _placed(device: Any, device_map: DeviceMap | None, tensor_parallel: int) -> 
     """Devices of the weights."""
     if (device is not None or tensor_parallel != 1) and device_map is not None:
         raise ValueError("give device_map, or device and tensor_parallel, not both")
+    if device_map is not None:
+        return device_map
     if tensor_parallel != 1:
-        device = parallel.place_of(tensor_parallel, device)
-    return (
-        {"": materialize.usable_device("cpu" if device is None else device)}
-        if device_map is None
-        else device_map
+        device = _division(tensor_parallel).place(tensor_parallel, device)
+    if device is None:
+        device = "cpu"
+    return {"": materialize.usable_device(device)}
+
+
+def _division(count: int) -> Any:
+    """The way to hold a model over so many processes, of the outer ring."""
+    check_count("tensor_parallel", count, "it counts the processes that hold one model together")
+    for name in divisions:
+        return divisions[name]()
+    raise ValueError(
+        f"tensor_parallel={count} needs sinklab.extras.parallel, which was deleted; leave it out"
     )
 
 
@@ -316,11 +308,15 @@ def _filled(
             f"{name} shares weights between its parts, which one device must hold; pass "
             "device='cuda'"
         )
+    holding = Holding()
     if tensor_parallel > 1:
-        model = parallel.divided(model, tensor_parallel, devices[""], name)
+        holding = _division(tensor_parallel)
+        model = holding.divide(model, tensor_parallel, devices[""], name)
     with refused(weightfiles.UNREADABLE.format(name), weightfiles.SafetensorError, OSError):
-        materialize.fill(model, tensors, weights, dtype, devices)
-    return (materialize.dispatch(model, devices) if len(devices) > 1 else model).eval()
+        materialize.fill(model, tensors, weights, dtype, devices, holding)
+    if len(devices) > 1:
+        model = materialize.dispatch(model, devices)
+    return model.eval()
 
 
 def _assembled(
@@ -503,6 +499,9 @@ def _packaged_adapters(
     return replace(loaded, name=name)
 
 
+NO_TWIN = "and a copy would run the parts of the first, so it has no untrained twin"
+
+
 def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
     """A model of this architecture, freshly initialised as its class does it before training.
 
@@ -518,7 +517,7 @@ def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
         f"{kind} cannot be initialised from the config of {loaded.name} alone, so there is no "
         "freshly initialised twin; the one with permuted weights needs no class"
     )
-    twin = copy.deepcopy(parallel.undivided(loaded.model, parallel.NO_TWIN)).eval()
+    twin = copy.deepcopy(materialize.undivided(loaded.model, NO_TWIN)).eval()
     made: Any = getattr(twin, "foreign", twin)
     with refused(fault), torch.random.fork_rng(devices=[]):
         # not the seed itself: a model made under it would be its own twin
@@ -537,7 +536,7 @@ def permuted(loaded: Loaded, seed: int = 0) -> Loaded:
     Tied tensors are one and stay tied; those of sinks and gates are permuted like all others. The
     order follows from the seed alone. Raises ValueError for weights that a quantiser stores.
     """
-    twin = copy.deepcopy(parallel.undivided(loaded.model, parallel.NO_TWIN)).eval()
+    twin = copy.deepcopy(materialize.undivided(loaded.model, NO_TWIN)).eval()
     generator = torch.Generator().manual_seed(seed)
     # of the buffers, those that are saved are trained: what corrects a router
     tensors = {id(tensor): tensor for tensor in twin.state_dict(keep_vars=True).values()}.values()

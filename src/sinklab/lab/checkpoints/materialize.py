@@ -19,6 +19,7 @@ from sinklab.core.compat import (
     choose_attention,
     choose_experts,
     indivisible_layers,
+    is_divided,
     mark_initialized,
 )
 from sinklab.core.errors import near, one_of, refused
@@ -26,7 +27,6 @@ from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.models.diffusion_lm import DiffusionLM
 from sinklab.lab.checkpoints import families
 from sinklab.lab.checkpoints.families import CheckpointPlan, Source
-from sinklab.lab.checkpoints.parallel import as_held, part_of, undivided
 from sinklab.lab.checkpoints.weights import Part, Weights
 
 DeviceMap = str | dict[str, Any]
@@ -43,6 +43,31 @@ the model.
 # what transformers holds of all experts in one tensor (experts, rows, columns) -> what a file may
 # have of each
 _EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
+class Holding:
+    """The part of each tensor that this process holds: all of it, unless a registered division over
+    processes overrides it.
+    """
+
+    def part_of(self, tensor: Tensor) -> Part:
+        """A slice an axis."""
+        return tuple(slice(0, size) for size in tensor.shape)
+
+    def as_held(self, tensor: Tensor, empty: nn.Parameter) -> nn.Parameter:
+        """A parameter with these contents, in place of an empty one."""
+        return nn.Parameter(tensor, requires_grad=empty.requires_grad)
+
+
+def undivided(model: PreTrainedModel, why: str) -> PreTrainedModel:
+    """This model. Raises ValueError for one that is divided over processes, with the operation it
+    does not allow.
+    """
+    if is_divided(model):
+        raise ValueError(
+            f"the model is divided over processes, {why}; load it without tensor_parallel"
+        )
+    return model
 
 
 @dataclass(frozen=True)
@@ -407,12 +432,14 @@ def fill(
     weights: Weights,
     dtype: torch.dtype,
     devices: Mapping[str, Any],
+    holding: Holding,
 ) -> None:
     """Give every tensor its memory and contents, one at a time; tie the tied ones, initialise the
     new ones.
     """
     for target, (source, take) in plan.sources.items():
-        tensor, part = _allocated(model, target, dtype, devices)
+        part = holding.part_of(_held_by(model, target))
+        tensor = _allocated(model, target, dtype, devices, holding)
         if not isinstance(source, str):
             each = len(source) // model.get_parameter(target).shape[0]
             source = source[each * part[0].start : each * part[0].stop]
@@ -441,7 +468,7 @@ def fill(
     if model.config.tie_word_embeddings and plan.head in weights.shapes:
         _check_tied(model, weights, plan.head)
     for target in sorted(plan.new):
-        _allocated(model, target, dtype, devices)
+        _allocated(model, target, dtype, devices, holding)
     for owner in sorted({target.rpartition(".")[0] for target in plan.new}):
         module = model.get_submodule(owner)
         for leaf, parameter in module.named_parameters(recurse=False):
@@ -456,21 +483,33 @@ def _fill_rows(tensor: Tensor, weights: Weights, name: str, part: Part | None = 
 
 
 def _allocated(
-    model: PreTrainedModel, name: str, dtype: torch.dtype, devices: Mapping[str, Any]
-) -> tuple[Tensor, Part]:
-    """The memory of a tensor that was on the meta device, to be filled in place, and which part of
-    it that is.
-    """
+    model: PreTrainedModel,
+    name: str,
+    dtype: torch.dtype,
+    devices: Mapping[str, Any],
+    holding: Holding,
+) -> Tensor:
+    """The memory of a tensor that was on the meta device, to be filled in place."""
+    empty = _held_by(model, name)
+    # the correction of a router is as precise as its class makes it
+    if name.endswith("_bias"):
+        dtype = empty.dtype
+    shape = [one.stop - one.start for one in holding.part_of(empty)]
+    tensor = torch.empty(shape, dtype=dtype, device=device_in(devices, name))
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
-    empty = getattr(module, leaf)
-    # the correction of a router is as precise as its class makes it
-    kept = empty.dtype if leaf.endswith("_bias") else dtype
-    part = part_of(empty)
-    shape = [one.stop - one.start for one in part]
-    tensor = torch.empty(shape, dtype=kept, device=device_in(devices, name))
-    setattr(module, leaf, as_held(tensor, empty) if isinstance(empty, nn.Parameter) else tensor)
-    return tensor, part
+    if isinstance(empty, nn.Parameter):
+        module.register_parameter(leaf, holding.as_held(tensor, empty))
+    else:
+        module.register_buffer(leaf, tensor)
+    return tensor
+
+
+def _held_by(model: PreTrainedModel, name: str) -> Any:
+    """The parameter or buffer of this name."""
+    owner, _, leaf = name.rpartition(".")
+    module = model.get_submodule(owner)
+    return module._parameters.get(leaf, module._buffers.get(leaf))
 
 
 def compute_buffers(model: PreTrainedModel, devices: Mapping[str, Any]) -> None:

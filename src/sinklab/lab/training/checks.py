@@ -63,8 +63,7 @@ def _check_sizes(settings: TrainSettings) -> None:
 
 def _check_together(settings: TrainSettings) -> None:
     """Settings that exclude one another."""
-    plain = ("sink_count", "gate", "attention", "causal_start", "anneal", "window")
-    given = [name for name in plain if getattr(settings, name) != getattr(TrainSettings(), name)]
+    given = changed(settings, "sink_count", "gate", "attention", "causal_start", "anneal", "window")
     if settings.objective == "autoregressive" and given:
         raise ValueError(
             "an autoregressive run trains a plain decoder, without sink, gate or window and causal "
@@ -110,11 +109,15 @@ def _check_together(settings: TrainSettings) -> None:
         )
 
 
+def changed(settings: TrainSettings, *names: str) -> list[str]:
+    """Those of the named settings that are not the defaults."""
+    plain = TrainSettings()
+    return [name for name in names if getattr(settings, name) != getattr(plain, name)]
+
+
 def _check_blocks(settings: TrainSettings) -> None:
     if settings.objective != "block_diffusion":
-        given = [
-            name for name in BLOCKS if getattr(settings, name) != getattr(TrainSettings(), name)
-        ]
+        given = changed(settings, "block_length", "t_per", "clean_attention")
         if given:
             raise ValueError(
                 f"{', '.join(given)} belong to objective='block_diffusion'; give that, or leave "
@@ -125,15 +128,12 @@ def _check_blocks(settings: TrainSettings) -> None:
         raise ValueError(
             "objective='block_diffusion' needs the tokens of a block; give block_length, such as 16"
         )
-    hiding = {"anneal": 0.0, "window": None, "documents": "joined"}
-    if other := [name for name, plain in hiding.items() if getattr(settings, name) != plain]:
+    other = changed(settings, "anneal", "window", "documents")
+    if other:
         raise ValueError(
             "with objective='block_diffusion' blocks alone say who sees whom; leave out "
             f"{', '.join(other)}"
         )
-
-
-BLOCKS = ("block_length", "t_per", "clean_attention")
 
 
 def micro_batches(settings: TrainSettings, ranks: int) -> tuple[int, int]:
@@ -153,8 +153,9 @@ def micro_batches(settings: TrainSettings, ranks: int) -> tuple[int, int]:
 
 def variant(settings: TrainSettings, *more: str) -> dict[str, Any]:
     """The settings that make the model's variant, and more of them, as its config names them."""
-    blocks = ("block_length", "clean_attention") if settings.objective == "block_diffusion" else ()
-    names = ("sink_kind", "sink_count", "sink_side", "gate", "attention", *blocks, *more)
+    names = ["sink_kind", "sink_count", "sink_side", "gate", "attention", *more]
+    if settings.objective == "block_diffusion":
+        names += ["block_length", "clean_attention"]
     return {name: getattr(settings, name) for name in names}
 
 
@@ -169,10 +170,11 @@ def explained(settings: TrainSettings) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         micro = settings.micro_batch or "the whole share of a process"
+        checkpointing = {True: "on", False: "off"}[settings.gradient_checkpointing]
         raise ValueError(
             f"the device does not have enough memory for rows of {settings.length} tokens: lower "
             f"--micro-batch (now {micro}; it changes no result), turn on --gradient-checkpointing "
-            f"({'on' if settings.gradient_checkpointing else 'off'} now), or lower --head-chunk "
+            f"({checkpointing} now), or lower --head-chunk "
             f"(now {settings.head_chunk}), and continue with --resume: {str(error).splitlines()[0]}"
         ) from error
 
@@ -192,8 +194,8 @@ TENSORBOARD = "tensorboard"
 
 
 def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
-    """The Trainer's arguments for these settings. Joins the process group if there are several
-    processes.
+    """The Trainer's arguments for these settings, and the CPU threads that they say. Joins the
+    process group if there are several processes.
 
     Raises:
         ValueError: if the batch does not divide evenly over processes and micro-batches, or for an
@@ -201,9 +203,14 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
     """
     # as torchrun, accelerate launch and every other launcher say it; the arguments need it before
     # they know it
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     micro, accumulated = micro_batches(settings, ranks)
     on_gpu = torch.cuda.is_available()
+    backend = None
+    if ranks > 1 and not on_gpu:
+        backend = "gloo"
     args = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         max_steps=settings.steps,
@@ -219,7 +226,7 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
         max_grad_norm=settings.clip,
         bf16=bool(settings.bf16),
         use_cpu=not on_gpu,
-        ddp_backend="gloo" if ranks > 1 and not on_gpu else None,
+        ddp_backend=backend,
         ddp_find_unused_parameters=False,
         logging_steps=settings.log_every,
         logging_nan_inf_filter=False,
@@ -256,8 +263,10 @@ def trackers(log_to: str) -> list[str]:
         ValueError: for an unknown one, or one that is given by name and not installed.
     """
     names = [name.strip() for name in log_to.split(",") if name.strip()]
-    if names in (["none"], ["auto"]):
-        return [TENSORBOARD] if names == ["auto"] and _installed(TENSORBOARD) else []
+    if names == ["auto"] and _installed(TENSORBOARD):
+        return [TENSORBOARD]
+    if names in (["auto"], ["none"]):
+        return []
     for name in names:
         one_of("log_to", name, ("auto", "none", *TRACKERS))
         if name in ("auto", "none"):

@@ -60,11 +60,10 @@ class Recorder(TrainerCallback):
     names: ClassVar[tuple[str, ...]]
     """The columns."""
 
-    write: Callable[[str, dict[str, list[Any]]], object] = staticmethod(lambda table, columns: None)
-    """Called with the table and its columns whenever it has grown."""
-
     def __init__(self, earlier: Path | None = None) -> None:
         self.rows: list[dict[str, Any]] = []
+        self.write: Callable[[str, dict[str, list[Any]]], object] | None = None
+        """Called with the table and its columns whenever it has grown."""
         if earlier is not None and (earlier / self.file).exists():
             with undamaged(earlier / self.file, no_resuming(earlier)):
                 self.rows = [dict(row) for row in read_json(earlier / self.file)]
@@ -82,6 +81,8 @@ class Recorder(TrainerCallback):
         the end say so.
         """
         self.rows += rows
+        if self.write is None:
+            return
         with contextlib.suppress(OSError):
             self.write(self.table, self.columns())
 
@@ -112,28 +113,31 @@ class History(Recorder):
         begins: Iterable[int] = (),
     ) -> None:
         super().__init__(earlier)
-        self.say = say or (lambda text: None)
+        self.say = say
         self.tokens_per_step = tokens_per_step
-        self.spike, self.begins = spike, sorted(begins)
-        self.started = time.perf_counter() - (self.rows[-1]["seconds"] if self.rows else 0.0)
-        self._first, self._since = 0, time.perf_counter()
-        self._clock, self._busy, self._steps = self._since, 0.0, 0
+        self.spike = spike
+        self.begins = sorted(begins)
+        self._since = self._clock = self.started = time.perf_counter()
+        if self.rows:
+            self.started -= self.rows[-1]["seconds"]
+        self._first = self._steps = 0
+        self._busy = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Note the start of this session, to tell how long the rest will take."""
-        self._first, self._since = state.global_step, time.perf_counter()
-        self._clock = self._since
+        self._first = state.global_step
+        self._since = self._clock = time.perf_counter()
         # a resumed state would bring back the intervals of the session that wrote it
-        state.logging_steps, state.eval_steps, state.save_steps = (
-            args.logging_steps,
-            args.eval_steps,
-            args.save_steps,
-        )
+        state.logging_steps = args.logging_steps
+        state.eval_steps = args.eval_steps
+        state.save_steps = args.save_steps
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the time of training itself, without measuring and saving."""
         now = time.perf_counter()
-        self._busy, self._clock, self._steps = self._busy + now - self._clock, now, self._steps + 1
+        self._busy += now - self._clock
+        self._clock = now
+        self._steps += 1
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The time of measuring and of saving is none of training."""
@@ -156,16 +160,19 @@ class History(Recorder):
         self._refuse_spike(args, state, logs)
         row = {"step": state.global_step, "tokens": state.global_step * self.tokens_per_step}
         row |= {name: logs.get(said, math.nan) for name, said in LOGGED.items()}
-        row["tokens_per_second"] = self._speed() if "loss" in logs else math.nan
+        row["tokens_per_second"] = math.nan
+        line = f"step {state.global_step} of {state.max_steps}"
+        if "loss" in logs:
+            if self._busy:
+                row["tokens_per_second"] = self._steps * self.tokens_per_step / self._busy
+            self._busy = 0.0
+            self._steps = 0
+            line += f", loss {logs['loss']:.3f}"
+        if "eval_loss" in logs:
+            line += f", held out {logs['eval_loss']:.3f}"
         self.grow(row | {"seconds": round(time.perf_counter() - self.started, 1)})
-        held = f", held out {logs['eval_loss']:.3f}" if "eval_loss" in logs else ""
-        loss = f", loss {logs['loss']:.3f}" if "loss" in logs else ""
-        self.say(f"step {state.global_step} of {state.max_steps}{loss}{held}{self._left(state)}")
-
-    def _speed(self) -> float:
-        speed = self._steps * self.tokens_per_step / self._busy if self._busy else math.nan
-        self._busy, self._steps = 0.0, 0
-        return speed
+        if self.say is not None:
+            self.say(line + self._left(state))
 
     def _refuse_no_number(self, args: Any, state: Any, logs: dict[str, float]) -> None:
         for name in ("loss", "eval_loss"):
@@ -200,12 +207,13 @@ class History(Recorder):
 
     def _left(self, state: Any) -> str:
         done = state.global_step - self._first
-        if not done or state.global_step >= state.max_steps:
+        left = state.max_steps - state.global_step
+        if not done or left <= 0:
             return ""
-        minutes = (
-            (time.perf_counter() - self._since) / done * (state.max_steps - state.global_step) / 60
-        )
-        return f", about {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
+        minutes = (time.perf_counter() - self._since) / done * left / 60
+        if minutes < 1:
+            return ", less than a minute left"
+        return f", about {minutes:.0f} min left"
 
 
 class Counted(TrainerCallback):
@@ -237,14 +245,15 @@ class Stop(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A group of its own, so that no GPU is waited for."""
-        self._group = dist.new_group(backend="gloo") if args.world_size > 1 else None
+        self._group = None
+        if args.world_size > 1:
+            self._group = dist.new_group(backend="gloo")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Log, save and stop if SIGTERM came to any process."""
         if self._group is not None:
-            dist.all_reduce(
-                anywhere := torch.tensor(int(self.wanted)), dist.ReduceOp.MAX, group=self._group
-            )
+            anywhere = torch.tensor(int(self.wanted))
+            dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=self._group)
             self.wanted = bool(anywhere)
         if self.wanted:
             control.should_log = control.should_save = control.should_training_stop = True
@@ -283,13 +292,11 @@ class SinkMonitor(Recorder):
     ) -> None:
         super().__init__(earlier)
         self.ids_RS = ids_RS[:: max(1, len(ids_RS) // rows)][:rows]
-        self.every, self.causal_steps, self.rule, self.given, self.log = (
-            every,
-            causal_steps,
-            rule,
-            given,
-            log,
-        )
+        self.every = every
+        self.causal_steps = causal_steps
+        self.rule = rule
+        self.given = given
+        self.log = log
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
@@ -326,13 +333,8 @@ class SinkMonitor(Recorder):
         ).as_rows()
         self.grow(*({"step": step, "causal": causal, **row} for row in seen))
         if self.log is not None and state.is_world_process_zero:
-            self.log(
-                {
-                    said: seen[0][name]
-                    for name, said in SUMMARY.items()
-                    if math.isfinite(seen[0][name])
-                }
-            )
+            numbers = {said: seen[0][name] for name, said in SUMMARY.items()}
+            self.log({said: value for said, value in numbers.items() if math.isfinite(value)})
 
 
 def _is_sharded(model: nn.Module) -> bool:

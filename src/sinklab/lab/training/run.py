@@ -27,6 +27,8 @@ from sinklab.lab.training.settings import TrainSettings
 from sinklab.lab.training.text import Text, prepare
 from sinklab.lab.training.trainer import DiffusionTrainer, NoisyCollator, Objective, Phases
 
+HELDOUT_ROWS = {"loss": "losses", "tokens": "tokens"}
+"""Columns of the table of held-out rows -> their names in `DiffusionTrainer.heldout_losses`."""
 NEVER = 2**62
 """A step that no run reaches."""
 
@@ -61,52 +63,45 @@ def train(
     """
     check(settings)
     settings = checkpoints.with_precision(settings)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
     folder = Path(settings.out)
     args = arguments(settings, folder)
     main = args.process_index == 0
-    say = progress if progress is not None and main else (lambda text: None)
+
+    def say(stage: str) -> None:
+        if progress is not None and main:
+            progress(stage)
+
+    checkpoint: Path | None = None
     earlier = checkpoints.earlier_run(folder, settings)
-    lost = sorted(lost_files(folder, earlier)) if earlier else []
-    if earlier and earlier.status == "complete" and not lost:
-        say(f"the run in {folder} is complete; nothing is left to do")
-        return folder / "model"
-    checkpoint = _goes_on_from(folder, lost, say) if settings.resume else None
+    if earlier is not None:
+        lost = sorted(lost_files(folder, earlier))
+        if earlier.status == "complete" and not lost:
+            say(f"the run in {folder} is complete; nothing is left to do")
+            return folder / "model"
+        if lost:
+            say(f"{', '.join(lost)} of {folder} cannot be read and will be made again")
+    if settings.resume:
+        checkpoint = _newest_checkpoint(folder, say)
     # faults of the input show here, before a folder is taken
-    start = models.started_from(settings) if settings.init_from is not None else None
-    text = prepare(settings, say, start.tokenizer if start else None)
-    if earlier:
+    model, text, facts = _model_and_text(settings, say)
+    if earlier is not None:
         checkpoints.same_data(folder, earlier, text.sha256)
-    model: Any = start.model if start else models.new_model(settings, text.tokenizer)
-    models.check_fit(model, text.tokenizer, settings)
-    facts: dict[str, Any] = {
-        "name": folder.name,
-        "family": settings.objective,
-        "data_sha256": text.sha256,
-    }
-    facts |= variant(settings) | (models.source_of(start) if start else {})
-    if settings.adapters is not None:
-        earlier_facts = adapters.check_start(model, settings)
-        facts["adapters"] = {
-            "file": Path(settings.adapters).name,
-            **dataclasses.asdict(earlier_facts),
-        }
     _choose_parameters(model, settings, text, say)
     # every process has looked at the folder before the first one takes it
     args.distributed_state.wait_for_everyone()
     # the weights of a checkpoint come from the facts noted when the run began
-    facts = earlier.model if earlier and checkpoint else facts
-    kept: dict[str, Any] = {
-        "model": facts,
-        "settings": dataclasses.asdict(settings),
-        "seed": settings.seed,
-    }
-    run = (
-        RunWriter(folder, kind="training", **kept, overwrite=earlier is not None)
-        if main
-        else nullcontext()
-    )
+    if earlier is not None and checkpoint is not None:
+        facts = earlier.model
+    run: Any = nullcontext()
+    if main:
+        run = RunWriter(
+            folder,
+            kind="training",
+            model=facts,
+            settings=dataclasses.asdict(settings),
+            seed=settings.seed,
+            overwrite=earlier is not None,
+        )
     stop = Stop()
     with _leaving_together(args), run as record, explained(settings), on_sigterm(stop.want):
         trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
@@ -114,21 +109,42 @@ def train(
         if count is not None and main:
             trainer.add_callback(Counted(count))
         with _kept(recorders, record):
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
             if stop.wanted:
                 raise Terminated(143)
         _finish(trainer, record, text, settings)
     return folder / "model"
 
 
-def _goes_on_from(folder: Path, lost: list[str], say: Callable[[str], object]) -> Path | None:
-    """The last checkpoint of a run; missing files are reported."""
-    if lost:
-        say(f"{', '.join(lost)} of {folder} cannot be read and will be made again")
-    checkpoint = next(reversed(checkpoints.whole_checkpoints(folder / "checkpoints")), None)
-    if not checkpoint:
-        say(f"{folder} has no checkpoint to resume from; the run starts from the beginning")
-    return checkpoint
+def _model_and_text(
+    settings: TrainSettings, say: Callable[[str], object]
+) -> tuple[Any, Text, dict[str, Any]]:
+    """The model before its first step, the text of the run, and the facts for its ``run.json``."""
+    facts = {"name": Path(settings.out).name, "family": settings.objective, **variant(settings)}
+    model: Any
+    if settings.init_from is not None:
+        start = models.started_from(settings)
+        model = start.model
+        text = prepare(settings, say, start.tokenizer)
+        facts |= models.source_of(start)
+    else:
+        text = prepare(settings, say)
+        model = models.new_model(settings, text.tokenizer)
+    models.check_fit(model, text.tokenizer, settings)
+    facts["data_sha256"] = text.sha256
+    if settings.adapters is not None:
+        known = dataclasses.asdict(adapters.check_start(model, settings))
+        facts["adapters"] = {"file": Path(settings.adapters).name, **known}
+    return model, text, facts
+
+
+def _newest_checkpoint(folder: Path, say: Callable[[str], object]) -> Path | None:
+    """The last whole checkpoint of a run; None, which is reported, if there is none."""
+    found = checkpoints.whole_checkpoints(folder / "checkpoints")
+    if found:
+        return found[-1]
+    say(f"{folder} has no checkpoint to resume from; the run starts from the beginning")
+    return None
 
 
 def _choose_parameters(
@@ -146,22 +162,19 @@ def _choose_parameters(
         adapters.put_in(model, settings)
         say(f"going on from the adapters in {settings.adapters}, with a fresh optimizer")
     count = sum(weight.numel() for name, weight in model.named_parameters() if name in trained)
-    size = (
-        ""
-        if isinstance(text.training, StreamedRows)
-        else f" on {math.prod(text.training.ids_RS.shape):,} tokens"
-    )
-    say(
-        f"training {count:,} parameters{size}, computing in "
-        f"{'bfloat16' if settings.bf16 else 'float32'}"
-    )
+    size = ""
+    if not isinstance(text.training, StreamedRows):
+        size = f" on {math.prod(text.training.ids_RS.shape):,} tokens"
+    number = {True: "bfloat16", False: "float32"}[bool(settings.bf16)]
+    say(f"training {count:,} parameters{size}, computing in {number}")
 
 
 def _finish(
     trainer: DiffusionTrainer, record: RunWriter | None, text: Text, settings: TrainSettings
 ) -> None:
     """The held-out loss of the final weights, and the model."""
-    heldout, folder = trainer.heldout_losses(), Path(settings.out)
+    heldout = trainer.heldout_losses()
+    folder = Path(settings.out)
     written = models.whole(trainer)
     if record is not None:
         # a gate that starts anew is in no base and in no file of adapters
@@ -169,13 +182,8 @@ def _finish(
             adapters.write(written, settings, trainer.state.global_step)
         merge_lora(written)
         record.table("heldout", _heldout(heldout, written, text))
-        tokens = heldout["tokens"].tolist()
-        losses = {
-            "row": list(range(len(tokens))),
-            "loss": heldout["losses"].tolist(),
-            "tokens": tokens,
-        }
-        record.table("heldout_rows", losses)
+        rows = {name: heldout[column].tolist() for name, column in HELDOUT_ROWS.items()}
+        record.table("heldout_rows", {"row": list(range(len(rows["loss"]))), **rows})
         with checkpoints.needing_room(folder / "checkpoints", "the model"):
             models.save(written, text.tokenizer, folder, settings)
         # also files that an earlier process left behind
@@ -194,43 +202,52 @@ def _trainer(
     say: Callable[[str], object],
 ) -> tuple[DiffusionTrainer, list[Recorder]]:
     """The Trainer, and the recorders that it fills."""
-    autoregressive, sampler = (
-        settings.objective == "autoregressive",
-        cast(TimeSampler, settings.time_sampler),
-    )
     config = model.config
-    shared = config.block_length if settings.t_per == "block" else None
-    causal, anneal = (round(part * text.steps) for part in (settings.causal_start, settings.anneal))
-    # every step of an autoregressive run
-    clean = NEVER if autoregressive else causal
+    autoregressive = settings.objective == "autoregressive"
+    causal = round(settings.causal_start * text.steps)
+    anneal = round(settings.anneal * text.steps)
+    noise = NoisyCollator(
+        settings.seed,
+        settings.batch,
+        cast(TimeSampler, settings.time_sampler),
+        clean_steps=causal,
+    )
+    if autoregressive:
+        noise = dataclasses.replace(noise, clean_steps=NEVER)
+    if settings.t_per == "block":
+        noise = dataclasses.replace(noise, block_length=config.block_length)
     # passes over the rows become steps once the rows are known
-    args.max_steps, args.warmup_steps = text.steps, max(1, round(settings.warmup * text.steps))
+    args.max_steps = text.steps
+    args.warmup_steps = max(1, round(settings.warmup * text.steps))
     if settings.compile:
         model.model.compile(dynamic=False)
     if settings.gradient_checkpointing:
         models.checkpoint_activations(model)
     if checkpoint and isinstance(text.training, StreamedRows):
         text.training.start_at(*checkpoints.read_position(checkpoint))
-    phases = Phases(causal, anneal, settings.seed, autoregressive, settings.window)
-    of_model, in_blocks = (
-        (config.mask_token_id, config.logit_shift),
-        config.block_length is not None,
+    objective = Objective(
+        phases=Phases(causal, anneal, settings.seed, autoregressive, settings.window),
+        mask_id=config.mask_token_id,
+        shifted=config.logit_shift,
+        batch=settings.batch,
+        head_chunk=settings.head_chunk,
+        liger={"auto": None, "on": True, "off": False}[settings.liger],
+        in_blocks=config.block_length is not None,
     )
-    liger = {"auto": None, "on": True, "off": False}[settings.liger]
+    muon_lr = None
+    if settings.optimizer == "muon":
+        muon_lr = settings.muon_lr or settings.lr
+    together = min(args.per_device_train_batch_size, settings.head_chunk // settings.length)
     trainer = DiffusionTrainer(
         model=model,
         args=args,
         train_dataset=text.training,
-        data_collator=NoisyCollator(settings.seed, settings.batch, sampler, clean, shared),
-        objective=Objective(
-            phases, *of_model, settings.batch, settings.head_chunk, liger, in_blocks=in_blocks
-        ),
+        data_collator=noise,
+        objective=objective,
         heldout=text.heldout,
-        together=max(
-            1, min(args.per_device_train_batch_size, settings.head_chunk // settings.length)
-        ),
+        together=max(1, together),
         keep=settings.keep,
-        muon_lr=(settings.muon_lr or settings.lr) if settings.optimizer == "muon" else None,
+        muon_lr=muon_lr,
     )
     models.spread_out(trainer, settings)
     # rows of the history are said by `progress`; the Trainer would print them as raw dicts
@@ -248,7 +265,7 @@ def _trainer(
             rows=settings.monitor_rows,
             rule=rules.parse(settings.monitor_rule),
             earlier=checkpoint,
-            causal_steps=clean,
+            causal_steps=noise.clean_steps,
             given=len(row_start(text.tokenizer)),
             log=trainer.note,
         )
@@ -256,10 +273,10 @@ def _trainer(
     # the history counts a step once the monitor has looked
     # and TensorBoard closes its file when all have spoken: another would begin in a folder of its
     # own
-    for callback in [
-        *reversed(recorders),
-        *(tensorboard(settings) if args.process_index == 0 else ()),
-    ]:
+    callbacks: list[Any] = [*reversed(recorders)]
+    if args.process_index == 0:
+        callbacks += tensorboard(settings)
+    for callback in callbacks:
         trainer.add_callback(callback)
     return trainer, recorders
 
@@ -279,13 +296,15 @@ def _leaving_together(args: Any) -> Iterator[None]:
 @contextmanager
 def _kept(recorders: list[Recorder], record: RunWriter | None) -> Iterator[None]:
     """Write the measurements of the block, also if it fails; a full disk must not hide why."""
-    if record is not None:
-        for recorder in recorders:
-            recorder.write = record.table
+    if record is None:
+        yield
+        return
+    for recorder in recorders:
+        recorder.write = record.table
 
     def write() -> None:
         for recorder in recorders:
-            recorder.write(recorder.table, recorder.columns())
+            record.table(recorder.table, recorder.columns())
 
     try:
         yield
@@ -300,11 +319,14 @@ def _kept(recorders: list[Recorder], record: RunWriter | None) -> Iterator[None]
 
 def _heldout(measured: dict[str, Any], model: Any, text: Text) -> dict[str, list[Any]]:
     # of questions and answers, what the loss falls on
-    rows, asked_RS = text.heldout.ids_RS, text.heldout.maskable_RS
-    asked_RS = torch.ones_like(rows, dtype=torch.bool) if asked_RS is None else asked_RS
+    rows = text.heldout.ids_RS
+    asked_RS = text.heldout.maskable_RS
+    if asked_RS is None:
+        asked_RS = torch.ones_like(rows, dtype=torch.bool)
     ids = [row[asked].tolist() for row, asked in zip(rows, asked_RS, strict=True)]
     texts: Any = text.tokenizer.batch_decode(ids, skip_special_tokens=True)
-    tokens, size = sum(map(len, ids)), sum(len(part.encode()) for part in texts)
+    tokens = sum(map(len, ids))
+    size = sum(len(part.encode()) for part in texts)
     return {
         "parameters": [model.num_parameters()],
         "loss": [measured["loss"]],
@@ -325,7 +347,8 @@ def settings_of(folder: str | Path) -> TrainSettings:
     """
     info = checkpoints.of_training(Path(folder), open_run(folder).info)
     known = get_type_hints(TrainSettings)
-    if surplus := [name for name in info.settings if name not in known]:
+    surplus = [name for name in info.settings if name not in known]
+    if surplus:
         raise ValueError(
             f"{folder} has settings that this version of sinklab does not know: "
             f"{', '.join(surplus)}; use the version that wrote it ({info.versions.get('sinklab')})"

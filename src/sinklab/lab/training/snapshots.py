@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from sinklab.core.attention.context import is_observed, running
+from sinklab.core.compat import compiled_module
+from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.probing.recording import Recording
 from sinklab.core.probing.tracing import trace
 from sinklab.core.sinks.normalize import main_sink
@@ -40,13 +43,12 @@ def _note_states(seen: dict[tuple[str, int], list[Tensor]], layer: int, states_B
     """
     size_BSD = states_BSD.abs()
     if not is_observed():
-        found = {"added": size_BSD.amax((1, 2))}
-    else:
-        found = {"first": size_BSD[:, 0].amax(1), "median": _spread(size_BSD).median(1).values}
-        if size_BSD.shape[1] > 1:
-            found["other"] = size_BSD[:, 1:].amax((1, 2))
-    for name, value_B in found.items():
-        seen[name, layer].append(value_B.float())
+        seen["added", layer].append(size_BSD.amax((1, 2)).float())
+        return
+    seen["first", layer].append(size_BSD[:, 0].amax(1).float())
+    seen["median", layer].append(_spread(size_BSD).median(1).values.float())
+    if size_BSD.shape[1] > 1:
+        seen["other", layer].append(size_BSD[:, 1:].amax((1, 2)).float())
 
 
 def measured_activations(
@@ -64,7 +66,8 @@ def measured_activations(
 
 def _spread(size_BSD: Tensor) -> Tensor:
     """Some of the numbers of every row, from all its positions and channels."""
-    width, flat = size_BSD.shape[2], size_BSD.flatten(1)
+    width = size_BSD.shape[2]
+    flat = size_BSD.flatten(1)
     stride = max(1, flat.shape[1] // SAMPLE)
     # a stride that shares a factor with the width would read few of the channels
     while math.gcd(stride, width) > 1:
@@ -80,7 +83,10 @@ def after_layers(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[nn.
     Raises:
         ValueError: if the model has no decoder with a list of layers.
     """
-    layers = getattr(getattr(model, "base_model", model), "layers", None)
+    decoder = model
+    if isinstance(model, PreTrainedModel):
+        decoder = model.base_model
+    layers = decoder._modules.get("layers")
     if not isinstance(layers, nn.ModuleList):
         raise ValueError(
             f"states are read after each decoder layer, but {type(model).__name__} keeps no list "
@@ -88,7 +94,9 @@ def after_layers(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[nn.
         )
 
     def hook(number: int, module: nn.Module, args: tuple, out: Any) -> None:
-        see(number, (out if isinstance(out, Tensor) else out[0]).detach())
+        if not isinstance(out, Tensor):
+            out = out[0]
+        see(number, out.detach())
 
     with ExitStack() as stack:
         for number, module in enumerate(layers):
@@ -151,15 +159,14 @@ def measured_heads(
 
 
 def _holders(main_RTLH: np.ndarray, sinks: np.ndarray, added: int) -> dict[str, np.ndarray]:
-    counts = np.take_along_axis(sinks, np.maximum(main_RTLH, 0)[..., None], -1)[..., 0] & (
-        main_RTLH >= 0
-    )
+    over = (0, 1, 3)
+    is_sink = np.take_along_axis(sinks, np.maximum(main_RTLH, 0)[..., None], -1)[..., 0]
+    counts = is_sink & (main_RTLH >= 0)
     holder = np.digitize(main_RTLH - added, (0, 1, 4))
-    shares = {
-        f"main_{name}": (counts & (holder == place)).mean((0, 1, 3))
-        for place, name in enumerate(HOLDERS)
-    }
-    return shares | {"main_none": (~counts).mean((0, 1, 3))}
+    shares = {"main_none": (~counts).mean(over)}
+    for place, name in enumerate(HOLDERS):
+        shares[f"main_{name}"] = (counts & (holder == place)).mean(over)
+    return shares
 
 
 def _values(
@@ -172,11 +179,9 @@ def _values(
     def mean(norm: np.ndarray, weight: np.ndarray) -> np.ndarray:
         return ratio((norm * weight).sum((0, 1, 3)), weight.sum((0, 1, 3), dtype=float))
 
-    added_norm, norm, count = (
-        value_RTLK[..., :added],
-        value_RTLK[..., added:],
-        sinks_RTLK[..., added:],
-    )
+    added_norm = value_RTLK[..., :added]
+    norm = value_RTLK[..., added:]
+    count = sinks_RTLK[..., added:]
     return {
         "value_added": mean(added_norm, np.ones_like(added_norm)),
         "value_sink": mean(norm, count * ~masked_RT1S),
@@ -240,15 +245,11 @@ class Snapshot:
         columns.
         """
         beside = {"added": self.added, "even_share": self.even_share}
-        whole = {"layer": -1, **beside, **self.overall}
-        return [whole] + [
-            {
-                "layer": layer,
-                **beside,
-                **{name: float(values[layer]) for name, values in self.layers.items()},
-            }
-            for layer in range(len(self.layers["sinks"]))
-        ]
+        rows: list[dict[str, Any]] = [{"layer": -1, **beside, **self.overall}]
+        for layer in range(len(self.layers["sinks"])):
+            measured = {name: float(values[layer]) for name, values in self.layers.items()}
+            rows.append({"layer": layer, **beside, **measured})
+        return rows
 
 
 def snapshot(
@@ -291,21 +292,23 @@ def snapshot(
     """
     _check(ids_RS, levels, batch)
     model = _unwrapped(model)
-    config: Any = model.config
-    mask_id = getattr(config, "mask_token_id", None) if hasattr(config, "sink_count") else None
-    clean, length = causal or mask_id is None, ids_RS.shape[1]
+    config = model.config
+    is_ours = isinstance(config, DiffusionLMConfig) and config.mask_token_id is not None
+    # at -1 no id is masked
+    mask_id = -1
+    if is_ours and not causal:
+        mask_id = config.mask_token_id
     device = next(model.parameters()).device
+    length = ids_RS.shape[1]
     parts: list[tuple[np.ndarray, ...]] = []
     activations = defaultdict[tuple[str, int], list[Tensor]](list)
     with _as_it_is(model, device), after_layers(model, partial(_note_states, activations)):
-        for shown_TBS in _shown(ids_RS, None if clean else mask_id, levels, seed, given).split(
-            batch, 1
-        ):
+        for shown_TBS in _shown(ids_RS, mask_id, levels, seed, given).split(batch, 1):
             with trace(model) as recording:
                 for shown_BS in shown_TBS:
-                    _run(model, shown_BS.to(device), mask_id is not None, causal)
+                    _run(model, shown_BS.to(device), is_ours, causal)
                     recording.mark()
-            parts.append(_by_row(recording, shown_TBS == (-1 if clean else mask_id)))
+            parts.append(_by_row(recording, shown_TBS == mask_id))
             added = recording.prefix
     received, values, visible, masked = (
         np.concatenate(arrays) for arrays in zip(*parts, strict=True)
@@ -313,12 +316,16 @@ def snapshot(
     layers, mobility = measured_heads(received, values, visible, masked, added, rule)
     layers |= measured_activations(activations, received.shape[2])
     overall = {name: _overall(name, values_L) for name, values_L in layers.items()} | mobility
-    seen_S = added + (np.arange(1, length + 1) if clean else np.full(length, length))
-    layers, overall = (
+    seen_S = np.full(length, length)
+    if mask_id < 0:
+        seen_S = np.arange(1, length + 1)
+    return Snapshot(
         {name: layers[name] for name in MEASURES},
         {name: overall[name] for name in MEASURES},
+        added,
+        length,
+        even_share=float((added / (added + seen_S)).mean()),
     )
-    return Snapshot(layers, overall, added, length, even_share=float((added / seen_S).mean()))
 
 
 def _check(ids_RS: Tensor, levels: Sequence[float], batch: int) -> None:
@@ -335,16 +342,14 @@ def _check(ids_RS: Tensor, levels: Sequence[float], batch: int) -> None:
 
 def _by_row(recording: Recording, masked_TBS: Tensor) -> tuple[np.ndarray, ...]:
     """Received attention, value norms, visible queries, and places of masks; rows first."""
-    arrays = *map(recording.array, ("received", "value_norm", "visible")), masked_TBS.numpy()
-    return tuple(array.swapaxes(0, 1) for array in arrays)
+    arrays = [recording.array(name) for name in ("received", "value_norm", "visible")]
+    return tuple(array.swapaxes(0, 1) for array in (*arrays, masked_TBS.numpy()))
 
 
-def _shown(
-    ids_RS: Tensor, mask_id: int | None, levels: Sequence[float], seed: int, given: int
-) -> Tensor:
-    """Ids that the model reads, (T, R, S); without a mask the clean text, one level."""
+def _shown(ids_RS: Tensor, mask_id: int, levels: Sequence[float], seed: int, given: int) -> Tensor:
+    """Ids that the model reads, (T, R, S); without a mask (-1) the clean text, one level."""
     ids_1RS = ids_RS.long().cpu()[None]
-    if mask_id is None:
+    if mask_id < 0:
         return ids_1RS
     hidden_TRS = nested_masks(ids_1RS[0, :, given:].shape, levels, seed)
     return torch.where(nn.functional.pad(hidden_TRS, (given, 0)), mask_id, ids_1RS)
@@ -359,30 +364,35 @@ def nested_masks(shape: Sequence[int], levels: Sequence[float], seed: int) -> Te
     return torch.stack([rank_RS < count for count in counts])
 
 
-def _run(model: nn.Module, shown_BS: Tensor, ours: bool, causal: bool) -> None:
+def _run(model: nn.Module, shown_BS: Tensor, is_ours: bool, causal: bool) -> None:
     """One forward that makes next to no logits."""
-    if not ours:
+    if not is_ours:
         model(shown_BS, logits_to_keep=1, use_cache=False)
         return
     keep_BS = torch.zeros_like(shown_BS, dtype=torch.bool)
     keep_BS[:, -1] = True
     with running(shown_BS):
-        model(shown_BS, logits_to_keep=keep_BS, **({"causal": True} if causal else {}))
+        model(shown_BS, logits_to_keep=keep_BS, causal=causal)
 
 
 def _overall(name: str, values_L: np.ndarray) -> float:
     known = values_L[~np.isnan(values_L)]
     if not len(known):
         return float("nan")
-    greatest = name.startswith("activation") and name != "activation_median"
-    return float(known.max() if greatest else known.mean())
+    if name.startswith("activation") and name != "activation_median":
+        return float(known.max())
+    return float(known.mean())
 
 
 def _unwrapped(model: Any) -> Any:
     """The model inside torch.compile's and data-parallel wrappers."""
-    while isinstance(model, nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
-        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
-    return model
+    while True:
+        inner = compiled_module(model)
+        if isinstance(inner, nn.parallel.DistributedDataParallel):
+            inner = inner.module
+        if inner is model:
+            return model
+        model = inner
 
 
 @contextmanager
@@ -399,11 +409,12 @@ def _as_it_is(model: Any, device: torch.device) -> Iterator[None]:
                 module._compiled_call_impl = None
         # accelerate puts a forward that turns autocast on in the model's place, and keeps its own
         # one under this name
-        if {"forward", "_original_forward"} <= vars(model).keys():
+        if "_original_forward" in dir(model):
             stack.callback(setattr, model, "forward", model.forward)
             model.forward = model._original_forward
         model.eval()
-        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        devices = [device] * (device.type == "cuda")
+        stack.enter_context(torch.random.fork_rng(devices))
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.autocast(device.type, enabled=False))
         yield

@@ -20,6 +20,12 @@ from sinklab.lab.data.streams import StreamedRows
 from sinklab.lab.training.settings import TrainSettings
 
 Say = Callable[[str], object]
+
+
+def silent(stage: str) -> None:
+    """Say nothing of a stage."""
+
+
 Documents = Pairs | Iterable[str]
 TOKENIZER_DOCUMENTS = 50_000
 """Documents of a stream that a tokenizer is trained on."""
@@ -39,7 +45,7 @@ class Text:
 
 def prepare(
     settings: TrainSettings,
-    say: Say = lambda text: None,
+    say: Say = silent,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Text:
     """Tokenizer, training rows and held-out rows of a run.
@@ -68,7 +74,8 @@ def prepare(
         return _streamed(settings, tokenizer)
     rows = _rows(documents, settings, tokenizer, say)
     if settings.heldout is not None:
-        training, heldout = rows, _heldout(settings, tokenizer)
+        training = rows
+        heldout = _heldout(settings, tokenizer)
     else:
         count = min(settings.heldout_rows, max(1, len(rows) // 20))
         count += -count % rows_together(settings)
@@ -77,7 +84,8 @@ def prepare(
                 "the corpus fills only one row, so nothing can be held out; give a heldout corpus "
                 "or a shorter length"
             )
-        training, heldout = rows.part(slice(-count)), rows.part(slice(-count, None)).dense()
+        training = rows.part(slice(-count))
+        heldout = rows.part(slice(-count, None)).dense()
     steps = settings.steps
     if settings.epochs is not None:
         steps = math.ceil(settings.epochs * len(training) / settings.batch)
@@ -88,7 +96,9 @@ def prepare(
 
 def rows_together(settings: TrainSettings) -> int:
     """Rows that one question is made into, and that are held out together."""
-    return 2 if settings.pairs in ("published", "corrected") else 1
+    if settings.pairs in ("published", "corrected"):
+        return 2
+    return 1
 
 
 def _read(corpus: str, settings: TrainSettings) -> Documents:
@@ -100,32 +110,36 @@ def _read(corpus: str, settings: TrainSettings) -> Documents:
 def _trained_tokenizer(
     documents: Documents, settings: TrainSettings, say: Say
 ) -> PreTrainedTokenizerBase:
-    kind = "documents"
     if isinstance(documents, Pairs):
-        documents, kind = [" ".join(pair.texts()) for pair in documents], "questions"
-    count = len(documents) if isinstance(documents, list) else f"the first {TOKENIZER_DOCUMENTS}"
-    say(f"training a tokenizer of {settings.vocab_size} entries on {count} {kind}")
-    return train_tokenizer(
-        islice(documents, TOKENIZER_DOCUMENTS if settings.streaming else None), settings.vocab_size
-    )
+        documents = [" ".join(pair.texts()) for pair in documents]
+        of_them = f"{len(documents)} questions"
+    elif isinstance(documents, list):
+        of_them = f"{len(documents)} documents"
+    else:
+        documents = islice(documents, TOKENIZER_DOCUMENTS)
+        of_them = f"the first {TOKENIZER_DOCUMENTS} documents"
+    say(f"training a tokenizer of {settings.vocab_size} entries on {of_them}")
+    return train_tokenizer(documents, settings.vocab_size)
 
 
 def _rows(
     documents: Documents,
     settings: TrainSettings,
     tokenizer: PreTrainedTokenizerBase,
-    say: Say = lambda text: None,
+    say: Say = silent,
 ) -> Rows:
     if not isinstance(documents, Pairs):
         say("packing the text into rows")
         ids_RS, documents_RS = pack_with_documents(documents, tokenizer, settings.length)
-        # a start token is given: noise and loss spare it
+        columns: dict[str, torch.Tensor] = {}
+        if settings.documents == "separate":
+            columns["documents_RS"] = documents_RS
         start = len(row_start(tokenizer))
-        maskable_RS = (
-            (torch.arange(settings.length) >= start).expand(ids_RS.shape) if start else None
-        )
-        apart_RS = documents_RS if settings.documents == "separate" else None
-        return Rows(ids_RS, documents_RS=apart_RS, maskable_RS=maskable_RS)
+        if start:
+            # a start token is given: noise and loss spare it
+            maskable_S = torch.arange(settings.length) >= start
+            columns["maskable_RS"] = maskable_S.expand(ids_RS.shape)
+        return Rows(ids_RS, **columns)
     rows, counts = pair_rows(
         documents,
         tokenizer,
@@ -133,13 +147,12 @@ def _rows(
         style=settings.pairs,
         answer_length=settings.answer_length,
     )
-    dropped = (
-        f", {counts.dropped} too long for {settings.length} tokens and left out"
-        if counts.dropped
-        else ""
-    )
-    skipped = f", {documents.skipped} lines of another form skipped" if documents.skipped else ""
-    say(f"{counts.lines} questions in rows{dropped}{skipped}")
+    kept = f"{counts.lines} questions in rows"
+    if counts.dropped:
+        kept += f", {counts.dropped} too long for {settings.length} tokens and left out"
+    if documents.skipped:
+        kept += f", {documents.skipped} lines of another form skipped"
+    say(kept)
     return rows
 
 
@@ -147,11 +160,8 @@ def _heldout(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Row
     rows = _rows(_read(str(settings.heldout), settings), settings, tokenizer)
     # evenly spaced, so that every document has its share; the two rows of a question stay together
     together = rows_together(settings)
-    chosen = (
-        torch.arange(len(rows))
-        .view(-1, together)[:: max(1, len(rows) // settings.heldout_rows)]
-        .flatten()
-    )
+    apart = max(1, len(rows) // settings.heldout_rows)
+    chosen = torch.arange(len(rows)).view(-1, together)[::apart].flatten()
     return rows.part(chosen[: max(together, settings.heldout_rows)]).dense()
 
 
@@ -161,13 +171,21 @@ def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Te
             "rows of this tokenizer begin with a start token, which a stream has not; leave out "
             "streaming"
         )
-    same = {
-        name: getattr(settings, name)
-        for name in ("length", "text_field", "seed", "shuffle_rows", "documents")
-    }
-    skipped = 0 if settings.heldout is not None else settings.heldout_rows
-    stream = StreamedRows(settings.corpus, tokenizer, **same, only=settings.only, skip_rows=skipped)
-    heldout = stream.heldout() if settings.heldout is None else _heldout(settings, tokenizer)
+    stream = StreamedRows(
+        settings.corpus,
+        tokenizer,
+        settings.length,
+        text_field=settings.text_field,
+        only=settings.only,
+        seed=settings.seed,
+        shuffle_rows=settings.shuffle_rows,
+        documents=settings.documents,
+    )
+    if settings.heldout is not None:
+        heldout = _heldout(settings, tokenizer)
+    else:
+        stream = replace(stream, skip_rows=settings.heldout_rows)
+        heldout = stream.heldout()
     glance = fingerprint(settings.corpus, text_field=settings.text_field)
     sha256 = hashlib.sha256((glance + data_hash(tokenizer, heldout)).encode()).hexdigest()
     return Text(tokenizer, stream, heldout, settings.steps, sha256)

@@ -155,30 +155,38 @@ class Phases:
         steps.
         """
         done = step - self.causal_steps
-        return 1.0 if done >= self.anneal_steps else max(0, done) / self.anneal_steps
+        if done >= self.anneal_steps:
+            return 1.0
+        return max(0, done) / self.anneal_steps
 
     def visible(self, step: int, length: int) -> Tensor | None:
         """Keys that a query may see, bool (S, S), beside a causal step's own order; None once that
         is everything.
         """
         near_SS = neighbours(self.window, length)
-        share = 1.0 if self.is_causal(step) else self.share(step)
+        if self.is_causal(step):
+            return near_SS
+        share = self.share(step)
         if share >= 1:
             return near_SS
         seen_SS = visible_keys(self.seed, step, share, length)
-        return seen_SS if near_SS is None else seen_SS & near_SS
+        if near_SS is not None:
+            seen_SS &= near_SS
+        return seen_SS
+
+
+def maskable(batch: Mapping[str, Tensor]) -> Tensor:
+    """Bool (B, S): tokens that noise may mask."""
+    if "maskable" in batch:
+        return batch["maskable"]
+    return torch.ones_like(batch["input_ids"], dtype=torch.bool)
 
 
 def asked_causally(batch: Mapping[str, Tensor]) -> Tensor:
     """Bool (B, S): tokens that have a predecessor to be predicted from, in their own document if
     documents are apart.
     """
-    ids_BS = batch["input_ids"]
-    asked_BS = (
-        batch["maskable"].clone()
-        if "maskable" in batch
-        else torch.ones_like(ids_BS, dtype=torch.bool)
-    )
+    asked_BS = maskable(batch).clone()
     asked_BS[:, 0] = False
     if "documents" in batch:
         asked_BS[:, 1:] &= batch["documents"][:, 1:] == batch["documents"][:, :-1]
@@ -189,15 +197,16 @@ def sight(batch: Mapping[str, Tensor], visible_SS: Tensor | None) -> dict[str, T
     """Arguments of the model for blocked keys: padding, other documents, keys that annealing still
     withholds.
     """
-    seen: Tensor | None = None if visible_SS is None else visible_SS.to(batch["input_ids"].device)
+    found: dict[str, Tensor] = {}
+    if visible_SS is not None:
+        found["visible"] = visible_SS.to(batch["input_ids"].device)
     if "documents" in batch:
         documents_BS = batch["documents"]
         own_BSS = documents_BS[:, :, None] == documents_BS[:, None, :]
-        seen = own_BSS if seen is None else own_BSS & seen
-    found = {} if seen is None else {"visible": seen}
-    return found | (
-        {"attention_mask": batch["attention_mask"]} if "attention_mask" in batch else {}
-    )
+        found["visible"] = own_BSS & found.get("visible", own_BSS)
+    if "attention_mask" in batch:
+        found["attention_mask"] = batch["attention_mask"]
+    return found
 
 
 def causal_loss(model: DiffusionLM, ids_BS: Tensor) -> Tensor:
@@ -244,30 +253,27 @@ class Objective:
         over the masks.
         """
         ids_BS = batch["input_ids"]
-        if causal := self.phases.is_causal(step):
+        call: dict[str, Any] = sight(batch, self.phases.visible(step, ids_BS.shape[1]))
+        if self.phases.is_causal(step):
             labels_BS = ids_BS.masked_fill(~asked_causally(batch), IGNORE_INDEX)
             if not self.shifted:
                 labels_BS = F.pad(labels_BS[:, 1:], (0, 1), value=IGNORE_INDEX)
             weights_BS = torch.ones(ids_BS.shape, device=ids_BS.device) / tokens
+            call |= {"input_ids": ids_BS, "causal": True}
         else:
-            masked_BS, weights_BS = batch["masked"], 1 / (batch["t"].float() * tokens)
+            masked_BS = batch["masked"]
             labels_BS = ids_BS.masked_fill(~masked_BS, IGNORE_INDEX)
-            ids_BS = ids_BS.masked_fill(masked_BS, self.mask_id)
-        asked: dict[str, Any] = {
-            "input_ids": ids_BS,
-            "labels": labels_BS,
-            "label_weights": weights_BS,
-        }
-        asked |= (
-            {"causal": True} if causal else {"clean": batch["input_ids"]} if self.in_blocks else {}
-        )
-        return asked | sight(batch, self.phases.visible(step, ids_BS.shape[1]))
+            weights_BS = 1 / (batch["t"].float() * tokens)
+            call["input_ids"] = ids_BS.masked_fill(masked_BS, self.mask_id)
+            if self.in_blocks:
+                call["clean"] = ids_BS
+        return call | {"labels": labels_BS, "label_weights": weights_BS}
 
     def counted(self, batch: Mapping[str, Tensor], step: int) -> Tensor:
         """Bool (B, S): tokens that count in the mean of the loss."""
         if self.phases.is_causal(step):
             return asked_causally(batch)
-        return batch.get("maskable", torch.ones_like(batch["input_ids"], dtype=torch.bool))
+        return maskable(batch)
 
 
 def _ignore_sigterm(worker: int) -> None:
@@ -299,7 +305,10 @@ class DiffusionTrainer(Trainer):
         kwargs["eval_dataset"] = heldout
         super().__init__(*args, **kwargs)
         self.objective: Objective = objective
-        self.heldout, self.together, self.keep, self.muon_lr = heldout, together, keep, muon_lr
+        self.heldout = heldout
+        self.together = together
+        self.keep = keep
+        self.muon_lr = muon_lr
         self.cursor: list[int] | None = None
         """Cursor of a stream after the last row that was consumed."""
         self._tokens: Tensor | float = 1.0
@@ -336,7 +345,9 @@ class DiffusionTrainer(Trainer):
         out = model(**self.objective.call(inputs, self.state.global_step, self._tokens))
         # the Trainer divides by the micro-batches, and gradients are averaged over processes
         loss = out.loss * self.current_gradient_accumulation_steps * self.accelerator.num_processes
-        return (loss, out) if return_outputs else loss
+        if return_outputs:
+            return loss, out
+        return loss
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
@@ -371,17 +382,21 @@ class DiffusionTrainer(Trainer):
         Every process works on its share; all get the whole result.
         """
         self.model_wrapped.eval()
-        count, device = len(self.heldout), self.accelerator.device
-        ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
-        sums_R = torch.zeros(count, dtype=torch.float64 if device.type != "mps" else torch.float32)
+        count = len(self.heldout)
+        device = self.accelerator.device
+        ranks = self.accelerator.num_processes
+        rank = self.accelerator.process_index
+        sums_R = torch.zeros(count, dtype=torch.float64)
+        if device.type == "mps":
+            # it has no float64
+            sums_R = sums_R.float()
         for turn in range(math.ceil(count / (self.together * ranks))):
             first = (turn * ranks + rank) * self.together
             # the last group is filled up with repeated rows: one shape to compile, one number of
             # calls on each rank
             places = [min(first + number, count - 1) for number in range(self.together)]
-            sums_B = self._sums(
-                {name: part[places].to(device) for name, part in self._measured.items()}
-            ).to(sums_R)
+            batch = {name: part[places].to(device) for name, part in self._measured.items()}
+            sums_B = self._sums(batch).to(sums_R)
             own = max(0, min(self.together, count - first))
             sums_R[first : first + own] = sums_B[:own]
         sums_R = self.accelerator.reduce(sums_R.to(device), reduction="sum").cpu()
@@ -395,7 +410,8 @@ class DiffusionTrainer(Trainer):
     def _sums(self, batch: dict[str, Tensor]) -> Tensor:
         """Weighted cross-entropy of each row (B,)."""
         call = self.objective.targets(batch, self.objective.phases.last, 1.0)
-        labels_BS, weights_BS = call.pop("labels"), call.pop("label_weights")
+        labels_BS = call.pop("labels")
+        weights_BS = call.pop("label_weights")
         asked_BS = labels_BS != IGNORE_INDEX
         logits_MV = self.model_wrapped(**call, logits_to_keep=asked_BS).logits
         losses_M = F.cross_entropy(logits_MV.float(), labels_BS[asked_BS], reduction="none")
@@ -413,21 +429,23 @@ class DiffusionTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
         """The order is in the dataset."""
-        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
-        return (
-            None
-            if isinstance(dataset, torch.utils.data.IterableDataset)
-            else SequentialSampler(dataset)
-        )
+        dataset: Any = train_dataset
+        if dataset is None:
+            dataset = self.train_dataset
+        if isinstance(dataset, torch.utils.data.IterableDataset):
+            return None
+        return SequentialSampler(dataset)
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         """Names of the parameters that decay: all but norms and biases, and the sink if its kind
         says so.
         """
         whole: Any = self.model
-        names, sink = super().get_decay_parameter_names(model), sink_of(whole.config)
-        spared = () if sink is None or sink.weight_decay else sink.tensors
-        return [name for name in names if name.rpartition(".")[2] not in spared]
+        names = super().get_decay_parameter_names(model)
+        sink = sink_of(whole.config)
+        if sink is None or sink.weight_decay:
+            return names
+        return [name for name in names if name.rpartition(".")[2] not in sink.tensors]
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """AdamW; with ``muon_lr`` Muon for the matrices of the layers and AdamW for the rest."""
@@ -442,11 +460,9 @@ class DiffusionTrainer(Trainer):
         return str(self._writing or self.args.output_dir)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        root, step, first = (
-            Path(str(self.args.output_dir)),
-            self.state.global_step,
-            self.is_world_process_zero(),
-        )
+        root = Path(str(self.args.output_dir))
+        step = self.state.global_step
+        first = self.is_world_process_zero()
         refuse_broken_weights(cast(Any, self.model), step, root)
         with write_checkpoint(
             root, step, first=first, wait=self.accelerator.wait_for_everyone
@@ -456,11 +472,15 @@ class DiffusionTrainer(Trainer):
                 super()._save_checkpoint(model, trial)
             finally:
                 self._writing = None
-            # what the Trainer does not know: where the stream was, and what is recorded
-            if first and self.cursor is not None:
-                write_position(folder, step * self.objective.batch, self.cursor)
-            for callback in self.callback_handler.callbacks if first else ():
-                if isinstance(callback, Recorder):
-                    callback.save(folder)
+            if first:
+                self._save_besides(folder)
         if first:
             prune(root, self.keep)
+
+    def _save_besides(self, folder: Path) -> None:
+        """Write into a checkpoint the place in the stream, and the tables of the recorders."""
+        if self.cursor is not None:
+            write_position(folder, self.state.global_step * self.objective.batch, self.cursor)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, Recorder):
+                callback.save(folder)

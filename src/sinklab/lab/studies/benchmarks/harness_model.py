@@ -15,7 +15,7 @@ from lm_eval.api.registry import register_model
 
 from sinklab.core.errors import known_fields
 from sinklab.lab.checkpoints.loading import Loaded, load
-from sinklab.lab.checkpoints.parallel import undivided
+from sinklab.lab.checkpoints.materialize import undivided
 from sinklab.lab.data.rows import row_start
 from sinklab.lab.records.leases import Claims
 from sinklab.lab.scoring.prompts import in_chat

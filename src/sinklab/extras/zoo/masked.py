@@ -14,14 +14,16 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from sinklab.core.errors import refused
 from sinklab.core.registry import families
 from sinklab.lab.checkpoints.families import (
-    FORMATS,
     CheckpointPlan,
     Family,
     Published,
     Shapes,
+    formats_of,
     published,
 )
 from sinklab.lab.checkpoints.wrapping import sizes_of, wrapped
+
+FORMATS = formats_of(__package__)
 
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")
 
@@ -30,6 +32,8 @@ class MaskedLanguageModel(Family):
     """Base of these families: a class …ForMaskedLM of transformers, which reads [CLS] … [SEP] from
     both sides.
     """
+
+    reads_itself = True
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
         """Recognise by the class: a decoder may have the same ``model_type``."""
@@ -46,7 +50,7 @@ class MaskedLanguageModel(Family):
             )
         return CheckpointPlan(self, whole, whole=whole)
 
-    def fields_of(
+    def read_whole(
         self,
         folder: Path,
         plan: CheckpointPlan,
@@ -55,19 +59,8 @@ class MaskedLanguageModel(Family):
         dtype: torch.dtype,
         allow_pickle: bool,
     ) -> dict[str, Any]:
-        """Fields of the result of `sinklab.load`, but for its name; the weights are read by
-        transformers.
-
-        Args:
-            folder: of the checkpoint.
-            plan: of the checkpoint.
-            row: known facts of it, by its name.
-            dtype: of the weights.
-            allow_pickle: also read ``.bin`` files.
-
-        Raises:
-            ValueError: if transformers cannot read the folder, or a tensor of the model is not
-                there.
+        """The model as transformers reads it. Raises ValueError if it cannot, or a tensor of the
+        model is not there.
         """
         build: Any = getattr(transformers, self.own_class)
         name = folder.name
@@ -137,7 +130,7 @@ class ModernBert(MaskedLanguageModel):
     architectures = ("ModernBertForMaskedLM",)
     model_types = ("modernbert",)
     own_class = "ModernBertForMaskedLM"
-    published: ClassVar = published("modernbert")
+    published: ClassVar = published("modernbert", FORMATS)
 
     def details(self, plan: CheckpointPlan) -> dict[str, str]:
         """Number of layers that see a window alone."""

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+from transformers.distributed import DistributedConfig
 
-from sinklab.core.compat import divide, divides_experts, is_divided
-from sinklab.core.errors import check_count
+from sinklab.core.registry import divisions
+from sinklab.lab.checkpoints.materialize import Holding
 
 RULES: dict[str, int | None] = {"colwise": 0, "rowwise": -1, "grouped_gemm": 0}
 RULES |= dict.fromkeys(("ep_dispatch_experts", "replicated_with_grad_allreduce"))
@@ -26,20 +28,48 @@ reads it.
 """
 # every process holds these whole, so that embeddings, logits and losses are those of one process
 WHOLE = {"model.embed_tokens", "lm_head"}
-NO_TWIN = "and a copy would run the parts of the first, so it has no untrained twin"
 
 
-def place_of(count: int, device: Any) -> Any:
-    """The device on which this process holds its part of a model; the given one if it holds all of
-    it.
+@divisions.register("transformers")
+class Divided(Holding):
+    """A part of each tensor, by the plans of transformers."""
+
+    def place(self, count: int, device: Any) -> Any:
+        """The device of this process; see `place_of`."""
+        return place_of(count, device)
+
+    def divide(self, model: PreTrainedModel, count: int, device: Any, name: str) -> PreTrainedModel:
+        """Divide a model on the meta device; see `divided`."""
+        return divided(model, count, device, name)
+
+    def part_of(self, tensor: Any) -> tuple[slice, ...]:
+        """A slice an axis; all of an axis that is not divided."""
+        part = [slice(0, size) for size in tensor.shape]
+        if not isinstance(tensor, DTensor):
+            return tuple(part)
+        for placement in tensor.placements:
+            if placement.is_shard():
+                size = tensor.shape[placement.dim] // tensor.device_mesh.size()
+                start = size * tensor.device_mesh.get_local_rank()
+                part[placement.dim] = slice(start, start + size)
+        return tuple(part)
+
+    def as_held(self, tensor: Tensor, empty: Any) -> nn.Parameter:
+        """A parameter with these contents, divided as an empty one is."""
+        if isinstance(empty, DTensor):
+            tensor = type(empty.data).from_local(
+                tensor, empty.device_mesh, empty.placements, run_check=False
+            )
+        return nn.Parameter(tensor, requires_grad=empty.requires_grad)
+
+
+def place_of(count: int, device: Any) -> torch.device:
+    """The device on which this process holds its part of a model.
 
     Raises:
         ValueError: if the processes that torchrun started cannot hold models of ``count`` processes
             each, and for a transformers that cannot divide experts.
     """
-    check_count("tensor_parallel", count, "it counts the processes that hold one model together")
-    if count == 1:
-        return device
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world % count:
         raise ValueError(
@@ -121,34 +151,33 @@ def _checked_plan(model: PreTrainedModel, count: int, name: str) -> dict[str, st
     return plan
 
 
-def part_of(tensor: Any) -> tuple[slice, ...]:
-    """Part of a tensor that this process holds: a slice an axis; all of an axis that is not
-    divided.
+def divides_experts() -> bool:
+    """Whether this transformers divides experts beside attention: its ``DistributedConfig`` has
+    ``ep_size`` (5.19).
     """
-    part = [slice(0, size) for size in tensor.shape]
-    for one in getattr(tensor, "placements", ()):
-        if one.is_shard():
-            size = tensor.shape[one.dim] // tensor.device_mesh.size()
-            start = size * tensor.device_mesh.get_local_rank()
-            part[one.dim] = slice(start, start + size)
-    return tuple(part)
+    return "ep_size" in DistributedConfig.__dataclass_fields__
 
 
-def as_held(tensor: Tensor, empty: Any) -> nn.Parameter:
-    """A parameter with these contents, divided as an empty one is."""
-    if hasattr(empty, "placements"):
-        tensor = type(empty.data).from_local(
-            tensor, empty.device_mesh, empty.placements, run_check=False
-        )
-    return nn.Parameter(tensor, requires_grad=empty.requires_grad)
+def divide(model: Any, plan: dict[str, str], count: int, device: str) -> Any:
+    """Divide a model on the meta device over each ``count`` of the processes that run, by
+    transformers' own rules.
 
-
-def undivided(model: PreTrainedModel, why: str) -> PreTrainedModel:
-    """This model. Raises ValueError for one that is divided over processes, with the operation it
-    does not allow.
+    ``plan`` says which part by which; experts go whole to one process each, by the model's own
+    plan. Tensors become DTensors, still without memory. Returns the group of processes that hold
+    this model.
     """
-    if is_divided(model):
-        raise ValueError(
-            f"the model is divided over processes, {why}; load it without tensor_parallel"
-        )
-    return model
+    # not in the oldest transformers
+    from transformers.distributed.utils import TransformersDeviceMesh
+
+    make: Any = DistributedConfig
+    config = make(tp_size=count, ep_size=count if model.ep_plan else 1)
+    world = distributed.get_world_size()
+    model.tp_plan = {part: style for part, style in plan.items() if part not in model.ep_plan}
+    shape = (1, world // count, 1, count)
+    meshes = []
+    for names in (("pp", "dp_replicate", "fsdp", "tp"), ("pp", "dp_replicate", "efsdp", "ep")):
+        meshes.append(distributed.init_device_mesh(device, shape, mesh_dim_names=names))
+    type(model).maybe_distribute_model(model, config, TransformersDeviceMesh(*meshes))
+    # it is a config of the model, and not of this launch
+    del model.config.distributed_config
+    return meshes[0]["tp"].get_group()

@@ -1,0 +1,3 @@
+"""One model over several processes: tensor parallelism by transformers."""
+
+PROVIDES = {"divisions": "dividing"}
