@@ -391,9 +391,7 @@ HOSTILE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    "command", ["trace", "eval", "train", "table1", "generate", "backcopy", "mask"]
-)
+@pytest.mark.parametrize("command", ["trace", "eval", "train", "table1", "generate", "backcopy"])
 def test_no_permission_folder_or_plugin_comes_from_a_file(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -135,86 +135,37 @@ def test_trace_watches_autoregressive_models(tmp_path: Path, capsys: pytest.Capt
     written = open_run("out")
     assert written.info.model["family"] == "autoregressive"
     assert written.table("generations")["masked_sinks"].tolist() == [0, 1]
-    assert run("mask 'The sea' --model llama --out masked --new-tokens 4 --k 2") == 0
-    assert "edits: mask_sinks:k=2," in (printed := capsys.readouterr().out)
-    assert "selector=last_row" in printed
+    edits = "--edits mask_sinks:k=2,selector=last_row"
+    assert run(f"trace 'The sea' --model llama --out masked --new-tokens 4 {edits}") == 0
     # one query in each of the three steps after the first
-    assert (open_run("masked/masked").table("removals")["forward"].unique() == [1, 2, 3]).all()
+    assert (open_run("masked").table("removals")["forward"].unique() == [1, 2, 3]).all()
 
 
-def test_mask_writes_both_runs_and_says_what_it_did(
+def test_trace_takes_edits_and_refuses_before_a_folder_is_made(
     model: str, capsys: pytest.CaptureFixture
 ) -> None:
-    assert run(f"mask 'The old man' 'The sea' --model {model} --out out --k 2 {QUICK}") == 0
-    lines = capsys.readouterr().out.splitlines()
-    plain, masked = open_run("out/plain"), open_run("out/masked")
-    assert plain.info.settings["edits"] == []
-    assert masked.info.settings["edits"] == ["mask_sinks:k=2,source=closed_loop"]
-    assert plain.info.seed == masked.info.seed
-    removals = masked.table("removals")
-    assert lines[0] == f"edits: {masked.info.settings['edits'][0]}"
-    told = re.fullmatch(
-        r"removed by mask_sinks: 2 keys per head in 2 forwards; attention mass of the selected "
-        r"keys (.*) %; mass "
-        r"actually removed (.*) %; overlap with the selection of the step before (.*)",
-        lines[1],
-    )
-    assert told, lines[1]
-    expected = [
-        100 * removals["mass"].mean(),
-        100 * removals["realised"].mean(),
-        removals["overlap"].mean(),
-    ]
-    assert [float(number) for number in told.groups()] == pytest.approx(expected, abs=0.051)
-    same = [
-        (one == other).mean()
-        for one, other in zip(
-            plain.table("generations")["token_ids"],
-            masked.table("generations")["token_ids"],
-            strict=True,
-        )
-    ]
-    agreed = re.fullmatch(r"token agreement with the unedited run: (.*) %", lines[2])
-    assert agreed, lines[2]
-    assert float(agreed[1]) == pytest.approx(100 * sum(same) / 2, abs=0.051)
-    assert lines[-1] == "next: sinklab compare out/plain out/masked"
-
-
-def test_mask_refuses_before_the_plain_run_begins(
-    model: str, capsys: pytest.CaptureFixture
-) -> None:
-    assert (
-        run(f"mask 'The sea' --model {model} --out out --source clean_pass --cache prefix {QUICK}")
-        == 2
-    )
+    edit = MaskSinks(epsilon=0.5, removal="zero_value", source="clean_pass", control="random")
+    edits = f"--edits {interventions.as_text(edit)} mask_positions:positions=1"
+    command = f"trace 'The sea' --model {model} --out out {edits} {QUICK}"
+    assert run(f"{command} --cache prefix") == 2
     assert "decode without a cache" in capsys.readouterr().err
     assert not Path("out").exists()
-
-
-def test_mask_takes_controls_thresholds_and_further_edits(
-    model: str, capsys: pytest.CaptureFixture
-) -> None:
-    options = "--epsilon 0.5 --removal zero_value --control random --source clean_pass"
-    options += " --edits mask_positions:positions=1"
-    assert run(f"mask 'The sea' --model {model} --out out {options} {QUICK}") == 0
-    printed = capsys.readouterr().out
-    edit = MaskSinks(epsilon=0.5, removal="zero_value", source="clean_pass", control="random")
-    spec = interventions.as_text(edit)
-    assert printed.startswith(f"edits: {spec} mask_positions:positions=1\nremoved by ")
-    assert "removed by mask_positions: 1 keys per head in 3 forwards" in printed
-    assert run(f"mask 'The sea' --model {model} --out out {options} {QUICK}") == 2
+    assert run(command) == 0
+    removals = open_run("out").table("removals")
+    assert removals[removals["edit"] == "mask_positions"]["forward"].nunique() == 3
+    assert run(command) == 2
     assert "but out is taken; choose another folder" in capsys.readouterr().err
-    assert run(f"mask 'The sea' --model {model} --out out {options} {QUICK} --resume") == 0
-    assert capsys.readouterr().out == printed
+    assert run(f"{command} --resume") == 0
 
 
 @pytest.mark.slow
 def test_compare_prints_a_table_and_writes_the_page(
     model: str, capsys: pytest.CaptureFixture
 ) -> None:
-    assert run(f"mask 'The sea' --model {model} --out out {QUICK}") == 0
+    for name, edits in (("plain", ""), ("masked", "--edits mask_sinks:k=2")):
+        assert run(f"trace 'The sea' --model {model} --out {name} {QUICK} {edits}") == 0
     capsys.readouterr()
-    assert run("compare out/plain out/masked --out both") == 0
+    assert run("compare plain masked --out both") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[1] == "measure"
     assert lines[-1] == "report: both/report.html"

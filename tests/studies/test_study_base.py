@@ -21,7 +21,7 @@ from sinklab.lab.cli.options import checked, typed
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.base import Study, Work, as_record, from_record, leaves
 from sinklab.lab.studies.curve import Curve, CurveSettings
-from sinklab.lab.studies.trace.study import Mask, MaskSettings, StudySettings, Trace
+from sinklab.lab.studies.trace.study import StudySettings, Trace
 from sinklab.lab.testing import check_study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded
 
@@ -178,14 +178,12 @@ def test_settings_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (built, chosen.prompts) == ([StudySettings], ("The sea",))
 
 
-def test_runs_of_another_kind_and_two_runs_at_once_are_not_reproduced(tmp_path: Path) -> None:
+def test_runs_of_another_kind_are_not_reproduced(tmp_path: Path) -> None:
     Toy()(tiny_loaded(), tmp_path / "toy")
     with pytest.raises(
         ValueError, match=r"toy is of kind 'toy' and not 'study'; choose the command that wrote it"
     ):
         Trace().settings_of(tmp_path / "toy")
-    with pytest.raises(ValueError, match="sinklab trace --reproduce"):
-        Mask().settings_of(tmp_path)
 
 
 def test_several_processes_need_a_study_that_is_sharded(
@@ -216,10 +214,3 @@ def test_models_that_are_not_there_show_before_the_first_is_run(tmp_path: Path) 
     with pytest.raises(ValueError, match="no model can be loaded from 'tiny-snik'"):
         conduct(Curve(), (model, "tiny-snik"), tmp_path / "out", CurveSettings(), resume=True)
     assert not (tmp_path / "out").exists()
-
-
-def test_both_or_neither_of_k_and_epsilon() -> None:
-    assert MaskSettings().edited(by_last_row=False).edits[0].k == 5
-    assert MaskSettings(k=2).edited(by_last_row=True).edits[0].selector == "last_row"
-    with pytest.raises(ValueError, match="give --k or --epsilon, not both"):
-        MaskSettings(k=1, epsilon=3.0)

@@ -193,7 +193,7 @@ def compare(
 
     Try
         sinklab compare runs/plain runs/sink
-        sinklab compare runs/mask/plain runs/mask/masked --out runs/mask/report
+        sinklab compare runs/plain runs/masked --out runs/both
 
     Args:
         a: folder of the first run.

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from sinklab.core.probing.dose import MEASURED, by_row
 from sinklab.core.probing.intervention import InterventionLog
@@ -64,7 +63,7 @@ def totals(taken_N2: Tensor | int) -> dict[str, tuple[float, float]]:
 
 
 class SinkFacts:
-    """Adds up recorded steps of one batch; `rows` gives the means of each row.
+    """Collects recorded steps of one batch; `row` gives the means of each row.
 
     Only steps in which a row was still being written count for it, not those of others of the
     batch.
@@ -77,8 +76,8 @@ class SinkFacts:
         # a trace of a later step alone takes remembered keys for sink columns: so the number is
         # given, not inferred
         self._pad_B, self._prefix = pad_B.cpu(), prefix
-        self._steps_B = torch.zeros(len(pad_B), dtype=torch.int64)
-        self._sums: dict[str, Tensor] = {}
+        self._steps: list[list[dict[str, Tensor]]] = [[] for _ in pad_B]
+        """by row, the facts of its steps: (L,) means over heads, (L, H) main sinks"""
 
     def add(
         self,
@@ -99,14 +98,24 @@ class SinkFacts:
         """
         received_BLHK = recording.values(statistic)[0]
         self.count(received_BLHK, recording.visible[0], state_BS, active_B)
-        self._removed(log, torch.zeros(received_BLHK.shape[:2]), active_B.cpu())
+        removed_BL = torch.full(received_BLHK.shape[:2], torch.nan)
+        # guidance runs two forwards a step, and each is logged
+        forwards = Counter(removal.label for removal in log.removals)
+        for removal in log.removals:
+            share_BL = removal.realised_BLH.nanmean(-1) / forwards[removal.label]
+            before_BL = removed_BL[:, removal.layer_numbers]
+            both_BL = before_BL.nan_to_num() + share_BL
+            removed_BL[:, removal.layer_numbers] = torch.where(share_BL.isnan(), before_BL, both_BL)
+        log.removals.clear()
+        for row in active_B.nonzero()[:, 0].tolist():
+            self._steps[row][-1]["removed"] = removed_BL[row]
 
     def count(
         self, received_BLHK: Tensor, visible_BK: Tensor, state_BS: Tensor, active_B: Tensor
     ) -> None:
         """One step, from the received attention and the number of queries that see each key."""
         positions_B = (visible_BK[:, self._prefix :] > 0).sum(-1).float()
-        rows, layers, heads, keys = received_BLHK.shape
+        rows, layers, _, keys = received_BLHK.shape
         share_BLHK = received_BLHK / received_BLHK.sum(-1, keepdim=True).clamp(min=1e-12)
         best_BLH, main_BLH = share_BLHK.max(-1)
         # shares as sums over as many queries as there are positions, each of which sees the keys
@@ -114,46 +123,20 @@ class SinkFacts:
         queries_BK = positions_B[:, None] * (visible_BK > 0)
         mass_BLHK = share_BLHK * positions_B[:, None, None, None]
         sinks_BLH = find_sinks(mass_BLHK, DEFAULT, queries_BK[:, None, None]).sum(-1)
-        active_B = active_B.cpu()
-        weight_B1 = active_B[:, None].float()
-        self._steps_B += active_B
-        self._sum("share", best_BLH.mean(-1) * weight_B1)
-        self._sum("sinks", sinks_BLH.float().mean(-1) * weight_B1)
-        self._sum("with_sink", (sinks_BLH > 0).float().mean(-1) * weight_B1)
-        # of few keys one may hold that much and be no sink
-        strong_BLH = (best_BLH > Gu().weight) & (sinks_BLH > 0)
-        self._sum("gu_rate", strong_BLH.float().mean(-1) * weight_B1)
         prefix_BK = torch.full((rows, self._prefix), PLACES.index("sink"), dtype=torch.int64)
         state_BK = torch.cat([prefix_BK, state_BS.cpu().long()], 1)
         state_BLH = state_BK[:, None, :].expand(rows, layers, keys).gather(2, main_BLH)
-        ones_BLH = active_B[:, None, None].long().expand(rows, layers, heads)
-        for name, where_BLH, size in (
-            ("places", main_BLH, keys),
-            ("states", state_BLH.clamp(min=0), len(PLACES)),
-        ):
-            counts = torch.zeros(rows, layers, size, dtype=torch.int64)
-            self._sum(name, counts.scatter_add_(2, where_BLH, ones_BLH))
-
-    def _removed(self, log: InterventionLog, taken_BL: Tensor, active_B: Tensor) -> None:
-        seen_BL = torch.zeros_like(taken_BL)
-        # guidance runs two forwards a step, and each is logged
-        forwards = Counter(removal.label for removal in log.removals)
-        for removal in log.removals:
-            share_BL = removal.realised_BLH.nanmean(-1) / forwards[removal.label]
-            for place, layer in enumerate(removal.layer_numbers):
-                known_B = active_B & ~share_BL[:, place].isnan()
-                taken_BL[known_B, layer] += share_BL[known_B, place]
-                seen_BL[known_B, layer] = 1
-        log.removals.clear()
-        self._sum("removed", taken_BL)
-        self._sum("removed_steps", seen_BL)
-
-    def _sum(self, name: str, value: Tensor) -> None:
-        before = self._sums.get(name, torch.zeros_like(value))
-        # a text that grows has more keys each time
-        width = max(before.shape[-1], value.shape[-1])
-        before, value = (pad(part, (0, width - part.shape[-1])) for part in (before, value))
-        self._sums[name] = before + value
+        facts = {
+            "share": best_BLH.mean(-1),
+            "sinks": sinks_BLH.float().mean(-1),
+            "with_sink": (sinks_BLH > 0).float().mean(-1),
+            # of few keys one may hold that much and be no sink
+            "gu_rate": ((best_BLH > Gu().weight) & (sinks_BLH > 0)).float().mean(-1),
+            "main": main_BLH,
+            "state": state_BLH.clamp(min=0),
+        }
+        for row in active_B.nonzero()[:, 0].tolist():
+            self._steps[row].append({name: value[row] for name, value in facts.items()})
 
     def row(self, row: int) -> list[dict[str, Any]]:
         """The facts of one row, one entry a layer; empty if no step was recorded.
@@ -170,33 +153,31 @@ class SinkFacts:
         removed: share of attention that the interventions removed, None if nothing was, or if
         likelihoods were scored, which does not measure it.
         """
-        steps = int(self._steps_B[row])
+        steps = self._steps[row]
         if not steps:
             return []
         facts = []
-        sums = {name: value[row] for name, value in self._sums.items()}
-        for layer, (places_K, states_G) in enumerate(
-            zip(sums["places"], sums["states"], strict=True)
+        # T steps
+        of_steps = {name: torch.stack([step[name] for step in steps], 1) for name in steps[0]}
+        for layer, (main_TH, state_TH) in enumerate(
+            zip(of_steps["main"], of_steps["state"], strict=True)
         ):
-            total, column = int(places_K.sum()), int(places_K.argmax())
-            seen = float(sums["removed_steps"][layer]) if "removed" in sums else 0.0
-            fact: dict[str, Any] = {"layer": layer, "steps": steps}
-            fact |= {
-                name: float(sums[name][layer]) / steps
-                for name in ("share", "sinks", "with_sink", "gu_rate")
-            }
-            fact["main_position"] = (
-                -1 if column < self._prefix else column - self._prefix - int(self._pad_B[row])
-            )
-            fact |= {
-                "main_constancy": int(places_K.max()) / total,
-                "positions": int((places_K > 0).sum()),
-            }
-            fact |= {
-                f"in_{name}": int(count) / total
-                for name, count in zip(PLACES, states_G, strict=True)
-            }
-            facts.append(fact | {"removed": float(sums["removed"][layer]) / seen if seen else None})
+            columns, counts = main_TH.unique(return_counts=True)
+            column = int(columns[counts.argmax()])
+            fact: dict[str, Any] = {"layer": layer, "steps": len(steps)}
+            for name in ("share", "sinks", "with_sink", "gu_rate"):
+                fact[name] = float(of_steps[name][layer].mean())
+            fact["main_position"] = -1
+            if column >= self._prefix:
+                fact["main_position"] = column - self._prefix - int(self._pad_B[row])
+            fact["main_constancy"] = int(counts.max()) / main_TH.numel()
+            fact["positions"] = len(columns)
+            for number, name in enumerate(PLACES):
+                fact[f"in_{name}"] = int((state_TH == number).sum()) / state_TH.numel()
+            fact["removed"] = None
+            if "removed" in of_steps and not bool(of_steps["removed"][layer].isnan().all()):
+                fact["removed"] = float(of_steps["removed"][layer].nanmean())
+            facts.append(fact)
         return facts
 
 

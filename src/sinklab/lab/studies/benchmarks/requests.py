@@ -53,11 +53,10 @@ class Asked:
 def about(model: Any, request: Any) -> dict[str, Any]:
     """Facts of an lm-eval request, as fields of `Asked`."""
     document = request.doc_id or 0
-    watched = model.settings.watches(document)
     return {
         "document": (request.task_name or "", document),
         "number": request.idx,
-        "watched": watched,
+        "watched": model.settings.watches(document),
     }
 
 
@@ -113,52 +112,48 @@ def parts_of(asked: list[Any], size: int) -> list[list[Any]]:
     return [asked[start : start + size] for start in range(0, len(asked), size)]
 
 
-class Steps:
-    """Tells a model after every step how far the answers are that are written together."""
-
-    def __init__(self, model: Any, answers: int, most: int) -> None:
-        """`most`: steps that they take, if none ends before."""
-        self._model, self._answers, self._most, self._done = model, answers, most, 0
-
-    def __call__(self) -> None:
-        """Count one more step."""
-        self._done += 1
-        self._model.moved(self._answers * min(self._done / self._most, 1))
+def stepper(model: Any, answers: int, most: int) -> Callable[[], None]:
+    """A function that tells a model after every step how far some answers are that are written
+    together; `most`: steps that they take, if none ends before.
+    """
+    done = itertools.count(1)
+    return lambda: model.moved(answers * min(next(done) / most, 1))
 
 
 def writing_jobs(model: Any, requests: Iterable[Any]) -> list[Job]:
     """Every request as a job. A repeated one has a name, and so noise, of its own only if noise
     decides.
     """
-    loaded, settings = model.loaded, model.settings
-    context, seen = limit_of(loaded), Counter[str]()
+    context, seen = limit_of(model.loaded), Counter[str]()
     jobs = []
     for request in requests:
         text, given = request.args
-        own = sampled(settings, given)
+        settings = sampled(model.settings, given)
+        lengths = [model.settings.new_tokens, *map(given.get, _LENGTHS), DEFAULT_TOKENS]
+        asked = next(int(length) for length in lengths if length)
         until = given.get("until") or ()
-        asked = settings.new_tokens or next(
-            (int(given[name]) for name in _LENGTHS if given.get(name)), DEFAULT_TOKENS
-        )
-        named = request_key("generate_until", text, given)
+        if isinstance(until, str):
+            until = (until,)
+        name = request_key("generate_until", text, given)
         # beyond its repeats a request only fills up a distributed batch
-        nth = (
-            seen[named]
-            if seen[named] < (request.repeats or 1) and needs_own_batch(own, model.edits)
-            else 0
+        is_repeat = seen[name] < (request.repeats or 1)
+        nth = seen[name] if is_repeat and needs_own_batch(settings, model.edits) else 0
+        seen[name] += 1
+        prompt = model.tok_encode(text)
+        if not prompt and not model.is_diffusion:
+            where = "the context of this request"
+            prompt = [start_token(model.loaded, where, "choose another task")]
+        ids, new_tokens, cut = fitted(prompt, asked, context)
+        job = Job(
+            key=request_key(name, nth),
+            ids=ids,
+            until=tuple(until),
+            new_tokens=new_tokens,
+            settings=paced(settings, new_tokens, asked),
+            cut=cut,
+            **about(model, request),
         )
-        seen[named] += 1
-        given_ids = model.tok_encode(text)
-        if not given_ids and not model.is_diffusion:
-            given_ids = [start_token(loaded, "the context of this request", "choose another task")]
-        ids, new_tokens, cut = fitted(given_ids, asked, context)
-        how: dict[str, Any] = {
-            "settings": paced(own, new_tokens, asked),
-            "new_tokens": new_tokens,
-            "cut": cut,
-        }
-        how["until"] = (until,) if isinstance(until, str) else tuple(until)
-        jobs.append(Job(key=request_key(named, nth), ids=ids, **how, **about(model, request)))
+        jobs.append(job)
     return jobs
 
 
@@ -167,40 +162,35 @@ def written(model: Any, jobs: Iterable[Job]) -> Iterator[Unit]:
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
         groups.setdefault((job.watched, job.new_tokens, job.settings), []).append(job)
-    for (watched, new_tokens, settings), group in groups.items():
+    for (*_, settings), group in groups.items():
         group.sort(key=lambda job: (-len(job.ids), job.key))
-        for batch in parts_of(
-            group, 1 if needs_own_batch(settings, model.edits) else model.settings.batch
-        ):
-            yield (
-                [job.key for job in batch],
-                partial(_write, model, batch, settings, new_tokens, watched),
-            )
+        size = 1 if needs_own_batch(settings, model.edits) else model.settings.batch
+        for batch in parts_of(group, size):
+            yield [job.key for job in batch], partial(_write, model, batch)
 
 
-def _write(
-    model: Any, batch: list[Job], settings: EvalSettings, new_tokens: int, watched: bool
-) -> Part:
-    numbers = [request_number(model.settings.seed or 0, job.key) for job in batch]
-    asked = [
-        WritingRequest(job.ids, job.until, number)
-        for job, number in zip(batch, numbers, strict=True)
-    ]
-    step = Steps(model, len(batch), settings.steps or new_tokens)
+def _write(model: Any, batch: list[Job]) -> Part:
+    # all that the jobs of a batch have in common
+    first = batch[0]
+    seed = model.settings.seed or 0
+    asked = [WritingRequest(job.ids, job.until, request_number(seed, job.key)) for job in batch]
     texts = write_batch(
-        model.loaded, asked, settings, new_tokens, model.edits, watch=watched, progress=step
+        model.loaded,
+        asked,
+        first.settings,
+        first.new_tokens,
+        model.edits,
+        watch=first.watched,
+        progress=stepper(model, len(batch), first.settings.steps or first.new_tokens),
     )
     return {
         job.key: {
             "text": one.text,
             "tokens": len(one.ids),
             "steps": one.steps,
-            "new_tokens": new_tokens,
-        }
-        | {
             "prompt_tokens": len(job.ids),
             "cut": job.cut,
-            "new_tokens": new_tokens,
+            "new_tokens": job.new_tokens,
             "sinks": list(one.sinks),
             "dose": one.dose,
         }
@@ -227,36 +217,38 @@ class Continuation(Asked):
 
 def likelihood_settings(settings: EvalSettings) -> LikelihoodSettings:
     """The part of the settings that says how likelihoods are estimated."""
-    how: dict[str, Any] = {
-        "estimator": settings.estimator,
-        "noise": settings.noise,
-        "samples": settings.mc_samples,
-    }
-    how |= {"batch": settings.likelihood_batch, "cfg_scale": settings.likelihood_cfg_scale}
-    return LikelihoodSettings(**how, seed=settings.seed or 0)
+    return LikelihoodSettings(
+        estimator=settings.estimator,
+        noise=settings.noise,
+        samples=settings.mc_samples,
+        batch=settings.likelihood_batch,
+        cfg_scale=settings.likelihood_cfg_scale,
+        seed=settings.seed or 0,
+    )
 
 
 def continuations(model: Any, requests: Sequence[Any]) -> list[Continuation]:
     """Every (context, continuation) request; those of one document share their noise."""
     facts = [about(model, request) for request in requests]
-    choices = Counter(
-        document for document, _ in {(each["document"], each["number"]) for each in facts}
-    )
+    asked_of = {(each["document"], each["number"]) for each in facts}
+    choices = Counter(document for document, _ in asked_of)
     found = []
     for request, each in zip(requests, facts, strict=True):
         context, continuation = request.args
         # if a model cannot start from nothing, `score` puts its beginning of text
         before, after = model._encode_pair(context, continuation) if context else ((), ())
         # the two parts may have met in one token: it counts as the continuation
-        after = tuple(after or model.tok_encode(continuation, add_special_tokens=False))
+        after = after or model.tok_encode(continuation, add_special_tokens=False)
         greedy = choices[each["document"]] == 1
-        key = request_key("loglikelihood", request.args, each["document"], greedy)
-        group = request_number(0, request_key(*each["document"]))
-        found.append(
-            Continuation(
-                key=key, ids=tuple(before), continuation=after, group=group, greedy=greedy, **each
-            )
+        one = Continuation(
+            key=request_key("loglikelihood", request.args, each["document"], greedy),
+            ids=tuple(before),
+            continuation=tuple(after),
+            group=request_number(0, request_key(*each["document"])),
+            greedy=greedy,
+            **each,
         )
+        found.append(one)
     return found
 
 
@@ -266,32 +258,38 @@ def scored(model: Any, asked: Sequence[Continuation]) -> Iterator[Unit]:
     for greedy in (False, True):
         some = [each for each in ordered if each.greedy == greedy]
         plain = [each for each in some if not each.watched]
-        parts = parts_of(plain, 4 * model.settings.likelihood_batch)
-        for part in [*parts, *([each] for each in some if each.watched)]:
+        watched = [[each] for each in some if each.watched]
+        for part in parts_of(plain, 4 * model.settings.likelihood_batch) + watched:
             yield [each.key for each in part], partial(_score, model, part)
 
 
 def _score(model: Any, part: list[Continuation]) -> Part:
     # a watched one is alone
-    first, pairs = part[0], [(each.ids, each.continuation) for each in part]
-    how: dict[str, Any] = {"groups": [each.group for each in part], "greedy": first.greedy}
-    how |= {"edits": model.scored_edits, "measure": first.watched}
-    done = itertools.count(1)
-    how["progress"] = lambda: model.moved(next(done))
-    run = partial(score, model.loaded, pairs, likelihood_settings(model.settings), **how)
-    context = max(len(first.ids), not model.is_diffusion)
-    found, sinks = _watched(model, context, run) if first.watched else (run(), [])
+    first, done = part[0], itertools.count(1)
+    run = partial(
+        score,
+        model.loaded,
+        [(each.ids, each.continuation) for each in part],
+        likelihood_settings(model.settings),
+        groups=[each.group for each in part],
+        greedy=first.greedy,
+        edits=model.scored_edits,
+        measure=first.watched,
+        progress=lambda: model.moved(next(done)),
+    )
+    if first.watched:
+        found, sinks = _watched(model, max(len(first.ids), not model.is_diffusion), run)
+    else:
+        found, sinks = run(), []
     return {each.key: _answer(result, sinks) for each, result in zip(part, found, strict=True)}
 
 
 def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:
-    about = {
+    return {
         "logprob": result.logprob,
         "stderr": result.stderr,
         "greedy": result.greedy,
         "tokens": result.tokens,
-    }
-    return about | {
         "cut": result.dropped,
         "sinks": sinks,
         "dose": result.dose.totals if result.dose else {},
@@ -308,37 +306,41 @@ def _watched(model: Any, context: int, run: Any) -> tuple[Any, list[dict[str, An
     """
     with trace(model.loaded.model, ("received",), steps=range(FORWARDS)) as recording:
         found = run()
-    context -= found[0].dropped
     prefix = getattr(model.loaded.model.config, "sink_count", 0)
     facts = SinkFacts(torch.zeros(1, dtype=torch.int64), prefix)
     for received_BLHK, visible_BK in zip(recording.received, recording.visible, strict=True):
         state_1S = torch.full((1, received_BLHK.shape[-1] - prefix), MASKED)
-        state_1S[:, :context] = PROMPT
-        for received_1LHK, visible_1K in zip(
-            received_BLHK.split(1), visible_BK.split(1), strict=True
-        ):
-            facts.count(received_1LHK, visible_1K, state_1S, torch.ones(1) > 0)
+        state_1S[:, : context - found[0].dropped] = PROMPT
+        for row in range(len(received_BLHK)):
+            one = slice(row, row + 1)
+            facts.count(received_BLHK[one], visible_BK[one], state_1S, torch.ones(1) > 0)
     # which tokens of the continuation are hidden differs from copy to copy, and is not kept
     return found, [{**row, "in_masked": None, "in_committed": None} for row in facts.row(0)]
 
 
 def whole_texts(model: Any, requests: Sequence[Any]) -> list[Asked]:
     """Every request for the likelihood of a whole text."""
-    key = partial(request_key, "loglikelihood_rolling")
-    encoded = partial(model.tok_encode, add_special_tokens=False)
-    texts = [(text, about(model, request)) for request in requests for text in request.args]
-    return [Asked(key=key(text), ids=tuple(encoded(text)), **facts) for text, facts in texts]
+    found = []
+    for request in requests:
+        (text,) = request.args
+        ids = model.tok_encode(text, add_special_tokens=False)
+        key = request_key("loglikelihood_rolling", text)
+        found.append(Asked(key=key, ids=tuple(ids), **about(model, request)))
+    return found
 
 
 def rolled(model: Any, asked: Sequence[Asked]) -> Iterator[Unit]:
     """Units that score whole texts, one at a time."""
-    yield from (([each.key], partial(_roll, model, each)) for each in asked)
+    for each in asked:
+        yield [each.key], partial(_roll, model, each)
 
 
 def _roll(model: Any, each: Asked) -> Part:
-    how: dict[str, Any] = {"edits": model.scored_edits, "measure": each.watched}
-    return {
-        each.key: _answer(
-            rolling(model.loaded, each.ids, likelihood_settings(model.settings), **how), []
-        )
-    }
+    result = rolling(
+        model.loaded,
+        each.ids,
+        likelihood_settings(model.settings),
+        edits=model.scored_edits,
+        measure=each.watched,
+    )
+    return {each.key: _answer(result, [])}

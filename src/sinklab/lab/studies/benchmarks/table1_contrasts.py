@@ -1,9 +1,13 @@
-"""Contrasts beyond a table of masked scores: keys against others of equal mass, one model against
-another.
+"""Cells of a table of masked scores, and contrasts between them: keys against others of equal mass,
+one model against another.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -19,58 +23,115 @@ POINTS = 0.05
 """Least loss that counts as the summary's «> 5 % performance drop», as a difference of two
 accuracies.
 """
-Cell = tuple[str, str, int]
+Key = tuple[str, str, int]
 """(protocol, control, k)"""
-PLAIN: Cell = ("", "sinks", 0)
-FIRST = ("sinks", "matched")
-Cells = dict[Cell, Benchmark]
+PLAIN: Key = ("", "sinks", 0)
 
 
-def by_model(listed: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
-    """The runs of each model under its settings, by a label."""
-    firsts = {one.alike: one.run for one in reversed(listed)}
-    order = [*dict.fromkeys(one.alike for one in listed)]
-    names = labels([firsts[alike] for alike in order])
-    return {
-        name: [one for one in listed if one.alike == alike]
-        for alike, name in zip(order, names, strict=True)
-    }
+@dataclass(eq=False)
+class Cell:
+    """The score of one run on one task."""
+
+    task: str
+    model: str
+    """Label of the model under its settings."""
+    run: Benchmark
+    plain: Cell | None = None
+    """The same model on the same task with nothing masked; None if that was not run."""
+
+    @property
+    def key(self) -> Key:
+        """Masking of the cell."""
+        if not self.run.k:
+            return PLAIN
+        return self.run.protocol(self.task), self.run.control, self.run.k
+
+    @cached_property
+    def score(self) -> pd.Series | None:
+        """Row of the table ``scores``; None if the task has no score."""
+        return self.run.score(self.task)
+
+    @cached_property
+    def rights(self) -> pd.Series:
+        """1 for a right answer and 0 for a wrong one, by number of the question."""
+        if self.score is None:
+            return pd.Series(dtype=float)
+        return self.run.right(self.task, self.score)
+
+    @property
+    def costs(self) -> pd.Series:
+        """Loss by question: right with nothing masked less right in this cell."""
+        return (self.plain.rights - self.rights).dropna() if self.plain else self.rights[:0]
+
+    @property
+    def value(self) -> float:
+        return math.nan if self.score is None else float(self.score["value"])
+
+    @property
+    def floor(self) -> float:
+        """The unmasked score up to which a loss is inconclusive: 5 points, or chance and two
+        standard errors.
+        """
+        chance = self.run.chance(self.task)
+        stderr = math.nan if self.score is None else float(self.score["stderr"])
+        if not chance or math.isnan(stderr):
+            return POINTS
+        return max(POINTS, chance + 2 * stderr)
+
+    @property
+    def too_low(self) -> str:
+        """Reason why a loss of this unmasked score would be inconclusive; empty if it would not."""
+        if self.value > self.floor:
+            return ""
+        why = "chance and two standard errors" if self.floor > POINTS else "5 points"
+        return f"{self.model} gets {self.value:.3f} with nothing masked, no more than {why}"
+
+    @property
+    def no_sinks(self) -> str:
+        """Reason why there is no phenomenon to remove; empty if there is one."""
+        rate, share = (self.run.sinks(self.task, name) for name in ("gu_rate", "share"))
+        why = no_phenomenon(self.model, rate, share)
+        return f"{why} (record_sinks)" if why.endswith("masked") else why
 
 
-def tasks_of(listed: Sequence[Benchmark]) -> list[str]:
-    """Tasks that were scored, the paper's first."""
-    tasks = dict.fromkeys(task for one in listed for task in one.tasks)
-    return sorted(tasks, key=lambda task: [*paper.TITLES, task].index(task))
-
-
-def cells_of(task: str, model: str, group: Iterable[Benchmark]) -> Cells:
-    """The runs of one model on a task. Raises ValueError if two are the same cell."""
-    cells: Cells = {}
-    mine = [one for one in group if task in one.tasks]
-    for one in sorted(
-        mine, key=lambda one: (*(one.control != name for name in FIRST), one.control, one.k)
-    ):
-        key = (one.protocol(task), one.control, one.k) if one.k else PLAIN
-        if key in cells:
-            what = f"{one.k} keys masked ({', '.join(key[:2])})" if one.k else "nothing masked"
-            raise ValueError(
-                f"{cells[key].run.path} and {one.run.path} both hold {task} of {model} with "
-                f"{what}; read one of them"
-            )
-        cells[key] = one
-    return cells
-
-
-def floor_of(plain: Benchmark, task: str) -> float:
-    """The unmasked score up to which a loss is inconclusive: 5 points, or chance and two standard
-    errors.
+def cells_of(benchmarks: Iterable[Benchmark]) -> list[Cell]:
+    """Every scored task of every run, the paper's tasks first, models as they come, sinks before
+    their controls. Raises ValueError if two runs are the same cell.
     """
-    score, chance = plain.score(task), plain.chance(task)
-    stderr = math.nan if score is None else float(score["stderr"])
-    return max(POINTS, chance + 2 * stderr) if chance and not math.isnan(stderr) else POINTS
+    listed = list(benchmarks)
+    firsts = {one.alike: one.run for one in reversed(listed)}
+    alike = [*dict.fromkeys(one.alike for one in listed)]
+    names = dict(zip(alike, labels([firsts[each] for each in alike]), strict=True))
+    first = ("sinks", "matched")
+    listed.sort(
+        key=lambda one: (
+            alike.index(one.alike),
+            *(one.control != name for name in first),
+            one.control,
+            one.k,
+        )
+    )
+    tasks = dict.fromkeys(task for one in listed for task in one.tasks)
+    found: dict[tuple[str, str, Key], Cell] = {}
+    for task in sorted(tasks, key=lambda task: [*paper.TITLES, task].index(task)):
+        for one in listed:
+            if task not in one.tasks:
+                continue
+            cell = Cell(task, names[one.alike], one)
+            before = found.setdefault((task, cell.model, cell.key), cell)
+            if before is not cell:
+                protocol, control, k = cell.key
+                what = f"{k} keys masked ({protocol}, {control})" if k else "nothing masked"
+                raise ValueError(
+                    f"{before.run.run.path} and {one.run.path} both hold {task} of {cell.model} "
+                    f"with {what}; read one of them"
+                )
+    for cell in found.values():
+        cell.plain = found.get((cell.task, cell.model, PLAIN))
+    return list(found.values())
 
 
-def contrasts(listed: Sequence[Benchmark]) -> list[str]:
+def contrasts(benchmarks: Iterable[Benchmark]) -> list[str]:
     """A sentence for each control of equal mass, and for each diffusion and autoregressive model on
     the same task.
 
@@ -78,100 +139,69 @@ def contrasts(listed: Sequence[Benchmark]) -> list[str]:
     which is named. The contrast is inconclusive if one of them has no such sinks, or no score to
     lose.
     """
+    cells = cells_of(benchmarks)
     said: list[str] = []
-    for task in tasks_of(listed):
-        models = {name: cells_of(task, name, group) for name, group in by_model(listed).items()}
-        masked = [one for cells in models.values() for one in cells.values() if one.k]
-        if any(one.is_likelihood(task) for one in masked):
+    for task in dict.fromkeys(cell.task for cell in cells):
+        mine = [cell for cell in cells if cell.task == task]
+        if any(cell.run.k and cell.run.is_likelihood(task) for cell in mine):
             said += spoken()("likelihoods", task)
-        models = {name: cells for name, cells in models.items() if PLAIN in cells}
-        for name, cells in models.items():
-            said += _against_equal_mass(task, name, cells)
-        families = {name: cells[PLAIN].model.get("family") for name, cells in models.items()}
-        sides = [
-            [name for name in models if (families[name] == "diffusion") == side]
-            for side in (True, False)
-        ]
-        for one, other in product(*sides):
-            said += _between(task, (one, models[one]), (other, models[other]))
+        models: dict[str, dict[Key, Cell]] = {}
+        for cell in mine:
+            if cell.plain is not None:
+                models.setdefault(cell.model, {})[cell.key] = cell
+        for of_model in models.values():
+            said += _against_equal_mass(of_model)
+        diffusion: list[dict[Key, Cell]] = []
+        others: list[dict[Key, Cell]] = []
+        for of_model in models.values():
+            is_diffusion = of_model[PLAIN].run.model.get("family") == "diffusion"
+            (diffusion if is_diffusion else others).append(of_model)
+        for one, other in product(diffusion, others):
+            said += _between(one, other)
     return said
 
 
-def _costs(task: str, cells: Cells, key: Cell) -> pd.Series:
-    """Loss by question: right with nothing masked less right in this cell; empty if either is
-    unknown.
-    """
-    rights = []
-    for run in (cells[PLAIN], cells[key]):
-        score = run.score(task)
-        rights.append(pd.Series(dtype=float) if score is None else run.right(task, score))
-    return (rights[0] - rights[1]).dropna()
+def _against_equal_mass(cells: dict[Key, Cell]) -> list[str]:
+    said: list[str] = []
+    for (protocol, control, k), cell in cells.items():
+        other = cells.get((protocol, "equal_mass", k))
+        if control != "matched" or other is None:
+            continue
+        dose = cell.run.dose(cell.task)
+        share = math.nan if dose is None else dose.matched
+        apart = mean_over((cell.costs - other.costs).dropna())
+        about = (cell.task, cell.model, protocol, k)
+        said += spoken()("equal_mass", *about, share, cells[PLAIN].too_low, apart)
+    return said
 
 
-def _against_equal_mass(task: str, model: str, cells: Cells) -> Iterator[str]:
-    for protocol, control, k in cells:
-        if control == "matched" and (protocol, "equal_mass", k) in cells:
-            dose, reason = (
-                cells[protocol, control, k].dose(task),
-                _too_low(task, model, cells[PLAIN]),
-            )
-            costs = [_costs(task, cells, (protocol, name, k)) for name in ("matched", "equal_mass")]
-            share, apart = (
-                math.nan if dose is None else dose.matched,
-                mean_over((costs[0] - costs[1]).dropna()),
-            )
-            yield from spoken()("equal_mass", task, model, protocol, k, share, reason, apart)
-
-
-def _between(task: str, one: tuple[str, Cells], other: tuple[str, Cells]) -> list[str]:
-    sides = (one, other)
-    shared = sorted(
-        (key for key in one[1] if key in other[1] and key[1] == "sinks" and key[2]),
-        key=lambda key: key[2],
-    )
+def _between(one: dict[Key, Cell], other: dict[Key, Cell]) -> list[str]:
+    shared = [key for key in one if key in other and key[1] == "sinks" and key[2]]
     if not shared:
         return []
-    whys = [
-        _no_sinks(task, name, cells[PLAIN]) or _too_low(task, name, cells[PLAIN])
-        for name, cells in sides
-    ]
+    plain = one[PLAIN], other[PLAIN]
+    why = [cell.no_sinks or cell.too_low for cell in plain]
     apart, at_equal = {}, {}
-    for protocol, control, k in shared if not any(whys) else ():
-        costs = [_costs(task, cells, (protocol, control, k)) for _, cells in sides]
-        apart[protocol, k] = (
-            costs[0].mean(),
-            costs[1].mean(),
-            mean_over((costs[0] - costs[1]).dropna()),
-        )
-        at_equal[protocol] = at_equal_mass(*(_doses(task, cells, protocol) for _, cells in sides))
-    return spoken()("between", task, one[0], other[0], whys[0] or whys[1], apart, at_equal)
+    if not any(why):
+        for protocol, control, k in sorted(shared, key=lambda key: key[2]):
+            mine, theirs = (cells[protocol, control, k].costs for cells in (one, other))
+            difference = mean_over((mine - theirs).dropna())
+            apart[protocol, k] = mine.mean(), theirs.mean(), difference
+            at_equal[protocol] = at_equal_mass(_doses(one, protocol), _doses(other, protocol))
+    names = [cell.model for cell in plain]
+    return spoken()("between", plain[0].task, *names, why[0] or why[1], apart, at_equal)
 
 
-def _doses(task: str, cells: Cells, protocol: str) -> Doses:
+def _doses(cells: dict[Key, Cell], protocol: str) -> Doses:
     """Attention removed and cost of each number of keys by a protocol; numbers without a known
     share removed are left out.
     """
-    doses = {key: one.dose(task) for key, one in cells.items() if key[:2] == (protocol, "sinks")}
-    found = {key: dose.removed for key, dose in doses.items() if dose is not None}
-    known = [key for key, mass in found.items() if not math.isnan(mass)]
-    costs = pd.DataFrame({key[2]: _costs(task, cells, key) for key in known}).dropna()
-    return Doses(
-        np.array([found[key] for key in known]),
-        costs.to_numpy(float).reshape(len(costs), len(known)),
-    )
-
-
-def _no_sinks(task: str, model: str, plain: Benchmark) -> str:
-    """Reason why there is no phenomenon to remove; empty if there is one."""
-    why = no_phenomenon(model, plain.sinks(task, "gu_rate"), plain.sinks(task, "share"))
-    return f"{why} (record_sinks)" if why.endswith("masked") else why
-
-
-def _too_low(task: str, model: str, plain: Benchmark) -> str:
-    """Reason why a loss of a score would be inconclusive; empty if it would not."""
-    score, floor = plain.score(task), floor_of(plain, task)
-    value = math.nan if score is None else float(score["value"])
-    why = "chance and two standard errors" if floor > POINTS else "5 points"
-    return (
-        "" if value > floor else f"{model} gets {value:.3f} with nothing masked, no more than {why}"
-    )
+    removed: list[float] = []
+    costs: dict[int, pd.Series] = {}
+    for key, cell in cells.items():
+        dose = cell.run.dose(cell.task) if key[:2] == (protocol, "sinks") else None
+        if dose is not None and not math.isnan(dose.removed):
+            removed.append(dose.removed)
+            costs[key[2]] = cell.costs
+    rows = pd.DataFrame(costs).dropna()
+    return Doses(np.array(removed), rows.to_numpy(float).reshape(len(rows), len(removed)))

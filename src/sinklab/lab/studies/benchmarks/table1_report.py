@@ -18,9 +18,8 @@ from sinklab.lab.reports.charts import Axis, Chart, Line, draw_panels
 from sinklab.lab.reports.printed import Printed, save_figure, write_printed
 from sinklab.lab.reports.style import theme_named, themed
 from sinklab.lab.studies.base import hidden_words
-from sinklab.lab.studies.benchmarks import table1_contrasts as masked
 from sinklab.lab.studies.benchmarks import tables as paper
-from sinklab.lab.studies.benchmarks.table1_contrasts import PLAIN, POINTS
+from sinklab.lab.studies.benchmarks.table1_contrasts import POINTS, Cell, cells_of, contrasts
 from sinklab.lab.studies.benchmarks.tables import Benchmark, found_in, paired_drop, signed, titled
 
 MEASURED, PUBLISHED = "measured", "published"
@@ -131,58 +130,51 @@ def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
     Raises:
         ValueError: when two folders hold the same cell.
     """
-    listed = list(benchmarks)
+    cells = cells_of(benchmarks)
     rows: list[dict[str, Any]] = []
-    for task in masked.tasks_of(listed):
-        for model, group in masked.by_model(listed).items():
-            rows += _measured(task, model, masked.cells_of(task, model, group))
+    for task in dict.fromkeys(cell.task for cell in cells):
+        rows += [_measured(cell) for cell in cells if cell.task == task and cell.score is not None]
         rows += published_numbers(task)
     numbers = pd.DataFrame(rows)
-    numbers = numbers.reindex(
-        columns=[*COLUMNS, *(name for name in numbers if name not in COLUMNS)]
-    )
-    return numbers.fillna({"verdict": "–"})
+    more = [name for name in numbers if name not in COLUMNS]
+    return numbers.reindex(columns=[*COLUMNS, *more]).fillna({"verdict": "–"})
 
 
-def _measured(task: str, model: str, cells: masked.Cells) -> list[dict[str, Any]]:
-    scores = {key: score for key, one in cells.items() if (score := one.score(task)) is not None}
-    plain = scores.get(PLAIN)
-    rows = []
-    for (protocol, control, k), score in scores.items():
-        one = cells[protocol, control, k]
-        row: dict[str, Any] = {
-            "task": task,
-            "model": model,
-            "source": MEASURED,
-            "protocol": protocol,
-        }
-        row |= {
-            "control": control,
-            "k": k,
-            "accuracy": score["value"],
-            "removed": one.sinks(task, "removed"),
-        }
-        row |= score[["stderr", "samples", "no_answer", "metric", "filter"]].to_dict() | {
-            "run": str(one.run.path)
-        }
-        row |= {} if (dose := one.dose(task)) is None else dose.row()
-        if k and plain is not None:
-            right = cells[PLAIN].right(task, plain), one.right(task, score)
-            row |= _drop(plain["value"], *paired_drop(*right), masked.floor_of(cells[PLAIN], task))
-        rows.append(row)
-    return rows
+def _measured(cell: Cell) -> dict[str, Any]:
+    protocol, control, k = cell.key
+    score: Any = cell.score
+    kept = ("stderr", "samples", "no_answer", "metric", "filter")
+    row = {
+        "task": cell.task,
+        "model": cell.model,
+        "source": MEASURED,
+        "protocol": protocol,
+        "control": control,
+        "k": k,
+        "accuracy": score["value"],
+        "removed": cell.run.sinks(cell.task, "removed"),
+        **{name: score[name] for name in kept},
+        "run": str(cell.run.run.path),
+    }
+    if (dose := cell.run.dose(cell.task)) is not None:
+        row |= dose.row()
+    if k and cell.plain is not None and cell.plain.score is not None:
+        drop = paired_drop(cell.plain.rights, cell.rights)
+        row |= _drop(cell.plain.value, *drop, cell.plain.floor)
+    return row
 
 
 def _drop(
     plain: float, drop: float, low: float, high: float, floor: float = POINTS
 ) -> dict[str, Any]:
-    numbers = {
+    return {
         "drop": drop,
         "drop_low": low,
         "drop_high": high,
         "relative": drop / plain if plain else math.nan,
+        "verdict": verdict(plain, low, high, floor),
+        "floor": floor,
     }
-    return numbers | {"verdict": verdict(plain, low, high, floor), "floor": floor}
 
 
 def verdict(plain: float, low: float, high: float, floor: float = POINTS) -> str:
@@ -203,17 +195,20 @@ def published_numbers(task: str) -> list[dict[str, Any]]:
     for model, cells in paper.TABLE1.get(paper.FORMS.get(task, task), {}).items():
         plain, error = cells[0]
         for k, (value, stderr) in zip(paper.KS, cells, strict=True):
-            row: dict[str, Any] = {
+            row = {
                 "task": task,
                 "model": model,
                 "source": PUBLISHED,
                 "control": "sinks",
                 "k": k,
+                "protocol": "paper" if k else "",
+                "accuracy": value,
+                "stderr": stderr,
             }
-            row["protocol"] = "paper" if k else ""
-            reach, drop = Z * math.hypot(error, stderr), plain - value
-            row |= {"accuracy": value, "stderr": stderr}
-            rows.append(row | (_drop(plain, drop, drop - reach, drop + reach) if k else {}))
+            if k:
+                drop, reach = plain - value, Z * math.hypot(error, stderr)
+                row |= _drop(plain, drop, drop - reach, drop + reach)
+            rows.append(row)
     return rows
 
 
@@ -334,7 +329,7 @@ def write_table1(
             "sinklab table1 (it goes on where it stopped) or sinklab eval"
         )
     numbers = table1_numbers(found.benchmarks)
-    notes = table1_notes(numbers, found.unfinished) + masked.contrasts(found.benchmarks)
+    notes = table1_notes(numbers, found.unfinished) + contrasts(found.benchmarks)
     stem = Path(out) / "table1"
     doses = table1_doses(numbers)
     beside = {} if doses.empty else {DOSE_TITLE: doses}

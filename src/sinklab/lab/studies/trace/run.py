@@ -19,7 +19,6 @@ from sinklab.core.registry import interventions
 from sinklab.lab.caching.policies import EvictingCache
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.tokens import special_roles, token_text
-from sinklab.lab.records.reading import Run
 from sinklab.lab.records.writing import RunWriter
 from sinklab.lab.scoring.heldout import (
     BATCH,
@@ -31,7 +30,7 @@ from sinklab.lab.scoring.heldout import (
 from sinklab.lab.scoring.prompts import encode
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, sample_seed, seeded
-from sinklab.lab.studies.base import Work, columns_of, heldout_text, labels_of, text_of
+from sinklab.lab.studies.base import Work, columns_of, heldout_text, text_of
 from sinklab.lab.studies.processes import Meter, Progress
 from sinklab.lab.studies.trace.recording import DTYPES, Recorder, Selection
 from sinklab.lab.studies.trace.study import StudySettings
@@ -389,31 +388,3 @@ def score(work: Work) -> None:
         work.loaded, work.plan.text, ks=settings.ks, seed=settings.seed or 0, progress=count
     )
     work.run.table("heldout", table)
-
-
-def mask_sentences(runs: list[Run]) -> list[str]:
-    """Sentences on `mask`: keys removed by each intervention, and the change of the texts."""
-    plain, masked = runs
-    table, words = masked.table("removals"), labels_of("mask")["removed"]
-    lines = [f"edits: {' '.join(masked.info.settings['edits'])}"]
-    for edit, rows in table.groupby("edit", sort=False):
-        facts = [
-            f"{rows['removed'].mean():.3g} keys per head in {rows['forward'].nunique()} forwards"
-        ]
-        means = rows.reindex(columns=[*words]).mean().dropna()
-        facts += [words[name].format(mean, 100 * mean) for name, mean in means.items()]
-        lines.append(f"removed by {edit}: {'; '.join(facts)}")
-    if table.empty:
-        lines.append("removed: nothing")
-    pairs = list(zip(_written(plain), _written(masked), strict=True))
-    mean = sum(agreement(one["token_ids"], other["token_ids"]) for one, other in pairs) / len(pairs)
-    lines.append(f"token agreement with the unedited run: {100 * mean:.1f} %")
-    for one, other in pairs:
-        lines += [f"  plain:  {' '.join(one['completion'].split())}"]
-        lines += [f"  masked: {' '.join(other['completion'].split())}"]
-    return lines
-
-
-def _written(run: Run) -> list[dict[Any, Any]]:
-    table = run.table("generations")
-    return table[table["masked_sinks"] == 0].to_dict("records")

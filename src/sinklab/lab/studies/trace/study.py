@@ -1,16 +1,14 @@
-"""The trace as a study: a model recorded while it writes; and `mask`, two such runs of which one
-loses its sinks.
-"""
+"""The trace as a study: a model recorded while it writes."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from sinklab.core.errors import Checked, limited, unknown
+from sinklab.core.errors import limited, unknown
 from sinklab.core.registry import interventions, studies
 from sinklab.core.registry import statistics as known_statistics
 from sinklab.core.sampling.settings import DecodingSettings
@@ -149,60 +147,6 @@ class StudySettings(DecodingSettings):
         return chosen or any(step == key[0] for key in self.map_keys)
 
 
-@dataclass(frozen=True)
-class MaskSettings(Checked):
-    """Keys to hide while a model writes, and the texts to write."""
-
-    k: int | None = None
-    """Hide this many keys per layer and head; 5 when neither --k nor --epsilon is given."""
-    epsilon: float | None = None
-    """Hide the keys that receive more than 1 + epsilon (S - 1) / S times an even share, instead of
-    --k.
-    """
-    removal: Literal["mask", "zero_value", "evict"] = "mask"
-    """Hide them before the softmax, set their values to zero after it, or evict them from the KV
-    cache.
-    """
-    source: Literal["closed_loop", "clean_pass", "carried"] = "closed_loop"
-    """How keys are selected: from the step before of the edited run (closed_loop), from an unedited
-    forward pass (clean_pass), or keys once selected stay hidden (carried)."""
-    control: Literal["sinks", "random", "equal_mass", "recent", "lowest"] = "sinks"
-    """Keys to hide: sinks (the keys so chosen), or as controls the same number of random, most
-    recent or least attended other keys, or keys that are no sinks and together receive as much.
-    """
-    most: int | None = None
-    """With --source carried: the largest number of keys hidden from a head at once."""
-    study: StudySettings = field(default_factory=StudySettings)
-    """Texts to write and statistics to record, in both runs."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.k is not None and self.epsilon is not None:
-            raise ValueError(f"give --k or --epsilon, not both: got {self.k} and {self.epsilon}")
-
-    def edited(self, *, by_last_row: bool) -> StudySettings:
-        """The settings of the edited run.
-
-        Args:
-            by_last_row: the model is autoregressive: sinks are chosen by the last token's row of
-                the step before, also if its first forward has a whole prompt.
-        """
-        k = 5 if self.k is None and self.epsilon is None else self.k
-        fields = {name: getattr(self, name) for name in ("epsilon", "removal", "source", "control")}
-        edits = (
-            interventions.make("mask_sinks", k=k, limit=self.most, **fields),
-            *self.study.edits,
-        )
-        if by_last_row:
-            edits = tuple(
-                replace(edit, selector="last_row")
-                if getattr(edit, "selector", None) == "received"
-                else edit
-                for edit in edits
-            )
-        return replace(self.study, edits=edits)
-
-
 @studies.register("trace")
 class Trace(Study):
     """Record the attention every token receives at every denoising step while a model writes, in a
@@ -288,55 +232,6 @@ class Trace(Study):
             lines.append(f"what it writes with sinks hidden: {again} {path}-masked --mask-sinks 5")
         curve, ablate = f"sinklab curve --model {name}", f"sinklab ablate --model {name}"
         return [*lines, f"what hiding them costs: {curve}; head by head: {ablate}"]
-
-
-@studies.register("mask")
-class Mask(Trace):
-    """Ablate the sinks of a model while it writes, and report the changes.
-
-    Writes two run folders, OUT/plain and OUT/masked, and prints the attention mass removed, the
-    overlap of the selections at successive steps, and the token agreement of the two texts. In each
-    layer and head the keys that received most at the previous step are hidden (closed loop; the
-    first step is unedited). A hidden key receives nothing, so the closed loop hides other keys at
-    the next step; --source clean_pass or carried hides the same ones.
-
-    Try
-        sinklab mask "The house stood at the end of a" --k 5
-        sinklab mask --k 5 --control random --out runs/control
-        sinklab mask --epsilon 3 --removal zero_value --out runs/zero
-        sinklab mask --k 1 --source carried --most 8 --edits window_attention:radius=16 --out \\
-            runs/more
-    """
-
-    Settings = MaskSettings
-    hidden = ("mask_sinks", "heldout", "ks", "heldout_rows", "heldout_length", "truncate")
-    sentences = deferred("sinklab.lab.studies.trace.run:mask_sentences")
-
-    def amount(self, settings: Any, info: Any) -> Amount:
-        """Both runs."""
-        return super().amount(replace(settings.study, mask_sinks=(0,)), info)
-
-    def settings_of(self, folder: str | Path) -> Any:
-        """Two runs have no settings in one. Raises ValueError."""
-        raise ValueError(
-            "`mask` writes two runs, and each is reproduced by itself: sinklab trace --reproduce "
-            f"{folder}/masked"
-        )
-
-    def folders(self, out: Path) -> list[Path]:
-        """The run folders without and with the interventions."""
-        return [out / "plain", out / "masked"]
-
-    def of_folders(self, loaded: Loaded, settings: MaskSettings) -> list[StudySettings]:
-        """The settings without edits, and with them."""
-        return [
-            replace(settings.study, edits=()),
-            settings.edited(by_last_row=loaded.family != "diffusion"),
-        ]
-
-    def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
-        """The command that compares the runs."""
-        return [f"next: sinklab compare {runs[0].path} {runs[1].path}"]
 
 
 study = Trace()
