@@ -104,69 +104,30 @@ def test_it_runs_from_the_command_line(model: str, capsys: pytest.CaptureFixture
 
 
 SUMS = """
-task: {name}
+task: my_plain
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {rows}}}, cache_dir: {cache}}}
 test_split: test
 output_type: generate_until
-doc_to_text: "{{{{q}}}}{template}"
+doc_to_text: "{{{{q}}}}"
 doc_to_target: "{{{{a}}}}"
 generation_kwargs: {{until: ["zzz"], max_gen_toks: 4}}
-metric_list: [{{metric: {metric}, aggregation: mean, higher_is_better: true{hub}}}]
-{more}
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
 """
 
 
 @pytest.fixture
 def own_tasks(tmp_path: Path) -> str:
-    """Task files of one's own: one that is plain, and three that would run code."""
+    """A task file of one's own."""
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "rows.jsonl").write_text('{"q": "The sea", "a": "4"}\n' * 2)
-    (folder / "evil.py").write_text("import os\nos.mkdir('ran')\ndocs = lambda rows: rows\n")
-    usual = {
-        "rows": folder / "rows.jsonl",
-        "cache": tmp_path / "data_sets",
-        "template": "",
-        "metric": "exact_match",
-    }
-    for name, changes in {
-        "plain": {},
-        "function": {"more": "process_docs: !function evil.docs"},
-        "metric": {"metric": "./evil", "hub": ", hf_evaluate: true"},
-        "template": {"template": "{{ cycler.__init__.__globals__.os.mkdir('ran') }}"},
-    }.items():
-        text = SUMS.format(name=f"my_{name}", **{"hub": "", "more": "", **usual, **changes})
-        (folder / f"{name}.yaml").write_text(text)
+    text = SUMS.format(rows=folder / "rows.jsonl", cache=tmp_path / "data_sets")
+    (folder / "plain.yaml").write_text(text)
     return str(folder)
 
 
-def test_task_files_of_ones_own_run_no_code_unless_allowed(
-    model: str, own_tasks: str, capsys: pytest.CaptureFixture
-) -> None:
-    from sinklab.lab.cli import main
-
-    common = f"eval --model {model} --include-path {own_tasks} --new-tokens 4 --block-length None"
-    assert main(shlex.split(f"{common} --tasks my_plain --out plain")) == 0
-    assert open_run("plain").table("scores")["samples"].tolist() == [2]
-    for name, message in (
-        ("function", "names the function evil.docs; allow it to run with --run-code"),
-        ("metric", "names the metric ./evil, code of its own; allow it to run with --run-code"),
-        ("template", "the task file of my_template cannot be used (SecurityError"),
-        ("nothing", "unknown task 'my_nothing'"),
-    ):
-        assert main(shlex.split(f"{common} --tasks my_{name} --data data --out refused")) == 2
-        assert message in capsys.readouterr().err
-        assert not Path("ran").exists() and not Path("refused").exists()
-    assert main(shlex.split(f"{common} --tasks my_function --out allowed --run-code")) == 0
-    assert Path("ran").is_dir()
-    assert main(shlex.split("eval --include-path nowhere")) == 2
-    assert "task files lie in a folder, but nowhere is none" in capsys.readouterr().err
-
-
-def test_a_plan_counts_documents_and_steps(
-    model: str, own_tasks: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_plan_counts_documents_and_steps(model: str, capsys: pytest.CaptureFixture) -> None:
     from sinklab.lab.cli import main
 
     common = f"--model {model} --data data --num-fewshot 0 --new-tokens 4 --batch 1 --dry-run"

@@ -381,7 +381,6 @@ HOSTILE: dict[str, Any] = {
     "overwrite": True,
     "run_code": True,
     "allow_pickle": True,
-    "include_path": "elsewhere",
     "plugin": "evil.py",
     "log_to": "wandb",
     "models": "stolen",

@@ -120,13 +120,13 @@ def test_a_pass_over_many_requests_is_counted_while_it_lasts(make: Any) -> None:
 def test_the_amount_of_a_likelihood_task_counts_choices_copies_and_clean_passes(
     monkeypatch: Any,
 ) -> None:
-    document = {"q": "a" * 40, "choices": ["b" * 40, "c" * 40]}
+    choice = SimpleNamespace(args=("a" * 40, "b" * 40))
     task = SimpleNamespace(
         OUTPUT_TYPE="multiple_choice",
-        eval_docs=[document] * 10,
-        doc_to_text=lambda one: one["q"],
-        doc_to_choice=lambda one: one["choices"],
-        get_config=lambda name: None,
+        eval_docs=[{}] * 10,
+        instances=[choice] * 20,
+        build_all_requests=lambda limit: None,
+        set_fewshot_seed=lambda seed: None,
     )
     settings = EvalSettings(tasks=("toy",), mc_samples=16, record_sinks=0, likelihood_batch=4)
     monkeypatch.setattr(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 from statistics import mean
@@ -70,8 +69,9 @@ def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
 
 def named(settings: EvalSettings, names: Sequence[str]) -> list[Any]:
     """Tasks of these names. Raises ValueError as `offline.tasks` does."""
-    how: dict[str, Any] = {"run_code": settings.run_code, "num_fewshot": settings.num_fewshot}
-    return offline.tasks(names, settings.data, include_path=settings.include_path, **how)[0]
+    return offline.tasks(
+        names, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot
+    )[0]
 
 
 def amount_of(
@@ -123,61 +123,45 @@ def _of_run(
     own = {name: task for name, task in tasks.items() if name in settings.tasks} or tasks
     for name, task in own.items():
         if settings.tasks != (TWO_STAGE,):
-            count = _writing if task.OUTPUT_TYPE == "generate_until" else _scoring
-            more, of_more = count(settings, info, name, task)
-            evaluations, positions = evaluations + more, positions + of_more
+            more, of_more = _of_task(settings, info, name, task)
+            evaluations += more
+            positions += of_more
     return evaluations, positions
 
 
-def _letters(settings: EvalSettings, task: Any) -> tuple[float, float, float]:
-    """Means over the first documents: letters of a prompt, of a continuation, and choices of a
-    question.
-    """
-    prompts, answers, choices = [], [], []
-    for document in itertools.islice(task.eval_docs, SAMPLED):
-        is_choice = task.OUTPUT_TYPE == "multiple_choice"
-        given = task.doc_to_choice(document) if is_choice else [task.doc_to_target(document)]
-        prompts.append(len(str(task.doc_to_text(document))))
-        answers.append(sum(len(str(one)) for one in given) / len(given))
-        choices.append(len(given))
-    shots = 1 + (task.get_config("num_fewshot") or 0)
-    prompt, answer = mean(prompts), mean(answers)
-    # the worked examples have their answers too
-    return (
-        prompt * shots + answer * (shots - 1) + CHAT_LETTERS * settings.chat,
-        answer,
-        mean(choices),
-    )
+def _of_task(settings: EvalSettings, info: Any, name: str, task: Any) -> tuple[float, float]:
+    """Evaluations of a task, and their positions, from the requests of its first documents.
 
-
-def _writing(settings: EvalSettings, info: Any, name: str, task: Any) -> tuple[float, float]:
-    """Evaluations of a task that asks for texts, and their positions: every step of every
-    answer.
-    """
-    asks = (task.get_config("generation_kwargs") or {}).get("max_gen_toks", DEFAULT_TOKENS)
-    length = settings.new_tokens or TOKENS.get(name, asks)
-    rows = _documents(settings, task) * (settings.steps or length)
-    prompt = _letters(settings, task)[0] / LETTERS
-    # an autoregressive model reads what it has read from its cache
-    each = 1 if info.family != "diffusion" else prompt + length
-    return rows / settings.batch, rows * each
-
-
-def _scoring(settings: EvalSettings, info: Any, name: str, task: Any) -> tuple[float, float]:
-    """Evaluations of a task that asks for likelihoods, and their positions: every noisy copy of
-    every continuation.
-
+    Every step of every text is an evaluation, and so is every noisy copy of every continuation.
     Watched continuations are read by themselves; with edits each is also read once before, because
     edits choose in a clean pass.
     """
-    prompt, answer, choices = _letters(settings, task)
-    docs = _documents(settings, task)
-    watched = docs if settings.record_sinks is None else min(docs, settings.record_sinks)
-    # equal masks of a short continuation run once
-    longest = 2.0 ** min(answer / LETTERS, 20)
-    copies = min(settings.mc_samples, longest) if info.family == "diffusion" else 1
-    passes = 2 if settings.mask_sinks else 1
-    rows = choices * copies * passes
-    evaluations = watched * choices * passes * math.ceil(copies / settings.likelihood_batch)
-    evaluations += (docs - watched) * rows / settings.likelihood_batch
-    return evaluations, docs * rows * (prompt + answer) / LETTERS
+    documents = _documents(settings, task)
+    task.build_all_requests(limit=SAMPLED)
+    # the run draws its worked examples from the beginning
+    task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    requests = [request.args for request in task.instances]
+    chat = CHAT_LETTERS * settings.chat
+    if task.OUTPUT_TYPE == "generate_until":
+        asks = requests[0][1].get("max_gen_toks", DEFAULT_TOKENS)
+        length = settings.new_tokens or TOKENS.get(name, asks)
+        rows = documents * (settings.steps or length)
+        each = 1.0
+        # an autoregressive model reads what it has read from its cache
+        if info.family == "diffusion":
+            each = (mean(len(prompt) for prompt, _ in requests) + chat) / LETTERS + length
+        return rows / settings.batch, rows * each
+    texts = mean(sum(map(len, parts)) for parts in requests) + chat
+    choices = len(requests) / min(SAMPLED, len(task.eval_docs))
+    copies = 1.0
+    if info.family == "diffusion":
+        # equal masks of a short continuation run once
+        tokens = mean(len(parts[-1]) for parts in requests) / LETTERS
+        copies = min(settings.mc_samples, 2.0 ** min(tokens, 20))
+    passes = choices * (2 if settings.mask_sinks else 1)
+    watched = documents
+    if settings.record_sinks is not None:
+        watched = min(documents, settings.record_sinks)
+    evaluations = watched * passes * math.ceil(copies / settings.likelihood_batch)
+    evaluations += (documents - watched) * passes * copies / settings.likelihood_batch
+    return evaluations, documents * passes * copies * texts / LETTERS

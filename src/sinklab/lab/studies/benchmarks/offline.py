@@ -4,11 +4,10 @@ on disk.
 
 import hashlib
 import importlib.util
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from sinklab.core.errors import near
 from sinklab.core.registry import sandboxes
@@ -30,7 +29,6 @@ def tasks(
     *,
     run_code: bool = False,
     num_fewshot: int | None = None,
-    include_path: Folder = None,
     cache: Folder = None,
 ) -> tuple[list[Any], Any]:
     """Tasks for ``lm_eval.simple_evaluate(tasks=…, task_manager=…)``, checked and with their data
@@ -47,8 +45,6 @@ def tasks(
         run_code: allow tasks that run programs written by the model.
         num_fewshot: examples in each prompt, in place of the task's own number: they need a
             training split.
-        include_path: folder of further task files; functions that they name with ``!function`` are
-            imported only with `run_code`.
         cache: folder for converted files and task files, which serve plain ``lm_eval
             --include_path`` too.
 
@@ -73,28 +69,27 @@ def tasks(
         sandbox().boundary()
     from lm_eval.tasks import TaskManager
 
-    mine = TaskManager(include_path=_folder("task", include_path), include_defaults=False)
-    own = {name: mine.task_index[name].kind for name in wanted if name in mine.task_index}
-    others = [name for name in wanted if name not in (*OFFLINE, *own)]
+    others = [name for name in wanted if name not in OFFLINE]
     if data is not None and others:
         raise _unknown_task(others[0], (*OFFLINE, TWO_STAGE), "tasks on local files")
-    _folder("benchmark", data)
+    if data is not None and not Path(data).is_dir():
+        raise ValueError(
+            f"benchmark files lie in a folder, but {data} is none; give the folder that holds them"
+        )
     # task files name the converted ones, whatever folder they are read from
     root = (Path(cache) if cache is not None else cache_folder("benchmarks")).absolute()
-    packaged = [name for name in wanted if name in OFFLINE and name not in own]
+    packaged = [name for name in wanted if name in OFFLINE]
     configs = {name: _config(SOURCES[name], data, root, num_fewshot) for name in packaged}
-    manager = TaskManager(include_path=_task_files(configs, root), include_defaults=False)
-    # lm-eval reads thousands of files to know all of its tasks, of which a group may name some
-    needs_all = others or {one.name for one in own.values()} - {"TASK"}
-    whole = TaskManager(include_path=include_path) if needs_all else mine if own else manager
-    if unknown := [name for name in others if name not in whole.task_index]:
-        raise _unknown_task(unknown[0], [*OFFLINE, TWO_STAGE, *whole.all_tasks], "lm-eval's tasks")
-    sources = {name: manager if name in configs else whole for name in wanted}
-    return [
-        task
-        for name in wanted
-        for task in _loaded(sources[name], name, run_code or name not in own)
-    ], whole
+    mine = TaskManager(include_path=_task_files(configs, root), include_defaults=False)
+    # lm-eval reads thousands of files to know all of its tasks
+    whole = TaskManager() if others else mine
+    loaded: list[Any] = []
+    for name in wanted:
+        manager = mine if name in configs else whole
+        if name not in manager.task_index:
+            raise _unknown_task(name, [*OFFLINE, TWO_STAGE, *whole.all_tasks], "lm-eval's tasks")
+        loaded += _loaded(manager, name)
+    return loaded, whole
 
 
 def _task_files(configs: dict[str, Any], root: Path) -> str | None:
@@ -107,61 +102,6 @@ def _task_files(configs: dict[str, Any], root: Path) -> str | None:
             made / f"{name}.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         )
     return str(made) if configs else None
-
-
-def _folder(what: str, given: Folder) -> Folder:
-    if given is not None and not Path(given).is_dir():
-        raise ValueError(
-            f"{what} files lie in a folder, but {given} is none; give the folder that holds them"
-        )
-    return given
-
-
-class CodeRefused(ValueError):
-    """A task file names code that was not allowed."""
-
-
-@contextmanager
-def without_code() -> Iterator[None]:
-    """lm-eval without the functions and metrics that a task file from elsewhere names, its
-    templates in a sandbox.
-    """
-    import lm_eval
-    from jinja2 import StrictUndefined
-    from jinja2.sandbox import SandboxedEnvironment
-    from lm_eval import utils
-    from lm_eval.api import registry, task
-    from lm_eval.tasks import _yaml_loader
-
-    trusted = Path(lm_eval.__file__).parent
-    imported, sandbox = (
-        _yaml_loader._import_func_in_yml,
-        SandboxedEnvironment(undefined=StrictUndefined),
-    )
-    sandbox.keep_trailing_newline, sandbox.filters = True, utils.env.filters
-
-    def function(spec: str, folder: Path) -> Any:
-        if not folder.resolve().is_relative_to(trusted):
-            raise CodeRefused(
-                f"a task file in {folder} names the function {spec}; allow it to run with "
-                "--run-code"
-            )
-        return imported(spec, folder)
-
-    def metric(name: str, hf_evaluate_metric: bool = False) -> Any:
-        if hf_evaluate_metric or registry.get_metric_aggregation(name) is None:
-            raise CodeRefused(
-                f"a task file names the metric {name}, code of its own; allow it to run with "
-                "--run-code"
-            )
-        return registry.get_metric(name)
-
-    with (
-        patch.object(_yaml_loader, "_import_func_in_yml", function),
-        patch.object(task, "get_metric", metric),
-        patch.object(utils, "env", sandbox),
-    ):
-        yield
 
 
 def sandbox() -> Any:
@@ -245,7 +185,7 @@ def _config(source: Source, data: Folder, cache: Path, num_fewshot: int | None) 
     }
 
 
-def _loaded(manager: Any, name: str, runs_code: bool) -> list[Any]:
+def _loaded(manager: Any, name: str) -> list[Any]:
     """The tasks of this name, one or those of a group, with their data."""
     import datasets
 
@@ -256,14 +196,10 @@ def _loaded(manager: Any, name: str, runs_code: bool) -> list[Any]:
             datasets.disable_progress_bars()
             quiet.callback(datasets.enable_progress_bars)
         try:
-            with nullcontext() if runs_code else without_code():
-                loaded = manager.load(name)
-        except CodeRefused:
-            raise
+            loaded = manager.load(name)
         except Exception as error:
             # data sets, the Hub and their clients fail in dozens of ways
-            own = f"the task file of {name} cannot be used ({type(error).__name__}: {error})"
-            raise ValueError(hub_failure(name, error) if runs_code else own) from error
+            raise ValueError(hub_failure(name, error)) from error
     _refuse_others(
         [task.task_name for task in loaded["tasks"].values() if getattr(task, "UNSAFE_CODE", False)]
     )

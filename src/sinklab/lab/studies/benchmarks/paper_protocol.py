@@ -90,7 +90,7 @@ def deviations(settings: EvalSettings, plan: Plan) -> list[str]:
     """
     usual, kept = SETTINGS.kept(), settings.kept()
     # tasks, folders and permissions change no score of a task
-    free = {"tasks", "data", "run_code", "include_path", "chat"}
+    free = {"tasks", "data", "run_code", "chat"}
     found = [
         f"{name}={kept[name]}"
         for name in sorted(kept.keys() - free)

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
@@ -287,12 +287,8 @@ def _scored(
         "fewshot_as_multiturn": settings.chat,
     }
     how |= {"confirm_run_unsafe_code": settings.run_code, "bootstrap_iters": BOOTSTRAP}
-    held = (
-        offline.without_code() if settings.include_path and not settings.run_code else nullcontext()
-    )
     with (
         quiet(),
-        held,
         suppress(_Elsewhere),
         patch.object(ConfigurableTask, "apply_filters", filtered),
     ):

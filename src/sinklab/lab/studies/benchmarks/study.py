@@ -75,9 +75,6 @@ class EvalSettings(DecodingSettings):
     """Worked examples in front of each question; the task's own number when left out."""
     data: str | None = None
     """Folder with the benchmarks' files; the Hub when left out."""
-    include_path: str | None = None
-    """Folder of task files (YAML) of your own for lm-eval. Functions that they name (!function) are
-    run only with --run-code."""
     new_tokens: int | None = limited(None, at_least=1)
     """Tokens to write per answer; the task's own number, else 256, when left out."""
     block_length: int | None = 32
@@ -184,9 +181,7 @@ class EvalSettings(DecodingSettings):
         return {name: value for name, value in as_record(self).items() if name not in free}
 
 
-LATER: dict[str, Any] = {name: MASKING[name] for name in ("protocol", "sink_rule")} | {
-    "include_path": None
-}
+LATER: dict[str, Any] = {name: MASKING[name] for name in ("protocol", "sink_rule")}
 """Settings that older runs do not have, and their defaults."""
 
 
@@ -266,10 +261,10 @@ class Evaluation(Study):
     as it comes: --resume goes on after an interruption. Under `accelerate launch` the documents are
     dealt to the processes.
 
-    Benchmarks are read from files below --data, or from the Hub when it is left out; --include-path
-    names task files of your own. `python -m sinklab.lm_eval run --model sinklab …` is lm-eval's own
-    command line. HumanEval runs the model's programs, in processes of its own behind a boundary of
-    the system if there is one, and only with --run-code.
+    Benchmarks are read from files below --data, or from the Hub when it is left out. `python -m
+    sinklab.lm_eval run --model sinklab …` is lm-eval's own command line, also for task files of
+    your own (--include_path). HumanEval runs the model's programs, in processes of its own behind a
+    boundary of the system if there is one, and only with --run-code.
 
     Try
         sinklab eval --tasks gsm8k --data benchmarks --limit 8 --num-fewshot 0 --new-tokens 64
@@ -288,7 +283,7 @@ class Evaluation(Study):
 
     Settings = EvalSettings
     kind = "benchmark"
-    permissions = ("run_code", "include_path")
+    permissions = ("run_code",)
     shards = True
     amount = deferred("sinklab.lab.studies.benchmarks.asked:amount_of")
     _evaluate = deferred("sinklab.lab.studies.benchmarks.run:evaluate")

@@ -29,7 +29,7 @@ from sinklab.lab.data.pairs import Pair
 from sinklab.lab.scoring.answers import SinkFacts, Totals, followed, needs_own_batch
 from sinklab.lab.scoring.writing import Writing, ended, ending, sample_seed, seeded
 from sinklab.lab.studies.benchmarks.offline import tasks
-from sinklab.lab.studies.benchmarks.requests import Asked, Part, Steps, Unit, parts_of
+from sinklab.lab.studies.benchmarks.requests import Asked, Part, Unit, parts_of, stepper
 from sinklab.lab.studies.benchmarks.study import TWO_STAGE
 from sinklab.lab.studies.request_cache import request_key
 
@@ -371,32 +371,30 @@ def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
         ValueError: as `TwoStage` does.
     """
     settings = model.settings
-    asked = [
-        Asked(
-            key=request_key(TWO_STAGE, number, document["question"]), document=(TWO_STAGE, number)
-        )
-        for number, document in enumerate(documents)
-    ]
+    asked = []
+    for number, document in enumerate(documents):
+        key = request_key(TWO_STAGE, number, document["question"])
+        asked.append(Asked(key=key, document=(TWO_STAGE, number)))
+    protocol = TwoStage(
+        model.loaded,
+        two_stage_settings(settings, published=settings.published),
+        published=settings.published,
+        edits=model.edits,
+        batch=settings.batch,
+        watch=settings.watches,
+    )
+    most = 2 * (protocol.decoding.steps or LENGTH)
 
-    def units(model: SinklabLM, asked: Sequence[Asked]) -> Iterator[Unit]:
-        how: dict[str, Any] = {
-            "published": settings.published,
-            "edits": model.edits,
-            "batch": settings.batch,
-        }
-        how["settings"] = two_stage_settings(settings, published=settings.published)
-        keys = {each.document[1]: each.key for each in asked}
-        protocol = TwoStage(model.loaded, watch=settings.watches, **how)
-        most = 2 * (how["settings"].steps or LENGTH)
+    def answered(some: list[Asked]) -> Part:
+        told = replace(protocol, progress=stepper(model, len(some), most))
+        keys = {each.document[1]: each.key for each in some}
+        questions = [documents[number]["question"] for number in keys]
+        found = {answer.number: asdict(answer) for answer in told.answers(questions, [*keys])}
+        return {keys[number]: answer for number, answer in found.items()}
 
-        def answered(numbers: list[int]) -> Part:
-            told = replace(protocol, progress=Steps(model, len(numbers), most))
-            found = told.answers([documents[number]["question"] for number in numbers], numbers)
-            kept = [asdict(answer) | {"sinks": list(answer.sinks)} for answer in found]
-            return {keys[answer.pop("number")]: answer for answer in kept}
-
-        for numbers in parts_of([*keys], BATCH if settings.published else settings.batch):
-            yield [keys[number] for number in numbers], partial(answered, numbers)
+    def units(model: SinklabLM, asked: list[Asked]) -> Iterator[Unit]:
+        for some in parts_of(asked, BATCH if settings.published else settings.batch):
+            yield [each.key for each in some], partial(answered, some)
 
     model.answers(asked, f"{TWO_STAGE}: answering {{}} questions", units)
 
@@ -408,41 +406,41 @@ def rows(
     published: bool,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of the tables ``scores`` and ``samples``."""
+    # answers of an older run have no number of their own
     answers = [
-        TwoStageAnswer(number, **told[TWO_STAGE, number, 0]) for number in range(len(documents))
+        TwoStageAnswer(**{**told[TWO_STAGE, number, 0], "number": number})
+        for number in range(len(documents))
     ]
-    right, count = (
-        rights(answers, [row["answer"] for row in documents], published=published),
-        len(documents),
-    )
+    right = rights(answers, [row["answer"] for row in documents], published=published)
+    count = len(documents)
     share = sum(right) / count
+    about = {"task": TWO_STAGE, "filter": "none"}
     scores = {
-        "task": TWO_STAGE,
+        **about,
         "metric": "exact_match",
-        "filter": "none",
         "value": share,
         "samples": count,
+        "stderr": math.sqrt(share * (1 - share) / count),
+        "higher_is_better": True,
+        "no_answer": sum(one.answer is None for one in answers) / count,
     }
-    scores |= {"stderr": math.sqrt(share * (1 - share) / count), "higher_is_better": True}
-    scores |= {"no_answer": sum(one.answer is None for one in answers) / count}
-    samples = [
-        {
-            "task": TWO_STAGE,
-            "filter": "none",
+    samples = []
+    for answer, document, is_right in zip(answers, documents, right, strict=True):
+        sample = {
+            **about,
             "doc_id": answer.number,
             "prompt": document["question"],
-        }
-        | {
             "response": answer.text,
             "answer": answer.answer or "",
             "target": document["answer"],
             "right": float(is_right),
-        }
-        | {
             "metrics": json.dumps({"exact_match": float(is_right)}),
             "no_answer": answer.answer is None,
+            "logprobs": [],
+            "stderrs": [],
+            "tokens": 0,
+            "steps": answer.steps,
+            "cut": 0,
         }
-        | {"logprobs": [], "stderrs": [], "tokens": 0, "steps": answer.steps, "cut": 0}
-        for answer, document, is_right in zip(answers, documents, right, strict=True)
-    ]
+        samples.append(sample)
     return [scores], samples
