@@ -72,11 +72,14 @@ def _short(message: str) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| architecture | kind | attention | result |", "|---|---|---|---|"]
+    """A line for each kind, form of attention and result, with the architectures that share them."""
+    names: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
-        lines.append(
-            f"| {row['name']} | {KINDS[row['kind']]} | {row['form']} | {in_words(row['found'])} |"
-        )
+        shared = (KINDS[row["kind"]], row["form"], in_words(row["found"]))
+        names.setdefault(shared, []).append(row["name"])
+    lines = ["| kind | attention | result | architectures |", "|---|---|---|---|"]
+    for shared, found in names.items():
+        lines.append(f"| {' | '.join(shared)} | {', '.join(found)} |")
     return "\n".join(lines)
 
 

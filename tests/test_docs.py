@@ -203,8 +203,10 @@ METHODS = (
 def test_every_method_has_its_line_with_the_file_that_defines_it(kind: str) -> None:
     text = (ROOT / "docs" / "methods.md").read_text("utf-8")
     section = next(part for part in text.split("\n## ") if f"`registry.{kind}`" in part)
+    usual = re.search(r"defined in \[[\w.]+\]\(\.\./src/sinklab/(.+?)\)", section)
+    assert usual is not None, f"docs/methods.md: {kind}"
     lines = re.findall(
-        r"^\| \[`(\w+)`\]\(\.\./src/sinklab/(.+?)\) \| ([^|]+) \| [^|]+ \|$",
+        r"^\| \[?`(\w+)`(?:\]\(\.\./src/sinklab/(.+?)\))? \| ([^|]+) \| [^|]+ \|$",
         section,
         re.M,
     )
@@ -213,7 +215,7 @@ def test_every_method_has_its_line_with_the_file_that_defines_it(kind: str) -> N
     for name, file, about in lines:
         value = known[name]
         defined = inspect.getsourcefile(value if isinstance(value, type) else type(value))
-        assert Path(str(defined)).as_posix().endswith(f"/sinklab/{file}"), name
+        assert Path(str(defined)).as_posix().endswith(f"/sinklab/{file or usual[1]}"), name
         assert about.strip() != ""
 
 
