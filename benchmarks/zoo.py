@@ -72,7 +72,7 @@ def _short(message: str) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A line for each kind, form of attention and result, with the architectures that share them."""
+    """A line for each kind, form of attention and result, with its architectures."""
     names: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         shared = (KINDS[row["kind"]], row["form"], in_words(row["found"]))
