@@ -29,20 +29,16 @@ def test_everything_is_drawn(page, one):
     assert page.run("document.querySelectorAll('.canvas-text span:not([hidden])').length") == 25
     assert page.run("document.querySelectorAll('.canvas-text .main').length") == 1
     assert page.run("document.querySelectorAll('.canvas-text .masked').length") > 3
-    curves = page.run(
-        "[...document.querySelectorAll('[data-chart]:has(.curve)')].map((figure) => "
-        "figure.dataset.chart)"
+    charts = page.run(
+        "[...document.querySelectorAll('article:has(svg.figure)')].map((card) => card.id)"
     )
-    assert set(curves) == {
-        "share",
-        "norms",
-        "count",
-        "curve",
-        "histogram",
-        "motion",
-        "story-exist",
-        "story-move",
-    }
+    assert charts == ["", "", "share", "norms", "count", "curve", "histogram", "motion"]
+    # colours and letters are those of the page
+    line = "getComputedStyle(document.querySelector('#share .figure text'))"
+    light = page.run(f"{line}.fill")
+    assert page.run(f"{line}.fontFamily") == page.run("getComputedStyle(document.body).fontFamily")
+    page.press("t")
+    assert page.run(f"{line}.fill") != light
     assert page.run("document.getElementById('failed').hidden")
 
 

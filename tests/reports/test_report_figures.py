@@ -1,4 +1,3 @@
-import json
 import re
 from importlib import resources
 
@@ -37,6 +36,7 @@ from sinklab.lab.reports import (
     value_norms,
     value_norms_by_state,
 )
+from sinklab.lab.reports.inline import Picture, svg_of
 from sinklab.lab.reports.style import printable
 from sinklab.lab.reports.words import number, percent, words_of
 
@@ -370,19 +370,22 @@ def test_page_files_and_numbers_show_what_was_prepared_once(make_study, tmp_path
     runs = as_studies([make_study("plain", samples=8), make_study("sink", added=1, samples=8)])
     chart = figures[name].prepare(runs)
     html = report(runs, tmp_path, tables=()).read_text("utf-8")
-    content = json.loads(re.search(r'id="payload">(.*?)</script>', html, re.S)[1])
-    anchor = next(card["anchor"] for card in words_of("cards", "study") if card["figure"] == name)
-    series = content["charts"][anchor]["series"]
-    drawn = [line for line in figures[name](runs).lines if line.get_marker() in style.MARKERS]
-    assert len(series) == len(drawn) == len(chart.lines) == len(chart.numbers().columns)
-    for line, shown, on_file in zip(chart.lines, series, drawn, strict=True):
-        np.testing.assert_allclose(np.array(shown["points"], float)[:, 1], line.y, rtol=1e-4)
+    card = next(card for card in words_of("cards", "study") if card["figure"] == name)
+    axes = figures[name](runs)
+    drawn = [line for line in axes.lines if line.get_marker() in style.MARKERS]
+    numbers = chart.numbers()
+    assert len(drawn) == len(chart.lines) == len(numbers.columns)
+    for line, on_file, column in zip(chart.lines, drawn, numbers.columns, strict=True):
         np.testing.assert_array_equal(on_file.get_ydata(), line.y)
-        np.testing.assert_allclose(np.array(shown["points"], float)[:, 2], line.low, rtol=1e-4)
-        cells = chart.numbers()[shown["name"]]
+        cells = numbers[column]
         assert all(
             cell.startswith(number(value)) for cell, value in zip(cells, line.y, strict=True)
         )
+    # the page has the same drawing, with names of its own
+    shown = Picture(name, svg_of(axes.figure), card["title"], card["anchor"])
+    assert shown.__html__() in html and chart.x.label in shown.svg
+    parts = re.findall(r' id="([^"]+)"', html)
+    assert len(parts) == len(set(parts))
 
 
 def test_intervals_are_those_of_the_samples(make_study):

@@ -18,7 +18,8 @@ from sinklab import __version__
 from sinklab.lab.records.reading import Run, as_written
 from sinklab.lab.records.storage import RUN_FILE, TABLES, write_beside
 from sinklab.lab.reports import sentences as say
-from sinklab.lab.reports.build import Picture, picture, report, templates
+from sinklab.lab.reports.build import picture, report, templates
+from sinklab.lab.reports.inline import Picture
 from sinklab.lab.reports.runs import READERS, as_shown
 
 PICTURES = {"study": "received_map", "training": "training_loss"}
@@ -163,10 +164,9 @@ def write_gallery(runs: Iterable[Run], out: str | Path, *, title: str = "Attenti
     entries = []
     for name, reader in zip(names, shown, strict=True):
         report(reader, folder / name, tables=())
-        info, pictures = (
-            reader.run.info,
-            picture(PICTURES[reader.run.info.kind], [reader], f"{name}: how it went"),
-        )
+        info = reader.run.info
+        place = f"run-{len(entries) + 1}"
+        pictures = picture(PICTURES[info.kind], [reader], f"{name}: how it went", place)
         about = f"{reader.label} · {info.kind} · {info.created[:10]}"
         entries.append(Entry(name, name, about, say.in_short([reader])[:2], pictures))
     text = (

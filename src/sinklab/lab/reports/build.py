@@ -1,16 +1,13 @@
 """From run folders to report.html: content of the page, as data; page.jinja makes its markup."""
 
-import base64
-import io
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
@@ -22,14 +19,14 @@ from sinklab.lab.records.reading import Run
 from sinklab.lab.records.storage import remove_half_written, write_beside
 from sinklab.lab.reports import sentences as say
 from sinklab.lab.reports.answered import contrast_of
-from sinklab.lab.reports.charts import Chart
-from sinklab.lab.reports.drawing import figure_of, save
+from sinklab.lab.reports.drawing import Figure, figure_of
+from sinklab.lab.reports.inline import Picture, svg_of
 from sinklab.lab.reports.payload import data_block, payload, script, script_hash
 from sinklab.lab.reports.recorded import recorded_statistics, words_of_statistic
 from sinklab.lab.reports.runs import Runs, as_shown
 from sinklab.lab.reports.samples import ADDED, MASK, NotRecorded
 from sinklab.lab.reports.study import Study
-from sinklab.lab.reports.style import THEMES, asset, printable, themed
+from sinklab.lab.reports.style import asset, printable
 from sinklab.lab.reports.tables import (
     compare,
     enrichment_table,
@@ -41,8 +38,8 @@ from sinklab.lab.reports.training import Training
 from sinklab.lab.reports.words import coded, interval, number, percent, tipped, words_of
 
 SHOWN_TOKENS = 15
-# The rest of a page is its script, sentences and tables.
-ARRAYS = 0.93
+# The rest of a page is its script, figures, sentences and tables.
+ARRAYS = 0.89
 SMALL = 500_000
 """characters of the arrays of a study below which a page leaves out pictures of single
 statistics
@@ -71,20 +68,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A figure as addresses that hold it whole, in both themes."""
-
-    light: str
-    dark: str
-    words: str
-    """text in its place if it is not seen"""
-
-
-@dataclass(frozen=True)
 class Card:
-    """One finding: its pictures, or a chart that the script draws, its sentences, and its
-    numbers.
-    """
+    """One finding: its pictures, its sentences, and its numbers."""
 
     title: str
     anchor: str = ""
@@ -92,7 +77,6 @@ class Card:
     sentences: Sequence[str] = ()
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
-    chart: Chart | None = None
     texts: Sequence[Any] | None = None
     """the texts written, a list of rows per sample; empty if none was kept"""
     run: Run | None = None
@@ -121,30 +105,20 @@ def _part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) -> Part
     )
 
 
-def picture(
-    name: str, runs: Any, words: str, top: float | None = None, **options: Any
-) -> list[Picture]:
-    """A figure of the runs, with its options, which ends at ``top``; none if they did not record
-    enough for it.
+def picture(name: str, runs: Any, words: str, place: str, **options: Any) -> list[Picture]:
+    """A figure of the runs as SVG; none if they did not record enough for it.
+
+    Args:
+        name: of the figure.
+        runs: the runs, or one.
+        words: description of the figure.
+        place: name of its place, unique on the page.
+        options: of the figure.
     """
-    addresses = []
-    for theme, look in THEMES.items():
-        written = io.BytesIO()
-        # Letters stay letters: a tenth of the size of their outlines.
-        with themed(look), matplotlib.rc_context({"svg.fonttype": "none"}):
-            try:
-                save(
-                    figure_of(registered[name](runs, theme=theme, top=top, **options)),
-                    "svg",
-                    written,
-                )
-            except NotRecorded:
-                return []
-        addresses.append(
-            f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode('ascii')}"
-        )
-    light, dark = addresses
-    return [Picture(light, dark, words)]
+    with suppress(NotRecorded):
+        drawn = figure_of(registered[name](runs, **options))
+        return [Picture(name, svg_of(drawn), words, place)]
+    return []
 
 
 def table_of(name: str, frame: pd.DataFrame, summary: str = "") -> Table:
@@ -172,23 +146,21 @@ def measured(kind: str, runs: list[Any]) -> list[Part]:
 def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
     """One card; None without sentences and figure (for training runs, without a figure)."""
     anchor, title, how = row["anchor"], row["title"], row["how"]
+    figure: Figure = registered[row["figure"]]
     if kind == "study":
         runs = [
             run for run in runs if (run.layers if anchor != "heldout" else run.heldout is not None)
         ]
         how = how.replace("{rule}", runs[0].rule_words if runs else "")
-    drawn: Any = None
-    with suppress(NotRecorded):
-        drawn = registered[row["figure"]].prepare(runs) if runs else None
+    pictures = picture(row["figure"], runs, title, anchor) if runs else []
     sentences = say.told_of(runs, *row.get("told", ()))
     sentences += [text for name in row.get("together", ()) for text in say.told(name, runs)]
-    if drawn is None and (kind == "training" or not sentences):
+    if not pictures and (kind == "training" or not sentences):
         return None
-    tables = [as_it_is(drawn.numbers(), "numbers")] if drawn and row.get("numbers") else []
-    pictures = [] if kind == "study" else picture(row["figure"], runs, row["alt"])
-    return Card(
-        title, anchor, how, sentences, tables, pictures, chart=drawn if kind == "study" else None
-    )
+    tables = []
+    if pictures and row.get("numbers"):
+        tables.append(as_it_is(figure.prepare(runs).numbers(), "numbers"))
+    return Card(title, anchor, how, sentences, tables, pictures)
 
 
 def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
@@ -254,10 +226,9 @@ def _recorded_cards(studies: list[Study]) -> list[Card]:
     for study in studies:
         for name in recorded_statistics(study):
             title = f"{study.label}: {name}" if len(studies) > 1 else name
-            drawn = picture("statistics", study, f"{title} by layer and step", only=name)
-            cards.append(
-                Card(title, f"statistic-{len(cards) + 1}", words_of_statistic(name), pictures=drawn)
-            )
+            place = f"statistic-{len(cards) + 1}"
+            drawn = picture("statistics", study, f"{title} by layer and step", place, only=name)
+            cards.append(Card(title, place, words_of_statistic(name), pictures=drawn))
     return cards
 
 
@@ -303,7 +274,7 @@ def _of_trainings(trainings: list[Training]) -> list[Part]:
     for place, run in enumerate(trainings):
         # all maps of the page have one scale
         drawn = (
-            picture(name, run, f"{text}, {run.label}", top)
+            picture(name, run, f"{text}, {run.label}", f"{name}-{place + 1}", top=top)
             for name, text in words["figures"].items()
         )
         pictures = [each for some in drawn for each in some]
@@ -439,15 +410,9 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
     parts = parts_of(runs, is_small=budget < SMALL)
     about = ("status", "edited", "reading", "chosen") if is_study else ("status", "edited")
-    charts = {
-        card.anchor: card.chart.as_json() for part in parts for card in part["cards"] if card.chart
-    }
     data = payload(runs, budget) if is_study else {"runs": []}
     explored = [run for run in data["runs"] if run["samples"]]
-    story = say.story_of(runs, [run["label"] for run in explored]) if is_study else []
-    data |= {
-        "charts": charts | {one["anchor"]: one["chart"].as_json() for one in story if one["chart"]}
-    }
+    story = _story(runs, [run["label"] for run in explored], parts) if is_study else []
     return {
         "title": words["title"].replace("{names}", names),
         "story": story,
@@ -465,6 +430,23 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
         ),
         "script": f"{data_block(data)}\n<script>{script()}</script>" if is_study else "",
     }
+
+
+def _story(studies: list[Study], shown: list[str], parts: list[Part]) -> list[dict[str, Any]]:
+    """The opening of the page, with pictures: those of cards below are drawn once."""
+    cards = [card for part in parts for card in part["cards"]]
+    drawn = {one.figure: one for card in cards for one in card.pictures}
+    story = say.story_of(studies, shown)
+    for one in story:
+        found = drawn.get(one["figure"])
+        if found is not None:
+            one["picture"] = replace(found, place=one["anchor"], words=one["title"])
+        elif one["runs"]:
+            new = picture(one["figure"], one["runs"], one["title"], one["anchor"])
+            one["picture"] = new[0] if new else None
+        else:
+            one["picture"] = None
+    return story
 
 
 @lru_cache(maxsize=1)

@@ -27,8 +27,6 @@ FLOOR = 0.5
 """lower end of a logarithmic colour scale: half an even share"""
 FEW = 3
 """lines that each have an entry of the legend; of more, runs and kinds of line have one each"""
-DASHES = {"-": "none", "--": "7 3", ":": "2 3", "-.": "8 3 2 3"}
-"""kinds of line of figures -> of the page"""
 
 
 @dataclass(frozen=True)
@@ -165,49 +163,10 @@ class Chart:
             pd.Index([self.x.said(value) for value in frame.index], name=self.x.label)
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """The data that the script of the page draws."""
-        series = []
-        for entry, line in zip(self.entries, self.lines, strict=True):
-            columns = (
-                [line.x, line.y] if line.low is None else [line.x, line.y, line.low, line.high]
-            )
-            points = [listed(point) for point in zip(*columns, strict=line.kind != "steps")]
-            if line.kind == "steps":
-                points.append([*listed(line.x[-1:]), *listed(line.y[-1:])])
-            dash = DASHES[line.style]
-            series.append(
-                {
-                    "name": entry,
-                    "colour": line.colour,
-                    "dash": dash,
-                    "kind": line.kind,
-                    "points": points,
-                }
-            )
-        axes = {
-            name: {key: value for key, value in vars(getattr(self, name)).items() if value}
-            for name in ("x", "y")
-        }
-        for name, axis in axes.items():
-            ends = {end: getattr(getattr(self, name), end) for end in ("low", "high")}
-            axis |= {end: number_of(value) for end, value in ends.items() if value is not None}
-        return axes | {"series": series, "marks": [vars(mark) for mark in self.marks]}
-
 
 def _cell(value: float, low: float, high: float) -> str:
     said = number(value) if not math.isnan(value) else ""
     return said if math.isnan(low) or not said else f"{said} ({number(low)} … {number(high)})"
-
-
-def number_of(value: float) -> float | None:
-    """A number as JSON has it: a few digits, null in place of NaN."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-def listed(values: Any) -> list[float | None]:
-    """Numbers as JSON has them."""
-    return [number_of(value) for value in np.asarray(values, float).ravel()]
 
 
 @dataclass(frozen=True)

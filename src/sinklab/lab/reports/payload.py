@@ -20,7 +20,6 @@ import pandas as pd
 
 from sinklab.core.sinks.normalize import only
 from sinklab.lab.analysis.tokens import AGES
-from sinklab.lab.reports.charts import listed
 from sinklab.lab.reports.samples import Sample
 from sinklab.lab.reports.sentences import told
 from sinklab.lab.reports.study import Study
@@ -386,6 +385,12 @@ def head_maps(weight_LH: np.ndarray, mobility_LH: np.ndarray | None = None) -> l
     return maps
 
 
+def listed(values: np.ndarray) -> list[float | None]:
+    """Numbers as JSON has them: a few digits, null in place of NaN."""
+    numbers = values.ravel().tolist()
+    return [float(f"{one:.5g}") if math.isfinite(one) else None for one in numbers]
+
+
 # In the order they are put together: a later file may use an earlier one.
 SCRIPTS = (
     "data",
@@ -401,8 +406,6 @@ SCRIPTS = (
     "paths",
     "scatter",
     "pane",
-    "charts",
-    "findings",
     "controls",
     "main",
 )
@@ -427,7 +430,7 @@ def payload(studies: Sequence[Study], budget: int = BUDGET) -> dict[str, Any]:
     """Everything the script draws, as JSON values. ``budget``: characters for the arrays of each
     run.
     """
-    palette = {name: {"scale": theme.scale, "lines": theme.lines} for name, theme in THEMES.items()}
+    palette = {name: {"scale": theme.scale} for name, theme in THEMES.items()}
     return {
         "palette": palette,
         "runs": [facts_of(study) | arrays_of(study, budget) for study in studies],

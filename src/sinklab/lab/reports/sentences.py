@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.core.registry import figures as registered
 from sinklab.lab.analysis.answers import QUESTIONS
 from sinklab.lab.analysis.estimates import FEWEST, SEEDS, Estimate, mean_over
 from sinklab.lab.analysis.movement import motion_word
@@ -190,13 +189,12 @@ def story_of(studies: list[Study], shown: list[str]) -> list[dict[str, Any]]:
             ]
             fields = zip(("run", "layer", "head"), zip(*views, strict=True), strict=True)
             link = "&".join(f"{field}={','.join(map(str, at))}" for field, at in fields)
-        chart = registered[row["figure"]].prepare(runs) if runs else None
         names = [run.label if len(studies) > 1 else "" for run in studies]
         sentences = [
             (name, run.answers[question].sentence) for name, run in zip(names, studies, strict=True)
         ]
         about = {"title": QUESTIONS[question], "anchor": f"story-{name}", "link": f"#{link}"}
-        found.append(about | {"sentences": sentences, "chart": chart})
+        found.append(about | {"sentences": sentences, "figure": row["figure"], "runs": runs})
     return found
 
 

@@ -86,7 +86,6 @@ const controls = {
   recolour() {
     colours.forget();
     this.drawScale();
-    findings.draw();
     // At once: a printer does not wait for the next frame.
     app.draw();
   },

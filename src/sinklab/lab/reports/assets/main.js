@@ -46,7 +46,6 @@ async function begin() {
   app.all = content.runs.map((run) => new RunData(run));
   // A run that recorded no attention has its text and its losses on the page, and nothing to explore.
   app.runs = app.all.filter((run) => run.samples.length);
-  findings.setUp(content.charts);
   if (!app.runs.length) return;
   controls.setUp();
   await restore(numbers);

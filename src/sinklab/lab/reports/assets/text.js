@@ -11,13 +11,6 @@ const make = (tag, attributes = {}, ...children) => {
   return element;
 };
 
-const svg = (tag, attributes = {}, ...children) => {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-};
-
 function number(value, significant = 3) {
   if (value == null || Number.isNaN(value)) return "–";
   const size = Math.abs(value);

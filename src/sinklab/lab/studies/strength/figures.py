@@ -180,9 +180,8 @@ def strength_page(run: Run) -> Path:
     Returns its path.
     """
     name = str(run.info.model["name"])
-    drawn = picture(
-        "strength", [run], f"layer × head of {name}: the first token, and the strongest key"
-    )
+    words = f"layer × head of {name}: the first token, and the strongest key"
+    drawn = picture("strength", [run], words, "heads-drawn")
     heads = (
         "The weight of the first token and the share of the strongest key, means over "
         f"{_kind_of(run)}."
