@@ -304,7 +304,6 @@ def test_mobility_is_the_mean_over_samples_of_what_motion_says(run: Run) -> None
 
 
 def test_arrays_come_with_their_labels(run: Run) -> None:
-    pytest.importorskip("xarray")
     with pytest.raises(ValueError, match="written in parts"):
         run.to_xarray()
     data = run.to_xarray(part=1)

@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -183,14 +182,9 @@ def test_unknown_names_list_the_near_one(tmp_path):
         got.arrays("attention")
 
 
-def test_to_xarray_or_a_clear_error(tmp_path, monkeypatch):
+def test_arrays_have_named_axes(tmp_path):
     with writer(tmp_path) as run:
         run.arrays("a", {"x": np.ones((2, 3))}, dims={"x": ("step", "key")})
-    monkeypatch.setitem(sys.modules, "xarray", None)
-    with pytest.raises(ImportError, match=r"optional package xarray: run `pip install xarray`"):
-        open_run(tmp_path).to_xarray("a")
-    monkeypatch.delitem(sys.modules, "xarray")
-    pytest.importorskip("xarray", reason="xarray is not installed")
     data = open_run(tmp_path).to_xarray("a")
     assert data["x"].dims == ("step", "key") and float(data["x"].sum()) == 6
 

@@ -116,21 +116,15 @@ class Run:
             return _read_dims(path)
 
     def to_xarray(self, name: str, part: int | None = None) -> xr.Dataset:
-        """The arrays of file ``name`` (of one part of it) as an ``xarray.Dataset``.
+        """The arrays of file ``name`` (of one part of it) with the names of their axes.
 
-        Raises ImportError when xarray is not installed.
+        Raises ValueError like `arrays`.
         """
-        try:
-            import xarray as xr
-        except ImportError as error:
-            raise ImportError(
-                "to_xarray needs the optional package xarray: run `pip install xarray`, "
-                f"or use run.arrays({name!r}) and run.dims({name!r})."
-            ) from error
+        import xarray as xr
+
         dims = self.dims(name, part)
-        return xr.Dataset(
-            {key: (dims[key], array) for key, array in self.arrays(name, part).items()}
-        )
+        arrays = self.arrays(name, part)
+        return xr.Dataset({key: (dims[key], array) for key, array in arrays.items()})
 
     def _array_file(self, name: str, part: int | None) -> Path:
         parts = self.info.parts.get(ARRAYS.file(name))

@@ -213,7 +213,6 @@ class Run(reading.Run):
             part: number of the sample; needed if there are several, which may differ in shape.
 
         Raises:
-            ImportError: without xarray.
             ValueError: for an unknown name or part, and several parts without ``part``.
         """
         parts = self.parts(name)
