@@ -10,11 +10,14 @@ os.environ.update(
 )
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+
+from rings import is_missing, ring_of
 
 # Asserts are rewritten and src is compiled once, not in each run, worker and child process: seven
 # seconds a worker.
@@ -43,11 +46,27 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out files of a ring whose folder was deleted, and folders whose conftest.py is one."""
+    file = collection_path
+    if file.is_dir():
+        file = file / "conftest.py"
+    if file.suffix == ".py" and file.is_file() and is_missing(ring_of(file)):
+        return True
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a browser is slow. Slow tests begin first, the longest of all, lest one worker end
-    alone with them.
+    """Leave out tests marked for a ring that is not there. A test with a browser is slow.
+
+    Slow tests begin first, the longest of all, lest one worker end alone with them.
     """
+    items[:] = [
+        item
+        for item in items
+        if not any(is_missing(mark.args[0]) for mark in item.iter_markers("ring"))
+    ]
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")

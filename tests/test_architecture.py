@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.ring("extras")
+
 SOURCE = Path(__file__).parents[1] / "src" / "sinklab"
 RINGS = ("core", "lab", "extras")
 EVERYWHERE = {"core.errors", "core.registry"}

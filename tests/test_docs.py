@@ -41,6 +41,8 @@ from sinklab.core.registry import (
     unmasking_rules,
 )
 
+pytestmark = pytest.mark.ring("extras")
+
 ALL = (caches, families, interventions, rules, sinks, statistics, studies, unmasking_rules)
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

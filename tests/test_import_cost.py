@@ -8,6 +8,8 @@ import pytest
 
 import sinklab
 
+pytestmark = pytest.mark.ring("lab")
+
 HEAVY = {
     "transformers",
     "scipy",

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.ring("extras")
+
 SOURCE = Path(__file__).parents[1] / "src" / "sinklab"
 IMPORT_ALL = """
 import importlib, pkgutil, sys

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("mkdocs")
 pytest.importorskip("nbclient")
 griffe = pytest.importorskip("griffe")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.ring("extras"), pytest.mark.slow]
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))

@@ -1,31 +1,39 @@
-"""Tiny diffusion models with a tokenizer, built in process."""
+"""Tiny diffusion models, built in process; the tokenizer that goes with them is the lab's."""
+
+from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.lab.checkpoints import Loaded
-from sinklab.lab.data import train_tokenizer
+
+if TYPE_CHECKING:
+    from sinklab.lab.checkpoints import Loaded
 
 TEXT = (
     "The old man sat by the sea, and the boy looked at the boats. “Will it rain?” he said; the "
     "wind was rising.\n"
 )
 VOCABULARY = 280
+PAD, END, MASK = 0, 1, 2
+"""ids that the tokenizer has too"""
 
 
 @cache
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    from sinklab.lab.data import train_tokenizer
+
     return train_tokenizer([TEXT] * 4, VOCABULARY)
 
 
 def tiny_backbone(context: int = 64, **changes: object) -> LlamaConfig:
     """Two layers, 32 wide, with weights large enough that attention is not uniform."""
     fields = {
-        "vocab_size": len(tiny_tokenizer()),
+        "vocab_size": VOCABULARY,
         "hidden_size": 32,
         "intermediate_size": 48,
         "num_hidden_layers": 2,
@@ -41,14 +49,11 @@ def tiny_backbone(context: int = 64, **changes: object) -> LlamaConfig:
 def tiny_model(
     sink: int = 0, *, seed: int = 0, context: int = 64, **settings: object
 ) -> DiffusionLM:
-    tokenizer = tiny_tokenizer()
-    backbone = tiny_backbone(
-        context, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id
-    )
+    backbone = tiny_backbone(context, pad_token_id=PAD, eos_token_id=END)
     kind = "token" if sink else "none"
     torch.manual_seed(seed)
     fields = {
-        "mask_token_id": tokenizer.mask_token_id,
+        "mask_token_id": MASK,
         "sink_kind": kind,
         "sink_count": sink,
         **settings,
@@ -57,6 +62,8 @@ def tiny_model(
 
 
 def tiny_loaded(sink: int = 0, *, family: str = "diffusion", **settings: object) -> Loaded:
+    from sinklab.lab.checkpoints import Loaded
+
     return Loaded(tiny_model(sink, **settings), tiny_tokenizer(), "tiny test model", None, family)
 
 

@@ -2,10 +2,9 @@
 
 import torch
 
-from tiny_diffusion import tiny_model, tiny_tokenizer
+from tiny_diffusion import MASK, tiny_model
 
 IDS = torch.randint(3, 250, (4, 12), generator=torch.Generator().manual_seed(0))
-MASK = tiny_tokenizer().mask_token_id
 NOISY = torch.where(
     torch.rand(IDS.shape, generator=torch.Generator().manual_seed(1)) < 0.5, MASK, IDS
 )

@@ -20,6 +20,8 @@ from torch import nn
 
 from sinklab.core.attention import watching
 
+pytestmark = pytest.mark.ring("extras")
+
 
 def model_of(sink=("token", 2, "front"), **settings):
     model = build(sink, **settings).train()

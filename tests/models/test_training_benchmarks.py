@@ -17,6 +17,7 @@ def on_path(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize("variant", ["plain", "gate"])
 def test_the_formula_of_mfu_counts_the_products_of_a_step(variant):
     import mfu

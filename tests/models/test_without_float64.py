@@ -10,6 +10,8 @@ from sinklab.core.attention import context
 from sinklab.core.probing import MaskSinks, intervene, trace
 from tiny_diffusion import save_tiny
 
+pytestmark = pytest.mark.ring("lab")
+
 STATISTICS = (
     "received",
     "value_norm",

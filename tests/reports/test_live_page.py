@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from chromium import PROGRAM, Page
 
-pytestmark = pytest.mark.skipif(
-    PROGRAM is None, reason="no chromium at hand: the page is not rendered"
-)
+pytestmark = [
+    pytest.mark.ring("extras"),
+    pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered"),
+]
 
 PROMPT = "The house stood at the end of a <b>road</b> 😀 in"
 GONE = (

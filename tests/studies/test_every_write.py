@@ -14,6 +14,8 @@ import pytest
 
 from launched import PATIENCE
 
+pytestmark = pytest.mark.ring("lab")
+
 TESTS = Path(__file__).parents[1]
 # shares of its write steps at which a run is killed, and made to fail. Each kill of the run that
 # does nothing but what all studies do; of the others draws that are always the same, and each step

@@ -14,6 +14,8 @@ import pytest
 
 from tiny_diffusion import TEXT
 
+pytestmark = pytest.mark.ring("extras")
+
 HERE = Path(__file__).parents[2] / "studies" / "scale"
 
 

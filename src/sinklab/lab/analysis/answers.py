@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.lab.analysis.estimates import FEWEST, Estimate, mean_over, median_over
-from sinklab.lab.analysis.movement import MOVING, STATIC
+from sinklab.lab.analysis.movement import word_over
 from sinklab.lab.analysis.strongest import STRONG
 
 QUESTIONS = {
@@ -32,8 +32,8 @@ AT_ONE_PLACE = 0.5
 """share of the new sinks that must stand at one position for it to be named"""
 PLACES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 """positions of a text, from 0, in words"""
-STAYS, MOVES = STATIC, MOVING
-"""mobility below which sinks stay, and above which they move"""
+STAYING = {"static": "stay", "mixed": "partly", "moving": "move", None: "inconclusive"}
+"""Words of an answer by the words of `movement.word_over`."""
 FREE = 0.05
 """share of the loss that masking may cost and still be called free (the limit of Rulli et al.)"""
 
@@ -160,28 +160,18 @@ class Answers:
         """
         rows = []
         for one in self.answers:
-            row = {
-                "model": self.model,
-                "question": QUESTIONS[one.question],
-                "word": one.word,
-                "value": one.value,
-            }
-            row |= {
-                "low": one.low,
-                "high": one.high,
-                "samples": one.samples,
-                "detectable": one.detectable,
-            }
+            numbers = ("word", "value", "low", "high", "samples", "detectable")
+            row = {"model": self.model, "question": QUESTIONS[one.question]}
+            row |= {name: getattr(one, name) for name in numbers}
             rows.append(row | dict(one.controls) | {"sentence": one.sentence})
         frame = pd.DataFrame(rows)
-        return frame[[*(name for name in frame if name != "sentence"), "sentence"]]
+        return frame[[*frame.columns.drop("sentence"), "sentence"]]
 
     def _repr_html_(self) -> str:
-        said = (
+        return "\n".join(
             f"<p><b>{QUESTIONS[one.question]}</b> {escape(one.sentence)}</p>"
             for one in self.answers
         )
-        return "\n".join(said)
 
 
 def exists(own: Existence, controls: Mapping[str, Existence]) -> Answer:
@@ -196,33 +186,40 @@ def exists(own: Existence, controls: Mapping[str, Existence]) -> Answer:
     found = mean_over(own.strongest_S)
     if not found.samples:
         return Answer("exist", "not measured", "Not measured: no attention was recorded.")
-    name = next((each for each in CONTROLS if each in controls), "")
     held = f"the strongest token of a head receives {percent(found.value)} of its attention"
-    beside, difference = "", mean_over([])
-    values = {
-        CONTROLS.get(kind, kind): mean_over(one.strongest_S).value for kind, one in controls.items()
-    }
+    values = {CONTROLS[kind]: mean_over(one.strongest_S).value for kind, one in controls.items()}
+    name = _first(controls)
+    beside = ""
+    difference = mean_over([])
     if name:
         difference = mean_over(own.strongest_S - controls[name].strongest_S)
-        beside = f"; with {CONTROLS[name]} {percent(values[CONTROLS[name]])}"
+        beside = f"{CONTROLS[name]} {percent(values[CONTROLS[name]])}"
     word = _existence(own, found, difference, is_controlled=bool(name))
-    even = f" (even share {percent(own.even)})"
     if word == "no" and difference.above() is None:
-        sentence = (
-            f"No: {held}, not distinguishable from {CONTROLS[name]} "
-            f"({percent(values[CONTROLS[name]])})."
-        )
-    elif word == "inconclusive":
-        lacks = [] if found.is_interval else [f"{FEWEST} needed"]
-        lacks += [] if name else ["--twin runs a control"]
-        sentence = (
-            f"Inconclusive with {counted(found.samples, 'sample')}{_in_brackets(lacks)}: "
-            f"{held}{beside}."
-        )
+        control = f"{CONTROLS[name]} ({percent(values[CONTROLS[name]])})"
+        sentence = f"No: {held}, not distinguishable from {control}."
     else:
-        sentence = f"{word.capitalize()}: {held}{even}{beside}."
+        start = f"{word.capitalize()}: {held} (even share {percent(own.even)})"
+        if word == "inconclusive":
+            lacks = []
+            if not found.is_interval:
+                lacks.append(f"{FEWEST} needed")
+            if not name:
+                lacks.append("--twin runs a control")
+            start = f"{_undecided(found.samples, 'sample', lacks)}: {held}"
+        sentence = f"{start}; with {beside}." if beside else f"{start}."
     numbers = (found.value, found.low, found.high, found.samples, difference.reach, values)
     return Answer("exist", word, sentence, *numbers)
+
+
+def _first(controls: Mapping[str, Any]) -> str:
+    """The control that a sentence names; empty without one."""
+    return next((kind for kind in CONTROLS if kind in controls), "")
+
+
+def _undecided(number: int, noun: str, lacks: Sequence[str]) -> str:
+    brackets = f" ({'; '.join(lacks)})" if lacks else ""
+    return f"Inconclusive with {counted(number, noun)}{brackets}"
 
 
 def _existence(
@@ -244,7 +241,7 @@ def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
     """Answer on the tokens of the sinks, and on whether they *stay*, *move*, or *partly* do: by the
     whole interval of mobility.
 
-    The interval is that of the median over samples; if it holds `STAYS` or `MOVES` the answer is
+    The interval is that of the median over samples; if it holds a cut of `motion_word` the answer is
     *inconclusive*.
     """
     found = median_over(own.mobility_S)
@@ -254,20 +251,17 @@ def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
             "nothing to follow",
             f"Nothing to follow: no head has a sink at two {own.compared}.",
         )
-    values = {
-        CONTROLS.get(kind, kind): median_over(one.mobility_S).value
-        for kind, one in controls.items()
-    }
-    name = next((CONTROLS[each] for each in CONTROLS if each in controls), "")
+    values = {CONTROLS[kind]: median_over(one.mobility_S).value for kind, one in controls.items()}
     beside = ""
-    if name:
-        value = values[name]
-        beside = f" ({name} {whole(value)})" if not math.isnan(value) else f" ({name}: no sinks)"
+    if _first(controls):
+        name = CONTROLS[_first(controls)]
+        beside = f" ({name}: no sinks)"
+        if not math.isnan(values[name]):
+            beside = f" ({name} {whole(values[name])})"
     word = staying_word(found)
     moving = f"a head's strongest token differs {whole(found.value)} of the time{beside}"
-    mostly = (
-        f"; mostly {_together([label for label, _ in leading(own.holders)])}" if own.holders else ""
-    )
+    if own.holders:
+        moving += f"; mostly {' and '.join(label for label, _ in leading(own.holders))}"
     if word == "stay" and own.holders:
         label, share = own.holders[0]
         sentence = (
@@ -276,43 +270,27 @@ def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
         )
     elif word == "inconclusive":
         # the ends tell between which words
-        ends = (
-            f"95\u00a0% {100 * found.low:.0f} … {100 * found.high:.0f}"
-            if found.is_interval
-            else f"{FEWEST} needed"
-        )
-        sentence = (
-            f"Inconclusive with {counted(found.samples, 'sample')} ({ends}): {moving}{mostly}."
-        )
+        ends = f"{FEWEST} needed"
+        if found.is_interval:
+            ends = f"95\u00a0% {100 * found.low:.0f} … {100 * found.high:.0f}"
+        sentence = f"{_undecided(found.samples, 'sample', [ends])}: {moving}."
     else:
         start = {"stay": "They stay", "move": "They move", "partly": "Partly"}[word]
-        sentence = f"{start}: at two random {own.compared} {moving}{mostly}."
-    threshold = min((STAYS, MOVES), key=lambda each: abs(each - found.value))
-    seen = _reached(own.mobility_S, threshold)
-    return Answer(
-        "stay", word, sentence, found.value, found.low, found.high, found.samples, seen, values
-    )
+        sentence = f"{start}: at two random {own.compared} {moving}."
+    numbers = (found.value, found.low, found.high, found.samples)
+    return Answer("stay", word, sentence, *numbers, mean_over(own.mobility_S).reach, values)
 
 
 def staying_word(mobility: Estimate) -> str:
     """*stay*, *move* or *partly*, by the whole interval; *inconclusive* if the interval does not
     decide.
     """
-    over_stays, over_moves = mobility.above(STAYS), mobility.above(MOVES)
-    if over_stays is False:
-        return "stay"
-    if over_moves:
-        return "move"
-    return "partly" if over_stays and over_moves is False else "inconclusive"
+    return STAYING[word_over(mobility)]
 
 
 def leading(holders: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
     """The holder of most, and the next if it holds at least half as much."""
     return [one for one in holders[:2] if one[1] >= holders[0][1] / 2]
-
-
-def _reached(values_S: np.ndarray, threshold: float) -> float:
-    return mean_over(np.asarray(values_S, dtype=float) - threshold).reach
 
 
 def costs(own: Cost | None, controls: Mapping[str, float], command: str) -> Answer:
@@ -339,32 +317,26 @@ def costs(own: Cost | None, controls: Mapping[str, float], command: str) -> Answ
         span += f", 95\u00a0% {nats(own.delta.low)} … {nats(own.delta.high)}"
     keys = "" if own.keys == 1 else f" for {own.keys} keys a head"
     sentence = f"{nats(change)} nats a token{keys} ({span})"
-    beside = [f"as many random tokens {nats(own.random)}"] if not math.isnan(own.random) else []
-    beside += (
-        [f"non-sinks of equal mass {nats(own.equal_mass)}"]
-        if not math.isnan(own.equal_mass)
-        else []
-    )
-    sentence += f"; {', '.join(beside)}." if beside else "."
-    word = _cost(own)
-    if word == "inconclusive":
-        rows = own.delta.samples
-        lacks = [] if own.delta.is_interval else [f"{FEWEST} needed"]
-        lacks += [] if own.beyond_random.samples else ["random tokens were not scored"]
-        with_rows = (
-            f" with {counted(rows, 'row')}{_in_brackets(lacks)}"
-            if rows
-            else ", no losses of rows were kept"
-        )
-        sentence = f"Inconclusive{with_rows}: {sentence}"
-    else:
-        sentence = f"Costs {sentence}" if word == "costs" else f"Free: {sentence}"
-    sentence = " ".join(filter(None, [sentence, regrowth(own)]))
     named = {"random tokens": own.random, "non-sinks of equal mass": own.equal_mass}
     named = {name: value for name, value in named.items() if not math.isnan(value)}
-    named |= {CONTROLS.get(kind, kind): value for kind, value in controls.items()}
-    ends = (own.delta.low, own.delta.high, own.delta.samples, own.beyond_random.reach)
-    return Answer("cost", word, sentence, change, *ends, named)
+    if named:
+        words = ", ".join(f"{name} {nats(value)}" for name, value in named.items())
+        sentence += f"; {words}".replace("; random", "; as many random")
+    word = _cost(own)
+    start = {"costs": "Costs", "free": "Free:"}.get(word, "")
+    if word == "inconclusive":
+        lacks = []
+        if not own.delta.is_interval:
+            lacks.append(f"{FEWEST} needed")
+        if not own.beyond_random.samples:
+            lacks.append("random tokens were not scored")
+        start = "Inconclusive, no losses of rows were kept:"
+        if own.delta.samples:
+            start = f"{_undecided(own.delta.samples, 'row', lacks)}:"
+    sentence = f"{start} {sentence}. {regrowth(own)}".rstrip()
+    named |= {CONTROLS[kind]: value for kind, value in controls.items()}
+    numbers = (own.delta.low, own.delta.high, own.delta.samples, own.beyond_random.reach)
+    return Answer("cost", word, sentence, change, *numbers, named)
 
 
 def _cost(own: Cost) -> str:
@@ -433,21 +405,22 @@ def contrast(models: Sequence[Compared]) -> str:
     names = one.answers.model, other.answers.model
     values = [median_over(each.mobility_S).value for each in (one, other)]
     shown = f"{names[0]} {whole(values[0])}, {names[1]} {whole(values[1])}"
+    found = mean_over([])
     if len(one.mobility_S) == len(other.mobility_S):
         found = mean_over(one.mobility_S - other.mobility_S)
-    else:
-        found = mean_over([])
     side = found.above()
     if side is None:
+        seen = f"{FEWEST} samples of the same texts would show it"
         if found.is_interval:
             seen = (
                 f"{found.samples} samples show {100 * found.reach:.0f} points; more would show less"
             )
-        else:
-            seen = f"{FEWEST} samples of the same texts would show it"
         return f"Inconclusive which model's sinks move more: {shown} ({seen})."
-    more, less = names if side else names[::-1]
-    low, high = (found.low, found.high) if side else (-found.high, -found.low)
+    more, less = names
+    low, high = found.low, found.high
+    if not side:
+        more, less = less, more
+        low, high = -high, -low
     ends = f"{100 * low:+.0f} … {100 * high:+.0f}".replace("-", "−")
     return (
         f"The sinks of {more} move more than those of {less}: {shown} (difference 95\u00a0% "
@@ -469,13 +442,13 @@ def beside(texts: Mapping[str, str], own: Any = (), theirs: Mapping[str, Any] | 
         theirs: (S,) those of each control.
     """
     said = []
-    for kind in sorted(texts, key=[*CONTROLS].index):
-        if not texts[kind]:
+    for kind in CONTROLS:
+        if not texts.get(kind):
             continue
         words = f"{CONTROLS[kind]} {texts[kind]}"
         others = (theirs or {}).get(kind, ())
         if np.size(own) and np.shape(own) == np.shape(others):
-            difference = mean_over(np.asarray(own, dtype=float) - np.asarray(others, dtype=float))
+            difference = mean_over(np.subtract(own, others))
             if difference.is_interval and difference.above() is None:
                 words += " (not distinguishable)"
         said.append(words)
@@ -500,11 +473,3 @@ def nats(value: float, sign: str = "+") -> str:
 def counted(number: int, noun: str) -> str:
     """A number of things: «1 sample», «2 samples»."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _in_brackets(words: Sequence[str]) -> str:
-    return f" ({'; '.join(words)})" if words else ""
-
-
-def _together(labels: Sequence[str]) -> str:
-    return " and ".join(labels)

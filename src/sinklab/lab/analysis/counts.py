@@ -195,40 +195,18 @@ class Slab:
         return main_sink(self.score)
 
     @cached_property
-    def ranked(self) -> np.ndarray:
-        """(step, layer, head * key) all scores of a layer, rising, NaN last: a search tells how
-        many exceed a bound.
+    def tally(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Rising scores (value,) and how many keys have each, (layer, value); None if scores were
+        not stored in half precision, which has few values.
         """
-        return ranked(self.score)
-
-    @cached_property
-    def _codes(self) -> np.ndarray | None:
-        """(layer, code) how many scores have these bits in half precision, behind the last code a
-        0; None if bits do not tell the order.
-        """
-        if self.halves is None or not self.whole:
+        if self.halves is None or not self.whole or self.queries is None:
             return None
         codes_LTN = self.halves.view(np.uint16).reshape(*self.halves.shape[:2], -1).swapaxes(0, 1)
         most = int(codes_LTN.max(initial=0))
         if most > LAST:
             return None
-        return np.array(
-            [np.bincount(codes_TN.ravel(), minlength=most + 2) for codes_TN in codes_LTN]
-        )
-
-    def below(self, bounds: np.ndarray) -> np.ndarray:
-        """(layer, bound) how many scores lie below each bound, of rising (step, 1, bound); below
-        NaN are all.
-        """
-        same = ((bounds == bounds[:1]) | np.isnan(bounds)).all()
-        if not same or self._codes is None:
-            return below(self.ranked, bounds).sum(0)
-        levels = WIDE[: self._codes.shape[1] - 1] * self.factor
-        places = levels.searchsorted(_own(bounds[0, 0], levels.dtype))
-        starts = np.append(0, places)
-        between = np.add.reduceat(self._codes, starts, axis=1)[:, :-1]
-        # if nothing lies between, reduceat gives the number at the place itself
-        return np.cumsum(np.where(np.diff(starts) > 0, between, 0), axis=1)
+        counts = [np.bincount(codes_TN.ravel(), minlength=most + 1) for codes_TN in codes_LTN]
+        return WIDE[: most + 1] * self.factor, np.array(counts)
 
     @cached_property
     def queries(self) -> Any:
@@ -287,33 +265,6 @@ def one_pass(slabs: Iterable[Slab], *counters: Counter) -> None:
             counter.add(slab)
 
 
-def ranked(scores: np.ndarray) -> np.ndarray:
-    """Scores on the last two axes in rising order, as one axis."""
-    return np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
-
-
-def below(rising: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """(..., bound) how many of the rising numbers (..., N) lie below each bound, in double
-    precision.
-
-    bounds: broadcastable to the answer. Below NaN is every number.
-    """
-    own = _own(bounds, rising.dtype)
-    shape = (*rising.shape[:-1], own.shape[-1])
-    rows = zip(
-        rising.reshape(-1, rising.shape[-1]),
-        np.broadcast_to(own, shape).reshape(-1, shape[-1]),
-        strict=True,
-    )
-    return np.array([row.searchsorted(each) for row, each in rows], dtype=np.int64).reshape(shape)
-
-
-def _own(bounds: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The least numbers of this precision that are no less."""
-    own = bounds.astype(dtype)
-    return np.where(own < bounds, np.nextafter(own, dtype.type(np.inf)), own)
-
-
 def counted(flags: np.ndarray) -> np.ndarray:
     """Number of flags that are set on the last axis; five times as quick as their sum."""
     return np.bitwise_count(np.packbits(flags, axis=-1)).sum(-1, dtype=np.int64)
@@ -341,7 +292,7 @@ def apart(
     at: tuple[Any, ...],
     received: np.ndarray,
     visible: np.ndarray,
-    stored: Any = None,
+    stored: np.ndarray | None = None,
     factor_T: Any = (1.0,),
 ) -> Iterator[Slab]:
     """Slabs of successive steps: steps at which all keys are seen by one number of queries are
@@ -349,17 +300,15 @@ def apart(
 
     stored: ``received`` as it was read, before ``factor_T`` scaled every step.
     """
-    halves = (
-        stored
-        if stored is not None and stored.dtype == np.float16 and np.ptp(factor_T) == 0
-        else None
-    )
+    is_half = stored is not None and stored.dtype == np.float16 and np.ptp(factor_T) == 0
     uneven_T = np.isnan(alike(visible)).ravel()
     cuts = [0, *(np.flatnonzero(uneven_T[1:] != uneven_T[:-1]) + 1).tolist(), len(received)]
     for start, end in pairwise(cuts):
         steps = slice(at[-1].start + start, at[-1].start + end)
-        own = None if halves is None else halves[start:end]
-        yield Slab((*at[:-1], steps), received[start:end], visible[start:end], own, factor_T[0])
+        slab = Slab((*at[:-1], steps), received[start:end], visible[start:end])
+        if is_half:
+            slab.halves, slab.factor = stored[start:end], factor_T[0]
+        yield slab
 
 
 def slabs(received: Any, visible: Any = None, positions: Any = None) -> Iterator[Slab]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.core.sinks.rules import DEFAULT, Rule
-from sinklab.lab.analysis.counts import Found, Slab, one_pass, ratio, slabs
+from sinklab.lab.analysis.counts import Slab, counted, one_pass, ratio, slabs
 from sinklab.lab.analysis.estimates import Estimate, mean_over, median_over
 from sinklab.lab.analysis.intervals import newey_west_error
 from sinklab.lab.analysis.strongest import chance_elsewhere
@@ -85,7 +85,20 @@ def motion_word(mobility: float) -> str:
         return "no sink"
     if not 0 <= mobility <= 1:
         raise ValueError(f"Mobility is a chance between 0 and 1: got {mobility}.")
-    return "static" if mobility < STATIC else "moving" if mobility > MOVING else "mixed"
+    if mobility < STATIC:
+        return "static"
+    return "moving" if mobility > MOVING else "mixed"
+
+
+def word_over(mobility: Estimate) -> str | None:
+    """«static», «mixed» or «moving» by the whole interval of a mobility; None when inconclusive."""
+    over_static = mobility.above(STATIC)
+    over_moving = mobility.above(MOVING)
+    if over_moving:
+        return "moving"
+    if over_static is False:
+        return "static"
+    return "mixed" if over_static and over_moving is False else None
 
 
 @dataclass(frozen=True)
@@ -124,33 +137,21 @@ class MotionSummary:
         """
         if np.isnan(self.mobility):
             return "no sink"
-        over_static, over_moving = (
-            self.mobility_over.above(STATIC),
-            self.mobility_over.above(MOVING),
-        )
-        if over_static is False or over_moving:
-            return "moving" if over_moving else "static"
-        return "mixed" if over_static and over_moving is False else None
+        return word_over(self.mobility_over)
 
     @property
     def drift_word(self) -> str | None:
         """right or left; None when inconclusive."""
-        right = self.drift_over.above()
-        return None if right is None else "right" if right else "left"
+        return {True: "right", False: "left", None: None}[self.drift_over.above()]
 
     def of_heads(self, mobility_LH: np.ndarray, counts_LH: np.ndarray) -> MotionSummary:
         """Summary of one sample, with another mobility (layer, head), the plain mean over the heads
         that count.
         """
-        counts = counts_LH & ~np.isnan(mobility_LH)
-        weighed = np.where(counts, mobility_LH, 0.0)
-        heads = counts.sum().reshape(1).astype(float)
-        sums = {
-            "mobility": weighed.sum().reshape(1),
-            "mobility_weight": heads,
-            "heads_with_sink": heads,
-        }
-        return _of({**self.sums, **sums})
+        known = mobility_LH[counts_LH & ~np.isnan(mobility_LH)]
+        heads = np.array([float(len(known))])
+        sums = {"mobility": np.array([known.sum()]), "mobility_weight": heads}
+        return _of({**self.sums, **sums, "heads_with_sink": heads})
 
     @classmethod
     def pooled(cls, summaries: Iterable[MotionSummary]) -> MotionSummary:
@@ -170,35 +171,30 @@ def summarised(fields: Mapping[str, np.ndarray], at_risk: np.ndarray) -> MotionS
     """
     # Attention of the main sink, summed over all its steps.
     strength: Any = fields["strength"] * fields["steps"]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        values = {**fields, "moves_per_step": fields["moves"] / fields["transitions"]}
-    parts = {"at_risk": at_risk, "deaths": fields["deaths"], "heads": np.ones_like(strength)}
-    parts["heads_with_sink"] = ~np.isnan(fields["mobility"])
+    values = {**fields, "moves_per_step": ratio(fields["moves"], fields["transitions"])}
+    parts = {
+        "at_risk": at_risk,
+        "deaths": fields["deaths"],
+        "heads": np.ones_like(strength),
+        "heads_with_sink": ~np.isnan(fields["mobility"]),
+    }
     for name in MEANS:
         known = ~np.isnan(values[name])
-        parts |= {
-            name: strength * np.where(known, values[name], 0),
-            f"{name}_weight": strength * known,
-        }
-    return _of(
-        {
-            name: np.asarray(part, dtype=float).sum((-2, -1)).reshape(-1)
-            for name, part in parts.items()
-        }
-    )
+        parts[name] = strength * np.where(known, values[name], 0)
+        parts[f"{name}_weight"] = strength * known
+    return _of({name: part.sum((-2, -1), dtype=float).ravel() for name, part in parts.items()})
 
 
 def _of(sums: dict[str, np.ndarray]) -> MotionSummary:
     total = {name: float(part_N.sum()) for name, part_N in sums.items()}
-    mobility_N, drift_N = (
-        ratio(sums[name], sums[f"{name}_weight"]) for name in ("mobility", "drift_relative")
-    )
-    at_risk, deaths = total["at_risk"], total["deaths"]
+    expected_lifetime = float(ratio(total["at_risk"], total["deaths"]))
+    if total["at_risk"] and not total["deaths"]:
+        expected_lifetime = np.inf
     return MotionSummary(
         **{name: float(ratio(total[name], total[f"{name}_weight"])) for name in MEANS},
-        expected_lifetime=at_risk / deaths if deaths else np.inf if at_risk else np.nan,
-        mobility_over=median_over(mobility_N),
-        drift_over=mean_over(drift_N),
+        expected_lifetime=expected_lifetime,
+        mobility_over=median_over(ratio(sums["mobility"], sums["mobility_weight"])),
+        drift_over=mean_over(ratio(sums["drift_relative"], sums["drift_relative_weight"])),
         heads=int(total["heads"]),
         heads_with_sink=int(total["heads_with_sink"]),
         sums=sums,
@@ -301,7 +297,10 @@ class MotionCounter:
                 f"added counts the added sink columns, fewer than the {shape[-1]} keys: got "
                 f"{added}."
             )
-        self.rule, self.added, self.jump, self._keys = rule, added, jump, shape[-1]
+        self.rule = rule
+        self.added = added
+        self.jump = jump
+        self._keys = shape[-1]
         lead, (steps, layers, heads) = shape[:-4], shape[-4:-1]
         self.main = np.full((*lead, steps, layers, heads), -1, dtype=np.int32)
         self.counted = np.zeros(self.main.shape, dtype=bool)
@@ -313,59 +312,65 @@ class MotionCounter:
         """Find the main sinks of the next steps, and the keys that became sinks or stopped being
         one.
         """
-        index, a_TLHK, main_TLH = slab.at, slab.received, slab.main
+        index = slab.at
         if index[-1].start == 0:
             self._life = _Lifetimes(self.lives[index[:-1]], self._keys)
-        seen_TLHK, found = np.broadcast_to(slab.visible, a_TLHK.shape), slab.found(self.rule)
-        exists_TLH, at = (
-            main_TLH >= 0,
-            (*np.indices(main_TLH.shape, sparse=True), np.maximum(main_TLH, 0)),
-        )
-        received_TLH, seen_TLH, is_sink_TLH = a_TLHK[at], seen_TLHK[at], found.flags[at]
-        self.main[index] = main_TLH
-        self.counted[index] = exists_TLH & is_sink_TLH
-        self.share[index] = np.where(
-            exists_TLH, received_TLH / np.where(exists_TLH, seen_TLH, 1), 0
-        )
+        found = slab.found(self.rule)
+        visible = np.broadcast_to(slab.visible, slab.received.shape)
+        exists_TLH = slab.main >= 0
+        main = np.maximum(slab.main, 0)[..., None]
+
+        def at_main(values: np.ndarray) -> np.ndarray:
+            return np.take_along_axis(values, main, -1)[..., 0]
+
+        seen_TLH = np.where(exists_TLH, at_main(visible), 1)
+        self.main[index] = slab.main
+        self.counted[index] = exists_TLH & at_main(found.flags)
+        self.share[index] = np.where(exists_TLH, at_main(slab.received) / seen_TLH, 0)
         # Scaled as if all ran, the greatest count is the number of positions.
         self.length[index] = np.fmax.reduce(slab.visible, axis=(1, 2, 3), initial=0)
-        self._life.add(found, exists_TLH)
+        for flags_LHK, exists_LH in zip(found.flags, exists_TLH, strict=True):
+            self._life.add(flags_LHK, exists_LH)
 
     @property
     def motion(self) -> Motion:
         """The paths in numbers."""
-        steps, longest = (self.length > 0).sum(-1), self.length.max(-1)
-        crossed = (np.maximum(steps - 1, 0) / np.maximum(longest, 1))[..., None, None]
         place, here = np.moveaxis(self.main, -3, 0), np.moveaxis(self.counted, -3, 0)
         drawn = np.moveaxis(self.share * self.counted, -3, 0)
-        count, text = here.sum(0), here & (place >= self.added)
+        births, deaths, lasted, at_risk, lasting = np.moveaxis(self.lives, -3, 0)
         pairs = here[1:] & here[:-1]
         moved = pairs & (place[1:] != place[:-1])
+        text = here & (place >= self.added)
         distance = np.abs(np.diff(place.astype(float), axis=0))
         jumped = moved & text[1:] & text[:-1] & (distance > self.jump)
-        births, deaths, finished, at_risk, lasting = np.moveaxis(self.lives, -3, 0)
         line = trend(place.astype(float), text)
+        steps = (self.length > 0).sum(-1)
+        crossed = np.maximum(steps - 1, 0) / np.maximum(self.length.max(-1), 1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            expected = at_risk / deaths
-        fields = {
-            "steps": count,
-            "strength": drawn.sum(0) / np.maximum(count, 1),
-            "mobility": chance_elsewhere(place, here),
-        }
-        fields |= {"moves": moved.sum(0), "transitions": pairs.sum(0)}
-        fields |= {
-            "jumps": jumped.sum(0),
-            "mean_jump": ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0)),
-        }
-        fields |= {"births": births, "deaths": deaths, "lasting": lasting}
-        fields |= {"mean_lifetime": ratio(finished, deaths), "expected_lifetime": expected}
-        fields |= {"drift": line.slope, "drift_low": line.low, "drift_high": line.high}
-        fields |= {"drift_relative": line.slope * crossed}
+            expected_lifetime = at_risk / deaths
+        fields = dict(
+            steps=here.sum(0),
+            strength=drawn.sum(0) / np.maximum(here.sum(0), 1),
+            mobility=chance_elsewhere(place, here),
+            moves=moved.sum(0),
+            transitions=pairs.sum(0),
+            jumps=jumped.sum(0),
+            mean_jump=ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0)),
+            births=births,
+            deaths=deaths,
+            lasting=lasting,
+            mean_lifetime=ratio(lasted, deaths),
+            expected_lifetime=expected_lifetime,
+            drift=line.slope,
+            drift_low=line.low,
+            drift_high=line.high,
+            drift_relative=line.slope * crossed[..., None, None],
+        )
         return Motion(self.main, self.counted, **fields, overall=summarised(fields, at_risk))
 
 
 class _Lifetimes:
-    """Counts over one sample, filled by ``add`` in the order of the steps.
+    """Counts over one sample, filled by ``add`` step by step.
 
     counts: (5, layer, head) to add to: keys that became sinks after the first step; sinks that
     stopped being one; steps that those had lasted; sinks that had a next step at which they could
@@ -373,42 +378,32 @@ class _Lifetimes:
     """
 
     def __init__(self, counts: np.ndarray, keys: int) -> None:
-        self.counts, self.step = counts, 0
+        self.counts = counts
+        self.step = 0
         self.flags = np.zeros((*counts.shape[1:], keys), dtype=bool)
         """the sinks of the step before"""
-        self.since = np.zeros(self.flags.size, dtype=np.int32)
+        self.since = np.zeros(self.flags.size, dtype=np.int64)
         """step at which a key that is a sink became one"""
         self.alive = np.zeros(counts.shape[1:], dtype=bool)
+        """heads for which the step before exists"""
 
-    def add(self, sinks: Found, exists_TLH: np.ndarray) -> None:
-        """Some steps: which keys are sinks, and for which heads a step exists. A missing step ends
-        the watch.
-        """
-        steps, size, keys = len(exists_TLH), self.flags.size, self.flags.shape[-1]
-        cells, flags, before = sinks.cells, sinks.flags.ravel(), self.flags.ravel()
-        second, last = cells.searchsorted([size, (steps - 1) * size])
-        # of a cell the next of the same key is `size` further
-        lasted_on = np.concatenate([before[cells[:second]], flags[cells[second:] - size]])
-        earlier = np.concatenate([np.flatnonzero(before), cells[:last] + size])
-        began, ended = cells[~lasted_on], earlier[~flags[earlier]]
-        lasted, borders = np.empty(len(ended), dtype=np.int64), np.arange(steps + 1) * size
-        of_began, of_ended = began.searchsorted(borders), ended.searchsorted(borders)
-        for place, border in enumerate(borders[:-1].tolist()):
-            over = slice(of_ended[place], of_ended[place + 1])
-            lasted[over] = self.step + place - self.since[ended[over] - border]
-            self.since[began[of_began[place] : of_began[place + 1]] - border] = self.step + place
-        ended_in, shape = ended // keys, exists_TLH.shape
-        counts = [
-            np.bincount(each, weights, exists_TLH.size).reshape(shape)
-            for each, weights in ((began // keys, None), (ended_in, None), (ended_in, lasted))
-        ]
-        at_risk_TLH = np.concatenate([self.counts[4:], sinks.number[:-1]])
-        watched_TLH = exists_TLH & np.concatenate([self.alive[None], exists_TLH[:-1]])
-        for count_LH, count_TLH in zip(self.counts, (*counts, at_risk_TLH), strict=False):
-            count_LH += (count_TLH * watched_TLH).sum(0).astype(np.int64)
-        self.counts[4] = sinks.number[-1]
-        self.flags, self.alive, self.step = (
-            sinks.flags[-1].copy(),
-            exists_TLH[-1],
-            self.step + steps,
-        )
+    def add(self, flags_LHK: np.ndarray, exists_LH: np.ndarray) -> None:
+        """Count the sinks of the next step. A step that does not exist ends the watch."""
+        births_LH, deaths_LH, lasted_LH, at_risk_LH, lasting_LH = self.counts
+        watched_LH = exists_LH & self.alive
+        began = np.flatnonzero(flags_LHK & ~self.flags)
+        ended = np.flatnonzero(self.flags & ~flags_LHK)
+        births_LH += watched_LH * self._by_head(began)
+        deaths_LH += watched_LH * self._by_head(ended)
+        lasted_LH += watched_LH * self._by_head(ended, self.step - self.since[ended])
+        at_risk_LH += watched_LH * lasting_LH
+        lasting_LH[:] = counted(flags_LHK)
+        self.since[began] = self.step
+        self.flags = flags_LHK.copy()
+        self.alive = exists_LH
+        self.step += 1
+
+    def _by_head(self, cells: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        """Sum (layer, head) of the weights of keys at these flat places; their number without."""
+        found = np.bincount(cells // self.flags.shape[-1], weights, self.alive.size)
+        return found.reshape(self.alive.shape).astype(np.int64)

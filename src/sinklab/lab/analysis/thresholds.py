@@ -5,14 +5,14 @@ flags.
 # E thresholds, B bins and those below and above them, L layers, H heads, K keys, N scores
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 
-from sinklab.core.sinks.normalize import even_weight
-from sinklab.core.sinks.rules import Excess, Gu, Rule, Top, bound
-from sinklab.lab.analysis.counts import Counts, Slab, below, one_pass, ranked, ratio, share, slabs
+from sinklab.core.sinks.rules import Excess, Gu, Rule, Top
+from sinklab.lab.analysis.counts import Counts, Slab, one_pass, ratio, share, slabs
 
 Span = tuple[float, float] | None
 """first and last border of a histogram"""
@@ -35,6 +35,33 @@ class EpsilonCurve(Counts):
     """(layer, E) number of (step, head, key) that are sinks"""
     places_L: np.ndarray
     """(layer,) number of (step, head, key) there are"""
+
+    @classmethod
+    def empty(cls, layers: int, epsilons: Any = EPSILONS, scale: str = "sum") -> Self:
+        """Nothing counted yet. Raises ValueError for thresholds that do not rise."""
+        grid = np.asarray(epsilons, dtype=float).reshape(-1)
+        if len(grid) == 0 or not (np.diff(grid) > 0).all() or not grid[0] >= 0:
+            raise ValueError(f"epsilons must rise from at least 0: got {grid.tolist()}.")
+        sinks_LE = np.zeros((layers, len(grid)), dtype=np.int64)
+        return cls(grid, scale, sinks_LE, np.zeros(layers, dtype=np.int64))
+
+    @cached_property
+    def rules(self) -> list[Excess]:
+        """The rule of each threshold."""
+        return [Excess(epsilon, self.scale) for epsilon in self.epsilon.tolist()]
+
+    def add(self, slab: Slab) -> None:
+        """Count the keys of a slab above every threshold."""
+        self.places_L[:] += np.count_nonzero(slab.exists, axis=(0, 2, 3))
+        if slab.tally is None or self.scale == "zscore" or np.ptp(slab.queries):
+            for place, rule in enumerate(self.rules):
+                self.sinks_LE[:, place] += slab.found(rule).number.sum((0, 2))
+            return
+        values, number_LV = slab.tally
+        limits_E = [rule.threshold(float(slab.queries.flat[0])) for rule in self.rules]
+        upto_LV = np.cumsum(np.pad(number_LV, [(0, 0), (1, 0)]), axis=1)
+        above_LV = upto_LV[:, -1:] - upto_LV
+        self.sinks_LE[:] += above_LV[:, np.searchsorted(values, limits_E, side="right")]
 
     @property
     def filtered(self) -> np.ndarray:
@@ -76,58 +103,9 @@ def epsilon_curve(
     shape = np.shape(received)
     if len(shape) < 3:
         raise ValueError(f"epsilon_curve needs (..., layer, head, key): got shape {shape}.")
-    counter = CurveCounter(shape[-3], epsilons, scale)
-    one_pass(slabs(received, visible, positions), counter)
-    return counter.curve
-
-
-class CurveCounter:
-    """`epsilon_curve`, slab by slab."""
-
-    def __init__(self, layers: int, epsilons: Any = EPSILONS, scale: str = "sum") -> None:
-        grid = np.asarray(epsilons, dtype=float).reshape(-1)
-        if len(grid) == 0 or not (np.diff(grid) > 0).all() or not grid[0] >= 0:
-            raise ValueError(f"epsilons must rise from at least 0: got {grid.tolist()}.")
-        # Below 1 even the literal mean does not warn; this only checks the scale.
-        Excess(0.0, scale)
-        sinks_LE, places_L = (
-            np.zeros((layers, len(grid)), dtype=np.int64),
-            np.zeros(layers, dtype=np.int64),
-        )
-        self.curve = EpsilonCurve(grid, scale, sinks_LE, places_L)
-
-    def add(self, slab: Slab) -> None:
-        """Count the keys of a slab above every threshold."""
-        curve = self.curve
-        # A threshold that is met exactly is not exceeded. Below NaN are all.
-        grid_E = np.append(curve.epsilon, np.nan)
-        if curve.scale == "zscore" or slab.queries is None:
-            excess = _excess(slab.received, slab.visible, slab.exists, curve.scale)
-            rising_TLN = ranked(np.where(slab.exists, excess, np.nan))
-            fewer_LE = below(rising_TLN, np.nextafter(grid_E, np.inf)).sum(0)
-        else:
-            bounds_T1E = bound(grid_E, curve.scale, slab.queries[..., 0].astype(float))
-            fewer_LE = slab.below(np.nextafter(bounds_T1E, np.inf))
-        curve.sinks_LE[:] += fewer_LE[:, -1:] - fewer_LE[:, :-1]
-        curve.places_L[:] += fewer_LE[:, -1]
-
-
-def _excess(a: np.ndarray, visible: np.ndarray, exists: np.ndarray, scale: str) -> np.ndarray:
-    """The epsilon at which a key stops being a sink: ``Excess`` solved for its threshold."""
-    seen = np.where(visible > 0, visible, 1)
-    if scale == "zscore":
-        share, weight = np.where(exists, a / seen, 0), exists.sum(-1, keepdims=True).clip(1)
-        mean = share.sum(-1, keepdims=True) / weight
-        deviation = np.sqrt(
-            (np.where(exists, share - mean, 0) ** 2).sum(-1, keepdims=True) / weight
-        )
-        flat = deviation <= 1e-6 * mean
-        return np.where(flat, -1, (share - mean) / np.where(flat, 1, deviation))
-    most = seen.max(-1, keepdims=True)
-    unit = {"sum": 1.0, "mean": most, "percent": most / 100}[scale]
-    room = unit * (most - 1) / most
-    # One query alone gives its whole weight away: the threshold is then 1 whatever epsilon is.
-    return most * (a / seen - even_weight(visible)) / np.where(room > 0, room, 1)
+    curve = EpsilonCurve.empty(shape[-3], epsilons, scale)
+    one_pass(slabs(received, visible, positions), curve)
+    return curve
 
 
 @dataclass(frozen=True)
@@ -137,14 +115,49 @@ class ScoreHistogram(Counts):
     """
 
     same = ("edges",)
-    counts: np.ndarray
-    """(bins,) number of (step, layer, head, key) with a score in the bin"""
     edges: np.ndarray
     """(bins + 1,) borders of the bins, in multiples of an even share"""
-    below: int
-    """scores below the first border"""
-    above: int
-    """scores at or above the last one"""
+    cells: np.ndarray
+    """(bins + 2,) number of (step, layer, head, key) with a score below the first border, in each
+    bin, and at or above the last border"""
+
+    @classmethod
+    def empty(cls, bins: int = 64, span: Span = None, log: bool = False) -> Self:
+        """Nothing counted yet. Raises ValueError for a span that is empty or has no logarithm."""
+        if span is None:
+            span = (2.0**-8, 2.0**12) if log else (0.0, 64.0)
+        low, high = span
+        if bins < 1 or not low < high or (log and low <= 0):
+            raise ValueError(
+                "A histogram needs bins of at least 1 and a span that rises, above 0 on a "
+                f"logarithmic scale: got bins={bins}, span=({low:g}, {high:g}), log={log}."
+            )
+        spaced = np.geomspace if log else np.linspace
+        return cls(spaced(low, high, bins + 1), np.zeros(bins + 2, dtype=np.int64))
+
+    def add(self, slab: Slab) -> None:
+        """Count the scores of a slab."""
+        scores, weights = slab.score[slab.exists], None
+        if slab.tally is not None:
+            scores, number_LV = slab.tally
+            weights = number_LV.sum(0)
+        place = np.searchsorted(self.edges, scores, side="right")
+        self.cells[:] += np.bincount(place, weights, len(self.cells)).astype(np.int64)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """(bins,) number of (step, layer, head, key) with a score in the bin."""
+        return self.cells[1:-1]
+
+    @property
+    def below(self) -> int:
+        """Scores below the first border."""
+        return int(self.cells[0])
+
+    @property
+    def above(self) -> int:
+        """Scores at or above the last border."""
+        return int(self.cells[-1])
 
 
 def score_histogram(
@@ -165,33 +178,9 @@ def score_histogram(
     memory a few slabs. Raises ValueError when the span is empty or, with ``log``, begins at 0 or
     less.
     """
-    counter = HistogramCounter(bins, span, log)
-    one_pass(slabs(received, visible, positions), counter)
-    return counter.histogram
-
-
-class HistogramCounter:
-    """`score_histogram`, slab by slab."""
-
-    def __init__(self, bins: int = 64, span: Span = None, log: bool = False) -> None:
-        low, high = span or ((2.0**-8, 2.0**12) if log else (0.0, 64.0))
-        if bins < 1 or not low < high or (log and low <= 0):
-            raise ValueError(
-                "A histogram needs bins of at least 1 and a span that rises, above 0 on a "
-                f"logarithmic scale: got bins={bins}, span=({low:g}, {high:g}), log={log}."
-            )
-        self.edges = np.geomspace(low, high, bins + 1) if log else np.linspace(low, high, bins + 1)
-        self.fewer_B = np.zeros(bins + 2, dtype=np.int64)
-
-    def add(self, slab: Slab) -> None:
-        """Count the scores of a slab below the end of every bin."""
-        self.fewer_B += slab.below(np.append(self.edges, np.inf)[None, None]).sum(0)
-
-    @property
-    def histogram(self) -> ScoreHistogram:
-        """Counts so far."""
-        counts_B = np.diff(self.fewer_B, prepend=0)
-        return ScoreHistogram(counts_B[1:-1], self.edges, int(counts_B[0]), int(counts_B[-1]))
+    histogram = ScoreHistogram.empty(bins, span, log)
+    one_pass(slabs(received, visible, positions), histogram)
+    return histogram
 
 
 with warnings.catch_warnings():
@@ -268,29 +257,28 @@ class RuleCounter:
     def __init__(self, rules: Mapping[str, Rule] = DEFAULT_RULES) -> None:
         if not rules:
             raise ValueError("compare_rules needs at least one rule: got none.")
-        self.rules, self.names = list(rules.values()), list(rules)
-        self.counts_RN = np.zeros((len(rules), len(fields(RuleRow)) - 1))
-        """counts of `RuleRow` for each rule, in its order"""
+        self.rules = list(rules.values())
+        self.rows = [RuleRow(name) for name in rules]
+        """counts so far, a row per rule"""
 
     def add(self, slab: Slab) -> None:
         """Count the keys that every rule flags in a slab."""
         heads, keys = np.count_nonzero(slab.main >= 0), np.count_nonzero(slab.exists)
-        total, first = slab.total.sum(dtype=float), slab.found(self.rules[0])
-        for rule, counts_N in zip(self.rules, self.counts_RN, strict=True):
+        received = float(slab.total.sum(dtype=float))
+        first = slab.found(self.rules[0])
+        for place, rule in enumerate(self.rules):
             found = slab.found(rule)
-            cells, sinks = found.cells, len(found.cells)
-            with_sink = np.count_nonzero(np.diff(cells // slab.received.shape[-1], prepend=-1))
-            taken = slab.received.reshape(-1)[cells].sum(dtype=float)
-            both = sinks if found is first else np.count_nonzero(first.flags.reshape(-1)[cells])
-            counts_N += np.array(
-                [heads, keys, sinks, with_sink, total, taken, both, sinks + len(first.cells) - both]
+            sinks = len(found.cells)
+            both = np.count_nonzero(first.flags.reshape(-1)[found.cells])
+            row = RuleRow(
+                self.rows[place].name,
+                heads=heads,
+                keys=keys,
+                sinks=sinks,
+                with_sink=np.count_nonzero(found.number),
+                received=received,
+                absorbed=float(found.taken.sum(dtype=float)),
+                both=both,
+                either=sinks + len(first.cells) - both,
             )
-
-    @property
-    def rows(self) -> list[RuleRow]:
-        """Counts so far, a row per rule."""
-        kinds: Any = [type(one.default) for one in fields(RuleRow)[1:]]
-        return [
-            RuleRow(name, *(kind(count) for kind, count in zip(kinds, counts_N, strict=True)))
-            for name, counts_N in zip(self.names, self.counts_RN.tolist(), strict=True)
-        ]
+            self.rows[place] += row

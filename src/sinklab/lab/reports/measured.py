@@ -209,8 +209,8 @@ class Measured:
         first = next(iter(thresholds.DEFAULT_RULES.values()))
         own = {} if sample.rule == first else {rule_name(sample.rule): sample.rule}
         curve, histogram = (
-            thresholds.CurveCounter(shape[1]),
-            thresholds.HistogramCounter(bins=80, log=True),
+            thresholds.EpsilonCurve.empty(shape[1]),
+            thresholds.ScoreHistogram.empty(bins=80, log=True),
         )
         rules = thresholds.RuleCounter({**own, **thresholds.DEFAULT_RULES})
         moved = MotionCounter(shape, sample.rule, sample.added)
@@ -222,8 +222,8 @@ class Measured:
             "counts": self._layers_of(sample, means),
             "share_LH": np.nansum(seen.share_TLH, axis=0, dtype=float),
             "steps_L": here_TLH.any(2).sum(0),
-            "curve": curve.curve,
-            "histogram": histogram.histogram,
+            "curve": curve,
+            "histogram": histogram,
             "rules": rules.rows,
             "threshold_T": sample.threshold_T,
             "events_S": pd.Series(sample.events_TK[:, sample.added :].sum(0)),
