@@ -37,6 +37,7 @@ def start(seed=0, **settings):
     return denoise(ToyDenoiser(CANVAS.attention_BS), CANVAS, generator=generator, **settings)
 
 
+@pytest.mark.ring("lab")
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -138,6 +139,7 @@ def test_what_makes_no_sense_is_refused_before_the_first_step(settings, message)
         start(**settings)
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -184,6 +186,7 @@ def test_numbers_out_of_range_or_of_another_are_refused(make, message):
         make()
 
 
+@pytest.mark.ring("extras")
 def test_every_other_pair_of_rule_and_schedule_decodes_everything():
     refused = []
     # a length that changes has tests of its own, for it takes no batch

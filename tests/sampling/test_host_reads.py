@@ -14,6 +14,8 @@ from sinklab.core.probing import MaskSinks, intervene
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.core.sinks import Excess
 
+pytestmark = pytest.mark.ring("extras")
+
 MASK, STOPS = 96, [3, 5, 7, 11, 40]
 FIXED = [
     {"block_length": 4},

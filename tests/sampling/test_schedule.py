@@ -120,6 +120,7 @@ def test_dreams_counts_with_their_idle_steps(new_tokens, steps, expected):
     assert [step.total for step in done] == [steps] * steps
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize("curve", ["linear", "cosine"])
 @pytest.mark.parametrize("new_tokens", [1, 2, 13, 16])
 def test_the_counts_of_dllm_without_idle_steps(new_tokens, curve):
@@ -145,6 +146,7 @@ def test_the_counts_of_dllm_without_idle_steps(new_tokens, curve):
         assert {step.total for step in done} == {None}
 
 
+@pytest.mark.ring("extras")
 def test_the_steps_of_dllm_are_divided_over_the_blocks_and_rounded_up():
     canvas = Canvas.from_prompts([[1]], new_tokens=13, mask_id=5)
     # in two steps 8 / 2; 5 / 2 = 2.5 and half to even
@@ -163,6 +165,7 @@ def constant(new_tokens):
     return lambda ids_BS, wanted_BS: zeros[: int(wanted_BS.sum())]
 
 
+@pytest.mark.ring("extras")
 def test_schedules_are_values_with_names():
     assert {name: type(schedules.make(name)) for name in schedules} == dict(schedules)
     assert {schedules.make(name).name for name in schedules} == set(schedules)

@@ -21,6 +21,7 @@ def distinct(texts):
     return [now for before, now in zip([None, *texts], texts, strict=False) if now != before]
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -48,6 +49,7 @@ def test_unequal_rows_get_what_they_get_alone(settings):
             )
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
