@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rings import TESTS, ring_of
+
 pytestmark = pytest.mark.ring("extras")
 
 SOURCE = Path(__file__).parents[1] / "src" / "sinklab"
@@ -87,3 +89,19 @@ def test_the_core_does_without_the_lab(tmp_path: Path) -> None:
     homes = set(ran(folder, REGISTERED).split())
     assert homes and all(home.startswith("sinklab.core.") for home in homes)
     assert ran(folder, TRACED).split() == ["1", "2", "4", "20"]
+
+
+def test_the_ring_of_a_test_file_is_the_outermost_that_it_imports() -> None:
+    found = {
+        name: ring_of(TESTS / name)
+        for name in (
+            "sinks/test_sink_rules.py",
+            "analysis/test_estimates.py",
+            "studies/test_study.py",
+            "studies/test_referee.py",
+            "test_rings.py",
+        )
+    }
+    assert [*found.values()] == ["core", "lab", "lab", "extras", "extras"]
+    rings = [ring_of(path) for path in TESTS.rglob("test_*.py")]
+    assert rings.count("core") >= 40 and rings.count("lab") >= 120

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,22 +59,26 @@ def summary(run: Run) -> pd.DataFrame:
     means with ranges.
     """
     lines = []
-    beside = {state: by_model(run, state) for state in UNTRAINED}
-    for (objective, variant), group in by_model(run).groupby(KEYS, sort=False):
-        line: dict[str, Any] = {"objective": objective, "variant": variant, "seeds": len(group)}
+    named = {
+        "over": "above the best loss",
+        "first": "weight on position 0",
+        "added": "on the added sink",
+        "strongest": "strongest column",
+        "cost": "cost of hiding position 0",
+    }
+    untrained = {state: _kinds(by_model(run, state)) for state in UNTRAINED}
+    for kind, group in by_model(run).groupby(KEYS, sort=False):
+        line: dict[str, Any] = dict(zip(KEYS, kind, strict=True))
+        line["seeds"] = len(group)
         line["within 5 %"] = int((group["over"] <= NEAR).sum())
         line["with a sink"] = int((group["first"] > WEIGHT).sum())
-        named = {
-            "over": "above the best loss",
-            "first": "weight on position 0",
-            "added": "on the added sink",
-        }
-        named |= {"strongest": "strongest column", "cost": "cost of hiding position 0"}
         line |= {words: _spread(group[name]) for name, words in named.items()}
         line["value norm, position 0 / others"] = f"{group['norm'].mean():.2f}"
-        for state, models in beside.items():
-            own = models[(models["objective"] == objective) & (models["variant"] == variant)]
-            line[f"weight on position 0, {state}"] = percent(own["first"].mean())
+        for state, models in untrained.items():
+            mean = math.nan
+            if kind in models:
+                mean = models[kind]["first"].mean()
+            line[f"weight on position 0, {state}"] = percent(mean)
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -100,31 +104,31 @@ def backcopy_sentences(run: Run) -> list[str]:
         "contrasted": CONTRASTED,
         "tasks": TASKS,
     }
-    told, kinds = statements("sinklab.extras.backcopy", [_spread], **known), _kinds(by_model(run))
+    told = statements("sinklab.extras.backcopy", [_spread], **known)
+    kinds = _kinds(by_model(run))
     twins = {state: _kinds(by_model(run, state)) for state in UNTRAINED}
-    plain, lines = [kind for kind in kinds if kind[1] == "plain"], told("precondition", kinds)
-    pairs = [
-        (one, other, "first")
-        for other in plain
-        if other != CAUSAL
-        for one in (CAUSAL, DIFFUSION)
-        if one in kinds
-    ]
-    lines += [
-        text
-        for one, other, name in pairs
-        if one != other
-        for text in _contrast(told, kinds, one, other, name, twins)
-    ]
-    for kind in [kind for kind in kinds if kind not in plain]:
-        for name in ("first", "strongest") if (kind[0], "plain") in kinds else ():
-            lines += _contrast(told, kinds, (kind[0], "plain"), kind, name, twins)
-        if (kinds[kind]["added"] > 0).any():
-            group = kinds[kind]
-            # less an even share of a row's keys
-            beyond = mean_over(group["shared"].to_numpy() - 1 / (Source().length + 1), fewest=SEEDS)
-            lines += told("added", kind, group, beyond if _is_able(group) else None)
-    return lines + (_masking(told, run.table("masking"), kinds) if "masking" in run.tables else [])
+    plain = [kind for kind in kinds if kind[1] == "plain"]
+    lines = told("precondition", kinds)
+    for other in plain:
+        for one in (CAUSAL, DIFFUSION):
+            if one in kinds and other not in (CAUSAL, one):
+                lines += _contrast(told, kinds, one, other, "first", twins)
+    for kind, group in kinds.items():
+        if kind in plain:
+            continue
+        if (kind[0], "plain") in kinds:
+            for name in CONTRASTED:
+                lines += _contrast(told, kinds, (kind[0], "plain"), kind, name, twins)
+        if (group["added"] > 0).any():
+            beyond = None
+            if _is_able(group):
+                # less an even share of a row's keys
+                even = 1 / (Source().length + 1)
+                beyond = mean_over(group["shared"].to_numpy() - even, fewest=SEEDS)
+            lines += told("added", kind, group, beyond)
+    if "masking" in run.tables:
+        lines += _masking(told, run.table("masking"), kinds)
+    return lines
 
 
 def _is_able(group: pd.DataFrame) -> bool:
@@ -135,12 +139,14 @@ def _is_able(group: pd.DataFrame) -> bool:
 def _refusal(kinds: Kinds, one: Any, other: Any) -> str | None:
     """Why these two kinds of model may not be contrasted; None if they may."""
     groups = {" ".join(kind): kinds[kind] for kind in (one, other)}
-    if far := [name for name, group in groups.items() if (group["over"] > NEAR).any()]:
+    far = [name for name, group in groups.items() if (group["over"] > NEAR).any()]
+    if far:
         return (
             f"cannot tell, since {' and '.join(far)} did not come within 5 % of the best loss "
             "in every seed"
         )
-    if (seeds := len(kinds[one].index.intersection(kinds[other].index))) < SEEDS:
+    seeds = len(kinds[one].index.intersection(kinds[other].index))
+    if seeds < SEEDS:
         return f"cannot tell from {seeds} seeds; {SEEDS} make a verdict"
     if CAUSAL in (one, other) and not (kinds[CAUSAL]["first"] > WEIGHT).all():
         return "cannot tell, since causal plain has no sink there in every seed"
@@ -177,83 +183,61 @@ def _masking(told: Said, table: pd.DataFrame, kinds: Kinds) -> list[str]:
     """Cost of blocking keys: causal less diffusion at equal count and at equal dose by protocol,
     and controls.
     """
-    asked = (
-        table[table["variant"] == "plain"].set_index(["objective", "task", "protocol"]).sort_index()
-    )
-    lines, both = [], {CAUSAL, DIFFUSION} <= kinds.keys()
-    for task, protocol in (
-        dict.fromkeys(zip(table["task"], table["protocol"], strict=True)) if both else ()
-    ):
-        costs = [
-            _costs(asked.loc[objective], task, protocol) for objective in ("causal", "diffusion")
-        ]
-        pairs = [*zip(*costs, strict=True)]
-        count = mean_over(
-            [one[1, "sinks"][1] - other[1, "sinks"][1] for one, other in pairs], fewest=SEEDS
-        )
-        equal = [
-            at_equal_dose([*_doses(one)], [*_doses(other)], one[1, "sinks"][0])
-            for one, other in pairs
-        ]
-        doses, gaps = (pd.Series(part) for part in zip(*equal, strict=True))
-        lines += told(
-            "masking",
-            task,
-            protocol,
-            _refusal(kinds, CAUSAL, DIFFUSION),
-            count,
-            mean_over(gaps, fewest=SEEDS),
-            doses,
-        )
-    return lines + [
-        text
-        for objective in asked.index.unique(0)
-        for text in _control(told, asked.loc[objective], objective, kinds)
-    ]
+    plain = table[table["variant"] == "plain"]
+    lines = []
+    if {CAUSAL, DIFFUSION} <= kinds.keys():
+        refusal = _refusal(kinds, CAUSAL, DIFFUSION)
+        for task, protocol in dict.fromkeys(zip(table["task"], table["protocol"], strict=True)):
+            ones, others = (
+                _costs(plain, objective, task, protocol) for objective in ("causal", "diffusion")
+            )
+            counts, equal = [], []
+            for one, other in zip(ones, others, strict=True):
+                dose, cost, _ = one[1, "sinks"]
+                counts.append(cost - other[1, "sinks"][1])
+                equal.append(at_equal_dose(_doses(one), _doses(other), dose))
+            doses, gaps = (pd.Series(part) for part in zip(*equal, strict=True))
+            found = [mean_over(values, fewest=SEEDS) for values in (counts, gaps)]
+            lines += told("masking", task, protocol, refusal, *found, doses)
+    for objective in sorted(plain["objective"].unique()):
+        lines += _control(told, _costs(plain, objective, "rows", "clean"), objective, kinds)
+    return lines
 
 
 Costs = dict[tuple[int, str], tuple[float, float, float]]
 """Number of keys and control to the dose, its cost and the share of heads with a control."""
 
 
-def _costs(table: pd.DataFrame, task: str, protocol: str) -> list[Costs]:
+def _costs(table: pd.DataFrame, objective: str, task: str, protocol: str) -> list[Costs]:
     """Costs of a task under a protocol, one for each seed."""
     found = []
-    for _, cells in table.loc[[task]].groupby("seed"):
+    here = table[(table["objective"] == objective) & (table["task"] == task)]
+    for _, cells in here.groupby("seed"):
         clean = cells.loc[cells["k"] == 0, "loss"].iloc[0]
-        of_protocol = cells[
-            (cells["k"] > 0) & (cells.index.get_level_values("protocol") == protocol)
-        ]
-        named = of_protocol[["k", "control", "removed", "loss", "matched"]].itertuples(index=False)
+        masked = cells[(cells["k"] > 0) & (cells["protocol"] == protocol)]
         found.append(
             {
-                (k, control): (dose, loss - clean, matched)
-                for k, control, dose, loss, matched in named
+                (cell.k, cell.control): (cell.removed, cell.loss - clean, cell.matched)
+                for cell in masked.itertuples()
             }
         )
     return found
 
 
-def _doses(costs: Costs) -> Iterator[tuple[float, float]]:
-    return ((dose, cost) for (_, control), (dose, cost, _) in costs.items() if control == "sinks")
+def _doses(costs: Costs) -> list[tuple[float, float]]:
+    return [(dose, cost) for (_, control), (dose, cost, _) in costs.items() if control == "sinks"]
 
 
-def _control(told: Said, table: pd.DataFrame, objective: str, kinds: Kinds) -> list[str]:
+def _control(told: Said, costs: list[Costs], objective: str, kinds: Kinds) -> list[str]:
     """The most attended key against keys that are no sinks and hold as much."""
-    costs, group = _costs(table, "rows", "clean"), kinds[objective, "plain"]
+    group = kinds[objective, "plain"]
     share = float(np.nanmean([cells[1, "equal_mass"][2] for cells in costs]))
-    found = mean_over(
-        [cells[1, "matched"][1] - cells[1, "equal_mass"][1] for cells in costs], fewest=SEEDS
-    )
-    is_able = len(costs) >= SEEDS and _is_able(group)
-    return told(
-        "control",
-        objective,
-        share,
-        len(costs),
-        (group["over"] <= NEAR).sum(),
-        found if is_able else None,
-    )
+    found = None
+    if len(costs) >= SEEDS and _is_able(group):
+        gaps = [cells[1, "matched"][1] - cells[1, "equal_mass"][1] for cells in costs]
+        found = mean_over(gaps, fewest=SEEDS)
+    near = (group["over"] <= NEAR).sum()
+    return told("control", objective, share, len(costs), near, found)
 
 
 def at_equal_dose(
@@ -284,22 +268,13 @@ def backcopy_figure(one: Reader) -> Chart:
     """Weight on position 0 over the distance to the best loss: a mark a seed, a colour an
     objective.
     """
-    models, lines = by_model(one.run), []
-    variants, objectives = (
-        [*dict.fromkeys(models["variant"])],
-        [*dict.fromkeys(models["objective"])],
-    )
+    models = by_model(one.run)
+    variants, objectives = ([*models[name].unique()] for name in ("variant", "objective"))
+    lines = []
     for (objective, variant), group in models.groupby(KEYS, sort=False):
-        about = ("", "", objectives.index(objective), variants.index(variant))
-        lines.append(
-            Line(
-                100 * group["over"],
-                100 * group["first"],
-                f"{objective}, {variant}",
-                *about,
-                kind="dots",
-            )
-        )
+        places = objectives.index(objective), variants.index(variant)
+        over, first = 100 * group["over"], 100 * group["first"]
+        lines.append(Line(over, first, f"{objective}, {variant}", "", "", *places, kind="dots"))
     y = Axis("weight on position 0, %, largest of a head", low=-3, high=103)
     marks = [Mark("y", 100 * WEIGHT), Mark("x", 100 * NEAR)]
     return Chart(Axis("loss above the best possible, %"), y, lines, marks)

@@ -208,11 +208,13 @@ def judge(work: Work) -> None:
     """Write the tables ``margins``, ``forced`` and ``rounding`` if margins are measured,
     ``variance`` if the run has scores, and ``pairs`` and ``verdict`` of two runs.
     """
-    plan, tables = work.plan, {}
+    plan = work.plan
+    tables = {}
     if plan.loaded is not None:
         tables["margins"], tables["forced"] = _measured(plan, work.settings, work.progress)
         tables["rounding"] = rounding_table(plan, tables["margins"], tables["forced"])
-    if len(scores := plan.items["right"].dropna()):
+    scores = plan.items["right"].dropna()
+    if len(scores):
         tables["variance"] = variance_table(plan, scores, tables.get("rounding"))
     if plan.pairs is not None:
         tables["pairs"] = plan.pairs[[*KEYS, "right", "right_other", "same"]]
@@ -233,30 +235,29 @@ def _measured(
     # the last number is the answer if all targets are numbers, else the whole text
     numbers = bool(items["target"].str.contains(r"\d").all())
     found, forced = [], []
-    size = settings.batch
     parts = [
-        at[i : i + size]
+        at[start : start + settings.batch]
         for at in items.groupby(lengths).indices.values()
-        for i in range(0, len(at), size)
+        for start in range(0, len(at), settings.batch)
     ]
     for rows in parts:
         length = int(lengths.iloc[rows[0]])
         progress.stage(f"{len(rows)} of {len(requests)} texts, of {length} tokens")
         canvas = canvas_of(loaded, [requests[row] for row in rows], length).to(loaded.model.device)
         ids_BS, table = measure_margins(loaded, canvas, how, seed=settings.seed or 0)
-        near = near_ties(table, -(-settings.forced * len(ids_BS) // len(requests)), settings.seed)
-        for line, other_S in zip(
-            near.to_dict("records"), rewritten(loaded, canvas, how, near), strict=True
-        ):
+        ties = math.ceil(settings.forced * len(ids_BS) / len(requests))
+        near = near_ties(table, ties, settings.seed)
+        others = rewritten(loaded, canvas, how, near)
+        for line, other_S in zip(near.to_dict("records"), others, strict=True):
             open_S = canvas.open_BS[line["row"]]
             own, other = ids_BS[line["row"]][open_S], other_S[open_S]
             texts = [text_of(loaded, ids) for ids in (own, other)]
-            answers = [
-                re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)[-1:] if numbers else text
-                for text in texts
-            ]
-            line |= {"row": rows[line["row"]], "tokens": float((own != other).float().mean())}
-            forced.append(line | {"text": line["tokens"] > 0, "answer": answers[0] != answers[1]})
+            answers = texts
+            if numbers:
+                answers = [re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)[-1:] for text in texts]
+            changed = float((own != other).float().mean())
+            line |= {"row": rows[line["row"]], "tokens": changed, "text": changed > 0}
+            forced.append(line | {"answer": answers[0] != answers[1]})
         found.append(table.assign(row=rows[table["row"]]))
     return pd.concat(found, ignore_index=True), pd.DataFrame(forced)
 
@@ -266,17 +267,19 @@ def rounding_table(plan: Plan, found: pd.DataFrame, forced: pd.DataFrame) -> pd.
     and 95 % interval; the share of answers that change, mean and upper end; and whether it is
     extrapolated.
     """
-    lines, texts, hits = (
-        [],
-        found["row"].nunique(),
-        int(forced["answer"].sum()) if len(forced) else 0,
-    )
-    share, most = hits / len(forced) if len(forced) else np.nan, wilson(hits, len(forced))[1]
+    texts = found["row"].nunique()
+    share, most = np.nan, np.nan
+    if len(forced):
+        hits = int(forced["answer"].sum())
+        share, most = hits / len(forced), wilson(hits, len(forced))[1]
+    lines = []
     for kind, noise in noise_between(*(run.info.model for run in plan.runs)).items():
         mean, low, high = counted(change_chances(found, noise, PROBES))
+        reach = high / texts
+        if texts < len(plan.items):
+            # the texts are a sample of the items, as the ties are of all ties
+            reach = wilson(high, texts)[1]
         line = {"kind": kind, "texts": texts, "changed": mean, "low": low, "high": high}
-        # the texts are a sample of the items, but where they are all, and the ties one of all ties
-        reach = high / texts if texts >= len(plan.items) else wilson(high, texts)[1]
         line |= {"answers": mean * share / texts, "answers_high": reach * most}
         lines.append(line | {"is_extrapolated": kind == "device"})
     return pd.DataFrame(lines).sort_values("changed", ascending=False, ignore_index=True)
@@ -286,30 +289,33 @@ def variance_table(plan: Plan, scores: pd.Series, rounding: pd.DataFrame | None)
     """The variance of the mean score in parts that have names, and how each is known; NaN for an
     unknown part.
     """
-    items, drawn = len(scores), (0.0, "nothing is drawn")
-    parts = {"items": (scores.mean() * (1 - scores.mean()) / items, "binomial")}
-    parts["rounding"] = np.nan, f"not measured: {plan.why}"
-    if rounding is not None:
-        what = f"{rounding['kind'][0]}, margins of {rounding['texts'][0]} texts"
-        parts["rounding"] = rounding["answers"][0] / (2 * items), what
-    parts |= {
-        "estimator draws": drawn,
-        "seed": drawn if plan.settings else (np.nan, "not known: takes another seed"),
+    items = len(scores)
+    nothing = 0.0, "nothing is drawn"
+    parts = {
+        "items": (scores.mean() * (1 - scores.mean()) / items, "binomial"),
+        "rounding": (np.nan, f"not measured: {plan.why}"),
+        "estimator draws": nothing,
+        "seed": nothing if plan.settings else (np.nan, "not known: takes another seed"),
     }
+    if rounding is not None:
+        worst = rounding.iloc[0]
+        source = f"{worst['kind']}, margins of {worst['texts']} texts"
+        parts["rounding"] = worst["answers"] / (2 * items), source
     if any(map(len, plan.items["logprobs"])):
-        parts["estimator draws"] = (
-            draws_variance(plan.items),
-            "errors of the choices, taken as independent",
-        )
+        source = "errors of the choices, taken as independent"
+        parts["estimator draws"] = draws_variance(plan.items), source
     if plan.pairs is not None and _differences(plan) == ["seed"]:
-        scored = plan.pairs.dropna(subset=["right", "right_other"])
+        scored = _scored(plan.pairs)
         apart = (scored["right"] != scored["right_other"]).mean()
-        parts["seed"] = (
-            apart / (2 * max(len(scored), 1)),
-            "two runs that differ in their seed alone",
-        )
+        source = "two runs that differ in their seed alone"
+        parts["seed"] = apart / (2 * max(len(scored), 1)), source
     lines = [(part, value, value**0.5, source) for part, (value, source) in parts.items()]
     return pd.DataFrame(lines, columns=["part", "variance", "deviation", "source"])
+
+
+def _scored(pairs: pd.DataFrame) -> pd.DataFrame:
+    """The items that are right or wrong in both runs."""
+    return pairs.dropna(subset=["right", "right_other"])
 
 
 def _differences(plan: Plan) -> list[str]:
@@ -324,13 +330,12 @@ def verdict(plan: Plan, rounding: pd.DataFrame | None) -> dict[str, Any]:
     """Two runs on the items that both answered, as numbers; the swings are half the intervals of
     the difference, by the rounding that was measured, and were every item drawn anew."""
     pairs: Any = plan.pairs
+    scored = _scored(pairs)
     facts: dict[str, Any] = {
         "items": len(pairs),
         "apart": int((~pairs["same"]).sum()),
         "why": plan.why,
-        "scored": 0,
-    }
-    facts |= {
+        "scored": len(scored),
         "differ_in": ", ".join(_differences(plan)),
         "swing": np.nan,
         "kind": "",
@@ -338,48 +343,44 @@ def verdict(plan: Plan, rounding: pd.DataFrame | None) -> dict[str, Any]:
     }
     if rounding is not None:
         facts |= rounding.iloc[0][["kind", "is_extrapolated", "answers_high"]].to_dict()
-    scored = pairs.dropna(subset=["right", "right_other"])
     if len(scored):
         one, other = scored["right"], scored["right_other"]
-        gained, lost, items = int((other > one).sum()), int((other < one).sum()), len(scored)
+        items, gained, lost = len(scored), int((other > one).sum()), int((other < one).sum())
         low, high = paired_share_interval(gained, lost, items)
+        # one right and one wrong answer more: a score of 0 does not say that nothing can be right
+        redrawn_share = redrawn(*((each.sum() + 1) / (items + 2) for each in (one, other)))
         facts |= {
-            "scored": items,
             "score": one.mean(),
             "score_other": other.mean(),
             "gained": gained,
             "lost": lost,
-        }
-        facts |= {
             "difference": other.mean() - one.mean(),
             "low": low,
             "high": high,
             "p": mcnemar(gained, lost),
+            "swing_most": swing(items, redrawn_share),
         }
-        # one right and one wrong answer more: a score of 0 does not say that nothing can be right
-        facts["swing_most"] = swing(
-            items, redrawn(*((each.sum() + 1) / (items + 2) for each in (one, other)))
-        )
-        facts["swing"] = swing(items, facts["answers_high"]) if rounding is not None else np.nan
+        if rounding is not None:
+            facts["swing"] = swing(items, facts["answers_high"])
     return facts
 
 
 def sentences(runs: list[Run]) -> list[str]:
     """Sentences about the tables."""
-    told, said = statements("sinklab.extras.referee", ()), []
-    for tables in ({name: run.table(name) for name in run.tables} for run in runs):
+    told = statements("sinklab.extras.referee", ())
+    said = []
+    for run in runs:
+        tables = {name: run.table(name) for name in run.tables}
         if "margins" in tables:
-            kinds = (
-                tables["margins"]
-                .groupby("kind")["margin"]
-                .describe(percentiles=[0.01, 0.5])
-                .reset_index()
+            margins, forced = tables["margins"], tables["forced"]
+            kinds = margins.groupby("kind")["margin"].describe(percentiles=[0.01, 0.5])
+            said += told(
+                "margins", kinds.reset_index().to_dict("records"), margins["row"].nunique()
             )
-            said += told("margins", kinds.to_dict("records"), tables["margins"]["row"].nunique())
-            said += told("forced", tables["forced"].mean(numeric_only=True), len(tables["forced"]))
+            said += told("forced", forced.mean(numeric_only=True), len(forced))
             said += told("rounding", tables["rounding"].to_dict("records"))
-        said += (
-            told("variance", tables["variance"].to_dict("records")) if "variance" in tables else []
-        )
-        said += told("verdict", tables["verdict"].iloc[0]) if "verdict" in tables else []
+        if "variance" in tables:
+            said += told("variance", tables["variance"].to_dict("records"))
+        if "verdict" in tables:
+            said += told("verdict", tables["verdict"].iloc[0])
     return said
