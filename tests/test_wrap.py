@@ -30,6 +30,8 @@ from tiny_masked import (
     word_tokenizer,
 )
 
+pytestmark = pytest.mark.ring("extras")
+
 TEXT = "the house stood at the end of a lane"
 
 

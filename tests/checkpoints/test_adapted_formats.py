@@ -16,6 +16,8 @@ from sinklab.lab.checkpoints import describe, load
 from sinklab.lab.cli.main import main
 from tiny_diffusion import tiny_tokenizer
 
+pytestmark = pytest.mark.ring("extras")
+
 IDS = torch.arange(3, 15)[None]
 BACKBONE = {"a2d-qwen3": "qwen3", "a2d-qwen2": "qwen2", "a2d-llama": "llama"}
 BACKBONE |= {"sdar": "qwen3", "fast-dllm-v2": "qwen2", "illada": "llama"}

@@ -21,6 +21,8 @@ from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.probing import MaskSinks, intervene, trace
 from sinklab.lab.checkpoints import describe, load, untrained_twins, weights
 
+pytestmark = pytest.mark.ring("extras")
+
 IDS = torch.arange(3, 21).view(1, 18)
 OWN = {"shared_expert_intermediate_size": 20, "moe_router_enable_expert_bias": True}
 MAKES = {

@@ -29,6 +29,8 @@ from tiny_gemma import save_gemma
 from tiny_masked import FAMILIES as MASKED
 from tiny_masked import save_masked
 
+pytestmark = pytest.mark.ring("extras")
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}

@@ -81,6 +81,7 @@ def test_without_torchao_the_remedy_is_named(tmp_path, monkeypatch):
         sinklab.load(folder, dtype="int8")
 
 
+@pytest.mark.ring("extras")
 def test_quantised_weights_are_not_divided_over_processes(tmp_path, monkeypatch):
     monkeypatch.setattr("sinklab.extras.parallel.dividing.place_of", lambda count, device: "cpu")
     with pytest.raises(

@@ -107,6 +107,7 @@ class Reached(BaseException):
     """An example was understood, and its command began its work."""
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_teaches_by_examples_that_can_be_typed(
     command: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -181,6 +182,7 @@ def test_generate_fills_blanks_and_streams(model: str, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.count("\033[33m") == 2
 
 
+@pytest.mark.ring("extras")
 def test_generate_fills_blanks_of_another_length_where_tokens_change_it(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

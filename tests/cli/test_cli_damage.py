@@ -16,6 +16,8 @@ from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded
 
+pytestmark = pytest.mark.ring("extras")
+
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -32,6 +32,8 @@ from tiny_diffusion import save_tiny
 from tiny_gemma import tiny_gemma
 from tiny_llama import tiny_llama
 
+pytestmark = pytest.mark.ring("extras")
+
 QUICK = "--new-tokens 4 --block-length None --statistics received"
 
 

@@ -16,6 +16,8 @@ from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.core.sampling.denoisers import guided
 from sinklab.lab.checkpoints import load
 
+pytestmark = pytest.mark.ring("extras")
+
 A2D = ("a2d_qwen3", "a2d_qwen2", "a2d_llama")
 BLOCKS = ("bd3lm_qwen3", "bd3lm_llama", "sdar", "fast_dllm_v2")
 FAMILIES = {

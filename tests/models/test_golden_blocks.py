@@ -23,6 +23,8 @@ from sinklab.core.sampling.denoisers import guided
 from sinklab.core.sampling.tokens import shaped
 from sinklab.lab.checkpoints import load
 
+pytestmark = pytest.mark.ring("extras")
+
 DLLM = ("bd3lm_qwen3", "bd3lm_llama")
 LLADA2 = ("llada2_moe", "llada21_moe")
 UNEQUAL = {

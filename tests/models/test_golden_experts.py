@@ -12,6 +12,8 @@ from sinklab.core.models import DiffusionLM
 from sinklab.core.probing import trace
 from sinklab.lab.checkpoints import load
 
+pytestmark = pytest.mark.ring("extras")
+
 BACKBONES = {
     "llada_moe": ("llada_moe", {"qwen3_moe", "llada_moe"}),
     "llada2_moe": ("llada2", {"glm4_moe"}),

@@ -85,6 +85,7 @@ def test_golden_losses_of_dllm(folder):
     assert seen >= 6
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize("number", [0, 1])
 def test_golden_losses_of_sdar(number):
     case = golden_cases("sdar")["loss"][number]

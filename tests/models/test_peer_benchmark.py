@@ -10,6 +10,8 @@ import pytest
 import sinklab
 from sinklab.lab.checkpoints import load
 
+pytestmark = pytest.mark.ring("extras")
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # What another project would have: a loop without a cache, on the whole text at every step.
 LOOP = """
