@@ -241,8 +241,8 @@ def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
     """Answer on the tokens of the sinks, and on whether they *stay*, *move*, or *partly* do: by the
     whole interval of mobility.
 
-    The interval is that of the median over samples; if it holds a cut of `motion_word` the answer is
-    *inconclusive*.
+    The interval is that of the median over samples; if it holds a cut of `motion_word` the answer
+    is *inconclusive*.
     """
     found = median_over(own.mobility_S)
     if not found.samples:
