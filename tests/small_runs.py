@@ -31,7 +31,7 @@ import torch
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import studies
-from sinklab.lab.records import open_run
+from sinklab.lab.records import Run, open_run
 from sinklab.lab.records.info import read_info
 from sinklab.lab.records.reading import lost_files
 from sinklab.lab.studies.base import Study, Work
@@ -100,6 +100,13 @@ class Sleeping(Study):
     def finish(self, work: Work) -> None:
         units = open_run(work.run.path).table("slept")["unit"]
         work.run.table("all", {"units": [len(units)], "different": [units.nunique()]})
+
+
+def traced(loaded: Any, folder: Path, settings: Any, **how: Any) -> Run:
+    """The run folder of a trace."""
+    from sinklab.lab.studies.trace.study import study
+
+    return open_run(study(loaded, folder, settings, **how))
 
 
 def units(place: Path, resume: bool) -> None:

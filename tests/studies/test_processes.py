@@ -19,6 +19,7 @@ from sinklab.lab.records import Run, leases, open_run
 from sinklab.lab.records.leases import Claims
 from sinklab.lab.studies.processes import Processes, Units
 from sinklab.lab.studies.trace.study import StudySettings, study
+from small_runs import traced
 from tiny_diffusion import TEXT, tiny_loaded
 
 SETTINGS = {
@@ -98,8 +99,7 @@ def test_a_run_of_two_goes_on_with_one_or_three_workers(settings: dict, tmp_path
     that of the run.
     """
     settings = {**settings, "heldout": "", "seed": None, "mask_sinks": (), "twin": False}
-    study(tiny_loaded(1), tmp_path / "whole", StudySettings(**settings))
-    whole = open_run(tmp_path / "whole")
+    whole = traced(tiny_loaded(1), tmp_path / "whole", StudySettings(**settings))
     info = json.loads((tmp_path / "whole" / "run.json").read_text())
     for world in (1, 3):
         # as if both had been killed: three of five samples are there, one of them is damaged,

@@ -10,6 +10,7 @@ from sinklab.core.probing import CallView, Statistic, trace
 from sinklab.core.registry import statistics
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.trace.study import StudySettings, study
+from small_runs import traced
 from tiny_diffusion import TEXT, tiny_loaded
 
 PROMPTS = ("The old man", "")
@@ -115,10 +116,9 @@ def test_a_study_writes_what_the_report_reads(
 
 def test_what_is_stored_is_what_a_trace_sees(settings: StudySettings, tmp_path: Path) -> None:
     loaded = tiny_loaded(1)
-    study(
+    run = traced(
         loaded, tmp_path / "run", replace(settings, prompts=PROMPTS[:1], heldout="", mask_sinks=())
     )
-    run = open_run(tmp_path / "run")
     assert run.tables == ("tokens", "steps", "states", "massive_activations", "generations")
     tokens = run.table("tokens")
     for step in (0, 3):
@@ -150,8 +150,7 @@ def test_each_sample_has_a_seed_of_its_own(settings: StudySettings, tmp_path: Pa
     warm = replace(
         settings, temperature=1.0, prompts=("The sea",) * 3, heldout="", mask_sinks=(), seed=None
     )
-    study(tiny_loaded(), tmp_path / "run", warm)
-    run = open_run(tmp_path / "run")
+    run = traced(tiny_loaded(), tmp_path / "run", warm)
     texts = run.table("generations")
     assert texts["completion"].nunique() == 3
     assert run.info.settings["seed"] == run.info.seed, "the seed that was drawn is written down"

@@ -15,6 +15,7 @@ from sinklab.lab.checkpoints import Loaded, SpecialIds
 from sinklab.lab.records import Run, open_run
 from sinklab.lab.scoring import encode
 from sinklab.lab.studies.trace.study import StudySettings, study
+from small_runs import traced
 from tiny_diffusion import TEXT, tiny_tokenizer
 from tiny_llama import tiny_llama
 
@@ -190,8 +191,7 @@ def test_sinks_are_hidden_from_the_last_token(tmp_path: Path) -> None:
     assert texts["token_ids"][0][0] == texts["token_ids"][1][0], "the first step is whole"
     assert texts["token_ids"][0].tolist() != texts["token_ids"][1].tolist()
     edited = replace(plain, edits=("mask_sinks:k=2,selector=last_row",), mask_sinks=())
-    study(loaded, tmp_path / "edited", edited)
-    run = open_run(tmp_path / "edited")
+    run = traced(loaded, tmp_path / "edited", edited)
     assert written(run) == texts["token_ids"][1].tolist()
     received = np.nan_to_num(run.array("attention", "received", part=0).astype(np.float32))
     rows = np.diff(received, axis=0)
@@ -207,8 +207,7 @@ def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path: Path
     plain = replace(
         QUICK, statistics=(), edits=("mask_positions:positions=0,steps=2+none",), mask_sinks=(2,)
     )
-    study(loaded, tmp_path / "whole", replace(plain, truncate=True))
-    whole = open_run(tmp_path / "whole")
+    whole = traced(loaded, tmp_path / "whole", replace(plain, truncate=True))
     assert whole.table("generations")["idle"].tolist() == ["", ""] and {
         *whole.table("truncated")["idle"]
     } == {""}
@@ -285,8 +284,9 @@ def test_truncation_hides_the_sink_of_what_was_read(
 ) -> None:
     loaded = tiny_llama()
     prompt = "The old man sat by the sea, and the boy looked at the"
-    study(loaded, tmp_path / "run", replace(QUICK, prompts=(prompt,), new_tokens=24, truncate=True))
-    run = open_run(tmp_path / "run")
+    run = traced(
+        loaded, tmp_path / "run", replace(QUICK, prompts=(prompt,), new_tokens=24, truncate=True)
+    )
     rows = run.table("truncated")
     facts = rows.iloc[0]
     read = len(loaded.tokenizer(prompt)["input_ids"]) + 11
@@ -331,9 +331,8 @@ def test_truncation_hides_the_sink_of_what_was_read(
         if place > read + 1 and token not in text[read - 11 : place]
     )
     monkeypatch.setattr("sinklab.lab.studies.trace.truncation.stop_ids", lambda loaded: {end})
-    study(
+    short = traced(
         loaded, tmp_path / "ended", replace(QUICK, prompts=(prompt,), new_tokens=24, truncate=True)
     )
-    short = open_run(tmp_path / "ended")
     last = text.index(end, read - 11)
     assert short.table("recovery")["position"].tolist() == [*range(read + 1, last + 1)]

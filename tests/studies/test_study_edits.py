@@ -13,6 +13,7 @@ from sinklab.lab.studies.trace.recording import Selection
 from sinklab.lab.studies.trace.run import agreement
 from sinklab.lab.studies.trace.study import StudySettings, study
 from sinklab.lab.studies.trace.truncation import stretches, truncation_table
+from small_runs import traced
 from tiny_diffusion import tiny_loaded
 
 QUICK = StudySettings(
@@ -86,8 +87,9 @@ def test_the_same_text_as_with_mask_sinks_beside_it(tmp_path: Path) -> None:
 
 def test_a_clean_pass_chooses_before_each_step(tmp_path: Path) -> None:
     loaded = tiny_loaded()
-    study(loaded, tmp_path / "run", replace(QUICK, edits=("mask_sinks:k=2,source=clean_pass",)))
-    run = open_run(tmp_path / "run")
+    run = traced(
+        loaded, tmp_path / "run", replace(QUICK, edits=("mask_sinks:k=2,source=clean_pass",))
+    )
     removals = run.table("removals")
     assert sorted(removals["forward"].unique()) == [0, 1, 2, 3], (
         "the first step has its clean pass too"
@@ -114,8 +116,7 @@ def test_random_columns_differ_between_samples_and_come_again(tmp_path: Path) ->
 
 def test_truncation_hides_where_the_sink_is_and_follows_the_heads(tmp_path: Path) -> None:
     loaded = tiny_loaded(1)
-    study(loaded, tmp_path / "run", replace(QUICK, truncate=True, new_tokens=12, steps=6))
-    run = open_run(tmp_path / "run")
+    run = traced(loaded, tmp_path / "run", replace(QUICK, truncate=True, new_tokens=12, steps=6))
     length = len(loaded.tokenizer(QUICK.prompts[0])["input_ids"]) + 12
     rows = run.table("truncated", part=0)
     facts = rows.iloc[0]
@@ -192,8 +193,7 @@ def test_tokens_of_the_uncut_text_are_scored_with_either_stretch_hidden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = tiny_loaded(1)
-    study(loaded, tmp_path / "run", replace(QUICK, truncate=True, new_tokens=40, steps=20))
-    run = open_run(tmp_path / "run")
+    run = traced(loaded, tmp_path / "run", replace(QUICK, truncate=True, new_tokens=40, steps=20))
     found, stretch = run.table("recovery"), run.table("truncated").set_index(["sample", "arm"])
     assert found["sample"].unique().tolist() == [0, 1], "both samples have a sink and a control"
     attend, column = torch.nn.functional.scaled_dot_product_attention, slice(0)

@@ -16,6 +16,7 @@ from sinklab.lab.records import Run, open_run
 from sinklab.lab.reports import report
 from sinklab.lab.reports.runs import as_shown
 from sinklab.lab.studies.trace.study import StudySettings, study
+from small_runs import traced
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
 QUICK = StudySettings(
@@ -62,8 +63,7 @@ def step_of(run: Run, step: int) -> tuple[list[int], np.ndarray]:
 @pytest.mark.parametrize(("sink", "shift"), [(0, False), (2, False), (1, True)])
 def test_every_statistic_is_what_the_dense_maps_say(tmp_path: Path, sink: int, shift: bool) -> None:
     loaded = tiny_loaded(sink, logit_shift=shift)
-    study(loaded, tmp_path / "run", QUICK)
-    run = open_run(tmp_path / "run")
+    run = traced(loaded, tmp_path / "run", QUICK)
     arrays = {
         key: array.astype(np.float32) for key, array in run.arrays("attention", part=0).items()
     }
@@ -157,8 +157,7 @@ def test_steps_that_never_come_are_refused(tmp_path: Path) -> None:
 
 
 def test_only_steps_records_these_alone(tmp_path: Path) -> None:
-    study(tiny_loaded(), tmp_path / "run", replace(QUICK, only_steps=(1, 3), statistics=()))
-    run = open_run(tmp_path / "run")
+    run = traced(tiny_loaded(), tmp_path / "run", replace(QUICK, only_steps=(1, 3), statistics=()))
     assert run.array("attention", "step_number", part=0).tolist() == [1, 3]
     assert set(run.arrays("attention", part=0)) == {
         "received",
@@ -170,8 +169,7 @@ def test_only_steps_records_these_alone(tmp_path: Path) -> None:
 
 def test_under_a_cache_the_queries_that_ran_are_known(tmp_path: Path) -> None:
     loaded = tiny_loaded(1)
-    study(loaded, tmp_path / "run", replace(QUICK, cache="dual"))
-    run = open_run(tmp_path / "run")
+    run = traced(loaded, tmp_path / "run", replace(QUICK, cache="dual"))
     prompt = len(loaded.tokenizer(QUICK.prompts[0])["input_ids"])
     assert run.table("steps")["queries"].tolist() == [prompt + 8, 4, prompt + 8, 4]
     arrays = run.arrays("attention", part=0)
@@ -185,8 +183,7 @@ def test_under_a_cache_the_queries_that_ran_are_known(tmp_path: Path) -> None:
 
 
 def test_guidance_is_watched_where_it_reads_the_prompt(tmp_path: Path) -> None:
-    study(tiny_loaded(), tmp_path / "run", replace(QUICK, cfg_scale=1.5))
-    run = open_run(tmp_path / "run")
+    run = traced(tiny_loaded(), tmp_path / "run", replace(QUICK, cfg_scale=1.5))
     ids, _ = step_of(run, 2)
     received = run.array("attention", "received", part=0)[2].astype(np.float32)
     assert np.allclose(received, Dense(tiny_loaded(), ids).map_LHQS.sum(-2), rtol=2e-3, atol=2e-3)
@@ -249,8 +246,7 @@ def test_the_tables_tell_states_apart_and_massive_activations(
     """Against loops over the arrays, and hooks on the layers."""
     loaded = tiny_loaded(sink)
     settings = replace(QUICK, new_tokens=12, statistics=RECORDED, layers=layers)
-    study(loaded, tmp_path / "run", settings)
-    run = open_run(tmp_path / "run")
+    run = traced(loaded, tmp_path / "run", settings)
     arrays = {
         name: array.astype(np.float64) for name, array in run.arrays("attention", part=0).items()
     }
@@ -309,8 +305,7 @@ def test_the_tables_tell_states_apart_and_massive_activations(
 
 def test_clipped_channels_are_a_table(tmp_path: Path) -> None:
     edited = replace(QUICK, edits=("clip_channel:channels=3,limit=0.25,layers=0",))
-    study(tiny_loaded(), tmp_path / "run", edited)
-    run = open_run(tmp_path / "run")
+    run = traced(tiny_loaded(), tmp_path / "run", edited)
     clipped = run.table("clipped")
     assert (
         len(clipped) == 4 and (clipped["after"] <= 0.25).all() and (clipped["before"] > 0.25).any()
@@ -323,8 +318,7 @@ def test_clipped_channels_are_a_table(tmp_path: Path) -> None:
 
 def test_a_report_reads_what_masked_queries_give(tmp_path: Path) -> None:
     settings = replace(QUICK, new_tokens=16, steps=8, block_length=None, statistics=RECORDED)
-    study(tiny_loaded(2), tmp_path / "run", settings)
-    run = open_run(tmp_path / "run")
+    run = traced(tiny_loaded(2), tmp_path / "run", settings)
     (shown,) = as_shown(run, received="received_from_masked")
     sample = shown.samples[0]
     received = run.array("attention", "received_from_masked", part=0).astype(np.float32)

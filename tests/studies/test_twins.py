@@ -14,6 +14,7 @@ from sinklab.lab.studies.processes import Progress
 from sinklab.lab.studies.trace import twins
 from sinklab.lab.studies.trace.run import prepare
 from sinklab.lab.studies.trace.study import StudySettings, Trace, study
+from small_runs import traced
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -98,8 +99,7 @@ def scored(tmp_path: Path) -> StudySettings:
 @pytest.mark.slow
 def test_both_twins_stand_beside_the_run(scored: StudySettings, tmp_path: Path) -> None:
     loaded = tiny_loaded(1)
-    study(loaded, tmp_path / "run", scored)
-    run = open_run(tmp_path / "run")
+    run = traced(loaded, tmp_path / "run", scored)
     table = run.table("twins")
     assert table["twin"].tolist() == ["initialised", "permuted"]
     assert table["made"].all()
@@ -193,12 +193,11 @@ def test_a_model_whose_class_cannot_initialise_itself_has_one_twin(tmp_path: Pat
     loaded.model.lm_head.extra = type(loaded.model.lm_head.weight)(
         loaded.model.lm_head.weight[:1].clone()
     )
-    study(
+    run = traced(
         Loaded(loaded.model, loaded.tokenizer, "foreign", None, "diffusion"),
         tmp_path / "run",
         QUICK,
     )
-    run = open_run(tmp_path / "run")
     assert run.table("twins")["made"].tolist() == [False, True]
     assert "cannot be initialised" in run.table("twins")["why"][0]
     assert run.array_files == ("attention", "attention-permuted")

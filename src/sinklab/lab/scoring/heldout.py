@@ -99,7 +99,10 @@ def edited_losses(
     """
     is_diffusion = loaded.family == "diffusion"
     wanted = [scoring_edits(edits, is_diffusion=is_diffusion) for edits in arms]
-    score = (_bound_of if is_diffusion else _next_token_loss_of)(loaded, ids_RS, seed)
+    if is_diffusion:
+        score = _bound_of(loaded, ids_RS, seed)
+    else:
+        score = _next_token_loss_of(loaded, ids_RS)
     looks = needs_clean_pass(edit for edits in wanted for edit in edits) or not all(wanted)
     losses: list[list[Tensor]] = [[] for _ in arms]
     removals: list[list[tuple[RemovalRecord, ...]]] = [[] for _ in arms]
@@ -116,7 +119,8 @@ def edited_losses(
                 with log.probing():
                     clean_B = score(part)
             for turn.arm, some in enumerate(wanted):
-                losses[turn.arm].append(score(part) if some else clean_B)
+                loss_B = score(part) if some else clean_B
+                losses[turn.arm].append(loss_B)
                 removals[turn.arm].append(tuple(log.removals))
                 log.removals.clear()
                 if progress is not None:
@@ -146,7 +150,9 @@ class _OfArm(Listener):
 
     @property
     def _now(self) -> Listener:
-        return self.inner if self.log.is_probing or self.turn.arm == self.arm else _DEAF
+        if self.log.is_probing or self.turn.arm == self.arm:
+            return self.inner
+        return _DEAF
 
     def begin(self) -> None:
         self._now.begin()
@@ -173,7 +179,9 @@ def _bound_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Te
     generator = torch.Generator().manual_seed(seed)
     t_R = sample_times(ids_RS.shape[0], sampler="low_discrepancy", generator=generator)
     # the start token of a row is given, as it was in training
-    start = len(row_start(loaded.tokenizer)) if loaded.tokenizer else 0
+    start = 0
+    if loaded.tokenizer:
+        start = len(row_start(loaded.tokenizer))
     maskable_RS = (torch.arange(ids_RS.shape[1]) >= start).expand(ids_RS.shape)
     noisy_RS, masked_RS = corrupt(
         ids_RS,
@@ -199,10 +207,8 @@ def _bound_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Te
     return score
 
 
-def _next_token_loss_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Tensor]:
-    """A function for a causal model: the mean next-token loss of each row; it has no noise to
-    seed.
-    """
+def _next_token_loss_of(loaded: Loaded, ids_RS: Tensor) -> Callable[[slice], Tensor]:
+    """A function for a causal model: the mean next-token loss of each row."""
     model: Any = loaded.model
 
     def score(part: slice) -> Tensor:
@@ -257,7 +263,8 @@ def check_heldout(loaded: Loaded, *, rows: int, length: int, ks: Iterable[int]) 
             f"heldout_length must be 1 to {context}, the context of {loaded.name}, but is {length}"
         )
     keys = length + config.sink_count
-    if wrong := [k for k in ks if k < 0 or 2 * k > keys]:
+    wrong = [k for k in ks if k < 0 or 2 * k > keys]
+    if wrong:
         raise ValueError(
             "ks are numbers of hidden sinks, and as many other columns must be left as controls: "
             f"{wrong[0]} does not fit {keys} keys; choose 0 to {keys // 2}"
@@ -304,30 +311,37 @@ def heldout_curve(
             f"{loaded.family}"
         )
     tokens = text.ids_RS.numel()
-    choices = [
-        (k, control)
-        for k in sorted({0, *ks})
-        for control in (("sinks", "random") if k else ("none",))
-    ]
-    arms = [[MaskSinks(k=k, control=control, seed=seed)] if k else [] for k, control in choices]
+    choices = [(0, "none")]
+    arms: list[list[Intervention | str]] = [[]]
+    for k in sorted({*ks} - {0}):
+        for control in ("sinks", "random"):
+            choices.append((k, control))
+            arms.append([MaskSinks(k=k, control=control, seed=seed)])
     scored = edited_losses(loaded, text.ids_RS, arms, seed=seed, progress=progress)
     rows = []
     for (k, control), one in zip(choices, scored, strict=True):
         delta_R = one.losses_R - scored[0].losses_R
+        dose = one.dose.row()
         mean = one.losses_R.mean().item()
-        row = {"k": k, "control": control, "loss": mean, "stderr": _stderr(one.losses_R)}
-        row |= {"delta": delta_R.mean().item(), "delta_stderr": _stderr(delta_R), "tokens": tokens}
-        row |= {
-            name: dose
-            for name, dose in one.dose.row().items()
-            if name in ("columns", "sinks", "held", "removed")
+        row = {
+            "k": k,
+            "control": control,
+            "loss": mean,
+            "stderr": _stderr(one.losses_R),
+            "delta": delta_R.mean().item(),
+            "delta_stderr": _stderr(delta_R),
+            "tokens": tokens,
+            **{name: dose[name] for name in ("columns", "sinks", "held", "removed")},
+            "losses": one.losses_R.tolist(),
+            "bits_per_byte": math.nan,
         }
-        row["losses"] = one.losses_R.tolist()
-        rows.append(
-            row | {"bits_per_byte": mean * tokens / math.log(2) / text.size if k == 0 else math.nan}
-        )
+        if k == 0:
+            row["bits_per_byte"] = mean * tokens / math.log(2) / text.size
+        rows.append(row)
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _stderr(values_R: Tensor) -> float:
-    return values_R.std().item() / math.sqrt(values_R.numel()) if values_R.numel() > 1 else math.nan
+    if values_R.numel() < 2:
+        return math.nan
+    return values_R.std().item() / math.sqrt(values_R.numel())

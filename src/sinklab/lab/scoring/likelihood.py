@@ -143,9 +143,9 @@ class Scorer:
             .index_add(0, rows_M, logp_M.double().cpu())
             .tolist()
         )
-        wrong = (
-            set() if self.denoises else {*rows_M[logits_MV.argmax(-1).cpu() != labels_M].tolist()}
-        )
+        wrong: set[int] = set()
+        if not self.denoises:
+            wrong = {*rows_M[logits_MV.argmax(-1).cpu() != labels_M].tolist()}
         for row, (job, number) in enumerate(batch):
             job.sums_N[number] = sums_B[row]
             job.is_likeliest &= row not in wrong
@@ -181,10 +181,8 @@ class Scorer:
             for each, closing in zip(requests, closings, strict=True)
         ]
         clean_BS = pad_sequence(texts, True)
-        begins, ends = (
-            [len(request.context) for request in requests],
-            [len(closing) for closing in closings],
-        )
+        begins = [len(request.context) for request in requests]
+        ends = [len(closing) for closing in closings]
         masked_BS, wanted_BS = (
             pad_sequence(
                 [
@@ -232,36 +230,33 @@ class Scorer:
                 with log.probing():
                     run(ids_BS, real_BS, torch.zeros_like(wanted_BS), clean_BS)
             logits_MV = run(ids_BS, real_BS, wanted_BS, clean_BS)
-        self.taken_BN2 = 0 if log is None else taken(log)
+        self.taken_BN2 = 0
+        if log is not None:
+            self.taken_BN2 = taken(log)
         return logits_MV
 
     def _denoised(
         self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, clean_BS: Tensor
     ) -> Tensor:
         device = self.model.device
-        denoiser = (
-            self._unpadded
-            if bool(real_BS.all())
-            else self.model.denoiser(real_BS.long().to(device))
-        )
+        denoiser = self._unpadded
+        if not bool(real_BS.all()):
+            denoiser = self.model.denoiser(real_BS.long().to(device))
         return denoiser(ids_BS.to(device), wanted_BS.to(device), clean_BS=clean_BS.to(device))
 
     def _continued(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, _: Tensor) -> Tensor:
         # the last token of each row is not read
         ids_BS, real_BS, wanted_BS = ids_BS[:, :-1], real_BS[:, 1:], wanted_BS[:, 1:]
-        given: dict[str, Any] = (
-            {} if bool(real_BS.all()) else {"attention_mask": real_BS.long().to(self.model.device)}
-        )
+        given: dict[str, Any] = {"use_cache": False, "logits_to_keep": 1}
+        if not bool(real_BS.all()):
+            given["attention_mask"] = real_BS.long().to(self.model.device)
         columns_C = wanted_BS.any(0).nonzero()[:, 0]
-        keep = columns_C if len(columns_C) else 1
-        logits_BCV = self.model(
-            ids_BS.to(self.model.device), use_cache=False, logits_to_keep=keep, **given
-        ).logits
-        return (
-            logits_BCV[wanted_BS[:, columns_C].to(logits_BCV.device)]
-            if len(columns_C)
-            else logits_BCV
-        )
+        if len(columns_C):
+            given["logits_to_keep"] = columns_C
+        logits_BCV = self.model(ids_BS.to(self.model.device), **given).logits
+        if not len(columns_C):
+            return logits_BCV
+        return logits_BCV[wanted_BS[:, columns_C].to(logits_BCV.device)]
 
 
 def _columns(requests: Sequence[Request]) -> range:
@@ -273,7 +268,7 @@ def _columns(requests: Sequence[Request]) -> range:
 
 def at_least_float32(logits_MV: Tensor) -> Tensor:
     """Logits in float32, or in float64 if they are."""
-    return logits_MV if logits_MV.dtype == torch.float64 else logits_MV.float()
+    return logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
 
 
 def _log_probabilities(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
@@ -305,8 +300,12 @@ def is_greedy(scorer: Scorer, requests: Sequence[Request]) -> dict[int, bool]:
         [(request, torch.ones(len(request.continuation), dtype=torch.bool)) for request in requests]
     )
     running: list[tuple[Request, Tensor]] = []
-    while running := [*running, *itertools.islice(waiting, rows - len(running))]:
-        asked, masks = [request for request, _ in running], [masked_L for _, masked_L in running]
+    while True:
+        running += itertools.islice(waiting, rows - len(running))
+        if not running:
+            return answers
+        asked = [request for request, _ in running]
+        masks = [masked_L for _, masked_L in running]
         places = [
             (scorer.seed, request.group, int((~masked_L).sum())) for request, masked_L in running
         ]
@@ -321,7 +320,6 @@ def is_greedy(scorer: Scorer, requests: Sequence[Request]) -> dict[int, bool]:
             if not right_M[here_L[best]] or not masked_L.any():
                 answers[request.number] = bool(right_M[here_L[best]])
         running = [each for each in running if each[0].number not in answers]
-    return answers
 
 
 def _proposed(logits_MV: Tensor, labels_M: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
@@ -390,11 +388,13 @@ def score(
     plan = partial(_plan, settings if is_diffusion else None, merge=not is_random(edits))
     results: dict[int, Scored] = {}
     for job in scorer.run(Job(request, plan(request)) for request in todo):
-        request, (logprob, stderr) = job.request, job.plan.result(job.sums_N)
-        is_written = (
-            written.get(request.number, False) if is_diffusion else greedy and job.is_likeliest
-        )
-        tokens, dose = len(request.continuation), Dose(totals(job.taken_N2)) if edits else None
+        request = job.request
+        logprob, stderr = job.plan.result(job.sums_N)
+        is_written = greedy and job.is_likeliest
+        if is_diffusion:
+            is_written = written.get(request.number, False)
+        dose = Dose(totals(job.taken_N2)) if edits else None
+        tokens = len(request.continuation)
         results[request.number] = Scored(logprob, stderr, is_written, tokens, request.dropped, dose)
         if progress is not None:
             progress()
@@ -433,12 +433,13 @@ def rolling(
     """
     if not len(ids):
         raise ValueError("a text to score must have at least one token, but has none; leave it out")
-    limit, is_diffusion = asked.limit_of(loaded), loaded.family == "diffusion"
-    starts = range(0, len(ids), limit)
-    chunks = [
-        (() if is_diffusion else ids[max(start - 1, 0) : start], ids[start : start + limit])
-        for start in starts
-    ]
+    limit = asked.limit_of(loaded)
+    chunks: list[tuple[Ids, Ids]] = []
+    for start in range(0, len(ids), limit):
+        before: Ids = ()
+        if loaded.family != "diffusion":
+            before = ids[max(start - 1, 0) : start]
+        chunks.append((before, ids[start : start + limit]))
     # chunks of one text must not share their noise: their errors would add up
     groups = [asked.digest(ids, (number,)) for number in range(len(chunks))]
     parts = score(

@@ -114,17 +114,22 @@ def read_prompts(path: str | Path, samples: int | None = None) -> tuple[str, ...
 def _rows(text: str, suffix: str) -> list[Any]:
     if suffix == ".json":
         whole = from_json(text)
-        lists = (
-            [value for value in whole.values() if isinstance(value, list)]
-            if isinstance(whole, dict)
-            else [whole]
-        )
-        return lists[0] if len(lists) == 1 and isinstance(lists[0], list) else [whole]
+        if isinstance(whole, list):
+            return whole
+        lists = []
+        if isinstance(whole, dict):
+            lists = [value for value in whole.values() if isinstance(value, list)]
+        # an object around one list is that list
+        if len(lists) == 1:
+            return lists[0]
+        return [whole]
     if suffix == ".csv":
         return list(csv.DictReader(io.StringIO(text, newline="")))
     # a line ends at a line feed alone: JSON may hold other separators, such as U+2028, as they are
     lines = {number: line for number, line in enumerate(text.split("\n"), 1) if line.strip()}
-    return [line if suffix == ".txt" else _parsed(line, number) for number, line in lines.items()]
+    if suffix == ".txt":
+        return list(lines.values())
+    return [_parsed(line, number) for number, line in lines.items()]
 
 
 def _parsed(line: str, number: int) -> Any:
@@ -159,7 +164,8 @@ def _as_ids(loaded: Loaded, prompt: str, chat: bool) -> tuple[int, ...]:
             f"but is {prompt!r}"
         ) from error
     rows = loaded.model.config.get_text_config().vocab_size
-    if wrong := [number for number in ids if not 0 <= number < rows]:
+    wrong = [number for number in ids if not 0 <= number < rows]
+    if wrong:
         raise ValueError(
             f"token ids of {loaded.name} are 0 to {rows - 1}, but the prompt holds {wrong[0]}"
         )

@@ -89,11 +89,12 @@ def read_requests(
     for number, (given, wanted) in enumerate(requests):
         context, continuation = tuple(map(int, given)), tuple(map(int, wanted))
         _check_ids(loaded, number, context, continuation, limit)
-        group = (
-            digest(context, () if context else continuation)
-            if groups is None
-            else int(groups[number])
-        )
+        if groups is not None:
+            group = int(groups[number])
+        elif context:
+            group = digest(context, ())
+        else:
+            group = digest((), continuation)
         if not is_diffusion:
             context = context or (start_token(loaded, "a context", "give a context"),)
         # an autoregressive model does not read the last token
@@ -114,9 +115,8 @@ def _check_ids(loaded: Loaded, number: int, context: Ids, continuation: Ids, lim
             f"the continuation of request {number} has {len(continuation)} tokens, but the context "
             f"of {loaded.name} is {limit}; shorten it, or score it in chunks with rolling"
         )
-    if wrong := [
-        token for token in (*context, *continuation) if not 0 <= token < config.vocab_size
-    ]:
+    wrong = [token for token in (*context, *continuation) if not 0 <= token < config.vocab_size]
+    if wrong:
         raise ValueError(
             f"request {number} holds the id {wrong[0]}, but {loaded.name} knows 0 to "
             f"{config.vocab_size - 1}; encode the text with its own tokenizer"
@@ -135,7 +135,9 @@ def start_token(loaded: Loaded, empty: str, remedy: str) -> int:
         ValueError: if it has neither: names the empty text, and the remedy.
     """
     special = loaded.special
-    start = special.bos if special.bos is not None else special.eos
+    start = special.bos
+    if start is None:
+        start = special.eos
     if start is None:
         raise ValueError(
             f"{loaded.name} is autoregressive and needs a token to start from, but {empty} is "
@@ -176,14 +178,13 @@ class Plan:
 
     def result(self, sums_N: np.ndarray) -> tuple[float, float]:
         """Score and standard error."""
-        values_n = (
-            np.where(self.rows_n < 0, 0.0, sums_N[self.rows_n] if len(sums_N) else 0.0)
-            * self.weights_n
-        )
+        # behind the last row stands that of samples that mask nothing, number -1
+        values_n = np.append(sums_N, 0.0)[self.rows_n] * self.weights_n
         if not self.is_mean:
             return float(values_n.sum()), 0.0
-        samples = len(values_n)
-        stderr = float(values_n.std(ddof=1)) / math.sqrt(samples) if samples > 1 else math.nan
+        stderr = math.nan
+        if len(values_n) > 1:
+            stderr = float(values_n.std(ddof=1)) / math.sqrt(len(values_n))
         return float(values_n.mean()), stderr
 
 
@@ -279,15 +280,17 @@ def scoring_edits(
     """
     wanted = as_edits(edits)
     for edit in wanted:
-        if (first := extent_of(edit)[0]) > 0:
+        first = extent_of(edit)[0]
+        if first > 0:
             raise ValueError(
                 f"a text is scored in one step, but {interventions.name_of(edit)} begins at step "
                 f"{first} and would change nothing; leave out its step"
             )
-    found: list[Any] = [*wanted]
-    for place, edit in enumerate(found):
+    found: list[Any] = []
+    for edit in wanted:
         if hasattr(edit, "read_once"):
-            found[place] = edit.read_once(is_causal=not is_diffusion)
+            edit = edit.read_once(is_causal=not is_diffusion)
+        found.append(edit)
     return tuple(found)
 
 
@@ -304,7 +307,8 @@ def check_positions(edits: Sequence[Intervention], lengths: Sequence[int]) -> No
     """
     shortest = min(lengths, default=math.inf)
     for edit in edits:
-        if (last := extent_of(edit)[1]) >= shortest:
+        last = extent_of(edit)[1]
+        if last >= shortest:
             raise ValueError(
                 f"{interventions.name_of(edit)} names position {last}, but the shortest text to "
                 f"score has {shortest} "
@@ -316,14 +320,21 @@ def placed(edits: Sequence[Intervention], places: Sequence[Place]) -> list[Inter
     """The edits over one batch: the draws of its rows depend on their places alone, not on the
     batch.
     """
-    return [_Drawn(edit, tuple(places)) if is_random([edit]) else edit for edit in edits]
+    found: list[Any] = []
+    for edit in edits:
+        if is_random([edit]):
+            edit = _Drawn(edit, tuple(places))
+        found.append(edit)
+    return found
 
 
 def edited(
     model: Any, edits: Sequence[Intervention], places: Sequence[Place], *, measure: bool = True
 ) -> AbstractContextManager[InterventionLog | None]:
     """The edits over one batch, as `placed` makes them; None without any."""
-    return intervene(model, *placed(edits, places), measure=measure) if edits else nullcontext()
+    if not edits:
+        return nullcontext()
+    return intervene(model, *placed(edits, places), measure=measure)
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from sinklab.lab.checkpoints.loading import Loaded
 
 def ends_of(config: Any) -> list[int]:
     """Ids at which a diffusion model ends a text or a turn."""
-    turn = getattr(config, "eot_token_id", None)
-    return [*getattr(config, "eos_ids", ()), *([] if turn is None else [turn])]
+    found = [*getattr(config, "eos_ids", ()), getattr(config, "eot_token_id", None)]
+    return [token for token in found if token is not None]
 
 
 def ending(settings: DecodingSettings, config: Any) -> DecodingSettings:
@@ -75,8 +75,9 @@ def ended(
         for some in (before, [*before, *kept], kept)
     )
     # a character may begin in the token before
-    text = whole.removeprefix(front) if whole.startswith(front) else text
-    ends = [place for end in until if end and (place := text.find(end)) >= 0]
+    if whole.startswith(front):
+        text = whole.removeprefix(front)
+    ends = [text.find(end) for end in until if end and end in text]
     return kept, text[: min(ends, default=len(text))]
 
 
@@ -240,20 +241,19 @@ class Writing:
             ValueError: for settings that the decoder, the model or the interventions refuse.
         """
         denoises = self.loaded.family == "diffusion"
+        writer = DenoisingWriter if denoises else ContinuingWriter
+        if not self.edits:
+            yield writer(self, InterventionLog())
+            return
         forwards = 2 if self.settings.cfg_scale and denoises else 1
-        options: dict[str, Any] = {
-            "forwards_per_step": forwards,
-            "measure": measure,
-            "allow_idle": True,
-        }
-        with (
-            intervene(self.loaded.model, *self.edits, **options)
-            if self.edits
-            else nullcontext() as log
-        ):
-            yield (DenoisingWriter if denoises else ContinuingWriter)(
-                self, InterventionLog() if log is None else log
-            )
+        with intervene(
+            self.loaded.model,
+            *self.edits,
+            forwards_per_step=forwards,
+            measure=measure,
+            allow_idle=True,
+        ) as log:
+            yield writer(self, log)
 
 
 class Writer:
@@ -316,18 +316,14 @@ class DenoisingWriter(Writer):
                 "columns move under the schedule 'elastic', but what is recorded keeps them; take "
                 "another"
             )
-        canvas = (
-            canvas_of(texts.loaded, texts.requests, texts.new_tokens)
-            if texts.canvas is None
-            else texts.canvas
-        )
+        canvas = texts.canvas
+        if canvas is None:
+            canvas = canvas_of(texts.loaded, texts.requests, texts.new_tokens)
         self.canvas = canvas.to(model.device)
         self.ids_BS = self.canvas.ids_BS
         super().__init__(texts, log, self.canvas.attention_BS)
-        self._steps, self._goes_on = (
-            denoise_with_clean_pass(model, self.canvas, settings, self._clean),
-            False,
-        )
+        self._steps = denoise_with_clean_pass(model, self.canvas, settings, self._clean)
+        self._goes_on = False
 
     def _is_open(self, index: int) -> bool:
         return self._goes_on or bool(
@@ -336,11 +332,9 @@ class DenoisingWriter(Writer):
 
     def _step(self, index: int) -> WritingStep:
         step = next(self._steps)
-        self.ids_BS, candidates_BC, chosen_BC = (
-            step.ids_BS,
-            step.choice.candidates_BC,
-            step.choice.chosen_BC,
-        )
+        self.ids_BS = step.ids_BS
+        candidates_BC = step.choice.candidates_BC
+        chosen_BC = step.choice.chosen_BC
         active_B = candidates_BC.any(1).cpu() & ~self.over_B
         self._goes_on = step.goes_on
         left_BC = candidates_BC & ~chosen_BC & step.choice.block.get(step.masked_BS, False)
@@ -355,8 +349,7 @@ class DenoisingWriter(Writer):
 
     def row(self, row: int) -> list[int]:
         written = self.ids_BS[row][self.canvas.open_BS[row]].tolist()
-        mask_id = self.canvas.mask_id
-        return written[: written.index(mask_id)] if mask_id in written else written
+        return [*takewhile(lambda token: token != self.canvas.mask_id, written)]
 
 
 class ContinuingWriter(Writer):
@@ -464,7 +457,9 @@ def closed(config: Any, ids: Sequence[int]) -> list[int]:
     they are there.
     """
     closing = config.closing_of(ids)
-    return [*ids] if closing and tuple(ids[-len(closing) :]) == closing else [*ids, *closing]
+    if closing and tuple(ids[-len(closing) :]) == closing:
+        return [*ids]
+    return [*ids, *closing]
 
 
 def canvas_of(loaded: Loaded, requests: Sequence[WritingRequest], new_tokens: int) -> Canvas:
@@ -481,10 +476,12 @@ def canvas_of(loaded: Loaded, requests: Sequence[WritingRequest], new_tokens: in
         return Canvas.infill(
             ids_BS, mask_id=config.mask_token_id, attention_BS=real_BS, context=limit
         )
-    how: dict[str, Any] = {
-        "mask_id": config.mask_token_id,
-        "pad_id": 0,
-        "context": config.text_positions,
-    }
-    how |= {"multiple": config.block_columns, "closing": config.closing_of(prompts[0])}
-    return Canvas.from_prompts(prompts, new_tokens=new_tokens, **how)
+    return Canvas.from_prompts(
+        prompts,
+        new_tokens=new_tokens,
+        mask_id=config.mask_token_id,
+        pad_id=0,
+        context=config.text_positions,
+        multiple=config.block_columns,
+        closing=config.closing_of(prompts[0]),
+    )

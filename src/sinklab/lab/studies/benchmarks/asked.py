@@ -35,16 +35,22 @@ def questions(
     if task_objects is None and settings in _read:
         return _read.pop(settings)
     if task_objects is not None:
-        names = [
-            task["task"] if isinstance(task, dict) else task.task_name for task in task_objects
-        ]
+        names = [_name_of(task) for task in task_objects]
         settings = dataclasses.replace(settings, tasks=tuple(names))
     wanted = list(task_objects or [name for name in settings.tasks if name != TWO_STAGE])
-    has_two_stages = task_objects is None and TWO_STAGE in settings.tasks
-    documents = (
-        two_stage.two_stage_documents(settings.data, settings.limit) if has_two_stages else []
-    )
-    return settings, _tasks(settings, wanted) if wanted else None, documents
+    documents = []
+    if task_objects is None and TWO_STAGE in settings.tasks:
+        documents = two_stage.two_stage_documents(settings.data, settings.limit)
+    given = None
+    if wanted:
+        given = _tasks(settings, wanted)
+    return settings, given, documents
+
+
+def _name_of(task: Any) -> str:
+    if isinstance(task, dict):
+        return task["task"]
+    return task.task_name
 
 
 def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
@@ -90,17 +96,22 @@ def amount_of(
     """
     _read.pop(settings, None)
     _read[settings] = _, given, documents = questions(settings, None)
-    runs = [settings] if cells is None else cells
-    counted = [_of_run(one, info, given["tasks"] if given else {}, len(documents)) for one in runs]
+    tasks = {} if given is None else given["tasks"]
+    runs: Sequence[EvalSettings] = [settings]
+    if cells is not None:
+        runs = cells
+    counted = [_of_run(one, info, tasks, len(documents)) for one in runs]
     evaluations = sum(number for number, _ in counted)
     positions = sum(number for _, number in counted)
     words = [f"{TWO_STAGE} ({len(documents)} documents)"] if documents else []
-    for name, task in given["tasks"].items() if given else ():
+    for name, task in tasks.items():
         words.append(f"{name} ({_documents(settings, task)} documents)")
     count = max(round(evaluations), 1)
-    times = 1.0 if cells is None else len(cells) / len(settings.tasks)
     # tasks are counted one after the other, and so are cells
-    first = 1 / len(words) if cells is None else counted[0][0] / evaluations if cells else 1.0
+    times, first = 1.0, 1 / len(words)
+    if cells is not None:
+        times = len(cells) / len(settings.tasks)
+        first = counted[0][0] / evaluations if cells else 1.0
     return Amount(
         f"{', '.join(words)} × {times:g}", count, round(positions / count) or 1, first=first
     )

@@ -59,13 +59,14 @@ def tasks(
         raise ValueError(
             f"at least one task is needed, but there is none; known are {', '.join(OFFLINE)}"
         )
-    if not run_code and (unsafe := [name for name in wanted if name in RUNS_CODE]):
+    unsafe = [name for name in wanted if name in RUNS_CODE]
+    if unsafe and not run_code:
         raise ValueError(
             f"{unsafe[0]} runs programs that the model wrote, on this machine, though in processes "
             "of their own with limits, and behind a boundary where the system has one; allow it "
             "with --run-code (in Python run_code=True)"
         )
-    if any(name in RUNS_CODE for name in wanted):
+    if unsafe:
         sandbox().boundary()
     from lm_eval.tasks import TaskManager
 
@@ -124,9 +125,9 @@ def needs_lm_eval() -> None:
 
 
 def _unknown_task(name: str, known: Sequence[str], what: str) -> ValueError:
-    listed = (
-        ", ".join(known) if len(known) < 20 else f"{len(known)} names, listed by lm_eval ls tasks"
-    )
+    listed = f"{len(known)} names, listed by lm_eval ls tasks"
+    if len(known) < 20:
+        listed = ", ".join(known)
     return ValueError(
         f"unknown task {name!r}; {f'{near(name, known)} '.lstrip()}{what} are {listed}"
     )
@@ -161,28 +162,34 @@ def _config(source: Source, data: Folder, cache: Path, num_fewshot: int | None) 
         config["include"] = str(sandbox().task_file())
     if data is None:
         return config
-    folder, graded = Path(data), source.graded
+    folder = Path(data)
+    graded = source.graded
     shots = whole.get("num_fewshot") or 0
     # lm-eval leaves a task's own 0 as it is, whatever is asked for
     if num_fewshot is not None and whole.get("num_fewshot") != 0:
         shots = num_fewshot
     splits = {graded: source.needed(folder, graded)}
-    examples = (
-        source.needed(folder, "train", f" for {shots} examples in each prompt") if shots else []
-    )
-    if examples := examples or source.find(folder, "train"):
+    if shots:
+        examples = source.needed(folder, "train", f" for {shots} examples in each prompt")
+    else:
+        examples = source.find(folder, "train")
+    if examples:
         splits["train"] = examples
     paths = {split: str(converted(source, split, found, cache)) for split, found in splits.items()}
     config |= {
         "dataset_path": "json",
         "dataset_name": None,
         "dataset_kwargs": {"data_files": paths, "cache_dir": str(cache / "datasets")},
-        "training_split": "train" if examples else None,
-        "fewshot_split": whole.get("fewshot_split") if examples else None,
+        "training_split": None,
+        "fewshot_split": None,
+        "validation_split": None,
+        "test_split": None,
     }
-    return config | {
-        f"{split}_split": split if split == graded else None for split in ("validation", "test")
-    }
+    if examples:
+        config["training_split"] = "train"
+        config["fewshot_split"] = whole.get("fewshot_split")
+    config[f"{graded}_split"] = graded
+    return config
 
 
 def _loaded(manager: Any, name: str) -> list[Any]:
@@ -204,11 +211,14 @@ def _loaded(manager: Any, name: str) -> list[Any]:
         [task.task_name for task in loaded["tasks"].values() if getattr(task, "UNSAFE_CODE", False)]
     )
     group = loaded.get("groups", {}).get(name)
-    return [*loaded["tasks"].values()] if group is None else [group]
+    if group is not None:
+        return [group]
+    return [*loaded["tasks"].values()]
 
 
 def _refuse_others(unsafe: Sequence[str]) -> None:
-    if others := [name for name in unsafe if name not in RUNS_CODE]:
+    others = [name for name in unsafe if name not in RUNS_CODE]
+    if others:
         raise ValueError(
             f"{others[0]} runs programs that the model wrote inside the evaluating process, "
             "without limits, and "
@@ -218,7 +228,8 @@ def _refuse_others(unsafe: Sequence[str]) -> None:
 
 def hub_failure(name: str, error: Exception) -> str:
     """The message for a task without its data set: the task, the cause, and the remedy."""
-    fact = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    first = (str(error).splitlines() or ["no message"])[0]
+    fact = f"{type(error).__name__}: {first}"
     if name not in OFFLINE:
         return (
             f"{name} needs its data set from the Hub, but it could not be loaded ({fact}); "

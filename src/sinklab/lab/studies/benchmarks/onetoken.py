@@ -66,30 +66,30 @@ class Repeats:
         percent.
         """
         if column == LOSS:
-            known = [(one.loss, one.heldout_rows) for one in self.trainings if one.loss is not None]
-            errors = [math.nan if rows is None else float(rows["loss"].sem()) for _, rows in known]
-            return _mean(
-                [(loss.value, error) for (loss, _), error in zip(known, errors, strict=True)]
-            )
+            losses = []
+            for one in self.trainings:
+                error = math.nan
+                if one.heldout_rows is not None:
+                    error = float(one.heldout_rows["loss"].sem())
+                if one.loss is not None:
+                    losses.append((one.loss.value, error))
+            return _mean(losses)
         if column == SHARE:
             tables = [one.over("step") for one in self.trainings if one.sink_count]
             shares = [float(table.iloc[-1]["added_share"]) for table in tables if not table.empty]
             return _mean([(100 * share, math.nan) for share in shares])
         if column != LESS:
             return self._score(column, metric)
-        theirs = {} if first is self else {one.run.info.seed: one for one in first.trainings}
-        pairs = [
-            one.apart(theirs[one.run.info.seed])
-            for one in self.trainings
-            if one.run.info.seed in theirs
-        ]
-        return _mean(
-            [
-                (rows.mean(), rows.std(ddof=1) / math.sqrt(len(rows)))
-                for rows in pairs
-                if rows is not None
-            ]
-        )
+        if first is self:
+            return {}
+        theirs = {one.run.info.seed: one for one in first.trainings}
+        losses = []
+        for one in self.trainings:
+            if one.run.info.seed in theirs:
+                rows = one.apart(theirs[one.run.info.seed])
+                if rows is not None:
+                    losses.append((rows.mean(), rows.std(ddof=1) / math.sqrt(len(rows))))
+        return _mean(losses)
 
     def _score(self, column: str, metric: str | None) -> dict[str, Any]:
         """A benchmark in percent; if several tasks exist for it, the paper's own."""
@@ -97,9 +97,8 @@ class Repeats:
             one for one in self.benchmarks if one.k == 0 and not one.run.info.settings.get("edits")
         ]
         for task in COLUMNS[column]["tasks"]:
-            scores = pd.DataFrame(
-                [row for one in plain if (row := one.score(task, metric)) is not None]
-            )
+            rows = [one.score(task, metric) for one in plain]
+            scores = pd.DataFrame([row for row in rows if row is not None])
             if len(scores):
                 # a first try with a limit does not count beside the whole benchmark
                 scores = scores[scores["samples"] == scores["samples"].max()]
@@ -116,7 +115,9 @@ class Repeats:
         """Folder or name of the first model."""
         if self.trainings:
             return str(self.trainings[0].run.path / "model")
-        return str(self.benchmarks[0].model.get("name")) if self.benchmarks else None
+        if self.benchmarks:
+            return str(self.benchmarks[0].model.get("name"))
+        return None
 
 
 @dataclass(eq=False)
@@ -135,7 +136,9 @@ def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> li
     """The runs as blocks, by how they were trained; benchmarks join the training run of the model
     that they scored.
     """
-    runs = as_trainings(trainings) if trainings else []
+    runs: list[Training] = []
+    if trainings:
+        runs = as_trainings(trainings)
     homes = {(one.run.path / "model").resolve(): one for one in runs}
     # by the very weights, if the folder was moved since
     files = [(one.run.path / "model" / "weights.sha256", one) for one in reversed(runs)]
@@ -145,21 +148,23 @@ def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> li
         if one.run.info.settings.get("objective") != "autoregressive":
             key, start, label = _described(_base(one, homes))
             repeats = blocks.setdefault(key, Experiment(start, label)).variants[one.variant]
-            (repeats.tuned if _is_tuned(one) else repeats.trainings).append(one)
+            if _is_tuned(one):
+                repeats.tuned.append(one)
+            else:
+                repeats.trainings.append(one)
     for bench in benchmarks:
         if bench.model.get("family") != "diffusion":
             continue
-        place, weights = (
-            Path(str(bench.model.get("name"))).resolve(),
-            str(bench.model.get("weights_sha256")),
-        )
+        place = Path(str(bench.model.get("name"))).resolve()
+        weights = str(bench.model.get("weights_sha256"))
         sizes = [bench.model.get(name) for name in ("hidden_size", "layers", "heads")]
         about = (
             json.dumps(["unknown", sizes]),
             "unknown",
             f"{sizes[1]} layers of {sizes[0]}, trained elsewhere",
         )
-        if (home := homes.get(place) or by_weights.get(weights)) is not None:
+        home = homes.get(place) or by_weights.get(weights)
+        if home is not None:
             about = _described(_base(home, homes))
         repeats = blocks.setdefault(about[0], Experiment(*about[1:])).variants[variant(bench.model)]
         repeats.benchmarks.append(bench)
@@ -177,7 +182,9 @@ def _base(one: Training, homes: dict[Path, Training]) -> Training:
     if not _is_tuned(one):
         return one
     before = homes.get(Path(str(one.run.info.settings.get("init_from"))).resolve())
-    return _base(before, homes) if before is not None and before is not one else one
+    if before is None or before is one:
+        return one
+    return _base(before, homes)
 
 
 def _described(base: Training) -> tuple[str, str, str]:
@@ -186,9 +193,13 @@ def _described(base: Training) -> tuple[str, str, str]:
     """
     settings = base.run.info.settings
     model = settings.get("init_from")
-    start = "autoregressive" if model else "scratch"
-    if _is_tuned(base) or settings.get("train_only", "all") != "all":
-        start = "unknown" if _is_tuned(base) else "retrofit"
+    start, label = "scratch", "from scratch"
+    if model:
+        start, label = "autoregressive", f"from {Path(str(model)).parent.name or model}"
+    if settings.get("train_only", "all") != "all":
+        start = "retrofit"
+    if _is_tuned(base):
+        start = "unknown"
     alike = {key: value for key, value in settings.items() if key not in FREE | _OF_VARIANT}
     tokens = (
         int(settings.get("steps") or 0)
@@ -196,11 +207,10 @@ def _described(base: Training) -> tuple[str, str, str]:
         * int(settings.get("length") or 0)
     )
     size = base.run.info.model.get("parameters")
-    parts = [f"{_short(size)} parameters"] if size else []
-    parts += [f"{_short(tokens)} tokens"] if tokens and not settings.get("epochs") else []
-    label = ", ".join(
-        [f"from {Path(str(model)).parent.name or model}" if model else "from scratch", *parts]
-    )
+    if size:
+        label += f", {_short(size)} parameters"
+    if tokens and not settings.get("epochs"):
+        label += f", {_short(tokens)} tokens"
     return json.dumps([start, alike], sort_keys=True), start, label
 
 
@@ -217,9 +227,11 @@ def _mean(runs: Any) -> dict[str, Any]:
     """
     if not len(runs):
         return {}
-    over, alone = mean_over([value for value, _ in runs]), len(runs) == 1
-    spread = {"stderr": float(runs[0][1])} if alone else {"low": over.low, "high": over.high}
-    return {"value": over.value, "runs": len(runs)} | spread
+    over = mean_over([value for value, _ in runs])
+    found = {"value": over.value, "runs": len(runs)}
+    if len(runs) == 1:
+        return found | {"stderr": float(runs[0][1])}
+    return found | {"low": over.low, "high": over.high}
 
 
 def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None) -> pd.DataFrame:
@@ -255,20 +267,28 @@ def _belongs(block: Experiment, table: PaperTable) -> bool:
     variants.
     """
     shared = len(block.variants.keys() & {name for _, name in table.variants})
-    return shared > 0 and block.start == table.start if table.number <= 2 else shared > 1
+    if table.number <= 2:
+        return shared > 0 and block.start == table.start
+    return shared > 1
 
 
 def _command(table: PaperTable, repeats: Repeats, of_variant: str, column: str) -> str:
     """Command that fills a missing cell; empty if none does."""
-    model, word = repeats.model, VARIANTS.get(of_variant, of_variant)
+    model = repeats.model
+    word = VARIANTS.get(of_variant, of_variant)
     if model is None:
         laptop, published = RECIPES[table.start]
         return f"sinklab train {laptop} --variant {word}   (as published: {published})"
     if column in RUNS_ONLY:
-        watched = "" if of_variant in ("plain", "gate") else "train with --monitor-every"
-        return {LOSS: f"sinklab curve --model {model}", SHARE: watched, LESS: ""}[column]
-    flags = COLUMNS[column]["flags"]
-    how = f"{'smdm' if 'smdm' in flags else 'chain'}-{flags.split()[-1]}" if flags else "two-stage"
+        if column == LOSS:
+            return f"sinklab curve --model {model}"
+        if column == SHARE and of_variant not in ("plain", "gate"):
+            return "train with --monitor-every"
+        return ""
+    flags, how = COLUMNS[column]["flags"], "two-stage"
+    if flags:
+        noise = "smdm" if "smdm" in flags else "chain"
+        how = f"{noise}-{flags.split()[-1]}"
     if column == "GSM8K":
         if not repeats.tuned:
             return f"sinklab train sft-gsm8k --init-from {model} --corpus gsm8k_aug/train.txt"
@@ -286,8 +306,10 @@ def onetoken_text(numbers: pd.DataFrame, table: int) -> pd.DataFrame:
     part = numbers[numbers["table"] == table]
     for (source, block, name), cells in part.groupby(["source", "block", "row"], sort=False):
         shown = {str(cell["column"]): _text(cell) for _, cell in cells.iterrows()}
-        runs = {"runs": str(int(cells["runs"].max()))} if source == "measured" else {}
-        rows.append({"models": f"{block} ({source})", "row": name, **shown, **runs})
+        row = {"models": f"{block} ({source})", "row": name, **shown}
+        if source == "measured":
+            row["runs"] = str(int(cells["runs"].max()))
+        rows.append(row)
     text = pd.DataFrame(rows).fillna("")
     # only runs have these
     empty = [name for name in RUNS_ONLY if name in text and not text[name].str.strip("–").any()]
@@ -297,12 +319,13 @@ def onetoken_text(numbers: pd.DataFrame, table: int) -> pd.DataFrame:
 def _text(cell: pd.Series) -> str:
     if pd.isna(cell["value"]):
         return "–"
-    digits = 4 if cell["column"] in (LOSS, LESS) else 2
-    sign = "+" if cell["column"] == LESS else ""
-    value, low, high = (f"{cell[name]:{sign}.{digits}f}" for name in ("value", "low", "high"))
-    spread = "" if pd.isna(cell["stderr"]) else f" ± {cell['stderr']:.{digits}f}"
-    spread = spread if pd.isna(cell["low"]) else f" ({low} to {high})"
-    return f"{value}{spread}".replace("-", "−")
+    form = {LOSS: ".4f", LESS: "+.4f"}.get(str(cell["column"]), ".2f")
+    text = f"{cell['value']:{form}}"
+    if not pd.isna(cell["low"]):
+        text += f" ({cell['low']:{form}} to {cell['high']:{form}})"
+    elif not pd.isna(cell["stderr"]):
+        text += f" ± {cell['stderr']:{form.removeprefix('+')}}"
+    return text.replace("-", "−")
 
 
 def missing_commands(numbers: pd.DataFrame, table: int) -> list[str]:

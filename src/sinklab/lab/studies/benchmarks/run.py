@@ -72,22 +72,21 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
     whole: dict[str, Any] = copy.deepcopy(results)
     samples = whole.pop("samples", {})
     given = {"pretrained": loaded.name}
-    config = {
+    whole["config"] = {
         "model": "sinklab",
         "model_args": given,
         "model_num_parameters": loaded.model.num_parameters(),
-    }
-    config |= {"model_dtype": str(loaded.model.dtype), "model_revision": loaded.revision}
-    config |= {
+        "model_dtype": str(loaded.model.dtype),
+        "model_revision": loaded.revision,
         "batch_size": settings.batch,
         "device": str(loaded.model.device),
         "limit": settings.limit,
+        "fewshot_seed": FEWSHOT_SEED,
+        "sinklab": settings.kept(),
     }
-    whole["config"] = config | {"fewshot_seed": FEWSHOT_SEED, "sinklab": settings.kept()}
-    versions = {
-        f"{package}_version": metadata.version(package) for package in ("lm_eval", "transformers")
-    }
-    whole |= {"date": time.time()} | versions
+    whole["date"] = time.time()
+    for package in ("lm_eval", "transformers"):
+        whole[f"{package}_version"] = metadata.version(package)
     add_tokenizer_info(whole, model)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".lm_eval-", suffix=PART_SUFFIX) as beside:
         # given the name of a file, it puts everything beside that file
@@ -157,9 +156,12 @@ def evaluate(
         refuse_taken(path)
     # tasks first: their errors show before a large model is read
     settings, given, documents = questions(settings, task_objects)
-    loaded = (
-        model if isinstance(model, Loaded) else load(model) if isinstance(model, str) else model()
-    )
+    if isinstance(model, str):
+        loaded = load(model)
+    elif isinstance(model, Loaded):
+        loaded = model
+    else:
+        loaded = model()
 
     from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 
@@ -199,10 +201,14 @@ def _conclude(
         documents: questions of the two-stage protocol, which is no task of lm-eval.
     """
     answers = model.told
-    scores, samples = tables.rows_of(results, answers) if results else ([], [])
+    scores: list[dict[str, Any]] = []
+    samples: list[dict[str, Any]] = []
+    if results:
+        scores, samples = tables.rows_of(results, answers)
     if documents:
         more = two_stage.rows(documents, answers, published=model.settings.published)
-        scores, samples = [*scores, *more[0]], [*samples, *more[1]]
+        scores += more[0]
+        samples += more[1]
     doses = dose_rows(answers, model.settings, is_diffusion=model.is_diffusion)
     tables.write(run, scores, samples, answers, doses)
     if results is not None:
@@ -231,21 +237,25 @@ def dose_rows(
         doses = [(document, Dose(answer["dose"])) for (_, document, _), answer in some.items()]
         is_likelihood = any("logprob" in answer for answer in some.values())
         edits = settings.interventions(by_last_row=not is_diffusion and not is_likelihood)
-        edits = (
-            scoring_edits(without_steps(edits), is_diffusion=is_diffusion)
-            if is_likelihood
-            else edits
-        )
-        protocol = "" if settings.mask_sinks is None else settings.protocol
-        protocol = "clean" if is_likelihood and protocol not in ("", "rule") else protocol
-        row: dict[str, Any] = {"task": task, "protocol": protocol}
-        row |= {
+        protocol = ""
+        if settings.mask_sinks is not None:
+            protocol = settings.protocol
+        if is_likelihood:
+            edits = scoring_edits(without_steps(edits), is_diffusion=is_diffusion)
+            if protocol not in ("", "rule"):
+                protocol = "clean"
+        measured = {document for document, dose in doses if not math.isnan(dose.removed)}
+        row = {
+            "task": task,
+            "protocol": protocol,
             "edits": " ".join(map(interventions.as_text, edits)),
             **Dose.pooled(dose for _, dose in doses).row(),
+            "documents": len({document for document, _ in doses}),
+            "measured": len(measured),
+            "is_likelihood": is_likelihood,
         }
-        measured = {document for document, dose in doses if not math.isnan(dose.removed)}
-        counts = {"documents": len({document for document, _ in doses}), "measured": len(measured)}
-        rows += [row | counts | {"is_likelihood": is_likelihood}] if doses else []
+        if doses:
+            rows.append(row)
     return rows
 
 
@@ -282,18 +292,20 @@ def _scored(
                 model.progress.stage(
                     f"{name} keeps its 0 worked examples: lm-eval does not allow another number"
                 )
-    how: dict[str, Any] = {
-        "apply_chat_template": settings.chat,
-        "fewshot_as_multiturn": settings.chat,
-    }
-    how |= {"confirm_run_unsafe_code": settings.run_code, "bootstrap_iters": BOOTSTRAP}
     with (
         quiet(),
         suppress(_Elsewhere),
         patch.object(ConfigurableTask, "apply_filters", filtered),
     ):
-        results: Any = run_tasks(model, tasks, limit=settings.limit, **how)
-        return results
+        return run_tasks(
+            model,
+            tasks,
+            limit=settings.limit,
+            apply_chat_template=settings.chat,
+            fewshot_as_multiturn=settings.chat,
+            confirm_run_unsafe_code=settings.run_code,
+            bootstrap_iters=BOOTSTRAP,
+        )
     return None
 
 
@@ -352,12 +364,10 @@ def table1(
         loaded = cache(loads)
         for folder, (name, cell) in todo.items():
             if name == model:
-                keys = f"{cell.mask_sinks} {hidden_words(cell.control, cell.protocol)}"
-                what = (
-                    f"protocol {cell.protocol}, {keys} masked"
-                    if cell.mask_sinks
-                    else "nothing masked"
-                )
+                what = "nothing masked"
+                if cell.mask_sinks:
+                    keys = f"{cell.mask_sinks} {hidden_words(cell.control, cell.protocol)}"
+                    what = f"protocol {cell.protocol}, {keys} masked"
                 progress.stage(f"{name}, {cell.tasks[0]}, {what}")
                 has_chat = getattr(loaded().tokenizer, "chat_template", None) is not None
                 chat = has_chat if plan.chat is None else plan.chat
@@ -375,7 +385,9 @@ def cells_of(out: Path, settings: EvalSettings, plan: Plan) -> dict[Path, EvalSe
 def _cell(
     settings: EvalSettings, sink_rule: Any, task: str, k: int, control: str, protocol: str
 ) -> EvalSettings:
-    tokens = TOKENS.get(task) if settings.new_tokens is None else settings.new_tokens
+    tokens = settings.new_tokens
+    if tokens is None:
+        tokens = TOKENS.get(task)
     # a cell does not depend on permissions for the sake of another
     runs_code = settings.run_code and task in offline.RUNS_CODE
     changes: dict[str, Any] = {"tasks": (task,), "new_tokens": tokens, "run_code": runs_code}
@@ -391,14 +403,19 @@ def _cell(
 
 def _check_tasks(settings: EvalSettings) -> None:
     offline.needs_lm_eval()
-    if names := [name for name in settings.tasks if name != TWO_STAGE]:
+    names = [name for name in settings.tasks if name != TWO_STAGE]
+    if names:
         named(settings, names)
 
 
 def cell_name(task: str, k: int, control: str = "sinks", protocol: str = "paper") -> str:
     """The folder of a cell."""
-    own = [name for name, usual in ((protocol, "paper"), (control, "sinks")) if name != usual]
-    return "-".join([f"{task}-k{k}", *(own if k else ())])
+    parts = [f"{task}-k{k}"]
+    if k and protocol != "paper":
+        parts.append(protocol)
+    if k and control != "sinks":
+        parts.append(control)
+    return "-".join(parts)
 
 
 def _is_done(folder: Path, cell: EvalSettings, chat: bool | None) -> bool:
@@ -414,7 +431,8 @@ def _is_done(folder: Path, cell: EvalSettings, chat: bool | None) -> bool:
     known = LATER | info.settings
     asked["chat"] = info.settings.get("chat") if chat is None else chat
     for name in sorted(asked):
-        if (before := known.get(name)) != asked[name]:
+        before = known.get(name)
+        if before != asked[name]:
             raise ValueError(
                 f"{folder} was scored with {name}={before!r}, and now it is {asked[name]!r}; give "
                 "the same settings, or write the table into another --out"

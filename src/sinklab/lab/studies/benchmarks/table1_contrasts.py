@@ -61,11 +61,15 @@ class Cell:
     @property
     def costs(self) -> pd.Series:
         """Loss by question: right with nothing masked less right in this cell."""
-        return (self.plain.rights - self.rights).dropna() if self.plain else self.rights[:0]
+        if self.plain is None:
+            return self.rights[:0]
+        return (self.plain.rights - self.rights).dropna()
 
     @property
     def value(self) -> float:
-        return math.nan if self.score is None else float(self.score["value"])
+        if self.score is None:
+            return math.nan
+        return float(self.score["value"])
 
     @property
     def floor(self) -> float:
@@ -73,10 +77,9 @@ class Cell:
         standard errors.
         """
         chance = self.run.chance(self.task)
-        stderr = math.nan if self.score is None else float(self.score["stderr"])
-        if not chance or math.isnan(stderr):
+        if not chance or self.score is None or math.isnan(self.score["stderr"]):
             return POINTS
-        return max(POINTS, chance + 2 * stderr)
+        return max(POINTS, chance + 2 * float(self.score["stderr"]))
 
     @property
     def too_low(self) -> str:
@@ -91,7 +94,9 @@ class Cell:
         """Reason why there is no phenomenon to remove; empty if there is one."""
         rate, share = (self.run.sinks(self.task, name) for name in ("gu_rate", "share"))
         why = no_phenomenon(self.model, rate, share)
-        return f"{why} (record_sinks)" if why.endswith("masked") else why
+        if why.endswith("masked"):
+            why += " (record_sinks)"
+        return why
 
 
 def cells_of(benchmarks: Iterable[Benchmark]) -> list[Cell]:
@@ -121,7 +126,9 @@ def cells_of(benchmarks: Iterable[Benchmark]) -> list[Cell]:
             before = found.setdefault((task, cell.model, cell.key), cell)
             if before is not cell:
                 protocol, control, k = cell.key
-                what = f"{k} keys masked ({protocol}, {control})" if k else "nothing masked"
+                what = "nothing masked"
+                if k:
+                    what = f"{k} keys masked ({protocol}, {control})"
                 raise ValueError(
                     f"{before.run.run.path} and {one.run.path} both hold {task} of {cell.model} "
                     f"with {what}; read one of them"
@@ -151,13 +158,10 @@ def contrasts(benchmarks: Iterable[Benchmark]) -> list[str]:
                 models.setdefault(cell.model, {})[cell.key] = cell
         for of_model in models.values():
             said += _against_equal_mass(of_model)
-        diffusion: list[dict[Key, Cell]] = []
-        others: list[dict[Key, Cell]] = []
-        for of_model in models.values():
-            is_diffusion = of_model[PLAIN].run.model.get("family") == "diffusion"
-            (diffusion if is_diffusion else others).append(of_model)
-        for one, other in product(diffusion, others):
-            said += _between(one, other)
+        for one, other in product(models.values(), repeat=2):
+            families = [cells[PLAIN].run.model.get("family") for cells in (one, other)]
+            if families[0] == "diffusion" and families[1] != "diffusion":
+                said += _between(one, other)
     return said
 
 
@@ -168,7 +172,9 @@ def _against_equal_mass(cells: dict[Key, Cell]) -> list[str]:
         if control != "matched" or other is None:
             continue
         dose = cell.run.dose(cell.task)
-        share = math.nan if dose is None else dose.matched
+        share = math.nan
+        if dose is not None:
+            share = dose.matched
         apart = mean_over((cell.costs - other.costs).dropna())
         about = (cell.task, cell.model, protocol, k)
         said += spoken()("equal_mass", *about, share, cells[PLAIN].too_low, apart)
@@ -199,8 +205,9 @@ def _doses(cells: dict[Key, Cell], protocol: str) -> Doses:
     removed: list[float] = []
     costs: dict[int, pd.Series] = {}
     for key, cell in cells.items():
-        dose = cell.run.dose(cell.task) if key[:2] == (protocol, "sinks") else None
-        if dose is not None and not math.isnan(dose.removed):
+        dose = cell.run.dose(cell.task)
+        is_wanted = key[:2] == (protocol, "sinks") and dose is not None
+        if is_wanted and not math.isnan(dose.removed):
             removed.append(dose.removed)
             costs[key[2]] = cell.costs
     rows = pd.DataFrame(costs).dropna()

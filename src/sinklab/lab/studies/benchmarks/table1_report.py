@@ -22,7 +22,10 @@ from sinklab.lab.studies.benchmarks import tables as paper
 from sinklab.lab.studies.benchmarks.table1_contrasts import POINTS, Cell, cells_of, contrasts
 from sinklab.lab.studies.benchmarks.tables import Benchmark, found_in, paired_drop, signed, titled
 
-MEASURED, PUBLISHED = "measured", "published"
+MEASURED = "measured"
+PUBLISHED = "published"
+STYLES = {"paper": "-", "held": (0, (6, 1.5)), "rule": "-.", "clean": (0, (3, 1, 1, 1))}
+"""Lines by protocol."""
 
 
 def table1_figure(numbers: pd.DataFrame, *, theme: str = "light") -> Figure:
@@ -43,44 +46,40 @@ def table1_figure(numbers: pd.DataFrame, *, theme: str = "light") -> Figure:
 def _panel(numbers: pd.DataFrame, task: str, names: dict[str, int]) -> Chart:
     ks, lines = sorted({int(k) for k in numbers["k"]}), []
     for (source, model), cells in numbers.groupby(["source", "model"], sort=False):
-        stands_for = model if source == PUBLISHED else paper.published_model(model) or model
+        label, stands_for = f"{model} (published)", model
+        if source == MEASURED:
+            label, stands_for = str(model), paper.published_model(model) or model
         index = names.setdefault(stands_for, len(names))
-        measured, how = source == MEASURED, ["control", "protocol"]
+        how = ["control", "protocol"]
+        masked = [*cells[cells["k"] > 0].groupby(how, sort=False).groups]
         # every curve begins at the unmasked score
-        for control, protocol in [*cells[cells["k"] > 0].groupby(how, sort=False).groups] or [
-            ("sinks", "paper")
-        ]:
+        for control, protocol in masked or [("sinks", "paper")]:
             shown = cells[
                 (cells["k"] == 0) | (cells[how] == [control, protocol]).all(axis=1)
             ].sort_values("k")
             places = [ks.index(int(k)) + 0.03 * index for k in shown["k"]]
-            parts = [str(model) + ("" if measured else " (published)")]
-            parts += [
-                part for part, usual in ((control, "sinks"), (protocol, "paper")) if part != usual
-            ]
-            y, error = 100 * shown["accuracy"], 100 * shown["stderr"].fillna(0)
-            style: dict[str, Any] = {
-                "style": _style(control, protocol) if measured else "--",
-                "colour": index,
-                "marker": index,
-            }
-            lines.append(
-                Line(
-                    places, y, ", ".join(parts), **style, low=y - error, high=y + error, kind="bars"
-                )
+            unusual = [part for part in (control, protocol) if part not in ("sinks", "paper")]
+            style: Any = STYLES[protocol]
+            if control != "sinks":
+                style = ":"
+            if source == PUBLISHED:
+                style = "--"
+            y = 100 * shown["accuracy"]
+            error = 100 * shown["stderr"].fillna(0)
+            line = Line(
+                places,
+                y,
+                ", ".join([label, *unusual]),
+                style=style,
+                colour=index,
+                marker=index,
+                low=y - error,
+                high=y + error,
+                kind="bars",
             )
-    x = Axis("keys masked per layer and head", names=["none" if k == 0 else str(k) for k in ks])
+            lines.append(line)
+    x = Axis("keys masked per layer and head", names=[{0: "none"}.get(k, str(k)) for k in ks])
     return Chart(x, Axis("right, %", low=-2), lines, title=titled(task))
-
-
-def _style(control: str, protocol: str) -> Any:
-    styles: dict[str, Any] = {
-        "paper": "-",
-        "held": (0, (6, 1.5)),
-        "rule": "-.",
-        "clean": (0, (3, 1, 1, 1)),
-    }
-    return styles[protocol] if control == "sinks" else ":"
 
 
 TITLE = "Accuracy with the most attended keys masked (analysis paper, Table 1)"
@@ -156,7 +155,8 @@ def _measured(cell: Cell) -> dict[str, Any]:
         **{name: score[name] for name in kept},
         "run": str(cell.run.run.path),
     }
-    if (dose := cell.run.dose(cell.task)) is not None:
+    dose = cell.run.dose(cell.task)
+    if dose is not None:
         row |= dose.row()
     if k and cell.plain is not None and cell.plain.score is not None:
         drop = paired_drop(cell.plain.rights, cell.rights)
@@ -167,11 +167,14 @@ def _measured(cell: Cell) -> dict[str, Any]:
 def _drop(
     plain: float, drop: float, low: float, high: float, floor: float = POINTS
 ) -> dict[str, Any]:
+    relative = math.nan
+    if plain:
+        relative = drop / plain
     return {
         "drop": drop,
         "drop_low": low,
         "drop_high": high,
-        "relative": drop / plain if plain else math.nan,
+        "relative": relative,
         "verdict": verdict(plain, low, high, floor),
         "floor": floor,
     }
@@ -186,7 +189,11 @@ def verdict(plain: float, low: float, high: float, floor: float = POINTS) -> str
         return "floor"
     if math.isnan(low):
         return "–"
-    return "drops" if low > POINTS else "holds" if high <= POINTS else "undecided"
+    if low > POINTS:
+        return "drops"
+    if high <= POINTS:
+        return "holds"
+    return "undecided"
 
 
 def published_numbers(task: str) -> list[dict[str, Any]]:
@@ -231,11 +238,17 @@ def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
         groups.sort(key=lambda group: (group[0][0] != MEASURED, group[0][1] not in met))
         for (source, model, control), cells in groups:
             by = {headings[int(cell["k"]), cell["protocol"]]: cell for _, cell in cells.iterrows()}
-            name = model if control == "sinks" else f"{model}, {hidden_words(control, '')}"
+            name = _named(str(model), str(control))
             shown = {heading: _cell(by.get(heading)) for heading in headings.values()}
             of_row = {"task": titled(task), "model": name, "source": source}
             rows.append(of_row | shown | {VERDICT: _lost(by)})
     return pd.DataFrame(rows)
+
+
+def _named(model: str, control: str) -> str:
+    if control == "sinks":
+        return model
+    return f"{model}, {hidden_words(control, '')}"
 
 
 def _headings(numbers: pd.DataFrame) -> dict[tuple[int, str], str]:
@@ -246,15 +259,19 @@ def _headings(numbers: pd.DataFrame) -> dict[tuple[int, str], str]:
     }
     is_paper = {protocol for _, protocol in found} <= {"", "paper"}
     order = sorted(found, key=lambda one: (one[0], ("", *PROTOCOLS).index(one[1])))
-    return {
-        (k, own): "none" if k == 0 else str(k) if is_paper else f"{k}, {own}" for k, own in order
-    }
+    headings = {(k, own): f"{k}, {own}" for k, own in order}
+    for k, own in order:
+        if k == 0:
+            headings[k, own] = "none"
+        elif is_paper:
+            headings[k, own] = str(k)
+    return headings
 
 
 def _cell(cell: pd.Series | None) -> str:
     if cell is None:
         return "–"
-    digits = 3 if cell["source"] == MEASURED else 2
+    digits = {MEASURED: 3, PUBLISHED: 2}[cell["source"]]
     return f"{cell['accuracy']:.{digits}f} ± {cell['stderr']:.{digits}f}"
 
 
@@ -262,21 +279,19 @@ def table1_doses(numbers: pd.DataFrame) -> pd.DataFrame:
     """Doses of each measured cell, as people read them: keys, sinks among them, their attention."""
     if numbers.empty or not numbers["columns"].notna().any():
         return pd.DataFrame()
-    headings, rows = _headings(numbers), []
+    headings = _headings(numbers)
+    rows = []
     for _, cell in numbers[numbers["columns"].notna()].iterrows():
-        name = (
-            cell["model"]
-            if cell["control"] == "sinks"
-            else f"{cell['model']}, {hidden_words(cell['control'], '')}"
-        )
         row = {
             "task": titled(cell["task"]),
-            "model": name,
+            "model": _named(cell["model"], cell["control"]),
             "masked": headings[int(cell["k"]), cell["protocol"]],
+            "keys a head": f"{cell['columns']:.2f}",
         }
-        row["keys a head"] = f"{cell['columns']:.2f}"
         for heading, column in DOSES.items():
-            row[heading] = "–" if pd.isna(cell[column]) else f"{100 * cell[column]:.1f}\u00a0%"
+            row[heading] = "–"
+            if not pd.isna(cell[column]):
+                row[heading] = f"{100 * cell[column]:.1f}\u00a0%"
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -285,24 +300,30 @@ def _lost(by: dict[str, pd.Series]) -> str:
     """Numbers of masked keys with more than 5 points lost, in words."""
     verdicts = {heading: cell["verdict"] for heading, cell in by.items()}
     if "floor" in verdicts.values():
-        is_guessed = any(cell["floor"] > POINTS for cell in by.values())
-        return "not above chance" if is_guessed else "not 5 points right"
+        if any(cell["floor"] > POINTS for cell in by.values()):
+            return "not above chance"
+        return "not 5 points right"
     lost = [heading for heading, word in verdicts.items() if word == "drops"]
     unsure = [
         f"{name} ({signed(-by[name]['drop'])})"
         for name, word in verdicts.items()
         if word == "undecided"
     ]
-    parts = [
-        f"{text} {', '.join(ks)}" for text, ks in (("at", lost), ("undecided at", unsure)) if ks
-    ]
-    return "; ".join(parts) or ("–" if set(verdicts.values()) <= {"–"} else "no")
+    parts = []
+    if lost:
+        parts.append(f"at {', '.join(lost)}")
+    if unsure:
+        parts.append(f"undecided at {', '.join(unsure)}")
+    if not parts and set(verdicts.values()) <= {"–"}:
+        return "–"
+    return "; ".join(parts) or "no"
 
 
 def table1_notes(numbers: pd.DataFrame, unfinished: Iterable[Path] = ()) -> list[str]:
     """Notes below the table."""
-    notes, told = list(paper.TABLE1_NOTES), paper.spoken()
-    measured = numbers[numbers["source"] == MEASURED] if len(numbers) else numbers
+    notes = list(paper.TABLE1_NOTES)
+    told = paper.spoken()
+    measured = numbers[numbers["source"] == MEASURED]
     for _, cell in measured[~measured["verdict"].isin(["–", "floor"])].iterrows():
         notes += told("lost", cell)
     for (task, model), cells in measured.groupby(["task", "model"], sort=False):
@@ -332,7 +353,9 @@ def write_table1(
     notes = table1_notes(numbers, found.unfinished) + contrasts(found.benchmarks)
     stem = Path(out) / "table1"
     doses = table1_doses(numbers)
-    beside = {} if doses.empty else {DOSE_TITLE: doses}
+    beside = {DOSE_TITLE: doses}
+    if doses.empty:
+        beside = {}
     printed = write_printed(stem, TITLE, table1_text(numbers), numbers, notes, beside)
     drawn = save_figure(lambda: table1_figure(numbers), stem, formats)
     return replace(printed, paths=(*printed.paths, *drawn))

@@ -89,33 +89,31 @@ def _scores(results: Mapping[str, Any], samples: list[dict[str, Any]]) -> list[d
             metric, comma, filtered = name.partition(",")
             if not comma or metric.endswith("_stderr"):
                 continue
-            named = [
-                row["no_answer"]
-                for row in samples
-                if (row["task"], row["filter"]) == (task, filtered)
-            ]
-            missing = [flag for flag in named if flag is not None]
-            row = {"task": task, "metric": metric, "filter": filtered, "value": float(value)}
-            row |= {
+            of_task = [row for row in samples if row["task"] == task]
+            named = [row["no_answer"] for row in of_task if row["filter"] == filtered]
+            row = {
+                "task": task,
+                "metric": metric,
+                "filter": filtered,
+                "value": float(value),
                 "stderr": _number(metrics.get(f"{metric}_stderr,{filtered}")),
                 "samples": int(effective),
+                "higher_is_better": results["higher_is_better"].get(task, {}).get(metric),
             }
-            row |= {"higher_is_better": results["higher_is_better"].get(task, {}).get(metric)}
             if task in RUNS_CODE:
-                of_task = [row for row in samples if row["task"] == task]
-                unjudged = [
-                    f"{task}/{row['doc_id']}"
-                    for row in of_task
-                    if row["answer"].startswith('["unjudged')
-                ]
-                row |= {"boundary": sandbox().boundary(), "unjudged": ", ".join(unjudged)}
-            rows.append(row | {"no_answer": sum(missing) / len(missing) if missing else math.nan})
+                unjudged = [row for row in of_task if row["answer"].startswith('["unjudged')]
+                row["boundary"] = sandbox().boundary()
+                row["unjudged"] = ", ".join(f"{task}/{row['doc_id']}" for row in unjudged)
+            row["no_answer"] = float(pd.Series(named, dtype=float).mean())
+            rows.append(row)
     return rows
 
 
 def _number(value: Any) -> float:
     """A number as a float; NaN for anything else, such as lm-eval's "N/A"."""
-    return float(value) if isinstance(value, numbers.Real | np.bool_) else math.nan
+    if isinstance(value, numbers.Real | np.bool_):
+        return float(value)
+    return math.nan
 
 
 def _samples(
@@ -135,35 +133,35 @@ def _samples(
             told.get((task, document, number), {}) for number in range(len(row["arguments"]))
         ]
         logprobs = [float(answer["logprob"]) for answer in answers if "logprob" in answer]
-        text = "" if logprobs else _text(row["resps"][0][0])
         about = {
             "task": task,
             "filter": row["filter"],
             "doc_id": document,
             "prompt": str(row["arguments"][0][0]),
-        }
-        about |= {"response": text, "answer": _answer(row, config.get("output_type"), logprobs)}
-        about |= {
+            "response": "",
+            "answer": _answer(row, config.get("output_type"), logprobs),
             "target": _text(row["target"]),
             "right": _right(row, results["higher_is_better"].get(task, {})),
+            "metrics": json.dumps({name: row[name] for name in row["metrics"]}, default=str),
+            "no_answer": None,
+            "logprobs": logprobs,
+            "stderrs": [float(answer["stderr"]) for answer in answers if "stderr" in answer],
         }
-        about["metrics"] = json.dumps({name: row[name] for name in row["metrics"]}, default=str)
-        about["no_answer"] = (
-            _text(row["filtered_resps"][0]) == NO_ANSWER if row["filter"] in patterns else None
-        )
-        about["logprobs"] = logprobs
-        about["stderrs"] = [float(answer["stderr"]) for answer in answers if "stderr" in answer]
-        counts = {
-            name: sum(answer.get(name, 0) for answer in answers)
-            for name in ("tokens", "steps", "cut")
-        }
-        counts["new_tokens"] = max((answer.get("new_tokens", 0) for answer in answers), default=0)
-        found.append(about | counts)
+        if not logprobs:
+            about["response"] = _text(row["resps"][0][0])
+        if row["filter"] in patterns:
+            about["no_answer"] = _text(row["filtered_resps"][0]) == NO_ANSWER
+        for name in ("tokens", "steps", "cut"):
+            about[name] = sum(answer.get(name, 0) for answer in answers)
+        about["new_tokens"] = max((answer.get("new_tokens", 0) for answer in answers), default=0)
+        found.append(about)
     return found
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str, ensure_ascii=False)
 
 
 def _answer(row: Mapping[str, Any], kind: str | None, logprobs: list[float]) -> str:
@@ -175,8 +173,8 @@ def _answer(row: Mapping[str, Any], kind: str | None, logprobs: list[float]) -> 
     best = logprobs.index(max(logprobs))
     pair = row["arguments"][best]
     # some tasks put the choices into the context
-    several = len({arguments[1] for arguments in row["arguments"]}) > 1
-    return str(pair[1] if several else pair[0]).strip()
+    context_only = len({arguments[1] for arguments in row["arguments"]}) == 1
+    return str(pair[not context_only]).strip()
 
 
 def _right(row: Mapping[str, Any], higher_is_better: Mapping[str, Any]) -> float:
@@ -192,7 +190,9 @@ def _right(row: Mapping[str, Any], higher_is_better: Mapping[str, Any]) -> float
 
 def score_lines(run: Run | str | Path) -> list[str]:
     """The scores of a run folder of kind "benchmark", a line each."""
-    opened = run if isinstance(run, Run) else open_run(run)
+    opened = run
+    if not isinstance(opened, Run):
+        opened = open_run(opened)
     control = str(opened.info.settings.get("control") or "sinks")
     first = [
         rows[rows["filter"] == rows["filter"].iloc[0]]
@@ -212,12 +212,9 @@ def spoken() -> Callable[..., list[str]]:
 
 def points(estimate: Estimate) -> str:
     """A difference of shares in percentage points, with its interval if it has one."""
-    value, low, high = (signed(number) for number in (estimate.value, estimate.low, estimate.high))
-    return (
-        f"{value} ({low} … {high})"
-        if estimate.is_interval
-        else f"{value}, too few questions for an interval"
-    )
+    if not estimate.is_interval:
+        return f"{signed(estimate.value)}, too few questions for an interval"
+    return f"{signed(estimate.value)} ({signed(estimate.low)} … {signed(estimate.high)})"
 
 
 def signed(share: float) -> str:
@@ -231,7 +228,9 @@ def titled(task: str) -> str:
 
 
 def _rows_of(run: Run, name: str) -> list[dict[Any, Any]]:
-    return run.table(name).to_dict("records") if name in run.tables else []
+    if name not in run.tables:
+        return []
+    return run.table(name).to_dict("records")
 
 
 _PRINTED: dict[str, Any] = tomllib.loads((files(__package__) / "published.toml").read_text("utf-8"))
@@ -341,7 +340,9 @@ class Benchmark:
         older runs.
         """
         given = str(self.run.info.settings.get("protocol") or "paper")
-        return "clean" if given != "rule" and self.is_likelihood(task) else given
+        if given != "rule" and self.is_likelihood(task):
+            return "clean"
+        return given
 
     def is_likelihood(self, task: str) -> bool:
         """Whether continuations were scored, and no text was written."""
@@ -364,20 +365,17 @@ class Benchmark:
 
     def chance(self, task: str) -> float:
         """The share that guessing gets right: one in the number of choices, none for a text."""
-        return float(
-            np.mean(
-                [1 / count if count > 1 else 0.0 for count in self._continuations(task)] or [0.0]
-            )
-        )
+        counts = pd.Series(self._continuations(task), dtype=float)
+        return float((1 / counts).where(counts > 1, 0.0).sum() / max(len(counts), 1))
 
     def _continuations(self, task: str) -> list[int]:
         """Number of continuations scored, by document; 0 if a text was written."""
-        samples = self.run.table("samples") if "samples" in self.run.tables else pd.DataFrame()
-        return (
-            [*map(len, samples.loc[samples["task"] == task, "logprobs"])]
-            if "logprobs" in samples
-            else []
-        )
+        if "samples" not in self.run.tables:
+            return []
+        samples = self.run.table("samples")
+        if "logprobs" not in samples:
+            return []
+        return [len(one) for one in samples.loc[samples["task"] == task, "logprobs"]]
 
     @property
     def alike(self) -> str:
@@ -415,7 +413,9 @@ class Benchmark:
         row = rows.iloc[0].copy()
         if 0 <= row["value"] <= 1 and row["metric"] in (*_COMMON, "acc_norm"):
             share, samples = float(row["value"]), int(row["samples"])
-            row["stderr"] = math.sqrt(share * (1 - share) / samples) if samples else math.nan
+            row["stderr"] = math.nan
+            if samples:
+                row["stderr"] = math.sqrt(share * (1 - share) / samples)
         return row
 
     def right(self, task: str, score: pd.Series) -> pd.Series:

@@ -7,7 +7,6 @@ No task of lm-eval; inside a benchmark run it has the same cache and the same ta
 # B batch rows, S canvas positions
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from decimal import Decimal, InvalidOperation
 from functools import cached_property, partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -58,19 +56,23 @@ def two_stage_settings(
 
     Source: One Token Is Enough (2601.19657), ``evaluate_gsm8k`` and SMDM's ``diff_sample``.
     """
-    clock: dict[str, Any] = {"schedule": "timed", "eps": 1e-5, "steps": LENGTH, "pooled": published}
-    temperature, ends = 0.1 if published else 0.0, not published
     own = DecodingSettings(
-        rule="low_confidence", temperature=temperature, stop_at_eos=ends, seed=SEED, **clock
+        rule="low_confidence",
+        temperature=0.1 * published,
+        stop_at_eos=not published,
+        seed=SEED,
+        schedule="timed",
+        eps=1e-5,
+        steps=LENGTH,
+        pooled=published,
     )
     if given is None:
         return own
-    names = [field.name for field in fields(DecodingSettings)]
-    asked = {
-        name: getattr(given, name)
-        for name in names
-        if getattr(given, name) != getattr(type(given), name)
-    }
+    asked = {}
+    for name in (one.name for one in fields(DecodingSettings)):
+        value = getattr(given, name)
+        if value != getattr(type(given), name):
+            asked[name] = value
     if asked.get("schedule", "timed") != "timed" or "rule" in asked:
         # numbers of the clock belong to nothing else; other schedules find their own steps
         own = replace(own, schedule=None, eps=None, pooled=False, steps=None)
@@ -167,7 +169,9 @@ class TwoStage(Checked):
             ValueError: for numbers that are not one for each question, no question that leaves room
                 (without `numbers`), and anything that the decoder refuses.
         """
-        given = range(len(questions)) if numbers is None else numbers
+        given: Sequence[int] = range(len(questions))
+        if numbers is not None:
+            given = numbers
         if len(given) != len(questions):
             raise ValueError(
                 f"{len(questions)} questions need a number each, but there are {len(given)} numbers"
@@ -191,16 +195,22 @@ class TwoStage(Checked):
     ) -> Iterator[TwoStageAnswer]:
         for number in prompts.keys() - room.keys():
             yield TwoStageAnswer(number, "", None, fits=False)
-        watched = [] if self.published else [*filter(self.watch, room)]
+        watched: list[int] = []
+        if not self.published:
+            watched = [number for number in room if self.watch(number)]
         for number in watched:
             yield from self._together({number: room[number]}, watch=True)
         # where noise or other rows would decide, a row is decoded alone; as published, they do
         # decide
         alone = needs_own_batch(self.decoding, self.edits) or self.decoding.block_length is not None
         rest = [number for number in room if number not in watched]
-        parts = parts_of(rest, 1 if alone else self.batch)
         if self.published:
-            parts = [[*numbers] for _, numbers in groupby(rest, lambda number: number // BATCH)]
+            batches = {number // BATCH for number in rest}
+            parts = [[one for one in rest if one // BATCH == batch] for batch in sorted(batches)]
+        elif alone:
+            parts = [[number] for number in rest]
+        else:
+            parts = parts_of(rest, self.batch)
         for part in parts:
             yield from self._together({number: room[number] for number in part})
 
@@ -214,7 +224,9 @@ class TwoStage(Checked):
         # split: if a question spells out a special token, it is text
         text = Pair(question.strip(), "", "").texts()[0]
         ids: Any = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        return [*first[:1], *ids] if begins else list(ids)
+        if begins:
+            return [first[0], *ids]
+        return list(ids)
 
     def _together(
         self, prompts: dict[int, list[int]], *, watch: bool = False
@@ -223,7 +235,9 @@ class TwoStage(Checked):
         is one.
         """
         tokenizer: Any = self.loaded.needed_tokenizer()
-        number_of_batch = min(prompts) // BATCH if self.published else min(prompts)
+        number_of_batch = min(prompts)
+        if self.published:
+            number_of_batch //= BATCH
         first, evaluations, facts, doses = self._filled(prompts, 2 * number_of_batch, watch=watch)
         if self.published:
             texts = {
@@ -241,7 +255,9 @@ class TwoStage(Checked):
             }
             room = {number: ids for number, ids in again.items() if len(ids) < self.length}
         second, more, _, later = self._filled(room, 2 * number_of_batch + 1)
-        sinks = () if facts is None else tuple(facts.row(0))
+        sinks: tuple[dict[str, Any], ...] = ()
+        if facts is not None:
+            sinks = tuple(facts.row(0))
         for number, ids in again.items():
             row = second.get(number, ids)
             if not self.published:
@@ -273,14 +289,13 @@ class TwoStage(Checked):
         )
         canvas = Canvas(ids_BS, torch.ones_like(open_BS), open_BS, mask_id)
         seed = sample_seed(self.decoding.seed or 0, stage)
-        settings, edits = replace(self.decoding, seed=seed), seeded(self.edits, seed)
+        settings = replace(self.decoding, seed=seed)
+        edits = seeded(self.edits, seed)
         texts = Writing(self.loaded, (), settings, 0, edits, ends=False, canvas=canvas)
         with torch.inference_mode(), texts.begin(measure=watch) as writer:
             _, facts, doses = followed(writer, watch=watch, progress=self.progress)
-        rows, taken = (
-            dict(zip(prompts, some, strict=True)) for some in (writer.ids_BS.tolist(), doses)
-        )
-        return rows, writer.evaluations, facts, taken
+        rows = dict(zip(prompts, writer.ids_BS.tolist(), strict=True))
+        return rows, writer.evaluations, facts, dict(zip(prompts, doses, strict=True))
 
 
 def marked_answer(text: str, *, published: bool = False) -> str | None:
@@ -297,8 +312,9 @@ def marked_answer(text: str, *, published: bool = False) -> str | None:
         found = re.findall("#### (.*)$", text)
         return found[-1] if found else None
     _, mark, rest = text.rpartition("####")
-    answer = rest.strip(" \t").split("\n")[0].strip()
-    return answer if mark and answer else None
+    if not mark:
+        return None
+    return rest.strip(" \t").split("\n")[0].strip() or None
 
 
 def same_answer(one: str, other: str, *, published: bool = False) -> bool:
@@ -313,21 +329,30 @@ def same_answer(one: str, other: str, *, published: bool = False) -> bool:
     """
     if published:
         return _plain(one) == _plain(other)
-    first, second = number_of(one), number_of(other)
-    return one.strip() == other.strip() if first is None or second is None else first == second
+    first = number_of(one)
+    second = number_of(other)
+    if first is None or second is None:
+        return one.strip() == other.strip()
+    return first == second
 
 
 def number_of(answer: str) -> Decimal | None:
     """The number that an answer begins with, after a currency sign; None if it begins with none."""
     found = re.match(r"\s*[$€£]?\s*([-+]?)\s*[$€£]?((?:\d[\d,]*)?\.?\d+|\d[\d,]*\.?)", answer)
-    with contextlib.suppress(InvalidOperation):
-        return Decimal(found[1] + found[2].replace(",", "").rstrip(".")) if found else None
-    return None
+    if found is None:
+        return None
+    try:
+        return Decimal(found[1] + found[2].replace(",", "").rstrip("."))
+    except InvalidOperation:
+        return None
 
 
 def _plain(answer: str) -> str:
     text = answer.strip().replace("$", "")
-    return text.replace(",", "") if text.replace(",", "").isdigit() else text
+    without_commas = text.replace(",", "")
+    if without_commas.isdigit():
+        return without_commas
+    return text
 
 
 def two_stage_documents(data: str | None, limit: int | None = None) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from sinklab.core.sampling.canvas import Canvas
 from sinklab.core.sinks.normalize import main_sink, mean_weight
 from sinklab.core.sinks.rules import DEFAULT, find_sinks
 from sinklab.lab.analysis.counts import ratio
-from sinklab.lab.records.info import STUDY_DIMS
+from sinklab.lab.records.info import STUDY_DIMS, of_twin
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment
 from sinklab.lab.studies.trace.study import StudySettings
@@ -67,11 +67,12 @@ class Selection:
 
 
 def _numbers(what: str, given: tuple[int, ...], count: int) -> tuple[int, ...]:
-    if wrong := [number for number in given if not -count <= number < count]:
+    wrong = [number for number in given if not -count <= number < count]
+    if wrong:
         raise ValueError(
             f"{what} must be numbers from 0 to {count - 1}, -1 for the last, but {wrong[0]} is not"
         )
-    return tuple(sorted({number % count for number in given})) if given else tuple(range(count))
+    return tuple(sorted({number % count for number in given or range(count)}))
 
 
 class Recorder:
@@ -148,15 +149,16 @@ class Recorder:
         """
         # the trace lasts one step, its number 0; a second forward (guidance) is not measured
         chosen: dict[str, Any] = {"steps": (0,), **self._selection.for_trace()}
-        if maps := self._maps(step):
+        maps = self._maps(step)
+        if maps:
             chosen["maps"] = [(0, layer, head) for layer, head in maps]
         if self._needs_states:
-            chosen |= {
-                "canvas": self._canvas(step, rows),
-                "state_of": "predicted" if self._task.is_diffusion else "own",
-            }
-        is_kept = self._so_far is None or self._task.settings.records(step)
-        names = self._traced if is_kept else ("received", "received_by_window")
+            chosen["canvas"] = self._canvas(step, rows)
+            chosen["state_of"] = "predicted" if self._task.is_diffusion else "own"
+        names = self._traced
+        if self._so_far is not None and not self._task.settings.records(step):
+            # what later steps add up
+            names = ("received", "received_by_window")
         with trace(self._task.loaded.model, names, **chosen) as recording:
             yield recording
 
@@ -193,12 +195,10 @@ class Recorder:
         def first(name: str) -> np.ndarray:
             # one forward; under guidance the first of two, which saw the real prompt
             value = recording.values(name)[0][row].float().numpy()
-            # behind a text that was run beside longer ones stands padding
-            return (
-                value[..., : self._added + length]
-                if self._by_rows and self._axes[name][-1] in _TEXT
-                else value
-            )
+            if self._by_rows and self._axes[name][-1] in _TEXT:
+                # behind a text that was run beside longer ones stands padding
+                return value[..., : self._added + length]
+            return value
 
         main = "last_row" if self._by_last_row else "received"
         received_LHK = first(main)
@@ -335,6 +335,17 @@ class Recorder:
             columns = map(np.concatenate, zip(*wide, strict=True))
             tables[name] = pd.DataFrame(dict(zip(("sample", *parts[0]), columns, strict=True)))
         return tables
+
+    def write(self, run: Any, sample: int, kind: str = "") -> None:
+        """Write arrays and small tables as part `sample` of a run folder; `kind`: those of an
+        untrained twin.
+        """
+        arrays = self.arrays()
+        if arrays:
+            dims = {name: self.dims(name) for name in arrays}
+            run.arrays(of_twin("attention", kind), arrays, dims, dtype=DTYPES, part=sample)
+        for name, table in self.tables(sample).items():
+            run.table(of_twin(name, kind), table, part=sample)
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Names of the axes of an array."""

@@ -32,7 +32,7 @@ from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, sample_seed, seeded
 from sinklab.lab.studies.base import Work, columns_of, heldout_text, text_of
 from sinklab.lab.studies.processes import Meter, Progress
-from sinklab.lab.studies.trace.recording import DTYPES, Recorder, Selection
+from sinklab.lab.studies.trace.recording import Recorder, Selection
 from sinklab.lab.studies.trace.study import StudySettings
 from sinklab.lab.studies.trace.truncation import looked_at, stretches, token_costs, truncation_table
 
@@ -46,7 +46,9 @@ def follow(
     moments: list[Moment] = []
 
     def watch(index: int) -> Any:
-        return recorder.watching(index) if recorder and recorder.needs(index) else nullcontext()
+        if recorder is None or not recorder.needs(index):
+            return nullcontext()
+        return recorder.watching(index)
 
     with task.writing(*more_edits) as writer:
         for step in writer.steps(watch):
@@ -71,26 +73,20 @@ def write_sample(
     """
     recorder = Recorder(task, selection)
     moments, log = follow(task, meter, recorder)
-    if arrays := recorder.arrays():
-        dims = {name: recorder.dims(name) for name in arrays}
-        run.arrays("attention", arrays, dims, dtype=DTYPES, part=sample)
+    run.table("tokens", _tokens(task, moments, sample, roles), part=sample)
+    run.table("steps", _steps(moments, recorder.queries, sample), part=sample)
+    recorder.write(run, sample)
     if recorder.maps:
         # each map has axes of its own: their sizes differ
         axes = {name: (f"query_{name}", f"key_{name}") for name in recorder.maps}
         run.arrays("maps", recorder.maps, axes, part=sample)
-    run.table("tokens", _tokens(task, moments, sample, roles), part=sample)
-    run.table("steps", _steps(moments, recorder.queries, sample), part=sample)
-    for name, table in recorder.tables(sample).items():
-        run.table(name, table, part=sample)
-    if clipped := [{"sample": sample, **record._asdict()} for record in state_records(log)]:
+    clipped = [{"sample": sample, **record._asdict()} for record in state_records(log)]
+    if clipped:
         run.table("clipped", columns_of(clipped), part=sample)
     if task.edits:
         removals = log.table(keys=True)
-        run.table(
-            "removals",
-            {"sample": np.full(len(removals["forward"]), sample), **removals},
-            part=sample,
-        )
+        samples = np.full(len(removals["forward"]), sample)
+        run.table("removals", {"sample": samples, **removals}, part=sample)
     generations = [_generation(task, sample, moments, 0, log)]
     for k in task.settings.mask_sinks:
         meter.stage(f"writing sample {sample + 1} again with {k} sinks hidden")
@@ -121,11 +117,14 @@ def _write_truncated(
             f"writing sample {sample + 1} again with a part of its context hidden: {stretch.arm}"
         )
         where = {"start": stretch.start, "stop": stretch.stop, "step": cut}
-        # rows of before the cut would keep the blocked keys in the attention of all queries so far
-        task_seen = replace(task, settings=watched)
-        recorder = Recorder(task_seen, selection, last_row=True) if stretch.arm == "sink" else None
+        again = replace(task, settings=watched)
+        recorder = None
+        if stretch.arm == "sink":
+            # rows of before the cut would keep the blocked keys in the attention of all queries so
+            # far
+            recorder = Recorder(again, selection, last_row=True)
         edit = interventions.make("truncate_context", **where)
-        moments, log = follow(replace(task, settings=watched), meter, recorder, edit)
+        moments, log = follow(again, meter, recorder, edit)
         if recorder is not None:
             added = score_LHK.shape[-1] - len(last.ids_S)
             keys = slice(added + stretch.start, added + stretch.stop)
@@ -135,14 +134,19 @@ def _write_truncated(
                 part=sample,
             )
         written = moments[-1].written
-        text = {"sample": sample, "arm": stretch.arm, "prompt": task.prompt.text}
-        text |= {"completion": text_of(task.loaded, written), "token_ids": written.tolist()}
-        text |= {
+        text = {
+            "sample": sample,
+            "arm": stretch.arm,
+            "prompt": task.prompt.text,
+            "completion": text_of(task.loaded, written),
+            "token_ids": written.tolist(),
             "agreement": agreement(whole[-1].written, written),
             "held": stretch.held,
             "sinks": stretch.sinks,
+            **where,
+            "idle": " ".join(log.idle),
         }
-        texts.append(text | where | {"idle": " ".join(log.idle)})
+        texts.append(text)
     run.table("truncated", columns_of(texts), part=sample)
     if len(hidden) == 1:
         meter.stage(f"sample {sample + 1} has no stretch with few sinks to hide as the control")
@@ -160,7 +164,9 @@ def agreement(one: np.ndarray, other: np.ndarray) -> float:
     """
     same = sum(mine == theirs for mine, theirs in zip(one, other, strict=False))
     longer = max(len(one), len(other))
-    return float(same / longer) if longer else 1.0
+    if not longer:
+        return 1.0
+    return float(same / longer)
 
 
 def _generation(
@@ -293,7 +299,8 @@ def _tasks(loaded: Loaded, settings: StudySettings) -> list[Task]:
         task.check()
         _check_hidden(task, text)
         last = task.most_steps - 1
-        if late := [key for key in settings.map_keys if key[0] > last]:
+        late = [key for key in settings.map_keys if key[0] > last]
+        if late:
             raise ValueError(
                 f"maps are recorded of steps 0 to {last}, but {':'.join(map(str, late[0]))} names "
                 f"step {late[0][0]}"
@@ -311,33 +318,26 @@ def _check_hidden(task: Task, text: str) -> None:
     """Refuse to block as many keys as there are: for a causal model, as many as its first step
     reads.
     """
-    settings, config = task.settings, task.loaded.model.config
-    keys = (
-        task.positions + getattr(config, "sink_count", 0)
-        if task.is_diffusion
-        else len(task.started())
-    )
+    settings = task.settings
+    if task.is_diffusion:
+        keys = task.positions + getattr(task.loaded.model.config, "sink_count", 0)
+        when = f"with {settings.new_tokens} new tokens"
+    else:
+        keys = len(task.started())
+        when = "at the first step"
     named = [("mask_sinks", k) for k in settings.mask_sinks]
-    for edit in task.settings.edits:
-        if (k := getattr(edit, "k", None)) is not None:
+    for edit in settings.edits:
+        k = getattr(edit, "k", None)
+        if k is not None and getattr(edit, "control", "sinks") != "sinks":
             # as many other columns must be left to be the controls
-            named.append(
-                (
-                    interventions.as_text(edit),
-                    k if getattr(edit, "control", "sinks") == "sinks" else 2 * k,
-                )
-            )
+            k *= 2
+        if k is not None:
+            named.append((interventions.as_text(edit), k))
     for name, k in named:
         if not 1 <= k < keys:
             raise ValueError(
                 f"{name} hides at least 1 and fewer than all keys, but is to hide {k} of the "
-                f"{keys} keys of {text!r} "
-                + (
-                    f"with {settings.new_tokens} new tokens"
-                    if task.is_diffusion
-                    else "at the first step"
-                )
-                + "; choose smaller numbers, or none at all"
+                f"{keys} keys of {text!r} {when}; choose smaller numbers, or none at all"
             )
 
 
@@ -352,7 +352,8 @@ def _heldout_rows(
         "the model has no tokenizer files": loaded.tokenizer is None,
         "the run is written under edits": bool(settings.edits),
     }
-    if why := [reason for reason, holds in reasons.items() if holds]:
+    why = [reason for reason, holds in reasons.items() if holds]
+    if why:
         if settings.heldout is not None:
             raise ValueError(
                 f"the held-out loss cannot be computed, because {why[0]}; leave out heldout"

@@ -129,7 +129,8 @@ class StudySettings(DecodingSettings):
                 f"every={self.every} and only_steps both choose the steps to record; give one of "
                 "them"
             )
-        if wrong := [text for text in self.maps if not re.fullmatch(r"\d+:-?\d+:\d+", text)]:
+        wrong = [text for text in self.maps if not re.fullmatch(r"\d+:-?\d+:\d+", text)]
+        if wrong:
             raise ValueError(
                 f"maps are written step:layer:head, such as 3:5:2, got {wrong[0]!r}; write three "
                 "numbers"

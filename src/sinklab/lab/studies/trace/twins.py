@@ -27,7 +27,7 @@ from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, needs_clean_pass
 from sinklab.lab.studies import twins
 from sinklab.lab.studies.base import Work
-from sinklab.lab.studies.trace.recording import DTYPES, Recorder, Selection
+from sinklab.lab.studies.trace.recording import Recorder, Selection
 from sinklab.lab.studies.trace.run import score
 from sinklab.lab.studies.trace.truncation import Stretch, token_costs, truncation_table
 
@@ -58,12 +58,7 @@ def _write_twin(work: Work, twin: Loaded, done: Run, kind: str) -> None:
     for sample, task in enumerate(work.plan.tasks):
         tokens = done.table("tokens", part=sample)
         task = replace(task, loaded=twin)
-        recorder = retraced(task, tokens, selection, progress=count)
-        if arrays := recorder.arrays():
-            dims = {name: recorder.dims(name) for name in arrays}
-            run.arrays(of_twin("attention", kind), arrays, dims, dtype=DTYPES, part=sample)
-        for name, table in recorder.tables(sample).items():
-            run.table(of_twin(name, kind), table, part=sample)
+        retraced(task, tokens, selection, progress=count).write(run, sample, kind)
         if settings.truncate and len(tokens):
             _write_truncated(work, task, done, sample, kind)
     if work.plan.text is not None:
