@@ -73,7 +73,7 @@ def examples(text: str) -> list[str]:
 
 def test_the_help_lists_every_command(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["--help"])
+        main(["--help-all"])
     printed = capsys.readouterr().out
     assert end.value.code == 0
     assert "sinklab tour" in printed

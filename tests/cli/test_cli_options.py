@@ -21,8 +21,8 @@ from sinklab.core.registry import commands as own_commands
 from sinklab.core.registry import studies
 from sinklab.lab.cli import main
 from sinklab.lab.cli.command import Reading
-from sinklab.lab.cli.main import GROUPS, OTHERS, grouped
-from sinklab.lab.cli.options import PERMISSIONS, WORDS, Given, in_flags
+from sinklab.lab.cli.main import GROUPS, OTHERS, grouped, listings
+from sinklab.lab.cli.options import PERMISSIONS, Given, in_flags
 from sinklab.lab.cli.plans import duration, machine_speed, plan_of
 from sinklab.lab.cli.reports import _opened
 from sinklab.lab.records import open_run
@@ -67,7 +67,7 @@ def test_the_version_and_the_near_command_are_told(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.endswith("did you mean 'trace'?\n")
 
 
-@pytest.mark.parametrize("asked", [["--help"], ["-h"], []])
+@pytest.mark.parametrize("asked", [["--help"], ["-h"], [], ["--help-all"]])
 def test_commands_stand_in_groups_a_line_each(
     asked: list[str], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,14 +86,26 @@ def test_commands_stand_in_groups_a_line_each(
         "check",
     ]
     commands = [*studies, *OTHERS, *own_commands, "train"]
-    assert sorted(name for group in GROUPS.values() for name in group) == sorted(commands)
+    known = listings()
+    assert sorted(known) == sorted(commands)
+    usual = [name for name in commands if not known[name].get("seldom")]
+    assert len(usual) <= 20
     for name in commands:
-        assert len([line for line in lines if line.startswith(f"  {name} ")]) == 1, name
-    assert all(
-        len(about) <= 67 and about.endswith((".", "?", "…"))
-        for group in GROUPS.values()
-        for about in group.values()
-    )
+        count = len([line for line in lines if line.startswith(f"  {name} ")])
+        assert count == (name in usual or asked == ["--help-all"]), name
+    told = [one["line"] for one in known.values()]
+    assert all(len(line) <= 67 and line.endswith((".", "?", "…")) for line in told)
+
+
+def test_words_of_the_command_line_name_no_extra() -> None:
+    lab = (Path(sinklab.__file__).parent / "lab/cli/options.toml").read_text("utf-8")
+    extras = [
+        name
+        for name, own in [*studies.items(), *own_commands.items()]
+        if "sinklab.extras" in own.__module__
+    ]
+    assert len(extras) >= 6
+    assert [name for name in extras if re.search(rf"\b{name}\b", lab)] == []
 
 
 def test_the_command_of_a_plug_in_stands_in_a_group_of_its_own() -> None:
@@ -108,23 +120,13 @@ def test_another_word_for_a_command_names_it(
     word: str, command: str, capsys: pytest.CaptureFixture
 ) -> None:
     assert run(word) == 2
-    assert (
-        f"did you mean '{command}'? {GROUPS[group_of(command)][command]}" in capsys.readouterr().err
-    )
-
-
-def group_of(command: str) -> str:
-    return next(group for group, lines in GROUPS.items() if command in lines)
+    assert f"did you mean '{command}'? {listings()[command]['line']}" in capsys.readouterr().err
 
 
 def test_words_for_commands_name_commands_once() -> None:
     commands = {*studies, *OTHERS, *own_commands, "train"}
-    words = [word for line in WORDS["meant"].values() for word in line.split()]
-    assert (
-        {*WORDS["meant"]} <= commands
-        and len({*words}) == len(words)
-        and not commands.intersection(words)
-    )
+    words = [word for one in listings().values() for word in one.get("meant", "").split()]
+    assert len({*words}) == len(words) and not commands.intersection(words)
 
 
 @pytest.mark.parametrize(
@@ -396,7 +398,7 @@ HOSTILE: dict[str, Any] = {
 def test_no_permission_folder_or_plugin_comes_from_a_file(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    assert {*HOSTILE} <= PERMISSIONS
+    assert {*HOSTILE} - {"push"} <= PERMISSIONS
     Path("evil.py").write_text("open('ran', 'w').write('')")
     Path("run.json").write_text(json.dumps({"kind": "study", "settings": {**HOSTILE, "seed": 3}}))
     seen: dict[str, Any] = {}

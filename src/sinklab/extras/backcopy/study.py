@@ -1,7 +1,7 @@
 """Bigram-Backcopy as a study: its settings, and its command."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import studies
@@ -78,6 +78,12 @@ class Backcopy(Study):
     """
 
     Settings = BackcopySettings
+    listed: ClassVar[dict[str, Any]] = {
+        "group": "train",
+        "line": "Causal and diffusion twins on a task that grows a sink.",
+        "seldom": True,
+    }
+    rare = ("concentration",)
     model = ""
     parts = "heads"
     shards = True

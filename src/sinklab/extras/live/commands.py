@@ -62,6 +62,11 @@ def serve(
 
 
 serve.positional = ("model",)  # type: ignore[attr-defined]
+serve.listed = {  # type: ignore[attr-defined]
+    "group": "watch",
+    "line": "A live page: write, click a sink, block it, compare.",
+    "meant": "live play demo ui web",
+}
 
 
 def _at_hand(reading: Reading) -> str:

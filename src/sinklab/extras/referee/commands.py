@@ -85,3 +85,12 @@ def validate(
     )
     if not all(one.holds for one in held):
         raise SystemExit(1)
+
+
+validate.listed = {  # type: ignore[attr-defined]
+    "group": "check",
+    "line": "Does another implementation compute the same numbers?",
+    "meant": "check verify test",
+    "seldom": True,
+}
+validate.permissions = ("write",)  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import studies
@@ -65,6 +65,10 @@ class Referee(Study):
     """
 
     Settings = RefereeSettings
+    listed: ClassVar[dict[str, Any]] = {
+        "group": "check",
+        "line": "How far does rounding move a run, and do two differ by more?",
+    }
     model = ""
 
     amount = deferred("sinklab.extras.referee.run:amount")

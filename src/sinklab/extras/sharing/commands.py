@@ -57,6 +57,12 @@ def export(
 
 
 export.positional = ("model",)  # type: ignore[attr-defined]
+export.listed = {  # type: ignore[attr-defined]
+    "group": "share",
+    "line": "A model for plain transformers.",
+    "meant": "share convert save",
+}
+export.permissions = ("to",)  # type: ignore[attr-defined]
 
 
 def _model_of(model: str) -> str:
@@ -85,6 +91,13 @@ def gallery(runs: Folders, out: Path = Path("site"), title: str = "Attention sin
     from sinklab.lab.records.reading import open_run
 
     say(f"site: {write_gallery([open_run(run) for run in runs], out, title=title)}")
+
+
+gallery.listed = {  # type: ignore[attr-defined]
+    "group": "share",
+    "line": "A site of runs.",
+    "seldom": True,
+}
 
 
 @commands.register("push")
@@ -151,6 +164,14 @@ def push(
     finally:
         if not dry_run:
             shutil.rmtree(copy, ignore_errors=True)
+
+
+push.listed = {  # type: ignore[attr-defined]
+    "group": "share",
+    "line": "A model, a sink or a run to the Hub, after its files were listed.",
+    "meant": "upload publish hub",
+}
+push.permissions = ("repo", "public", "yes")  # type: ignore[attr-defined]
 
 
 def _staged(what: Path, copy: Path, reading: Reading) -> tuple[str, list[str]]:

@@ -147,6 +147,7 @@ def command(name: str, study: Study) -> Callable[..., None]:
             say(line)
 
     call.__name__, call.hidden = name, study.hidden  # type: ignore[attr-defined]
+    call.rare = study.rare  # type: ignore[attr-defined]
     call.positional = ("model",) if study.positional else ()  # type: ignore[attr-defined]
     arguments = "".join(f"    {part}: {WORDS['arguments'][part]}\n" for part in kinds)
     call.__doc__ = f"{inspect.cleandoc(study.__doc__ or '')}\n\nArgs:\n{arguments}"

@@ -59,7 +59,9 @@ KINDS: tuple[str, ...] = (
     "schedules",
 )
 KINDS += ("families", "figures", "studies")
-GROUPS: dict[str, dict[str, str]] = WORDS["groups"]
+GROUPS: tuple[str, ...] = tuple(WORDS["groups"])
+SELDOM = frozenset(WORDS["seldom"].split())
+"""Commands of the lab that --help leaves to --help-all."""
 MORE = "more"
 """Group of commands that no group names: the studies of a plug-in."""
 
@@ -129,40 +131,61 @@ def _first(described: Any) -> str:
     return (described.__doc__ or "").partition("\n")[0]
 
 
-def grouped(commands: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def listings() -> dict[str, dict[str, Any]]:
+    """Name of a command -> its `group` and `line` in the help, whether it is `seldom` used, and
+    words that are `meant` by it: those of the lab from options.toml, those of an extra from the
+    attribute ``listed`` of its function or study.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for group, lines in WORDS["groups"].items():
+        for name, line in lines.items():
+            meant = WORDS["meant"].get(name, "")
+            found[name] = {"group": group, "line": line, "meant": meant, "seldom": name in SELDOM}
+    for name, own in [*registry.studies.items(), *registry.commands.items()]:
+        listed = getattr(own, "listed", None)
+        if listed is not None:
+            found[name] = listed
+    return found
+
+
+def grouped(commands: Mapping[str, str], *, whole: bool = True) -> dict[str, dict[str, str]]:
     """The commands with their lines by group.
 
     Args:
-        commands: name -> first line of the docstring, which stands for a command that no group
-            names.
+        commands: name -> first line of the docstring, for a command that no group names.
+        whole: with those that are seldom used.
     """
-    groups = {
-        group: {name: line for name, line in lines.items() if name in commands}
-        for group, lines in GROUPS.items()
-    }
-    named = {name for lines in groups.values() for name in lines}
-    rest = {name: line for name, line in commands.items() if name not in named}
-    return groups | {MORE: rest} if rest else groups
+    groups: dict[str, dict[str, str]] = {group: {} for group in GROUPS}
+    known = listings()
+    for name in dict.fromkeys([*known, *commands]):
+        if name not in commands:
+            continue
+        listed = known.get(name, {"group": MORE, "line": commands[name]})
+        if whole or not listed.get("seldom", False):
+            groups.setdefault(listed["group"], {})[name] = listed["line"]
+    return groups
 
 
-def _show(about: str, commands: Mapping[str, str]) -> None:
-    """Print a line on the package and every command in its group."""
+def _show(about: str, commands: Mapping[str, str], *, whole: bool) -> None:
+    """Print a line on the package and the commands in their groups."""
     say("usage: sinklab COMMAND …\n")
     say(textwrap.fill(about, 100))
-    for group, lines in grouped(commands).items():
+    shown = grouped(commands, whole=whole)
+    for group, lines in shown.items():
         say("\n", (group, "bold"))
         show((f"  {name:9}", line) for name, line in lines.items())
-    say("\nsinklab COMMAND --help has examples and the options; --help-all has all options.")
+    left = len(commands) - sum(map(len, shown.values()))
+    say("\nsinklab COMMAND --help has examples and the usual options, --help-all all of them.")
+    if left:
+        say(f"sinklab --help-all has {left} more commands.")
 
 
 def _no_such_command(name: str, commands: Mapping[str, str]) -> ValueError:
     """The error for a command that is not there, with the nearest one if that is known."""
-    for meant, words in WORDS["meant"].items():
-        if name in words.split():
-            lines = {
-                one: line for group in grouped(commands).values() for one, line in group.items()
-            }
-            return ValueError(f"unknown command {name!r}; did you mean {meant!r}? {lines[meant]}")
+    for near, listed in listings().items():
+        if near in commands and name in listed.get("meant", "").split():
+            line = listed["line"]
+            return ValueError(f"unknown command {name!r}; did you mean {near!r}? {line}")
     return registry.unknown("command", name, commands, "sinklab --help says what each is for")
 
 
@@ -203,7 +226,7 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
     commands = _commands([] if completes else rest)
     lines = {name: about for name, (about, _) in commands.items()}
     if not called or called in HELP:
-        _show(ABOUT, lines)
+        _show(ABOUT, lines, whole=called == "--help-all")
         raise SystemExit(0 if called else 2)
     if not called.startswith("-") and called not in commands:
         raise _no_such_command(called, lines)

@@ -33,7 +33,7 @@ RARE = frozenset(WORDS["rare"].split())
 """Options that --help leaves to --help-all, in every command."""
 PERMISSIONS = frozenset(WORDS["permissions"].split())
 """Permissions to run code, write, send or go on: given on the command line alone, never by a
-file.
+file. A command of an extra has its own as its attribute ``permissions``.
 """
 FILES: dict[str, str] = WORDS["files"]
 """Options of every command with settings, and their help."""
@@ -281,18 +281,23 @@ class Given:
             }
         return cls(config, settings, is_run=not is_toml)
 
-    def divided(self, known: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
+    def divided(
+        self, known: Iterable[str], permissions: Iterable[str] = ()
+    ) -> tuple[dict[str, Any], list[str]]:
         """Settings for a command with these options, and the names of those it leaves.
+
+        Args:
+            known: options of the command.
+            permissions: those of them that no file may give, besides `PERMISSIONS`.
 
         Raises:
             ValueError: for a name in a file of settings that is no option, with the near one.
         """
-        known = {*known} - PERMISSIONS
+        barred = PERMISSIONS.union(permissions)
+        known = {*known} - barred
         left = [name for name in self.settings if name not in known]
         if not self.is_run:
-            known_fields(
-                self.source, [name for name in left if name not in PERMISSIONS], sorted(known)
-            )
+            known_fields(self.source, [name for name in left if name not in barred], sorted(known))
         return {name: value for name, value in self.settings.items() if name in known}, left
 
     def value(self, name: str, hint: Any) -> Any:
@@ -345,7 +350,8 @@ def options(
         for name in leaves(group)
         if name not in hidden or name == "prompts"
     ]
-    taken, left = given.divided(names)
+    taken, left = given.divided(names, getattr(function, "permissions", ()))
+    rare = RARE.union(getattr(function, "rare", ())) if short else frozenset[str]()
     hints = typing.get_type_hints(function, include_extras=True)
     parameters, seen = [], set[str]()
     for name, one in own.items():
@@ -360,7 +366,7 @@ def options(
                 else ()
             )
             value = from_record(value, {key: given.value(key, kinds[key]) for key in mine})
-            value = typed(value, *hidden, *seen, *(RARE if short else ()), closed=closed)
+            value = typed(value, *hidden, *seen, *rare, closed=closed)
             seen |= {*fields}
             hint = MARK.OmitArgPrefixes[type(value)]
         elif name in taken:
@@ -377,7 +383,7 @@ def options(
             )
             how |= {"help_behavior_hint": ""} if no_default else {}
             hint = Annotated[hint, MARK.arg(**how)]
-        hint = MARK.Suppress[hint] if short and name in RARE else hint
+        hint = MARK.Suppress[hint] if name in rare else hint
         parameters.append(
             one.replace(default=value, annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
         )
