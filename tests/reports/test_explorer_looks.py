@@ -77,7 +77,7 @@ def test_no_panel_covers_another(page, tmp_path, width, height, text):
     if width > 1020:
         # The columns of pictures end together.
         bottoms = page.run(
-            "['.map', '.scatter'].map((s) => "
+            "['.map', '.heads'].map((s) => "
             "Math.round(document.querySelector(s).getBoundingClientRect().bottom))"
         )
         assert bottoms[0] == bottoms[1]
@@ -112,18 +112,6 @@ def test_tokens_can_be_read_on_every_background(page, one, dark):
       return [worst, seen.size];
     })()""")
     assert worst[0] >= 4.5 and worst[1] > 10
-
-
-def test_a_run_without_norms_leaves_no_hole(page, make_study, tmp_path):
-    run = make_study("bare", leave_out=("value_norm", "key_norm"))
-    page.open(report(run, tmp_path / "out", tables=()).as_uri())
-    bottoms = (
-        "['.heads', '.map'].map((s) => "
-        "Math.round(document.querySelector(s).getBoundingClientRect().bottom))"
-    )
-    assert page.run("document.querySelector('.scatter').hidden")
-    heads, heat_map = page.run(bottoms)
-    assert heads == heat_map
 
 
 def test_a_phone_shows_one_run_and_its_colour_scale(page, two):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browsing import MAP, PATHS, SCATTER, readout
+from browsing import MAP, PATHS, readout
 from chromium import PROGRAM, Page
 from simulated import Simulation, simulate
 
@@ -94,17 +94,6 @@ def test_the_pictures_show_what_numpy_finds_in_the_run_folder(page, one):
         shown_colour = pixel(page, MAP, x, 6 + (step + 0.5) / steps * (height - 26))
         expected = on_scale(found["even"][step, 1, 2, key], high)
         assert np.abs(shown_colour - expected).max() < 6, (step, key)
-
-    page.press("m")
-    width, height = extent(page, SCATTER)
-    high = np.log2(2.0 ** np.ceil(np.log2(found["even"].max())))
-    # A reader finds the dot of a key where its two numbers say that it is.
-    key = int(found["even"][5, 1].mean(0)[1:].argmax()) + 1
-    score, norm = found["even"][5, 1].mean(0)[key], found["value_norm"][5, 1, key]
-    x = 38 + (np.log2(score) + 4) / (high + 4) * (width - 50)
-    y = 20 + (height - 54) * (1 - norm / (1.08 * found["value_norm"][:, 1].max()))
-    page.point(SCATTER, x / width, y / height)
-    assert readout(page).startswith(f"position {key - 1} ")
 
 
 def test_the_paths_stand_where_numpy_finds_the_main_sinks(page, two):

@@ -1,7 +1,7 @@
 """The explorer in a real browser: it renders, and controls move the pictures."""
 
 import pytest
-from browsing import HEADS, MAP, PATHS, SCATTER, choice, choose, readout, shown, step
+from browsing import HEADS, MAP, PATHS, choice, choose, readout, shown, step
 from chromium import PROGRAM
 from simulated import REMOVALS, Simulation, simulate
 
@@ -17,7 +17,7 @@ HIDING = {"plain": {}, "edited": {"removals": REMOVALS}}
 def test_everything_is_drawn(page, one):
     page.open(one)
     assert page.complaints == []
-    for selector in (MAP, PATHS, HEADS, SCATTER):
+    for selector in (MAP, PATHS, HEADS):
         colours = page.run(
             f"(() => {{ const c = document.querySelector('{selector}'); const seen = new Set();"
             "const d = new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, "
@@ -50,7 +50,7 @@ def test_the_slider_moves_the_pictures(page, one):
     choose(page, ".step", 15)
     after = shown(page)
     assert step(page) == "step 15 of 15"
-    assert all(before[name] != after[name] for name in (MAP, PATHS, SCATTER))
+    assert all(before[name] != after[name] for name in (MAP, PATHS))
     # The map of heads is over all steps.
     assert before[HEADS] == after[HEADS]
     assert page.run("document.querySelector('.canvas-text').innerHTML") != text
@@ -112,7 +112,7 @@ def test_the_pointer_links_the_pictures(page, one):
     page.point(MAP, 0.7, 0.8)
     assert "step 1" in readout(page) and "position" in readout(page)
     assert page.run("document.querySelectorAll('.canvas-text .looked').length") == 1
-    assert shown(page)[SCATTER] != before[SCATTER]
+    assert shown(page)[PATHS] != before[PATHS]
     assert step(page) == "step 3 of 15"
     page.point(MAP, 0.7, 0.8, click=True)
     assert step(page) in ("step 12 of 15", "step 13 of 15")
@@ -229,25 +229,12 @@ def test_a_link_of_the_story_shows_what_it_says(page, one):
     )
 
 
-def test_a_thumbnail_chooses_its_head_and_the_end_is_the_finished_text(page, one):
+def test_the_end_is_the_finished_text(page, one):
     page.open(one)
     assert page.run("document.querySelector('.finished').hidden")
     choose(page, ".step", 15)
     words = page.run("document.querySelector('.finished').textContent")
     assert words.startswith("After the last step: ") and "river" in words
-    before = page.pixels(".multiples canvas")
-    page.run(
-        "{ const box = document.querySelector('.multiples canvas').getBoundingClientRect();"
-        "const wide = (box.width - 28) / 4, tall = (box.height - 18) / 3;"
-        "document.querySelector('.multiples canvas').dispatchEvent(new MouseEvent('click',"
-        "{ clientX: box.left + 26 + 2.5 * wide, clientY: box.top + 1.5 * tall })); }"
-    )
-    page.settle()
-    assert (choice(page, "layer"), choice(page, "head")) == ("layer 1", "head 2")
-    assert page.pixels(".multiples canvas") != before
-    assert "Layer 1, head 2: weight" in page.run(
-        "document.querySelector('.multiples .note').textContent"
-    )
 
 
 def test_linked_panes_follow_to_the_same_sample_and_position(page, tmp_path):

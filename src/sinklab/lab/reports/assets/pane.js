@@ -13,7 +13,7 @@ class Pane {
     this.hover = { step: null, key: null };
     this.pinned = -1;
     this.sample = null;
-    this.parts = [Player, HeatMap, HeadMap, Multiples, Paths, Scatter, Readout].map((Part) => new Part(this));
+    this.parts = [Player, HeatMap, HeadMap, Paths, Readout].map((Part) => new Part(this));
     this.setUpChoices();
     this.element.addEventListener("pointerdown", () => (app.active = this.index));
     this.element.addEventListener("focusin", () => (app.active = this.index));
