@@ -40,7 +40,8 @@ from transformers import LlamaConfig
 
 from sinklab.core.attention import context, watching
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.sampling import Cache, Canvas, denoise
+from sinklab.core.sampling import Cache, Canvas, Session, denoise
+from sinklab.core.sampling.denoisers import ChangedDenoiser
 from sinklab.extras.fast.decoder import FastDecoder
 from sinklab.lab.caching import DualCache, PrefixCache
 
@@ -219,7 +220,7 @@ def parts(model: DiffusionLM, canvas: Canvas, sizes: Sizes, repeats: int) -> dic
     window = slice(start, start + sizes.block)
     wanted_BS = torch.zeros_like(canvas.open_BS)
     wanted_BS[:, start : start + sizes.block : 2] = True
-    session = model.denoiser().session()
+    session = model.denoiser().begin()
     logits_MV = session(ids_BS, wanted_BS)
     logits_BSV = model(ids_BS).logits
     states_BSE = model.hidden_states(ids_BS)
@@ -274,19 +275,24 @@ def parts(model: DiffusionLM, canvas: Canvas, sizes: Sizes, repeats: int) -> dic
     }
 
 
-class Untold:
+class Untold(ChangedDenoiser):
     """A denoiser that is not told where its logits are wanted: it asks the device, as it did
     before.
     """
 
-    def __init__(self, denoiser: Any) -> None:
-        self.denoiser = denoiser
+    def logits(self, ids_BS, at):
+        return self.denoiser(ids_BS, at.wanted_BS)
 
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
-        return self.denoiser(ids_BS, wanted_BS)
+    def begin(self, cache):
+        return UntoldSession(self.denoiser.begin(cache))
 
-    def session(self) -> Any:
-        return self.denoiser.session()
+
+class UntoldSession(Session):
+    def __init__(self, session):
+        self.session = session
+
+    def logits(self, ids_BS, at, columns=None):
+        return self.session(ids_BS, at.wanted_BS, columns)
 
 
 @contextmanager

@@ -11,20 +11,20 @@ from transformers import LlamaConfig
 
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.registry import unmasking_rules
+from sinklab.core.sampling import UnmaskingRule
 
 
 @unmasking_rules.register("discounted")
 @dataclass(frozen=True)
-class Discounted:
+class Discounted(UnmaskingRule):
     """Commit where the proposed token's probability, less a discount for its column, is highest."""
 
     discount: float = 0.05
 
     def __call__(self, candidates):
         confidence_M = candidates.probability_MV.gather(1, candidates.tokens_M[:, None])[:, 0]
-        first_M = torch.where(candidates.candidates_BC, candidates.columns_BC, 10**6).amin(1)[
-            candidates.rows_M
-        ]
+        first_B = candidates.candidates_BS.long().argmax(1)
+        first_M = first_B[candidates.rows_M]
         return confidence_M - self.discount * (candidates.columns_M - first_M)
 
 

@@ -280,7 +280,7 @@ def kept_costs(
     # a memory of keys and values needs to know who sees whom from the model itself
     with attending(model, "causal" if attention == "causal" else model.config.attention):
         for row in range(len(ids_NS)):
-            session = model.denoiser(plain=True).session()
+            session = model.denoiser(plain=True).begin()
             session(start_NS[row : row + 1], _wanted(start_NS[:1], (LATE,)))
             of_row: dict[str, list[float]] = {arm: [] for arm in nats}
             for number, (canvas_NS, targets) in enumerate(canvases):

@@ -29,7 +29,6 @@ from safetensors.torch import save_file
 import sinklab
 from launched import PATIENCE
 from sinklab.core import registry
-from sinklab.core.errors import DEEPEST, from_json, read_json
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.checkpoints import tokens
 from sinklab.lab.checkpoints.info import describe
@@ -37,6 +36,7 @@ from sinklab.lab.checkpoints.loading import load
 from sinklab.lab.cli.main import main
 from sinklab.lab.cli.progress import show
 from sinklab.lab.data.corpora import read_corpus
+from sinklab.lab.files import DEEPEST, from_json, read_json
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.scoring.prompts import encode, read_prompts
 from sinklab.lab.studies.request_cache import RequestCache

@@ -25,7 +25,7 @@ from sinklab.core.registry import (
     fast_products,
     fast_sinks,
 )
-from sinklab.extras.fast.decoder import FastDecoder
+from sinklab.extras.fast.decoder import FastDenoiser
 
 SCRIPT = """
 import json
@@ -122,5 +122,5 @@ def test_layers_of_another_kind_are_asked_before_they_are_read() -> None:
     model = torch.nn.Module()
     model.model = Olmo2Model(config)
     assert not hasattr(model.model.layers[0], "input_layernorm")
-    assert FastDecoder.serving(model) is None
-    assert fast_path(fast_decoders, model) is None
+    assert FastDenoiser.serving(model, None) is None
+    assert fast_path(fast_decoders, model, None) is None

@@ -24,8 +24,8 @@ def mixed(layer, head, number, offset):
 class EvictingTwin:
     """(ids_BS, wanted_BS, work) -> logits_MV, like a session of the model's denoiser."""
 
-    def __init__(self, model, attention_mask=None):
-        self.model, self.attention_mask = model, attention_mask
+    def __init__(self, model, policy, attention_mask=None):
+        self.model, self.policy, self.attention_mask = model, policy, attention_mask
         self.memory, self.kept, self.sinks = None, {}, {}
 
     def real(self, ids_BS):
@@ -87,7 +87,7 @@ class EvictingTwin:
     def chosen(self, layer, call, groups, real_BS, work):
         query_BHSD, key, scale = call
         key = key[:, :: key.shape[1] // groups] if key.shape[1] != groups else key
-        sinks, policy = self.model.config.sink_count, work.policy
+        sinks, policy = self.model.config.sink_count, self.policy
         result = []
         for row in range(len(query_BHSD)):
             real = [j for j in range(real_BS.shape[1]) if real_BS[row, j]]

@@ -137,7 +137,7 @@ def test_both_roads_equal_the_slow_twin(variant, batch, dtype, tolerance):
     calls = script(ids_BS)
     twin, quick, plain = (
         TwinSession(model, attention_BS),
-        *(model.denoiser(attention_BS).session() for _ in range(2)),
+        *(model.denoiser(attention_BS).begin() for _ in range(2)),
     )
     expected = [twin(*call) for call in calls]
     agree([quick(*call) for call in calls], expected, tolerance)
@@ -160,7 +160,7 @@ def road(model, attention_BS=None):
     """Which road a session takes for a full evaluation and a window, and its logits."""
     ids_BS, _ = canvas()
     wanted_BS = wanted_at(ids_BS, 8, 14)
-    session = model.denoiser(attention_BS).session()
+    session = model.denoiser(attention_BS).begin()
     taken, own = [], fast.FastDecoder.__call__
 
     def spy(self, *args, **options):
@@ -244,7 +244,7 @@ def test_a_hook_that_comes_later_is_seen():
     model = build()
     ids_BS, _ = canvas()
     wanted_BS = wanted_at(ids_BS, 8, 14)
-    session = model.denoiser().session()
+    session = model.denoiser().begin()
     session(ids_BS, wanted_BS)
     shapes = []
     model.model.layers[-1].mlp.register_forward_hook(
@@ -297,9 +297,10 @@ def test_only_what_is_asked_for_is_computed():
         layer.mlp = Counted(layer.mlp)
         layer.self_attn.q_proj = Counted(layer.self_attn.q_proj)
         layer.self_attn.k_proj = Counted(layer.self_attn.k_proj)
-    session = model.denoiser().session()
+    session = model.denoiser().begin()
     session(ids_BS, wanted_BS)
-    buffers = [tensor.data_ptr() for tensor in (*session._store._keys, *session._store._values)]
+    store = session.memory.store
+    buffers = [tensor.data_ptr() for tensor in (*store._keys, *store._values)]
     session(ids_BS, wanted_BS, slice(8, 14))
     assert model.lm_head.rows == [4, 4]
     assert [layer.mlp.rows for layer in model.model.layers] == [[20, 6], [20, 6], [4, 4]]
@@ -309,9 +310,7 @@ def test_only_what_is_asked_for_is_computed():
         [4, 4],
     ]
     assert [layer.self_attn.k_proj.rows for layer in model.model.layers] == [[20, 6]] * 3
-    assert buffers == [
-        tensor.data_ptr() for tensor in (*session._store._keys, *session._store._values)
-    ]
+    assert buffers == [tensor.data_ptr() for tensor in (*store._keys, *store._values)]
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "two sinks at the end", "gate", "shifted"])
@@ -319,10 +318,10 @@ def test_a_row_of_a_batch_equals_the_row_alone(variant):
     model = build(**VARIANTS[variant])
     ids_BS, attention_BS = canvas(3)
     calls = script(ids_BS)
-    together = model.denoiser(attention_BS).session()
+    together = model.denoiser(attention_BS).begin()
     logits = [together(*call) for call in calls]
     for row, shift in enumerate((0, 4, 1)):
-        alone = model.denoiser().session()
+        alone = model.denoiser().begin()
         for (ids_BS, wanted_BS, columns), logits_MV in zip(calls, logits, strict=True):
             if isinstance(columns, torch.Tensor):
                 # Column 2 is padding in the second row: it has no counterpart there.
@@ -400,7 +399,7 @@ def test_long_canvases_go_through_the_mlp_in_pieces(monkeypatch):
     model = build()
     ids_BS, attention_BS = canvas(3)
     wanted_BS = wanted_at(ids_BS, 8, 14)
-    expected = model.denoiser(attention_BS).session()(ids_BS, wanted_BS)
+    expected = model.denoiser(attention_BS).begin()(ids_BS, wanted_BS)
     widths, silu = [], F.silu
 
     def spy(x, **options):
@@ -409,7 +408,7 @@ def test_long_canvases_go_through_the_mlp_in_pieces(monkeypatch):
 
     monkeypatch.setattr(fast, "_PIECE", 7)
     monkeypatch.setattr(fast.F, "silu", spy)
-    torch.testing.assert_close(model.denoiser(attention_BS).session()(ids_BS, wanted_BS), expected)
+    torch.testing.assert_close(model.denoiser(attention_BS).begin()(ids_BS, wanted_BS), expected)
     assert widths == [7, 7, 6, 7, 7, 6, 6]
 
 
@@ -417,7 +416,7 @@ def test_another_attention_backend_is_taken_up():
     model = build()
     ids_BS, attention_BS = canvas(3)
     wanted_BS = wanted_at(ids_BS, 8, 14)
-    session = model.denoiser(attention_BS).session()
+    session = model.denoiser(attention_BS).begin()
     expected = session(ids_BS, wanted_BS)
     model.set_attn_implementation("eager")
     # transformers' eager softmax is in float32
@@ -435,7 +434,7 @@ def test_bfloat16_is_as_exact_on_the_lean_road(variant):
     ids_BS, attention_BS = canvas(2)
     calls = script(ids_BS)
     truth, quick, plain = (
-        model.denoiser(attention_BS).session() for model in (exact, rounded, rounded)
+        model.denoiser(attention_BS).begin() for model in (exact, rounded, rounded)
     )
     true_MV = torch.cat([truth(*call) for call in calls])
     quick_MV = torch.cat([quick(*call) for call in calls])
@@ -453,7 +452,7 @@ def test_autocast(variant):
     model = build(dtype=torch.float32, **VARIANTS[variant])
     ids_BS, attention_BS = canvas(2)
     calls = script(ids_BS)
-    truth, quick, plain = (model.denoiser(attention_BS).session() for _ in range(3))
+    truth, quick, plain = (model.denoiser(attention_BS).begin() for _ in range(3))
     true_MV = torch.cat([truth(*call) for call in calls])
     with torch.autocast("cpu", torch.bfloat16):
         quick_MV = torch.cat([quick(*call) for call in calls])
@@ -522,7 +521,7 @@ def test_padding_is_not_computed_wherever_it_stands(variant):
 def test_nothing_wanted_gives_no_rows_and_fills_the_memory():
     model = build()
     ids_BS, _ = canvas()
-    session = model.denoiser().session()
+    session = model.denoiser().begin()
     assert session(ids_BS, torch.zeros_like(ids_BS, dtype=torch.bool)).shape == (0, MASK + 1)
     wanted_BS = wanted_at(ids_BS, 8, 14)
     torch.testing.assert_close(
@@ -536,12 +535,12 @@ def test_a_new_denoiser_sees_new_weights(change):
     model = build(sink_kind="token", sink_count=1)
     ids_BS, _ = canvas()
     wanted_BS = wanted_at(ids_BS, 8, 14)
-    before = model.denoiser().session()(ids_BS, wanted_BS)
+    before = model.denoiser().begin()(ids_BS, wanted_BS)
     with torch.no_grad():
         (
             model.sink_embeddings if change == "sinks" else model.model.layers[0].mlp.up_proj.weight
         ).mul_(2)
-    session = model.denoiser().session()
+    session = model.denoiser().begin()
     with torch.no_grad():
         expected = model(ids_BS, logits_to_keep=wanted_BS).logits
     assert not torch.allclose(before, expected)
@@ -558,7 +557,7 @@ def test_an_interrupted_gated_forward_leaves_nothing_behind():
     with pytest.raises(ZeroDivisionError):
         model.denoiser()(ids_BS, wanted_BS)
     model.model.layers[1].self_attn.k_proj._forward_pre_hooks.clear()
-    torch.testing.assert_close(model.denoiser().session()(ids_BS, wanted_BS), expected)
+    torch.testing.assert_close(model.denoiser().begin()(ids_BS, wanted_BS), expected)
 
 
 class TestRefusals:
@@ -566,7 +565,7 @@ class TestRefusals:
         self.model = build(sink_kind="token", sink_count=1)
         self.ids_BS, _ = canvas()
         self.wanted_BS = wanted_at(self.ids_BS, 8, 14)
-        self.session = self.model.denoiser().session()
+        self.session = self.model.denoiser().begin()
 
     def test_the_first_evaluation_is_full(self):
         with pytest.raises(
@@ -615,7 +614,7 @@ class TestRefusals:
             self.session(ids_BS, ids_BS == MASK)
 
     def test_a_row_of_padding(self):
-        session = self.model.denoiser(torch.zeros_like(self.ids_BS)).session()
+        session = self.model.denoiser(torch.zeros_like(self.ids_BS)).begin()
         with pytest.raises(ValueError, match="every row needs at least one token"):
             session(self.ids_BS, self.wanted_BS)
 
@@ -639,7 +638,7 @@ def test_an_empty_prompt_in_a_batch_is_predicted_as_it_is_alone(
         wanted_BS = canvas.ids_BS == canvas.mask_id
         if cache is None:
             return denoiser(canvas.ids_BS, wanted_BS).view(len(some), 6, -1)
-        session, start = denoiser.session(), canvas.ids_BS.shape[1] - 6
+        session, start = denoiser.begin(), canvas.ids_BS.shape[1] - 6
         session(canvas.ids_BS, wanted_BS)
         columns = slice(start, start + 3) if cache == "dual" else slice(start, start + 6)
         wanted_BS[:, columns.stop :] = False

@@ -163,8 +163,9 @@ def test_blocks_to_the_right_move_along():
     assert blocks == sorted(blocks) and set(blocks) == {0, 1, 2} and len(steps) > 6
     for step in steps:
         # left of the block nothing is masked, right of it everything
-        assert not step.masked_BS[0, : step.choice.block.columns_BC.min()].any()
-        assert step.masked_BS[0, step.choice.block.columns_BC.max() + 1 : -1].all()
+        columns = step.candidates_BS[0].nonzero()[:, 0]
+        assert not step.masked_BS[0, : columns.min()].any()
+        assert step.masked_BS[0, columns.max() + 1 : -1].all()
 
 
 def test_a_trace_records_each_step_at_its_own_length_with_the_states_of_its_places():
@@ -185,7 +186,7 @@ def test_a_trace_records_each_step_at_its_own_length_with_the_states_of_its_plac
     for step, state_BK, columns in zip(steps, recording.key_state, recording.columns, strict=True):
         assert state_BK[0].tolist() == [
             0 if masked else 1 if opened else 2
-            for masked, opened in zip(step.masked_BS[0], step.choice.canvas.open_BS[0], strict=True)
+            for masked, opened in zip(step.masked_BS[0], step.canvas.open_BS[0], strict=True)
         ]
         assert len(columns) == step.before_BS.shape[1]
     array = recording.array("received")

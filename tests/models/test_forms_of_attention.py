@@ -96,7 +96,7 @@ def test_the_fast_decoder_and_exact_caches_keep_the_form(form, variant):
     assert fast.is_fast
     # a block that is computed again over an unchanged canvas gives what the whole pass gave
     for denoiser in (fast, plain):
-        session, block_BS = denoiser.session(), masked_BS.clone()
+        session, block_BS = denoiser.begin(), masked_BS.clone()
         block_BS[:, :4] = False
         session(ids_BS, masked_BS)
         part = session(ids_BS, block_BS, slice(4, 12))

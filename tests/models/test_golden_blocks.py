@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from golden_llada import golden_cases, golden_folder, golden_tensors
-from sinklab.core.sampling import Canvas, DecodingSettings, TokenSampling
+from sinklab.core.sampling import Canvas, DecodingSettings, Denoiser, TokenSampling
 from sinklab.core.sampling.denoisers import guided
 from sinklab.core.sampling.tokens import shaped
 from sinklab.lab.checkpoints import load
@@ -73,7 +73,7 @@ def calls_of(model):
         handle.remove()
 
 
-class Drawn:
+class Drawn(Denoiser):
     """Tokens drawn by the noise that the original drew, at the columns that its draw was for; all
     else is ours.
     """
@@ -82,14 +82,11 @@ class Drawn:
         self.denoiser, self.draws = denoiser, iter(draws)
         self.key_of, self.score_of = key_of, score_of
 
-    def __getattr__(self, name):
-        return (
-            getattr(self.denoiser, name)
-            if name == "in_blocks"
-            else object.__getattribute__(self, name)
-        )
+    def in_blocks(self, canvas, block_length=None):
+        return self.denoiser.in_blocks(canvas, block_length)
 
-    def __call__(self, ids_BS, wanted_BS):
+    def logits(self, ids_BS, at):
+        wanted_BS = at.wanted_BS
         self.logits_MV = self.denoiser(ids_BS, wanted_BS)
         noise = next(self.draws)
         start = int(wanted_BS.any(0).nonzero()[0]) // noise.shape[-2] * noise.shape[-2]
@@ -302,20 +299,17 @@ def fast_dllm(case, prompts, total):
         def probabilities(logits_MV):
             return shaped(logits_MV, sampling).softmax(-1)
 
-        def first_is_best(ids_BS, wanted_BS):
-            if int(wanted_BS.nonzero()[0, 1]) % length:
-                return drawn(ids_BS, wanted_BS)
-            drawn.logits_MV = plain(ids_BS, wanted_BS)
-            return drawn.logits_MV
+        class FirstIsBest(Drawn):
+            def logits(self, ids_BS, at):
+                if int(at.wanted_BS.nonzero()[0, 1]) % length:
+                    return super().logits(ids_BS, at)
+                self.logits_MV = plain(ids_BS, at.wanted_BS)
+                return self.logits_MV
 
-        drawn = Drawn(
+        denoiser = FirstIsBest(
             plain, noise, lambda l_MV, n_MV: probabilities(l_MV).log() - n_MV.log(), probabilities
         )
-        first_is_best.in_blocks, given["rule"], denoiser = (
-            plain.in_blocks,
-            drawn.rule,
-            first_is_best,
-        )
+        given["rule"] = denoiser.rule
     settings = DecodingSettings(
         schedule=f"dynamic:threshold={theirs['threshold']}",
         block_length=theirs["small_block_size"],

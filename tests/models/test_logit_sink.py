@@ -132,7 +132,7 @@ def test_cached_decoding_keeps_a_logit_sink_beside_padding(shift):
     ids[:, 4:] = MASK
     attention = torch.ones_like(ids, dtype=torch.bool)
     attention[1, :2] = False
-    session, twin = model.denoiser(attention).session(), TwinSession(model, attention)
+    session, twin = model.denoiser(attention).begin(), TwinSession(model, attention)
     for committed, columns in enumerate((None, slice(4, 8), torch.tensor([2, 4, 5, 11]), None)):
         wanted = torch.zeros_like(attention)
         wanted[:, 4:6] = True

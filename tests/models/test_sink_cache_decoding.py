@@ -73,8 +73,8 @@ def test_both_roads_equal_the_slow_twin(variant, policy, batch):
     model, policy = build(**VARIANTS[variant]), POLICIES[policy]
     ids_BS, attention_BS = canvas(batch)
     calls = script(ids_BS, policy)
-    twin = EvictingTwin(model, attention_BS)
-    quick, plain = (model.denoiser(attention_BS).session() for _ in range(2))
+    twin = EvictingTwin(model, policy, attention_BS)
+    quick, plain = (model.denoiser(attention_BS).begin(policy) for _ in range(2))
     expected = [twin(*call) for call in calls]
     agree([quick(*call) for call in calls], expected, 1e-10)
     with watching(model):
@@ -87,8 +87,10 @@ def test_both_roads_equal_the_slow_twin(variant, policy, batch):
 def test_other_models_equal_the_slow_twin_in_float32(variant):
     model = build(dtype=torch.float32, **VARIANTS[variant])
     ids_BS, attention_BS = canvas(3)
-    calls = script(ids_BS, SinkCache(keep=0.4, sinks=2))
-    twin, session = EvictingTwin(model, attention_BS), model.denoiser(attention_BS).session()
+    policy = SinkCache(keep=0.4, sinks=2)
+    calls = script(ids_BS, policy)
+    twin = EvictingTwin(model, policy, attention_BS)
+    session = model.denoiser(attention_BS).begin(policy)
     agree([session(*call) for call in calls], [twin(*call) for call in calls], 3e-5)
 
 
@@ -99,10 +101,8 @@ def test_sinks_of_the_first_block_are_its_own_and_as_many_later(protect):
     ids_BS, _ = canvas()
     calls = script(ids_BS, SinkCache())[:2]
     for policy in (RandomCache(keep=0.25, sinks=3, protect=which) for which in ("now", protect)):
-        session = model.denoiser().session()
-        logits.append(
-            [session(*given, dataclasses.replace(work, policy=policy)) for *given, work in calls]
-        )
+        session = model.denoiser().begin(policy)
+        logits.append([session(*call) for call in calls])
     agree(*logits, 1e-12)
     # the block's own queries see little but the block, in a model that says so
     received_BGS = torch.rand(1, 2, ids_BS.shape[1], dtype=torch.float64)
@@ -120,11 +120,9 @@ def test_sinks_of_the_first_block_are_its_own_and_as_many_later(protect):
 def test_the_road_may_change_in_the_middle_of_a_block():
     model = build()
     ids_BS, attention_BS = canvas(3)
-    calls = script(ids_BS, ReceivedCache(keep=0.4))
-    session, expected = (
-        model.denoiser(attention_BS).session(),
-        model.denoiser(attention_BS).session(),
-    )
+    policy = ReceivedCache(keep=0.4)
+    calls = script(ids_BS, policy)
+    session, expected = (model.denoiser(attention_BS).begin(policy) for _ in range(2))
     mixed = []
     for index, call in enumerate(calls):
         if index % 2:
@@ -162,8 +160,9 @@ def plain_received(model, ids_BS, run):
 def test_the_most_attended_columns_are_computed_with_the_block(variant, road):
     model = build(**VARIANTS[variant])
     ids_BS, _ = canvas()
-    calls = script(ids_BS, SinkRefreshCache(sinks=3))
-    twin, session = TwinSession(model), model.denoiser().session()
+    policy = SinkRefreshCache(sinks=3)
+    calls = script(ids_BS, policy)
+    twin, session = TwinSession(model), model.denoiser().begin(policy)
     for ids_BS, wanted_BS, work in calls:
         columns = None
         start = work.block.start - 1 if model.config.logit_shift else work.block.start
@@ -242,15 +241,16 @@ def test_evicting_is_not_the_same_as_remembering():
 def test_memory_holds_what_is_kept_and_no_more():
     model = build(sink_kind="token", sink_count=1)
     ids_BS, _ = canvas()
-    session, policy = model.denoiser().session(), SinkCache(keep=0.5, sinks=2)
+    policy = SinkCache(keep=0.5, sinks=2)
+    session, columns = model.denoiser().begin(policy), model.denoiser().begin()
     work = [policy.work(8, 14, 0, nth) for nth in range(2)]
     session(ids_BS, wanted_at(ids_BS, 8, 14), work[0])
     column = 2 * 3 * 2 * 8 * 8  # keys and values, layers, key heads, head dim, float64
     assert session.nbytes == (1 + 7 + 6) * column
     session(ids_BS, wanted_at(ids_BS, 8, 14), work[1])
     assert session.nbytes == (1 + 7 + 6) * column
-    session(ids_BS, wanted_at(ids_BS, 8, 14), None)
-    assert session.nbytes == (1 + 20) * column
+    columns(ids_BS, wanted_at(ids_BS, 8, 14), None)
+    assert columns.nbytes == (1 + 20) * column
 
 
 def test_guidance_chooses_on_both_sides_apart():
@@ -270,7 +270,8 @@ def test_guidance_chooses_on_both_sides_apart():
 def test_a_trace_sees_evicted_columns_receive_nothing():
     model = build(sink_kind="token", sink_count=1)
     ids_BS, _ = canvas()
-    session, policy = model.denoiser().session(), SinkCache(keep=0.5, sinks=2)
+    policy = SinkCache(keep=0.5, sinks=2)
+    session = model.denoiser().begin(policy)
     with trace(model) as recording:
         for nth in range(2):
             session(ids_BS, wanted_at(ids_BS, 8, 14), policy.work(8, 14, 0, nth))
@@ -286,7 +287,7 @@ def test_an_intervention_may_hide_what_a_cache_would_keep():
     ids_BS, _ = canvas()
     policy = SinkCache(keep=0.4, sinks=2)
     calls = script(ids_BS, policy)[:4]
-    session, plain = model.denoiser().session(), model.denoiser().session()
+    session, plain = (model.denoiser().begin(policy) for _ in range(2))
     expected = [session(*call) for call in calls]
     with intervene(model, MaskSinks(k=2)):
         hidden = [plain(*call) for call in calls]
@@ -300,13 +301,11 @@ class TestRefusals:
         self.model = build()
         self.ids_BS, _ = canvas()
         self.wanted_BS = wanted_at(self.ids_BS, 8, 14)
-        self.session = self.model.denoiser().session()
         self.policy = SinkCache(keep=0.5)
+        self.session = self.model.denoiser().begin(self.policy)
 
-    def partial(self, policy=None, nth=1):
-        return self.session(
-            self.ids_BS, self.wanted_BS, (policy or self.policy).work(8, 14, 0, nth)
-        )
+    def partial(self, nth=1):
+        return self.session(self.ids_BS, self.wanted_BS, self.policy.work(8, 14, 0, nth))
 
     def test_the_first_evaluation_is_full(self):
         with pytest.raises(
@@ -314,25 +313,14 @@ class TestRefusals:
         ):
             self.partial()
 
-    def test_a_memory_of_another_kind(self):
-        self.session(self.ids_BS, self.wanted_BS)
-        with pytest.raises(
-            ValueError, match="only while all others are remembered, but nothing is"
-        ):
-            self.partial()
-        self.partial(nth=0)
-        with pytest.raises(
-            ValueError, match="only while all others are remembered, but nothing is"
-        ):
-            self.session(self.ids_BS, self.wanted_BS, slice(8, 14))
-
     def test_before_anything_was_chosen(self):
-        policy = EvictCache(keep=0.5)
-        self.partial(policy, 0)
+        self.policy = EvictCache(keep=0.5)
+        self.session = self.model.denoiser().begin(self.policy)
+        self.partial(0)
         with pytest.raises(
             ValueError, match="attends to what a full one chose, but none has chosen yet"
         ):
-            self.partial(policy, 2)
+            self.partial(2)
 
     def test_wanted_outside_the_block(self):
         for nth in (0, 1):
@@ -361,7 +349,8 @@ class TestRefusals:
 
     def test_rows_that_refresh_columns_of_their_own_under_a_trace(self):
         ids_BS, attention_BS = canvas(3)
-        session, policy = self.model.denoiser(attention_BS).session(), SinkRefreshCache(sinks=2)
+        policy = SinkRefreshCache(sinks=2)
+        session = self.model.denoiser(attention_BS).begin(policy)
         wanted_BS = wanted_at(ids_BS, 8, 14)
         with watching(self.model):
             session(ids_BS, wanted_BS, policy.work(8, 14, 0, 0))

@@ -41,7 +41,7 @@ def test_a_session_announces_the_columns_that_run_predecessors_included(
     columns, shift, expected, sinks
 ) -> None:
     model = tiny_model(sinks, logit_shift=shift)
-    session, announced = model.denoiser().session(), Announced()
+    session, announced = model.denoiser().begin(), Announced()
     wanted = torch.zeros(2, 12, dtype=torch.bool)
     wanted[:, torch.arange(12)[columns]] = True
     with trace(model, ("received", "row_entropy")) as recording, tapped(model, announced):
@@ -61,7 +61,7 @@ def test_a_session_announces_the_columns_that_run_predecessors_included(
 
 def test_a_trace_that_begins_in_the_middle_of_a_cached_run_knows_prefix_and_places() -> None:
     model = tiny_model(2)
-    session, wanted = model.denoiser().session(), torch.zeros(2, 12, dtype=torch.bool)
+    session, wanted = model.denoiser().begin(), torch.zeros(2, 12, dtype=torch.bool)
     wanted[:, 4:7] = True
     session(IDS, wanted)
     with trace(model) as recording:

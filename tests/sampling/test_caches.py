@@ -6,13 +6,22 @@ import pytest
 import torch
 
 from sinklab.core.registry import caches
-from sinklab.core.sampling import Canvas, cache_of, denoise, evaluator
+from sinklab.core.sampling import (
+    Cache,
+    Canvas,
+    Denoiser,
+    Evaluation,
+    Places,
+    Session,
+    cache_of,
+    denoise,
+)
 from sinklab.lab.caching import DualCache, PrefixCache
 
 MASK, PAD = 9, 8
 
 
-class Notebook:
+class Notebook(Denoiser):
     """A denoiser with a session that notes what it is asked for; every token of the vocabulary is
     equally likely.
     """
@@ -20,19 +29,23 @@ class Notebook:
     def __init__(self):
         self.asked, self.sessions = [], 0
 
-    def __call__(self, ids_BS, wanted_BS):
+    def logits(self, ids_BS, at):
         self.asked.append("afresh")
-        return torch.zeros(int(wanted_BS.sum()), MASK)
+        return torch.zeros(len(at.flat_M), MASK)
 
-    def session(self):
+    def begin(self, cache):
         self.sessions += 1
+        return NotebookSession(self.asked)
 
-        def ask(ids_BS, wanted_BS, columns):
-            columns = (columns.start, columns.stop) if isinstance(columns, slice) else columns
-            self.asked.append((wanted_BS.nonzero()[:, 1].tolist(), columns))
-            return torch.zeros(int(wanted_BS.sum()), MASK)
 
-        return ask
+class NotebookSession(Session):
+    def __init__(self, asked):
+        self.asked = asked
+
+    def logits(self, ids_BS, at, columns=None):
+        columns = (columns.start, columns.stop) if isinstance(columns, slice) else columns
+        self.asked.append((at.wanted_BS.nonzero()[:, 1].tolist(), columns))
+        return torch.zeros(len(at.flat_M), MASK)
 
 
 def asked(cache, canvas=None, **settings):
@@ -139,23 +152,22 @@ def test_a_denoiser_without_a_memory_is_refused():
     canvas = Canvas.from_prompts([[1]], new_tokens=2, mask_id=MASK)
     with pytest.raises(
         ValueError,
-        match=r"DualCache\(refresh_every=None\) needs a denoiser that remembers .* session()",
+        match=r"DualCache\(refresh_every=None\) needs a denoiser that remembers .* begin",
     ):
         denoise(lambda ids_BS, wanted_BS: torch.zeros(2, MASK), canvas, cache=DualCache())
 
 
 def test_a_cache_of_ones_own_may_name_columns():
-    class Sinks:
+    class Sinks(Cache):
         def columns(self, start, stop, length, nth):
             return None if nth == 0 else torch.tensor([0, *range(start, stop)])
 
     denoiser = Notebook()
     block_BS = torch.tensor([[-1, -1, 0, 0, 1]])
-    evaluate = evaluator(denoiser, Sinks(), block_BS)
+    evaluate = Evaluation(denoiser, Sinks(), block_BS)
     ids_BS = torch.full((1, 5), MASK)
-    evaluate(ids_BS, block_BS == 0, 0, 0)
-    evaluate(ids_BS, block_BS == 0, 0, 1)
-    evaluate(ids_BS, block_BS == 1, 1, 1)
+    for block, nth in [(0, 0), (0, 1), (1, 1)]:
+        evaluate(ids_BS, Places.of(block_BS == block), block, nth)
     assert [None if columns is None else columns.tolist() for _, columns in denoiser.asked] == [
         None,
         [0, 2, 3],

@@ -76,7 +76,7 @@ def start(seed=0, **settings):
         ),
         (
             {"rule": Origin(), "schedule": Timed(pooled=True)},
-            r"'timed \(pooled\)' does not go .* leave pooled out",
+            r"'timed' does not go .* leave pooled out",
         ),
         (
             {"schedule": "threshold", "steps": 4},
@@ -124,8 +124,7 @@ def start(seed=0, **settings):
         ({"cache": "duel"}, r"unknown cache 'duel'.*did you mean 'dual'\?"),
         (
             {"cache": "dual"},
-            r"needs a denoiser that remembers keys and values, but ToyDenoiser has no method "
-            r"session",
+            "needs a denoiser that remembers keys and values, but .*ToyDenoiser",
         ),
         ({"stop_ids": []}, "stop_ids needs at least one token id, got none"),
         (
@@ -190,7 +189,7 @@ def test_numbers_out_of_range_or_of_another_are_refused(make, message):
 def test_every_other_pair_of_rule_and_schedule_decodes_everything():
     refused = []
     # a length that changes has tests of its own, for it takes no batch
-    of_one_length = [name for name in schedules if not getattr(schedules[name], "resizes", False)]
+    of_one_length = [name for name in schedules if not schedules[name].resizes]
     for rule, schedule in itertools.product(unmasking_rules, of_one_length):
         try:
             steps = list(start(rule=rule, schedule=schedule, block_length=5))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sinklab.core.registry import caches, load_plugin, unmasking_rules
-from sinklab.core.sampling import Canvas, DecodingSettings, denoise
+from sinklab.core.sampling import Cache, Canvas, DecodingSettings, UnmaskingRule, denoise
 from sinklab.lab.caching import ChoosingCache
 from sinklab.lab.testing import check_cache, check_unmasking_rule
 
@@ -72,7 +72,7 @@ def test_an_example_is_short(name):
 
 
 @dataclass(frozen=True)
-class Forgetful:
+class Forgetful(Cache):
     """Leaves a column of the block out."""
 
     refresh_every: int | None = None
@@ -116,7 +116,7 @@ def test_a_cache_that_does_not_conform_is_seen(monkeypatch, wrong, message):
 
 
 @dataclass(frozen=True)
-class OfTheRow:
+class OfTheRow(UnmaskingRule):
     """Scores by the row's place in the batch."""
 
     def __call__(self, candidates):

@@ -4,7 +4,16 @@ import pytest
 import torch
 from toy_denoiser import MASK, PAD, VOCABULARY, ToyDenoiser
 
-from sinklab.core.sampling import Canvas, denoise, guided, limited, suppressed
+from sinklab.core.sampling import (
+    Canvas,
+    Denoiser,
+    Session,
+    denoise,
+    guided,
+    limited,
+    suppressed,
+)
+from sinklab.lab.caching import DualCache
 
 CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=6, mask_id=MASK, pad_id=PAD)
 
@@ -94,22 +103,28 @@ def test_a_limited_vocabulary_leaves_the_other_ids_out_of_every_probability():
     assert last.ids_BS[CANVAS.open_BS].max() < 10
 
 
-class Remembering(ToyDenoiser):
+class Remembering(Denoiser):
     """Writes down what its sessions are asked; computes afresh."""
 
     def __init__(self, attention_BS):
-        super().__init__(attention_BS)
+        self.toy = ToyDenoiser(attention_BS)
         self.sessions = []
 
-    def session(self):
-        asked = []
-        self.sessions.append(asked)
+    def logits(self, ids_BS, at):
+        return self.toy(ids_BS, at.wanted_BS)
 
-        def step(ids_BS, wanted_BS, columns):
-            asked.append((ids_BS.clone(), columns))
-            return self(ids_BS, wanted_BS)
+    def begin(self, cache):
+        self.sessions.append(Asked(self))
+        return self.sessions[-1]
 
-        return step
+
+class Asked(Session):
+    def __init__(self, denoiser):
+        self.denoiser, self.asked = denoiser, []
+
+    def logits(self, ids_BS, at, columns=None):
+        self.asked.append((ids_BS.clone(), columns))
+        return self.denoiser.logits(ids_BS, at)
 
 
 WRAPPERS = {
@@ -125,18 +140,19 @@ WRAPPERS = {
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_wrappers_can_remember_if_and_only_if_their_denoiser_can(name):
     wrap = WRAPPERS[name]
-    assert not hasattr(wrap(ToyDenoiser(CANVAS.attention_BS)), "session")
+    with pytest.raises(ValueError, match="begin"):
+        wrap(ToyDenoiser(CANVAS.attention_BS)).begin(DualCache())
     toy = Remembering(CANVAS.attention_BS)
     wrapped = wrap(toy)
-    session = wrapped.session()
+    session = wrapped.begin(DualCache())
     for columns in (None, slice(3, 7), torch.arange(3, 9)):
         ours = session(CANVAS.ids_BS, CANVAS.open_BS, columns)
         assert torch.equal(ours, wrapped(CANVAS.ids_BS, CANVAS.open_BS))
-        assert all(asked[-1][1] is columns for asked in toy.sessions)
+        assert all(one.asked[-1][1] is columns for one in toy.sessions)
     assert len(toy.sessions) == (2 if name in ("guided", "all") else 1), (
         "the two calls of guidance remember apart"
     )
     if len(toy.sessions) == 2:
-        conditional, hidden = (asked[0][0] for asked in toy.sessions)
+        conditional, hidden = (one.asked[0][0] for one in toy.sessions)
         assert torch.equal(conditional, CANVAS.ids_BS)
         assert (hidden[CANVAS.prompt_BS] == MASK).all()

@@ -119,8 +119,8 @@ def test_logits_whose_sum_overflows_are_fine():
 
 def test_a_schedule_that_never_ends_is_refused():
     class Idle(EvenQuota):
-        def start(self, size_B, evaluations, rule):
-            return lambda ordered_BC, candidates_BC, evaluation: torch.zeros_like(size_B)
+        def count(self, ordered_BS, candidates_BS, turn):
+            return torch.zeros_like(turn.size_B)
 
     canvas = prompts()
     with pytest.raises(ValueError, match=r"left masks behind in block 0 after 3 evaluations"):

@@ -25,9 +25,8 @@ def assert_ordinary(denoiser, **settings):
     for step in denoise(denoiser, CANVAS, generator=torch.Generator().manual_seed(0), **settings):
         tensors = {name: getattr(step, name) for name in NAMES}
         tensors |= {
-            "score": step.choice.score_M,
-            "chosen": step.choice.chosen_BC,
-            "candidates": step.choice.candidates_BC,
+            "score": step.score_M,
+            "candidates": step.candidates_BS,
         }
         assert not [
             name

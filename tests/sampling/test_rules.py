@@ -30,9 +30,8 @@ def seeded(seed=0):
 
 
 def candidates(logits_MV, generator=None, mask_id=99, **sampling):
-    place_BC = torch.ones(1, len(logits_MV), dtype=torch.bool)
-    column_BC = torch.arange(len(logits_MV))[None]
-    return Candidates(logits_MV, TokenSampling(**sampling), mask_id, place_BC, column_BC, generator)
+    every_BS = torch.ones(1, len(logits_MV), dtype=torch.bool)
+    return Candidates(logits_MV, TokenSampling(**sampling), mask_id, every_BS, generator)
 
 
 def test_low_confidence_is_the_softmax_probability_of_the_proposal():

@@ -71,7 +71,7 @@ def test_a_threshold_has_a_distance(random) -> None:
     by_order = found[found["kind"] == "order"].set_index(["row", "step"]).index
     for row, step in by_order:
         assert np.nanmax(np.sort(steps[step].confidence_BS[row].numpy())[:-1]) < 1.0
-        assert (steps[step].choice.chosen_BC[row].sum() == 1).item(), (
+        assert (steps[step].committed_BS[row].sum() == 1).item(), (
             "where the threshold lets more pass, it decides"
         )
 

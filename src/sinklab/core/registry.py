@@ -244,10 +244,10 @@ def of(registry: Registry, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"registry": registry})
 
 
-def value_of(registry: Registry, given: Any, method: str) -> Any:
-    """A value from its text, or any object that has the method: for arguments that take either.
+def value_of(registry: Registry, given: Any, base: type) -> Any:
+    """A value from its text, or an object of this base class: for arguments that take either.
 
-    Raises TypeError for a class in place of its object, and for an object that lacks the method.
+    Raises TypeError for a class in place of its object, and for any other object.
     """
     if isinstance(given, str):
         return registry.parse(given)
@@ -256,8 +256,8 @@ def value_of(registry: Registry, given: Any, method: str) -> Any:
         raise TypeError(
             f"a {what} is an object, got the class {given.__name__}; pass {given.__name__}()."
         )
-    if not callable(getattr(given, method, None)):
-        raise TypeError(f"a {what} is a name or an object that has {method}(), got {given!r}")
+    if not isinstance(given, base):
+        raise TypeError(f"a {what} is a name or a {base.__name__}, got {given!r}; inherit from it")
     return given
 
 

@@ -285,10 +285,16 @@ class DiffusionLMConfig(PreTrainedConfig):
         """Arguments about the model that :meth:`~sinklab.core.sampling.DecodingSettings.decode`
         needs.
         """
-        ids = {"expand_id": self.expand_token_id, "delete_id": self.delete_token_id}
-        ends = [*self.eos_ids, *([] if self.eot_token_id is None else [self.eot_token_id])]
-        resizing = {**ids, "context": self.text_positions}
-        return {"eos_ids": ends, "text_vocabulary": self.text_vocab_size, "resizing": resizing}
+        ends = list(self.eos_ids)
+        if self.eot_token_id is not None:
+            ends.append(self.eot_token_id)
+        return {
+            "eos_ids": ends,
+            "text_vocabulary": self.text_vocab_size,
+            "context": self.text_positions,
+            "expand_id": self.expand_token_id,
+            "delete_id": self.delete_token_id,
+        }
 
     def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:
         """The config that holds the decoder's sizes (transformers calls it)."""

@@ -1,9 +1,8 @@
 """The model as a denoiser: ids in, logits at the wanted positions out, with or without a memory of
 earlier evaluations.
 
-The plain way is the model's own forward. If a fast decoder is registered and faithful to this
-model, it takes its place and gives the same numbers up to rounding: never while the model is
-watched.
+The plain way is the model's own forward. An extra may register a faster denoiser, a subclass, which
+gives the same numbers up to rounding: never while the model is watched.
 """
 
 # B batch, S canvas, W columns that run, Q columns with a wanted position, M wanted positions
@@ -22,8 +21,10 @@ from sinklab.core.compat import attention_of
 from sinklab.core.errors import check_tensor
 from sinklab.core.models import masks
 from sinklab.core.models.geometry import CanvasGeometry, KeyValueStore, take
-from sinklab.core.registry import caches, fast_decoders, fast_path
+from sinklab.core.registry import caches
+from sinklab.core.sampling.caches import BlockWork, Cache, cache_of
 from sinklab.core.sampling.canvas import Canvas, Places
+from sinklab.core.sampling.denoisers import Denoiser, Session
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,20 +37,22 @@ class Read:
     """Selection among the states (B, Q): bool (B, Q), int64 (M,) of the flattened ones, or None for
     all of a single row.
     """
-    places: Places | None
+    at: Places
     wanted_Q: Tensor
     """Columns that they predict."""
 
 
-class ModelDenoiser:
-    """(ids_BS, wanted_BS) -> logits_MV, bound to a model, its weights as they are now, and a
-    padding.
+class ModelDenoiser(Denoiser):
+    """The denoiser of a model, bound to its weights as they are now, and to a padding.
 
-    Made by :meth:`DiffusionLM.denoiser`; runs under ``torch.inference_mode``. With ``plain=True``,
-    and while the model is watched, it is the model's own forward, bit for bit; else a fast decoder
-    may stand for it. Sinks, masks and rotary tables are kept while the shape of the canvas stays
-    the same: after a change of the weights, ask the model for a new denoiser.
+    Made by :meth:`DiffusionLM.denoiser`; runs under ``torch.inference_mode``: the model's own
+    forward, bit for bit. Sinks, masks and rotary tables are kept while the shape of the canvas
+    stays the same: after a change of the weights, ask the model for a new denoiser. With
+    ``plain=True`` nothing is remembered between evaluations, whatever the attention.
     """
+
+    is_fast = False
+    """Whether evaluations made now leave out what is not wanted (a subclass may)."""
 
     def __init__(
         self, model: Any, attention_BS: Tensor | None = None, *, plain: bool = False
@@ -57,48 +60,37 @@ class ModelDenoiser:
         self.model = model
         self.attention_BS = attention_BS
         self.plain = plain
-        self.takes_places = True
         self._geometry: CanvasGeometry | None = None
         self._block: tuple[Any, Tensor, Tensor] | None = None
 
-    def __call__(
-        self,
-        ids_BS: Tensor,
-        wanted_BS: Tensor,
-        *,
-        places: Places | None = None,
-        clean_BS: Tensor | None = None,
-    ) -> Tensor:
-        """Logits (M, V) at the wanted positions, everything computed afresh.
+    def __repr__(self) -> str:
+        return f"the denoiser of a {type(self.model).__name__}"
 
-        Args:
-            ids_BS, wanted_BS: the canvas, and the positions.
-            places: the same positions as numbers; those that a loop knows need not be read from the
-                device.
-            clean_BS: the right ids, for a score: with attention in blocks each block then sees the
-                clean ones before it (``clean`` of the model's forward). With full attention it
-                changes nothing.
+    def logits(self, ids_BS: Tensor, at: Places) -> Tensor:
+        """Logits (M, V) at the wanted positions, everything computed afresh.
 
         Raises:
             ValueError: if shapes disagree, a row is all padding, or the canvas is longer than the
                 context.
         """
         with torch.inference_mode():
-            if clean_BS is not None and self.model.config.block_length is not None:
-                self.geometry(ids_BS, wanted_BS)
-                with running(torch.cat([ids_BS, clean_BS], dim=1)):
-                    return self.model(
-                        ids_BS, self.attention_BS, logits_to_keep=wanted_BS, clean=clean_BS
-                    ).logits
-            return self.full_pass(ids_BS, wanted_BS, self.read(wanted_BS, places))
+            return self.full_pass(ids_BS, self.read(at))
 
-    def session(self) -> ModelSession:
-        """A session of this denoiser: with a memory, for one run over one canvas."""
-        return ModelSession(self)
+    def scored(self, ids_BS: Tensor, wanted_BS: Tensor, clean_BS: Tensor) -> Tensor:
+        """Logits (M, V) for a score: with attention in blocks each block sees the clean ones before
+        it (``clean`` of the model's forward). With full attention ``clean_BS`` changes nothing.
+        """
+        if self.model.config.block_length is None:
+            return self(ids_BS, wanted_BS)
+        self.geometry(ids_BS, wanted_BS)
+        with torch.inference_mode(), running(torch.cat([ids_BS, clean_BS], dim=1)):
+            return self.model(
+                ids_BS, self.attention_BS, logits_to_keep=wanted_BS, clean=clean_BS
+            ).logits
 
-    @cached_property
-    def _fast(self) -> Any:
-        return None if self.plain else fast_path(fast_decoders, self.model)
+    def begin(self, cache: Cache | None = None) -> ModelSession:
+        """A memory for one run over one canvas; without a cache the caller says what to compute."""
+        return ModelSession(self, cache)
 
     def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
         """The canvas with its decoding blocks aligned to those of attention, each of them in parts
@@ -131,22 +123,14 @@ class ModelDenoiser:
             part_BS = 2 * part_BS + (place_BS % size != 0)
         return canvas.counted(part_BS.expand_as(ids_BS))
 
-    @property
-    def own_cache(self) -> str | None:
-        """The cache that saves time and changes no result; None if there is none, or each column is
-        to be seen.
+    def exact_cache(self) -> Cache | None:
+        """The cache of attention in blocks, which changes no result; None with full attention, or
+        if each column is to be seen.
         """
-        has_blocks = (
-            self.model.config.block_length is not None
-            and not self.plain
-            and not is_watched(self.model)
-        )
-        return "committed" if has_blocks and "committed" in caches else None
-
-    @property
-    def is_fast(self) -> bool:
-        """Whether the fast decoder stands for the model's own in an evaluation made now."""
-        return self._fast is not None and self._fast.is_faithful()
+        sees_all = self.plain or is_watched(self.model)
+        if sees_all or self.model.config.block_length is None or "committed" not in caches:
+            return None
+        return cache_of("committed")
 
     def geometry(self, ids_BS: Tensor, wanted_BS: Tensor) -> CanvasGeometry:
         """Geometry shared by every canvas of this shape. Raises ValueError for one that does not
@@ -166,33 +150,19 @@ class ModelDenoiser:
             )
         return known
 
-    def full_pass(self, ids_BS: Tensor, wanted_BS: Tensor, read: Read, store: Any = None) -> Tensor:
+    def full_pass(self, ids_BS: Tensor, read: Read, store: Any = None) -> Tensor:
         """Logits (M, V) with all columns computed; a store takes the place of the sinks, and
         remembers.
         """
-        geometry, seen = self.geometry(ids_BS, wanted_BS), self.seen_by_finished(wanted_BS)
-        # the fast decoder may leave padding out on a CPU
-        may_miss = (
-            geometry.mask is not None
-            and self.attention_BS is not None
-            and not reads_wait(wanted_BS.device)
-        )
-        if self.is_fast and not (may_miss and bool((wanted_BS & (self.attention_BS == 0)).any())):
-            every = slice(0, ids_BS.shape[1])
-            special = {} if seen is None else {"mask": geometry.rows(every, seen)}
-            states_BQE = self.states(
-                ids_BS, every, read.output_Q, store or geometry.sinks, **special
-            )
-            return self.logits(states_BQE, read)
+        geometry = self.geometry(ids_BS, read.at.wanted_BS)
         # the whole model, so that a trace sees where a forward begins
-        wanted = wanted_BS if read.places is None else read.places.flat_M
         with running(ids_BS):
             return self.model(
                 ids_BS,
                 self.attention_BS,
-                logits_to_keep=wanted,
+                logits_to_keep=read.at.flat_M,
                 sink_prefix=store or geometry.sinks,
-                visible=seen,
+                visible=self.seen_by_finished(read.at.wanted_BS),
             ).logits
 
     def seen_by_finished(self, wanted_BS: Tensor) -> Tensor | None:
@@ -211,38 +181,35 @@ class ModelDenoiser:
         first_B1 = wanted_BS.long().argmax(1, keepdim=True)
         return masks.block_causal(block_BS, block_BS.gather(1, first_B1)[:, 0])
 
-    def read(self, wanted_BS: Tensor, places: Places | None = None) -> Read:
+    def read(self, at: Places) -> Read:
         """The columns whose outputs are read for the wanted positions: those that predict one in
         some row or, if finding them would mean a wait for the device, those of the whole block.
         Shifted logits are read one column to the left.
         """
-        check_tensor("the wanted positions of a denoiser", wanted_BS, (None, None), "bool")
+        wanted_BS, flat_M = at.wanted_BS, at.flat_M
         starts_BS = self._starts_BS
-        if places is None or not reads_wait(wanted_BS.device):
+        if at.columns is None or not reads_wait(wanted_BS.device):
             if starts_BS is not None and not bool((starts_BS & wanted_BS).any()):
                 starts_BS = None
-            # in a single row every column that has a wanted position is wanted
-            is_single = len(wanted_BS) == 1 and starts_BS is None
-            wanted_Q = places.flat_M if is_single and places else wanted_BS.any(0).nonzero()[:, 0]
+            wanted_Q = wanted_BS.any(0).nonzero()[:, 0]
             if starts_BS is None:
-                pick = None if is_single else wanted_BS.index_select(1, wanted_Q)
-                return Read(self._predictors(wanted_Q), pick, places, wanted_Q)
-            flat_M, output_Q = (
-                wanted_BS.flatten().nonzero()[:, 0],
-                self._predictors(wanted_Q, starts_BS),
-            )
+                # in a single row every column that has a wanted position is wanted
+                pick = None if len(wanted_BS) == 1 else wanted_BS.index_select(1, wanted_Q)
+                return Read(self._predictors(wanted_Q), pick, at, wanted_Q)
+            output_Q = self._predictors(wanted_Q, starts_BS)
         else:
-            if self._block is None or self._block[0] is not places.columns:
-                columns = places.columns
+            if self._block is None or self._block[0] is not at.columns:
+                columns = at.columns
                 if isinstance(columns, slice):
                     columns = torch.arange(columns.start, columns.stop, device=wanted_BS.device)
-                self._block = places.columns, columns, self._predictors(columns, starts_BS)
-            (_, wanted_Q, output_Q), flat_M = self._block, places.flat_M
-        row_M, length = flat_M // wanted_BS.shape[1], wanted_BS.shape[1]
-        pick_M = row_M * len(output_Q) + torch.searchsorted(wanted_Q, flat_M - row_M * length)
+                self._block = at.columns, columns, self._predictors(columns, starts_BS)
+            _, wanted_Q, output_Q = self._block
+        length = wanted_BS.shape[1]
+        row_M, column_M = flat_M // length, flat_M % length
+        pick_M = row_M * len(output_Q) + torch.searchsorted(wanted_Q, column_M)
         if starts_BS is not None:
             pick_M = pick_M + starts_BS.flatten().index_select(0, flat_M) * len(wanted_Q)
-        return Read(output_Q, pick_M, places, wanted_Q)
+        return Read(output_Q, pick_M, at, wanted_Q)
 
     @cached_property
     def _starts_BS(self) -> Tensor | None:
@@ -277,7 +244,7 @@ class ModelDenoiser:
 
     def _check_inside(self, columns: slice | Tensor, read: Read) -> None:
         # a loop whose cache hands over the block knows that it is inside
-        held = None if read.places is None else read.places.columns
+        held = read.at.columns
         if isinstance(columns, slice) and isinstance(held, slice):
             inside = columns.start <= held.start and held.stop <= columns.stop
         elif isinstance(columns, slice):
@@ -308,21 +275,19 @@ class ModelDenoiser:
             output_index_Q: indices among them of those whose states are wanted.
             store: takes the new keys and values and returns those of all columns
                 (:class:`KeyValueStore`).
-            special: ``mask``, bool, in place of the canvas's, and ``choose`` for the fast decoder
+            special: ``mask``, bool, in place of the canvas's, and ``choose`` for a fast denoiser
                 alone (:mod:`sinklab.lab.caching`).
         """
         assert self._geometry is not None, "geometry() comes first"
         geometry, decoder = self._geometry, self.model.model
-        embeds_BWE = decoder.embed_tokens(take(ids_BS, columns))
-        if self.is_fast:
-            return self._fast(embeds_BWE, geometry, columns, output_index_Q, store, **special)
+        mask = special["mask"] if "mask" in special else geometry.rows(columns)
         # columns that differ between rows are never watched: a trace reads columns that all rows
         # share
         shared = columns[0] if isinstance(columns, Tensor) and columns.ndim == 2 else columns
         with running(ids_BS, shared):
             states_BWE = decoder(
-                inputs_embeds=embeds_BWE,
-                attention_mask=special.get("mask", geometry.rows(columns)),
+                inputs_embeds=decoder.embed_tokens(take(ids_BS, columns)),
+                attention_mask=mask,
                 position_ids=take(geometry.position_ids_BS, columns),
                 use_cache=False,
                 is_causal=False,
@@ -330,51 +295,57 @@ class ModelDenoiser:
             ).last_hidden_state
         return states_BWE.index_select(1, output_index_Q.to(states_BWE.device))
 
-    def logits(self, states_BQE: Tensor, read: Read) -> Tensor:
+    def head(self, states: Tensor) -> Tensor:
+        """Logits of states."""
+        return self.model.lm_head(states)
+
+    def picked(self, states_BQE: Tensor, read: Read) -> Tensor:
         """Logits (M, V) from the states of the columns that are read."""
-        pick, head = read.pick, self._fast.head if self.is_fast else self.model.lm_head
+        pick = read.pick
         if pick is None:
-            return head(states_BQE[0])
+            return self.head(states_BQE[0])
         if pick.dtype == torch.bool:
-            return head(states_BQE[pick.to(states_BQE.device)])
-        return head(states_BQE.flatten(0, 1).index_select(0, pick))
+            return self.head(states_BQE[pick.to(states_BQE.device)])
+        return self.head(states_BQE.flatten(0, 1).index_select(0, pick))
 
 
-class ModelSession:
-    """(ids_BS, wanted_BS, columns) -> logits_MV with a memory of keys and values.
+class ModelSession(Session):
+    """A model's denoiser with a memory of keys and values, or that of a cache that brings its own.
 
-    Made by :meth:`ModelDenoiser.session`. After a change of the weights, begin with a new denoiser.
+    Made by :meth:`ModelDenoiser.begin`. After a change of the weights, begin with a new denoiser.
     """
 
-    def __init__(self, denoiser: ModelDenoiser) -> None:
-        self._denoiser = denoiser
-        self._store: KeyValueStore | None = None
-        self._memory: Any = None
-        """Memory of a cache that brings its own, in place of the store."""
+    def __init__(self, denoiser: ModelDenoiser, cache: Cache | None = None) -> None:
+        self.denoiser = denoiser
+        self.cache = cache
+        self.memory = self._started()
         self._filled: torch.Size | None = None
+
+    def _started(self) -> Any:
+        own = None if self.cache is None else self.cache.memory(self.denoiser)
+        return ColumnMemory(self.denoiser) if own is None else own
 
     @property
     def nbytes(self) -> int:
         """Bytes of the keys and values held now, which a partial evaluation attends to (added sinks
         included).
         """
-        return sum(held.nbytes for held in (self._store, self._memory) if held is not None)
+        return self.memory.nbytes
 
-    def __call__(
-        self, ids_BS: Tensor, wanted_BS: Tensor, columns: Any = None, places: Places | None = None
+    def logits(
+        self, ids_BS: Tensor, at: Places, columns: slice | Tensor | BlockWork | None = None
     ) -> Tensor:
-        """Logits at the wanted positions.
+        """Logits (M, V) at the wanted positions, inside ``columns``.
 
         Args:
             ids_BS: token ids of the whole canvas.
-            wanted_BS: bool; inside ``columns``.
+            at: the positions.
             columns: None computes everything and remembers all keys and values. A slice or sorted
                 column numbers, int64 (W,), run these columns alone, the same in every row: they
                 attend to all columns (and the sinks), to one another as they are now and to the
                 others as remembered, and are remembered from now on. With shifted logits, the
-                column before each of them runs as well. A ``sampling.caches.BlockWork`` evaluates
-                with the memory that its cache brings.
-            places: as :meth:`ModelDenoiser.__call__` takes them.
+                column before each of them runs as well. A ``BlockWork`` is for the memory of a
+                cache that brings its own.
 
         Raises:
             ValueError: if the first evaluation, or the first after one that failed, is not full; if
@@ -382,48 +353,50 @@ class ModelSession:
                 outside ``columns``.
         """
         filled, self._filled = self._filled, None
-        policy = getattr(columns, "policy", None)
-        if policy != (None if self._memory is None else self._memory.policy):
-            self._store, self._memory, filled = None, None, None
-        is_full = columns is None if policy is None else columns.is_full
-        if filled is None and getattr(policy, "is_exact", False):
+        is_full = columns.is_full if isinstance(columns, BlockWork) else columns is None
+        if filled is None and self.cache is not None and self.cache.is_exact:
             # it may begin anywhere
-            self._memory, is_full = None, True
+            self.memory = self._started()
+            is_full = True
         if not is_full and filled != ids_BS.shape:
-            fact = (
-                "nothing is"
-                if filled is None
-                else f"the canvas was {tuple(filled)} and is {tuple(ids_BS.shape)}"
-            )
+            fact = "nothing is"
+            if filled is not None:
+                fact = f"the canvas was {tuple(filled)} and is {tuple(ids_BS.shape)}"
             raise ValueError(
                 f"columns can be recomputed only while all others are remembered, but {fact}; call "
                 "the session with columns=None first"
             )
         with torch.inference_mode():
-            read = self._denoiser.read(wanted_BS, places)
-            if policy is None:
-                logits_MV = self._remembered(ids_BS, wanted_BS, read, columns)
-            else:
-                self._memory = self._memory or policy.memory(self._denoiser)
-                logits_MV = self._memory(ids_BS, wanted_BS, columns, read)
+            logits_MV = self.memory(ids_BS, self.denoiser.read(at), columns)
         # Set last: after an interrupted evaluation some layers are newer than others.
         self._filled = ids_BS.shape
         return logits_MV
 
-    def _remembered(
-        self, ids_BS: Tensor, wanted_BS: Tensor, read: Read, columns: slice | Tensor | None
-    ) -> Tensor:
-        denoiser = self._denoiser
-        sinks = denoiser.geometry(ids_BS, wanted_BS).sinks
-        if self._store is None or (columns is None and self._store.prefix is not sinks):
-            self._store = KeyValueStore(sinks, len(denoiser.model.model.layers))
-        self._store.columns = columns
+
+class ColumnMemory:
+    """(ids_BS, read, columns) -> logits_MV: the keys and values of every column, as last
+    computed.
+    """
+
+    def __init__(self, denoiser: ModelDenoiser) -> None:
+        self.denoiser = denoiser
+        self.store: KeyValueStore | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values held now."""
+        return 0 if self.store is None else self.store.nbytes
+
+    def __call__(self, ids_BS: Tensor, read: Read, columns: slice | Tensor | None) -> Tensor:
+        """Logits (M, V); these columns are computed, or all for None."""
+        denoiser = self.denoiser
+        sinks = denoiser.geometry(ids_BS, read.at.wanted_BS).sinks
+        if self.store is None or (columns is None and self.store.prefix is not sinks):
+            self.store = KeyValueStore(sinks, len(denoiser.model.model.layers))
+        self.store.columns = columns
         if columns is None:
-            return denoiser.full_pass(ids_BS, wanted_BS, read, self._store)
+            return denoiser.full_pass(ids_BS, read, self.store)
         columns, output_index_Q = denoiser.columns_to_run(columns, read)
-        if isinstance(columns, slice) and denoiser.is_fast and reads_wait(ids_BS.device):
-            # numbers on the device: the same kernels for every block
-            columns = torch.arange(columns.start, columns.stop, device=ids_BS.device)
-        self._store.columns = columns
-        states_BQE = denoiser.states(ids_BS, self._store.columns, output_index_Q, self._store)
-        return denoiser.logits(states_BQE, read)
+        self.store.columns = columns
+        states_BQE = denoiser.states(ids_BS, columns, output_index_Q, self.store)
+        return denoiser.picked(states_BQE, read)

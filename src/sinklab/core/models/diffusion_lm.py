@@ -24,7 +24,7 @@ from sinklab.core.models.geometry import CanvasGeometry
 from sinklab.core.models.head import Head, LossOptions, LossTargets, ResizableVocabulary
 from sinklab.core.models.sinks.base import tensors_of
 from sinklab.core.models.sinks.prefix import SinkPrefix, take_prefix
-from sinklab.core.registry import fast_path, fast_sinks
+from sinklab.core.registry import fast_decoders, fast_path, fast_sinks
 
 _LAYERS = ("Llama", "Qwen2", "Qwen3", "Qwen3Moe", "Glm4Moe")
 
@@ -341,15 +341,16 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
     def denoiser(
         self, attention_mask: Tensor | None = None, *, plain: bool = False
     ) -> ModelDenoiser:
-        """This model as a function from (ids, wanted positions) to logits, for canvases with this
+        """This model as a denoiser: from ids to logits at wanted positions, for canvases with this
         padding.
 
-        With ``plain=True`` it is :meth:`forward` itself, bit for bit; else a fast decoder may take
-        its place. Its ``session()`` remembers keys and values between evaluations, for decoding
-        with a cache. Make a new one after the weights change: everything that does not depend on
-        the text is computed once.
+        With ``plain=True`` it is :meth:`forward` itself, bit for bit; else a faster subclass may
+        take its place. Its ``begin(cache)`` remembers keys and values between evaluations, for
+        decoding with a cache. Make a new one after the weights change: everything that does not
+        depend on the text is computed once.
         """
-        return ModelDenoiser(self, attention_mask, plain=plain)
+        fast = None if plain else fast_path(fast_decoders, self, attention_mask)
+        return fast or ModelDenoiser(self, attention_mask, plain=plain)
 
 
 AutoConfig.register(DiffusionLMConfig.model_type, DiffusionLMConfig, exist_ok=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from sinklab.core.errors import near
 from sinklab.core.sampling.caches import Cache
 from sinklab.core.sampling.canvas import Canvas, token_rows
-from sinklab.core.sampling.denoisers import Denoiser
+from sinklab.core.sampling.denoisers import DenoisingModel
 from sinklab.core.sampling.loop import Step
 from sinklab.core.sampling.rules import UnmaskingRule
 from sinklab.core.sampling.schedules import Schedule
@@ -23,17 +23,13 @@ if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
 
-class GenerateByDenoising:
+class GenerateByDenoising(DenoisingModel):
     """Mixin: writes by denoising a canvas of [MASK] tokens. The class it is mixed into has a
     ``config`` and a ``denoiser``.
     """
 
     config: Any
     device: torch.device
-
-    def denoiser(self, attention_mask: Tensor | None = None) -> Denoiser:
-        """The model as a function from (ids, wanted positions) to logits."""
-        raise NotImplementedError
 
     def generate(
         self,

@@ -18,7 +18,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from sinklab.core.attention.context import running
 from sinklab.core.models import masks
 from sinklab.core.models.generation import GenerateByDenoising
-from sinklab.core.sampling.canvas import Canvas, Places
+from sinklab.core.sampling.canvas import Places
+from sinklab.core.sampling.denoisers import Denoiser
 
 UNLIMITED = 2**20
 """Positions of a module that states no limit."""
@@ -74,11 +75,7 @@ class WrappedConfig:
     @property
     def decoding(self) -> dict[str, Any]:
         """Arguments of `DecodingSettings.decode` that belong to the model."""
-        return {
-            "eos_ids": self.eos_ids,
-            "text_vocabulary": None,
-            "resizing": {"context": self.text_positions},
-        }
+        return {"eos_ids": self.eos_ids, "context": self.text_positions}
 
     def get_text_config(self) -> WrappedConfig:
         """The config that holds the sizes."""
@@ -195,43 +192,22 @@ class WrappedLM(GenerateByDenoising, nn.Module):
         return WrappedDenoiser(self, attention_mask)
 
 
-@dataclass(frozen=True, eq=False)
-class WrappedDenoiser:
-    """(ids_BS, wanted_BS) -> logits_MV of a wrapped module; everything is computed afresh at every
-    call.
-    """
+class WrappedDenoiser(Denoiser):
+    """Logits of a wrapped module; everything is computed afresh at every call."""
 
-    model: WrappedLM
-    attention_BS: Tensor | None = None
-    takes_places = True
-    own_cache = None
+    def __init__(self, model: WrappedLM, attention_BS: Tensor | None = None) -> None:
+        self.model = model
+        self.attention_BS = attention_BS
 
-    def __call__(
-        self,
-        ids_BS: Tensor,
-        wanted_BS: Tensor,
-        *,
-        places: Places | None = None,
-        clean_BS: Tensor | None = None,
-    ) -> Tensor:
-        """Logits (M, V) at the wanted positions.
-
-        Args:
-            ids_BS, wanted_BS: the canvas, and the positions.
-            places: the same positions in numbers.
-            clean_BS: the right ids, which a model with full attention does not read.
-        """
+    def logits(self, ids_BS: Tensor, at: Places) -> Tensor:
+        """Logits (M, V) at the wanted positions of a canvas (B, S)."""
         length, limit = ids_BS.shape[1], self.model.config.text_positions
         if length > limit:
             raise ValueError(
                 f"a text must fit the context of {limit} positions, got {length}; shorten it"
             )
         with torch.inference_mode(), running(ids_BS):
-            return self.model(ids_BS, self.attention_BS, logits_to_keep=wanted_BS).logits
-
-    def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
-        """The canvas as it is: attention is full."""
-        return canvas
+            return self.model(ids_BS, self.attention_BS, logits_to_keep=at.wanted_BS).logits
 
 
 def logits_of(output: Any, ids_BS: Tensor, module: nn.Module) -> Tensor:

@@ -6,15 +6,18 @@ from sinklab.core.registry import exports
 
 __getattr__, __dir__, __all__ = exports(
     __name__,
-    caches="BlockWork Cache cache_of evaluator",
-    canvas="Canvas",
-    denoisers="CachingDenoiser Denoiser Session guided limited suppressed",
+    caches="BlockWork Cache Evaluation cache_of",
+    canvas="Canvas Places",
+    denoisers="Denoiser DenoisingModel Session guided limited suppressed",
     loop="Step denoise",
     rules=(
         "Candidates Entropy LeftToRight LowConfidence MaskgitPlus Origin PositionalOrder "
         "RandomOrder TopkMargin UnmaskingRule"
     ),
-    schedules="EntropyBound EvenQuota Factor Schedule Threshold Timed commit_counts split_steps",
+    schedules=(
+        "EntropyBound EvenQuota Factor Schedule Threshold Timed Turn WritingSchedule "
+        "commit_counts split_steps"
+    ),
     settings="DecodingSettings",
     tokens="TokenSampling sample_tokens",
 )

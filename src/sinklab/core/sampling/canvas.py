@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.core.errors import check_count, check_tensor
 
-# B batch rows, P prompt positions, S canvas positions, C places in a block, N open positions of a
-# block in row-major order, M of them that are masked, Q columns
+# B batch rows, P prompt positions, S canvas positions, M wanted positions in row-major order, Q
+# columns of a block
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,80 +283,27 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[T
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Positions of wanted logits, as far as the program knows them without asking the device.
+    """The positions of a canvas whose logits are wanted, in row-major order."""
 
-    A denoiser with a true `takes_places` is called with them as a keyword, beside `wanted_BS`.
-    """
-
+    wanted_BS: Tensor
+    """bool, the positions."""
     flat_M: Tensor
-    """int64, row * S + column of the wanted positions, ascending."""
-    columns: slice | Tensor
-    """Columns that hold them, the same object at every evaluation of a block: a slice, or int64
-    (Q,), ascending.
+    """int64, row * S + column of each, ascending."""
+    columns: slice | Tensor | None = None
+    """Columns that may hold one, the same object at every evaluation of a block: a slice, or int64
+    (Q,), ascending; None if nothing is known of them.
     """
 
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """One block. A row may have fewer open positions in it than another; its other places stand
-    nowhere.
-    """
-
-    number: int
-    columns_BC: Tensor
-    """int64, canvas column of each place, in ascending order; S for a place without a position."""
-    real_BC: Tensor
-    """bool, the places that stand somewhere."""
-    real_N: Tensor
-    """int64, the real places' numbers in the flattened block."""
-    flat_N: Tensor
-    """int64, row * S + column of the real places."""
-    sizes_B: Tensor
-    """int64, real places of each row, on the CPU."""
-    columns: slice | Tensor
-    """Columns in which some row has a place: a slice, or int64 (Q,), ascending."""
-    length: int
-    """Columns of the canvas."""
-
-    def put(self, values_BC: Tensor, canvas_BS: Tensor) -> Tensor:
-        """A copy of `canvas_BS` with the values at the block's positions."""
-        out_BS = canvas_BS.clone(memory_format=torch.contiguous_format)
-        out_BS.view(-1).index_copy_(0, self.flat_N, self._real(values_BC))
-        return out_BS
-
-    def get(self, canvas_BS: Tensor, fill: int | bool) -> Tensor:
-        """The canvas's values at the block's places, `fill` for a place without a position."""
-        values_N = canvas_BS.reshape(-1).index_select(0, self.flat_N)
-        if self.is_full:
-            return values_N.view(self.columns_BC.shape)
-        out_BC = canvas_BS.new_full(self.columns_BC.shape, fill)
-        out_BC.view(-1).index_copy_(0, self.real_N, values_N)
-        return out_BC
-
-    def places(self, candidates_BC: Tensor, count: int) -> tuple[Tensor, Places]:
-        """The numbers int64 (M,) of the `count` candidates in the flattened block, and their
-        places.
-        """
-        if count == len(self.real_N):
-            return self.real_N, Places(self.flat_N, self.columns)
-        place_M = numbers_of(candidates_BC, count)
-        row_M = place_M // candidates_BC.shape[1]
-        flat_M = row_M * self.length + self.columns_BC.reshape(-1).index_select(0, place_M)
-        return place_M, Places(flat_M, self.columns)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether every place is real."""
-        return len(self.real_N) == self.columns_BC.numel()
-
-    def _real(self, values_BC: Tensor) -> Tensor:
-        values = values_BC.reshape(-1)
-        return values if self.is_full else values.index_select(0, self.real_N)
+    @classmethod
+    def of(cls, wanted_BS: Tensor) -> Places:
+        """The True positions. Raises ValueError for a tensor that is not bool (B, S)."""
+        check_tensor("the wanted positions of a denoiser", wanted_BS, (None, None), "bool")
+        return cls(wanted_BS, wanted_BS.flatten().nonzero()[:, 0])
 
 
 def numbers_of(flags: Tensor, count: int) -> Tensor:
     """Indices of the `count` True values in the flattened tensor, int64 (M,), ascending: `nonzero`
-    without a wait.
+    without a wait for the device.
     """
     return flags.reshape(-1).byte().sort(descending=True, stable=True).indices[:count]
 
@@ -381,28 +328,11 @@ def numbered_blocks(canvas: Canvas, block_length: int | None) -> tuple[list[int]
     return sizes, torch.where(open_BS, (open_BS.cumsum(1) - 1) // sizes[0], -1)
 
 
-def blocks(block_BS: Tensor, sizes: list[int]) -> list[Block]:
-    """The blocks from left to right. All questions of a run to the device about its canvas are
-    asked here, once.
-    """
-    device, block_BS = block_BS.device, block_BS.cpu()
-    rows, length = block_BS.shape
-    column_S = torch.arange(length)
-    row_B1 = torch.arange(rows)[:, None]
-    made = []
-    for number, size in enumerate(sizes):
-        # Its columns first, in order; those not in the block come after as S.
-        columns_BC = torch.where(block_BS == number, column_S, length).sort(1).values[:, :size]
-        real_BC = columns_BC < length
-        held_Q = columns_BC[real_BC].unique()
+def block_columns(block_BS: Tensor, count: int) -> list[slice | Tensor]:
+    """Columns that hold a position of each block in some row: a slice, or int64 (Q,), ascending."""
+    found: list[slice | Tensor] = []
+    for number in range(count):
+        held_Q = (block_BS == number).any(0).nonzero()[:, 0]
         start, stop = int(held_Q[0]), int(held_Q[-1]) + 1
-        columns = slice(start, stop) if stop - start == len(held_Q) else held_Q.to(device)
-        flat_N = (row_B1 * length + columns_BC)[real_BC]
-        real_N = real_BC.reshape(-1).nonzero()[:, 0]
-        columns_BC, real, real_N, flat_N = (
-            part.to(device) for part in (columns_BC, real_BC, real_N, flat_N)
-        )
-        made.append(
-            Block(number, columns_BC, real, real_N, flat_N, real_BC.sum(1), columns, length)
-        )
-    return made
+        found.append(slice(start, stop) if stop - start == len(held_Q) else held_Q)
+    return found

@@ -1,35 +1,34 @@
-"""A denoiser maps token ids to logits; guidance and suppression are functions from denoiser to
-denoiser.
+"""Denoisers: classes that map token ids to logits, and those that change the logits of another one:
+guidance and suppression.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from sinklab.core.attention.context import module_of
 from sinklab.core.errors import check_count, check_tensor
-from sinklab.core.sampling.caches import BlockWork
+from sinklab.core.sampling.canvas import Canvas, Places
 from sinklab.core.sampling.token_ids import check_vocabulary, token_ids
+
+if TYPE_CHECKING:
+    from sinklab.core.sampling.caches import BlockWork, Cache
 
 # B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W
 # recomputed columns
 
-Denoiser = Callable[[Tensor, Tensor], Tensor]
-"""(ids_BS int64, wanted_BS bool) -> logits_MV at the wanted positions only, in row-major order. One
-with a true attribute `takes_places` gets the keyword `places` as well (`canvas.Places`)."""
 
+class Session:
+    """A denoiser's memory of keys and values, for one run over one canvas under a cache."""
 
-class Session(Protocol):
-    """A denoiser that remembers the keys and values of its last evaluations, for one run over one
-    canvas.
-    """
-
-    def __call__(
-        self, ids_BS: Tensor, wanted_BS: Tensor, columns: slice | Tensor | BlockWork | None
+    def logits(
+        self, ids_BS: Tensor, at: Places, columns: slice | Tensor | BlockWork | None = None
     ) -> Tensor:
         """Logits (M, V) at the wanted positions, which must lie inside `columns`.
 
@@ -37,22 +36,162 @@ class Session(Protocol):
             columns: columns to compute anew, the same in every row: a slice, or sorted column
                 numbers int64 (W,). They attend to all S columns, with the other columns' keys and
                 values as remembered. None computes everything; the first call must be such a one. A
-                cache with a memory of its own hands over a `BlockWork` in their place, which not
-                every denoiser need know.
+                cache with a memory of its own hands over a `BlockWork` in their place.
         """
+        raise NotImplementedError
+
+    def __call__(
+        self,
+        ids_BS: Tensor,
+        wanted_BS: Tensor,
+        columns: slice | Tensor | BlockWork | None = None,
+    ) -> Tensor:
+        """Logits (M, V) at the True positions of `wanted_BS`."""
+        return self.logits(ids_BS, Places.of(wanted_BS), columns)
 
 
-class CachingDenoiser(Protocol):
-    """A denoiser that a cache can work with."""
+class Denoiser:
+    """A map from token ids to logits. A subclass writes `logits`, and `begin` if a cache can work
+    with it.
+
+    It is bound to the padding of a canvas by whoever makes it. A function (ids_BS, wanted_BS) ->
+    logits_MV becomes one by `denoiser_of`.
+    """
+
+    def logits(self, ids_BS: Tensor, at: Places) -> Tensor:
+        """Logits (M, V) at the wanted positions of a canvas int64 (B, S), everything computed."""
+        raise NotImplementedError
 
     def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
-        """Logits (M, V), everything computed afresh."""
+        """Logits (M, V) at the True positions of `wanted_BS`, in row-major order."""
+        return self.logits(ids_BS, Places.of(wanted_BS))
 
-    def session(self) -> Session:
-        """Start to remember."""
+    def scored(self, ids_BS: Tensor, wanted_BS: Tensor, clean_BS: Tensor) -> Tensor:
+        """Logits (M, V) for a score of a text whose right ids are known; a model that attends in
+        blocks reads the clean blocks before each block.
+        """
+        return self(ids_BS, wanted_BS)
+
+    def begin(self, cache: Cache) -> Session:
+        """A memory for one run under this cache. Raises ValueError for a denoiser that has none."""
+        raise ValueError(
+            f"{cache} needs a denoiser that remembers keys and values, but {self} does not; write "
+            "a method begin(cache), use model.denoiser(…) of a sinklab model, or no cache"
+        )
+
+    def exact_cache(self) -> Cache | None:
+        """The cache that saves time and changes no result, for evaluations made now."""
+        return None
+
+    def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
+        """The canvas with decoding blocks that fit the model's attention; itself if that is
+        full.
+        """
+        return canvas
 
 
-def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) -> Denoiser:
+class DenoisingModel:
+    """A model that fills masks: `denoise` takes it in place of its denoiser."""
+
+    def denoiser(self, attention_mask: Tensor | None = None) -> Denoiser:
+        """The denoiser of this model for canvases with this padding."""
+        raise NotImplementedError
+
+
+class FunctionDenoiser(Denoiser):
+    """A plain function (ids_BS, wanted_BS) -> logits_MV as a denoiser."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.function = function
+
+    def __repr__(self) -> str:
+        return f"the function {self.function}"
+
+    def logits(self, ids_BS: Tensor, at: Places) -> Tensor:
+        """The function's value."""
+        return self.function(ids_BS, at.wanted_BS)
+
+
+def _adapted(given: Denoiser | Callable[[Tensor, Tensor], Tensor]) -> Denoiser:
+    return given if isinstance(given, Denoiser) else FunctionDenoiser(given)
+
+
+def denoiser_of(given: Any, canvas: Canvas) -> Denoiser:
+    """The denoiser of a model, bound to the padding of the canvas; a denoiser or a function as it
+    is. Raises ValueError for anything else.
+    """
+    model = module_of(given)
+    if isinstance(model, DenoisingModel):
+        return model.denoiser(canvas.attention_BS)
+    if model is not given:
+        raise ValueError(
+            f"denoise takes a model that fills masks, got {given!r}; write with its own generate"
+        )
+    return _adapted(given)
+
+
+class ChangedDenoiser(Denoiser):
+    """The logits of another denoiser, changed: a subclass writes `change`."""
+
+    calls = 1
+    """Evaluations of the other denoiser for each of this one; under a cache they remember apart."""
+
+    def __init__(self, denoiser: Denoiser | Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.denoiser = _adapted(denoiser)
+
+    def change(self, ids_BS: Tensor, evaluations: list[Callable[[Tensor], Tensor]]) -> Tensor:
+        """Logits (M, V), made of `calls` evaluations: functions from ids to logits."""
+        raise NotImplementedError
+
+    def logits(self, ids_BS: Tensor, at: Places) -> Tensor:
+        """The changed logits."""
+        return self.change(ids_BS, [partial(self.denoiser.logits, at=at)] * self.calls)
+
+    def begin(self, cache: Cache) -> Session:
+        """A memory for each of the calls."""
+        return _ChangedSession(self, [self.denoiser.begin(cache) for _ in range(self.calls)])
+
+    def exact_cache(self) -> Cache | None:
+        """The cache of the other denoiser."""
+        return self.denoiser.exact_cache()
+
+    def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
+        """The canvas as the other denoiser has it."""
+        return self.denoiser.in_blocks(canvas, block_length)
+
+
+class _ChangedSession(Session):
+    def __init__(self, denoiser: ChangedDenoiser, sessions: list[Session]) -> None:
+        self.denoiser = denoiser
+        self.sessions = sessions
+
+    def logits(
+        self, ids_BS: Tensor, at: Places, columns: slice | Tensor | BlockWork | None = None
+    ) -> Tensor:
+        evaluations = [partial(one.logits, at=at, columns=columns) for one in self.sessions]
+        return self.denoiser.change(ids_BS, evaluations)
+
+
+class _Guided(ChangedDenoiser):
+    calls = 2
+
+    def __init__(self, denoiser: Any, scale: float, prompt_BS: Tensor, mask_id: int) -> None:
+        super().__init__(denoiser)
+        self.scale = scale
+        self.prompt_BS = prompt_BS
+        self.mask_id = mask_id
+
+    def change(self, ids_BS: Tensor, evaluations: list[Callable[[Tensor], Tensor]]) -> Tensor:
+        remedy = "pass canvas.prompt_BS of the same canvas"
+        check_tensor("prompt_BS", self.prompt_BS, ids_BS.shape, "bool", remedy)
+        with_prompt, without_prompt = evaluations
+        cond_MV = with_prompt(ids_BS)
+        un_MV = without_prompt(ids_BS.masked_fill(self.prompt_BS.to(ids_BS.device), self.mask_id))
+        mixed_MV = un_MV + (self.scale + 1) * (cond_MV - un_MV)
+        return torch.where(cond_MV == -torch.inf, cond_MV, mixed_MV)
+
+
+def guided(denoiser: Any, scale: float, prompt_BS: Tensor, mask_id: int) -> Denoiser:
     """Classifier-free guidance: un + (scale + 1) * (cond - un), with `un` evaluated with the prompt
     masked out.
 
@@ -72,21 +211,25 @@ def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) ->
             f"the guidance scale must be a finite number, got {scale}; 0 means no guidance."
         )
     if scale == 0:
-        return denoiser
-
-    def mixed(evaluations: list[Any], ids_BS: Tensor, *wanted: Any, **places: Any) -> Tensor:
-        check_tensor(
-            "prompt_BS", prompt_BS, ids_BS.shape, "bool", "pass canvas.prompt_BS of the same canvas"
-        )
-        cond, un = evaluations
-        cond_MV = cond(ids_BS, *wanted, **places)
-        un_MV = un(ids_BS.masked_fill(prompt_BS.to(ids_BS.device), mask_id), *wanted, **places)
-        return torch.where(cond_MV == -torch.inf, cond_MV, un_MV + (scale + 1) * (cond_MV - un_MV))
-
-    return _wrapped(denoiser, mixed, 2)
+        return _adapted(denoiser)
+    return _Guided(denoiser, scale, prompt_BS, mask_id)
 
 
-def suppressed(denoiser: Denoiser, suppress_ids: Iterable[int] | int) -> Denoiser:
+class _Suppressed(ChangedDenoiser):
+    def __init__(self, denoiser: Any, suppress_ids: list[int]) -> None:
+        super().__init__(denoiser)
+        self.suppress_ids = suppress_ids
+        self._columns = torch.tensor(suppress_ids)
+
+    def change(self, ids_BS: Tensor, evaluations: list[Callable[[Tensor], Tensor]]) -> Tensor:
+        logits_MV = evaluations[0](ids_BS)
+        check_vocabulary("suppress_ids", self.suppress_ids, logits_MV.shape[-1])
+        # kept, so that the ids are copied to the device once
+        self._columns = self._columns.to(logits_MV.device)
+        return logits_MV.index_fill(-1, self._columns, -torch.inf)
+
+
+def suppressed(denoiser: Any, suppress_ids: Iterable[int] | int) -> Denoiser:
     """The denoiser with the given tokens ruled out (logit -inf), as in LLaDA's `logits_eos_inf`.
 
     Raises ValueError when no token is named, and on the first call when an id lies outside the
@@ -97,55 +240,23 @@ def suppressed(denoiser: Denoiser, suppress_ids: Iterable[int] | int) -> Denoise
         raise ValueError(
             "suppressed needs at least one token id, got none; use the denoiser as it is."
         )
-    columns_on: dict[torch.device, Tensor] = {}
-
-    def without(evaluations: list[Any], *call: Any, **places: Any) -> Tensor:
-        logits_MV = evaluations[0](*call, **places)
-        check_vocabulary("suppress_ids", columns, logits_MV.shape[-1])
-        at = logits_MV.device
-        if at not in columns_on:
-            columns_on[at] = torch.tensor(columns, device=at)
-        return logits_MV.index_fill(-1, columns_on[at], -torch.inf)
-
-    return _wrapped(denoiser, without)
+    return _Suppressed(denoiser, columns)
 
 
-def limited(denoiser: Denoiser, vocabulary: int) -> Denoiser:
+class _Limited(ChangedDenoiser):
+    def __init__(self, denoiser: Any, vocabulary: int) -> None:
+        super().__init__(denoiser)
+        self.vocabulary = vocabulary
+
+    def change(self, ids_BS: Tensor, evaluations: list[Callable[[Tensor], Tensor]]) -> Tensor:
+        return evaluations[0](ids_BS)[:, : self.vocabulary]
+
+
+def limited(denoiser: Any, vocabulary: int) -> Denoiser:
     """The denoiser over the ids below `vocabulary` alone: a text decoder for a model that also
     writes image codes.
 
     The other ids take no part in any probability. Raises ValueError for vocabulary < 1.
     """
     check_count("vocabulary", vocabulary, "use the denoiser as it is.")
-    return _wrapped(
-        denoiser,
-        lambda evaluations, *call, **places: evaluations[0](*call, **places)[:, :vocabulary],
-    )
-
-
-def _wrapped(denoiser: Denoiser, change: Callable[..., Tensor], count: int = 1) -> Denoiser:
-    """Logits that `change(evaluations, ids_BS, wanted_BS, …)` makes of `count` evaluations, which
-    remember apart.
-    """
-    return (_CachingWrapped if hasattr(denoiser, "session") else _Wrapped)(denoiser, change, count)
-
-
-@dataclass(frozen=True, eq=False)
-class _Wrapped:
-    denoiser: Any
-    change: Callable[..., Tensor]
-    count: int
-
-    def __getattr__(self, name: str) -> Any:
-        # attributes that a loop reads from the model's denoiser, and that a wrapper does not change
-        if name in ("takes_places", "own_cache", "in_blocks"):
-            return getattr(self.denoiser, name)
-        raise AttributeError(name)
-
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, **places: Any) -> Tensor:
-        return self.change([self.denoiser] * self.count, ids_BS, wanted_BS, **places)
-
-
-class _CachingWrapped(_Wrapped):
-    def session(self) -> Session:
-        return partial(self.change, [self.denoiser.session() for _ in range(self.count)])
+    return _Limited(denoiser, vocabulary)

@@ -2,23 +2,25 @@
 go first.
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sinklab.core.attention.context import finest
 from sinklab.core.errors import Checked, limited
-from sinklab.core.registry import unmasking_rules
+from sinklab.core.registry import unmasking_rules, value_of
 from sinklab.core.sampling.canvas import numbers_of
 from sinklab.core.sampling.token_ids import check_vocabulary, token_ids
 from sinklab.core.sampling.tokens import TokenSampling, proposals, required, shaped
 
-# B batch rows, S canvas positions, C places in a block, M candidate positions in row-major order, V
-# vocabulary
+# B batch rows, S canvas positions, M candidate positions in row-major order, V vocabulary
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +35,8 @@ class Candidates:
     """Temperature, top-p and top-k."""
     mask_id: int
     """The id that is never proposed."""
-    candidates_BC: Tensor
-    """bool, the places of the block that are candidates."""
-    columns_BC: Tensor
-    """int64, the canvas column of each place."""
+    candidates_BS: Tensor
+    """bool, the positions of the canvas that are candidates."""
     generator: torch.Generator | None = None
     """The one source of randomness, None when the caller gave none."""
 
@@ -76,43 +76,80 @@ class Candidates:
     @cached_property
     def columns_M(self) -> Tensor:
         """int64, the canvas column of each candidate."""
-        return self.columns_BC.reshape(-1).index_select(0, self._places_M)
+        return self._flat_M % self.candidates_BS.shape[1]
 
     @cached_property
     def rows_M(self) -> Tensor:
         """int64, the batch row of each candidate."""
-        return self._places_M // self.candidates_BC.shape[1]
+        return self._flat_M // self.candidates_BS.shape[1]
 
     @cached_property
-    def _places_M(self) -> Tensor:
-        return numbers_of(self.candidates_BC, len(self.logits_MV))
+    def _flat_M(self) -> Tensor:
+        return numbers_of(self.candidates_BS, len(self.logits_MV))
 
 
-class UnmaskingRule(Protocol):
-    """Scores the candidates of a step. A plain function of the same signature is a rule too.
-
-    Optional attributes: `measure` names the kind of scores ("probability", "margin", "entropy",
-    "order", "chance"), so that a schedule that reads them can refuse others; `alg_temp`, above 0,
-    draws the positions; `reads_shaped` says that top-p and top-k change the scores;
-    `needs_generator`, that the rule draws (checked before the first step, as `alg_temp` is);
-    `start(open_BS, generator)` returns the rule to use for one run, for draws made in advance.
+class UnmaskingRule:
+    """A score for every candidate of a step. A subclass writes `__call__`; a plain function of the
+    same signature becomes a rule by `rule_of`.
     """
 
-    def __call__(self, candidates: Candidates) -> Tensor:
-        """Return one score per candidate, float (M,)."""
-
-
-@dataclass(frozen=True)
-class _Confidence(Checked):
-    alg_temp: float | None = limited(
-        None, at_least=0, below=math.inf, remedy="0 takes the best positions"
-    )
+    measure: ClassVar[str | None] = None
+    """Kind of the scores ("probability", "margin", "entropy", "order", "chance"), so that a
+    schedule that reads them can refuse others; None for any.
+    """
+    reads_shaped: ClassVar[bool] = True
+    """Whether top-p and top-k change the scores."""
+    needs_generator: ClassVar[bool] = False
+    """Whether the rule draws."""
+    alg_temp: float | None = None
     """Draw the positions in proportion to exp(score / alg_temp), without replacement; None or 0
     takes the best ones.
     """
 
-    measure: ClassVar[str] = "probability"
-    reads_shaped: ClassVar[bool] = True
+    @property
+    def draws(self) -> bool:
+        """Whether the positions depend on random numbers."""
+        return self.needs_generator or bool(self.alg_temp)
+
+    def start(self, open_BS: Tensor, generator: torch.Generator | None) -> UnmaskingRule:
+        """The rule to use for one run; another one if draws are made in advance."""
+        return self
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        """Return one score per candidate, float (M,); the highest are committed first."""
+        raise NotImplementedError
+
+
+class FunctionRule(UnmaskingRule):
+    """A plain function of the candidates as a rule."""
+
+    def __init__(self, function: Callable[[Candidates], Tensor]) -> None:
+        self.function = function
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        """The function's value."""
+        return self.function(candidates)
+
+
+def rule_of(given: UnmaskingRule | Callable[[Candidates], Tensor] | str) -> UnmaskingRule:
+    """The rule of this text, the rule itself, or a function as a rule.
+
+    Raises TypeError for a class in place of its object, and for what cannot be called.
+    """
+    is_function = not isinstance(given, UnmaskingRule | str | type) and callable(given)
+    return FunctionRule(given) if is_function else value_of(unmasking_rules, given, UnmaskingRule)
+
+
+@dataclass(frozen=True)
+class _Confidence(UnmaskingRule, Checked):
+    alg_temp: float | None = limited(
+        None, at_least=0, below=math.inf, remedy="0 takes the best positions"
+    )
+
+    measure: ClassVar[str | None] = "probability"
 
 
 @unmasking_rules.register("low_confidence")
@@ -167,7 +204,7 @@ class TopkMargin(_Confidence):
     Neither need be the proposed token when that is drawn.
     """
 
-    measure: ClassVar[str] = "margin"
+    measure: ClassVar[str | None] = "margin"
 
     def __call__(self, candidates: Candidates) -> Tensor:
         probability_MV = candidates.shaped_probability_MV
@@ -185,7 +222,7 @@ class Entropy(_Confidence):
     The score is Σ p log(p + 1e-10) in nats, after temperature, top-p and top-k.
     """
 
-    measure: ClassVar[str] = "entropy"
+    measure: ClassVar[str | None] = "entropy"
 
     def __call__(self, candidates: Candidates) -> Tensor:
         probability_MV = candidates.shaped_probability_MV
@@ -194,20 +231,20 @@ class Entropy(_Confidence):
 
 @unmasking_rules.register("random")
 @dataclass(frozen=True)
-class RandomOrder:
+class RandomOrder(UnmaskingRule):
     """Commit in an order drawn anew at every step (LLaDA's `random` remasking).
 
     Needs a generator.
     """
 
-    measure: ClassVar[str] = "order"
+    measure: ClassVar[str | None] = "order"
     needs_generator: ClassVar[bool] = True
 
     def __call__(self, candidates: Candidates) -> Tensor:
-        source, tokens_M = required(candidates.generator, f"the rule {self}"), candidates.tokens_M
-        return torch.rand(tokens_M.shape, generator=source, device=source.device).to(
-            tokens_M.device
-        )
+        source = required(candidates.generator, f"the rule {self}")
+        tokens_M = candidates.tokens_M
+        draws_M = torch.rand(tokens_M.shape, generator=source, device=source.device)
+        return draws_M.to(tokens_M.device)
 
 
 @unmasking_rules.register("origin")
@@ -219,22 +256,22 @@ class Origin(RandomOrder):
     drawn.
     """
 
-    measure: ClassVar[str] = "chance"
+    measure: ClassVar[str | None] = "chance"
 
 
 @unmasking_rules.register("left_to_right")
 @dataclass(frozen=True)
-class LeftToRight:
+class LeftToRight(UnmaskingRule):
     """Commit strictly from left to right; the score is minus the canvas column."""
 
-    measure: ClassVar[str] = "order"
+    measure: ClassVar[str | None] = "order"
 
     def __call__(self, candidates: Candidates) -> Tensor:
         return -candidates.columns_M.float()
 
 
 @dataclass(frozen=True, eq=False)
-class _Drawn:
+class _Drawn(UnmaskingRule):
     rank_BS: Tensor
 
     def __call__(self, candidates: Candidates) -> Tensor:
@@ -243,14 +280,14 @@ class _Drawn:
 
 @unmasking_rules.register("positional")
 @dataclass(frozen=True)
-class PositionalOrder:
+class PositionalOrder(UnmaskingRule):
     """Commit in an order of positions drawn once per row, independent of the model.
 
     It is drawn before the first step. Needs a generator; the score is minus the rank of the
     position, so it is known from the first step on.
     """
 
-    measure: ClassVar[str] = "order"
+    measure: ClassVar[str | None] = "order"
     needs_generator: ClassVar[bool] = True
 
     def start(self, open_BS: Tensor, generator: torch.Generator | None) -> UnmaskingRule:

@@ -2,9 +2,11 @@
 block.
 """
 
-from collections.abc import Callable, Sequence
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +16,10 @@ from sinklab.core.errors import Checked, check_count, limited
 from sinklab.core.registry import schedules, unmasking_rules
 from sinklab.core.sampling.rules import UnmaskingRule
 
-# B batch rows, C candidates in the order of their scores, T steps
+if TYPE_CHECKING:
+    from sinklab.core.sampling.loop import Run, Step
+
+# B batch rows, S canvas positions (of scores: in their descending order), T steps
 
 
 def commit_counts(n_masked: int | Tensor, steps: int) -> Tensor:
@@ -73,50 +78,35 @@ def split_steps(sizes: Sequence[int], steps: int | None, *, surplus: bool = Fals
     return shares
 
 
-Count = Callable[[Tensor, Tensor, int], Tensor]
-"""(ordered_BC, candidates_BC, evaluation) -> int64 (B,): commits of every row at an evaluation (0 =
-first) of a block.
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One evaluation of a block, to a schedule."""
 
-ordered_BC: scores in descending order, -inf beyond the row's candidates. candidates_BC: bool, the
-candidates, not in that order. More than a row has left is cut to the rest.
-"""
+    nth: int
+    """Number of the evaluation, 0 for the first of the block."""
+    evaluations: int
+    """The most evaluations that the block may take."""
+    size_B: Tensor
+    """int64, masks of each row when the block began."""
+    rule: UnmaskingRule
+    """The rule whose scores are counted."""
 
 
-@dataclass(frozen=True)
-class Unread:
-    """A count that reads no scores and of the candidates no more than how many there are: the loop
-    takes it twice, on the device for the commit and on the CPU to know the number left. Made by a
-    schedule's `start`.
+class Schedule:
+    """Decides how far down the ranking a step commits. A subclass writes `evaluations` and
+    `count`.
     """
 
-    of: Count
-
-    def __call__(self, ordered_BC: Tensor, candidates_BC: Tensor, evaluation: int) -> Tensor:
-        """Call `of`."""
-        return self.of(ordered_BC, candidates_BC, evaluation)
-
-
-class Schedule(Protocol):
-    """Decides how far down the ranking a step commits.
-
-    Optional attribute `allows_surplus_steps`: there may be more evaluations than positions, and
-    they change counts. Optional method `run(run, evaluate)`: the steps, in place of the loop that
-    commits every position once. Optional attribute `resizes`: tokens change the length of the
-    canvas; fields `expand_id`, `delete_id` and `context` that are None are then filled in by the
-    model that decodes.
-    """
-
-    @property
-    def name(self) -> str:
-        """Name for errors: the registered one, or any."""
-
-    @property
-    def pooled(self) -> bool:
-        """Whether candidates of all rows are ranked together."""
-
-    @property
-    def fixed(self) -> bool:
-        """Whether `evaluations` is met exactly, so that it is known in advance."""
+    name: ClassVar[str]
+    """Name for errors: the registered one, or any."""
+    pooled: bool = False
+    """Whether candidates of all rows are ranked together."""
+    fixed: ClassVar[bool] = True
+    """Whether `evaluations` is met exactly, so that it is known in advance."""
+    allows_surplus_steps: ClassVar[bool] = False
+    """Whether there may be more evaluations than positions, which changes the counts."""
+    resizes: ClassVar[bool] = False
+    """Whether tokens change the length of the canvas."""
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
         """The most evaluations that each block may take.
@@ -125,63 +115,69 @@ class Schedule(Protocol):
             sizes: positions per block, of the fullest row.
             steps: the number requested, in all. Raises ValueError when that makes no sense.
         """
+        raise NotImplementedError
+
+    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
+        """Commits of every row, int64 (B,); more than a row has left is cut to the rest. If
+        `pooled` is set, the batch is one row, (1, B · S).
+
+        Args:
+            ordered_BS: scores in descending order, -inf beyond the row's candidates.
+            candidates_BS: bool, the candidates, not in that order.
+            turn: the evaluation.
+        """
+        raise NotImplementedError
 
     def check_rule(self, rule: UnmaskingRule) -> None:
-        """Raises ValueError for a rule whose scores this schedule cannot use."""
-
-    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
-        """The counts of one block, with `size_B` open positions in each row, in at most
-        `evaluations`.
-
-        If `pooled` is set, counts are taken and given as if the batch were one row.
+        """Raises ValueError for a rule whose scores this schedule cannot use; by default for one
+        that decides on every position alone, and not by a ranking.
         """
+        if rule.measure == "chance":
+            raise self.misfit(rule, "decides on every position alone", "use schedule='timed'")
+
+    def misfit(self, rule: UnmaskingRule, why: str, remedy: str) -> ValueError:
+        """The error for a rule that does not go with this schedule."""
+        return ValueError(
+            f"the schedule {self.name!r} does not go with the rule {rule}, which {why}; {remedy}."
+        )
+
+    def for_model(self, context: int | None, **token_ids: int | None) -> Schedule:
+        """This schedule with what it needs of the model that decodes: the tokens of its context,
+        and the ids of its control tokens.
+        """
+        return self
 
 
-def _draws_positions(rule: UnmaskingRule) -> bool:
-    """Whether the rule decides on every position alone, and not by a ranking."""
-    return getattr(rule, "measure", None) == "chance"
+class WritingSchedule(Schedule):
+    """A schedule with a loop of its own, in place of that which commits every position once."""
 
-
-def _misfit(rule: UnmaskingRule, schedule: str, why: str, remedy: str) -> ValueError:
-    return ValueError(
-        f"the schedule {schedule!r} does not go with the rule {rule}, which {why}; {remedy}."
-    )
-
-
-def _check_ranks(rule: UnmaskingRule, schedule: str) -> None:
-    if _draws_positions(rule):
-        raise _misfit(rule, schedule, "decides on every position alone", "use schedule='timed'")
+    def steps(self, run: Run) -> Iterator[Step]:
+        """The steps of a run."""
+        raise NotImplementedError
 
 
 @schedules.register("even")
 @dataclass(frozen=True)
-class EvenQuota:
+class EvenQuota(Schedule):
     """Commit a block's tokens in equal parts (LLaDA).
 
     Every step takes floor(n / steps) tokens, and one more in the first n mod steps.
     """
 
     name: ClassVar[str] = "even"
-    pooled: ClassVar[bool] = False
-    fixed: ClassVar[bool] = True
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
         """One token per step if `steps` is left out, else `steps` divided evenly."""
         return split_steps(sizes, steps)
 
-    def check_rule(self, rule: UnmaskingRule) -> None:
-        """Any rule but `Origin`."""
-        _check_ranks(rule, self.name)
-
-    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
+    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
         """Quotas that sum to the size of each row."""
-        quotas = commit_counts(size_B, evaluations).unbind(-1)
-        return Unread(lambda ordered_BC, candidates_BC, evaluation: quotas[evaluation])
+        return commit_counts(turn.size_B, turn.evaluations)[:, turn.nth]
 
 
 @schedules.register("timed")
 @dataclass(frozen=True)
-class Timed(Checked):
+class Timed(Schedule, Checked):
     """Commit by a time that runs from 1 to `eps` in equal steps (Dream, SMDM).
 
     The step from t to s commits floor(n (1 - s/t)) of the n masks that are left, the last step all.
@@ -199,7 +195,6 @@ class Timed(Checked):
     """
 
     name: ClassVar[str] = "timed"
-    fixed: ClassVar[bool] = True
     allows_surplus_steps: ClassVar[bool] = True
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
@@ -208,33 +203,25 @@ class Timed(Checked):
 
     def check_rule(self, rule: UnmaskingRule) -> None:
         """Any rule, but `Origin` cannot be pooled."""
-        if self.pooled and _draws_positions(rule):
-            raise _misfit(
-                rule, "timed (pooled)", "decides on every position alone", "leave pooled out"
-            )
+        if self.pooled and rule.measure == "chance":
+            raise self.misfit(rule, "decides on every position alone", "leave pooled out")
 
-    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
+    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
         """Counts by the masks that are left, or by the scores of `Origin`."""
-        time_T = torch.linspace(1, self.eps, evaluations + 1, dtype=torch.float32)
-        ratio_T = time_T[1:] / time_T[:-1]
-        ratio_T[-1].zero_()
-        ratios = ratio_T.to(size_B.device, non_blocking=True).unbind()
-        if _draws_positions(rule):
-            return lambda ordered_BC, candidates_BC, evaluation: (
-                ordered_BC >= ratios[evaluation]
-            ).sum(1)
-        return Unread(
-            lambda ordered_BC, candidates_BC, nth: (candidates_BC.sum(1) * (1 - ratios[nth])).long()
-        )
+        time_T = torch.linspace(1, self.eps, turn.evaluations + 1, dtype=torch.float32)
+        ratio = time_T[turn.nth + 1] / time_T[turn.nth]
+        if turn.nth == turn.evaluations - 1:
+            ratio = torch.zeros(())
+        if turn.rule.measure == "chance":
+            return (ordered_BS >= ratio).sum(1)
+        return (candidates_BS.sum(1) * (1 - ratio)).long()
 
 
 @dataclass(frozen=True)
-class _Dynamic(Checked):
+class _Dynamic(Schedule, Checked):
     """Reads the scores: those of rules with one of these measures, or with none."""
 
-    pooled: ClassVar[bool] = False
     fixed: ClassVar[bool] = False
-    name: ClassVar[str]
     reads: ClassVar[tuple[str, ...]]
     lacking: ClassVar[str]
 
@@ -250,18 +237,16 @@ class _Dynamic(Checked):
         return list(sizes)
 
     def check_rule(self, rule: UnmaskingRule) -> None:
-        """Rules that measure something else, and positions drawn with `alg_temp`."""
-        if getattr(rule, "measure", None) not in (None, *self.reads):
-            usable = [
-                name
-                for name, kind in unmasking_rules.items()
-                if getattr(kind, "measure", None) in self.reads
-            ]
-            raise _misfit(rule, self.name, f"gives no {self.lacking}", f"use {' or '.join(usable)}")
-        if getattr(rule, "alg_temp", None):
+        """Raises ValueError for rules that measure something else, and positions drawn with
+        `alg_temp`.
+        """
+        if rule.measure not in (None, *self.reads):
+            usable = [name for name, kind in unmasking_rules.items() if kind.measure in self.reads]
+            raise self.misfit(rule, f"gives no {self.lacking}", f"use {' or '.join(usable)}")
+        if rule.alg_temp:
             raise ValueError(
                 f"the schedule {self.name!r} reads the scores themselves, got "
-                f"alg_temp={getattr(rule, 'alg_temp', 0)}; "
+                f"alg_temp={rule.alg_temp}; "
                 "leave alg_temp out, or use schedule='even' or 'timed'."
             )
 
@@ -280,11 +265,9 @@ class Threshold(_Dynamic):
     reads: ClassVar[tuple[str, ...]] = ("probability", "margin")
     lacking: ClassVar[str] = "confidence"
 
-    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
+    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
         """Counts by the scores."""
-        return lambda ordered_BC, candidates_BC, evaluation: (
-            (ordered_BC >= self.threshold).sum(1).clamp(min=1)
-        )
+        return (ordered_BS >= self.threshold).sum(1).clamp(min=1)
 
 
 @schedules.register("factor")
@@ -307,22 +290,18 @@ class Factor(_Dynamic):
     reads: ClassVar[tuple[str, ...]] = ("probability",)
     lacking: ClassVar[str] = "probability of the proposed token"
 
-    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
+    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
         """Counts by the scores."""
-
-        def count(ordered_BC: Tensor, candidates_BC: Tensor, evaluation: int) -> Tensor:
-            rank_C = torch.arange(1, ordered_BC.shape[1] + 1, device=ordered_BC.device)
-            enough_BC = ordered_BC >= 1 - self.factor / (rank_C + 1)
-            enough_BC[:, 0].fill_(True)
-            # Confidences fall and bounds rise along the ranking, so those that pass are the first
-            # ones.
-            n_B = enough_BC.sum(1)
-            if self.strict:
-                return n_B
-            left_B = candidates_BC.sum(1)
-            return torch.where(n_B == left_B - 1, left_B, n_B)
-
-        return count
+        rank_S = torch.arange(1, ordered_BS.shape[1] + 1, device=ordered_BS.device)
+        enough_BS = ordered_BS >= 1 - self.factor / (rank_S + 1)
+        enough_BS[:, 0].fill_(True)
+        # Confidences fall and bounds rise along the ranking, so those that pass are the first
+        # ones.
+        n_B = enough_BS.sum(1)
+        if self.strict:
+            return n_B
+        left_B = candidates_BS.sum(1)
+        return torch.where(n_B == left_B - 1, left_B, n_B)
 
 
 @schedules.register("entropy_bound")
@@ -340,13 +319,9 @@ class EntropyBound(_Dynamic):
     reads: ClassVar[tuple[str, ...]] = ("entropy",)
     lacking: ClassVar[str] = "entropy"
 
-    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
+    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
         """Counts by the scores, which are negative entropies."""
-
-        def count(ordered_BC: Tensor, candidates_BC: Tensor, evaluation: int) -> Tensor:
-            entropy_BC = (-ordered_BC).clamp(min=0)
-            # In this order the largest of the first n is the nth: the rule sums those before it.
-            before_BC = entropy_BC[:, :-1].cumsum(1)
-            return (before_BC <= self.gamma).sum(1) + 1
-
-        return count
+        entropy_BS = (-ordered_BS).clamp(min=0)
+        # In this order the largest of the first n is the nth: the rule sums those before it.
+        before_BS = entropy_BS[:, :-1].cumsum(1)
+        return (before_BS <= self.gamma).sum(1) + 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sinklab.core.errors import Checked
@@ -143,62 +144,59 @@ class DecodingSettings(Checked):
         """
         from sinklab.core.sampling.caches import cache_of
         from sinklab.core.sampling.loop import planned
+        from sinklab.core.sampling.rules import rule_of
         from sinklab.core.sampling.tokens import TokenSampling
 
         sampling = TokenSampling(self.temperature, self.top_p, self.top_k)
-        rule = self._value("rule", given.get("rule"), _REGISTRIES["rule"].parse)
-        plan = self._value(
-            "schedule", given.get("schedule"), lambda text: planned(rule, text, sampling)
-        )
-        plan = planned(rule, plan, sampling)
+        rule = self._value("rule", given, rule_of)
+        plan_of = partial(planned, rule, sampling=sampling)
+        # once more: an option may have changed it
+        plan = plan_of(self._value("schedule", given, plan_of))
         if not plan.fixed:
             plan.evaluations([], self.steps)
-        cache = self._value("cache", given.get("cache"), cache_of)
+        cache = self._value("cache", given, cache_of)
         plain = ("steps", "block_length", "temperature", "top_p", "top_k")
-        return {
-            "rule": rule,
-            "schedule": plan,
-            "cache": cache,
-            **{name: getattr(self, name) for name in plain},
-        }
+        numbers = {name: getattr(self, name) for name in plain}
+        return {"rule": rule, "schedule": plan, "cache": cache, **numbers}
 
-    def _value(self, kind: str, given: Any, parse: Callable[[Any], Any]) -> Any:
+    def _value(self, kind: str, given: Mapping[str, Any], parse: Callable[[Any], Any]) -> Any:
         """The chosen rule, schedule or cache, with the fields that options of this record set."""
-        options = {
-            one.name: (one.metadata["sets"].partition(".")[2], getattr(self, one.name))
-            for one in fields(DecodingSettings)
-            if one.metadata.get("sets", "").startswith(f"{kind}.")
-            and getattr(self, one.name) != one.default
-        }
-        if given is not None and not isinstance(given, str):
-            if options:
-                surplus = {option: value for option, (_, value) in options.items()}
+        options: dict[str, str] = {}
+        """Option of this record -> field of the value."""
+        for one in fields(DecodingSettings):
+            owner, _, name = one.metadata.get("sets", "").partition(".")
+            if owner == kind and getattr(self, one.name) != one.default:
+                options[one.name] = name
+        chosen = given.get(kind)
+        if chosen is None:
+            chosen = getattr(self, kind)
+        elif not isinstance(chosen, str) and options:
+            raise ValueError(
+                f"where a {kind} object is given, its numbers go into it, got {chosen} and "
+                f"{', '.join(options)}; leave them out, or name the {kind}."
+            )
+        value = parse(chosen)
+        for option, name in options.items():
+            number = getattr(self, option)
+            if f"{name}=" in str(chosen):
                 raise ValueError(
-                    f"where a {kind} object is given, its numbers go into it, got {given} and "
-                    f"{surplus}; leave them out, or name the {kind}."
-                )
-            return given
-        text, registry = getattr(self, kind) if given is None else given, _REGISTRIES[kind]
-        value = parse(text)
-        for option, (name, number) in options.items():
-            if f"{name}=" in str(text):
-                raise ValueError(
-                    f"{option}={number!r} stands beside the {kind} {text!r}, which says it too: "
+                    f"{option}={number!r} stands beside the {kind} {chosen!r}, which says it too: "
                     "drop one"
                 )
-            if value is None or name not in {one.name for one in fields(value)}:
-                owners = [
-                    other
-                    for other, owner in registry.items()
-                    if name in {one.name for one in fields(owner)}
-                ]
-                chosen = "none" if value is None else registry.name_of(value)
-                raise ValueError(
-                    f"{option} does not go with the {registry.what} {chosen!r}, got "
-                    f"{option}={number!r}; it belongs to "
-                    f"{', '.join(owners)}: leave it out or choose another {kind}."
-                )
-        return replace(value, **dict(options.values())) if options else value
+            self._check_owner(kind, value, option, name)
+            value = replace(value, **{name: number})
+        return value
+
+    def _check_owner(self, kind: str, value: Any, option: str, name: str) -> None:
+        registry = _REGISTRIES[kind]
+        owners = [one for one, owner in registry.items() if name in _names(owner)]
+        chosen = "none" if value is None else registry.name_of(value)
+        if chosen not in owners:
+            raise ValueError(
+                f"{option} does not go with the {registry.what} {chosen!r}, got "
+                f"{option}={getattr(self, option)!r}; it belongs to {', '.join(owners)}: leave it "
+                f"out or choose another {kind}."
+            )
 
     def decode(
         self,
@@ -207,7 +205,9 @@ class DecodingSettings(Checked):
         *,
         eos_ids: Iterable[int] = (),
         text_vocabulary: int | None = None,
-        resizing: Mapping[str, int | None] | None = None,
+        context: int | None = None,
+        expand_id: int | None = None,
+        delete_id: int | None = None,
         **given: Any,
     ) -> Iterator[Step]:
         """`denoise` with these settings: the denoiser limited to text, suppressed and guided, the
@@ -216,9 +216,8 @@ class DecodingSettings(Checked):
         Args:
             eos_ids: the model's end-of-text ids, for `stop_at_eos`.
             text_vocabulary: ids from here on are no text; None when all are.
-            resizing: the model's `expand_id`, `delete_id` and `context`, for a schedule under which
-                tokens change the length of the canvas; under any other `expand_id` is never
-                written.
+            context, expand_id, delete_id: the model's, for a schedule under which tokens change the
+                length of the canvas; under any other `expand_id` is never written.
             given: a rule, schedule or cache object to use in place of the name.
 
         Raises ValueError for settings that do not fit together.
@@ -229,20 +228,14 @@ class DecodingSettings(Checked):
         from sinklab.core.sampling.loop import denoise
 
         values = self.values(**given)
-        plan, expand_id = values["schedule"], (resizing or {}).get("expand_id")
-        if getattr(plan, "resizes", False):
-            if self.cfg_scale:
-                raise ValueError(
-                    f"guidance needs a canvas of one length, got cfg_scale={self.cfg_scale}; "
-                    "leave it out"
-                )
-            told = {
-                name: value
-                for name, value in (resizing or {}).items()
-                if getattr(plan, name) is None
-            }
-            values["schedule"] = replace(plan, **told)
-        elif expand_id is not None:
+        plan = values["schedule"]
+        if plan.resizes and self.cfg_scale:
+            raise ValueError(
+                f"guidance needs a canvas of one length, got cfg_scale={self.cfg_scale}; leave it "
+                "out"
+            )
+        values["schedule"] = plan.for_model(context, expand_id=expand_id, delete_id=delete_id)
+        if expand_id is not None and not plan.resizes:
             denoiser = suppressed(denoiser, expand_id)
         stop_ids = {*self.stop_ids, *(eos_ids if self.stop_at_eos else ())}
         if self.stop_at_eos and not stop_ids:
@@ -262,6 +255,10 @@ class DecodingSettings(Checked):
         seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
         generator = torch.Generator(canvas.ids_BS.device).manual_seed(seed)
         return denoise(denoiser, canvas, generator=generator, stop_ids=stop_ids or None, **values)
+
+
+def _names(kind: Any) -> set[str]:
+    return {one.name for one in fields(kind)}
 
 
 _REGISTRIES: dict[str, Registry] = {"rule": unmasking_rules, "schedule": schedules, "cache": caches}

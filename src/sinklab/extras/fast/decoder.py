@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from types import EllipsisType
 from typing import Any
 
@@ -30,8 +30,9 @@ from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
 from sinklab.core import compat
-from sinklab.core.attention.context import is_watched
+from sinklab.core.attention.context import is_watched, reads_wait
 from sinklab.core.compat import attention_of
+from sinklab.core.models.denoising import ModelDenoiser, Read
 from sinklab.core.models.geometry import CanvasGeometry, KeyValueStore, take
 from sinklab.core.models.head import Head
 from sinklab.core.models.sinks.prefix import logits_of, with_logits
@@ -289,7 +290,6 @@ def replayed(
     return known(given) if isinstance(known, Recorded) else compute(*given, memory)
 
 
-@fast_decoders.register("layers")
 class FastDecoder:
     """The decoder of a model of known layers, and whether its result equals the plain decoder's
     now.
@@ -300,13 +300,6 @@ class FastDecoder:
     """
 
     records = True  # whether evaluations may become CUDA graphs
-
-    @classmethod
-    def serving(cls, model: Any) -> FastDecoder | None:
-        """The fast decoder of this model; None if a kind of layer is not known, or the model is
-        divided over processes.
-        """
-        return cls(model) if _is_known(model) and not compat.is_divided(model) else None
 
     def __init__(self, model: Any) -> None:
         decoder, modules = model.model, list(model.modules())
@@ -432,3 +425,71 @@ def _is_ours(hook: Any) -> bool:
     return getattr(hook, "__module__", "").startswith(
         ("sinklab.core.models.", "sinklab.extras.fast.")
     )
+
+
+@fast_decoders.register("layers")
+class FastDenoiser(ModelDenoiser):
+    """The denoiser of a model of known layers: by the fast decoder while that is faithful, else by
+    the model's own forward.
+    """
+
+    @classmethod
+    def serving(cls, model: Any, attention_BS: Tensor | None) -> FastDenoiser | None:
+        """The denoiser of this model; None if a kind of layer is not known, or the model is divided
+        over processes.
+        """
+        is_served = _is_known(model) and not compat.is_divided(model)
+        return cls(model, attention_BS) if is_served else None
+
+    @cached_property
+    def _fast(self) -> FastDecoder:
+        return FastDecoder(self.model)
+
+    @property
+    def is_fast(self) -> bool:  # type: ignore[override]
+        """Whether the fast decoder stands for the model's own in an evaluation made now."""
+        return self._fast.is_faithful()
+
+    def full_pass(self, ids_BS: Tensor, read: Read, store: Any = None) -> Tensor:
+        """Logits (M, V) with all columns computed."""
+        wanted_BS = read.at.wanted_BS
+        geometry = self.geometry(ids_BS, wanted_BS)
+        if not self.is_fast or self._wants_padding(geometry, wanted_BS):
+            return super().full_pass(ids_BS, read, store)
+        every = slice(0, ids_BS.shape[1])
+        special: dict[str, Any] = {}
+        seen = self.seen_by_finished(wanted_BS)
+        if seen is not None:
+            special["mask"] = geometry.rows(every, seen)
+        states_BQE = self.states(ids_BS, every, read.output_Q, store or geometry.sinks, **special)
+        return self.picked(states_BQE, read)
+
+    def _wants_padding(self, geometry: CanvasGeometry, wanted_BS: Tensor) -> bool:
+        """Whether a wanted position may be padding, which the fast decoder leaves out on a CPU."""
+        if geometry.mask is None or self.attention_BS is None or reads_wait(wanted_BS.device):
+            return False
+        return bool((wanted_BS & (self.attention_BS == 0)).any())
+
+    def states(
+        self,
+        ids_BS: Tensor,
+        columns: slice | Tensor,
+        output_index_Q: Tensor,
+        store: Any,
+        **special: Any,
+    ) -> Tensor:
+        """Final states (B, Q, E); arguments as of the plain denoiser."""
+        if not self.is_fast:
+            return super().states(ids_BS, columns, output_index_Q, store, **special)
+        assert self._geometry is not None, "geometry() comes first"
+        is_partial = type(store) is KeyValueStore and store.columns is columns
+        if is_partial and isinstance(columns, slice) and reads_wait(ids_BS.device) and not special:
+            # numbers on the device: the same kernels for every block
+            columns = torch.arange(columns.start, columns.stop, device=ids_BS.device)
+            store.columns = columns
+        embeds_BWE = self.model.model.embed_tokens(take(ids_BS, columns))
+        return self._fast(embeds_BWE, self._geometry, columns, output_index_Q, store, **special)
+
+    def head(self, states: Tensor) -> Tensor:
+        """Logits of states."""
+        return self._fast.head(states) if self.is_fast else super().head(states)

@@ -56,7 +56,7 @@ class LiveText:
                 f"the live page shows denoising, but {loaded.name} is {loaded.family}; take a "
                 "model as tiny"
             )
-        if getattr(settings.values()["schedule"], "resizes", False):
+        if settings.values()["schedule"].resizes:
             raise ValueError(
                 "columns move under the schedule 'elastic', and no page can compare them; take "
                 "another"

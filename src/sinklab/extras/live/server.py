@@ -27,11 +27,12 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from sinklab.core.errors import from_json, known_fields
+from sinklab.core.errors import known_fields
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.extras.live.connections import READING, PageConnection, Strangers, http_connection
 from sinklab.extras.live.live_text import LiveText
 from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.files import from_json
 from sinklab.lab.reports.payload import script
 from sinklab.lab.reports.style import THEMES, asset
 

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 
 from sinklab.core.sampling.canvas import Canvas
 from sinklab.core.sampling.loop import Step
+from sinklab.core.sampling.rules import UnmaskingRule
+from sinklab.core.sampling.schedules import WritingSchedule
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.writing import sample_seed
@@ -40,7 +42,7 @@ PROBES = 4
 
 
 @dataclass(eq=False)
-class Watch:
+class Watch(UnmaskingRule):
     """A rule that lets its candidates be read, and writes the runner-up on request."""
 
     rule: Any
@@ -51,12 +53,14 @@ class Watch:
     read: Any = field(default=0, init=False)
     """Evaluations of each row so far (B,): one that waits for others of its batch has none."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.rule, name)
+    def __post_init__(self) -> None:
+        # those of the rule, on which schedules and sampling depend
+        self.measure = self.rule.measure  # type: ignore[misc]
+        self.reads_shaped = self.rule.reads_shaped  # type: ignore[misc]
 
     def __call__(self, candidates: Any) -> Tensor:
         """The scores of the rule."""
-        here_B = candidates.candidates_BC.any(1)
+        here_B = candidates.candidates_BS.any(1)
         self.seen, self.read = candidates, self.read + here_B.long()
         score_M = self.rule(candidates)
         if self.swaps is None:
@@ -89,13 +93,10 @@ def check_greedy(settings: DecodingSettings) -> Any:
     """The rule of a decoder with choices that have margins. Raises ValueError for others."""
     values = settings.values()
     rule, schedule = values["rule"], values["schedule"]
-    draws = (
-        settings.temperature
-        or getattr(rule, "alg_temp", None)
-        or getattr(rule, "needs_generator", False)
-    )
+    draws = settings.temperature or rule.draws
+    is_plain = not isinstance(schedule, WritingSchedule)
     # pooled, a position gives way to one of another text, which no margin of its own text says
-    if draws or settings.cfg_scale or schedule.pooled or hasattr(schedule, "run"):
+    if draws or settings.cfg_scale or schedule.pooled or not is_plain:
         raise ValueError(
             "margins are of a decoder that takes the best, unguided, ranks each text by itself and "
             f"writes each position once, but this one has {rule}, {schedule}, temperature "
@@ -155,10 +156,10 @@ class Choices:
     """
 
     def __init__(self, step: Step, seen: Any, threshold: float | None) -> None:
-        choice, self.mask_id, self.seen = step.choice, seen.mask_id, seen
-        self.chosen_M = choice.chosen_BC.reshape(-1)[choice.place_M]
+        self.mask_id, self.seen = seen.mask_id, seen
+        self.chosen_M = step.committed_BS[step.candidates_BS]
         self.token_N1 = seen.tokens_M[self.chosen_M][:, None].clone()
-        tensors = (seen.rows_M, self.chosen_M, choice.score_M.double(), seen.columns_M)
+        tensors = (seen.rows_M, self.chosen_M, step.score_M.double(), seen.columns_M)
         rows, chosen, score, columns = (one.cpu().numpy() for one in tensors)
         written = (
             rows[chosen],
@@ -254,11 +255,9 @@ def measure_margins(
     tables, ids_BS, own_B = list[pd.DataFrame](), canvas.ids_BS, torch.tensor(-1)
     for step, seen in watched_steps(loaded, canvas, settings, plain=plain):
         here, noise = Choices(step, seen, threshold), np.nan
-        margin = here.margins(seen.logits_MV, step.choice.score_M)
+        margin = here.margins(seen.logits_MV, step.score_M)
         if probes:
-            wanted_BS = step.choice.block.put(
-                step.choice.candidates_BC, torch.zeros_like(canvas.open_BS)
-            )
+            wanted_BS = step.candidates_BS
             # keys that a cache has kept are no rounding: beside them the jitter is that of a canvas
             # read whole
             base = (
@@ -270,7 +269,7 @@ def measure_margins(
                 logits_NV = still(step.before_BS.repeat(probes, 1), wanted_BS.repeat(probes, 1))
             shifts = [here.again(rule, logits_MV) - base for logits_MV in logits_NV.chunk(probes)]
             noise = np.sqrt(np.mean(np.square(shifts), 0)) * JITTER / size
-        own_B = own_B + step.choice.candidates_BC.any(1).cpu()
+        own_B = own_B + step.candidates_BS.any(1).cpu()
         numbers = own_B[here.lines["row"].tolist()].tolist()
         tables.append(here.lines.assign(step=numbers, margin=margin, noise=noise))
         ids_BS = step.ids_BS

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinklab.core.errors import check_tensor, known_fields, ordinary, read_json, refused, unknown
+from sinklab.core.errors import check_tensor, known_fields, ordinary, refused, unknown
 from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.tap import tapped
 from sinklab.core.sampling.canvas import Canvas
 from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.lab.files import read_json
 from sinklab.lab.records.storage import write_beside
 from sinklab.lab.scoring.requests import needs_mask
 
@@ -244,7 +245,7 @@ def _apart(step: Step, theirs_BS: Tensor, apart: Tensor) -> str:
     """The first positions at which a canvas differs; scores near each other are a near tie, which
     rounding may decide.
     """
-    words = dict[int, str]({step.choice.canvas.mask_id: "[MASK]"})
+    words = dict[int, str]({step.canvas.mask_id: "[MASK]"})
     told = []
     for row, place in apart[:3].tolist():
         theirs, ours = (

@@ -18,12 +18,13 @@ from jinja2 import Environment, StrictUndefined
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from sinklab import __version__
-from sinklab.core.errors import one_of, writing
+from sinklab.core.errors import one_of
 from sinklab.core.models.config import BACKBONES
 from sinklab.core.models.diffusion_lm import DiffusionLM
 from sinklab.core.registry import caches, schedules, sinks, unmasking_rules
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.materialize import undivided
+from sinklab.lab.files import writing
 
 ENTRY, MODELLING = "sinklab.core.models.diffusion_lm", "modeling_sinklab"
 """The module that holds the model, and the name of its file in an exported folder."""

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from sinklab.core.attention.context import decoding
 from sinklab.core.errors import check_count
-from sinklab.core.sampling.canvas import Block, Canvas, blocks
+from sinklab.core.sampling.canvas import Canvas
 from sinklab.core.sampling.denoisers import Denoiser
-from sinklab.core.sampling.loop import Choice, Step
+from sinklab.core.sampling.loop import Step
 from sinklab.lab.scoring.likelihood import at_least_float32
 
 
@@ -196,21 +196,27 @@ class _Run:
             )
         self.ids_BS, self.index = self.canvas.ids_BS, 0
 
-    def windows(self, width: int) -> list[Block]:
+    def windows(self, width: int) -> list[slice]:
         """All columns of every row, in blocks of so many."""
-        number_S = torch.arange(self.ids_BS.shape[1], device=self.ids_BS.device) // width
-        return blocks(number_S.expand_as(self.ids_BS), number_S.bincount().tolist())
+        length = self.ids_BS.shape[1]
+        return [slice(at, min(at + width, length)) for at in range(0, length, width)]
 
-    def masked(self, block: Block) -> Tensor:
+    def masked(self, block: slice) -> Tensor:
         """Positions of the block that are still masked, bool (B, W)."""
-        return block.get(self.canvas.open_BS & (self.ids_BS == self.canvas.mask_id), False)
+        return (self.canvas.open_BS & (self.ids_BS == self.canvas.mask_id))[:, block]
+
+    def placed(self, values_BW: Tensor, block: slice) -> Tensor:
+        """Flags of the columns of a block as those of the canvas, bool (B, S)."""
+        flags_BS = torch.zeros_like(self.canvas.open_BS)
+        flags_BS[:, block] = values_BW
+        return flags_BS
 
     @torch.no_grad()
-    def probabilities(self, block: Block, masked_BW: Tensor) -> Tensor:
+    def probabilities(self, block: slice, masked_BW: Tensor) -> Tensor:
         """(M, V) of the tokens at the masks, from one evaluation; outside the nucleus they are
         0.
         """
-        wanted_BS = block.put(masked_BW, torch.zeros_like(self.canvas.open_BS))
+        wanted_BS = self.placed(masked_BW, block)
         with decoding(self):
             p_MV = (
                 at_least_float32(self.denoiser(self.ids_BS, wanted_BS))
@@ -226,12 +232,12 @@ class _Run:
             p_MV = p_MV / p_MV.sum(-1, keepdim=True)
         return p_MV
 
-    def updates(self, block: Block, stays: Sequence[float] | None) -> Iterator[Step]:
+    def updates(self, block: slice, stays: Sequence[float] | None) -> Iterator[Step]:
         """Update the block until it has no mask: with these chances that a mask stays, or by first
         hitting.
         """
         p_MV: Any = None
-        for stay in [None] * len(block.flat_N) if stays is None else stays:
+        for stay in [None] * self.ids_BS[:, block].numel() if stays is None else stays:
             masked_BW = self.masked(block)
             if not bool(masked_BW.any()):
                 break
@@ -277,15 +283,22 @@ class _Run:
         return chosen_BW
 
     def step(
-        self, block: Block, masked_BW: Tensor, chosen_BW: Tensor, token_M: Tensor, score_M: Tensor
+        self, block: slice, masked_BW: Tensor, chosen_BW: Tensor, token_M: Tensor, score_M: Tensor
     ) -> Step:
         """Commit the chosen ones of the tokens at the masks."""
-        before_BS, ids_BW = self.ids_BS, block.get(self.ids_BS, 0).clone()
-        ids_BW[masked_BW] = torch.where(chosen_BW[masked_BW], token_M, ids_BW[masked_BW])
-        self.ids_BS = block.put(ids_BW, before_BS)
-        choice = Choice(
-            self.canvas, block, masked_BW, masked_BW.flatten().nonzero()[:, 0], score_M, chosen_BW
-        )
+        before_BS, self.ids_BS = self.ids_BS, self.ids_BS.clone()
+        chosen_BS = self.placed(chosen_BW, block)
+        self.ids_BS[chosen_BS] = token_M[chosen_BW[masked_BW]]
         self.index += 1
-        nothing_BS = torch.zeros_like(self.canvas.open_BS)
-        return Step(self.index - 1, None, block.number, before_BS, self.ids_BS, nothing_BS, choice)
+        return Step(
+            self.index - 1,
+            None,
+            (block.start or 0) // (block.stop - block.start),
+            self.canvas,
+            before_BS,
+            self.ids_BS,
+            self.placed(masked_BW, block),
+            score_M,
+            chosen_BS,
+            torch.zeros_like(self.canvas.open_BS),
+        )

@@ -16,11 +16,11 @@ from sinklab.core.models import masks
 from sinklab.core.models.denoising import ModelDenoiser, Read
 from sinklab.core.models.geometry import KeyValueStore
 from sinklab.core.registry import caches
-from sinklab.core.sampling.caches import BlockWork
+from sinklab.core.sampling.caches import BlockWork, Cache
 
 
 @dataclass(frozen=True)
-class BlockCache(Checked):
+class BlockCache(Cache, Checked):
     """Computes everything when a block begins. Raises ValueError for a refresh_every below 1."""
 
     refresh_every: int | None = limited(None, at_least=1, remedy="it counts evaluations of a block")
@@ -63,7 +63,7 @@ class DualCache(BlockCache):
 
 @caches.register("committed")
 @dataclass(frozen=True)
-class CommittedCache:
+class CommittedCache(Cache):
     """Keep the keys and values of finished blocks, for models with attention in blocks: exact, and
     their default.
 
@@ -78,25 +78,24 @@ class CommittedCache:
 
     def work(self, start: int, stop: int, number: int, nth: int) -> BlockWork:
         """The block; the first evaluation of a canvas begins a memory."""
-        return BlockWork(
-            self, slice(start, stop), number, is_full=number == nth == 0, is_choice=False
-        )
+        is_first = number == 0 and nth == 0
+        return BlockWork(slice(start, stop), number, is_full=is_first, is_choice=False)
 
     def memory(self, denoiser: ModelDenoiser) -> CommittedMemory:
         """Memory for one run over one canvas."""
-        return CommittedMemory(denoiser, self)
+        return CommittedMemory(denoiser)
 
 
 class CommittedMemory:
-    """(ids_BS, wanted_BS, work, read) -> logits_MV.
+    """(ids_BS, read, work) -> logits_MV.
 
     Raises:
         ValueError: for a model with full attention, in which the columns before a block change with
             it.
     """
 
-    def __init__(self, denoiser: ModelDenoiser, policy: CommittedCache) -> None:
-        self.denoiser, self.policy = denoiser, policy
+    def __init__(self, denoiser: ModelDenoiser) -> None:
+        self.denoiser = denoiser
         if denoiser.model.config.block_length is None:
             raise ValueError(
                 "the cache 'committed' is exact for attention in blocks, but this model has full "
@@ -109,11 +108,12 @@ class CommittedMemory:
         """Bytes of the keys and values held now."""
         return 0 if self.store is None else self.store.nbytes
 
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, work: BlockWork, read: Read) -> Tensor:
+    def __call__(self, ids_BS: Tensor, read: Read, work: BlockWork) -> Tensor:
         """The block of attention around the block, and with its first evaluation the one that was
         finished before.
         """
         denoiser, length = self.denoiser, ids_BS.shape[1]
+        wanted_BS = read.at.wanted_BS
         geometry = denoiser.geometry(ids_BS, wanted_BS)
         if work.is_full or self.store is None:
             self.store = KeyValueStore(geometry.sinks, len(denoiser.model.model.layers))
@@ -135,7 +135,7 @@ class CommittedMemory:
         else:
             self.store.seen = None
         states_BQE = denoiser.states(ids_BS, columns, output_index_Q, self.store, mask=mask)
-        return denoiser.logits(states_BQE, read)
+        return denoiser.picked(states_BQE, read)
 
     def _around(self, block: slice) -> tuple[int, int]:
         """First column of the blocks of attention around these columns in any row, and the column

@@ -72,7 +72,7 @@ class ChoosingCache(BlockCache):
     def work(self, start: int, stop: int, number: int, nth: int) -> BlockWork:
         """Work of the nth evaluation of this block."""
         phase = self.phase(nth)
-        return BlockWork(self, slice(start, stop), number, phase <= self.delay, phase == self.delay)
+        return BlockWork(slice(start, stop), number, phase <= self.delay, phase == self.delay)
 
     def memory(self, denoiser: Any) -> BlockSession:
         """Memory for keys and values of one run; `denoiser` is a model's own."""

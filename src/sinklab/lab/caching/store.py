@@ -23,6 +23,7 @@ from sinklab.core.models.denoising import ModelDenoiser, Read
 from sinklab.core.models.geometry import CanvasGeometry, KeyValueStore
 from sinklab.core.models.sinks.prefix import SinkPrefix
 from sinklab.core.sampling.caches import BlockWork
+from sinklab.lab.caching.policies import ChoosingCache
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,13 +133,14 @@ class BlockStore(KeyValueStore):
         self,
         prefix: SinkPrefix | None,
         window: Window,
+        policy: ChoosingCache,
         history: list[dict[int, Tensor]],
         share: HeadShare | None,
     ) -> None:
         super().__init__(prefix, len(history))
         self.share = share
         """Share of the heads, if the model is divided over processes: all heads choose together."""
-        self.window, self.policy, self.history = window, window.work.policy, history
+        self.window, self.policy, self.history = window, policy, history
         counts_B = self.policy.counts(window.candidates_BS)
         self.counts_B, self.most = counts_B.to(window.real_BS.device), int(counts_B.max())
         self.layer = 0
@@ -254,11 +256,11 @@ class BlockStore(KeyValueStore):
 
 
 class BlockSession:
-    """(ids_BS, wanted_BS, work) -> logits_MV: the memory that a choosing cache brings to a session
-    of a denoiser.
+    """(ids_BS, read, work) -> logits_MV: the memory that a choosing cache brings to a session of a
+    denoiser.
     """
 
-    def __init__(self, denoiser: ModelDenoiser, policy: Any) -> None:
+    def __init__(self, denoiser: ModelDenoiser, policy: ChoosingCache) -> None:
         attention = denoiser.model.config.attention
         if policy.evicts and attention != "full":
             raise ValueError(
@@ -275,7 +277,7 @@ class BlockSession:
         """Bytes of keys and values held now."""
         return 0 if self._store is None else self._store.nbytes
 
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, work: BlockWork, read: Read) -> Tensor:
+    def __call__(self, ids_BS: Tensor, read: Read, work: BlockWork) -> Tensor:
         """Logits (M, V): of a full evaluation, which chooses if the work says so, or of the window.
 
         Raises:
@@ -284,14 +286,14 @@ class BlockSession:
                 or for another block; and for a batch whose rows recompute columns of their own
                 while attention is watched.
         """
-        geometry = self.denoiser.geometry(ids_BS, wanted_BS)
+        geometry = self.denoiser.geometry(ids_BS, read.at.wanted_BS)
         if not work.is_full:
             return self._partial(ids_BS, read, work)
         if self._geometry is not geometry:
             self._geometry, self._history = geometry, [{} for _ in self.denoiser.model.model.layers]
         self._store = None
         if not work.is_choice:
-            return self.denoiser.full_pass(ids_BS, wanted_BS, read)
+            return self.denoiser.full_pass(ids_BS, read)
         run, output_index_Q = self.denoiser.columns_to_run(work.block, read)
         assert isinstance(run, slice), "of a slice the columns to run are one"
         padding_BS = self.denoiser.attention_BS
@@ -303,18 +305,14 @@ class BlockSession:
             # with attention in blocks nothing behind the block is seen
             real_BS = real_BS & mask[:, 0, 0, mask.shape[-1] - ids_BS.shape[1] :]
         share = HeadShare.of_model(self.denoiser.model)
-        store = BlockStore(geometry.sinks, Window(work, run, real_BS), self._history, share)
-        logits_MV = self._choosing(ids_BS, wanted_BS, read, output_index_Q, store)
+        window = Window(work, run, real_BS)
+        store = BlockStore(geometry.sinks, window, self.policy, self._history, share)
+        logits_MV = self._choosing(ids_BS, read, output_index_Q, store)
         self._store = store
         return logits_MV
 
     def _choosing(
-        self,
-        ids_BS: Tensor,
-        wanted_BS: Tensor,
-        read: Read,
-        output_index_Q: Tensor,
-        store: BlockStore,
+        self, ids_BS: Tensor, read: Read, output_index_Q: Tensor, store: BlockStore
     ) -> Tensor:
         denoiser, run = self.denoiser, store.window.run
         if denoiser.is_fast:
@@ -322,9 +320,9 @@ class BlockSession:
             window_W = torch.arange(run.start, run.stop, device=ids_BS.device)
             every = slice(0, ids_BS.shape[1])
             states_BWE = denoiser.states(ids_BS, every, window_W, store, choose=store.choose)
-            return denoiser.logits(states_BWE.index_select(1, output_index_Q), read)
+            return denoiser.picked(states_BWE.index_select(1, output_index_Q), read)
         with _Queries(store):
-            logits_MV = denoiser.full_pass(ids_BS, wanted_BS, read, store)
+            logits_MV = denoiser.full_pass(ids_BS, read, store)
         if store.chosen != len(self._history):
             kind = attention_of(denoiser.model.model.config)
             raise ValueError(
@@ -372,7 +370,7 @@ class BlockSession:
                     attention.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
                 )
             states_BQE = denoiser.states(ids_BS, columns, output_index_Q, store, **fast)
-        return denoiser.logits(states_BQE, read)
+        return denoiser.picked(states_BQE, read)
 
 
 def _masked(

@@ -19,9 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from sinklab.core.errors import from_json, ordinary, refused, writing
+from sinklab.core.errors import ordinary, refused
 from sinklab.core.models.sinks.base import tensors_of
 from sinklab.lab.checkpoints.sinkfile import hash_of
+from sinklab.lab.files import from_json, writing
 
 FORMAT, VERSION = "sinklab-adapters", 1
 SCALE = 2.0

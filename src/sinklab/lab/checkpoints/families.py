@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from sinklab.core.errors import near, read_json, refused
+from sinklab.core.errors import near, refused
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.registry import families
+from sinklab.lab.files import read_json
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Tensor names of a checkpoint and their shapes."""

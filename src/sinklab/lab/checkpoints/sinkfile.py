@@ -18,10 +18,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from sinklab.core.errors import ordinary, refused, writing
+from sinklab.core.errors import ordinary, refused
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.models.sinks.base import tensors_of
 from sinklab.core.registry import sinks
+from sinklab.lab.files import writing
 
 FORMAT, VERSION = "sinklab-sink", 1
 # at a time, when weights are hashed

@@ -9,8 +9,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sinklab.core.errors import read_json, refused
+from sinklab.core.errors import refused
 from sinklab.lab.checkpoints.families import Shapes
+from sinklab.lab.files import read_json
 
 FLOATING = {
     "F64": torch.float64,

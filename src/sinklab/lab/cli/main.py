@@ -26,7 +26,6 @@ from tyro._errors import on_parse_error
 
 from sinklab import __version__
 from sinklab.core import registry
-from sinklab.core.errors import Terminated, on_sigterm
 from sinklab.lab.cli.command import command, say, show
 from sinklab.lab.cli.models import generate, info, train_command
 from sinklab.lab.cli.options import (
@@ -40,6 +39,7 @@ from sinklab.lab.cli.options import (
 )
 from sinklab.lab.cli.reports import compare, figures, merge, onetoken, report, table1
 from sinklab.lab.cli.tour import tour
+from sinklab.lab.files import Terminated, on_sigterm
 from sinklab.lab.records.info import read_info
 from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.studies.base import as_record

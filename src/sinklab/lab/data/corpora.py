@@ -15,7 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sinklab.core.errors import from_json, refused
+from sinklab.core.errors import refused
+from sinklab.lab.files import from_json
 
 PYTHON_DOCS = "python-docs"
 HUB = "hub:"

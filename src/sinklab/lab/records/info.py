@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from safetensors import SafetensorError
 
-from sinklab.core.errors import read_json
+from sinklab.lab.files import read_json
 from sinklab.lab.records.storage import KINDS, RUN_FILE, SCHEMA, Kind, write_beside
 
 STATUSES = ("running", "complete", "interrupted")

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from sinklab.core.errors import from_json, near
+from sinklab.core.errors import near
+from sinklab.lab.files import from_json
 from sinklab.lab.records.info import RunInfo, read_info, undamaged
 from sinklab.lab.records.storage import ARRAYS, DIMS_KEY, KINDS, RUN_FILE, TABLES, Kind, file_hash
 

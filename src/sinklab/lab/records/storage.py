@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sinklab.core.errors import one_of, writing
+from sinklab.core.errors import one_of
+from sinklab.lab.files import writing
 
 if TYPE_CHECKING:
     import torch

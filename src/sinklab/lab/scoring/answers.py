@@ -189,12 +189,7 @@ def needs_own_batch(settings: DecodingSettings, edits: Sequence[Any]) -> bool:
     """
     chosen = settings.values()
     rule, schedule = chosen["rule"], chosen["schedule"]
-    draws = (
-        settings.temperature > 0
-        or bool(getattr(rule, "alg_temp", None))
-        or getattr(rule, "needs_generator", False)
-    )
-    draws = draws or schedule.pooled or is_random(edits)
+    draws = settings.temperature > 0 or rule.draws or schedule.pooled or is_random(edits)
     return draws or (not schedule.fixed and (bool(edits) or chosen["cache"] is not None))
 
 

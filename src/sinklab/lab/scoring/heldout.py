@@ -194,7 +194,7 @@ def _bound_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Te
 
     def score(part: slice) -> Tensor:
         given = [rows_RS[part].to(model.device) for rows_RS in (noisy_RS, masked_RS, ids_RS)]
-        logits_MV = denoiser(*given[:2], clean_BS=given[2])
+        logits_MV = denoiser.scored(*given)
         return masked_token_loss(
             logits_MV.cpu(),
             ids_RS[part],

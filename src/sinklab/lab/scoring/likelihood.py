@@ -242,7 +242,7 @@ class Scorer:
         denoiser = self._unpadded
         if not bool(real_BS.all()):
             denoiser = self.model.denoiser(real_BS.long().to(device))
-        return denoiser(ids_BS.to(device), wanted_BS.to(device), clean_BS=clean_BS.to(device))
+        return denoiser.scored(ids_BS.to(device), wanted_BS.to(device), clean_BS.to(device))
 
     def _continued(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, _: Tensor) -> Tensor:
         # the last token of each row is not read

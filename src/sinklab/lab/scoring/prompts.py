@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinklab.core.errors import from_json, refused
+from sinklab.core.errors import refused
 from sinklab.lab.checkpoints.tokens import chat_text
 from sinklab.lab.data.rows import row_start
+from sinklab.lab.files import from_json
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints.loading import Loaded

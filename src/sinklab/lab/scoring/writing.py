@@ -311,7 +311,7 @@ class DenoisingWriter(Writer):
     def __init__(self, texts: Writing, log: InterventionLog) -> None:
         model: Any = texts.loaded.model
         settings = ending(texts.settings, model.config) if texts.ends else texts.settings
-        if getattr(settings.values()["schedule"], "resizes", False):
+        if settings.values()["schedule"].resizes:
             raise ValueError(
                 "columns move under the schedule 'elastic', but what is recorded keeps them; take "
                 "another"
@@ -333,18 +333,16 @@ class DenoisingWriter(Writer):
     def _step(self, index: int) -> WritingStep:
         step = next(self._steps)
         self.ids_BS = step.ids_BS
-        candidates_BC = step.choice.candidates_BC
-        chosen_BC = step.choice.chosen_BC
-        active_B = candidates_BC.any(1).cpu() & ~self.over_B
+        active_B = step.candidates_BS.any(1).cpu() & ~self.over_B
         self._goes_on = step.goes_on
-        left_BC = candidates_BC & ~chosen_BC & step.choice.block.get(step.masked_BS, False)
-        if self.texts.ends and not self._goes_on and not bool(left_BC.any()):
+        left_BS = step.candidates_BS & ~step.committed_BS & step.masked_BS
+        if self.texts.ends and not self._goes_on and not bool(left_BS.any()):
             found = [
                 is_over(self.loaded, self.row(row), each.until)
                 for row, each in enumerate(self.requests)
             ]
             self.over_B |= torch.tensor(found)
-        layout = (self.canvas, step.before_BS, step.ids_BS, chosen_BC.sum(1), active_B)
+        layout = (self.canvas, step.before_BS, step.ids_BS, step.committed_BS.sum(1), active_B)
         return WritingStep(index, step.block, *layout)
 
     def row(self, row: int) -> list[int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from sinklab.core.errors import from_json
+from sinklab.lab.files import from_json
 from sinklab.lab.records.leases import Claims
 
 

@@ -40,7 +40,7 @@ def check_unmasking_rule(rule: Any) -> None:
     assert torch.equal(times_BS, canvas.open_BS.long()), (
         f"{rule} does not commit every open position exactly once"
     )
-    if not (getattr(rule, "needs_generator", False) or getattr(rule, "alg_temp", None)):
+    if not rule.draws:
         _check_rows(model, rule=rule)
 
 
@@ -60,7 +60,7 @@ def check_cache(cache: Any) -> None:
         AssertionError: for the first of these that does not hold.
     """
     cache = check_text(caches, cache)
-    blocks = {"block_length": 3} if getattr(cache, "is_exact", False) else {}
+    blocks = {"block_length": 3} if cache.is_exact else {}
     for nth in range(6):
         columns = cache.columns(4, 6, 9, nth)
         assert nth or columns is None, f"{cache} does not compute everything first"

@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from sinklab.core.errors import read_json
 from sinklab.lab.checkpoints.materialize import machine_type
+from sinklab.lab.files import read_json
 from sinklab.lab.records.info import RunInfo, read_info, undamaged
 from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.records.writing import names_in, refuse_taken

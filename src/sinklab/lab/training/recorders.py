@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from transformers import TrainerCallback
 
-from sinklab.core.errors import read_json
 from sinklab.core.sinks.rules import DEFAULT, Rule
+from sinklab.lab.files import read_json
 from sinklab.lab.records.info import undamaged
 from sinklab.lab.records.storage import write_beside
 from sinklab.lab.training.checkpoints import HISTORY_FILE, named_checkpoint, no_resuming

@@ -12,10 +12,10 @@ import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from sinklab.core.diffusion import TimeSampler
-from sinklab.core.errors import Terminated, on_sigterm
 from sinklab.core.registry import rules
 from sinklab.lab.data.rows import row_start
 from sinklab.lab.data.streams import StreamedRows
+from sinklab.lab.files import Terminated, on_sigterm
 from sinklab.lab.records.reading import lost_files, open_run
 from sinklab.lab.records.writing import RunWriter
 from sinklab.lab.training import adapters, checkpoints

@@ -2,26 +2,32 @@
 LLaDA2.1's edits; and of DreamOn, with a canvas that changes its length.
 """
 
-# B batch rows, S canvas positions, C places in a block, M candidate positions in row-major order, V
-# vocabulary Z positions of the canvas after a step
+# B batch rows, S canvas positions, M candidate positions in row-major order, V
+# vocabulary, Z positions of the canvas after a step
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sinklab.core.attention.context import decoding, finest, running
-from sinklab.core.errors import Checked, check_tensor, limited
+from sinklab.core.attention.context import decoding, running
+from sinklab.core.errors import Checked, limited
 from sinklab.core.probing.statistics import position_states
 from sinklab.core.registry import schedules
-from sinklab.core.sampling.caches import Evaluate
-from sinklab.core.sampling.canvas import Block, Canvas, blocks
-from sinklab.core.sampling.loop import Choice, Run, Step, check_best, check_scores, picked
+from sinklab.core.sampling.canvas import Canvas, Places, block_columns
+from sinklab.core.sampling.loop import Run, Step, check_best, check_scores
 from sinklab.core.sampling.rules import Candidates, UnmaskingRule
-from sinklab.core.sampling.schedules import Count, EvenQuota, Threshold, Unread, commit_counts
+from sinklab.core.sampling.schedules import (
+    EvenQuota,
+    Threshold,
+    Turn,
+    WritingSchedule,
+    commit_counts,
+)
 from sinklab.core.sampling.token_ids import check_vocabulary
 
 
@@ -46,23 +52,29 @@ class Alpha(EvenQuota, Checked):
         """Evaluations of each block: at most as many as positions if `steps` is left out."""
         return list(sizes) if steps is None else [-(-steps // max(len(sizes), 1))] * len(sizes)
 
-    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
+    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
         """Counts of every row, those above 0 first."""
-        time_T = torch.arange(evaluations, -1, -1, dtype=torch.float64).div(evaluations).float()
-        alpha_T = (
-            1 - time_T if self.curve == "linear" else 1 - torch.cos(torch.pi / 2 * (1 - time_T))
-        )
-        # as the original: float32 up to here, then float64
-        share_T = 1 - ((1 - alpha_T[1:]) / (1 - alpha_T[:-1])).double()
-        device = size_B.device if finest(size_B.device) == torch.float64 else torch.device("cpu")
-        left_B, counts = size_B.to(device).double(), []
-        for share in share_T.to(device, non_blocking=True).unbind():
-            counts.append((left_B * share).round())
-            left_B = left_B - counts[-1]
-        counts_BT = torch.stack(counts, 1).long().to(size_B.device)
-        order_BT = counts_BT.eq(0).sort(dim=1, stable=True).indices
-        counts_TB = counts_BT.gather(1, order_BT).unbind(1)
-        return Unread(lambda ordered_BC, candidates_BC, evaluation: counts_TB[evaluation])
+        counts_BT = _alpha_counts(tuple(turn.size_B.tolist()), turn.evaluations, self.curve)
+        return counts_BT[:, turn.nth].to(turn.size_B.device)
+
+
+@lru_cache(maxsize=8)
+def _alpha_counts(sizes: tuple[int, ...], evaluations: int, curve: str) -> Tensor:
+    """Commits of rows with so many masks at each evaluation, int64 (B, T)."""
+    time_T = torch.arange(evaluations, -1, -1, dtype=torch.float64).div(evaluations).float()
+    alpha_T = 1 - time_T
+    if curve == "cosine":
+        alpha_T = 1 - torch.cos(torch.pi / 2 * (1 - time_T))
+    # as the original: float32 up to here, then float64
+    share_T = 1 - ((1 - alpha_T[1:]) / (1 - alpha_T[:-1])).double()
+    left_B = torch.tensor(sizes, dtype=torch.float64)
+    counts = []
+    for share in share_T:
+        counts.append((left_B * share).round())
+        left_B = left_B - counts[-1]
+    counts_BT = torch.stack(counts, 1).long()
+    order_BT = counts_BT.eq(0).sort(dim=1, stable=True).indices
+    return counts_BT.gather(1, order_BT)
 
 
 @schedules.register("dynamic")
@@ -122,26 +134,20 @@ class Dynamic(Threshold):
 
     def check_rule(self, rule: UnmaskingRule) -> None:
         """Accept with a threshold of 1 any rule that ranks; else check it as `Threshold` does."""
-        if self.threshold < 1 or getattr(rule, "measure", None) == "chance":
+        if self.threshold < 1 or rule.measure == "chance":
             super().check_rule(rule)
 
-    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
+    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
         """Count of tokens by the quota, and with a threshold below 1 by the scores."""
-        quotas, threshold = self._quotas or [1] * evaluations, self.threshold
-        if threshold == 1:
-            return Unread(
-                lambda ordered_BC, candidates_BC, nth: (
-                    candidates_BC.long().sum(1).clamp(max=quotas[nth])
-                )
-            )
-        return lambda ordered_BC, candidates_BC, nth: (
-            (ordered_BC > threshold).sum(1).clamp(min=quotas[nth])
-        )
+        quotas = self._quotas or [1] * turn.evaluations
+        if self.threshold == 1:
+            return candidates_BS.sum(1).clamp(max=quotas[turn.nth])
+        return (ordered_BS > self.threshold).sum(1).clamp(min=quotas[turn.nth])
 
 
 @schedules.register("editing")
 @dataclass(frozen=True)
-class Editing(Threshold):
+class Editing(Threshold, WritingSchedule):
     """LLaDA2.1's: fill masks as `Dynamic` does, and in the same evaluation replace written tokens
     of the block if another token is proposed with a confidence above `editing_threshold`; [MASK]
     may be written back.
@@ -171,74 +177,84 @@ class Editing(Threshold):
         """Evaluations of each block: the most before [MASK] is no longer written back."""
         return [size + self.max_post_steps for size in super().evaluations(sizes, steps)]
 
-    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
+    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
         """Masks that are filled, by the scores."""
-        least = self.num_to_transfer
-        return lambda ordered_BC, candidates_BC, nth: (
-            (ordered_BC > self.threshold).sum(1).clamp(min=least)
-        )
+        return (ordered_BS > self.threshold).sum(1).clamp(min=self.num_to_transfer)
 
-    def run(self, run: Run, evaluate: Evaluate) -> Iterator[Step]:
+    def steps(self, run: Run) -> Iterator[Step]:
         """The steps, in place of those of the loop that commits every position once."""
-        canvas, mask_id, ends, index = run.canvas, run.canvas.mask_id, run.ends, 0
-        ids_BS, nothing_BS = canvas.ids_BS, torch.zeros_like(canvas.open_BS)
+        canvas, mask_id, ends = run.canvas, run.canvas.mask_id, run.ends
+        ids_BS = canvas.ids_BS
+        nothing_BS = torch.zeros_like(canvas.open_BS)
         ended_B = nothing_BS[:, 0]
-        for block, limit in zip(blocks(run.block_BS, run.sizes), run.limits, strict=True):
-            ids_BC, evaluation, post_B = (
-                block.get(ids_BS, mask_id),
-                0,
-                torch.zeros_like(ended_B, dtype=torch.int64),
-            )
-            active_B = block.real_BC.any(1) & ~ended_B
+        columns = block_columns(run.block_BS, len(run.limits))
+        index = 0
+        for block, limit in enumerate(run.limits):
+            inside_BS = run.block_BS == block
+            post_B = torch.zeros_like(ended_B, dtype=torch.int64)
+            active_B = inside_BS.any(1) & ~ended_B
+            nth = 0
             while bool(active_B.any()):
-                candidates_BC = block.real_BC & active_B[:, None]
-                masked_BC = candidates_BC & (ids_BC == mask_id)
-                barred_BC = masked_BC if evaluation < limit else candidates_BC
+                step = f"step {index} (block {block})"
+                candidates_BS = inside_BS & active_B[:, None]
+                masked_BS = candidates_BS & (ids_BS == mask_id)
+                barred_BS = masked_BS if nth < limit else candidates_BS
                 with torch.no_grad(), decoding(run):
-                    place_M, candidates = _evaluated(
-                        run, evaluate, block, candidates_BC, ids_BS, evaluation
-                    )
+                    at = Places.of(candidates_BS)
+                    places = replace(at, columns=columns[block])
+                    logits_MV = run.evaluate(ids_BS, places, block, nth)
+                    candidates = run.candidates(logits_MV, candidates_BS, len(at.flat_M), step)
                     if index == 0 and ends is not None:
-                        check_vocabulary("stop_ids", ends.ids, candidates.logits_MV.shape[1])
-                    barred_M = barred_BC.reshape(-1)[place_M]
-                    score_M, token_M = _proposed(
-                        run, candidates, barred_M, f"step {index} (block {block.number})"
-                    )
-                    written_BC = ids_BC.flatten().index_copy(0, place_M, token_M).view_as(ids_BC)
-                    chosen_BC = self._chosen(run, place_M, score_M, masked_BC, written_BC != ids_BC)
-                ids_BC = torch.where(chosen_BC, written_BC, ids_BC)
-                before_BS, ids_BS, filled_BS = ids_BS, block.put(ids_BC, ids_BS), nothing_BS
-                has_masks_B = (block.real_BC & (ids_BC == mask_id)).any(1)
+                        check_vocabulary("stop_ids", ends.ids, logits_MV.shape[1])
+                    score_M, token_M = _proposed(run, candidates, barred_BS[candidates_BS], step)
+                    written_BS = ids_BS.masked_scatter(candidates_BS, token_M)
+                    turn = Turn(nth, limit, masked_BS.sum(1), run.rule)
+                    differs_BS = written_BS != ids_BS
+                    chosen_BS = self._chosen(run, at, score_M, masked_BS, differs_BS, turn)
+                before_BS = ids_BS
+                ids_BS = torch.where(chosen_BS, written_BS, ids_BS)
+                has_masks_B = (inside_BS & (ids_BS == mask_id)).any(1)
                 post_B = post_B + ~has_masks_B
-                active_B = (
-                    active_B
-                    & (masked_BC | chosen_BC).any(1)
-                    & (has_masks_B | (post_B <= self.max_post_steps))
-                )
+                is_changed_B = (masked_BS | chosen_BS).any(1)
+                is_early_B = post_B <= self.max_post_steps
+                active_B = active_B & is_changed_B & (has_masks_B | is_early_B)
                 goes_on = bool(active_B.any())
+                filled_BS = nothing_BS
                 if ends is not None and not goes_on:
                     ids_BS, filled_BS = ends(ids_BS, canvas.open_BS & (ids_BS == mask_id))
                     ended_B = ends.finished_B
-                choice = Choice(canvas, block, candidates_BC, place_M, score_M, chosen_BC)
-                yield Step(index, None, block.number, before_BS, ids_BS, filled_BS, choice, goes_on)
-                index, evaluation = index + 1, evaluation + 1
+                yield Step(
+                    index,
+                    None,
+                    block,
+                    canvas,
+                    before_BS,
+                    ids_BS,
+                    candidates_BS,
+                    score_M,
+                    chosen_BS,
+                    filled_BS,
+                    goes_on,
+                )
+                index += 1
+                nth += 1
 
     def _chosen(
-        self, run: Run, place_M: Tensor, score_M: Tensor, masked_BC: Tensor, differs_BC: Tensor
+        self,
+        run: Run,
+        at: Places,
+        score_M: Tensor,
+        masked_BS: Tensor,
+        differs_BS: Tensor,
+        turn: Turn,
     ) -> Tensor:
-        """Masks to fill and tokens to replace, bool (B, C)."""
-        masked_M, is_sure_M = masked_BC.reshape(-1)[place_M], score_M > self.editing_threshold
-        count = self.start(masked_BC.sum(1), 0, run.rule)
-        filled_BC = picked(
-            run, score_M.masked_fill(~masked_M, -torch.inf), place_M, masked_BC, count, 0
-        )
-        sure_BC = (
-            torch.zeros_like(masked_BC)
-            .flatten()
-            .index_copy(0, place_M, is_sure_M)
-            .view_as(masked_BC)
-        )
-        return filled_BC | (sure_BC & differs_BC & ~masked_BC)
+        """Masks to fill and tokens to replace, bool (B, S)."""
+        masked_M = masked_BS[at.wanted_BS]
+        of_masks_M = score_M.masked_fill(~masked_M, -torch.inf)
+        filled_BS = run.best(of_masks_M, at.flat_M, masked_BS, turn)
+        is_sure_M = score_M > self.editing_threshold
+        sure_BS = torch.zeros_like(masked_BS).masked_scatter(at.wanted_BS, is_sure_M)
+        return filled_BS | (sure_BS & differs_BS & ~masked_BS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,7 +272,7 @@ class ElasticStep(Step):
 
 @schedules.register("elastic")
 @dataclass(frozen=True)
-class Elastic(EvenQuota, Checked):
+class Elastic(WritingSchedule, Checked):
     """DreamOn's: a committed <|expand|> is replaced by two masks, and the position of a committed
     <|delete|> (its end of text) is deleted. Each evaluation commits the best `tokens`, until no
     mask is left.
@@ -299,11 +315,17 @@ class Elastic(EvenQuota, Checked):
             )
         return list(sizes)
 
-    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
-        """Count of tokens to commit: equal at every evaluation, whatever the size."""
-        return lambda ordered_BC, candidates_BC, nth: candidates_BC.sum(1).clamp(max=self.tokens)
+    def for_model(self, context: int | None, **token_ids: int | None) -> Elastic:
+        """This schedule with the model's ids and context where it has none of its own."""
+        model = {"context": context, **token_ids}
+        missing = {name: value for name, value in model.items() if getattr(self, name) is None}
+        return replace(self, **missing)
 
-    def run(self, run: Run, evaluate: Evaluate) -> Iterator[Step]:
+    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
+        """Count of tokens to commit: equal at every evaluation, whatever the size."""
+        return candidates_BS.sum(1).clamp(max=self.tokens)
+
+    def steps(self, run: Run) -> Iterator[Step]:
         """The steps, in place of those of the loop that keeps the canvas. Raises ValueError for
         options that need one length.
 
@@ -311,14 +333,13 @@ class Elastic(EvenQuota, Checked):
         the next starts afresh once they have moved.
         """
         canvas, masks = run.canvas, int(run.canvas.open_BS.sum())
+        draws_order = run.rule.start(canvas.open_BS, run.generator) is not run.rule
         refused = {
             f"{len(canvas.ids_BS)} rows": len(canvas.ids_BS) > 1,
             "padding": not bool(canvas.attention_BS.all()),
             "attention in blocks, or blocks of the canvas's own": canvas.block_BS is not None,
             f"the cache {run.cache}": run.cache is not None,
-            f"the rule {run.rule}, whose order is drawn for all columns at the start": hasattr(
-                run.rule, "start"
-            ),
+            f"the rule {run.rule}, whose order is drawn for all columns at the start": draws_order,
             "stop ids": run.ends is not None,
             "no id of <|expand|> or <|delete|>": self.expand_id is None or self.delete_id is None,
             f"max_tokens={self.max_tokens} for {masks} masks": (self.max_tokens or masks) < masks,
@@ -329,66 +350,63 @@ class Elastic(EvenQuota, Checked):
                 "tokens for it, got "
                 f"{wrong[0]}; mend that, or take schedule='even', which keeps the length"
             )
-        return self._steps(run, evaluate, masks)
+        return self._steps(run, masks)
 
-    def _steps(self, run: Run, evaluate: Evaluate, masks: int) -> Iterator[Step]:
-        mask_id, ids_BS, open_BS, block_BS = (
-            run.canvas.mask_id,
-            run.canvas.ids_BS,
-            run.canvas.open_BS,
-            run.block_BS,
-        )
+    def _steps(self, run: Run, masks: int) -> Iterator[Step]:
+        canvas, mask_id = run.canvas, run.canvas.mask_id
+        ids_BS, open_BS, block_BS = canvas.ids_BS, canvas.open_BS, run.block_BS
         longest = ids_BS.shape[1] - masks + (self.max_tokens or max(64, masks))
         longest = max(min(longest, self.context or longest), ids_BS.shape[1])
-        left = (
-            2 * (longest - int(open_BS[0].long().argmax()))
-            if self.expansions is None
-            else self.expansions
-        )
+        left = self.expansions
+        if left is None:
+            left = 2 * (longest - int(open_BS[0].long().argmax()))
         index = 0
-        while bool((masked_BS := open_BS & (ids_BS == mask_id)).any()):
-            if open_BS is not run.canvas.open_BS:
-                canvas = Canvas(
-                    ids_BS.masked_fill(open_BS, mask_id), torch.ones_like(open_BS), open_BS, mask_id
-                )
+        masked_BS = open_BS
+        while bool(masked_BS.any()):
+            if open_BS is not canvas.open_BS:
+                given_BS = ids_BS.masked_fill(open_BS, mask_id)
+                canvas = Canvas(given_BS, torch.ones_like(open_BS), open_BS, mask_id)
                 run = replace(run, canvas=canvas)
-            number, room = int(block_BS[masked_BS].min()), min(longest - ids_BS.shape[1], left)
-            here_BS = torch.where(block_BS == number, 0, -1)
-            (block,) = blocks(here_BS, [int((here_BS == 0).sum())])
-            candidates_BC, ids_BC = block.get(masked_BS, False), block.get(ids_BS, mask_id)
-            with (
-                torch.no_grad(),
-                decoding(run),
-                running(ids_BS, None, position_states(run.canvas, ids_BS)),
-            ):
-                place_M, candidates = _evaluated(run, evaluate, block, candidates_BC, ids_BS, index)
+            block = int(block_BS[masked_BS].min())
+            room = min(longest - ids_BS.shape[1], left)
+            at = Places.of(masked_BS & (block_BS == block))
+            states_BS = position_states(canvas, ids_BS)
+            with torch.no_grad(), decoding(run), running(ids_BS, None, states_BS):
+                step = f"step {index}"
+                logits_MV = run.evaluate(ids_BS, at, block, index)
                 if not room:
-                    barred_MV = candidates.logits_MV.index_fill(
-                        1, ids_BS.new_tensor(self.expand_id), -torch.inf
-                    )
-                    candidates = replace(candidates, logits_MV=barred_MV)
-                score_M, token_M = _proposed(run, candidates, place_M >= 0, f"step {index}")
-                chosen_BC = picked(
-                    run, score_M, place_M, candidates_BC, self.start(place_M, 0, run.rule), 0
-                )
-            written_BC = ids_BC.flatten().index_copy(0, place_M, token_M).view_as(ids_BC)
-            after_BS, before_BS = (
-                block.put(torch.where(chosen_BC, written_BC, ids_BC), ids_BS),
-                ids_BS,
-            )
+                    expand = ids_BS.new_tensor(self.expand_id)
+                    logits_MV = logits_MV.index_fill(1, expand, -torch.inf)
+                candidates = run.candidates(logits_MV, at.wanted_BS, len(at.flat_M), step)
+                every_M = torch.ones_like(at.flat_M, dtype=torch.bool)
+                score_M, token_M = _proposed(run, candidates, every_M, step)
+                turn = Turn(0, 1, at.wanted_BS.sum(1), run.rule)
+                chosen_BS = run.best(score_M, at.flat_M, at.wanted_BS, turn)
+            before_BS = ids_BS
+            written_BS = ids_BS.masked_scatter(at.wanted_BS, token_M)
+            after_BS = torch.where(chosen_BS, written_BS, ids_BS)
             times_S = self._times(after_BS[0], masked_BS[0], room)
             origin_Z = torch.arange(len(times_S), device=ids_BS.device).repeat_interleave(times_S)
-            ids_BS = after_BS.masked_fill(masked_BS & (after_BS == self.expand_id), mask_id)[
-                :, origin_Z
-            ]
+            grown_BS = masked_BS & (after_BS == self.expand_id)
+            ids_BS = after_BS.masked_fill(grown_BS, mask_id)[:, origin_Z]
             if bool((times_S != 1).any()):
                 left -= int((times_S == 2).sum())
                 block_BS, open_BS = block_BS[:, origin_Z], open_BS[:, origin_Z]
-            choice = Choice(run.canvas, block, candidates_BC, place_M, score_M, chosen_BC)
             # nothing is filled to the right of an end
             yield ElasticStep(
-                index, None, number, before_BS, ids_BS, ids_BS < 0, choice, origin_Z=origin_Z
+                index,
+                None,
+                block,
+                canvas,
+                before_BS,
+                ids_BS,
+                at.wanted_BS,
+                score_M,
+                chosen_BS,
+                torch.zeros_like(open_BS),
+                origin_Z=origin_Z,
             )
+            masked_BS = open_BS & (ids_BS == mask_id)
             index += 1
 
     def _times(self, after_S: Tensor, masked_S: Tensor, room: int) -> Tensor:
@@ -399,31 +417,11 @@ class Elastic(EvenQuota, Checked):
         return 1 - gone_S.long() + (grows_S & (grows_S.cumsum(0) <= room)).long()
 
 
-def _evaluated(
-    run: Run, evaluate: Evaluate, block: Block, candidates_BC: Tensor, ids_BS: Tensor, nth: int
-) -> tuple[Tensor, Candidates]:
-    """The numbers (M,) of the candidates among the block's places, and their logits."""
-    place_M, places = block.places(candidates_BC, int(candidates_BC.sum()))
-    wanted_BS = block.put(candidates_BC, torch.zeros_like(ids_BS, dtype=torch.bool))
-    logits_MV = evaluate(ids_BS, wanted_BS, block.number, nth, places)
-    mask_id, columns_BC = run.canvas.mask_id, block.columns_BC
-    return place_M, Candidates(
-        logits_MV, run.sampling, mask_id, candidates_BC, columns_BC, run.generator
-    )
-
-
 def _proposed(
     run: Run, candidates: Candidates, barred_M: Tensor, step: str
 ) -> tuple[Tensor, Tensor]:
     """Scores and tokens (M,) of the candidates; [MASK] is none if it is barred."""
     logits_MV, mask_id = candidates.logits_MV, candidates.mask_id
-    expected = (len(barred_M), None)
-    check_tensor(
-        f"what a denoiser returns at {step}",
-        logits_MV,
-        expected,
-        remedy="one row per wanted position",
-    )
     # an id beyond the vocabulary bars none
     free = replace(candidates, mask_id=logits_MV.shape[1])
     best_M, token_M = free.drawn

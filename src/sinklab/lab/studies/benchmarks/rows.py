@@ -19,8 +19,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sinklab.core.errors import from_json, refused
+from sinklab.core.errors import refused
 from sinklab.lab.data.corpora import json_object, placed_lines, text_lines
+from sinklab.lab.files import from_json
 from sinklab.lab.records.storage import write_beside
 
 Row = dict[str, Any]

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from sinklab.core.probing.tracing import trace
 from sinklab.core.sampling.caches import Cache, cache_of
+from sinklab.core.sampling.canvas import Places
+from sinklab.core.sampling.denoisers import Denoiser
 from sinklab.lab.caching.policies import SCORES, EvictingCache
 from sinklab.lab.studies.caches.study import CacheSettings
 
@@ -106,7 +108,7 @@ def pairs(found: list[Policy]) -> list[tuple[Policy, Policy]]:
     return [(policy, Policy(policy.family, policy.keep)) for policy in found if policy.protect]
 
 
-class SparseDenoiser:
+class SparseDenoiser(Denoiser):
     """Full recomputation in which every query attends to a share of the keys: the sinks first, then
     the nearest.
 
@@ -119,13 +121,13 @@ class SparseDenoiser:
         self.model, self.keep, self.sinks, self.is_random = model, keep, sinks, is_random
 
     @torch.inference_mode()
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+    def logits(self, ids_BS: Tensor, at: Places) -> Tensor:
         """Logits (M, V). The canvas has no padding."""
         visible_BQK = nearest_keys(
             self._sinks(ids_BS), math.floor(self.keep * ids_BS.shape[1] + 1e-9)
         )
         return self.model(
-            ids_BS, logits_to_keep=wanted_BS, visible=visible_BQK.to(ids_BS.device)
+            ids_BS, logits_to_keep=at.wanted_BS, visible=visible_BQK.to(ids_BS.device)
         ).logits
 
     def _sinks(self, ids_BS: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sinklab.core.sampling.caches import evaluator
-from sinklab.core.sampling.canvas import Canvas, numbered_blocks
+from sinklab.core.sampling.caches import Cache, Evaluation
+from sinklab.core.sampling.canvas import Canvas, Places, numbered_blocks
+from sinklab.core.sampling.denoisers import ChangedDenoiser, Session
 from sinklab.core.sampling.loop import denoise
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.checkpoints.loading import Loaded
@@ -103,7 +103,7 @@ def forced(
     _, block_BS = numbered_blocks(canvas, settings.block_length)
     turn_BS = torch.full_like(ids_BS, -1)
     turn_BS[canvas.open_BS] = revealed(settings, rows).flatten().to(model.device)
-    run = {policy: evaluator(policy.denoiser(model), policy.cache, block_BS) for policy in found}
+    run = {policy: Evaluation(policy.denoiser(model), policy.cache, block_BS) for policy in found}
     sums = {policy: torch.zeros(len(METRICS), len(ids_BS)) for policy in found}
     count_B = torch.zeros(len(ids_BS))
     for block, nth, wanted_BS in _moments(block_BS, turn_BS, settings):
@@ -114,7 +114,7 @@ def forced(
             # nothing that an uncached or delayed evaluation computes is remembered
             if not counts and (policy.cache is None or (nth < DELAY and policy.is_evicting)):
                 continue
-            logits_MV = evaluate(noisy_BS, wanted_BS, block, nth)
+            logits_MV = evaluate(noisy_BS, Places.of(wanted_BS), block, nth)
             if counts:
                 log_MV = _log_probs(logits_MV, model.config)
                 truth_MV = log_MV if truth_MV is None else truth_MV
@@ -191,13 +191,22 @@ def held_bytes(model: Any, canvas: Canvas, policy: Policy, block_length: int) ->
     Without a cache nothing is held: the same number as with a dual cache is computed and dropped in
     every evaluation.
     """
-    session: Any = model.denoiser().session()
-    denoiser: Any = SimpleNamespace(session=lambda: session)
+    denoiser = _Held(model.denoiser())
     cache = Policy("dual").cache if policy.cache is None else policy.cache
     # the third evaluation is partial under every cache
     for _ in itertools.islice(denoise(denoiser, canvas, cache=cache, block_length=block_length), 3):
-        held = session.nbytes
+        held = denoiser.session.nbytes
     return held
+
+
+class _Held(ChangedDenoiser):
+    """A denoiser whose last session can be asked."""
+
+    session: Any = None
+
+    def begin(self, cache: Cache) -> Session:
+        self.session = self.denoiser.begin(cache)
+        return self.session
 
 
 def costs(

@@ -17,8 +17,8 @@ from sinklab.core.attention.context import decoding
 from sinklab.core.probing.intervention import intervene
 from sinklab.core.probing.interventions.positions import TruncateContext
 from sinklab.core.probing.statistics import STATES
-from sinklab.core.sampling.caches import evaluator
-from sinklab.core.sampling.canvas import numbered_blocks
+from sinklab.core.sampling.caches import Evaluation
+from sinklab.core.sampling.canvas import Places, numbered_blocks
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import Run, open_run
@@ -165,7 +165,7 @@ def _denoising(task: Task) -> Callable[[Tensor], object]:
     denoiser, settings = model.denoiser(), task.settings
     canvas = denoiser.in_blocks(task.canvas().to(model.device), settings.block_length)
     block_BS = numbered_blocks(canvas, settings.block_length)[1]
-    evaluate = evaluator(denoiser, settings.values()["cache"], block_BS)
+    evaluate = Evaluation(denoiser, settings.values()["cache"], block_BS)
     before = [0, -1]
 
     def run(ids_BS: Tensor) -> None:
@@ -174,7 +174,7 @@ def _denoising(task: Task) -> Callable[[Tensor], object]:
         # if written tokens are edited, the last canvases have no masks
         block = int(left_M.min() if len(left_M) else block_BS.max())
         before[:] = (block, before[1] + 1) if block == before[0] else (block, 0)
-        evaluate(ids_BS, masked_BS & (block_BS == block), *before)
+        evaluate(ids_BS, Places.of(masked_BS & (block_BS == block)), *before)
 
     return run
 

@@ -1,0 +1,95 @@
+"""Files that came from elsewhere, read within limits; files that are written; and SIGTERM as an
+ordinary end.
+"""
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sinklab.core.errors import ordinary
+
+DEEPEST, LARGEST = 100, 1 << 28
+"""Levels of a JSON text, and bytes of a JSON file, that are read."""
+
+
+def from_json(text: str | bytes, kind: type = object) -> Any:
+    """The value of a JSON text. Raises ValueError unless it is of this type and at most `DEEPEST`
+    levels deep.
+    """
+    try:
+        level = [value := json.loads(text)]
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(value, kind):
+        raise ValueError(f"it must hold a {kind.__name__}, but holds a {type(value).__name__}")
+    for _ in range(DEEPEST + 1):
+        if not level:
+            return value
+        held = (
+            one.values() if isinstance(one, dict) else one
+            for one in level
+            if isinstance(one, dict | list)
+        )
+        level = [inner for outer in held for inner in outer]
+    raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around the writing of a file or folder: OSError with its name for a disk that refuses, such
+    as a full one.
+
+    The system's own error may name no file, and safetensors has an error of its own.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        if type(error).__name__ == "SafetensorError":
+            raise OSError(f"{path} cannot be written: {error}") from error
+        raise
+
+
+def ordinary_files(folder: Path) -> Path:
+    """A folder of which every file is an `ordinary` one. Raises ValueError naming the first that is
+    not.
+    """
+    for path in sorted(folder.iterdir()):
+        if not path.is_dir():
+            ordinary(path)
+    return folder
+
+
+def read_json(path: Path, kind: type = object) -> Any:
+    """Read an ordinary file of at most `LARGEST` bytes by `from_json`; OSError if it cannot be
+    read.
+    """
+    if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST):
+        raise ValueError(f"it must be an ordinary file of at most {LARGEST >> 20} MB")
+    return from_json(path.read_text("utf-8"), kind)
+
+
+class Terminated(SystemExit):
+    """SIGTERM ended the work, of a scheduler or of ``timeout``; with 143, the status of the program
+    that it ends.
+    """
+
+
+@contextmanager
+def on_sigterm(react: Callable[..., object]) -> Iterator[None]:
+    """SIGTERM calls ``react(number, frame)`` during the block; not so outside the main thread,
+    which alone is told.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, react)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
