@@ -17,10 +17,10 @@ from transformers import Glm4MoeConfig, LlamaConfig, Qwen3MoeConfig
 
 from launched import torchrun
 from sinklab.core import compat
-from sinklab.core.attention.heads import HeadShare
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.probing.call import NAMES, AttentionCall
 from sinklab.extras.parallel import dividing
+from sinklab.extras.parallel.heads import TensorParallelShare
 from sinklab.lab.checkpoints import load, materialize
 from sinklab.lab.checkpoints.loading import permuted
 from sinklab.lab.checkpoints.weights import Safetensors
@@ -249,10 +249,10 @@ def test_projections_that_are_divided_otherwise_are_refused(one_process):
         return module
 
     rows = {name: Shard(0) for name in ("q_proj", "k_proj", "v_proj")}
-    assert HeadShare.of(attention()) is None
-    assert HeadShare.of(attention(**rows, o_proj=Shard(1))).count == 1
+    assert TensorParallelShare.serving(attention()) is None
+    assert TensorParallelShare.serving(attention(**rows, o_proj=Shard(1))).count == 1
     # gathered for the call, as a shard of training is
-    assert HeadShare.of(attention(**rows), 8) is None
+    assert TensorParallelShare.serving(attention(**rows), 8) is None
     for wrong in (
         {**rows, "k_proj": Replicate()},
         {"o_proj": Shard(1)},
@@ -261,13 +261,13 @@ def test_projections_that_are_divided_otherwise_are_refused(one_process):
         with pytest.raises(
             ValueError, match=r"is known for q_proj, k_proj, v_proj divided by rows"
         ):
-            HeadShare.of(attention(**wrong))
+            TensorParallelShare.serving(attention(**wrong))
     with pytest.raises(ValueError, match=r"divided by rows \(colwise\) alone"):
-        HeadShare.of(attention(**rows), 24)
+        TensorParallelShare.serving(attention(**rows), 24)
 
 
 def test_a_gathered_axis_keeps_type_order_and_gradient(one_process):
-    share = HeadShare(one_process.get_group())
+    share = TensorParallelShare(one_process.get_group())
     x = torch.randn(2, 3, 4, requires_grad=True)
     share.whole(x).sum().backward()
     assert torch.equal(x.grad, torch.ones_like(x))

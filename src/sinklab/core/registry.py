@@ -399,6 +399,8 @@ studies = Registry("study", "studies")
 """Kinds of runs, each with a command: `sinklab.lab.studies.base.Study`."""
 commands = Registry("command", "commands")
 """Functions that are commands of their own: `sinklab.lab.cli` makes their help from docstrings."""
+head_shares = Registry("share of heads", "head_shares")
+"""Heads of a layer over processes: `sinklab.core.attention.heads`."""
 fast_decoders = Registry("fast decoder", "fast_decoders")
 """Faster forwards for decoding."""
 fast_losses = Registry("fast loss", "fast_losses")

@@ -1,5 +1,4 @@
-"""The heads of a layer over processes: under tensor parallelism each holds an equal share of them,
-by its rank.
+"""The heads of a layer over processes: each may hold a share of them (`sinklab.extras.parallel`).
 
 Code that listens to attention, or chooses by it, is given the whole model's heads, in every process
 the same: so numbers of heads, means over them and random draws mean the same as in one process, for
@@ -8,94 +7,57 @@ every statistic and edit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
 from typing import Any
 
-import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from sinklab.core.compat import is_divided
+from sinklab.core.registry import fast_path, head_shares
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
-
-@dataclass(frozen=True)
-class HeadShare:
+class HeadShare(ABC):
     """This process's share of the heads."""
 
     group: Any
     """Process group that holds one model together."""
+    count: int
+    """Number of processes that hold one model together."""
+    rank: int
+    """Rank of this process in the group."""
 
-    @property
-    def count(self) -> int:
-        """Number of processes that hold one model together."""
-        return distributed.get_world_size(self.group)
-
-    @property
-    def rank(self) -> int:
-        """Rank of this process in the group."""
-        return distributed.get_rank(self.group)
-
+    @abstractmethod
     def own(self, whole: Tensor, axis: int = 1) -> Tensor:
         """This process's part of an axis of all heads."""
-        return whole.chunk(self.count, axis)[self.rank]
 
+    @abstractmethod
     def whole(self, own: Tensor, axis: int = 1) -> Tensor:
         """An axis of all heads, of which every process holds its part; gradients flow through the
         part of this one.
         """
-        # no backend gathers booleans
-        sent = own.detach().contiguous()
-        sent = sent.view(torch.uint8) if own.dtype == torch.bool else sent
-        parts = [torch.empty_like(sent) for _ in range(self.count)]
-        distributed.all_gather(parts, sent, group=self.group)
-        parts = [part.view(own.dtype) for part in parts]
-        parts[self.rank] = own
-        return torch.cat(parts, axis)
 
     def whole_mask(self, mask: Tensor | None, heads: int) -> Tensor | None:
         """A mask (…, heads or 1, queries, keys) of so many heads as that of all; one for all heads
         stays as it is.
         """
-        has_heads = mask is not None and mask.dim() == 4 and mask.shape[1] == heads
-        return self.whole(mask) if has_heads and mask is not None else mask
+        if mask is None or mask.dim() != 4 or mask.shape[1] != heads:
+            return mask
+        return self.whole(mask)
 
-    @classmethod
-    def of_model(cls, model: Any) -> HeadShare | None:
-        """Share of the heads of a decoder with a head; None if it is not divided."""
-        return cls.of(model.model.layers[0].self_attn) if is_divided(model) else None
 
-    @classmethod
-    def of(cls, attention: Any, width: int | None = None) -> HeadShare | None:
-        """Share of the heads of an attention module; None if its projections are whole.
+def share_of(attention: Any, width: int | None = None) -> HeadShare | None:
+    """Share of the heads of an attention module; None if its projections are whole.
 
-        Args:
-            attention: the module.
-            width: query heads × head dim of the call that it makes; None where no call is made.
+    Args:
+        attention: the module.
+        width: query heads × head dim of the call that it makes; None where no call is made.
 
-        Raises:
-            ValueError: for projections divided in a way that leaves the owner of each head unknown.
-        """
-        if not distributed.is_available() or not distributed.is_initialized():
-            return None
-        from torch.distributed.tensor import DTensor, Shard
+    Raises:
+        ValueError: for projections divided in a way that leaves the owner of each head unknown.
+    """
+    return fast_path(head_shares, attention, width)
 
-        divided = {
-            name: one for name, one in attention.named_parameters() if isinstance(one, DTensor)
-        }
-        queries = divided.get("q_proj.weight")
-        if not divided or (queries is not None and len(queries) == width):
-            return None
-        weights = [divided.get(f"{name}.weight") for name in PROJECTIONS]
-        by_rows = all(one is not None and tuple(one.placements) == (Shard(0),) for one in weights)
-        if (
-            queries is None
-            or not by_rows
-            or width not in (None, len(queries) // queries.device_mesh.size())
-        ):
-            raise ValueError(
-                f"the weights of a {type(attention).__name__} are divided over processes, and "
-                f"where its heads are is known for {', '.join(PROJECTIONS)} divided by rows "
-                "(colwise) alone; load it with sinklab.load(…, tensor_parallel=n), or undivided"
-            )
-        return cls(queries.device_mesh.get_group())
+
+def share_of_model(model: Any) -> HeadShare | None:
+    """Share of the heads of a decoder with a head; None if it is not divided."""
+    return share_of(model.model.layers[0].self_attn) if is_divided(model) else None

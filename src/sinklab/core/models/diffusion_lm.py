@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
-from sinklab.core.attention.heads import HeadShare
+from sinklab.core.attention.heads import share_of_model
 from sinklab.core.errors import check_tensor
 from sinklab.core.models import masks
 from sinklab.core.models.config import DiffusionLMConfig
@@ -199,8 +199,10 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         """
         sink = self.config.sink
         prefix = None if sink is None else sink.prefix(self, length, lengths_B)
-        share = HeadShare.of_model(self)
-        return prefix if prefix is None or share is None else prefix.on(share, self.config.kv_heads)
+        share = share_of_model(self)
+        if prefix is None or share is None:
+            return prefix
+        return prefix.on(share, self.config.kv_heads)
 
     def hidden_states(
         self,

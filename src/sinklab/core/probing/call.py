@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from sinklab.core.attention.context import running_canvas
-from sinklab.core.attention.heads import HeadShare
+from sinklab.core.attention.heads import HeadShare, share_of
 from sinklab.core.attention.received import attention_map, attention_statistics
 from sinklab.core.attention.scores import Scores, Visibility
 from sinklab.core.compat import attend_and_hear
@@ -88,7 +88,7 @@ class AttentionCall:
             given.get("attn_mask"),
         )
         output_shape = query.shape[:-1]
-        share = HeadShare.of(module, query.shape[1] * query.shape[-1]) if query.dim() == 4 else None
+        share = share_of(module, query.shape[1] * query.shape[-1]) if query.dim() == 4 else None
         if share is not None:
             mask = share.whole_mask(mask, query.shape[1])
             query, key, value = map(share.whole, (query, key, value))

@@ -6,17 +6,16 @@ from sinklab.core.registry import exports
 
 __getattr__, __dir__, __all__ = exports(
     __name__,
-    caches="BlockWork Cache Evaluation cache_of",
+    caches="BlockWork Cache cache_of",
     canvas="Canvas Places",
-    denoisers="Denoiser DenoisingModel Session guided limited suppressed",
-    loop="Step denoise",
+    denoisers="Denoiser DenoisingModel Evaluation Session guided limited suppressed",
+    loop="Step WritingSchedule denoise",
     rules=(
         "Candidates Entropy LeftToRight LowConfidence MaskgitPlus Origin PositionalOrder "
         "RandomOrder TopkMargin UnmaskingRule"
     ),
     schedules=(
-        "EntropyBound EvenQuota Factor Schedule Threshold Timed Turn WritingSchedule "
-        "commit_counts split_steps"
+        "EntropyBound EvenQuota Factor Schedule Threshold Timed Turn commit_counts split_steps"
     ),
     settings="DecodingSettings",
     tokens="TokenSampling sample_tokens",

@@ -1,5 +1,7 @@
 """The denoising loop, a generator of steps: the caller's `for` is the callback."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,7 +12,7 @@ from torch import Tensor
 from sinklab.core.attention.context import decoding
 from sinklab.core.errors import check_count, check_tensor
 from sinklab.core.registry import schedules, value_of
-from sinklab.core.sampling.caches import Cache, Evaluation, cache_of
+from sinklab.core.sampling.caches import Cache, cache_of
 from sinklab.core.sampling.canvas import (
     Canvas,
     Places,
@@ -18,9 +20,9 @@ from sinklab.core.sampling.canvas import (
     numbered_blocks,
     numbers_of,
 )
-from sinklab.core.sampling.denoisers import Denoiser, DenoisingModel, denoiser_of
+from sinklab.core.sampling.denoisers import Denoiser, DenoisingModel, Evaluation, denoiser_of
 from sinklab.core.sampling.rules import Candidates, UnmaskingRule, rule_of
-from sinklab.core.sampling.schedules import EvenQuota, Schedule, Timed, Turn, WritingSchedule
+from sinklab.core.sampling.schedules import EvenQuota, Schedule, Timed, Turn
 from sinklab.core.sampling.token_ids import check_vocabulary, token_ids
 from sinklab.core.sampling.tokens import TokenSampling, perturbed, required
 
@@ -328,6 +330,14 @@ class Run:
         first_BS = torch.arange(order_BS.shape[1], device=order_BS.device) < count_B[:, None]
         chosen_BS = torch.zeros_like(among_BS).scatter_(1, order_BS, first_BS) & among_BS
         return chosen_BS.view_as(candidates_BS)
+
+
+class WritingSchedule(Schedule):
+    """A schedule with a loop of its own, in place of that which commits every position once."""
+
+    def steps(self, run: Run) -> Iterator[Step]:
+        """The steps of a run."""
+        raise NotImplementedError
 
 
 def scores(rule: UnmaskingRule, candidates: Candidates, step: str) -> Tensor:

@@ -4,9 +4,9 @@ block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from sinklab.core.attention.context import reads_wait
 from sinklab.core.errors import Checked, check_count, limited
 from sinklab.core.registry import schedules, unmasking_rules
 from sinklab.core.sampling.rules import UnmaskingRule
-
-if TYPE_CHECKING:
-    from sinklab.core.sampling.loop import Run, Step
 
 # B batch rows, S canvas positions (of scores: in their descending order), T steps
 
@@ -146,14 +143,6 @@ class Schedule:
         and the ids of its control tokens.
         """
         return self
-
-
-class WritingSchedule(Schedule):
-    """A schedule with a loop of its own, in place of that which commits every position once."""
-
-    def steps(self, run: Run) -> Iterator[Step]:
-        """The steps of a run."""
-        raise NotImplementedError
 
 
 @schedules.register("even")

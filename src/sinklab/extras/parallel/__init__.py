@@ -1,3 +1,3 @@
-"""One model over several processes: tensor parallelism by transformers."""
+"""One model over several processes: tensor parallelism by transformers, and its heads."""
 
-PROVIDES = {"divisions": "dividing"}
+PROVIDES = {"divisions": "dividing", "head_shares": "heads"}

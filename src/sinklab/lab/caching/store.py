@@ -16,14 +16,13 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from sinklab.core.attention.context import is_watched
-from sinklab.core.attention.heads import HeadShare
+from sinklab.core.attention.heads import HeadShare, share_of_model
 from sinklab.core.attention.received import received_attention
 from sinklab.core.compat import attention_of
 from sinklab.core.models.denoising import ModelDenoiser, Read
 from sinklab.core.models.geometry import CanvasGeometry, KeyValueStore
 from sinklab.core.models.sinks.prefix import SinkPrefix
 from sinklab.core.sampling.caches import BlockWork
-from sinklab.lab.caching.policies import ChoosingCache
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +132,7 @@ class BlockStore(KeyValueStore):
         self,
         prefix: SinkPrefix | None,
         window: Window,
-        policy: ChoosingCache,
+        policy: Any,
         history: list[dict[int, Tensor]],
         share: HeadShare | None,
     ) -> None:
@@ -260,7 +259,7 @@ class BlockSession:
     denoiser.
     """
 
-    def __init__(self, denoiser: ModelDenoiser, policy: ChoosingCache) -> None:
+    def __init__(self, denoiser: ModelDenoiser, policy: Any) -> None:
         attention = denoiser.model.config.attention
         if policy.evicts and attention != "full":
             raise ValueError(
@@ -304,7 +303,7 @@ class BlockSession:
         ) is not None and mask.dtype == torch.bool:
             # with attention in blocks nothing behind the block is seen
             real_BS = real_BS & mask[:, 0, 0, mask.shape[-1] - ids_BS.shape[1] :]
-        share = HeadShare.of_model(self.denoiser.model)
+        share = share_of_model(self.denoiser.model)
         window = Window(work, run, real_BS)
         store = BlockStore(geometry.sinks, window, self.policy, self._history, share)
         logits_MV = self._choosing(ids_BS, read, output_index_Q, store)

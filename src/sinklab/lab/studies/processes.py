@@ -152,9 +152,10 @@ class Processes:
         """This worker with its model; processes that hold it together count as one from here on,
         unless they do already.
         """
-        from sinklab.core.attention.heads import HeadShare
+        from sinklab.core.attention.heads import share_of_model
 
-        if (share := HeadShare.of_model(model)) is None:
+        share = share_of_model(model)
+        if share is None:
             return self
         size = 1 if is_counted else share.count
         return replace(self, rank=self.rank // size, world=self.world // size, share=share)

@@ -17,9 +17,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sinklab.core.sampling.caches import Cache, Evaluation
+from sinklab.core.sampling.caches import Cache
 from sinklab.core.sampling.canvas import Canvas, Places, numbered_blocks
-from sinklab.core.sampling.denoisers import ChangedDenoiser, Session
+from sinklab.core.sampling.denoisers import ChangedDenoiser, Evaluation, Session
 from sinklab.core.sampling.loop import denoise
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.checkpoints.loading import Loaded

@@ -17,8 +17,8 @@ from sinklab.core.attention.context import decoding
 from sinklab.core.probing.intervention import intervene
 from sinklab.core.probing.interventions.positions import TruncateContext
 from sinklab.core.probing.statistics import STATES
-from sinklab.core.sampling.caches import Evaluation
 from sinklab.core.sampling.canvas import Places, numbered_blocks
+from sinklab.core.sampling.denoisers import Evaluation
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import Run, open_run
