@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,20 +107,18 @@ class RenoisedStep(Step):
 
     `before_BS`: prompt, finished canvases and this canvas as the decoder saw it; `ids_BS`: the
     canvas after it, and at its last step the text; `total`: None, since canvases end early.
-    `masked_BS`: the places that held noise; `committed_BS`: those with an accepted draw, for the
-    next step, which may renoise them; `confidence_BS`: minus the entropy of the places of the
-    canvas, nats.
+    `canvas`: None, since it is not written by filling masks; `masked_BS`: the places that held
+    noise; `committed_BS`: those with an accepted draw, for the next step, which may renoise them;
+    `confidence_BS`: minus the entropy of the places of the canvas, nats.
     """
 
-    choice: Any = field(repr=False)
-    """A `Renoised`."""
+    choice: Renoised = field(kw_only=True, repr=False)
 
-    def __post_init__(self) -> None:
-        told, past = self.choice, self.ids_BS.shape[1] - self.choice.noisy_BL.shape[1]
-        # in place of the values that the loop over masks computes on first use
-        vars(self)["masked_BS"] = pad(told.noisy_BL, (past, 0), value=False)
-        vars(self)["committed_BS"] = pad(told.accepted_BL, (past, 0), value=False)
-        vars(self)["confidence_BS"] = pad(-told.entropy_BL, (past, 0), value=math.nan)
+    @cached_property
+    def masked_BS(self) -> Tensor:
+        """bool, the places that held noise."""
+        past = self.ids_BS.shape[1] - self.choice.noisy_BL.shape[1]
+        return pad(self.choice.noisy_BL, (past, 0), value=False)
 
 
 class CanvasDenoiser:
@@ -275,7 +273,20 @@ def _steps(
                 torch.cat([denoiser.ids_BP, ids_BL], 1) for ids_BL in (choice.before_BL, after_BL)
             )
             filled_BS = pad(filled_BL, (denoiser.ids_BP.shape[1], 0), value=False)
-            yield RenoisedStep(index, None, number, before_BS, after_BS, filled_BS, choice)
+            past = after_BS.shape[1] - after_BL.shape[1]
+            yield RenoisedStep(
+                index,
+                None,
+                number,
+                None,  # type: ignore[arg-type]
+                before_BS,
+                after_BS,
+                pad(torch.ones_like(choice.noisy_BL), (past, 0), value=False),
+                -choice.entropy_BL.flatten(),
+                pad(choice.accepted_BL, (past, 0), value=False),
+                filled_BS,
+                choice=choice,
+            )
             index += 1
         ids_BN, state_BN = after_BL, torch.full_like(after_BL, COMMITTED)
         if bool(over_B.all()):
