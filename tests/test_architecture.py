@@ -358,7 +358,7 @@ def spelt_out(path: str) -> list[str]:
         ),
         (
             "core/sinks/rules.py",
-            f"def f({', '.join('abcdefghi')}): ...",
+            f"def f({', '.join('abcdefghijklm')}): ...",
             "sinklab.core.sinks.rules.f: 13 parameters",
         ),
         ("core/sinks/rules.py", "def f(a, b, c, d, e): ...", "90th percentile of parameters"),
