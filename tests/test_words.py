@@ -1,0 +1,80 @@
+"""One word a concept, as docs/glossary.md has it: words that mean the same are refused on the pages,
+and grow no more in docstrings, help and printed sentences.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "studies").glob("*.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "LOG.md", "ARCHITECTURE.md")),
+    ROOT / "CONTRIBUTING.md",
+]
+KEYS = r"(?:keys?|sinks?|columns?)"
+SYNONYMS = {
+    "blocked": rf"\b(?:hidden|taken|gone|lost) {KEYS}\b|\bhid(?:e|es|ing) (?:\w+ ){{0,4}}{KEYS}\b"
+    rf"|\b{KEYS} (?:is|are|was|were|stays?) (?:hidden|taken|gone|lost)\b",
+    "inconclusive": r"\bcannot (?:tell|be told)\b",
+    "control": r"\buntrained (?:twins?|models? beside)\b",
+    "distinguishable": r"\btold from\b",
+}
+"""Word of the glossary -> other words for it."""
+LEFT = 81
+"""Places in the package that still have another word; each one that is mended lowers this."""
+GENERATED = re.compile(r"<!-- findings: `.*?<!-- end -->", re.S)
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.S | re.M)
+
+
+def other_words(text: str) -> list[str]:
+    """Every synonym of a word of the glossary, with the word."""
+    flat = " ".join(CODE.sub("", text).split())
+    return [
+        f"{found[0]!r}: {word}"
+        for word, pattern in SYNONYMS.items()
+        for found in re.finditer(pattern, flat, re.IGNORECASE)
+    ]
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """Docstrings and other texts of a module; the whole of a template."""
+    text = path.read_text("utf-8")
+    if path.suffix != ".py":
+        yield text
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_has_one_word_a_concept(page: Path) -> None:
+    assert other_words(GENERATED.sub("", page.read_text("utf-8"))) == []
+
+
+def test_the_package_takes_no_new_words_for_a_concept() -> None:
+    files = [
+        path
+        for path in (ROOT / "src" / "sinklab").rglob("*")
+        if path.suffix in (".py", ".jinja", ".toml", ".js")
+    ]
+    found = [
+        f"{path.relative_to(ROOT)}: {one}"
+        for path in files
+        for text in texts_of(path)
+        for one in other_words(text)
+    ]
+    assert len(found) <= LEFT, "\n".join(found)
+
+
+def test_other_words_are_found() -> None:
+    assert other_words("It hides the most attended keys.") == [
+        "'hides the most attended keys': blocked"
+    ]
+    assert other_words("keys are gone, which cannot be told from an untrained\ntwin") != []
+    assert other_words("`hidden keys` are blocked; hidden states are not") == []
