@@ -1,4 +1,4 @@
-"""One word a concept, as docs/glossary.md has it: words that mean the same are refused on the pages,
+"""One word a concept, as docs/glossary.md has it: other words are refused on the pages,
 and grow no more in docstrings, help and printed sentences.
 """
 
