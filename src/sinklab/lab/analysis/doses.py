@@ -60,12 +60,10 @@ def rank_correlation(weights_RC: np.ndarray, deltas_RC: np.ndarray) -> Estimate:
         return mean_over([])
 
     def correlation(rows: np.ndarray) -> np.ndarray:
-        ranks = [
-            scipy.stats.rankdata(values_RC[rows].mean(0)) for values_RC in (weights_RC, deltas_RC)
-        ]
-        one_C, other_C = (rank_C - rank_C.mean() for rank_C in ranks)
-        spread = math.sqrt((one_C**2).sum() * (other_C**2).sum())
-        return np.array((one_C * other_C).sum() / spread if spread else math.nan)
+        one_C, other_C = weights_RC[rows].mean(0), deltas_RC[rows].mean(0)
+        if not np.ptp(one_C) or not np.ptp(other_C):
+            return np.array(math.nan)
+        return np.asarray(scipy.stats.spearmanr(one_C, other_C).statistic)
 
     found = mean_over(jackknife(correlation, len(weights_RC)))
     value = float(correlation(np.arange(len(weights_RC))))
@@ -135,11 +133,11 @@ def at_equal_mass(one: Doses, other: Doses) -> Contrast:
     Only doses that removed something count: between nothing and its first dose a model was not
     measured.
     """
-    masses = [np.asarray(doses.masses_K)[np.asarray(doses.masses_K) > 0] for doses in (one, other)]
+    masses = [doses.masses_K[doses.masses_K > 0] for doses in (one, other)]
     if any(not len(some) for some in masses):
         return contrast([], [])
-    least, most = max(some.min() for some in masses), min(some.max() for some in masses)
-    if least > most:
+    most = min(some.max() for some in masses)
+    if most < max(some.min() for some in masses):
         return contrast([], [])
     return contrast(one.at(most), other.at(most), float(most))
 

@@ -62,18 +62,18 @@ class Estimate:
         """
         if not self.is_interval:
             return math.nan
-        often, ends = (
-            float(scipy.stats.t.ppf(share, self.samples - 1)) for share in (POWER, (1 + LEVEL) / 2)
-        )
-        return max(self.high - self.value, self.value - self.low) * (1 + often / ends)
+        often = scipy.stats.t.ppf(POWER, self.samples - 1)
+        ends = scipy.stats.t.ppf((1 + LEVEL) / 2, self.samples - 1)
+        longer = max(self.high - self.value, self.value - self.low)
+        return float(longer * (1 + often / ends))
 
     def above(self, threshold: float = 0.0) -> bool | None:
         """The verdict: True or False when the whole interval lies above or below, None when
         inconclusive.
         """
-        if self.is_interval and (self.low > threshold or self.high < threshold):
-            return bool(self.low > threshold)
-        return None
+        if self.is_interval and self.low > threshold:
+            return True
+        return False if self.is_interval and self.high < threshold else None
 
 
 def mean_over(values_S: Any, *, fewest: int = FEWEST) -> Estimate:
@@ -99,8 +99,10 @@ def _estimate(values_S: Any, centre: Any, interval: Any, fewest: int = FEWEST) -
     known = _known(values_S)
     if not len(known):
         return Estimate(math.nan, math.nan, math.nan, 0, fewest)
-    ends = interval(known) if len(known) >= fewest else (known.min(), known.max())
-    return Estimate(float(centre(known)), float(ends[0]), float(ends[1]), len(known), fewest)
+    low, high = known.min(), known.max()
+    if len(known) >= fewest:
+        low, high = interval(known)
+    return Estimate(float(centre(known)), float(low), float(high), len(known), fewest)
 
 
 def _known(values_S: Any) -> np.ndarray:
@@ -127,9 +129,9 @@ def mean_interval(values: Any) -> tuple[np.ndarray, np.ndarray]:
     least, most = np.array(-reach), np.array(reach)
     if ratio is not None:
         least, most = np.quantile(ratio, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=-1)
-    return mean - np.clip(most, reach, 2 * reach) * error, mean - np.clip(
-        least, -2 * reach, -reach
-    ) * error
+    low = mean - np.clip(most, reach, 2 * reach) * error
+    high = mean - np.clip(least, -2 * reach, -reach) * error
+    return low, high
 
 
 def mean_p(values_S: Any, threshold: float = 0.0) -> float:
@@ -146,9 +148,11 @@ def mean_p(values_S: Any, threshold: float = 0.0) -> float:
     if not error:
         return float(mean == threshold)
     apart = float(mean - threshold) / float(error)
-    student, half = (2 * scipy.stats.t.sf(abs(apart) / part, samples - 1) for part in (1, 2))
-    drawn = 0.0 if ratio is None else 2 * np.mean(ratio * np.sign(apart) >= abs(apart))
-    return float(min(max(student, min(drawn, half)), 1.0))
+    student = 2 * scipy.stats.t.sf(abs(apart), samples - 1)
+    if ratio is not None:
+        drawn = 2 * np.mean(ratio * np.sign(apart) >= abs(apart))
+        student = max(student, min(drawn, 2 * scipy.stats.t.sf(abs(apart) / 2, samples - 1)))
+    return float(min(student, 1.0))
 
 
 def _studentised(values: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int]:
@@ -160,7 +164,8 @@ def _studentised(values: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None
     found = np.asarray(values, dtype=float)
     samples = found.shape[-1]
     mean = found.mean(-1, keepdims=True)
-    apart, ratio = found - mean, None
+    apart = found - mean
+    ratio = None
     error = found.std(-1, ddof=1, keepdims=True) / math.sqrt(samples)
     if samples < MANY:
         weights_NS = _resampled_weights(samples)
@@ -174,10 +179,8 @@ def _studentised(values: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None
 @lru_cache(maxsize=32)
 def _resampled_weights(samples: int) -> np.ndarray:
     """Weight of every sample in every resample with replacement, (N, S); rows sum to 1."""
-    return (
-        np.random.default_rng(0).multinomial(samples, np.full(samples, 1 / samples), RESAMPLES)
-        / samples
-    )
+    rng = np.random.default_rng(0)
+    return rng.multinomial(samples, np.full(samples, 1 / samples), RESAMPLES) / samples
 
 
 def median_interval(values: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -18,16 +18,16 @@ def jaccard(one: Any, other: Any) -> np.ndarray:
     Counts (numbers of at least 0) work too: the sum of the lesser over the sum of the greater.
     Raises ValueError when the numbers of keys differ.
     """
-    a, b = np.asarray(one), np.asarray(other)
+    a = np.asarray(one)
+    b = np.asarray(other)
     if a.shape[-1] != b.shape[-1]:
         raise ValueError(
             f"jaccard compares sets of the same keys: got shapes {a.shape} and {b.shape}."
         )
     if a.dtype == bool and b.dtype == bool:
-        common, total = counted(a & b), counted(a | b)
-    else:
-        common, total = np.minimum(a, b).sum(-1, dtype=float), np.maximum(a, b).sum(-1, dtype=float)
-    return ratio(common, total)
+        return ratio(counted(a & b), counted(a | b))
+    common = np.minimum(a, b).sum(-1, dtype=float)
+    return ratio(common, np.maximum(a, b).sum(-1, dtype=float))
 
 
 def overlap_by_step(sinks: Any) -> np.ndarray:
@@ -55,7 +55,8 @@ def overlap_by_layer(sinks: Any) -> np.ndarray:
 def overlap_of_counts(counts: np.ndarray) -> np.ndarray:
     """Overlap of layers from the numbers of heads (..., layer, key) that have a sink at the key."""
     layers, keys = counts.shape[-2:]
-    total, seen = np.zeros((layers, layers)), np.zeros((layers, layers))
+    total = np.zeros((layers, layers))
+    seen = np.zeros((layers, layers))
     counts_TLK = counts.reshape(-1, layers, keys)
     for steps in spans(len(counts_TLK), layers * layers * keys):
         # Sums of small whole numbers are exact, and quick as a product.
@@ -79,10 +80,8 @@ def overlap_by_head(sinks: Any) -> np.ndarray:
     """
     flags = _flags(sinks, 3, "overlap_by_head needs (..., layer, head, key)")
     heads, keys = flags.shape[-2:]
-    flags_LHK, found_L = (
-        flags.reshape(-1, heads, keys),
-        np.full(math.prod(flags.shape[:-2]), np.nan),
-    )
+    flags_LHK = flags.reshape(-1, heads, keys)
+    found_L = np.full(len(flags_LHK), np.nan)
     first_P, second_P = np.triu_indices(heads, 1)
     for layers in spans(len(flags_LHK), heads * max(heads, keys)):
         # 64 keys in a word
@@ -126,10 +125,10 @@ class LayerSinks(Counts):
         below 0 if sinks get fewer, as in LLaDA. NaN with fewer than two layers.
         """
         here = ~np.isnan(self.number)
+        if here.sum() < 2:
+            return math.nan
         depth = np.linspace(0, 1, len(here))
-        return (
-            float(np.polyfit(depth[here], self.number[here], 1)[0]) if here.sum() >= 2 else math.nan
-        )
+        return float(np.polyfit(depth[here], self.number[here], 1)[0])
 
 
 def sinks_per_layer(
@@ -147,21 +146,21 @@ def sinks_per_layer(
             f"One sink flag per score: sinks have shape {flags.shape}, received "
             f"{np.shape(received)}."
         )
-    flags = flags if flags.ndim > 3 else flags[None]
-    counts = np.zeros((4, flags.shape[-3]), dtype=np.int64)
-    scores = np.zeros(flags.shape[-3])
+    if flags.ndim == 3:
+        flags = flags[None]
+    found = LayerSinks(*np.zeros((4, flags.shape[-3]), dtype=np.int64), np.zeros(flags.shape[-3]))
     for slab in slabs(received, visible, positions):
         exists_TLH: Any = slab.exists.any(-1)
         here = flags[slab.at]
-        counts += [
-            exists_TLH.sum((0, 2)),
-            exists_TLH.any(2).sum(0),
-            here.sum((0, 2, 3)),
-            here.any(2).sum((0, 2)),
-        ]
-        scores += np.where(here, slab.received, 0).sum((0, 2, 3), dtype=float)
-    heads, steps, number, keys = counts
-    return LayerSinks(heads, steps, number, keys, scores)
+        scores = np.where(here, slab.received, 0).sum((0, 2, 3), dtype=float)
+        found += LayerSinks(
+            heads=exists_TLH.sum((0, 2)),
+            steps=exists_TLH.any(2).sum(0),
+            sinks=here.sum((0, 2, 3)),
+            keys=here.any(2).sum((0, 2)),
+            scores=scores,
+        )
+    return found
 
 
 def _flags(sinks: Any, axes: int, needs: str) -> np.ndarray:
@@ -201,18 +200,24 @@ def block_effects(main: Any, blocks: Any, counted: Any = None) -> BlockEffects:
     counted: boolean like main, steps to look at (``Motion.counted``); None: all that exist.
     Raises ValueError when the shapes do not fit.
     """
-    place, block = np.asarray(main), np.asarray(blocks)
+    place = np.asarray(main)
+    block = np.asarray(blocks)
     if place.ndim < 3 or block.shape != place.shape[:-2]:
         raise ValueError(
             "block_effects needs main (..., step, layer, head) and blocks (..., step): got "
             f"{place.shape} and {block.shape}."
         )
-    here = place >= 0 if counted is None else np.asarray(counted, dtype=bool) & (place >= 0)
+    here = place >= 0
+    if counted is not None:
+        here &= np.asarray(counted, dtype=bool)
     pairs = here[..., 1:, :, :] & here[..., :-1, :, :]
     moved = pairs & (place[..., 1:, :, :] != place[..., :-1, :, :])
     border = (block[..., 1:] != block[..., :-1])[..., None, None]
     return BlockEffects(
-        *(int((what & where).sum()) for where in (border, ~border) for what in (moved, pairs))
+        border_moves=int((moved & border).sum()),
+        border_pairs=int((pairs & border).sum()),
+        inside_moves=int((moved & ~border).sum()),
+        inside_pairs=int((pairs & ~border).sum()),
     )
 
 
@@ -267,13 +272,13 @@ def split_sinks(main_by_state: Any, share_by_state: Any = None, floor: Any = 0.0
         main = np.where(share > floor, main, -1)
     masked, committed, prompt = np.moveaxis(main, -3, 0)
     unmasked = np.where(committed >= 0, committed, prompt)
-    axes = (*range(masked.ndim - 2), masked.ndim - 1)
 
-    def compared(other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def compared(other: np.ndarray) -> np.ndarray:
+        """(2, layer) numbers of (step, head): different main sinks, and both there."""
         both = (masked >= 0) & (other >= 0)
-        return (both & (masked != other)).sum(axes), both.sum(axes)
+        pair = np.stack([both & (masked != other), both])
+        return pair.sum((*range(1, pair.ndim - 2), -1))
 
-    totals: Any = [
-        tuple(int(count_L.sum()) for count_L in compared(other)) for other in (committed, prompt)
-    ]
-    return SplitSinks(*compared(unmasked), *totals)
+    split_L, pairs_L = compared(unmasked)
+    totals = (tuple(compared(other).sum(1).tolist()) for other in (committed, prompt))
+    return SplitSinks(split_L, pairs_L, *totals)

@@ -29,15 +29,8 @@ AGES = ("masked", "just committed", "committed", "prompt")
 """age of a position as of a step: "just committed" was masked at the step before"""
 
 # Role of a token id, as the tokens table has it, to its class.
-_ROLES = {
-    "mask": "mask",
-    "bos": "bos",
-    "eos": "eos",
-    "eot": "eos",
-    "template": "template",
-    "image": "image",
-}
-_ROLES |= {"pad": "special", "other": "special", "sink": "sink"}
+_ROLES = {name: name for name in ("mask", "bos", "eos", "template", "image", "sink")}
+_ROLES |= {"eot": "eos", "pad": "special", "other": "special"}
 
 # A byte that is a part of a character, as a tokens table names it; others are text.
 _BYTE = re.compile("<0x([89A-F][0-9A-F])>")
@@ -62,8 +55,12 @@ def token_class(text: str, special: str = "", template: bool = False) -> str:
     """
     if special:
         one_of(f"the role of the token {text!r}, unless it is empty,", special, _ROLES)
-    name = _ROLES[special] if special else text_class(text)
-    return "template" if template and name not in ("mask", "bos", "eos", "image", "sink") else name
+        name = _ROLES[special]
+    else:
+        name = text_class(text)
+    if template and name not in ("mask", "bos", "eos", "image", "sink"):
+        return "template"
+    return name
 
 
 def text_class(text: str) -> str:
@@ -173,12 +170,12 @@ def tallied(labels: Any, events: Any) -> pd.DataFrame:
         )
     # None has the code -1
     code, found = pd.factorize(names.ravel())
-    events_of, places = (
-        np.bincount(code + 1, of, len(found) + 1)[1:] for of in (counts.ravel(), None)
-    )
-    return pd.DataFrame(
-        {"events": events_of, "places": places}, index=found.astype(str).astype(object)
-    )
+    number = len(found) + 1
+    columns = {
+        "events": np.bincount(code + 1, counts.ravel(), number)[1:],
+        "places": np.bincount(code + 1, minlength=number)[1:],
+    }
+    return pd.DataFrame(columns, index=found.astype(str).astype(object))
 
 
 def enriched(tables: Sequence[pd.DataFrame]) -> Enrichment:
@@ -195,5 +192,7 @@ def enriched(tables: Sequence[pd.DataFrame]) -> Enrichment:
         )
     events, places = found["events"].to_numpy(), found["places"].to_numpy()
     frequency, occupancy = events / (events.sum() or 1), places / places.sum()
-    over = frequency / occupancy if events.any() else np.full(len(found), np.nan)
+    over = np.full(len(found), np.nan)
+    if events.any():
+        over = frequency / occupancy
     return Enrichment([*found.index], events, places, frequency, occupancy, over)

@@ -60,7 +60,8 @@ def holm(found: Sequence[Verdict]) -> list[Verdict]:
     ranked = sorted(
         (verdict.p, place) for place, verdict in enumerate(found) if not math.isnan(verdict.p)
     )
-    kept, worst = list(found), 0.0
+    kept = list(found)
+    worst = 0.0
     for left, (p, place) in zip(range(len(ranked), 0, -1), ranked, strict=True):
         worst = max(worst, left * p)
         verdict = found[place]
@@ -130,10 +131,14 @@ def masking_cost(
     verdict = partial(Verdict, "masking is costly", threshold=threshold)
     if not len(before_S):
         return verdict(holds=None, value=math.nan, sentence="Masking the sinks was not measured.")
-    samples, base, changed = len(before_S), float(before_S.mean()), float(after_S.mean())
+    samples = len(before_S)
+    base = float(before_S.mean())
+    changed = float(after_S.mean())
     if not base > 0:
         raise ValueError(f"A relative cost needs a plain {measure} above 0: got {base}.")
-    worse_S = (after_S - before_S) * (1 if measure == "loss" else -1)
+    worse_S = after_S - before_S
+    if measure == "accuracy":
+        worse_S = -worse_S
     value = float(worse_S.mean()) / base
     if measure == "accuracy" and samples >= FEWEST:
         # few problems change: one more each way, or an interval of none would have no width (Bonett
@@ -142,9 +147,9 @@ def masking_cost(
     # each sample's part in the ratio of two means
     cost_S = value + (worse_S - value * before_S) / base
     found = replace(mean_over(cost_S), value=value, samples=samples)
-    change = (
-        f"{_percent(abs(value))} {'worse' if value > 0 else 'better'}" if value else "unchanged"
-    )
+    change = "unchanged"
+    if value:
+        change = f"{_percent(abs(value))} {'worse' if value > 0 else 'better'}"
     numbers = (
         f"{measure} goes from {base:.4g} to {changed:.4g}, {change} "
         f"({_over_samples(found, 'mean')})"
@@ -182,7 +187,9 @@ def recovery(
         )
         return verdict(holds=None, value=math.nan, sentence=unknown)
     found = mean_over(sink_S - control_S)
-    shares = [f" ({_percent(one)} of attention)" for one in held] if held else ["", ""]
+    shares = ["", ""]
+    if held:
+        shares = [f" ({_percent(one)} of attention)" for one in held]
     sentence = (
         f"With the stretch around its main sink{shares[0]} hidden, the model finds each token that "
         f"it writes uncut {sink_S.mean():.3g} nats less likely, with one where few heads have a "
@@ -227,8 +234,10 @@ def new_sinks(lost: Any, renormalised: Any, recovered: Any, *, within: int | Non
         raise ValueError(f"new_sinks needs three (sample, head): got shapes {shapes}.")
     if not gone.any():
         return "No head had its main sink in what was hidden."
-    losers, others = gone & ~passes, ~gone & ~passes
-    rate_S, base_S = (ratio((kind & back).sum(1), kind.sum(1)) for kind in (losers, others))
+    losers = gone & ~passes
+    others = ~gone & ~passes
+    rate_S = ratio((losers & back).sum(1), losers.sum(1))
+    base_S = ratio((others & back).sum(1), others.sum(1))
     found = median_over(rate_S - base_S)
     if not losers.any():
         return (
@@ -237,14 +246,15 @@ def new_sinks(lost: Any, renormalised: Any, recovered: Any, *, within: int | Non
         )
     if not found.samples:
         return "There is no head without a sink to take the base rate of new ones from."
-    soon = "" if within is None else f" within {within} step{'s' if within != 1 else ''}"
-    rate, base = (
-        _percent(float(np.median(one_S[~np.isnan(rate_S - base_S)]))) for one_S in (rate_S, base_S)
-    )
+    soon = ""
+    if within is not None:
+        soon = f" within {within} step{'s' if within != 1 else ''}"
+    both_S = ~np.isnan(rate_S - base_S)
+    rate, base = (_percent(float(np.median(one_S[both_S]))) for one_S in (rate_S, base_S))
     return (
         f"{rate} of the heads that were left without a sink when theirs was hidden have a new "
-        f"one{soon}, {base} of "
-        f"those that had none (difference {_percent(found.value)}, {_over_samples(found)})."
+        f"one{soon}, {base} of those that had none (difference {_percent(found.value)}, "
+        f"{_over_samples(found)})."
     )
 
 
