@@ -116,6 +116,7 @@ def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.ring("extras")
 def test_an_architecture_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20)).save_pretrained(
         tmp_path

@@ -70,6 +70,7 @@ def test_dream_reads_its_tokenizer_without_its_class(tmp_path):
     assert loaded.model.config.eot_token_id == ids["<|im_end|>"]
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize("said_by", ["config.json", "the tokenizer", "the name"])
 def test_dreamons_tokens_of_length_are_no_words(tmp_path, said_by, monkeypatch):
     """Config, tokenizer or table say which they are; end of text deletes; a saved model knows them

@@ -71,6 +71,7 @@ def examples(text: str) -> list[str]:
     ]
 
 
+@pytest.mark.ring("extras")
 def test_the_help_lists_every_command(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--help-all"])
@@ -81,6 +82,7 @@ def test_the_help_lists_every_command(capsys: pytest.CaptureFixture) -> None:
     assert "Try" not in printed, "one line a command; its own help has the examples"
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_line_of_the_help_breaks_where_the_source_does(
     command: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -131,6 +133,7 @@ def test_the_help_teaches_by_examples_that_can_be_typed(
             main(shlex.split(example)[1:])
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_explained(command: str, capsys: pytest.CaptureFixture) -> None:
     text = re.sub(r"[│╭╰─╮╯]", "", help_of(command, capsys))
