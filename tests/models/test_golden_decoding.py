@@ -53,7 +53,11 @@ NAMES = {
     "smdm_gate": ["greedy", "greedy_cfg", "greedy_pooled"],
 }
 QUIRKS = {"llada": {"prompt_with_masks"}}
-CASES = [(family, name) for family, names in NAMES.items() for name in names]
+CASES = [
+    pytest.param(family, name, marks=[pytest.mark.ring("extras")] * (family == "llada_moe"))
+    for family, names in NAMES.items()
+    for name in names
+]
 
 
 @functools.cache
