@@ -75,7 +75,8 @@ class SinkFacts:
         """
         # a trace of a later step alone takes remembered keys for sink columns: so the number is
         # given, not inferred
-        self._pad_B, self._prefix = pad_B.cpu(), prefix
+        self._pad_B = pad_B.cpu()
+        self._prefix = prefix
         self._steps: list[list[dict[str, Tensor]]] = [[] for _ in pad_B]
         """by row, the facts of its steps: (L,) means over heads, (L, H) main sinks"""
 
@@ -188,7 +189,8 @@ def needs_own_batch(settings: DecodingSettings, edits: Sequence[Any]) -> bool:
     rows wait for one another under something that counts forwards.
     """
     chosen = settings.values()
-    rule, schedule = chosen["rule"], chosen["schedule"]
+    rule = chosen["rule"]
+    schedule = chosen["schedule"]
     draws = settings.temperature > 0 or rule.draws or schedule.pooled or is_random(edits)
     return draws or (not schedule.fixed and (bool(edits) or chosen["cache"] is not None))
 

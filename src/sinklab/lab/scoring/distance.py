@@ -135,7 +135,8 @@ class _Forced(ContinuingWriter):
     """Writes the text of another run, and keeps the tokens it would have written itself."""
 
     def follow(self, steps: Sequence[WritingStep]) -> None:
-        self.given, self.seen = steps, list[Tensor]()
+        self.given = steps
+        self.seen = list[Tensor]()
         for _ in self.steps():
             pass
 

@@ -107,7 +107,8 @@ def edited_losses(
     losses: list[list[Tensor]] = [[] for _ in arms]
     removals: list[list[tuple[RemovalRecord, ...]]] = [[] for _ in arms]
     for start in range(0, len(ids_RS), batch):
-        part, turn = slice(start, start + batch), _Turn()
+        part = slice(start, start + batch)
+        turn = _Turn()
         places = [(seed, row) for row in range(len(ids_RS))[part]]
         edits = [
             _OfArm(edit, arm, turn)
@@ -142,10 +143,13 @@ class _OfArm(Listener):
     """An edit that hears of clean passes, and of the forwards in which it is its arm's turn."""
 
     def __init__(self, edit: Intervention, arm: int, turn: _Turn) -> None:
-        self.intervention, self.arm, self.turn = edit, arm, turn
+        self.intervention = edit
+        self.arm = arm
+        self.turn = turn
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
-        self.log, self.inner = log, self.intervention.handler(log, forwards_per_step)
+        self.log = log
+        self.inner = self.intervention.handler(log, forwards_per_step)
         return self
 
     @property

@@ -81,10 +81,12 @@ class Scorer:
                 "guidance masks the context, which only a diffusion model can read, but "
                 f"{loaded.name} is {loaded.family}; leave out cfg_scale"
             )
-        self.loaded, self.model = loaded, cast(Any, loaded.model)
+        self.loaded = loaded
+        self.model = cast(Any, loaded.model)
         self.denoises = loaded.family == "diffusion"
         self.edits = scoring_edits(edits, is_diffusion=self.denoises)
-        self.seed, self.cfg_scale = settings.seed, settings.cfg_scale
+        self.seed = settings.seed
+        self.cfg_scale = settings.cfg_scale
         self._copies = 2 if self.cfg_scale else 1
         self.rows = max(1, settings.batch // self._copies)
         # kept, as it holds tensors that are the same for every text of a shape
@@ -197,7 +199,8 @@ class Scorer:
             [[len(text_S)] for text_S in texts]
         )
         ids_BS = clean_BS.masked_fill(masked_BS, mask_id)
-        labels_M, rows_M = clean_BS[wanted_BS], wanted_BS.nonzero()[:, 0]
+        labels_M = clean_BS[wanted_BS]
+        rows_M = wanted_BS.nonzero()[:, 0]
         if not self.cfg_scale:
             return self._evaluate(ids_BS, real_BS, wanted_BS, clean_BS, places), labels_M, rows_M
         # both readings of a row in one forward
@@ -246,7 +249,9 @@ class Scorer:
 
     def _continued(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, _: Tensor) -> Tensor:
         # the last token of each row is not read
-        ids_BS, real_BS, wanted_BS = ids_BS[:, :-1], real_BS[:, 1:], wanted_BS[:, 1:]
+        ids_BS = ids_BS[:, :-1]
+        real_BS = real_BS[:, 1:]
+        wanted_BS = wanted_BS[:, 1:]
         given: dict[str, Any] = {"use_cache": False, "logits_to_keep": 1}
         if not bool(real_BS.all()):
             given["attention_mask"] = real_BS.long().to(self.model.device)
@@ -324,7 +329,8 @@ def is_greedy(scorer: Scorer, requests: Sequence[Request]) -> dict[int, bool]:
 
 def _proposed(logits_MV: Tensor, labels_M: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
     """Whether the proposed token is the right one, and its log-probability; on the CPU."""
-    right, sure = [], []
+    right = []
+    sure = []
     for some_MV, labels in zip(logits_MV.split(_PIECE), labels_M.split(_PIECE), strict=True):
         exact_MV = at_least_float32(some_MV)
         best, tokens = proposals(exact_MV, None, TokenSampling(), mask_id, None)

@@ -84,10 +84,12 @@ def read_requests(
             f"groups name the group of every request, got {len(groups)} for {len(requests)} "
             "requests"
         )
-    is_diffusion, limit = loaded.family == "diffusion", limit_of(loaded)
+    is_diffusion = loaded.family == "diffusion"
+    limit = limit_of(loaded)
     found = []
     for number, (given, wanted) in enumerate(requests):
-        context, continuation = tuple(map(int, given)), tuple(map(int, wanted))
+        context = tuple(map(int, given))
+        continuation = tuple(map(int, wanted))
         _check_ids(loaded, number, context, continuation, limit)
         if groups is not None:
             group = int(groups[number])
@@ -152,7 +154,8 @@ def digest(ids: Ids, more: Ids) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
-_TIMES, _MASKS = 0, 1
+_TIMES = 0
+_MASKS = 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -87,7 +87,8 @@ class Task:
 
     def writing(self, *more_edits: Any) -> AbstractContextManager[Writer]:
         """A writer of the text, under its edits and these for the length of the block."""
-        settings, edits = replace(self.settings, seed=self.seed), (*self.edits, *more_edits)
+        settings = replace(self.settings, seed=self.seed)
+        edits = (*self.edits, *more_edits)
         request = WritingRequest(
             self.prompt.ids if self.is_diffusion else tuple(self.started()), (), self.seed
         )
@@ -126,7 +127,8 @@ class Task:
         Raises:
             ValueError: for a prompt that does not fit and settings that the decoder refuses.
         """
-        settings, model = self.settings, cast(Any, self.loaded.model)
+        settings = self.settings
+        model = cast(Any, self.loaded.model)
         check_decoding(self.loaded, settings, self.edits)
         if self.is_diffusion:
             if settings.full_forward:

@@ -49,7 +49,8 @@ def stop_ids(loaded: Loaded, until: Sequence[str] = ()) -> set[int]:
     """Ids at which a text ends: the model's ends of text and of turn, and special tokens among
     `until`.
     """
-    found, tokenizer = {*loaded.special.stop, *ends_of(loaded.model.config)}, loaded.tokenizer
+    found = {*loaded.special.stop, *ends_of(loaded.model.config)}
+    tokenizer = loaded.tokenizer
     if tokenizer is not None:
         special = {
             str(tokenizer.convert_ids_to_tokens(token)): token
@@ -194,11 +195,13 @@ class WritingStep:
 
     def moment(self, row: int = 0) -> Moment:
         """The step as this row saw it, without padding."""
-        real_S, open_S = self.canvas.attention_BS[row], self.canvas.open_BS[row]
+        real_S = self.canvas.attention_BS[row]
+        open_S = self.canvas.open_BS[row]
         written = self.after_BS[row][
             pad(open_S, (0, self.after_BS.shape[1] - len(open_S)), value=True)
         ]
-        seen, state_S = self.before_BS[row][real_S], self.state_BS[row][real_S]
+        seen = self.before_BS[row][real_S]
+        state_S = self.state_BS[row][real_S]
         arrays = (
             seen.cpu().numpy(),
             state_S.cpu().numpy(),
@@ -265,7 +268,9 @@ class Writer:
     """The texts as they are now."""
 
     def __init__(self, texts: Writing, log: InterventionLog, real_BS: Tensor) -> None:
-        self.texts, self.loaded, self.requests = texts, texts.loaded, texts.requests
+        self.texts = texts
+        self.loaded = texts.loaded
+        self.requests = texts.requests
         self.log = log
         """Log of the interventions in force."""
         self.pad_B = (~real_BS).sum(1)
@@ -356,9 +361,11 @@ class ContinuingWriter(Writer):
     statistic = "last_row"
 
     def __init__(self, texts: Writing, log: InterventionLog) -> None:
-        loaded, settings = texts.loaded, texts.settings
+        loaded = texts.loaded
+        settings = texts.settings
         ids_BP, real_BP = left_padded([list(request.ids) for request in texts.requests], 0)
-        self.ids_BS, self._real_BS = ids_BP.to(loaded.model.device), real_BP.to(loaded.model.device)
+        self.ids_BS = ids_BP.to(loaded.model.device)
+        self._real_BS = real_BP.to(loaded.model.device)
         super().__init__(texts, log, self._real_BS)
         self._start = ids_BP.shape[1]
         check_context(loaded, self._start + texts.new_tokens)
@@ -374,7 +381,8 @@ class ContinuingWriter(Writer):
         return index < self.texts.new_tokens
 
     def _step(self, index: int) -> WritingStep:
-        before_BS, real_BS = self.ids_BS, self._real_BS
+        before_BS = self.ids_BS
+        real_BS = self._real_BS
         tokens_B = self._tokens(index)
         self.ids_BS = torch.cat([before_BS, tokens_B[:, None]], 1)
         self._real_BS = pad(real_BS, (0, 1), value=True)
@@ -393,7 +401,8 @@ class ContinuingWriter(Writer):
 
     @torch.inference_mode()
     def _tokens(self, index: int) -> Tensor:
-        settings, config = self.texts.settings, self.loaded.model.config
+        settings = self.texts.settings
+        config = self.loaded.model.config
         text_size = getattr(config, "text_vocab_size", None) if settings.text_only else None
         logits_BV = self._logits()[:, :text_size].float()
         if settings.suppress_ids:

@@ -20,7 +20,8 @@ TOKENS = {"gsm8k": 256, "humaneval": 512, "humaneval_instruct": 512}
 """Tokens to write per answer, as in the paper (section 4.3); other tasks say it themselves."""
 SAMPLED = 16
 """Number of documents that an estimate of lengths reads."""
-LETTERS, CHAT_LETTERS = 4, 160
+LETTERS = 4
+CHAT_LETTERS = 160
 """Letters of a token of text, and letters that a chat format adds around a question."""
 _read: dict[EvalSettings, Any] = {}
 """Tasks and documents read by an estimate, for the run that follows it."""
@@ -108,7 +109,8 @@ def amount_of(
         words.append(f"{name} ({_documents(settings, task)} documents)")
     count = max(round(evaluations), 1)
     # tasks are counted one after the other, and so are cells
-    times, first = 1.0, 1 / len(words)
+    times = 1.0
+    first = 1 / len(words)
     if cells is not None:
         times = len(cells) / len(settings.tasks)
         first = counted[0][0] / evaluations if cells else 1.0

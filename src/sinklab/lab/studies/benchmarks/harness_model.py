@@ -104,12 +104,11 @@ class SinklabLM(TemplateLM):
         self.claims: Claims | None = None
         self.cache = RequestCache(None, None, "")
         """Cache of answers, in memory; a run puts its own here."""
-        self.worker, self.processes = (
-            worker or Processes(),
-            Processes() if worker else Processes.here(),
-        )
+        self.worker = worker or Processes()
+        self.processes = Processes() if worker else Processes.here()
         # counts are gathered on the CPU; the model may be elsewhere
-        self._rank, self._world_size = self.processes.rank, self.processes.world
+        self._rank = self.processes.rank
+        self._world_size = self.processes.world
         self._device = torch.device("cpu")
         self.progress = as_progress(progress)
         self.moved: Callable[[float], object] = lambda answers: None
@@ -196,7 +195,8 @@ class SinklabLM(TemplateLM):
         """
         names = {each.key: each for each in asked}
         units = {request_key(*keys): (keys, run) for keys, run in answer(self, [*names.values()])}
-        total, done = len(names), self._answered(names)
+        total = len(names)
+        done = self._answered(names)
         self.progress.stage(
             doing.format(total) + (f", {done} of them there already" if done else "")
         )

@@ -29,7 +29,9 @@ from sinklab.lab.studies.benchmarks.tables import (
 COLUMNS: dict[str, Any] = ONE_TOKEN_FACTS["columns"]
 RECIPES: dict[str, list[str]] = ONE_TOKEN_FACTS["recipes"]
 VARIANTS: dict[str, str] = ONE_TOKEN_FACTS["variants"]
-LOSS, LESS, SHARE = "held-out loss", "loss less the first row's", "attention on the sinks, %"
+LOSS = "held-out loss"
+LESS = "loss less the first row's"
+SHARE = "attention on the sinks, %"
 RUNS_ONLY = (LOSS, LESS, SHARE)
 # Settings that make a variant, or follow from it: runs of one experiment may differ in these.
 _OF_VARIANT = frozenset(
@@ -193,9 +195,11 @@ def _described(base: Training) -> tuple[str, str, str]:
     """
     settings = base.run.info.settings
     model = settings.get("init_from")
-    start, label = "scratch", "from scratch"
+    start = "scratch"
+    label = "from scratch"
     if model:
-        start, label = "autoregressive", f"from {Path(str(model)).parent.name or model}"
+        start = "autoregressive"
+        label = f"from {Path(str(model)).parent.name or model}"
     if settings.get("train_only", "all") != "all":
         start = "retrofit"
     if _is_tuned(base):
@@ -285,7 +289,8 @@ def _command(table: PaperTable, repeats: Repeats, of_variant: str, column: str) 
         if column == SHARE and of_variant not in ("plain", "gate"):
             return "train with --monitor-every"
         return ""
-    flags, how = COLUMNS[column]["flags"], "two-stage"
+    flags = COLUMNS[column]["flags"]
+    how = "two-stage"
     if flags:
         noise = "smdm" if "smdm" in flags else "chain"
         how = f"{noise}-{flags.split()[-1]}"

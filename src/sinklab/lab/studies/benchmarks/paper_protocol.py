@@ -72,7 +72,8 @@ def expected(models: Sequence[str], tasks: Sequence[str]) -> pd.DataFrame:
 
 def cost(tasks: Sequence[str], ks: Sequence[int]) -> str:
     """Cost of the whole protocol for one model, in words: questions, steps, evaluations."""
-    parts, evaluations = [], 0
+    parts = []
+    evaluations = 0
     for task in tasks:
         if task in TABLE1:
             parts.append(f"{QUESTIONS[task]:,} questions of {task} × {TOKENS[task]} steps")
@@ -88,7 +89,8 @@ def deviations(settings: EvalSettings, plan: Plan) -> list[str]:
     """The settings that are not the paper's, as «name=value»; if the paper gives none, compared
     with this package's default.
     """
-    usual, kept = SETTINGS.kept(), settings.kept()
+    usual = SETTINGS.kept()
+    kept = settings.kept()
     # tasks, folders and permissions change no score of a task
     free = {"tasks", "data", "run_code", "chat"}
     found = [

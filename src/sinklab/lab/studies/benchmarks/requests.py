@@ -124,7 +124,8 @@ def writing_jobs(model: Any, requests: Iterable[Any]) -> list[Job]:
     """Every request as a job. A repeated one has a name, and so noise, of its own only if noise
     decides.
     """
-    context, seen = limit_of(model.loaded), Counter[str]()
+    context = limit_of(model.loaded)
+    seen = Counter[str]()
     jobs = []
     for request in requests:
         text, given = request.args
@@ -265,7 +266,8 @@ def scored(model: Any, asked: Sequence[Continuation]) -> Iterator[Unit]:
 
 def _score(model: Any, part: list[Continuation]) -> Part:
     # a watched one is alone
-    first, done = part[0], itertools.count(1)
+    first = part[0]
+    done = itertools.count(1)
     run = partial(
         score,
         model.loaded,
@@ -280,7 +282,8 @@ def _score(model: Any, part: list[Continuation]) -> Part:
     if first.watched:
         found, sinks = _watched(model, max(len(first.ids), not model.is_diffusion), run)
     else:
-        found, sinks = run(), []
+        found = run()
+        sinks = []
     return {each.key: _answer(result, sinks) for each, result in zip(part, found, strict=True)}
 
 

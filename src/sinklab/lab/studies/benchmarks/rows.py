@@ -146,10 +146,8 @@ def _arc(row: Row, where: str) -> Row:
     if "query" in row:
         # llm-foundry's form: the prompt's first word stands in the data, answers have no letters
         given = _taken(row, where, "query", "choices", "gold")
-        letters, question = (
-            list(_LETTERS[: len(given["choices"])]),
-            str(given["query"]).removeprefix("Question: "),
-        )
+        letters = list(_LETTERS[: len(given["choices"])])
+        question = str(given["query"]).removeprefix("Question: ")
         choices = {"text": list(given["choices"]), "label": letters}
         return {"question": question, "choices": choices, "answerKey": letters[int(given["gold"])]}
     given = _taken(row, where, "question", "answerKey")
@@ -178,7 +176,8 @@ def _by_article(rows: list[Row], path: Path) -> list[Row]:
     """One row per article, from the authors' files (one per article) or from a row for each
     question.
     """
-    names, several = ("question", "answer", "options"), ("questions", "answers", "options")
+    names = ("question", "answer", "options")
+    several = ("questions", "answers", "options")
     if "questions" in rows[0]:
         whole = [_taken(row, str(path), "article", *several) for row in rows]
         articles = [

@@ -68,7 +68,8 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.loggers.utils import add_tokenizer_info
 
-    settings, loaded = model.settings, model.loaded
+    settings = model.settings
+    loaded = model.loaded
     whole: dict[str, Any] = copy.deepcopy(results)
     samples = whole.pop("samples", {})
     given = {"pretrained": loaded.name}
@@ -148,7 +149,8 @@ def evaluate(
             with other settings (the first difference is named).
     """
     offline.needs_lm_eval()
-    path, worker = Path(out), worker or Processes.here()
+    path = Path(out)
+    worker = worker or Processes.here()
     settings = settings or EvalSettings()
     progress = as_progress(progress if worker.is_first else None)
     resume = settings.resume or worker.joins

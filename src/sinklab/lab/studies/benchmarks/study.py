@@ -293,7 +293,8 @@ class Evaluation(Study):
         """Run `sinklab.lab.studies.benchmarks.run.evaluate`; its processes share a folder."""
         # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
         os.environ.setdefault("TQDM_DISABLE", "1")
-        settings, resume = settings or EvalSettings(), how.pop("resume", False)
+        settings = settings or EvalSettings()
+        resume = how.pop("resume", False)
         return self._evaluate(
             dataclasses.replace(settings, resume=settings.resume or resume), loaded, out, **how
         )

@@ -187,7 +187,8 @@ def _between(one: dict[Key, Cell], other: dict[Key, Cell]) -> list[str]:
         return []
     plain = one[PLAIN], other[PLAIN]
     why = [cell.no_sinks or cell.too_low for cell in plain]
-    apart, at_equal = {}, {}
+    apart = {}
+    at_equal = {}
     if not any(why):
         for protocol, control, k in sorted(shared, key=lambda key: key[2]):
             mine, theirs = (cells[protocol, control, k].costs for cells in (one, other))

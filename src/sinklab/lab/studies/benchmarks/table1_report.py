@@ -34,7 +34,8 @@ def table1_figure(numbers: pd.DataFrame, *, theme: str = "light") -> Figure:
     Bars are ± one binomial standard error. A model and its published twin have one colour, in every
     panel.
     """
-    look, names = theme_named(theme), dict[str, int]()
+    look = theme_named(theme)
+    names = dict[str, int]()
     charts = [
         _panel(numbers[numbers["task"] == task], task, names)
         for task in dict.fromkeys(numbers["task"])
@@ -44,11 +45,14 @@ def table1_figure(numbers: pd.DataFrame, *, theme: str = "light") -> Figure:
 
 
 def _panel(numbers: pd.DataFrame, task: str, names: dict[str, int]) -> Chart:
-    ks, lines = sorted({int(k) for k in numbers["k"]}), []
+    ks = sorted({int(k) for k in numbers["k"]})
+    lines = []
     for (source, model), cells in numbers.groupby(["source", "model"], sort=False):
-        label, stands_for = f"{model} (published)", model
+        label = f"{model} (published)"
+        stands_for = model
         if source == MEASURED:
-            label, stands_for = str(model), paper.published_model(model) or model
+            label = str(model)
+            stands_for = paper.published_model(model) or model
         index = names.setdefault(stands_for, len(names))
         how = ["control", "protocol"]
         masked = [*cells[cells["k"] > 0].groupby(how, sort=False).groups]
@@ -213,7 +217,8 @@ def published_numbers(task: str) -> list[dict[str, Any]]:
                 "stderr": stderr,
             }
             if k:
-                drop, reach = plain - value, Z * math.hypot(error, stderr)
+                drop = plain - value
+                reach = Z * math.hypot(error, stderr)
                 row |= _drop(plain, drop, drop - reach, drop + reach)
             rows.append(row)
     return rows

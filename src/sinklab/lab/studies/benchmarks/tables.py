@@ -412,7 +412,8 @@ class Benchmark:
             return None
         row = rows.iloc[0].copy()
         if 0 <= row["value"] <= 1 and row["metric"] in (*_COMMON, "acc_norm"):
-            share, samples = float(row["value"]), int(row["samples"])
+            share = float(row["value"])
+            samples = int(row["samples"])
             row["stderr"] = math.nan
             if samples:
                 row["stderr"] = math.sqrt(share * (1 - share) / samples)
@@ -451,7 +452,9 @@ def found_in(folders: Iterable[str | Path]) -> Found:
     Raises:
         ValueError: for a folder that does not exist, a damaged run, and if there is no run at all.
     """
-    benchmarks, trainings, unfinished = [], [], []
+    benchmarks = []
+    trainings = []
+    unfinished = []
     for folder in (Path(folder) for folder in folders):
         if not folder.is_dir():
             raise ValueError(f"tables are read from run folders, but {folder} is not a folder")
@@ -483,5 +486,6 @@ def paired_drop(before: pd.Series, after: pd.Series) -> tuple[float, float, floa
     both = pd.concat([before, after], axis=1, join="inner").to_numpy(float)
     if not len(both) or not set(both.flat) <= {0.0, 1.0}:
         return math.nan, math.nan, math.nan
-    lost, gained = ((both[:, 0] > both[:, 1]).sum(), (both[:, 0] < both[:, 1]).sum())
+    lost = (both[:, 0] > both[:, 1]).sum()
+    gained = (both[:, 0] < both[:, 1]).sum()
     return (lost - gained) / len(both), *paired_share_interval(lost, gained, len(both))

@@ -135,7 +135,8 @@ class TwoStage(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        loaded, config = self.loaded, self.loaded.model.config
+        loaded = self.loaded
+        config = self.loaded.model.config
         if loaded.family != "diffusion" or config.mask_token_id is None:
             raise ValueError(
                 f"the two stages denoise, but {loaded.name} has no mask token; score it on the "

@@ -52,7 +52,8 @@ class Selection:
         not have.
         """
         backbone = getattr(config, "backbone", config)
-        layers, heads = backbone.num_hidden_layers, backbone.num_attention_heads
+        layers = backbone.num_hidden_layers
+        heads = backbone.num_attention_heads
         _numbers("the layer of maps", tuple(layer for _, layer, _ in settings.map_keys), layers)
         _numbers("the head of maps", tuple(head for _, _, head in settings.map_keys), heads)
         # if some layers see a window alone, record those that see everything
@@ -88,7 +89,8 @@ class Recorder:
         """`last_row`: for an autoregressive model under its cache, read the attention of the last
         query alone.
         """
-        self._task, self._selection = task, selection
+        self._task = task
+        self._selection = selection
         self._wanted = set(task.settings.statistics)
         self._by_rows = not task.is_diffusion and not task.settings.full_forward
         """a step has one new query"""
@@ -164,7 +166,8 @@ class Recorder:
 
     def _maps(self, step: int) -> list[tuple[int, int]]:
         """(layer, head) of the maps that are kept of this step."""
-        keys, layers = self._task.settings.map_keys, self._selection.of_layers
+        keys = self._task.settings.map_keys
+        layers = self._selection.of_layers
         return [(layer % layers, head) for number, layer, head in keys if number == step]
 
     _own_canvas = cached_property[Canvas](lambda recorder: recorder._task.canvas())
@@ -210,9 +213,11 @@ class Recorder:
             self._so_far.add(received_LHK, visible_K, first("received_by_window"), self._added)
             if not self._task.settings.records(moment.index):
                 return
-            received_LHK, visible_K = self._so_far.received, self._so_far.visible
+            received_LHK = self._so_far.received
+            visible_K = self._so_far.visible
             step["last_row_main"] = main_sink(first("last_row")).astype(np.int32)
-        step["visible"], step["received"] = visible_K, received_LHK
+        step["visible"] = visible_K
+        step["received"] = received_LHK
         if {"main_by_state", "received_by_state"} & self._wanted:
             step |= self._by_state(first, recording, row, moment.state_S)
         self._of_states(first, step, moment.state_S)
@@ -283,10 +288,8 @@ class Recorder:
             per_key["received_from_masked"] = shares(first("received_from_masked"))
         per_key |= {name: first(name) for name in ("value_norm", "key_norm") if name in self._axes}
         for state in np.unique(state_S):
-            here_S, rows = (
-                state_S == state,
-                {"step": step["step_number"], "layer": np.array(self._selection.layers)},
-            )
+            here_S = state_S == state
+            rows = {"step": step["step_number"], "layer": np.array(self._selection.layers)}
             rows |= {"state": np.array(STATES[state], object), "positions": here_S.sum()}
             for name, values_LK in per_key.items():
                 here_LS = values_LK[:, -len(state_S) :][:, here_S]
@@ -305,7 +308,8 @@ class Recorder:
         rows |= dict(zip(columns, values.reshape(-1, len(columns)).T, strict=True))
         if "position" in columns:
             sinks_LHK = find_sinks(step["received"], DEFAULT, step["visible"], step["positions"])
-            sinks_LS, place = sinks_LHK.mean(1)[:, -len(state_S) :], rows["position"].astype(int)
+            sinks_LS = sinks_LHK.mean(1)[:, -len(state_S) :]
+            place = rows["position"].astype(int)
             after = self._after_L[rows["layer"]]
             rows |= {
                 "state": np.array(STATES, object)[state_S[place]],

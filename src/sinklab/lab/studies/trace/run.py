@@ -177,7 +177,8 @@ def _generation(
     prompt = task.prompt.text
     if task.settings.new_tokens == 0:
         # the masks stood in the prompt: the text is whole with the tokens that fill them
-        prompt, completion = "", text_of(task.loaded, _filled(moments[-1]))
+        prompt = ""
+        completion = text_of(task.loaded, _filled(moments[-1]))
     elif task.loaded.tokenizer is None and not completion.startswith(" "):
         # ids, which stand apart from those of the prompt
         completion = f" {completion}"
@@ -369,7 +370,9 @@ def _heldout_rows(
 
 def write_samples(work: Work) -> None:
     """Write this process's samples."""
-    settings, tasks, roles = work.settings, work.plan.tasks, special_roles(work.loaded)
+    settings = work.settings
+    tasks = work.plan.tasks
+    roles = special_roles(work.loaded)
     texts = len(work.samples) * (1 + len(settings.mask_sinks) + 2 * settings.truncate)
     meter = Meter(work.progress, texts, settings.steps or max(task.most_steps for task in tasks))
     for sample in work.samples:

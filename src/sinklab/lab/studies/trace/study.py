@@ -222,7 +222,8 @@ class Trace(Study):
         """The commands that go on from here: to see the run, to run its controls, to hide its
         sinks.
         """
-        path, name = runs[0].path, runs[0].info.model["name"]
+        path = runs[0].path
+        name = runs[0].info.model["name"]
         again = f"sinklab trace --model {name} --reproduce {path} --out"
         lines = [f"next: sinklab report {path}"]
         if "twins" not in runs[0].tables:
@@ -231,7 +232,8 @@ class Trace(Study):
             )
         if not runs[0].info.settings["mask_sinks"]:
             lines.append(f"what it writes with sinks hidden: {again} {path}-masked --mask-sinks 5")
-        curve, ablate = f"sinklab curve --model {name}", f"sinklab ablate --model {name}"
+        curve = f"sinklab curve --model {name}"
+        ablate = f"sinklab ablate --model {name}"
         return [*lines, f"what hiding them costs: {curve}; head by head: {ablate}"]
 
 

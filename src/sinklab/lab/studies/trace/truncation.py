@@ -71,7 +71,8 @@ def stretches(score_LHK: np.ndarray, written_S: np.ndarray) -> list[Stretch]:
         written_S: the position holds no mask, bool.
     """
     length = len(written_S)
-    width, text_LHS = max(length // PART, 1), np.maximum(score_LHK[..., -length:], 0)
+    width = max(length // PART, 1)
+    text_LHS = np.maximum(score_LHK[..., -length:], 0)
     sinks_LHS = text_LHS > DEFAULT.threshold(np.array([length]))
     drawn_S = np.where(sinks_LHS, text_LHS, 0).sum((0, 1))
     main = int((drawn_S if drawn_S.any() else text_LHS.sum((0, 1))).argmax())
@@ -117,7 +118,8 @@ def truncation_table(
     """
     score_TLHK = scores_of(arrays)
     limit_T = DEFAULT.threshold(arrays["positions"])
-    main_TLH, best_TLH = score_TLHK.argmax(-1), score_TLHK.max(-1)
+    main_TLH = score_TLHK.argmax(-1)
+    best_TLH = score_TLHK.max(-1)
     before_LHK = np.maximum(score_TLHK[0], 0)
     hidden_LH = before_LHK[..., hidden].sum(-1) / before_LHK.sum(-1)
     left_LH = np.delete(before_LHK, hidden, axis=-1).max(-1) / np.maximum(1 - hidden_LH, 1e-9)
@@ -175,7 +177,8 @@ def token_costs(
         columns step, position, token_id; logprob, in nats; and logprob_sink, logprob_control with a
         stretch blocked.
     """
-    states_S, ids_S = whole[-1].state_S, whole[-1].ids_S
+    states_S = whole[-1].state_S
+    ids_S = whole[-1].ids_S
     started = int((states_S == 2).sum()) if task.is_diffusion else len(task.started())
     text = np.concatenate([ids_S[:started], whole[-1].written])
     ends = np.flatnonzero(np.isin(text[started:], [*stop_ids(task.loaded)]))
@@ -227,7 +230,8 @@ def _continued(
     """Logits with the text before the cut read whole, as it was when it was written, and the rest
     on top of it.
     """
-    model, before = task.loaded.model, len(read[0]) - 1
+    model = task.loaded.model
+    before = len(read[0]) - 1
     with _without(model, gone, 1):
         past = model(_on(model, text[None, :before]), use_cache=True).past_key_values
         logits_NV = model(

@@ -51,7 +51,9 @@ def finish(work: Work) -> None:
 
 
 def _write_twin(work: Work, twin: Loaded, done: Run, kind: str) -> None:
-    run, selection, settings = work.run, work.plan.selection, work.settings
+    run = work.run
+    selection = work.plan.selection
+    settings = work.settings
     texts = range(len(work.plan.tasks))
     steps = sum(done.table("tokens", part=sample)["step"].nunique() for sample in texts)
     count = work.progress.counter(steps)
@@ -70,11 +72,13 @@ def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) 
     """Effect on the twin of blocking the run's own stretches; nothing if steps that this takes were
     not recorded.
     """
-    tokens, texts = done.table("tokens", part=sample), done.table("truncated", part=sample)
+    tokens = done.table("tokens", part=sample)
+    texts = done.table("truncated", part=sample)
     hidden = [
         Stretch(row.arm, row.start, row.stop, row.held, row.sinks) for row in texts.itertuples()
     ]
-    cut, steps = int(texts["step"].iloc[0]), int(tokens["step"].max()) + 1
+    cut = int(texts["step"].iloc[0])
+    steps = int(tokens["step"].max()) + 1
     rest = tokens[tokens["step"] >= cut - 1]
     # the first of these canvases is whole; without all of them there is no telling when a sink
     # comes back
@@ -153,7 +157,8 @@ def retraced(
 
 
 def _moment(step: int, rows: pd.DataFrame) -> Moment:
-    ids_S, state_S = rows["token_id"].to_numpy(), pd.Index(STATES).get_indexer(rows["state"])
+    ids_S = rows["token_id"].to_numpy()
+    state_S = pd.Index(STATES).get_indexer(rows["state"])
     return Moment(step, 0, ids_S, state_S, 0, ids_S[:0])
 
 
@@ -162,7 +167,8 @@ def _denoising(task: Task) -> Callable[[Tensor], object]:
     one.
     """
     model: Any = task.loaded.model
-    denoiser, settings = model.denoiser(), task.settings
+    denoiser = model.denoiser()
+    settings = task.settings
     canvas = denoiser.in_blocks(task.canvas().to(model.device), settings.block_length)
     block_BS = numbered_blocks(canvas, settings.block_length)[1]
     evaluate = Evaluation(denoiser, settings.values()["cache"], block_BS)
@@ -186,7 +192,8 @@ def _continuing(task: Task) -> Callable[[Tensor], object]:
 
     @torch.inference_mode()
     def run(ids_BS: Tensor) -> None:
-        real_BS, options = ids_BS != _NO_ID, {"use_cache": False, "logits_to_keep": 1}
+        real_BS = ids_BS != _NO_ID
+        options = {"use_cache": False, "logits_to_keep": 1}
         task.loaded.model(
             ids_BS.clamp_min(0), attention_mask=None if real_BS.all() else real_BS.long(), **options
         )
