@@ -41,7 +41,8 @@ MAY_IMPORT = {
     "lab": set(),
     "lab.files": {"core.errors"},
     "lab.records": EVERYWHERE | {"lab.files"},
-    "lab.checkpoints": EVERYWHERE | {"core.models", "core.compat", "lab.files"},
+    "lab.checkpoints": EVERYWHERE
+    | {"core.attention", "core.models", "core.sampling", "core.compat", "lab.files"},
     "lab.caching": CORE,
     "lab.analysis": EVERYWHERE | {"core.sinks", "lab.records"},
     "lab.data": CORE | {"lab.files"},

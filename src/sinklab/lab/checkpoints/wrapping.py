@@ -12,9 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sinklab.core.errors import one_of
 from sinklab.core.models.diffusion_lm import DiffusionLM
-from sinklab.core.models.wrapped import WrappedConfig, WrappedLM, position_limits
 from sinklab.lab.checkpoints.families import Family, SpecialIds
 from sinklab.lab.checkpoints.tokens import special_ids
+from sinklab.lab.checkpoints.wrapped import WrappedConfig, WrappedLM, position_limits
 
 KINDS = ("autoregressive", "diffusion", "masked")
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")

@@ -327,8 +327,8 @@ def _looked_at(model: nn.Module) -> dict[str, int]:
     """Sizes of a module without a config: those that one forward over four tokens shows."""
     import torch
 
-    from sinklab.core.models.wrapped import logits_of
     from sinklab.core.probing.tracing import trace
+    from sinklab.lab.checkpoints.wrapped import logits_of
 
     device = next((one.device for one in model.parameters()), torch.device("cpu"))
     ids_1S = torch.zeros(1, 4, dtype=torch.int64, device=device)
