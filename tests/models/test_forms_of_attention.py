@@ -83,6 +83,7 @@ def test_padding_does_not_change_a_row(form, side):
         )
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_the_fast_decoder_and_exact_caches_keep_the_form(form, variant):

@@ -52,6 +52,7 @@ def dllm_weights(case, t_B, asked_BS):
     return weight_B[:, None] / count
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize("folder", DLLM)
 def test_golden_losses_of_dllm(folder):
     seen = 0
@@ -116,6 +117,7 @@ def test_golden_losses_of_sdar(number):
     check(case, loss, model)
 
 
+@pytest.mark.ring("extras")
 def test_golden_losses_of_fast_dllm_v2():
     (case,) = golden_cases("fast_dllm_v2")["loss"]
     given = tensors("fast_dllm_v2", case["name"])

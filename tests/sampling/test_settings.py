@@ -142,6 +142,7 @@ def test_an_object_takes_the_place_of_a_name():
     )
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize(
     ("settings", "given", "message"),
     [
