@@ -599,6 +599,7 @@ PIPES: dict[str, list[str]] = {
 }
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize("name", PIPES)
 def test_no_command_waits_for_a_pipe(
     name: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

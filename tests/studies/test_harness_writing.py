@@ -259,6 +259,7 @@ def test_a_random_control_is_drawn_per_request() -> None:
     assert facts[0] != facts[2]
 
 
+@pytest.mark.ring("extras")
 def test_what_draws_or_waits_is_written_alone() -> None:
     for changes, edits, lonely in (
         ({}, (), False),

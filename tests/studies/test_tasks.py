@@ -122,6 +122,7 @@ def own_task(name: str, rows):
     )
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize("name", offline.OFFLINE)
 def test_requests_are_those_of_lm_evals_own_task(name: str, tmp_path: Path) -> None:
     write(tmp_path, name)
@@ -170,6 +171,7 @@ def test_a_missing_training_file_is_no_matter_without_examples(tmp_path: Path) -
         offline.tasks(["piqa"], tmp_path, num_fewshot=3, cache=tmp_path / "cache")
 
 
+@pytest.mark.ring("extras")
 def test_a_task_file_serves_lm_eval_alone(tmp_path: Path) -> None:
     from lm_eval.tasks import TaskManager
 
@@ -255,6 +257,7 @@ def test_lm_eval_is_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         offline.tasks(["piqa"], tmp_path)
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize("name", ["piqa", "humaneval"])
 def test_without_the_hub_the_message_says_what_to_get(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -336,6 +339,7 @@ def test_real_files_are_read_as_they_are_handed_around(name: str, benchmarks: Pa
     assert set(rows[0]) == set(DOCUMENTS[name][0])
 
 
+@pytest.mark.ring("extras")
 def test_real_files_make_tasks(benchmarks: Path, tmp_path: Path) -> None:
     names = ["gsm8k", "humaneval", "arc_easy"]
     tasks, _ = offline.tasks(names, benchmarks, run_code=True, cache=tmp_path)
