@@ -65,7 +65,7 @@ def edited(
     model: Any, edit: Any, ids: torch.Tensor, real: torch.Tensor
 ) -> tuple[Any, dict[str, Any]]:
     with intervene(model, edit) as log:
-        if getattr(edit, "source", None) == "clean_pass":
+        if getattr(edit, "when", None) == "clean":
             with log.probing():
                 model(ids, real)
         logits = model(ids, real).logits

@@ -17,6 +17,7 @@ file that is loaded by `load_plugin`.
 
 import dataclasses
 import importlib.util
+import inspect
 import pkgutil
 import re
 import sys
@@ -43,6 +44,24 @@ _loaded: set[str] = set()
 
 # a forward asks for the kind of its sink several times, mostly to read these
 _type_hints = cache(typing.get_type_hints)
+
+
+@cache
+def parameters(kind: Any) -> dict[str, dataclasses.Field]:
+    """Options by name: the fields of a class, or the parameters of a function that makes a value, a
+    short name such as ``mask_sinks`` (``Annotated[…, rules]`` for one that is of a registry).
+    """
+    if inspect.isfunction(kind):
+        made = []
+        hints = typing.get_type_hints(kind, include_extras=True)
+        for one in inspect.signature(kind).parameters.values():
+            default = dataclasses.MISSING if one.default is one.empty else one.default
+            nested = getattr(hints[one.name], "__metadata__", ())
+            metadata = {"registry": nested[0]} if nested else {}
+            field = dataclasses.field(default=default, metadata=metadata)
+            made.append((one.name, hints[one.name], field))
+        kind = dataclasses.make_dataclass(kind.__name__, made, kw_only=True)
+    return {field.name: field for field in dataclasses.fields(kind) if field.init}
 
 
 @cache
@@ -85,9 +104,16 @@ class Registry(Mapping[str, Any]):
         self._group = group
         """Name in the ``PROVIDES`` of rings and extras."""
         self._classes: dict[str, Any] = {}
+        self._written: dict[str, Callable[[Any], dict[str, Any] | None]] = {}
+        """Short names, each with the function that finds its arguments for a value."""
 
-    def register(self, name: str) -> Callable[[Class], Class]:
-        """A decorator that puts a class under this name. Raises ValueError for a name that is
+    def register(
+        self, name: str, written: Callable[[Any], dict[str, Any] | None] | None = None
+    ) -> Callable[[Class], Class]:
+        """A decorator that puts a class, or a function that makes values, under this name.
+
+        `written`: of a function, gives the arguments that make a value, or None if it cannot make
+        it: values are written as text by such a short name. Raises ValueError for a name that is
         taken.
         """
 
@@ -102,6 +128,8 @@ class Registry(Mapping[str, Any]):
                     f"{kind.__module__}; rename one of them"
                 )
             self._classes[name] = kind
+            if written is not None:
+                self._written[name] = written
             return kind
 
         return put
@@ -151,11 +179,15 @@ class Registry(Mapping[str, Any]):
         return len(self._all())
 
     def name_of(self, value: object) -> str:
-        """The name of a value's class, or of a class. Raises ValueError for one that is not
-        registered.
+        """The short name of a value, the name of its class, or that of a class. Raises ValueError
+        for one that is not registered.
         """
         kind = value if isinstance(value, type) else type(value)
-        for name, known in self._all().items():
+        classes = self._all()
+        for name, written in self._written.items():
+            if written(value) is not None:
+                return name
+        for name, known in classes.items():
             if known is kind:
                 return name
         raise ValueError(
@@ -170,7 +202,7 @@ class Registry(Mapping[str, Any]):
         are missing or that the class refuses.
         """
         kind = self[name]
-        own = {field.name: field for field in dataclasses.fields(kind) if field.init}
+        own = parameters(kind)
         known_fields(f"the {self.what} {name!r}", fields, own)
         no_default = [
             key
@@ -196,9 +228,8 @@ class Registry(Mapping[str, Any]):
         name, _, rest = given.strip().partition(":")
         kind, fields = self[name], dict[str, Any]()
         hints = _type_hints(kind)
-        own = {field.name: field for field in dataclasses.fields(kind)}
-        # split at the commas outside brackets
-        for part in re.findall(r"(?:\([^()]*\)|[^,()])+", rest):
+        own = parameters(kind)
+        for part in _split(rest):
             key, equals, text = (piece.strip() for piece in part.partition("="))
             if not (key and equals and text) or key in fields:
                 raise ValueError(
@@ -223,20 +254,46 @@ class Registry(Mapping[str, Any]):
         Raises ValueError for a value that is not registered.
         """
         value = self.parsed(value)
-        options = [
-            f"{field.name} = {_in_words(field, getattr(value, field.name))}"
-            for field in _options(value)
-        ]
-        name = self.name_of(value)
+        name, fields = self._named(value)
+        options = [f"{field.name} = {_in_words(field, one)}" for field, one in fields]
         return f"{name} ({', '.join(options)})" if options else name
 
     def as_text(self, value: Any) -> str:
         """The value as `parse` reads it, with the fields that differ from their defaults: a short
         label.
         """
-        given = [field for field in _options(value) if not _is_default(field, value)]
-        texts = [f"{field.name}={_to_text(field, getattr(value, field.name))}" for field in given]
-        return ":".join([self.name_of(value), ",".join(texts)]) if texts else self.name_of(value)
+        name, fields = self._named(value)
+        texts = [
+            f"{field.name}={_to_text(field, one)}"
+            for field, one in fields
+            if one != _default(field)
+        ]
+        return ":".join([name, ",".join(texts)]) if texts else name
+
+    def _named(self, value: Any) -> tuple[str, list[tuple[dataclasses.Field, Any]]]:
+        """The name of a value, and its options in the order of the parameters: those that only
+        keywords reach come last.
+        """
+        classes = self._all()
+        for name, written in self._written.items():
+            given = written(value)
+            if given is not None:
+                return name, [(parameters(classes[name])[one], given[one]) for one in given]
+        fields = [(field, getattr(value, field.name)) for field in _fields(value)]
+        return self.name_of(value), fields
+
+
+def _split(text: str) -> list[str]:
+    """Parts of a text between the commas outside brackets."""
+    parts = [""]
+    depth = 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in parts if part]
 
 
 def of(registry: Registry, default: Any = dataclasses.MISSING) -> Any:
@@ -261,7 +318,7 @@ def value_of(registry: Registry, given: Any, base: type) -> Any:
     return given
 
 
-def _options(value: Any) -> list[dataclasses.Field]:
+def _fields(value: Any) -> list[dataclasses.Field]:
     """The fields of a value in the order of its class's parameters: those that only keywords reach
     come last.
     """
@@ -282,11 +339,10 @@ def _options(value: Any) -> list[dataclasses.Field]:
     )
 
 
-def _is_default(field: dataclasses.Field, value: Any) -> bool:
-    default = (
-        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    )
-    return getattr(value, field.name) == default
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is dataclasses.MISSING:
+        return field.default
+    return field.default_factory()
 
 
 def _to_text(field: dataclasses.Field, value: Any) -> str:
@@ -313,8 +369,10 @@ def _from_text(field: dataclasses.Field, text: str, hint: Any) -> Any:
     origins = {typing.get_origin(one) or one for one in kinds}
     if text.lower() == "none" and types.NoneType in origins:
         return None
+    if text.startswith("("):
+        text = text.removeprefix("(").removesuffix(")")
     if "registry" in field.metadata:
-        return field.metadata["registry"].parse(text.removeprefix("(").removesuffix(")"))
+        return field.metadata["registry"].parse(text)
     if tuple in origins:
         return tuple(item for piece in text.split("+") for item in _items(piece))
     if bool in origins and text.lower() in ("true", "false"):
@@ -379,6 +437,10 @@ statistics = Registry("statistic", "statistics")
 """Statistics that a trace records: `sinklab.core.probing.Statistic`."""
 interventions = Registry("intervention", "interventions")
 """Edits of attention calls and hidden states: `sinklab.core.probing.Intervention`."""
+selectors = Registry("selector", "selectors")
+"""Choices of keys to block: `sinklab.core.probing.Selector`."""
+removals = Registry("removal", "removals")
+"""Ways to take a key away: `sinklab.core.probing.Removal`."""
 sinks = Registry("sink kind", "sinks")
 """Kinds of added sinks: `sinklab.core.models.Sink`."""
 unmasking_rules = Registry("unmasking rule", "unmasking_rules")

@@ -53,6 +53,8 @@ KINDS: tuple[str, ...] = (
     "rules",
     "statistics",
     "interventions",
+    "selectors",
+    "removals",
     "sinks",
     "unmasking_rules",
     "caches",
@@ -75,16 +77,17 @@ def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ())
         sinklab list interventions --plugin my_interventions.py
 
     Args:
-        kind: any of rules, statistics, interventions, sinks, unmasking_rules, caches, schedules,
-            families, figures, studies; all when left out.
+        kind: any of rules, statistics, interventions, selectors, removals, sinks, unmasking_rules,
+            caches, schedules, families, figures, studies; all when left out.
     """
     for name in kind or KINDS:
         if name not in KINDS:
             raise registry.unknown("registry", name, KINDS)
         say(f"{name}:")
         for entry, value in getattr(registry, name).items():
-            fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-            options = ", ".join(f"{field.name}{_default(field)}" for field in fields if field.init)
+            is_made = dataclasses.is_dataclass(value) or inspect.isfunction(value)
+            fields = registry.parameters(value).values() if is_made else ()
+            options = ", ".join(f"{field.name}{_default(field)}" for field in fields)
             about = (inspect.getdoc(value) or "").partition("\n")[0]
             say(f"  {entry}{f' ({options})' if options else ''}\n      {about}")
 

@@ -110,7 +110,7 @@ def seeded(edits: Iterable[Any], sample: int) -> tuple[Any, ...]:
 
 def needs_clean_pass(edits: Iterable[Any]) -> bool:
     """Whether an edit chooses in forwards that run unedited."""
-    return any(getattr(edit, "source", None) == "clean_pass" for edit in edits)
+    return any(getattr(edit, "when", None) == "clean" for edit in edits)
 
 
 def is_random(edits: Iterable[Any]) -> bool:

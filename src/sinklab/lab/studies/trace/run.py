@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from sinklab.core.probing.intervention import InterventionLog
+from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.interventions.mask_sinks import MaskSinks
+from sinklab.core.probing.interventions.selectors import CountControl
 from sinklab.core.probing.interventions.states import state_records
 from sinklab.core.probing.statistics import STATES
 from sinklab.core.registry import interventions
@@ -327,12 +329,10 @@ def _check_hidden(task: Task, text: str) -> None:
         when = "at the first step"
     named = [("mask_sinks", k) for k in settings.mask_sinks]
     for edit in settings.edits:
-        k = getattr(edit, "k", None)
-        if k is not None and getattr(edit, "control", "sinks") != "sinks":
+        if isinstance(edit, BlockKeys) and edit.keys.most is not None:
             # as many other columns must be left to be the controls
-            k *= 2
-        if k is not None:
-            named.append((interventions.as_text(edit), k))
+            shares = 2 if isinstance(edit.keys, CountControl) else 1
+            named.append((interventions.as_text(edit), shares * edit.keys.most))
     for name, k in named:
         if not 1 <= k < keys:
             raise ValueError(
