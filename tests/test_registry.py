@@ -22,6 +22,7 @@ from sinklab.core.probing import (
     TruncateContext,
     WindowAttention,
 )
+from sinklab.core.probing.interventions.mask_sinks import MaskSinksOptions
 from sinklab.core.registry import Registry, interventions, load_plugin
 
 toys = Registry("toy", "toys")
@@ -269,7 +270,7 @@ def test_a_plugin_file_that_fails_is_refused(
     ):
         load_plugin(taken)
     assert {name for name in sys.modules if name.startswith("sinklab_plugin_")} == before
-    assert interventions["mask_sinks"] is MaskSinks
+    assert interventions["mask_sinks"] is MaskSinksOptions
 
 
 def test_near_names_are_offered() -> None:

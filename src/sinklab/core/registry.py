@@ -17,7 +17,6 @@ file that is loaded by `load_plugin`.
 
 import dataclasses
 import importlib.util
-import inspect
 import pkgutil
 import re
 import sys
@@ -44,24 +43,6 @@ _loaded: set[str] = set()
 
 # a forward asks for the kind of its sink several times, mostly to read these
 _type_hints = cache(typing.get_type_hints)
-
-
-@cache
-def parameters(kind: Any) -> dict[str, dataclasses.Field]:
-    """Options by name: the fields of a class, or the parameters of a function that makes a value, a
-    short name such as ``mask_sinks`` (``Annotated[…, rules]`` for one that is of a registry).
-    """
-    if inspect.isfunction(kind):
-        made = []
-        hints = typing.get_type_hints(kind, include_extras=True)
-        for one in inspect.signature(kind).parameters.values():
-            default = dataclasses.MISSING if one.default is one.empty else one.default
-            nested = getattr(hints[one.name], "__metadata__", ())
-            metadata = {"registry": nested[0]} if nested else {}
-            field = dataclasses.field(default=default, metadata=metadata)
-            made.append((one.name, hints[one.name], field))
-        kind = dataclasses.make_dataclass(kind.__name__, made, kw_only=True)
-    return {field.name: field for field in dataclasses.fields(kind) if field.init}
 
 
 @cache
@@ -105,16 +86,16 @@ class Registry(Mapping[str, Any]):
         """Name in the ``PROVIDES`` of rings and extras."""
         self._classes: dict[str, Any] = {}
         self._written: dict[str, Callable[[Any], dict[str, Any] | None]] = {}
-        """Short names, each with the function that finds its arguments for a value."""
+        """Short names, each with the function that finds its fields for a value."""
 
     def register(
         self, name: str, written: Callable[[Any], dict[str, Any] | None] | None = None
     ) -> Callable[[Class], Class]:
-        """A decorator that puts a class, or a function that makes values, under this name.
-
-        `written`: of a function, gives the arguments that make a value, or None if it cannot make
-        it: values are written as text by such a short name. Raises ValueError for a name that is
+        """A decorator that puts a class under this name. Raises ValueError for a name that is
         taken.
+
+        `written`: of a short name, whose class makes another one's values (`made`): the fields that
+        make a value, or None if no fields do. Values are written as text by such a name.
         """
 
         def put(kind: Class) -> Class:
@@ -202,7 +183,7 @@ class Registry(Mapping[str, Any]):
         are missing or that the class refuses.
         """
         kind = self[name]
-        own = parameters(kind)
+        own = {field.name: field for field in dataclasses.fields(kind) if field.init}
         known_fields(f"the {self.what} {name!r}", fields, own)
         no_default = [
             key
@@ -213,7 +194,8 @@ class Registry(Mapping[str, Any]):
             raise ValueError(
                 f"the {self.what} {name!r} needs {' and '.join(needed)}; write {name}:{needed[0]}=…"
             )
-        return kind(**fields)
+        made = kind(**fields)
+        return made.made() if name in self._written else made
 
     def parse(self, given: Any) -> Any:
         """A value from its text ``name:field=value,field=value``, or as it is.
@@ -228,7 +210,7 @@ class Registry(Mapping[str, Any]):
         name, _, rest = given.strip().partition(":")
         kind, fields = self[name], dict[str, Any]()
         hints = _type_hints(kind)
-        own = parameters(kind)
+        own = {field.name: field for field in dataclasses.fields(kind)}
         for part in _split(rest):
             key, equals, text = (piece.strip() for piece in part.partition("="))
             if not (key and equals and text) or key in fields:
@@ -278,7 +260,8 @@ class Registry(Mapping[str, Any]):
         for name, written in self._written.items():
             given = written(value)
             if given is not None:
-                return name, [(parameters(classes[name])[one], given[one]) for one in given]
+                own = {field.name: field for field in dataclasses.fields(classes[name])}
+                return name, [(own[one], given[one]) for one in given]
         fields = [(field, getattr(value, field.name)) for field in _fields(value)]
         return self.name_of(value), fields
 

@@ -85,9 +85,8 @@ def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ())
             raise registry.unknown("registry", name, KINDS)
         say(f"{name}:")
         for entry, value in getattr(registry, name).items():
-            is_made = dataclasses.is_dataclass(value) or inspect.isfunction(value)
-            fields = registry.parameters(value).values() if is_made else ()
-            options = ", ".join(f"{field.name}{_default(field)}" for field in fields)
+            fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+            options = ", ".join(f"{field.name}{_default(field)}" for field in fields if field.init)
             about = (inspect.getdoc(value) or "").partition("\n")[0]
             say(f"  {entry}{f' ({options})' if options else ''}\n      {about}")
 

@@ -103,7 +103,7 @@ def seeded(edits: Iterable[Any], sample: int) -> tuple[Any, ...]:
     sample.
     """
     return tuple(
-        replace(edit, seed=sample_seed(edit.seed, sample)) if hasattr(edit, "seed") else edit
+        replace(edit, seed=sample_seed(edit.seed, sample)) if is_random([edit]) else edit
         for edit in edits
     )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, cast
 
-from sinklab.core.errors import one_of
+from sinklab.core.errors import Checked, limited, one_of
 from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.interventions.removals import Mask, MeanValue, Removal
 from sinklab.core.probing.interventions.selectors import (
@@ -21,7 +22,7 @@ from sinklab.core.probing.interventions.selectors import (
     TopKeys,
 )
 from sinklab.core.probing.scope import CONTROLS, PROTOCOLS
-from sinklab.core.registry import interventions, parameters, removals, rules
+from sinklab.core.registry import interventions, of, removals, rules
 from sinklab.core.sinks.rules import DEFAULT, Excess, Rule
 
 SOURCES = {"now": "now", "closed_loop": "previous", "clean_pass": "clean", "carried": "kept"}
@@ -33,9 +34,9 @@ COUNT_CONTROLS: dict[str, type[CountControl]] = {
 }
 
 
-def mask_sinks_arguments(edit: Any) -> dict[str, Any] | None:
-    """Arguments of `MaskSinks` that make this edit, those that differ from the defaults; None if
-    none do.
+def mask_sinks_fields(edit: Any) -> dict[str, Any] | None:
+    """Fields of `MaskSinksOptions` that make this edit, those that differ from the defaults; None
+    if none do.
     """
     if not isinstance(edit, BlockKeys) or edit.steps is not None:
         return None
@@ -70,93 +71,89 @@ def mask_sinks_arguments(edit: Any) -> dict[str, Any] | None:
         given["k"] = keys.k
     else:
         return None
-    return {
-        name: given[name]
-        for name, one in parameters(MaskSinks).items()
-        if name in given and given[name] != one.default
-    }
+    return not_default(MaskSinksOptions, given)
 
 
-@interventions.register("mask_sinks", mask_sinks_arguments)
-def MaskSinks(
-    k: int | None = None,
-    epsilon: float | None = None,
-    *,
-    layers: tuple[int | str, ...] | None = None,
-    heads: tuple[int, ...] | None = None,
-    removal: Annotated[str | Removal, removals] = Mask(),  # noqa: B008
-    source: str | None = None,
-    selector: str | None = None,
-    queries: str | None = None,
-    values: str | None = None,
-    limit: int | None = None,
-    rule: Annotated[Rule | str | None, rules] = None,
-    control: str = "sinks",
-    matched: bool = False,
-    counted_by: Annotated[Rule | str | None, rules] = None,
-    seed: int = 0,
-    spare_prefix: bool = False,
-    spare: tuple[int, ...] = (),
-    shared: str = "head",
-) -> BlockKeys:
+def not_default(kind: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Values that differ from the defaults of a class, in the order of its fields."""
+    own = [field for field in fields(kind) if field.name in given]
+    return {one.name: given[one.name] for one in own if given[one.name] != one.default}
+
+
+@interventions.register("mask_sinks", mask_sinks_fields)
+@dataclass(frozen=True)
+class MaskSinksOptions(Checked):
     """Short name of `BlockKeys` for sinks: the k keys that receive most, or those of a rule.
 
-    Args:
-        k: keys a head: the k that receive most, or with a rule at most k of its sinks.
-        epsilon: short for ``rule=Excess(epsilon)``.
-        rule: takes `SinkKeys` in place of `TopKeys`.
-        source: "now", "closed_loop", "clean_pass" or "carried", which `BlockKeys.when` calls now,
-            previous, clean and kept.
-        control: "sinks", or "random", "recent", "lowest", "equal_mass" keys in their place.
-        matched: takes `Matched`, the arm that ``control="equal_mass"`` is compared with.
-        counted_by: without a rule, says which keys the log counts as sinks.
-        seed: of a random control.
-        spare_prefix: never choose added sinks.
-        spare: canvas positions that are never chosen.
-        shared: "layer" for the same keys in all heads.
-        removal: `BlockKeys.how`.
-        values: with ``removal="mean_value"``, its file.
-        selector: `BlockKeys.scores`.
-        queries: as in `BlockKeys`.
-        limit: as in `BlockKeys`.
-        layers: as in `BlockKeys`.
-        heads: as in `BlockKeys`.
-
-    Raises:
-        ValueError: if neither k nor a rule is given, and for values outside those listed.
+    Raises ValueError if neither k nor a rule is given, and for values outside those listed.
     """
-    rule = rules.parsed(rule)
-    counted_by = rules.parsed(counted_by)
-    if rule is not None and (epsilon is not None or counted_by is not None):
-        raise ValueError(
-            f"rule={rule} says which keys are sinks, got epsilon={epsilon} and "
-            f"counted_by={counted_by} beside it: leave them out"
+
+    k: int | None = None
+    """Keys a head: the k that receive most, or with a rule at most k of its sinks."""
+    epsilon: float | None = limited(None, at_least=0)
+    """Short for ``rule=Excess(epsilon)``."""
+    _: KW_ONLY
+    layers: tuple[int | str, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    removal: Removal = of(removals, Mask())  # noqa: RUF009
+    """`BlockKeys.how`."""
+    source: str | None = limited(None, one_of=SOURCES)
+    """`BlockKeys.when`: "now", "closed_loop" (previous), "clean_pass" (clean), "carried" (kept)."""
+    selector: str | None = None
+    """`BlockKeys.scores`."""
+    queries: str | None = None
+    values: str | None = None
+    """With the removal "mean_value": its file."""
+    limit: int | None = None
+    rule: Rule | None = of(rules, None)  # noqa: RUF009
+    """Takes `SinkKeys` in place of `TopKeys`."""
+    control: str = limited("sinks", one_of=CONTROLS)
+    """Other keys in their place: `Random`, `Recent`, `Lowest` or `EqualMass`."""
+    matched: bool = False
+    """Takes `Matched`, the arm that `EqualMass` is compared with."""
+    counted_by: Rule | None = of(rules, None)  # noqa: RUF009
+    seed: int = 0
+    spare_prefix: bool = False
+    spare: tuple[int, ...] = ()
+    """Takes `Sparing`, with `spare_prefix`."""
+    shared: str = limited("head", one_of=("head", "layer"))
+    """"layer": takes `ByLayer`."""
+
+    def made(self) -> BlockKeys:
+        """The edit."""
+        rule = self.rule
+        if rule is not None and (self.epsilon is not None or self.counted_by is not None):
+            raise ValueError(
+                f"rule={rule} says which keys are sinks, got epsilon={self.epsilon} and "
+                f"counted_by={self.counted_by} beside it: leave them out"
+            )
+        if rule is None and (self.k is None) == (self.epsilon is None):
+            raise ValueError(
+                "MaskSinks takes k, how many keys, or epsilon, how far above an even share; got "
+                f"k={self.k} and epsilon={self.epsilon}: give one of them, or a rule, with k or "
+                "without"
+            )
+        if self.epsilon is not None:
+            rule = Excess(self.epsilon)
+        keys: Selector = SinkKeys(rule, self.k) if rule else TopKeys(cast("int", self.k))
+        keys = in_place_of(keys, self.control, matched=self.matched, rule=self.counted_by)
+        if len(self.spare) or self.spare_prefix:
+            keys = Sparing(keys, self.spare, self.spare_prefix)
+        same = ("queries", "limit", "counted_by", "seed", "layers", "heads")
+        return BlockKeys(
+            ByLayer(keys) if self.shared == "layer" else keys,
+            when=SOURCES.get(self.source or ""),
+            how=removal_of(self.removal, self.values),
+            scores=self.selector,
+            **{name: getattr(self, name) for name in same},
         )
-    if rule is None and (k is None) == (epsilon is None):
-        raise ValueError(
-            "MaskSinks takes k, how many keys, or epsilon, how far above an even share; got "
-            f"k={k} and epsilon={epsilon}: give one of them, or a rule, with k or without"
-        )
-    if epsilon is not None:
-        rule = Excess(epsilon)
-    one_of("source", source, (*SOURCES, None))
-    one_of("shared", shared, ("head", "layer"))
-    keys: Selector = TopKeys(cast("int", k)) if rule is None else SinkKeys(rule, k)
-    keys = in_place_of(keys, control, matched=matched, rule=counted_by)
-    if len(spare) or spare_prefix:
-        keys = Sparing(keys, spare, spare_prefix)
-    return BlockKeys(
-        ByLayer(keys) if shared == "layer" else keys,
-        queries=queries,
-        when=None if source is None else SOURCES[source],
-        how=removal_of(removal, values),
-        scores=selector,
-        limit=limit,
-        counted_by=counted_by,
-        seed=seed,
-        layers=layers,
-        heads=heads,
-    )
+
+
+def MaskSinks(k: int | None = None, epsilon: float | None = None, **options: Any) -> BlockKeys:
+    """`BlockKeys` for sinks, by the fields of `MaskSinksOptions`: ``MaskSinks(k=5)``,
+    ``MaskSinks(rule=Gu(0.3), control="random")``. Raises ValueError as that does.
+    """
+    return MaskSinksOptions(k, epsilon, **options).made()
 
 
 def removal_of(removal: str | Removal, values: str | None = None) -> Removal:
@@ -180,7 +177,7 @@ def by_protocol(
     *,
     control: str = "sinks",
     matched: bool = False,
-    **fields: Any,
+    **options: Any,
 ) -> BlockKeys:
     """The edit of a named protocol, for at most `k` keys a head.
 
@@ -196,7 +193,7 @@ def by_protocol(
         rule: of protocol "rule"; with the others the log counts sinks by it.
         control: takes other keys in their place, as in `MaskSinks`.
         matched: as in `MaskSinks`.
-        fields: further fields of `BlockKeys`.
+        options: further fields of `BlockKeys`.
 
     Raises:
         ValueError: for another name.
@@ -210,7 +207,7 @@ def by_protocol(
         when=when,
         limit=k if when == "kept" else None,
         counted_by=counted_by,
-        **fields,
+        **options,
     )
 
 
