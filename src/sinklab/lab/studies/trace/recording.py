@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 
 from sinklab.core.probing.recording import Recording, padded_stack
-from sinklab.core.probing.statistics import WINDOW, STATES
+from sinklab.core.probing.statistics import STATES, WINDOW
 from sinklab.core.probing.tracing import trace
 from sinklab.core.registry import statistics
 from sinklab.core.sampling.canvas import Canvas
