@@ -23,8 +23,8 @@ from transformers.utils import logging
 
 from sinklab.core.probing import MaskSinks, intervene, trace
 from sinklab.core.probing.interventions.positions import MaskPositions, WindowAttention
-from sinklab.core.probing.interventions.states import ClipChannel
 from sinklab.lab.checkpoints import load, weights
+from sinklab.lab.scoring.hidden_states import ClipChannel
 
 STATISTICS = (
     "received",

@@ -13,7 +13,6 @@ import pytest
 from sinklab.core import errors, registry
 from sinklab.core.probing import (
     BlockKeys,
-    ClipChannel,
     LoneRows,
     MaskPositions,
     MaskSinks,
@@ -24,6 +23,7 @@ from sinklab.core.probing import (
 )
 from sinklab.core.probing.interventions.mask_sinks import MaskSinksOptions
 from sinklab.core.registry import Registry, interventions, load_plugin
+from sinklab.lab.scoring import ClipChannel
 
 toys = Registry("toy", "toys")
 

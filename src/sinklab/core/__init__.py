@@ -8,7 +8,7 @@ PROVIDES = {
     "statistics": "probing.statistics",
     "interventions": (
         "probing.interventions.block_keys probing.interventions.mask_sinks "
-        "probing.interventions.positions probing.interventions.states"
+        "probing.interventions.positions"
     ),
     "selectors": "probing.interventions.selectors",
     "removals": "probing.interventions.removals",

@@ -24,5 +24,4 @@ __getattr__, __dir__, __all__ = exports(
         "interventions.selectors": "EqualMass KeyView Lowest Matched Positions Random Recent "
         "Selector SinkKeys TopKeys"
     },
-    **{"interventions.states": "ClipChannel StateRecord state_records"},
 )

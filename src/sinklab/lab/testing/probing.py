@@ -15,7 +15,6 @@ from sinklab.core.attention.received import attention_statistics
 from sinklab.core.compat import forward_hooks
 from sinklab.core.probing.intervention import Intervention, InterventionLog, intervene
 from sinklab.core.probing.interventions.block_keys import BlockKeys
-from sinklab.core.probing.interventions.states import state_records
 from sinklab.core.probing.recording import Recording
 from sinklab.core.probing.statistics import Statistic
 from sinklab.core.probing.tracing import trace
@@ -23,6 +22,7 @@ from sinklab.core.registry import interventions, rules, statistics
 from sinklab.core.sampling.canvas import Canvas
 from sinklab.core.sinks.rules import Rule, find_sinks
 from sinklab.lab.checkpoints.loading import load
+from sinklab.lab.scoring.hidden_states import state_records
 from sinklab.lab.testing.values import check_text
 
 

@@ -15,7 +15,6 @@ from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.interventions.mask_sinks import MaskSinks
 from sinklab.core.probing.interventions.selectors import CountControl
-from sinklab.core.probing.interventions.states import state_records
 from sinklab.core.probing.statistics import STATES
 from sinklab.core.registry import interventions
 from sinklab.lab.caching.policies import EvictingCache
@@ -29,6 +28,7 @@ from sinklab.lab.scoring.heldout import (
     heldout_curve,
     heldout_rows,
 )
+from sinklab.lab.scoring.hidden_states import state_records
 from sinklab.lab.scoring.prompts import encode
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, sample_seed, seeded
