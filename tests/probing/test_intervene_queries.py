@@ -29,7 +29,6 @@ from sinklab.core.probing import (
 )
 from sinklab.core.probing.interventions.removals import ShuffleValue
 from sinklab.core.sampling import Canvas
-from sinklab.lab.scoring.reference_values import save_reference_values
 from tiny_diffusion import tiny_model
 from tiny_models import Prefixed, llama
 
@@ -269,8 +268,11 @@ def test_random_keys_of_the_same_age_stand_near():
     assert len(set(places["age"])) > 5
 
 
+@pytest.mark.ring("lab")
 @pytest.mark.parametrize("causal", [False, True])
 def test_mean_values_come_from_reference_texts(causal, tmp_path):
+    from sinklab.lab.scoring.reference_values import save_reference_values
+
     model = llama(causal=causal).double()
     texts = [
         torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(seed))

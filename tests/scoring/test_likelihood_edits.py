@@ -213,6 +213,8 @@ def test_edits_become_such_as_a_single_reading_can_carry_out() -> None:
     assert scoring_edits(without_steps(now), is_diffusion=True) == now, (
         "a source that one reading can have stays"
     )
+    open_edit = (MaskSinks(k=1),)
+    assert scoring_edits(open_edit, is_diffusion=True)[0].when == "clean"
     others = (MaskPositions((0,), steps=(0, 4)), TruncateContext(2, 4, 0), WindowAttention(2))
     assert scoring_edits(others, is_diffusion=True) == others
 
