@@ -67,7 +67,7 @@ def arms_of(
     chosen = itertools.product(
         settings.protocols, settings.removals, settings.ks, settings.controls
     )
-    fixed = {"seed": settings.seed, "scores": "received" if is_diffusion else "last_row"}
+    fixed = {"seed": settings.seed, "scores": None if is_diffusion else "last_row"}
     return {
         (protocol, removal, k, control): [
             by_protocol(protocol, k, settings.sink_rule, how=removal, control=control, **fixed)

@@ -69,7 +69,7 @@ class Cell:
         if not self.k:
             return self.condition.edits
         # an autoregressive model's sinks are chosen by the last token's row of the step before
-        scores = "received" if loaded.family == "diffusion" else "last_row"
+        scores = None if loaded.family == "diffusion" else "last_row"
         control, protocol = CONTROLS[self.control]
         how: dict[str, Any] = {"matched": True} if control == "matched" else {"control": control}
         edit = by_protocol(protocol, self.k, self.rule, scores=scores, seed=seed, **how)

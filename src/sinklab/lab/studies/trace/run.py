@@ -92,7 +92,7 @@ def write_sample(
     generations = [_generation(task, sample, moments, 0, log)]
     for k in task.settings.mask_sinks:
         meter.stage(f"writing sample {sample + 1} again with {k} sinks hidden")
-        selector = "received" if task.is_diffusion else "last_row"
+        selector = None if task.is_diffusion else "last_row"
         edited, edited_log = follow(task, meter, None, MaskSinks(k=k, selector=selector))
         generations.append(_generation(task, sample, edited, k, edited_log))
     if task.settings.truncate:
