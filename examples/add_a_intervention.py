@@ -1,43 +1,39 @@
-"""An intervention of your own: hide from all heads the keys that many of them call a sink.
+"""An intervention of your own: attention at another temperature.
 
-One class is all there is to it: what it selects. Its fields are its options, and those of
-`KeyIntervention` (layers, heads, removal, source, …) come with it: `--plugin add_a_intervention.py`
+One method is all there is to it: it gets an attention call, and returns the one to make. To take
+keys away, write a selector in its place (`add_a_selector.py`). `--plugin add_a_intervention.py`
 makes it an edit of every command.
 """
 
-from dataclasses import dataclass
-
-from torch import Tensor
+from dataclasses import dataclass, replace
 
 import sinklab
-from sinklab import Canvas, Excess, denoise, intervene, trace
-from sinklab.core.probing import KeyIntervention, KeyScores
-from sinklab.core.registry import interventions, of, rules
-from sinklab.core.sinks.rules import Rule
+from sinklab import Canvas, denoise, intervene, trace
+from sinklab.core.probing import AttentionCall, CallSite, LayerIntervention
+from sinklab.core.registry import interventions
 
 
-@interventions.register("mask_shared_sinks")
+@interventions.register("temper")
 @dataclass(frozen=True)
-class MaskSharedSinks(KeyIntervention):
-    """Hide the keys that a rule calls sinks in at least this share of the heads."""
+class Temper(LayerIntervention):
+    """Divide the scores of these layers and heads by a temperature."""
 
-    share: float = 0.5
-    rule: Rule = of(rules, Excess(epsilon=3.0))  # noqa: RUF009
+    temperature: float = 2.0
 
-    def select(self, keys: KeyScores) -> Tensor:
-        return keys.sinks(self.rule).float().mean(1, keepdim=True) >= self.share
+    def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+        query_BHQD = call.query_BHQD.clone()
+        query_BHQD[:, site.heads] /= self.temperature
+        return replace(call, query_BHQD=query_BHQD)
 
 
 if __name__ == "__main__":
     lm = sinklab.load("tiny")
     prompt = lm.tokenizer(["The house stood at the end of a"])["input_ids"]
     canvas = Canvas.from_prompts(prompt, new_tokens=8, mask_id=lm.model.config.mask_token_id)
-    with (
-        intervene(lm.model, interventions.parse("mask_shared_sinks:share=0.25")) as log,
-        trace(lm.model) as recording,
-    ):
-        steps = list(denoise(lm.model.denoiser(), canvas))
-    for removal, received_BLHS in zip(log.removals, recording.received, strict=True):
-        hidden = removal.columns_BLHM >= 0
-        assert not received_BLHS.gather(-1, removal.columns_BLHM.clamp(min=0))[hidden].any()
-    print(len(steps), "steps:", log.summary())
+    entropies = []
+    for edits in ([], ["temper:temperature=4"]):
+        with intervene(lm.model, *edits), trace(lm.model, ("row_entropy",)) as recording:
+            steps = list(denoise(lm.model.denoiser(), canvas))
+        entropies.append(float(recording.array("row_entropy")[0].mean()))
+    assert entropies[1] > entropies[0]
+    print(len(steps), "steps; mean entropy of a row:", entropies)

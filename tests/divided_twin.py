@@ -23,8 +23,8 @@ from transformers.utils import logging
 
 from sinklab.core.probing import MaskSinks, intervene, trace
 from sinklab.core.probing.interventions.positions import MaskPositions, WindowAttention
-from sinklab.core.probing.interventions.states import ClipChannel
 from sinklab.lab.checkpoints import load, weights
+from sinklab.lab.scoring.hidden_states import ClipChannel
 
 STATISTICS = (
     "received",
@@ -65,7 +65,7 @@ def edited(
     model: Any, edit: Any, ids: torch.Tensor, real: torch.Tensor
 ) -> tuple[Any, dict[str, Any]]:
     with intervene(model, edit) as log:
-        if getattr(edit, "source", None) == "clean_pass":
+        if getattr(edit, "when", None) == "clean":
             with log.probing():
                 model(ids, real)
         logits = model(ids, real).logits

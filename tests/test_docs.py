@@ -221,6 +221,11 @@ def test_every_method_has_its_line_with_the_file_that_defines_it(kind: str) -> N
         assert about.strip() != ""
 
 
+def test_every_selector_and_removal_is_explained() -> None:
+    text = (ROOT / "docs" / "methods.md").read_text("utf-8")
+    assert all(f"`{name}`" in text for name in (*registry.selectors, *registry.removals))
+
+
 CHECKED_PAGES = [*PAGES, *sorted((ROOT / "studies").glob("*.md"))]
 BEHIND = re.compile(r"([+−]?\d+(?:\.\d+)?)<!-- as in (\S+) -->")
 EXPLAINS = re.compile(r"explains? \d+(?:\.\d+)?(?!\d|\.\d|<!-- findings)")
@@ -301,6 +306,7 @@ ADDED = (
     "rule",
     "statistic",
     "intervention",
+    "selector",
     "sink",
     "unmasking_rule",
     "cache",
@@ -309,7 +315,8 @@ ADDED = (
     "study",
 )
 # what ARCHITECTURE.md and the guides offer to inherit from; none of them is registered itself
-BASES = {"Statistic", "KeyIntervention", "Sink", "ChoosingCache", "Family", "Study", "Checked"}
+BASES = {"Statistic", "LayerIntervention", "Selector", "Sink", "ChoosingCache", "Family", "Study"}
+BASES |= {"Checked"}
 
 
 def test_there_is_an_example_of_every_kind_that_can_be_added() -> None:

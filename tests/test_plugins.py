@@ -36,8 +36,13 @@ REACHED = {
     ),
     "intervention": (
         "interventions",
-        "mask_shared_sinks",
-        f"trace Sea --edits mask_shared_sinks:share=0.5 --model plain --out c {RUN}",
+        "temper",
+        f"trace Sea --edits temper:temperature=3.0 --model plain --out c {RUN}",
+    ),
+    "selector": (
+        "selectors",
+        "shared_sinks",
+        f"trace Sea --edits block_keys:keys=shared_sinks --model plain --out f {RUN}",
     ),
     "sink": ("sinks", "keys", f"trace Sea --model keys --out d {RUN}"),
     "unmasking_rule": (
@@ -140,7 +145,8 @@ def test_one_of_every_kind_is_reached_by_name(here: Path, is_installed: bool) ->
     ]
     runs = {name: open_run(here / name) for name in "abcde"}
     assert runs["a"].info.settings["edits"] == ["mask_sinks:k=2,rule=share:part=0.2"]
-    assert runs["c"].info.settings["edits"] == ["mask_shared_sinks"]
+    assert runs["c"].info.settings["edits"] == ["temper:temperature=3.0"]
+    assert runs["f"].info.settings["edits"] == ["block_keys:keys=shared_sinks"]
     assert "largest_share" in runs["b"].arrays("attention", part=0)
     assert (runs["d"].info.model["sink_kind"], runs["e"].info.kind) == ("keys", "lengths")
     assert list((here / "page").glob("sinks_and_norms*.svg"))

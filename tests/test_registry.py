@@ -12,14 +12,18 @@ import pytest
 
 from sinklab.core import errors, registry
 from sinklab.core.probing import (
-    ClipChannel,
+    BlockKeys,
     LoneRows,
     MaskPositions,
     MaskSinks,
+    Random,
+    SinkKeys,
     TruncateContext,
     WindowAttention,
 )
+from sinklab.core.probing.interventions.mask_sinks import MaskSinksOptions
 from sinklab.core.registry import Registry, interventions, load_plugin
+from sinklab.lab.scoring import ClipChannel
 
 toys = Registry("toy", "toys")
 
@@ -169,6 +173,9 @@ EXAMPLES = {
     "window_attention:radius=16,keep=0..4,keep_prefix=false": WindowAttention(
         16, (0, 1, 2, 3), False
     ),
+    "block_keys:keys=(random:like=sinks:rule=gu:weight=0.2,match=age),how=shuffle_value": BlockKeys(
+        Random(SinkKeys("gu:weight=0.2"), "age"), how="shuffle_value"
+    ),
     "truncate_context:start=8,stop=24,step=4": TruncateContext(8, 24, 4),
     "clip_channel:channels=3+17,limit=2.5,layers=0": ClipChannel(
         channels=(3, 17), limit=2.5, layers=(0,)
@@ -201,6 +208,8 @@ def test_edits_are_written_as_text(text: str) -> None:
         ("mask_sinks", "give one of them"),
         ("mask_positions", "positions name the keys to take away, got none"),
         ("truncate_context:start=1,stop=3", "'truncate_context' needs step"),
+        ("block_keys:keys=tops:k=1", "did you mean 'top'"),
+        ("block_keys", "'block_keys' needs keys"),
         ("mask_positions:positions=a", "whole numbers are expected, got"),
     ],
 )
@@ -261,7 +270,7 @@ def test_a_plugin_file_that_fails_is_refused(
     ):
         load_plugin(taken)
     assert {name for name in sys.modules if name.startswith("sinklab_plugin_")} == before
-    assert interventions["mask_sinks"] is MaskSinks
+    assert interventions["mask_sinks"] is MaskSinksOptions
 
 
 def test_near_names_are_offered() -> None:

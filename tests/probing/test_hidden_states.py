@@ -15,13 +15,14 @@ from packaging.version import Version
 
 from golden_llada import golden_folder, load_llada
 from sinklab.core.attention import is_observed
-from sinklab.core.probing import ClipChannel, MaskSinks, intervene, state_records, trace
+from sinklab.core.probing import MaskSinks, intervene, trace
 from sinklab.core.probing.statistics import MassiveActivations, ReceivedFromMasked
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.extras.fast.median import bisected_median, partitioned_median
 from sinklab.lab.caching import DualCache
 from sinklab.lab.checkpoints import load
+from sinklab.lab.scoring import ClipChannel, state_records
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, checkpointed, llama
 

@@ -11,7 +11,8 @@ import torch
 from test_intervene_sinks import IDS, PADDED, TEXTS
 
 from sinklab.core.probing import PROTOCOLS, Dose, MaskSinks, intervene, trace
-from sinklab.core.probing.interventions.mask_sinks import TOLERANCE, equal_mass
+from sinklab.core.probing.interventions.mask_sinks import by_protocol
+from sinklab.core.probing.interventions.selectors import TOLERANCE, equal_mass
 from sinklab.core.sinks import Excess, find_sinks
 from tiny_models import llama
 
@@ -140,7 +141,7 @@ def test_doses_pool_as_their_logs_do() -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_protocol_says_when_keys_are_chosen_and_whether_they_stay_hidden(protocol: str) -> None:
-    model, edit = llama(), MaskSinks.by_protocol(protocol, 1, Excess(1.5))
+    model, edit = llama(), by_protocol(protocol, 1, Excess(1.5))
     with torch.no_grad(), intervene(model, edit) as log, trace(model) as recording:
         for _ in range(4):
             if protocol == "clean":
@@ -152,7 +153,7 @@ def test_a_protocol_says_when_keys_are_chosen_and_whether_they_stay_hidden(proto
     if protocol == "paper":
         # on an unchanging text what was hidden received nothing, and cannot be the greatest of the
         # next choice
-        assert overlaps.eq(0).all() and log.removals[0].edit.source == "closed_loop"
+        assert overlaps.eq(0).all() and log.removals[0].edit.when == "previous"
     else:
         assert overlaps[~overlaps.isnan()].eq(1).all(), "the chosen key stays hidden"
     assert whole.max() == 1 and (whole.min() == 0) == (protocol == "rule")
@@ -161,22 +162,21 @@ def test_a_protocol_says_when_keys_are_chosen_and_whether_they_stay_hidden(proto
     assert len(recording.received) == 4
 
 
-def test_without_a_source_a_closed_loop_runs_and_a_scorer_reads_once() -> None:
-    assert MaskSinks(1).source is None
-    assert MaskSinks(1).read_once(is_causal=False).source == "clean_pass"
+def test_without_a_source_a_closed_loop_runs() -> None:
+    assert MaskSinks(1).when is None
     with torch.no_grad(), intervene(llama(), MaskSinks(1), allow_idle=True) as log:
         pass
-    assert log.handlers[0].options.source == "closed_loop"
+    assert log.handlers[0].options.when == "previous"
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (
-            lambda: MaskSinks.by_protocol("papr", 1),
+            lambda: by_protocol("papr", 1),
             "protocol must be one of paper, held, rule, clean, but is 'papr'",
         ),
-        (lambda: MaskSinks(1, rule=Excess(), counted_by=Excess(2)), "leave out counted_by"),
+        (lambda: MaskSinks(1, rule=Excess(), counted_by=Excess(2)), "rule=Excess"),
         (
             lambda: MaskSinks(1, control="random", matched=True),
             'take control="sinks" or "equal_mass"',

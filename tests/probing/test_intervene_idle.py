@@ -29,10 +29,10 @@ def test_a_closed_loop_over_one_forward_is_refused(edit: MaskSinks) -> None:
     model = HandWritten()
     message = (
         r"^mask_sinks had no opportunity to act in this block \(forwards: 1\): "
-        rf"source='{edit.source or 'closed_loop'}' removes what "
+        rf"when='{edit.when or 'previous'}' removes what "
         r"the step before chose, and no sequence had a second step; run more than one .*, or "
         r"choose .*"
-        r'source="clean_pass", or accept that with .*allow_idle=True'
+        r"when='clean', or accept that with .*allow_idle=True"
     )
     with pytest.raises(ValueError, match=message), intervene(model, edit) as log:
         model(IDS)
@@ -67,9 +67,7 @@ def test_a_first_step_that_is_never_reached_is_refused(edit: object, step: int) 
 
 def test_steps_count_the_forwards_of_guidance_together_and_begin_anew_after_a_reset() -> None:
     model = HandWritten()
-    message = (
-        r"\(forwards: 2\): source='closed_loop', forwards_per_step=2 removes what .* second step"
-    )
+    message = r"\(forwards: 2\): when='previous', forwards_per_step=2 removes what .* second step"
     with (
         pytest.raises(ValueError, match=message),
         intervene(model, MaskSinks(1), forwards_per_step=2),
@@ -140,8 +138,8 @@ def test_what_is_accepted_is_named_in_the_log() -> None:
     plain = model(IDS)
     with intervene(model, *LOOPS[:2], TruncateContext(0, 2, 1), allow_idle=True) as log:
         assert torch.equal(model(IDS), plain)
-    assert list(log.idle) == ["mask_sinks", "mask_sinks#2", "truncate_context"]
-    assert "step 1" in log.idle["truncate_context"] and log.removals == []
+    assert list(log.idle) == ["mask_sinks", "mask_sinks#2", "mask_positions"]
+    assert "step 1" in log.idle["mask_positions"] and log.removals == []
 
 
 def test_a_block_in_which_nothing_ran_or_that_failed_says_nothing_of_it() -> None:

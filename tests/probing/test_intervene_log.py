@@ -12,6 +12,7 @@ import torch
 from dense_twin import dense, received, top
 
 from sinklab.core.probing import (
+    BlockKeys,
     MaskPositions,
     MaskSinks,
     TruncateContext,
@@ -276,6 +277,7 @@ def test_forced_orders_of_unmasking_go_with_edits(rule: str, edit: object) -> No
         MaskPositions((2, 3), steps=(1, 2)),
         WindowAttention(2),
         MaskSinks(1, source="carried", limit=4),
+        BlockKeys("top:k=2", how="shuffle_value"),
     ],
 )
 def test_checkpointed_gradients_are_those_of_the_edited_model(edit: object) -> None:

@@ -46,7 +46,7 @@ def near(radius: int, queries: Tensor, keys: int = 12) -> Tensor:
 def test_fixed_positions_against_the_slow_twin(removal: str, causal: bool, padded: bool) -> None:
     model, given = llama(causal=causal).double(), {"attention_mask": PADDED} if padded else {}
     edit = MaskPositions((7, 5, 5), removal=removal)
-    assert edit.positions == (5, 7)
+    assert edit.keys.positions == (5, 7)
     with torch.no_grad(), intervene(model, edit) as log:
         ours = model(IDS, **given).logits
     zeroed = (lambda layer, a: at(5, 7).expand(2, 4, 12)) if removal == "zero_value" else None

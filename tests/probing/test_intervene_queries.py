@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from dense_twin import dense, received, top
@@ -15,12 +17,17 @@ from dense_twin import dense, received, top
 from sinklab.core.attention import running
 from sinklab.core.attention.context import decoding
 from sinklab.core.probing import (
+    BlockKeys,
+    CallSite,
+    KeyView,
     LoneRows,
     MaskPositions,
     MaskSinks,
+    Random,
+    TopKeys,
     intervene,
-    save_reference_values,
 )
+from sinklab.core.probing.interventions.removals import ShuffleValue
 from sinklab.core.sampling import Canvas
 from tiny_diffusion import tiny_model
 from tiny_models import Prefixed, llama
@@ -196,8 +203,76 @@ def test_pooled_values_are_the_mean_of_the_other_keys():
         llama_(IDS)
 
 
+def test_shuffled_values_are_those_of_other_keys_drawn_by_the_seed():
+    model = llama().double()
+    real = PADDED.bool()
+    shuffled = ShuffleValue.values
+
+    def outputs(seed):
+        edit = BlockKeys("top:k=3", when="now", how="shuffle_value", seed=seed, layers=(0,))
+        changed = []
+
+        def values(how, call, value_BHSD, gone_BHS, random_BHS):
+            new_BHSD = shuffled(how, call, value_BHSD, gone_BHS, random_BHS)
+            changed.append((value_BHSD, gone_BHS, new_BHSD))
+            return new_BHSD
+
+        with (
+            torch.no_grad(),
+            mock.patch.object(ShuffleValue, "values", values),
+            intervene(model, edit) as log,
+        ):
+            logits = model(IDS, attention_mask=PADDED).logits
+        held = log.removals[0].realised_BLH
+        torch.testing.assert_close(held, log.removals[0].mass_BLH)
+        return logits, changed[0]
+
+    logits, (old_BHSD, gone_BHS, new_BHSD) = outputs(0)
+    for row, head in np.ndindex(2, 4):
+        keys = gone_BHS[row, head].nonzero()[:, 0].tolist()
+        others = [key for key in range(12) if real[row, key] and key not in keys]
+        donors = []
+        for key in keys:
+            same = (old_BHSD[row, head, others] == new_BHSD[row, head, key]).all(-1)
+            donors += [others[int(same.nonzero()[0])]]
+        assert len(keys) == 3 == len(set(donors)), "each gets another key's value"
+    assert torch.equal(logits, outputs(0)[0]) and not torch.equal(logits, outputs(1)[0])
+    with (
+        pytest.raises(ValueError, match=r"shuffle_value .* different keys"),
+        intervene(
+            causal := llama(causal=True), BlockKeys("top:k=1", when="now", how="shuffle_value")
+        ),
+    ):
+        causal(IDS)
+
+
+def test_random_keys_of_the_same_age_stand_near():
+    site = CallSite([0], 0, 0)
+    scores_BHS = torch.zeros(1, 1, 200)
+    scores_BHS[..., 100] = 9.0
+    generator = torch.Generator().manual_seed(0)
+    places = {"count": [], "age": []}
+    for _ in range(20):
+        for match in places:
+            view = KeyView(
+                scores_BHS,
+                200,
+                torch.full((1, 1, 200), 200),
+                site,
+                draw=lambda shape: torch.rand(tuple(shape), generator=generator),
+            )
+            flags_BHS = Random(TopKeys(1), match).select(view)
+            assert int(flags_BHS.sum()) == 1 and not flags_BHS[..., 100]
+            places[match].append(int(flags_BHS.nonzero()[0, 2]))
+    assert max(abs(place - 100) for place in places["age"]) < 8 < np.std(places["count"])
+    assert len(set(places["age"])) > 5
+
+
+@pytest.mark.ring("lab")
 @pytest.mark.parametrize("causal", [False, True])
 def test_mean_values_come_from_reference_texts(causal, tmp_path):
+    from sinklab.lab.scoring.reference_values import save_reference_values
+
     model = llama(causal=causal).double()
     texts = [
         torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(seed))
@@ -241,7 +316,7 @@ def test_mean_values_come_from_reference_texts(causal, tmp_path):
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="choice of queries 'late'"):
         MaskSinks(1, queries="late")
-    with pytest.raises(ValueError, match="removal='evict'"):
+    with pytest.raises(ValueError, match="how='evict'"):
         MaskSinks(1, queries="from3", removal="evict")
     with pytest.raises(ValueError, match="rows name"):
         LoneRows(rows=())

@@ -7,8 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from sinklab.core.probing import CallView, KeyIntervention, KeyScores, LayerIntervention, Statistic
-from sinklab.core.registry import Registry, interventions, load_plugin, statistics
+from sinklab.core.probing import (
+    BlockKeys,
+    CallView,
+    KeyView,
+    LayerIntervention,
+    Selector,
+    Statistic,
+)
+from sinklab.core.registry import (
+    Registry,
+    interventions,
+    load_plugin,
+    removals,
+    selectors,
+    statistics,
+)
 from sinklab.lab.testing import check_intervention, check_statistic
 from tiny_diffusion import tiny_model
 
@@ -23,6 +37,14 @@ INTERVENTIONS = [
     "mask_sinks:k=1,queries=all,control=random",
     "mask_sinks:k=1,source=clean_pass,queries=masked",
     "mask_sinks:k=2,source=now,removal=pool_value",
+    "block_keys:keys=top:k=2,how=shuffle_value",
+    "block_keys:keys=(random:like=(sinks:rule=excess:epsilon=0.5,k=2),match=age),when=now",
+    "block_keys:keys=recent:like=top:k=1,how=zero_value,when=clean",
+    "block_keys:keys=lowest:like=top:k=3,when=kept",
+    "block_keys:keys=(equal_mass:like=top:k=1,rule=excess:epsilon=0.9),when=now",
+    "block_keys:keys=(matched:like=top:k=1,rule=excess:epsilon=0.9),when=now,how=pool_value",
+    "block_keys:keys=by_layer:like=(sparing:like=top:k=2,positions=0..2,prefix=true),how=evict",
+    "block_keys:keys=positions:positions=2,when=clean",
     "mask_positions:positions=1+4,steps=1+none",
     "mask_positions:positions=1,queries=committed",
     "mask_positions:positions=1+4,removal=pool_value",
@@ -42,7 +64,7 @@ def built_in(registry: Registry) -> set[str]:
 @pytest.fixture
 def plugin(monkeypatch):
     """What loads an example; what it registers is forgotten afterwards."""
-    for registry in (interventions, statistics):
+    for registry in (interventions, selectors, statistics):
         monkeypatch.setattr(registry, "_classes", dict(registry._all()))
 
     def loaded(name):
@@ -64,12 +86,22 @@ def test_every_built_in_intervention_is_checked():
     assert built_in(interventions) == {text.partition(":")[0] for text in INTERVENTIONS}
 
 
-@pytest.mark.parametrize("source", ["now", "closed_loop", "carried,limit=9", "clean_pass"])
-def test_the_intervention_of_the_example_conforms(plugin, source):
+def test_every_built_in_selector_and_removal_is_checked():
+    texts = " ".join(INTERVENTIONS)
+    assert all(f"keys={name}" in texts or f"({name}:" in texts for name in selectors)
+    assert all(f"how={name}" in texts for name in removals if name not in ("mask", "mean_value"))
+
+
+def test_the_intervention_of_the_example_conforms(plugin):
     plugin("add_a_intervention")
-    check_intervention(
-        interventions.parse(f"mask_shared_sinks:share=0.25,rule=excess:epsilon=0.5,source={source}")
-    )
+    check_intervention("temper:temperature=3")
+
+
+@pytest.mark.parametrize("when", ["now", "previous", "kept,limit=9", "clean"])
+def test_the_selector_of_the_example_conforms(plugin, when):
+    plugin("add_a_selector")
+    keys = "(shared_sinks:share=0.25,rule=excess:epsilon=0.5)"
+    check_intervention(f"block_keys:keys={keys},when={when}")
 
 
 @pytest.mark.parametrize("name", sorted(built_in(statistics)))
@@ -103,11 +135,11 @@ class Careless(Hot):
 
 
 @dataclass(frozen=True)
-class Idle(KeyIntervention):
+class Nothing(Selector):
     """Takes no key."""
 
-    def select(self, keys: KeyScores):
-        return torch.zeros_like(keys.received_BHS, dtype=torch.bool)
+    def select(self, view: KeyView):
+        return torch.zeros_like(view.scores_BHS, dtype=torch.bool)
 
 
 LAST = torch.nn.Linear(1, 1)
@@ -122,13 +154,14 @@ def test_an_intervention_on_calls_conforms(plugin):
 def test_an_intervention_that_does_not_conform_is_seen(plugin, monkeypatch):
     model = tiny_model()
     monkeypatch.setitem(globals(), "LAST", model.model.layers[0].mlp.up_proj)
-    for kind, message in (
-        (Idle, "changes no output"),
-        (Careless, "outputs differ from run to run"),
+    interventions.register("careless")(Careless)
+    selectors.register("nothing")(Nothing)
+    for edit, message in (
+        (BlockKeys(Nothing()), "changes no output"),
+        (Careless(), "outputs differ from run to run"),
     ):
-        interventions.register(kind.__name__)(kind)
         with pytest.raises(AssertionError, match=message):
-            check_intervention(kind(), model)
+            check_intervention(edit, model)
 
 
 class Unfinished(Statistic):

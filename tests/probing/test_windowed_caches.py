@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from sinklab.core.probing import MaskPositions, MaskSinks, intervene, trace
+from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.base import CallSite
-from sinklab.core.probing.interventions.keys import KeyScores
+from sinklab.core.probing.interventions.selectors import KeyView, TopKeys
 
 WINDOW, STEPS, PROMPT = 5, 6, 7
 SIZES = {
@@ -180,8 +181,15 @@ def test_keys_that_were_dropped_are_not_counted_among_those_that_a_query_loses()
     gone = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0]).bool()
     received = torch.arange(8.0) * seen
     site = CallSite([0], 0, 3)
-    keys = KeyScores(received[None, None], 1, seen[None, None], site, gone[None, None])
-    assert MaskSinks(k=1, source="carried", limit=6).select(keys).tolist() == [[[7]]]
+    view = KeyView(
+        received[None, None], 1, seen[None, None], site, gone_BHS=gone[None, None], limit=6
+    )
+    assert TopKeys(1).select(view).nonzero().tolist() == [[0, 0, 7]]
+    edit = MaskSinks(k=1, source="carried", limit=6)
+    handler = edit.handler(InterventionLog(), 1)
+    handler._check_enough(view, TopKeys(1).select(view))
+    with pytest.raises(ValueError, match=r"more than 4 keys .* has 4"):
+        handler._check_enough(view, ~gone[None, None])
 
 
 def test_a_cache_that_does_not_say_which_keys_it_keeps_is_refused() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sinklab.core.probing import MaskPositions, MaskSinks, intervene
+from sinklab.core.probing import MaskPositions, MaskSinks, by_protocol, intervene
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.scoring.distance import output_distances
 from sinklab.lab.scoring.writing import Writing, WritingRequest
@@ -49,7 +49,7 @@ def divergence(clean_BV: torch.Tensor, edited_BV: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("protocol", ["paper", "clean", "positions"])
 def test_of_a_diffusion_model_canvases_are_those_of_the_clean_run(sink: int, protocol: str) -> None:
     loaded = tiny_loaded(sink)
-    edit = MaskPositions((1, 6)) if protocol == "positions" else MaskSinks.by_protocol(protocol, 2)
+    edit = MaskPositions((1, 6)) if protocol == "positions" else by_protocol(protocol, 2)
     clean, one = output_distances(texts(loaded), [(), (edit,)])
     *steps, (final_BS, _) = moments_of(loaded)
     assert [list(text) for text in clean.texts] == final_BS[:, 5:].tolist()
@@ -89,7 +89,7 @@ def test_of_an_autoregressive_model_the_clean_text_is_read_token_after_token() -
     assert one.same_B.tolist() == pytest.approx(same_B.tolist())
     loop, held = output_distances(
         texts(loaded),
-        [[MaskSinks.by_protocol(name, 2, selector="last_row")] for name in ("clean", "held")],
+        [[by_protocol(name, 2, scores="last_row")] for name in ("clean", "held")],
     )
     assert (loop.kl_B > 0).all() and (held.kl_B > 0).all()
     assert loop.dose(1).columns == 2

@@ -10,6 +10,7 @@ from sinklab.core.probing import (
     MaskSinks,
     TruncateContext,
     WindowAttention,
+    by_protocol,
     intervene,
     trace,
 )
@@ -207,11 +208,13 @@ def test_edits_become_such_as_a_single_reading_can_carry_out() -> None:
     )
     assert scoring_edits(carried, is_diffusion=False) == (MaskSinks(k=2, source="clean_pass"),)
     evicted = MaskSinks(k=2, removal="evict", limit=6)
-    assert scoring_edits([evicted], is_diffusion=True) == (replace(evicted, source="clean_pass"),)
+    assert scoring_edits([evicted], is_diffusion=True) == (replace(evicted, when="clean"),)
     now = (MaskSinks(k=2, source="now"),)
     assert scoring_edits(without_steps(now), is_diffusion=True) == now, (
         "a source that one reading can have stays"
     )
+    open_edit = (MaskSinks(k=1),)
+    assert scoring_edits(open_edit, is_diffusion=True)[0].when == "clean"
     others = (MaskPositions((0,), steps=(0, 4)), TruncateContext(2, 4, 0), WindowAttention(2))
     assert scoring_edits(others, is_diffusion=True) == others
 
@@ -219,7 +222,7 @@ def test_edits_become_such_as_a_single_reading_can_carry_out() -> None:
 def test_edits_that_do_not_fit_are_refused() -> None:
     loaded = tiny_loaded()
     for edit, message in (
-        (TruncateContext(2, 4, 1), "truncate_context begins at step 1 and would change nothing"),
+        (TruncateContext(2, 4, 1), "mask_positions begins at step 1 and would change nothing"),
         (
             MaskPositions((2,), steps=(3, None)),
             "mask_positions begins at step 3 and would change nothing",
@@ -228,16 +231,16 @@ def test_edits_that_do_not_fit_are_refused() -> None:
             MaskPositions((14,)),
             "mask_positions names position 14, but the shortest text to score has 14 tokens",
         ),
-        (TruncateContext(2, 15, 0), "truncate_context names position 14, but the shortest text"),
+        (TruncateContext(2, 15, 0), "mask_positions names position 14, but the shortest text"),
         (
-            MaskSinks.by_protocol("paper", 2),
-            "source='closed_loop' has no step before it to choose in; leave it out",
+            by_protocol("paper", 2),
+            "when='previous' has no step before it to choose in; leave it out",
         ),
         (
-            MaskSinks.by_protocol("held", 2),
-            "source='carried' has no step before it to choose in; leave it out",
+            by_protocol("held", 2),
+            "when='kept' has no step before it to choose in; leave it out",
         ),
-        (MaskSinks(k=14), r"MaskSinks\(k=14.* needs more than 14 keys"),
+        (MaskSinks(k=14), r"top:k=14 needs more than 14 keys"),
     ):
         with pytest.raises(ValueError, match=message):
             score(loaded, REQUESTS, SETTINGS, edits=[edit])

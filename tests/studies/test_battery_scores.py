@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from sinklab.core.probing import MaskSinks
+from sinklab.core.probing import by_protocol
 from sinklab.core.probing.intervention import InterventionLog, RemovalRecord
 from sinklab.core.sinks import Excess, Gu
 from sinklab.lab.analysis.intervals import mcnemar, paired_share_interval, wilson
@@ -135,7 +135,7 @@ def test_what_was_removed_is_measured() -> None:
 def test_the_dose_is_that_of_the_protocol_s_own_log(name: str) -> None:
     loaded, asked, rule = tiny_loaded(1), some_problems(1), Excess(1.5)
     one = replace(cell("pure", name, 2), rule=rule)
-    assert one.edits(loaded, 3) == (MaskSinks.by_protocol(CONTROLS[name][1], 2, rule, seed=3),)
+    assert one.edits(loaded, 3) == (by_protocol(CONTROLS[name][1], 2, rule, seed=3),)
     removed, logged = Removed(), list[RemovalRecord]()
     answer(loaded, one, asked, NEW, 0, removed)
     requests, edits = battery.asked_of(loaded, asked, 0), one.edits(loaded, 0)
@@ -178,7 +178,7 @@ def test_protocols_stand_beside_the_controls_under_names_that_older_runs_have() 
         "clean_pass",
     ]
     (edit,) = cell("pure", "matched_held", 2).edits(tiny_loaded(), 0)
-    assert edit == MaskSinks.by_protocol("held", 2, matched=True)
+    assert edit == by_protocol("held", 2, matched=True)
     # older runs lack what is at its default, and go on
     assert not {"protocols", "sink_rule"} & Battery().record(BatterySettings()).keys()
     record = Battery().record(replace(settings, sink_rule="gu"))

@@ -15,7 +15,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from tokenizers.processors import TemplateProcessing
 
-from sinklab.core.probing import PROTOCOLS, MaskSinks
+from sinklab.core.probing import PROTOCOLS, MaskSinks, by_protocol
 from sinklab.core.registry import interventions
 from sinklab.core.sinks import Gu
 from sinklab.lab.checkpoints import Loaded
@@ -299,7 +299,7 @@ def test_lm_eval_finds_it_by_name_and_arguments() -> None:
         3,
         ("piqa",),
     )
-    assert model.edits == (MaskSinks.by_protocol("paper", 2),)
+    assert model.edits == (by_protocol("paper", 2),)
     assert SinklabLM(tiny_loaded(), cache="dual").settings.cache == "dual"
     assert (model.rank, model.world_size, model.loaded.name) == (0, 1, "tiny")
     assert model.eot_token_id == model.tokenizer.eos_token_id
@@ -308,9 +308,7 @@ def test_lm_eval_finds_it_by_name_and_arguments() -> None:
 
 def test_an_autoregressive_model_is_masked_by_its_last_row() -> None:
     model = SinklabLM(tiny_llama(), settings=replace(SETTINGS, mask_sinks=2, control="recent"))
-    assert model.edits == (
-        MaskSinks.by_protocol("paper", 2, control="recent", selector="last_row"),
-    )
+    assert model.edits == (by_protocol("paper", 2, control="recent", scores="last_row"),)
     assert model.scored_edits == (MaskSinks(2, control="recent"),), (
         "a text that is read once has no step before"
     )
@@ -322,9 +320,9 @@ def test_the_protocol_and_the_rule_make_the_edit(protocol: str) -> None:
         SETTINGS, mask_sinks=2, protocol=protocol, sink_rule="gu:weight=0.2", control="equal_mass"
     )
     model = SinklabLM(tiny_loaded(), settings=settings)
-    assert model.edits == (MaskSinks.by_protocol(protocol, 2, Gu(0.2), control="equal_mass"),)
+    assert model.edits == (by_protocol(protocol, 2, Gu(0.2), control="equal_mass"),)
     (edit,) = replace(settings, control="matched", sink_rule=None).interventions()
-    assert edit == MaskSinks.by_protocol(protocol, 2, control="sinks", matched=True)
+    assert edit == by_protocol(protocol, 2, control="sinks", matched=True)
 
 
 def test_what_older_runs_do_not_say_is_recorded_where_it_differs() -> None:

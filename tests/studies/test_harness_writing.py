@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from sinklab.core.probing import Dose, MaskSinks, WindowAttention, trace
+from sinklab.core.probing import BlockKeys, Dose, MaskSinks, WindowAttention, by_protocol, trace
 from sinklab.core.probing.dose import MEASURED
 from sinklab.core.sampling import Canvas
 from sinklab.core.sinks import Excess
@@ -69,7 +69,7 @@ def test_rows_of_a_batch_are_what_they_are_alone(kind: str, edits: tuple[Any, ..
         loaded = tiny_loaded(int(kind == "with a sink"), logit_shift=kind == "shifted")
     if kind == "autoregressive":
         edits = tuple(
-            replace(edit, selector="last_row") if isinstance(edit, MaskSinks) else edit
+            replace(edit, scores="last_row") if isinstance(edit, BlockKeys) else edit
             for edit in edits
         )
     settings = replace(SETTINGS, stop_at_eos=kind == "autoregressive")
@@ -114,7 +114,7 @@ def test_facts_of_a_row_do_not_depend_on_its_neighbours(sink: int) -> None:
 @pytest.mark.parametrize("protocol", ["paper", "held", "rule", "clean"])
 def test_the_dose_of_an_answer_is_that_of_its_log(protocol: str) -> None:
     loaded = tiny_loaded(1)
-    edits = (MaskSinks.by_protocol(protocol, 2, Excess(1.5)), WindowAttention(radius=4))
+    edits = (by_protocol(protocol, 2, Excess(1.5)), WindowAttention(radius=4))
     request = asked(loaded)[1]
     (answer,) = write_batch(loaded, [request], SETTINGS, NEW, edits, watch=True)
     entries: dict[str, list[float]] = {name: [] for name in MEASURED}
@@ -143,7 +143,7 @@ def test_the_dose_of_an_answer_is_that_of_its_log(protocol: str) -> None:
 
 def test_keys_that_no_rule_names_are_a_dose_of_zero() -> None:
     loaded = tiny_loaded()
-    edits = (MaskSinks.by_protocol("rule", 2, Excess(50.0)),)
+    edits = (by_protocol("rule", 2, Excess(50.0)),)
     (answer,) = write_batch(loaded, asked(loaded)[:1], SETTINGS, NEW, edits, watch=True)
     dose = Dose(answer.dose)
     assert (dose.columns, dose.held, dose.removed) == (0, 0, 0) and dose.weight > 0

@@ -218,7 +218,7 @@ def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path: Path
     texts = short.table("generations")
     assert texts["steps"].tolist() == [1, 1]
     assert texts["idle"].tolist() == ["mask_positions", "mask_positions mask_sinks"]
-    assert {*short.table("truncated")["idle"]} == {"mask_positions truncate_context"}
+    assert {*short.table("truncated")["idle"]} == {"mask_positions mask_positions#2"}
     assert len(short.table("removals")) == 0
 
 

@@ -15,7 +15,7 @@ import planted
 import torch
 from scipy import optimize
 
-from sinklab.core.probing.so_far import WINDOW
+from sinklab.core.probing.statistics import WINDOW
 from sinklab.core.sinks.normalize import main_sink, mean_weight
 from sinklab.core.sinks.rules import DEFAULT, find_sinks
 from sinklab.lab.analysis import linear_probes as probes

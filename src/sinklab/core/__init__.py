@@ -7,9 +7,11 @@ PROVIDES = {
     "rules": "sinks.rules",
     "statistics": "probing.statistics",
     "interventions": (
-        "probing.interventions.mask_sinks probing.interventions.positions "
-        "probing.interventions.states"
+        "probing.interventions.block_keys probing.interventions.mask_sinks "
+        "probing.interventions.positions"
     ),
+    "selectors": "probing.interventions.selectors",
+    "removals": "probing.interventions.removals",
     "sinks": "models.sinks.token models.sinks.zero models.sinks.kv models.sinks.logit",
     "unmasking_rules": "sampling.rules",
     "schedules": "sampling.schedules",

@@ -85,10 +85,17 @@ class Registry(Mapping[str, Any]):
         self._group = group
         """Name in the ``PROVIDES`` of rings and extras."""
         self._classes: dict[str, Any] = {}
+        self._written: dict[str, Callable[[Any], dict[str, Any] | None]] = {}
+        """Short names, each with the function that finds its fields for a value."""
 
-    def register(self, name: str) -> Callable[[Class], Class]:
+    def register(
+        self, name: str, written: Callable[[Any], dict[str, Any] | None] | None = None
+    ) -> Callable[[Class], Class]:
         """A decorator that puts a class under this name. Raises ValueError for a name that is
         taken.
+
+        `written`: of a short name, whose class makes another one's values (`made`): the fields that
+        make a value, or None if no fields do. Values are written as text by such a name.
         """
 
         def put(kind: Class) -> Class:
@@ -102,6 +109,8 @@ class Registry(Mapping[str, Any]):
                     f"{kind.__module__}; rename one of them"
                 )
             self._classes[name] = kind
+            if written is not None:
+                self._written[name] = written
             return kind
 
         return put
@@ -151,11 +160,15 @@ class Registry(Mapping[str, Any]):
         return len(self._all())
 
     def name_of(self, value: object) -> str:
-        """The name of a value's class, or of a class. Raises ValueError for one that is not
-        registered.
+        """The short name of a value, the name of its class, or that of a class. Raises ValueError
+        for one that is not registered.
         """
         kind = value if isinstance(value, type) else type(value)
-        for name, known in self._all().items():
+        classes = self._all()
+        for name, written in self._written.items():
+            if written(value) is not None:
+                return name
+        for name, known in classes.items():
             if known is kind:
                 return name
         raise ValueError(
@@ -181,7 +194,8 @@ class Registry(Mapping[str, Any]):
             raise ValueError(
                 f"the {self.what} {name!r} needs {' and '.join(needed)}; write {name}:{needed[0]}=…"
             )
-        return kind(**fields)
+        made = kind(**fields)
+        return made.made() if name in self._written else made
 
     def parse(self, given: Any) -> Any:
         """A value from its text ``name:field=value,field=value``, or as it is.
@@ -197,8 +211,7 @@ class Registry(Mapping[str, Any]):
         kind, fields = self[name], dict[str, Any]()
         hints = _type_hints(kind)
         own = {field.name: field for field in dataclasses.fields(kind)}
-        # split at the commas outside brackets
-        for part in re.findall(r"(?:\([^()]*\)|[^,()])+", rest):
+        for part in _split(rest):
             key, equals, text = (piece.strip() for piece in part.partition("="))
             if not (key and equals and text) or key in fields:
                 raise ValueError(
@@ -223,20 +236,47 @@ class Registry(Mapping[str, Any]):
         Raises ValueError for a value that is not registered.
         """
         value = self.parsed(value)
-        options = [
-            f"{field.name} = {_in_words(field, getattr(value, field.name))}"
-            for field in _options(value)
-        ]
-        name = self.name_of(value)
+        name, fields = self._named(value)
+        options = [f"{field.name} = {_in_words(field, one)}" for field, one in fields]
         return f"{name} ({', '.join(options)})" if options else name
 
     def as_text(self, value: Any) -> str:
         """The value as `parse` reads it, with the fields that differ from their defaults: a short
         label.
         """
-        given = [field for field in _options(value) if not _is_default(field, value)]
-        texts = [f"{field.name}={_to_text(field, getattr(value, field.name))}" for field in given]
-        return ":".join([self.name_of(value), ",".join(texts)]) if texts else self.name_of(value)
+        name, fields = self._named(value)
+        texts = [
+            f"{field.name}={_to_text(field, one)}"
+            for field, one in fields
+            if one != _default(field)
+        ]
+        return ":".join([name, ",".join(texts)]) if texts else name
+
+    def _named(self, value: Any) -> tuple[str, list[tuple[dataclasses.Field, Any]]]:
+        """The name of a value, and its options in the order of the parameters: those that only
+        keywords reach come last.
+        """
+        classes = self._all()
+        for name, written in self._written.items():
+            given = written(value)
+            if given is not None:
+                own = {field.name: field for field in dataclasses.fields(classes[name])}
+                return name, [(own[one], given[one]) for one in given]
+        fields = [(field, getattr(value, field.name)) for field in _fields(value)]
+        return self.name_of(value), fields
+
+
+def _split(text: str) -> list[str]:
+    """Parts of a text between the commas outside brackets."""
+    parts = [""]
+    depth = 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in parts if part]
 
 
 def of(registry: Registry, default: Any = dataclasses.MISSING) -> Any:
@@ -261,7 +301,7 @@ def value_of(registry: Registry, given: Any, base: type) -> Any:
     return given
 
 
-def _options(value: Any) -> list[dataclasses.Field]:
+def _fields(value: Any) -> list[dataclasses.Field]:
     """The fields of a value in the order of its class's parameters: those that only keywords reach
     come last.
     """
@@ -282,11 +322,10 @@ def _options(value: Any) -> list[dataclasses.Field]:
     )
 
 
-def _is_default(field: dataclasses.Field, value: Any) -> bool:
-    default = (
-        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    )
-    return getattr(value, field.name) == default
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is dataclasses.MISSING:
+        return field.default
+    return field.default_factory()
 
 
 def _to_text(field: dataclasses.Field, value: Any) -> str:
@@ -313,8 +352,10 @@ def _from_text(field: dataclasses.Field, text: str, hint: Any) -> Any:
     origins = {typing.get_origin(one) or one for one in kinds}
     if text.lower() == "none" and types.NoneType in origins:
         return None
+    if text.startswith("("):
+        text = text.removeprefix("(").removesuffix(")")
     if "registry" in field.metadata:
-        return field.metadata["registry"].parse(text.removeprefix("(").removesuffix(")"))
+        return field.metadata["registry"].parse(text)
     if tuple in origins:
         return tuple(item for piece in text.split("+") for item in _items(piece))
     if bool in origins and text.lower() in ("true", "false"):
@@ -379,6 +420,10 @@ statistics = Registry("statistic", "statistics")
 """Statistics that a trace records: `sinklab.core.probing.Statistic`."""
 interventions = Registry("intervention", "interventions")
 """Edits of attention calls and hidden states: `sinklab.core.probing.Intervention`."""
+selectors = Registry("selector", "selectors")
+"""Choices of keys to block: `sinklab.core.probing.Selector`."""
+removals = Registry("removal", "removals")
+"""Ways to take a key away: `sinklab.core.probing.Removal`."""
 sinks = Registry("sink kind", "sinks")
 """Kinds of added sinks: `sinklab.core.models.Sink`."""
 unmasking_rules = Registry("unmasking rule", "unmasking_rules")

@@ -6,6 +6,7 @@ PROVIDES = {
         "checkpoints.causal checkpoints.dream checkpoints.families checkpoints.llada "
         "checkpoints.smdm"
     ),
+    "interventions": "scoring.hidden_states",
     "figures": "reports.figures reports.maps",
     "studies": (
         "studies.ablate.study studies.battery.study studies.benchmarks.study studies.caches.study "

@@ -15,9 +15,13 @@ __getattr__, __dir__, __all__ = exports(
     listener="Listener",
     tracing="trace",
     **{"interventions.base": "CallSite LayerIntervention"},
-    **{"interventions.keys": "KeyIntervention KeyScores"},
-    **{"interventions.mask_sinks": "MaskSinks"},
+    **{"interventions.block_keys": "BlockKeys"},
+    **{"interventions.mask_sinks": "MaskSinks by_protocol"},
     **{"interventions.positions": "LoneRows MaskPositions TruncateContext WindowAttention"},
-    **{"interventions.values": "save_reference_values"},
-    **{"interventions.states": "ClipChannel StateRecord state_records"},
+    **{"interventions.queries": "From"},
+    **{"interventions.removals": "Removal ValueRemoval"},
+    **{
+        "interventions.selectors": "EqualMass KeyView Lowest Matched Positions Random Recent "
+        "Selector SinkKeys TopKeys"
+    },
 )

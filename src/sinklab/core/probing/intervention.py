@@ -277,8 +277,8 @@ class Intervention(Protocol):
     """A frozen dataclass that describes a change of attention calls; `handler` makes the listener
     that does it.
 
-    `sinklab.core.probing.KeyIntervention` (keys are removed) and `LayerIntervention` (any change of
-    a call) are bases.
+    `sinklab.core.probing.BlockKeys` takes keys away; `LayerIntervention` is the base of any other
+    change of a call.
     """
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener: ...

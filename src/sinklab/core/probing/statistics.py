@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from sinklab.core.attention.received import STATISTICS, value_norms
 from sinklab.core.errors import Checked, check_tensor, limited, one_of
 from sinklab.core.probing.call import AttentionCall
-from sinklab.core.probing.so_far import WINDOW
 from sinklab.core.registry import fast_medians, fast_path, statistics
 from sinklab.core.sinks.states import MASKED, STATES
 
@@ -183,6 +182,10 @@ class ReceivedFromMasked(Statistic, Checked):
         )
         told = (masked >= self.least) | (every == 0)
         return (received_BHS / masked.clamp_min(1) * every).masked_fill(~told, torch.nan)
+
+
+WINDOW = 8
+"""Queries of a window of "received_by_window"."""
 
 
 @statistics.register("received_by_window")

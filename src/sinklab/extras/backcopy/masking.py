@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sinklab.core.probing.intervention import InterventionLog, intervene
-from sinklab.core.probing.interventions.mask_sinks import MaskSinks
+from sinklab.core.probing.interventions.mask_sinks import MaskSinks, by_protocol
 from sinklab.core.probing.scope import PROTOCOLS
 
 KEYS = (1, 2, 4, 8, 16, 24, 32, 40)
@@ -90,7 +90,7 @@ def revealed(model: Any, rows: Any, seed: int) -> list[dict[str, Any]]:
         }
     ]
     for protocol, k in itertools.product(PROTOCOLS, STEP_KEYS):
-        with intervene(model, MaskSinks.by_protocol(protocol, k)) as log:
+        with intervene(model, by_protocol(protocol, k)) as log:
             loss = _revealed(step, order_BT, log if protocol == "clean" else None)
         cell = {"task": "steps", "protocol": protocol, "k": k, "control": "sinks", "loss": loss}
         cells.append(cell | log.dose().row())

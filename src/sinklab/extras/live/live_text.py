@@ -20,6 +20,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from sinklab.core.probing.intervention import intervene
+from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.interventions.positions import MaskPositions
 from sinklab.core.probing.statistics import position_states
 from sinklab.core.probing.tracing import trace
@@ -167,7 +168,7 @@ class LiveText:
             "went": went,
         }
 
-    def _pass(self, *edits: MaskPositions, first: int = 0) -> Iterator[tuple[Step, Any]]:
+    def _pass(self, *edits: BlockKeys, first: int = 0) -> Iterator[tuple[Step, Any]]:
         """The steps of the text, each with its trace from `first` on. Watched throughout, so that
         all run alike.
         """
@@ -188,7 +189,7 @@ class LiveText:
                 yield step, recording
 
     def _loss(
-        self, steps: Sequence[Step], name: str, *edits: MaskPositions
+        self, steps: Sequence[Step], name: str, *edits: BlockKeys
     ) -> Generator[Message, None, float]:
         """Mean loss (nats) of the tokens that these steps committed, each on the canvas that its
         step read; `name` of the pass.

@@ -53,6 +53,8 @@ KINDS: tuple[str, ...] = (
     "rules",
     "statistics",
     "interventions",
+    "selectors",
+    "removals",
     "sinks",
     "unmasking_rules",
     "caches",
@@ -75,8 +77,8 @@ def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ())
         sinklab list interventions --plugin my_interventions.py
 
     Args:
-        kind: any of rules, statistics, interventions, sinks, unmasking_rules, caches, schedules,
-            families, figures, studies; all when left out.
+        kind: any of rules, statistics, interventions, selectors, removals, sinks, unmasking_rules,
+            caches, schedules, families, figures, studies; all when left out.
     """
     for name in kind or KINDS:
         if name not in KINDS:

@@ -152,13 +152,15 @@ class Study(Reader):
         """
         settings, removals = self.run.info.settings, self.table("removals")
         masking = [
-            text for text in settings.get("edits") or () if str(text).startswith("mask_sinks")
+            str(text)
+            for text in settings.get("edits") or ()
+            if str(text).startswith(("mask_sinks", "block_keys"))
         ]
         if self.family == "diffusion" or not (masking or settings.get("mask_sinks")):
             return None
         # texts that are written again with sinks hidden (mask_sinks) are always masked by the last
         # query
-        by_last = all("selector=last_row" in text for text in masking)
+        by_last = all("=last_row" in text for text in masking)
         by = (
             "the last query of the step before"
             if by_last

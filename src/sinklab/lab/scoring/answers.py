@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sinklab.core.probing.dose import MEASURED, by_row
 from sinklab.core.probing.intervention import InterventionLog
-from sinklab.core.probing.interventions.keys import KeyIntervention
+from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.recording import Recording
 from sinklab.core.probing.tracing import trace
 from sinklab.core.sampling.settings import DecodingSettings
@@ -43,7 +43,7 @@ def taken(log: InterventionLog, active_B: Tensor | None = None) -> Tensor | int:
     sums: Any = 0
     for removal in log.removals:
         # a window and named positions are no choice: they have no dose
-        if isinstance(removal.edit, KeyIntervention):
+        if isinstance(removal.edit, BlockKeys) and removal.edit.keys.by_attention:
             both_BN2 = torch.stack([torch.stack(pair, -1) for pair in by_row(removal).values()], 1)
             sums = sums + (
                 both_BN2 if active_B is None else both_BN2 * active_B.cpu()[:, None, None]

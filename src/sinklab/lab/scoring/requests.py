@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.probing.intervention import Intervention, InterventionLog, as_edits, intervene
+from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.listener import Listener
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints.loading import Loaded
@@ -267,16 +268,33 @@ def without_steps(edits: Sequence[Intervention]) -> tuple[Intervention, ...]:
     """The edits with no source over steps named: benchmarks of both kinds share theirs, and if a
     text is read once, a clean pass stands for every protocol.
     """
-    return tuple(edit.without_steps() if hasattr(edit, "without_steps") else edit for edit in edits)
+    found: list[Any] = []
+    for edit in edits:
+        if isinstance(edit, BlockKeys) and edit.when in ("previous", "kept"):
+            limit = edit.limit if edit.how.stays else None
+            edit = replace(edit, when=None, limit=limit)
+        found.append(edit)
+    return tuple(found)
+
+
+def by_last_query(edits: Sequence[Intervention]) -> tuple[Intervention, ...]:
+    """The edits as an autoregressive model writes under them: keys are chosen by the last query's
+    row, if nothing else is said.
+    """
+    found: list[Any] = []
+    for edit in edits:
+        if isinstance(edit, BlockKeys) and edit.scores is None:
+            edit = replace(edit, scores="last_row")
+        found.append(edit)
+    return tuple(found)
 
 
 def scoring_edits(
     edits: Sequence[Intervention | str], *, is_diffusion: bool
 ) -> tuple[Intervention, ...]:
-    """The edits as scoring carries them out: edits with their own way to read a text once
-    (`read_once`) use it.
-
-    `MaskSinks` without a source chooses in a clean pass over the same row.
+    """The edits as scoring carries them out: `BlockKeys` that leaves open when keys are chosen
+    chooses in a clean pass over the same row, by the attention of all queries if the model is
+    causal.
 
     Raises:
         ValueError: for an edit that begins after the first step, or chooses by one before.
@@ -291,8 +309,15 @@ def scoring_edits(
             )
     found: list[Any] = []
     for edit in wanted:
-        if hasattr(edit, "read_once"):
-            edit = edit.read_once(is_causal=not is_diffusion)
+        if isinstance(edit, BlockKeys):
+            if edit.when in ("previous", "kept"):
+                raise ValueError(
+                    f"a text is scored in one step, so when={edit.when!r} has no step before it to "
+                    "choose in; leave it out, and a clean pass over the same text chooses"
+                )
+            # the last row of a whole text says nothing of the queries before it
+            scores = edit.scores if is_diffusion else None
+            edit = replace(edit, when=edit.when or "clean", scores=scores)
         found.append(edit)
     return tuple(found)
 

@@ -104,14 +104,14 @@ def seeded(edits: Iterable[Any], sample: int) -> tuple[Any, ...]:
     sample.
     """
     return tuple(
-        replace(edit, seed=sample_seed(edit.seed, sample)) if hasattr(edit, "seed") else edit
+        replace(edit, seed=sample_seed(edit.seed, sample)) if is_random([edit]) else edit
         for edit in edits
     )
 
 
 def needs_clean_pass(edits: Iterable[Any]) -> bool:
     """Whether an edit chooses in forwards that run unedited."""
-    return any(getattr(edit, "source", None) == "clean_pass" for edit in edits)
+    return any(getattr(edit, "when", None) == "clean" for edit in edits)
 
 
 def is_random(edits: Iterable[Any]) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from sinklab.core.attention.received import attention_statistics
 from sinklab.core.compat import forward_hooks
 from sinklab.core.probing.intervention import Intervention, InterventionLog, intervene
-from sinklab.core.probing.interventions.states import state_records
+from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.recording import Recording
 from sinklab.core.probing.statistics import Statistic
 from sinklab.core.probing.tracing import trace
@@ -22,6 +22,7 @@ from sinklab.core.registry import interventions, rules, statistics
 from sinklab.core.sampling.canvas import Canvas
 from sinklab.core.sinks.rules import Rule, find_sinks
 from sinklab.lab.checkpoints.loading import load
+from sinklab.lab.scoring.hidden_states import state_records
 from sinklab.lab.testing.values import check_text
 
 
@@ -148,7 +149,7 @@ def _edited(
     logits = []
     with intervene(model, edit, measure=measure) as log, trace(model) as recording:
         for ids_BS in _three_texts(model):
-            if getattr(edit, "source", "") == "clean_pass":
+            if getattr(edit, "when", "") == "clean":
                 with log.probing():
                     model(ids_BS)
             logits.append(model(ids_BS).logits)
@@ -161,7 +162,7 @@ def _check_log(name: str, edit: Any, log: InterventionLog, recording: Recording)
         f"{name}: {len(entries)} entries in the log of {log.forwards} steps"
     )
     # an edit that leaves open when keys are chosen is logged with what was used
-    given = replace(edit, source="closed_loop") if getattr(edit, "source", "") is None else edit
+    given = replace(edit, when="previous") if getattr(edit, "when", "") is None else edit
     for entry in log.removals:
         assert entry.edit == given and entry.label == interventions.name_of(edit), (
             f"{name}: logged as {entry.label}"
@@ -186,8 +187,7 @@ def _check_log(name: str, edit: Any, log: InterventionLog, recording: Recording)
             assert torch.equal((columns_BLHM >= 0).sum(-1), removed_BLH.long()), (
                 f"{name}: columns and counts differ"
             )
-            is_blocked_for_all = getattr(edit, "queries", None) is None
-            if is_blocked_for_all and getattr(edit, "removal", "zero_value") in ("mask", "evict"):
+            if isinstance(edit, BlockKeys) and edit.how.blocks and edit.queries is None:
                 received_BLHS = recording.received[entry.forward][:, list(entry.layer_numbers)][
                     :, :, list(entry.heads)
                 ]

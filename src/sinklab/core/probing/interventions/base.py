@@ -18,7 +18,7 @@ from sinklab.core.errors import Checked
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.dose import MEASURED
 from sinklab.core.probing.intervention import InterventionLog, RemovalRecord
-from sinklab.core.probing.interventions.removal import (
+from sinklab.core.probing.interventions.removals import (
     at_once,
     extended,
     keys_seen,
@@ -57,7 +57,7 @@ class LayerIntervention(Checked):
                 query_BHQD[:, site.heads] /= self.temperature
                 return replace(call, query_BHQD=query_BHQD)
 
-    One that removes keys is a `KeyIntervention`, which logs them.
+    Edits that take keys away are `BlockKeys`, which logs them.
 
     Raises ValueError for layers and heads that are no numbers or names.
     """
@@ -121,13 +121,11 @@ class InterventionHandler(Listener):
     It calls the intervention's `edit`, unless a subclass overrides `apply`.
     """
 
-    def __init__(
-        self, options: Any, log: InterventionLog, forwards_per_step: int, logged_as: object = None
-    ) -> None:
-        """`logged_as`: the intervention that was given, if it is carried out as another one."""
-        self.options, self.log, self.period = options, log, forwards_per_step
-        self.given = options if logged_as is None else logged_as
-        name = interventions.name_of(self.given)
+    def __init__(self, options: Any, log: InterventionLog, forwards_per_step: int) -> None:
+        self.options = options
+        self.log = log
+        self.period = forwards_per_step
+        name = interventions.name_of(options)
         count = sum(handler.label.split("#")[0] == name for handler in log.handlers) + 1
         self.label = name if count == 1 else f"{name}#{count}"
         self.scope = RecordingScope(
@@ -325,7 +323,7 @@ class InterventionHandler(Listener):
             last_BLHM = self.logged[slot, heads] = columns_BLHM
         return RemovalRecord(
             forward=self.count,
-            edit=self.given,
+            edit=self.options,
             label=self.label,
             layers=tuple(parts),
             layer_numbers=tuple(self.log.layers[layer] for layer in parts),

@@ -19,20 +19,15 @@ WORDS = ("all", "from32", *STATES)
 """Ways to say which; ``from32`` stands for any position."""
 
 
-def check_queries(queries: str | None, removal: str) -> None:
-    """Raises ValueError for words that name no queries, and for a removal that cannot tell queries
-    apart.
-    """
-    if queries is None:
-        return
-    if queries not in WORDS and not re.fullmatch(r"from\d+", queries):
+def From(position: int) -> str:
+    """Queries at canvas positions from this one on, as `BlockKeys` takes them: ``"from32"``."""
+    return f"from{position}"
+
+
+def check_queries(queries: str | None) -> None:
+    """Raises ValueError for words that name no queries."""
+    if queries is not None and queries not in WORDS and not re.fullmatch(r"from\d+", queries):
         raise unknown("choice of queries", queries, WORDS)
-    if removal != "mask":
-        raise ValueError(
-            "queries say for whom a key is blocked, and a value or a memory is the same for all, "
-            "got queries="
-            f"{queries!r} with removal={removal!r}; take removal='mask', or leave out queries"
-        )
 
 
 def chosen_queries(queries: str, call: AttentionCall, positions_Q: Tensor, tap: Any) -> Tensor:
@@ -51,28 +46,40 @@ def chosen_queries(queries: str, call: AttentionCall, positions_Q: Tensor, tap: 
         return torch.ones_like(positions_Q, dtype=torch.bool)[None]
     if queries.startswith("from"):
         return (positions_Q >= int(queries.removeprefix("from")))[None]
-    state_BS = _states(queries, call, tap).to(positions_Q.device)
+    state_BS = position_states_of(
+        call, tap, f"queries={queries!r}", needs_canvas=queries == "prompt"
+    )
+    state_BS = state_BS.to(positions_Q.device)
     return state_BS.index_select(1, positions_Q) == STATES.index(queries)
 
 
-def _states(queries: str, call: AttentionCall, tap: Any) -> Tensor:
-    """State of every position, int8 (B, S); without a canvas that is decoded, every position that
-    is not masked is committed.
+def position_states_of(
+    call: AttentionCall, tap: Any, asked_by: str, *, needs_canvas: bool = False
+) -> Tensor:
+    """State of every canvas position, int8 (B, S).
+
+    Without a canvas that is decoded, every position that is not masked is committed, unless that
+    is not enough (`needs_canvas`). Raises ValueError if nothing tells the states.
     """
-    running, canvas = running_canvas(), getattr(decoding_run(), "canvas", None)
+    running = running_canvas()
+    canvas = getattr(decoding_run(), "canvas", None)
     if running is not None and running.state_BS is not None:
         return running.state_BS
     ids_BS = tap.ids_BS if running is None else running.ids_BS
     if ids_BS is not None and canvas is not None:
         return position_states(canvas, ids_BS)
-    mask_id = getattr(getattr(tap.model, "config", None), "mask_token_id", None)
-    if ids_BS is None or mask_id is None or queries == "prompt":
+    mask_id = mask_id_of(tap.model)
+    if ids_BS is None or mask_id is None or needs_canvas:
         raise ValueError(
-            f"queries={queries!r} asks for the state of positions, which a canvas tells, but "
-            f"{call.layer} runs without "
-            "one; decode with model.denoiser(), or name positions such as queries='from32'"
+            f"{asked_by} needs the state of positions, which a canvas tells, but {call.layer} runs "
+            "without one; decode with model.denoiser(), or name positions such as queries='from32'"
         )
     return torch.where(ids_BS == mask_id, MASKED, COMMITTED)
+
+
+def mask_id_of(model: Any) -> int | None:
+    """Mask token of a model; None if its config names none."""
+    return getattr(getattr(model, "config", None), "mask_token_id", None)
 
 
 def own_keys(positions_Q: Tensor, prefix: int, keys: int) -> Tensor:

@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from sinklab.core.probing.interventions.mask_sinks import MaskSinks
+from sinklab.core.probing.interventions.block_keys import BlockKeys
+from sinklab.core.probing.interventions.mask_sinks import by_protocol
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.analysis.doses import told_apart
 from sinklab.lab.analysis.estimates import FEWEST, mean_over
@@ -59,19 +60,17 @@ def prepare(loaded: Loaded, settings: DistanceSettings, progress: Progress) -> t
 
 def arms_of(
     settings: DistanceSettings, *, is_diffusion: bool
-) -> dict[tuple[Any, ...], list[MaskSinks]]:
+) -> dict[tuple[Any, ...], list[BlockKeys]]:
     """The edits by protocol, removal, k and control; an autoregressive model chooses by its last
     query.
     """
     chosen = itertools.product(
         settings.protocols, settings.removals, settings.ks, settings.controls
     )
-    fixed = {"seed": settings.seed, "selector": "received" if is_diffusion else "last_row"}
+    fixed = {"seed": settings.seed, "scores": None if is_diffusion else "last_row"}
     return {
         (protocol, removal, k, control): [
-            MaskSinks.by_protocol(
-                protocol, k, settings.sink_rule, removal=removal, control=control, **fixed
-            )
+            by_protocol(protocol, k, settings.sink_rule, how=removal, control=control, **fixed)
         ]
         for protocol, removal, k, control in chosen
     }

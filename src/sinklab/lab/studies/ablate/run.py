@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.interventions.mask_sinks import MaskSinks
 from sinklab.lab.analysis.doses import told_apart
 from sinklab.lab.analysis.estimates import mean_over
@@ -95,7 +96,7 @@ def scored(
     """
     settings, ids_BS = work.settings, work.plan.batches[part]
     how: dict[str, Any] = {"k": settings.k, "rule": settings.sink_rule, "removal": settings.removal}
-    arms: list[list[MaskSinks]] = [[]]
+    arms: list[list[BlockKeys]] = [[]]
     for layer, head in cells:
         arms.append([MaskSinks(**how, layers=(layer,), heads=None if head < 0 else (head,))])
     found = edited_losses(

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from sinklab.core.probing.intervention import InterventionLog
-from sinklab.core.probing.interventions.mask_sinks import MaskSinks
+from sinklab.core.probing.interventions.block_keys import BlockKeys
+from sinklab.core.probing.interventions.mask_sinks import by_protocol
 from sinklab.lab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.data.battery import Problem, is_right, problems
@@ -68,12 +69,10 @@ class Cell:
         if not self.k:
             return self.condition.edits
         # an autoregressive model's sinks are chosen by the last token's row of the step before
-        selector = "received" if loaded.family == "diffusion" else "last_row"
+        scores = None if loaded.family == "diffusion" else "last_row"
         control, protocol = CONTROLS[self.control]
         how: dict[str, Any] = {"matched": True} if control == "matched" else {"control": control}
-        edit = MaskSinks.by_protocol(
-            protocol, self.k, self.rule, selector=selector, seed=seed, **how
-        )
+        edit = by_protocol(protocol, self.k, self.rule, scores=scores, seed=seed, **how)
         return (*self.condition.edits, edit)
 
     def misfit(self, loaded: Loaded, new_tokens: int) -> str | None:
@@ -105,7 +104,7 @@ class Removed:
     def add(self, log: InterventionLog, active_B: Tensor) -> None:
         """Add one step; the removals in the log are read and dropped."""
         for removal in log.removals:
-            if not isinstance(removal.edit, MaskSinks):
+            if not isinstance(removal.edit, BlockKeys):
                 continue
             keys_BLH = removal.removed_BLH + removal.left_BLH
             facts = {

@@ -41,7 +41,7 @@ CONTROLS = {
     control_name(control, protocol): (control, protocol)
     for control, protocol in product(HIDDEN, PROTOCOLS)
 }
-"""Name -> choice of keys to block, and protocol of `MaskSinks`."""
+"""Name -> choice of keys to block, and protocol, as in `by_protocol`."""
 BESIDE = {
     control_name(control, protocol): (control_name(other, protocol),)
     for control, other in (("sinks", "random"), ("matched", "equal_mass"))

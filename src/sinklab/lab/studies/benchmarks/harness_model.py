@@ -14,6 +14,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from sinklab.core.errors import known_fields
+from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.lab.checkpoints.loading import Loaded, load
 from sinklab.lab.checkpoints.materialize import undivided
 from sinklab.lab.data.rows import row_start
@@ -261,8 +262,7 @@ class SinklabLM(TemplateLM):
     def _chosen(self) -> str:
         """Note on masking for a stage of likelihoods: there is no step before to choose in."""
         chooses = any(
-            hasattr(edit, "read_once") and getattr(edit, "source", "") != "now"
-            for edit in self.scored_edits
+            isinstance(edit, BlockKeys) and edit.when != "now" for edit in self.scored_edits
         )
         return ", hidden keys chosen in a clean pass over each text" if chooses else ""
 

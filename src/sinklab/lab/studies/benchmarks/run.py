@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from sinklab.core.probing.dose import Dose
-from sinklab.core.probing.interventions.keys import KeyIntervention
+from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints.loading import Loaded, load
 from sinklab.lab.records.info import read_info
@@ -230,7 +230,9 @@ def dose_rows(
     carried out, the `Dose` over all answers, the number of documents with a dose, and the number of
     them with a known share removed.
     """
-    if not any(isinstance(edit, KeyIntervention) for edit in settings.interventions()):
+    if not any(
+        isinstance(edit, BlockKeys) and edit.keys.by_attention for edit in settings.interventions()
+    ):
         return []
     rows = []
     for task in dict.fromkeys(task for task, _, _ in told):

@@ -146,21 +146,20 @@ class EvalSettings(DecodingSettings):
             by_last_row: an autoregressive model writes: keys are chosen by the last token's row of
                 the step before.
         """
-        own = ",selector=last_row" if by_last_row else ""
-        specs = [
-            spec + own if spec.startswith("mask_sinks:") and "selector" not in spec else spec
-            for spec in self.edits
-        ]
-        edits = tuple(map(interventions.parse, specs))
+        edits = tuple(map(interventions.parse, self.edits))
+        if by_last_row:
+            from sinklab.lab.scoring.requests import by_last_query
+
+            edits = by_last_query(edits)
         if self.mask_sinks is None:
             return edits
-        from sinklab.core.probing.interventions.mask_sinks import MaskSinks
+        from sinklab.core.probing.interventions.mask_sinks import by_protocol
 
         how: dict[str, Any] = {"control": "sinks", "matched": True}
         how = how if self.control == "matched" else {"control": self.control}
-        how |= {"selector": "last_row"} if by_last_row else {}
+        how |= {"scores": "last_row"} if by_last_row else {}
         return (
-            MaskSinks.by_protocol(self.protocol, self.mask_sinks, self.sink_rule, **how),
+            by_protocol(self.protocol, self.mask_sinks, self.sink_rule, **how),
             *edits,
         )
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from sinklab.core.probing.intervention import InterventionLog
+from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.interventions.mask_sinks import MaskSinks
-from sinklab.core.probing.interventions.states import state_records
+from sinklab.core.probing.interventions.selectors import CountControl
 from sinklab.core.probing.statistics import STATES
 from sinklab.core.registry import interventions
 from sinklab.lab.caching.policies import EvictingCache
@@ -27,6 +28,7 @@ from sinklab.lab.scoring.heldout import (
     heldout_curve,
     heldout_rows,
 )
+from sinklab.lab.scoring.hidden_states import state_records
 from sinklab.lab.scoring.prompts import encode
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, sample_seed, seeded
@@ -90,7 +92,7 @@ def write_sample(
     generations = [_generation(task, sample, moments, 0, log)]
     for k in task.settings.mask_sinks:
         meter.stage(f"writing sample {sample + 1} again with {k} sinks hidden")
-        selector = "received" if task.is_diffusion else "last_row"
+        selector = None if task.is_diffusion else "last_row"
         edited, edited_log = follow(task, meter, None, MaskSinks(k=k, selector=selector))
         generations.append(_generation(task, sample, edited, k, edited_log))
     if task.settings.truncate:
@@ -328,12 +330,10 @@ def _check_hidden(task: Task, text: str) -> None:
         when = "at the first step"
     named = [("mask_sinks", k) for k in settings.mask_sinks]
     for edit in settings.edits:
-        k = getattr(edit, "k", None)
-        if k is not None and getattr(edit, "control", "sinks") != "sinks":
+        if isinstance(edit, BlockKeys) and edit.keys.most is not None:
             # as many other columns must be left to be the controls
-            k *= 2
-        if k is not None:
-            named.append((interventions.as_text(edit), k))
+            shares = 2 if isinstance(edit.keys, CountControl) else 1
+            named.append((interventions.as_text(edit), shares * edit.keys.most))
     for name, k in named:
         if not 1 <= k < keys:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Reference values of sinks, by layer and head, for `removal="mean_value"`."""
+"""Reference values of sinks, by layer and head, for the removal "mean_value"."""
 
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim
 from collections.abc import Iterable
@@ -14,14 +14,15 @@ from sinklab.core.attention.context import module_of
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.base import CallSite, Effect
-from sinklab.core.probing.interventions.keys import KeyIntervention, SelectionHandler
+from sinklab.core.probing.interventions.block_keys import BlockHandler, BlockKeys
+from sinklab.core.probing.interventions.removals import Mask
 from sinklab.core.probing.tap import tapped
 
 
-class _Means(SelectionHandler):
+class _Means(BlockHandler):
     """Sums the values of the keys that an edit would choose, and changes nothing."""
 
-    def __init__(self, options: KeyIntervention, log: InterventionLog) -> None:
+    def __init__(self, options: BlockKeys, log: InterventionLog) -> None:
         super().__init__(options, log, 1)
         self.sums: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -41,10 +42,10 @@ class _Means(SelectionHandler):
 
 @torch.no_grad()
 def save_reference_values(
-    model: Any, edit: KeyIntervention, texts: Iterable[Tensor], file: str | Path
+    model: Any, edit: BlockKeys, texts: Iterable[Tensor], file: str | Path
 ) -> Path:
-    """Write the mean value of the keys that an edit chooses in reference texts, for
-    ``removal="mean_value"``.
+    """Write the mean value of the keys that an edit chooses in reference texts, for the
+    removal "mean_value".
 
     Args:
         model: a model with a forward that takes ids (B, S).
@@ -57,7 +58,7 @@ def save_reference_values(
         ValueError: if no key was chosen in any text.
     """
     model, log = module_of(model), InterventionLog(measure=False)
-    means = _Means(replace(edit, source="now", removal="mask", values=None, limit=None), log)
+    means = _Means(replace(edit, when="now", how=Mask(), limit=None), log)
     with tapped(model, log), tapped(model, means):
         for ids_BS in texts:
             model(ids_BS)

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from sinklab import intervene, trace
-from sinklab.core.probing.so_far import SoFar
 from sinklab.core.registry import interventions
 from sinklab.core.sampling.canvas import left_padded
 from sinklab.lab.records import open_run
+from sinklab.lab.studies.trace.recording import SoFar
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_llama import tiny_llama
 

@@ -1,13 +1,14 @@
-"""Methods that remove keys from an attention call, the attention they took away, and keys as flags
-and as columns.
+"""Ways to take keys away from an attention call, the attention this costs, and keys as flags and
+as columns.
 """
 
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim, M keys taken away; an
 # axis may be 1
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from safetensors import SafetensorError
@@ -18,11 +19,9 @@ from torch.nn.functional import pad
 from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.received import row_logsumexp
 from sinklab.core.attention.scores import allowed
-from sinklab.core.errors import ordinary, refused
+from sinklab.core.errors import Checked, ordinary, refused
 from sinklab.core.probing.call import AttentionCall, narrowed
-
-REMOVALS = ("mask", "zero_value", "evict", "mean_value", "pool_value")
-
+from sinklab.core.registry import removals
 
 Doubt = Callable[[Tensor, Callable[[], None]], None]
 """Signature (wrong, check): `check` raises if the flag is set, now or at the end of the forward."""
@@ -100,61 +99,178 @@ def _own_mask(call: AttentionCall) -> Tensor:
     return mask[:, :, :1] if is_same else mask
 
 
-def replaced_values(
-    call: AttentionCall, gone_BHS: Tensor, removal: str, means_HD: Tensor | None
-) -> AttentionCall:
-    """The call with other values for these keys: attention stays as it is.
+@dataclass(frozen=True)
+class Removal(Checked):
+    """Way to take keys away from the queries of a head. A subclass is registered under a name and
+    changes the call::
 
-    Args:
-        call: the attention call.
-        gone_BHS: the keys, of every query head.
-        removal: "zero_value", nothing; "pool_value", the mean of the other keys seen; "mean_value",
-            `means_HD`.
-        means_HD: of each query head, as :func:`reference_values` reads it.
-
-    Raises:
-        ValueError: for pooled values if queries see different keys, and for a head without a
-            reference.
+        @removals.register("halve_value")
+        @dataclass(frozen=True)
+        class HalveValue(ValueRemoval):
+            def values(self, call, value_BHSD, gone_BHS, random_BHS):
+                return value_BHSD / 2
     """
-    value, key = call.value_BKSD, call.key_BKSD
-    groups = call.query_BHQD.shape[1] // key.shape[1]
-    if groups > 1:
-        # Query heads of one value head lose different keys: each needs its own values from here on.
-        value, key = value.repeat_interleave(groups, 1), key.repeat_interleave(groups, 1)
-    if removal == "zero_value":
-        new = torch.zeros_like(value[:, :, :1])
-    elif removal == "pool_value":
-        new = _pooled(call, value, gone_BHS)
-    else:
-        assert means_HD is not None, "mean_value has its means"
+
+    blocks: ClassVar[bool] = False
+    """Whether queries no longer see the keys; `BlockKeys` then changes the mask, for some queries
+    or all.
+    """
+    stays: ClassVar[bool] = False
+    """Whether keys stay away until everything is computed anew."""
+    draws: ClassVar[bool] = False
+    """Whether random numbers enter."""
+
+    def apply(self, call: AttentionCall, gone_BHS: Tensor, random_BHS: Tensor) -> AttentionCall:
+        """The call without these keys.
+
+        Args:
+            call: the attention call.
+            gone_BHS: keys to take away, bool, for every query head.
+            random_BHS: with `draws`, numbers uniform in [0, 1) that follow from the seed; else of
+                no key.
+        """
+        raise NotImplementedError
+
+
+@removals.register("mask")
+@dataclass(frozen=True)
+class Mask(Removal):
+    """Block keys before the softmax: their mass goes to other keys."""
+
+    blocks = True
+
+
+@removals.register("evict")
+@dataclass(frozen=True)
+class Evict(Removal):
+    """Let keys and values leave the memory.
+
+    In one forward that is a mask; under a cache the keys stay blocked, those of recomputed columns
+    too, until everything is computed anew (under an autoregressive cache: to the end).
+    """
+
+    blocks = True
+    stays = True
+
+
+@dataclass(frozen=True)
+class ValueRemoval(Removal):
+    """Base of removals that keep the attention and give the keys other values: a subclass says
+    which, in `values`.
+    """
+
+    def values(
+        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+    ) -> Tensor:
+        """New values, broadcastable to (B, H, S, D); those of the other keys do not count."""
+        raise NotImplementedError
+
+    def apply(self, call: AttentionCall, gone_BHS: Tensor, random_BHS: Tensor) -> AttentionCall:
+        """The call with other values for these keys."""
+        value = call.value_BKSD
+        key = call.key_BKSD
+        groups = call.query_BHQD.shape[1] // key.shape[1]
+        if groups > 1:
+            # Query heads of one value head lose different keys: each needs its own values.
+            value = value.repeat_interleave(groups, 1)
+            key = key.repeat_interleave(groups, 1)
+        new = self.values(call, value, gone_BHS, random_BHS)
+        return replace(
+            call, key_BKSD=key, value_BKSD=torch.where(gone_BHS.unsqueeze(-1), new, value)
+        )
+
+
+@removals.register("zero_value")
+@dataclass(frozen=True)
+class ZeroValue(ValueRemoval):
+    """Keep the mass on the keys, and let their values add nothing."""
+
+    def values(
+        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+    ) -> Tensor:
+        return torch.zeros_like(value_BHSD[:, :, :1])
+
+
+@removals.register("pool_value")
+@dataclass(frozen=True)
+class PoolValue(ValueRemoval):
+    """Keep the mass on the keys, and give each the mean value of the other keys that are seen.
+
+    Raises ValueError in a call whose queries see different keys.
+    """
+
+    def values(
+        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+    ) -> Tensor:
+        others_BHS = _others(call, gone_BHS, "pool_value")
+        weights_BHS = others_BHS.to(value_BHSD) / others_BHS.sum(-1, keepdim=True).clamp(min=1)
+        return (weights_BHS.unsqueeze(-1) * value_BHSD).sum(2, keepdim=True)
+
+
+@removals.register("shuffle_value")
+@dataclass(frozen=True)
+class ShuffleValue(ValueRemoval):
+    """Keep the mass on the keys, and give each the value of another key that is seen and stays,
+    drawn by the seed.
+
+    A sink that is only a place to put mass does not care whose value stands there. Several keys of
+    a head get the values of different keys, as long as there are enough. Raises ValueError in a
+    call whose queries see different keys.
+    """
+
+    draws = True
+
+    def values(
+        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+    ) -> Tensor:
+        others_BHS = _others(call, gone_BHS, "shuffle_value")
+        order_BHS = random_BHS.masked_fill(~others_BHS, -1.0).argsort(dim=-1, descending=True)
+        number_BHS = gone_BHS.long().cumsum(-1) - 1
+        number_BHS = number_BHS.clamp(min=0) % others_BHS.sum(-1, keepdim=True).clamp(min=1)
+        donor_BHS = order_BHS.gather(-1, number_BHS)
+        width = value_BHSD.shape[-1]
+        return value_BHSD.gather(2, donor_BHS.unsqueeze(-1).expand(-1, -1, -1, width))
+
+
+@removals.register("mean_value")
+@dataclass(frozen=True)
+class MeanValue(ValueRemoval):
+    """Keep the mass on the keys, and give each the mean value of that head's sinks in reference
+    texts.
+
+    Raises ValueError in a call for a file that cannot be read, and for a head without a sink there.
+    """
+
+    file: str = ""
+    """A file of `sinklab.lab.scoring.reference_values.save_reference_values`."""
+
+    def values(
+        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+    ) -> Tensor:
+        means_HD = reference_values(self.file)[call.layer]
         lacking_H = means_HD.isnan().any(-1) & gone_BHS.any(-1).any(0).to(means_HD.device)
         if bool(lacking_H.any()):
             head = int(lacking_H.nonzero()[0])
             raise ValueError(
                 f"{call.layer}, head {head} has no sink in the reference texts; leave out that head"
             )
-        new = means_HD.nan_to_num().to(value)[None, :, None]
-    return replace(call, key_BKSD=key, value_BKSD=torch.where(gone_BHS.unsqueeze(-1), new, value))
+        return means_HD.nan_to_num().to(value_BHSD)[None, :, None]
 
 
-def _pooled(call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor) -> Tensor:
-    """Mean value (B, H, 1, D) of the keys that are seen and stay."""
+def _others(call: AttentionCall, gone_BHS: Tensor, removal: str) -> Tensor:
+    """Keys (B, H, S) that are seen and stay. Raises ValueError if queries see different keys."""
     mask = _own_mask(call)
     if mask.shape[2] > 1:
         raise ValueError(
-            f"pool_value is the mean of the values that a query sees, but in {call.layer} queries "
-            "see different keys (a causal model, blocks): take removal='mean_value' or 'zero_value'"
+            f"{removal} takes the values that a query sees, but in {call.layer} queries see "
+            "different keys (a causal model, blocks): take mean_value or zero_value"
         )
-    others_BHS = allowed(mask)[:, :, 0] & ~gone_BHS
-    weights_BHS = others_BHS.to(value_BHSD) / others_BHS.sum(-1, keepdim=True).clamp(min=1)
-    return (weights_BHS.unsqueeze(-1) * value_BHSD).sum(2, keepdim=True)
+    return allowed(mask)[:, :, 0] & ~gone_BHS
 
 
 @lru_cache(maxsize=4)
 def reference_values(file: str) -> dict[str, Tensor]:
-    """Mean values (H, D) by layer, of a file of `save_reference_values`. Raises ValueError for
-    another file.
-    """
+    """Mean values (H, D) by layer. Raises ValueError for another file."""
     with refused(
         f"no reference values can be read from {file}, which is absent or damaged",
         SafetensorError,

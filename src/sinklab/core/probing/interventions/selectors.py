@@ -1,0 +1,559 @@
+"""Selectors, which choose the keys of each head that `BlockKeys` takes away; controls wrap the
+selector that they stand for.
+"""
+
+# B batch, H query heads that are edited (1: alike in all), S keys, M keys chosen, D head dim
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sinklab.core.attention.context import reads_wait
+from sinklab.core.attention.scores import of_heads
+from sinklab.core.errors import Checked, limited
+from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.interventions.base import CallSite
+from sinklab.core.probing.interventions.queries import position_states_of
+from sinklab.core.probing.interventions.removals import (
+    Doubt,
+    as_flags,
+    at_once,
+    real_queries_B1,
+)
+from sinklab.core.probing.scope import as_int, whole_numbers
+from sinklab.core.registry import of, rules, selectors
+from sinklab.core.sinks.rules import DEFAULT, Rule, find_sinks
+
+SCORES = ("received", "last_row")
+Draw = Callable[[Sequence[int]], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class KeyView:
+    """One attention call as a selector reads it: what each key received, and where it stands."""
+
+    scores_BHS: Tensor
+    """Attention that each key receives, summed over the queries that are not padding (or of the
+    last one alone); of no key if attention does not choose.
+    """
+    queries_B1: Tensor | int
+    """Number of queries that the scores are summed over."""
+    visible_BHS: Tensor
+    """Number of these queries that may see each key."""
+    site: CallSite
+    call: AttentionCall | None = None
+    """The call itself; None if the choice had to wait for the next forward, as with
+    ``when="previous", how="evict"``.
+    """
+    tap: Any = None
+    """The tap of the model, which knows the ids of the running forward."""
+    gone_BHS: Tensor | None = None
+    """Keys that are taken away already; None for none."""
+    limit: int | None = None
+    """The most keys a head may have lost, those already gone included."""
+    spared: tuple[int, ...] = ()
+    """Columns that are never chosen."""
+    draw: Draw = torch.rand
+    """The generator: numbers of a shape, uniform in [0, 1), which follow from the seed."""
+    doubt: Doubt = at_once
+    """Handler of doubts about a choice, which need not ask the device at once."""
+    notes: dict[str, Tensor] = field(default_factory=dict)
+    """Numbers (B, H) that a selector leaves for the log, such as "matched"."""
+
+    @classmethod
+    def of(
+        cls, call: AttentionCall, site: CallSite, reading: str, *, by_attention: bool, **more: Any
+    ) -> KeyView:
+        """The view of a call. `reading`: scores from all queries ("received") or "last_row"."""
+        is_last = reading == "last_row"
+        visible_BHS = call.visibility.visible_BHS.to(call.query_BHQD.device)
+        if visible_BHS.shape[1] > 1:
+            visible_BHS = of_heads(visible_BHS, site.heads)
+        scores_BHS = torch.empty(0)
+        if by_attention:
+            with torch.no_grad():
+                scores_BHS = call.last_row_BHS if is_last else call.received_BHS
+                scores_BHS = of_heads(scores_BHS, site.heads)
+        if is_last:
+            return cls(scores_BHS, 1, (visible_BHS > 0).long(), site, call, **more)
+        return cls(scores_BHS, real_queries_B1(call), visible_BHS, site, call, **more)
+
+    @property
+    def step(self) -> int:
+        """Step of the sequence, from 0."""
+        return self.site.step
+
+    @property
+    def seen_B1S(self) -> Tensor:
+        """Keys that some query sees in some head."""
+        return (self.visible_BHS.amax(1) > 0).unsqueeze(1)
+
+    @cached_property
+    def free_BHS(self) -> Tensor:
+        """Keys that may be chosen: seen, not gone yet, and not spared."""
+        heads = self.scores_BHS.shape[1]
+        free_BHS = self.seen_B1S.repeat(1, heads, 1)
+        for column in self.spared:
+            free_BHS[..., column : column + 1].fill_(False)
+        return free_BHS if self.gone_BHS is None else free_BHS & ~self.gone_BHS[:, :heads]
+
+    @property
+    def prefix(self) -> int:
+        """Added sinks, which are the first columns."""
+        return self.site.prefix
+
+    @property
+    def positions_S(self) -> Tensor:
+        """Canvas position of each key, below 0 for added sinks."""
+        keys = self.visible_BHS.shape[-1]
+        return torch.arange(keys, device=self.visible_BHS.device) - self.prefix
+
+    @property
+    def values_BHSD(self) -> Tensor:
+        """Values of the keys in these heads."""
+        call = self._needed_call()
+        groups = call.query_BHQD.shape[1] // call.value_BKSD.shape[1]
+        return of_heads(call.value_BKSD.repeat_interleave(groups, 1), self.site.heads)
+
+    @property
+    def ids_BS(self) -> Tensor | None:
+        """Token ids of the canvas or the running forward, added sinks not counted; None if they
+        are not known.
+        """
+        running = self._needed_call().visibility.running
+        return self.tap.ids_BS if running is None else running.ids_BS
+
+    @property
+    def state_BS(self) -> Tensor:
+        """State of every canvas position, its number in `sinks.STATES`. Raises ValueError if
+        nothing tells them.
+        """
+        return position_states_of(self._needed_call(), self.tap, "a selector that reads states")
+
+    def _needed_call(self) -> AttentionCall:
+        if self.call is None:
+            raise ValueError(
+                "a selector of evicted keys that are chosen at the step before reads scores alone, "
+                "as their choice waits for the next forward: take when='now' or how='mask'"
+            )
+        return self.call
+
+    def sinks(self, rule: Rule) -> Tensor:
+        """Sinks by a rule, bool (B, H, S), as if all queries had run."""
+        visible_BHS = self.visible_BHS.to(self.scores_BHS.dtype)
+        positions_B1 = (visible_BHS[..., self.prefix :].amax(1) > 0).sum(-1, keepdim=True)
+        return find_sinks(self.scores_BHS, rule, visible_BHS, positions_B1)
+
+    def random(self) -> Tensor:
+        """Random numbers, uniform in [0, 1), of the shape of the scores."""
+        return self.draw(self.scores_BHS.shape).to(self.scores_BHS.device, non_blocking=True)
+
+    def top(
+        self,
+        order_BHS: Tensor,
+        count: int | Tensor,
+        among_BHS: Tensor | None = None,
+        most: int | None = None,
+    ) -> Tensor:
+        """The free keys that an order puts highest, bool (B, H, S); fewer where a limit says so.
+
+        Args:
+            order_BHS: the highest number is chosen first.
+            count: how many keys of a head, a number or (B, H, 1).
+            among_BHS: keys to choose from, if not from all that are free.
+            most: upper bound of `count`, if known, so that no device is asked.
+
+        Raises:
+            ValueError: if a head has fewer keys to choose from.
+        """
+        among_BHS = self.free_BHS if among_BHS is None else among_BHS & self.free_BHS
+        keys = among_BHS.shape[-1]
+        if self.limit is not None:
+            held_BH1 = torch.zeros_like(among_BHS[..., :1], dtype=torch.long)
+            if self.gone_BHS is not None:
+                held_BH1 = self.gone_BHS[:, : among_BHS.shape[1]].sum(-1, keepdim=True)
+            count = (self.limit - held_BH1).clamp(min=0).clamp_max(count)
+        found_BH1 = among_BHS.sum(-1, keepdim=True)
+        wanted_BH1 = torch.zeros_like(found_BH1) + count
+        short_BH1 = wanted_BH1 > found_BH1
+        self.doubt(short_BH1.any(), lambda: _refuse(short_BH1, wanted_BH1, found_BH1))
+        if isinstance(count, int):
+            width = count
+        elif most is not None and reads_wait(count.device):
+            width = most
+        else:
+            width = int(count.max())
+        order_BHS = order_BHS.masked_fill(~among_BHS, -torch.inf)
+        columns_BHM = order_BHS.topk(min(width, keys), dim=-1).indices
+        number_M = torch.arange(columns_BHM.shape[-1], device=columns_BHM.device)
+        return as_flags(columns_BHM.masked_fill(number_M >= wanted_BH1, -1), keys)
+
+
+def _refuse(short_BH1: Tensor, wanted_BH1: Tensor, found_BH1: Tensor) -> None:
+    row, head = short_BH1[..., 0].nonzero()[0].tolist()
+    raise ValueError(
+        f"{int(wanted_BH1[row, head])} keys of a head are to be chosen, but row {row} of this "
+        f"batch has {int(found_BH1[row, head])} to choose from: lower k, choose a stricter rule, "
+        "or set a limit"
+    )
+
+
+@dataclass(frozen=True)
+class Selector(Checked):
+    """Choice of keys, head by head. A subclass is registered under a name and has one method::
+
+    @selectors.register("first")
+    @dataclass(frozen=True)
+    class First(Selector):
+        def select(self, view):
+            return view.free_BHS & (view.positions_S == 0)
+    """
+
+    by_attention: ClassVar[bool] = True
+    """Whether attention chooses; if not, the log says nothing of the attention that was chosen."""
+
+    @property
+    def most(self) -> int | None:
+        """The most keys of a head that it chooses; None if that is not known beforehand."""
+        return None
+
+    @property
+    def draws(self) -> bool:
+        """Whether keys are drawn, so that equal rows may lose different ones."""
+        return False
+
+    @property
+    def sink_rule(self) -> Rule | None:
+        """Rule by which it knows sinks; None if it has none."""
+        return None
+
+    @property
+    def last_position(self) -> int:
+        """The last canvas position that it names; −1 if it names none."""
+        return -1
+
+    def select(self, view: KeyView) -> Tensor:
+        """Keys to take away, bool (B, H, S); H may be 1 for the same keys in all heads."""
+        raise NotImplementedError
+
+
+@selectors.register("top")
+@dataclass(frozen=True)
+class TopKeys(Selector):
+    """The k keys that receive most, sinks or not (arXiv 2510.15731, section 4.3)."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "k", checked_count("k", self.k, needed=True))
+
+    @property
+    def most(self) -> int | None:
+        return self.k
+
+    def select(self, view: KeyView) -> Tensor:
+        return view.top(view.scores_BHS, self.k)
+
+
+@selectors.register("sinks")
+@dataclass(frozen=True)
+class SinkKeys(Selector):
+    """All keys that a rule calls sinks, or the k of them that receive most.
+
+    If a cache lets only some queries run, scores are scaled by positions / queries that ran, so
+    that an even share is 1 in every forward.
+    """
+
+    rule: Rule = of(rules, DEFAULT)  # noqa: RUF009
+    k: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "k", checked_count("k", self.k))
+
+    @property
+    def most(self) -> int | None:
+        return self.k
+
+    @property
+    def sink_rule(self) -> Rule | None:
+        return self.rule
+
+    def select(self, view: KeyView) -> Tensor:
+        sinks_BHS = view.sinks(self.rule) & view.free_BHS
+        count_BH1 = sinks_BHS.sum(-1, keepdim=True)
+        if self.k is not None:
+            count_BH1 = count_BH1.clamp(max=self.k)
+        return view.top(view.scores_BHS, count_BH1, sinks_BHS, self.k)
+
+
+@selectors.register("positions")
+@dataclass(frozen=True)
+class Positions(Selector):
+    """The same canvas positions in every head, whatever they receive.
+
+    Positions count the columns of the canvas (left padding included) without the added sinks in
+    front. One that is not there yet (an autoregressive model) is taken when it comes; padding is
+    never attended, and counts as nothing taken.
+
+    Raises ValueError for no position, and in the run for an added sink the model does not have.
+    """
+
+    positions: tuple[int, ...] = ()
+    added: tuple[int, ...] = ()
+    """Added sinks, from 0."""
+
+    by_attention = False
+
+    def __post_init__(self) -> None:
+        for name in ("positions", "added"):
+            numbers = whole_numbers(name, getattr(self, name))
+            object.__setattr__(self, name, tuple(sorted(set(numbers))))
+        if not (self.positions or self.added):
+            raise ValueError("positions name the keys to take away, got none: leave out the edit")
+
+    @property
+    def last_position(self) -> int:
+        return max(self.positions, default=-1)
+
+    def select(self, view: KeyView) -> Tensor:
+        if max(self.added, default=-1) >= view.prefix:
+            raise ValueError(
+                f"there is no added sink {self.added[-1]}, the model has {view.prefix}: leave out "
+                "added"
+            )
+        columns = [*self.added, *(view.prefix + position for position in self.positions)]
+        keys = view.visible_BHS.shape[-1]
+        named_S = torch.zeros(keys, dtype=torch.bool)
+        named_S[[column for column in columns if column < keys]] = True
+        return view.seen_B1S & named_S.to(view.seen_B1S.device)
+
+
+@dataclass(frozen=True)
+class Wrapper(Selector):
+    """Base of selectors that wrap another one."""
+
+    like: Selector = of(selectors)  # noqa: RUF009
+
+    @property
+    def most(self) -> int | None:
+        return self.like.most
+
+    @property
+    def draws(self) -> bool:
+        return self.like.draws
+
+    @property
+    def sink_rule(self) -> Rule | None:
+        return self.like.sink_rule
+
+    @property
+    def last_position(self) -> int:
+        return self.like.last_position
+
+
+@dataclass(frozen=True)
+class CountControl(Wrapper):
+    """Base of controls of equal number: as many keys as another selector chooses, but not those,
+    nor others that are sinks by its rule. A subclass gives their order.
+    """
+
+    def order(self, view: KeyView, chosen_BHS: Tensor) -> Tensor:
+        """Numbers (B, H, S) by which keys are chosen, the highest first."""
+        raise NotImplementedError
+
+    def select(self, view: KeyView) -> Tensor:
+        chosen_BHS = self.like.select(view)
+        others_BHS = view.free_BHS & ~chosen_BHS
+        if self.sink_rule is not None:
+            others_BHS = others_BHS & ~view.sinks(self.sink_rule)
+        count_BH1 = chosen_BHS.sum(-1, keepdim=True)
+        return view.top(self.order(view, chosen_BHS), count_BH1, others_BHS, self.most)
+
+
+AGE_BAND = 8
+"""Positions within which two keys are of the same age."""
+
+
+@selectors.register("random")
+@dataclass(frozen=True)
+class Random(CountControl):
+    """As many other keys, drawn by the seed of the edit."""
+
+    match: str = limited("count", one_of=("count", "age"))
+    """"count": from all other keys. "age": keys within 8 positions of a chosen one first, as in a
+    causal model late keys have had few queries to be seen by.
+    """
+
+    @property
+    def draws(self) -> bool:
+        return True
+
+    def order(self, view: KeyView, chosen_BHS: Tensor) -> Tensor:
+        order_BHS = view.random()
+        if self.match == "count":
+            return order_BHS
+        keys = chosen_BHS.shape[-1]
+        place_S = torch.arange(keys, device=chosen_BHS.device)
+        before_BHS = torch.where(chosen_BHS, place_S, -keys).cummax(-1).values
+        behind_BHS = torch.where(chosen_BHS, place_S, 2 * keys).flip(-1).cummin(-1).values.flip(-1)
+        distance_BHS = torch.minimum(place_S - before_BHS, behind_BHS - place_S)
+        return order_BHS - torch.div(distance_BHS, AGE_BAND, rounding_mode="floor")
+
+
+@selectors.register("recent")
+@dataclass(frozen=True)
+class Recent(CountControl):
+    """As many other keys, the last ones."""
+
+    def order(self, view: KeyView, chosen_BHS: Tensor) -> Tensor:
+        return view.positions_S.float().expand(view.scores_BHS.shape)
+
+
+@selectors.register("lowest")
+@dataclass(frozen=True)
+class Lowest(CountControl):
+    """As many other keys, those that receive least.
+
+    A blocked key receives nothing: chosen at the step before, these stay the same from then on.
+    """
+
+    def order(self, view: KeyView, chosen_BHS: Tensor) -> Tensor:
+        return -view.scores_BHS
+
+
+@dataclass(frozen=True)
+class MassControl(Wrapper):
+    """Base of the two arms of a comparison at equal mass, over the same heads: those in which keys
+    that are no sinks together receive as much as the chosen ones, within 10 %.
+    """
+
+    rule: Rule | None = of(rules, None)  # noqa: RUF009
+    """Rule that says which keys are no sinks; None: that of `like`, or `DEFAULT`."""
+
+    @property
+    def sink_rule(self) -> Rule | None:
+        return self.rule or self.like.sink_rule
+
+    def both(self, view: KeyView) -> tuple[Tensor, Tensor]:
+        """The chosen keys and their control, none in a head that has no control."""
+        chosen_BHS = self.like.select(view)
+        others_BHS = view.free_BHS & ~chosen_BHS & ~view.sinks(self.sink_rule or DEFAULT)
+        wanted_BH = view.scores_BHS.masked_fill(~chosen_BHS, 0.0).sum(-1)
+        control_BHS, found_BH = equal_mass(view.scores_BHS, wanted_BH, others_BHS)
+        matched_BH = found_BH.to(wanted_BH).masked_fill(~chosen_BHS.any(-1), torch.nan)
+        view.notes["matched"] = matched_BH
+        return chosen_BHS & found_BH.unsqueeze(-1), control_BHS
+
+
+@selectors.register("equal_mass")
+@dataclass(frozen=True)
+class EqualMass(MassControl):
+    """Keys that are no sinks and together receive as much as those of another selector, within
+    10 %, the greatest first; none in a head without such keys.
+    """
+
+    @property
+    def most(self) -> int | None:
+        return None
+
+    def select(self, view: KeyView) -> Tensor:
+        return self.both(view)[1]
+
+
+@selectors.register("matched")
+@dataclass(frozen=True)
+class Matched(MassControl):
+    """The keys of another selector, in the heads alone that have a control of equal mass: the arm
+    to compare `EqualMass` with.
+    """
+
+    def select(self, view: KeyView) -> Tensor:
+        return self.both(view)[0]
+
+
+@selectors.register("by_layer")
+@dataclass(frozen=True)
+class ByLayer(Wrapper):
+    """The same keys in all edited heads of a layer, chosen by the mean of their scores."""
+
+    def select(self, view: KeyView) -> Tensor:
+        scores_BHS = view.scores_BHS.mean(1, keepdim=True)
+        visible_BHS = view.visible_BHS.amax(1, keepdim=True)
+        shared = replace(view, scores_BHS=scores_BHS, visible_BHS=visible_BHS)
+        return self.like.select(shared)
+
+
+@selectors.register("sparing")
+@dataclass(frozen=True)
+class Sparing(Wrapper):
+    """The choice of another selector among the keys that are not spared."""
+
+    positions: tuple[int, ...] = ()
+    """Canvas positions that are never chosen."""
+    prefix: bool = False
+    """Whether added sinks are never chosen."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "positions", whole_numbers("spare", self.positions))
+
+    def select(self, view: KeyView) -> Tensor:
+        columns = [view.prefix + position for position in self.positions]
+        if self.prefix:
+            columns += range(view.prefix)
+        return self.like.select(replace(view, spared=(*view.spared, *columns)))
+
+
+TOLERANCE = 0.1
+"""Greatest distance of a control's mass from the mass it stands for, as a share of the latter."""
+CHECK_EVERY = 16
+"""Keys that are tried between two checks whether all heads have their control."""
+
+
+def equal_mass(score_BHS: Tensor, wanted_BH: Tensor, free_BHS: Tensor) -> tuple[Tensor, Tensor]:
+    """Free keys (B, H, S) that receive as much together as is wanted, within `TOLERANCE`, and the
+    heads that have them.
+
+    Greedy: from the greatest on, each key that does not take the sum above the tolerance, until it
+    is within. A head that does not come so far has none, nor has one for which nothing is wanted.
+    """
+    order_BHS = score_BHS.masked_fill(~free_BHS, -torch.inf)
+    order_BHS = order_BHS.argsort(dim=-1, descending=True, stable=True)
+    least_BH = (1 - TOLERANCE) * wanted_BH
+    most_BH = (1 + TOLERANCE) * wanted_BH
+    sum_BH = torch.zeros_like(wanted_BH)
+    flags_BHS = torch.zeros_like(free_BHS)
+    for number, place_BH in enumerate(order_BHS.unbind(-1)):
+        # now and then, as a check waits for the device: a few keys are enough of thousands
+        if number % CHECK_EVERY == 0 and not bool((sum_BH < least_BH).any()):
+            break
+        place_BH1 = place_BH.unsqueeze(-1)
+        more_BH = sum_BH + score_BHS.gather(-1, place_BH1)[..., 0]
+        is_free_BH = free_BHS.gather(-1, place_BH1)[..., 0]
+        takes_BH = (sum_BH < least_BH) & (more_BH <= most_BH) & is_free_BH
+        sum_BH = torch.where(takes_BH, more_BH, sum_BH)
+        flags_BHS = flags_BHS.scatter(-1, place_BH1, takes_BH.unsqueeze(-1))
+    found_BH = (wanted_BH > 0) & (sum_BH >= least_BH)
+    return flags_BHS & found_BH.unsqueeze(-1), found_BH
+
+
+def checked_count(name: str, given: Any, *, needed: bool = False) -> int | None:
+    """A number of keys, or None unless one is needed. Raises ValueError for anything but a number
+    of at least 1.
+    """
+    if given is None and not needed:
+        return None
+    number = as_int(given)
+    if number is None or number < 1:
+        raise ValueError(
+            f"{name} counts the keys to remove, at least 1, got {given!r}: for none, leave out "
+            "the edit"
+        )
+    return number
