@@ -15,9 +15,10 @@ from sinklab.lab.cli import main
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.scoring.heldout import heldout_rows
-from sinklab.lab.studies.ablate import Ablate, AblateSettings, DistanceSettings, DistanceStudy
-from sinklab.lab.studies.ablate.distance import distance_sentences, distance_table
-from sinklab.lab.studies.ablate.figures import ablation_figure, ablation_sentences, ablation_table
+from sinklab.lab.studies.curve import Ablate, AblateSettings, DistanceSettings, DistanceStudy
+from sinklab.lab.studies.curve.maps import ablation_figure, ablation_sentences, ablation_table
+from sinklab.lab.studies.curve.reading import ablation_map
+from sinklab.lab.studies.curve.writing import distance_sentences, distance_table
 from sinklab.lab.testing import check_study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded
 from tiny_llama import tiny_llama
@@ -140,8 +141,6 @@ def made_up(
     """Sentences of a run whose rows lose this, (R, C); the weight of a cell is its number. And of
     one with a twin.
     """
-    from sinklab.lab.studies.ablate.run import ablation_map
-
     known = {"by": "head", "k": 1, "sink_rule": None, **settings_}
     with RunWriter(folder, kind="ablate", model={"name": "toy"}, settings=known, seed=0) as run:
         for kind, values in (("", deltas), ("-permuted", twin)):
@@ -218,7 +217,7 @@ def test_sentences_say_what_the_rows_say() -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     loaded = tiny_loaded()
-    with pytest.raises(ValueError, match="by must be one of head, layer, but is 'heads'"):
+    with pytest.raises(ValueError, match="by must be one of layer, head, but is 'heads'"):
         settings(by="heads")
     with pytest.raises(ValueError, match="unknown sink rule"):
         settings(sink_rule="exces")

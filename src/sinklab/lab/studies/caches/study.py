@@ -11,8 +11,9 @@ from typing import Any
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import studies
 from sinklab.core.sampling.settings import DecodingSettings
-from sinklab.lab.studies.base import Study, deferred
+from sinklab.lab.studies.base import Work, deferred
 from sinklab.lab.studies.processes import Amount
+from sinklab.lab.studies.scored import Block, ScoredStudy
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class CacheSettings(Checked):
 
 
 @studies.register("caches")
-class Caches(Study):
+class Caches(ScoredStudy):
     """Compare block caches, with and without protected sinks, at equal budgets.
 
     Text the model has not seen is revealed block by block, and every cache is asked for the tokens
@@ -104,9 +105,12 @@ class Caches(Study):
 
     Settings = CacheSettings
     parts = "rows"
-    prepare = deferred("sinklab.lab.studies.caches.run:prepare")
-    run = deferred("sinklab.lab.studies.caches.run:compare")
-    finish = deferred("sinklab.lab.studies.caches.run:conclude")
+    row_tables = ("rows", "texts")
+    shards = False
+    read_samples = deferred("sinklab.lab.studies.caches.run:read_samples")
+    arms = deferred("sinklab.lab.studies.caches.run:arms")
+    measure = deferred("sinklab.lab.studies.caches.run:measure")
+    contrasts = deferred("sinklab.lab.studies.caches.run:contrasts")
     sentences = deferred("sinklab.lab.studies.caches.figures:caches_sentences")
     draw = deferred("sinklab.lab.studies.caches.figures:draw_caches")
 
@@ -124,9 +128,18 @@ class Caches(Study):
         )
         return Amount(words, evaluations, min(settings.rows, settings.batch) * settings.length // 2)
 
-    def samples(self, plan: Any) -> int:
-        """Number of samples: one per batch of rows."""
-        return plan.batches
+    def run(self, work: Work) -> None:
+        """Measure the rows, then write whole texts, time and memory."""
+        from sinklab.lab.studies.caches.run import write_beside_rows
+
+        super().run(work)
+        write_beside_rows(work)
+
+    def steps(self, settings: CacheSettings, block: Block) -> int:
+        """A call for each evaluation of a batch under all policies."""
+        from sinklab.lab.studies.caches.run import evaluations
+
+        return evaluations(settings)
 
 
 cache_fidelity = Caches()

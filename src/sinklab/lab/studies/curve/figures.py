@@ -20,6 +20,7 @@ from sinklab.lab.reports.printed import save_figure, write_page
 from sinklab.lab.reports.samples import Reader
 from sinklab.lab.reports.words import number, percent, statements
 from sinklab.lab.studies.base import labels_of
+from sinklab.lab.studies.curve import maps as maps  # registers its figure
 from sinklab.lab.studies.curve.curves import (
     DOSE,
     Curves,

@@ -22,7 +22,7 @@ from sinklab.lab.reports.drawing import figure
 from sinklab.lab.reports.printed import save_figure, write_page
 from sinklab.lab.reports.samples import NotRecorded, Reader
 from sinklab.lab.reports.words import number, percent, statements
-from sinklab.lab.studies.ablate.run import by_row
+from sinklab.lab.studies.curve.reading import by_row
 from sinklab.lab.studies.twins import no_twins, shown_by, twins_of
 
 SHOWN = 20
@@ -48,7 +48,9 @@ def ablation_sentences(runs: Iterable[Run]) -> list[str]:
         "fewest_cells": FEWEST_CELLS,
         "rule": rules.words(DEFAULT),
     }
-    told = statements("sinklab.lab.studies.ablate", (_change, rules.words), **known)
+    told = statements(
+        "sinklab.lab.studies.curve", (_change, rules.words), file="maps.jinja", **known
+    )
     return [sentence for run in runs for sentence in _of_one(run, told)]
 
 
@@ -138,9 +140,9 @@ def ablation_figure(one: Reader) -> list[Map]:
     return [Map(100 * share_LH, "attention on the hidden keys, %", layers, heads), costs]
 
 
-def draw_ablation(runs: Iterable[Run], out: Path, options: Any) -> list[Path]:
+def draw_ablation(runs: Iterable[Run], formats: Iterable[str]) -> list[Path]:
     """ablation.md, ablation.csv (all cells with all numbers) and the maps, in each run folder."""
-    return [path for run in runs for path in _written(run, options.figures)]
+    return [path for run in runs for path in _written(run, formats)]
 
 
 def _written(run: Run, formats: Iterable[str]) -> list[Path]:
