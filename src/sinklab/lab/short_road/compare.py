@@ -1,4 +1,4 @@
-"""What edits cost on some texts, position by position: `LM.compare` and its result."""
+"""Costs of edits on some texts, position by position: `LM.compare` and its result."""
 
 # N masks of a text (rows to run), S positions of a text, L maskable tokens, M wanted positions,
 # H heads, K keys (added sinks first), V vocabulary
@@ -89,7 +89,7 @@ class Comparison:
         return nats[arm] - nats[self.baselines[arm] if other is None else other]
 
     def summary(self) -> Summary:
-        """What each arm costs, and whether the first costs more than the others.
+        """Cost of each arm, and whether the first costs more than the others.
 
         The sample is the text: with fewer than 8 texts a cost has no interval and no verdict.
         """

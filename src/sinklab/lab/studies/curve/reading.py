@@ -23,13 +23,12 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.heldout import EditedLosses, HeldoutRows, edited_losses, heldout_rows
 from sinklab.lab.scoring.writing import is_random
 from sinklab.lab.studies.base import check_fits, columns_of, describe, heldout_text
-from sinklab.lab.studies.curve.study import CurveSettings
+from sinklab.lab.studies.curve.study import CostStudy, CurveSettings
 from sinklab.lab.studies.processes import Amount, Progress
 from sinklab.lab.studies.scored import (
     Arm,
     Block,
     Rows,
-    ScoredStudy,
     Trial,
     interval_columns,
     less_other,
@@ -55,17 +54,8 @@ ALONE = {"sinks", "equal_mass"}
 """Controls that do not need as many other keys beside the blocked ones."""
 
 
-class Reading(ScoredStudy):
+class Reading(CostStudy):
     """A study of the loss of held-out rows."""
-
-    Settings = CurveSettings
-    reads: ClassVar[tuple[str, ...]]
-    """Settings that it has."""
-
-    def record(self, settings: CurveSettings) -> dict[str, Any]:
-        """Its own settings, as the run folder keeps them."""
-        kept = super().record(settings)
-        return {name: kept[name] for name in self.reads if name in kept}
 
     def check_text(self, loaded: Loaded, settings: CurveSettings) -> None:
         """Refuse a model without a mask token or a tokenizer, and rows that do not fit it."""
@@ -85,20 +75,18 @@ class CostCurve(Reading):
     parts = "curve_rows"
     row_tables = ("curve_rows", "phenomenon", "grown")
     keeps = True
-    reads = (
-        *("ks", "controls", "sink_rule", "edits", "heldout", "rows", "length", "draws", "batch"),
-        *("seed", "twin"),
-    )
+    defaults: ClassVar = {
+        "ks": (1, 2, 5, 10, 20),
+        "controls": ("sinks", "random", "equal_mass"),
+        "rows": 48,
+        "batch": 16,
+    }
+    reads = ("sink_rule", "edits", "heldout", "length", "draws", "seed", "twin")
 
     def filled(self, settings: CurveSettings) -> CurveSettings:
-        """The settings with defaults where they are left out."""
-        return replace(
-            settings,
-            ks=tuple(sorted({0, *(settings.ks or (1, 2, 5, 10, 20))})),
-            controls=settings.controls or ("sinks", "random", "equal_mass"),
-            rows=settings.rows or 48,
-            batch=settings.batch or 16,
-        )
+        """The settings with defaults where they are left out; 0 keys are always scored."""
+        found = super().filled(settings)
+        return replace(found, ks=tuple(sorted({0, *found.ks})))
 
     def amount(self, settings: CurveSettings, info: Any) -> Amount:
         """A pass over all rows clean, one for every number of keys, control and edit, and two for
@@ -214,23 +202,20 @@ class CostMap(Reading):
 
     kind = "ablate"
     parts = "ablation"
-    reads = (
-        *("by", "ks", "controls", "sink_rule", "removals", "layers", "heldout", "rows", "length"),
-        *("batch", "seed", "twin"),
-    )
+    defaults: ClassVar = {
+        "ks": (1,),
+        "controls": ("sinks",),
+        "removals": ("mask",),
+        "rows": 48,
+        "batch": 16,
+    }
+    reads = ("by", "sink_rule", "layers", "heldout", "length", "seed", "twin")
 
     def filled(self, settings: CurveSettings) -> CurveSettings:
         """The settings with defaults where they are left out. Raises ValueError for more than one
         k, control or removal.
         """
-        found = replace(
-            settings,
-            ks=settings.ks or (1,),
-            controls=settings.controls or ("sinks",),
-            removals=settings.removals or ("mask",),
-            rows=settings.rows or 48,
-            batch=settings.batch or 16,
-        )
+        found = super().filled(settings)
         for name in ("ks", "controls", "removals"):
             if len(getattr(found, name)) > 1:
                 raise ValueError(

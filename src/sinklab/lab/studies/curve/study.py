@@ -15,11 +15,13 @@ from sinklab.core.registry import interventions, of, rules, studies
 from sinklab.lab.records.reading import open_run
 from sinklab.lab.studies.base import Study
 from sinklab.lab.studies.processes import Amount
+from sinklab.lab.studies.scored import ScoredStudy
 
 if TYPE_CHECKING:
     from sinklab.lab.records.reading import Run
-    from sinklab.lab.studies.scored import ScoredStudy
 
+KIND = ("by", "during")
+"""Settings that say which kind of run it is."""
 UNITS = ("model", "layer", "head")
 REMOVALS = ("mask", "zero_value")
 
@@ -97,8 +99,41 @@ class CurveSettings(Checked):
         object.__setattr__(self, "layers", tuple(sorted(set(self.layers))))
 
     def own(self) -> CurveSettings:
-        """These settings as a study of their own has them, without what a command adds."""
-        return self
+        """The settings of `sinklab curve`, without what a short name of it adds."""
+        names = [one.name for one in dataclasses.fields(CurveSettings)]
+        return CurveSettings(**{name: getattr(self, name) for name in names})
+
+
+class CostStudy(ScoredStudy):
+    """One kind of run that `sinklab curve` makes."""
+
+    Settings = CurveSettings
+    defaults: ClassVar[dict[str, Any]]
+    """Values of settings that are left out."""
+    reads: ClassVar[tuple[str, ...]]
+    """Settings that it has, beside those with defaults."""
+
+    def filled(self, settings: CurveSettings) -> CurveSettings:
+        """The settings with its defaults. Raises ValueError for settings of another kind."""
+        own = (*self.defaults, *self.reads)
+        for one in dataclasses.fields(CurveSettings):
+            value = getattr(settings, one.name)
+            if one.name not in own and one.name not in KIND and value != one.default:
+                raise ValueError(
+                    f"{one.name}={value} belongs to another kind of curve than by={settings.by}, "
+                    f"during={settings.during}, whose settings are {', '.join(own)}; leave it out"
+                )
+        changes = {
+            name: value
+            for name, value in self.defaults.items()
+            if getattr(settings, name) in (None, ())
+        }
+        return dataclasses.replace(settings, **changes)
+
+    def record(self, settings: CurveSettings) -> dict[str, Any]:
+        """Its own settings, as the run folder keeps them."""
+        kept = super().record(settings)
+        return {name: kept[name] for name in (*self.defaults, *self.reads) if name in kept}
 
 
 @studies.register("curve")
@@ -152,7 +187,7 @@ class Curve(Study):
         figures: tuple[str, ...] = ("png",)
         """Formats of the figure: png, svg, pdf; a bare --figures draws none."""
 
-    def resolved(self, settings: Any) -> tuple[ScoredStudy, Any]:
+    def resolved(self, settings: Any) -> tuple[CostStudy, Any]:
         """The study that these settings ask for, and they with its defaults.
 
         Raises:
@@ -168,14 +203,6 @@ class Curve(Study):
             chosen = CostCurve()
         else:
             chosen = CostMap()
-        for one in dataclasses.fields(CurveSettings):
-            value = getattr(settings, one.name)
-            if one.name not in chosen.reads and value != one.default:
-                raise ValueError(
-                    f"{one.name}={value} belongs to another kind of curve than by={settings.by}, "
-                    f"during={settings.during}, whose settings are {', '.join(chosen.reads)}; "
-                    "leave it out"
-                )
         return chosen, chosen.filled(settings)
 
     def amount(self, settings: Any, info: Any) -> Amount:
@@ -261,10 +288,8 @@ class AblateSettings(CurveSettings):
 
     def own(self) -> CurveSettings:
         """The settings of `sinklab curve`."""
-        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(CurveSettings)}
-        values["ks"] = self.ks or (self.k,)
-        values["removals"] = self.removals or (self.removal,)
-        return CurveSettings(**values)
+        ks, removals = self.ks or (self.k,), self.removals or (self.removal,)
+        return dataclasses.replace(super().own(), ks=ks, removals=removals)
 
 
 @studies.register("ablate")
@@ -289,11 +314,6 @@ class DistanceSettings(CurveSettings):
 
     during: str = limited("writing", one_of=("reading", "writing"), flag="while")
     """writing, where `sinklab curve` has reading."""
-
-    def own(self) -> CurveSettings:
-        """The settings of `sinklab curve`."""
-        names = [one.name for one in dataclasses.fields(CurveSettings)]
-        return CurveSettings(**{name: getattr(self, name) for name in names})
 
 
 @studies.register("distance")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,9 +29,9 @@ from sinklab.lab.scoring.likelihood import LikelihoodSettings
 from sinklab.lab.scoring.likelihood import score as likelihoods
 from sinklab.lab.scoring.writing import Writing, WritingRequest
 from sinklab.lab.studies.base import check_fits, heldout_text
-from sinklab.lab.studies.curve.study import REMOVALS, CurveSettings
+from sinklab.lab.studies.curve.study import REMOVALS, CostStudy, CurveSettings
 from sinklab.lab.studies.processes import Amount, Progress
-from sinklab.lab.studies.scored import Arm, Block, Design, Rows, ScoredStudy, Trial, mean_table
+from sinklab.lab.studies.scored import Arm, Block, Design, Rows, Trial, mean_table
 
 ARM = ["protocol", "removal", "k", "control"]
 OUTCOMES = ("agreement", "kl", "same", "worse")
@@ -42,15 +41,21 @@ SAMPLES = 16
 """Masks by which a diffusion model judges a text."""
 
 
-class Distances(ScoredStudy):
+class Distances(CostStudy):
     """Distance of texts written with keys blocked from those that the unedited model writes."""
 
-    Settings = CurveSettings
     kind = "distance"
     parts = "distances"
-    reads: ClassVar = (
-        *("during", "protocols", "ks", "removals", "controls", "sink_rule", "heldout", "rows"),
-        *("prompt_tokens", "new_tokens", "block_length", "batch", "seed"),
+    defaults: ClassVar = {
+        "ks": (1, 5),
+        "controls": ("sinks",),
+        "removals": REMOVALS,
+        "rows": 12,
+        "batch": 12,
+    }
+    reads = (
+        *("protocols", "sink_rule", "heldout", "prompt_tokens", "new_tokens", "block_length"),
+        "seed",
     )
 
     def filled(self, settings: CurveSettings) -> CurveSettings:
@@ -60,19 +65,7 @@ class Distances(ScoredStudy):
                 "texts are always written with nothing blocked too; leave 0 out of ks, got "
                 f"{settings.ks}"
             )
-        return replace(
-            settings,
-            ks=tuple(dict.fromkeys(settings.ks)) or (1, 5),
-            controls=settings.controls or ("sinks",),
-            removals=settings.removals or REMOVALS,
-            rows=settings.rows or 12,
-            batch=settings.batch or 12,
-        )
-
-    def record(self, settings: CurveSettings) -> dict[str, Any]:
-        """Its own settings, as the run folder keeps them; its kind says that it writes."""
-        kept = super().record(settings)
-        return {name: kept[name] for name in self.reads if name in kept and name != "during"}
+        return super().filled(settings)
 
     def amount(self, settings: CurveSettings, info: Any) -> Amount:
         """Every step of every text, written clean and every other way, once freely and once in the
