@@ -70,7 +70,7 @@ for _extra in (
 MAY_IMPORT["extras"] = set()
 MAY_IMPORT["__main__"] = {"lab.cli"}
 MAY_IMPORT["lm_eval"] = {"lab.studies"}
-SHARED_BY_STUDIES = {"base", "processes", "request_cache", "twins"}
+SHARED_BY_STUDIES = {"base", "processes", "request_cache", "scored", "twins"}
 DRAWERS = {"utils", "util", "common", "helpers", "misc"}
 # Room for plain code: packed lines cost the reader more than they saved (docs/decisions.md).
 CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 8_300, 40_200, 575, 50

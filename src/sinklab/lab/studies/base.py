@@ -190,13 +190,13 @@ def as_record(settings: Any) -> dict[str, Any]:
     """
     record: dict[str, Any] = {}
     for name, (field, value) in leaves(settings).items():
-        if (registry := field.metadata.get("registry")) is not None and value is not None:
-            value = (
-                [*map(registry.as_text, value)]
-                if isinstance(value, tuple)
-                else registry.as_text(value)
-            )
-        record[name] = value
+        registry = field.metadata.get("registry")
+        if registry is None or value is None:
+            record[name] = value
+        elif isinstance(value, tuple):
+            record[name] = [*map(registry.as_text, value)]
+        else:
+            record[name] = registry.as_text(value)
     return record
 
 
@@ -207,7 +207,8 @@ def from_record(settings: Any, record: dict[str, Any]) -> Any:
     known_fields(f"settings of {type(settings).__name__}", record, leaves(settings))
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
-        if _is_group(field, group := getattr(settings, field.name)):
+        group = getattr(settings, field.name)
+        if _is_group(field, group):
             changes[field.name] = from_record(
                 group, {name: record[name] for name in leaves(group) if name in record}
             )
@@ -448,7 +449,8 @@ class Study:
         """The settings with a seed, if it is None: that of the run to resume, or a new one. Raises
         ValueError if several workers would each draw another one.
         """
-        if "seed" not in (fields := leaves(settings)) or fields["seed"][1] is not None:
+        fields = leaves(settings)
+        if "seed" not in fields or fields["seed"][1] is not None:
             return settings
         folders = [
             folder for folder in self.folders(path) if resume and (folder / RUN_FILE).is_file()

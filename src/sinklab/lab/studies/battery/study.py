@@ -250,7 +250,8 @@ class Battery(ScoredStudy):
         from sinklab.lab.checkpoints.info import describe
 
         found = [of_kind(describe(model).family, settings.conditions) for model in models]
-        if untaken := set(settings.conditions).difference(*found):
+        untaken = set(settings.conditions).difference(*found)
+        if untaken:
             raise ValueError(
                 f"every condition needs a model of its kind, but none of {', '.join(models)} can "
                 f"have {', '.join(sorted(untaken))}: greedy is for autoregressive models, the "

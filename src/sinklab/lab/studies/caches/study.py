@@ -70,7 +70,8 @@ class CacheSettings(Checked):
                 f"block_length={self.block_length} and tokens_per_step={self.tokens_per_step} for "
                 f"new_tokens={self.new_tokens}; make blocks longer."
             )
-        if short := [length for length in self.lengths if length <= self.new_tokens]:
+        short = [length for length in self.lengths if length <= self.new_tokens]
+        if short:
             raise ValueError(
                 "lengths are those of the whole canvas, longer than "
                 f"new_tokens={self.new_tokens}, got {short[0]}."

@@ -32,7 +32,8 @@ def chosen_rule(choose: str, epsilon: float) -> Any:
     """
     if choose == STRONGEST:
         return None
-    if (name := choose.partition(":")[0]) not in rules:
+    name = choose.partition(":")[0]
+    if name not in rules:
         raise unknown("way to choose sinks", name, (*rules, STRONGEST))
     return rules.make("excess", epsilon=epsilon) if choose == "excess" else rules.parse(choose)
 

@@ -32,11 +32,11 @@ TOLD = {1: "costs", -1: "helps", 0: "cannot tell"}
 
 def cells_of(run: Run) -> pd.DataFrame:
     """The table ``map``. Raises NotRecorded for a run that did not come to its end."""
-    if (cells := run.table("map") if "map" in run.tables else None) is None:
+    if "map" not in run.tables:
         raise NotRecorded(
             f"This needs an ablation that is finished: {run.path} is not. Resume it with --resume."
         )
-    return cells
+    return run.table("map")
 
 
 def ablation_sentences(runs: Iterable[Run]) -> list[str]:

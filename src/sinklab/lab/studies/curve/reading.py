@@ -23,7 +23,7 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.heldout import EditedLosses, HeldoutRows, edited_losses, heldout_rows
 from sinklab.lab.scoring.writing import is_random
 from sinklab.lab.studies.base import check_fits, columns_of, describe, heldout_text
-from sinklab.lab.studies.curve.study import CostStudy, CurveSettings
+from sinklab.lab.studies.curve.settings import CostStudy, CurveSettings
 from sinklab.lab.studies.processes import Amount, Progress
 from sinklab.lab.studies.scored import (
     Arm,
