@@ -240,7 +240,7 @@ def test_sentences_say_what_the_rows_say() -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     loaded = tiny_loaded()
-    with pytest.raises(ValueError, match="by must be one of layer, head, but is 'heads'"):
+    with pytest.raises(ValueError, match="by must be one of head, layer, but is 'heads'"):
         settings(by="heads")
     with pytest.raises(ValueError, match="unknown sink rule"):
         settings(sink_rule="exces")

@@ -141,6 +141,10 @@ class ScoredStudy(Study):
             rows = self._measured(work, work.loaded, block, counter)
             for name, table in rows.items():
                 work.run.table(name, table, part=part)
+        self.write_more(work)
+
+    def write_more(self, work: Work) -> None:
+        """Write tables that are no rows of arms, after those that are."""
 
     def finish(self, work: Work) -> None:
         """Write the tables that follow from all rows, and those of controls."""
@@ -238,13 +242,18 @@ def less_other(
     import numpy as np
     import pandas as pd
 
-    known = {name: some.set_index("row")[value] for name, some in rows.groupby([*arm], sort=False)}
+    by_sample = rows.pivot(index="row", columns=[*arm], values=value)
     found = pd.Series(np.nan, rows.index)
     for name, some in rows.groupby([*arm], sort=False):
-        other = known.get(others.get(name, ()))
-        if other is not None:
-            found[some.index] = some[value] - other.loc[some["row"]].to_numpy()
+        other = others.get(name)
+        if other in by_sample:
+            found[some.index] = some[value] - by_sample[other].loc[some["row"]].to_numpy()
     return found
+
+
+def wide(rows: pd.DataFrame, arm: Sequence[str], value: str) -> pd.DataFrame:
+    """A column as a table of samples × arms, arms in the order of their names."""
+    return rows.pivot(index="row", columns=[*arm], values=value).sort_index(axis=1)
 
 
 def interval_columns(name: str, values_S: Any) -> dict[str, float]:

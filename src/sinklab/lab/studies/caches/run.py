@@ -132,7 +132,7 @@ def forced(
     )
 
 
-def evaluations(settings: CacheSettings) -> int:
+def evaluations(settings: CacheSettings, block: Any = None) -> int:
     """Number of calls of its progress by `forced` for a batch."""
     starts = range(0, settings.new_tokens, settings.block_length)
     sizes = (min(settings.block_length, settings.new_tokens - start) for start in starts)
@@ -321,7 +321,7 @@ def measure(trial: Trial) -> Rows:
     return {"rows": pd.DataFrame(columns)}
 
 
-def write_beside_rows(work: Work) -> None:
+def write_more(work: Work) -> None:
     """Write the tables ``texts`` and ``costs``: whole texts under each policy, time and memory.
 
     Sparse attention is in neither: it saves no time as it is done here, and would take a clean pass

@@ -11,9 +11,9 @@ from typing import Any
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import studies
 from sinklab.core.sampling.settings import DecodingSettings
-from sinklab.lab.studies.base import Work, deferred
+from sinklab.lab.studies.base import deferred
 from sinklab.lab.studies.processes import Amount
-from sinklab.lab.studies.scored import Block, ScoredStudy
+from sinklab.lab.studies.scored import ScoredStudy
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,9 @@ class Caches(ScoredStudy):
     shards = False
     read_samples = deferred("sinklab.lab.studies.caches.run:read_samples")
     arms = deferred("sinklab.lab.studies.caches.run:arms")
+    steps = deferred("sinklab.lab.studies.caches.run:evaluations")
     measure = deferred("sinklab.lab.studies.caches.run:measure")
+    write_more = deferred("sinklab.lab.studies.caches.run:write_more")
     contrasts = deferred("sinklab.lab.studies.caches.run:contrasts")
     sentences = deferred("sinklab.lab.studies.caches.figures:caches_sentences")
     draw = deferred("sinklab.lab.studies.caches.figures:draw_caches")
@@ -128,19 +130,6 @@ class Caches(ScoredStudy):
             * settings.new_tokens
         )
         return Amount(words, evaluations, min(settings.rows, settings.batch) * settings.length // 2)
-
-    def run(self, work: Work) -> None:
-        """Measure the rows, then write whole texts, time and memory."""
-        from sinklab.lab.studies.caches.run import write_beside_rows
-
-        super().run(work)
-        write_beside_rows(work)
-
-    def steps(self, settings: CacheSettings, block: Block) -> int:
-        """A call for each evaluation of a batch under all policies."""
-        from sinklab.lab.studies.caches.run import evaluations
-
-        return evaluations(settings)
 
 
 cache_fidelity = Caches()

@@ -22,9 +22,10 @@ from sinklab.lab.reports.drawing import figure
 from sinklab.lab.reports.printed import save_figure, write_page
 from sinklab.lab.reports.samples import NotRecorded, Reader
 from sinklab.lab.reports.words import number, percent, statements
-from sinklab.lab.studies.curve.reading import by_row
+from sinklab.lab.studies.scored import wide
 from sinklab.lab.studies.twins import no_twins, shown_by, twins_of
 
+CELL = ["layer", "head"]
 SHOWN = 20
 """Cells in the Markdown table; the CSV has all."""
 TOLD = {1: "costs", -1: "helps", 0: "cannot tell"}
@@ -88,7 +89,8 @@ def _furthest(cells: pd.DataFrame) -> float:
 def _correlation(run: Run, twin: str = "") -> Estimate:
     rows = run.table(of_twin("ablation", twin))
     rows = rows.assign(delta=rows["loss"] - rows["clean"])
-    return rank_correlation(by_row(rows, "held"), by_row(rows, "delta"))
+    held_RC, delta_RC = (wide(rows, CELL, name).to_numpy() for name in ("held", "delta"))
+    return rank_correlation(held_RC, delta_RC)
 
 
 def _change(cell: pd.Series) -> str:

@@ -33,6 +33,7 @@ from sinklab.lab.studies.scored import (
     interval_columns,
     less_other,
     mean_table,
+    wide,
 )
 
 if TYPE_CHECKING:
@@ -57,13 +58,12 @@ ALONE = {"sinks", "equal_mass"}
 class Reading(CostStudy):
     """A study of the loss of held-out rows."""
 
-    def check_text(self, loaded: Loaded, settings: CurveSettings) -> None:
-        """Refuse a model without a mask token or a tokenizer, and rows that do not fit it."""
+    def text(self, loaded: Loaded, settings: CurveSettings) -> HeldoutRows:
+        """The rows to score. Raises ValueError for a model without a mask token or a tokenizer, and
+        rows that do not fit it.
+        """
         loaded.needed_tokenizer()
         check_fits(loaded, "curve", settings.length, "choose a smaller length")
-
-    def text(self, loaded: Loaded, settings: CurveSettings) -> HeldoutRows:
-        """The rows to score."""
         source = heldout_text(settings.heldout)
         return heldout_rows(loaded, source, rows=settings.rows or 0, length=settings.length)
 
@@ -110,7 +110,7 @@ class CostCurve(Reading):
             ValueError: for a model without a mask token or a tokenizer, rows that do not fit its
                 context, and a k that leaves no columns.
         """
-        self.check_text(loaded, settings)
+        text = self.text(loaded, settings)
         keys = settings.length + getattr(loaded.model.config, "sink_count", 0)
         needs_others = bool({*settings.controls} - ALONE)
         most = keys // 2 if needs_others else keys - 1
@@ -120,7 +120,7 @@ class CostCurve(Reading):
                 f"k keys{others} must leave something of the {keys} keys of a row, but k is "
                 f"{settings.ks[-1]}; choose at most {most}, or a greater length"
             )
-        return self.text(loaded, settings)
+        return text
 
     def arms(
         self, loaded: Loaded, settings: CurveSettings, samples: HeldoutRows
@@ -243,7 +243,7 @@ class CostMap(Reading):
             ValueError: for a model without a mask token or a tokenizer, rows that do not fit its
                 context, more keys than a row has, and layers that are not there.
         """
-        self.check_text(loaded, settings)
+        text = self.text(loaded, settings)
         (k,) = settings.ks
         if not 1 <= k < settings.length:
             raise ValueError(
@@ -257,7 +257,7 @@ class CostMap(Reading):
                 f"{loaded.name} has layers 0 to {of_model['layers'] - 1}, but no {absent[0]}; "
                 "leave it out"
             )
-        return self.text(loaded, settings)
+        return text
 
     def arms(
         self, loaded: Loaded, settings: CurveSettings, samples: HeldoutRows
@@ -421,9 +421,4 @@ def ablation_map(rows: pd.DataFrame) -> pd.DataFrame:
     table = mean_table(rows, CELL, ("delta",))
     means = rows.groupby(CELL, sort=False)[["loss", *DOSE[:-1]]].mean().reset_index(drop=True)
     table = table.join(means).assign(rows=rows["row"].nunique())
-    return table.assign(told=told_apart(by_row(rows, "delta")))
-
-
-def by_row(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """A column of the table ``ablation`` as an array (R, C), cells by rising layer and head."""
-    return rows.pivot(index="row", columns=CELL, values=name).sort_index(axis=1).to_numpy()
+    return table.assign(told=told_apart(wide(rows, CELL, "delta").to_numpy()))

@@ -13,7 +13,7 @@ from sinklab.core.errors import limited
 from sinklab.core.registry import studies
 from sinklab.lab.records.reading import open_run
 from sinklab.lab.studies.base import Study
-from sinklab.lab.studies.curve.settings import REMOVALS, UNITS, CostStudy
+from sinklab.lab.studies.curve.settings import REMOVALS, CostStudy
 from sinklab.lab.studies.curve.settings import CurveSettings as CurveSettings
 from sinklab.lab.studies.processes import Amount
 
@@ -78,16 +78,12 @@ class Curve(Study):
         Raises:
             ValueError: for settings of another one.
         """
-        from sinklab.lab.studies.curve.reading import CostCurve, CostMap
-        from sinklab.lab.studies.curve.writing import Distances
-
-        settings = settings.own()
+        settings, kind = settings.own(), "curve"
         if settings.during == "writing":
-            chosen: Any = Distances()
-        elif settings.by == "model":
-            chosen = CostCurve()
-        else:
-            chosen = CostMap()
+            kind = "distance"
+        elif settings.by != "model":
+            kind = "ablate"
+        chosen = _of_kind(kind)
         return chosen, chosen.filled(settings)
 
     def amount(self, settings: Any, info: Any) -> Amount:
@@ -120,18 +116,18 @@ class Curve(Study):
 
     def sentences(self, runs: list[Run]) -> list[str]:
         """Results of runs of one kind, in words."""
-        return _of_kind(runs).sentences(runs)
+        return _of_kind(runs[0].info.kind).sentences(runs)
 
     def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
         """Tables and figures of runs of one kind."""
-        return _of_kind(runs).draw(runs, out, options)
+        return _of_kind(runs[0].info.kind).draw(runs, out, options)
 
 
-def _of_kind(runs: list[Run]) -> Any:
+def _of_kind(kind: str) -> Any:
     from sinklab.lab.studies.curve.reading import CostCurve, CostMap
     from sinklab.lab.studies.curve.writing import Distances
 
-    return {"curve": CostCurve, "ablate": CostMap, "distance": Distances}[runs[0].info.kind]()
+    return {"curve": CostCurve, "ablate": CostMap, "distance": Distances}[kind]()
 
 
 masking_curve = Curve()
@@ -164,7 +160,7 @@ Raises:
 class AblateSettings(CurveSettings):
     """Settings of `CurveSettings` for a map, with one k and one removal."""
 
-    by: str = limited("head", one_of=UNITS[1:])
+    by: str = limited("head", one_of=("head", "layer"))
     """Block keys in one head at a time, or in all heads of one layer."""
     k: int = limited(1, at_least=1)
     """Keys to block per row and head."""
