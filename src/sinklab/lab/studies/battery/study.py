@@ -263,12 +263,10 @@ class Battery(ScoredStudy):
         """Every step of every batch of problems, in every condition and with every choice of keys
         blocked.
         """
-        problems, batch = (
-            len(settings.skills) * len(settings.levels) * settings.problems,
-            settings.batch,
-        )
+        kinds, batch = len(settings.skills) * len(settings.levels), settings.batch
+        problems = kinds * settings.problems
         ways = max(len(settings.conditions), 1) * len(settings.hidings())
-        batches = math.ceil(settings.problems / batch) * len(settings.skills) * len(settings.levels)
+        batches = kinds * math.ceil(settings.problems / batch)
         # a question has some 20 tokens
         positions = min(settings.problems, batch) * (20 + settings.new_tokens)
         evaluations = batches * ways * settings.new_tokens

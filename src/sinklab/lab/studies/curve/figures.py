@@ -61,10 +61,8 @@ def masking_curve_figure(
     for name in (scale, change):
         one_of("the scale of a masking curve", name, SCALES)
     one_of("the axis of a masking curve", over, AXES)
-    curves, lines = (
-        as_curves([run if isinstance(run, MaskingCurve) else run.run for run in runs]),
-        [],
-    )
+    curves = as_curves([run if isinstance(run, MaskingCurve) else run.run for run in runs])
+    lines = []
     for one, curve in zip(drawn_as(curves), curves, strict=True):
         for control in curve.controls:
             rows = curve.of(control).sort_values(

@@ -56,12 +56,8 @@ def ablation_sentences(runs: Iterable[Run]) -> list[str]:
 
 
 def _of_one(run: Run, told: Callable[..., list[str]]) -> list[str]:
-    cells, settings, name, kinds = (
-        cells_of(run),
-        run.info.settings,
-        run.info.model["name"],
-        twins_of(run),
-    )
+    cells, kinds = cells_of(run), twins_of(run)
+    settings, name = run.info.settings, run.info.model["name"]
     changes = {kind: _furthest(run.table(of_twin("map", kind))) for kind in kinds}
     most = shown_by({kind: f"{change:+.4f}".replace("-", "−") for kind, change in changes.items()})
     said = told("ablation", name, settings, cells, _clean(cells), most)
