@@ -71,10 +71,10 @@ for _extra in (
 MAY_IMPORT["extras"] = set()
 MAY_IMPORT["__main__"] = {"lab.cli"}
 MAY_IMPORT["lm_eval"] = {"lab.studies"}
-SHARED_BY_STUDIES = {"base", "processes", "request_cache", "twins"}
+SHARED_BY_STUDIES = {"base", "processes", "request_cache", "scored", "twins"}
 DRAWERS = {"utils", "util", "common", "helpers", "misc"}
-# Room for plain code: packed lines cost the reader more than they saved (docs/decisions.md).
-CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 8_300, 40_200, 575, 50
+# How much there is to read is counted in tokens, by .ci/run; a limit of all lines packed them.
+MODULE_LINES, SPLINTER = 575, 50
 # the most are those of `denoise`: the settings of LLaDA's decoder, one by one
 FUNCTION_LINES, PARAMETERS = 90, 12
 FUNCTION_LINES_P90, PARAMETERS_P90 = 45, 4
@@ -282,12 +282,6 @@ def registers(node: ast.AST) -> bool:
 
 def test_the_house_rules_hold() -> None:
     assert broken_rules(SOURCE) == []
-
-
-def test_the_core_is_read_in_an_evening_and_the_package_keeps_its_budget() -> None:
-    size = sizes(SOURCE)
-    core = sum(lines for name, lines in size.items() if room_of(name) in CORE)
-    assert core <= CORE_LINES and sum(size.values()) <= PACKAGE_LINES, (core, sum(size.values()))
 
 
 def test_no_module_is_a_splinter_of_another() -> None:

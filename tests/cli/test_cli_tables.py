@@ -64,7 +64,7 @@ def test_a_curve_is_scored_once(
     assert first.info.kind == "curve"
     assert first.table("curve")["k"].tolist() == [0, 2, 2, 2, 2]
     # what is there is taken as it is
-    monkeypatch.setattr("sinklab.lab.studies.curve.run.score", None)
+    monkeypatch.setattr("sinklab.lab.studies.curve.reading.CostCurve.measure", None)
     curve((model,), Path("out"), settings=small(), figures=())
     assert "out/plain is there" in capsys.readouterr().err
     with pytest.raises(
@@ -73,12 +73,21 @@ def test_a_curve_is_scored_once(
         curve((model,), Path("out"), settings=small(rows=2), figures=())
 
 
-def test_an_unfinished_curve_is_scored_again(model: str) -> None:
-    with (
-        pytest.raises(KeyboardInterrupt),
-        RunWriter("out/plain", kind="curve", model={}, settings={}, seed=0),
-    ):
+def test_an_unfinished_curve_goes_on_unless_it_is_another(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
         raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sinklab.lab.studies.curve.reading.CostCurve.contrasts", fail)
+        with pytest.raises(KeyboardInterrupt):
+            curve((model,), Path("out"), settings=small(controls=("sinks",)), figures=())
+    assert open_run("out/plain").info.parts == {
+        name: [0] for name in ("phenomenon.parquet", "grown.parquet", "curve_rows.parquet")
+    }
+    with pytest.raises(ValueError, match="out/plain can be resumed only with the same settings"):
+        curve((model,), Path("out"), settings=small(), figures=())
     curve((model,), Path("out"), settings=small(controls=("sinks",)), figures=("svg",))
     assert open_run("out/plain").info.status == "complete"
     assert Path("out/masking_curve.svg").stat().st_size > 1000

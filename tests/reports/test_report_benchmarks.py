@@ -14,7 +14,6 @@ import scipy
 import torch
 from test_report_training import made
 
-from sinklab.core.probing.dose import Dose
 from sinklab.lab.analysis.estimates import mean_p
 from sinklab.lab.records import Run, RunWriter, open_run
 from sinklab.lab.reports.printed import latex
@@ -56,7 +55,7 @@ from sinklab.lab.studies.curve.figures import (
     masking_curve_table,
     write_masking_curves,
 )
-from sinklab.lab.studies.curve.run import curve_table
+from sinklab.lab.studies.curve.reading import curve_table
 
 
 def benchmark(
@@ -672,20 +671,13 @@ def curve(
         (k, name): 4 + k * sizes[name] + spread_R * (1 + k) for k in (1, 5) for name in controls
     }
     losses = {(0, "none"): 4 + spread_R, **rows}
-    shares = {"sinks": 0.25, "mass": mass, "realised": mass, "matched": how.get("matched", 0.75)}
-    doses = {
-        (k, name): Dose(
-            {
-                one: (share * (k if one in ("mass", "realised") else 1), 1)
-                for one, share in shares.items()
-            }
-        )
-        for k, name in losses
-    }
-    doses = {
-        choice: Dose(dose.totals | {"removed": (choice[0], 1)}) for choice, dose in doses.items()
-    }
-    table = pd.DataFrame(curve_table(losses, doses, HeldoutRows(torch.zeros(10, 10), 100)))
+    frames = []
+    for (k, name), loss_R in losses.items():
+        columns = {"row": np.arange(10), "k": k, "control": name, "loss": loss_R, "columns": k}
+        columns |= {"sinks": 0.25, "held": mass * k, "removed": mass * k}
+        frames.append(pd.DataFrame(columns | {"matched": how.get("matched", 0.75)}))
+    by_row = pd.concat(frames, ignore_index=True)
+    table = pd.DataFrame(curve_table(by_row, HeldoutRows(torch.zeros(10, 10), 100)))
     settings = {"sink_rule": how.get("sink_rule")}
     with RunWriter(
         folder,
@@ -695,11 +687,7 @@ def curve(
         seed=0,
     ) as run:
         run.table("curve", table)
-        frames = [
-            pd.DataFrame({"row": np.arange(10), "k": k, "control": name, "loss": losses[k, name]})
-            for k, name in losses
-        ]
-        run.table("curve_rows", pd.concat(frames))
+        run.table("curve_rows", by_row)
         run.table(
             "phenomenon",
             {

@@ -15,9 +15,17 @@ from sinklab.lab.cli import main
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.scoring.heldout import heldout_rows
-from sinklab.lab.studies.ablate import Ablate, AblateSettings, DistanceSettings, DistanceStudy
-from sinklab.lab.studies.ablate.distance import distance_sentences, distance_table
-from sinklab.lab.studies.ablate.figures import ablation_figure, ablation_sentences, ablation_table
+from sinklab.lab.studies.curve import (
+    Ablate,
+    AblateSettings,
+    CurveSettings,
+    DistanceSettings,
+    DistanceStudy,
+    masking_curve,
+)
+from sinklab.lab.studies.curve.maps import ablation_figure, ablation_sentences, ablation_table
+from sinklab.lab.studies.curve.reading import ablation_map
+from sinklab.lab.studies.curve.writing import distance_sentences, distance_table
 from sinklab.lab.testing import check_study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded
 from tiny_llama import tiny_llama
@@ -86,6 +94,22 @@ def test_every_cell_is_what_an_edit_of_this_head_alone_costs(changes: dict) -> N
         assert 0 < table["columns"].mean() < 3
 
 
+def test_a_map_is_a_curve_by_layer_or_head_and_older_ones_are_read() -> None:
+    small = {"by": "layer", "rows": 4, "length": 16, "heldout": "held.txt", "twin": False}
+    long = open_run(masking_curve(tiny_llama(), "long", CurveSettings(ks=(2,), **small)))
+    short = open_run(Ablate()(tiny_llama(), "short", AblateSettings(k=2, **small)))
+    assert (long.info.kind, long.info.settings) == ("ablate", short.info.settings)
+    assert long.table("ablation").equals(short.table("ablation"))
+    older = {"by": "layer", "k": 2, "removal": "zero_value", "seed": 1}
+    for kind, settings_ in (("ablate", older), ("distance", {"protocols": ["rule"], "ks": [3]})):
+        with RunWriter(kind, kind=kind, model={}, settings=settings_, seed=0):
+            pass
+    found = masking_curve.settings_of("ablate")
+    assert (found.ks, found.removals, found.by, found.seed) == ((2,), ("zero_value",), "layer", 1)
+    found = masking_curve.settings_of("distance")
+    assert (found.during, found.protocols, found.ks) == ("writing", ("rule",), (3,))
+
+
 @pytest.mark.slow
 def test_the_map_is_of_paired_means_and_names_what_was_hidden(
     capsys: pytest.CaptureFixture,
@@ -140,8 +164,6 @@ def made_up(
     """Sentences of a run whose rows lose this, (R, C); the weight of a cell is its number. And of
     one with a twin.
     """
-    from sinklab.lab.studies.ablate.run import ablation_map
-
     known = {"by": "head", "k": 1, "sink_rule": None, **settings_}
     with RunWriter(folder, kind="ablate", model={"name": "toy"}, settings=known, seed=0) as run:
         for kind, values in (("", deltas), ("-permuted", twin)):

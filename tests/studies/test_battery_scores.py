@@ -531,11 +531,12 @@ def test_what_does_not_fit_the_model_is_refused_before_a_folder_is_taken(
     assert not (tmp_path / "run").exists()
 
 
-def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
+def test_several_processes_share_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = open_run(score_battery(tiny_loaded(), tmp_path / "alone", small()))
+    monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="a battery is scored by one process"):
-        score_battery(tiny_loaded(), tmp_path / "run", small())
+    shared = open_run(score_battery(tiny_loaded(), tmp_path / "run", small()))
+    assert shared.table("answers").equals(alone.table("answers"))
 
 
 @pytest.mark.slow

@@ -12,14 +12,13 @@ import torch
 
 from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.core.probing import MaskPositions, MaskSinks, WindowAttention, intervene
-from sinklab.core.probing.dose import Dose
 from sinklab.core.sinks.rules import Excess
 from sinklab.lab.analysis.answers import CONTROLS
 from sinklab.lab.checkpoints.loading import UNTRAINED
 from sinklab.lab.records import open_run
 from sinklab.lab.scoring.heldout import HeldoutRows, edited_losses, heldout_rows, row_losses
 from sinklab.lab.studies.curve.figures import masking_curve_sentences
-from sinklab.lab.studies.curve.run import curve_table, grown_table
+from sinklab.lab.studies.curve.reading import DOSE, curve_table, grown_table
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
@@ -167,13 +166,14 @@ def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(fam
             assert (one.losses_R - found[0].losses_R).abs().max() > 1e-4
             rows = pd.DataFrame(log.table()).groupby("row")
             known = (
-                rows[["removed", "mass", "realised"]]
+                rows[["removed", "mass", "realised", "matched"]]
                 .mean()
                 .assign(sinks=rows["sinks"].sum() / rows["chosen"].sum())
             )
-            names = {"columns": "removed", "held": "mass", "removed": "realised", "sinks": "sinks"}
+            names = {"columns": "removed", "held": "mass", "removed": "realised"}
             for name, found_R in one.doses_by_row().items():
-                assert np.allclose(found_R, known[names[name]], atol=1e-5, equal_nan=True)
+                expected = known[names.get(name, name)]
+                assert np.allclose(found_R, expected, atol=1e-5, equal_nan=True)
             assert str(one.dose) == str(log.dose())
 
 
@@ -202,19 +202,28 @@ def test_arms_do_not_disturb_each_other_and_the_number_of_a_row_is_what_it_draws
         assert (together[2].doses_by_row()["held"] > together[3].doses_by_row()["held"]).all()
 
 
-def made_up(rows: int = 40) -> tuple[dict, dict]:
+def rows_of(losses: dict) -> pd.DataFrame:
+    """The table ``curve_rows`` of these losses, of unknown doses."""
+    frames = []
+    for (k, control), loss_R in losses.items():
+        columns = {"row": range(len(loss_R)), "k": k, "control": control, "loss": loss_R}
+        frames.append(pd.DataFrame(columns | dict.fromkeys(DOSE, math.nan)))
+    return pd.concat(frames, ignore_index=True)
+
+
+def made_up(rows: int = 40) -> dict:
     generator = np.random.default_rng(1)
     clean = generator.normal(4, 1, rows)
     losses = {(0, "none"): clean}
     for k in (1, 5):
         losses[k, "top"] = clean + generator.normal(0.1 * k, 0.05, rows)
         losses[k, "random"] = clean + generator.normal(0.01 * k, 0.05, rows)
-    return losses, dict.fromkeys(losses, Dose())
+    return losses
 
 
 def test_the_table_is_paired_and_its_intervals_are_those_of_a_normal_mean() -> None:
-    losses, doses = made_up()
-    table = curve_table(losses, doses, HeldoutRows(torch.zeros(40, 10), 1000))
+    losses = made_up()
+    table = curve_table(rows_of(losses), HeldoutRows(torch.zeros(40, 10), 1000))
     assert table["k"] == [0, 1, 1, 5, 5]
     assert table["control"] == ["none", "top", "random", "top", "random"]
     assert (table["delta"][0], table["delta_low"][0], table["delta_high"][0]) == (0, 0, 0)
@@ -248,7 +257,7 @@ def test_the_table_is_paired_and_its_intervals_are_those_of_a_normal_mean() -> N
 
 def test_few_rows_have_no_interval() -> None:
     losses = {(0, "none"): np.full(5, 4.0), (1, "top"): np.full(5, 4.5)}
-    table = curve_table(losses, dict.fromkeys(losses, Dose()), HeldoutRows(torch.zeros(5, 10), 30))
+    table = curve_table(rows_of(losses), HeldoutRows(torch.zeros(5, 10), 30))
     assert table["delta"] == [0.0, 0.5]
     assert math.isnan(table["delta_low"][1])
 
@@ -270,7 +279,8 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
     assert run.info.settings["ks"] == [0, 1, 3]
     kinds = ("initialised", "permuted")
     assert said == [
-        f"scoring 4 rows of 20 tokens with {loaded.name}",
+        "rows 1 to 3, 10 ways",
+        "rows 4 to 4, 10 ways",
         *(f"a control ({CONTROLS[kind]}) reads the same canvases" for kind in kinds),
     ]
     rows, table = run.table("curve_rows"), run.table("curve")
@@ -351,10 +361,12 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
         CurveSettings(controls=("randm",))
     with pytest.raises(ValueError, match="at least 0, but is -2"):
         CurveSettings(ks=(-2,))
-    with pytest.raises(ValueError, match="rows must be at least 1, but is 0"):
+    with pytest.raises(ValueError, match="rows must be at least 1 or left out, but is 0"):
         CurveSettings(rows=0)
-    with pytest.raises(ValueError, match="needs at least one of the controls"):
-        CurveSettings(controls=())
+    with pytest.raises(ValueError, match=r"protocols=.*during=reading"):
+        masking_curve(tiny_loaded(), tmp_path / "a", CurveSettings(protocols=("rule",)))
+    with pytest.raises(ValueError, match="one of ks"):
+        masking_curve(tiny_loaded(), tmp_path / "a", CurveSettings(by="head", ks=(1, 2)))
     loaded = tiny_loaded(1)
     with pytest.raises(
         ValueError, match="fit the context of tiny test model, 63 positions, got 65"

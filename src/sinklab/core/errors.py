@@ -101,6 +101,8 @@ class Limits(TypedDict, total=False):
     one_of: Iterable[object]
     needed: bool
     """An empty tuple or string is refused."""
+    flag: str
+    """Name of its option, where the field cannot have that name in Python."""
     free: bool
     """Whether it may differ between a run and its continuation: it changes speed or place, not the
     result.

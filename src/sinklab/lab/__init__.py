@@ -9,7 +9,7 @@ PROVIDES = {
     "interventions": "scoring.hidden_states",
     "figures": "reports.figures reports.maps",
     "studies": (
-        "studies.ablate.study studies.battery.study studies.benchmarks.study studies.caches.study "
+        "studies.battery.study studies.benchmarks.study studies.caches.study "
         "studies.contents.study studies.curve.study studies.strength.study studies.trace.study"
     ),
 }

@@ -118,7 +118,7 @@ def command(name: str, study: Study) -> Callable[..., None]:
     if study.model != "":
         kinds["model"] = of_model, study.model
     kinds["out"] = Path, Path("runs") / (study.place or name)
-    if study.parts:
+    if study.parts and not study.keeps:
         kinds["resume"] = bool, False
     if study.shards:
         kinds["shard"] = str | None, None
@@ -181,7 +181,7 @@ def conduct(
     """
     from sinklab.lab.records.reading import open_run
 
-    several = isinstance(study.model, tuple)
+    several, look = isinstance(study.model, tuple), study.Options()
     # the last model may be hours away: a folder that is taken, and a model that is not there, show
     # now
     if not models:
@@ -196,6 +196,7 @@ def conduct(
     if not (out is None or worker.joins or resume or getattr(settings, "resume", False)):
         for place in places:
             refuse_taken(place)
+    study, settings = study.resolved(settings)
     each = study.of_models(models, settings)
     plans = [
         plan_for(study.amount, own, model, reading) for model, own in zip(models, each, strict=True)
@@ -217,7 +218,7 @@ def conduct(
                 f"{', '.join(map(str, sorted(elsewhere)))}"
             ]
         runs = [open_run(folder) for folder in found]
-        drawn = study.draw(runs, out, study.Options() if options is None else options)
+        drawn = study.draw(runs, out, look if options is None else options)
     folders = ", ".join(str(run.path) for run in runs)
     named = f"run folder{'s' if several or len(runs) > 1 else ''}: {folders}"
     return [*study.sentences(runs), named, *study.closing(runs, drawn)]

@@ -104,6 +104,8 @@ def typed(settings: Any, *hidden: str, closed: bool = False) -> Any:
             how["metavar"] = f"{{{','.join(map(str, choices))}}}{' …' * several}"
         elif word := _word(field.name, hint, positional=bool(field.metadata.get("positional"))):
             how["metavar"] = word
+        if "flag" in field.metadata:
+            how["name"] = field.metadata["flag"]
         if value is None or value == ():
             how["help_behavior_hint"] = ""
         defaults[field.name] = value
@@ -399,7 +401,9 @@ def options(
     call.__name__, call.__doc__ = function.__name__, _told(function, FILES if groups else {}, short)
     call.__annotations__ = {one.name: one.annotation for one in parameters}
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return call, names, left
+    fields = [field for group in groups.values() for field, _ in leaves(group).values()]
+    flags = [field.metadata["flag"] for field in fields if "flag" in field.metadata]
+    return call, names + flags, left
 
 
 FILE = Annotated[Path | None, MARK.arg(metavar="PATH", help_behavior_hint="")]

@@ -4,8 +4,9 @@ it.
 
 # R rows, B batch, L layers, H query heads, S sequence, M masked positions, V vocabulary
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from sinklab.core.probing.listener import Listener
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.data.corpora import read_corpus
 from sinklab.lab.data.rows import pack, row_start
-from sinklab.lab.scoring.requests import placed, scoring_edits
+from sinklab.lab.scoring.requests import Place, placed, scoring_edits
 from sinklab.lab.scoring.writing import needs_clean_pass
 
 BATCH = 16
@@ -49,13 +50,12 @@ class EditedLosses:
         return Dose.of(one for batch in self.removals for one in batch)
 
     def doses_by_row(self) -> dict[str, Tensor]:
-        """Dose of every row, by name as in `Dose` (columns, sinks, held, removed), each (R,); NaN
-        if nothing was removed.
+        """Dose of every row, by name as in `Dose` (columns, sinks, held, removed, matched), each
+        (R,); NaN if nothing was removed.
         """
         if not any(self.removals):
-            return dict.fromkeys(
-                ("columns", "sinks", "held", "removed"), torch.full_like(self.losses_R, math.nan)
-            )
+            names = ("columns", "sinks", "held", "removed", "matched")
+            return dict.fromkeys(names, torch.full_like(self.losses_R, math.nan))
 
         def of_rows(name: str) -> Tensor:
             batches = (
@@ -64,7 +64,8 @@ class EditedLosses:
             return torch.cat([torch.cat(parts, 1).nanmean(1) for parts in batches])
 
         doses = {"columns": of_rows("removed"), "sinks": of_rows("sinks") / of_rows("chosen")}
-        return doses | {"held": of_rows("mass"), "removed": of_rows("realised")}
+        doses |= {"held": of_rows("mass"), "removed": of_rows("realised")}
+        return doses | {"matched": of_rows("matched")}
 
 
 @torch.inference_mode()
@@ -75,6 +76,7 @@ def edited_losses(
     *,
     seed: int = 0,
     batch: int = BATCH,
+    only: range | None = None,
     progress: Tell | None = None,
 ) -> list[EditedLosses]:
     """Loss of each row under each of some sets of edits; an empty one is the model as it is.
@@ -91,6 +93,8 @@ def edited_losses(
         arms: sets of edits; those of a set act together.
         seed: of the noise, and with the number of the row, of the draws of random controls.
         batch: rows per forward; it changes results by rounding alone.
+        only: numbers of the rows to score; all when left out. Noise and draws of a row are those
+            that it has among all of them.
         progress: called after every scored batch of every arm.
 
     Raises:
@@ -103,33 +107,52 @@ def edited_losses(
         score = _bound_of(loaded, ids_RS, seed)
     else:
         score = _next_token_loss_of(loaded, ids_RS)
-    looks = needs_clean_pass(edit for edits in wanted for edit in edits) or not all(wanted)
     losses: list[list[Tensor]] = [[] for _ in arms]
     removals: list[list[tuple[RemovalRecord, ...]]] = [[] for _ in arms]
-    for start in range(0, len(ids_RS), batch):
-        part = slice(start, start + batch)
-        turn = _Turn()
-        places = [(seed, row) for row in range(len(ids_RS))[part]]
-        edits = [
-            _OfArm(edit, arm, turn)
-            for arm, some in enumerate(wanted)
-            for edit in placed(some, places)
-        ]
-        with intervene(loaded.model, *edits) as log:
-            if looks:
-                with log.probing():
-                    clean_B = score(part)
-            for turn.arm, some in enumerate(wanted):
-                loss_B = score(part) if some else clean_B
-                losses[turn.arm].append(loss_B)
-                removals[turn.arm].append(tuple(log.removals))
-                log.removals.clear()
-                if progress is not None:
-                    progress()
+    some_rows = range(len(ids_RS)) if only is None else only
+    for start in range(some_rows.start, some_rows.stop, batch):
+        part = slice(start, min(start + batch, some_rows.stop))
+        places = [(seed, row) for row in range(part.start, part.stop)]
+        found = under_arms(loaded.model, wanted, places, partial(score, part))
+        for arm, (loss_B, records) in enumerate(found):
+            losses[arm].append(loss_B)
+            removals[arm].append(records)
+            if progress is not None:
+                progress()
     return [
         EditedLosses(torch.cat(rows), tuple(gone))
         for rows, gone in zip(losses, removals, strict=True)
     ]
+
+
+def under_arms(
+    model: Any,
+    arms: Sequence[Sequence[Intervention]],
+    places: Sequence[Place],
+    run: Callable[[], Any],
+) -> Iterator[tuple[Any, tuple[RemovalRecord, ...]]]:
+    """Results of a forward of one batch under each set of edits, and what these removed.
+
+    One clean pass serves all edits that choose by attention; it is the result of an empty set.
+
+    Args:
+        model: the model.
+        arms: sets of edits, as `scoring_edits` makes them.
+        places: of the rows of the batch, for the draws of random controls.
+        run: the forward.
+    """
+    looks = needs_clean_pass(edit for edits in arms for edit in edits) or not all(arms)
+    turn = _Turn()
+    edits = [
+        _OfArm(edit, arm, turn) for arm, some in enumerate(arms) for edit in placed(some, places)
+    ]
+    with intervene(model, *edits) as log:
+        if looks:
+            with log.probing():
+                clean = run()
+        for turn.arm, some in enumerate(arms):
+            yield run() if some else clean, tuple(log.removals)
+            log.removals.clear()
 
 
 @dataclass(eq=False)
@@ -234,6 +257,9 @@ class HeldoutRows:
     ids_RS: Tensor
     size: int
     """Bytes of UTF-8 text."""
+
+    def __len__(self) -> int:
+        return len(self.ids_RS)
 
 
 def heldout_rows(

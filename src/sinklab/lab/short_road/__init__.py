@@ -5,5 +5,8 @@ by themselves.
 from sinklab.core.registry import exports
 
 __getattr__, __dir__, __all__ = exports(
-    __name__, models="LM Loss load wrap", runs="Page Run open_run report"
+    __name__,
+    compare="Comparison Summary",
+    models="LM Loss load wrap",
+    runs="Page Run open_run report",
 )

@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from html import escape
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from sinklab.lab.scoring.settings import Scored
+    from sinklab.lab.short_road.compare import Comparison
     from sinklab.lab.short_road.runs import Run
 
 
@@ -229,6 +230,45 @@ class LM(loading.Loaded):
         found = Loss(-scored.logprob / scored.tokens)
         found.scored = scored
         return found
+
+    def compare(
+        self,
+        arms: Mapping[str, Any],
+        texts: Sequence[str | Sequence[int]],
+        *,
+        read: str | Sequence[int] = "all",
+        samples: int = 32,
+        seed: int = 0,
+        controls: bool = False,
+        progress: Callable[[str], object] | None = None,
+    ) -> Comparison:
+        """Score texts under several arms, each a set of edits, and with no edit: what each costs.
+
+            costs = lm.compare({"sinks": "mask_sinks:k=1"}, texts)
+            costs.summary()
+
+        All arms read the same masks, so that their differences are paired. Losses are those of
+        :meth:`loss`, token by token; the result has ``summary()``, ``plot()`` and ``to_pandas()``.
+
+        Args:
+            arms: name -> an edit, its text, or several that act together.
+            texts: texts, or lists of token ids.
+            read: positions of the tokens whose loss counts: "all", "from32" (from position 32 on)
+                or numbers.
+            samples: masks of a text for a diffusion model.
+            seed: of masks, and of random controls.
+            controls: score every arm on two models that learned nothing too, this one with shuffled
+                weights and with fresh ones.
+            progress: called with a short text for each text.
+
+        Raises:
+            ValueError: for no arms, a text that does not fit the model, and edits that do not fit a
+                text that is read once.
+        """
+        from sinklab.lab.short_road.compare import compare
+
+        how: dict[str, Any] = {"read": read, "samples": samples, "seed": seed}
+        return compare(self, arms, texts, controls=controls, progress=progress, **how)
 
     def strength(
         self,

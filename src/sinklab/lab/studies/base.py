@@ -190,13 +190,13 @@ def as_record(settings: Any) -> dict[str, Any]:
     """
     record: dict[str, Any] = {}
     for name, (field, value) in leaves(settings).items():
-        if (registry := field.metadata.get("registry")) is not None and value is not None:
-            value = (
-                [*map(registry.as_text, value)]
-                if isinstance(value, tuple)
-                else registry.as_text(value)
-            )
-        record[name] = value
+        registry = field.metadata.get("registry")
+        if registry is None or value is None:
+            record[name] = value
+        elif isinstance(value, tuple):
+            record[name] = [*map(registry.as_text, value)]
+        else:
+            record[name] = registry.as_text(value)
     return record
 
 
@@ -207,7 +207,8 @@ def from_record(settings: Any, record: dict[str, Any]) -> Any:
     known_fields(f"settings of {type(settings).__name__}", record, leaves(settings))
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
-        if _is_group(field, group := getattr(settings, field.name)):
+        group = getattr(settings, field.name)
+        if _is_group(field, group):
             changes[field.name] = from_record(
                 group, {name: record[name] for name in leaves(group) if name in record}
             )
@@ -255,6 +256,8 @@ class Study:
     """
     kind: ClassVar[str] = ""
     """Kind of its run folders; its own name when left empty."""
+    kinds: ClassVar[tuple[str, ...]] = ()
+    """Kinds of run folders that it reproduces, if there are several."""
     model: ClassVar[str | tuple[str, ...]] = "tiny"
     """Default model; a tuple if the command takes several; empty if the study makes its own
     (``loaded`` is None).
@@ -269,8 +272,8 @@ class Study:
     """Table that marks samples as written by its parts; empty for a study that is written at once.
     """
     keeps: ClassVar[bool] = False
-    """Whether to resume means to take a finished run as it is and to begin an unfinished one
-    anew.
+    """Whether a finished run is taken as it is, and an unfinished one resumed without being asked
+    to.
     """
     shards: ClassVar[bool] = False
     """Whether several workers may share its samples: then `run` writes nothing but parts of
@@ -297,6 +300,10 @@ class Study:
     def of_models(self, models: Sequence[str], settings: Any) -> list[Any]:
         """The settings for each model of a command, which may be of different kinds."""
         return [settings] * len(models)
+
+    def resolved(self, settings: Any) -> tuple[Study, Any]:
+        """The study that these settings ask for, and its settings: of a command for several."""
+        return self, settings
 
     def fit(self, loaded: Loaded, settings: Any) -> Any:
         """The settings as this model takes them."""
@@ -373,9 +380,12 @@ class Study:
             ValueError: for settings that the model or the study refuses, and a folder that is
                 taken.
         """
+        study, settings = self.resolved(self.Settings() if settings is None else settings)
+        if study is not self:
+            how: dict[str, Any] = {"progress": progress, "resume": resume, "worker": worker}
+            return study(loaded, out, settings, overwrite=overwrite, **how)
         path, given, worker = Path(out), worker, worker or Processes.here()
         say = as_progress(progress if worker.is_first else None)
-        settings = self.Settings() if settings is None else settings
         if worker.world > 1 and not self.shards:
             raise ValueError(
                 f"a {self.name} is scored by one process, but several were started; start one"
@@ -407,12 +417,11 @@ class Study:
     ) -> None:
         about: dict[str, Any] = {"kind": self.kind or self.name, "model": self.about(loaded, plan)}
         about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
-        if worker.told(self.keeps and how["resume"] and (path / RUN_FILE).is_file()):
-            if worker.told(worker.leads and _is_finished(path, about)):
-                say.stage(f"{path} is there")
-                worker.finished.append(path)
-                return
-            how = {"resume": False, "overwrite": True}
+        is_there = self.keeps and how["resume"] and (path / RUN_FILE).is_file()
+        if worker.told(worker.leads and is_there and _is_finished(path, about)):
+            say.stage(f"{path} is there")
+            worker.finished.append(path)
+            return
         with ExitStack() as last, worker.writer(path, **about, **how, shared=self.shards) as run:
             done = run.refresh().parts.get(f"{self.parts}.parquet", ()) if worker.leads else ()
             missing = worker.told({*range(self.samples(plan))}.difference(done))
@@ -440,7 +449,8 @@ class Study:
         """The settings with a seed, if it is None: that of the run to resume, or a new one. Raises
         ValueError if several workers would each draw another one.
         """
-        if "seed" not in (fields := leaves(settings)) or fields["seed"][1] is not None:
+        fields = leaves(settings)
+        if "seed" not in fields or fields["seed"][1] is not None:
             return settings
         folders = [
             folder for folder in self.folders(path) if resume and (folder / RUN_FILE).is_file()
@@ -468,18 +478,22 @@ class Study:
         run of another kind.
         """
         info = read_info(Path(folder) / RUN_FILE)
-        if info.kind != (self.kind or self.name):
+        if info.kind not in (self.kinds or (self.kind or self.name,)):
             raise ValueError(
                 f"a run is reproduced by the study that wrote it, but {folder} is of kind "
-                f"{info.kind!r} and not "
-                f"{self.kind or self.name!r}; choose the command that wrote it"
+                f"{info.kind!r} and not {self.kind or self.name!r}; choose the command that wrote "
+                "it"
             )
         kept = {
             name: value for name, value in info.settings.items() if name not in self.permissions
         }
         if "twins" in info.tables and open_run(folder).table("twins")["made"].any():
             kept["twin"] = True
-        return from_record(self.Settings(), kept)
+        return from_record(self.Settings(), self.renamed(kept))
+
+    def renamed(self, record: dict[str, Any]) -> dict[str, Any]:
+        """A record of settings, with older names replaced by those of now."""
+        return record
 
 
 def _is_finished(path: Path, about: dict[str, Any]) -> bool:

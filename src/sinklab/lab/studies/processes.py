@@ -265,7 +265,8 @@ class Units:
                     yield unit
                 self._lease.release()
             self._refresh()
-            if todo := [unit for unit in elsewhere if not self._is_done(unit)]:
+            todo = [unit for unit in elsewhere if not self._is_done(unit)]
+            if todo:
                 time.sleep(POLL)
 
     def __enter__(self) -> Self:

@@ -4,8 +4,6 @@ blocked.
 
 # B batch rows, L layers, H heads
 import itertools
-import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,16 +18,17 @@ from sinklab.core.probing.interventions.mask_sinks import by_protocol
 from sinklab.lab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.data.battery import Problem, is_right, problems
-from sinklab.lab.records.info import of_twin
-from sinklab.lab.records.reading import open_run
 from sinklab.lab.scoring.answers import write_batch
 from sinklab.lab.scoring.prompts import encode
 from sinklab.lab.scoring.writing import Writing, WritingRequest, ended, stop_ids
-from sinklab.lab.studies import twins
-from sinklab.lab.studies.base import Work, check_fits, columns_of
+from sinklab.lab.studies.base import check_fits, columns_of
 from sinklab.lab.studies.battery.study import ALL, BESIDE, CONTROLS, BatterySettings, Condition
 from sinklab.lab.studies.processes import Progress
 from sinklab.lab.studies.request_cache import request_number
+from sinklab.lab.studies.scored import Arm, Block, Rows, Trial
+
+Problems = dict[tuple[str, int], tuple[Problem, ...]]
+"""Problems by skill and level."""
 
 WATCHED = 4
 """Problems of each skill and level that are answered once more, with nothing blocked, to see
@@ -39,7 +38,7 @@ whether there are sinks.
 
 @dataclass(frozen=True)
 class Cell:
-    """One part of a run: a skill and level under a condition, with k keys blocked."""
+    """One arm and its problems: a skill and level under a condition, with k keys blocked."""
 
     condition: Condition
     control: str
@@ -55,14 +54,6 @@ class Cell:
         """First columns of every row of its tables."""
         names = {"condition": self.condition.name, "control": self.control, "k": self.k}
         return names | {"skill": self.skill, "level": self.level}
-
-    @property
-    def stage(self) -> str:
-        """Name shared by all skills and levels."""
-        return (
-            f"{self.condition.name}, "
-            f"{f'{self.k} hidden, {self.control}' if self.k else 'nothing hidden'}"
-        )
 
     def edits(self, loaded: Loaded, seed: int) -> tuple[Any, ...]:
         """Interventions of the cell, those of the condition first; draws follow from the seed."""
@@ -189,34 +180,44 @@ def answer(
     ]
 
 
-def prepare(loaded: Loaded, settings: BatterySettings, progress: Progress) -> list[Cell]:
-    """The cells to answer, one part each.
+def read_samples(loaded: Loaded, settings: BatterySettings, progress: Progress) -> Problems:
+    """The problems by skill and level.
 
     Raises:
         ValueError: for a model without tokenizer or mask token, a condition of the other kind of
             model, and questions that do not fit.
     """
-    conditions = [Condition.named(name) for name in settings.conditions]
-    asked = {
-        (skill, level): tuple(
-            problems(
-                "test", settings.problems, seed=settings.seed, skills=(skill,), levels=(level,)
-            )
-        )
-        for skill in settings.skills
-        for level in settings.levels
-    }
-    _check_conditions(loaded, settings, conditions)
+    _check_conditions(loaded, settings, [Condition.named(name) for name in settings.conditions])
     loaded.needed_tokenizer()
-    requests = asked_of(loaded, [problem for some in asked.values() for problem in some], 0)
+    found: Problems = {}
+    for skill, level in itertools.product(settings.skills, settings.levels):
+        chosen = {"skills": (skill,), "levels": (level,), "seed": settings.seed}
+        found[skill, level] = tuple(problems("test", settings.problems, **chosen))
+    requests = asked_of(loaded, [problem for some in found.values() for problem in some], 0)
     longest = max(len(request.ids) for request in requests) + settings.new_tokens
     check_fits(loaded, "battery", longest, "ask for lower levels or fewer new tokens")
-    return [
-        Cell(condition, control, k, skill, level, some, settings.sink_rule)
-        for condition in conditions
-        for control, k in settings.hidings()
-        for (skill, level), some in asked.items()
-    ]
+    return found
+
+
+def arms(loaded: Loaded, settings: BatterySettings, samples: Problems) -> dict[Arm, Cell]:
+    """Cells by condition, control, k, skill and level."""
+    found = {}
+    for name in settings.conditions:
+        for (control, k), (kind, some) in itertools.product(settings.hidings(), samples.items()):
+            cell = Cell(Condition.named(name), control, k, *kind, some, settings.sink_rule)
+            found[name, control, k, *kind] = cell
+    return found
+
+
+def blocks(settings: BatterySettings, samples: Problems, arms: Sequence[Arm]) -> list[Block]:
+    """A block for each cell."""
+    found = []
+    for name in arms:
+        condition, control, k, skill, level = name
+        hidden = f"{k} hidden, {control}" if k else "nothing hidden"
+        rows = range(len(samples[skill, level]))
+        found.append(Block((name,), rows, f"{condition}, {hidden}"))
+    return found
 
 
 def _check_conditions(
@@ -242,125 +243,53 @@ def _check_conditions(
             )
 
 
-def write_answers(work: Work) -> None:
-    """Write the cells that are missing; cells too short for k keys are listed in the table
+def measure(trial: Trial) -> Rows:
+    """Rows of the tables ``removed`` and ``answers`` of a cell; of a cell too short for k keys, of
     ``skipped``.
     """
-    skipped = list[dict[str, Any]]()
-    cells = CellCounter(work, len(work.samples))
-    for stage, parts in itertools.groupby(work.samples, lambda part: work.plan[part].stage):
-        work.progress.stage(stage)
-        for part in parts:
-            cell = work.plan[part]
-            if (why := cell.misfit(work.loaded, work.settings.new_tokens)) is None:
-                _write_cell(work, part, cell, cells)
-            else:
-                skipped.append(cell.facts | {"why": why})
-            cells.end()
-    if skipped:
-        work.run.table("skipped", columns_of(skipped))
-
-
-class CellCounter:
-    """Counts cells, and while one is answered the part of its steps that is done."""
-
-    def __init__(self, work: Work, cells: int) -> None:
-        self._progress, self._cells = work.progress, cells
-        self._done = self._steps = 0
-        batches = math.ceil(work.settings.problems / work.settings.batch)
-        self._most = batches * work.settings.new_tokens
-        self._progress.count(0, cells)
-
-    def step(self) -> None:
-        """Count one more step of the cell in work."""
-        self._steps += 1
-        self._progress.count(self._done + min(self._steps / self._most, 1), self._cells)
-
-    def end(self) -> None:
-        """The cell is done."""
-        self._done += 1
-        self._steps = 0
-        self._progress.count(self._done, self._cells)
-
-
-def _write_cell(work: Work, part: int, cell: Cell, cells: CellCounter) -> None:
-    removed = Removed()
-    answers = _answers(work, work.loaded, cell, removed, cells.step)
-    if taken := removed.rows():
-        work.run.table("removed", columns_of(cell.facts | row for row in taken), part=part)
-    # last, so that it marks the end
-    work.run.table("answers", columns_of(answers), part=part)
-
-
-def _answers(
-    work: Work,
-    loaded: Loaded,
-    cell: Cell,
-    removed: Removed,
-    progress: Callable[[], object] = lambda: None,
-) -> list[dict[str, Any]]:
-    """Rows of the table ``answers``, of a model or its twin."""
-    rows, size, some = list[dict[str, Any]](), work.settings.batch, cell.problems
-    for start in range(0, len(some), size):
+    (cell,) = trial.arms.values()
+    settings, removed = trial.settings, Removed()
+    why = cell.misfit(trial.loaded, settings.new_tokens)
+    if why is not None:
+        return {"skipped": pd.DataFrame([cell.facts | {"why": why}])}
+    rows: list[dict[str, Any]] = []
+    for start in range(trial.rows.start, trial.rows.stop, settings.batch):
         # the same draws whatever the condition and however many keys, so that these alone differ
-        seed = request_number(work.settings.seed, f"{cell.skill} {cell.level} {start}")
-        rows += answer(
-            loaded,
-            cell,
-            some[start : start + size],
-            work.settings.new_tokens,
-            seed,
-            removed,
-            progress,
-        )
-    return [cell.facts | {"problem": place} | row for place, row in enumerate(rows)]
+        seed = request_number(settings.seed, f"{cell.skill} {cell.level} {start}")
+        some = cell.problems[start : min(start + settings.batch, trial.rows.stop)]
+        rows += answer(trial.loaded, cell, some, settings.new_tokens, seed, removed, trial.step)
+    answers = [cell.facts | {"problem": place} | row for place, row in enumerate(rows)]
+    found = {"answers": pd.DataFrame(answers)}
+    taken = removed.rows()
+    if not taken:
+        return found
+    return {"removed": pd.DataFrame(columns_of(cell.facts | row for row in taken))} | found
 
 
-def count_right(work: Work) -> None:
-    """Write the table ``accuracy`` of all answers, also of untrained twins that answer the same
-    problems, and ``phenomenon``: sink strength with nothing blocked.
+def contrasts(trial: Trial, rows: Rows) -> dict[str, Any]:
+    """The table ``accuracy`` of all answers, and ``phenomenon``: sink strength with nothing
+    blocked.
     """
-    work.run.table("accuracy", columns_of(accuracy(open_run(work.run.path).table("answers"))))
-    work.progress.stage("watching some answers with nothing hidden")
-    rows = [row for cell in work.plan if not cell.k for row in _watched(work, cell)]
-    work.run.table("phenomenon", columns_of(rows))
-    cells = [
-        cell for cell in work.plan if cell.misfit(work.loaded, work.settings.new_tokens) is None
-    ]
-
-    def seconds() -> float:
-        started = time.perf_counter()
-        _answers(work, work.loaded, cells[0], Removed())
-        return (time.perf_counter() - started) * len(cells)
-
-    def write(twin: Loaded, kind: str) -> None:
-        answers, counter = list[dict[str, Any]](), CellCounter(work, len(cells))
-        for cell in cells:
-            answers += _answers(work, twin, cell, Removed(), counter.step)
-            counter.end()
-        work.run.table(of_twin("answers", kind), columns_of(answers))
-        work.run.table(of_twin("accuracy", kind), columns_of(accuracy(answers)))
-
-    twins.write_twins(work, seconds, write)
+    watched = [row for cell in trial.arms.values() if not cell.k for row in _watched(trial, cell)]
+    return {
+        "accuracy": columns_of(accuracy(rows["answers"])),
+        "phenomenon": columns_of(watched),
+    }
 
 
-def _watched(work: Work, cell: Cell) -> list[dict[str, Any]]:
+def _watched(trial: Trial, cell: Cell) -> list[dict[str, Any]]:
     """Watch the first problems of a cell: share and gu_rate as in `SinkFacts.row`, means over
     layers.
     """
-    seed, condition = (
-        request_number(work.settings.seed, f"{cell.skill} {cell.level} 0"),
-        cell.condition,
-    )
-    asked = asked_of(work.loaded, cell.problems[:WATCHED], seed)
-    how = condition.decoding(seed), work.settings.new_tokens, condition.edits
-    found = [
-        pd.DataFrame(answer.sinks) for answer in write_batch(work.loaded, asked, *how, watch=True)
-    ]
-    return [
-        cell.facts | {"problem": row, **one[["share", "gu_rate"]].mean()}
-        for row, one in enumerate(found)
-    ]
+    settings, condition = trial.settings, cell.condition
+    seed = request_number(settings.seed, f"{cell.skill} {cell.level} 0")
+    asked = asked_of(trial.loaded, cell.problems[:WATCHED], seed)
+    how = condition.decoding(seed), settings.new_tokens, condition.edits
+    rows = []
+    for row, one in enumerate(write_batch(trial.loaded, asked, *how, watch=True)):
+        means = pd.DataFrame(one.sinks)[["share", "gu_rate"]].mean()
+        rows.append(cell.facts | {"problem": row, **means})
+    return rows
 
 
 def accuracy(answers: Any) -> list[dict[str, Any]]:

@@ -16,8 +16,9 @@ from sinklab.core.probing.scope import PROTOCOLS
 from sinklab.core.registry import interventions, rules, studies
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.data.battery import LEVELS, SKILLS
-from sinklab.lab.studies.base import Study, deferred
+from sinklab.lab.studies.base import deferred
 from sinklab.lab.studies.processes import Amount
+from sinklab.lab.studies.scored import Block, ScoredStudy
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints.loading import Loaded
@@ -203,7 +204,7 @@ def of_kind(family: str, conditions: Sequence[str]) -> tuple[str, ...]:
 
 
 @studies.register("battery")
-class Battery(Study):
+class Battery(ScoredStudy):
     """Score the reasoning battery, six skills at four levels, with and without the most attended
     keys.
 
@@ -232,9 +233,11 @@ class Battery(Study):
     positional = True
     place = "battery-scores"
     parts = "answers"
-    prepare = deferred("sinklab.lab.studies.battery.run:prepare")
-    run = deferred("sinklab.lab.studies.battery.run:write_answers")
-    finish = deferred("sinklab.lab.studies.battery.run:count_right")
+    read_samples = deferred("sinklab.lab.studies.battery.run:read_samples")
+    arms = deferred("sinklab.lab.studies.battery.run:arms")
+    blocks = deferred("sinklab.lab.studies.battery.run:blocks")
+    measure = deferred("sinklab.lab.studies.battery.run:measure")
+    contrasts = deferred("sinklab.lab.studies.battery.run:contrasts")
     sentences = deferred("sinklab.lab.studies.battery.figures:battery_sentences")
     draw = deferred("sinklab.lab.studies.battery.figures:draw_battery")
 
@@ -247,7 +250,8 @@ class Battery(Study):
         from sinklab.lab.checkpoints.info import describe
 
         found = [of_kind(describe(model).family, settings.conditions) for model in models]
-        if untaken := set(settings.conditions).difference(*found):
+        untaken = set(settings.conditions).difference(*found)
+        if untaken:
             raise ValueError(
                 f"every condition needs a model of its kind, but none of {', '.join(models)} can "
                 f"have {', '.join(sorted(untaken))}: greedy is for autoregressive models, the "
@@ -259,12 +263,10 @@ class Battery(Study):
         """Every step of every batch of problems, in every condition and with every choice of keys
         blocked.
         """
-        problems, batch = (
-            len(settings.skills) * len(settings.levels) * settings.problems,
-            settings.batch,
-        )
+        kinds, batch = len(settings.skills) * len(settings.levels), settings.batch
+        problems = kinds * settings.problems
         ways = max(len(settings.conditions), 1) * len(settings.hidings())
-        batches = math.ceil(settings.problems / batch) * len(settings.skills) * len(settings.levels)
+        batches = kinds * math.ceil(settings.problems / batch)
         # a question has some 20 tokens
         positions = min(settings.problems, batch) * (20 + settings.new_tokens)
         evaluations = batches * ways * settings.new_tokens
@@ -277,9 +279,9 @@ class Battery(Study):
         names = settings.conditions or of_kind(loaded.family, ("pure", "greedy"))
         return replace(settings, conditions=names)
 
-    def samples(self, plan: Any) -> int:
-        """Number of samples: one per (condition, control, k, skill, level)."""
-        return len(plan)
+    def steps(self, settings: BatterySettings, block: Block) -> int:
+        """Every step of every batch of problems."""
+        return math.ceil(len(block.rows) / settings.batch) * settings.new_tokens
 
     def record(self, settings: BatterySettings) -> dict[str, Any]:
         """The record of the settings, with the size of a batch if draws depend on it."""
@@ -316,5 +318,5 @@ Args:
 
 Raises:
     ValueError: for a model without tokenizer or mask token, a condition of the other kind of model,
-        questions that do not fit, and several processes.
+        and questions that do not fit.
 """

@@ -23,14 +23,16 @@ from sinklab.core.sampling.denoisers import ChangedDenoiser, Evaluation, Session
 from sinklab.core.sampling.loop import denoise
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.checkpoints.loading import Loaded
-from sinklab.lab.records.reading import open_run
 from sinklab.lab.scoring.heldout import heldout_rows
 from sinklab.lab.studies.base import Work, check_fits, columns_of, heldout_text
 from sinklab.lab.studies.caches.policies import DELAY, Policy, pairs, policies
 from sinklab.lab.studies.caches.study import CacheSettings
 from sinklab.lab.studies.processes import Progress
+from sinklab.lab.studies.scored import Arm, Rows, Trial, less_other, mean_table
 
 Tick = Callable[[], object]
+POLICY = ["family", "keep", "sinks", "protect"]
+"""Columns that name a policy."""
 METRICS = ("loss", "divergence", "same")
 """Measures over the tokens still masked: nats of the true one; nats from the uncached distribution
 to the cached one; share of positions at which both have the same token first.
@@ -130,7 +132,7 @@ def forced(
     )
 
 
-def evaluations(settings: CacheSettings) -> int:
+def evaluations(settings: CacheSettings, block: Any = None) -> int:
     """Number of calls of its progress by `forced` for a batch."""
     starts = range(0, settings.new_tokens, settings.block_length)
     sizes = (min(settings.block_length, settings.new_tokens - start) for start in starts)
@@ -278,26 +280,19 @@ def _step_seconds(model: Any, canvas: Canvas, policy: Policy, block_length: int)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Policies to compare, and the text and canvases to compare them on."""
+class Texts:
+    """The text that caches are compared on."""
 
-    found: list[Policy]
     ids_RS: Tensor
-    """Rows of text."""
-    lengths: tuple[int, ...]
-    """Canvases on which time is measured."""
-    batches: int
+    rows: int
+    """Rows that are revealed; the first `CacheSettings.texts` of all are written."""
 
-    @property
-    def timed(self) -> list[Policy]:
-        """Policies to time, all but sparse attention: it saves no time as it is done here, and
-        would take a clean pass a step.
-        """
-        return [policy for policy in self.found if policy.family != "window"]
+    def __len__(self) -> int:
+        return self.rows
 
 
-def prepare(loaded: Loaded, settings: CacheSettings, progress: Progress) -> Plan:
-    """The policies to compare, and the text.
+def read_samples(loaded: Loaded, settings: CacheSettings, progress: Progress) -> Texts:
+    """The text.
 
     Raises:
         ValueError: for a model that does not denoise, rows that do not fit it, and settings that
@@ -308,44 +303,48 @@ def prepare(loaded: Loaded, settings: CacheSettings, progress: Progress) -> Plan
         raise ValueError(
             f"block caches belong to diffusion models, but {loaded.name} is {loaded.family}"
         )
-    lengths = settings.lengths or (settings.length,)
-    check_fits(
-        loaded,
-        "caches",
-        max(settings.length, *lengths),
-        "lower prompt_tokens, new_tokens or lengths",
-    )
-    batches = math.ceil(settings.rows / settings.batch)
-    return Plan(policies(settings), rows_of_text(loaded, settings), lengths, batches)
+    longest = max(settings.length, *settings.lengths, 0)
+    check_fits(loaded, "caches", longest, "lower prompt_tokens, new_tokens or lengths")
+    return Texts(rows_of_text(loaded, settings), settings.rows)
 
 
-def compare(work: Work) -> None:
-    """Write the measurements: tables ``rows``, ``texts`` and ``costs``."""
-    settings, plan, progress = work.settings, work.plan, work.progress
-    count = progress.counter(len(work.samples) * evaluations(settings))
-    for part in work.samples:
-        rows = range(settings.rows)[part * settings.batch :][: settings.batch]
-        progress.stage(
-            f"revealing rows {rows[0] + 1} to {rows[-1] + 1} under {len(plan.found)} policies"
-        )
-        ids_BS = plan.ids_RS[rows.start : rows.stop]
-        work.run.table(
-            "rows", forced(work.loaded, ids_BS, rows, plan.found, settings, count), part=part
-        )
+def arms(loaded: Loaded, settings: CacheSettings, samples: Texts) -> dict[Arm, Policy]:
+    """The policies to compare, the uncached one first."""
+    return {astuple(policy): policy for policy in policies(settings)}
+
+
+def measure(trial: Trial) -> Rows:
+    """Lines of the table ``rows``."""
+    ids_BS = trial.samples.ids_RS[trial.rows.start : trial.rows.stop]
+    found = [*trial.arms.values()]
+    columns = forced(trial.loaded, ids_BS, trial.rows, found, trial.settings, trial.step)
+    return {"rows": pd.DataFrame(columns)}
+
+
+def write_more(work: Work) -> None:
+    """Write the tables ``texts`` and ``costs``: whole texts under each policy, time and memory.
+
+    Sparse attention is in neither: it saves no time as it is done here, and would take a clean pass
+    a step.
+    """
+    settings, progress = work.settings, work.progress
+    timed = [policy for policy in work.plan.arms.values() if policy.family != "window"]
     if settings.texts:
-        _write_texts(work)
+        _write_texts(work, timed)
     if settings.repeats and not work.run.has("costs"):
-        progress.stage(f"time and memory at {', '.join(map(str, plan.lengths))} columns")
-        count = progress.counter(len(plan.lengths) * len(plan.timed) * settings.repeats)
-        work.run.table("costs", costs(work.loaded.model, plan.lengths, plan.timed, settings, count))
+        lengths = settings.lengths or (settings.length,)
+        progress.stage(f"time and memory at {', '.join(map(str, lengths))} columns")
+        count = progress.counter(len(lengths) * len(timed) * settings.repeats)
+        work.run.table("costs", costs(work.loaded.model, lengths, timed, settings, count))
 
 
-def _write_texts(work: Work) -> None:
-    settings, found = work.settings, work.plan.timed
+def _write_texts(work: Work, found: list[Policy]) -> None:
+    settings = work.settings
     missing = [part for part in range(len(found)) if not work.run.has("texts", part)]
     if not missing:
         return
-    ids_RS, count = work.plan.ids_RS[: settings.texts], work.progress.counter(len(missing))
+    ids_RS = work.plan.samples.ids_RS[: settings.texts]
+    count = work.progress.counter(len(missing))
     work.progress.stage(f"writing {len(ids_RS)} texts under {len(found)} policies")
     plain_RN = written(work.loaded, ids_RS, found[0], settings)
     for part in missing:
@@ -358,43 +357,29 @@ def _write_texts(work: Work) -> None:
         count()
 
 
-def conclude(work: Work) -> None:
-    """Write the tables that follow from the measurements; parts of these may be of an earlier
-    process.
+def contrasts(trial: Trial, rows: Rows) -> dict[str, Any]:
+    """The tables ``policies``, means over rows, and ``protection``, protected less unprotected at
+    equal budget, paired over rows: a line per pair and metric.
     """
-    done, found = open_run(work.run.path), work.plan.found
-    rows = _by_policy(done.table("rows"))
-    texts = _by_policy(done.table("texts")) if work.settings.texts else None
-    work.run.table("policies", columns_of(_summary(rows, texts, policy) for policy in found))
-    work.run.table("protection", columns_of(_protection(rows, found)))
-
-
-def _by_policy(table: pd.DataFrame) -> pd.DataFrame:
-    return table.set_index(["family", "keep", "sinks", "protect", "row"]).sort_index()
-
-
-def _summary(rows: pd.DataFrame, texts: pd.DataFrame | None, policy: Policy) -> dict[str, Any]:
-    """Means over rows of one policy with 95 % intervals."""
-    line: dict[str, Any] = {"label": policy.label, **asdict(policy)}
-    for metric, values_R in rows.loc[astuple(policy)][[*METRICS]].items():
-        found = mean_over(values_R)
-        line |= zip(
-            (metric, f"{metric}_low", f"{metric}_high"), (found.value, *found.interval), strict=True
-        )
-    agreement = math.nan
-    if texts is not None and policy.family != "window":
-        agreement = float(texts.loc[astuple(policy)]["agreement"].mean())
-    return line | {"agreement": agreement}
-
-
-def _protection(rows: pd.DataFrame, found: list[Policy]) -> Iterator[dict[str, Any]]:
-    """Protected less unprotected at equal budget, paired over rows, with 95 % intervals: a line per
-    pair and metric.
-    """
-    for policy, bare in pairs(found):
-        apart = rows.loc[astuple(policy)] - rows.loc[astuple(bare)]
-        for metric, delta_R in apart[[*METRICS]].items():
-            apart_over = mean_over(delta_R)
-            low, high = apart_over.interval
-            line = {"metric": metric, "difference": apart_over.value, "low": low, "high": high}
-            yield asdict(policy) | line | {"rows": len(delta_R)}
+    measured, found = rows["rows"], [*trial.arms.values()]
+    policies = mean_table(measured, POLICY, METRICS)
+    policies.insert(0, "label", [policy.label for policy in found])
+    policies["agreement"] = math.nan
+    if "texts" in rows:
+        agreement = rows["texts"].groupby(POLICY)["agreement"].mean()
+        policies["agreement"] = [agreement.get(astuple(policy), math.nan) for policy in found]
+    others = {astuple(policy): astuple(bare) for policy, bare in pairs(found)}
+    apart = measured[POLICY].copy()
+    for metric in METRICS:
+        apart[metric] = less_other(measured, POLICY, metric, others)
+    lines = []
+    for name, some in apart.groupby(POLICY, sort=False):
+        if name not in others:
+            continue
+        for metric in METRICS:
+            over = mean_over(some[metric])
+            low, high = over.interval
+            line = dict(zip(POLICY, name, strict=True)) | {"metric": metric}
+            line |= {"difference": over.value, "low": low, "high": high, "rows": len(some)}
+            lines.append(line)
+    return {"policies": policies, "protection": columns_of(lines)}

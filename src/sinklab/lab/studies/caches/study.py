@@ -11,8 +11,9 @@ from typing import Any
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import studies
 from sinklab.core.sampling.settings import DecodingSettings
-from sinklab.lab.studies.base import Study, deferred
+from sinklab.lab.studies.base import deferred
 from sinklab.lab.studies.processes import Amount
+from sinklab.lab.studies.scored import ScoredStudy
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class CacheSettings(Checked):
                 f"block_length={self.block_length} and tokens_per_step={self.tokens_per_step} for "
                 f"new_tokens={self.new_tokens}; make blocks longer."
             )
-        if short := [length for length in self.lengths if length <= self.new_tokens]:
+        short = [length for length in self.lengths if length <= self.new_tokens]
+        if short:
             raise ValueError(
                 "lengths are those of the whole canvas, longer than "
                 f"new_tokens={self.new_tokens}, got {short[0]}."
@@ -86,7 +88,7 @@ class CacheSettings(Checked):
 
 
 @studies.register("caches")
-class Caches(Study):
+class Caches(ScoredStudy):
     """Compare block caches, with and without protected sinks, at equal budgets.
 
     Text the model has not seen is revealed block by block, and every cache is asked for the tokens
@@ -104,9 +106,14 @@ class Caches(Study):
 
     Settings = CacheSettings
     parts = "rows"
-    prepare = deferred("sinklab.lab.studies.caches.run:prepare")
-    run = deferred("sinklab.lab.studies.caches.run:compare")
-    finish = deferred("sinklab.lab.studies.caches.run:conclude")
+    row_tables = ("rows", "texts")
+    shards = False
+    read_samples = deferred("sinklab.lab.studies.caches.run:read_samples")
+    arms = deferred("sinklab.lab.studies.caches.run:arms")
+    steps = deferred("sinklab.lab.studies.caches.run:evaluations")
+    measure = deferred("sinklab.lab.studies.caches.run:measure")
+    write_more = deferred("sinklab.lab.studies.caches.run:write_more")
+    contrasts = deferred("sinklab.lab.studies.caches.run:contrasts")
     sentences = deferred("sinklab.lab.studies.caches.figures:caches_sentences")
     draw = deferred("sinklab.lab.studies.caches.figures:draw_caches")
 
@@ -123,10 +130,6 @@ class Caches(Study):
             * settings.new_tokens
         )
         return Amount(words, evaluations, min(settings.rows, settings.batch) * settings.length // 2)
-
-    def samples(self, plan: Any) -> int:
-        """Number of samples: one per batch of rows."""
-        return plan.batches
 
 
 cache_fidelity = Caches()

@@ -350,7 +350,8 @@ def _layers(loaded: Loaded, settings: ContentsSettings) -> tuple[int, ...]:
         )
     with residual_states(loaded.model) as states:
         last = states.layers
-    if wrong := [layer for layer in settings.layers if not 0 <= layer <= last]:
+    wrong = [layer for layer in settings.layers if not 0 <= layer <= last]
+    if wrong:
         raise ValueError(
             f"layers are numbers from 0 to {last}, which leaves the last layer, but {wrong[0]} is "
             "not"

@@ -32,7 +32,8 @@ def chosen_rule(choose: str, epsilon: float) -> Any:
     """
     if choose == STRONGEST:
         return None
-    if (name := choose.partition(":")[0]) not in rules:
+    name = choose.partition(":")[0]
+    if name not in rules:
         raise unknown("way to choose sinks", name, (*rules, STRONGEST))
     return rules.make("excess", epsilon=epsilon) if choose == "excess" else rules.parse(choose)
 
@@ -152,10 +153,8 @@ class Probe(Study):
     def amount(self, settings: ContentsSettings, info: Any) -> Amount:
         """Every step of every text."""
         texts, steps = len(settings.prompts) or settings.rows, settings.steps or settings.new_tokens
-        words, positions = (
-            f"{texts} texts × {steps} steps",
-            settings.prompt_tokens + settings.new_tokens,
-        )
+        positions = settings.prompt_tokens + settings.new_tokens
+        words = f"{texts} texts × {steps} steps"
         return Amount(words, texts * steps, positions, is_watched=True, twins=settings.twin)
 
     def samples(self, plan: Any) -> int:

@@ -62,7 +62,8 @@ class MaskingCurve(Reader):
         """A table that every finished curve has. Raises NotRecorded for a run that did not come to
         its end.
         """
-        if (table := self.table(name)) is None:
+        table = self.table(name)
+        if table is None:
             raise NotRecorded(
                 f"This needs curves that are finished: {self.run.path} is not. Run `sinklab "
                 "curve` again."
@@ -243,7 +244,8 @@ def contrasts(one: MaskingCurve, other: MaskingCurve) -> dict[str, tuple[float, 
     """
     assert one.main is not None
     found = {}
-    if both := {k for k in one.of(one.main)["k"] if k} & {*other.of(one.main)["k"]}:
+    both = {k for k in one.of(one.main)["k"] if k} & {*other.of(one.main)["k"]}
+    if both:
         k = min(both)
         found["count"] = (k, contrast(one.costs(k, one.main), other.costs(k, one.main)))
     same = at_equal_mass(one.doses(one.main), other.doses(one.main))

@@ -20,6 +20,7 @@ from sinklab.lab.reports.printed import save_figure, write_page
 from sinklab.lab.reports.samples import Reader
 from sinklab.lab.reports.words import number, percent, statements
 from sinklab.lab.studies.base import labels_of
+from sinklab.lab.studies.curve import maps as maps  # registers its figure
 from sinklab.lab.studies.curve.curves import (
     DOSE,
     Curves,
@@ -60,10 +61,8 @@ def masking_curve_figure(
     for name in (scale, change):
         one_of("the scale of a masking curve", name, SCALES)
     one_of("the axis of a masking curve", over, AXES)
-    curves, lines = (
-        as_curves([run if isinstance(run, MaskingCurve) else run.run for run in runs]),
-        [],
-    )
+    curves = as_curves([run if isinstance(run, MaskingCurve) else run.run for run in runs])
+    lines = []
     for one, curve in zip(drawn_as(curves), curves, strict=True):
         for control in curve.controls:
             rows = curve.of(control).sort_values(

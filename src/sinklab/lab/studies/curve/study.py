@@ -1,83 +1,44 @@
-"""The masking curve as a study: its settings, its command, and the function that Python calls."""
+"""The cost of blocking keys as a study: its settings, its command, and the function that Python
+calls.
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, field
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from sinklab.core.errors import Checked, limited
-from sinklab.core.probing.scope import CONTROLS
-from sinklab.core.registry import interventions, of, rules, studies
-from sinklab.lab.studies.base import Study, deferred
+from sinklab.core.errors import limited
+from sinklab.core.registry import studies
+from sinklab.lab.records.reading import open_run
+from sinklab.lab.studies.base import Study
+from sinklab.lab.studies.curve.settings import REMOVALS, CostStudy
+from sinklab.lab.studies.curve.settings import CurveSettings as CurveSettings
 from sinklab.lab.studies.processes import Amount
 
 if TYPE_CHECKING:
     from sinklab.lab.records.reading import Run
 
 
-@dataclass(frozen=True)
-class CurveSettings(Checked):
-    """Keys to hide, the text to score, and how sure the result has to be.
-
-    Raises ValueError for unknown controls and for numbers that make no sense with any model.
-    """
-
-    ks: tuple[int, ...] = limited((0, 1, 2, 5, 10, 20), at_least=0)
-    """Numbers of keys to hide per row, layer and query head; 0 is always scored."""
-    controls: tuple[str, ...] = limited(("sinks", "random", "equal_mass"), one_of=CONTROLS)
-    """Keys to hide: those that receive most (sinks), as many others drawn (random), others that are
-    no sinks and together hold as much (equal_mass, compared in the heads that have some), the least
-    attended (lowest), the last (recent).
-    """
-    sink_rule: Any = of(rules, None)  # noqa: RUF009
-    """Rule for sinks, NAME:field=value: of the most attended keys only such are hidden, at most k.
-    When left out all k are, and excess:epsilon=3 counts how many of them are sinks.
-    """
-    edits: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
-    """Further edits to score, each by itself: NAME:field=value."""
-    heldout: str | None = None
-    """Corpus to score; None uses the excerpt in the package."""
-    rows: int = limited(48, at_least=1)
-    """Rows of text."""
-    length: int = limited(256, at_least=2)
-    """Tokens in a row."""
-    draws: int = limited(1, at_least=1)
-    """Repetitions per row, each with its own noise and random columns; the mean counts."""
-    batch: int = limited(16, at_least=1)
-    """Rows per forward pass."""
-    seed: int = 0
-    """Seed of the noise and of the random columns."""
-    twin: bool | None = limited(None, free=True)
-    """Score two controls on the same rows too, the model with shuffled weights and with fresh ones;
-    their numbers stand beside its own. When left out, if both take less than a minute. A curve that
-    is there gets none.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
-        object.__setattr__(self, "controls", tuple(dict.fromkeys(self.controls)))
-        if not self.controls and self.ks != (0,):
-            raise ValueError(
-                f"a curve over ks {self.ks} needs at least one of the controls "
-                f"{', '.join(CONTROLS)}"
-            )
-
-
 @studies.register("curve")
 class Curve(Study):
-    """Measure the held-out loss with 0, 1, 2, 5, … keys hidden per head: a cheap proxy for a
-    benchmark.
+    """Measure what blocking keys costs: the held-out loss with 0, 1, 2, 5, … keys blocked per head.
 
     For diffusion models the masked-token loss, for autoregressive ones the next-token loss. A clean
     pass over the same text chooses the most attended keys (with --sink-rule those among them that
     it calls sinks); controls are as many random ones, and others of equal mass. Beside every loss
-    stand the keys hidden, how many of them are sinks, the attention they held and the share really
+    stand the keys blocked, how many of them are sinks, the attention they held and the share really
     removed. Models are compared at equal count and at equal removed attention, if they have heavy
     sinks at all. Results of controls stand beside it. Each model gets a run folder OUT/<name>;
-    masking_curve.md, .csv and pictures are written to OUT. A complete curve is not scored again.
+    masking_curve.md, .csv and pictures are written to OUT. What is complete is not scored again.
+
+    With --by head (or layer) it maps the cost of blocking them in one head, or in all heads of one
+    layer, beside the share of attention that they hold there: ablation.md, ablation.csv and two
+    maps in each run folder. With --while writing, texts are written with and without: agreement of
+    the tokens in free runs; the KL divergence of each token at the order and on the canvases of the
+    clean run; and the loss of the text by the unedited model, since another text may be as good:
+    distance.md in each run folder.
 
     Try
         sinklab curve
@@ -87,50 +48,86 @@ class Curve(Study):
         sinklab curve --model tiny runs/laptop-causal/model --relative --scale linear
         sinklab curve --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --heldout \\
             my_texts/ --length 512
+        sinklab curve --by head --model tiny --rows 12 --length 128 --out runs/map
+        sinklab curve --while writing --model tiny --rows 6 --protocols paper held rule clean
     """
 
     Settings = CurveSettings
     model = ("tiny", "tiny-sink")
+    kinds: ClassVar = ("curve", "ablate", "distance")
     keeps = True
-    prepare = deferred("sinklab.lab.studies.curve.run:prepare")
-    run = deferred("sinklab.lab.studies.curve.run:score")
-    sentences = deferred("sinklab.lab.studies.curve.figures:masking_curve_sentences")
-
-    def amount(self, settings: CurveSettings, info: Any) -> Amount:
-        """A pass over all rows clean, one for every number of keys, control and edit, and three for
-        the attention that sinks hold.
-        """
-        # beside keys of equal mass stand the most attended ones of the same heads
-        controls = len(settings.controls) + ("equal_mass" in settings.controls)
-        ways = 1 + (len(settings.ks) - 1) * controls + len(settings.edits)
-        batches = math.ceil(settings.rows / settings.batch)
-        counted, evaluations = (
-            batches * settings.draws * ways,
-            batches * (settings.draws * ways + 3),
-        )
-        positions = min(settings.rows, settings.batch) * settings.length
-        first, words = counted / evaluations, f"{settings.rows} rows × {ways} ways"
-        return Amount(words, evaluations, positions, twins=settings.twin, first=first)
+    parts = "curve_rows"
+    shards = True
 
     @dataclass(frozen=True)
     class Options:
-        """Look of the curves."""
+        """Look of the figures."""
 
         relative: bool = False
-        """Draw the change relative to the loss with nothing hidden, in percent."""
+        """Draw the change relative to the loss with nothing blocked, in percent."""
         scale: Literal["log", "linear"] = "log"
-        """Scale of the figure's horizontal axis."""
+        """Scale of a curve's horizontal axis."""
         change: Literal["log", "linear"] = "linear"
         """Scale of its vertical axis."""
         figures: tuple[str, ...] = ("png",)
         """Formats of the figure: png, svg, pdf; a bare --figures draws none."""
 
-    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
-        """masking_curve.md, .csv and the figure."""
-        from sinklab.lab.studies.curve.figures import write_masking_curves
+    def resolved(self, settings: Any) -> tuple[CostStudy, Any]:
+        """The study that these settings ask for, and they with its defaults.
 
-        look = asdict(options)
-        return write_masking_curves(runs, out, look.pop("figures"), **look)
+        Raises:
+            ValueError: for settings of another one.
+        """
+        settings, kind = settings.own(), "curve"
+        if settings.during == "writing":
+            kind = "distance"
+        elif settings.by != "model":
+            kind = "ablate"
+        chosen = _of_kind(kind)
+        return chosen, chosen.filled(settings)
+
+    def amount(self, settings: Any, info: Any) -> Amount:
+        """Amount of work of the study that the settings ask for."""
+        chosen, settings = self.resolved(settings)
+        return chosen.amount(settings, info)
+
+    def record(self, settings: Any) -> dict[str, Any]:
+        """The settings as the run folder keeps them."""
+        chosen, settings = self.resolved(settings)
+        return chosen.record(settings)
+
+    def settings_of(self, folder: str | Path) -> Any:
+        """Settings of a run folder of any of the three kinds, as `Study.settings_of`; those of
+        older maps by the names of now.
+        """
+        settings = super().settings_of(folder)
+        if open_run(folder).info.kind == "distance":
+            settings = dataclasses.replace(settings, during="writing")
+        return settings
+
+    def renamed(self, record: dict[str, Any]) -> dict[str, Any]:
+        """A record of an older map with the names of now."""
+        record = dict(record)
+        if "k" in record:
+            record["ks"] = (record.pop("k"),)
+        if "removal" in record:
+            record["removals"] = (record.pop("removal"),)
+        return record
+
+    def sentences(self, runs: list[Run]) -> list[str]:
+        """Results of runs of one kind, in words."""
+        return _of_kind(runs[0].info.kind).sentences(runs)
+
+    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
+        """Tables and figures of runs of one kind."""
+        return _of_kind(runs[0].info.kind).draw(runs, out, options)
+
+
+def _of_kind(kind: str) -> Any:
+    from sinklab.lab.studies.curve.reading import CostCurve, CostMap
+    from sinklab.lab.studies.curve.writing import Distances
+
+    return {"curve": CostCurve, "ablate": CostMap, "distance": Distances}[kind]()
 
 
 masking_curve = Curve()
@@ -138,12 +135,12 @@ masking_curve = Curve()
 
 A diffusion model is scored by its masked-token bound, an autoregressive one by its next-token loss;
 the blocked keys are chosen by a clean pass over the same row, see `edited_losses`. Table ``curve``:
-one row per (k, control), see `curve_table`; table ``curve_rows``: the loss of every row of text,
-from which all else follows; table ``phenomenon``: by row of text, main, the share of attention on
-the key of a head that receives most, and gu, the share of heads that give it more than 30 % (mean
-over layers and heads); table ``grown``: change of the other keys of each head when that one is
-masked, see `grown_table`. Each of these of untrained twins too, with the name of the twin behind it
-(curve-permuted), as table ``twins`` says.
+one row per (k, control), see `curve_table`; table ``curve_rows``: loss and dose of every row of
+text under every arm, from which all else follows; table ``phenomenon``: by row of text, main, the
+share of attention on the key of a head that receives most, and gu, the share of heads that give it
+more than 30 % (mean over layers and heads); table ``grown``: change of the other keys of each head
+when that one is masked, see `grown_table`. Each of these of untrained twins too, with the name of
+the twin behind it (curve-permuted), as table ``twins`` says.
 
 Args:
     loaded: a diffusion model or an autoregressive one, with its tokenizer.
@@ -157,3 +154,60 @@ Raises:
     ValueError: for a model without a mask token, rows that do not fit its context, a k that does
         not fit a row.
 """
+
+
+@dataclass(frozen=True)
+class AblateSettings(CurveSettings):
+    """Settings of `CurveSettings` for a map, with one k and one removal."""
+
+    by: str = limited("head", one_of=("head", "layer"))
+    """Block keys in one head at a time, or in all heads of one layer."""
+    k: int = limited(1, at_least=1)
+    """Keys to block per row and head."""
+    removal: str = limited("mask", one_of=REMOVALS)
+    """Way of removal, mask or zero_value."""
+
+    def own(self) -> CurveSettings:
+        """The settings of `sinklab curve`."""
+        ks, removals = self.ks or (self.k,), self.removals or (self.removal,)
+        return dataclasses.replace(super().own(), ks=ks, removals=removals)
+
+
+@studies.register("ablate")
+class Ablate(Curve):
+    """Short for `sinklab curve --by head`, for one more release.
+
+    Try
+        sinklab ablate --model tiny --rows 12 --length 128
+    """
+
+    Settings = AblateSettings
+    kind = "ablate"
+    model = "tiny"
+    positional = True
+    keeps = False
+    parts = "ablation"
+
+
+@dataclass(frozen=True)
+class DistanceSettings(CurveSettings):
+    """Settings of `CurveSettings` for texts that are written."""
+
+    during: str = limited("writing", one_of=("reading", "writing"), flag="while")
+    """writing, where `sinklab curve` has reading."""
+
+
+@studies.register("distance")
+class DistanceStudy(Curve):
+    """Short for `sinklab curve --while writing`, for one more release.
+
+    Try
+        sinklab distance --model tiny --rows 6 --ks 1 5
+    """
+
+    Settings = DistanceSettings
+    kind = "distance"
+    model = "tiny"
+    positional = True
+    keeps = False
+    parts = "distances"

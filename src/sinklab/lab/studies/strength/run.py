@@ -6,9 +6,8 @@ its strongest key.
 # then tokens)
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,11 +22,9 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.tokens import special_roles, token_text
 from sinklab.lab.data.corpora import corpus_documents
 from sinklab.lab.data.rows import encode_texts, place_generator
-from sinklab.lab.records.info import of_twin
-from sinklab.lab.records.reading import open_run
-from sinklab.lab.studies import twins
-from sinklab.lab.studies.base import Work, check_fits, heldout_text
+from sinklab.lab.studies.base import check_fits, heldout_text
 from sinklab.lab.studies.processes import Progress
+from sinklab.lab.studies.scored import Arm, Block, Rows, Trial
 from sinklab.lab.studies.strength.study import INPUTS, StrengthSettings
 
 KIND = ["input", "start", "ratio"]
@@ -62,15 +59,8 @@ class Cell:
         return f"{words}, {self.ratio:.0%} masked" if self.ratio else words
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Sequences of every kind."""
-
-    cells: tuple[Cell, ...]
-
-
-def prepare(loaded: Loaded, settings: StrengthSettings, progress: Progress) -> Plan:
-    """The sequences of every kind.
+def read_samples(loaded: Loaded, settings: StrengthSettings, progress: Progress) -> dict[Arm, Cell]:
+    """The sequences of every kind, by its names.
 
     Raises:
         ValueError: for a model without tokenizer or (of a diffusion model) mask token, sequences
@@ -85,7 +75,7 @@ def prepare(loaded: Loaded, settings: StrengthSettings, progress: Progress) -> P
     if not starts:
         raise ValueError(f"{loaded.name} has no start token to put in front; choose --starts raw")
     ratios = settings.ratios if loaded.family == "diffusion" else (0.0,)
-    cells = []
+    cells: dict[Arm, Cell] = {}
     for name in settings.inputs:
         raw_RT = sequences(loaded, settings, name)
         for start in starts:
@@ -94,10 +84,21 @@ def prepare(loaded: Loaded, settings: StrengthSettings, progress: Progress) -> P
                 first_R1 = torch.full((len(raw_RT), 1), int(start_id or 0))
                 ids_RT = torch.cat([first_R1, raw_RT[:, :-1]], dim=1)
             for ratio in ratios:
-                cells.append(
-                    Cell(name, start, ratio, masked(loaded, ids_RT, ratio, start, settings.seed))
-                )
-    return Plan(tuple(cells))
+                noisy_RT = masked(loaded, ids_RT, ratio, start, settings.seed)
+                cells[name, start, ratio] = Cell(name, start, ratio, noisy_RT)
+    return cells
+
+
+def arms(loaded: Loaded, settings: StrengthSettings, samples: dict[Arm, Cell]) -> dict[Arm, Cell]:
+    """The kinds of sequence."""
+    return samples
+
+
+def blocks(
+    settings: StrengthSettings, samples: dict[Arm, Cell], arms: Sequence[Arm]
+) -> list[Block]:
+    """A block for every kind of sequence."""
+    return [Block((name,), range(len(cell.ids_RT)), cell.words) for name, cell in samples.items()]
 
 
 def sequences(loaded: Loaded, settings: StrengthSettings, name: str) -> Tensor:
@@ -163,9 +164,8 @@ def masked(loaded: Loaded, ids_RT: Tensor, ratio: float, start: bool, seed: int)
     return noisy_RT
 
 
-def measure(work: Work) -> None:
-    """Write a part of the tables ``activations`` and ``strength`` for every kind of sequence that
-    is missing.
+def measure(trial: Trial) -> Rows:
+    """Rows of the tables ``activations`` and ``strength`` of a kind of sequence.
 
     ``strength`` has a line per sequence, layer and head: first, the mean weight that the first
     token gets from the queries that may see it (α of Gu et al.); strongest, the greatest share of
@@ -173,15 +173,10 @@ def measure(work: Work) -> None:
     ``activations`` has a line per sequence: the greatest magnitude in the hidden states after any
     layer, as a ratio to the median of that layer, with its value, layer, channel and position.
     """
-    cells, size = work.plan.cells, work.settings.batch
-    batches = sum(-(-len(cell.ids_RT) // size) for cell in cells)
-    count = work.progress.counter(batches)
-    for part in work.samples:
-        cell = cells[part]
-        work.progress.stage(cell.words)
-        strength, activations = read(work.loaded, cell, size, count)
-        work.run.table("activations", activations, part=part)
-        work.run.table("strength", strength, part=part)
+    (cell,) = trial.arms.values()
+    some = replace(cell, ids_RT=cell.ids_RT[trial.rows.start : trial.rows.stop])
+    strength, activations = read(trial.loaded, some, trial.settings.batch, trial.step)
+    return {"activations": activations, "strength": strength}
 
 
 @torch.inference_mode()
@@ -260,34 +255,14 @@ def _activations(numbers_BLN: np.ndarray, start: int) -> pd.DataFrame:
     return pd.DataFrame(columns | {"position": chosen_BN[:, position].astype(int)})
 
 
-def summarize(work: Work) -> None:
-    """Write the tables ``heads``, ``summary`` and ``classes`` of all sequences, and those of
-    untrained twins.
-    """
-    done, settings = open_run(work.run.path), work.settings
-    table = done.table("strength")
-    work.run.table("heads", by_head(table))
-    work.run.table("summary", summary(table, done.table("activations"), settings.epsilon))
-    work.run.table("classes", classes(table, work.loaded, settings.epsilon))
-    natural = [
-        cell
-        for cell in work.plan.cells
-        if cell.input == "natural" and not cell.start and cell.ratio == 0
-    ]
-    if not natural:
-        return
-
-    def write(twin: Loaded, kind: str) -> None:
-        strength, activations = read(twin, natural[0], settings.batch)
-        work.run.table(of_twin("summary", kind), summary(strength, activations, settings.epsilon))
-
-    def seconds() -> float:
-        started = time.perf_counter()
-        one = Cell("natural", False, 0.0, natural[0].ids_RT[: settings.batch])
-        read(work.loaded, one, settings.batch)
-        return (time.perf_counter() - started) * len(natural[0].ids_RT) / len(one.ids_RT)
-
-    twins.write_twins(work, seconds, write)
+def contrasts(trial: Trial, rows: Rows) -> dict[str, pd.DataFrame]:
+    """The tables ``heads``, ``summary`` and ``classes``."""
+    strength, epsilon = rows["strength"], trial.settings.epsilon
+    return {
+        "heads": by_head(strength),
+        "summary": summary(strength, rows["activations"], epsilon),
+        "classes": classes(strength, trial.loaded, epsilon),
+    }
 
 
 def by_head(table: pd.DataFrame) -> pd.DataFrame:

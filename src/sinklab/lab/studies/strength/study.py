@@ -8,8 +8,9 @@ from typing import Any
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import studies
-from sinklab.lab.studies.base import Study, deferred
+from sinklab.lab.studies.base import deferred
 from sinklab.lab.studies.processes import Amount
+from sinklab.lab.studies.scored import Block, Design, ScoredStudy
 
 INPUTS = ("natural", "random", "repeat")
 STARTS = ("raw", "start")
@@ -63,7 +64,7 @@ class StrengthSettings(Checked):
 
 
 @studies.register("strength")
-class Strength(Study):
+class Strength(ScoredStudy):
     """Say how strong a model's sinks are: the share of heads that give the first token more than
     0.3 of the attention.
 
@@ -86,10 +87,12 @@ class Strength(Study):
     model = "tiny-causal"
     positional = True
     parts = "strength"
-    shards = True
-    prepare = deferred("sinklab.lab.studies.strength.run:prepare")
-    run = deferred("sinklab.lab.studies.strength.run:measure")
-    finish = deferred("sinklab.lab.studies.strength.run:summarize")
+    row_tables = ("strength", "activations")
+    read_samples = deferred("sinklab.lab.studies.strength.run:read_samples")
+    arms = deferred("sinklab.lab.studies.strength.run:arms")
+    blocks = deferred("sinklab.lab.studies.strength.run:blocks")
+    measure = deferred("sinklab.lab.studies.strength.run:measure")
+    contrasts = deferred("sinklab.lab.studies.strength.run:contrasts")
     sentences = deferred("sinklab.lab.studies.strength.figures:strength_sentences")
     draw = deferred("sinklab.lab.studies.strength.figures:draw_strength")
 
@@ -109,6 +112,10 @@ class Strength(Study):
         words = f"{settings.rows} sequences × {kinds} kinds"
         return Amount(words, evaluations, positions, is_watched=True, twins=settings.twin)
 
-    def samples(self, plan: Any) -> int:
-        """Number of samples: one per kind of sequence."""
-        return len(plan.cells)
+    def steps(self, settings: StrengthSettings, block: Block) -> int:
+        """A pass for each batch of sequences."""
+        return math.ceil(len(block.rows) / settings.batch)
+
+    def control_blocks(self, design: Design) -> list[Block]:
+        """Natural text without a start token and masks."""
+        return [block for block in design.blocks if block.arms[0] == ("natural", False, 0.0)]

@@ -22,9 +22,10 @@ from sinklab.lab.reports.drawing import figure
 from sinklab.lab.reports.printed import save_figure, write_page
 from sinklab.lab.reports.samples import NotRecorded, Reader
 from sinklab.lab.reports.words import number, percent, statements
-from sinklab.lab.studies.ablate.run import by_row
+from sinklab.lab.studies.scored import wide
 from sinklab.lab.studies.twins import no_twins, shown_by, twins_of
 
+CELL = ["layer", "head"]
 SHOWN = 20
 """Cells in the Markdown table; the CSV has all."""
 TOLD = {1: "costs", -1: "helps", 0: "cannot tell"}
@@ -32,11 +33,11 @@ TOLD = {1: "costs", -1: "helps", 0: "cannot tell"}
 
 def cells_of(run: Run) -> pd.DataFrame:
     """The table ``map``. Raises NotRecorded for a run that did not come to its end."""
-    if (cells := run.table("map") if "map" in run.tables else None) is None:
+    if "map" not in run.tables:
         raise NotRecorded(
             f"This needs an ablation that is finished: {run.path} is not. Resume it with --resume."
         )
-    return cells
+    return run.table("map")
 
 
 def ablation_sentences(runs: Iterable[Run]) -> list[str]:
@@ -48,17 +49,15 @@ def ablation_sentences(runs: Iterable[Run]) -> list[str]:
         "fewest_cells": FEWEST_CELLS,
         "rule": rules.words(DEFAULT),
     }
-    told = statements("sinklab.lab.studies.ablate", (_change, rules.words), **known)
+    told = statements(
+        "sinklab.lab.studies.curve", (_change, rules.words), file="maps.jinja", **known
+    )
     return [sentence for run in runs for sentence in _of_one(run, told)]
 
 
 def _of_one(run: Run, told: Callable[..., list[str]]) -> list[str]:
-    cells, settings, name, kinds = (
-        cells_of(run),
-        run.info.settings,
-        run.info.model["name"],
-        twins_of(run),
-    )
+    cells, kinds = cells_of(run), twins_of(run)
+    settings, name = run.info.settings, run.info.model["name"]
     changes = {kind: _furthest(run.table(of_twin("map", kind))) for kind in kinds}
     most = shown_by({kind: f"{change:+.4f}".replace("-", "−") for kind, change in changes.items()})
     said = told("ablation", name, settings, cells, _clean(cells), most)
@@ -86,7 +85,8 @@ def _furthest(cells: pd.DataFrame) -> float:
 def _correlation(run: Run, twin: str = "") -> Estimate:
     rows = run.table(of_twin("ablation", twin))
     rows = rows.assign(delta=rows["loss"] - rows["clean"])
-    return rank_correlation(by_row(rows, "held"), by_row(rows, "delta"))
+    held_RC, delta_RC = (wide(rows, CELL, name).to_numpy() for name in ("held", "delta"))
+    return rank_correlation(held_RC, delta_RC)
 
 
 def _change(cell: pd.Series) -> str:
@@ -138,9 +138,9 @@ def ablation_figure(one: Reader) -> list[Map]:
     return [Map(100 * share_LH, "attention on the hidden keys, %", layers, heads), costs]
 
 
-def draw_ablation(runs: Iterable[Run], out: Path, options: Any) -> list[Path]:
+def draw_ablation(runs: Iterable[Run], formats: Iterable[str]) -> list[Path]:
     """ablation.md, ablation.csv (all cells with all numbers) and the maps, in each run folder."""
-    return [path for run in runs for path in _written(run, options.figures)]
+    return [path for run in runs for path in _written(run, formats)]
 
 
 def _written(run: Run, formats: Iterable[str]) -> list[Path]:

@@ -1,0 +1,341 @@
+"""Costs of edits on some texts, position by position: `LM.compare` and its result."""
+
+# N masks of a text (rows to run), S positions of a text, L maskable tokens, M wanted positions,
+# H heads, K keys (added sinks first), V vocabulary
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from sinklab.core.probing.dose import Dose
+from sinklab.core.probing.intervention import Intervention, RemovalRecord
+from sinklab.core.probing.tracing import trace
+from sinklab.lab.analysis.answers import CONTROLS
+from sinklab.lab.analysis.estimates import FEWEST, Estimate, mean_over, mean_p
+from sinklab.lab.analysis.strongest import STRONG
+from sinklab.lab.analysis.verdicts import Verdict, holm
+from sinklab.lab.checkpoints.loading import UNTRAINED, Loaded
+from sinklab.lab.scoring.heldout import BATCH, under_arms
+from sinklab.lab.scoring.requests import (
+    check_positions,
+    digest,
+    limit_of,
+    monte_carlo,
+    scoring_edits,
+)
+from sinklab.lab.scoring.settings import LikelihoodSettings
+
+NONE = "none"
+"""Arm without edits, which every comparison has."""
+Edits = Intervention | str | Sequence[Intervention | str]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Results of a comparison: sentences when printed, and numbers."""
+
+    sentences: tuple[str, ...]
+    table: pd.DataFrame
+    """A line per arm, then per pair of the first arm and another: texts; nats per token; cost, the
+    difference to no edit (of a pair, to the other arm), with the ends of its 95 % interval over
+    texts; removed; regrown; holds, whether the cost is above zero (True), below (False) or
+    inconclusive (None), corrected for the number of lines."""
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences)
+
+    def _repr_html_(self) -> str:
+        paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
+        return paragraphs + self.table.to_html(index=False)
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Losses of texts under several arms, by position; returned by ``lm.compare``."""
+
+    rows: pd.DataFrame
+    baselines: dict[str, str]
+    """Arm -> the arm without edits of the same model."""
+
+    def __repr__(self) -> str:
+        arms = ", ".join(self.rows["arm"].unique())
+        return f"Comparison ({arms}; {self.rows['text'].nunique()} texts)"
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A row per arm, text and position: nats, the loss of the token there; and of the arm on
+        the whole text, removed, the share of attention (0 to 1) that its edits took away, and
+        regrown, the share of heads (0 to 1) in which another key became a sink: the strongest key
+        under the edits holds more than 30 % of the attention, and held less without them.
+        """
+        return self.rows.copy()
+
+    def costs(self, arm: str, other: str | None = None) -> pd.Series:
+        """Nats per token of each text under an arm, less those under another; no edit if left
+        out.
+        """
+        nats = self.rows.groupby(["arm", "text"], sort=False)["nats"].mean()
+        return nats[arm] - nats[self.baselines[arm] if other is None else other]
+
+    def summary(self) -> Summary:
+        """Cost of each arm, and whether the first costs more than the others.
+
+        The sample is the text: with fewer than 8 texts a cost has no interval and no verdict.
+        """
+        arms = [*self.baselines]
+        asked: list[tuple[str, str | None]] = [(arm, None) for arm in arms]
+        first = arms[0]
+        asked += [(first, arm) for arm in arms[1:] if self.baselines[arm] == self.baselines[first]]
+        found = [mean_over(self.costs(*names)) for names in asked]
+        verdicts = []
+        for names, one in zip(asked, found, strict=True):
+            p = mean_p(self.costs(*names))
+            verdicts.append(Verdict("", one.above(), one.value, 0.0, "", p=p))
+        holds = [verdict.holds for verdict in holm(verdicts)]
+        by_arm = self.rows.groupby("arm", sort=False)[["nats", "removed", "regrown"]].mean()
+        lines, sentences = [], []
+        for (arm, other), cost, verdict in zip(asked, found, holds, strict=True):
+            line: dict[str, Any] = {"arm": arm, "against": other or self.baselines[arm]}
+            low, high = cost.interval
+            line |= {"texts": cost.samples, "nats": by_arm["nats"][arm], "cost": cost.value}
+            line |= {"cost_low": low, "cost_high": high}
+            line |= {name: by_arm[name][arm] for name in ("removed", "regrown")}
+            lines.append(line | {"holds": verdict})
+            sentences.append(_sentence(line, cost, verdict, is_pair=other is not None))
+        return Summary(tuple(sentences), pd.DataFrame(lines))
+
+    def plot(self, axes: Any = None, *, theme: str = "light") -> Any:
+        """Draw the cost of each arm over positions, means over texts with 95 % intervals; returns
+        the axes.
+        """
+        from sinklab.lab.reports.charts import Axis, Chart, Line, draw_alone
+        from sinklab.lab.reports.style import own_axes, theme_named, themed
+
+        look, lines = theme_named(theme), []
+        nats = self.rows.set_index(["arm", "text", "position"])["nats"]
+        for number, arm in enumerate(self.baselines):
+            costs = (nats[arm] - nats[self.baselines[arm]]).unstack("text").dropna(how="all")
+            estimates = [mean_over(costs_T) for costs_T in costs.to_numpy()]
+            low, high = np.transpose([one.interval for one in estimates])
+            means = [one.value for one in estimates]
+            lines.append(Line(costs.index, means, name=arm, colour=number, low=low, high=high))
+        chart = Chart(Axis("position", whole=True), Axis("cost, nats per token"), lines)
+        with themed(look):
+            drawn = own_axes(axes, 4.8, 3.2)
+            draw_alone(drawn, chart, look, grow=axes is None)
+        return drawn
+
+
+def _sentence(line: dict[str, Any], cost: Estimate, holds: bool | None, *, is_pair: bool) -> str:
+    number = f"{cost.value:+.3f}".replace("-", "−")
+    if cost.samples < FEWEST:
+        interval = f"inconclusive with {cost.samples} texts, {FEWEST} needed"
+    else:
+        interval = f"95 % {cost.low:+.3f} … {cost.high:+.3f}".replace("-", "−")
+    if is_pair:
+        words = {True: "costs more than", False: "costs less than"}.get(
+            holds, "is not distinguishable from"
+        )
+        return f"{line['arm']} {words} {line['against']}: {number} nats per token ({interval})."
+    words = {True: "costs", False: "helps"}.get(holds, "inconclusive")
+    return (
+        f"{line['arm']}: {number} nats per token ({interval}), {words}; "
+        f"{100 * line['removed']:.1f} % of the attention removed, a new sink in "
+        f"{100 * line['regrown']:.1f} % of heads."
+    )
+
+
+def compare(
+    lm: Loaded,
+    arms: Mapping[str, Edits],
+    texts: Sequence[str | Sequence[int]],
+    *,
+    read: str | Sequence[int] = "all",
+    samples: int = 32,
+    seed: int = 0,
+    controls: bool = False,
+    progress: Callable[[str], object] | None = None,
+) -> Comparison:
+    """The comparison that `LM.compare` describes."""
+    if not arms or NONE in arms:
+        raise ValueError(
+            f"a comparison needs arms with names, and {NONE!r} is always one; got "
+            f"{', '.join(map(repr, arms)) or 'no arm'}"
+        )
+    if isinstance(texts, str) or not len(texts):
+        raise ValueError("texts must be several, and each of them a text or a list of ids")
+    models: dict[str, Loaded] = {"": lm}
+    if controls:
+        for kind, make in UNTRAINED.items():
+            models[f" ({CONTROLS[kind]})"] = make(lm, seed)
+    encoded = [_ids_of(lm, text) for text in texts]
+    frames, baselines = [], {}
+    for suffix, model in models.items():
+        is_diffusion = model.family == "diffusion"
+        edits: dict[str, tuple[Intervention, ...]] = {NONE + suffix: ()}
+        for name, given in arms.items():
+            several = [given] if isinstance(given, str) or hasattr(given, "handler") else given
+            edits[name + suffix] = scoring_edits(several, is_diffusion=is_diffusion)
+            baselines[name + suffix] = NONE + suffix
+            check_positions(edits[name + suffix], [len(ids) for ids in encoded])
+        for number, ids in enumerate(encoded):
+            if progress is not None:
+                progress(f"text {number + 1} of {len(encoded)}{suffix}")
+            for name, found in _under_arms(model, edits, ids, read, (seed, number), samples):
+                frames.append(found.assign(arm=name, text=number))
+    rows = pd.concat(frames, ignore_index=True)
+    columns = ["arm", "text", "position", "nats", "removed", "regrown"]
+    return Comparison(rows[columns], baselines)
+
+
+def _ids_of(lm: Loaded, text: str | Sequence[int]) -> list[int]:
+    ids = list(lm.needed_tokenizer()(text)["input_ids"] if isinstance(text, str) else text)
+    limit = limit_of(lm)
+    if not 2 <= len(ids) <= limit:
+        raise ValueError(
+            f"a text to compare has 2 to {limit} tokens with {lm.name}, but one has {len(ids)}; "
+            "cut it"
+        )
+    return ids
+
+
+def positions_read(read: str | Sequence[int], length: int) -> Tensor:
+    """Positions whose tokens count, bool (S,).
+
+    Args:
+        read: "all", "from32" (from position 32 on; `From` makes it), or numbers of positions.
+        length: of the text.
+
+    Raises:
+        ValueError: for other words, and for positions that leave nothing to read.
+    """
+    position_S = torch.arange(length)
+    if isinstance(read, str):
+        first = {"all": "0"}.get(read, read.removeprefix("from"))
+        if not first.isdecimal():
+            raise ValueError(f"read is all, from and a number, or positions, got {read!r}")
+        read_S = position_S >= int(first)
+    else:
+        read_S = torch.isin(position_S, torch.tensor([*read]))
+    if not read_S.any():
+        raise ValueError(f"read={read!r} leaves nothing of a text of {length} tokens")
+    return read_S
+
+
+def _under_arms(
+    loaded: Loaded,
+    edits: dict[str, tuple[Intervention, ...]],
+    ids: Sequence[int],
+    read: str | Sequence[int],
+    place: tuple[int, int],
+    samples: int,
+) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Rows of one text under every arm, by the arm's name."""
+    ids_S = torch.tensor(ids)
+    read_S = positions_read(read, len(ids))
+    is_diffusion = loaded.family == "diffusion"
+    if is_diffusion:
+        masked_NS, weight_N = _masks(loaded, ids, place[0], samples)
+    else:
+        masked_NS, weight_N = torch.zeros(1, len(ids), dtype=torch.bool), torch.ones(1)
+        # nothing is read before the first token
+        read_S[0] = False
+    nats = {name: torch.zeros(len(ids), dtype=torch.float64) for name in edits}
+    doses: dict[str, list[Dose]] = {name: [] for name in edits}
+    regrown: dict[str, list[Tensor]] = {name: [] for name in edits}
+    for start in range(0, len(masked_NS), BATCH):
+        some_NS = masked_NS[start : start + BATCH]
+        weight_B = weight_N[start : start + BATCH]
+        places = [(*place, start + row) for row in range(len(some_NS))]
+
+        def run(some_NS: Tensor = some_NS, weight_B: Tensor = weight_B) -> Tensor:
+            losses = _denoised if is_diffusion else _continued
+            nats_BS = losses(loaded.model, ids_S, some_NS, read_S)
+            return (nats_BS.double() * weight_B[:, None].double()).sum(0)
+
+        with torch.inference_mode():
+            with trace(loaded.model, ("received",)) as recording:
+                run()
+            before_BLHK = recording.received[0].float().cpu() / len(ids)
+            found = under_arms(loaded.model, [*edits.values()], places, run)
+            for name, (nats_S, records) in zip(edits, found, strict=True):
+                nats[name] += nats_S
+                doses[name].append(Dose.of(records))
+                regrown[name].append(_regrown(records, before_BLHK))
+    for name in edits:
+        removed = Dose.pooled(doses[name]).removed if edits[name] else 0.0
+        columns = {"position": read_S.nonzero()[:, 0].numpy(), "nats": nats[name][read_S].numpy()}
+        columns["removed"] = 0.0 if math.isnan(removed) else removed
+        columns["regrown"] = torch.cat(regrown[name]).mean().item()
+        yield name, pd.DataFrame(columns)
+
+
+def _masks(loaded: Loaded, ids: Sequence[int], seed: int, samples: int) -> tuple[Tensor, Tensor]:
+    """Random masks of a text (N, S) and their weights (N,), so that the weighted losses of masked
+    tokens add up to the Monte Carlo bound (LLaDA, arXiv 2502.09992, Eq. 6).
+    """
+    maskable_S = torch.ones(len(ids), dtype=torch.bool)
+    # a start token and the closing of a text are given
+    closing = [*getattr(loaded.model.config, "closing_ids", ())]
+    if closing and [*ids[-len(closing) :]] == closing:
+        maskable_S[-len(closing) :] = False
+        ids = ids[: -len(closing)]
+    # groups as in `score` and `rolling`, so that the masks are those of `LM.loss`
+    group = digest(ids, (0,))
+    if ids[0] == loaded.special.bos:
+        maskable_S[0] = False
+        group = digest(ids[:1], ())
+    settings = LikelihoodSettings(samples=samples, seed=seed)
+    plan = monte_carlo(int(maskable_S.sum()), group, settings, merge=False)
+    masked_NS = torch.zeros(len(plan.masked_NL), len(maskable_S), dtype=torch.bool)
+    masked_NS[:, maskable_S] = plan.masked_NL
+    return masked_NS, torch.from_numpy(plan.weights_n[plan.numbers_N]) / samples
+
+
+def _denoised(model: Any, ids_S: Tensor, masked_BS: Tensor, read_S: Tensor) -> Tensor:
+    """Losses of the masked tokens that are read, (B, S); 0 elsewhere."""
+    ids_BS = ids_S.expand(masked_BS.shape)
+    noisy_BS = ids_BS.masked_fill(masked_BS, model.config.mask_token_id).to(model.device)
+    wanted_BS = masked_BS & read_S
+    logits_MV = model.denoiser()(
+        noisy_BS, wanted_BS.to(model.device), clean_BS=ids_BS.to(model.device)
+    )
+    nats_BS = torch.zeros(masked_BS.shape)
+    nats_BS[wanted_BS] = cross_entropy(logits_MV.float().cpu(), ids_BS[wanted_BS], reduction="none")
+    return nats_BS
+
+
+def _continued(model: Any, ids_S: Tensor, masked_BS: Tensor, read_S: Tensor) -> Tensor:
+    """Next-token losses, (1, S), at the position of the token; 0 at the first."""
+    logits_1SV = model(ids_S[None].to(model.device), use_cache=False).logits
+    nats_BS = torch.zeros(1, len(ids_S))
+    nats_BS[0, 1:] = cross_entropy(logits_1SV[0, :-1].float().cpu(), ids_S[1:], reduction="none")
+    return nats_BS
+
+
+def _regrown(records: Sequence[RemovalRecord], before_BLHK: Tensor) -> Tensor:
+    """Share of heads of each row in which another key became a sink, (B,); 0 with nothing edited.
+
+    Args:
+        records: of one forward; the last one stands for all edits.
+        before_BLHK: share of the attention of each key without edits.
+    """
+    if not records:
+        return torch.zeros(len(before_BLHK))
+    last = records[-1]
+    own_BLHK = before_BLHK[:, list(last.layer_numbers)][:, :, list(last.heads)]
+    at_BLH1 = last.strongest_at_BLH.nan_to_num().long().clamp_min(0)[..., None]
+    was_BLH = own_BLHK.gather(-1, at_BLH1)[..., 0]
+    grown_BLH = (last.strongest_BLH > STRONG) & (was_BLH <= STRONG)
+    return grown_BLH.float().flatten(1).mean(1)

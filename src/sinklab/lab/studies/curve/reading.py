@@ -1,0 +1,424 @@
+"""The cost of blocking keys while text is read: the loss of held-out rows under every arm, as a
+curve over the number of keys or as a map over layers and heads.
+"""
+
+# R rows
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+
+from sinklab.core.probing.interventions.mask_sinks import MaskSinks
+from sinklab.core.registry import interventions
+from sinklab.core.sinks.rules import Gu
+from sinklab.lab.analysis.doses import told_apart
+from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.scoring.heldout import EditedLosses, HeldoutRows, edited_losses, heldout_rows
+from sinklab.lab.scoring.writing import is_random
+from sinklab.lab.studies.base import check_fits, columns_of, describe, heldout_text
+from sinklab.lab.studies.curve.settings import CostStudy, CurveSettings
+from sinklab.lab.studies.processes import Amount, Progress
+from sinklab.lab.studies.scored import (
+    Arm,
+    Block,
+    Rows,
+    Trial,
+    interval_columns,
+    less_other,
+    mean_table,
+    wide,
+)
+
+if TYPE_CHECKING:
+    from sinklab.lab.records.reading import Run
+
+ARM = ["k", "control"]
+"""k keys, and the keys blocked: "none"; "top", the most attended; "sinks", those of them that are
+sinks by a rule; "matched", the same in the heads alone that have a control of equal mass; another
+control of `MaskSinks`; the text of an edit.
+"""
+CLEAN = (0, "none")
+CELL = ["layer", "head"]
+"""Cell of a map; head −1 for all heads of the layer."""
+UNEDITED = (-1, -1)
+AGAINST = {"top": "random", "sinks": "random", "matched": "equal_mass"}
+"""Arm -> the control that its excess is over."""
+DOSE = ("columns", "sinks", "held", "removed", "matched")
+ALONE = {"sinks", "equal_mass"}
+"""Controls that do not need as many other keys beside the blocked ones."""
+
+
+class Reading(CostStudy):
+    """A study of the loss of held-out rows."""
+
+    def text(self, loaded: Loaded, settings: CurveSettings) -> HeldoutRows:
+        """The rows to score. Raises ValueError for a model without a mask token or a tokenizer, and
+        rows that do not fit it.
+        """
+        loaded.needed_tokenizer()
+        check_fits(loaded, "curve", settings.length, "choose a smaller length")
+        source = heldout_text(settings.heldout)
+        return heldout_rows(loaded, source, rows=settings.rows or 0, length=settings.length)
+
+
+class CostCurve(Reading):
+    """Loss over the number of keys that are blocked in the whole model, and controls."""
+
+    kind = "curve"
+    parts = "curve_rows"
+    row_tables = ("curve_rows", "phenomenon", "grown")
+    keeps = True
+    defaults: ClassVar = {
+        "ks": (1, 2, 5, 10, 20),
+        "controls": ("sinks", "random", "equal_mass"),
+        "rows": 48,
+        "batch": 16,
+    }
+    reads = ("sink_rule", "edits", "heldout", "length", "draws", "seed", "twin")
+
+    def filled(self, settings: CurveSettings) -> CurveSettings:
+        """The settings with defaults where they are left out; 0 keys are always scored."""
+        found = super().filled(settings)
+        return replace(found, ks=tuple(sorted({0, *found.ks})))
+
+    def amount(self, settings: CurveSettings, info: Any) -> Amount:
+        """A pass over all rows clean, one for every number of keys, control and edit, and two for
+        the attention that sinks hold.
+        """
+        # beside keys of equal mass stand the most attended ones of the same heads
+        controls = len(settings.controls) + ("equal_mass" in settings.controls)
+        ways = 1 + (len(settings.ks) - 1) * controls + len(settings.edits)
+        rows, batch = settings.rows or 48, settings.batch or 16
+        evaluations = math.ceil(rows / batch) * (settings.draws * ways + 2)
+        positions = min(rows, batch) * settings.length
+        words = f"{rows} rows × {ways} ways"
+        return Amount(words, evaluations, positions, twins=settings.twin)
+
+    def read_samples(
+        self, loaded: Loaded, settings: CurveSettings, progress: Progress
+    ) -> HeldoutRows:
+        """The text to score, once the model is known to score it.
+
+        Raises:
+            ValueError: for a model without a mask token or a tokenizer, rows that do not fit its
+                context, and a k that leaves no columns.
+        """
+        text = self.text(loaded, settings)
+        keys = settings.length + getattr(loaded.model.config, "sink_count", 0)
+        needs_others = bool({*settings.controls} - ALONE)
+        most = keys // 2 if needs_others else keys - 1
+        if settings.ks[-1] > most:
+            others = " and as many others as controls" if needs_others else ""
+            raise ValueError(
+                f"k keys{others} must leave something of the {keys} keys of a row, but k is "
+                f"{settings.ks[-1]}; choose at most {most}, or a greater length"
+            )
+        return text
+
+    def arms(
+        self, loaded: Loaded, settings: CurveSettings, samples: HeldoutRows
+    ) -> dict[Arm, list[Any]]:
+        """Edits by (k, control), no edit first."""
+        arms: dict[Arm, list[Any]] = {CLEAN: []}
+        for k in settings.ks[1:]:
+            for control in settings.controls:
+                how: dict[str, Any] = {"k": k, "rule": settings.sink_rule}
+                is_top = control == "sinks" and settings.sink_rule is None
+                arms[k, "top" if is_top else control] = [MaskSinks(**how, control=control)]
+                if control == "equal_mass":
+                    arms[k, "matched"] = [MaskSinks(**how, matched=True)]
+        return arms | {(0, interventions.as_text(edit)): [edit] for edit in settings.edits}
+
+    def steps(self, settings: CurveSettings, block: Block) -> int:
+        """A pass for each arm and draw, and two for the attention that sinks hold."""
+        return len(block.arms) * settings.draws + 2
+
+    def measure(self, trial: Trial) -> Rows:
+        """Loss of each row under each arm, mean over draws, and the dose; table ``phenomenon``, and
+        ``grown`` where a row has more than two tokens.
+        """
+        settings, loaded = trial.settings, trial.loaded
+        drawn: dict[Arm, list[EditedLosses]] = {name: [] for name in trial.arms}
+        # Gu et al.'s metric (arXiv 2410.10781), of the key that receives most
+        looks = [[MaskSinks(k=1, counted_by=Gu())]]
+        if trial.samples.ids_RS.shape[1] > 2:
+            # with two keys masked the attention of the second one is known
+            looks.append([MaskSinks(k=2)])
+        seen: list[EditedLosses] = []
+        for draw, seed in enumerate(_seeds(settings)):
+            names = [*trial.arms]
+            if draw and loaded.family != "diffusion":
+                # without noise only random edits change from draw to draw
+                names = [name for name in names if is_random(trial.arms[name])]
+            edits = [trial.arms[name] for name in names]
+            found = _losses(trial, edits if draw else [*edits, *looks], seed)
+            for name, one in zip(names, found, strict=False):
+                drawn[name].append(one)
+            if not draw:
+                seen = found[len(names) :]
+        rows = [_rows_of(name, some, trial.rows) for name, some in drawn.items()]
+        for name, frame in zip(drawn, rows, strict=True):
+            if not np.isfinite(frame["loss"]).all():
+                raise ValueError(
+                    f"{loaded.name} gave a loss that is no number at (k, control) {name}; try "
+                    "another dtype"
+                )
+        strongest = seen[0].doses_by_row()
+        columns = {"row": np.array(trial.rows), "main": strongest["held"].numpy()}
+        tables = {"phenomenon": pd.DataFrame(columns | {"gu": strongest["sinks"].numpy()})}
+        if len(seen) > 1:
+            added = getattr(loaded.model.config, "sink_count", 0)
+            grown = grown_table(seen[0], seen[1], added)
+            tables["grown"] = grown.assign(row=grown["row"] + trial.rows.start)
+        return tables | {"curve_rows": pd.concat(rows, ignore_index=True)}
+
+    def contrasts(self, trial: Trial, rows: Rows) -> Mapping[str, Any]:
+        """The table ``curve``."""
+        return {"curve": curve_table(rows["curve_rows"], trial.samples)}
+
+    def sentences(self, runs: list[Run]) -> list[str]:
+        """Sentences on the curves."""
+        from sinklab.lab.studies.curve.figures import masking_curve_sentences
+
+        return masking_curve_sentences(runs)
+
+    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
+        """masking_curve.md, .csv and the figures."""
+        from sinklab.lab.studies.curve.figures import write_masking_curves
+
+        look = asdict(options)
+        return write_masking_curves(runs, out, look.pop("figures"), **look)
+
+
+class CostMap(Reading):
+    """Loss with keys blocked in one layer or head at a time."""
+
+    kind = "ablate"
+    parts = "ablation"
+    defaults: ClassVar = {
+        "ks": (1,),
+        "controls": ("sinks",),
+        "removals": ("mask",),
+        "rows": 48,
+        "batch": 16,
+    }
+    reads = ("by", "sink_rule", "layers", "heldout", "length", "seed", "twin")
+
+    def filled(self, settings: CurveSettings) -> CurveSettings:
+        """The settings with defaults where they are left out. Raises ValueError for more than one
+        k, control or removal.
+        """
+        found = super().filled(settings)
+        for name in ("ks", "controls", "removals"):
+            if len(getattr(found, name)) > 1:
+                raise ValueError(
+                    f"a map by {settings.by} has one of {name}, got {getattr(found, name)}; make "
+                    "a run for each"
+                )
+        return found
+
+    def amount(self, settings: CurveSettings, info: Any) -> Amount:
+        """A pass over all rows clean, and one with every head or layer edited."""
+        heads = info.heads if settings.by == "head" else 1
+        cells = (len(settings.layers) or info.layers) * heads
+        rows, batch = settings.rows or 48, settings.batch or 16
+        evaluations = math.ceil(rows / batch) * (1 + cells)
+        words = f"{rows} rows × {cells} {settings.by}s"
+        positions = min(rows, batch) * settings.length
+        return Amount(words, evaluations, positions, twins=settings.twin)
+
+    def read_samples(
+        self, loaded: Loaded, settings: CurveSettings, progress: Progress
+    ) -> HeldoutRows:
+        """The text to score, once the model is known to score it.
+
+        Raises:
+            ValueError: for a model without a mask token or a tokenizer, rows that do not fit its
+                context, more keys than a row has, and layers that are not there.
+        """
+        text = self.text(loaded, settings)
+        (k,) = settings.ks
+        if not 1 <= k < settings.length:
+            raise ValueError(
+                f"k keys must be some and leave something of a row, but k is {k} and a row has "
+                f"{settings.length} tokens; choose a smaller k"
+            )
+        of_model = describe(loaded)
+        absent = [layer for layer in settings.layers if layer not in of_model["recorded_layers"]]
+        if absent:
+            raise ValueError(
+                f"{loaded.name} has layers 0 to {of_model['layers'] - 1}, but no {absent[0]}; "
+                "leave it out"
+            )
+        return text
+
+    def arms(
+        self, loaded: Loaded, settings: CurveSettings, samples: HeldoutRows
+    ) -> dict[Arm, list[Any]]:
+        """Edits by (layer, head), no edit first."""
+        of_model = describe(loaded)
+        heads = of_model["recorded_heads"] if settings.by == "head" else [-1]
+        how: dict[str, Any] = {
+            "k": settings.ks[0],
+            "rule": settings.sink_rule,
+            "control": settings.controls[0],
+            "removal": settings.removals[0],
+        }
+        arms: dict[Arm, list[Any]] = {UNEDITED: []}
+        for layer in settings.layers or of_model["recorded_layers"]:
+            for head in heads:
+                only = None if head < 0 else (head,)
+                arms[layer, head] = [MaskSinks(**how, layers=(layer,), heads=only)]
+        return arms
+
+    def measure(self, trial: Trial) -> Rows:
+        """Lines of the table ``ablation``: row; layer; head; loss and clean, nats per token with
+        the keys blocked and without; and the dose of the row, over the heads that are edited.
+        """
+        found = _losses(trial, [*trial.arms.values()], trial.settings.seed)
+        clean_R = found[0].losses_R.numpy()
+        frames = []
+        for (layer, head), one in zip(trial.arms, found, strict=True):
+            if (layer, head) == UNEDITED:
+                continue
+            columns = {"row": np.array(trial.rows), "layer": layer, "head": head}
+            columns |= {"loss": one.losses_R.numpy(), "clean": clean_R}
+            doses = one.doses_by_row()
+            columns |= {name: doses[name].numpy() for name in DOSE[:-1]}
+            frames.append(pd.DataFrame(columns))
+        return {"ablation": pd.concat(frames, ignore_index=True)}
+
+    def contrasts(self, trial: Trial, rows: Rows) -> Mapping[str, Any]:
+        """The table ``map``."""
+        return {"map": ablation_map(rows["ablation"])}
+
+    def sentences(self, runs: list[Run]) -> list[str]:
+        """Sentences on the maps."""
+        from sinklab.lab.studies.curve.maps import ablation_sentences
+
+        return ablation_sentences(runs)
+
+    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
+        """ablation.md, ablation.csv and the maps, in each run folder."""
+        from sinklab.lab.studies.curve.maps import draw_ablation
+
+        return draw_ablation(runs, options.figures)
+
+
+def _losses(trial: Trial, edits: list[list[Any]], seed: int) -> list[EditedLosses]:
+    """Losses of the rows of a trial, under the noise that they have among all rows."""
+    return edited_losses(
+        trial.loaded,
+        trial.samples.ids_RS,
+        edits,
+        seed=seed,
+        batch=len(trial.rows),
+        only=trial.rows,
+        progress=trial.step,
+    )
+
+
+def _rows_of(name: Arm, drawn: Sequence[EditedLosses], rows: range) -> pd.DataFrame:
+    """Lines of an arm in the table ``curve_rows``: means over draws of the loss and of the dose."""
+    columns: dict[str, Any] = {"row": np.array(rows), "k": name[0], "control": name[1]}
+    columns["loss"] = torch.stack([one.losses_R for one in drawn]).double().mean(0).numpy()
+    for measure in DOSE:
+        values = [one.doses_by_row()[measure].double() for one in drawn]
+        columns[measure] = torch.stack(values).mean(0).numpy()
+    frame = pd.DataFrame(columns)
+    if not any(any(one.removals) for one in drawn):
+        frame[["columns", "held", "removed"]] = 0.0
+    return frame
+
+
+def _seeds(settings: CurveSettings) -> list[int]:
+    """Seeds of the draws; the first has the seed itself, so that it equals `row_losses`."""
+    more = np.random.SeedSequence(settings.seed).generate_state(settings.draws, np.uint64) >> 2
+    return [settings.seed, *map(int, more[1:])]
+
+
+def curve_table(rows: pd.DataFrame, text: HeldoutRows) -> dict[str, list[Any]]:
+    """The columns of the table ``curve``.
+
+    loss: mean over rows, nats per token. delta: that less the loss with nothing blocked. excess:
+    delta less that of as many random keys, or of "matched" less that of the keys of equal mass; NaN
+    without them. low and high: ends of the 95 % interval over rows (`mean_over`), NaN with fewer
+    than 8; differences are paired. relative: delta over the loss. columns, sinks, held, removed,
+    matched: the dose (`Dose`), 0 removed if nothing is blocked. bits_per_byte: of the text,
+    comparable across tokenizers.
+
+    Rows are taken as independent; rows of one book are alike, so over other texts the spread is
+    wider.
+
+    Args:
+        rows: the table ``curve_rows``.
+        text: the rows of text.
+    """
+    arms = [*rows.groupby(ARM, sort=False).groups]
+    others = {(k, control): (k, AGAINST.get(control)) for k, control in arms}
+    rows = rows.assign(
+        delta=less_other(rows, ARM, "loss", dict.fromkeys(arms, CLEAN)),
+        excess=less_other(rows, ARM, "loss", others),
+    )
+    clean, tokens = rows.loc[rows["control"] == "none", "loss"].mean(), text.ids_RS.numel()
+    lines = []
+    for (k, control), some in rows.groupby(ARM, sort=False):
+        line = {"k": k, "control": control}
+        for name in ("loss", "delta", "excess"):
+            line |= interval_columns(name, some[name])
+        line["relative"] = line["delta"] / clean
+        line |= {name: some[name].mean() for name in DOSE}
+        line |= {"rows": len(some), "tokens": tokens}
+        line["bits_per_byte"] = line["loss"] * tokens / math.log(2) / text.size
+        lines.append(line)
+    return columns_of(lines)
+
+
+def grown_table(one: EditedLosses, two: EditedLosses, added: int) -> pd.DataFrame:
+    """The table ``grown``: change of the other keys of a head when its most attended one is masked.
+
+    A line per row of text, layer and head. before: share of the attention (0 to 1) on the strongest
+    of the others with nothing masked; after: on the strongest of them with one masked; at: the text
+    position of that one, below 0 for an added sink.
+
+    Args:
+        one: scores with one key of every head masked.
+        two: the same with two.
+        added: added sinks in front of the text.
+    """
+    first, second = _by_head(one), _by_head(two)
+    table = pd.DataFrame({"before": second["mass"] - first["mass"], "after": first["strongest"]})
+    table["at"] = first["strongest_at"].astype(int) - added
+    return table.reset_index()
+
+
+def _by_head(scored: EditedLosses) -> pd.DataFrame:
+    """The numbers of every `RemovalRecord`, by row of text, layer and head."""
+    parts, start = [], 0
+    for removals in scored.removals:
+        for record in removals:
+            columns = record.columns()
+            columns["row"] = columns["row"] + start
+            parts.append(pd.DataFrame(columns))
+        start += len(removals[0].removed_BLH)
+    return pd.concat(parts).set_index(["row", "layer", "head"]).sort_index()
+
+
+def ablation_map(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line per cell: means over rows of loss, delta (loss less clean) with its 95 % interval, and
+    the dose.
+
+    told: 1 if the delta is above zero, −1 if it is below, 0 if inconclusive (`told_apart`).
+    """
+    rows = rows.assign(delta=rows["loss"] - rows["clean"]).sort_values(CELL, kind="stable")
+    table = mean_table(rows, CELL, ("delta",))
+    means = rows.groupby(CELL, sort=False)[["loss", *DOSE[:-1]]].mean().reset_index(drop=True)
+    table = table.join(means).assign(rows=rows["row"].nunique())
+    return table.assign(told=told_apart(wide(rows, CELL, "delta").to_numpy()))

@@ -1,0 +1,268 @@
+"""The cost of blocking keys while text is written: how far texts are apart from those written with
+nothing blocked.
+"""
+
+# R texts
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from sinklab.core.probing.interventions.block_keys import BlockKeys
+from sinklab.core.probing.interventions.mask_sinks import by_protocol
+from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.lab.analysis.doses import told_apart
+from sinklab.lab.analysis.estimates import FEWEST
+from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.records.reading import Run
+from sinklab.lab.reports.printed import write_page
+from sinklab.lab.reports.words import number, percent
+from sinklab.lab.scoring.distance import Distance, output_distances
+from sinklab.lab.scoring.heldout import heldout_rows
+from sinklab.lab.scoring.likelihood import LikelihoodSettings
+from sinklab.lab.scoring.likelihood import score as likelihoods
+from sinklab.lab.scoring.writing import Writing, WritingRequest
+from sinklab.lab.studies.base import check_fits, heldout_text
+from sinklab.lab.studies.curve.settings import REMOVALS, CostStudy, CurveSettings
+from sinklab.lab.studies.processes import Amount, Progress
+from sinklab.lab.studies.scored import Arm, Block, Design, Rows, Trial, mean_table
+
+ARM = ["protocol", "removal", "k", "control"]
+OUTCOMES = ("agreement", "kl", "same", "worse")
+LIMITS = {"agreement": (0, 1), "kl": (0, None), "same": (0, 1)}
+DOSE = ("columns", "sinks", "held", "removed", "overlap")
+SAMPLES = 16
+"""Masks by which a diffusion model judges a text."""
+
+
+class Distances(CostStudy):
+    """Distance of texts written with keys blocked from those that the unedited model writes."""
+
+    kind = "distance"
+    parts = "distances"
+    defaults: ClassVar = {
+        "ks": (1, 5),
+        "controls": ("sinks",),
+        "removals": REMOVALS,
+        "rows": 12,
+        "batch": 12,
+    }
+    reads = (
+        *("protocols", "sink_rule", "heldout", "prompt_tokens", "new_tokens", "block_length"),
+        "seed",
+    )
+
+    def filled(self, settings: CurveSettings) -> CurveSettings:
+        """The settings with defaults where they are left out. Raises ValueError for no keys."""
+        if 0 in settings.ks:
+            raise ValueError(
+                "texts are always written with nothing blocked too; leave 0 out of ks, got "
+                f"{settings.ks}"
+            )
+        return super().filled(settings)
+
+    def amount(self, settings: CurveSettings, info: Any) -> Amount:
+        """Every step of every text, written clean and every other way, once freely and once in the
+        clean order.
+        """
+        ways = len(settings.protocols) * len(settings.ks)
+        ways *= len(settings.removals) * len(settings.controls)
+        rows, batch = settings.rows or 12, settings.batch or 12
+        evaluations = math.ceil(rows / batch) * settings.new_tokens * (1 + 2 * ways)
+        positions = min(rows, batch) * (settings.prompt_tokens + settings.new_tokens)
+        words = f"{rows} texts × {settings.new_tokens} steps × {1 + ways} ways"
+        return Amount(words, evaluations, positions)
+
+    def read_samples(self, loaded: Loaded, settings: CurveSettings, progress: Progress) -> Tensor:
+        """The prompts, once the model is known to write on from them.
+
+        Raises:
+            ValueError: for a model without a mask token or a tokenizer, texts that do not fit its
+                context, and more keys than a prompt has.
+        """
+        loaded.needed_tokenizer()
+        length = settings.prompt_tokens + settings.new_tokens
+        check_fits(loaded, "distance", length, "ask for fewer tokens")
+        most = settings.prompt_tokens // 2
+        if max(settings.ks) > most:
+            raise ValueError(
+                f"k keys and as many others must fit a prompt of {settings.prompt_tokens} tokens, "
+                f"but k is {max(settings.ks)}; choose at most {most}, or a longer prompt"
+            )
+        source = heldout_text(settings.heldout)
+        text = heldout_rows(loaded, source, rows=settings.rows or 0, length=length)
+        return text.ids_RS[:, : settings.prompt_tokens]
+
+    def arms(
+        self, loaded: Loaded, settings: CurveSettings, samples: Tensor
+    ) -> dict[Arm, list[BlockKeys]]:
+        """Edits by protocol, removal, k and control; an autoregressive model chooses by its last
+        query.
+        """
+        scores = None if loaded.family == "diffusion" else "last_row"
+        how: dict[str, Any] = {"seed": settings.seed, "scores": scores}
+        names = itertools.product(
+            settings.protocols, settings.removals, settings.ks, settings.controls
+        )
+        arms = {}
+        for protocol, removal, k, control in names:
+            edit = by_protocol(
+                protocol, k, settings.sink_rule, how=removal, control=control, **how
+            )
+            arms[protocol, removal, k, control] = [edit]
+        return arms
+
+    def steps(self, settings: CurveSettings, block: Block) -> int:
+        """Counted when its texts are written."""
+        return 1
+
+    def control_blocks(self, design: Design) -> list[Block]:
+        """None: controls of texts are not written."""
+        return []
+
+    def measure(self, trial: Trial) -> Rows:
+        """Lines of the table ``distances``, by arm and text: agreement, kl and same (`Distance`);
+        worse, nats per token that the text costs the unedited model more than the clean one does (a
+        Monte Carlo bound of a diffusion model, under the same masks); the dose removed in the free
+        run (`Dose`); the text.
+        """
+        settings, loaded = trial.settings, trial.loaded
+        prompts = trial.samples[trial.rows.start : trial.rows.stop].tolist()
+        requests = [WritingRequest(tuple(ids), (), settings.seed) for ids in prompts]
+        how = DecodingSettings(seed=settings.seed)
+        if loaded.family == "diffusion":
+            how = DecodingSettings(seed=settings.seed, block_length=settings.block_length)
+        texts = Writing(loaded, requests, how, settings.new_tokens, ends=False)
+        clean, *found = output_distances(texts, [(), *trial.arms.values()])
+        costs = dict(_judged(loaded, prompts, [clean, *found], settings.seed))
+        lines = []
+        for arm, one in zip(trial.arms, found, strict=True):
+            for row, text in enumerate(one.texts):
+                line = dict(zip(ARM, arm, strict=True)) | {"row": trial.rows[row]}
+                line["agreement"] = one.agreement_B[row].item()
+                line["kl"] = one.kl_B[row].item()
+                line["same"] = one.same_B[row].item()
+                line["worse"] = costs[row, text] - costs[row, clean.texts[row]]
+                dose = one.dose(row).row()
+                line |= {name: dose[name] for name in DOSE}
+                line["text"] = loaded.needed_tokenizer().decode(list(text))
+                lines.append(line)
+        return {"distances": pd.DataFrame(lines)}
+
+    def contrasts(self, trial: Trial, rows: Rows) -> Mapping[str, Any]:
+        """The table ``outcomes``."""
+        return {"outcomes": outcomes(rows["distances"])}
+
+    def sentences(self, runs: list[Run]) -> list[str]:
+        """Sentences on each run, protocol and path."""
+        return distance_sentences(runs)
+
+    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
+        """distance.md in each run folder."""
+        pages = []
+        for run in runs:
+            said = distance_sentences([run])
+            pages.append(write_page(run.path / "distance.md", distance_table(run), said))
+        return pages
+
+
+def _judged(
+    loaded: Loaded, prompts: list[list[int]], found: list[Distance], seed: int
+) -> Iterable[Any]:
+    """((row, text), nats per token) of all different texts, by the model without edits; masks
+    depend on the row.
+    """
+    texts = [*dict.fromkeys((row, text) for one in found for row, text in enumerate(one.texts))]
+    how = LikelihoodSettings(samples=SAMPLES, seed=seed)
+    asked = [(prompts[row], text) for row, text in texts]
+    scored = likelihoods(loaded, asked, how, groups=[row for row, _ in texts])
+    return zip(texts, (-one.logprob / one.tokens for one in scored), strict=True)
+
+
+def outcomes(distances: pd.DataFrame) -> pd.DataFrame:
+    """A line per arm: means over texts with 95 % intervals (NaN with fewer than 8 texts), and the
+    mean dose.
+
+    told: 1 if texts are worse than without edits, −1 if they are better, 0 if inconclusive
+    (`told_apart`, all arms together).
+    """
+    groups = distances.groupby(ARM, sort=False)
+    table = mean_table(distances, ARM, OUTCOMES)
+    for name, limits in LIMITS.items():
+        for end in (f"{name}_low", f"{name}_high"):
+            table[end] = table[end].clip(*limits)
+    table.insert(len(ARM), "texts", groups.size().to_numpy())
+    table = table.join(groups[[*DOSE]].mean().reset_index(drop=True))
+    worse = [rows.sort_values("row")["worse"] for _, rows in groups]
+    return table.assign(told=told_apart(np.stack(worse, 1)))
+
+
+def distance_table(run: Run) -> pd.DataFrame:
+    """The table ``outcomes`` as text for people."""
+    lines = []
+    for cell in run.table("outcomes").to_dict("records"):
+        line = {
+            "protocol": cell["protocol"],
+            "path": cell["removal"],
+            "k": cell["k"],
+            "hidden": cell["control"],
+        }
+        line |= {
+            "hidden": "top k"
+            if line["hidden"] == "sinks" and line["protocol"] != "rule"
+            else line["hidden"]
+        }
+        line |= {
+            "keys": number(cell["columns"]),
+            **{name: percent(cell[name]) for name in DOSE[1:]},
+        }
+        line |= {
+            "tokens that agree": _interval(cell, "agreement"),
+            "KL at fixed order, nats": _interval(cell, "kl"),
+        }
+        line |= {
+            "same token at fixed order": _interval(cell, "same"),
+            "worse text, nats": _interval(cell, "worse"),
+        }
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def _interval(cell: dict[str, Any], name: str) -> str:
+    ends = [cell[name], cell[f"{name}_low"], cell[f"{name}_high"]]
+    words = [number(one, 2) for one in ends]
+    return words[0] if np.isnan(ends[1]) else f"{words[0]} ({words[1]} … {words[2]})"
+
+
+def distance_sentences(runs: Iterable[Run]) -> list[str]:
+    """Sentences on each run, protocol and path: how far texts differ, and whether they are worse,
+    at the greatest k.
+    """
+    said = []
+    for run in runs:
+        cells = run.table("outcomes")
+        cells = cells[
+            (cells["k"] == cells["k"].max()) & (cells["control"] == cells["control"].iloc[0])
+        ]
+        for cell in cells.to_dict("records"):
+            worse = {1: "worse", -1: "better", 0: "not to be told from as good"}[int(cell["told"])]
+            few = (
+                f", {cell['texts']} texts are too few to tell (at least {FEWEST})"
+                if cell["texts"] < FEWEST
+                else ""
+            )
+            said.append(
+                f"{run.info.model['name']}, protocol {cell['protocol']}, {cell['removal']}, k = "
+                f"{cell['k']} ({number(cell['columns'])} keys a head, {percent(cell['removed'])} "
+                f"of the attention removed): {percent(cell['agreement'])} of the tokens agree, KL "
+                f"at fixed order {number(cell['kl'], 2)} nats a token; to the unedited model the "
+                f"texts are {worse} ({_interval(cell, 'worse')} nats a token){few}."
+            )
+    return said

@@ -1,0 +1,278 @@
+"""Scored studies: samples measured under arms, and what the arms cost.
+
+An arm is whatever is compared: edits of attention, caches, ways to write, models. A subclass of
+`ScoredStudy` says which arms there are (`arms`), how samples are divided (`blocks`), what is
+measured (`measure`), and which tables follow from all rows (`contrasts`). The runner writes the
+rows of every block, resumes block by block, shares blocks among workers, and measures controls
+that learned nothing in the same way. The tables of rows are tidy: a line per arm and sample.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sinklab.lab.records.info import of_twin
+from sinklab.lab.records.reading import open_run
+from sinklab.lab.studies.base import Study, Work
+from sinklab.lab.studies.processes import Progress
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sinklab.lab.checkpoints.loading import Loaded
+
+Arm = tuple[Any, ...]
+"""Name of an arm: its values in the columns that tell arms apart."""
+Rows = dict[str, Any]
+"""Rows that were measured, data frames by the names of their tables."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Samples that are measured together under some arms: the unit that is resumed and shared."""
+
+    arms: tuple[Arm, ...]
+    rows: range
+    """Numbers of the samples."""
+    words: str
+    """Line of progress."""
+
+    @property
+    def size(self) -> int:
+        """Number of rows to measure."""
+        return len(self.arms) * len(self.rows)
+
+
+@dataclass(frozen=True)
+class Design:
+    """Plan of a scored study: what is measured, of what, and in which blocks."""
+
+    samples: Any
+    """Result of `ScoredStudy.read_samples`."""
+    arms: dict[Arm, Any]
+    blocks: list[Block]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Arguments of `ScoredStudy.measure`."""
+
+    loaded: Loaded
+    settings: Any
+    samples: Any
+    """Result of `ScoredStudy.read_samples`."""
+    arms: dict[Arm, Any]
+    """Arms to measure, by their names."""
+    rows: range
+    """Numbers of the samples to measure."""
+    step: Callable[[], object]
+    """Called after each evaluation."""
+
+
+class ScoredStudy(Study):
+    """A study of arms × samples.
+
+    `Study.parts` names the table of rows that is written last of a block; ``settings.twin``, if
+    there is such a field, asks for controls.
+    """
+
+    shards = True
+    row_tables: ClassVar[tuple[str, ...]] = ()
+    """Tables of rows that `contrasts` reads; that of `parts` alone when left out."""
+
+    def read_samples(self, loaded: Loaded, settings: Any, progress: Progress) -> Any:
+        """The samples, in any form. Raises ValueError for input that is refused."""
+        raise NotImplementedError
+
+    def arms(self, loaded: Loaded, settings: Any, samples: Any) -> dict[Arm, Any]:
+        """Arms by their names, the one that others are compared with first."""
+        raise NotImplementedError
+
+    def blocks(self, settings: Any, samples: Any, arms: Sequence[Arm]) -> list[Block]:
+        """Blocks to measure: batches of ``settings.batch`` samples, each under all arms."""
+        found = []
+        for first in range(0, len(samples), settings.batch):
+            rows = range(first, min(first + settings.batch, len(samples)))
+            words = f"rows {first + 1} to {rows.stop}, {len(arms)} ways"
+            found.append(Block(tuple(arms), rows, words))
+        return found
+
+    def measure(self, trial: Trial) -> Rows:
+        """Rows of some samples under some arms, by table; the table of `parts` comes last.
+
+        Rows of one arm and sample must not depend on which others are measured with them.
+        """
+        raise NotImplementedError
+
+    def contrasts(self, trial: Trial, rows: Rows) -> Mapping[str, Any]:
+        """Tables that follow from all rows, by name; the trial is that of all arms."""
+        raise NotImplementedError
+
+    def steps(self, settings: Any, block: Block) -> int:
+        """Number of calls of `Trial.step` for a block, at most."""
+        return len(block.arms)
+
+    def control_blocks(self, design: Design) -> list[Block]:
+        """Blocks that controls are measured in; none for a study without controls."""
+        return design.blocks
+
+    def prepare(self, loaded: Loaded, settings: Any, progress: Progress) -> Design:
+        """The design of the study. Raises ValueError for input that is refused."""
+        samples = self.read_samples(loaded, settings, progress)
+        arms = self.arms(loaded, settings, samples)
+        return Design(samples, arms, self.blocks(settings, samples, [*arms]))
+
+    def samples(self, plan: Design) -> int:
+        """Number of blocks."""
+        return len(plan.blocks)
+
+    def run(self, work: Work) -> None:
+        """Measure the blocks that are missing."""
+        counter = _Counter(work.progress, len(work.samples))
+        said = ""
+        for part in work.samples:
+            block = work.plan.blocks[part]
+            if block.words != said:
+                said = block.words
+                work.progress.stage(said)
+            rows = self._measured(work, work.loaded, block, counter)
+            for name, table in rows.items():
+                work.run.table(name, table, part=part)
+        self.write_more(work)
+
+    def write_more(self, work: Work) -> None:
+        """Write tables that are no rows of arms, after those that are."""
+
+    def finish(self, work: Work) -> None:
+        """Write the tables that follow from all rows, and those of controls."""
+        import pandas as pd
+
+        from sinklab.lab.studies.twins import write_twins
+
+        done = open_run(work.run.path)
+        names = [name for name in self.row_tables or (self.parts,) if name in done.tables]
+        self._conclude(work, work.loaded, {name: done.table(name) for name in names}, "")
+        blocks = self.control_blocks(work.plan)
+        if not blocks or not hasattr(work.settings, "twin"):
+            return
+
+        def seconds() -> float:
+            first = blocks[0]
+            some = replace(first, arms=first.arms[:2], rows=first.rows[: work.settings.batch])
+            started = time.perf_counter()
+            self._measured(work, work.loaded, some, _Counter(Progress(), 1))
+            taken = time.perf_counter() - started
+            return taken * sum(block.size for block in blocks) / some.size
+
+        def write(control: Loaded, kind: str) -> None:
+            counter = _Counter(work.progress, len(blocks))
+            parts: dict[str, list[pd.DataFrame]] = {}
+            for block in blocks:
+                measured = self._measured(work, control, block, counter)
+                for name, table in measured.items():
+                    parts.setdefault(name, []).append(table)
+            rows = {name: pd.concat(some, ignore_index=True) for name, some in parts.items()}
+            for name, table in rows.items():
+                work.run.table(of_twin(name, kind), table)
+            self._conclude(work, control, rows, kind)
+
+        write_twins(work, seconds, write)
+
+    def _measured(self, work: Work, loaded: Loaded, block: Block, counter: _Counter) -> Rows:
+        design, settings = work.plan, work.settings
+        arms = {name: design.arms[name] for name in block.arms}
+        counter.begin(self.steps(settings, block))
+        trial = Trial(loaded, settings, design.samples, arms, block.rows, counter.step)
+        rows = self.measure(trial)
+        counter.end()
+        return rows
+
+    def _conclude(self, work: Work, loaded: Loaded, rows: Rows, kind: str) -> None:
+        design = work.plan
+        everything = range(max((block.rows.stop for block in design.blocks), default=0))
+        trial = Trial(loaded, work.settings, design.samples, design.arms, everything, _nothing)
+        for name, table in self.contrasts(trial, rows).items():
+            work.run.table(of_twin(name, kind), table)
+
+
+def _nothing() -> None:
+    """Count no evaluation."""
+
+
+class _Counter:
+    """Counts blocks, and while one is measured the share of its evaluations that is done."""
+
+    def __init__(self, progress: Progress, blocks: int) -> None:
+        self._progress, self._blocks = progress, blocks
+        self._done = self._steps = self._most = 0
+        progress.count(0, blocks)
+
+    def begin(self, steps: int) -> None:
+        """A block of at most so many evaluations begins."""
+        self._steps = 0
+        self._most = steps
+
+    def step(self) -> None:
+        """Count one more evaluation."""
+        self._steps += 1
+        share = min(self._steps / self._most, 1)
+        self._progress.count(self._done + share, self._blocks)
+
+    def end(self) -> None:
+        """The block is measured."""
+        self._done += 1
+        self._progress.count(self._done, self._blocks)
+
+
+def less_other(
+    rows: pd.DataFrame, arm: Sequence[str], value: str, others: Mapping[Arm, Arm]
+) -> pd.Series:
+    """A column of every row, less that of the same sample under another arm; NaN where there is
+    none.
+
+    Args:
+        rows: a line per arm and sample; the column ``row`` is the sample.
+        arm: columns that tell arms apart.
+        value: column to subtract.
+        others: arm -> the arm that it is compared with.
+    """
+    import numpy as np
+    import pandas as pd
+
+    by_sample = rows.pivot(index="row", columns=[*arm], values=value)
+    found = pd.Series(np.nan, rows.index)
+    for name, some in rows.groupby([*arm], sort=False):
+        other = others.get(name)
+        if other in by_sample:
+            found[some.index] = some[value] - by_sample[other].loc[some["row"]].to_numpy()
+    return found
+
+
+def wide(rows: pd.DataFrame, arm: Sequence[str], value: str) -> pd.DataFrame:
+    """A column as a table of samples × arms, arms in the order of their names."""
+    return rows.pivot(index="row", columns=[*arm], values=value).sort_index(axis=1)
+
+
+def interval_columns(name: str, values_S: Any) -> dict[str, float]:
+    """The mean over samples as three columns, with the ends of its 95 % interval (`mean_over`)."""
+    from sinklab.lab.analysis.estimates import mean_over
+
+    found = mean_over(values_S)
+    low, high = found.interval
+    return {name: found.value, f"{name}_low": low, f"{name}_high": high}
+
+
+def mean_table(rows: pd.DataFrame, arm: Sequence[str], names: Sequence[str]) -> pd.DataFrame:
+    """A line per arm, in their order: means over samples of some columns, with 95 % intervals."""
+    import pandas as pd
+
+    lines = []
+    for values, some in rows.groupby([*arm], sort=False):
+        line = dict(zip(arm, values, strict=True))
+        for name in names:
+            line |= interval_columns(name, some[name])
+        lines.append(line)
+    return pd.DataFrame(lines)

@@ -1,0 +1,103 @@
+"""Texts scored under several arms, position by position: `LM.compare`."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from sinklab.core.probing import MaskPositions, MaskSinks, intervene
+from sinklab.lab.short_road import LM
+from tiny_diffusion import tiny_loaded
+from tiny_llama import tiny_llama
+
+TEXTS = [[*range(20, 44)], [*range(60, 80)], [*range(100, 130)]]
+ARMS = {
+    "sinks": MaskSinks(k=2),
+    "random": "mask_sinks:k=2,control=random",
+    "first": MaskPositions((0,)),
+}
+
+
+def an_lm(family: str) -> LM:
+    return LM(**vars(tiny_loaded(1) if family == "diffusion" else tiny_llama()))
+
+
+@pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
+def test_positions_add_up_to_the_loss_of_the_text(family: str) -> None:
+    """The slow twin: the loss of the whole text, arm by arm."""
+    lm = an_lm(family)
+    rows = lm.compare(ARMS, TEXTS, samples=8).to_pandas()
+    assert list(rows) == ["arm", "text", "position", "nats", "removed", "regrown"]
+    means = rows.groupby(["arm", "text"])["nats"].mean()
+    for number, ids in enumerate(TEXTS):
+        for arm, edits in {"none": [], "first": [ARMS["first"]], "sinks": [ARMS["sinks"]]}.items():
+            if family == "diffusion":
+                expected = float(lm.loss(ids, edits=edits, samples=8))
+                assert means[arm, number] == pytest.approx(expected, rel=1e-4)
+                continue
+            with intervene(lm.model, *edits) as log, torch.no_grad():
+                if arm == "sinks":
+                    continue
+                logits_1SV = lm.model(torch.tensor([ids])).logits
+            losses = cross_entropy(logits_1SV[0, :-1], torch.tensor(ids[1:]), reduction="none")
+            found = rows[(rows["arm"] == arm) & (rows["text"] == number)]
+            assert found["position"].tolist() == [*range(1, len(ids))]
+            assert np.allclose(found["nats"], losses, rtol=1e-4)
+            if arm == "first":
+                assert found["removed"].iloc[0] == pytest.approx(log.dose().removed, abs=1e-6)
+    assert (rows.loc[rows["arm"] == "none", ["removed", "regrown"]] == 0).all(axis=None)
+    assert rows["regrown"].between(0, 1).all()
+
+
+def test_positions_that_are_read_are_those_that_were_asked_for() -> None:
+    lm = an_lm("diffusion")
+    whole = lm.compare(ARMS, TEXTS, samples=4).to_pandas()
+    for read, kept in (("from12", range(12, 99)), ([3, 5], (3, 5))):
+        some = lm.compare(ARMS, TEXTS, read=read, samples=4).to_pandas()
+        expected = whole[whole["position"].isin(kept)].reset_index(drop=True)
+        pd.testing.assert_frame_equal(some, expected, rtol=1e-4)
+
+
+def test_a_summary_has_a_line_for_each_arm_and_pair_and_eight_texts_take_a_verdict() -> None:
+    lm = an_lm("autoregressive")
+    arms = {name: ARMS[name] for name in ("sinks", "random")}
+    few = lm.compare(arms, TEXTS)
+    assert few.summary().table[["arm", "against"]].values.tolist() == [
+        ["sinks", "none"],
+        ["random", "none"],
+        ["sinks", "random"],
+    ]
+    assert few.summary().table["holds"].isna().all()
+    assert str(few.summary()).count("inconclusive with 3 texts") == 3
+    many = lm.compare(arms, [[*range(start, start + 24)] for start in range(20, 220, 20)])
+    table = many.summary().table
+    assert table["cost_low"].notna().all() and (table["cost_low"] <= table["cost"]).all()
+    assert table["cost"][2] == pytest.approx(table["cost"][0] - table["cost"][1])
+    assert len(many.plot().lines) >= 2 and "10 texts" in repr(many)
+    assert "<table" in many._repr_html_()
+
+
+def test_controls_that_learned_nothing_are_arms() -> None:
+    found = an_lm("diffusion").compare({"sinks": MaskSinks(k=1)}, TEXTS, samples=2, controls=True)
+    words = ("shuffled weights", "fresh weights")
+    assert set(found.baselines) == {"sinks", *(f"sinks ({word})" for word in words)}
+    table = found.summary().table.set_index("arm")
+    assert table.loc["sinks (fresh weights)", "against"] == "none (fresh weights)"
+
+
+@pytest.mark.parametrize(
+    ("arms", "texts", "how", "named"),
+    [
+        ({}, TEXTS, {}, "no arm"),
+        ({"none": "mask_sinks:k=1"}, TEXTS, {}, "'none'"),
+        (ARMS, "one text", {}, "several"),
+        (ARMS, [[5]], {}, "has 1"),
+        (ARMS, TEXTS, {"read": "late"}, "'late'"),
+        (ARMS, TEXTS, {"read": "from99"}, "'from99'"),
+        ({"far": MaskPositions((25,))}, TEXTS, {}, "position 25"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arms: dict, texts: list, how: dict, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        an_lm("diffusion").compare(arms, texts, samples=2, **how)
