@@ -302,15 +302,11 @@ def test_numbers_of_layers_and_heads_that_cannot_be_take_no_memory(tmp_path, num
         for field in fields:
             change(folder, **{**before, field: number})
             for call in (load, describe):
-                with pytest.raises(
-                    ValueError, match=rf"{field} = .* cannot be: at most 4096 are read"
-                ):
+                with pytest.raises(ValueError, match=rf"{field} = .* cannot be: at most 4096"):
                     call(folder)
         # fewer, which a machine could hold, but more than there are tensors
         change(folder, **{**before, fields[0]: 900})
-        with pytest.raises(
-            ValueError, match=rf"{fields[0]} = 900 cannot be: there are \d+ tensors; check that"
-        ):
+        with pytest.raises(ValueError, match=rf"{fields[0]} = 900 cannot be: at most \d+"):
             load(folder)
 
 

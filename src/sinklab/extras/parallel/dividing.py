@@ -81,7 +81,9 @@ def place_of(count: int, device: Any) -> torch.device:
             "tensor_parallel needs a transformers whose DistributedConfig has ep_size, 5.19 or "
             f"newer, but this is {transformers.__version__}; install a newer one"
         )
-    device = torch.device("cpu" if device is None else device)
+    if device is None:
+        device = "cpu"
+    device = torch.device(device)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return device
@@ -95,23 +97,28 @@ def divided(model: PreTrainedModel, count: int, device: torch.device, name: str)
         ValueError: for a class or a style without a rule, and sizes that ``count`` does not divide.
     """
     plan = _checked_plan(model, count, name)
+    backend = "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
     if not distributed.is_initialized():
         # some may wait for the last sample of others
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         distributed.init_process_group(backend, timeout=timedelta(days=7))
-        # its threads must end before the interpreter does: a process that aborts takes the others
-        # with it
-        atexit.register(
-            lambda: distributed.is_initialized() and distributed.destroy_process_group()
-        )
+        atexit.register(_leave_group)
     group = divide(model, plan, count, device.type)
     # draws without a seed are the same in all of them
     state = torch.get_rng_state()
     distributed.broadcast(state, group=group, group_src=0)
     torch.set_rng_state(state)
     return model.requires_grad_(False)
+
+
+def _leave_group() -> None:
+    """End the threads of the process group before the interpreter does: a process that aborts takes
+    the others with it.
+    """
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _checked_plan(model: PreTrainedModel, count: int, name: str) -> dict[str, str]:
@@ -129,7 +136,8 @@ def _checked_plan(model: PreTrainedModel, count: int, name: str) -> dict[str, st
         raise ValueError(
             f"{wrong}: there is no plan for its attention; load it without tensor_parallel"
         )
-    if unknown := sorted({*plan.values()} - RULES.keys()):
+    unknown = sorted({*plan.values()} - RULES.keys())
+    if unknown:
         raise ValueError(
             f"{wrong}: its plan has the style {unknown[0]!r}, and rules are known for "
             f"{', '.join(RULES)}; load it without tensor_parallel"

@@ -5,19 +5,18 @@ first.
 import shutil
 import sys
 import tempfile
-from importlib import resources
 from pathlib import Path
 
 import tyro
-from jinja2 import Environment, StrictUndefined
 
-from sinklab import __version__
 from sinklab.core.registry import commands
 from sinklab.lab.cli.command import Reading, say
 from sinklab.lab.cli.models import Word
 from sinklab.lab.cli.reports import Folders
 
-RUN, CONFIG = "run.json", "config.json"
+RUN = "run.json"
+CONFIG = "config.json"
+SEEN_BY = {True: "public", False: "private"}
 AS_STORED = Reading(dtype="auto")
 
 
@@ -68,7 +67,9 @@ export.permissions = ("to",)  # type: ignore[attr-defined]
 def _model_of(model: str) -> str:
     """The folder of the model that a training run wrote; else the given one."""
     trained = Path(model) / "model"
-    return str(trained) if (Path(model) / RUN).is_file() and trained.is_dir() else model
+    if (Path(model) / RUN).is_file() and trained.is_dir():
+        return str(trained)
+    return model
 
 
 @commands.register("gallery")
@@ -146,7 +147,7 @@ def push(
     try:
         repo_type, said = _staged(what, copy, reading)
         files = sorted(path for path in copy.rglob("*") if path.is_file())
-        say(f"a {'public' if public else 'private'} {repo_type} repository {repo} would get:")
+        say(f"a {SEEN_BY[public]} {repo_type} repository {repo} would get:")
         for path in files:
             say(f"{path.stat().st_size:>14,}  {path.relative_to(copy).as_posix()}")
         say(
@@ -198,25 +199,17 @@ def _staged(what: Path, copy: Path, reading: Reading) -> tuple[str, list[str]]:
 
 
 def _of_sink(file: Path, copy: Path) -> list[str]:
-    from safetensors import safe_open
     from safetensors.torch import save_file
 
+    from sinklab.extras.sharing.exporting import card
     from sinklab.extras.sharing.gallery import changes, without_places
-    from sinklab.lab.checkpoints.sinkfile import sink_file_of
+    from sinklab.lab.checkpoints.sinkfile import read_tensors, sink_file_of
 
     sink_file_of(file)
-    with safe_open(file, "pt") as opened:
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
-        before = opened.metadata()
+    before, tensors = read_tensors(file, "sink")
     save_file(tensors, copy / file.name, metadata=without_places(before))
-    facts, words = (
-        sink_file_of(copy / file.name),
-        resources.files("sinklab.extras.sharing").joinpath("sink.jinja"),
-    )
-    card = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    text = card.from_string(words.read_text("utf-8")).render(
-        facts=facts, file=file.name, version=__version__
-    )
+    facts = sink_file_of(copy / file.name)
+    text = card("sink.jinja", facts=facts, file=file.name)
     (copy / "README.md").write_text(text + "\n", "utf-8")
     return changes(before, {**before, "name": facts.name})
 
@@ -229,12 +222,9 @@ def _sent(copy: Path, repo: str, repo_type: str, public: bool) -> str:
 
     hub = HfApi()
     address = hub.create_repo(repo, repo_type=repo_type, private=not public, exist_ok=True)
-    if (is_private := hub.repo_info(repo, repo_type=repo_type).private) == public:
-        remedy = "leave out --public" if is_private else "give --public, or another name"
-        raise ValueError(
-            f"{repo} is {'private' if is_private else 'public'} already, so nothing was sent; "
-            f"{remedy}"
-        )
+    if hub.repo_info(repo, repo_type=repo_type).private == public:
+        remedy = {True: "leave out --public", False: "give --public, or another name"}[public]
+        raise ValueError(f"{repo} is {SEEN_BY[not public]} already, so nothing was sent; {remedy}")
     hub.upload_folder(
         repo_id=repo, repo_type=repo_type, folder_path=copy, commit_message="sinklab push"
     )

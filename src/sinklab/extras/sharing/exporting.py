@@ -26,8 +26,10 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.materialize import undivided
 from sinklab.lab.files import writing
 
-ENTRY, MODELLING = "sinklab.core.models.diffusion_lm", "modeling_sinklab"
-"""The module that holds the model, and the name of its file in an exported folder."""
+ENTRY = "sinklab.core.models.diffusion_lm"
+"""The module that holds the model."""
+MODELLING = "modeling_sinklab"
+"""Name of its file in an exported folder."""
 CLASSES = {
     "AutoConfig": f"{MODELLING}.DiffusionLMConfig",
     "AutoModel": f"{MODELLING}.DiffusionLM",
@@ -84,7 +86,8 @@ def export(loaded: Loaded, folder: str | Path) -> Path:
             transformers lacks, or weights that are divided or stored by a quantiser; a tokenizer
             that only code can read.
     """
-    folder, model = Path(folder), undivided(loaded.model, "which cannot be exported")
+    folder = Path(folder)
+    model = undivided(loaded.model, "which cannot be exported")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(
             f"an exported model has a folder of its own, but {folder} is taken; choose another one"
@@ -141,8 +144,11 @@ def _write(loaded: Loaded, model: Any, folder: Path) -> None:
     file = folder / "config.json"
     config = _without_strangers(json.loads(file.read_text("utf-8")))
     _write_json(file, config | {"auto_map": CLASSES})
-    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
-    GenerationConfig(**{name: getattr(model.config, name) for name in ids}).save_pretrained(folder)
+    GenerationConfig(
+        bos_token_id=model.config.bos_token_id,
+        eos_token_id=model.config.eos_token_id,
+        pad_token_id=model.config.pad_token_id,
+    ).save_pretrained(folder)
     for module, text in sources(model.config.sink).items():
         (folder / f"{_file_of(module)}.py").write_text(text, "utf-8")
     (folder / "README.md").write_text(_card(loaded, model.config), "utf-8")
@@ -179,24 +185,29 @@ def _without_strangers(config: Any) -> Any:
     """A config without the places that it was read from, and without names of code."""
     if isinstance(config, dict):
         return {key: _without_strangers(one) for key, one in config.items() if key not in STRANGERS}
-    return [_without_strangers(one) for one in config] if isinstance(config, list) else config
+    if isinstance(config, list):
+        return [_without_strangers(one) for one in config]
+    return config
+
+
+def card(template: str, **about: Any) -> str:
+    """A Markdown card of this folder, filled in."""
+    words = resources.files("sinklab.extras.sharing").joinpath(template).read_text("utf-8")
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(words).render(version=__version__, **about)
 
 
 def _card(loaded: Loaded, config: Any) -> str:
-    words = resources.files("sinklab.extras.sharing").joinpath("export.jinja").read_text("utf-8")
-    about = {
-        "version": __version__,
-        "transformers": transformers.__version__,
-        "special": asdict(loaded.special),
-    }
-    is_path = (
-        Path(loaded.name).is_absolute() or loaded.name.startswith(".") or Path(loaded.name).exists()
-    )
-    name = Path(loaded.name).name if is_path else loaded.name
-    return (
-        Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        .from_string(words)
-        .render(about, loaded=loaded, config=config, name=name)
+    name = loaded.name
+    if Path(name).is_absolute() or name.startswith(".") or Path(name).exists():
+        name = Path(name).name
+    return card(
+        "export.jinja",
+        transformers=transformers.__version__,
+        special=asdict(loaded.special),
+        loaded=loaded,
+        config=config,
+        name=name,
     )
 
 
@@ -211,9 +222,11 @@ def sources(sink: Any = None) -> dict[str, str]:
         registry.values() for registry in (sinks, unmasking_rules, schedules, caches)
     )
     kinds = [kind for kind in known if kind.__module__.startswith("sinklab.") or kind is type(sink)]
-    todo, found = [ENTRY, *(kind.__module__ for kind in kinds)], dict[str, str]()
+    todo = [ENTRY, *(kind.__module__ for kind in kinds)]
+    found = dict[str, str]()
     while todo:
-        if (module := todo.pop()) not in found:
+        module = todo.pop()
+        if module not in found:
             found[module], needed = _as_sibling(module)
             todo += needed
     others = sorted(_file_of(module) for module in found if module != ENTRY)
@@ -225,7 +238,9 @@ def _file_of(module: str) -> str:
     """Name of a module's file, without its suffix: there are no folders, which transformers does
     not follow.
     """
-    return MODELLING if module == ENTRY else module.removeprefix("sinklab.").replace(".", "_")
+    if module == ENTRY:
+        return MODELLING
+    return module.removeprefix("sinklab.").replace(".", "_")
 
 
 def _as_sibling(module: str) -> tuple[str, tuple[str, ...]]:
@@ -233,8 +248,11 @@ def _as_sibling(module: str) -> tuple[str, tuple[str, ...]]:
 
     Raises ValueError for a plug-in that uses the package as a whole, which has no sibling.
     """
-    text = Path(getattr(find_spec(module), "origin", "")).read_text("utf-8")
-    lines, needed, tree = text.splitlines(), list[str](), ast.parse(text).body
+    spec: Any = find_spec(module)
+    text = Path(spec.origin).read_text("utf-8")
+    lines = text.splitlines()
+    tree = ast.parse(text).body
+    needed = list[str]()
     # statements that run only as a program are no part of a model
     dropped: list[Any] = [node for node in tree if lines[node.lineno - 1].startswith(DROPPED)]
     nodes: list[Any] = [node for top in tree if top not in dropped for node in ast.walk(top)]
@@ -243,14 +261,18 @@ def _as_sibling(module: str) -> tuple[str, tuple[str, ...]]:
             f"{module} uses sinklab as a whole; to export it, let it import from sinklab what it "
             "needs"
         )
-    for node in sorted((*nodes, *dropped), key=lambda node: -getattr(node, "lineno", 0)):
-        new: list[str] | None = [] if node in dropped else None
+    changed: dict[int, tuple[int, list[str]]] = {
+        node.lineno: (node.end_lineno, []) for node in dropped
+    }
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "sinklab":
             homes = [(*_home(str(node.module), alias.name), alias) for alias in node.names]
             needed += [home for home, *_ in homes]
             new = [" " * node.col_offset + _imported(*home) for home in homes]
-        if new is not None:
-            lines[node.lineno - 1 : node.end_lineno] = new
+            changed[node.lineno] = (node.end_lineno or node.lineno, new)
+    # from the last one, so that numbers of lines stay true
+    for first, (last, new) in sorted(changed.items(), reverse=True):
+        lines[first - 1 : last] = new
     return HEAD.format(module, __version__) + "\n".join(lines).rstrip() + "\n", tuple(needed)
 
 
@@ -265,7 +287,9 @@ def _home(package: str, name: str) -> tuple[str, bool]:
 
 
 def _imported(home: str, is_module: bool, alias: ast.alias) -> str:
-    file, named = _file_of(home), f" as {alias.asname}" if alias.asname else ""
+    file = _file_of(home)
+    if not is_module and alias.asname:
+        return f"from.{file} import {alias.name} as {alias.asname}"
     if not is_module:
-        return f"from.{file} import {alias.name}{named}"
+        return f"from.{file} import {alias.name}"
     return f"from . import {file} as {alias.asname or alias.name}"

@@ -12,9 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-
-from sinklab import __version__
+from sinklab.extras.sharing.exporting import card
 from sinklab.lab.records.reading import Run, as_written
 from sinklab.lab.records.storage import RUN_FILE, TABLES, write_beside
 from sinklab.lab.reports import sentences as say
@@ -44,10 +42,17 @@ def shareable(run: Run) -> Run:
     """The run without the facts of the machine in its run.json: of a path the last part stays, and
     the machine's name goes.
     """
-    info, host = run.info, socket.gethostname()
-    told = {name: without_places(getattr(info, name)) for name in ("model", "settings", "error")}
-    told["error"] = told["error"] and re.sub(rf"\b{re.escape(host)}\b", "host", told["error"])
-    return Run(run.path, dataclasses.replace(info, **told))
+    info = run.info
+    error = without_places(info.error)
+    if error:
+        error = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "host", error)
+    clean = dataclasses.replace(
+        info,
+        model=without_places(info.model),
+        settings=without_places(info.settings),
+        error=error,
+    )
+    return Run(run.path, clean)
 
 
 def without_places(value: Any) -> Any:
@@ -55,12 +60,16 @@ def without_places(value: Any) -> Any:
     they are.
     """
     if isinstance(value, dict):
-        return {key: one if key == "prompts" else without_places(one) for key, one in value.items()}
+        clean = {key: without_places(one) for key, one in value.items()}
+        if "prompts" in value:
+            clean["prompts"] = value["prompts"]
+        return clean
     if isinstance(value, list):
         return [without_places(one) for one in value]
     if not isinstance(value, str):
         return value
-    value = value.replace(str(Path.home()), "~") if len(Path.home().parts) > 1 else value
+    if len(Path.home().parts) > 1:
+        value = value.replace(str(Path.home()), "~")
     if re.match(r"(~|\.{1,2}|[A-Za-z]:)?[/\\]", value):
         return _last(value)
     return _PATH.sub(lambda found: _last(found[0]), value)
@@ -78,7 +87,9 @@ def changes(before: Any, after: Any, name: str = "") -> list[str]:
             for key in before
             for line in changes(before[key], after[key], f"{name}.{key}".lstrip("."))
         ]
-    return [] if before == after else [f"{name}: {before!r} is sent as {after!r}"]
+    if before == after:
+        return []
+    return [f"{name}: {before!r} is sent as {after!r}"]
 
 
 def write_data_set(run: Run, folder: str | Path) -> list[str]:
@@ -93,7 +104,8 @@ def write_data_set(run: Run, folder: str | Path) -> list[str]:
         what the copy says otherwise, and which files beside the run stay where they are: a line
         each.
     """
-    clean, copy = shareable(run), Path(folder)
+    clean = shareable(run)
+    copy = Path(folder)
     copy.mkdir(parents=True, exist_ok=True)
     files = {file for _, file in run.info.all_files()}
     for file in files:
@@ -109,22 +121,18 @@ def write_data_set(run: Run, folder: str | Path) -> list[str]:
         report(reader, copy, tables=())
         sentences = say.in_short([reader])
     tables = {name: info.files(TABLES, name) for name in info.tables}
-    card = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
-        _packaged("run.jinja")
-    )
     name = run.path.resolve().name
-    text = card.render(
-        info=info, name=name, sentences=sentences, tables=tables, version=__version__
-    )
+    text = card("run.jinja", info=info, name=name, sentences=sentences, tables=tables)
     (copy / "README.md").write_text(text + "\n", "utf-8")
     stay = sorted({path.name for path in run.path.iterdir()} - files - {RUN_FILE})
     said = changes(
         dataclasses.asdict(run.info) | {"checksums": {}},
         dataclasses.asdict(info) | {"checksums": {}},
     )
-    return [f"{RUN_FILE}: {line}" for line in said] + (
-        [f"stays here: {', '.join(stay)}"] if stay else []
-    )
+    lines = [f"{RUN_FILE}: {line}" for line in said]
+    if stay:
+        lines.append(f"stays here: {', '.join(stay)}")
+    return lines
 
 
 def write_gallery(runs: Iterable[Run], out: str | Path, *, title: str = "Attention sinks") -> Path:
@@ -145,22 +153,20 @@ def write_gallery(runs: Iterable[Run], out: str | Path, *, title: str = "Attenti
     Raises:
         ValueError: without a run, and for a run of another kind.
     """
-    folder, shown = Path(out), [as_shown(shareable(run))[0] for run in runs]
+    folder = Path(out)
+    shown = [as_shown(shareable(run))[0] for run in runs]
     if not shown:
         raise ValueError(
             "a gallery needs at least one run; make one with sinklab trace or sinklab train"
         )
-    own, names = (
-        [re.sub(r"[^\w.-]+", "-", reader.run.path.resolve().name) for reader in shown],
-        list[str](),
-    )
+    own = [re.sub(r"[^\w.-]+", "-", reader.run.path.resolve().name) for reader in shown]
+    names = list[str]()
     for at, name in enumerate(own, 1):
         # no page lies on another one, or in the index's place
-        is_taken = own.count(name) > 1 or name == "index.html"
-        numbered = (f"{name}-{number}" for number in count(at))
-        names.append(
-            next(one for one in numbered if one not in (*own, *names)) if is_taken else name
-        )
+        if own.count(name) > 1 or name == "index.html":
+            numbered = (f"{name}-{number}" for number in count(at))
+            name = next(one for one in numbered if one not in (*own, *names))
+        names.append(name)
     entries = []
     for name, reader in zip(names, shown, strict=True):
         report(reader, folder / name, tables=())
@@ -175,7 +181,8 @@ def write_gallery(runs: Iterable[Run], out: str | Path, *, title: str = "Attenti
         .render(title=title, entries=entries)
         .lstrip()
     )
-    write_beside(index := folder / "index.html", lambda part: part.write_text(text, "utf-8"))
+    index = folder / "index.html"
+    write_beside(index, lambda part: part.write_text(text, "utf-8"))
     return index
 
 

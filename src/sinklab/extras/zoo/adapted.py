@@ -5,6 +5,7 @@ dLLM's A2D, SDAR (also TraDo), Fast-dLLM v2 and iLLaDA. All but iLLaDA may atten
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from transformers import LlamaConfig, Qwen2Config, Qwen2Tokenizer, Qwen3Config
@@ -42,7 +43,9 @@ class Adapted(Family):
         """The decoder, with full attention in every layer: that of one in blocks is the model's,
         not the layer's.
         """
-        named = [*_FIELDS["needed"], *([] if config.get("rope_parameters") else ["rope_theta"])]
+        named = [*_FIELDS["needed"]]
+        if not config.get("rope_parameters"):
+            named.append("rope_theta")
         fields = self.fields(config, {name: name for name in named})
         fields |= {
             name: config[name] for name in _FIELDS["same_fields"] if config.get(name) is not None
@@ -50,17 +53,21 @@ class Adapted(Family):
         # not the backbone's own defaults; its padding's row would be frozen
         ends = {name: config.get(name) for name in ("bos_token_id", "eos_token_id")}
         backbone = self.backbone(**fields, **ends, pad_token_id=None)
-        block = config.get(self.block_field) if self.block_field else None
-        special = {name: config.get(name) for name in ("mask_token_id", "pad_token_id")}
+        block = None
+        if self.block_field is not None:
+            block = config.get(self.block_field)
         settings = {
-            **special,
+            "mask_token_id": config.get("mask_token_id"),
+            "pad_token_id": config.get("pad_token_id"),
             "logit_shift": self.logit_shift,
             "block_length": block,
             "blocks_from": self.blocks_from,
+            "first_alone": self.first_alone,
         }
-        settings["first_alone"] = self.first_alone
-        notes = (self.unknown_blocks,) if self.unknown_blocks and block is None else ()
-        return CheckpointPlan(self, backbone, settings, notes)
+        plan = CheckpointPlan(self, backbone, settings)
+        if self.unknown_blocks and block is None:
+            plan = replace(plan, notes=(self.unknown_blocks,))
+        return plan
 
 
 @families.register("a2d-qwen3")

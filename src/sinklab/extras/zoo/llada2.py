@@ -56,11 +56,12 @@ class LLaDA2(LLaDAMoE):
 
     def source(self, plan: CheckpointPlan, target: str) -> Source:
         """The fused projection holds all queries, then all keys, then all values."""
-        name, backbone = super().source(plan, target)[0], plan.backbone
+        name, _ = super().source(plan, target)
+        backbone: Any = plan.backbone
         if ".query_key_value." not in name:
             return name.replace("e_score_correction_bias", "expert_bias"), None
-        queries, keys = backbone.num_attention_heads, backbone.num_key_value_heads
-        rows = [heads * backbone.head_dim for heads in (queries, keys, keys)]
+        keys = backbone.num_key_value_heads
+        rows = [heads * backbone.head_dim for heads in (backbone.num_attention_heads, keys, keys)]
         return name, partial(_part, rows=rows, index="qkv".index(target.rsplit(".", 2)[1][0]))
 
 

@@ -68,7 +68,8 @@ class LLaDAMoEDecoder(qwen3_moe.Qwen3MoeModel):
         for block in (layer.mlp for layer in layers if hasattr(layer.mlp, "experts")):
             if config.router_bias:
                 block.gate = BiasedRouter(config)
-            if (width := config.shared_expert_intermediate_size) is not None:
+            width = config.shared_expert_intermediate_size
+            if width is not None:
                 block.shared_expert = qwen3_moe.Qwen3MoeMLP(config, width)
                 block.register_forward_hook(_add_shared)
         self.post_init()
@@ -104,10 +105,8 @@ class LLaDAMoE(Family):
         ]
         fields = self.fields(config, FORMATS["llada_moe"]["fields"])
         fields |= {"mlp_only_layers": dense, "norm_topk_prob": False, **self.usual(config)}
-        shared, bias = (
-            config.get("shared_expert_intermediate_size"),
-            config.get("moe_router_enable_expert_bias"),
-        )
+        shared = config.get("shared_expert_intermediate_size")
+        bias = config.get("moe_router_enable_expert_bias")
         if shared is None and not bias:
             return self.plan(Qwen3MoeConfig(**fields), config)
         own = LLaDAMoEConfig(
@@ -134,11 +133,10 @@ class LLaDAMoE(Family):
 
     def plan(self, backbone: Any, config: Mapping[str, Any]) -> CheckpointPlan:
         """The plan, with the [MASK] of the authors' code if the config names none."""
-        named, usual, notes = config.get("mask_token_id"), FORMATS["llada_moe"]["mask"], list[str]()
-        if named is None and usual < backbone.vocab_size:
-            named = usual
-            notes.append(
-                f"[MASK] is id {usual}, as in its authors' code: config.json does not name it"
-            )
-        settings = {"mask_token_id": named, "pad_token_id": config.get("pad_token_id")}
-        return CheckpointPlan(self, backbone, settings, tuple(notes))
+        settings = {name: config.get(name) for name in ("mask_token_id", "pad_token_id")}
+        usual = FORMATS["llada_moe"]["mask"]
+        if settings["mask_token_id"] is not None or usual >= backbone.vocab_size:
+            return CheckpointPlan(self, backbone, settings)
+        settings["mask_token_id"] = usual
+        note = f"[MASK] is id {usual}, as in its authors' code: config.json does not name it"
+        return CheckpointPlan(self, backbone, settings, (note,))

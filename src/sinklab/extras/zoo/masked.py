@@ -20,6 +20,7 @@ from sinklab.lab.checkpoints.families import (
     Shapes,
     formats_of,
     published,
+    stated,
 )
 from sinklab.lab.checkpoints.wrapping import sizes_of, wrapped
 
@@ -43,7 +44,7 @@ class MaskedLanguageModel(Family):
         """The config is transformers' own."""
         fields = {name: value for name, value in config.items() if name != "model_type"}
         whole = AutoConfig.for_model(self.model_types[0], **fields)
-        if getattr(whole, "is_decoder", False):
+        if stated(whole, "is_decoder"):
             raise ValueError(
                 f"{self.own_class} fills masks, but config.json has is_decoder = true; set it to "
                 "false"
@@ -65,10 +66,12 @@ class MaskedLanguageModel(Family):
         build: Any = getattr(transformers, self.own_class)
         name = folder.name
         how: dict[str, Any] = {"config": plan.whole, "dtype": dtype, "attn_implementation": "sdpa"}
-        how |= {"use_safetensors": None if allow_pickle else True, "output_loading_info": True}
-        hint = "" if allow_pickle else " (allow_pickle=True reads .bin files too)"
+        hint = ""
+        if not allow_pickle:
+            how["use_safetensors"] = True
+            hint = " (allow_pickle=True reads .bin files too)"
         with refused(f"the weights of {name} cannot be read{hint}"):
-            model, found = build.from_pretrained(str(folder), **how)
+            model, found = build.from_pretrained(str(folder), output_loading_info=True, **how)
         lacking = sorted({*found["missing_keys"], *map(str, found["mismatched_keys"])})
         if lacking:
             raise ValueError(

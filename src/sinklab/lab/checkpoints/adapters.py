@@ -6,8 +6,6 @@ training.
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
@@ -15,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from sinklab.core.errors import ordinary, refused
+from sinklab.core.errors import refused
 from sinklab.core.models.sinks.base import tensors_of
-from sinklab.lab.checkpoints.sinkfile import hash_of
-from sinklab.lab.files import from_json, writing
+from sinklab.lab.checkpoints.families import stated
+from sinklab.lab.checkpoints.sinkfile import hash_of, read_tensors, write_tensors
+from sinklab.lab.files import from_json
 
-FORMAT, VERSION = "sinklab-adapters", 1
+FORMAT = "sinklab-adapters"
+VERSION = 1
 SCALE = 2.0
 """Factor of the product of both halves, whatever the rank."""
 HALVES = ("lora_A", "lora_B")
@@ -93,7 +91,9 @@ def base_hash(
         is_added = name in sink or any(f".{half}." in name for half in HALVES)
         if is_added or (tied and plain == "lm_head.weight"):
             continue
-        base[plain] = tensor[:rows] if plain in ROWS_OF_TOKENS else tensor
+        if plain in ROWS_OF_TOKENS:
+            tensor = tensor[:rows]
+        base[plain] = tensor
     return hash_of(base)
 
 
@@ -101,20 +101,7 @@ def save_adapters(facts: AdapterFile, tensors: Mapping[str, Tensor], file: str |
     """Write adapters and their facts into a safetensors file, which is replaced when the new one is
     whole.
     """
-    file = Path(file)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
-    try:
-        with writing(file):
-            partial.write_bytes(
-                save(
-                    dict(tensors), metadata={"format": FORMAT, "record": json.dumps(asdict(facts))}
-                )
-            )
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)
-    return file
+    return write_tensors(file, tensors, {"format": FORMAT, "record": json.dumps(asdict(facts))})
 
 
 def read_adapters(file: str | Path) -> tuple[AdapterFile, dict[str, Tensor]]:
@@ -123,10 +110,7 @@ def read_adapters(file: str | Path) -> tuple[AdapterFile, dict[str, Tensor]]:
     Raises:
         ValueError: if it is none, damaged, or of another version.
     """
-    fault = f"no adapters can be read from {file}, which is absent, cut short or damaged"
-    with refused(fault, SafetensorError, OSError), safe_open(ordinary(file), "pt") as opened:
-        metadata: Mapping[str, str] = opened.metadata() or {}
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
+    metadata, tensors = read_tensors(file, "adapters")
     if metadata.get("format") != FORMAT:
         raise ValueError(
             f"{file} holds no adapters: a run with --train-only lora writes adapters.safetensors"
@@ -155,7 +139,7 @@ def check_base(model: Any, facts: AdapterFile, base: str, file: str) -> None:
             f"but {base} has {found[:12]}…\ngive base= (--base) the folder or .gguf file that "
             "they were trained on"
         )
-    mask_id = getattr(config, "mask_token_id", None)
+    mask_id = stated(config, "mask_token_id")
     if facts.objective != "autoregressive" and mask_id != facts.mask_token_id:
         raise ValueError(
             f"the adapters in {file} were trained with [MASK] as id {facts.mask_token_id}, but "
@@ -168,7 +152,8 @@ def add_adapters(model: Any, tensors: Mapping[str, Tensor]) -> None:
     """Add adapters to the weights of a model without them, and put the sink in its place."""
     for name, tensor in tensors.items():
         if f".{HALVES[0]}." in name:
-            first_AI, second_OA = tensor.float(), tensors[name.replace(*HALVES)].float()
+            first_AI = tensor.float()
+            second_OA = tensors[name.replace(*HALVES)].float()
             weight_OI = model.get_submodule(name.partition(f".{HALVES[0]}.")[0]).weight
             weight_OI.add_((SCALE * second_OA @ first_AI).to(weight_OI))
         elif f".{HALVES[1]}." not in name:

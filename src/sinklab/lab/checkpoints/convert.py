@@ -21,9 +21,10 @@ def mask_choice(mask_token: str | int) -> str | int:
     """A choice of [MASK]: an id as a number, or one of `CHOICES`. Raises ValueError for another
     word.
     """
-    wanted = int(mask_token) if str(mask_token).isdecimal() else str(mask_token)
-    if isinstance(wanted, str):
-        one_of("mask_token", wanted, (*CHOICES, "an id"))
+    wanted = str(mask_token)
+    if wanted.isdecimal():
+        return int(wanted)
+    one_of("mask_token", wanted, (*CHOICES, "an id"))
     return wanted
 
 
@@ -62,7 +63,8 @@ def _next_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def _find(loaded: Any, wanted: str | int) -> tuple[int, str]:
     """The id of [MASK], which may be behind the last row, and how it was chosen."""
-    tokenizer, rows = loaded.tokenizer, loaded.model.config.vocab_size
+    tokenizer = loaded.tokenizer
+    rows = loaded.model.config.vocab_size
     new = rows, "a new row, the mean of the others"
     if isinstance(wanted, int):
         if wanted >= rows:
@@ -81,14 +83,13 @@ def _find(loaded: Any, wanted: str | int) -> tuple[int, str]:
         )
     if wanted == "add" or tokenizer is None:
         return new
-    own = (
-        tokenizer.get_vocab().get(MASK_TOKEN)
-        if tokenizer.mask_token_id is None
-        else tokenizer.mask_token_id
-    )
+    own = tokenizer.mask_token_id
+    if own is None:
+        own = tokenizer.get_vocab().get(MASK_TOKEN)
     if wanted == "auto" and own is not None:
         return own, "the tokenizer's own"
-    if (first := _next_id(tokenizer)) < rows:
+    first = _next_id(tokenizer)
+    if first < rows:
         return first, "a row that the tokenizer did not use"
     if wanted == "unused":
         raise ValueError(

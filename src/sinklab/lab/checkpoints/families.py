@@ -193,9 +193,11 @@ class Family:
     def source(self, plan: CheckpointPlan, target: str) -> Source:
         """Location in the checkpoint of a tensor of the model (its name in the state dict)."""
         module, dot, leaf = target.rpartition(".")
-        layer = re.search(r"(?<=\.)\d+", module)
-        theirs = self.tensor_names.get(re.sub(r"(?<=\.)\d+", "{}", module))
-        return (target if theirs is None else theirs.format(layer and layer[0]) + dot + leaf), None
+        number = re.compile(r"(?<=\.)\d+")
+        theirs = self.tensor_names.get(number.sub("{}", module))
+        if theirs is None:
+            return target, None
+        return theirs.format(*number.findall(module)) + dot + leaf, None
 
     def read_whole(
         self,
@@ -237,10 +239,10 @@ class Family:
         are there.
         """
         if config.get(name) is None:
-            hint = f"; {hint}" if (hint := near(name, config)) else ""
+            remedy = near(name, config) or "take the config.json of its authors"
             raise ValueError(
-                f"the config.json of a {self.name} checkpoint needs {name!r}, which is not "
-                f"there{hint}"
+                f"the config.json of a {self.name} checkpoint needs {name!r}, which is not there; "
+                f"{remedy}"
             )
         return config[name]
 
@@ -307,7 +309,9 @@ def without_code(value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         return {key: without_code(one) for key, one in value.items() if not _CODE.match(str(key))}
-    return [without_code(one) for one in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [without_code(one) for one in value]
+    return value
 
 
 def blamed_on(name: str) -> AbstractContextManager[None]:
@@ -334,7 +338,8 @@ def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> 
     found = [family for family in known.values() if family.recognises(config)]
     named = ", ".join(architectures_of(config)) or "no architecture named"
     # a config may name the class of one family and the model_type of another: MMaDA's and LLaDA's
-    if is_named := [family for family in found if family.is_named(config)]:
+    is_named = [family for family in found if family.is_named(config)]
+    if is_named:
         found = is_named
     else:
         _refuse_unknown_class(found, config, name)
@@ -355,19 +360,17 @@ def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> 
     with blamed_on(name):
         _refuse_counts(config, shapes)
         _refuse_unrepresented(found[0], config)
-        if not (quantised := config.get("quantization_config")):
-            return found[0].read(config, shapes)
-        if (
-            found[0].own_class
-            or found[0].tensor_names
-            or type(found[0]).source is not Family.source
-        ):
+        family = found[0]
+        quantised = config.get("quantization_config")
+        if not quantised:
+            return family.read(config, shapes)
+        if family.own_class or family.tensor_names or type(family).source is not Family.source:
             raise ValueError(
                 f"its weights are quantised (quantization_config: {quantised}), which is read "
-                f"where tensors have the model's names, but {found[0].name} has others; take the "
+                f"where tensors have the model's names, but {family.name} has others; take the "
                 "checkpoint that they were made from"
             )
-        plan = found[0].read(config, None)
+        plan = family.read(config, None)
         return replace(
             plan, notes=(*plan.notes, f"its weights are quantised: {quantised.get('quant_method')}")
         )
@@ -377,9 +380,11 @@ def _refuse_unknown_class(found: list[Family], config: Mapping[str, Any], name: 
     """Refuse a class that no family has: it computes something else than the others of its
     ``model_type``.
     """
-    classes, model_type = architectures_of(config), config.get("model_type")
-    for one in (*classes, model_type):
-        if lacking := FORMATS["unsupported"].get(str(one)):
+    classes = architectures_of(config)
+    model_type = config.get("model_type")
+    for one in map(str, (*classes, model_type)):
+        if one in FORMATS["unsupported"]:
+            lacking = FORMATS["unsupported"][one]
             raise ValueError(f"{name} is a {one}, which sinklab cannot load yet: {lacking}")
     known = [one for family in found for one in family.architectures]
     if known and classes:
@@ -397,18 +402,18 @@ def _refuse_counts(config: Mapping[str, Any], shapes: Shapes | None) -> None:
     for field, value in config.items():
         if isinstance(value, Mapping):
             _refuse_counts(value, shapes)
-        elif (counted := _COUNTED.search(field)) and isinstance(value, int | float):
+        counted = _COUNTED.search(field)
+        if counted is None or not isinstance(value, int | float):
+            continue
+        most = MOST
+        if shapes is not None and counted[1] == "layer":
             # a few layers too many are found out by the names of their tensors
-            most = MOST if shapes is None or counted[1] != "layer" else max(len(shapes), 100)
-            if value > most:
-                fact = (
-                    f"at most {most} are read"
-                    if shapes is None
-                    else f"there are {len(shapes)} tensors"
-                )
-                raise ValueError(
-                    f"{field} = {value} cannot be: {fact}; check that weights and config match"
-                )
+            most = max(len(shapes), 100)
+        if value > most:
+            raise ValueError(
+                f"{field} = {value} cannot be: at most {most} are read; check that weights and "
+                "config match"
+            )
 
 
 def _refuse_unrepresented(family: Family, config: Mapping[str, Any]) -> None:
@@ -420,6 +425,11 @@ def _refuse_unrepresented(family: Family, config: Mapping[str, Any]) -> None:
                 "no counterpart for "
                 f"(it reads {' or '.join(map(repr, values))}); load it with the code of its authors"
             )
+
+
+def stated(config: Any, name: str, default: Any = None) -> Any:
+    """A field of a config or tokenizer of transformers, which some classes do not have."""
+    return getattr(config, name, default)
 
 
 def architectures_of(config: Mapping[str, Any]) -> list[str]:

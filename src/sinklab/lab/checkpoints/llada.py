@@ -48,16 +48,20 @@ class LLaDA(Family):
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """A Llama, or with biases on query, key and value a Qwen2."""
         fields = self.fields(config, FORMATS["llada"]["fields"])
-        width, heads = fields["hidden_size"], fields["num_attention_heads"]
-        backbone = (Qwen2Config if config.get("include_qkv_bias") else LlamaConfig)(
+        width = fields["hidden_size"]
+        # absent in old files
+        kv_heads = config.get("n_kv_heads") or fields["num_attention_heads"]
+        if config.get("multi_query_attention") and not config.get("n_kv_heads"):
+            kv_heads = 1
+        decoder: Any = LlamaConfig
+        if config.get("include_qkv_bias"):
+            decoder = Qwen2Config
+        backbone = decoder(
             **fields,
             vocab_size=config.get("embedding_size") or self.field(config, "vocab_size"),
             intermediate_size=config.get("mlp_hidden_size")
             or self.field(config, "mlp_ratio") * width,
-            # absent in old files: one key/value head for multi-query attention, else as many as
-            # heads
-            num_key_value_heads=config.get("n_kv_heads")
-            or (1 if config.get("multi_query_attention") else heads),
+            num_key_value_heads=kv_heads,
             rope_parameters={
                 "rope_type": "default",
                 "rope_theta": self.field(config, "rope_theta"),

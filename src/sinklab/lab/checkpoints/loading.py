@@ -30,6 +30,7 @@ from sinklab.lab.checkpoints import (
 from sinklab.lab.checkpoints import weights as weightfiles
 from sinklab.lab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.lab.checkpoints.materialize import DeviceMap, Holding
+from sinklab.lab.checkpoints.wrapped import WrappedLM
 
 
 @dataclass(frozen=True)
@@ -122,13 +123,16 @@ def load(
             their quantisation are not supported or do not fit, processes cannot divide it, or the
             sink file does not fit.
     """
-    name, tensor_parallel = str(name_or_folder), settings.pop("tensor_parallel", 1)
+    name = str(name_or_folder)
+    tensor_parallel = settings.pop("tensor_parallel", 1)
     base = settings.pop("base", None)
     refuse_unknown(settings)
     if name in adapters.PACKAGED:
-        others = {"device_map": device_map, "sink": sink, **settings}
-        others["as_diffusion"] = as_diffusion or None
-        others["tensor_parallel"] = None if tensor_parallel == 1 else tensor_parallel
+        others: dict[str, Any] = {"device_map": device_map, "sink": sink, **settings}
+        if as_diffusion:
+            others["as_diffusion"] = True
+        if tensor_parallel != 1:
+            others["tensor_parallel"] = tensor_parallel
         return _packaged_adapters(name, base, dtype, device, others)
     if base is not None:
         known = ", ".join(adapters.PACKAGED)
@@ -136,9 +140,10 @@ def load(
             f"base= is for packaged adapters ({known}), but {name} is a whole model; leave it out"
         )
     device_map = _placed(device, device_map, tensor_parallel)
-    place = published.resolve(
-        name, revision, weightfiles.SAFE + (weightfiles.PICKLED if allow_pickle else ())
-    )
+    wanted = weightfiles.SAFE
+    if allow_pickle:
+        wanted += weightfiles.PICKLED
+    place = published.resolve(name, revision, wanted)
     raw = published.config_of(place, name)
     # an unknown architecture is refused before its weights are looked for
     plan = families.read(raw, name)
@@ -157,10 +162,14 @@ def load(
     if gguf_files.is_file(place):
         weights = gguf_files.read_weights(place, name, plan.backbone, kind)
     model = _filled(plan, weights, name, raw, kind, device_map, settings, tensor_parallel)
-    notes = () if sink is None else sinkfile.attach_sink(model, sink)
-    notes += (f"weights in {model.dtype}, which suits this machine",) * (dtype == "machine")
+    notes: tuple[str, ...] = ()
+    if sink is not None:
+        notes = sinkfile.attach_sink(model, sink)
+    if dtype == "machine":
+        notes += (f"weights in {model.dtype}, which suits this machine",)
     if dtype in ("int8", "int4"):
-        stored, notes = str(dtype), (*notes, materialize.store(model, str(dtype), name))
+        stored = str(dtype)
+        notes += (materialize.store(model, stored, name),)
     plan = replace(plan, notes=(*plan.notes, *notes))
     return replace(_assembled(model, plan, place, raw, name, tokenizer, revision), stored=stored)
 
@@ -197,7 +206,9 @@ def _one_device(device_map: DeviceMap, plan: CheckpointPlan, name: str, *, is_ch
     """The device of a whole masked language model. Raises ValueError if more than that was asked of
     it.
     """
-    device = device_map.get("") if isinstance(device_map, dict) else None
+    device = None
+    if isinstance(device_map, dict):
+        device = device_map.get("")
     if is_changed or device is None:
         raise ValueError(
             f"{name} is a masked language model that transformers' own {plan.family.own_class} "
@@ -261,16 +272,18 @@ def _as_diffusion(
             f"it has a [MASK], id {mask}: if it was trained to denoise, load it with "
             "as_diffusion=True"
         )
-        return plan if mask is None else replace(plan, notes=(*plan.notes, is_one))
+        if mask is not None:
+            plan = replace(plan, notes=(*plan.notes, is_one))
+        return plan
     # None is for callers that choose it after they have seen the tokenizer
-    if "mask_token_id" not in settings and mask is None:
+    if "mask_token_id" in settings:
+        return replace(plan, settings={})
+    if mask is None:
         raise ValueError(
             f"a diffusion model needs a [MASK], which {name} does not have; pass mask_token_id=, "
             f"the id of a row that its text does not use (it has {plan.backbone.vocab_size} rows)"
         )
-    return replace(
-        plan, settings={"mask_token_id": mask} if "mask_token_id" not in settings else {}
-    )
+    return replace(plan, settings={"mask_token_id": mask})
 
 
 def _filled(
@@ -285,7 +298,7 @@ def _filled(
 ) -> PreTrainedModel:
     """Build the model and fill it. `weights`: a folder if they are quantised."""
     config: Any = families.configured(plan, settings, name)
-    config.dtype = getattr(config, "backbone", config).dtype = dtype
+    config.dtype = families.stated(config, "backbone", config).dtype = dtype
     if isinstance(weights, Path):
         if tensor_parallel > 1:
             raise ValueError(
@@ -333,7 +346,7 @@ def _assembled(
     # baselines write with the settings their authors publish; ours take theirs as arguments
     if not is_diffusion and (folder / "generation_config.json").is_file():
         with refused(f"the generation_config.json of {name} is damaged; repair or remove it"):
-            kind: Any = getattr(model, "generation_config_class", None) or GenerationConfig
+            kind: Any = families.stated(model, "generation_config_class") or GenerationConfig
             model.generation_config = kind.from_pretrained(str(folder))
     row, facts = published.facts_of(name, raw, plan, config, tokenizer)
     tokens.adopt(config, tokenizer, facts["special"])
@@ -487,7 +500,7 @@ def _packaged_adapters(
     known, wheel = adapters.PACKAGED[name]
     file = adapters.packaged_file(name)
     try:
-        loaded = load_adapters(known if base is None else base, file, dtype=dtype, device=device)
+        loaded = load_adapters(base or known, file, dtype=dtype, device=device)
     except ValueError as error:
         if base is not None or "\n" in str(error) or not file.is_file():
             raise
@@ -512,13 +525,14 @@ def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
         ValueError: for a class that cannot be made from the model's config, or makes other tensors
             than the model has.
     """
-    kind = type(getattr(loaded.model, "foreign", loaded.model)).__name__
-    fault = (
-        f"{kind} cannot be initialised from the config of {loaded.name} alone, so there is no "
-        "freshly initialised twin; the one with permuted weights needs no class"
-    )
     twin = copy.deepcopy(materialize.undivided(loaded.model, NO_TWIN)).eval()
-    made: Any = getattr(twin, "foreign", twin)
+    made: Any = twin
+    if isinstance(twin, WrappedLM):
+        made = twin.foreign
+    fault = (
+        f"{type(made).__name__} cannot be initialised from the config of {loaded.name} alone, so "
+        "there is no freshly initialised twin; the one with permuted weights needs no class"
+    )
     with refused(fault), torch.random.fork_rng(devices=[]):
         # not the seed itself: a model made under it would be its own twin
         torch.manual_seed(

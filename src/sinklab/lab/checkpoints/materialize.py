@@ -99,9 +99,10 @@ def plan_devices(
         ValueError: for an unknown word, a module without a device, a device that is not there, or
             weights on disk.
     """
-    devices = (
-        dict(device_map) if isinstance(device_map, dict) else _balanced(model, device_map, dtype)
-    )
+    if isinstance(device_map, str):
+        devices = _balanced(model, device_map, dtype)
+    else:
+        devices = dict(device_map)
     if "disk" in map(str, devices.values()):
         raise ValueError(
             "some weights would go to disk, which sinklab does not do; use a smaller dtype or model"
@@ -110,7 +111,8 @@ def plan_devices(
         usable_device(device)
     devices = _beside_their_layers(model, devices)
     known = [name for name, _ in [*model.named_modules(), *model.named_parameters()]]
-    if strangers := [name for name in devices if name not in known]:
+    strangers = [name for name in devices if name not in known]
+    if strangers:
         hint = near(strangers[0], known) or "print(model) shows its modules"
         raise ValueError(
             f"device_map names {strangers[0]!r}, which the model does not have; {hint}"
@@ -130,8 +132,9 @@ def _balanced(model: PreTrainedModel, word: str, dtype: torch.dtype) -> dict[str
         (*BALANCED, "or a dict of modules and devices (for one device use device=)"),
     )
     whole: Any = {"no_split_module_classes": indivisible_layers(model), "dtype": dtype}
-    low = word == "balanced_low_0"
-    memory = None if word == "sequential" else get_balanced_memory(model, low_zero=low, **whole)
+    memory = None
+    if word != "sequential":
+        memory = get_balanced_memory(model, low_zero=word == "balanced_low_0", **whole)
     return dict(infer_auto_device_map(model, max_memory=memory, **whole))
 
 
@@ -142,18 +145,16 @@ def machine_type(device: torch.device | str) -> torch.dtype:
     Asked are CUDA, and of a CPU the flags that Linux lists: AVX512-BF16 and AMX of x86, bf16 of
     ARM.
     """
-    if torch.device(device).type == "cuda":
-        return (
-            torch.bfloat16
-            if torch.cuda.is_bf16_supported(including_emulation=False)
-            else torch.float32
-        )
-    flags = (
-        CPU_FLAGS.read_text().split()
-        if CPU_FLAGS.exists() and torch.device(device).type == "cpu"
-        else ()
-    )
-    return torch.bfloat16 if {"avx512_bf16", "amx_bf16", "bf16"} & {*flags} else torch.float32
+    kind = torch.device(device).type
+    is_fast = False
+    if kind == "cuda":
+        is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif kind == "cpu" and CPU_FLAGS.exists():
+        flags = CPU_FLAGS.read_text().split()
+        is_fast = not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
+    if is_fast:
+        return torch.bfloat16
+    return torch.float32
 
 
 def weight_type(
@@ -162,12 +163,13 @@ def weight_type(
     """The type that ``load`` is given by any of its names. Raises ValueError for one of none."""
     if dtype in ("auto", "int8", "int4"):
         dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    elif dtype == "machine" and isinstance(device_map, dict):
+        dtype = machine_type(next(iter(device_map.values())))
     elif dtype == "machine":
-        spread = "cuda" if torch.cuda.is_available() else "cpu"
-        dtype = machine_type(
-            spread if isinstance(device_map, str) else next(iter(device_map.values()))
-        )
-    number = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+        dtype = machine_type({True: "cuda", False: "cpu"}[torch.cuda.is_available()])
+    number: Any = dtype
+    if isinstance(dtype, str):
+        number = getattr(torch, dtype.removeprefix("torch."), None)
     if not isinstance(number, torch.dtype) or not number.is_floating_point:
         raise ValueError(
             "dtype must be a floating point type such as torch.bfloat16 or 'auto', but is "
@@ -197,8 +199,9 @@ def _beside_their_layers(model: PreTrainedModel, devices: dict[str, Any]) -> dic
     devices = {
         name: device for name, device in devices.items() if not name.startswith(("gates", *sinks))
     }
-    for index in range(len(getattr(model, "gates", ()))):
-        devices[f"gates.{index}"] = device_in(devices, f"model.layers.{index}")
+    for name, _ in model.named_modules():
+        if re.fullmatch(r"gates\.\d+", name):
+            devices[name] = device_in(devices, name.replace("gates", "model.layers"))
     return devices | {name: device_in(devices, "model.embed_tokens") for name in sinks}
 
 
@@ -206,7 +209,8 @@ def device_in(devices: Mapping[str, Any], name: str) -> Any:
     """The device of a tensor or module: that of the longest name in the map that contains it."""
     parts = name.split(".")
     for end in range(len(parts), -1, -1):
-        if (prefix := ".".join(parts[:end])) in devices:
+        prefix = ".".join(parts[:end])
+        if prefix in devices:
             return devices[prefix]
     raise ValueError(f"device_map does not cover the model: it has no device for {name}")
 
@@ -230,14 +234,14 @@ def empty_model(config: PreTrainedConfig, name: str) -> PreTrainedModel:
     """
     known = families.known_families().values()
     own = [one.own_class for one in known if one.own_class and config.model_type in one.model_types]
-    build: Any = (
-        DiffusionLM if isinstance(config, DiffusionLMConfig) else AutoModelForCausalLM.from_config
-    )
-    build = getattr(transformers, own[0]) if own else build
-    for one in (config, getattr(config, "backbone", None)):
-        if one is not None:
-            # another name may be a repository of compiled kernels, to be fetched and imported
-            choose_attention(one, "sdpa")
+    build: Any = AutoModelForCausalLM.from_config
+    if own:
+        build = getattr(transformers, own[0])
+    # another name may be a repository of compiled kernels, to be fetched and imported
+    choose_attention(config, "sdpa")
+    if isinstance(config, DiffusionLMConfig):
+        choose_attention(config.backbone, "sdpa")
+        build = DiffusionLM
     with families.blamed_on(name), torch.device("meta"):
         return build(config)
 
@@ -252,7 +256,9 @@ def read_quantised(
         ValueError: if the library that wrote them is not there or cannot read them, or tensors do
             not fit the config.
     """
-    build: Any = DiffusionLM if isinstance(config, DiffusionLMConfig) else AutoModelForCausalLM
+    build: Any = AutoModelForCausalLM
+    if isinstance(config, DiffusionLMConfig):
+        build = DiffusionLM
     config.quantization_config = dict(how)
     options = {
         "dtype": config.dtype,
@@ -268,7 +274,8 @@ def read_quantised(
         model, found = build.from_pretrained(
             folder, config=config, output_loading_info=True, **options
         )
-    if wrong := {kind: sorted(map(str, names)) for kind, names in found.items() if names}:
+    wrong = {kind: sorted(map(str, names)) for kind, names in found.items() if names}
+    if wrong:
         raise ValueError(
             f"the tensors of {name} do not fit its config ({wrong}); check that they belong "
             "together"
@@ -289,16 +296,16 @@ def store(model: PreTrainedModel, how: str, name: str) -> str:
         f"dtype={how!r} needs torchao, which is not there; pip install torchao", ImportError
     ):
         from torchao import __version__, quantization
-    kind, head = (
-        getattr(quantization, f"{how.title()}WeightOnlyConfig"),
-        model.get_output_embeddings(),
-    )
+    kind = getattr(quantization, f"{how.title()}WeightOnlyConfig")
+    head = model.get_output_embeddings()
+
+    def is_stored(module: nn.Module, path: str) -> bool:
+        return isinstance(module, nn.Linear) and module is not head
+
     with refused(
         f"torchao {__version__} does not run {how} weights of {name} on {model.device.type}"
     ):
-        quantization.quantize_(
-            model, kind(), lambda one, _: isinstance(one, nn.Linear) and one is not head
-        )
+        quantization.quantize_(model, kind(), is_stored)
     return f"weights of linear layers but the head are stored in {how} (torchao {__version__})"
 
 
@@ -374,21 +381,23 @@ def _expert_by_expert(source: Source, tensor: Tensor, weights: Weights) -> Sourc
 
 def names_of(source: Source | Stacked) -> tuple[str, ...]:
     """The tensors of the checkpoint that a source is made of."""
-    return (source[0],) if isinstance(source[0], str) else source[0]
+    if isinstance(source[0], str):
+        return (source[0],)
+    return source[0]
 
 
 def _check(
     plan: TensorPlan, removed: set[str], model: PreTrainedModel, weights: Weights, name: str
 ) -> None:
-    theirs, ours = (
-        weights.shapes,
-        {target: tuple(tensor.shape) for target, tensor in model.state_dict().items()},
-    )
+    theirs = weights.shapes
+    ours = {target: tuple(tensor.shape) for target, tensor in model.state_dict().items()}
     sources = dict.fromkeys(name for source in plan.sources.values() for name in names_of(source))
-    # old Llama files keep the rotary frequencies; some files of a tied model have its head all the
-    # same
-    harmless = ("rotary_emb.inv_freq", *([plan.head] if model.config.tie_word_embeddings else []))
     known = sources.keys() | removed
+    # old Llama files keep the rotary frequencies
+    harmless = "rotary_emb.inv_freq"
+    if model.config.tie_word_embeddings:
+        # some files of a tied model have its head all the same
+        known.add(plan.head)
     wrong: dict[str, list[str]] = {
         "missing": [source for source in sources if source not in theirs],
         "unexpected": [one for one in theirs if one not in known and not one.endswith(harmless)],
@@ -399,29 +408,31 @@ def _check(
             if name in theirs and _taken(theirs[name], source[1]) != _share(source, ours[target])
         ],
     }
-    listed = "; ".join(
-        f"{key}: {', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
+    listed = [
+        f"{key}: {', '.join(names[:5])}" + f" and {len(names) - 5} more" * (len(names) > 5)
         for key, names in wrong.items()
         if names
-    )
+    ]
     if listed:
         raise ValueError(
-            f"the tensors of {name} do not fit its config ({listed}); check that weights and "
-            "config belong together"
+            f"the tensors of {name} do not fit its config ({'; '.join(listed)}); check that "
+            "weights and config belong together"
         )
 
 
 def _share(source: Source | Stacked, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape that each tensor of a source must give to one of this shape."""
-    return (
-        shape if isinstance(source[0], str) else (shape[0] * shape[1] // len(source[0]), *shape[2:])
-    )
+    if isinstance(source[0], str):
+        return shape
+    return (shape[0] * shape[1] // len(source[0]), *shape[2:])
 
 
 def _taken(shape: tuple[int, ...], take: Callable[[Tensor], Tensor] | None) -> tuple[int, ...]:
     """The shape of the part taken of a tensor; () if it cannot be taken."""
+    if take is None:
+        return shape
     try:
-        return shape if take is None else tuple(take(torch.empty(shape, device="meta")).shape)
+        return tuple(take(torch.empty(shape, device="meta")).shape)
     except (RuntimeError, IndexError):
         return ()
 
@@ -440,22 +451,19 @@ def fill(
     for target, (source, take) in plan.sources.items():
         part = holding.part_of(_held_by(model, target))
         tensor = _allocated(model, target, dtype, devices, holding)
-        if not isinstance(source, str):
+        if isinstance(source, str):
+            _fill_one(tensor, weights, source, take, part)
+        else:
             each = len(source) // model.get_parameter(target).shape[0]
             source = source[each * part[0].start : each * part[0].stop]
             for name, rows in zip(source, tensor.flatten(0, 1).chunk(len(source)), strict=True):
                 _fill_rows(rows, weights, name)
-        elif take is None and tensor.ndim:
-            _fill_rows(tensor, weights, source, part)
-        else:
-            whole = weights.whole(source)
-            tensor.copy_((take(whole) if take else whole)[part])
         # extremes need no memory, and NaN, if there is one, is an extreme
         if not tensor.is_meta and tensor.numel() and not all(map(math.isfinite, tensor.aminmax())):
             raise ValueError(
                 f"the weights {target} hold NaN or infinity in {dtype}; fetch them again"
             )
-    if hasattr(model.model, "rotary_emb"):
+    if "rotary_emb" in model.model._modules:
         compute_rotary(model.model, device_in(devices, "model.rotary_emb"))
     if dtype == torch.float64 or "cpu" in {
         torch.device(device).type for device in devices.values()
@@ -475,6 +483,21 @@ def fill(
             # a gate that only gets a bias keeps its weight
             mark_initialized(parameter, f"{owner}.{leaf}".lstrip(".") not in plan.new)
         model._init_weights(module)
+
+
+def _fill_one(
+    tensor: Tensor,
+    weights: Weights,
+    name: str,
+    take: Callable[[Tensor], Tensor] | None,
+    part: Part,
+) -> None:
+    if take is not None:
+        tensor.copy_(take(weights.whole(name))[part])
+    elif tensor.ndim:
+        _fill_rows(tensor, weights, name, part)
+    else:
+        tensor.copy_(weights.whole(name))
 
 
 def _fill_rows(tensor: Tensor, weights: Weights, name: str, part: Part | None = None) -> None:
@@ -519,11 +542,8 @@ def compute_buffers(model: PreTrainedModel, devices: Mapping[str, Any]) -> None:
     absent = [(name, buffer) for name, buffer in model.named_buffers() if buffer.is_meta]
     for name, buffer in absent:
         owner, _, leaf = name.rpartition(".")
-        setattr(
-            model.get_submodule(owner),
-            leaf,
-            torch.empty_like(buffer, device=device_in(devices, name)),
-        )
+        room = torch.empty_like(buffer, device=device_in(devices, name))
+        model.get_submodule(owner)._buffers[leaf] = room
     if absent:
         for tensor in model.state_dict(keep_vars=True).values():
             mark_initialized(tensor, True)
@@ -536,7 +556,7 @@ def compute_rotary(decoder: Any, device: torch.device | str) -> None:
     """
     rotary = decoder.rotary_emb
     for name, buffer in type(rotary)(decoder.config).named_buffers():
-        setattr(rotary, name, buffer.to(device))
+        rotary._buffers[name] = buffer.to(device)
 
 
 def _check_tied(model: PreTrainedModel, weights: Weights, head: str) -> None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from sinklab.core.errors import near, refused
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.lab.checkpoints import adapters, families, gguf_files
-from sinklab.lab.checkpoints.families import CheckpointPlan, Published, known_families
+from sinklab.lab.checkpoints.families import CheckpointPlan, Published, known_families, stated
 from sinklab.lab.checkpoints.tokens import special_ids
 from sinklab.lab.files import ordinary_files
 
@@ -49,7 +49,8 @@ def find(*names: str | None, vocabulary: int | None = None) -> Published | None:
         vocabulary: rows of the embedding; None does not compare.
     """
     rows = known()
-    row = next((rows[name] for name in names if name in rows), None)
+    found = [rows[name] for name in names if name in rows]
+    row = next(iter(found), None)
     if row is not None and vocabulary is not None and row.vocabulary not in (None, vocabulary):
         return None
     return row
@@ -68,18 +69,18 @@ def row_of(
         plan: of the checkpoint.
     """
     vocabulary = plan.backbone.vocab_size
-    row = find(name, said if isinstance(said, str) else None, vocabulary=vocabulary)
-    folder = Path(name).parent if Path(name).is_file() else Path(name)
+    row = find(name, str(said), vocabulary=vocabulary)
+    folder = Path(name)
+    if folder.is_file():
+        folder = folder.parent
     if row is not None or not folder.is_dir():
         return row, ()
     # not resolved: the name that a link has is the one that was chosen
-    parts = Path(os.path.abspath(folder)).parts
-    cached = (
-        re.fullmatch(r"models--([^/]+?)--(.+)", parts[-3])
-        if parts[-2:-1] == ("snapshots",)
-        else None
-    )
-    meant = "/".join(cached.groups()) if cached else parts[-1]
+    path = Path(os.path.abspath(folder)).as_posix()
+    meant = path.rpartition("/")[2]
+    cached = re.search(r"/models--([^/]+?)--([^/]+)/snapshots/[^/]+$", path)
+    if cached:
+        meant = "/".join(cached.groups())
     rows = {one: row for one, row in PUBLISHED.items() if meant in (one, one.partition("/")[2])}
     if [(row.family, row.vocabulary) for row in rows.values()] != [(plan.family.name, vocabulary)]:
         return None, ()
@@ -98,23 +99,34 @@ def facts_of(
     hold.
     """
     row, notes = row_of(name, raw.get("_name_or_path"), plan)
-    is_diffusion = isinstance(config, DiffusionLMConfig)
-    config = config if plan.whole is None else plan.backbone
-    limits = [row.context if row else None, getattr(config, "context", None)]
-    limits.append(config.text_positions if is_diffusion else config.max_position_embeddings)
+    family = "diffusion"
+    if plan.whole is not None:
+        config = plan.backbone
+    elif not isinstance(config, DiffusionLMConfig):
+        family = "autoregressive"
+    # the number the authors state, and no more than the positions allow
+    positions = stated(config, "max_position_embeddings")
+    if isinstance(config, DiffusionLMConfig):
+        positions = config.text_positions
+    limits = [stated(config, "context"), positions]
+    chat_template = None
+    if row is not None:
+        limits.append(row.context)
+        chat_template = row.chat_template
     special = special_ids(config, tokenizer, row, plan.family)
-    resizes = (
-        "masks are filled with the schedule elastic, which acts on expand and delete; no "
-        "other one writes expand"
-    )
+    notes = (*plan.notes, *notes)
+    if special.expand is not None:
+        notes += (
+            "masks are filled with the schedule elastic, which acts on expand and delete; no "
+            "other one writes expand",
+        )
     return row, {
-        "family": "diffusion" if is_diffusion or plan.whole else "autoregressive",
+        "family": family,
         "published_family": plan.family.name,
         "special": special,
-        # the number the authors state, and no more than the positions allow
         "context": min(limit for limit in limits if limit is not None),
-        "chat_template": row.chat_template if row else None,
-        "notes": (*plan.notes, *notes, *([] if special.expand is None else [resizes])),
+        "chat_template": chat_template,
+        "notes": notes,
     }
 
 
@@ -137,11 +149,9 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
         return ordinary_files(Path(name))
     if name in PACKAGED:
         return Path(str(resources.files("sinklab.lab.checkpoints").joinpath("packaged", name)))
-    meant = (
-        ""
-        if name in known()
-        else near(name, (*PACKAGED, *adapters.PACKAGED, *gguf_files.PACKAGES, *known()))
-    )
+    meant = ""
+    if name not in known():
+        meant = near(name, (*PACKAGED, *adapters.PACKAGED, *gguf_files.PACKAGES, *known()))
     hint = meant or f"use {', '.join(map(repr, PACKAGED))}, a folder, a GGUF file, or a Hub name"
     # a mistyped name of a packaged model is not sent to the Hub
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name) or (meant and "/" not in name):
@@ -184,12 +194,10 @@ def read_plan(name: str, revision: str | None = None) -> tuple[CheckpointPlan, d
     if name in adapters.PACKAGED:
         return _adapted_plan(name)
     path = Path(name)
-    config_itself = path.is_file() and not gguf_files.is_file(path)
-    config = (
-        families.read_config(path, name)
-        if config_itself
-        else config_of(resolve(name, revision, ()), name)
-    )
+    if path.is_file() and not gguf_files.is_file(path):
+        config = families.read_config(path, name)
+    else:
+        config = config_of(resolve(name, revision, ()), name)
     return families.read(config, name), config
 
 
@@ -204,10 +212,7 @@ def _adapted_plan(name: str) -> tuple[CheckpointPlan, dict[str, Any]]:
     """The plan of packaged adapters, and the config of their base."""
     facts, _ = adapters.read_adapters(adapters.packaged_file(name))
     plan, config = read_plan(adapters.PACKAGED[name][0])
-    rows = (
-        facts.base_rows
-        if facts.mask_token_id is None
-        else max(facts.base_rows, facts.mask_token_id + 1)
-    )
-    plan.backbone.vocab_size = rows
+    plan.backbone.vocab_size = facts.base_rows
+    if facts.mask_token_id is not None:
+        plan.backbone.vocab_size = max(facts.base_rows, facts.mask_token_id + 1)
     return replace(plan, settings={"mask_token_id": facts.mask_token_id, **facts.settings}), config

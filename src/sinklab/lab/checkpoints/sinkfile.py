@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from sinklab.core.errors import ordinary, refused
 from sinklab.core.models.config import DiffusionLMConfig
@@ -24,7 +25,8 @@ from sinklab.core.models.sinks.base import tensors_of
 from sinklab.core.registry import sinks
 from sinklab.lab.files import writing
 
-FORMAT, VERSION = "sinklab-sink", 1
+FORMAT = "sinklab-sink"
+VERSION = 1
 # at a time, when weights are hashed
 PIECE = 2**22
 
@@ -54,9 +56,18 @@ class SinkFile:
     @classmethod
     def of(cls, config: DiffusionLMConfig, name: str = "", weights_sha256: str = "") -> SinkFile:
         """The facts of a model with a sink."""
-        backbone, sink = config.backbone, (config.sink_kind, config.sink_count, config.sink_side)
-        layers = (backbone.num_hidden_layers, config.kv_heads, config.head_dim)
-        return cls(*sink, backbone.model_type, backbone.hidden_size, *layers, name, weights_sha256)
+        return cls(
+            kind=config.sink_kind,
+            count=config.sink_count,
+            side=config.sink_side,
+            backbone=config.backbone.model_type,
+            hidden_size=config.backbone.hidden_size,
+            layers=config.backbone.num_hidden_layers,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            name=name,
+            weights_sha256=weights_sha256,
+        )
 
 
 _SHAPE = ("backbone", "hidden_size", "layers", "kv_heads", "head_dim")
@@ -69,13 +80,12 @@ def backbone_hash(model: Any) -> str:
 
     Reads every weight once.
     """
-    skipped = {
-        *tensors_of(model.config),
-        *(["lm_head.weight"] if model.config.tie_word_embeddings else []),
-    }
-    return hash_of(
-        {name: tensor for name, tensor in model.state_dict().items() if name not in skipped}
-    )
+    state = model.state_dict()
+    if model.config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    for name in tensors_of(model.config):
+        del state[name]
+    return hash_of(state)
 
 
 def hash_of(state: Mapping[str, Tensor]) -> str:
@@ -85,8 +95,10 @@ def hash_of(state: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(state):
         digest.update(json.dumps([name, list(state[name].shape)]).encode())
-        # of a model that is divided over processes the whole tensor, for which they meet
-        tensor = getattr(state[name], "full_tensor", state[name].detach)()
+        tensor = state[name].detach()
+        if isinstance(tensor, DTensor):
+            # divided over processes, which meet for it
+            tensor = tensor.full_tensor()
         for piece in tensor.reshape(-1).split(PIECE):
             digest.update(piece.bfloat16().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -104,28 +116,46 @@ def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
     Raises:
         ValueError: if the model has no sink, or adapters.
     """
-    file = Path(file)
-    if not (names := tensors_of(model.config)):
+    names = tensors_of(model.config)
+    if not names:
         raise ValueError(
             "this model has no sink that could be saved; give it one with sink_kind and sink_count"
         )
-    tensors = {one: getattr(model, one).detach().cpu().contiguous() for one in names}
+    tensors = {one: model.get_parameter(one).detach().cpu().contiguous() for one in names}
     if any(".lora_" in one for one in model.state_dict()):
         raise ValueError(
             "the sink of a model with adapters would be tied to them; merge_lora(model) first"
         )
     facts = SinkFile.of(model.config, name, backbone_hash(model))
     metadata = {"format": FORMAT, **{key: str(value) for key, value in asdict(facts).items()}}
+    return write_tensors(file, tensors, metadata)
+
+
+def write_tensors(
+    file: str | Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]
+) -> Path:
+    """Write a safetensors file, which is replaced when the new one is whole; return its path."""
+    file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
     try:
         # not save_file: it makes a file that only its owner may read
         with writing(file):
-            partial.write_bytes(save(tensors, metadata=metadata))
+            partial.write_bytes(save(dict(tensors), metadata=metadata))
         os.replace(partial, file)
     finally:
         partial.unlink(missing_ok=True)
     return file
+
+
+def read_tensors(file: str | Path, holds: str) -> tuple[Mapping[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of a safetensors file. Raises ValueError for one that is damaged, by the
+    contents that it should hold.
+    """
+    fault = f"no {holds} can be read from {file}, which is absent, cut short or damaged"
+    with refused(fault, SafetensorError, OSError), safe_open(ordinary(file), "pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
+        return opened.metadata() or {}, tensors
 
 
 def sink_file_of(file: str | Path) -> SinkFile:
@@ -138,10 +168,7 @@ def sink_file_of(file: str | Path) -> SinkFile:
 
 
 def _read(file: str | Path) -> tuple[SinkFile, dict[str, Tensor]]:
-    fault = f"no sink can be read from {file}, which is absent, cut short or damaged"
-    with refused(fault, SafetensorError, OSError), safe_open(ordinary(file), "pt") as opened:
-        metadata: Mapping[str, str] = opened.metadata() or {}
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
+    metadata, tensors = read_tensors(file, "sink")
     if metadata.get("format") != FORMAT:
         raise ValueError(
             f"{file} holds no sink: save_sink writes one, with format {FORMAT!r} in its metadata"
@@ -192,11 +219,12 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
             "a sink file is compared with all weights, but some of this model are offloaded to the "
             "host; load it with a smaller dtype, or where its devices hold it"
         )
-    here = SinkFile.of(config)
-    other = [key for key in _SHAPE if getattr(facts, key) != getattr(here, key)]
+    here = asdict(SinkFile.of(config))
+    there = asdict(facts)
     wrong = [
-        f"{key.replace('_', ' ')} {getattr(facts, key)} there and {getattr(here, key)} here"
-        for key in other
+        f"{key.replace('_', ' ')} {there[key]} there and {here[key]} here"
+        for key in _SHAPE
+        if there[key] != here[key]
     ]
     if wrong:
         raise ValueError(
@@ -211,7 +239,8 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
     # checks the three together
     wanted: Any = DiffusionLMConfig(backbone=config.backbone, **settings)
     for name, tensor in tensors.items():
-        if tuple(tensor.shape) != (shape := wanted.sink.shape(wanted, name)):
+        shape = wanted.sink.shape(wanted, name)
+        if tuple(tensor.shape) != shape:
             fact = f"{name} has shape {tuple(tensor.shape)}, but its metadata ask for {shape}"
             raise ValueError(f"the sink file {file} is damaged: {fact}")
     vars(config).update(settings)

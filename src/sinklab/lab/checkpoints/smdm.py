@@ -47,7 +47,7 @@ class SMDM(Family):
         text = self.field(config, "padded_vocab_size")
         rows = (shapes or {}).get(EMBEDDING, (text + 1,))[0]
         gated = any(name.endswith(".attn.gate.weight") for name in shapes or ())
-        sinks = 1 if rows == text + 2 else 0
+        sinks = int(rows == text + 2)
         fields = self.fields(config, FORMATS["smdm"]["fields"])
         # the sink takes a place of its own
         fields["max_position_embeddings"] += sinks
@@ -66,10 +66,12 @@ class SMDM(Family):
             "text_vocab_size": text,
             "output_vocab_size": text,
             "rope_dtype": "bfloat16",
-            "sink_kind": "token" if sinks else "none",
+            "sink_kind": ("none", "token")[sinks],
             "sink_count": sinks,
-            "gate": "elementwise" if gated else "none",
+            "gate": "none",
         }
+        if gated:
+            settings["gate"] = "elementwise"
         unseen = (
             "whether there is a sink or a gate is seen in the weights, not in config.json: "
             "assumed none"
@@ -89,10 +91,8 @@ class SMDM(Family):
             ) if sinks else None
         if not name.endswith(".attn.attn.weight"):
             return name, None
-        kind, head_dim = (
-            target.rsplit(".", 2)[1][0],
-            backbone.hidden_size // backbone.num_attention_heads,
-        )
+        kind = target.rsplit(".", 2)[1][0]
+        head_dim = backbone.hidden_size // backbone.num_attention_heads
         return name, partial(
             _projection, kind=kind, groups=backbone.num_key_value_heads, head_dim=head_dim
         )

@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from sinklab.lab.checkpoints.families import (
     Published,
     SpecialIds,
     known_families,
+    stated,
 )
 from sinklab.lab.files import read_json
 
@@ -55,9 +57,10 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
         return None
     reader: Any = AutoTokenizer
     settings: dict[str, Any] = {"trust_remote_code": False}
+    family = plan.family
+    own = family.tokenizer_class
     kind = _named_class(folder / "tokenizer_config.json")
     foreign = kind is not None and not hasattr(transformers, str(kind))
-    family, own = plan.family, plan.family.tokenizer_class
     if foreign and pair:
         own = known_families().get(plan.backbone.model_type, family).foreign_tokenizer_class or own
     if own is None and (foreign or kind in PLAIN):
@@ -65,7 +68,8 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
         # file's
         own = PreTrainedTokenizerFast
     if own is not None and (single or own is not PreTrainedTokenizerFast):
-        reader, settings = own, {}
+        reader = own
+        settings = {}
     fault = f"{name} has a model but no tokenizer that can be read"
     if not single and not pair:
         fault += (
@@ -89,7 +93,9 @@ def _named_class(settings: Path) -> str | None:
     # if it is absent or no object, the reader will report it
     with suppress(OSError, ValueError, TypeError, AttributeError):
         named = read_json(settings)
-        return "code" if "auto_map" in named else named.get("tokenizer_class")
+        if "auto_map" in named:
+            return "code"
+        return named.get("tokenizer_class")
     return None
 
 
@@ -102,7 +108,7 @@ def check_vocabulary(
     Raises:
         ValueError: naming the largest id.
     """
-    token, largest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    token, largest = max(tokenizer.get_vocab().items(), key=itemgetter(1))
     if largest >= rows:
         raise ValueError(
             f"every id of the tokenizer must have a row in the embedding of {name}, but its "
@@ -123,14 +129,21 @@ def token_text(tokenizer: PreTrainedTokenizerBase | None, token_id: int) -> str:
     """
     if tokenizer is None:
         return f"⟨{token_id}⟩"
-    text, spelt = str(tokenizer.decode([token_id])), str(tokenizer.convert_ids_to_tokens(token_id))
+    text = str(tokenizer.decode([token_id]))
+    spelt = str(tokenizer.convert_ids_to_tokens(token_id))
     if "\ufffd" not in text or not set(spelt) <= {*_BYTES}:
         return text
     # a tokenizer that falls back on bytes names them so itself
-    own = re.fullmatch("<0x([0-9A-F]{2})>", spelt)
-    raw = bytes.fromhex(own[1]) if own else bytes(_BYTES[sign] for sign in spelt)
-    parts = raw.decode("utf-8", "surrogateescape")
-    return re.sub("[\udc80-\udcff]", lambda part: f"<0x{ord(part[0]) - 0xDC00:02X}>", parts)
+    if re.fullmatch("<0x[0-9A-F]{2}>", spelt):
+        raw = bytes.fromhex(spelt[3:5])
+    else:
+        raw = bytes(_BYTES[sign] for sign in spelt)
+    written = ""
+    for sign in raw.decode("utf-8", "surrogateescape"):
+        if "\udc80" <= sign <= "\udcff":
+            sign = f"<0x{ord(sign) - 0xDC00:02X}>"
+        written += sign
+    return written
 
 
 ROLES = ("mask", "bos", "eos", "eot", "pad", "template", "image", "other")
@@ -147,36 +160,38 @@ def special_ids(
     """Special ids from the model's config, then the tokenizer, then the table of published
     checkpoints.
     """
-    known, entries = row.special if row else NO_IDS, tokenizer.get_vocab() if tokenizer else {}
+    known = NO_IDS
+    if row is not None:
+        known = row.special
+    entries: dict[str, int] = {}
+    if tokenizer is not None:
+        entries = tokenizer.get_vocab()
 
-    def first(role: str, text: str = "") -> Any:
-        said = [getattr(source, f"{role}_token_id", None) for source in (config, tokenizer)]
-        return next(
-            (value for value in [*said, entries.get(text)] if value not in (None, [])),
-            getattr(known, role),
-        )
+    def first(role: str, otherwise: int | None, text: str = "") -> Any:
+        for source in (config, tokenizer):
+            said = stated(source, f"{role}_token_id")
+            if said not in (None, []):
+                return said
+        return entries.get(text, otherwise)
 
-    eot = getattr(config, "eot_token_id", None)
+    eot = stated(config, "eot_token_id")
     if eot is None:
         eot = entries.get(family.end_of_turn, known.eot)
-    eos = _as_tuple(first("eos"))
-    stop = tuple(dict.fromkeys([*eos, *_as_tuple(eot)]))
-    expand, delete, first_eos = (
-        first("expand", family.expand_token),
-        first("delete"),
-        next(iter(eos), None),
-    )
+    eos_ids = _as_tuple(first("eos", known.eos))
+    eos = next(iter(eos_ids), None)
+    expand = first("expand", known.expand, family.expand_token)
+    delete = first("delete", known.delete)
     if delete is None and expand is not None:
-        delete = first_eos
+        delete = eos
     return SpecialIds(
-        first("mask", family.mask_token),
-        first_eos,
-        eot,
-        first("pad"),
-        first("bos"),
-        stop,
-        expand,
-        delete,
+        mask=first("mask", known.mask, family.mask_token),
+        eos=eos,
+        eot=eot,
+        pad=first("pad", known.pad),
+        bos=first("bos", known.bos),
+        stop=tuple(dict.fromkeys([*eos_ids, *_as_tuple(eot)])),
+        expand=expand,
+        delete=delete,
     )
 
 
@@ -198,15 +213,19 @@ def adopt(
                 setattr(config, f"{name}_token_id", token_id)
     if tokenizer is None:
         return
-    for name, token_id in (("mask_token", special.mask), ("pad_token", special.pad)):
-        if getattr(tokenizer, name) is None and token_id is not None and token_id < len(tokenizer):
-            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token_id))
+    texts = tokenizer.get_vocab()
+    if tokenizer.mask_token is None and special.mask in texts.values():
+        tokenizer.mask_token = tokenizer.convert_ids_to_tokens(special.mask)
+    if tokenizer.pad_token is None and special.pad in texts.values():
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(special.pad)
 
 
 def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
-    return (value,) if isinstance(value, int) else tuple(value)
+    if isinstance(value, int):
+        return (value,)
+    return tuple(value)
 
 
 def special_roles(loaded: Any) -> dict[int, str]:
@@ -219,26 +238,27 @@ def special_roles(loaded: Any) -> dict[int, str]:
     the chat format writes, ``image`` the ids from ``text_vocab_size`` on, ``other`` the rest of the
     tokenizer's special tokens.
     """
-    special, tokenizer = loaded.special, loaded.tokenizer
+    special = loaded.special
+    tokenizer = loaded.tokenizer
     config: Any = loaded.model.config
-    mask = getattr(config, "mask_token_id", None)
     texts = _special_texts(tokenizer)
+    first_image = stated(config, "text_vocab_size") or config.vocab_size
+    mask = stated(config, "mask_token_id")
+    if mask is None:
+        mask = special.mask
     found: list[tuple[str, Iterable[int | None]]] = [
-        ("mask", [special.mask if mask is None else mask]),
+        ("mask", [mask]),
         *(
             (role, [number for number, text in texts.items() if text in known])
             for role, known in _TEXTS.items()
         ),
         ("eot", [special.eot]),
-        ("eos", [special.eos, *special.stop, getattr(tokenizer, "eos_token_id", None)]),
-        ("bos", [special.bos, getattr(tokenizer, "bos_token_id", None)]),
-        ("pad", [special.pad, getattr(tokenizer, "pad_token_id", None)]),
+        ("eos", [special.eos, *special.stop, stated(tokenizer, "eos_token_id")]),
+        ("bos", [special.bos, stated(tokenizer, "bos_token_id")]),
+        ("pad", [special.pad, stated(tokenizer, "pad_token_id")]),
         ("template", _template_ids(tokenizer, set(texts))),
         ("other", texts),
-        (
-            "image",
-            range(getattr(config, "text_vocab_size", None) or config.vocab_size, config.vocab_size),
-        ),
+        ("image", range(first_image, config.vocab_size)),
     ]
     roles: dict[int, str] = {}
     for role, ids in found:
@@ -252,12 +272,8 @@ def _special_texts(tokenizer: PreTrainedTokenizerBase | None) -> dict[int, str]:
     """Id -> text of every token that the tokenizer holds special."""
     if tokenizer is None:
         return {}
-    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
-    found = {
-        token_id: str(token)
-        for token_id, token in added.items()
-        if getattr(token, "special", False)
-    }
+    added: dict[int, Any] = stated(tokenizer, "added_tokens_decoder", {})
+    found = {token_id: str(token) for token_id, token in added.items() if token.special}
     for token_id in tokenizer.all_special_ids:
         found.setdefault(token_id, str(tokenizer.convert_ids_to_tokens(token_id)))
     return found
@@ -276,10 +292,12 @@ def _template_ids(tokenizer: PreTrainedTokenizerBase | None, special: set[int]) 
     return [token_id for token_id in dict.fromkeys(written) if token_id in special]
 
 
-SECONDS, MEMORY, LENGTH = 10, 1 << 29, 1 << 20
-"""Limits on the rendering of one chat: seconds, bytes of memory besides those of this process, and
-bytes of text.
-"""
+SECONDS = 10
+"""Seconds that the rendering of one chat may take."""
+MEMORY = 1 << 29
+"""Bytes that it may take besides the memory of this process."""
+LENGTH = 1 << 20
+"""Bytes of text that it may write."""
 
 
 def chat_text(
@@ -308,10 +326,12 @@ def chat_text(
         warnings.simplefilter("ignore", DeprecationWarning)
         child.start()
         theirs.close()
+        told = ""
         try:
-            told = ours.recv_bytes(LENGTH).decode() if ours.poll(SECONDS) else ""
+            if ours.poll(SECONDS):
+                told = ours.recv_bytes(LENGTH).decode()
         except (EOFError, OSError):
-            told = ""
+            pass
         finally:
             child.kill()
             child.join()

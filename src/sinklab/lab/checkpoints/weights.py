@@ -21,8 +21,10 @@ FLOATING = {
 }
 PIECE_BYTES = 64 * 2**20
 UNREADABLE = "the weights of {} cannot be read, the file may be cut short or damaged"
-SAFE, PICKLED = ("*.safetensors",), ("*.bin", "*.pth", "*.pt")
+SAFE = ("*.safetensors",)
 """Names of weight files."""
+PICKLED = ("*.bin", "*.pth", "*.pt")
+"""Names of weight files that may run code when they are read."""
 Part = tuple[slice, ...]
 """A range of each axis of a tensor."""
 
@@ -184,14 +186,17 @@ def open_weights(folder: Path, name: str, allow_pickle: bool = False) -> Weights
             "safetensors, or pass allow_pickle=True to read them with weights_only=True"
         )
     with refused(UNREADABLE.format(name), SafetensorError, OSError, RuntimeError, EOFError):
-        return Pickles(files) if pickled else Safetensors(files)
+        if pickled:
+            return Pickles(files)
+        return Safetensors(files)
 
 
 def _files(folder: Path, name: str) -> list[Path]:
     for single, patterns in (("model.safetensors", SAFE), ("pytorch_model.bin", PICKLED)):
         if (folder / single).is_file():
             return [folder / single]
-        if (index := folder / f"{single}.index.json").is_file():
+        index = folder / f"{single}.index.json"
+        if index.is_file():
             return _shards(index, name)
         found = sorted(
             path for pattern in patterns for path in folder.glob(pattern) if path.is_file()
@@ -214,9 +219,11 @@ def _shards(index: Path, name: str) -> list[Path]:
     with refused(f"the index {index.name} of {name} is damaged"):
         listed: Any = read_json(index)["weight_map"]
         shards = sorted({str(shard) for shard in listed.values()})
-    if outside := [shard for shard in shards if Path(shard).name != shard]:
+    outside = [shard for shard in shards if Path(shard).name != shard]
+    if outside:
         raise ValueError(f"the index {index.name} of {name} points out of its folder: {outside[0]}")
-    if absent := [shard for shard in shards if not (index.parent / shard).is_file()]:
+    absent = [shard for shard in shards if not (index.parent / shard).is_file()]
+    if absent:
         raise ValueError(
             f"the weights of {name} cannot be read: {len(absent)} of {len(shards)} shards are not "
             f"there ({', '.join(absent[:3])}); fetch the checkpoint again"

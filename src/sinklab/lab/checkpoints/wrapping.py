@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sinklab.core.errors import one_of
 from sinklab.core.models.diffusion_lm import DiffusionLM
-from sinklab.lab.checkpoints.families import Family, SpecialIds
+from sinklab.lab.checkpoints.families import Family, SpecialIds, stated
 from sinklab.lab.checkpoints.tokens import special_ids
 from sinklab.lab.checkpoints.wrapped import WrappedConfig, WrappedLM, position_limits
 
@@ -32,12 +32,12 @@ def kind_of(model: nn.Module) -> str:
     if isinstance(model, DiffusionLM):
         return "diffusion"
     config = config_of(model)
-    names = [type(model).__name__, *(getattr(config, "architectures", None) or ())]
+    names = [type(model).__name__, *(stated(config, "architectures") or ())]
     for name in names:
         for kind, marks in _MARKS.items():
             if any(mark in name for mark in marks):
                 return kind
-    if getattr(config, "is_decoder", False):
+    if stated(config, "is_decoder"):
         return "autoregressive"
     raise ValueError(
         "a wrapped model reads from left to right or fills masks, but neither the class "
@@ -50,16 +50,20 @@ def kind_of(model: nn.Module) -> str:
 
 def config_of(model: nn.Module) -> Any:
     """The config of a model's text decoder as transformers has it; None for a module without."""
-    config: Any = getattr(model, "config", None)
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+    config: Any = stated(model, "config")
+    if isinstance(config, PreTrainedConfig):
+        return config.get_text_config()
+    return config
 
 
 def sizes_of(model: nn.Module) -> dict[str, int] | None:
     """Layers, heads, hidden size and vocabulary from the config; None if it lacks one of them."""
     config = config_of(model)
-    config = getattr(config, "backbone", config)
-    found: dict[str, Any] = {name: getattr(config, name, None) for name in SIZES}
-    return found if all(isinstance(value, int) for value in found.values()) else None
+    config = stated(config, "backbone", config)
+    found: dict[str, Any] = {name: stated(config, name) for name in SIZES}
+    if all(isinstance(value, int) for value in found.values()):
+        return found
+    return None
 
 
 def wrapped(
@@ -83,7 +87,8 @@ def wrapped(
             has no masks.
     """
     one_of("kind", kind, KINDS)
-    config, rows = config_of(model), sizes["vocab_size"]
+    config = config_of(model)
+    rows = sizes["vocab_size"]
     special = _of_vocabulary(special_ids(config, tokenizer, None, Family()), rows)
     model = model.eval()
     found: dict[str, Any] = {"tokenizer": tokenizer, "published_family": "wrapped"}
@@ -97,7 +102,7 @@ def wrapped(
         if (
             isinstance(model, PreTrainedModel)
             and model.can_generate()
-            and hasattr(config, "max_position_embeddings")
+            and stated(config, "max_position_embeddings") is not None
         ):
             # it is one already, with its own cache
             return found | {"model": model, "context": config.max_position_embeddings}
@@ -114,17 +119,15 @@ def wrapped(
             "context": config.context or config.text_positions,
         }
         return found | known | {"special": special}
-    if mask_id is not None and not 0 <= mask_id < rows:
-        raise ValueError(
-            f"mask_id must be an id of the vocabulary, 0 to {rows - 1}, but is {mask_id}"
-        )
     notes = []
-    special = replace(special, mask=special.mask if mask_id is None else mask_id)
+    special = _with_mask(special, mask_id, rows)
     if special.mask is None:
         notes.append(
             f"neither tokenizer nor config says which id is [MASK]: give {HOW} a mask_id to denoise"
         )
-    around = _around(config, tokenizer, rows) if kind == "masked" else None
+    around = None
+    if kind == "masked":
+        around = _around(config, tokenizer, rows)
     if around is not None:
         special = replace(special, bos=around[0], eos=around[1], stop=(around[1],))
         found["tokenizer"] = _with_rows(tokenizer)
@@ -135,7 +138,8 @@ def wrapped(
         )
     about = _about(model, config, sizes, special)
     if around is not None:
-        about.opening_ids, about.closing_ids = around[:1], around[1:]
+        about.opening_ids = around[:1]
+        about.closing_ids = around[1:]
     if about.global_layers is not None:
         layers = ", ".join(map(str, about.global_layers))
         notes.append(
@@ -143,6 +147,17 @@ def wrapped(
         )
     found |= {"family": "diffusion", "special": special, "notes": tuple(notes)}
     return found | {"model": WrappedLM(model, about), "context": about.text_positions}
+
+
+def _with_mask(special: SpecialIds, mask_id: int | None, rows: int) -> SpecialIds:
+    """The special ids with the [MASK] that was asked for."""
+    if mask_id is None:
+        return special
+    if not 0 <= mask_id < rows:
+        raise ValueError(
+            f"mask_id must be an id of the vocabulary, 0 to {rows - 1}, but is {mask_id}"
+        )
+    return replace(special, mask=mask_id)
 
 
 def _about(
@@ -163,7 +178,7 @@ def _about(
 
 def _global_layers(config: Any) -> tuple[int, ...] | None:
     """Numbers of the layers with full attention, if a config says that others have windows."""
-    kinds = getattr(config, "layer_types", None) or ()
+    kinds = stated(config, "layer_types") or ()
     if "sliding_attention" not in kinds:
         return None
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "full_attention")
@@ -173,11 +188,20 @@ def _of_vocabulary(special: SpecialIds, rows: int) -> SpecialIds:
     """The special ids without those that the model has no row for: of a config they may be its
     class's defaults.
     """
-    roles = {name: getattr(special, name) for name in ("mask", "eos", "eot", "pad", "bos")}
-    known = {
-        name: one if one is not None and 0 <= one < rows else None for name, one in roles.items()
-    }
-    return SpecialIds(**known, stop=tuple(one for one in special.stop if 0 <= one < rows))
+
+    def known(token_id: int | None) -> int | None:
+        if token_id is None or 0 <= token_id < rows:
+            return token_id
+        return None
+
+    return SpecialIds(
+        mask=known(special.mask),
+        eos=known(special.eos),
+        eot=known(special.eot),
+        pad=known(special.pad),
+        bos=known(special.bos),
+        stop=tuple(one for one in special.stop if 0 <= one < rows),
+    )
 
 
 def _around(
@@ -188,9 +212,11 @@ def _around(
     """
     around = []
     for names in (("cls_token_id", "bos_token_id"), ("sep_token_id", "eos_token_id")):
-        said = [getattr(source, name, None) for source in (tokenizer, config) for name in names]
+        said = [stated(source, name) for source in (tokenizer, config) for name in names]
         around += [one for one in said if isinstance(one, int) and one < rows][:1]
-    return (around[0], around[1]) if len(around) == 2 else None
+    if len(around) != 2:
+        return None
+    return around[0], around[1]
 
 
 def _with_rows(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase | None:
@@ -198,9 +224,10 @@ def _with_rows(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizer
     if tokenizer is None:
         return None
     tokenizer = copy.deepcopy(tokenizer)
-    for name, meant in (("bos_token", "cls_token"), ("eos_token", "sep_token")):
-        if getattr(tokenizer, name) is None:
-            setattr(tokenizer, name, getattr(tokenizer, meant))
+    if tokenizer.bos_token is None:
+        tokenizer.bos_token = tokenizer.cls_token
+    if tokenizer.eos_token is None:
+        tokenizer.eos_token = tokenizer.sep_token
     # as `sinklab.lab.data.rows.begin_rows` marks one
     tokenizer.init_kwargs["row_start"] = True
     return tokenizer

@@ -20,9 +20,11 @@ BATTERY = "battery"
 SPLITS = ("train", "test")
 LEVELS = (1, 2, 3, 4)
 """1 is easy; the docstring of each skill says how the level changes it."""
-LONGEST_QUESTION, LONGEST_ANSWER = 37, 16
+LONGEST_QUESTION = 37
 """Characters."""
-_TRAIN_COUNT = 300_000
+LONGEST_ANSWER = 16
+"""Characters."""
+_COUNTS = {"train": 300_000, "test": 2400}
 _LEVEL_WEIGHTS = (4, 3, 2, 2)
 # how often a skill comes in training, beside 1: chains of truth values are learned long after the
 # rest
@@ -48,10 +50,12 @@ def arithmetic(level: int, source: random.Random) -> tuple[str, str]:
     ``A3+5-2=`` → ``86``
     """
     total = source.randrange(10)
-    question, answer = f"A{total}", ""
+    question = f"A{total}"
+    answer = ""
     for _ in range((2, 3, 5, 8)[level - 1]):
-        sign, number = source.choice("+-"), source.randrange(10)
-        total = (total + number if sign == "+" else total - number) % 10
+        sign = source.choice("+-")
+        number = source.randrange(10)
+        total = (total + {"+": number, "-": -number}[sign]) % 10
         question += f"{sign}{number}"
         answer += str(total)
     return f"{question}=", answer
@@ -68,13 +72,17 @@ def deduction(level: int, source: random.Random) -> tuple[str, str]:
     names = source.sample(string.ascii_lowercase, 2 * (hops + 1))
     facts: list[str] = []
     answers = []
-    for chain in (names[: hops + 1], names[hops + 1 :])[: 1 if level == 1 else 2]:
+    chains = [names[: hops + 1]]
+    if level > 1:
+        chains.append(names[hops + 1 :])
+    for chain in chains:
         value = source.randrange(2)
         facts.append(f"{chain[0]}{value}")
         answer = facts[-1]
         for before, after in pairwise(chain):
             sign = source.choice("=!")
-            value = value if sign == "=" else 1 - value
+            if sign == "!":
+                value = 1 - value
             facts.append(f"{after}{sign}{before}")
             answer += f"{after}{value}"
         answers.append(answer)
@@ -90,14 +98,16 @@ def planning(level: int, source: random.Random) -> tuple[str, str]:
     """
     steps = (2, 3, 4, 5)[level - 1]
     names = source.sample(string.ascii_lowercase, 2 * steps + 1)
-    way, astray = names[: steps + 1], names[steps + 1 :]
+    way = names[: steps + 1]
     edges = [one + other for one, other in pairwise(way)]
     # the other way out of the start is as long as the right one, the rest of the dead ends hang
     # where chance has it
     aside = way[0]
-    for number, node in enumerate(astray):
+    for number, node in enumerate(names[steps + 1 :]):
         edges.append(aside + node)
-        aside = node if number + 1 < steps - 1 else source.choice(way[:-1])
+        aside = node
+        if number + 1 >= steps - 1:
+            aside = source.choice(way[:-1])
     source.shuffle(edges)
     return f"P{''.join(edges)}?{way[0]}{way[-1]}", "".join(way)
 
@@ -109,7 +119,9 @@ def rewriting(level: int, source: random.Random) -> tuple[str, str]:
     ``Sabca:ac,cb`` replaces a by c, then c by b → ``cbcc`` and ``bbbb``, written without a break
     """
     text = "".join(source.choice("abcdef") for _ in range(4))
-    question, answer, rules = f"S{text}:", "", []
+    question = f"S{text}:"
+    answer = ""
+    rules = []
     for _ in range(level):
         old = source.choice(sorted(set(text)))
         new = source.choice([letter for letter in "abcdef" if letter != old])
@@ -176,7 +188,8 @@ def problems(
         ValueError: for an unknown split or skill, naming the near one, a level that is none, or if
             so many different questions do not exist.
     """
-    skills, levels = tuple(skills), tuple(levels)
+    skills = tuple(skills)
+    levels = tuple(levels)
     one_of("split", split, SPLITS)
     for skill in skills:
         one_of("skill", skill, SKILLS)
@@ -192,12 +205,16 @@ def problems(
 def _drawn(
     split: str, count: int, source: random.Random, skills: tuple[str, ...], levels: tuple[int, ...]
 ) -> Iterator[Problem]:
-    weights = [_LEVEL_WEIGHTS[level - 1] if split == "train" else 1 for level in levels]
-    often = [_SKILL_WEIGHTS.get(skill, 1) if split == "train" else 1 for skill in skills]
+    weights = [1 for _ in levels]
+    often = [1 for _ in skills]
+    if split == "train":
+        weights = [_LEVEL_WEIGHTS[level - 1] for level in levels]
+        often = [_SKILL_WEIGHTS.get(skill, 1) for skill in skills]
     seen: set[str] = set()
     misses = 0
     while len(seen) < count:
-        skill, level = source.choices(skills, often)[0], source.choices(levels, weights)[0]
+        skill = source.choices(skills, often)[0]
+        level = source.choices(levels, weights)[0]
         question, answer = SKILLS[skill](level, source)
         if split_of(question) != split:
             continue
@@ -217,7 +234,9 @@ def _drawn(
 
 def split_of(question: str) -> str:
     """The split a question belongs to, by a hash of its text."""
-    return "test" if hashlib.sha256(question.encode()).digest()[0] < 256 * _TEST_SHARE else "train"
+    if hashlib.sha256(question.encode()).digest()[0] < 256 * _TEST_SHARE:
+        return "test"
+    return "train"
 
 
 def is_right(problem: Problem, written: str) -> bool:
@@ -246,4 +265,5 @@ def named_problems(source: str) -> Iterator[Problem]:
             f"{BATTERY}:SPLIT:COUNT, but is {source!r}"
         )
     split = named[1] or "train"
-    return problems(split, int(named[2] or (_TRAIN_COUNT if split == "train" else 2400)))
+    one_of("split", split, SPLITS)
+    return problems(split, int(named[2] or _COUNTS[split]))

@@ -74,11 +74,10 @@ def corpus_documents(
         return
     if only is not None and str(source) == PYTHON_DOCS:
         _is_kept({}, only, PYTHON_DOCS)
-    unread = (
-        _python_docs()
-        if str(source) == PYTHON_DOCS
-        else _from_files(Path(source), text_field, only)
-    )
+    if str(source) == PYTHON_DOCS:
+        unread = _python_docs()
+    else:
+        unread = _from_files(Path(source), text_field, only)
     for read in islice(unread, start, None):
         yield read()
 
@@ -112,7 +111,9 @@ def _files(source: Path) -> list[Path]:
             f"the corpus {source} does not exist; name a folder, a file or {PYTHON_DOCS!r}, or a "
             "dataset as hub:NAME"
         )
-    found = sorted(source.rglob("*")) if source.is_dir() else [source]
+    found = [source]
+    if source.is_dir():
+        found = sorted(source.rglob("*"))
     files = [path for path in found if path.is_file() and path.name.endswith(_SUFFIXES)]
     if not files:
         raise ValueError(
@@ -196,8 +197,9 @@ def text_of(row: Mapping[str, Any], text_field: str, where: str, only: str | Non
 
 
 def _is_kept(row: Mapping[str, Any], only: str, where: str) -> bool:
-    sign = "!=" if "!=" in only else "="
-    name, _, value = only.partition(sign)
+    name, sign, value = only.partition("!=")
+    if not sign:
+        name, sign, value = only.partition("=")
     found: Any = row
     for part in name.split("."):
         if not isinstance(found, Mapping) or part not in found:
@@ -207,7 +209,7 @@ def _is_kept(row: Mapping[str, Any], only: str, where: str) -> bool:
                 f"{name!r} (it has {', '.join(row) or 'none'}); name another, or leave it out"
             )
         found = found[part]
-    return (str(found) == value) == (sign == "=")
+    return (str(found) == value) != (sign == "!=")
 
 
 def _from_parquet(path: Path, text_field: str, only: str | None) -> Iterator[Callable[[], str]]:
@@ -269,4 +271,4 @@ def _docstrings(path: Path) -> str:
         return ""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     texts = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
-    return "\n\n".join(text for text in texts if text)
+    return "\n\n".join(filter(None, texts))

@@ -9,7 +9,6 @@ import random
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,8 @@ _THINGS = ("apples", "books", "coins", "cards", "pens", "shells", "stamps", "tic
 
 def _sums() -> Iterator[Pair]:
     """8,000 invented sums of one to three steps; no two questions are the same."""
-    source, seen = random.Random(0), set[str]()
+    source = random.Random(0)
+    seen = set[str]()
     while len(seen) < 8000:
         pair = _sum(source)
         if pair.question not in seen:
@@ -37,23 +37,28 @@ def _sums() -> Iterator[Pair]:
 
 
 def _sum(source: random.Random) -> Pair:
-    name, things = source.choice(_NAMES), source.choice(_THINGS)
+    name = source.choice(_NAMES)
+    things = source.choice(_THINGS)
     total = source.randint(2, 60)
-    sentences, steps = [f"{name} has {total} {things}."], []
+    sentences = [f"{name} has {total} {things}."]
+    steps = []
     for _ in range(source.randint(1, 3)):
         kind = source.choice(("gets", "gives", "times"))
         if kind == "times" and total <= 100:
             factor = source.randint(2, 4)
             sentences.append(f"Then {name} has {factor} times as many.")
-            total, step = total * factor, f"{total}*{factor}"
+            step = f"{total}*{factor}"
+            total *= factor
         elif kind == "gives" and total > 1:
             less = source.randint(1, min(total - 1, 40))
             sentences.append(f"{name} gives away {less}.")
-            total, step = total - less, f"{total}-{less}"
+            step = f"{total}-{less}"
+            total -= less
         else:
             more = source.randint(1, 40)
             sentences.append(f"{name} gets {more} more.")
-            total, step = total + more, f"{total}+{more}"
+            step = f"{total}+{more}"
+            total += more
         steps.append(f"<<{step}={total}>>")
     return Pair(
         f"{' '.join(sentences)} How many {things} does {name} have?", " ".join(steps), str(total)
@@ -131,13 +136,11 @@ def read_pairs(source: str | Path) -> Pairs:
         )
     path = Path(source)
     if not path.is_file() or not path.name.endswith(_SUFFIXES):
-        fact = (
-            "is of another kind"
-            if path.is_file()
-            else "is a folder"
-            if path.is_dir()
-            else "does not exist"
-        )
+        fact = "does not exist"
+        if path.is_dir():
+            fact = "is a folder"
+        elif path.is_file():
+            fact = "is of another kind"
         raise ValueError(
             f"questions and answers are read from one file ({', '.join(_SUFFIXES)}) or are "
             f"{ARITHMETIC!r} or {BATTERY!r}, but {source} {fact}"
@@ -146,7 +149,8 @@ def read_pairs(source: str | Path) -> Pairs:
 
 
 def _pairs_of(path: Path) -> Pairs:
-    pairs, skipped = [], 0
+    pairs = []
+    skipped = 0
     for line, where in placed_lines(path):
         fields = line.split("||")
         if ".jsonl" in path.name:
@@ -199,25 +203,24 @@ def pair_rows(
     """
     check_packing(tokenizer, length)
     one_of("style", style, STYLES)
-    completed, padded = style == "completion", style != "published"
+    completed = style == "completion"
+    padded = style != "published"
     given = list(pairs)
-    made = (
-        _completions(given, tokenizer, answer_length)
-        if completed
-        else _examples(given, tokenizer, padded)
-    )
-    pad = (
-        tokenizer.pad_token_id
-        if padded and tokenizer.pad_token_id is not None
-        else tokenizer.eos_token_id
-    )
+    if completed:
+        made = _completions(given, tokenizer, answer_length)
+    else:
+        made = _examples(given, tokenizer, padded)
+    pad = tokenizer.eos_token_id
+    if padded and tokenizer.pad_token_id is not None:
+        pad = tokenizer.pad_token_id
     # rows of a whole data set are gigabytes if they are filled
-    ids, maskable, sizes = array("i"), bytearray(), array("q")
-    dropped, longest = 0, 0
+    ids = array("i")
+    maskable = bytearray()
+    sizes = array("q")
+    dropped = longest = 0
     for examples in made:
-        longest = max(
-            longest, most := max(len(prompt) + len(target) for prompt, target in examples)
-        )
+        most = max(len(prompt) + len(target) for prompt, target in examples)
+        longest = max(longest, most)
         # an answer without room for its end token is too long as well
         if most > length or (completed and len(examples[0][1]) > answer_length):
             dropped += 1
@@ -227,24 +230,23 @@ def pair_rows(
             maskable += bytes(len(prompt)) + b"\1" * len(target)
             sizes.append(len(prompt) + len(target))
     if not sizes:
-        of_them, or_it = (
-            (f", {answer_length} of them for the answer", " or answer_length")
-            if completed
-            else ("", "")
-        )
+        room = f"a row of {length} tokens"
+        remedy = "use a longer length"
+        if completed:
+            room += f", {answer_length} of them for the answer"
+            remedy += " or answer_length"
         raise ValueError(
-            f"no question with its answer fits a row of {length} tokens{of_them}: the longest of "
-            f"{len(given)} has {longest}; use a longer length{or_it}"
+            f"no question with its answer fits {room}: the longest of {len(given)} has {longest}; "
+            f"{remedy}"
         )
-    ids_T, maskable_T = (
-        torch.frombuffer(ids, dtype=torch.int32),
-        torch.frombuffer(maskable, dtype=torch.bool),
-    )
+    ids_T = torch.frombuffer(ids, dtype=torch.int32)
+    maskable_T = torch.frombuffer(maskable, dtype=torch.bool)
     sizes_R = torch.frombuffer(sizes, dtype=torch.int64)
     where = (sizes_R.cumsum(0) - sizes_R, sizes_R, length)
     columns: dict[str, Any] = {"ids_RS": Ragged(ids_T, *where, int(pad))}
     columns["maskable_RS"] = Ragged(maskable_T, *where, not padded)
-    columns["attention_RS"] = Ragged(torch.ones_like(maskable_T), *where, False) if padded else None
+    if padded:
+        columns["attention_RS"] = Ragged(torch.ones_like(maskable_T), *where, False)
     return Rows(**columns), PairCounts(len(given) - dropped, dropped, longest)
 
 
@@ -252,21 +254,23 @@ def _examples(
     pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, corrected: bool
 ) -> Iterator[_Examples]:
     """Prompt and target of the two examples of each pair."""
-    begin, end = _begin(tokenizer), [int(tokenizer.eos_token_id)]
-    inner = [] if corrected else begin
-    tail = "" if corrected else "\n"
-    left = iter(pairs)
-    while some := [pair.texts() for pair in islice(left, _BATCH)]:
-        questions, thoughts, answers = zip(*some, strict=True)
+    begin = _begin(tokenizer)
+    end = [int(tokenizer.eos_token_id)]
+    # the published rows are filled with end tokens: the one after the steps is the first of them
+    inner, tail, steps_end = begin, "\n", list[int]()
+    if corrected:
+        inner, tail, steps_end = [], "", end
+    for start in range(0, len(pairs), _BATCH):
+        questions, thoughts, answers = zip(
+            *(pair.texts() for pair in pairs[start : start + _BATCH]), strict=True
+        )
         columns = (list(questions), list(thoughts), [answer + tail for answer in answers])
         for question, thought, answer in zip(
             *(encode_texts(texts, tokenizer) for texts in columns), strict=True
         ):
-            prompt, steps = begin + question, inner + thought
-            # the published rows are filled with end tokens: the one after the steps is the first of
-            # them
-            first = (prompt, steps + end if corrected else steps)
-            yield [first, (prompt + steps, inner + answer + end)]
+            prompt = begin + question
+            steps = inner + thought
+            yield [(prompt, steps + steps_end), (prompt + steps, inner + answer + end)]
 
 
 def _completions(
@@ -275,9 +279,10 @@ def _completions(
     """Question, and steps with answer filled up with end tokens; one token longer than the room if
     too long.
     """
-    begin, end = _begin(tokenizer), [int(tokenizer.eos_token_id)]
+    begin = _begin(tokenizer)
+    end = [int(tokenizer.eos_token_id)]
     for pair in pairs:
-        answer = f"{pair.thought} {pair.answer}" if pair.thought else pair.answer
+        answer = " ".join(filter(None, (pair.thought, pair.answer)))
         question, target = encode_texts([pair.question, answer], tokenizer)
         yield [(begin + question, target + end * max(1, answer_length - len(target)))]
 
@@ -285,6 +290,6 @@ def _completions(
 def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The start token, if the tokenizer puts one before a text."""
     ids: Any = tokenizer("a")["input_ids"]
-    return (
-        ids[:1] if tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id else []
-    )
+    if tokenizer.bos_token_id is None or ids[0] != tokenizer.bos_token_id:
+        return []
+    return ids[:1]

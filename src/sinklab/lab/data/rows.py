@@ -67,8 +67,8 @@ def begin_rows(tokenizer: PreTrainedTokenizerBase) -> None:
 
     if tokenizer.bos_token is None:
         tokenizer.add_special_tokens({"bos_token": START_TOKEN})
-    token, (first, *_) = str(tokenizer.bos_token), cast(Any, tokenizer("a")["input_ids"])
-    if first != tokenizer.bos_token_id:
+    token = str(tokenizer.bos_token)
+    if cast(Any, tokenizer("a")["input_ids"])[0] != tokenizer.bos_token_id:
         begins = TemplateProcessing(
             single=f"{token} $A", special_tokens=[(token, tokenizer.bos_token_id)]
         )
@@ -80,7 +80,9 @@ def row_start(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids with which a packed row begins: the start token if :func:`begin_rows` said so, else
     none.
     """
-    return [int(cast(Any, tokenizer.bos_token_id))] if tokenizer.init_kwargs.get(_MARK) else []
+    if not tokenizer.init_kwargs.get(_MARK):
+        return []
+    return [int(cast(Any, tokenizer.bos_token_id))]
 
 
 _BATCH_DOCUMENTS = 64
@@ -119,7 +121,7 @@ def pack_with_documents(
     """
     check_packing(tokenizer, length)
     pieces = list(encode(documents, tokenizer))
-    stream = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int32)
+    stream = torch.cat([torch.empty(0, dtype=torch.int32), *pieces])
     start = torch.tensor(row_start(tokenizer), dtype=torch.int32)
     inside = length - len(start)
     rows = stream.numel() // inside
@@ -173,7 +175,8 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
         size += len(text)
         if len(texts) == _BATCH_DOCUMENTS or size >= _BATCH_CHARACTERS:
             yield texts
-            texts, size = [], 0
+            texts = []
+            size = 0
     if texts:
         yield texts
 
@@ -215,7 +218,8 @@ class Ragged:
         """One row, a tensor (S,); or for a slice or a tensor some of the rows."""
         if not isinstance(rows, int):
             return replace(self, begins_R=self.begins_R[rows], sizes_R=self.sizes_R[rows])
-        begin, size = int(self.begins_R[rows]), int(self.sizes_R[rows])
+        begin = int(self.begins_R[rows])
+        size = int(self.sizes_R[rows])
         row_S = self.parts_T.new_full((self.length,), self.fill)
         row_S[:size] = self.parts_T[begin : begin + size]
         return row_S
@@ -264,11 +268,13 @@ class Rows(Dataset[dict[str, Tensor]]):
                 "rows must be a matrix with at least one token, but their shape is "
                 f"{tuple(ids_RS.shape)}"
             )
-        self.columns = {
-            key: given
-            for key, name in COLUMNS.items()
-            if (given := getattr(self, name)) is not None
+        given_columns = {
+            "input_ids": self.ids_RS,
+            "documents": self.documents_RS,
+            "maskable": self.maskable_RS,
+            "attention_mask": self.attention_RS,
         }
+        self.columns = {key: one for key, one in given_columns.items() if one is not None}
         for name, given in self.columns.items():
             if given.shape != ids_RS.shape:
                 raise ValueError(
@@ -297,7 +303,9 @@ class Rows(Dataset[dict[str, Tensor]]):
         return Rows(**columns)
 
     def __len__(self) -> int:
-        return len(self.ids_RS) if self.total is None else self.total
+        if self.total is None:
+            return len(self.ids_RS)
+        return self.total
 
     def place(self, row: int) -> int:
         """Index in the stored rows of row ``row`` of the run."""
@@ -305,10 +313,8 @@ class Rows(Dataset[dict[str, Tensor]]):
             return row
         number, inside = divmod(row, len(self.ids_RS))
         if self._order[0] != number:
-            self._order = (
-                number,
-                torch.randperm(len(self.ids_RS), generator=place_generator(self.seed, number)),
-            )
+            generator = place_generator(self.seed, number)
+            self._order = (number, torch.randperm(len(self.ids_RS), generator=generator))
         return int(self._order[1][inside])
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
@@ -322,10 +328,10 @@ def row_of_batch(columns: Mapping[str, Tensor], ordinal: int) -> dict[str, Tenso
     """One row as batches hold it: ids and document numbers int64, the rest as it is, and the
     ordinal in the run.
     """
-    row = {
-        name: part.long() if name in ("input_ids", "documents") else part
-        for name, part in columns.items()
-    }
+    row = dict(columns)
+    for name in ("input_ids", "documents"):
+        if name in row:
+            row[name] = row[name].long()
     return row | {"row": torch.tensor(ordinal)}
 
 

@@ -113,10 +113,10 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
             ValueError: if the corpus does not have them.
         """
         ids, documents, _ = zip(*islice(self._packed(Place(), 0), self.skip_rows), strict=True)
-        return Rows(
-            torch.stack(ids),
-            documents_RS=torch.stack(documents) if self.documents == "separate" else None,
-        )
+        columns: dict[str, Tensor] = {}
+        if self.documents == "separate":
+            columns["documents_RS"] = torch.stack(documents)
+        return Rows(torch.stack(ids), **columns)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         worker = get_worker_info()
@@ -130,22 +130,28 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
         rows = list(islice(left, self.shuffle_rows))
         while rows:
             following = list[_Row]()
-            first, there = number * self.shuffle_rows, rows[-1][-1]
+            first = number * self.shuffle_rows
+            there = rows[-1][-1]
             order = torch.randperm(len(rows), generator=place_generator(self.seed, number)).tolist()
             for inside in range(max(0, row - first), len(rows)):
                 # the next block is read row by row, so that a loader's worker never stops for a
                 # whole one
                 following += islice(left, 1)
-                whole = inside + 1 == self.shuffle_rows
-                at = there if whole else here
                 ids_S, documents_S, _ = rows[order[inside]]
-                columns = {"input_ids": ids_S} | (
-                    {"documents": documents_S} if self.documents == "separate" else {}
-                )
-                cursor = torch.tensor([number + whole, at.passed, at.document, at.offset])
+                columns = {"input_ids": ids_S}
+                if self.documents == "separate":
+                    columns["documents"] = documents_S
+                block = number
+                at = here
+                if inside + 1 == self.shuffle_rows:
+                    block = number + 1
+                    at = there
+                cursor = torch.tensor([block, at.passed, at.document, at.offset])
                 yield row_of_batch(columns, first + inside) | {"cursor": cursor}
             following += islice(left, self.shuffle_rows - len(following))
-            number, here, rows = number + 1, there, following
+            rows = following
+            here = there
+            number += 1
 
     def _packed(self, start: Place, skip_rows: int) -> Iterator[_Row]:
         """Rows from a place on: ids, numbers of documents inside the row, and the place behind
@@ -156,8 +162,10 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
             ids_T = torch.cat([ids_T, piece_T])
             owners_T = torch.cat([owners_T, torch.full_like(piece_T, owner)])
             while ids_T.numel() >= self.length:
-                ids_S, ids_T = ids_T[: self.length], ids_T[self.length :]
-                owners_S, owners_T = owners_T[: self.length], owners_T[self.length :]
+                ids_S = ids_T[: self.length]
+                owners_S = owners_T[: self.length]
+                ids_T = ids_T[self.length :]
+                owners_T = owners_T[self.length :]
                 behind = replace(place, offset=place.offset + piece_T.numel() - ids_T.numel())
                 yield ids_S, owners_S - owners_S[0], behind
 
@@ -166,9 +174,14 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
         leaves out its first rows.
         """
         for passed in count(start.passed):
-            begins = start if passed == start.passed else Place(passed)
-            from_the_top, seen = begins == Place(passed), 0
-            skipped = skip_rows * self.length if from_the_top else begins.offset
+            begins = Place(passed)
+            if passed == start.passed:
+                begins = start
+            from_the_top = begins == Place(passed)
+            skipped = begins.offset
+            if from_the_top:
+                skipped = skip_rows * self.length
+            seen = 0
             for document, ids_T in self._encoded(begins.document):
                 seen += ids_T.numel()
                 offset = min(skipped, ids_T.numel())
@@ -176,10 +189,12 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
                 if offset < ids_T.numel():
                     yield Place(passed, document, offset), ids_T[offset:]
             if from_the_top and seen < (self.skip_rows + 1) * self.length:
-                held = f" behind {self.skip_rows} held-out rows" if self.skip_rows else ""
+                room = f"one row of {self.length}"
+                if self.skip_rows:
+                    room += f" behind {self.skip_rows} held-out rows"
                 raise ValueError(
-                    f"the corpus {self.source} has {seen} tokens, which do not fill one row of "
-                    f"{self.length}{held}; use a shorter length, fewer held-out rows or more text"
+                    f"the corpus {self.source} has {seen} tokens, which do not fill {room}; use a "
+                    "shorter length, fewer held-out rows or more text"
                 )
             if not self.repeat:
                 return

@@ -27,6 +27,9 @@ from sinklab.lab.checkpoints.weights import open_weights
 from sinklab.lab.testing.values import refusal, tiny_model
 from sinklab.lab.training.model import trainable_parameters
 
+Form = Callable[[Any, Tensor, Tensor], Tensor]
+"""Logits of a model from ids and places that are not padding."""
+
 
 def check_sink(kind: str) -> None:
     """Hold a kind of added sink to the contract of models, training, decoding and traces, with tiny
@@ -58,11 +61,9 @@ def check_sink(kind: str) -> None:
 
 
 def _check_parameters(model: Any, plain: Any) -> None:
-    sink, ours, theirs = (
-        model.config.sink,
-        dict(model.named_parameters()),
-        dict(plain.named_parameters()),
-    )
+    sink = model.config.sink
+    ours = dict(model.named_parameters())
+    theirs = dict(plain.named_parameters())
     assert ours.keys() - theirs.keys() == {*sink.tensors}, (
         f"the model has other new parameters than {sink.tensors}"
     )
@@ -83,13 +84,13 @@ def _check_parameters(model: Any, plain: Any) -> None:
 
 
 def _check_slow_twin(model: Any, real_BL: Tensor) -> None:
-    sink, forms = (
-        model.config.sink,
-        {"slow twin": _masked_form, "form within the sequence": _within_sequence},
-    )
-    if not sink.positions:
-        forms = {"slow twin": _filled_cache} if bool(real_BL.all()) else {}
-    expected = _outcome(model, lambda model, ids, real: model(ids, real).logits, real_BL)
+    sink = model.config.sink
+    forms: dict[str, Form] = {}
+    if sink.positions:
+        forms = {"slow twin": _masked_form, "form within the sequence": _within_sequence}
+    elif bool(real_BL.all()):
+        forms = {"slow twin": _filled_cache}
+    expected = _outcome(model, _with_prefix, real_BL)
     for what, form in forms.items():
         for name, found in _outcome(model, form, real_BL).items():
             close = (found - expected[name]).abs().max() <= 1e-5 * max(
@@ -100,9 +101,11 @@ def _check_slow_twin(model: Any, real_BL: Tensor) -> None:
         assert name in expected and expected[name].abs().max() > 0, f"{name} gets no gradient"
 
 
-def _outcome(
-    model: Any, form: Callable[[Any, Tensor, Tensor], Tensor], real_BL: Tensor
-) -> dict[str, Tensor]:
+def _with_prefix(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
+    return model(ids_BL, real_BL).logits
+
+
+def _outcome(model: Any, form: Form, real_BL: Tensor) -> dict[str, Tensor]:
     """Logits at positions that are not padding, and the gradients of a function of them."""
     model.zero_grad()
     ids_BL = torch.arange(1, 1 + real_BL.numel()).view_as(real_BL)
@@ -117,8 +120,10 @@ def _masked_form(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
     """Eq. 6 as written: sinks and text in one sequence of N + L, under a mask by which each sink
     sees itself alone.
     """
-    config, (batch, length) = model.config, ids_BL.shape
-    sink, count, front = config.sink, config.sink_count, config.sink_side == "front"
+    config = model.config
+    sink = config.sink
+    count = config.sink_count
+    batch, length = ids_BL.shape
     embeds = torch.cat(
         [sink.embeddings(model).expand(batch, -1, -1), model.model.embed_tokens(ids_BL)], dim=1
     )
@@ -126,8 +131,11 @@ def _masked_form(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
     seen_BKK[:, count:, :count] = True
     seen_BKK[:, count:, count:] = real_BL[:, None, :] > 0
     seen_BKK[:, range(count), range(count)] = True
-    text = (real_BL.cumsum(1) - 1).clamp(min=0) + (count if front else 0)
-    start = 0 * text[:, :1] if front else real_BL.sum(1, keepdim=True)
+    text = (real_BL.cumsum(1) - 1).clamp(min=0)
+    start = real_BL.sum(1, keepdim=True)
+    if config.sink_side == "front":
+        text += count
+        start = torch.zeros_like(start)
 
     def change(projection: Any, args: tuple, states_BKA: Tensor) -> Tensor:
         own_BNGD = states_BKA[:, :count].unflatten(-1, (config.kv_heads, config.head_dim))
@@ -149,7 +157,8 @@ def _masked_form(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
 
 def _filled_cache(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
     """The decoder with a cache of transformers that holds the prefix; for texts without padding."""
-    prefix, cache = model.sink_prefix(ids_BL.shape[1]), DynamicCache(config=model.config.backbone)
+    prefix = model.sink_prefix(ids_BL.shape[1])
+    cache = DynamicCache(config=model.config.backbone)
     for layer, (keys, values) in enumerate(zip(prefix.keys, prefix.values, strict=True)):
         cache.update(*(states.expand(len(ids_BL), -1, -1, -1) for states in (keys, values)), layer)
     positions = torch.arange(ids_BL.shape[1])[None]
@@ -162,8 +171,11 @@ def _filled_cache(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
         mask_HLK[..., : prefix.count] += added_HN[:, None]
         return args, kwargs | {"attention_mask": mask_HLK[None]}
 
+    layers = []
+    if prefix.logits:
+        layers = model.model.layers
     with ExitStack() as hooks:
-        for layer in model.model.layers if prefix.logits else ():
+        for layer in layers:
             hooks.callback(layer.self_attn.register_forward_pre_hook(give, with_kwargs=True).remove)
         out = model.model(ids_BL, past_key_values=cache, position_ids=positions, is_causal=False)
     return model.lm_head(out.last_hidden_state)
@@ -178,7 +190,8 @@ def _within_sequence(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
 
 
 def _check_saved(model: Any) -> None:
-    ids, sink = torch.arange(12)[None], model.config.sink
+    ids = torch.arange(12)[None]
+    sink = model.config.sink
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         model.save_pretrained(folder)
         expected = model(ids).logits
@@ -199,9 +212,11 @@ def _check_decoding(model: Any) -> None:
     decoding = {"max_new_tokens": 8, "block_length": 4, "seed": 0}
     count = model.config.sink_count
     for cache in caches:
+        model.config.block_length = None
         # an exact one is for attention in blocks
-        is_exact = getattr(caches[cache], "is_exact", False)
-        model.config.block_length = 4 if is_exact else None
+        is_exact = readers.stated(caches[cache], "is_exact")
+        if is_exact:
+            model.config.block_length = 4
         with watching(model):
             uncached = model.generate(ids, **decoding)
         written = model.generate(ids, cache=cache, **decoding)
@@ -217,10 +232,9 @@ def _check_decoding(model: Any) -> None:
         assert columns == {count + 14}, (
             f"a trace under the cache {cache} has {columns} columns, not {count} + 14"
         )
-        afresh = (
-            written if is_exact else model.generate(ids, cache=cache, refresh_every=1, **decoding)
-        )
-        assert torch.equal(afresh, uncached), (
+        if not is_exact:
+            written = model.generate(ids, cache=cache, refresh_every=1, **decoding)
+        assert torch.equal(written, uncached), (
             f"under the cache {cache}, recomputing everything changes the text"
         )
 
@@ -253,11 +267,12 @@ def check_family(name: str, folder: str | Path) -> None:
         loaded, again = load(here), Path(temporary, "again")
         loaded.model.save_pretrained(again)
         ids = torch.arange(min(8, loaded.model.config.get_text_config().vocab_size))[None]
-        with torch.inference_mode(), torch.random.fork_rng(devices=[]):
-            # one that renoises draws its canvas: the same twice
-            logits: list[Any] = [
-                torch.manual_seed(0) and one.model(ids).logits for one in (loaded, load(again))
-            ]
+        logits = []
+        for one in (loaded, load(again)):
+            with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+                # one that renoises draws its canvas: the same twice
+                torch.manual_seed(0)
+                logits.append(one.model(ids).logits)
         assert torch.equal(*logits), "a model that was saved and loaded again has other logits"
         _check_no_code(here, config)
 
@@ -265,11 +280,11 @@ def check_family(name: str, folder: str | Path) -> None:
 def _check_fields(name: str, folder: Path, config: dict) -> None:
     """Every field, absent or of another kind, is read all the same or refused with a ValueError."""
 
+    def configured(config: dict) -> None:
+        readers.configured(readers.read(config, str(folder)), {}, str(folder))
+
     def refused(config: dict) -> str:
-        return refusal(
-            ValueError,
-            lambda: readers.configured(readers.read(config, str(folder)), {}, str(folder)),
-        )
+        return refusal(ValueError, configured, config)
 
     for field in readers.known_families()[name].represented:
         said = refused({**config, field: "a value that no checkpoint has"})
@@ -293,7 +308,10 @@ def _check_tensors(folder: Path, config: dict) -> None:
         ) from error
     taken: dict[str, int] = {}
     for target, tensor in model.state_dict().items():
-        for name in (names := names_of(sources[target]) if target in sources else ()):
+        names: tuple[str, ...] = ()
+        if target in sources:
+            names = names_of(sources[target])
+        for name in names:
             taken[name] = taken.get(name, 0) + tensor.numel() // len(names)
     for name, used in taken.items():
         numbers = math.prod(weights.shapes[name])

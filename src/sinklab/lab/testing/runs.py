@@ -93,7 +93,8 @@ def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
 @contextmanager
 def _counted(last: int | None) -> Iterator[list[str]]:
     """Names of the tables that are written; the one of this number is interrupted."""
-    names, write = list[str](), RunWriter.table
+    names = list[str]()
+    write = RunWriter.table
 
     def table(run: RunWriter, name: str, *args: Any, **kwargs: Any) -> Path:
         if len(names) == last:
@@ -152,7 +153,10 @@ def check_figure(name: str, runs: Sequence[Run]) -> None:
         drawn = axes.lines + axes.patches + axes.images + list(axes.collections) + axes.texts
         assert drawn, f"{name} draws nothing on the axes that it was given"
     with tempfile.TemporaryDirectory() as folder:
-        written = draw_all(readers[:1] if figure.alone else readers, folder, ("svg",), names=[name])
+        shown = readers
+        if figure.alone:
+            shown = readers[:1]
+        written = draw_all(shown, folder, ("svg",), names=[name])
         assert written.written, f"draw_all skips {name}: {written.skipped}"
         assert written.written[0].read_bytes() == light, f"{name} differs from one time to the next"
         bare = Path(folder, "bare")
@@ -166,7 +170,8 @@ def check_figure(name: str, runs: Sequence[Run]) -> None:
 def _bytes(figure: Figure, readers: list[Any], theme: str) -> bytes:
     from matplotlib import pyplot
 
-    before, written = pyplot.get_fignums(), io.BytesIO()
+    before = pyplot.get_fignums()
+    written = io.BytesIO()
     with themed(theme_named(theme)):
         save(figure_of(figure(readers, theme=theme)), "svg", written)
     assert pyplot.get_fignums() == before, (

@@ -43,21 +43,28 @@ def facts_of(
     the adapted model.
     """
     name = str(settings.init_from)
-    own = {key: getattr(config, key) for key in (*variant(settings), "logit_shift")}
+    rows = read_plan(name)[0].backbone.vocab_size
+    if not base:
+        base = name
+        if Path(name).exists():
+            # the last name of a folder: its path says nothing elsewhere
+            base = Path(name).name
+    own: dict[str, Any] = {}
+    if settings.objective != "autoregressive":
+        own = {key: getattr(config, key) for key in (*variant(settings), "logit_shift")}
     tokens = step * settings.batch * settings.length
     if settings.adapters is not None:
         tokens += read_adapters(settings.adapters)[0].tokens
-    rows, sink = read_plan(name)[0].backbone.vocab_size, tensors_of(config)
+    tied = bool(config.tie_word_embeddings)
     return AdapterFile(
-        # the last name of a folder: its path says nothing elsewhere
-        base=base or (Path(name).name if Path(name).exists() else name),
-        base_sha256=base_hash(state, rows, sink=sink, tied=bool(config.tie_word_embeddings)),
+        base=base,
+        base_sha256=base_hash(state, rows, sink=tensors_of(config), tied=tied),
         base_rows=rows,
         rank=settings.lora_rank,
         objective=settings.objective,
         mask_token=settings.mask_token,
         mask_token_id=config.mask_token_id,
-        settings={} if settings.objective == "autoregressive" else own,
+        settings=own,
         tokens=tokens,
         seed=settings.seed,
     )
@@ -101,7 +108,7 @@ def extract(checkpoint: str | Path, file: str | Path | None = None, *, base: str
             f"{checkpoint} has no adapters: its run trains {settings.train_only!r}; train with lora"
         )
     facts = facts_of(state, config, settings, step_of(checkpoint), base)
-    return save_adapters(facts, tensors, checkpoint / FILE if file is None else file)
+    return save_adapters(facts, tensors, file or checkpoint / FILE)
 
 
 def settings_of_run(folder: Path) -> TrainSettings:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from sinklab.lab.checkpoints.materialize import machine_type
 from sinklab.lab.files import read_json
@@ -41,7 +42,8 @@ def write_checkpoint(root: Path, step: int, *, first: bool, wait: Any) -> Iterat
         ValueError: if the disk is full; the partial checkpoint is removed, older checkpoints are
             not touched.
     """
-    partial, whole = root / PARTIAL, root / f"checkpoint-{step}"
+    partial = root / PARTIAL
+    whole = root / f"checkpoint-{step}"
     if first:
         shutil.rmtree(partial, ignore_errors=True)
     wait()
@@ -128,7 +130,9 @@ def step_of(checkpoint: Path) -> int:
 def named_checkpoint(root: Path | str) -> str:
     """The newest whole checkpoint, for a message."""
     found = whole_checkpoints(Path(root))
-    return str(found[-1]) if found else "none (no checkpoint is whole yet)"
+    if not found:
+        return "none (no checkpoint is whole yet)"
+    return str(found[-1])
 
 
 def refuse_broken_weights(model: nn.Module, step: int, root: Path) -> None:
@@ -138,8 +142,10 @@ def refuse_broken_weights(model: nn.Module, step: int, root: Path) -> None:
         ValueError: naming the first such tensor.
     """
     for name, weight in model.named_parameters():
-        # the local part of a sharded tensor is enough: every process looks at its own
-        local: Any = weight.to_local() if hasattr(weight, "to_local") else weight
+        local: Any = weight
+        if isinstance(weight, DTensor):
+            # the local part is enough: every process looks at its own
+            local = weight.to_local()
         if not bool(torch.isfinite(local).all()):
             raise ValueError(
                 f"weights must be finite to be saved, but {name} has values that are not at step "
@@ -157,10 +163,10 @@ def with_precision(settings: TrainSettings) -> TrainSettings:
     before = Path(settings.out) / RUN_FILE
     if settings.resume and before.is_file():
         return dataclasses.replace(settings, bf16=read_info(before).settings.get("bf16"))
-    return dataclasses.replace(
-        settings,
-        bf16=machine_type("cuda" if torch.cuda.is_available() else "cpu") == torch.bfloat16,
-    )
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = "cuda"
+    return dataclasses.replace(settings, bf16=machine_type(device) == torch.bfloat16)
 
 
 def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:

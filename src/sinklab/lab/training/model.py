@@ -6,6 +6,7 @@ import copy
 import math
 import shutil
 from pathlib import Path
+from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -37,12 +38,16 @@ def started_from(settings: TrainSettings) -> Loaded:
         ValueError: if there is no such model, or it has a sink or gate other than the settings say.
     """
     name = str(settings.init_from)
-    own = {"gate_bias": settings.gate_bias, "logit_shift": settings.logit_shift or None}
-    fields = variant(settings) | {key: value for key, value in own.items() if value is not None}
+    fields = variant(settings)
+    if settings.gate_bias is not None:
+        fields["gate_bias"] = settings.gate_bias
+    if settings.logit_shift:
+        fields["logit_shift"] = True
     torch.manual_seed(settings.seed)
-    # autocast computes with bfloat16 copies anyway: frozen weights that are bfloat16 on disk need
-    # no float32 ones
-    fields |= {"dtype": "auto"} if settings.bf16 and settings.train_only != "all" else {}
+    if settings.bf16 and settings.train_only != "all":
+        # autocast computes with bfloat16 copies anyway: frozen weights that are bfloat16 on disk
+        # need no float32 ones
+        fields["dtype"] = "auto"
     # settings of a diffusion checkpoint besides its backbone; None for a causal one
     theirs = read_plan(name)[0].settings
     _keep_blocks(name, theirs, settings.objective, fields)
@@ -74,9 +79,9 @@ def _keep_blocks(
     if objective == "block_diffusion":
         fields["block_length"] = fields["block_length"] or length
         if fields["block_length"] is None:
-            fact = "is causal" if theirs is None else "has full attention"
             raise ValueError(
-                f"{name} {fact}, so objective='block_diffusion' needs --block-length, such as 16"
+                f"{name} has no attention in blocks, so objective='block_diffusion' needs "
+                "--block-length, such as 16"
             )
     elif length is not None:
         raise ValueError(
@@ -123,6 +128,9 @@ def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Di
     """
     if tokenizer.mask_token_id is None and settings.objective != "autoregressive":
         tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
+    deviation = 0.02
+    if settings.init == "smdm":
+        deviation = math.sqrt(2 / (5 * settings.hidden_size))
     backbone = AutoConfig.for_model(
         settings.backbone,
         vocab_size=len(tokenizer),
@@ -134,13 +142,10 @@ def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Di
         max_position_embeddings=max(512, 2 * settings.length),
         tie_word_embeddings=settings.tie_embeddings,
         rms_norm_eps=1e-5,
-        initializer_range=math.sqrt(2 / (5 * settings.hidden_size))
-        if settings.init == "smdm"
-        else 0.02,
-        **{
-            name: getattr(tokenizer, name)
-            for name in ("pad_token_id", "eos_token_id", "bos_token_id")
-        },
+        initializer_range=deviation,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
     )
     fields = variant(settings, "logit_shift", "gate_bias")
     config = DiffusionLMConfig(backbone=backbone, mask_token_id=tokenizer.mask_token_id, **fields)
@@ -232,7 +237,9 @@ def save(
     model as the plain decoder that it is. A sink that was trained alone gets a file of its own
     besides.
     """
-    written: Any = causal_model(model) if settings.objective == "autoregressive" else model
+    written: Any = model
+    if settings.objective == "autoregressive":
+        written = causal_model(model)
     beside = folder / ".model"
     shutil.rmtree(beside, ignore_errors=True)
     written.save_pretrained(beside)
@@ -247,12 +254,11 @@ def save(
 
 def checkpoint_activations(model: Any) -> None:
     """Keep no activations inside layers."""
-    options = {"use_reentrant": False}
-    # the name before transformers 5.18
-    if hasattr(model, "activation_checkpointing_enable"):
-        model.activation_checkpointing_enable(options)
-    else:
-        model.gradient_checkpointing_enable(options)
+    enable = "activation_checkpointing_enable"
+    if enable not in dir(model):
+        # the name before transformers 5.18
+        enable = "gradient_checkpointing_enable"
+    getattr(model, enable)({"use_reentrant": False})
 
 
 def causal_model(model: DiffusionLM) -> PreTrainedModel:
@@ -290,7 +296,9 @@ def trainable_parameters(model: nn.Module, train_only: str = "all") -> list[str]
     names = [name for name, _ in model.named_parameters()]
     if train_only == "all":
         return names
-    sink = tensors_of(getattr(model, "config", None))
+    sink: tuple[str, ...] = ()
+    if isinstance(model, PreTrainedModel):
+        sink = tensors_of(model.config)
     chosen = [name for name in names if name in sink or (train_only == "lora" and ".lora_" in name)]
     if train_only == "sink" and not chosen:
         raise ValueError(
@@ -320,17 +328,18 @@ def freeze(model: Any, train_only: str, lora_rank: int = 8) -> list[str]:
         ValueError: as :func:`trainable_parameters`, for a rank below 1, if ``peft`` is not
             installed, and for a model that has adapters already.
     """
-    trainable_parameters(model, train_only if train_only != "lora" else "all")
     if train_only == "lora":
         _add_adapters(model, lora_rank)
     trained = trainable_parameters(model, train_only)
     chosen = set(trained)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)
+    if train_only == "all":
+        return trained
     # a tied head is the embedding, which decides the type of the states
     products = {id(one.weight) for one in model.modules() if isinstance(one, nn.Linear)}
     products -= {id(model.get_input_embeddings().weight)}
-    for parameter in model.parameters() if train_only != "all" else ():
+    for parameter in model.parameters():
         # what is trained is float32 at least, and what is no product's weight
         if parameter.requires_grad or id(parameter) not in products:
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
@@ -368,16 +377,16 @@ def merge_lora(model: Any) -> None:
         )
         adapter.merge()
         _move_gate(adapter, base)
-        owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, base)
+        model.set_submodule(name, base)
     # left by peft, which would warn of it at the next adapters
-    vars(model.model).pop("peft_config", None)
+    if "peft_config" in dir(model.model):
+        del model.model.peft_config
     model.requires_grad_(True)
 
 
 def _adapters(model: nn.Module) -> dict[str, Any]:
     """Adapted layers by name."""
-    return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    return {name: module for name, module in model.named_modules() if "lora_A" in module._modules}
 
 
 def _move_gate(source: nn.Module, target: nn.Module) -> None:
@@ -385,7 +394,7 @@ def _move_gate(source: nn.Module, target: nn.Module) -> None:
     beside it sees the same.
     """
     for key, hook in list(source._forward_pre_hooks.items()):
-        if isinstance(getattr(hook, "__self__", None), Gate):
+        if isinstance(hook, MethodType) and isinstance(hook.__self__, Gate):
             del source._forward_pre_hooks[key]
             target.register_forward_pre_hook(hook)
 
@@ -426,10 +435,13 @@ def muon_and_adamw(model: Any, muon_lr: float, args: Any, decayed: set[str]) -> 
         decayed: names of the parameters that decay.
     """
     sink = tensors_of(model.config)
-    matrices, groups = list[Any](), {True: list[Any](), False: list[Any]()}
+    matrices: list[Any] = []
+    groups: dict[bool, list[Any]] = {True: [], False: []}
     for name, weight in model.named_parameters():
-        is_matrix = weight.ndim == 2 and ".layers." in name and name.rpartition(".")[2] not in sink
-        (matrices if is_matrix else groups[name in decayed]).append(weight)
+        if weight.ndim == 2 and ".layers." in name and name.rpartition(".")[2] not in sink:
+            matrices.append(weight)
+        else:
+            groups[name in decayed].append(weight)
     parts = [
         {"params": some, "weight_decay": args.weight_decay * decays}
         for decays, some in groups.items()

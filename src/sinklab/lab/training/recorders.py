@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from sinklab.core.sinks.rules import DEFAULT, Rule
@@ -341,10 +342,8 @@ def _is_sharded(model: nn.Module) -> bool:
     """Whether the weights are spread over processes (FSDP, ZeRO-3), so that none can run the model
     alone.
     """
-    # a part that each process holds is a DTensor under FSDP2, and has DeepSpeed's mark under ZeRO-3
-    if any(
-        hasattr(parameter, "ds_id") or hasattr(parameter, "to_local")
-        for parameter in model.parameters()
-    ):
-        return True
+    for parameter in model.parameters():
+        # under FSDP2, and with DeepSpeed's mark under ZeRO-3
+        if isinstance(parameter, DTensor) or hasattr(parameter, "ds_id"):
+            return True
     return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())

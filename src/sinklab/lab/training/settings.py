@@ -315,14 +315,18 @@ def recipe(name: str, variant: str | None = None, **changes: Any) -> TrainSettin
         fields["init_from"] = str(settings.init_from).replace("/model", f"-{chosen}/model")
     elif settings.init_from and fields.get("gate"):
         fields["gate_bias"] = 4.0
-    out = f"runs/{name}" if chosen == own else f"runs/{name}-{chosen}"
-    return replace(settings, **{**fields, "out": out, **changes})
+    fields["out"] = f"runs/{name}"
+    if chosen != own:
+        fields["out"] += f"-{chosen}"
+    return replace(settings, **{**fields, **changes})
 
 
 def _fields(name: str) -> dict[str, Any]:
     """The settings that a recipe names, and those of the recipe it is like."""
     given = (_READ["bases"] | _READ["recipes"])[name]
-    fields = (_fields(given["like"]) if "like" in given else {}) | given
+    fields = dict(given)
+    if "like" in given:
+        fields = _fields(given["like"]) | given
     if "tokens" in given:
         fields["steps"] = round(given["tokens"] / (fields["batch"] * fields["length"]))
     return {
