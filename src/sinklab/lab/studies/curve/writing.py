@@ -113,9 +113,7 @@ class Distances(CostStudy):
         )
         arms = {}
         for protocol, removal, k, control in names:
-            edit = by_protocol(
-                protocol, k, settings.sink_rule, how=removal, control=control, **how
-            )
+            edit = by_protocol(protocol, k, settings.sink_rule, how=removal, control=control, **how)
             arms[protocol, removal, k, control] = [edit]
         return arms
 
