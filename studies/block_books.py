@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 import sinklab
-from sinklab.lab.checkpoints.loading import untrained_twins
+from sinklab.lab.checkpoints.controls import untrained_twins
 from sinklab.lab.data.rows import row_start
 from sinklab.lab.records.reading import open_run
 from sinklab.lab.records.storage import write_beside

@@ -37,7 +37,7 @@ from smollm2_report import report
 
 from sinklab.lab.checkpoints import from_causal, load, load_adapters
 from sinklab.lab.checkpoints.adapters import add_adapters, read_adapters
-from sinklab.lab.checkpoints.loading import permuted
+from sinklab.lab.checkpoints.controls import permuted
 from sinklab.lab.records import open_run
 from sinklab.lab.training import TrainSettings, recipe, train
 from sinklab.lab.training.adapters import extract

@@ -22,7 +22,7 @@ from sinklab.core.probing.call import NAMES, AttentionCall
 from sinklab.extras.parallel import dividing
 from sinklab.extras.parallel.heads import TensorParallelShare
 from sinklab.lab.checkpoints import load, materialize
-from sinklab.lab.checkpoints.loading import permuted
+from sinklab.lab.checkpoints.controls import permuted
 from sinklab.lab.checkpoints.weights import Safetensors
 from tiny_diffusion import tiny_backbone, tiny_loaded, tiny_tokenizer
 from tiny_models import llama

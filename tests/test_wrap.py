@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, ModernBertConfig, ModernBe
 
 import sinklab
 from sinklab.core.sampling import Canvas
-from sinklab.lab.checkpoints.loading import initialised, permuted
+from sinklab.lab.checkpoints.controls import initialised, permuted
 from sinklab.lab.scoring import LikelihoodSettings, heldout_rows, row_losses, score
 from sinklab.lab.scoring.prompts import in_chat
 from sinklab.lab.studies.curve.study import Curve, CurveSettings

@@ -7,7 +7,7 @@ import torch
 
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import Loaded, untrained_twins
-from sinklab.lab.checkpoints.loading import initialised
+from sinklab.lab.checkpoints.controls import initialised
 from sinklab.lab.records.storage import weights_hash
 from tiny_diffusion import tiny_backbone, tiny_loaded
 from tiny_llama import tiny_llama

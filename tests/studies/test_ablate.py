@@ -10,7 +10,7 @@ import torch
 
 from sinklab.core.probing import MaskSinks, intervene
 from sinklab.lab.analysis.doses import rank_correlation
-from sinklab.lab.checkpoints.loading import UNTRAINED
+from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.cli import main
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded

@@ -19,7 +19,7 @@ from sinklab.core.probing.intervention import InterventionLog, RemovalRecord
 from sinklab.core.sinks import Excess, Gu
 from sinklab.lab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.lab.checkpoints import Loaded
-from sinklab.lab.checkpoints.loading import UNTRAINED
+from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.data.battery import LEVELS, SKILLS, Problem, problems
 from sinklab.lab.records import open_run
 from sinklab.lab.scoring import writing

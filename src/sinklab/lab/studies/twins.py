@@ -32,7 +32,7 @@ def write_twins(
         seconds: measures the time of one twin, without making it; called only if it matters.
         write: takes a twin and its name, of which `of_twin` makes the names of its tables.
     """
-    from sinklab.lab.checkpoints.loading import UNTRAINED
+    from sinklab.lab.checkpoints.controls import UNTRAINED
     from sinklab.lab.records.reading import open_run
     from sinklab.lab.records.storage import weights_hash
 

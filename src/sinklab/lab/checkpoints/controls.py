@@ -1,0 +1,84 @@
+"""Untrained controls of a model: freshly initialised, or with its weights permuted."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sinklab.core.errors import refused
+from sinklab.lab.checkpoints import materialize
+from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.checkpoints.wrapped import WrappedLM
+
+NO_TWIN = "and a copy would run the parts of the first, so it has no untrained twin"
+
+
+def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
+    """A model of this architecture, freshly initialised as its class does it before training.
+
+    The numbers follow from the seed alone, whatever the device and type of the model. The host
+    holds the weights once more, in float32, while this takes.
+
+    Raises:
+        ValueError: for a class that cannot be made from the model's config, or makes other tensors
+            than the model has.
+    """
+    twin = copy.deepcopy(materialize.undivided(loaded.model, NO_TWIN)).eval()
+    made: Any = twin
+    if isinstance(twin, WrappedLM):
+        made = twin.foreign
+    fault = (
+        f"{type(made).__name__} cannot be initialised from the config of {loaded.name} alone, so "
+        "there is no freshly initialised twin; the one with permuted weights needs no class"
+    )
+    with refused(fault), torch.random.fork_rng(devices=[]):
+        # not the seed itself: a model made under it would be its own twin
+        torch.manual_seed(
+            int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed)))
+        )
+        made.load_state_dict(type(made)(copy.deepcopy(made.config)).state_dict())
+    return replace(loaded, model=twin, name=f"{loaded.name} (freshly initialised)")
+
+
+@torch.no_grad()
+def permuted(loaded: Loaded, seed: int = 0) -> Loaded:
+    """The model with the numbers of each tensor in random order: their sizes are the trained ones,
+    nothing else is.
+
+    Tied tensors are one and stay tied; those of sinks and gates are permuted like all others. The
+    order follows from the seed alone. Raises ValueError for weights that a quantiser stores.
+    """
+    twin = copy.deepcopy(materialize.undivided(loaded.model, NO_TWIN)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    # of the buffers, those that are saved are trained: what corrects a router
+    tensors = {id(tensor): tensor for tensor in twin.state_dict(keep_vars=True).values()}.values()
+    with refused(
+        f"the weights of {loaded.name} cannot be permuted as they are stored; load floating point "
+        "ones"
+    ):
+        for tensor in tensors:
+            order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
+            tensor.copy_(tensor.flatten()[order].view_as(tensor))
+    return replace(loaded, model=twin, name=f"{loaded.name} (weights permuted)")
+
+
+UNTRAINED: dict[str, Callable[[Loaded, int], Loaded]] = {
+    "initialised": initialised,
+    "permuted": permuted,
+}
+"""Name of an untrained control -> its maker, to hold one at a time in memory."""
+
+
+def untrained_twins(loaded: Loaded, seed: int = 0) -> dict[str, Loaded]:
+    """Both untrained controls of a model, by name; the model stays as it is.
+
+    A finding that they show as well does not come from training. If the model's class cannot
+    initialise itself there is only "permuted", whose ``notes`` say why.
+    """
+    twin = permuted(loaded, seed)
+    try:
+        return {"initialised": initialised(loaded, seed), "permuted": twin}
+    except ValueError as error:
+        return {"permuted": replace(twin, notes=(*loaded.notes, str(error)))}
