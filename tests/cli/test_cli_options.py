@@ -258,7 +258,6 @@ def test_closed_sets_stand_in_the_help_and_in_the_completion(capsys: pytest.Capt
     "command",
     [
         "trace a b --new-tokens 8 --mask-sinks 5",
-        "mask a --new-tokens 8",
         "curve --rows 2 --ks 1",
         "ablate tiny --rows 2",
         "distance tiny --rows 2",

@@ -61,7 +61,7 @@ def kept_columns(budget, seen, candidates_BS, sinks_BGS, block, number):
         object.__setattr__(policy, "protected", lambda _: sinks_BGS)
     window = Window(policy.work(block.start, block.stop, number, 0), block, candidates_BS)
     ranks_BGS = policy.ranks(Seen(*seen, candidates_BS, block, number))
-    return BlockStore(None, window, [{}], None)._best(ranks_BGS)
+    return BlockStore(None, window, policy, [{}], None)._best(ranks_BGS)
 
 
 def kept(budget, received=None, aligned=None, sinks_BGS=None, padding=(0,), layer=0, number=0):

@@ -91,13 +91,13 @@ def test_the_last_id_of_the_vocabulary_may_end_a_row():
             {"schedule": Threshold},
             r"a schedule is an object, got the class Threshold; pass Threshold\(\)",
         ),
-        ({"cache": False}, r"a cache is a name or an object that has columns\(\), got False"),
+        ({"cache": False}, r"object of class Cache, got False"),
         (
             {"cache": Threshold()},
-            r"a cache is a name or an object that has columns\(\), got Threshold",
+            r"object of class Cache, got Threshold",
         ),
-        ({"schedule": 0.9}, r"a schedule is a name or an object that has evaluations\(\), got 0.9"),
-        ({"rule": 3}, r"a rule is a name or an object that has __call__\(\), got 3"),
+        ({"schedule": 0.9}, r"object of class Schedule, got 0.9"),
+        ({"rule": 3}, r"object of class UnmaskingRule, got 3"),
     ],
     ids=str,
 )

@@ -297,7 +297,10 @@ def value_of(registry: Registry, given: Any, base: type) -> Any:
             f"a {what} is an object, got the class {given.__name__}; pass {given.__name__}()."
         )
     if not isinstance(given, base):
-        raise TypeError(f"a {what} is a name or a {base.__name__}, got {given!r}; inherit from it")
+        raise TypeError(
+            f"a {what} is a name or an object of class {base.__name__}, got {given!r}; inherit "
+            "from that class"
+        )
     return given
 
 
