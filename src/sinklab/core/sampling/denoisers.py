@@ -5,7 +5,7 @@ change the logits of another one: guidance and suppression.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -204,7 +204,7 @@ class ChangedDenoiser(Denoiser):
     def __init__(self, denoiser: Denoiser | Callable[[Tensor, Tensor], Tensor]) -> None:
         self.denoiser = _adapted(denoiser)
 
-    def change(self, ids_BS: Tensor, evaluations: list[Callable[[Tensor], Tensor]]) -> Tensor:
+    def change(self, ids_BS: Tensor, evaluations: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         """Logits (M, V), made of `calls` evaluations: functions from ids to logits."""
         raise NotImplementedError
 
@@ -246,7 +246,7 @@ class _Guided(ChangedDenoiser):
         self.prompt_BS = prompt_BS
         self.mask_id = mask_id
 
-    def change(self, ids_BS: Tensor, evaluations: list[Callable[[Tensor], Tensor]]) -> Tensor:
+    def change(self, ids_BS: Tensor, evaluations: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         remedy = "pass canvas.prompt_BS of the same canvas"
         check_tensor("prompt_BS", self.prompt_BS, ids_BS.shape, "bool", remedy)
         with_prompt, without_prompt = evaluations
@@ -286,7 +286,7 @@ class _Suppressed(ChangedDenoiser):
         self.suppress_ids = suppress_ids
         self._columns = torch.tensor(suppress_ids)
 
-    def change(self, ids_BS: Tensor, evaluations: list[Callable[[Tensor], Tensor]]) -> Tensor:
+    def change(self, ids_BS: Tensor, evaluations: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         logits_MV = evaluations[0](ids_BS)
         check_vocabulary("suppress_ids", self.suppress_ids, logits_MV.shape[-1])
         # kept, so that the ids are copied to the device once
@@ -313,7 +313,7 @@ class _Limited(ChangedDenoiser):
         super().__init__(denoiser)
         self.vocabulary = vocabulary
 
-    def change(self, ids_BS: Tensor, evaluations: list[Callable[[Tensor], Tensor]]) -> Tensor:
+    def change(self, ids_BS: Tensor, evaluations: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         return evaluations[0](ids_BS)[:, : self.vocabulary]
 
 

@@ -139,8 +139,9 @@ def rule_of(given: UnmaskingRule | Callable[[Candidates], Tensor] | str) -> Unma
 
     Raises TypeError for a class in place of its object, and for what cannot be called.
     """
-    is_function = not isinstance(given, UnmaskingRule | str | type) and callable(given)
-    return FunctionRule(given) if is_function else value_of(unmasking_rules, given, UnmaskingRule)
+    if callable(given) and not isinstance(given, UnmaskingRule | type):
+        return FunctionRule(given)
+    return value_of(unmasking_rules, given, UnmaskingRule)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, distributed, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig
 
@@ -48,7 +48,7 @@ class Divided(Holding):
         if not isinstance(tensor, DTensor):
             return tuple(part)
         for placement in tensor.placements:
-            if placement.is_shard():
+            if isinstance(placement, Shard):
                 size = tensor.shape[placement.dim] // tensor.device_mesh.size()
                 start = size * tensor.device_mesh.get_local_rank()
                 part[placement.dim] = slice(start, start + size)
@@ -57,7 +57,7 @@ class Divided(Holding):
     def as_held(self, tensor: Tensor, empty: Any) -> nn.Parameter:
         """A parameter with these contents, divided as an empty one is."""
         if isinstance(empty, DTensor):
-            tensor = type(empty.data).from_local(
+            tensor = DTensor.from_local(
                 tensor, empty.device_mesh, empty.placements, run_check=False
             )
         return nn.Parameter(tensor, requires_grad=empty.requires_grad)

@@ -252,7 +252,7 @@ def _measured(
             open_S = canvas.open_BS[line["row"]]
             own, other = ids_BS[line["row"]][open_S], other_S[open_S]
             texts = [text_of(loaded, ids) for ids in (own, other)]
-            answers = texts
+            answers: list[Any] = texts
             if numbers:
                 answers = [re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)[-1:] for text in texts]
             changed = float((own != other).float().mean())

@@ -167,7 +167,7 @@ def write_gallery(runs: Iterable[Run], out: str | Path, *, title: str = "Attenti
             numbered = (f"{name}-{number}" for number in count(at))
             name = next(one for one in numbered if one not in (*own, *names))
         names.append(name)
-    entries = []
+    entries: list[Any] = []
     for name, reader in zip(names, shown, strict=True):
         report(reader, folder / name, tables=())
         info = reader.run.info

@@ -306,7 +306,7 @@ def apart(
     for start, end in pairwise(cuts):
         steps = slice(at[-1].start + start, at[-1].start + end)
         slab = Slab((*at[:-1], steps), received[start:end], visible[start:end])
-        if is_half:
+        if is_half and stored is not None:
             slab.halves, slab.factor = stored[start:end], factor_T[0]
         yield slab
 

@@ -148,7 +148,9 @@ def sinks_per_layer(
         )
     if flags.ndim == 3:
         flags = flags[None]
-    found = LayerSinks(*np.zeros((4, flags.shape[-3]), dtype=np.int64), np.zeros(flags.shape[-3]))
+    layers = flags.shape[-3]
+    heads, steps, number, keys = np.zeros((4, layers), dtype=np.int64)
+    found = LayerSinks(heads, steps, number, keys, np.zeros(layers))
     for slab in slabs(received, visible, positions):
         exists_TLH: Any = slab.exists.any(-1)
         here = flags[slab.at]

@@ -263,19 +263,20 @@ class RuleCounter:
 
     def add(self, slab: Slab) -> None:
         """Count the keys that every rule flags in a slab."""
-        heads, keys = np.count_nonzero(slab.main >= 0), np.count_nonzero(slab.exists)
+        heads = int(np.count_nonzero(slab.main >= 0))
+        keys = int(np.count_nonzero(slab.exists))
         received = float(slab.total.sum(dtype=float))
         first = slab.found(self.rules[0])
         for place, rule in enumerate(self.rules):
             found = slab.found(rule)
             sinks = len(found.cells)
-            both = np.count_nonzero(first.flags.reshape(-1)[found.cells])
+            both = int(np.count_nonzero(first.flags.reshape(-1)[found.cells]))
             row = RuleRow(
                 self.rows[place].name,
                 heads=heads,
                 keys=keys,
                 sinks=sinks,
-                with_sink=np.count_nonzero(found.number),
+                with_sink=int(np.count_nonzero(found.number)),
                 received=received,
                 absorbed=float(found.taken.sum(dtype=float)),
                 both=both,

@@ -131,7 +131,7 @@ def load(
         return _packaged_adapters(name, base, dtype, device, settings)
     _refuse_base(base, name)
     device_map = _placed(device, device_map, tensor_parallel)
-    wanted = weightfiles.SAFE
+    wanted: tuple[str, ...] = weightfiles.SAFE
     if allow_pickle:
         wanted += weightfiles.PICKLED
     place = published.resolve(name, revision, wanted)

@@ -213,11 +213,11 @@ def adopt(
                 setattr(config, f"{name}_token_id", token_id)
     if tokenizer is None:
         return
-    texts = tokenizer.get_vocab()
-    if tokenizer.mask_token is None and special.mask in texts.values():
-        tokenizer.mask_token = tokenizer.convert_ids_to_tokens(special.mask)
-    if tokenizer.pad_token is None and special.pad in texts.values():
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(special.pad)
+    texts = {token_id: text for text, token_id in tokenizer.get_vocab().items()}
+    if tokenizer.mask_token is None and special.mask in texts:
+        tokenizer.mask_token = texts[special.mask]
+    if tokenizer.pad_token is None and special.pad in texts:
+        tokenizer.pad_token = texts[special.pad]
 
 
 def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:

@@ -401,8 +401,8 @@ def options(
     call.__name__, call.__doc__ = function.__name__, _told(function, FILES if groups else {}, short)
     call.__annotations__ = {one.name: one.annotation for one in parameters}
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    fields = [field for group in groups.values() for field, _ in leaves(group).values()]
-    flags = [field.metadata["flag"] for field in fields if "flag" in field.metadata]
+    settings = [field for group in groups.values() for field, _ in leaves(group).values()]
+    flags = [field.metadata["flag"] for field in settings if "flag" in field.metadata]
     return call, names + flags, left
 
 

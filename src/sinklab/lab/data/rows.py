@@ -293,7 +293,8 @@ class Rows(Dataset[dict[str, Tensor]]):
 
     def part(self, rows: slice | Tensor) -> Rows:
         """Some of the rows, in their own order."""
-        return Rows(**{COLUMNS[key]: given[rows] for key, given in self.columns.items()})
+        some: dict[str, Any] = {COLUMNS[key]: own[rows] for key, own in self.columns.items()}
+        return Rows(**some)
 
     def dense(self) -> Rows:
         """The stored rows, in their own order, with tensors for columns."""

@@ -113,7 +113,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
             ValueError: if the corpus does not have them.
         """
         ids, documents, _ = zip(*islice(self._packed(Place(), 0), self.skip_rows), strict=True)
-        columns: dict[str, Tensor] = {}
+        columns: dict[str, Any] = {}
         if self.documents == "separate":
             columns["documents_RS"] = torch.stack(documents)
         return Rows(torch.stack(ids), **columns)

@@ -26,6 +26,7 @@ from torch.nn.functional import pad
 from sinklab.core.probing.intervention import InterventionLog, intervene
 from sinklab.core.probing.statistics import position_states
 from sinklab.core.sampling.canvas import Canvas, left_padded
+from sinklab.core.sampling.denoisers import FunctionDenoiser
 from sinklab.core.sampling.loop import Step
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.core.sampling.tokens import sample_tokens
@@ -137,7 +138,7 @@ def denoise_with_clean_pass(
             denoiser(ids_BS, wanted_BS)
         return denoiser(ids_BS, wanted_BS)
 
-    return settings.decode(evaluate, canvas, **model.config.decoding)
+    return settings.decode(FunctionDenoiser(evaluate), canvas, **model.config.decoding)
 
 
 @dataclass(frozen=True)

@@ -145,11 +145,13 @@ def _sentence(line: dict[str, Any], cost: Estimate, holds: bool | None, *, is_pa
     else:
         interval = f"95 % {cost.low:+.3f} … {cost.high:+.3f}".replace("-", "−")
     if is_pair:
-        words = {True: "costs more than", False: "costs less than"}.get(
-            holds, "is not distinguishable from"
-        )
+        words = "is not distinguishable from"
+        if holds is not None:
+            words = "costs more than" if holds else "costs less than"
         return f"{line['arm']} {words} {line['against']}: {number} nats per token ({interval})."
-    words = {True: "costs", False: "helps"}.get(holds, "inconclusive")
+    words = "inconclusive"
+    if holds is not None:
+        words = "costs" if holds else "helps"
     return (
         f"{line['arm']}: {number} nats per token ({interval}), {words}; "
         f"{100 * line['removed']:.1f} % of the attention removed, a new sink in "
@@ -276,9 +278,12 @@ def _under_arms(
                 regrown[name].append(_regrown(records, before_BLHK))
     for name in edits:
         removed = Dose.pooled(doses[name]).removed if edits[name] else 0.0
-        columns = {"position": read_S.nonzero()[:, 0].numpy(), "nats": nats[name][read_S].numpy()}
-        columns["removed"] = 0.0 if math.isnan(removed) else removed
-        columns["regrown"] = torch.cat(regrown[name]).mean().item()
+        columns: dict[str, Any] = {
+            "position": read_S.nonzero()[:, 0].numpy(),
+            "nats": nats[name][read_S].numpy(),
+            "removed": 0.0 if math.isnan(removed) else removed,
+            "regrown": torch.cat(regrown[name]).mean().item(),
+        }
         yield name, pd.DataFrame(columns)
 
 

@@ -142,7 +142,7 @@ class LM(loading.Loaded):
         if self._continues_by_rereading:
             written_1S = self._reread(ids, new_tokens or 64, options)
         elif self.family == "diffusion" and not hasattr(model, "denoise"):
-            family = known_families()[self.published_family]
+            family: Any = known_families()[self.published_family]
             written_1S = family.generate(model, ids_1P, **length, **options)
         else:
             real = {"attention_mask": torch.ones_like(ids_1P)}

@@ -109,7 +109,7 @@ def train(
         if count is not None and main:
             trainer.add_callback(Counted(count))
         with _kept(recorders, record):
-            trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             if stop.wanted:
                 raise Terminated(143)
         _finish(trainer, record, text, settings)

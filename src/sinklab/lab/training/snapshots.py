@@ -292,7 +292,7 @@ def snapshot(
     """
     _check(ids_RS, levels, batch)
     model = _unwrapped(model)
-    config = model.config
+    config: Any = model.config
     is_ours = isinstance(config, DiffusionLMConfig) and config.mask_token_id is not None
     # at -1 no id is masked
     mask_id = -1

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -132,7 +133,7 @@ def _rows(
     if not isinstance(documents, Pairs):
         say("packing the text into rows")
         ids_RS, documents_RS = pack_with_documents(documents, tokenizer, settings.length)
-        columns: dict[str, torch.Tensor] = {}
+        columns: dict[str, Any] = {}
         if settings.documents == "separate":
             columns["documents_RS"] = documents_RS
         start = len(row_start(tokenizer))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -317,7 +317,9 @@ class Elastic(WritingSchedule, Checked):
     def for_model(self, context: int | None, **token_ids: int | None) -> Elastic:
         """This schedule with the model's ids and context where it has none of its own."""
         model = {"context": context, **token_ids}
-        missing = {name: value for name, value in model.items() if getattr(self, name) is None}
+        missing: dict[str, Any] = {
+            name: value for name, value in model.items() if getattr(self, name) is None
+        }
         return replace(self, **missing)
 
     def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:

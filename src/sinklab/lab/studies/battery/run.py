@@ -191,8 +191,10 @@ def read_samples(loaded: Loaded, settings: BatterySettings, progress: Progress) 
     loaded.needed_tokenizer()
     found: Problems = {}
     for skill, level in itertools.product(settings.skills, settings.levels):
-        chosen = {"skills": (skill,), "levels": (level,), "seed": settings.seed}
-        found[skill, level] = tuple(problems("test", settings.problems, **chosen))
+        some = problems(
+            "test", settings.problems, skills=(skill,), levels=(level,), seed=settings.seed
+        )
+        found[skill, level] = tuple(some)
     requests = asked_of(loaded, [problem for some in found.values() for problem in some], 0)
     longest = max(len(request.ids) for request in requests) + settings.new_tokens
     check_fits(loaded, "battery", longest, "ask for lower levels or fewer new tokens")

@@ -207,8 +207,9 @@ def _doses(cells: dict[Key, Cell], protocol: str) -> Doses:
     costs: dict[int, pd.Series] = {}
     for key, cell in cells.items():
         dose = cell.run.dose(cell.task)
-        is_wanted = key[:2] == (protocol, "sinks") and dose is not None
-        if is_wanted and not math.isnan(dose.removed):
+        if key[:2] != (protocol, "sinks") or dose is None:
+            continue
+        if not math.isnan(dose.removed):
             removed.append(dose.removed)
             costs[key[2]] = cell.costs
     rows = pd.DataFrame(costs).dropna()

@@ -53,7 +53,7 @@ class Curve(Study):
     """
 
     Settings = CurveSettings
-    model = ("tiny", "tiny-sink")
+    model: ClassVar[str | tuple[str, ...]] = ("tiny", "tiny-sink")
     kinds: ClassVar = ("curve", "ablate", "distance")
     keeps = True
     parts = "curve_rows"
@@ -86,7 +86,7 @@ class Curve(Study):
         chosen = _of_kind(kind)
         return chosen, chosen.filled(settings)
 
-    def amount(self, settings: Any, info: Any) -> Amount:
+    def amount(self, settings: Any, info: Any) -> Amount | None:
         """Amount of work of the study that the settings ask for."""
         chosen, settings = self.resolved(settings)
         return chosen.amount(settings, info)
