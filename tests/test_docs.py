@@ -316,7 +316,7 @@ ADDED = (
 )
 # what ARCHITECTURE.md and the guides offer to inherit from; none of them is registered itself
 BASES = {"Statistic", "LayerIntervention", "Selector", "Sink", "ChoosingCache", "Family", "Study"}
-BASES |= {"Checked"}
+BASES |= {"Checked", "UnmaskingRule"}
 
 
 def test_there_is_an_example_of_every_kind_that_can_be_added() -> None:

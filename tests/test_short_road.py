@@ -279,7 +279,7 @@ def test_a_statistic_of_ones_own_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
         "Attention on the key that receives most, as a share." in html
         and "no caption says" not in html
     )
-    assert 'alt="own_share by layer and step"' in html
+    assert 'aria-label="own_share by layer and step"' in html
     assert (
         (tmp_path / "tables" / "statistics.csv")
         .read_text()

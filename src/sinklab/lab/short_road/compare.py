@@ -314,8 +314,8 @@ def _denoised(model: Any, ids_S: Tensor, masked_BS: Tensor, read_S: Tensor) -> T
     ids_BS = ids_S.expand(masked_BS.shape)
     noisy_BS = ids_BS.masked_fill(masked_BS, model.config.mask_token_id).to(model.device)
     wanted_BS = masked_BS & read_S
-    logits_MV = model.denoiser()(
-        noisy_BS, wanted_BS.to(model.device), clean_BS=ids_BS.to(model.device)
+    logits_MV = model.denoiser().scored(
+        noisy_BS, wanted_BS.to(model.device), ids_BS.to(model.device)
     )
     nats_BS = torch.zeros(masked_BS.shape)
     nats_BS[wanted_BS] = cross_entropy(logits_MV.float().cpu(), ids_BS[wanted_BS], reduction="none")
