@@ -1,8 +1,6 @@
 // The live page: a socket brings steps as they are computed; two panes show the plain text and the one without a sink.
 
 const by = (id) => document.getElementById(id);
-// Thumbnails of a thousand heads are not drawn anew at every step.
-const OFTEN = 400;
 // Seconds between two attempts to come back to a server that is not heard of any more.
 const ATTEMPTS = [1, 2, 4, 8, 16, 30];
 const TOO_SLOW = 1013;
@@ -89,7 +87,6 @@ const live = {
   model: null,
   passes: {},
   busy: false,
-  drawn: 0,
   attempts: 0,
   asked: 0,
   since: 0,
@@ -202,7 +199,7 @@ const live = {
     this.state(`step ${told.step} of ${told.total - 1}`);
     Object.assign(by("progress"), { max: told.total, value: told.step + 1 });
     const pane = app.panes[told.pass === "plain" ? 0 : 1];
-    this.redraw(performance.now() - this.drawn > OFTEN);
+    this.redraw();
     // Who looks at an earlier step meanwhile is left there.
     if (this.follow) app.goTo(pane, told.step);
     else app.paint();
@@ -251,9 +248,8 @@ const live = {
     this.isSetUp = true;
   },
 
-  redraw(all) {
-    if (all) this.drawn = performance.now();
-    for (const { parts } of app.panes) for (const part of parts) if (part instanceof HeatMap || (all && part instanceof Multiples)) part.key = "";
+  redraw() {
+    for (const { parts } of app.panes) for (const part of parts) if (part instanceof HeatMap) part.key = "";
   },
 
   written(told) {
@@ -261,7 +257,7 @@ const live = {
     if (sample.T !== told.steps) sample.resize(told.steps);
     sample.raw.final = told.text;
     Object.assign(sample, { done: true, final: told.tokens });
-    this.redraw(true);
+    this.redraw();
     for (const pane of app.panes) if (pane.sample === sample) pane.show(pane.view.run, 0);
     this.work(false, `${told.steps} steps`);
     if (told.measured) this.measured(told.measured);
