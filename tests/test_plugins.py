@@ -143,7 +143,7 @@ def test_one_of_every_kind_is_reached_by_name(here: Path, is_installed: bool) ->
     assert re.findall(r"^(\w+): (\w*add_a_\w+)$", done.stdout, re.M) == [
         (kind, f"{prefix}add_a_{kind}") for kind in REACHED
     ]
-    runs = {name: open_run(here / name) for name in "abcde"}
+    runs = {name: open_run(here / name) for name in "abcdef"}
     assert runs["a"].info.settings["edits"] == ["mask_sinks:k=2,rule=share:part=0.2"]
     assert runs["c"].info.settings["edits"] == ["temper:temperature=3.0"]
     assert runs["f"].info.settings["edits"] == ["block_keys:keys=shared_sinks"]
