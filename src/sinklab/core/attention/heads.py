@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, distributed
 
 from sinklab.core.compat import is_divided
 from sinklab.core.registry import fast_path, head_shares
@@ -55,6 +55,9 @@ def share_of(attention: Any, width: int | None = None) -> HeadShare | None:
     Raises:
         ValueError: for projections divided in a way that leaves the owner of each head unknown.
     """
+    # asked in every layer: one process holds all heads
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
     return fast_path(head_shares, attention, width)
 
 

@@ -54,8 +54,6 @@ class TensorParallelShare(HeadShare):
         """Share of the heads of an attention module; None if its projections are whole. Arguments
         and errors are those of `share_of`.
         """
-        if not distributed.is_available() or not distributed.is_initialized():
-            return None
         from torch.distributed.tensor import DTensor, Shard
 
         divided = {

@@ -124,12 +124,10 @@ def load(
     tensor_parallel = settings.pop("tensor_parallel", 1)
     base = settings.pop("base", None)
     refuse_unknown(settings)
-    if name in adapters.PACKAGED:
-        settings |= {"device_map": device_map, "sink": sink}
-        settings |= {"as_diffusion": as_diffusion or None}
-        settings |= {"tensor_parallel": tensor_parallel if tensor_parallel > 1 else None}
-        return _packaged_adapters(name, base, dtype, device, settings)
-    _refuse_base(base, name)
+    if name in adapters.PACKAGED or base is not None:
+        others = {"device_map": device_map, "sink": sink, "as_diffusion": as_diffusion}
+        others |= {"tensor_parallel": tensor_parallel, **settings}
+        return _packaged_adapters(name, base, dtype, device, others)
     device_map = _placed(device, device_map, tensor_parallel)
     wanted: tuple[str, ...] = weightfiles.SAFE
     if allow_pickle:
@@ -161,14 +159,6 @@ def load(
         notes += (materialize.store(model, stored, name),)
     plan = replace(plan, notes=(*plan.notes, *notes))
     return replace(_assembled(model, plan, place, raw, name, tokenizer, revision), stored=stored)
-
-
-def _refuse_base(base: Any, name: str) -> None:
-    if base is not None:
-        known = ", ".join(adapters.PACKAGED)
-        raise ValueError(
-            f"base= is for packaged adapters ({known}), but {name} is a whole model; leave it out"
-        )
 
 
 def _read_whole(
@@ -502,9 +492,15 @@ def _packaged_adapters(
     name: str, base: str | Path | None, dtype: Any, device: Any, others: dict[str, Any]
 ) -> Loaded:
     """A packaged model that is adapters on a base; without one given, on the package that brings
-    it.
+    it. Raises ValueError for other arguments of `load`.
     """
-    given = [one for one, value in others.items() if value is not None]
+    if name not in adapters.PACKAGED:
+        raise ValueError(
+            f"base= is for packaged adapters ({', '.join(adapters.PACKAGED)}), but {name} is a "
+            "whole model; leave it out"
+        )
+    left_out = {"device_map": None, "sink": None, "as_diffusion": False, "tensor_parallel": 1}
+    given = [one for one, value in others.items() if one not in left_out or value != left_out[one]]
     if given:
         raise ValueError(
             f"{name} is adapters on a base and takes dtype, device and base, got {', '.join(given)}"

@@ -82,10 +82,10 @@ def write_sample(
         # each map has axes of its own: their sizes differ
         axes = {name: (f"query_{name}", f"key_{name}") for name in recorder.maps}
         run.arrays("maps", recorder.maps, axes, part=sample)
-    clipped = [{"sample": sample, **record._asdict()} for record in state_records(log)]
-    if clipped:
-        run.table("clipped", columns_of(clipped), part=sample)
     if task.edits:
+        clipped = [{"sample": sample, **record._asdict()} for record in state_records(log)]
+        if clipped:
+            run.table("clipped", columns_of(clipped), part=sample)
         removals = log.table(keys=True)
         samples = np.full(len(removals["forward"]), sample)
         run.table("removals", {"sample": samples, **removals}, part=sample)
