@@ -65,12 +65,11 @@ def imported(tree: ast.Module) -> list[str]:
 
 @cache
 def public_names() -> dict[str, str]:
-    """Public name -> the module that it comes from, as the package's stub has it."""
-    stub = SOURCE / "__init__.pyi"
-    if not stub.is_file():
-        stub = SOURCE / "__init__.py"
+    """Public name -> the module that it comes from, as the package's imports for type checkers
+    have it.
+    """
     names = {}
-    for node in ast.walk(ast.parse(stub.read_text("utf-8"))):
+    for node in ast.walk(ast.parse((SOURCE / "__init__.py").read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom):
             module = f"sinklab.{node.module}".replace("sinklab.sinklab", "sinklab")
             names |= {alias.name: module for alias in node.names}
