@@ -342,7 +342,7 @@ def test_wrong_positions_and_windows_are_refused_by_name() -> None:
         (lambda: MaskPositions(()), "got none: leave out the edit"),
         (lambda: MaskPositions((-1,)), "positions: numbers count from 0, got -1"),
         (lambda: MaskPositions((1.5,)), "positions: whole numbers are expected"),
-        (lambda: MaskPositions("3"), "positions: whole numbers are expected"),
+        (lambda: MaskPositions("3"), r"positions: whole numbers are expected, got \('3',\)"),
         (lambda: MaskPositions(3, removal="maks"), "did you mean 'mask'"),
         (lambda: MaskPositions(3, steps=(4, 4)), r"got \(4, 4\): write \(4, 8\)"),
         (lambda: MaskPositions(3, steps=(None, 4)), r"got \(None, 4\)"),

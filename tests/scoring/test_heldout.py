@@ -124,7 +124,7 @@ def test_rows_come_from_a_corpus(tmp_path) -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     loaded, text = tiny_loaded(1), rows(2, 8)
-    with pytest.raises(ValueError, match="needs more than 9 keys"):
+    with pytest.raises(ValueError, match=r"k=9 needs more than 9 keys"):
         heldout_curve(loaded, text, ks=(9,))
     with pytest.raises(ValueError, match=r"k counts the keys to remove.* at least 1, got -1"):
         heldout_curve(loaded, text, ks=(-1,))
