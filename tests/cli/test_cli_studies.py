@@ -74,9 +74,9 @@ def test_trace_takes_prompts_from_a_file_and_resumes(
         "run folder: out",
         "next: sinklab report out",
         f"controls, with shuffled and with fresh weights: {again} out --resume --twin",
-        f"what it writes with sinks hidden: {again} out-masked --mask-sinks 5",
-        f"what hiding them costs: sinklab curve --model {model}; head by head: sinklab ablate "
-        f"--model {model}",
+        f"what it writes with sinks blocked: {again} out-masked --mask-sinks 5",
+        f"what blocking them costs: sinklab curve --model {model}; head by head: sinklab curve "
+        f"--model {model} --by head",
     ]
     plan, *stages = [re.sub(r"^ +\d+\.\d s  ", "", line) for line in printed.err.splitlines()]
     assert plan.startswith(f"plan: 2 texts × 3 steps on {model}, 6 evaluations of ")

@@ -61,7 +61,7 @@ def test_a_study_writes_what_the_report_reads(
     assert [text.split()[0] for text in said] == ["writing"] * 6 + ["scoring"]
     assert said[:2] == [
         "writing sample 1 of 2 under observation",
-        "writing sample 1 again with 1 sinks hidden",
+        "writing sample 1 again with 1 sinks blocked",
     ]
 
     prompt = len(loaded.tokenizer(PROMPTS[0])["input_ids"])

@@ -150,7 +150,7 @@ def test_progress_counts_evaluations(settings: StudySettings, tmp_path: Path) ->
     assert done == sorted(done)
     assert heard.counts[0] == (0, 36), "3 samples, each written twice in 6 steps"
     assert heard.counts[-1] == (36, 36)
-    assert heard.stages[1] == "writing sample 1 again with 1 sinks hidden"
+    assert heard.stages[1] == "writing sample 1 again with 1 sinks blocked"
 
 
 def test_progress_shrinks_where_texts_end_early(settings: StudySettings, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def write_sample(
         run.table("removals", {"sample": samples, **removals}, part=sample)
     generations = [_generation(task, sample, moments, 0, log)]
     for k in task.settings.mask_sinks:
-        meter.stage(f"writing sample {sample + 1} again with {k} sinks hidden")
+        meter.stage(f"writing sample {sample + 1} again with {k} sinks blocked")
         selector = None if task.is_diffusion else "last_row"
         edited, edited_log = follow(task, meter, None, MaskSinks(k=k, selector=selector))
         generations.append(_generation(task, sample, edited, k, edited_log))
@@ -385,7 +385,7 @@ def score(work: Work) -> None:
     settings = work.settings
     if work.plan.text is None or work.run.has("heldout"):
         return
-    work.progress.stage("scoring held-out text with sinks hidden")
+    work.progress.stage("scoring held-out text with sinks blocked")
     batches = math.ceil(len(work.plan.text.ids_RS) / BATCH)
     count = work.progress.counter((1 + 2 * len(set(settings.ks) - {0})) * batches)
     table = heldout_curve(

@@ -95,11 +95,11 @@ class StudySettings(DecodingSettings):
     layer and head, and keep the text.
     """
     heldout: str | None = ""
-    """Also score this corpus with the most attended keys hidden; "excerpt" is that in the package,
+    """Also score this corpus with the most attended keys blocked; "excerpt" is that in the package,
     None the same if the model can be scored on it.
     """
     ks: tuple[int, ...] = (0, 1, 5, 10)
-    """Numbers of hidden keys per layer and head for the held-out loss."""
+    """Numbers of blocked keys per layer and head for the held-out loss."""
     heldout_rows: int = 48
     """Rows of held-out text."""
     heldout_length: int = 256
@@ -157,8 +157,8 @@ class Trace(Study):
     into a page, pandas reads it as it is. Each sample is saved when it is complete: an interrupted
     run can be read, and --resume continues it. Autoregressive models are traced too, on top of
     their own KV cache. Under `accelerate launch` the prompts are sharded over the processes and
-    their folders merged. More is asked for: two controls (--twin), texts with sinks hidden
-    (--mask-sinks), and held-out loss with sinks hidden (--heldout).
+    their folders merged. More is asked for: two controls (--twin), texts with sinks blocked
+    (--mask-sinks), and held-out loss with sinks blocked (--heldout).
 
     Try
         sinklab trace "The house stood at the end of a" --out runs/house && sinklab report \\
@@ -219,7 +219,7 @@ class Trace(Study):
         return about | {"reading": ALL_QUERIES if loaded.family == "diffusion" else SO_FAR}
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
-        """The commands that go on from here: to see the run, to run its controls, to hide its
+        """The commands that go on from here: to see the run, to run its controls, to block its
         sinks.
         """
         path = runs[0].path
@@ -231,10 +231,9 @@ class Trace(Study):
                 f"controls, with shuffled and with fresh weights: {again} {path} --resume --twin"
             )
         if not runs[0].info.settings["mask_sinks"]:
-            lines.append(f"what it writes with sinks hidden: {again} {path}-masked --mask-sinks 5")
+            lines.append(f"what it writes with sinks blocked: {again} {path}-masked --mask-sinks 5")
         curve = f"sinklab curve --model {name}"
-        ablate = f"sinklab ablate --model {name}"
-        return [*lines, f"what hiding them costs: {curve}; head by head: {ablate}"]
+        return [*lines, f"what blocking them costs: {curve}; head by head: {curve} --by head"]
 
 
 study = Trace()
