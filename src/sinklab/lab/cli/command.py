@@ -211,14 +211,12 @@ def conduct(
         if int(os.environ.get("RANK", "0")) % reading.tensor_parallel:
             # the first of the processes of a model tells
             return []
-        found = [folder for place in places for folder in study.folders(place)]
-        if elsewhere := [*{*found}.difference(worker.finished)]:
-            return [
-                "all samples are written; another worker finishes "
-                f"{', '.join(map(str, sorted(elsewhere)))}"
-            ]
-        runs = [open_run(folder) for folder in found]
+        elsewhere = sorted({*places}.difference(worker.finished))
+        if elsewhere:
+            names = ", ".join(map(str, elsewhere))
+            return [f"all samples are written; another worker finishes {names}"]
+        runs = [open_run(place) for place in places]
         drawn = study.draw(runs, out, look if options is None else options)
     folders = ", ".join(str(run.path) for run in runs)
-    named = f"run folder{'s' if several or len(runs) > 1 else ''}: {folders}"
+    named = f"run folder{'s' if several else ''}: {folders}"
     return [*study.sentences(runs), named, *study.closing(runs, drawn)]

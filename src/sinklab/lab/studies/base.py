@@ -334,14 +334,6 @@ class Study:
     def finish(self, work: Work) -> None:
         """Write the results that need all samples; one process does."""
 
-    def folders(self, out: Path) -> list[Path]:
-        """The run folders that one call writes."""
-        return [out]
-
-    def of_folders(self, loaded: Loaded, settings: Any) -> list[Any]:
-        """The settings of the run in each of `folders`, all checked before the first is written."""
-        return [settings]
-
     def sentences(self, runs: list[Run]) -> list[str]:
         """Results of the runs, in words."""
         return []
@@ -396,13 +388,9 @@ class Study:
         loaded = loaded() if callable(loaded) else loaded
         worker = worker.holding(getattr(loaded, "model", None), is_counted=given is not None)
         settings = self.seeded(self.fit(loaded, settings), path, worker, resume)
-        each = dict(zip(self.folders(path), self.of_folders(loaded, settings), strict=True))
         # errors of the input show here, before a folder is taken
-        plans = [self.prepare(loaded, one, say) for one in each.values()]
-        for (folder, one), plan in zip(each.items(), plans, strict=True):
-            if len(each) > 1:
-                say.stage(f"the {folder.name} run")
-            self._write(folder, loaded, one, plan, say, worker, resume=resume, overwrite=overwrite)
+        plan = self.prepare(loaded, settings, say)
+        self._write(path, loaded, settings, plan, say, worker, resume=resume, overwrite=overwrite)
         return path
 
     def _write(
@@ -452,26 +440,18 @@ class Study:
         fields = leaves(settings)
         if "seed" not in fields or fields["seed"][1] is not None:
             return settings
-        folders = [
-            folder for folder in self.folders(path) if resume and (folder / RUN_FILE).is_file()
-        ]
-        seed = next(
-            (
-                seed
-                for seed in (read_info(folder / RUN_FILE).seed for folder in folders)
-                if seed is not None
-            ),
-            None,
-        )
+        seed = None
+        if resume and (path / RUN_FILE).is_file():
+            seed = read_info(path / RUN_FILE).seed
         if seed is None and worker.joins:
             raise ValueError(
                 "workers that share a run share its seed, but it is to be drawn; give one (--seed)"
             )
         import torch
 
-        return from_record(
-            settings, {"seed": int(torch.randint(2**31, ())) if seed is None else seed}
-        )
+        if seed is None:
+            seed = int(torch.randint(2**31, ()))
+        return from_record(settings, {"seed": seed})
 
     def settings_of(self, folder: str | Path) -> Any:
         """Settings of a run folder, but for `permissions`, with its twins. Raises ValueError for a
