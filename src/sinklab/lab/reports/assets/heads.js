@@ -49,7 +49,8 @@ class HeadMap {
     const left = 26;
     const bottom = 18;
     const wide = Math.max(Math.min((width - left - 2) / H, 44), 2);
-    const tall = Math.max(Math.min((height - bottom - 5) / L, 30), 2);
+    // A model of few layers fills its panel, with cells at most twice as tall as wide.
+    const tall = Math.max(Math.min((height - bottom - 5) / L, 2 * wide), 2);
     this.box = { left, top: 5, wide, tall, width: wide * H, height: tall * L };
   }
 
