@@ -26,7 +26,8 @@ from sinklab.lab.reports import report
 from sinklab.lab.studies.trace.study import PROMPTS
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS.parent / "tests" / "reports"))
+TESTS = DOCS.parent / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "reports")]
 from chromium import Page  # noqa: E402 (the browser of the tests)
 
 PROMPT, NEW_TOKENS = "It was a dark and stormy night, and", 32
