@@ -188,12 +188,8 @@ def evaluated(place: Path, resume: bool) -> None:
     settings = EvalSettings(
         block_length=None, mc_samples=2, limit=2, batch=1, mask_sinks=1, record_sinks=1
     )
-    evaluate(
-        replace(settings, resume=resume),
-        tiny_loaded(1),
-        place,
-        task_objects=toy_tasks(given_text()),
-    )
+    tasks = toy_tasks(given_text())
+    evaluate(settings, tiny_loaded(1), place, task_objects=tasks, resume=resume)
 
 
 def table1(place: Path, resume: bool) -> None:

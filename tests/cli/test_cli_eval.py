@@ -4,8 +4,8 @@ import json
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,8 +39,8 @@ def model(tmp_path: Path) -> str:
     return str(save_tiny(tmp_path / "model", 1, context=160))
 
 
-def evaluated(model: str, settings: EvalSettings) -> None:
-    print("\n".join(conduct(Evaluation(), (model,), Path("out"), settings)))
+def evaluated(model: str, settings: EvalSettings, **how: Any) -> None:
+    print("\n".join(conduct(Evaluation(), (model,), Path("out"), settings, **how)))
 
 
 def test_a_benchmark_is_scored_masked_and_resumed(
@@ -66,7 +66,7 @@ def test_a_benchmark_is_scored_masked_and_resumed(
     assert run.table("samples")["prompt"][0] == "Question: What is 0 and 0?\nAnswer:"
     with pytest.raises(ValueError, match="out is taken; choose another folder"):
         evaluated(model, settings)
-    evaluated(model, replace(settings, resume=True))
+    evaluated(model, settings, resume=True)
     assert "writing 2 answers, 2 of them there already" in capsys.readouterr().err
 
 
@@ -158,10 +158,11 @@ def test_a_worker_that_does_not_conclude_computes_no_metrics(
     )
     with monkeypatch.context() as patch:
         # another worker has the tables in work
-        patch.setattr("sinklab.lab.studies.benchmarks.run._concludes", lambda run, last: False)
+        patch.setattr(Evaluation, "finish", lambda study, work: None)
+        patch.setattr(Evaluation, "sentences", lambda study, runs: [])
         evaluated(model, settings)
     assert not calls and "scores" not in open_run("out").tables
-    evaluated(model, replace(settings, resume=True))
+    evaluated(model, settings, resume=True)
     assert len(calls) == 4 * open_run("out").table("scores")["filter"].nunique()
 
 

@@ -133,7 +133,7 @@ def scored(right: Callable[[int], list[int]]) -> Callable[..., Path]:
     sinks.
     """
 
-    def evaluate(settings, model, out, *, progress=None) -> Path:
+    def evaluate(settings, model, out, **how) -> Path:
         about = {"name": "tiny", "family": "diffusion", "weights_sha256": "w"}
         with RunWriter(out, kind="benchmark", model=about, settings=settings.kept(), seed=0) as run:
             (task,), flags = settings.tasks, right(settings.mask_sinks or 0)

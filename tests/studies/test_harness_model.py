@@ -129,9 +129,7 @@ def test_the_amount_of_a_likelihood_task_counts_choices_copies_and_clean_passes(
         set_fewshot_seed=lambda seed: None,
     )
     settings = EvalSettings(tasks=("toy",), mc_samples=16, record_sinks=0, likelihood_batch=4)
-    monkeypatch.setattr(
-        benchmark_asked, "questions", lambda *_: (settings, {"tasks": {"toy": task}}, [])
-    )
+    monkeypatch.setattr(benchmark_asked, "_tasks", lambda *_: {"tasks": {"toy": task}})
     diffusion, causal = (
         SimpleNamespace(family=family) for family in ("diffusion", "autoregressive")
     )
@@ -334,7 +332,7 @@ def test_what_older_runs_do_not_say_is_recorded_where_it_differs() -> None:
         "sink_rule": "excess:epsilon=2.0",
     }
     for one in (settings, other):
-        assert from_record(EvalSettings(), one.kept() | {"resume": False}) == one
+        assert from_record(EvalSettings(), one.kept()) == one
 
 
 @pytest.mark.parametrize(

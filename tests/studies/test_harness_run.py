@@ -16,7 +16,7 @@ from sinklab.lab.records.leases import Claims
 from sinklab.lab.studies.benchmarks import requests
 from sinklab.lab.studies.benchmarks.run import evaluate
 from sinklab.lab.studies.benchmarks.study import EvalSettings
-from sinklab.lab.studies.benchmarks.tables import rows_of, score_lines
+from sinklab.lab.studies.benchmarks.tables import rows_of, score_sentences
 from sinklab.lab.studies.request_cache import RequestCache
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
@@ -109,13 +109,12 @@ def test_lm_evals_own_files_lie_beside(finished: Run) -> None:
 
 
 def test_lines_say_what_was_not_found(finished: Run) -> None:
-    lines = score_lines(finished)
+    lines = score_sentences([finished])
     missing = finished.table("scores")["no_answer"][0]
     expected = f"; no answer found in {missing:.0%}" if missing else ""
     assert lines[0].startswith("toy_texts: exact_match (vowel) 0.0000 ± ")
     assert lines[0].endswith(f"on 4 documents{expected}")
     assert len(lines) == 6
-    assert score_lines(finished.path) == lines
     rests = "on 4 documents (what was removed: on 2)"
     assert lines[3].startswith(
         "toy_texts: masked by protocol paper (most attended keys): 1.00 keys a head ("
@@ -162,7 +161,7 @@ def test_edits_of_ones_own_have_a_dose_and_windows_have_none(tmp_path: Path) -> 
     line = (
         "toy_texts: masked by mask_sinks:k=2,source=now window_attention:radius=9: 2.00 keys a head"
     )
-    assert score_lines(run)[3].startswith(line)
+    assert score_sentences([run])[3].startswith(line)
     bare = run_toys(tmp_path / "other", replace(settings, edits=settings.edits[1:]))
     assert "doses" not in bare.tables
 
@@ -205,7 +204,7 @@ def test_an_interrupted_run_asks_for_what_is_missing(
         run_toys(tmp_path, progress=stop)
     assert open_run(tmp_path / "run").info.status == "interrupted"
     sizes = asked_for(monkeypatch)
-    resumed = run_toys(tmp_path, replace(SETTINGS, resume=True), progress=said.append)
+    resumed = run_toys(tmp_path, resume=True, progress=said.append)
     assert sum(sizes) == 3 * 4, "two choices and one end for each document, and no text again"
     assert said == [
         "writing 4 answers",
@@ -217,7 +216,8 @@ def test_an_interrupted_run_asks_for_what_is_missing(
     same(resumed, finished)
     sizes.clear()
     # another pace is no other run
-    same(run_toys(tmp_path, replace(SETTINGS, resume=True, batch=1, likelihood_batch=5)), finished)
+    paced = replace(SETTINGS, batch=1, likelihood_batch=5)
+    same(run_toys(tmp_path, paced, resume=True), finished)
     assert sizes == []
 
 
@@ -234,9 +234,9 @@ def test_other_settings_or_weights_are_refused_by_name(finished: Run, tmp_path: 
         with pytest.raises(
             ValueError, match=f"can be resumed only with the same settings: its .*{field}"
         ):
-            run_toys(tmp_path, replace(settings, resume=True, **changes))
+            run_toys(tmp_path, replace(settings, **changes), resume=True)
     with pytest.raises(ValueError, match=r"its model\['weights_sha256'\]"):
-        run_toys(tmp_path, replace(settings, resume=True), tiny_loaded(1, seed=5))
+        run_toys(tmp_path, settings, tiny_loaded(1, seed=5), resume=True)
 
 
 def test_an_autoregressive_model_is_scored_too(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_long_prompts_are_cut_and_counted(tmp_path: Path) -> None:
         f"toy_texts: {(cut > 0).sum()} of 4 prompts were longer than the context and lost "
         "their left end"
     )
-    assert line in score_lines(run)
+    assert line in score_sentences([run])
 
 
 def test_a_killed_process_loses_nothing_that_it_answered(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_killed_process_loses_nothing_that_it_answered(tmp_path: Path) -> None
     cut = before.split(b"\n")[0][:40]
     file.write_bytes(before + cut)
     said: list[str] = []
-    run_toys(left, replace(SETTINGS, resume=True), progress=said.append)
+    run_toys(left, resume=True, progress=said.append)
     assert said[0] == "writing 4 answers, 4 of them there already"
     for line in file.read_text().splitlines():
         if line != cut.decode():

@@ -118,7 +118,7 @@ def command(name: str, study: Study) -> Callable[..., None]:
     if study.model != "":
         kinds["model"] = of_model, study.model
     kinds["out"] = Path, Path("runs") / (study.place or name)
-    if study.parts and not study.keeps:
+    if (study.parts or study.shards) and not study.keeps:
         kinds["resume"] = bool, False
     if study.shards:
         kinds["shard"] = str | None, None
@@ -193,7 +193,7 @@ def conduct(
     )
     worker = worker or Processes.here()
     # of several workers another one may have begun already
-    if not (out is None or worker.joins or resume or getattr(settings, "resume", False)):
+    if not (out is None or worker.joins or resume):
         for place in places:
             refuse_taken(place)
     study, settings = study.resolved(settings)

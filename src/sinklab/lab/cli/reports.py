@@ -310,7 +310,7 @@ def _as_in_the_paper(
     return model, reading
 
 
-table1.hidden = ("mask_sinks", "control", "protocol", "resume")  # type: ignore[attr-defined]
+table1.hidden = ("mask_sinks", "control", "protocol")  # type: ignore[attr-defined]
 
 
 def merge(runs: Folders, out: Path) -> None:

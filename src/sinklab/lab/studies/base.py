@@ -233,6 +233,7 @@ class Work:
     """Gives the samples that this worker has to write, one after the other; its length is how many
     were missing.
     """
+    worker: Processes
 
 
 def deferred(function: str) -> Any:
@@ -304,6 +305,10 @@ class Study:
     def resolved(self, settings: Any) -> tuple[Study, Any]:
         """The study that these settings ask for, and its settings: of a command for several."""
         return self, settings
+
+    def before_loading(self, settings: Any) -> Any:
+        """The settings, once everything is read that may be refused before a model is loaded."""
+        return settings
 
     def fit(self, loaded: Loaded, settings: Any) -> Any:
         """The settings as this model takes them."""
@@ -385,7 +390,9 @@ class Study:
         resume = resume or worker.joins
         if not (resume or overwrite):
             refuse_taken(path)
-        loaded = loaded() if callable(loaded) else loaded
+        settings = self.before_loading(settings)
+        if callable(loaded):
+            loaded = loaded()
         worker = worker.holding(getattr(loaded, "model", None), is_counted=given is not None)
         settings = self.seeded(self.fit(loaded, settings), path, worker, resume)
         # errors of the input show here, before a folder is taken
@@ -417,7 +424,7 @@ class Study:
             with Units(
                 claims, worker.ordered(missing), partial(run.has, self.parts), run.refresh, worker
             ) as units:
-                work = Work(loaded, settings, run, say, plan, units)
+                work = Work(loaded, settings, run, say, plan, units, worker)
                 self.run(work)
             # another one may be at it, or have done it; held until run.json says so
             held = worker.leads and last.enter_context(run.claims.seek(FINISH) or nullcontext())

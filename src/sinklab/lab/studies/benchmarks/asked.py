@@ -23,29 +23,40 @@ SAMPLED = 16
 LETTERS = 4
 CHAT_LETTERS = 160
 """Letters of a token of text, and letters that a chat format adds around a question."""
-_read: dict[EvalSettings, Any] = {}
-"""Tasks and documents read by an estimate, for the run that follows it."""
+_read: dict[EvalSettings, tuple[dict[str, Any] | None, list[dict[str, Any]]]] = {}
+"""Results of `tasks_of`, read before a model was loaded, by settings without a seed."""
 
 
-def questions(
-    settings: EvalSettings, task_objects: Sequence[Any] | None
-) -> tuple[EvalSettings, Any, list[dict[str, Any]]]:
-    """The settings with the names of given tasks; lm-eval's tasks, None without; and the documents
-    of the two-stage task.
+def read_tasks(settings: EvalSettings, given: Sequence[Any] | None = None) -> EvalSettings:
+    """Read tasks, given ones or those of the settings, for the run that follows; returns the
+    settings with their names.
+
+    Raises:
+        ValueError: without lm-eval, for unknown tasks, data that are not there, and code that is
+            not to be run.
     """
-    if task_objects is None and settings in _read:
-        return _read.pop(settings)
-    if task_objects is not None:
-        names = [_name_of(task) for task in task_objects]
-        settings = dataclasses.replace(settings, tasks=tuple(names))
-    wanted = list(task_objects or [name for name in settings.tasks if name != TWO_STAGE])
+    offline.needs_lm_eval()
+    if given is not None:
+        settings = dataclasses.replace(settings, tasks=tuple(map(_name_of, given)))
+    key = dataclasses.replace(settings, seed=None)
+    if given is None and key in _read:
+        return settings
+    wanted = given or [name for name in settings.tasks if name != TWO_STAGE]
     documents = []
-    if task_objects is None and TWO_STAGE in settings.tasks:
+    if given is None and TWO_STAGE in settings.tasks:
         documents = two_stage.two_stage_documents(settings.data, settings.limit)
-    given = None
+    tasks = None
     if wanted:
-        given = _tasks(settings, wanted)
-    return settings, given, documents
+        tasks = _tasks(settings, wanted)
+    _read[key] = tasks, documents
+    return settings
+
+
+def tasks_of(settings: EvalSettings) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """lm-eval's tasks as its `evaluate` takes them, None without; and the documents of the
+    two-stage task, after `read_tasks`.
+    """
+    return _read.pop(dataclasses.replace(settings, seed=None))
 
 
 def _name_of(task: Any) -> str:
@@ -70,7 +81,6 @@ def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
         own = task.get_config("num_fewshot")
         if own is None or (settings.num_fewshot is not None and own != 0):
             task.set_config(key="num_fewshot", value=settings.num_fewshot or 0)
-        task.set_fewshot_seed(seed=FEWSHOT_SEED)
     return loaded
 
 
@@ -93,11 +103,15 @@ def amount_of(
             out.
 
     Raises:
-        ValueError: as `questions` does.
+        ValueError: as `read_tasks` does.
     """
-    _read.pop(settings, None)
-    _read[settings] = _, given, documents = questions(settings, None)
-    tasks = {} if given is None else given["tasks"]
+    key = dataclasses.replace(settings, seed=None)
+    _read.pop(key, None)
+    read_tasks(settings)
+    given, documents = _read[key]
+    tasks = {}
+    if given is not None:
+        tasks = given["tasks"]
     runs: Sequence[EvalSettings] = [settings]
     if cells is not None:
         runs = cells
@@ -150,9 +164,8 @@ def _of_task(settings: EvalSettings, info: Any, name: str, task: Any) -> tuple[f
     edits choose in a clean pass.
     """
     documents = _documents(settings, task)
-    task.build_all_requests(limit=SAMPLED)
-    # the run draws its worked examples from the beginning
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    task.build_all_requests(limit=SAMPLED)
     requests = [request.args for request in task.instances]
     chat = CHAT_LETTERS * settings.chat
     if task.OUTPUT_TYPE == "generate_until":

@@ -54,7 +54,7 @@ class SinklabLM(TemplateLM):
         progress: Progress | Callable[[str], object] | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
-        worker: Processes | None = None,
+        processes: Processes | None = None,
         **given: Any,
     ) -> None:
         """Make it from a loaded model, or a name with its arguments.
@@ -65,8 +65,8 @@ class SinklabLM(TemplateLM):
             progress: shows how far it is.
             batch_size: prompts that are written together; "auto" is the default number.
             max_batch_size: not used.
-            worker: of those that share a run; left out if lm-eval itself deals documents to
-                processes.
+            processes: this one of those that lm-eval itself deals documents to; the environment
+                says it when left out.
             given: fields of `EvalSettings`, and dtype, device, device_map, revision, allow_pickle,
                 sink.
 
@@ -105,8 +105,9 @@ class SinklabLM(TemplateLM):
         self.claims: Claims | None = None
         self.cache = RequestCache(None, None, "")
         """Cache of answers, in memory; a run puts its own here."""
-        self.worker = worker or Processes()
-        self.processes = Processes() if worker else Processes.here()
+        self.worker = Processes()
+        """This worker of those that share a run."""
+        self.processes = processes or Processes.here()
         # counts are gathered on the CPU; the model may be elsewhere
         self._rank = self.processes.rank
         self._world_size = self.processes.world

@@ -13,7 +13,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
@@ -25,16 +26,20 @@ from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints.loading import Loaded, load
 from sinklab.lab.records.info import read_info
-from sinklab.lab.records.leases import FINISH
 from sinklab.lab.records.reading import lost_files
 from sinklab.lab.records.storage import PART_SUFFIX, RUN_FILE
-from sinklab.lab.records.writing import RunWriter
 from sinklab.lab.scoring.requests import scoring_edits, without_steps
-from sinklab.lab.studies.base import describe, hidden_words
+from sinklab.lab.studies.base import Work, describe, hidden_words
 from sinklab.lab.studies.benchmarks import offline, tables, two_stage
-from sinklab.lab.studies.benchmarks.asked import FEWSHOT_SEED, TOKENS, named, questions
-from sinklab.lab.studies.benchmarks.study import LATER, TWO_STAGE, EvalSettings, Plan
-from sinklab.lab.studies.processes import Processes, Progress, as_progress, refuse_taken
+from sinklab.lab.studies.benchmarks.asked import FEWSHOT_SEED, TOKENS, named, tasks_of
+from sinklab.lab.studies.benchmarks.study import (
+    LATER,
+    TWO_STAGE,
+    EvalSettings,
+    Evaluation,
+    Plan,
+)
+from sinklab.lab.studies.processes import Processes, Progress, as_progress
 from sinklab.lab.studies.request_cache import RequestCache, request_key
 
 if TYPE_CHECKING:
@@ -119,8 +124,7 @@ def evaluate(
     out: str | Path = "runs/eval",
     *,
     task_objects: Sequence[Any] | None = None,
-    progress: Progress | Callable[[str], object] | None = None,
-    worker: Processes | None = None,
+    **how: Any,
 ) -> Path:
     """Score a model on benchmarks, and keep everything in a run folder of kind "benchmark".
 
@@ -136,91 +140,88 @@ def evaluate(
         settings: of the evaluation.
         model: loaded, an argument of :func:`sinklab.core.models.load`, or a function that loads it
             once the tasks are there.
-        out: folder to write; it must be empty or absent, or hold this very run when
-            ``settings.resume`` is set.
+        out: folder to write; it must be empty or absent, or hold this very run to resume.
         task_objects: lm-eval tasks, or dicts of their configuration, to score in place of
             ``settings.tasks``.
-        progress: shows how far it is; a function is called with a short text at each stage.
-        worker: which of several that write into one folder; the environment says it when left out.
+        how: progress, resume, overwrite and worker, as of every `Study`.
 
     Raises:
         ValueError: without lm-eval; for unknown tasks, data that are not there, code that is not to
             be run, a model that cannot serve the tasks, a folder that is taken, and a resumed run
             with other settings (the first difference is named).
     """
-    offline.needs_lm_eval()
-    path = Path(out)
-    worker = worker or Processes.here()
-    settings = settings or EvalSettings()
-    progress = as_progress(progress if worker.is_first else None)
-    resume = settings.resume or worker.joins
-    if not resume:
-        refuse_taken(path)
-    # tasks first: their errors show before a large model is read
-    settings, given, documents = questions(settings, task_objects)
+    loaded: Any = model
     if isinstance(model, str):
-        loaded = load(model)
-    elif isinstance(model, Loaded):
-        loaded = model
-    else:
-        loaded = model()
+        loaded = partial(load, model)
+    return Evaluation(task_objects)(loaded, out, settings, **how)
 
+
+@dataclass(frozen=True)
+class Asked:
+    """Plan of a benchmark run."""
+
+    model: SinklabLM
+    tasks: dict[str, Any] | None
+    """Tasks as lm-eval's `evaluate` takes them; None without one."""
+    documents: list[dict[str, Any]]
+    """Questions of the two-stage protocol, which is no task of lm-eval."""
+
+
+def prepare(loaded: Loaded, settings: EvalSettings, progress: Progress) -> Asked:
+    """The model as lm-eval asks it, and the tasks. Raises ValueError for a model that cannot serve
+    them.
+    """
     from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 
-    asked = SinklabLM(loaded, settings=settings, progress=progress, worker=worker)
-    described = {
-        name: value for name, value in describe(loaded).items() if not name.startswith("recorded_")
-    }
-    about: dict[str, Any] = {"kind": "benchmark", "model": described, "settings": settings.kept()}
-    with (
-        ExitStack() as last,
-        RunWriter(path, **about, seed=settings.seed, resume=resume, shared=True) as run,
-    ):
-        asked.claims = run.claims
-        concludes = cache(partial(_concludes, run, last))
-        with RequestCache(path, run.claims, request_key(about)) as asked.cache:
-            if documents:
-                two_stage.answer_all(asked, documents)
-            results = None if given is None else _scored(asked, given, concludes)
-        if concludes():
-            _conclude(asked, run, results, documents)
-            worker.finished.append(path)
-    return path
+    model = SinklabLM(loaded, settings=settings, progress=progress, processes=Processes())
+    return Asked(model, *tasks_of(settings))
 
 
-def _conclude(
-    model: SinklabLM,
-    run: RunWriter,
-    results: dict[str, Any] | None,
-    documents: list[dict[str, Any]],
-) -> None:
-    """Write the tables from the answers of all workers.
+def about(loaded: Loaded, plan: Asked) -> dict[str, Any]:
+    """The model as the run folder describes it: no layers or heads are chosen."""
+    facts = describe(loaded).items()
+    return {name: value for name, value in facts if not name.startswith("recorded_")}
 
-    Args:
-        model: of lm-eval.
-        run: the run folder, open.
-        results: lm-eval's; None if it had nothing to do.
-        documents: questions of the two-stage protocol, which is no task of lm-eval.
+
+def answer(work: Work) -> None:
+    """Answer all requests, each as soon as no other worker has it; the answers are kept as they
+    come.
     """
-    answers = model.told
+    model, info = work.plan.model, work.run.refresh()
+    model.worker = work.worker
+    model.claims = work.run.claims
+    fingerprint = request_key({"kind": info.kind, "model": info.model, "settings": info.settings})
+    with RequestCache(work.run.path, work.run.claims, fingerprint) as model.cache:
+        if work.plan.documents:
+            two_stage.answer_all(model, work.plan.documents)
+        if work.plan.tasks:
+            with suppress(_Answered):
+                _through_lm_eval(model, work.plan.tasks, _stop)
+
+
+def conclude(work: Work) -> None:
+    """Write the tables from the answers of all workers, and lm-eval's own files."""
+    model, documents = work.plan.model, work.plan.documents
+    # every stage was told when its requests were answered
+    model.progress = Progress()
     scores: list[dict[str, Any]] = []
     samples: list[dict[str, Any]] = []
-    if results:
-        scores, samples = tables.rows_of(results, answers)
+    if work.plan.tasks:
+        results = _through_lm_eval(model, work.plan.tasks)
+        scores, samples = tables.rows_of(results, model.told)
     if documents:
-        more = two_stage.rows(documents, answers, published=model.settings.published)
+        more = two_stage.rows(documents, model.told, published=model.settings.published)
         scores += more[0]
         samples += more[1]
-    doses = dose_rows(answers, model.settings, is_diffusion=model.is_diffusion)
-    tables.write(run, scores, samples, answers, doses)
-    if results is not None:
-        files = write(run.path, results, model)
-        for earlier in {
-            *run.path.glob("results_*.json"),
-            *run.path.glob("samples_*.jsonl"),
-        }.difference(files):
-            earlier.unlink()
-        run.keep(files)
+    doses = dose_rows(model.told, model.settings, is_diffusion=model.is_diffusion)
+    tables.write(work.run, scores, samples, model.told, doses)
+    if work.plan.tasks:
+        folder = work.run.path
+        files = write(folder, results, model)
+        earlier = {*folder.glob("results_*.json"), *folder.glob("samples_*.jsonl")}
+        for file in earlier.difference(files):
+            file.unlink()
+        work.run.keep(files)
 
 
 def dose_rows(
@@ -263,44 +264,38 @@ def dose_rows(
     return rows
 
 
-def _concludes(run: RunWriter, last: ExitStack) -> bool:
-    # held until run.json says that all is there
-    last.enter_context(run.claims.hold(FINISH))
-    run.is_last = run.refresh().status != "complete"
-    return run.is_last
+class _Answered(Exception):
+    """All requests are answered."""
 
 
-class _Elsewhere(Exception):
-    """Another worker has written the tables."""
+def _stop(task: Any) -> None:
+    raise _Answered
 
 
-def _scored(
-    model: SinklabLM, tasks: dict[str, Any], concludes: Callable[[], bool]
-) -> dict[str, Any] | None:
-    """lm-eval's results; None if another worker concludes, which alone computes metrics."""
+def _through_lm_eval(
+    model: SinklabLM, tasks: dict[str, Any], filtered: Callable[[Any], object] | None = None
+) -> dict[str, Any]:
+    """lm-eval's results.
+
+    Args:
+        model: that answers.
+        tasks: as `Asked.tasks`.
+        filtered: called in place of a task's filters: the first thing that happens when all
+            requests are answered.
+    """
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.evaluator import evaluate as run_tasks
 
-    usual = ConfigurableTask.apply_filters
-
-    def filtered(task: Any) -> Any:
-        # the first thing that happens when all requests are answered
-        if not concludes():
-            raise _Elsewhere
-        return usual(task)
-
     settings = model.settings
-    if settings.num_fewshot:
-        for name, task in tasks["tasks"].items():
-            if task.get_config("num_fewshot") == 0:
-                model.progress.stage(
-                    f"{name} keeps its 0 worked examples: lm-eval does not allow another number"
-                )
-    with (
-        quiet(),
-        suppress(_Elsewhere),
-        patch.object(ConfigurableTask, "apply_filters", filtered),
-    ):
+    for name, task in tasks["tasks"].items():
+        # the same worked examples in every pass
+        task.set_fewshot_seed(seed=FEWSHOT_SEED)
+        if settings.num_fewshot and task.get_config("num_fewshot") == 0:
+            model.progress.stage(
+                f"{name} keeps its 0 worked examples: lm-eval does not allow another number"
+            )
+    filters = filtered or ConfigurableTask.apply_filters
+    with quiet(), patch.object(ConfigurableTask, "apply_filters", filters):
         return run_tasks(
             model,
             tasks,
@@ -310,7 +305,6 @@ def _scored(
             confirm_run_unsafe_code=settings.run_code,
             bootstrap_iters=BOOTSTRAP,
         )
-    return None
 
 
 def table1(
@@ -375,8 +369,9 @@ def table1(
                 progress.stage(f"{name}, {cell.tasks[0]}, {what}")
                 has_chat = getattr(loaded().tokenizer, "chat_template", None) is not None
                 chat = has_chat if plan.chat is None else plan.chat
-                cell = dataclasses.replace(cell, chat=chat, resume=(folder / RUN_FILE).is_file())
-                evaluate(cell, loaded, folder, progress=progress)
+                cell = dataclasses.replace(cell, chat=chat)
+                begun = (folder / RUN_FILE).is_file()
+                evaluate(cell, loaded, folder, progress=progress, resume=begun)
     return [*cells]
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sinklab.core.errors import Checked, free_fields, limited
 from sinklab.core.probing.scope import CONTROLS as HIDDEN
@@ -17,10 +15,6 @@ from sinklab.core.registry import interventions, rules, studies
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
 from sinklab.lab.studies.base import Study, as_record, deferred
-
-if TYPE_CHECKING:
-    from sinklab.lab.records.reading import Run
-
 
 CONTROLS = (*HIDDEN, "matched")
 """Choices of keys to block: those of `MaskSinks`, and the arm that equal_mass is compared with."""
@@ -115,8 +109,6 @@ class EvalSettings(DecodingSettings):
     """
     record_sinks: int | None = limited(16, at_least=0)
     """Watch the attention of the first so many documents of each task; None watches all, 0 none."""
-    resume: bool = limited(False, free=True)
-    """Go on with an interrupted run; answers that are there are not asked for again."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -285,18 +277,26 @@ class Evaluation(Study):
     permissions = ("run_code",)
     shards = True
     amount = deferred("sinklab.lab.studies.benchmarks.asked:amount_of")
-    _evaluate = deferred("sinklab.lab.studies.benchmarks.run:evaluate")
-    _lines = deferred("sinklab.lab.studies.benchmarks.tables:score_lines")
+    prepare = deferred("sinklab.lab.studies.benchmarks.run:prepare")
+    about = deferred("sinklab.lab.studies.benchmarks.run:about")
+    run = deferred("sinklab.lab.studies.benchmarks.run:answer")
+    finish = deferred("sinklab.lab.studies.benchmarks.run:conclude")
+    sentences = deferred("sinklab.lab.studies.benchmarks.tables:score_sentences")
+    _read = deferred("sinklab.lab.studies.benchmarks.asked:read_tasks")
 
-    def __call__(self, loaded: Any, out: str | Path, settings: Any = None, **how: Any) -> Path:
-        """Run `sinklab.lab.studies.benchmarks.run.evaluate`; its processes share a folder."""
+    def __init__(self, tasks: Sequence[Any] | None = None) -> None:
+        """
+        Args:
+            tasks: of lm-eval, or dicts of their configuration, to score in place of
+                ``settings.tasks``.
+        """
+        self.tasks = tasks
+
+    def before_loading(self, settings: EvalSettings) -> EvalSettings:
+        """The settings with the names of given tasks; the tasks are read."""
         # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
         os.environ.setdefault("TQDM_DISABLE", "1")
-        settings = settings or EvalSettings()
-        resume = how.pop("resume", False)
-        return self._evaluate(
-            dataclasses.replace(settings, resume=settings.resume or resume), loaded, out, **how
-        )
+        return self._read(settings, self.tasks)
 
-    def sentences(self, runs: list[Run]) -> list[str]:
-        return [line for run in runs for line in self._lines(run)]
+    def record(self, settings: EvalSettings) -> dict[str, Any]:
+        return settings.kept()

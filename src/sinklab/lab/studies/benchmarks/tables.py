@@ -188,17 +188,18 @@ def _right(row: Mapping[str, Any], higher_is_better: Mapping[str, Any]) -> float
     return next((number for number in known if not math.isnan(number)), math.nan)
 
 
-def score_lines(run: Run | str | Path) -> list[str]:
-    """The scores of a run folder of kind "benchmark", a line each."""
-    opened = run
-    if not isinstance(opened, Run):
-        opened = open_run(opened)
-    control = str(opened.info.settings.get("control") or "sinks")
-    first = [
-        rows[rows["filter"] == rows["filter"].iloc[0]]
-        for _, rows in opened.table("samples").groupby("task", sort=False)
-    ]
-    return spoken()("scores", _rows_of(opened, "scores"), _rows_of(opened, "doses"), control, first)
+def score_sentences(runs: Iterable[Run]) -> list[str]:
+    """The scores of benchmark runs, a line each; then their doses."""
+    lines = []
+    for run in runs:
+        control = str(run.info.settings.get("control") or "sinks")
+        first = [
+            rows[rows["filter"] == rows["filter"].iloc[0]]
+            for _, rows in run.table("samples").groupby("task", sort=False)
+        ]
+        rows = _rows_of(run, "scores"), _rows_of(run, "doses")
+        lines += spoken()("scores", *rows, control, first)
+    return lines
 
 
 @cache
