@@ -345,9 +345,7 @@ def test_what_is_typed() -> None:
 def test_prompts_that_are_no_text() -> None:
     lm = sinklab.load("tiny")
     for text in ("\ud800", "a\udcff", "\udc80" * 3):
-        with pytest.raises(
-            ValueError, match=r"a prompt is text in UTF-8: .*surrogates not allowed"
-        ):
+        with pytest.raises(ValueError, match=r"UTF-8: .*surrogates"):
             encode(lm, text)
     for text in ("", "\x00", "\x1b]0;x\x07", "\u202e", "﷽" * 2000, "👩‍👩‍👧" * 50):
         with watched(repr(text[:9])):
@@ -382,9 +380,7 @@ def test_templates_are_rendered_within_limits(
     monkeypatch.setattr(tokens, "SECONDS", 2)
     lm = sinklab.load("tiny")
     lm.needed_tokenizer().chat_template = template
-    with pytest.raises(
-        ValueError, match=f"the chat format of tiny cannot be used: .*{message}.*; leave out --chat"
-    ):
+    with pytest.raises(ValueError, match=f"chat format .*{message}.*--chat"):
         encode(lm, "Hello", chat=True)
 
 
@@ -409,11 +405,11 @@ def test_json_is_read_within_limits(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             from_json("[" * depth + "]" * depth)
-    with pytest.raises(ValueError, match="it must hold a dict, but holds a list"):
+    with pytest.raises(ValueError, match="hold a dict, but holds a list"):
         from_json("[]", dict)
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
-        with pytest.raises(ValueError, match="ordinary file of at most 256 MB"):
+        with pytest.raises(ValueError, match="file of at most 256 MB"):
             read_json(path)
     with open(tmp_path / "large", "wb") as large:
         large.truncate((1 << 28) + 1)
@@ -438,7 +434,7 @@ def test_parts_that_no_run_writes(run: Path, tmp_path: Path, parts: list[Any]) -
     told = json.loads((copied / "run.json").read_text())
     told["parts"]["tokens.parquet"] = parts
     (copied / "run.json").write_text(json.dumps(told))
-    with pytest.raises(ValueError, match=r"run.json is damaged and cannot be read .*parts is"):
+    with pytest.raises(ValueError, match=r"run.json is damaged .*parts is"):
         open_run(copied)
 
 
@@ -451,9 +447,7 @@ def test_weights_that_are_no_numbers(checkpoint: Path, tmp_path: Path, value: fl
     name = sorted(weights)[-1]
     weights[name].view(-1)[-1] = value
     save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(
-        ValueError, match=r"hold NaN or infinity in torch.float32; fetch them again"
-    ):
+    with pytest.raises(ValueError, match=r"infinity in torch.float32"):
         load(copied)
 
 
@@ -463,7 +457,7 @@ def test_seeds_out_of_range(seed: object) -> None:
     from sinklab.lab.training.settings import TrainSettings
 
     for settings in (StudySettings, TrainSettings, DecodingSettings):
-        with pytest.raises(ValueError, match=r"a seed must be 0 to 2\*\*63 - 1, but is"):
+        with pytest.raises(ValueError, match=r"seed must be 0 to 2\*\*63 - 1"):
             settings(seed=seed)
 
 

@@ -72,7 +72,5 @@ def test_every_public_name_resolves(name: str) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_near_ones() -> None:
-    with pytest.raises(
-        AttributeError, match="module 'sinklab' has no attribute 'tracer'; did you mean 'trace'"
-    ):
+    with pytest.raises(AttributeError, match="'tracer'; did you mean 'trace'"):
         _ = sinklab.tracer

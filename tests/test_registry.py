@@ -67,24 +67,16 @@ def test_a_registry_is_a_mapping_of_classes_by_name() -> None:
         and "bal" not in toys
     )
     assert toys["ball"] is Ball and toys.name_of(Ball) == toys.name_of(Ball(3)) == "ball"
-    with pytest.raises(
-        ValueError, match="unknown toy 'bal'; known are ball, box, kite; did you mean 'ball'"
-    ):
+    with pytest.raises(ValueError, match=r"'bal'; .*did you mean 'ball'"):
         toys["bal"]
-    with pytest.raises(
-        ValueError, match=r"unknown toy 'sledge'; .* if a plug-in defines it, .*--plugin"
-    ):
+    with pytest.raises(ValueError, match=r"'sledge'; .*--plugin"):
         toys["sledge"]
-    with pytest.raises(
-        ValueError, match="3 is no registered toy; known are ball, box, kite; register its class"
-    ):
+    with pytest.raises(ValueError, match="3 is no registered toy"):
         toys.name_of(3)
 
 
 def test_a_name_belongs_to_one_class() -> None:
-    with pytest.raises(
-        ValueError, match=r"the toy 'ball' is defined twice, in .* and in elsewhere; rename one"
-    ):
+    with pytest.raises(ValueError, match="toy 'ball' is defined twice"):
         toys.register("ball")(type("Ball", (), {"__module__": "elsewhere"}))
     # a module that is run a second time defines the same class anew
     assert toys.register("ball")(Ball) is toys["ball"]
@@ -152,7 +144,7 @@ def test_what_is_no_value_is_refused_by_name(given: object, message: str) -> Non
 
 
 def test_a_class_is_no_value() -> None:
-    with pytest.raises(ValueError, match="got the class Ball; pass an instance"):
+    with pytest.raises(ValueError, match="got the class Ball"):
         toys.as_text(Ball)
 
 
@@ -254,20 +246,13 @@ def test_a_plugin_file_that_fails_is_refused(
     monkeypatch.setattr(interventions, "_classes", dict(interventions._all()))
     before = {name for name in sys.modules if name.startswith("sinklab_plugin_")}
     missing, broken, taken = (tmp_path / f"{name}.py" for name in ("missing", "broken", "taken"))
-    with pytest.raises(
-        ValueError, match=r"a plug-in is a Python file, but .*missing\.py is none; give the path"
-    ):
+    with pytest.raises(ValueError, match=r"missing\.py is none"):
         load_plugin(missing)
     broken.write_text("\nimport there_is_no_such_module", "utf-8")
-    with pytest.raises(
-        ValueError,
-        match=r"the plug-in .*broken\.py cannot be loaded: .*there_is_no_such_module.*line 2",
-    ):
+    with pytest.raises(ValueError, match=r"no_such_module.*line 2"):
         load_plugin(broken)
     taken.write_text(PLUGIN.format(name="mask_sinks"), "utf-8")
-    with pytest.raises(
-        ValueError, match=r"'mask_sinks' is defined twice, in .*mask_sinks and in .*; rename one"
-    ):
+    with pytest.raises(ValueError, match="'mask_sinks' is defined twice"):
         load_plugin(taken)
     assert {name for name in sys.modules if name.startswith("sinklab_plugin_")} == before
     assert interventions["mask_sinks"] is MaskSinksOptions
@@ -280,14 +265,12 @@ def test_near_names_are_offered() -> None:
     assert str(errors.unknown("rule", "x", ("a", "b"), "register it")) == (
         "unknown rule 'x'; known are a, b; register it"
     )
-    with pytest.raises(
-        ValueError, match=r"mode must be one of fast, slow, but is 'fats'; did you mean 'fast'\?"
-    ):
+    with pytest.raises(ValueError, match=r"'fats'; did you mean 'fast'\?"):
         errors.one_of("mode", "fats", ("fast", "slow"))
     errors.one_of("mode", "fast", ("fast", "slow"))
-    with pytest.raises(ValueError, match="a ball has no field 'x'; it has size"):
+    with pytest.raises(ValueError, match="ball has no field 'x'"):
         errors.known_fields("a ball", ["size", "x"], ["size"])
-    with pytest.raises(ValueError, match="a stone has no field 'x'; it has none"):
+    with pytest.raises(ValueError, match="stone has no field 'x'"):
         errors.known_fields("a stone", ["x"], [])
 
 
@@ -315,5 +298,5 @@ def test_settings_are_checked_in_one_place() -> None:
     ("given", "remedy"), [("top:k=1", r"parse\("), (object(), r"@dataclass\(frozen=True\)")]
 )
 def test_what_has_no_fields_has_no_text(given: object, remedy: str) -> None:
-    with pytest.raises(ValueError, match=f"made of the fields of a dataclass, got .*; .*{remedy}"):
+    with pytest.raises(ValueError, match=f"made of the fields .*{remedy}"):
         interventions.as_text(given)

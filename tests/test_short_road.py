@@ -76,14 +76,12 @@ def test_of_an_autoregressive_model_it_is_the_next_token_loss() -> None:
 @pytest.mark.parametrize("name", ["tiny", "tiny-causal"])
 def test_an_empty_text_costs_nothing_that_could_be_said(name: str) -> None:
     """Its tokenizer makes a beginning of text of it, which is given and not what a text costs."""
-    with pytest.raises(ValueError, match="a text to score must have at least one token"):
+    with pytest.raises(ValueError, match="text to score must have"):
         sinklab.load(name).loss("")
 
 
 def test_no_masks_are_filled_by_a_model_that_has_none() -> None:
-    with pytest.raises(
-        ValueError, match="0 new tokens fill the masks of a prompt, and tiny-causal has none"
-    ):
+    with pytest.raises(ValueError, match="and tiny-causal has none"):
         sinklab.load("tiny-causal").generate("The sea", 0)
 
 
@@ -113,7 +111,7 @@ def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
     lm = sinklab.load(save_tiny(tmp_path / "model"))
     with pytest.raises(ValueError, match="at least one token"):
         lm.loss([])
-    with pytest.raises(ValueError, match="unknown intervention 'mask_sink'"):
+    with pytest.raises(ValueError, match="intervention 'mask_sink'"):
         lm.loss(TEXT, edits=["mask_sink:k=1"])
     with pytest.raises(ValueError, match="a text is scored in one step"):
         lm.loss(TEXT, edits=["truncate_context:start=2,stop=4,step=3"])
@@ -169,7 +167,7 @@ def test_a_run_that_fails_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ValueError, match="rolling"):
         short().watch("The old", 4, statistics=("rolling",))
-    with pytest.raises(ValueError, match="watch has no field 'every_step'"):
+    with pytest.raises(ValueError, match="field 'every_step'"):
         short().watch("The old", 4, every_step=2)
     with pytest.raises(ValueError, match="fit"):
         short().watch(TEXT * 9, 4)
@@ -323,10 +321,7 @@ def test_figures_are_found_by_short_names_and_show_themselves(run: Run) -> None:
     for drawn in (run.plot.paths(), run.plot.received_map(layer=1)):
         assert drawn._repr_png_().startswith(b"\x89PNG")
     assert "received_map" in dir(run.plot) and "position" in run.plot.received_map.__doc__
-    with pytest.raises(
-        AttributeError,
-        match="no figure of a study is called 'recieved_map'; did you mean 'received_map'",
-    ):
+    with pytest.raises(AttributeError, match="'recieved_map'; did you mean"):
         _ = run.plot.recieved_map
 
 
@@ -352,9 +347,7 @@ def test_a_notebook_shows_a_run_in_a_frame_of_another_origin(run: Run, tmp_path:
 def test_what_is_shown_of_objects_is_short(run: Run) -> None:
     lm = short(1)
     assert "diffusion, 2 layers × 4 heads" in repr(lm) and "sink_kind=token" in lm._repr_html_()
-    assert "in memory until .save(folder)" in repr(
-        run
-    ) and "study of tiny test model, complete" in repr(run)
+    assert "in memory until .save(folder)" in repr(run) and "tiny test model, complete" in repr(run)
     canvas = padded()
     with intervene(lm, MaskSinks(k=1)) as log:
         *_, step = denoise(lm, canvas)
@@ -409,9 +402,7 @@ def test_the_core_takes_the_loaded_model_and_its_padding() -> None:
     "of", [lambda lm: lm.model.denoiser(), lambda lm: lm.model.denoiser(plain=True)]
 )
 def test_padding_is_never_forgotten_in_silence(of: Callable) -> None:
-    with pytest.raises(
-        ValueError, match=r"padding is text to a denoiser .* denoise\(model, canvas\)"
-    ):
+    with pytest.raises(ValueError, match=r"denoise\(model, canvas\)"):
         denoise(of(short()), padded())
-    with pytest.raises(ValueError, match="denoise takes a model that fills masks, got LM"):
+    with pytest.raises(ValueError, match="model that fills masks, got LM"):
         denoise(LM(**vars(tiny_llama())), padded())

@@ -168,10 +168,7 @@ def test_what_cannot_be_divided_is_refused_before_processes_meet(
 def test_sizes_that_do_not_divide_are_named(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     odd = tiny_backbone(intermediate_size=49)
-    with pytest.raises(
-        ValueError,
-        match=r"mlp.gate_proj.weight of .* has shape \(49, 32\) .*; pass a divisor of 49",
-    ):
+    with pytest.raises(ValueError, match=r"gate_proj.*divisor of 49"):
         load(save_model(tmp_path / "odd", odd), tensor_parallel=2)
     fields = {
         name: getattr(odd, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers")
@@ -183,9 +180,7 @@ def test_sizes_that_do_not_divide_are_named(tmp_path: Path, monkeypatch):
         "moe_intermediate_size": 16,
     }
     three = Qwen3MoeConfig(num_experts=3, num_experts_per_tok=2, intermediate_size=48, **fields)
-    with pytest.raises(
-        ValueError, match=r"experts.gate_up_proj of .* has shape \(3, .*; pass a divisor of 3"
-    ):
+    with pytest.raises(ValueError, match=r"gate_up_proj .*divisor of 3"):
         load(save_model(tmp_path / "three", three), tensor_parallel=2)
 
 
@@ -194,14 +189,10 @@ def test_a_style_without_a_rule_and_a_model_without_a_plan_are_named(tmp_path: P
     monkeypatch.setenv("WORLD_SIZE", "2")
     folder, known = save_model(tmp_path / "model"), LlamaConfig.base_model_tp_plan
     monkeypatch.setattr(LlamaConfig, "base_model_tp_plan", known | {"norm": "sequence_parallel"})
-    with pytest.raises(
-        ValueError, match=r"has the style 'sequence_parallel', and rules are known for colwise"
-    ):
+    with pytest.raises(ValueError, match="'sequence_parallel', and rules"):
         load(folder, tensor_parallel=2)
     monkeypatch.setattr(LlamaConfig, "base_model_tp_plan", {})
-    with pytest.raises(
-        ValueError, match=r"\(llama\) cannot be divided .* there is no plan for its attention"
-    ):
+    with pytest.raises(ValueError, match=r"\(llama\) .*its attention"):
         load(folder, tensor_parallel=2)
 
 
@@ -213,20 +204,16 @@ def test_a_transformers_without_division_of_experts_is_named(monkeypatch):
         tp_size: int | None = None
 
     monkeypatch.setattr("sinklab.extras.parallel.dividing.DistributedConfig", Older)
-    with pytest.raises(
-        ValueError, match=r"DistributedConfig has ep_size, 5\.19 or newer, but this is"
-    ):
+    with pytest.raises(ValueError, match=r"ep_size, 5\.19 or newer"):
         load("tiny", tensor_parallel=2)
 
 
 def test_a_divided_model_has_no_twin_and_is_not_quantised():
     loaded = tiny_loaded()
     loaded.model._tp_size = 2
-    with pytest.raises(ValueError, match=r"divided over processes, .* so it has no untrained twin"):
+    with pytest.raises(ValueError, match="so it has no untrained twin"):
         permuted(loaded)
-    with pytest.raises(
-        ValueError, match=r"divided over processes, whose parts torchao does not store in int8"
-    ):
+    with pytest.raises(ValueError, match="torchao does not store in int8"):
         materialize.store(loaded.model, "int8", "tiny")
 
 
@@ -258,11 +245,9 @@ def test_projections_that_are_divided_otherwise_are_refused(one_process):
         {"o_proj": Shard(1)},
         {name: Shard(1) for name in rows},
     ):
-        with pytest.raises(
-            ValueError, match=r"is known for q_proj, k_proj, v_proj divided by rows"
-        ):
+        with pytest.raises(ValueError, match="q_proj, k_proj, v_proj divided"):
             TensorParallelShare.serving(attention(**wrong))
-    with pytest.raises(ValueError, match=r"divided by rows \(colwise\) alone"):
+    with pytest.raises(ValueError, match=r"divided by rows \(colwise\)"):
         TensorParallelShare.serving(attention(**rows), 24)
 
 

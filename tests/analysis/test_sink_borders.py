@@ -67,7 +67,7 @@ def test_split_sinks_counts_only_what_stands_out_when_shares_are_given():
     assert found.committed == (1, 1) and found.prompt == (2, 2) and found.pairs_L.tolist() == [2]
     per_step = split_sinks(main, share, floor=np.full((1, 1, 1, 1), 0.45))
     assert per_step.pairs_L.tolist() == [0]
-    with pytest.raises(ValueError, match=r"three states .* got shape \(1, 2, 1, 2\)"):
+    with pytest.raises(ValueError, match=r"got shape \(1, 2, 1, 2\)"):
         split_sinks(main[:, :2])
     with pytest.raises(ValueError, match="One share per main sink"):
         split_sinks(main, share[:, :, :, :1])

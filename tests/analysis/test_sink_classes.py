@@ -74,9 +74,7 @@ def test_every_class_can_be_reached_and_roles_are_checked():
         for role in ("mask", "bos", "eos", "template", "other", "image", "sink")
     }
     assert found == set(CLASSES)
-    with pytest.raises(
-        ValueError, match=r"token '\[MASK\]'.* but is 'masked'; did you mean 'mask'\?"
-    ):
+    with pytest.raises(ValueError, match=r"'\[MASK\]'.* but is 'masked'"):
         token_class("[MASK]", "masked")
 
 

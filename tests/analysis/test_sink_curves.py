@@ -105,17 +105,17 @@ def test_a_run_without_attention_filters_nothing():
 
 
 def test_curve_errors():
-    with pytest.raises(ValueError, match=r"\(\.\.\., layer, head, key\): got shape \(4, 5\)"):
+    with pytest.raises(ValueError, match=r"key\): got shape \(4, 5\)"):
         epsilon_curve(np.ones((4, 5)))
-    with pytest.raises(ValueError, match=r"epsilons must rise from at least 0: got \[3.0, 1.0\]"):
+    with pytest.raises(ValueError, match="epsilons must rise from"):
         epsilon_curve(np.ones((1, 2, 3)), epsilons=[3, 1])
-    with pytest.raises(ValueError, match=r"but is 'summ'; did you mean 'sum'\?"):
+    with pytest.raises(ValueError, match=r"'summ'; did you mean 'sum'\?"):
         epsilon_curve(np.ones((1, 2, 3)), scale="summ")
-    with pytest.raises(ValueError, match=r"got 2.2. Pass it to epsilon_curve"):
+    with pytest.raises(ValueError, match="Pass it to epsilon_curve"):
         epsilon_curve(attention()).at(2.2)
     with pytest.raises(ValueError, match="got 3 and 2 layers"):
         epsilon_curve(np.ones((3, 2, 8))) + epsilon_curve(np.ones((2, 2, 8)))
-    with pytest.raises(ValueError, match="same scale: got 'sum' and 'percent'"):
+    with pytest.raises(ValueError, match="scale: got 'sum' and 'percent'"):
         epsilon_curve(np.ones((3, 2, 8))) + epsilon_curve(np.ones((3, 2, 8)), scale="percent")
 
 
@@ -161,5 +161,5 @@ def test_histogram_errors():
         score_histogram(np.ones(4), span=(0, 64), log=True)
     with pytest.raises(ValueError, match="bins=0"):
         score_histogram(np.ones(4), bins=0)
-    with pytest.raises(ValueError, match="same edges: got 65 from 0 to 64 and 9 from 0 to 64"):
+    with pytest.raises(ValueError, match="got 65 from 0 to 64 and 9 from"):
         score_histogram(np.ones(4)) + score_histogram(np.ones(4), bins=8)

@@ -40,7 +40,7 @@ def test_no_event_is_not_a_division_by_zero():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match=r"labels have shape \(2,\), events \(3,\)"):
+    with pytest.raises(ValueError, match=r"shape \(2,\), events \(3,\)"):
         enrichment(["a", "b"], [1, 2, 3])
     with pytest.raises(ValueError, match="every label is None"):
         enrichment([None], [1])

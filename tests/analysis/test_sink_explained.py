@@ -137,9 +137,9 @@ def test_too_few_samples_nothing_to_explain_and_errors():
     assert np.isnan(values(few)).all() and few.word is None and not few.by_class.is_interval
     even = together(np.ones((6, 5, 4)), np.full((6, 5, 4), "words"))
     assert np.isnan(values(even)).all() and even.word is None
-    with pytest.raises(ValueError, match=r"received has shape \(2,\), classes \(3,\)"):
+    with pytest.raises(ValueError, match=r"shape \(2,\), classes \(3,\)"):
         explained_mass([1, 2], ["a", "b", "c"])
-    with pytest.raises(ValueError, match="at least one position that holds a token"):
+    with pytest.raises(ValueError, match="position that holds a token"):
         explained_mass([np.nan], ["a"])
-    with pytest.raises(ValueError, match="whole numbers of at least 0: got int64 from -1"):
+    with pytest.raises(ValueError, match="got int64 from -1"):
         explained_mass([1.0, 2.0], ["a", "b"], np.array([0, -1]))

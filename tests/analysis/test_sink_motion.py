@@ -327,7 +327,7 @@ def test_motion_words_and_errors():
     ] * 2 + ["moving"] * 2
     with pytest.raises(ValueError, match=r"between 0 and 1: got 1\.2"):
         motion_word(1.2)
-    with pytest.raises(ValueError, match=r"step, layer, head, key\): got shape \(3, 4, 5\)"):
+    with pytest.raises(ValueError, match=r"key\): got shape \(3, 4, 5\)"):
         motion(np.ones((3, 4, 5)))
     with pytest.raises(ValueError, match="fewer than the 5 keys: got 5"):
         motion(np.ones((3, 1, 1, 5)), added=5)

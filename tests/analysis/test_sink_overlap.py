@@ -36,7 +36,7 @@ def test_overlap_from_step_to_step():
     np.testing.assert_allclose(overlap_by_step(np.stack([sinks, sinks]))[1], overlap_by_step(sinks))
     assert overlap_by_step(sinks[:1]).shape == (0, 1, 2)
     assert np.isnan(overlap_by_step(np.zeros((2, 1, 1, 4), dtype=bool))).all()
-    with pytest.raises(ValueError, match=r"step, layer, head, key\): got shape \(1, 2, 8\)"):
+    with pytest.raises(ValueError, match=r"key\): got shape \(1, 2, 8\)"):
         overlap_by_step(sinks[0])
 
 

@@ -118,11 +118,11 @@ def test_a_rising_loss_is_a_cost():
     assert few.holds is None and math.isnan(few.p) and few.sentence.endswith("(5 more are needed).")
     missing = masking_cost([4.0, math.nan], [math.nan, 4.0])
     assert missing.holds is None and missing.sentence == "Masking the sinks was not measured."
-    with pytest.raises(ValueError, match="judges 'loss' or 'accuracy': got 'perplexity'"):
+    with pytest.raises(ValueError, match="got 'perplexity'"):
         masking_cost(plain, plain, measure="perplexity")
     with pytest.raises(ValueError, match="plain accuracy above 0: got 0"):
         masking_cost([0.0] * 6, [0.0] * 6, measure="accuracy")
-    with pytest.raises(ValueError, match=r"two \(sample,\): got shapes \(8,\) and \(5,\)"):
+    with pytest.raises(ValueError, match=r"shapes \(8,\) and \(5,\)"):
         masking_cost(plain, plain[:5])
 
 
@@ -236,9 +236,7 @@ def test_renormalisation_builds_no_sink():
     none = new_sinks(*(np.zeros((6, 2), dtype=bool) for _ in range(3)))
     assert none == "No head had its main sink in what was hidden."
     assert "to take the base rate of new ones from" in new_sinks(*heads(6, 20, 16, 0))
-    with pytest.raises(
-        ValueError, match=r"three \(sample, head\): got shapes \(2,\), \(3,\), \(2,\)"
-    ):
+    with pytest.raises(ValueError, match=r"shapes \(2,\), \(3,\), \(2,\)"):
         new_sinks([True] * 2, [True] * 3, [True] * 2)
 
 

@@ -263,9 +263,9 @@ def test_the_map_is_the_softmax(kind: str, heads: tuple[int, ...] | None) -> Non
 
 def test_wrong_use_is_refused_by_name() -> None:
     q, k = torch.randn(1, 4, 5, 4), torch.randn(1, 2, 5, 4)
-    with pytest.raises(ValueError, match=r"query heads are 0 … 3, got 4: name heads of this call"):
+    with pytest.raises(ValueError, match="query heads are 0 … 3, got 4"):
         Scores.of(q, k, heads=(0, 4))
-    with pytest.raises(ValueError, match="but is 'row_entropie'; did you mean 'row_entropy'"):
+    with pytest.raises(ValueError, match="did you mean 'row_entropy'"):
         attention_statistics(Scores.of(q, k), ("row_entropie",))
     with pytest.raises(ValueError, match="none were given: pass v_BKSD"):
         attention_statistics(Scores.of(q, k), ("noop_bound",))

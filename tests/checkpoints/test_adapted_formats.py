@@ -105,7 +105,7 @@ def test_the_length_of_blocks_is_said_or_noted(tmp_path, name):
     ]
     assert len(notes) == (name != "illada")
     assert load(folder, mask_token_id=301, block_length=16).model.config.block_length == 16
-    with pytest.raises(ValueError, match="block_length must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="block_length must be at least"):
         load(folder, block_length=0)
 
 
@@ -132,7 +132,7 @@ def test_rope_is_scaled_as_the_config_says_or_its_base_is_asked_for(tmp_path, na
         50.0 ** (-2 / 12)
     )
     change(folder, rope_parameters="absent")
-    with pytest.raises(ValueError, match=f"a {name} checkpoint needs 'rope_theta'"):
+    with pytest.raises(ValueError, match=f"{name} checkpoint needs 'rope_theta'"):
         load(folder)
 
 
@@ -162,15 +162,13 @@ def test_windows_of_a_layer_are_not_those_of_a2d(tmp_path):
 )
 def test_what_illada_cannot_be_here_is_refused_by_name(tmp_path, field, value):
     folder, _ = toys.adapted(tmp_path, "illada", **{field: value})
-    with pytest.raises(
-        ValueError, match=rf"illada checkpoint has {field} = .*, which sinklab has no counterpart"
-    ):
+    with pytest.raises(ValueError, match=f"checkpoint has {field} = "):
         load(folder)
 
 
 def test_rope_that_llada_would_scale_is_refused(tmp_path):
     folder, _ = toys.llada(tmp_path, rope_scaling={"type": "linear", "factor": 4.0})
-    with pytest.raises(ValueError, match="llada checkpoint has rope_scaling = "):
+    with pytest.raises(ValueError, match="checkpoint has rope_scaling ="):
         load(folder)
 
 
@@ -189,10 +187,7 @@ def test_rope_that_llada_would_scale_is_refused(tmp_path):
 def test_another_class_of_a_known_model_type_is_refused_by_name(tmp_path, make, theirs, ours):
     folder, _ = make(tmp_path, architectures=[theirs])
     for call in (load, describe):
-        with pytest.raises(
-            ValueError,
-            match=rf"names {theirs}, but of the model_type .* sinklab loads {ours} alone",
-        ):
+        with pytest.raises(ValueError, match=f"names {theirs}, .* loads {ours} alone"):
             call(folder)
     # without a class the model_type decides
     assert load(change(folder, architectures="absent"), mask_token_id=9).family == "diffusion"
@@ -204,15 +199,10 @@ def test_a_causal_class_is_read_for_its_own_model_type_alone(tmp_path):
         Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2)
     ).save_pretrained(tmp_path)
     change(tmp_path, architectures=["Qwen2ForRewardModel"])
-    with pytest.raises(
-        ValueError,
-        match=r"names Qwen2ForRewardModel, .*'qwen2' sinklab loads Qwen2ForCausalLM alone",
-    ):
+    with pytest.raises(ValueError, match=r"Qwen2ForRewardModel, .*'qwen2'"):
         load(tmp_path)
     change(tmp_path, architectures=["Qwen2ForCausalLM"], model_type="mistral")
-    with pytest.raises(
-        ValueError, match=r"'mistral' model \(Qwen2ForCausalLM\), but sinklab loads"
-    ):
+    with pytest.raises(ValueError, match="'mistral' model"):
         load(tmp_path)
 
 
@@ -282,10 +272,7 @@ def test_a_tied_head_that_is_stored_all_the_same_must_be_equal(tmp_path, make, h
         {**tensors, head: embedding + (torch.arange(len(embedding)) == 7)[:, None]},
         folder / "model.safetensors",
     )
-    with pytest.raises(
-        ValueError,
-        match=f"ties the head to the embedding .*, but {head} of the checkpoint is another",
-    ):
+    with pytest.raises(ValueError, match=f"but {head} of the checkpoint"):
         load(folder)
 
 
@@ -323,10 +310,7 @@ def causal(tmp_path):
 @pytest.mark.parametrize("where", ["config", "tokenizer", "entry"])
 def test_a_causal_folder_with_a_mask_says_so(causal, where):
     assert load(causal).notes == ()
-    with pytest.raises(
-        ValueError,
-        match=r"a diffusion model needs a \[MASK\], which .* does not have; pass mask_token_id",
-    ):
+    with pytest.raises(ValueError, match="pass mask_token_id"):
         load(causal, as_diffusion=True)
     if where == "config":
         mask = 300

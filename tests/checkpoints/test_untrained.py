@@ -98,10 +98,7 @@ class Foreign(DiffusionLM):
 def test_a_class_that_cannot_initialise_itself_has_the_other_twin_alone() -> None:
     loaded = tiny_loaded()
     loaded.model.__class__ = Foreign
-    with pytest.raises(
-        ValueError,
-        match=r"^Foreign cannot be initialised from the config of tiny test model alone.*'tables'",
-    ):
+    with pytest.raises(ValueError, match=r"^Foreign .*'tables'"):
         initialised(loaded)
     twins = untrained_twins(loaded)
     assert list(twins) == ["permuted"]
@@ -111,8 +108,5 @@ def test_a_class_that_cannot_initialise_itself_has_the_other_twin_alone() -> Non
 def test_a_class_that_makes_other_tensors_is_named() -> None:
     loaded = tiny_loaded()
     loaded.model.lm_head.extra = torch.nn.Parameter(torch.zeros(2))
-    with pytest.raises(
-        ValueError,
-        match=r"cannot be initialised .* Missing key\(s\) in state_dict: \"lm_head.extra\"",
-    ):
+    with pytest.raises(ValueError, match=r'state_dict: "lm_head.extra"'):
         initialised(loaded)

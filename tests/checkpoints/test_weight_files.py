@@ -52,9 +52,7 @@ def test_an_index_that_lies_is_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             load(folder)
     index.unlink()
-    with pytest.raises(
-        ValueError, match=r"several weight files and no index .*model-00001-of-00003"
-    ):
+    with pytest.raises(ValueError, match="model-00001-of-00003"):
         load(folder)
 
 
@@ -63,9 +61,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path):
     first, second = (folder / f"model-0000{n}-of-00002.safetensors" for n in (1, 2))
     name = next(iter(load_file(first)))
     save_file({**load_file(second), name: tensors[name]}, second)
-    with pytest.raises(
-        ValueError, match=rf"{name} is in model-00001-of-00002.* and in model-00002"
-    ):
+    with pytest.raises(ValueError, match=f"{name} is in .*in model-00002"):
         load(folder)
 
 
@@ -75,9 +71,7 @@ def test_a_truncated_shard_is_refused(tmp_path, keep):
     shard = folder / "model-00002-of-00002.safetensors"
     content = shard.read_bytes()
     shard.write_bytes(content[: int(len(content) * keep) if isinstance(keep, float) else keep])
-    with pytest.raises(
-        ValueError, match=r"weights of .* cannot be read, the file may be cut short or damaged"
-    ):
+    with pytest.raises(ValueError, match=r"weights of .* cannot be read"):
         load(folder)
 
 
@@ -99,7 +93,7 @@ def test_pickles_are_read_when_asked_for(tmp_path, legacy, file, wrap):
     (folder / "model.safetensors").unlink()
     content = {wrap: tensors, "optimizer": {"step": 3}} if wrap else tensors
     torch.save(content, folder / file, _use_new_zipfile_serialization=not legacy)
-    with pytest.raises(ValueError, match=rf"are pickled \({file}\), and .* pass allow_pickle=True"):
+    with pytest.raises(ValueError, match=rf"\({file}\), .*allow_pickle=True"):
         load(folder)
     assert torch.equal(logits(folder, allow_pickle=True), expected)
 
@@ -120,9 +114,7 @@ def test_a_pickle_with_code_in_it_is_never_run(tmp_path, legacy):
     content = {**tensors, "lm_head.weight": Malice(ran)}
     torch.save(content, folder / "model.pth", _use_new_zipfile_serialization=not legacy)
     for settings in ({}, {"allow_pickle": True}):
-        with pytest.raises(
-            ValueError, match=r"pickled|holds more than tensors and was not unpickled"
-        ):
+        with pytest.raises(ValueError, match="pickled"):
             load(folder, **settings)
         assert not ran.exists()
     # the same bytes would have run
@@ -256,10 +248,7 @@ def test_dtypes(tmp_path):
             model.model.layers[0].self_attn.q_proj.weight, tensors[name].to(expected)
         )
     for wrong in ("bf16", torch.int8, "int16"):
-        with pytest.raises(
-            ValueError,
-            match=r"dtype must be a floating point type such as torch\.bfloat16 or 'auto'",
-        ):
+        with pytest.raises(ValueError, match=r"torch\.bfloat16 or 'auto'"):
             load(folder, dtype=wrong)
 
 
@@ -358,9 +347,7 @@ def test_a_device_by_number_is_not_the_cpu(tmp_path):
     if torch.cuda.is_available():
         assert load(folder, device=0).model.device.index == 0
     else:
-        with pytest.raises(
-            ValueError, match=r"device must be one that torch can use here \(cpu\), but is 0; "
-        ):
+        with pytest.raises(ValueError, match=r"use here \(cpu\), but is 0"):
             load(folder, device=0)
 
 
@@ -369,25 +356,19 @@ def test_a_device_that_is_not_there_is_refused_with_the_remedy(tmp_path, device)
     folder = save_tiny(tmp_path)
     maps = [{"device": device}] + ([{"device_map": {"": device}}] if device != "disk" else [])
     for settings in maps:
-        with pytest.raises(
-            ValueError, match=rf"can use here .*but is {device!r}; pass device='cpu'"
-        ):
+        with pytest.raises(ValueError, match=f"is {device!r}; pass device='cpu'"):
             load(folder, **settings)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_cuda_is_refused_with_the_remedy(tmp_path):
     for settings in ({"device": "cuda"}, {"device_map": {"": "cuda"}}):
-        with pytest.raises(
-            ValueError, match=r"can use here \(cpu\), but is 'cuda'; pass device='cpu'"
-        ):
+        with pytest.raises(ValueError, match="'cuda'; pass device='cpu'"):
             load(save_tiny(tmp_path), **settings)
 
 
 def test_device_and_device_map_exclude_each_other(tmp_path):
-    with pytest.raises(
-        ValueError, match="give device_map, or device and tensor_parallel, not both"
-    ):
+    with pytest.raises(ValueError, match="give device_map, or device"):
         load(save_tiny(tmp_path), device="cpu", device_map="auto")
 
 

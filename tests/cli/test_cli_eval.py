@@ -64,7 +64,7 @@ def test_a_benchmark_is_scored_masked_and_resumed(
     run = open_run("out")
     assert (run.info.settings["tasks"], run.info.settings["mask_sinks"]) == (["gsm8k"], 1)
     assert run.table("samples")["prompt"][0] == "Question: What is 0 and 0?\nAnswer:"
-    with pytest.raises(ValueError, match="out is taken; choose another folder"):
+    with pytest.raises(ValueError, match="out is taken; choose another"):
         evaluated(model, settings)
     evaluated(model, settings, resume=True)
     assert "writing 2 answers, 2 of them there already" in capsys.readouterr().err

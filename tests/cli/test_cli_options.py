@@ -452,7 +452,7 @@ def test_what_a_command_takes_and_leaves_of_a_file() -> None:
         ["seed", "run_code"]
     )
     assert (taken, left) == ({"seed": 1}, ["run_code", "other"])
-    with pytest.raises(ValueError, match=r"mine.toml has no field 'sed'; did you mean 'seed'"):
+    with pytest.raises(ValueError, match="'sed'; did you mean 'seed'"):
         Given("mine.toml", {"sed": 1}).divided(["seed"])
 
 

@@ -1,6 +1,5 @@
 """`sinklab probe`, its figures and its sentences."""
 
-import re
 from functools import partial
 from pathlib import Path
 
@@ -102,22 +101,19 @@ def test_places_without_sinks_are_said_and_not_drawn(
         "0 % of the positions of a layer are chosen, 0 pairs sampled; nothing to compare."
     )
     assert not any(line.startswith("figures") for line in lines)
-    with pytest.raises(
-        NotRecorded,
-        match=re.escape("has some at none. Choose another place, or --choose strongest"),
-    ):
+    with pytest.raises(NotRecorded, match="or --choose strongest"):
         contents_figure(open_run(tmp_path / "run"))
 
 
 def test_bad_input_is_told(model: str, prompts: Path, tmp_path: Path) -> None:
     out, settings = tmp_path / "run", ContentsSettings(**SMALL)
-    with pytest.raises(ValueError, match="there are both: 'The' and --prompts"):
+    with pytest.raises(ValueError, match="both: 'The' and --prompts"):
         probe(("The",), model, out, Inputs(prompts=prompts), settings)
     with pytest.raises(ValueError, match="give it with --prompts FILE"):
         probe(("The",), model, out, Inputs(samples=3), settings)
-    with pytest.raises(ValueError, match="3 folds need as many texts, but there are 1"):
+    with pytest.raises(ValueError, match="3 folds need as many texts"):
         probe(("The",), model, out, Inputs(), settings)
-    with pytest.raises(ValueError, match="pairs must be at least 1, but is 0"):
+    with pytest.raises(ValueError, match="pairs must be at least 1"):
         probe(("The",), model, out, Inputs(), ContentsSettings(pairs=0))
     assert not out.exists()
 
@@ -192,9 +188,7 @@ def test_sentences_count_differences_that_are_sure(tmp_path: Path) -> None:
 def test_runs_of_another_kind_are_refused(tmp_path: Path) -> None:
     with RunWriter(tmp_path, kind="study", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(
-        ValueError, match=re.escape("is of kind 'study'; make one with `sinklab probe`")
-    ):
+    with pytest.raises(ValueError, match="is of kind 'study'; make one"):
         contents_places(open_run(tmp_path))
 
 

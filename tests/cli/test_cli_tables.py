@@ -67,9 +67,7 @@ def test_a_curve_is_scored_once(
     monkeypatch.setattr("sinklab.lab.studies.curve.reading.CostCurve.measure", None)
     curve((model,), Path("out"), settings=small(), figures=())
     assert "out/plain is there" in capsys.readouterr().err
-    with pytest.raises(
-        ValueError, match=r"out/plain holds a run of another model or with other settings; choose"
-    ):
+    with pytest.raises(ValueError, match="out/plain holds a run of"):
         curve((model,), Path("out"), settings=small(rows=2), figures=())
 
 
@@ -86,7 +84,7 @@ def test_an_unfinished_curve_goes_on_unless_it_is_another(
     assert open_run("out/plain").info.parts == {
         name: [0] for name in ("phenomenon.parquet", "grown.parquet", "curve_rows.parquet")
     }
-    with pytest.raises(ValueError, match="out/plain can be resumed only with the same settings"):
+    with pytest.raises(ValueError, match="out/plain can be resumed only"):
         curve((model,), Path("out"), settings=small(), figures=())
     curve((model,), Path("out"), settings=small(controls=("sinks",)), figures=("svg",))
     assert open_run("out/plain").info.status == "complete"
@@ -94,18 +92,16 @@ def test_an_unfinished_curve_goes_on_unless_it_is_another(
 
 
 def test_what_makes_no_sense_is_refused(model: str) -> None:
-    with pytest.raises(ValueError, match="a curve needs at least one model"):
+    with pytest.raises(ValueError, match="curve needs at least one model"):
         curve((), Path("out"), CurveSettings(), ())
     with pytest.raises(ValueError, match="needs at least one model"):
         table1((), Path("out"))
-    with pytest.raises(ValueError, match="onetoken needs a folder of runs"):
+    with pytest.raises(ValueError, match="onetoken needs a folder of"):
         onetoken(())
     with pytest.raises(ValueError, match=r"but nowhere is not a folder"):
         onetoken((Path("nowhere"),))
     # tyro does not check while it parses
-    with pytest.raises(
-        ValueError, match=r"controls must be one of .* but is 'sink'; did you mean 'sinks'"
-    ):
+    with pytest.raises(ValueError, match="'sink'; did you mean 'sinks'"):
         curve((model,), Path("out"), checked(typed(CurveSettings()), controls=("sink",)), ())
 
 

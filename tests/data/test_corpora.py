@@ -39,7 +39,7 @@ def test_documents_are_counted_over_every_kind_of_file_and_blank_ones_count(
 def test_what_is_skipped_is_not_parsed(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"no json\n" + lines("one"))
     assert list(corpus_documents(tmp_path, start=1)) == ["one"]
-    with pytest.raises(ValueError, match=r"a.jsonl, line 1: each line must be one JSON object"):
+    with pytest.raises(ValueError, match=r"a.jsonl, line 1: each line"):
         list(corpus_documents(tmp_path))
 
 
@@ -52,14 +52,12 @@ def test_python_docs_can_be_begun_anywhere() -> None:
 
 def test_parquet_files_are_refused_by_name(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1], "body": ["x"]}), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a.parquet, row 0: no field 'text' \(it has id, body\)"):
+    with pytest.raises(ValueError, match="row 0: no field 'text'"):
         list(corpus_documents(tmp_path))
-    with pytest.raises(
-        ValueError, match=r"a.parquet, row 0: field 'id' must be text, but is a int"
-    ):
+    with pytest.raises(ValueError, match=r"a.parquet, row 0: field 'id'"):
         list(corpus_documents(tmp_path, text_field="id"))
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(ValueError, match=r"a.parquet cannot be read as Parquet: "):
+    with pytest.raises(ValueError, match="cannot be read as Parquet"):
         list(corpus_documents(tmp_path))
 
 
@@ -88,32 +86,25 @@ def test_a_configuration_of_a_dataset_can_be_named(hub: Path) -> None:
     (hub / "small.jsonl").write_bytes(lines("small"))
     (hub / "large.jsonl").write_bytes(lines("large"))
     assert list(read_corpus(f"hub:{hub}:large")) == ["large"]
-    with pytest.raises(
-        ValueError, match=r"must be a dataset with a split train, but: .*\['small', 'large'\]"
-    ):
+    with pytest.raises(ValueError, match=r"\['small', 'large'\]"):
         list(read_corpus(f"hub:{hub}"))
 
 
 def test_datasets_that_cannot_be_used_are_refused_by_name(hub: Path) -> None:
-    with pytest.raises(ValueError, match=r"row 0: no field 'body' \(it has id, text\)"):
+    with pytest.raises(ValueError, match="row 0: no field 'body'"):
         list(read_corpus(f"hub:{hub}", text_field="body"))
-    with pytest.raises(
-        ValueError, match=r"named as hub:NAME or hub:NAME:CONFIG, but the corpus is 'hub:'"
-    ):
+    with pytest.raises(ValueError, match="but the corpus is 'hub:'"):
         list(read_corpus("hub:"))
-    with pytest.raises(
-        ValueError,
-        match="the corpus hub:nobody/nothing must be a dataset with a split train, but: ",
-    ):
+    with pytest.raises(ValueError, match="hub:nobody/nothing must be a"):
         list(read_corpus("hub:nobody/nothing"))
     shutil.move(hub / "train.parquet", hub / "test.parquet")
-    with pytest.raises(ValueError, match=r"must be a dataset with a split train, but: .*train"):
+    with pytest.raises(ValueError, match=r"split train, but: .*train"):
         list(read_corpus(f"hub:{hub}"))
 
 
 def test_without_datasets_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"not installed; pip install 'sinklab\[data\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'sinklab\[data\]'"):
         next(corpus_documents("hub:some/thing"))
 
 
@@ -197,18 +188,10 @@ def test_a_choice_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         ("meta.set.name=code", "meta.set.name"),
         ("parts", "parts"),
     ):
-        with pytest.raises(
-            ValueError,
-            match=rf"a.jsonl, line 1: only='{only}' chooses .*no field '{missing}' \(it has",
-        ):
+        with pytest.raises(ValueError, match=f"line 1: only='{only}' .*'{missing}'"):
             list(read_corpus(folder, only=only))
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(
-        ValueError,
-        match=r"a.txt: only='meta.set=x' .* but there is no field 'meta.set' \(it has text\)",
-    ):
+    with pytest.raises(ValueError, match=r"a.txt: only='meta.set=x'"):
         list(read_corpus(tmp_path / "a.txt", only="meta.set=x"))
-    with pytest.raises(
-        ValueError, match=r"python-docs: only='a=b' .* but there is no field 'a' \(it has none\)"
-    ):
+    with pytest.raises(ValueError, match=r"field 'a' \(it has none\)"):
         list(read_corpus("python-docs", only="a=b"))

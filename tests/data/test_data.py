@@ -93,9 +93,7 @@ def test_a_corpus_that_cannot_be_used_is_refused_by_name(
 
 
 def test_an_unknown_place_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match="nowhere does not exist; name a folder, a file or 'python-docs'"
-    ):
+    with pytest.raises(ValueError, match="nowhere does not exist"):
         list(read_corpus(tmp_path / "nowhere"))
 
 
@@ -146,9 +144,7 @@ def test_special_tokens_come_first_and_are_one_token_each() -> None:
 
 
 def test_a_vocabulary_must_hold_the_bytes() -> None:
-    with pytest.raises(
-        ValueError, match=r"at least 259 \(256 bytes and 3 special tokens\), but is 258"
-    ):
+    with pytest.raises(ValueError, match=r"least 259 \(256 bytes and 3"):
         train_tokenizer([TEXT], 258)
     assert len(train_tokenizer([TEXT], 259)) == 259
 
@@ -178,17 +174,15 @@ def test_a_special_token_spelt_out_in_a_document_is_text() -> None:
 
 def test_packing_refuses_what_does_not_fit() -> None:
     tokenizer = tiny_tokenizer()
-    with pytest.raises(ValueError, match="at least 2 tokens, but length is 1"):
+    with pytest.raises(ValueError, match="2 tokens, but length is 1"):
         pack([TEXT], tokenizer, 1)
-    with pytest.raises(
-        ValueError, match=r"the corpus has \d+ tokens, which do not fill one row of 4096"
-    ):
+    with pytest.raises(ValueError, match="do not fill one row of 4096"):
         pack([TEXT], tokenizer, 4096)
     with pytest.raises(ValueError, match="has 0 tokens"):
         pack([], tokenizer, 4)
     endless = train_tokenizer([TEXT], 260)
     endless.eos_token = None
-    with pytest.raises(ValueError, match="no eos_token, which separates documents"):
+    with pytest.raises(ValueError, match="no eos_token, which separates"):
         pack([TEXT], endless, 4)
 
 
@@ -218,8 +212,5 @@ def test_a_tokenizer_must_fit_the_embedding() -> None:
     check_vocabulary(tokenizer, 280)
     check_vocabulary(tokenizer, 300)
     last = tokenizer.convert_ids_to_tokens(279)
-    with pytest.raises(
-        ValueError,
-        match=rf"largest id is 279 \({last!r}\) and the embedding has 279 rows; take the",
-    ):
+    with pytest.raises(ValueError, match=rf"largest id is 279 \({last!r}\)"):
         check_vocabulary(tokenizer, 279)

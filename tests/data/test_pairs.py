@@ -86,9 +86,7 @@ def test_lines_of_another_form_are_left_out_and_counted(tmp_path: Path) -> None:
     assert tuple(pairs) == PAIRS
     assert (len(pairs), pairs.skipped) == (3, 6)
     (tmp_path / "b.txt").write_text("".join(odd))
-    with pytest.raises(
-        ValueError, match=r"b.txt must hold lines such as 'question\|\|.*, but none of its 5 lines"
-    ):
+    with pytest.raises(ValueError, match="but none of its 5 lines"):
         read_pairs(tmp_path / "b.txt")
 
 
@@ -109,16 +107,10 @@ def test_files_that_hold_no_pairs_are_refused_by_name(tmp_path: Path) -> None:
         (tmp_path, "is a folder"),
         (tmp_path / "a.csv", ""),
     ]:
-        with pytest.raises(
-            ValueError,
-            match="read from one file .* or are 'arithmetic' or 'battery', but "
-            f".*{fact or 'another kind'}",
-        ):
+        with pytest.raises(ValueError, match=f"'battery', but .*{fact or 'another kind'}"):
             read_pairs(source)
     (tmp_path / "a.jsonl").write_text('{"question": "q", "solution": "s"}\n')
-    with pytest.raises(
-        ValueError, match=r"a.jsonl, line 1: no field 'answer' \(it has question, solution\)"
-    ):
+    with pytest.raises(ValueError, match=r"no field 'answer' \(it has"):
         read_pairs(tmp_path / "a.jsonl")
 
 
@@ -186,10 +178,7 @@ def test_pairs_that_are_too_long_are_left_out_whole(style: str) -> None:
     whole_RS = whole.dense().ids_RS
     assert torch.equal(rows.dense().ids_RS, torch.cat([whole_RS[:2], whole_RS[4:]])[:, :length])
     assert pair_rows(PAIRS, tokenizer, length + 1, style=style)[1].dropped == 0
-    with pytest.raises(
-        ValueError,
-        match=f"fits a row of 20 tokens: the longest of 3 has {length + 1}; use a longer",
-    ):
+    with pytest.raises(ValueError, match=f"the longest of 3 has {length + 1}"):
         pair_rows(PAIRS, tokenizer, 20, style=style)
 
 
@@ -228,10 +217,7 @@ def test_rows_take_the_room_of_their_own_tokens_and_are_read_as_if_they_were_fil
 
 
 def test_an_unknown_style_is_refused() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"published, corrected, completion, but is 'correct'; did you mean 'corrected'\?",
-    ):
+    with pytest.raises(ValueError, match="'correct'; did you mean"):
         pair_rows(PAIRS, tiny_tokenizer(), 100, style="correct")
 
 

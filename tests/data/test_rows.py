@@ -71,20 +71,15 @@ def test_parts_that_were_not_given_are_absent() -> None:
 
 
 def test_rows_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"at least one token, but their shape is \(0, 3\)"):
+    with pytest.raises(ValueError, match=r"their shape is \(0, 3\)"):
         Rows(numbered(0))
-    with pytest.raises(
-        ValueError, match=r"maskable must have the shape of the rows, \(7, 3\), but has \(7, 2\)"
-    ):
+    with pytest.raises(ValueError, match="maskable must have the shape"):
         Rows(numbered(), maskable_RS=torch.ones(7, 2, dtype=torch.bool))
-    with pytest.raises(ValueError, match="total must be at most 7, but is 8; give a seed"):
+    with pytest.raises(ValueError, match="total must be at most 7"):
         Rows(numbered(), total=8)
-    with pytest.raises(ValueError, match="at least one row, but total is 0"):
+    with pytest.raises(ValueError, match="least one row, but total is 0"):
         Rows(numbered(), seed=0, total=0)
     with pytest.raises(ValueError, match="a batch needs at least one row"):
         collate([])
-    with pytest.raises(
-        ValueError,
-        match=r"same parts, but one has \['input_ids', 'row'\], \['documents', 'input_ids",
-    ):
+    with pytest.raises(ValueError, match=r"\['input_ids', 'row'\]"):
         collate([Rows(numbered(), documents_RS=numbered())[0], Rows(numbered())[0]])

@@ -179,21 +179,18 @@ def test_a_loader_with_one_worker_reads_the_same(tmp_path: Path) -> None:
 def test_two_workers_of_a_loader_are_refused(tmp_path: Path) -> None:
     # in a process with threads the two are waited for, five seconds each
     loader = DataLoader(stream(corpus(tmp_path)), batch_size=4, num_workers=2, collate_fn=collate)
-    with pytest.raises(ValueError, match="read by 0 or 1 workers, but there are 2; set workers=1"):
+    with pytest.raises(ValueError, match="read by 0 or 1 workers"):
         next(iter(loader))
 
 
 def test_a_corpus_that_fills_no_row_is_refused(tmp_path: Path) -> None:
     short = corpus(tmp_path / "short", ["", "sea"])
-    with pytest.raises(
-        ValueError,
-        match=r"short has 3 tokens, which do not fill one row of 8; use a shorter length",
-    ):
+    with pytest.raises(ValueError, match="short has 3 tokens, which"):
         next(iter(stream(short)))
     folder = corpus(tmp_path / "whole")
     rows = pack(read_corpus(folder), tiny_tokenizer(), LENGTH).shape[0]
     assert len(list(stream(folder, skip_rows=rows - 1, repeat=False))) == 1
-    with pytest.raises(ValueError, match=f"do not fill one row of 8 behind {rows} held-out rows"):
+    with pytest.raises(ValueError, match=f"row of 8 behind {rows} held-out"):
         next(iter(stream(folder, skip_rows=rows)))
     with pytest.raises(ValueError, match=f"behind {rows + 1} held-out rows"):
         stream(folder, skip_rows=rows + 1).heldout()
@@ -212,7 +209,7 @@ def test_streams_that_cannot_be_are_refused(tmp_path: Path) -> None:
             stream(folder, **changes)
     with pytest.raises(ValueError, match="at least 2 tokens"):
         StreamedRows(folder, tiny_tokenizer(), 1)
-    with pytest.raises(ValueError, match="row 4 is in block 1 of 3 rows and the cursor in block 2"):
+    with pytest.raises(ValueError, match="row 4 is in block 1 of 3 rows"):
         stream(folder).start_at(4, [2, 0, 3, 1])
 
 

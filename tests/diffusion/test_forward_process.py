@@ -112,11 +112,7 @@ def test_times_outside_are_refused(t: float) -> None:
 
 def test_shapes_that_disagree_are_refused() -> None:
     ids = torch.zeros(2, 3, dtype=torch.long)
-    with pytest.raises(
-        ValueError, match=r"times must be of shape \(2\), but is .* of shape \(3,\)"
-    ):
+    with pytest.raises(ValueError, match=r"times must be of shape \(2\)"):
         corrupt(ids, torch.ones(3), mask_id=MASK)
-    with pytest.raises(
-        ValueError, match=r"maskable must be of shape \(2, 3\), but is bool of shape \(3, 2\)"
-    ):
+    with pytest.raises(ValueError, match="maskable must be of shape"):
         corrupt(ids, torch.ones(2), mask_id=MASK, maskable_BS=torch.ones(3, 2, dtype=torch.bool))

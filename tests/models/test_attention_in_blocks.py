@@ -173,22 +173,17 @@ def test_parts_of_a_block_are_decoded_one_after_the_other():
 def test_what_does_not_fit_is_refused():
     blocks, full = tiny_lm(block_length=4), tiny_lm()
     ids_BS, _, noisy_BS = texts(full)
-    with pytest.raises(
-        ValueError, match=r"this model has full attention; set config\.block_length"
-    ):
+    with pytest.raises(ValueError, match=r"set config\.block_length"):
         full(noisy_BS, clean=ids_BS)
     with pytest.raises(ValueError, match="leave out visible and causal"):
         blocks(noisy_BS, clean=ids_BS, causal=True)
     with pytest.raises(ValueError, match="clean must be int64 of shape"):
         blocks(noisy_BS, clean=ids_BS[:, 1:])
-    with pytest.raises(
-        ValueError,
-        match="in equal parts, but block_length is 3 and the model attends in blocks of 4",
-    ):
+    with pytest.raises(ValueError, match="parts, but block_length is 3"):
         blocks.generate(ids_BS, max_new_tokens=4, block_length=3)
-    with pytest.raises(ValueError, match="the cache 'committed' is exact for attention in blocks"):
+    with pytest.raises(ValueError, match="cache 'committed' is exact"):
         full.generate(ids_BS, max_new_tokens=4, cache="committed")
-    with pytest.raises(ValueError, match="block_length must be at least 1"):
+    with pytest.raises(ValueError, match="block_length must be at least"):
         tiny_lm(block_length=0)
 
 

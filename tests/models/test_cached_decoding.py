@@ -568,15 +568,12 @@ class TestRefusals:
         self.session = self.model.denoiser().begin()
 
     def test_the_first_evaluation_is_full(self):
-        with pytest.raises(
-            ValueError,
-            match=r"only while all others are remembered, but nothing is; .* columns=None first",
-        ):
+        with pytest.raises(ValueError, match="columns=None first"):
             self.session(self.ids_BS, self.wanted_BS, slice(8, 14))
 
     def test_another_canvas(self):
         self.session(self.ids_BS, self.wanted_BS)
-        with pytest.raises(ValueError, match=r"the canvas was \(1, 20\) and is \(1, 19\)"):
+        with pytest.raises(ValueError, match=r"\(1, 20\) and is \(1, 19\)"):
             self.session(self.ids_BS[:, 1:], self.wanted_BS[:, 1:], slice(8, 14))
         self.session(self.ids_BS[:, 1:], self.wanted_BS[:, 1:])
         self.session(self.ids_BS[:, 1:], self.wanted_BS[:, 1:], slice(7, 13))
@@ -586,7 +583,7 @@ class TestRefusals:
     )
     def test_wanted_outside_the_columns(self, columns):
         self.session(self.ids_BS, self.wanted_BS)
-        with pytest.raises(ValueError, match="wanted positions must lie in the columns that run"):
+        with pytest.raises(ValueError, match="lie in the columns that run"):
             self.session(self.ids_BS, self.wanted_BS, columns)
 
     def test_after_a_failure_everything_is_computed_again(self):
@@ -599,23 +596,19 @@ class TestRefusals:
             self.session(self.ids_BS, self.wanted_BS, slice(8, 14))
 
     def test_wanted_of_another_shape_or_type(self):
-        with pytest.raises(
-            ValueError, match="wanted positions of a denoiser must be bool of shape"
-        ):
+        with pytest.raises(ValueError, match="denoiser must be bool of shape"):
             self.session(self.ids_BS, self.wanted_BS[:, 1:])
         with pytest.raises(ValueError, match=r"but is int64 of shape"):
             self.model.denoiser()(self.ids_BS, self.wanted_BS.long())
 
     def test_a_canvas_longer_than_the_context(self):
         ids_BS = torch.full((1, 64), MASK)
-        with pytest.raises(
-            ValueError, match="the text has 64 tokens, but the model's context is 63"
-        ):
+        with pytest.raises(ValueError, match="text has 64 tokens"):
             self.session(ids_BS, ids_BS == MASK)
 
     def test_a_row_of_padding(self):
         session = self.model.denoiser(torch.zeros_like(self.ids_BS)).begin()
-        with pytest.raises(ValueError, match="every row needs at least one token"):
+        with pytest.raises(ValueError, match="row needs at least one token"):
             session(self.ids_BS, self.wanted_BS)
 
 

@@ -95,26 +95,18 @@ def test_the_callers_backbone_config_is_left_alone():
 
 def test_unknown_keys_are_refused_with_the_near_ones():
     backbone = tiny_model().config.backbone
-    with pytest.raises(
-        ValueError, match=r"'sink_cuont' is no setting of a .*did you mean 'sink_count'"
-    ):
+    with pytest.raises(ValueError, match="did you mean 'sink_count'"):
         DiffusionLMConfig(backbone, sink_cuont=1)
-    with pytest.raises(
-        ValueError, match=r"'colour' is no setting of .*known are backbone, sink_kind"
-    ):
+    with pytest.raises(ValueError, match="known are backbone, sink_kind"):
         DiffusionLMConfig(backbone, colour="blue")
     with pytest.raises(ValueError, match="did you mean 'mask_token_id'"):
         DiffusionLM.from_backbone(LlamaForCausalLM(backbone), mask_tokn_id=3)
-    with pytest.raises(
-        ValueError, match="rope_dtype must be one of float32, bfloat16, but is 'bf16'"
-    ):
+    with pytest.raises(ValueError, match="rope_dtype must be one of"):
         DiffusionLMConfig(backbone, rope_dtype="bf16")
-    with pytest.raises(
-        ValueError, match="text_vocab_size must be from 1 to the size of the vocabulary 280"
-    ):
+    with pytest.raises(ValueError, match="text_vocab_size must be from 1"):
         DiffusionLMConfig(backbone, text_vocab_size=281)
     tied = LlamaConfig(**{**backbone.to_dict(), "tie_word_embeddings": True})
-    with pytest.raises(ValueError, match="head of 279 rows cannot be tied"):
+    with pytest.raises(ValueError, match="head of 279 rows"):
         DiffusionLMConfig(tied, output_vocab_size=279)
 
 
@@ -160,9 +152,7 @@ def test_the_vocabulary_can_be_resized(tmp_path, tied, size):
 def test_a_resize_that_cannot_be_is_refused():
     model = tiny_model()
     mask_id = model.config.mask_token_id
-    with pytest.raises(
-        ValueError, match=rf"cut off \[MASK\] \(id {mask_id}\); keep at least {mask_id + 1}"
-    ):
+    with pytest.raises(ValueError, match=rf"\(id {mask_id}\); keep at least {mask_id + 1}"):
         model.resize_token_embeddings(mask_id)
     with pytest.raises(ValueError, match="279 rows for 280 ids"):
         tiny_model(output_vocab_size=279).resize_token_embeddings(300)

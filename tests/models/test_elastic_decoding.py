@@ -248,13 +248,13 @@ def test_what_needs_one_length_is_refused(options, message):
 
 def test_several_rows_padding_and_blocks_of_attention_are_refused_and_so_are_unknown_tokens():
     model = model_of()
-    with pytest.raises(ValueError, match="a model has tokens for it, got 2 rows"):
+    with pytest.raises(ValueError, match="model has tokens for it, got 2"):
         model.generate(TEXT * 2)
     with pytest.raises(ValueError, match="got padding"):
         model.generate(TEXT, [[0, *[1] * 7]])
-    with pytest.raises(ValueError, match="got attention in blocks, or blocks of the canvas's own"):
+    with pytest.raises(ValueError, match="attention in blocks, or blocks"):
         model_of(block_length=4).generate(TEXT)
-    with pytest.raises(ValueError, match=r"got no id of <\|expand\|> or <\|delete\|>"):
+    with pytest.raises(ValueError, match=r"id of <\|expand\|>"):
         tiny_model().generate(TEXT, schedule="elastic")
 
 

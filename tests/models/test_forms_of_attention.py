@@ -113,7 +113,7 @@ def test_the_fast_decoder_and_exact_caches_keep_the_form(form, variant):
 
 def test_caches_that_evict_are_refused():
     model = tiny_model(attention="causal")
-    with pytest.raises(ValueError, match="full attention, but this one has 'causal'"):
+    with pytest.raises(ValueError, match="this one has 'causal'"):
         model.generate(torch.arange(6)[None] + 5, max_new_tokens=8, block_length=4, cache="evict")
 
 
@@ -196,5 +196,5 @@ def test_a_run_refuses_what_has_no_form(settings, tmp_path):
         train(replace(here, objective="autoregressive"))
     with pytest.raises(ValueError, match=r"anneal=0\.5"):
         train(replace(here, anneal=0.5))
-    with pytest.raises(ValueError, match="exclude one another, got block_length=4"):
+    with pytest.raises(ValueError, match="got block_length=4"):
         train(replace(here, objective="block_diffusion", block_length=4))

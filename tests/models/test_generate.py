@@ -234,9 +234,7 @@ def test_it_ends_early_at_end_of_text() -> None:
         assert torch.equal(model.generate(ids[:1], stop_at_eos=True, **options), first)
         assert torch.equal(model.generate(ids[:1], **options), full[:1]), "only where asked for"
     model.config.eos_token_id = None
-    with pytest.raises(
-        ValueError, match="stop_at_eos needs the id of end of text, but the model names none"
-    ):
+    with pytest.raises(ValueError, match="stop_at_eos needs the id"):
         model.generate(ids, stop_at_eos=True, **options)
 
 
@@ -374,16 +372,12 @@ def test_it_refuses_before_any_work(arguments: dict, message: str) -> None:
 
 def test_unknown_arguments_and_models_without_a_mask_are_refused() -> None:
     ids = ids_of(TEXT[:10])
-    with pytest.raises(
-        TypeError, match="no option 'zzzz'; options are rule, schedule, cache, steps"
-    ):
+    with pytest.raises(TypeError, match="no option 'zzzz'"):
         tiny_model().generate(ids, max_new_tokens=2, zzzz=4)
-    with pytest.raises(TypeError, match=r"no option 'treshold'; did you mean 'threshold'\?"):
+    with pytest.raises(TypeError, match="'treshold'; did you mean"):
         tiny_model().generate(ids, max_new_tokens=2, treshold=0.9)
     maskless = tiny_model(mask_token_id=None)
-    with pytest.raises(
-        ValueError, match=r"no mask token, so it cannot denoise; set config.mask_token_id"
-    ):
+    with pytest.raises(ValueError, match=r"set config.mask_token_id"):
         maskless.generate(ids, max_new_tokens=2)
 
 
@@ -462,14 +456,10 @@ def test_ids_outside_the_vocabulary_are_refused_when_infilling_too() -> None:
 def test_classes_and_ids_that_cannot_be_are_refused() -> None:
     model, ids = tiny_model(), torch.tensor([[40, 41]])
     for option, name in (("cache", DualCache), ("rule", Entropy), ("schedule", Factor)):
-        with pytest.raises(
-            TypeError, match=rf"a {option} is an object, got the class .*; pass {name.__name__}\(\)"
-        ):
+        with pytest.raises(TypeError, match=rf"a {option} is .*{name.__name__}\(\)"):
             model.generate(ids, max_new_tokens=2, **{option: name})
     for stop in (280, -1):
-        with pytest.raises(
-            ValueError, match=rf"stop_ids must lie in the vocabulary, 0 .*, got \[{stop}\]"
-        ):
+        with pytest.raises(ValueError, match=rf"stop_ids must .*\[{stop}\]"):
             model.generate(ids, max_new_tokens=2, stop_ids=stop)
     assert torch.equal(
         model.generate(ids, max_new_tokens=4, defer_ids=7),
@@ -504,10 +494,7 @@ def test_what_it_writes_can_be_trained_on(options: dict) -> None:
 def test_unequal_holes_with_steps_and_blocks_are_refused_and_one_by_one_they_are_not() -> None:
     model = tiny_model()
     ids = torch.tensor([[40, MASK, MASK, MASK, 44], [50, MASK, 52, 53, 54]])
-    with pytest.raises(
-        ValueError,
-        match=r"splits steps=2 over 2 block\(s\) .*, got rows with 1, 3; leave steps or block_l",
-    ):
+    with pytest.raises(ValueError, match="splits steps=2 over 2 block"):
         model.generate(ids, steps=2, block_length=2)
     for options in ({"steps": 2}, {"block_length": 2}):
         out = model.generate(ids, **options)
@@ -519,5 +506,5 @@ def test_logits_that_are_no_numbers_are_refused() -> None:
     model = tiny_model()
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight.fill_(float("nan"))
-    with pytest.raises(ValueError, match=r"logits must be numbers, but at step 0"):
+    with pytest.raises(ValueError, match="numbers, but at step 0"):
         model.generate(torch.tensor([[40, 41]]), max_new_tokens=2)

@@ -178,10 +178,7 @@ def test_no_stored_case_is_left_out():
 
 def test_golden_masks_in_the_prompt_are_refused_where_the_original_lets_them_use_up_the_quota():
     prompt_BP, attention_BP, new_tokens = prompt_of("llada", "prompt_with_masks")
-    with pytest.raises(
-        ValueError,
-        match=r"a prompt must not contain the mask id \d+, .*Canvas.infill, or --new-tokens 0",
-    ):
+    with pytest.raises(ValueError, match=r"Canvas.infill, or --new-tokens"):
         model_of("llada").generate(prompt_BP, attention_BP, max_new_tokens=new_tokens)
 
 

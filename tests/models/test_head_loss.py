@@ -95,9 +95,7 @@ def test_a_head_with_fewer_rows_than_ids():
     same(model, 1e-12, highest=VOCAB - 7)
     ids, mask, labels, weights = question()
     labels[0, 0] = MASK
-    with pytest.raises(
-        ValueError, match=rf"0…{VOCAB - 8}\), or -100 where nothing is asked, but one is {MASK}"
-    ):
+    with pytest.raises(ValueError, match=rf"0…{VOCAB - 8}\), or -100 .*one is {MASK}"):
         model(ids, mask, labels=labels, label_weights=weights)
 
 
@@ -231,13 +229,11 @@ def test_bad_questions_are_refused(change, message):
 
 def test_liger_is_refused_by_name_where_it_cannot_run(monkeypatch):
     ids, mask, labels, _ = question()
-    with pytest.raises(
-        ValueError, match=r"runs on CUDA, but the model is on cpu; .*pip install liger-kernel"
-    ):
+    with pytest.raises(ValueError, match=r"on cpu; .*liger-kernel"):
         build()(ids, mask, labels=labels, liger=True)
     assert not fast.Liger.serving(None, torch.device("cpu"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="liger-kernel, which is not installed"):
+    with pytest.raises(ValueError, match="liger-kernel, which is not"):
         fast.Liger.serving(True, torch.device("cuda"))
     assert not fast.Liger.serving(None, torch.device("cuda"))
 

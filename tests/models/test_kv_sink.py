@@ -58,16 +58,9 @@ def test_a_kv_sink_takes_no_position():
     model = kv_model(4, context=16)
     assert (model.config.text_positions, model.config.text_start) == (16, 0)
     assert model(torch.full((1, 16), 5)).logits.isfinite().all()
-    with pytest.raises(
-        ValueError,
-        match="sink_side must be 'front' for sink_kind 'kv', whose keys have no position, bu",
-    ):
+    with pytest.raises(ValueError, match="sink_side must be 'front'"):
         tiny_model(sink_kind="kv", sink_count=1, sink_side="end")
-    with pytest.raises(
-        ValueError,
-        match="sink_kind must be one of none, token, zero, kv, logit, but is 'kvs'; did you mean "
-        "'kv",
-    ):
+    with pytest.raises(ValueError, match="kv, logit, but is 'kvs'"):
         tiny_model(sink_kind="kvs", sink_count=1)
 
 

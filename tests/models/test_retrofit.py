@@ -45,24 +45,14 @@ def test_only_the_sink_learns():
 
 
 def test_what_cannot_be_trained_is_refused(monkeypatch):
-    with pytest.raises(
-        ValueError,
-        match="train_only must be one of all, sink, lora, but is 'snik'; did you mean 'si",
-    ):
+    with pytest.raises(ValueError, match="lora, but is 'snik'"):
         freeze(tiny_model(), "snik")
-    with pytest.raises(
-        ValueError, match="train_only='sink' needs a model with a sink, but this one has none; give"
-    ):
+    with pytest.raises(ValueError, match="train_only='sink' needs"):
         freeze(tiny_model(), "sink")
-    with pytest.raises(
-        ValueError, match="lora_rank must be a whole number of at least 1, but is 0"
-    ):
+    with pytest.raises(ValueError, match="lora_rank must be a whole"):
         freeze(tiny_model(), "lora", 0)
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(
-        ValueError,
-        match="train_only='lora' needs peft, which is not installed; run pip install peft",
-    ):
+    with pytest.raises(ValueError, match="train_only='lora' needs peft"):
         freeze(tiny_model(), "lora")
 
 
@@ -78,7 +68,7 @@ def test_lora_learns_and_is_merged_into_a_plain_model(tmp_path, sink, gate):
     expected = {f"{name}.lora_{half}.default.weight" for name in adapted for half in "AB"}
     assert set(names) == expected | ({"sink_embeddings"} if sink else set())
     assert {name for name, p in model.named_parameters() if p.requires_grad} == set(names)
-    with pytest.raises(ValueError, match="has adapters already; merge them first"):
+    with pytest.raises(ValueError, match="has adapters already"):
         freeze(model, "lora", 2)
     losses = train(model)
     assert losses[-1] < losses[0] - 0.05
@@ -167,9 +157,7 @@ def test_a_sink_file_says_what_it_is(tmp_path):
 def test_a_model_that_is_not_all_there_gets_no_sink(tmp_path):
     file = save_sink(kv_model(1), tmp_path / "s")
     model = cpu_offload(tiny_model(), execution_device=torch.device("cpu"))
-    with pytest.raises(
-        ValueError, match="compared with all weights, but some of this model are offloaded"
-    ):
+    with pytest.raises(ValueError, match="of this model are offloaded"):
         attach_sink(model, file)
 
 
@@ -182,45 +170,27 @@ def test_other_weights_are_noted_and_other_shapes_refused(tmp_path):
     assert len(notes) == 2
     assert "the sink was trained on other weights of this shape (toy, SHA-256" in notes[1]
     folder, _ = toys.dream(tmp_path / "dream")
-    with pytest.raises(
-        ValueError,
-        match=r"trained on another backbone \(toy\): backbone llama there and qwen2 here; load",
-    ):
+    with pytest.raises(ValueError, match="llama there and qwen2 here"):
         load(folder, sink=file)
     folder, _ = toys.llada(tmp_path / "llada", n_layers=3)
-    with pytest.raises(
-        ValueError,
-        match="layers 2 there and 3 here, kv heads 2 there and 4 here; load the model it belo",
-    ):
+    with pytest.raises(ValueError, match="layers 2 there and 3 here"):
         load(folder, sink=file)
     save_tiny(tmp_path / "own", 1)
-    with pytest.raises(
-        ValueError,
-        match=r"has a sink of its own \(1 token\); leave that out with sink_kind='none' and si",
-    ):
+    with pytest.raises(ValueError, match=r"sink of its own \(1 token\)"):
         load(tmp_path / "own", sink=file)
     assert (
         load(tmp_path / "own", sink=file, sink_kind="none", sink_count=0).model.config.sink_kind
         == "kv"
     )
     tiny_llama().model.save_pretrained(tmp_path / "causal")
-    with pytest.raises(
-        ValueError,
-        match="a sink file is for a DiffusionLM, and this one is a llama; a causal model becomes "
-        "on",
-    ):
+    with pytest.raises(ValueError, match="and this one is a llama"):
         load(tmp_path / "causal", sink=file)
 
 
 def test_what_is_no_sink_file_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match="this model has no sink that could be saved; give it one with sink_kind"
-    ):
+    with pytest.raises(ValueError, match="give it one with sink_kind"):
         save_sink(tiny_model(), tmp_path / "s")
-    with pytest.raises(
-        ValueError,
-        match=r"no sink can be read from .*absent, which is absent, cut short or damaged",
-    ):
+    with pytest.raises(ValueError, match=r"read from .*absent, which is"):
         sink_file_of(tmp_path / "absent")
     file = save_sink(kv_model(1), tmp_path / "s")
     with safe_open(file, "pt") as opened:
@@ -249,14 +219,12 @@ def test_what_is_no_sink_file_is_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             attach_sink(tiny_model(), file)
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(ValueError, match="which is absent, cut short or damaged"):
+    with pytest.raises(ValueError, match="absent, cut short or damaged"):
         load(save_tiny(tmp_path / "m"), sink=file)
     model = tiny_model(1)
     pytest.importorskip("peft")
     freeze(model, "lora", 2)
-    with pytest.raises(
-        ValueError, match=r"adapters would be tied to them; merge_lora\(model\) first"
-    ):
+    with pytest.raises(ValueError, match=r"merge_lora\(model\) first"):
         save_sink(model, file)
 
 

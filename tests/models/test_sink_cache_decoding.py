@@ -308,23 +308,19 @@ class TestRefusals:
         return self.session(self.ids_BS, self.wanted_BS, self.policy.work(8, 14, 0, nth))
 
     def test_the_first_evaluation_is_full(self):
-        with pytest.raises(
-            ValueError, match="only while all others are remembered, but nothing is"
-        ):
+        with pytest.raises(ValueError, match="remembered, but nothing is"):
             self.partial()
 
     def test_before_anything_was_chosen(self):
         self.policy = EvictCache(keep=0.5)
         self.session = self.model.denoiser().begin(self.policy)
         self.partial(0)
-        with pytest.raises(
-            ValueError, match="attends to what a full one chose, but none has chosen yet"
-        ):
+        with pytest.raises(ValueError, match="none has chosen yet"):
             self.partial(2)
 
     def test_wanted_outside_the_block(self):
         for nth in (0, 1):
-            with pytest.raises(ValueError, match=r"must lie in the columns that run, slice\(9, 14"):
+            with pytest.raises(ValueError, match=r"columns that run, slice\(9, 14"):
                 self.session(self.ids_BS, self.wanted_BS, self.policy.work(9, 14, 0, nth))
             self.session(
                 self.ids_BS, self.wanted_BS & (torch.arange(20) > 8), self.policy.work(9, 14, 0, 0)
@@ -332,19 +328,12 @@ class TestRefusals:
 
     def test_another_block_than_was_chosen_for(self):
         self.partial(nth=0)
-        with pytest.raises(
-            ValueError,
-            match=r"the block at slice\(14, 20, .* chose for the block at slice\(8, 14, .*begin a "
-            r"block",
-        ):
+        with pytest.raises(ValueError, match=r"slice\(14, 20, .*slice\(8, 14"):
             self.session(self.ids_BS, self.wanted_BS, self.policy.work(14, 20, 1, 1))
 
     def test_attention_that_nobody_can_read(self):
         self.model.set_attn_implementation("eager")
-        with pytest.raises(
-            ValueError,
-            match=r"in 0 of 3 layers \(attn_implementation is 'eager'\); call model\.set_",
-        ):
+        with pytest.raises(ValueError, match="attn_implementation is 'eager'"):
             self.partial(nth=0)
 
     def test_rows_that_refresh_columns_of_their_own_under_a_trace(self):
@@ -354,10 +343,7 @@ class TestRefusals:
         wanted_BS = wanted_at(ids_BS, 8, 14)
         with watching(self.model):
             session(ids_BS, wanted_BS, policy.work(8, 14, 0, 0))
-            with pytest.raises(
-                ValueError,
-                match=r"recomputes its own sinks.* but there are 3 rows; decode them one by",
-            ):
+            with pytest.raises(ValueError, match="but there are 3 rows; decode"):
                 session(ids_BS, wanted_BS, policy.work(8, 14, 0, 1))
 
 

@@ -43,9 +43,7 @@ def test_the_sink_kind_of_the_example_conforms(keys, tmp_path):
     assert variant({"sink_kind": keys, "sink_count": 2}) == "2 keys sinks"
     tiny_model(sink_kind=keys, sink_count=1).save_pretrained(tmp_path)
     del sinks._classes[keys]
-    with pytest.raises(
-        ValueError, match=r"sink_kind must be .* but is 'keys'; if a plug-in defines it, .*--plugin"
-    ):
+    with pytest.raises(ValueError, match="'keys'; if a plug-in defines"):
         load(tmp_path)
 
 
@@ -94,12 +92,10 @@ class Rotated(Sink):
 
 def test_a_sink_kind_that_does_not_conform_is_seen(keys):
     sinks.register("rotated")(Rotated)
-    with pytest.raises(
-        AssertionError, match="the prefix does not equal its slow twin: logits differs"
-    ):
+    with pytest.raises(AssertionError, match="slow twin: logits differs"):
         check_sink("rotated")
     sinks.register("unset")(
         type("Unset", (Sink,), {"initialize": lambda self, name, tensor, std: tensor.fill_(nan)})
     )
-    with pytest.raises(AssertionError, match="sink_embeddings is not initialised"):
+    with pytest.raises(AssertionError, match="sink_embeddings is not"):
         check_sink("unset")

@@ -174,7 +174,7 @@ def test_an_interrupted_call_leaves_nothing_behind():
 def test_an_unknown_form_is_refused():
     model = model_of()
     model.sink_form = "mask"
-    with pytest.raises(ValueError, match="auto, prefix, sequence, but is 'mask'"):
+    with pytest.raises(ValueError, match="sequence, but is 'mask'"):
         model(ragged()[0])
 
 

@@ -294,26 +294,22 @@ def test_what_a_compiled_model_cannot_show_is_refused() -> None:
     model = llama()
     compiled = torch.compile(model, backend="eager")
     with (
-        pytest.raises(
-            ValueError, match="an edit changes calls, which a compiled model has compiled"
-        ),
+        pytest.raises(ValueError, match="an edit changes calls, which"),
         intervene(compiled, MaskSinks(k=1)),
     ):
         pass
     with (
-        pytest.raises(
-            ValueError, match="massive_activations needs hidden states, which a compiled model"
-        ),
+        pytest.raises(ValueError, match=r"massive_activations .*compiled"),
         trace(compiled, ("massive_activations",)),
     ):
         pass
     own = torch.compile(HandWritten(), backend="eager")
-    with pytest.raises(ValueError, match="unless all of them go by transformers"), trace(own):
+    with pytest.raises(ValueError, match="all of them go by transformers"), trace(own):
         pass
     assert model.config._attn_implementation == "sdpa"
     model.compile(backend="eager")
     with (
-        pytest.raises(ValueError, match=r"the model is compiled, which hides .* trace what"),
+        pytest.raises(ValueError, match="model is compiled, which hides"),
         trace(model),
     ):
         pass
@@ -335,9 +331,7 @@ def test_a_backend_that_does_otherwise_is_refused(monkeypatch: pytest.MonkeyPatc
     model = llama(attention="eager")
     model.config._attn_implementation = "off_by_little"
     with (
-        pytest.raises(
-            ValueError, match=r"model.layers.0.self_attn: what off_by_little gives is not softmax"
-        ),
+        pytest.raises(ValueError, match="off_by_little gives is not"),
         trace(model),
         torch.no_grad(),
     ):
@@ -355,9 +349,7 @@ def test_what_no_mask_says_is_refused_by_name() -> None:
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
     capped = Gemma2ForCausalLM(Gemma2Config(**sizes, attn_implementation="eager")).eval()
     with (
-        pytest.raises(
-            ValueError, match=r"Gemma2Attention gives its attention function \(eager\) 'softcap'"
-        ),
+        pytest.raises(ValueError, match=r"function \(eager\) 'softcap'"),
         trace(capped),
     ):
         capped(IDS)
@@ -365,9 +357,7 @@ def test_what_no_mask_says_is_refused_by_name() -> None:
         GptOssConfig(**sizes, num_local_experts=2, attn_implementation="eager")
     ).eval()
     with (
-        pytest.raises(
-            ValueError, match=r"GptOssAttention gives its attention function \(eager\) 's_aux'"
-        ),
+        pytest.raises(ValueError, match=r"function \(eager\) 's_aux'"),
         trace(sinks),
     ):
         sinks(IDS)
@@ -420,9 +410,7 @@ def test_a_kernel_that_is_told_of_padding_alone(causal: bool, padded: bool) -> N
         assert (recording.received[0][:, layer].double() - received).abs().max() < 1e-5
     assert torch.equal(recording.visible[0].long(), twin.visible_BS)
     with (
-        pytest.raises(
-            ValueError, match=r"flash_like takes no mask that hides keys of some queries or heads"
-        ),
+        pytest.raises(ValueError, match="flash_like takes no mask"),
         intervene(model, MaskPositions(positions=(3,))),
         torch.no_grad(),
     ):
@@ -509,11 +497,7 @@ def test_attention_within_a_function_of_torch_is_seen(cross: bool) -> None:
     with intervene(model, MaskPositions(positions=(1,))):
         assert not torch.equal(model(x, y), plain)
     with (
-        pytest.raises(
-            ValueError,
-            match=r"attention: torch has a fast path .* call "
-            r"torch.backends.mha.set_fastpath_enabled",
-        ),
+        pytest.raises(ValueError, match=r"mha.set_fastpath_enabled"),
         trace(model),
         torch.no_grad(),
     ):
@@ -525,8 +509,6 @@ def test_a_forward_that_is_not_seen_is_refused() -> None:
     with trace(model) as recording:
         model(IDS)
         model.set_attn_implementation("eager")
-        with pytest.raises(
-            ValueError, match="forward 2 made no attention call that could be seen, as those before"
-        ):
+        with pytest.raises(ValueError, match="forward 2 made no attention"):
             model(IDS)
     assert len(recording.received) == 1 and model.config._attn_implementation == "eager"

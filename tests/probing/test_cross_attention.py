@@ -149,7 +149,7 @@ def test_queries_that_are_padding_are_told_by_a_mask_of_their_own() -> None:
         [(maps[number] * real_BQ[:, None, :, None]).sum(2) for number in (3, 5)], 1
     )
     torch.testing.assert_close(recording.received[0].double(), expected, rtol=1e-5, atol=1e-5)
-    wrong = pytest.raises(ValueError, match=r"query_mask must be bool of shape \(2, 12\)")
+    wrong = pytest.raises(ValueError, match="query_mask must be bool")
     with torch.no_grad(), wrong, trace(model, query_mask=real_BQ[:, 1:], layers=layers):
         model(**given)
     with (
@@ -244,7 +244,7 @@ def test_added_sinks_are_counted_by_the_first_call_over_the_own_sequence() -> No
 
 def test_edits_by_the_position_of_queries_are_refused_there() -> None:
     model, given = translator("bart"), source(12, "left")
-    refused = pytest.raises(ValueError, match=r"encoder_attn attends to another sequence")
+    refused = pytest.raises(ValueError, match="encoder_attn attends to")
     with torch.no_grad(), refused, intervene(model, WindowAttention(3)):
         model(**given)
     with torch.no_grad(), intervene(model, WindowAttention(3, layers=("self_attn",))):
@@ -254,7 +254,7 @@ def test_edits_by_the_position_of_queries_are_refused_there() -> None:
 def test_a_compiled_model_with_cross_attention_is_refused() -> None:
     model = torch.compile(translator("bart"), backend="eager")
     with (
-        pytest.raises(ValueError, match="BartModel is compiled and has cross attention"),
+        pytest.raises(ValueError, match="BartModel is compiled"),
         trace(model),
     ):
         pass

@@ -191,12 +191,12 @@ class Bare(torch.nn.Module):
 def test_a_model_without_decoder_layers_is_refused() -> None:
     model, x = Bare(), torch.randn(1, 2, 4, 8)
     with (
-        pytest.raises(ValueError, match=r"massive_activations needs .*the model attends outside"),
+        pytest.raises(ValueError, match=r"massive_activations .*outside"),
         trace(model, ("massive_activations",)),
     ):
         model(x)
     with (
-        pytest.raises(ValueError, match=r"clip_channel needs .*attends outside of one: leave"),
+        pytest.raises(ValueError, match=r"clip_channel needs .*outside"),
         intervene(model, ClipChannel(channels=0)),
     ):
         model(x)
@@ -223,7 +223,7 @@ def test_a_layer_that_gives_no_states_is_refused() -> None:
         intervene(model, ClipChannel(channels=0)),
     ):
         with (
-            pytest.raises(ValueError, match=r"but that of layers.0 gives no tensor \(batch"),
+            pytest.raises(ValueError, match=r"layers.0 gives no tensor"),
             watch,
         ):
             model(x)
@@ -338,7 +338,7 @@ def test_a_clip_that_never_acts_is_an_error() -> None:
     ids = torch.tensor([[4, 5, 6]])
     edit = ClipChannel(channels=0, limit=1.0)
     with (
-        pytest.raises(ValueError, match="clip_channel had no opportunity"),
+        pytest.raises(ValueError, match="clip_channel had no"),
         intervene(model, edit) as log,
         log.probing(),
     ):
@@ -595,11 +595,11 @@ def test_keys_apart_by_the_state_of_their_position(cache) -> None:
                         else torch.full(values.shape[:-1], torch.nan)
                     )
                     np.testing.assert_allclose(mean[nth, row, state], expected, rtol=1e-5)
-    with pytest.raises(ValueError, match="row_entropy is not counted by key"):
+    with pytest.raises(ValueError, match="row_entropy is not counted"):
         recording.by_state("row_entropy")
     with trace(model) as recording:
         model(canvas.ids_BS)
-    with pytest.raises(ValueError, match="states of queries need the canvas"):
+    with pytest.raises(ValueError, match="states of queries need"):
         recording.by_state("value_norm")
 
 

@@ -327,7 +327,7 @@ def test_positions_that_are_not_there() -> None:
         list(denoise(model.denoiser(), canvas))
     plain = HandWritten()
     with (
-        pytest.raises(ValueError, match="mask_positions: there is no position 12"),
+        pytest.raises(ValueError, match=r"mask_positions: .*position 12"),
         intervene(plain, MaskPositions(12)),
     ):
         plain(IDS)
@@ -368,7 +368,7 @@ def test_added_sinks_are_named_apart() -> None:
         model(IDS)
     assert log.removals[0].columns_BLHM.unique().tolist() == [1]
     with (
-        pytest.raises(ValueError, match="no added sink 2, the model has 2"),
+        pytest.raises(ValueError, match="no added sink 2, the model has"),
         intervene(model, MaskPositions(added=2)),
     ):
         model(IDS)

@@ -102,7 +102,7 @@ def test_the_sinks_of_a_padded_batch_are_not_found_without_the_counts() -> None:
         model, padded("left", TEXTS, model.config.mask_token_id)[0], "none", "none"
     )
     received, visible = recording.array("received"), recording.array("visible")[:, :, None, None]
-    with pytest.raises(ValueError, match=r"as where there is padding: pass recording\.visible"):
+    with pytest.raises(ValueError, match=r"recording\.visible"):
         find_sinks(received, Excess())
     whole = find_sinks(received[:, :1], Excess())
     assert (whole == find_sinks(received, Excess(), visible)[:, :1]).all(), (
@@ -138,10 +138,7 @@ def test_a_cache_refuses_rows_that_are_padded_on_the_right(cache: str) -> None:
     """Blocks of the rows would stand in columns of their own."""
     model = tiny_model()
     canvas, _ = padded("right", TEXTS, model.config.mask_token_id)
-    with pytest.raises(
-        ValueError,
-        match=r"block 0 stands in columns 6 to 7 of row 0 and 3 to 4 of row 1; pad prompts on",
-    ):
+    with pytest.raises(ValueError, match="block 0 stands in columns 6 to"):
         denoise(model, canvas, cache=CACHES[cache], block_length=2)
 
 

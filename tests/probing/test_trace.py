@@ -125,9 +125,7 @@ def test_layers_that_see_differently_are_told_apart() -> None:
     model.blocks[1].style = "causal"
     with trace(model) as recording:
         model(IDS)
-    with pytest.raises(
-        ValueError, match=r"blocks.1 has other visible queries than blocks.0; read .*visible_by"
-    ):
+    with pytest.raises(ValueError, match=r"blocks.0; read .*visible_by"):
         _ = recording.visible
     layers = recording.visible_by_layer[0]
     assert layers.shape == (2, 2, 12)
@@ -249,9 +247,7 @@ def test_gradient_checkpointing_replays_are_no_forwards() -> None:
 def test_a_model_without_sdpa_is_refused_with_the_remedy() -> None:
     model = by_itself(llama(attention="eager"))
     with (
-        pytest.raises(
-            ValueError, match=r'ran 1 times and never called .*attn_implementation="sdpa"'
-        ),
+        pytest.raises(ValueError, match='attn_implementation="sdpa"'),
         trace(model),
     ):
         model(IDS)
@@ -271,20 +267,20 @@ def test_wrong_use_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="write \\(name,\\)"), trace(model, "received"):
         pass
     with (
-        pytest.raises(ValueError, match=r"torch\.nn\.Module, got function"),
+        pytest.raises(ValueError, match="Module, got function"),
         trace(lambda ids: ids),
     ):  # type: ignore[arg-type]
         pass
     with trace(model) as recording:
         model(IDS)
         recording.mark()
-        with pytest.raises(ValueError, match="no forward came since the last mark"):
+        with pytest.raises(ValueError, match="no forward came since"):
             recording.mark()
     with pytest.raises(ValueError, match="'row_entropy' was not recorded"):
         _ = recording.row_entropy
     compiled = nn.Module()
     compiled._orig_mod = model
-    with pytest.raises(ValueError, match="trace the module that was compiled"), trace(compiled):
+    with pytest.raises(ValueError, match="module that was compiled"), trace(compiled):
         pass
 
 
@@ -293,7 +289,7 @@ def test_a_block_may_be_empty_where_that_is_said() -> None:
     with trace(model, allow_empty=True) as recording:
         pass
     assert recording.layers == [] and recording.step_numbers == []
-    with pytest.raises(ValueError, match="the model was not run inside the block"), trace(model):
+    with pytest.raises(ValueError, match="was not run inside the block"), trace(model):
         pass
     plain = nn.Linear(2, 2)
     with (
@@ -328,7 +324,7 @@ def test_a_statistic_of_ones_own_has_options_and_a_label(monkeypatch: pytest.Mon
     assert torch.equal(recording.largest[0], expected[..., :1])
     bare = statistics.register("bare")(type("Bare", (Statistic,), {"axes": ("batch",)}))
     with (
-        pytest.raises(ValueError, match='axes of a statistic hold "layer"'),
+        pytest.raises(ValueError, match='a statistic hold "layer"'),
         trace(model, (bare(),)),
     ):
         pass
@@ -339,5 +335,5 @@ def test_a_statistic_of_ones_own_has_options_and_a_label(monkeypatch: pytest.Mon
         trace(model, (misspelt(),)),
     ):
         pass
-    with pytest.raises(AttributeError, match="a recording has no 'recieved'; statistics are"):
+    with pytest.raises(AttributeError, match="recording has no 'recieved'"):
         _ = recording.recieved

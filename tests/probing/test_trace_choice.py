@@ -185,7 +185,7 @@ def test_no_step_that_was_chosen_ran() -> None:
         model(IDS)
     assert recording.step_numbers == [] and recording.received == []
     assert recording.layers == ["blocks.0", "blocks.1"]
-    with pytest.raises(ValueError, match="1 steps ran, and steps= chooses none of them"):
+    with pytest.raises(ValueError, match="1 steps ran, and steps="):
         recording.array("received")
 
 
@@ -248,14 +248,9 @@ def test_a_map_that_never_came_is_refused_with_those_there_are() -> None:
     with trace(model, maps=[(0, 0, 1), (9, 0, 1)]) as recording:
         model(IDS)
     assert recording.map(0, 0, 1).shape == (2, 12, 12)
-    with pytest.raises(
-        ValueError,
-        match=r"step 9, layer 0, head 1 was asked for, but its step never ran; there are",
-    ):
+    with pytest.raises(ValueError, match="step 9, layer 0, head 1 was"):
         recording.map(9, 0, 1)
-    with pytest.raises(
-        ValueError, match=r"was not asked for; there are \[\(0, 0, 1\)\]: trace\(model, maps="
-    ):
+    with pytest.raises(ValueError, match=r"there are \[\(0, 0, 1\)\]"):
         recording.map(0, 1, 0)
 
 

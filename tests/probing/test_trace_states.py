@@ -146,9 +146,7 @@ def test_ids_come_from_the_model_itself_without_a_denoiser() -> None:
         torch.testing.assert_close(queries, torch.tensor([2.0, 1.0, 2.0]))
     states = trace(model, ("received_by_state",), canvas=canvas)
     with (
-        pytest.raises(
-            ValueError, match=r"the model was given none .*decode with model\.denoiser\(\)"
-        ),
+        pytest.raises(ValueError, match=r"model\.denoiser\(\)"),
         states,
     ):
         model(inputs_embeds=torch.randn(1, 5, 32))
@@ -194,33 +192,31 @@ def test_wrong_use_is_refused_by_name() -> None:
     ids = torch.ones(1, 4, dtype=torch.long)
     states = trace(model, ("received_by_state",))
     with (
-        pytest.raises(ValueError, match=r"no canvas was given: trace\(model, …, canvas=canvas\)"),
+        pytest.raises(ValueError, match="no canvas was given"),
         states,
     ):
         pass
     with (
-        pytest.raises(ValueError, match="but SimpleNamespace lacks attention_BS"),
+        pytest.raises(ValueError, match="lacks attention_BS"),
         trace(model, canvas=canvas),
     ):
         pass
     canvas.attention_BS = canvas.open_BS
     states = trace(model, canvas=canvas, state_of="next")
     with (
-        pytest.raises(ValueError, match="state_of must be one of predicted, own, but is 'next'"),
+        pytest.raises(ValueError, match=r"state_of must .*'next'"),
         states,
     ):
         pass
     states = trace(model, ("received_by_state",), canvas=canvas)
     with (
-        pytest.raises(
-            ValueError, match=r"of shape \(1, 5\), .* of shape \(1, 4\); give trace the canvas"
-        ),
+        pytest.raises(ValueError, match=r"\(1, 5\), .* of shape \(1, 4\)"),
         states,
     ):
         model(ids)
     with trace(model) as recording:
         model(ids)
-    with pytest.raises(ValueError, match="states of queries need the canvas"):
+    with pytest.raises(ValueError, match="states of queries need"):
         recording.array("query_state")
-    with pytest.raises(ValueError, match="did you mean 'received_by_state'"):
+    with pytest.raises(ValueError, match="you mean 'received_by_state'"):
         recording.dims("received_by_states")

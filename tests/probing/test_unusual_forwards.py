@@ -49,7 +49,7 @@ class Twice(HandWritten):
 def test_a_forward_inside_a_forward_is_refused_by_name() -> None:
     model = Twice()
     with (
-        pytest.raises(ValueError, match="a forward of Twice runs inside another of its forwards"),
+        pytest.raises(ValueError, match="forward of Twice runs inside"),
         trace(model),
     ):
         model(IDS)
@@ -88,7 +88,7 @@ def test_another_text_of_the_same_shape_is_spoken_of(source: str) -> None:
                 model(IDS)
         model(IDS)
         model(IDS)
-        with pytest.warns(UserWarning, match=r"mask_sinks: .* another text .* log\.reset\(\)"):
+        with pytest.warns(UserWarning, match=r"mask_sinks: .*log\.reset\(\)"):
             model(OTHER)
         # once
         model(IDS)

@@ -219,9 +219,7 @@ def test_a_cache_that_does_not_say_which_keys_it_keeps_is_refused() -> None:
     cache.layer_class_to_replicate = FirstAndLast
     with trace(model), torch.no_grad():
         model(IDS, past_key_values=cache)
-        with pytest.raises(
-            ValueError, match=r"the cache FirstAndLast has seen 8 positions and gives 4 keys"
-        ):
+        with pytest.raises(ValueError, match="seen 8 positions and gives 4"):
             model(IDS[:, :1], past_key_values=cache, attention_mask=torch.ones(2, 4))
 
 

@@ -231,11 +231,7 @@ def test_a_run_has_one_writer_and_says_where(tmp_path: Path) -> None:
         run.table("a", {"x": [1]})
         for how in ({"resume": True}, {"overwrite": True}):
             with (
-                pytest.raises(
-                    ValueError,
-                    match=r"one process at a time writes a run, but .*run is being written by .* "
-                    r"on",
-                ),
+                pytest.raises(ValueError, match=r"run is being written by .* on"),
                 RunWriter(tmp_path / "run", **RUN_OF, **how),
             ):
                 pass
@@ -246,10 +242,7 @@ def test_a_run_has_one_writer_and_says_where(tmp_path: Path) -> None:
 
 def test_a_writer_that_was_stopped_for_too_long_writes_no_list_any_more(tmp_path: Path) -> None:
     with (
-        pytest.raises(
-            ValueError,
-            match=r"run was taken over by another process while this one was stopped: look",
-        ),
+        pytest.raises(ValueError, match="taken over by another process"),
         RunWriter(tmp_path / "run", **RUN_OF) as run,
     ):
         run.table("a", {"x": [1]})

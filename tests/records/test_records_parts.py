@@ -71,37 +71,27 @@ def test_what_is_whole_has_no_parts(tmp_path):
         assert not run.has("heldout", 0)
     run = open_run(tmp_path / "run")
     assert run.parts("heldout") == ()
-    with pytest.raises(ValueError, match="has no part 3 of 'heldout', which is written whole"):
+    with pytest.raises(ValueError, match="no part 3 of 'heldout'"):
         run.table("heldout", part=3)
 
 
 def test_wrong_parts_are_named(tmp_path):
     run = write(tmp_path / "run", parts=(0, 1, 2))
-    with pytest.raises(
-        ValueError,
-        match=r"'attention' of .*run is written in parts.*read one of 0–2, e\.g\. part=0",
-    ):
+    with pytest.raises(ValueError, match=r"read one of 0–2, e\.g\. part=0"):
         run.arrays("attention")
-    with pytest.raises(ValueError, match="has no part 7 of 'tokens', which has the parts 0–2"):
+    with pytest.raises(ValueError, match="no part 7 of 'tokens'"):
         run.table("tokens", part=7)
-    with pytest.raises(
-        ValueError, match="no table or file of arrays 'token'; did you mean 'tokens'"
-    ):
+    with pytest.raises(ValueError, match="'token'; did you mean 'tokens'"):
         run.parts("token")
-    with pytest.raises(
-        ValueError,
-        match=r"no array in attention-0000.safetensors 'recieved'; did you mean 'received'",
-    ):
+    with pytest.raises(ValueError, match="'recieved'; did you mean"):
         run.array("attention", "recieved", part=0)
     with RunWriter(tmp_path / "other", **RUN) as run:
         run.table("tokens", {"a": [1]}, part=0)
-        with pytest.raises(
-            ValueError, match=r"'tokens' is already written in parts .* cannot be written whole too"
-        ):
+        with pytest.raises(ValueError, match="'tokens' is already written"):
             run.table("tokens", {"a": [1]})
-        with pytest.raises(ValueError, match="Parts are numbered from 0: got part=-1"):
+        with pytest.raises(ValueError, match="numbered from 0: got part=-1"):
             run.table("tokens", {"a": [1]}, part=-1)
-        with pytest.raises(ValueError, match="has no field 'recieved'; did you mean 'received'"):
+        with pytest.raises(ValueError, match="field 'recieved'; did you mean"):
             run.arrays(
                 "x",
                 {"received": np.zeros(2)},
@@ -113,9 +103,7 @@ def test_wrong_parts_are_named(tmp_path):
 def test_a_missing_part_is_refused_by_name(tmp_path):
     write(tmp_path / "run")
     (tmp_path / "run" / "tokens-0001.parquet").unlink()
-    with pytest.raises(
-        ValueError, match=r"tokens-0001.parquet is missing, although the run wrote it"
-    ):
+    with pytest.raises(ValueError, match=r"tokens-0001.parquet is missing"):
         open_run(tmp_path / "run")
 
 
@@ -267,9 +255,7 @@ def test_another_run_cannot_be_continued(tmp_path, changes, message):
 
 
 def test_overwrite_and_resume_exclude_each_other(tmp_path):
-    with pytest.raises(
-        ValueError, match="overwrite=True starts afresh and resume=True continues: choose one"
-    ):
+    with pytest.raises(ValueError, match=r"overwrite=True .*resume=True"):
         RunWriter(tmp_path / "run", **RUN, overwrite=True, resume=True)
 
 
@@ -335,10 +321,7 @@ def test_a_folder_that_is_being_written_is_not_merged(tmp_path):
     write(tmp_path / "a", parts=(0,))
     with (
         RunWriter(tmp_path / "b", **RUN) as run,
-        pytest.raises(
-            ValueError,
-            match=r"one process at a time writes a run, but .*b is being written by another one",
-        ),
+        pytest.raises(ValueError, match="b is being written by another"),
     ):
         sample(run, 1)
         merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "run")
@@ -352,9 +335,7 @@ def test_runs_that_differ_or_overlap_are_not_merged(tmp_path):
         merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "run")
     with RunWriter(tmp_path / "c", **RUN) as run:
         run.table("tokens", {"sample": [0, 0], "text": ["a", "another"]}, part=0)
-    with pytest.raises(
-        ValueError, match=r"a and .*c both hold tokens-0000.parquet, and they differ"
-    ):
+    with pytest.raises(ValueError, match=r"both hold tokens-0000.parquet"):
         merge_runs([tmp_path / "a", tmp_path / "c"], tmp_path / "run")
     assert open_run(tmp_path / "a").parts("tokens") == (0,)
     with pytest.raises(ValueError, match="needs at least one folder"):

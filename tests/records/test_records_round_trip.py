@@ -82,9 +82,9 @@ def test_tensors_bfloat16_and_nan(tmp_path):
 
 def test_float16_overflow_is_never_silent(tmp_path):
     with writer(tmp_path) as run:
-        with pytest.warns(UserWarning, match=r"float32 instead of float16.*'norm' is 70000"):
+        with pytest.warns(UserWarning, match="instead of float16.*'norm'"):
             run.arrays("auto", {"norm": np.array([1.0, 70000.0])}, dims={"norm": ("key",)})
-        with pytest.raises(ValueError, match=r"stay finite.*'norm' is 70000.*float16 cannot hold"):
+        with pytest.raises(ValueError, match=r"'norm' is 70000.*float16"):
             run.arrays(
                 "asked", {"norm": np.array([70000.0])}, dims={"norm": ("key",)}, dtype="float16"
             )
@@ -136,26 +136,24 @@ def test_settings_become_plain_json(tmp_path):
 
 @pytest.mark.parametrize("bad", [{"x": float("nan")}, {"x": object()}])
 def test_settings_that_json_cannot_hold_are_refused(tmp_path, bad):
-    with pytest.raises(
-        ValueError, match=r"settings is written to run.json and must be made of JSON values"
-    ):
+    with pytest.raises(ValueError, match=r"settings .*of JSON values"):
         writer(tmp_path, settings=bad)
 
 
 def test_bad_arguments_are_named(tmp_path):
-    with pytest.raises(ValueError, match="kind of run is made of lower-case"):
+    with pytest.raises(ValueError, match="run is made of lower-case"):
         writer(tmp_path, kind="../x")
     run = writer(tmp_path)
-    with pytest.raises(ValueError, match=r"inside its with block: table\('t'\) was called outside"):
+    with pytest.raises(ValueError, match=r"block: table\('t'\) was called"):
         run.table("t", {"a": [1]})
     with run:
         with pytest.raises(ValueError, match=r"name of a table.*'a/b'"):
             run.table("a/b", {"a": [1]})
-        with pytest.raises(ValueError, match="columns of table 't' do not form a table"):
+        with pytest.raises(ValueError, match="table 't' do not form a table"):
             run.table("t", {"a": [1], "b": [1, 2]})
-        with pytest.raises(ValueError, match="Every array needs the names of its axes"):
+        with pytest.raises(ValueError, match="Every array needs the names"):
             run.arrays("x", {"a": np.zeros(2)})
-        with pytest.raises(ValueError, match=r"One different name per axis: 'a' has shape \(2,\)"):
+        with pytest.raises(ValueError, match=r"per axis: 'a' has shape \(2,\)"):
             run.arrays("x", {"a": np.zeros(2)}, dims={"a": ("step", "key")})
         with pytest.raises(ValueError, match="'key' is 2 in 'a' and 3 in 'b'"):
             run.arrays(
@@ -163,7 +161,7 @@ def test_bad_arguments_are_named(tmp_path):
             )
         with pytest.raises(ValueError, match="'a' has dtype <U1"):
             run.arrays("x", {"a": np.array(["q"])}, dims={"a": ("key",)})
-        with pytest.raises(ValueError, match=r"one of .*float16, float32, float64, but is 'f4'"):
+        with pytest.raises(ValueError, match="float32, float64, but is 'f4'"):
             run.arrays("x", {"a": np.zeros(2)}, dims={"a": ("key",)}, dtype="f4")
     with pytest.raises(ValueError, match="called outside"):
         run.arrays("x", {"a": np.zeros(2)}, dims={"a": ("key",)})
@@ -174,11 +172,9 @@ def test_unknown_names_list_the_near_one(tmp_path):
     with writer(tmp_path) as run:
         run.table("tokens", {"a": [1]})
     got = open_run(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"no table 'token'; did you mean 'tokens'\? It has: tokens"
-    ):
+    with pytest.raises(ValueError, match="'token'; did you mean 'tokens'"):
         got.table("token")
-    with pytest.raises(ValueError, match=r"no file of arrays 'attention' It has: none"):
+    with pytest.raises(ValueError, match="'attention' It has: none"):
         got.arrays("attention")
 
 

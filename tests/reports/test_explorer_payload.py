@@ -94,9 +94,7 @@ def test_pack_takes_what_is_smallest():
     # Rows that grow by one everywhere deflate only as differences.
     rows = (noise[:200] + np.arange(20)[:, None].astype(np.uint8)).astype(np.uint8)
     assert pack(rows, 200)["delta"] == 200 and size(pack(rows, 200)) < 0.3 * size(pack(rows))
-    with pytest.raises(
-        ValueError, match=r"uint8 or uint16 arrays: got float32. Encode them on a LogScale"
-    ):
+    with pytest.raises(ValueError, match="uint8 or uint16 arrays"):
         pack(np.zeros(3, np.float32))
 
 

@@ -105,7 +105,7 @@ def test_a_figure_is_declared_over_expressions(runs, scratch) -> None:
     def absent(axes, look):
         """Nothing."""
 
-    with pytest.raises(NotRecorded, match=r"needs something else: .*plain has none"):
+    with pytest.raises(NotRecorded, match=r"else: .*plain has none"):
         absent(runs["study"])
     with pytest.raises(ValueError, match="is defined twice"):
         figure("absent", x="step", y=("missing",))(silent)
@@ -124,7 +124,7 @@ def test_runs_of_a_kind_without_a_page_have_figures(scratch, tmp_path) -> None:
     assert [path.name for path in drawn.written] == ["bars.png"]
     with RunWriter(tmp_path / "scored", kind="benchmark", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match=r"is of kind 'benchmark'; `sinklab table1 --render` and"):
+    with pytest.raises(ValueError, match="is of kind 'benchmark'"):
         draw_all(open_run(tmp_path / "scored"), tmp_path / "out")
 
 

@@ -111,7 +111,7 @@ def test_what_a_page_says_of_a_run_names_no_place(make_study, tmp_path):
 
 
 def test_no_run_and_other_runs_are_refused(make_study, tmp_path):
-    with pytest.raises(ValueError, match="a gallery needs at least one run"):
+    with pytest.raises(ValueError, match="gallery needs at least one run"):
         write_gallery([], tmp_path / "site")
     with pytest.raises(ValueError, match="is of kind 'curve'"):
         write_gallery([elsewhere(make_study(), kind="curve")], tmp_path / "site")

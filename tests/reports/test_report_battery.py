@@ -340,7 +340,7 @@ def test_a_panel_per_skill_shows_shares_over_hidden_columns(runs: list[Run]) -> 
         ),
     ]
     assert len(battery_by_skill(runs, levels=(1, 2)).axes) == 6
-    with pytest.raises(ValueError, match="labels name every curve, but there are 1 for 2"):
+    with pytest.raises(ValueError, match="labels name every curve"):
         battery_by_skill(runs, labels=["one"])
 
 
@@ -362,17 +362,13 @@ def test_figures_are_written_and_left_out_where_nothing_was_hidden(
     bare = planted(tmp_path / "bare", {("pure", "none", 0, "copying", 1): 3})
     assert write_battery_figures([bare], tmp_path / "none") == []
     assert battery_scores(bare)["removed"].isna().all()
-    with pytest.raises(
-        NotRecorded, match=r"needs right answers and hidden keys, and .*bare has none"
-    ):
+    with pytest.raises(NotRecorded, match=r"and .*bare has none"):
         battery_by_removed(bare)
 
 
 def test_other_runs_are_refused(tmp_path: Path) -> None:
     marks = {("pure", "none", 0, "copying", 1): 3}
-    with pytest.raises(
-        NotRecorded, match=r"runs of the reasoning battery, and .*study is a run of kind 'study'"
-    ):
+    with pytest.raises(NotRecorded, match="study is a run of kind 'study'"):
         as_series(planted(tmp_path / "study", marks, kind="study"))
     with pytest.raises(NotRecorded, match="begun is not finished"):
         as_series(planted(tmp_path / "begun", marks, finished=False))

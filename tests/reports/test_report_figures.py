@@ -184,14 +184,9 @@ def test_attention_map_draws_the_map_that_was_kept(make_study):
     assert text.shape == (TEXT, TEXT) and added.shape == (TEXT, 1)
     np.testing.assert_allclose(text[:, 3], 0.5 * (TEXT + 1), rtol=1e-3)
     assert attention_map(run, layer=0).get_title(loc="left") == "step 4, layer 0, head 0"
-    with pytest.raises(
-        NotRecorded,
-        match=r"no map of .* \(5, any, any\) of sample 0: it has \(3, 1, 2\), \(4, 0, 0\)",
-    ):
+    with pytest.raises(NotRecorded, match=r"\(5, any, any\) of sample 0"):
         attention_map(run, 5)
-    with pytest.raises(
-        NotRecorded, match=r"of sample 1: it has none. Ask for maps when tracing, .*--maps 3:5:2"
-    ):
+    with pytest.raises(NotRecorded, match="--maps 3:5:2"):
         attention_map(run, sample=1)
 
 
@@ -515,20 +510,18 @@ def test_refusals(make_study):
         heldout_loss(run)
     bare = make_study("bare", leave_out=("value_norm", "output_norm"))
     for draw in (value_norms, value_norms_by_state):
-        with pytest.raises(
-            NotRecorded, match=r"recorded none. Trace with the statistic value_norm"
-        ):
+        with pytest.raises(NotRecorded, match="with the statistic value_norm"):
             draw(bare)
-    with pytest.raises(NotRecorded, match="statistics output_norm and noop_bound"):
+    with pytest.raises(NotRecorded, match="output_norm and noop_bound"):
         output_norm_against_bound(bare)
     whole = make_study("whole", recorded_layers=[3, 4])
     with pytest.raises(ValueError, match=r"has layers 3 to 4: got layer=0"):
         received_map(whole, 0)
     with pytest.raises(ValueError, match=r"has heads 0 to 2: got head=3"):
         sink_path_of_head(whole, 3, 3)
-    with pytest.raises(ValueError, match=r"has samples 0 to 1: got sample=2"):
+    with pytest.raises(ValueError, match="samples 0 to 1: got sample=2"):
         sink_paths(whole, sample=2)
-    with pytest.raises(ValueError, match=r"one of light, dark, but is 'drak'; did you mean 'dark'"):
+    with pytest.raises(ValueError, match="'drak'; did you mean 'dark'"):
         sink_share(whole, theme="drak")
 
 

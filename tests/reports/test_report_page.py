@@ -253,7 +253,7 @@ def test_the_size_of_the_page_can_be_chosen(make_study, tmp_path):
     pages = [report(run, tmp_path / str(size), tables=(), megabytes=size) for size in (3, 0.002)]
     contents = [json.loads(read(page).scripts[0][1])["runs"][0]["samples"] for page in pages]
     assert [len(samples) for samples in contents] == [2, 1]
-    with pytest.raises(ValueError, match=r"megabytes says how large .* above 0: got 0"):
+    with pytest.raises(ValueError, match="megabytes says how large"):
         report(run, tmp_path / "out", megabytes=0)
 
 
@@ -353,19 +353,15 @@ def test_refusals(make_study, tmp_path):
         report([], tmp_path / "out")
     with RunWriter(tmp_path / "notes", kind="notes", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(
-        ValueError, match=r"runs of kind 'study': .*notes is of kind 'notes'; make one with"
-    ):
+    with pytest.raises(ValueError, match="notes is of kind 'notes'"):
         report(open_run(tmp_path / "notes"), tmp_path / "out")
     with RunWriter(tmp_path / "scored", kind="benchmark", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match=r"is of kind 'benchmark'; `sinklab table1 --render` and"):
+    with pytest.raises(ValueError, match="is of kind 'benchmark'"):
         report(open_run(tmp_path / "scored"), tmp_path / "out")
     with RunWriter(tmp_path / "odd", kind="study", model={}, settings={}, seed=0) as run:
         run.table("heldout", {"k": [1]})
-    with pytest.raises(
-        ValueError, match=r"heldout.* not that of a study: it lacks control, loss, stderr"
-    ):
+    with pytest.raises(ValueError, match="study: it lacks control, loss"):
         report(open_run(tmp_path / "odd"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

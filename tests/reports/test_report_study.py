@@ -375,7 +375,7 @@ def test_recorded_layers_and_heads_keep_their_numbers(make_study):
     assert (study.layers, study.heads) == ([3, 17], [0, 4, 5])
     assert [facts.layer for facts in layers_of(study)] == [3, 17]
     assert sorted(set(study.measured.motions["head"])) == [0, 4, 5]
-    with pytest.raises(ValueError, match=r"names 3 recorded layers, the arrays of sample 0 hold 2"):
+    with pytest.raises(ValueError, match=r"names 3 .* sample 0 hold 2"):
         _ = one(make_study("other", recorded_layers=[1, 2, 3])).layers
 
 
@@ -427,7 +427,7 @@ def test_what_a_run_did_not_record_is_none(make_study):
         and study.explained is None
     )
     assert study.samples[0].has_tokens and study.samples[0].states_TS.shape == (STEPS, TEXT)
-    with pytest.raises(NotRecorded, match=r"needs recorded attention: .* has none of sample 0"):
+    with pytest.raises(NotRecorded, match=r"attention: .* of sample 0"):
         _ = study.samples[0].received_TLHK
     thin = one(
         make_study(
@@ -441,7 +441,7 @@ def test_what_a_run_did_not_record_is_none(make_study):
     )
     assert np.isnan([layers_of(thin)[0].rest_norm, layers_of(thin)[0].rest_key_norm]).all()
     assert thin.measured.bounds.empty
-    with pytest.raises(NotRecorded, match=r"needs the table tokens: .* has none of sample 0"):
+    with pytest.raises(NotRecorded, match=r"table tokens: .* of sample 0"):
         _ = thin.samples[0].ids_TS
 
 
@@ -451,10 +451,7 @@ def test_maps_are_read_by_their_numbers(make_study):
     sample = study.samples[0]
     assert sample.map_names == ((3, 1, 2), (12, 0, 0)) and study.samples[1].map_names == ()
     np.testing.assert_allclose(sample.map(3, 1, 2), weights, rtol=1e-3)
-    with pytest.raises(
-        NotRecorded,
-        match=r"no map of \(step, layer, head\) \(3, 1, 1\).*it has \(3, 1, 2\), \(12, 0",
-    ):
+    with pytest.raises(NotRecorded, match=r"\(3, 1, 1\).*\(3, 1, 2\)"):
         sample.map(3, 1, 1)
 
 
@@ -574,22 +571,18 @@ def test_damaged_studies_are_refused_by_name(make_study, tmp_path):
     swapped = axes | {"received": ("step", "head", "layer", "key")}
     square = dict(whole.arrays("attention", part=0))
     square["received"] = square["received"].swapaxes(1, 2)
-    with pytest.raises(
-        ValueError, match=r"attention-0000.safetensors is not that of a study: 'received' has axes"
-    ):
+    with pytest.raises(ValueError, match="study: 'received' has axes"):
         _ = written("axes", arrays=square, dims=swapped).layers
     tokens = whole.table("tokens", part=0)
     far = tokens.assign(position=tokens["position"] + 10)
-    with pytest.raises(
-        ValueError, match=r"tokens-0000.parquet does not fit .*position lies outside 0 to 23"
-    ):
+    with pytest.raises(ValueError, match="position lies outside 0 to 23"):
         _ = written("far", tokens=far).sink_tokens
-    with pytest.raises(ValueError, match=r"table tokens is not that of a study: it lacks state"):
+    with pytest.raises(ValueError, match=r"tokens .*it lacks state"):
         _ = written("stateless", tokens=tokens.drop(columns="state")).sink_tokens
     other = RunWriter(tmp_path / "training", kind="training", model={}, settings={}, seed=0)
     with other:
         pass
-    with pytest.raises(ValueError, match=r"runs of kind 'study': .* is of kind 'training'"):
+    with pytest.raises(ValueError, match=r"'study': .* kind 'training'"):
         as_studies(open_run(tmp_path / "training"))
     with pytest.raises(ValueError, match="at least one run"):
         as_studies([])
@@ -678,7 +671,7 @@ def test_a_rule_that_was_given_decides_what_is_a_sink(
 def test_a_rule_is_for_studies_alone(tmp_path):
     with RunWriter(tmp_path / "run", kind="training", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match="a rule is for runs of kind 'study'"):
+    with pytest.raises(ValueError, match="a rule is for runs"):
         report(open_run(tmp_path / "run"), tmp_path / "out", rule=Top(1))
 
 

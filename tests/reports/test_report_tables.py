@@ -112,13 +112,9 @@ def test_markdown_keeps_cells_apart():
 
 def test_unknown_tables_and_formats_are_refused(make_study, tmp_path):
     run = make_study()
-    with pytest.raises(
-        ValueError, match=r"unknown table of a report 'layer'; known are .*; did you mean 'layers'"
-    ):
+    with pytest.raises(ValueError, match=r"'layer'; .*'layers'"):
         table(run, "layer")
-    with pytest.raises(
-        ValueError, match=r"of a table 'cvs'; known are csv, md, parquet; did you mean 'csv'"
-    ):
+    with pytest.raises(ValueError, match="table 'cvs'; known are csv, md"):
         write_tables(run, tmp_path / "t", formats=("cvs",))
     assert not (tmp_path / "t").exists()
 

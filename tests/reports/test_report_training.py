@@ -393,16 +393,12 @@ def test_names_are_escaped_and_what_is_missing_is_said(tmp_path: Path) -> None:
 
 def test_figures_that_need_a_monitor_say_so(tmp_path: Path) -> None:
     run = made(tmp_path / "unwatched", leave_out=("monitor",))
-    with pytest.raises(
-        NotRecorded, match=r"a sink monitor, and .*unwatched has none. Train with --monitor-every"
-    ):
+    with pytest.raises(NotRecorded, match="Train with --monitor-every"):
         sink_emergence(run)
     drawn = draw_all(run, tmp_path / "figures", ("svg",))
     assert {path.stem for path in drawn.written} == {"training_loss", "optimization"}
     assert set(drawn.skipped) == set(figures_of("training")) - {"training_loss", "optimization"}
-    with pytest.raises(
-        ValueError, match=r"unknown figure .*known are emergence_map.*did you mean 'training_loss'"
-    ):
+    with pytest.raises(ValueError, match=r"emergence_map.*'training_loss'"):
         draw_all(run, tmp_path / "figures", names=("trainin_loss",))
 
 
@@ -429,30 +425,22 @@ def test_tables_lie_beside_the_page(
     )
     assert len(pd.read_csv(folder / "tables" / "monitor.csv")) == 2 * 3 * len(STEPS)
     assert len(table(pair[0], "history")) == 4
-    with pytest.raises(
-        ValueError, match=r"unknown table of a report 'outcom'; known are history, monitor, outcome"
-    ):
+    with pytest.raises(ValueError, match="'outcom'; known are history"):
         write_tables(pair, tmp_path, names=("outcom",))
 
 
 def test_runs_of_two_kinds_are_not_mixed(pair: list[Run], make_study: Any, tmp_path: Path) -> None:
     mixed = [make_study("study"), pair[0]]
     for refuse in (summary, partial(report, out=tmp_path / "out")):
-        with pytest.raises(
-            ValueError, match=r"one kind: .*bare is of kind 'training', .*study of kind 'study'"
-        ):
+        with pytest.raises(ValueError, match=r"'training', .* of kind 'study'"):
             refuse(mixed)
-    with pytest.raises(
-        ValueError, match=r"shows runs of kind 'training': .*study is of kind 'study'"
-    ):
+    with pytest.raises(ValueError, match=r"'training': .* kind 'study'"):
         sink_emergence(mixed[0])
     with pytest.raises(ValueError, match="at least one run"):
         as_trainings([])
     with RunWriter(tmp_path / "odd", kind="training", model={}, settings={}, seed=0) as run:
         run.table("monitor", {"step": [1], "layer": [-1]})
-    with pytest.raises(
-        ValueError, match=r"table monitor is not that of a training run: it lacks activation_added"
-    ):
+    with pytest.raises(ValueError, match="it lacks activation_added"):
         report(open_run(tmp_path / "odd"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

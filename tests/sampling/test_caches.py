@@ -97,9 +97,7 @@ def test_refreshes(kind):
 @pytest.mark.parametrize("kind", [PrefixCache, DualCache])
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_refresh_every_that_is_no_count_is_refused(kind, value):
-    with pytest.raises(
-        ValueError, match=f"refresh_every must be at least 1 or left out, but is {value}"
-    ):
+    with pytest.raises(ValueError, match=f"refresh_every must .*{value}"):
         kind(refresh_every=value)
 
 
@@ -110,12 +108,9 @@ def test_caches_by_name():
         PrefixCache(),
         DualCache(),
     )
-    with pytest.raises(
-        ValueError,
-        match=r"unknown cache 'duel'; known are committed, .*none.*; did you mean 'dual'",
-    ):
+    with pytest.raises(ValueError, match=r"'duel'; known .*'dual'"):
         cache_of("duel")
-    with pytest.raises(ValueError, match="pass one of these, or a cache object"):
+    with pytest.raises(ValueError, match="or a cache object"):
         cache_of("zzzzzz")
 
 
@@ -150,10 +145,7 @@ def test_rows_whose_blocks_stand_elsewhere_are_refused():
 
 def test_a_denoiser_without_a_memory_is_refused():
     canvas = Canvas.from_prompts([[1]], new_tokens=2, mask_id=MASK)
-    with pytest.raises(
-        ValueError,
-        match=r"DualCache\(refresh_every=None\) needs a denoiser that remembers .* begin",
-    ):
+    with pytest.raises(ValueError, match=r"refresh_every=None\) needs"):
         denoise(lambda ids_BS, wanted_BS: torch.zeros(2, MASK), canvas, cache=DualCache())
 
 

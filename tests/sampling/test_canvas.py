@@ -107,15 +107,11 @@ def test_blocks_are_counted_from_the_first_of_each_row():
 
 
 def test_bad_infilling_is_refused():
-    with pytest.raises(
-        ValueError, match=r"at least one open position.*\(id 9\) to fill; put mask_id where"
-    ):
+    with pytest.raises(ValueError, match=r"\(id 9\) to fill; put mask_id"):
         Canvas.infill(torch.tensor([[1, 2]]), mask_id=MASK)
-    with pytest.raises(
-        ValueError, match=r"of shape \(1, 2\), but .* of shape \(1, 3\); give one flag per token"
-    ):
+    with pytest.raises(ValueError, match=r"\(1, 2\), but .* \(1, 3\)"):
         Canvas.infill(torch.tensor([[1, 9]]), mask_id=MASK, attention_BS=torch.ones(1, 3))
-    with pytest.raises(ValueError, match="context of 1 positions, got 2; shorten"):
+    with pytest.raises(ValueError, match="context of 1 positions, got 2"):
         Canvas.infill(torch.tensor([[1, 9]]), mask_id=MASK, context=1)
 
 

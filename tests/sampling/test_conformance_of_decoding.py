@@ -60,9 +60,7 @@ def test_the_cache_of_the_example_conforms(example, fields):
 def test_the_unmasking_rule_of_the_example_conforms(example):
     example("add_a_unmasking_rule")
     check_unmasking_rule("discounted:discount=0.2")
-    with pytest.raises(
-        ValueError, match="alg_temp does not go with the unmasking rule 'discounted'"
-    ):
+    with pytest.raises(ValueError, match=r"alg_temp does .*'discounted'"):
         DecodingSettings(rule="discounted", alg_temp=0.3).values()
 
 
@@ -125,19 +123,16 @@ class OfTheRow(UnmaskingRule):
 
 def test_an_unmasking_rule_that_does_not_conform_is_seen(monkeypatch):
     monkeypatch.setattr(unmasking_rules, "_classes", {**unmasking_rules._all(), "wrong": OfTheRow})
-    with pytest.raises(AssertionError, match="a row of a batch is not written as alone"):
+    with pytest.raises(AssertionError, match="batch is not written as alone"):
         check_unmasking_rule("wrong")
 
 
 def test_what_is_chosen_in_text_and_in_an_option_is_refused():
     settings = DecodingSettings(cache="sink:keep=0.25", cache_keep=0.5)
-    with pytest.raises(
-        ValueError,
-        match=r"cache_keep=0\.5 stands beside the cache 'sink:keep=0\.25', which says it",
-    ):
+    with pytest.raises(ValueError, match=r"cache_keep=0\.5 stands beside"):
         settings.values()
     assert dataclasses.replace(settings, cache_keep=None).values()["cache"].keep == 0.25
-    with pytest.raises(ValueError, match="is no registered unmasking rule; known are"):
+    with pytest.raises(ValueError, match="no registered unmasking rule"):
         DecodingSettings(rule=lambda candidates: candidates.columns_M)
 
 
@@ -149,5 +144,5 @@ def test_denoise_takes_texts_with_fields():
         schedule="threshold:threshold=0.2",
     )
     assert len(list(steps)) == 1
-    with pytest.raises(TypeError, match="unexpected keyword argument 'temprature'"):
+    with pytest.raises(TypeError, match="keyword argument 'temprature'"):
         denoise(lambda *_: None, canvas, temprature=1.0)

@@ -76,20 +76,15 @@ def test_wrappers_leave_the_denoisers_own_tensor_alone():
 
 def test_bad_wrappers_are_refused():
     toy = ToyDenoiser(CANVAS.attention_BS)
-    with pytest.raises(
-        ValueError, match="guidance scale must be a finite number, got nan; 0 means no guidance"
-    ):
+    with pytest.raises(ValueError, match=r"guidance scale .*got nan"):
         guided(toy, float("nan"), CANVAS.prompt_BS, MASK)
-    with pytest.raises(
-        ValueError,
-        match=r"must be bool of shape \(2, 9\), but is bool of shape \(2, 3\); pass canvas",
-    ):
+    with pytest.raises(ValueError, match=r"\(2, 9\), but .* \(2, 3\)"):
         guided(toy, 1.0, CANVAS.prompt_BS[:, :3], MASK)(CANVAS.ids_BS, CANVAS.open_BS)
-    with pytest.raises(ValueError, match="needs at least one token id, got none"):
+    with pytest.raises(ValueError, match="needs at least one token id"):
         suppressed(toy, [])
-    with pytest.raises(ValueError, match=r"vocabulary, 0 to 22, got \[3, 99\]"):
+    with pytest.raises(ValueError, match=r"0 to 22, got \[3, 99\]"):
         suppressed(toy, [99, 3])(CANVAS.ids_BS, CANVAS.open_BS)
-    with pytest.raises(ValueError, match="vocabulary must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="vocabulary must be at least 1"):
         limited(toy, 0)
 
 

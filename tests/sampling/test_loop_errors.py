@@ -50,9 +50,7 @@ def test_nan_logits_name_the_step():
     steps = denoise(breaks, canvas, block_length=4)
     seen = [next(steps).index for _ in range(5)]
     assert seen == [0, 1, 2, 3, 4]
-    with pytest.raises(
-        ValueError, match=r"at step 5 \(block 1\) 1 of 12 positions are NaN; check the weights"
-    ):
+    with pytest.raises(ValueError, match=r"step 5 \(block 1\) 1 of 12"):
         next(steps)
 
 
@@ -60,11 +58,7 @@ def test_logits_of_the_wrong_shape_are_refused():
     canvas = prompts()
     toy = ToyDenoiser(canvas.attention_BS)
     steps = denoise(lambda ids_BS, wanted_BS: toy.dense(ids_BS, canvas.attention_BS), canvas)
-    with pytest.raises(
-        ValueError,
-        match=r"at step 0 \(block 0\) must be of shape \(48, any\), .* of shape \(4, 17, 23\); "
-        r"one row",
-    ):
+    with pytest.raises(ValueError, match=r"\(48, any\), .* \(4, 17, 23\)"):
         next(steps)
 
 
@@ -74,9 +68,7 @@ def test_a_rule_that_gives_nan_is_refused():
     hopeless = denoise(
         lambda ids_BS, wanted_BS: zeros, canvas, rule=lambda candidates: zeros[:, 0] / 0
     )
-    with pytest.raises(
-        ValueError, match=r"at step 0 \(block 0\) the rule .* gave NaN .*look for logits that are"
-    ):
+    with pytest.raises(ValueError, match=r"step 0 \(block 0\) .*gave NaN"):
         next(hopeless)
 
 
@@ -89,10 +81,7 @@ def test_positions_without_a_possible_token_are_refused(settings):
     table[7] = -torch.inf
     generator = torch.Generator().manual_seed(0)
     hopeless = denoise(lambda ids_BS, wanted_BS: table, canvas, generator=generator, **settings)
-    with pytest.raises(
-        ValueError,
-        match=r"at step 0 \(block 0\) 1 of 48 positions have logits of -inf only; suppress",
-    ):
+    with pytest.raises(ValueError, match=r"1 of 48 positions have .*-inf"):
         next(hopeless)
 
 
@@ -104,7 +93,7 @@ def test_nan_logits_are_seen_whatever_reads_them(settings):
     table = torch.zeros(48, VOCABULARY)
     table[7, 3] = torch.nan
     generator = torch.Generator().manual_seed(0)
-    with pytest.raises(ValueError, match=r"at step 0 \(block 0\) 1 of 48 positions are NaN"):
+    with pytest.raises(ValueError, match="1 of 48 positions are NaN"):
         next(denoise(lambda ids_BS, wanted_BS: table, canvas, generator=generator, **settings))
 
 
@@ -123,7 +112,7 @@ def test_a_schedule_that_never_ends_is_refused():
             return torch.zeros_like(turn.size_B)
 
     canvas = prompts()
-    with pytest.raises(ValueError, match=r"left masks behind in block 0 after 3 evaluations"):
+    with pytest.raises(ValueError, match="in block 0 after 3 evaluations"):
         list(denoise(ToyDenoiser(canvas.attention_BS), canvas, schedule=Idle(), steps=3))
 
 
@@ -136,8 +125,5 @@ def test_a_schedule_that_never_ends_is_refused():
 )
 def test_scores_of_another_shape_or_kind_are_refused(rule, found):
     canvas = prompts()
-    with pytest.raises(
-        ValueError,
-        match=rf"step 0 \(block 0\) must be float of shape \(48\), but is {found}; one per",
-    ):
+    with pytest.raises(ValueError, match=rf"step 0 .*\(48\), but is {found}"):
         next(denoise(ToyDenoiser(canvas.attention_BS), canvas, rule=rule))

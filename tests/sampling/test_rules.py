@@ -63,9 +63,7 @@ def test_deferred_tokens_have_confidence_zero_and_no_part_in_the_others():
     score_M = LowConfidence(defer_ids=(1,))(candidates(logits_MV))
     assert score_M[0] == 0
     assert score_M[1].item() == pytest.approx(1 / (1 + math.exp(-4)))
-    with pytest.raises(
-        ValueError, match=r"defer_ids must lie in the vocabulary, 0 to 2, got \[3\]; check"
-    ):
+    with pytest.raises(ValueError, match=r"defer_ids .*0 to 2, got \[3\]"):
         LowConfidence(defer_ids=(3,))(candidates(logits_MV))
 
 
@@ -98,10 +96,7 @@ def test_random_order_ignores_the_logits_and_follows_the_generator():
     first = RandomOrder()(candidates(torch.zeros(200, 3), seeded(1)))
     assert torch.equal(first, RandomOrder()(candidates(torch.randn(200, 3), seeded(1))))
     assert not torch.equal(first, RandomOrder()(candidates(torch.zeros(200, 3), seeded(2))))
-    with pytest.raises(
-        ValueError,
-        match=r"RandomOrder\(\) needs a source of randomness.*generator=torch.Generator\(\)",
-    ):
+    with pytest.raises(ValueError, match=r"RandomOrder\(\) needs a source"):
         RandomOrder()(candidates(torch.zeros(2, 3)))
 
 
@@ -121,9 +116,7 @@ def test_positional_order_is_one_permutation_per_row_known_from_the_start():
     assert (steps[0].confidence_BS[:, 1:].argsort(1, descending=True) + 1 == order_BT).all()
     # 300 of 120 permutations: all but a few must come up.
     assert len({tuple(row) for row in order_BT.tolist()}) > 90
-    with pytest.raises(
-        ValueError, match=r"drawn before the first step; call start\(open_BS, generator\)"
-    ):
+    with pytest.raises(ValueError, match=r"start\(open_BS, generator\)"):
         PositionalOrder()(candidates(torch.zeros(2, 3)))
 
 
@@ -229,13 +222,7 @@ def test_rules_are_values_with_names():
     assert unmasking_rules.make("entropy", alg_temp=0.5) == Entropy(alg_temp=0.5)
     with pytest.raises(dataclasses.FrozenInstanceError):
         LowConfidence().alg_temp = 0.9
-    with pytest.raises(
-        ValueError,
-        match=r"unknown unmasking rule 'low_confidance'.*did you mean 'low_confidence'\?",
-    ):
+    with pytest.raises(ValueError, match=r"'low_confidance'.*did you mean"):
         unmasking_rules.parse("low_confidance")
-    with pytest.raises(
-        ValueError,
-        match=r"known are entropy, left_to_right, low_confidence, .*; if a plug-in defines it",
-    ):
+    with pytest.raises(ValueError, match="left_to_right, low_confidence"):
         unmasking_rules.parse("zzz")

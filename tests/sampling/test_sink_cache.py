@@ -262,10 +262,7 @@ def test_what_makes_no_sense_is_refused(settings, message):
 
 
 def test_a_score_or_delay_that_is_none():
-    with pytest.raises(
-        ValueError,
-        match="score must be one of nearest, received, aligned, random, but is 'recieved'; did you",
-    ):
+    with pytest.raises(ValueError, match=r"score must .*'recieved'"):
         EvictingCache(score="recieved")
-    with pytest.raises(ValueError, match="delay must be at least 0, but is -1"):
+    with pytest.raises(ValueError, match="delay must be at least 0"):
         EvictingCache(delay=-1)

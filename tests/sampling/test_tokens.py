@@ -151,14 +151,12 @@ def test_the_best_token_in_two_levels_is_the_argmax(vocabulary, rows):
 
 def test_bad_numbers_are_refused():
     for temperature in (-0.1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="temperature must be at least 0 and finite"):
+        with pytest.raises(ValueError, match="temperature must be at least 0"):
             sample_tokens(torch.zeros(1, 2), temperature, seeded())
     for top_p in (0.0, 1.1, -1, float("nan")):
-        with pytest.raises(
-            ValueError, match="top_p must be more than 0 and at most 1 or left out, but is"
-        ):
+        with pytest.raises(ValueError, match="top_p must be more than 0"):
             TokenSampling(1.0, top_p)
-    with pytest.raises(ValueError, match="top_k must be at least 1 or left out, but is 0"):
+    with pytest.raises(ValueError, match="top_k must be at least 1"):
         TokenSampling(1.0, top_k=0)
-    with pytest.raises(ValueError, match="a temperature above 0 needs a source of randomness"):
+    with pytest.raises(ValueError, match="temperature above 0 needs"):
         sample_tokens(torch.zeros(1, 2), 1.0)

@@ -145,9 +145,7 @@ def test_a_boundary_is_what_held(monkeypatch: pytest.MonkeyPatch) -> None:
                 "bubblewrap"
             ) and "reads a file of the user" in leaks("bubblewrap")
         if os.geteuid() == 0:
-            with pytest.raises(
-                ValueError, match=r"not run as the superuser without a boundary.*absent: error"
-            ):
+            with pytest.raises(ValueError, match=r"without a boundary.*absent"):
                 boundary()
         else:
             assert boundary() == HOOK
@@ -197,9 +195,7 @@ def test_completions_become_fates_and_fates_a_score() -> None:
     assert fates == [["passed", "failed: AssertionError"], ["passed"]]
     assert pass_at_k(["tests"], [fates[0]], k=[1, 2]) == {"pass@1": 0.5, "pass@2": 1.0}
     assert pass_at_k(["tests"], [["failed"]], k=[1]) == {"pass@1": 0.0}
-    with pytest.raises(
-        ValueError, match=r"pass@k needs 1 to 1 tries, as many as completions, but k is 5"
-    ):
+    with pytest.raises(ValueError, match=r"1 to 1 tries, .* k is 5"):
         pass_at_k(["tests"], [fates[1]], k=[1, 5])
 
 

@@ -98,7 +98,7 @@ def test_of_an_autoregressive_model_the_clean_text_is_read_token_after_token() -
 def test_a_canvas_alone_does_not_repeat_guidance_or_a_cache() -> None:
     loaded = tiny_loaded()
     for settings in ({"cfg_scale": 1.0}, {"cache": "dual", "block_length": 3}):
-        with pytest.raises(ValueError, match="a run without guidance and cache"):
+        with pytest.raises(ValueError, match="without guidance and cache"):
             output_distances(texts(loaded, **settings), [()])
     whole = texts(loaded)
     (alone,) = output_distances(replace(whole, edits=(MaskSinks(k=2),)), [()])

@@ -126,10 +126,8 @@ def test_what_makes_no_sense_is_refused() -> None:
     loaded, text = tiny_loaded(1), rows(2, 8)
     with pytest.raises(ValueError, match=r"k=9 needs more than 9 keys"):
         heldout_curve(loaded, text, ks=(9,))
-    with pytest.raises(ValueError, match=r"k counts the keys to remove.* at least 1, got -1"):
+    with pytest.raises(ValueError, match="k counts the keys to remove"):
         heldout_curve(loaded, text, ks=(-1,))
     ar = replace(loaded, family="autoregressive", name="llama")
-    with pytest.raises(
-        ValueError, match="defined for diffusion models, but llama is autoregressive"
-    ):
+    with pytest.raises(ValueError, match="but llama is autoregressive"):
         heldout_curve(ar, text)

@@ -360,32 +360,22 @@ def test_what_cannot_be_scored_is_refused() -> None:
         ):
             with pytest.raises(ValueError, match=message):
                 score(model, requests)
-        with pytest.raises(ValueError, match="must have at least one token, but has none"):
+        with pytest.raises(ValueError, match="least one token, but has none"):
             rolling(model, [])
-        with pytest.raises(
-            ValueError, match="groups name the group of every request, got 1 for 2 requests"
-        ):
+        with pytest.raises(ValueError, match="got 1 for 2 requests"):
             score(model, REQUESTS[:2], groups=[0])
     with pytest.raises(ValueError, match=r"request 0 holds \[MASK\]"):
         score(loaded, [([5], [6, mask_id])])
-    with pytest.raises(
-        ValueError, match=r"guidance masks the context, .* tiny llama is autoregressive"
-    ):
+    with pytest.raises(ValueError, match="guidance masks the context"):
         score(llama, REQUESTS, LikelihoodSettings(cfg_scale=1.0))
-    with pytest.raises(ValueError, match="needs a token to start from, but a context is empty"):
+    with pytest.raises(ValueError, match="to start from, but a context"):
         score(replace(llama, special=SpecialIds()), [([], [5])])
-    with pytest.raises(
-        ValueError,
-        match="only scores of diffusion models are estimates, but tiny llama is autoregr",
-    ):
+    with pytest.raises(ValueError, match="scores of diffusion models are"):
         exact(llama, [5], [6])
-    with pytest.raises(ValueError, match="all masks of at most 12 tokens, got 13"):
+    with pytest.raises(ValueError, match="all masks of at most 12 tokens"):
         exact(loaded, [5], ids(13))
     loaded.model.config.mask_token_id = None
-    with pytest.raises(
-        ValueError,
-        match="needs a model with a mask token, but tiny test model has mask_token_id None",
-    ):
+    with pytest.raises(ValueError, match="has mask_token_id None"):
         score(loaded, REQUESTS)
 
 

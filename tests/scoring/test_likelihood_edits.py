@@ -244,11 +244,9 @@ def test_edits_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             score(loaded, REQUESTS, SETTINGS, edits=[edit])
-    with pytest.raises(
-        ValueError, match="names position 13, but the shortest text to score has 13 tokens"
-    ):
+    with pytest.raises(ValueError, match="names position 13, but"):
         score(tiny_llama(), REQUESTS, edits=[MaskPositions((13,))])
-    with pytest.raises(ValueError, match="a random control has no exact score"):
+    with pytest.raises(ValueError, match="random control has no exact"):
         exact(loaded, *REQUESTS[0], edits=[MaskSinks(k=1, control="random")])
     with pytest.raises(ValueError, match="intervene takes edits"):
         score(loaded, REQUESTS, edits=[MaskSinks])

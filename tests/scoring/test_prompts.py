@@ -91,9 +91,9 @@ def test_files_of_prompts(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content, "utf-8")
     assert read_prompts(tmp_path / name) == ("One “two”", "  three")
     assert read_prompts(tmp_path / name, samples=1) == ("One “two”",)
-    with pytest.raises(ValueError, match=f"{name} holds 2 prompts, but 3 are needed"):
+    with pytest.raises(ValueError, match=f"{name} holds 2 prompts, but 3"):
         read_prompts(tmp_path / name, samples=3)
-    with pytest.raises(ValueError, match="samples counts prompts, at least 1, but is 0"):
+    with pytest.raises(ValueError, match="samples counts prompts"):
         read_prompts(tmp_path / name, samples=0)
 
 

@@ -58,7 +58,7 @@ def test_closed_form_equals_the_printed_equation(epsilon, scale):
 
 
 def test_literal_mean_warns_that_it_cannot_fire():
-    with pytest.warns(UserWarning, match=r"epsilon=3.0 on scale 'mean' can never fire"):
+    with pytest.warns(UserWarning, match="epsilon=3.0 on scale 'mean'"):
         rule = Excess(3.0, "mean")
     assert not find_sinks(one_hot(64), rule).any()
 
@@ -145,11 +145,7 @@ def test_counts_that_are_forgotten_are_missed_where_there_is_padding(kind):
     """Two keys are padding, and so are two queries: six see six, whatever stands around them."""
     padded = kind([[1.0] * 8, [0.0, 0.0, 4.0, 0.4, 0.4, 0.4, 0.4, 0.4]])
     for given in (padded, padded[1], kind([3.4, 0.0, 0.6, 0.0, 0.0, 0.0])):
-        with pytest.raises(
-            ValueError,
-            match=r"without visible, as many .* exactly nothing, .* padding: pass "
-            r"recording\.visible",
-        ):
+        with pytest.raises(ValueError, match=r"as many .*recording\.visible"):
             find_sinks(given, Excess())
     visible = kind([[8] * 8, [0, 0, *[6] * 6]])
     assert find_sinks(padded, Excess(), visible).tolist() == [
@@ -188,16 +184,12 @@ def test_counts_that_are_forgotten_are_missed_where_the_answer_would_be_another(
     rows[8:] = 0.5 * np.eye(24)[[8] * 16] + 0.5 * rows[8:]
     sums, counts = causal(rows)
     sums, visible = kind(sums), kind(counts)
-    with pytest.raises(
-        ValueError, match=r"a causal call may have left .* another: pass recording\.visible"
-    ):
+    with pytest.raises(ValueError, match=r"recording\.visible"):
         find_sinks(sums, Gu(0.4))
     assert np.flatnonzero(find_sinks(sums, Gu(0.4), visible)).tolist() == [8]
     assert not find_sinks(sums, Gu(0.4), 24).any()
     # a first key that uniform causal attention makes look like a sink
-    with pytest.raises(
-        ValueError, match=r"a causal call may have left .* another: pass recording\.visible"
-    ):
+    with pytest.raises(ValueError, match=r"recording\.visible"):
         find_sinks(kind(uniform_rows(64).sum(0)), Excess())
     # either way the same; and what no causal call leaves
     assert find_sinks(sums, Excess(5.0)).tolist() == find_sinks(sums, Excess(5.0), visible).tolist()
@@ -205,9 +197,7 @@ def test_counts_that_are_forgotten_are_missed_where_the_answer_would_be_another(
     assert find_sinks(kind([[2.0, 1.0, 0.1, 0.9], [0.5, 0.5, 2.0, 1.0]]), Gu(0.4)).sum() == 2
     # two added sinks, or two queries of four under a cache
     few = kind([1.4, 0.1, 0.3, 0.2])
-    with pytest.raises(
-        ValueError, match="with added sinks or a cache, and the answer would be another"
-    ):
+    with pytest.raises(ValueError, match="added sinks or a cache"):
         find_sinks(few, Gu(0.4))
     assert find_sinks(few, Gu(0.4), 2).tolist() == [True, False, False, False]
     assert not find_sinks(few, Gu(0.8)).any()
@@ -268,21 +258,17 @@ def test_top_gives_ties_to_the_earlier_key():
 
 
 def test_errors():
-    with pytest.raises(
-        ValueError, match=r"Top must leave at least one key: k=4 of 4 keys. Choose k < 4"
-    ):
+    with pytest.raises(ValueError, match=r"k=4 of 4 keys. Choose k < 4"):
         find_sinks(np.ones(4), Top(4))
     with pytest.raises(ValueError, match=r"k must be at least 1, but is 0"):
         Top(0)
-    with pytest.raises(ValueError, match=r"but is 'sums'; did you mean 'sum'\?"):
+    with pytest.raises(ValueError, match=r"'sums'; did you mean 'sum'\?"):
         Excess(3.0, "sums")
-    with pytest.raises(ValueError, match=r"epsilon must be at least 0, but is nan"):
+    with pytest.raises(ValueError, match="epsilon must be at least 0"):
         Excess(float("nan"))
-    with pytest.raises(ValueError, match=r"weight must be at least 0 and less than 1, but is 3"):
+    with pytest.raises(ValueError, match="weight must be at least 0"):
         Gu(3)
-    with pytest.raises(
-        ValueError, match=r"visible must broadcast to received: shapes \(2, 3\) and \(2, 5, 3, 4\)"
-    ):
+    with pytest.raises(ValueError, match=r"\(2, 3\) and \(2, 5, 3, 4\)"):
         find_sinks(np.ones((2, 5, 3, 4)), Excess(), np.ones((2, 3)))
     with pytest.raises(ValueError, match="one of Excess, Gu, Top: got 3"):
         find_sinks(np.ones(4), 3)

@@ -83,17 +83,11 @@ def test_tensors_stay_tensors_and_agree_with_arrays(dtype, rule):
 
 
 def test_errors_name_the_shapes():
-    with pytest.raises(
-        ValueError, match=r"shapes \(3,\) and \(3, 2, 2\).*positions\[:, None, None\]"
-    ):
+    with pytest.raises(ValueError, match=r"shapes \(3,\) and \(3, 2, 2\)"):
         even_share(np.ones((3, 2, 2, 8)), np.ones((3, 1, 1, 8)), np.ones(3))
-    with pytest.raises(
-        ValueError, match=r"visible must broadcast to received: shapes \(5, 8\) and \(3, 8\)"
-    ):
+    with pytest.raises(ValueError, match=r"shapes \(5, 8\) and \(3, 8\)"):
         even_share(np.ones((3, 8)), np.ones((5, 8)), np.ones(3))
-    with pytest.raises(
-        ValueError, match=r"visible must broadcast to received: shapes \(2, 8\) and \(8,\)"
-    ):
+    with pytest.raises(ValueError, match=r"shapes \(2, 8\) and \(8,\)"):
         find_sinks(torch.ones(8), Excess(), torch.ones(2, 8))
 
 

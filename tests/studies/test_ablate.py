@@ -240,15 +240,15 @@ def test_sentences_say_what_the_rows_say() -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     loaded = tiny_loaded()
-    with pytest.raises(ValueError, match="by must be one of head, layer, but is 'heads'"):
+    with pytest.raises(ValueError, match="head, layer, but is 'heads'"):
         settings(by="heads")
     with pytest.raises(ValueError, match="unknown sink rule"):
         settings(sink_rule="exces")
-    with pytest.raises(ValueError, match="layers 0 to 1, but no 5; leave it out"):
+    with pytest.raises(ValueError, match="0 to 1, but no 5; leave it out"):
         Ablate()(loaded, "a", settings(layers=(0, 5)))
-    with pytest.raises(ValueError, match="k is 16 and a row has 16 tokens; choose a smaller k"):
+    with pytest.raises(ValueError, match="k is 16 and a row has 16"):
         Ablate()(loaded, "a", settings(k=16))
-    with pytest.raises(ValueError, match="fit the context of tiny test model"):
+    with pytest.raises(ValueError, match="fit the context of tiny test"):
         Ablate()(loaded, "a", settings(length=100))
     assert not Path("a").exists()
     with (

@@ -251,9 +251,7 @@ def test_models_are_kept_and_a_converted_one_goes_on_from_the_causal_one(tmp_pat
     again = twin(source, "converted", "sink", settings)
     assert not again.training
     assert all(torch.equal(converted[name], weight) for name, weight in again.state_dict().items())
-    with pytest.raises(
-        ValueError, match=r'trained with .*"steps": 2.*"steps": 3.*name another folder --models'
-    ):
+    with pytest.raises(ValueError, match=r'"steps": 2.*"steps": 3'):
         twin(source, "converted", "sink", replace(settings, steps=3))
 
 

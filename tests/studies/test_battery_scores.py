@@ -414,7 +414,7 @@ def test_an_interrupted_run_goes_on_and_comes_to_the_same(
     assert len(calls) == 3
     for name in ("answers", "accuracy", "removed"):
         assert again.table(name).equals(whole.table(name)), name
-    with pytest.raises(ValueError, match=r"settings\['problems'\] is 3, and now it is 4"):
+    with pytest.raises(ValueError, match=r"\['problems'\] is 3, and now"):
         score_battery(loaded, tmp_path / "run", replace(settings, problems=4), resume=True)
 
 

@@ -376,12 +376,9 @@ def test_arguments_that_make_no_sense_are_refused(given: dict[str, Any], message
 
 
 def test_a_model_without_a_mask_token_and_contradictory_settings_are_refused() -> None:
-    with pytest.raises(
-        ValueError,
-        match="needs a model with a mask token, but tiny test model has mask_token_id None",
-    ):
+    with pytest.raises(ValueError, match="has mask_token_id None"):
         SinklabLM(tiny_loaded(mask_token_id=None))
-    with pytest.raises(ValueError, match="give settings or their fields, not both: got limit"):
+    with pytest.raises(ValueError, match="fields, not both: got limit"):
         SinklabLM(tiny_loaded(), settings=SETTINGS, limit=3)
     with pytest.raises(ValueError, match="no tokenizer files"):
         SinklabLM(replace(tiny_loaded(), tokenizer=None))
@@ -395,10 +392,7 @@ def test_a_model_without_a_mask_token_and_contradictory_settings_are_refused() -
     ):
         with pytest.raises(ValueError, match=message):
             SinklabLM(tiny_loaded(), settings=replace(SETTINGS, **given))
-    with pytest.raises(
-        ValueError,
-        match=r"tiny llama is autoregressive .*: rule can be set for diffusion models only",
-    ):
+    with pytest.raises(ValueError, match="rule can be set for diffusion"):
         SinklabLM(tiny_llama(), settings=replace(SETTINGS, rule="entropy"))
 
 
@@ -413,7 +407,7 @@ def test_chats_are_rendered_and_not_begun_twice() -> None:
     assert model.apply_chat_template(history, add_generation_prompt=False) == "<user>a<assistant>b"
     assert model.tok_encode("The") == tokenizer("The", add_special_tokens=False)["input_ids"]
     tokenizer.chat_template = "{{ raise_exception('only one user') }}"
-    with pytest.raises(ValueError, match="only one user; leave out --chat"):
+    with pytest.raises(ValueError, match="user; leave out --chat"):
         model.apply_chat_template(history)
 
 

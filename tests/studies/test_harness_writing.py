@@ -304,9 +304,9 @@ def test_a_task_may_want_its_answers_drawn() -> None:
 
 def test_nan_logits_and_long_prompts_are_refused() -> None:
     loaded = tiny_llama(context=16)
-    with pytest.raises(ValueError, match="must fit the model's context of 16 positions, got 20"):
+    with pytest.raises(ValueError, match="16 positions, got 20"):
         write_batch(loaded, [WritingRequest((5,) * 10, (), 0)], SETTINGS, 10)
     with torch.no_grad():
         loaded.model.lm_head.weight.fill_(torch.nan)
-    with pytest.raises(ValueError, match="tiny llama gave NaN logits at step 0"):
+    with pytest.raises(ValueError, match="gave NaN logits at step 0"):
         write_batch(loaded, [WritingRequest((5,), (), 0)], SETTINGS, 2)

@@ -3,7 +3,6 @@ twin.
 """
 
 import math
-import re
 
 import numpy as np
 import pytest
@@ -123,9 +122,7 @@ def test_what_the_lens_measures_is_what_a_plain_loop_finds() -> None:
 
 def test_a_lens_needs_a_norm_a_head_and_equal_lengths() -> None:
     model = tiny_model()
-    with pytest.raises(
-        ValueError, match=re.escape("there are 2 states, 3 last states, 2 and 2 tokens")
-    ):
+    with pytest.raises(ValueError, match="3 last states, 2 and 2 tokens"):
         LogitLens.of(model).measures(
             torch.zeros(2, 32), torch.zeros(3, 32), torch.zeros(2), torch.zeros(2)
         )
@@ -211,13 +208,11 @@ def test_any_rule_chooses_sinks() -> None:
 
 
 def test_unknown_choices_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match="known are excess, gu, strongest, top; did you mean 'strongest'"
-    ):
+    with pytest.raises(ValueError, match="top; did you mean 'strongest'"):
         chosen_rule("strong", 3.0)
-    with pytest.raises(ValueError, match="epsilon must be at least 0, but is -1"):
+    with pytest.raises(ValueError, match="epsilon must be at least 0"):
         chosen_rule("excess", -1.0)
-    with pytest.raises(ValueError, match="there are 3 positions and must be as many keys, got 2"):
+    with pytest.raises(ValueError, match=r"3 positions .* keys, got 2"):
         sink_heads(np.ones((1, 1, 2)), np.zeros(3))
 
 
@@ -400,7 +395,7 @@ def test_whole_texts_are_exchanged() -> None:
 
 def test_probes_refuse_what_is_not_finite() -> None:
     fold = torch.arange(9) % 3
-    with pytest.raises(ValueError, match="got 3 folds, 1 states and 0 targets that are not finite"):
+    with pytest.raises(ValueError, match="got 3 folds, 1 states"):
         probes.ridge(torch.tensor([[torch.nan]] + [[0.0]] * 8), {"y": torch.zeros(9, 1)}, fold)
     with pytest.raises(ValueError, match="got 2 folds"):
         probes.ridge(torch.zeros(9, 1), {"y": torch.zeros(9, 1)}, fold.clamp(max=1))

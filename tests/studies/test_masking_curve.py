@@ -355,27 +355,23 @@ def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one(tmp_path
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"controls must be one of .* but is 'randm'; did you mean 'random'"
-    ):
+    with pytest.raises(ValueError, match="'randm'; did you mean 'random'"):
         CurveSettings(controls=("randm",))
     with pytest.raises(ValueError, match="at least 0, but is -2"):
         CurveSettings(ks=(-2,))
-    with pytest.raises(ValueError, match="rows must be at least 1 or left out, but is 0"):
+    with pytest.raises(ValueError, match="rows must be at least 1"):
         CurveSettings(rows=0)
     with pytest.raises(ValueError, match=r"protocols=.*during=reading"):
         masking_curve(tiny_loaded(), tmp_path / "a", CurveSettings(protocols=("rule",)))
     with pytest.raises(ValueError, match="one of ks"):
         masking_curve(tiny_loaded(), tmp_path / "a", CurveSettings(by="head", ks=(1, 2)))
     loaded = tiny_loaded(1)
-    with pytest.raises(
-        ValueError, match="fit the context of tiny test model, 63 positions, got 65"
-    ):
+    with pytest.raises(ValueError, match="63 positions, got 65"):
         masking_curve(loaded, tmp_path / "a", CurveSettings(ks=(1,), length=65))
     # 20 tokens and an added sink
-    with pytest.raises(ValueError, match="of the 21 keys of a row, but k is 11; choose at most 10"):
+    with pytest.raises(ValueError, match="21 keys of a row, but k is 11"):
         masking_curve(loaded, tmp_path / "a", CurveSettings(ks=(11,), length=20))
-    with pytest.raises(ValueError, match="of the 21 keys of a row, but k is 21; choose at most 20"):
+    with pytest.raises(ValueError, match="21 keys of a row, but k is 21"):
         masking_curve(
             loaded, tmp_path / "a", CurveSettings(ks=(21,), length=20, controls=("sinks",))
         )
@@ -383,9 +379,6 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
         masking_curve(replace(loaded, tokenizer=None), tmp_path / "a")
     loaded = tiny_loaded()
     loaded.model.config.mask_token_id = None
-    with pytest.raises(
-        ValueError,
-        match="needs a model with a mask token, but tiny test model has mask_token_id None",
-    ):
+    with pytest.raises(ValueError, match="has mask_token_id None"):
         masking_curve(loaded, tmp_path / "a")
     assert not (tmp_path / "a").exists()

@@ -150,12 +150,10 @@ def test_workers_are_named_by_the_command_or_the_environment(
     )
     assert Processes().ordered([2, 0, 1]) == [0, 1, 2]
     monkeypatch.setenv("RANK", "3")
-    with pytest.raises(
-        ValueError, match="RANK must be a number below WORLD_SIZE, but they are '3' and '3'"
-    ):
+    with pytest.raises(ValueError, match="number below WORLD_SIZE"):
         Processes.here()
     for wrong in ("5/5", "1", "", "a/b", "-1/2", "1/2/3"):
-        with pytest.raises(ValueError, match=r"--shard is i/n with i from 0 to n - 1"):
+        with pytest.raises(ValueError, match="--shard is i/n with i from 0"):
             Processes.here(wrong)
 
 
@@ -174,24 +172,17 @@ def test_workers_come_into_a_folder_of_their_run_and_of_no_other(tmp_path: Path)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "notes.txt").write_text("mine")
     worker = Processes.here("1/2")
-    with pytest.raises(ValueError, match=r"holds notes.txt but no run.json"):
+    with pytest.raises(ValueError, match=r"notes.txt but no run.json"):
         study(tiny_loaded(), tmp_path / "notes", QUICK, worker=worker)
-    with pytest.raises(
-        ValueError,
-        match=r"notes is taken; choose another folder, or continue the run that is there",
-    ):
+    with pytest.raises(ValueError, match="notes is taken; choose another"):
         study(tiny_loaded(), tmp_path / "notes", QUICK)
     study(tiny_loaded(), tmp_path / "run", QUICK, worker=Processes.here("0/2"))
     before = open_run(tmp_path / "run").info
     study(tiny_loaded(), tmp_path / "run", QUICK, worker=worker)
     assert open_run(tmp_path / "run").info == before
-    with pytest.raises(
-        ValueError, match=r"only with the same settings: its settings\['new_tokens'\] is 3"
-    ):
+    with pytest.raises(ValueError, match=r"settings\['new_tokens'\] is 3"):
         study(tiny_loaded(), tmp_path / "run", replace(QUICK, new_tokens=4), worker=worker)
-    with pytest.raises(
-        ValueError, match=r"workers that share a run share its seed.*give one \(--seed\)"
-    ):
+    with pytest.raises(ValueError, match=r"share its seed.*\(--seed\)"):
         study(tiny_loaded(), tmp_path / "drawn", replace(QUICK, seed=None), worker=worker)
     assert not (tmp_path / "drawn").exists()
 

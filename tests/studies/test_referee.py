@@ -315,7 +315,7 @@ def test_what_cannot_be_judged_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give RUN or RUN OTHER"):
         Referee().amount(RefereeSettings(), None)
     causal = benchmark(tmp_path / "causal", [1], ["a"], family="autoregressive")
-    with pytest.raises(ValueError, match="texts that a diffusion model wrote"):
+    with pytest.raises(ValueError, match="texts that a diffusion model"):
         Referee()(None, tmp_path / "out", RefereeSettings(runs=(str(causal),)))
     with RunWriter(tmp_path / "curve", kind="curve", model={"name": "x"}, settings={}, seed=0):
         pass

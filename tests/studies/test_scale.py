@@ -138,7 +138,7 @@ def test_runs_come_seed_by_seed_and_those_that_cannot_be_are_refused():
         "variants-plain-1",
     ]
     assert [run.name for run in runs[24:26]] == ["twins-causal-0", "twins-diffusion-0"]
-    with pytest.raises(ValueError, match=r"plan\.json is not there; run measure first"):
+    with pytest.raises(ValueError, match=r"plan\.json is not there; run"):
         REAL.plan()
 
 

@@ -217,7 +217,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(run: Run, tmp_path: Path)
     with pytest.raises(KeyboardInterrupt):
         sink_contents(tiny_loaded(), tmp_path / "run", SETTINGS, progress=stop)
     assert open_run(tmp_path / "run").info.status == "interrupted"
-    with pytest.raises(ValueError, match=re.escape("its settings['pairs'] is 2, and now it is 3")):
+    with pytest.raises(ValueError, match=r"\['pairs'\] is 2, and now"):
         sink_contents(tiny_loaded(), tmp_path / "run", replace(SETTINGS, pairs=3), resume=True)
     told.clear()
     again = open_run(
@@ -413,9 +413,7 @@ def test_what_cannot_be_is_refused_before_a_folder_is_taken(
 
 
 def test_an_autoregressive_model_has_no_future(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match="tiny llama is autoregressive: it has no positions that are still to come"
-    ):
+    with pytest.raises(ValueError, match="no positions that are still"):
         sink_contents(tiny_llama(), tmp_path / "run", SETTINGS)
 
 

@@ -224,22 +224,13 @@ def test_models_and_folders_that_do_not_fit_are_refused(
 ) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").write_text("mine")
-    with pytest.raises(
-        ValueError, match=r"taken is taken; choose another folder, or continue the run that"
-    ):
+    with pytest.raises(ValueError, match="taken is taken; choose another"):
         study(tiny_loaded(), tmp_path / "taken", settings)
-    with pytest.raises(
-        ValueError, match="a model with a mask token, but tiny test model has mask_token_id None"
-    ):
+    with pytest.raises(ValueError, match="has mask_token_id None"):
         study(tiny_loaded(mask_token_id=None), tmp_path / "maskless", settings)
-    with pytest.raises(
-        ValueError,
-        match="no tokenizer files, so a prompt is token ids such as '5 17 3', but is 'The",
-    ):
+    with pytest.raises(ValueError, match="token ids such as '5 17 3'"):
         study(replace(tiny_loaded(), tokenizer=None), tmp_path / "mute", settings)
-    with pytest.raises(
-        ValueError, match="because the model has no tokenizer files; leave out heldout"
-    ):
+    with pytest.raises(ValueError, match="files; leave out heldout"):
         study(
             replace(tiny_loaded(), tokenizer=None),
             tmp_path / "mute",
@@ -287,7 +278,7 @@ def test_a_statistic_with_options_has_the_label_of_the_trace(
     monkeypatch.setitem(statistics._classes, "powered", Powered)
     chosen = StudySettings(statistics=("powered:power=3", "powered:power=2"))
     assert chosen.statistics == ("received", "powered:power=3.0", "powered")
-    with pytest.raises(ValueError, match="has no field 'powr'; did you mean 'power'"):
+    with pytest.raises(ValueError, match="'powr'; did you mean 'power'"):
         StudySettings(statistics=("powered:powr=3",))
 
 

@@ -105,7 +105,7 @@ def test_a_suite_sees_a_study_that_does_not_conform() -> None:
             self.runs += 1
             work.run.table("toy", {"rows": [self.runs]})
 
-    with pytest.raises(AssertionError, match="killed before table 1, a resumed run differs"):
+    with pytest.raises(AssertionError, match="killed before table 1"):
         check_study(Careless(), tiny_loaded())
 
     class Silent(Toy):
@@ -153,15 +153,13 @@ def test_settings_in_groups_are_flat_in_a_run_folder_and_on_the_command_line() -
     assert list(leaves(Composed())) == list(record)
     assert from_record(Composed(), record) == Composed(texts=4)
     assert from_record(Composed(), {"rows": 2}).source == Source(2, 32)
-    with pytest.raises(
-        ValueError, match="settings of Composed has no field 'text'; did you mean 'texts'"
-    ):
+    with pytest.raises(ValueError, match="'text'; did you mean 'texts'"):
         from_record(Composed(), {"text": 3})
     given = typed(Composed())
     assert (given.texts, given.source.block_length, given.edits) == (3, 32, ("mask_sinks:k=2",))
     assert checked(given) == Composed()
     assert checked(given, rows=5).source == Source(5, 32)
-    with pytest.raises(ValueError, match="texts must be at least 1, but is 0"):
+    with pytest.raises(ValueError, match="texts must be at least 1"):
         checked(given, texts=0)
 
 
@@ -180,9 +178,7 @@ def test_settings_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_runs_of_another_kind_are_not_reproduced(tmp_path: Path) -> None:
     Toy()(tiny_loaded(), tmp_path / "toy")
-    with pytest.raises(
-        ValueError, match=r"toy is of kind 'toy' and not 'study'; choose the command that wrote it"
-    ):
+    with pytest.raises(ValueError, match="kind 'toy' and not 'study'"):
         Trace().settings_of(tmp_path / "toy")
 
 
@@ -191,9 +187,7 @@ def test_several_processes_need_a_study_that_is_sharded(
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(
-        ValueError, match="a toy is scored by one process, but several were started"
-    ):
+    with pytest.raises(ValueError, match="toy is scored by one process"):
         Toy()(tiny_loaded(), tmp_path / "run")
 
 
@@ -205,12 +199,12 @@ def test_folders_that_are_taken_show_before_a_model_is_read(tmp_path: Path) -> N
 
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="b is taken; choose another folder"):
+    with pytest.raises(ValueError, match="b is taken; choose another"):
         conduct(Several(), ("no-such-model/a", "no-such-model/b"), tmp_path, CurveSettings())
 
 
 def test_models_that_are_not_there_show_before_the_first_is_run(tmp_path: Path) -> None:
     model = str(save_tiny(tmp_path / "model"))
-    with pytest.raises(ValueError, match="no model can be loaded from 'tiny-snik'"):
+    with pytest.raises(ValueError, match="loaded from 'tiny-snik'"):
         conduct(Curve(), (model, "tiny-snik"), tmp_path / "out", CurveSettings(), resume=True)
     assert not (tmp_path / "out").exists()

@@ -120,14 +120,11 @@ def test_a_run_resumes_as_it_was_begun_or_not_at_all(
     seed = open_run(tmp_path / "run").info.seed
     study(tiny_loaded(), tmp_path / "run", short, resume=True)
     assert open_run(tmp_path / "run").info.seed == seed, "a drawn seed is taken up again"
-    with pytest.raises(
-        ValueError,
-        match=r"can be resumed only with the same settings: its settings\['new_tokens'\] is 6",
-    ):
+    with pytest.raises(ValueError, match=r"settings\['new_tokens'\] is 6"):
         study(tiny_loaded(), tmp_path / "run", replace(short, new_tokens=5), resume=True)
-    with pytest.raises(ValueError, match=r"its model\['weights_sha256'\] is"):
+    with pytest.raises(ValueError, match=r"model\['weights_sha256'\]"):
         study(tiny_loaded(seed=3), tmp_path / "run", short, resume=True)
-    with pytest.raises(ValueError, match=r"run is taken; choose another folder"):
+    with pytest.raises(ValueError, match="run is taken; choose another"):
         study(tiny_loaded(), tmp_path / "run", short)
 
 

@@ -149,9 +149,7 @@ def test_layers_heads_and_steps_can_be_chosen(tmp_path: Path) -> None:
 
 
 def test_steps_that_never_come_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"only_steps are steps 0 to \d+ of this run, but 99 is none"
-    ):
+    with pytest.raises(ValueError, match=r"steps 0 to \d+ .* 99 is none"):
         study(tiny_loaded(), tmp_path / "run", replace(QUICK, only_steps=(1, 99)))
     assert not (tmp_path / "run").exists()
 
@@ -343,7 +341,5 @@ def test_a_report_reads_what_masked_queries_give(tmp_path: Path) -> None:
     page = report(run, tmp_path / "page", received="received_from_masked", tables=("csv",))
     assert "of masked queries alone" in page.read_text("utf-8")
     study(tiny_loaded(2), tmp_path / "plain", replace(settings, statistics=("received",)))
-    with pytest.raises(
-        ValueError, match=r"read received_from_masked, which .*plain did not record; add it"
-    ):
+    with pytest.raises(ValueError, match=r"received_from_masked, .*plain"):
         report(open_run(tmp_path / "plain"), tmp_path / "other", received="received_from_masked")

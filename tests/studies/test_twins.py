@@ -181,9 +181,7 @@ def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path: Path) -> None:
 
 
 def test_a_cache_cannot_be_followed_over_steps_that_were_not_recorded(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"untrained twins follow a cache step by step.*leave out every"
-    ):
+    with pytest.raises(ValueError, match="untrained twins follow a cache"):
         study(tiny_loaded(), tmp_path / "refused", replace(QUICK, cache="dual", every=2))
     assert not (tmp_path / "refused").exists()
 

@@ -217,7 +217,7 @@ def test_no_more_questions_are_answered_together_than_asked_for(
     parts = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, batch=2))
     assert sizes == [2, 1]
     assert [answer.text for answer in parts] == [answer.text for answer in whole]
-    with pytest.raises(ValueError, match="batch must be at least 1, but is 0"):
+    with pytest.raises(ValueError, match="batch must be at least 1"):
         list(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, batch=0))
 
 
@@ -228,10 +228,7 @@ def test_questions_without_room_are_counted(loaded: Loaded) -> None:
     assert [answer.answer for answer in answers] == [None, None] and rights(
         answers, ["5", "5"]
     ) == [False, False]
-    with pytest.raises(
-        ValueError,
-        match=r"no question leaves room for an answer in 96 tokens: the shortest of 1 takes",
-    ):
+    with pytest.raises(ValueError, match="96 tokens: the shortest of 1"):
         two_stage(loaded, questions[1:], settings=QUICK, length=LENGTH)
     (alone,) = two_stage(loaded, questions[1:], settings=QUICK, length=LENGTH, numbers=[1])
     assert not alone.fits
@@ -284,16 +281,14 @@ def test_what_cannot_be_done_is_refused(changes: dict, message: str, loaded: Loa
 
 
 def test_autoregressive_models_are_sent_to_gsm8k() -> None:
-    with pytest.raises(
-        ValueError, match=r"the two stages denoise, but .* has no mask token; score it on .* gsm8k"
-    ):
+    with pytest.raises(ValueError, match=r"two stages .*no mask token"):
         two_stage(tiny_llama(), QUESTIONS)
 
 
 def test_documents_come_from_gsm8ks_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lm_eval")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(ValueError, match="gsm8k needs its test split, but looked for"):
+    with pytest.raises(ValueError, match="gsm8k needs its test split"):
         two_stage_documents(tmp_path)
     data = (
         Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared")
@@ -313,5 +308,5 @@ def test_without_the_hub_the_message_says_what_to_get(monkeypatch: pytest.Monkey
         raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(ValueError, match=r"gsm8k needs the Hub data set openai/gsm8k.*no network"):
+    with pytest.raises(ValueError, match=r"openai/gsm8k.*no network"):
         two_stage_documents(None)

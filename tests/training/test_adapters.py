@@ -97,9 +97,7 @@ def test_another_base_is_refused_in_two_lines(
     other = train(
         replace(settings, objective="autoregressive", seed=9, out=str(tmp_path / "other"))
     )
-    with pytest.raises(
-        ValueError, match=r"were trained on model with weights of SHA-256 \w{12}"
-    ) as raised:
+    with pytest.raises(ValueError, match=r"weights of SHA-256 \w{12}") as raised:
         load_adapters(other, tmp_path / "run" / FILE)
     assert str(raised.value).count("\n") == 1
     # in bfloat16 the base is still the same

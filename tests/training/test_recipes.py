@@ -86,7 +86,7 @@ def test_smdms_start_is_small_where_layers_write_to_the_residual_stream(variant:
     assert {"o_proj", "down_proj", "q_proj", "up_proj", "embed_tokens"} <= seen
     # at the size of the paper: 12.9 times smaller than transformers' 0.02
     assert 0.02 * math.sqrt(1280) * 18 == pytest.approx(12.9, abs=0.05)
-    with pytest.raises(ValueError, match="init='smdm' draws new weights, but init_from has some"):
+    with pytest.raises(ValueError, match="init='smdm' draws new weights"):
         check(recipe("laptop-retrofit", init="smdm"))
 
 
@@ -143,7 +143,7 @@ def test_variants_of_a_recipe_differ_in_the_variant_alone(name: str) -> None:
     folders = []
     for variant in VARIANTS:
         if plain["objective"] == "autoregressive" and variant != "plain":
-            with pytest.raises(ValueError, match="trains a plain autoregressive model"):
+            with pytest.raises(ValueError, match="plain autoregressive model"):
                 recipe(name, variant)
             continue
         if plain["train_only"] == "sink" and not VARIANTS[variant].get("sink_kind"):

@@ -193,11 +193,9 @@ def test_an_even_share_is_that_of_attention_without_preference(causal: bool) -> 
 
 def test_bad_input_is_refused() -> None:
     model = tiny_model()
-    with pytest.raises(ValueError, match=r"rows of token ids \(R, S\).*got shape \(24,\)"):
+    with pytest.raises(ValueError, match=r"\(R, S\).*got shape \(24,\)"):
         snapshot(model, IDS[0])
-    with pytest.raises(
-        ValueError, match=r"hidden tokens in \(0, 1\], but are \(0.5, 0\); leave 0 out"
-    ):
+    with pytest.raises(ValueError, match=r"\(0, 1\], but are \(0.5, 0\)"):
         snapshot(model, IDS, levels=(0.5, 0))
     with pytest.raises(ValueError, match="keeps no list `layers`"):
         broken = copy.deepcopy(model)

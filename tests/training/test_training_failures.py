@@ -39,10 +39,7 @@ def test_a_loss_that_is_no_number_stops_the_run(
 ) -> None:
     spoiled(monkeypatch, 2, float("nan"))
     here = replace(settings, out=str(tmp_path / "run"))
-    with pytest.raises(
-        ValueError,
-        match=r"finite, but loss is nan at step 3; lower lr \(0.001\) .* from .*checkpoint-2",
-    ):
+    with pytest.raises(ValueError, match=r"nan at step 3; .*checkpoint-2"):
         train(here)
     record = open_run(tmp_path / "run")
     assert record.info.status == "interrupted"
@@ -58,10 +55,7 @@ def test_weights_that_are_no_numbers_are_never_saved(
 ) -> None:
     spoiled(monkeypatch, 3, float("inf"))
     # the checkpoint of step 4 comes before the loss of steps 1 … 5 is looked at
-    with pytest.raises(
-        ValueError,
-        match=r"weights must be finite to be saved, but \S+ has values that are not at step 4",
-    ):
+    with pytest.raises(ValueError, match=r"saved, but \S+ .*at step 4"):
         train(replace(settings, log_every=5, out=str(tmp_path / "run")))
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
 
@@ -102,9 +96,7 @@ def test_losses_of_warm_up_and_of_another_phase_are_no_measure(tmp_path: Path) -
     # far above the warm-up's losses, and the first ones after it have nothing to be compared with
     for step in range(4, 10):
         log(step, 5.0)
-    with pytest.raises(
-        ValueError, match="at step 10 it is 11, more than 2 times the median of the last 6"
-    ):
+    with pytest.raises(ValueError, match="at step 10 it is 11, more than"):
         log(10, 11.0)
     for step in range(11, 30):
         log(step, 30.0 + step)
@@ -184,9 +176,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_last_checkpoint(
 
     monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
     here = replace(settings, out=str(tmp_path / "run"))
-    with pytest.raises(
-        ValueError, match=r"it is full: the model in .* The newest whole one is .*checkpoint-6"
-    ):
+    with pytest.raises(ValueError, match=r"it is full: .*checkpoint-6"):
         train(here)
     assert not (tmp_path / "run" / "model").exists()
     monkeypatch.undo()
@@ -204,9 +194,7 @@ def test_a_disk_that_stays_full_does_not_hide_why_the_run_ended(
 
     monkeypatch.setattr(trainer.DiffusionTrainer, "_save_optimizer_and_scheduler", full)
     monkeypatch.setattr(RunWriter, "table", full)
-    with pytest.raises(
-        ValueError, match=r"newest whole one is none \(no checkpoint is whole yet\)"
-    ) as caught:
+    with pytest.raises(ValueError, match=r"\(no checkpoint is whole yet\)") as caught:
         train(replace(settings, out=str(tmp_path / "run")))
     assert any("history could not be written either" in note for note in caught.value.__notes__)
 
@@ -227,19 +215,14 @@ def test_trackers_are_named_or_refused(
     settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert trackers("none") == []
-    with pytest.raises(
-        ValueError,
-        match=r"log_to must be one of .*, but is 'tensorbord'; did you mean 'tensorboard'",
-    ):
+    with pytest.raises(ValueError, match=r"'tensorbord'; .*'tensorboard'"):
         trackers("tensorbord")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert trackers("auto") == []
-    with pytest.raises(
-        ValueError, match="log_to names wandb, which is not installed; run pip install wandb"
-    ):
+    with pytest.raises(ValueError, match="log_to names wandb"):
         trackers("wandb")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert trackers("auto") == ["tensorboard"]
     assert trackers("wandb, mlflow") == ["wandb", "mlflow"]
-    with pytest.raises(ValueError, match="log_to takes 'none' alone, but is 'wandb,none'"):
+    with pytest.raises(ValueError, match="log_to takes 'none' alone"):
         trackers("wandb,none")

@@ -105,7 +105,7 @@ def test_a_run_with_muon_goes_on_to_the_same_end(
 ) -> None:
     here = replace(settings, monitor_every=5, monitor_rows=2, out=str(tmp_path / "run"))
     interrupted(here, 7, monkeypatch)
-    with pytest.raises(ValueError, match=r"these changed: optimizer: 'muon' → 'adamw'"):
+    with pytest.raises(ValueError, match="optimizer: 'muon' → 'adamw'"):
         train(replace(here, optimizer="adamw", resume=True))
     train(replace(here, resume=True))
     train(replace(here, out=str(tmp_path / "whole")))
@@ -207,7 +207,7 @@ def test_a_model_remembers_how_its_rows_began(
         here, tokenizer=None, init_from=str(tmp_path / "run" / "model"), row_start=False
     )
     assert prepare(onward, tokenizer=loaded.tokenizer).training.maskable_RS is not None
-    with pytest.raises(ValueError, match="begin with a start token, which a stream has not"):
+    with pytest.raises(ValueError, match="begin with a start token"):
         prepare(replace(onward, streaming=True), tokenizer=loaded.tokenizer)
 
 

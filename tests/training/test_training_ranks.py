@@ -135,11 +135,7 @@ def test_the_batch_must_divide_over_processes_and_micro_batches() -> None:
     assert micro_batches(settings, 1) == (12, 1)
     assert micro_batches(settings, 2) == (6, 1)
     assert micro_batches(replace(settings, micro_batch=2), 3) == (2, 2)
-    with pytest.raises(
-        ValueError,
-        match=r"batch must be a multiple of micro_batch × processes, but 12 is no multiple of 4 × "
-        r"2",
-    ):
+    with pytest.raises(ValueError, match="12 is no multiple of 4 × 2"):
         micro_batches(replace(settings, micro_batch=4), 2)
     with pytest.raises(ValueError, match="12 is no multiple of 2 × 5"):
         micro_batches(settings, 5)

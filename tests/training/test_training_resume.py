@@ -173,14 +173,9 @@ def test_runs_killed_before_their_first_checkpoint_begin_anew(
         )
         assert whole_checkpoints(folder / "checkpoints") == []
         if "run.json" in left:
-            with pytest.raises(
-                ValueError, match=r"is written once: .*continue the run that is there \(--resume"
-            ):
+            with pytest.raises(ValueError, match=r"is written once: .*--resume"):
                 train(one)
-            with pytest.raises(
-                ValueError,
-                match=r"these changed: lr: 0.01 → 0.02; start a new run in another folder",
-            ):
+            with pytest.raises(ValueError, match=r"lr: 0.01 → 0.02"):
                 train(replace(one, resume=True, lr=0.02))
         said: list[str] = []
         train(replace(one, resume=True), progress=said.append)
@@ -216,13 +211,13 @@ def test_what_is_no_run_to_resume_is_refused_and_left_alone(
     notes.parent.mkdir()
     notes.write_text("mine")
     (tmp_path / "run" / ".run.json.part").write_text("{")
-    with pytest.raises(ValueError, match=r"run holds notes.txt but no run.json. Choose another"):
+    with pytest.raises(ValueError, match=r"notes.txt but no run.json"):
         train(here)
     assert sorted(path.name for path in notes.parent.iterdir()) == [".run.json.part", "notes.txt"]
     notes.unlink()
     with RunWriter(tmp_path / "run", kind="study", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match=r"run holds a run of the kind 'study'.*choose another"):
+    with pytest.raises(ValueError, match=r"run holds .* kind 'study'"):
         train(here)
     assert open_run(tmp_path / "run").info.kind == "study"
 
@@ -293,20 +288,15 @@ def test_a_stream_that_changed_is_refused(
     interrupted(here, 5, monkeypatch)
     position = tmp_path / "run" / "checkpoints" / "checkpoint-4" / "position.json"
     assert json.loads(position.read_text())["row"] == 16
-    with pytest.raises(
-        ValueError, match="these changed: shuffle_rows: 7 → 8, monitor_every: 0 → 5;"
-    ):
+    with pytest.raises(ValueError, match="rows: 7 → 8, monitor_every: 0"):
         train(replace(here, resume=True, shuffle_rows=8, monitor_every=5))
     kept = position.read_text()
     position.write_text("{}")
-    with pytest.raises(
-        ValueError,
-        match=r"position.json is damaged and cannot be read \('row'\). Remove .*checkpoint-4",
-    ):
+    with pytest.raises(ValueError, match=r"position.json .*checkpoint-4"):
         train(replace(here, resume=True))
     position.write_text(kept)
     corpus.write_text(corpus.read_text() + '\n{"text": "one more"}')
-    with pytest.raises(ValueError, match="must keep its data, but the corpus"):
+    with pytest.raises(ValueError, match="keep its data, but the corpus"):
         train(replace(here, resume=True))
 
 
@@ -340,5 +330,5 @@ def test_a_run_is_reproduced_from_its_folder_alone(settings: TrainSettings, tmp_
     path.write_text(json.dumps(written | {"settings": older | {"resume": True}}))
     assert settings_of(tmp_path / "run") == here
     path.write_text(json.dumps(written | {"kind": "study"}))
-    with pytest.raises(ValueError, match="holds a run of the kind 'study'"):
+    with pytest.raises(ValueError, match="run of the kind 'study'"):
         settings_of(tmp_path / "run")

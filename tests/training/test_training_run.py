@@ -187,16 +187,12 @@ def test_resuming_is_refused_where_it_would_not_be_the_same_run(
     settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = replace(settings, out=str(tmp_path / "run"))
-    with pytest.raises(
-        ValueError, match=r"nothing to resume: .*run has no checkpoint; leave out --resume"
-    ):
+    with pytest.raises(ValueError, match="run has no checkpoint"):
         train(replace(here, resume=True))
     interrupted(here, 5, monkeypatch, KeyboardInterrupt())
-    with pytest.raises(
-        ValueError, match=r"keep its settings, but these changed: batch: 4 → 8, lr: 0.01 → 0.1;"
-    ):
+    with pytest.raises(ValueError, match=r"batch: 4 → 8, lr: 0.01 → 0.1"):
         train(replace(here, resume=True, batch=8, lr=0.1, log_every=3))
-    with pytest.raises(ValueError, match=r"is written once: .*run already holds .*--resume"):
+    with pytest.raises(ValueError, match=r"written once: .*--resume"):
         train(here)
     (tmp_path / "run" / "run.json").write_text("{")
     with pytest.raises(ValueError, match=r"run.json is damaged"):
@@ -213,10 +209,7 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(
     interrupted(here, 5, monkeypatch, KeyboardInterrupt())
     (corpus / "text.txt").write_text(TEXT.upper() * 60)
     kept = {path: path.read_bytes() for path in (tmp_path / "run").glob("*") if path.is_file()}
-    with pytest.raises(
-        ValueError,
-        match="must keep its data, but the corpus, the held-out text or the tokenizer of",
-    ):
+    with pytest.raises(ValueError, match="keep its data, but the corpus"):
         train(replace(here, resume=True))
     assert {
         path: path.read_bytes() for path in (tmp_path / "run").glob("*") if path.is_file()
@@ -289,9 +282,7 @@ def test_a_corpus_without_text_or_with_one_row_is_refused(
         corpus=str(tmp_path / "short.txt"),
         length=len(tiny_tokenizer()(TEXT)["input_ids"]),
     )
-    with pytest.raises(
-        ValueError, match="only one row, so nothing can be held out; give a heldout corpus"
-    ):
+    with pytest.raises(ValueError, match="only one row, so nothing"):
         train(replace(one_row, out=str(tmp_path / "run")))
 
 
@@ -316,7 +307,7 @@ def test_a_tokenizer_must_exist_and_is_given_a_mask(
     assert trained.model.config.mask_token_id == trained.tokenizer.mask_token_id
     assert trained.tokenizer.mask_token == "<|mask|>"
     assert trained.model.config.vocab_size == len(trained.tokenizer) >= len(words)
-    with pytest.raises(ValueError, match=r"no tokenizer can be loaded from '.*nowhere'"):
+    with pytest.raises(ValueError, match=r"loaded from '.*nowhere'"):
         train(replace(settings, tokenizer=str(tmp_path / "nowhere"), out=str(tmp_path / "other")))
 
 
@@ -357,7 +348,7 @@ def test_the_type_that_suits_the_machine_is_said_and_belongs_to_the_run(
     assert open_run(tmp_path / "run").info.settings["bf16"] is False
     # it goes on elsewhere as it began
     on("avx512_bf16", tmp_path, monkeypatch)
-    with pytest.raises(ValueError, match="these changed: bf16: False → True"):
+    with pytest.raises(ValueError, match="bf16: False → True"):
         train(replace(here, resume=True, bf16=True))
     train(replace(here, resume=True), progress=said.append)
     assert any(
@@ -372,9 +363,7 @@ def test_the_type_that_suits_the_machine_is_said_and_belongs_to_the_run(
     assert settings_of(tmp_path / "new") == replace(here, bf16=True, out=str(tmp_path / "new"))
     assert all(value.dtype == torch.float32 for value in weights_of(tmp_path / "new").values())
     monkeypatch.setattr(checks, "gather_object", lambda found: [*found, True])
-    with pytest.raises(
-        ValueError, match=r"all processes must compute in one type, .*; give --no-bf16"
-    ):
+    with pytest.raises(ValueError, match="--no-bf16"):
         train(replace(here, bf16=False, out=str(tmp_path / "mixed")))
 
 

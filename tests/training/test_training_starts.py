@@ -137,20 +137,13 @@ def test_a_run_goes_on_with_the_variant_of_its_model_or_says_so(
 ) -> None:
     source = save_tiny(tmp_path / "source", 2, gate="elementwise")
     here = replace(settings, init_from=str(source), steps=1, out=str(tmp_path / "run"))
-    with pytest.raises(
-        ValueError, match=r"has sink_kind='token', sink_count=2.*say 'none'; give --sink-kind token"
-    ):
+    with pytest.raises(ValueError, match=r"'token', .*--sink-kind token"):
         train(here)
-    with pytest.raises(
-        ValueError,
-        match=r"has gate='elementwise' and the settings say 'none'; give --gate elementwise",
-    ):
+    with pytest.raises(ValueError, match=r"gate='elementwise' .*--gate"):
         train(replace(here, sink_kind="token", sink_count=2))
     same = replace(here, sink_kind="token", sink_count=2, gate="elementwise")
     # a bias of 4 would open a gate that has learned when to close
-    with pytest.raises(
-        ValueError, match=r"keeps its bias, but .*gate_bias=None and the settings say 4.0; leave"
-    ):
+    with pytest.raises(ValueError, match=r"gate_bias=None .*4.0; leave"):
         train(replace(same, gate_bias=4.0))
     train(same)
     assert sinklab.load(tmp_path / "run" / "model").model.config.sink_count == 2
@@ -506,16 +499,12 @@ def test_a_tokenizer_and_a_model_that_do_not_belong_together_are_refused(
     larger.add_tokens(["one", "two"])
     larger.save_pretrained(tmp_path / "larger")
     here = replace(settings, init_from=str(source), out=str(tmp_path / "run"))
-    with pytest.raises(
-        ValueError, match=r"largest id is 281 \('two'\) and the embedding has 280 rows"
-    ):
+    with pytest.raises(ValueError, match=r"281 \('two'\) .* 280 rows"):
         train(replace(here, tokenizer=str(tmp_path / "larger")))
     other = tiny_tokenizer().__class__.from_pretrained(settings.tokenizer)
     other.mask_token = "<|pad|>"
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(
-        ValueError, match=r"\[MASK\] must be one id, but the model has 2 and the tokenizer 0"
-    ):
+    with pytest.raises(ValueError, match=r"\[MASK\] must be one id, but"):
         train(replace(here, tokenizer=str(tmp_path / "other")))
 
 

@@ -238,7 +238,7 @@ def test_the_settings_are_those_of_the_generation_config(tmp_path):
         7,
         0.1,
     )
-    with pytest.raises(ValueError, match="max_denoising_steps must be at least 1, but is 0"):
+    with pytest.raises(ValueError, match="max_denoising_steps must be"):
         Renoising(max_denoising_steps=0)
 
 
@@ -330,16 +330,10 @@ def test_what_is_not_for_it_is_refused_by_name(tmp_path, monkeypatch):
             refused()
     with monkeypatch.context() as older:
         older.setattr("transformers.__version__", "5.17.0")
-        with pytest.raises(
-            ValueError,
-            match=r"transformers 5\.17\.0 goes on otherwise behind a finished canvas; pip",
-        ):
+        with pytest.raises(ValueError, match=r"5\.17\.0 goes on otherwise"):
             sinklab.load(folder)
     monkeypatch.setattr(DiffusionGemma, "own_class", "DiffusionGemmaThatIsNotThereYet")
-    with pytest.raises(
-        ValueError,
-        match=r"transformers \S+ lacks DiffusionGemmaThat.*pip install 'transformers>=5.23'",
-    ):
+    with pytest.raises(ValueError, match=r"lacks DiffusionGemmaThat.*pip"):
         sinklab.load(folder)
 
 
