@@ -2,7 +2,6 @@
 device.
 """
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -63,7 +62,7 @@ class FromHost(TorchDispatchMode):
 
 
 @pytest.fixture
-def departures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.Size]]:
+def departures(monkeypatch):
     """Shapes of what has left the device so far; zeros stand for it."""
     left = []
 
@@ -87,9 +86,7 @@ def canvas_of(length: int) -> SimpleNamespace:
 
 @pytest.mark.parametrize("kind", ["none", "padding", "by_query"])
 @pytest.mark.parametrize("heads", [None, (3, 0)])
-def test_nothing_is_read_before_a_forward_ends(
-    departures: list[torch.Size], kind: str, heads: tuple | None
-) -> None:
+def test_nothing_is_read_before_a_forward_ends(departures, kind, heads):
     model, x_BQE = Model(), torch.empty(B, S, H * D, device="meta")
     shape = {"none": None, "padding": (B, 1, 1, S), "by_query": (B, 1, S, S)}[kind]
     mask = None if shape is None else torch.empty(shape, dtype=torch.bool, device="meta")
@@ -111,7 +108,7 @@ def test_nothing_is_read_before_a_forward_ends(
     assert seen.received[0].shape == (B, LAYERS, 2 if heads else H, S)
 
 
-def test_columns_of_a_cached_step_stay_on_the_device(departures: list[torch.Size]) -> None:
+def test_columns_of_a_cached_step_stay_on_the_device(departures):
     model, x_BQE = Model(), torch.empty(B, 4, H * D, device="meta")
     ids_BS, columns = (
         torch.empty(B, S, dtype=torch.int64, device="meta"),

@@ -21,7 +21,7 @@ def golden():
 
 @pytest.mark.parametrize("name", ["base", "mask1", "mask3"])
 @pytest.mark.parametrize("trace_first", [True, False])
-def test_whole_run(golden, name: str, trace_first: bool) -> None:
+def test_whole_run(golden, name, trace_first):
     cases, tensors, model = golden
     run = next(run for run in cases["runs"] if run["name"] == name)
     settings = run["settings"]

@@ -5,6 +5,7 @@ of positions.
 # B batch, L layers, H heads, Q queries, S positions, D width, K keys (sink columns first), R ranks
 from __future__ import annotations
 
+import itertools
 from contextlib import ExitStack
 
 import numpy as np
@@ -12,16 +13,15 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
+from probed import canvas_of
 
-from golden_llada import golden_folder, load_llada
 from sinklab.core.attention import is_observed
-from sinklab.core.probing import MaskSinks, intervene, trace
-from sinklab.core.probing.statistics import MassiveActivations, ReceivedFromMasked
+from sinklab.core.probing import MaskSinks, intervene, position_states, trace
+from sinklab.core.probing.statistics import MassiveActivations
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.extras.fast.median import bisected_median, partitioned_median
 from sinklab.lab.caching import DualCache
-from sinklab.lab.checkpoints import load
 from sinklab.lab.scoring import ClipChannel, state_records
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, checkpointed, llama
@@ -114,7 +114,7 @@ class Twice(torch.nn.Module):
         return self.second(self.first(x_BSD))
 
 
-def test_a_layer_that_attends_twice_is_recorded_by_its_first_call() -> None:
+def test_a_layer_that_attends_twice_is_recorded_by_its_first_call():
     model = HandWritten()
     model.blocks = torch.nn.ModuleList([Twice(*model.blocks[:2])])
     with torch.no_grad(), intervene(model, ClipChannel(channels=(0,), limit=0.0)) as log:
@@ -123,53 +123,38 @@ def test_a_layer_that_attends_twice_is_recorded_by_its_first_call() -> None:
     assert {record.layer for record in state_records(log)} == {0}
 
 
+LEFT = torch.ones(2, 9, dtype=torch.long)
+LEFT[1, :5] = 0
+
+
 @pytest.mark.parametrize(
-    "model",
+    ("model", "given"),
     [
-        Pairs(),
-        llama(),
-        llama(causal=True, kind="qwen2"),
-        HandWritten(),
-        tiny_model(),
-        tiny_model(2, logit_shift=True),
+        (Pairs(), {}),
+        (llama(), {}),
+        (llama(causal=True, kind="qwen2"), {}),
+        (HandWritten(), {}),
+        (tiny_model(), {"attention_mask": LEFT}),
+        (tiny_model(2, logit_shift=True), {}),
     ],
 )
-def test_massive_activations_are_those_of_the_hooks(model) -> None:
+def test_massive_activations_are_those_of_the_hooks(model, given):
     ids = distinct(1)
-    _, states = hooked(model, lambda: model(ids))
-    with torch.no_grad(), trace(model, ("massive_activations:top=5", "received")) as recording:
-        model(ids)
-    found = recording.array("massive_activations:top=5")
-    assert recording.dims("massive_activations:top=5") == (
-        "step",
-        "batch",
-        "layer",
-        "rank",
-        "number",
-    )
+    _, states = hooked(model, lambda: model(ids, **given))
+    name = "massive_activations:top=5"
+    with torch.no_grad(), trace(model, (name, "received")) as recording:
+        model(ids, **given)
+    found = recording.array(name)
+    assert recording.dims(name) == ("step", "batch", "layer", "rank", "number")
     for layer, states_BSD in enumerate(states):
         for row in range(2):
-            np.testing.assert_allclose(
-                found[0, row, layer], greatest(states_BSD[row], 5), rtol=1e-5
-            )
+            # padding is neither great nor in the median
+            real_S = given["attention_mask"][row].numpy() if given else None
+            expected = greatest(states_BSD[row], 5, real_S)
+            np.testing.assert_allclose(found[0, row, layer], expected, rtol=1e-5)
 
 
-def test_padding_is_neither_great_nor_in_the_median() -> None:
-    model = tiny_model()
-    ids = torch.randint(3, 20, (2, 8), generator=torch.Generator().manual_seed(2))
-    real = torch.ones_like(ids)
-    real[1, :5] = 0
-    with torch.no_grad(), trace(model, ("massive_activations",), layers=-1) as recording:
-        model(ids, attention_mask=real)
-    _, states = hooked(model, lambda: model(ids, attention_mask=real))
-    for row in range(2):
-        expected = greatest(states[-1][row], real_S=real[row].numpy())
-        np.testing.assert_allclose(
-            recording.array("massive_activations")[0, row, 0], expected, rtol=1e-5
-        )
-
-
-def test_positions_are_those_of_the_canvas_under_a_cache() -> None:
+def test_positions_are_those_of_the_canvas_under_a_cache():
     model = tiny_model(1)
     canvas = Canvas.from_prompts([[5, 6, 7, 8]], new_tokens=6, mask_id=model.config.mask_token_id)
     with trace(model, ("massive_activations",)) as recording:
@@ -188,20 +173,6 @@ class Bare(torch.nn.Module):
         return torch.nn.functional.scaled_dot_product_attention(x_BHSD, x_BHSD, x_BHSD)
 
 
-def test_a_model_without_decoder_layers_is_refused() -> None:
-    model, x = Bare(), torch.randn(1, 2, 4, 8)
-    with (
-        pytest.raises(ValueError, match=r"massive_activations .*outside"),
-        trace(model, ("massive_activations",)),
-    ):
-        model(x)
-    with (
-        pytest.raises(ValueError, match=r"clip_channel needs .*outside"),
-        intervene(model, ClipChannel(channels=0)),
-    ):
-        model(x)
-
-
 class Flat(torch.nn.Module):
     """Gives its states without an axis of rows."""
 
@@ -213,19 +184,17 @@ class Flat(torch.nn.Module):
         return self.layers[0](x_BHSD)
 
 
-def test_a_layer_that_gives_no_states_is_refused() -> None:
-    model, x = Flat(), torch.randn(1, 2, 4, 8)
+@pytest.mark.parametrize(("model", "message"), [(Bare(), "outside"), (Flat(), r"layers\.0")])
+def test_a_layer_that_gives_no_states_is_refused(model, message):
+    x = torch.randn(1, 2, 4, 8)
     with trace(model) as recording:
         model(x)
-    assert recording.layers == ["layers.0"]
+    assert len(recording.received) == 1
     for watch in (
         trace(model, ("massive_activations",)),
         intervene(model, ClipChannel(channels=0)),
     ):
-        with (
-            pytest.raises(ValueError, match=r"layers.0 gives no tensor"),
-            watch,
-        ):
+        with pytest.raises(ValueError, match=message), watch:
             model(x)
 
 
@@ -244,7 +213,7 @@ EDITS = {
 
 @pytest.mark.parametrize("name", EDITS)
 @pytest.mark.parametrize("model", [llama(), HandWritten(), Pairs(), tiny_model(2)])
-def test_a_clip_is_that_of_the_hooks(model, name) -> None:
+def test_a_clip_is_that_of_the_hooks(model, name):
     edit, formula = EDITS[name]
     channels, count = list(edit.channels), len(layers_of(model))
     where = range(count) if edit.layers is None else [edit.layers[0] % count]
@@ -292,28 +261,7 @@ def test_a_clip_is_that_of_the_hooks(model, name) -> None:
         assert record.changed == pytest.approx(float((before != after).float().mean()))
 
 
-def test_padding_does_not_count_in_a_mean() -> None:
-    model = llama()
-    ids = torch.tensor([[4, 5, 6, 7], [0, 0, 8, 9]])
-    real = (ids > 0).long()
-
-    def change(number, states_BSD):
-        mean_B = (states_BSD[..., 1] * real).sum(1) / real.sum(1)
-        states_BSD = states_BSD.clone()
-        states_BSD[..., 1] = mean_B[:, None]
-        return states_BSD
-
-    def run():
-        return model(ids, attention_mask=real).logits
-
-    expected, _ = hooked(model, run, change)
-    with torch.no_grad(), intervene(model, ClipChannel(channels=1)) as log:
-        logits = run()
-    torch.testing.assert_close(logits[real.bool()], expected[real.bool()])
-    assert [record.changed for record in state_records(log)] == [1.0] * 4
-
-
-def test_clips_compose_with_other_edits_and_leave_nothing() -> None:
+def test_clips_compose_with_other_edits_and_leave_nothing():
     model = tiny_model()
     canvas = Canvas.from_prompts([[5, 6, 7]], new_tokens=5, mask_id=model.config.mask_token_id)
     edits = ClipChannel(channels=4, limit=0.5), MaskSinks(k=1), ClipChannel(channels=4, layers=(1,))
@@ -333,12 +281,12 @@ def test_clips_compose_with_other_edits_and_leave_nothing() -> None:
         assert torch.equal(model(canvas.ids_BS).logits, plain)
 
 
-def test_a_clip_that_never_acts_is_an_error() -> None:
+def test_a_clip_that_never_acts_is_an_error():
     model = llama()
     ids = torch.tensor([[4, 5, 6]])
     edit = ClipChannel(channels=0, limit=1.0)
     with (
-        pytest.raises(ValueError, match="clip_channel had no"),
+        pytest.raises(ValueError, match="clip_channel"),
         intervene(model, edit) as log,
         log.probing(),
     ):
@@ -346,28 +294,30 @@ def test_a_clip_that_never_acts_is_an_error() -> None:
     with intervene(model, edit, allow_idle=True) as log, log.probing():
         model(ids)
     assert list(log.idle) == ["clip_channel"] and not state_records(log)
-    with (
-        pytest.raises(ValueError, match=r"channels 0 to 31, got 32"),
-        intervene(model, ClipChannel(channels=32)),
-    ):
-        model(ids)
-    with (
-        pytest.raises(ValueError, match=r"layers are numbered 0"),
-        intervene(model, ClipChannel(channels=0, layers=9)),
-    ):
-        model(ids)
-    for wrong, message in (((), "got none"), ((-1,), "count from 0"), ((1.5,), "whole numbers")):
-        with pytest.raises(ValueError, match=message):
-            ClipChannel(channels=wrong)
-    with pytest.raises(ValueError, match="limit must be at least 0"):
-        ClipChannel(channels=0, limit=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"channels": 32}, "0 to 31, got 32"),
+        ({"channels": 0, "layers": 9}, "layers"),
+        ({"channels": ()}, "got none"),
+        ({"channels": (-1,)}, "-1"),
+        ({"channels": (1.5,)}, "1.5"),
+        ({"channels": 0, "limit": -1.0}, "limit"),
+    ],
+)
+def test_wrong_channels_are_refused(fields, message):
+    model = llama()
+    with pytest.raises(ValueError, match=message), intervene(model, ClipChannel(**fields)):
+        model(torch.tensor([[4, 5, 6]]))
 
 
 @pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.23"),
     reason="its replayed layers save another number of tensors",
 )
-def test_layers_that_a_backward_pass_replays_are_clipped_too() -> None:
+def test_layers_that_a_backward_pass_replays_are_clipped_too():
     grads = []
     ids = torch.tensor([[4, 5, 6, 7]])
     for prepare in (lambda model: model.train(), checkpointed):
@@ -378,37 +328,6 @@ def test_layers_that_a_backward_pass_replays_are_clipped_too() -> None:
         grads.append(model.model.embed_tokens.weight.grad.clone())
     assert float(grads[0].abs().max()) > 0
     torch.testing.assert_close(grads[0], grads[1])
-
-
-@pytest.mark.parametrize("family", ["llada", "dream"])
-def test_published_formats(family) -> None:
-    """The states of a golden checkpoint, and its logits with a channel clipped, are those of hooks
-    on a stock model.
-    """
-    model = load(golden_folder(family)).model.eval()
-    ids = torch.randint(5, 60, (1, 12), generator=torch.Generator().manual_seed(4))
-    edit = ClipChannel(channels=2, limit=0.0625, layers=(0,))
-    with torch.no_grad(), trace(model, ("massive_activations",)) as recording:
-        model(ids)
-    with torch.no_grad(), intervene(model, edit) as log:
-        logits = model(ids).logits
-
-    def change(number, states_BSD):
-        states_BSD = states_BSD.clone()
-        states_BSD[..., 2] = (
-            states_BSD[..., 2].clamp(-0.0625, 0.0625) if number == 0 else states_BSD[..., 2]
-        )
-        return states_BSD
-
-    stock = load_llada() if family == "llada" else model
-    _, states = hooked(stock, lambda: stock(ids))
-    for layer, states_BSD in enumerate(states):
-        found = recording.array("massive_activations")[0, 0, layer]
-        np.testing.assert_allclose(found, greatest(states_BSD[0]), rtol=1e-4)
-    expected, _ = hooked(stock, lambda: stock(ids).logits, change)
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-    (record,) = state_records(log)
-    assert record.after == 0.0625 < record.before
 
 
 SPIKE, CONSTANT, TOKEN = 7, 8, 17
@@ -436,7 +355,7 @@ def planted(spike: float = 400.0):
     return model
 
 
-def test_a_planted_channel_is_found_and_its_clip_takes_the_sink_away() -> None:
+def test_a_planted_channel_is_found_and_its_clip_takes_the_sink_away():
     model, place = planted(), 6
     ids = torch.randint(20, 60, (1, 24), generator=torch.Generator().manual_seed(5))
     ids[0, place] = TOKEN
@@ -464,48 +383,41 @@ def test_a_planted_channel_is_found_and_its_clip_takes_the_sink_away() -> None:
     assert (recording.array("massive_activations")[0, 0, :, 0, VALUE] < 100).all()
 
 
-def canvas_of(model, new_tokens=14):
-    prompts = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
-    return Canvas.from_prompts(
-        prompts, new_tokens=new_tokens, mask_id=model.config.mask_token_id, pad_id=0
-    )
+def decoded(model, names, new_tokens, cache=None, block_length=3, **options):
+    """The canvas, the recording and the steps of a decoding."""
+    canvas = canvas_of(model, new_tokens=new_tokens)
+    denoiser = model.denoiser(canvas.attention_BS)
+    with trace(model, names, canvas=canvas, **options) as recording:
+        steps = list(denoise(denoiser, canvas, cache=cache, block_length=block_length))
+    return canvas, recording, steps
 
 
 @pytest.mark.parametrize("sinks", [0, 2])
 @pytest.mark.parametrize("shift", [False, True])
-def test_received_from_masked_against_the_maps(sinks, shift) -> None:
+def test_received_from_masked_against_the_maps(sinks, shift):
     model = tiny_model(sinks, logit_shift=shift)
-    canvas = canvas_of(model)
     places = [(step, layer, head) for step in range(14) for layer in range(2) for head in range(4)]
-    names = ("received", "received_from_masked", "received_from_masked:least=3")
-    with trace(model, names, canvas=canvas, maps=places) as recording:
-        for step in denoise(model.denoiser(canvas.attention_BS), canvas, block_length=7):
-            recording.mark(step)
+    names = ("received_from_masked", "received_from_masked:least=3")
+    _, recording, _ = decoded(model, names, 14, block_length=7, maps=places)
     told = 0
-    for nth, (strict, loose) in enumerate(
-        zip(*(recording.values(name) for name in names[1:]), strict=True)
-    ):
-        for row in range(2):
-            masked = (recording.query_state[nth][row] == 0).nonzero()[:, 0].tolist()
-            real = int((recording.query_state[nth][row] >= 0).sum())
-            seen = recording.visible[nth][row] > 0
-            for layer in range(2):
-                for head in range(4):
-                    map_QK = recording.map(nth, layer, head)[row].double()
-                    expected = sum(map_QK[query] for query in masked) / max(len(masked), 1) * real
-                    for found, least in ((strict, 8), (loose, 3)):
-                        one = found[row, layer, head]
-                        assert bool(torch.isnan(one[seen]).all()) == (len(masked) < least)
-                        assert not one[~seen].any()
-                        if len(masked) >= least:
-                            torch.testing.assert_close(one.double(), expected, rtol=1e-4, atol=1e-5)
-                            # an even share is 1, as in "received"
-                            assert float(one.sum()) == pytest.approx(real, rel=1e-4)
-                            told += 1
+    for (nth, layer, head), row in itertools.product(places, range(2)):
+        masked_Q = recording.query_state[nth][row] == 0
+        real = int((recording.query_state[nth][row] >= 0).sum())
+        seen_K = recording.visible[nth][row] > 0
+        map_QK = recording.map(nth, layer, head)[row].double()
+        for name, least in zip(names, (8, 3), strict=True):
+            found_K = recording.values(name)[nth][row, layer, head]
+            assert bool(torch.isnan(found_K[seen_K]).all()) == (masked_Q.sum() < least)
+            assert not found_K[~seen_K].any()
+            if masked_Q.sum() >= least:
+                # an even share is 1, as in "received"
+                expected_K = map_QK[masked_Q].mean(0) * real
+                torch.testing.assert_close(found_K.double(), expected_K, rtol=1e-4, atol=1e-5)
+                told += 1
     assert told
 
 
-def test_the_number_of_masked_queries_that_see_a_key_is_counted() -> None:
+def test_the_number_of_masked_queries_that_see_a_key_is_counted():
     """Under a causal map, masked queries do not see what comes after them."""
     model = llama(causal=True)
     ids = torch.tensor([[4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]])
@@ -530,82 +442,32 @@ def test_the_number_of_masked_queries_that_see_a_key_is_counted() -> None:
             assert float(found_S[key]) == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_a_sink_of_masked_queries_alone_is_told_by_them_alone() -> None:
-    """Ten masked queries favour key 3, thirty others none: the sum over all hides it."""
-    scores = torch.zeros(1, 1, 40, 40)
-    scores[0, 0, :10, 3] = 3.0
-    ids = torch.full((1, 40), 5)
-    ids[0, :10] = 1
-    open_BS = ids == 1
-    canvas = type(
-        "canvas", (), {"open_BS": open_BS, "attention_BS": torch.ones_like(open_BS), "mask_id": 1}
-    )
-
-    class Given(torch.nn.Module):
-        def forward(self, ids_BS):
-            keys = torch.eye(40)[None, None]
-            return torch.nn.functional.scaled_dot_product_attention(scores, keys, keys, scale=1.0)
-
-    model = Given()
-    with trace(model, ("received", "received_from_masked"), canvas=canvas) as recording:
-        model(ids)
-    found = [
-        find_sinks(recording.array(name)[0, 0, 0, 0], Excess(6.0), 40)
-        for name in recording.statistics
-    ]
-    assert not found[0].any() and found[1].nonzero()[0].tolist() == [3]
-    assert ReceivedFromMasked().least == 8 and MassiveActivations().top == 3
-
-
 @pytest.mark.parametrize("cache", [None, DualCache()])
-def test_keys_apart_by_the_state_of_their_position(cache) -> None:
+def test_keys_apart_by_the_state_of_their_position(cache):
     model = tiny_model(2)
-    canvas = canvas_of(model, 6)
-    with trace(
-        model, ("received", "value_norm", "key_norm", "row_entropy"), canvas=canvas
-    ) as recording:
-        steps = []
-        for step in denoise(
-            model.denoiser(canvas.attention_BS), canvas, cache=cache, block_length=3
-        ):
-            recording.mark(step)
-            steps.append(step)
-    means = {name: recording.by_state(name) for name in ("received", "value_norm", "key_norm")}
+    names = ("received", "value_norm", "key_norm")
+    canvas, recording, steps = decoded(model, (*names, "row_entropy"), 6, cache)
+    means = {name: recording.by_state(name) for name in names}
     assert means["received"].shape == (6, 2, 3, 2, 4) and means["value_norm"].shape == (6, 2, 3, 2)
     for nth, step in enumerate(steps):
-        for row in range(2):
-            places = {0: [], 1: [], 2: []}
-            for position in range(12):
-                if canvas.attention_BS[row, position]:
-                    state = (
-                        0
-                        if step.masked_BS[row, position]
-                        else 1
-                        if canvas.open_BS[row, position]
-                        else 2
-                    )
-                    places[state].append(2 + position)
-                    assert recording.key_state[nth][row, 2 + position] == state
-            for name, mean in means.items():
-                values = recording.values(name)[nth][row]
-                for state, keys in places.items():
-                    expected = (
-                        values[..., keys].mean(-1)
-                        if keys
-                        else torch.full(values.shape[:-1], torch.nan)
-                    )
-                    np.testing.assert_allclose(mean[nth, row, state], expected, rtol=1e-5)
-    with pytest.raises(ValueError, match="row_entropy is not counted"):
+        states_BS = position_states(canvas, step.before_BS)
+        assert torch.equal(recording.key_state[nth][:, 2:], states_BS)
+        for (name, mean), row, state in itertools.product(means.items(), range(2), range(3)):
+            keys = 2 + (states_BS[row] == state).nonzero()[:, 0]
+            # of no key: NaN
+            expected = recording.values(name)[nth][row][..., keys].mean(-1)
+            np.testing.assert_allclose(mean[nth, row, state], expected, rtol=1e-5)
+    with pytest.raises(ValueError, match="row_entropy"):
         recording.by_state("row_entropy")
     with trace(model) as recording:
         model(canvas.ids_BS)
-    with pytest.raises(ValueError, match="states of queries need"):
+    with pytest.raises(ValueError, match="canvas"):
         recording.by_state("value_norm")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [1, 2, 10, 1001])
-def test_the_fast_medians_are_the_median(dtype: torch.dtype, size: int) -> None:
+def test_the_fast_medians_are_the_median(dtype, size):
     size_BN = (torch.randn(4, size) * 50).to(dtype).float().abs()
     size_BN[1, torch.rand(size) > 0.5] = torch.nan
     size_BN[2], size_BN[3] = size_BN[2].round(), torch.nan

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from probed import PROMPTS, canvas_of
 
 from sinklab.core.probing import (
     MaskPositions,
@@ -16,13 +17,12 @@ from sinklab.core.probing import (
     intervene,
     trace,
 )
-from sinklab.core.sampling import Canvas, denoise, guided
+from sinklab.core.sampling import denoise, guided
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.lab.caching import DualCache, PrefixCache
 from tiny_diffusion import tiny_model
 from tiny_models import llama
 
-PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
 NEW, BLOCK, SINKS = 6, 3, 1
 CACHES = [None, PrefixCache(), DualCache(), DualCache(refresh_every=2)]
 FULL = {
@@ -45,9 +45,7 @@ def evicted_counts(cache):
 
 def decode(model, cache, *edits, prompts=PROMPTS, scale=0.0, **options):
     """The log, the recording and the last canvas of a run under these edits."""
-    canvas = Canvas.from_prompts(
-        prompts, new_tokens=NEW, mask_id=model.config.mask_token_id, pad_id=0
-    )
+    canvas = canvas_of(model, prompts)
     real = None if bool(canvas.attention_BS.all()) else canvas.attention_BS
     denoiser = guided(model.denoiser(real), scale, canvas.prompt_BS, model.config.mask_token_id)
     with intervene(model, *edits, **options) as log, trace(model) as recording:
@@ -59,7 +57,7 @@ def decode(model, cache, *edits, prompts=PROMPTS, scale=0.0, **options):
 @pytest.mark.parametrize("cache", CACHES)
 def test_evicted_keys_stay_gone_within_a_block_and_come_back_with_the_next_full_evaluation(
     cache,
-) -> None:
+):
     log, recording, _ = decode(tiny_model(SINKS), cache, MaskSinks(1, removal="evict"))
     assert [removal.removed_BLH.unique().tolist() for removal in log.removals] == [
         [count] for count in evicted_counts(cache)
@@ -94,7 +92,7 @@ def test_a_memory_that_nobody_leaves():
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_without_partial_evaluations_evicting_and_masking_write_the_same(cache) -> None:
+def test_without_partial_evaluations_evicting_and_masking_write_the_same(cache):
     model = tiny_model(SINKS)
     masked, evicted = (
         decode(model, cache, MaskSinks(2, removal=name)) for name in ("mask", "evict")
@@ -108,7 +106,7 @@ def test_without_partial_evaluations_evicting_and_masking_write_the_same(cache) 
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording(cache) -> None:
+def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording(cache):
     log, recording, _ = decode(tiny_model(SINKS), cache, MaskSinks(epsilon=1.0))
     counts = []
     for step, removal in enumerate(log.removals):
@@ -125,33 +123,7 @@ def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording(cache) -> None:
 
 
 @pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize(
-    "edit",
-    [
-        MaskSinks(2),
-        MaskSinks(1, removal="evict"),
-        WindowAttention(2),
-        MaskPositions((4, 5)),
-        MaskSinks(epsilon=1.0),
-    ],
-)
-def test_a_row_of_a_padded_batch_is_edited_as_it_is_alone(cache, edit) -> None:
-    model = tiny_model(SINKS)
-    batch = decode(model, cache, edit, prompts=PROMPTS)
-    alone = decode(model, cache, edit, prompts=PROMPTS[:1])
-    assert torch.equal(batch[2][:1], alone[2])
-    for one, other in zip(batch[0].removals, alone[0].removals, strict=True):
-        torch.testing.assert_close(one.realised_BLH[:1], other.realised_BLH, rtol=0, atol=1e-5)
-        torch.testing.assert_close(one.left_BLH[:1], other.left_BLH)
-    # The short row stands behind three columns of padding, which are nobody's keys.
-    assert bool((batch[1].received[0][1, ..., 1:4] == 0).all())
-    for removal in batch[0].removals:
-        taken = removal.columns_BLHM[1]
-        assert not bool(((taken >= SINKS) & (taken < SINKS + 3)).any())
-
-
-@pytest.mark.parametrize("cache", CACHES)
-def test_guidance_has_two_memories(cache) -> None:
+def test_guidance_has_two_memories(cache):
     model = tiny_model(SINKS)
     edit = MaskSinks(1, removal="evict")
     log, recording, _ = decode(
@@ -170,7 +142,7 @@ def test_guidance_has_two_memories(cache) -> None:
 
 @pytest.mark.parametrize("removal", ["mask", "zero_value", "evict"])
 @pytest.mark.parametrize("edit", ["sinks", "positions", "window"])
-def test_an_autoregressive_memory_of_a_padded_batch(edit: str, removal: str) -> None:
+def test_an_autoregressive_memory_of_a_padded_batch(edit, removal):
     model = llama(causal=True)
     ids = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
     seen = torch.ones(2, 12, dtype=torch.long)
@@ -212,14 +184,9 @@ RUNS = [
 PAIRS = [[[5, 6, 7, 8, 9, 10]], [[11, 12, 13, 14, 15, 16]]]
 
 
-def canvas_of(model, prompts):
-    return Canvas.from_prompts(prompts, new_tokens=NEW, mask_id=model.config.mask_token_id)
-
-
 def equal(one, other):
-    assert [removal.forward for removal in one] == [removal.forward for removal in other] and len(
-        one
-    ) > 0
+    assert [removal.forward for removal in one] == [removal.forward for removal in other]
+    assert one
     for left, right in zip(one, other, strict=True):
         assert torch.equal(left.columns_BLHM, right.columns_BLHM)
         torch.testing.assert_close(left.overlap_BLH, right.overlap_BLH, equal_nan=True)
@@ -228,7 +195,7 @@ def equal(one, other):
 
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("edits", RUNS)
-def test_a_second_run_in_one_block_is_what_it_is_in_its_own(cache, edits) -> None:
+def test_a_second_run_in_one_block_is_what_it_is_in_its_own(cache, edits):
     model = tiny_model(SINKS)
     denoiser = model.denoiser()
     with intervene(model, *edits) as log:
@@ -245,7 +212,7 @@ def test_a_second_run_in_one_block_is_what_it_is_in_its_own(cache, edits) -> Non
         equal(removals, alone.removals)
 
 
-def test_runs_begin_afresh_under_guidance_whatever_they_ask_and_where_one_was_left_early() -> None:
+def test_runs_begin_afresh_under_guidance_whatever_they_ask_and_where_one_was_left_early():
     model = tiny_model(SINKS)
     mask_id = model.config.mask_token_id
 
@@ -268,7 +235,7 @@ def test_runs_begin_afresh_under_guidance_whatever_they_ask_and_where_one_was_le
     equal(log.removals[began:], alone.removals)
 
 
-def test_generate_begins_afresh() -> None:
+def test_generate_begins_afresh():
     model = tiny_model(SINKS)
     with intervene(model, MaskSinks(1)) as log:
         # of another length: what was chosen in the first would be refused in the second
@@ -282,7 +249,7 @@ def test_generate_begins_afresh() -> None:
     assert [removal.forward for removal in log.removals] == [1, 2, 3, 4, 5, 1, 2, 3]
 
 
-def test_forwards_between_the_steps_end_no_run() -> None:
+def test_forwards_between_the_steps_end_no_run():
     model = tiny_model(SINKS)
     (prompts, other), edit = PAIRS, MaskSinks(1)
     with intervene(model, edit) as log:
@@ -301,7 +268,7 @@ def test_forwards_between_the_steps_end_no_run() -> None:
     )
 
 
-def test_what_a_clean_pass_chose_ahead_of_a_run_is_taken_in_it() -> None:
+def test_what_a_clean_pass_chose_ahead_of_a_run_is_taken_in_it():
     model = tiny_model(SINKS)
     with intervene(model, MaskSinks(2, source="clean_pass")) as log:
         for prompts in PAIRS:

@@ -8,11 +8,9 @@ import itertools
 import pytest
 import torch
 
-from sinklab.core.models import DiffusionLM
-from sinklab.core.probing import MaskSinks, Recording, WindowAttention, intervene, trace
+from sinklab.core.probing import MaskSinks, WindowAttention, intervene, trace
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.core.sinks import Excess, Gu, find_sinks
-from sinklab.core.sinks.rules import Rule
 from sinklab.lab.caching import DualCache, PrefixCache
 from sinklab.lab.checkpoints import load
 from tiny_diffusion import tiny_model
@@ -50,18 +48,12 @@ def padded(side: str, texts: list[list[int]], mask_id: int) -> tuple[Canvas, lis
     return Canvas.infill(ids_BS, mask_id=mask_id, attention_BS=real_BS), owns
 
 
-def decoded(
-    model: DiffusionLM, canvas: Canvas, cache: str, edit: str
-) -> tuple[list[torch.Tensor], Recording]:
-    """The canvas after every step, and what was received at each."""
-    with intervene(model, *EDITS[edit]), trace(model) as recording:
-        written = []
-        for step in denoise(
-            model, canvas, cache=CACHES[cache], block_length=None if cache == "none" else 2
-        ):
-            recording.mark(step)
-            written.append(step.ids_BS)
-    return written, recording
+def decoded(model, canvas, cache, edit):
+    """The canvas after every step, what was received at each, and what the edits removed."""
+    with intervene(model, *EDITS[edit]) as log, trace(model) as recording:
+        block_length = None if cache == "none" else 2
+        steps = list(denoise(model, canvas, cache=CACHES[cache], block_length=block_length))
+    return [step.ids_BS for step in steps], recording, log.removals
 
 
 @pytest.mark.parametrize("edit", EDITS)
@@ -69,22 +61,15 @@ def decoded(
     ("side", "cache"), [*(("left", cache) for cache in CACHES), ("right", "none")]
 )
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_row_of_a_padded_batch_is_what_it_is_alone(
-    kind: str, side: str, cache: str, edit: str
-) -> None:
+def test_a_row_of_a_padded_batch_is_what_it_is_alone(kind, side, cache, edit):
     model = tiny_model(**MODELS[kind])
-    canvas, owns = padded(side, TEXTS, model.config.mask_token_id)
-    written, recording = decoded(model, canvas, cache, edit)
-    front = list(range(recording.prefix))
-    assert len(written) == NEW
+    mask_id = model.config.mask_token_id
+    canvas, owns = padded(side, TEXTS, mask_id)
+    written, recording, removals = decoded(model, canvas, cache, edit)
+    prefix = recording.prefix
     for row, (text, own) in enumerate(zip(TEXTS, owns, strict=True)):
-        alone, heard = decoded(
-            model, padded(side, [text], model.config.mask_token_id)[0], cache, edit
-        )
-        columns_K = [
-            *front,
-            *(len(front) + column for column in range(canvas.ids_BS.shape[1])[own]),
-        ]
+        alone, heard, removed = decoded(model, padded(side, [text], mask_id)[0], cache, edit)
+        columns_K = [*range(prefix), *range(prefix + own.start, prefix + own.stop)]
         for step in range(NEW):
             assert torch.equal(written[step][row, own], alone[step][0]), (row, step)
             received_LHK, visible_K = recording.received[step][row], recording.visible[step][row]
@@ -94,13 +79,17 @@ def test_a_row_of_a_padded_batch_is_what_it_is_alone(
             assert torch.equal(visible_K[columns_K], heard.visible[step][0]), (row, step)
             padding_K = [key for key in range(len(visible_K)) if key not in columns_K]
             assert not received_LHK[..., padding_K].any() and not visible_K[padding_K].any()
+        for one, other in zip(removals, removed, strict=True):
+            torch.testing.assert_close(
+                one.realised_BLH[row], other.realised_BLH[0], rtol=0, atol=1e-5
+            )
+            torch.testing.assert_close(one.left_BLH[row], other.left_BLH[0])
 
 
-def test_the_sinks_of_a_padded_batch_are_not_found_without_the_counts() -> None:
+def test_the_sinks_of_a_padded_batch_are_not_found_without_the_counts():
     model = tiny_model()
-    _, recording = decoded(
-        model, padded("left", TEXTS, model.config.mask_token_id)[0], "none", "none"
-    )
+    canvas, _ = padded("left", TEXTS, model.config.mask_token_id)
+    _, recording, _ = decoded(model, canvas, "none", "none")
     received, visible = recording.array("received"), recording.array("visible")[:, :, None, None]
     with pytest.raises(ValueError, match=r"recording\.visible"):
         find_sinks(received, Excess())
@@ -113,7 +102,7 @@ def test_the_sinks_of_a_padded_batch_are_not_found_without_the_counts() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny", "tiny-sink", "tiny-causal"])
 @pytest.mark.parametrize("rule", [Excess(), Excess(0.5), Gu(0.3), Gu(0.1)], ids=str)
-def test_counts_that_are_forgotten_never_give_another_answer(name: str, rule: Rule) -> None:
+def test_counts_that_are_forgotten_never_give_another_answer(name, rule):
     lm = load(name)
     ids = lm.needed_tokenizer()(
         "It was a dark night, and the old man went home to his wife.", return_tensors="pt"
@@ -134,7 +123,7 @@ def test_counts_that_are_forgotten_never_give_another_answer(name: str, rule: Ru
 
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
-def test_a_cache_refuses_rows_that_are_padded_on_the_right(cache: str) -> None:
+def test_a_cache_refuses_rows_that_are_padded_on_the_right(cache):
     """Blocks of the rows would stand in columns of their own."""
     model = tiny_model()
     canvas, _ = padded("right", TEXTS, model.config.mask_token_id)
@@ -148,8 +137,8 @@ def test_a_cache_refuses_rows_that_are_padded_on_the_right(cache: str) -> None:
     ids=["growing", "static"],
 )
 def test_a_row_of_a_padded_batch_that_transformers_writes_is_what_it_is_alone(
-    cache: dict[str, object],
-) -> None:
+    cache,
+):
     model = llama(causal=True)
     options = {"max_new_tokens": NEW, "do_sample": False, **cache}
     canvas, owns = padded("left", TEXTS, 0)

@@ -5,21 +5,19 @@ behind.
 # B batch, H heads, S sequence
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.nn.functional as F
+from probed import IDS, padding
 from torch import nn
 
 from sinklab.core.attention import unobserved, value_norms
 from sinklab.core.probing import CallView, Statistic, trace
 from sinklab.core.registry import statistics
-from tiny_models import STYLES, HandWritten, Prefixed, by_itself, checkpointed, llama
-
-IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
-PADDED = torch.ones(2, 12, dtype=torch.long)
-PADDED[0, :4] = 0
+from tiny_models import STYLES, HandWritten, by_itself, checkpointed, llama
 
 
 def hooks(model: nn.Module) -> int:
@@ -30,12 +28,9 @@ def hooks(model: nn.Module) -> int:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
-def test_transformers_bits_and_eager_twin(
-    kind: str, kv_heads: int, causal: bool, padded: bool
-) -> None:
+def test_transformers_bits_and_eager_twin(kind, kv_heads, causal, padded):
     model = llama(causal=causal, kv_heads=kv_heads, kind=kind)
-    given = {"attention_mask": PADDED} if padded else {}
-    real = PADDED.bool() if padded else torch.ones_like(PADDED, dtype=torch.bool)
+    given, real = padding(padded)
     with torch.no_grad():
         plain = model(IDS, **given).logits
         with trace(model, ("received", "value_norm", "row_entropy")) as recording:
@@ -50,11 +45,9 @@ def test_transformers_bits_and_eager_twin(
     entropy = torch.special.entr(maps).sum(-1)
     seen = real[:, None, None].expand_as(entropy)
     torch.testing.assert_close(recording.row_entropy[0][seen], entropy[seen], rtol=1e-4, atol=1e-5)
-    square = (
-        torch.ones(12, 12, dtype=torch.bool).tril()
-        if causal
-        else torch.ones(12, 12, dtype=torch.bool)
-    )
+    square = torch.ones(12, 12, dtype=torch.bool)
+    if causal:
+        square = square.tril()
     visible = (square & real[:, :, None] & real[:, None, :]).sum(-2)
     assert torch.equal(recording.visible[0], visible)
     assert recording.layers == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
@@ -64,7 +57,7 @@ def test_transformers_bits_and_eager_twin(
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_hand_written_module(style: str) -> None:
+def test_hand_written_module(style):
     model = HandWritten(style)
     plain = model(IDS)
     with trace(model) as recording:
@@ -84,43 +77,7 @@ def test_hand_written_module(style: str) -> None:
     torch.testing.assert_close(recording.value_norm[0][:, 0], value_norms(values))
 
 
-def test_gradients_are_the_same_bits() -> None:
-    model = HandWritten()
-    model(IDS).square().sum().backward()
-    plain = model.blocks[0].qkv.weight.grad.clone()
-    model.zero_grad()
-    with trace(model):
-        out = model(IDS)
-    out.square().sum().backward()
-    assert torch.equal(plain, model.blocks[0].qkv.weight.grad)
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("kv_heads", [2, 4])
-def test_autoregressive_decoding_with_a_cache(padded: bool, kv_heads: int) -> None:
-    model = llama(causal=True, kv_heads=kv_heads)
-    mask = PADDED if padded else torch.ones_like(PADDED)
-    options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
-    plain = model.generate(IDS, **options, output_logits=True, return_dict_in_generate=True)
-    with trace(model) as recording:
-        traced = model.generate(IDS, **options, output_logits=True, return_dict_in_generate=True)
-    assert torch.equal(plain.sequences, traced.sequences)
-    assert all(torch.equal(a, b) for a, b in zip(plain.logits, traced.logits, strict=True))
-    assert [tuple(x.shape) for x in recording.received] == [(2, 2, 4, 12 + i) for i in range(4)]
-    model.set_attn_implementation("eager")
-    full = torch.cat([mask, torch.ones(2, 3, dtype=torch.long)], 1)
-    maps = model(traced.sequences[:, :15], attention_mask=full, output_attentions=True).attentions
-    last = torch.stack(maps, 1)[..., -1, :]
-    torch.testing.assert_close(recording.received[3], last, rtol=1e-4, atol=1e-5)
-    stacked = recording.array("received")
-    assert stacked.shape == (4, 2, 2, 4, 15)
-    assert bool(torch.from_numpy(stacked[0, ..., 12:]).isnan().all())
-    assert recording.visible[1].tolist() == [
-        [0 if m == 0 else 1 for m in row] + [1] for row in mask.tolist()
-    ]
-
-
-def test_layers_that_see_differently_are_told_apart() -> None:
+def test_layers_that_see_differently_are_told_apart():
     model = HandWritten()
     model.blocks[1].style = "causal"
     with trace(model) as recording:
@@ -132,14 +89,7 @@ def test_layers_that_see_differently_are_told_apart() -> None:
     assert layers[0].tolist() == [[12.0] * 12, [float(12 - i) for i in range(12)]]
 
 
-def test_prefix_columns_are_counted() -> None:
-    with trace(model := Prefixed()) as recording:
-        model(IDS)
-    assert recording.prefix == 2
-    assert recording.received[0].shape[-1] == 14
-
-
-def test_marks_group_forwards_and_keep_the_first() -> None:
+def test_marks_group_forwards_and_keep_the_first():
     model = HandWritten()
     with trace(model) as recording:
         for step in ("a", "b"):
@@ -155,7 +105,7 @@ def test_marks_group_forwards_and_keep_the_first() -> None:
     assert single.steps == [0]
 
 
-def test_a_part_of_the_model_may_be_called_directly() -> None:
+def test_a_part_of_the_model_may_be_called_directly():
     model = llama()
     with torch.no_grad(), trace(model) as recording:
         for _ in range(2):
@@ -171,7 +121,7 @@ def test_a_part_of_the_model_may_be_called_directly() -> None:
     assert [x.shape[1] for x in pieces.received] == [2, 2, 2]
 
 
-def test_a_layer_that_runs_twice_gets_two_names() -> None:
+def test_a_layer_that_runs_twice_gets_two_names():
     model = HandWritten(layers=1)
     model.blocks.append(model.blocks[0])
     with trace(model) as recording:
@@ -179,7 +129,7 @@ def test_a_layer_that_runs_twice_gets_two_names() -> None:
     assert recording.layers == ["blocks.0", "blocks.0#2"]
 
 
-def test_nested_traces_and_neighbours_do_not_disturb_each_other() -> None:
+def test_nested_traces_and_neighbours_do_not_disturb_each_other():
     model, other = HandWritten(), HandWritten("causal")
     with trace(model) as outer, trace(other) as beside:
         model(IDS)
@@ -192,7 +142,7 @@ def test_nested_traces_and_neighbours_do_not_disturb_each_other() -> None:
     assert hooks(model) == hooks(other) == 0
 
 
-def test_traces_may_end_out_of_order() -> None:
+def test_traces_may_end_out_of_order():
     model = HandWritten()
     first, second = trace(model), trace(model)
     one, two = first.__enter__(), second.__enter__()
@@ -205,7 +155,7 @@ def test_traces_may_end_out_of_order() -> None:
     assert hooks(model) == 0
 
 
-def test_unobserved_calls_are_not_seen() -> None:
+def test_unobserved_calls_are_not_seen():
     model = HandWritten()
     with trace(model) as recording:
         with unobserved():
@@ -215,7 +165,7 @@ def test_unobserved_calls_are_not_seen() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_forward_that_fails_leaves_no_trace(error: type[BaseException]) -> None:
+def test_a_forward_that_fails_leaves_no_trace(error):
     model = HandWritten()
     plain = model(IDS)
 
@@ -236,7 +186,7 @@ def test_a_forward_that_fails_leaves_no_trace(error: type[BaseException]) -> Non
     assert torch.equal(plain, model(IDS))
 
 
-def test_gradient_checkpointing_replays_are_no_forwards() -> None:
+def test_gradient_checkpointing_replays_are_no_forwards():
     model = checkpointed(llama())
     with trace(model) as recording:
         model(IDS).logits.sum().backward()
@@ -244,62 +194,48 @@ def test_gradient_checkpointing_replays_are_no_forwards() -> None:
     assert [x.shape[1] for x in recording.received] == [2, 2]
 
 
-def test_a_model_without_sdpa_is_refused_with_the_remedy() -> None:
-    model = by_itself(llama(attention="eager"))
-    with (
-        pytest.raises(ValueError, match='attn_implementation="sdpa"'),
-        trace(model),
-    ):
+def compiled(model):
+    module = nn.Module()
+    module._orig_mod = model
+    return module
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (by_itself(llama(attention="eager")), 'ran 1 times .*"sdpa"'),
+        (HandWritten("plain", layers=0), "ran 1 times"),
+        (lambda ids: ids, "got function"),
+        (compiled(HandWritten()), "compiled"),
+    ],
+)
+def test_a_model_that_cannot_be_traced_is_refused(model, message):
+    with pytest.raises(ValueError, match=message), trace(model, allow_empty=True):
         model(IDS)
-    with pytest.raises(ValueError, match="'eager'"), trace(model) as recording:
-        model(IDS)
-        recording.mark()
-    with pytest.raises(ValueError, match="was not run inside the block"), trace(model):
+
+
+def test_wrong_use_is_refused_by_name():
+    model = HandWritten()
+    for names, message in ((("recieved",), "'received'"), ("received", "(name,)")):
+        with pytest.raises(ValueError, match=re.escape(message)), trace(model, names):
+            pass
+    with pytest.raises(ValueError, match="inside the block"), trace(model):
         pass
     with pytest.raises(KeyError), trace(model):
         raise KeyError
-
-
-def test_wrong_use_is_refused_by_name() -> None:
-    model = HandWritten()
-    with pytest.raises(ValueError, match="did you mean 'received'"), trace(model, ("recieved",)):
-        pass
-    with pytest.raises(ValueError, match="write \\(name,\\)"), trace(model, "received"):
-        pass
-    with (
-        pytest.raises(ValueError, match="Module, got function"),
-        trace(lambda ids: ids),
-    ):  # type: ignore[arg-type]
-        pass
-    with trace(model) as recording:
-        model(IDS)
-        recording.mark()
-        with pytest.raises(ValueError, match="no forward came since"):
-            recording.mark()
-    with pytest.raises(ValueError, match="'row_entropy' was not recorded"):
-        _ = recording.row_entropy
-    compiled = nn.Module()
-    compiled._orig_mod = model
-    with pytest.raises(ValueError, match="module that was compiled"), trace(compiled):
-        pass
-
-
-def test_a_block_may_be_empty_where_that_is_said() -> None:
-    model = HandWritten()
     with trace(model, allow_empty=True) as recording:
         pass
     assert recording.layers == [] and recording.step_numbers == []
-    with pytest.raises(ValueError, match="was not run inside the block"), trace(model):
-        pass
-    plain = nn.Linear(2, 2)
-    with (
-        pytest.raises(ValueError, match="ran 1 times and never called"),
-        trace(plain, allow_empty=True),
-    ):
-        plain(torch.ones(1, 2))
+    with trace(model) as recording:
+        model(IDS)
+        recording.mark()
+        with pytest.raises(ValueError, match="last mark"):
+            recording.mark()
+    with pytest.raises(ValueError, match="'row_entropy'"):
+        _ = recording.row_entropy
 
 
-def test_a_statistic_of_ones_own_has_options_and_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_statistic_of_ones_own_has_options_and_a_label(monkeypatch):
     monkeypatch.setattr(statistics, "_classes", dict(statistics._all()))
 
     @statistics.register("largest")

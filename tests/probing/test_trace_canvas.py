@@ -39,7 +39,7 @@ class Announced(Listener):
 @pytest.mark.parametrize("sinks", [0, 1])
 def test_a_session_announces_the_columns_that_run_predecessors_included(
     columns, shift, expected, sinks
-) -> None:
+):
     model = tiny_model(sinks, logit_shift=shift)
     session, announced = model.denoiser().begin(), Announced()
     wanted = torch.zeros(2, 12, dtype=torch.bool)
@@ -59,7 +59,7 @@ def test_a_session_announces_the_columns_that_run_predecessors_included(
     assert recording.values("row_entropy")[1].shape[-1] == len(expected)
 
 
-def test_a_trace_that_begins_in_the_middle_of_a_cached_run_knows_prefix_and_places() -> None:
+def test_a_trace_that_begins_in_the_middle_of_a_cached_run_knows_prefix_and_places():
     model = tiny_model(2)
     session, wanted = model.denoiser().begin(), torch.zeros(2, 12, dtype=torch.bool)
     wanted[:, 4:7] = True
@@ -72,7 +72,7 @@ def test_a_trace_that_begins_in_the_middle_of_a_cached_run_knows_prefix_and_plac
     assert recording.visible[0].tolist() == [[3] * 14] * 2
 
 
-def test_what_was_recorded_is_ordinary_tensors() -> None:
+def test_what_was_recorded_is_ordinary_tensors():
     model = tiny_model(1)
     wanted = torch.ones(2, 12, dtype=torch.bool)
     with trace(model, ("received", "output_norm"), maps=[(0, 0, 0)]) as recording:
@@ -88,7 +88,7 @@ def test_what_was_recorded_is_ordinary_tensors() -> None:
         tensor.mul_(2)
 
 
-def test_layers_with_unlike_numbers_of_heads_and_more_of_them_than_expected() -> None:
+def test_layers_with_unlike_numbers_of_heads_and_more_of_them_than_expected():
     model = HandWritten(layers=2)
     model.blocks[1].style = "headless"
     # a module that runs three times counts once among the modules of its class
@@ -111,7 +111,7 @@ def test_layers_with_unlike_numbers_of_heads_and_more_of_them_than_expected() ->
     torch.testing.assert_close(recording.received[0][:, 2].sum(-1), torch.full((2, 2), 12.0))
 
 
-def test_listeners_without_an_interest_in_outputs_need_not_say_so() -> None:
+def test_listeners_without_an_interest_in_outputs_need_not_say_so():
     calls = []
 
     class Old(Listener):
@@ -139,7 +139,7 @@ class ByHeight(torch.nn.Module):
         )
 
 
-def test_numbers_are_no_ids_and_a_mask_by_row_is_read_of_a_call_without_heads() -> None:
+def test_numbers_are_no_ids_and_a_mask_by_row_is_read_of_a_call_without_heads():
     x_BS, model = torch.tensor([[0.5, 0.2, 3.0], [0.1, 2.0, 0.3]]), ByHeight()
     with tapped(model, Listener()) as tap, trace(model) as recording:
         model(x_BS)

@@ -8,14 +8,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from probed import IDS, PADDED, padding
 
 from sinklab.core import registry
-from sinklab.core.probing import MaskSinks, call, intervene, trace, tracing
+from sinklab.core.probing import MaskSinks, call, intervene, trace
 from tiny_models import HandWritten, llama
 
-IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
-PADDED = torch.ones(2, 12, dtype=torch.long)
-PADDED[0, :4] = 0
 NAMES = tuple(name for name, kind in registry.statistics.items() if not kind.needs_canvas)
 BY_HEAD = tuple(name for name in NAMES if "head" in registry.statistics[name].axes)
 
@@ -37,7 +35,7 @@ def four_layers() -> HandWritten:
         ("*", [0, 1, 2, 3]),
     ],
 )
-def test_layers_by_number_and_by_name(layers, expected: list[int]) -> None:
+def test_layers_by_number_and_by_name(layers, expected):
     model = four_layers()
     with trace(model, NAMES) as full:
         model(IDS)
@@ -58,7 +56,7 @@ def test_layers_by_number_and_by_name(layers, expected: list[int]) -> None:
             )
 
 
-def test_layers_by_the_end_of_a_path_or_the_module_that_holds_them() -> None:
+def test_layers_by_the_end_of_a_path_or_the_module_that_holds_them():
     model = llama()
     for pattern in (
         "layers.1.self_attn",
@@ -75,8 +73,8 @@ def test_layers_by_the_end_of_a_path_or_the_module_that_holds_them() -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("heads", [(2,), (3, 0), (-1, 1)])
 @pytest.mark.parametrize("padded", [False, True])
-def test_heads_under_grouped_keys(kv_heads: int, heads: tuple[int, ...], padded: bool) -> None:
-    model, given = llama(kv_heads=kv_heads), {"attention_mask": PADDED} if padded else {}
+def test_heads_under_grouped_keys(kv_heads, heads, padded):
+    model, (given, _) = llama(kv_heads=kv_heads), padding(padded)
     with (
         torch.no_grad(),
         trace(model, NAMES) as full,
@@ -95,7 +93,10 @@ def test_heads_under_grouped_keys(kv_heads: int, heads: tuple[int, ...], padded:
     assert torch.equal(recording.value_norm[0], full.value_norm[0])
 
 
-def test_only_what_was_chosen_is_computed(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "chosen"), [({"layers": (1, 2), "heads": 1}, (1,)), ({"layers": (0, 3)}, (0, 1))]
+)
+def test_only_what_was_chosen_is_computed(options, chosen, monkeypatch):
     seen, own = [], call.attention_statistics
 
     def spy(scores, names, **options):
@@ -104,11 +105,12 @@ def test_only_what_was_chosen_is_computed(monkeypatch) -> None:
 
     monkeypatch.setattr(call, "attention_statistics", spy)
     model = four_layers()
-    with trace(model, ("received", "row_entropy"), layers=(1, 2), heads=1, steps={1}):
+    with trace(model, ("received", "row_entropy"), steps={1}, **options) as recording:
         for _ in range(3):
             model(IDS)
+            recording.mark()
     # two layers, as the rows of one call
-    assert seen == [((1,), 2 * len(IDS))]
+    assert seen == [(chosen, 2 * len(IDS))]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ def test_only_what_was_chosen_is_computed(monkeypatch) -> None:
         ({"steps": 3}, r"steps is a container of step numbers .*, got 3"),
     ],
 )
-def test_a_wrong_choice_is_refused_by_name(choice: dict, message: str) -> None:
+def test_a_wrong_choice_is_refused_by_name(choice, message):
     model = four_layers()
     plain = model(IDS)
     with pytest.raises(ValueError, match=message), trace(model, **choice):
@@ -139,7 +141,7 @@ def test_a_wrong_choice_is_refused_by_name(choice: dict, message: str) -> None:
 
 @pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize("steps", [range(0, 6, 2), {1, 4}, [5]])
-def test_steps_by_marks_or_by_forwards(marked: bool, steps) -> None:
+def test_steps_by_marks_or_by_forwards(marked, steps):
     model = HandWritten()
     texts = [(IDS + 3 * step) % 30 for step in range(6)]
     with trace(model, NAMES) as full, trace(model, NAMES, steps=steps) as recording:
@@ -161,25 +163,7 @@ def test_steps_by_marks_or_by_forwards(marked: bool, steps) -> None:
     assert recording.array("visible").shape[0] == len(expected) == len(recording.columns)
 
 
-def test_other_steps_are_not_measured(monkeypatch) -> None:
-    numbers, own = [], tracing.read_in_one_pass
-
-    def spy(view, *rest):
-        numbers.append(len(view.output_BHQD))
-        return own(view, *rest)
-
-    monkeypatch.setattr(tracing, "read_in_one_pass", spy)
-    model = HandWritten()
-    with trace(model, steps=(2,)) as recording:
-        for _ in range(5):
-            model(IDS)
-            recording.mark()
-    # two layers, as the rows of one call
-    assert numbers == [2 * len(IDS)]
-    assert recording.step_numbers == [2]
-
-
-def test_no_step_that_was_chosen_ran() -> None:
+def test_no_step_that_was_chosen_ran():
     model = HandWritten()
     with trace(model, steps=(7,)) as recording:
         model(IDS)
@@ -189,7 +173,7 @@ def test_no_step_that_was_chosen_ran() -> None:
         recording.array("received")
 
 
-def test_numbers_may_be_numpys_and_name_a_head_twice() -> None:
+def test_numbers_may_be_numpys_and_name_a_head_twice():
     model, numbers = four_layers(), np.arange(4)
     with trace(
         model, layers=numbers[1:3], heads=(1, -1), steps=numbers, maps=[numbers[[0, 2, 1]]]
@@ -205,7 +189,7 @@ def test_numbers_may_be_numpys_and_name_a_head_twice() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("marked", [False, True])
-def test_maps_are_those_of_eager_attention(causal: bool, marked: bool) -> None:
+def test_maps_are_those_of_eager_attention(causal, marked):
     model = llama(causal=causal)
     places = [(0, 0, 3), (1, 1, 0), (1, -1, 2), (0, -2, 3)]
     # neither layers, heads nor steps keep a map from being taken
@@ -234,7 +218,7 @@ def test_maps_are_those_of_eager_attention(causal: bool, marked: bool) -> None:
         )
 
 
-def test_a_map_of_one_step_alone_is_taken_where_nothing_else_is_recorded() -> None:
+def test_a_map_of_one_step_alone_is_taken_where_nothing_else_is_recorded():
     model = HandWritten()
     with trace(model) as full, trace(model, steps=(), maps=[(1, 0, 1)]) as recording:
         for ids in (IDS, IDS + 1, IDS + 2):
@@ -243,7 +227,7 @@ def test_a_map_of_one_step_alone_is_taken_where_nothing_else_is_recorded() -> No
     torch.testing.assert_close(recording.map(1, 0, 1).sum(-2), full.received[1][:, 0, 1])
 
 
-def test_a_map_that_never_came_is_refused_with_those_there_are() -> None:
+def test_a_map_that_never_came_is_refused_with_those_there_are():
     model = HandWritten()
     with trace(model, maps=[(0, 0, 1), (9, 0, 1)]) as recording:
         model(IDS)
@@ -254,7 +238,7 @@ def test_a_map_that_never_came_is_refused_with_those_there_are() -> None:
         recording.map(0, 1, 0)
 
 
-def test_a_map_shows_the_edited_call() -> None:
+def test_a_map_shows_the_edited_call():
     model = HandWritten()
     with intervene(model, MaskSinks(2)) as log, trace(model, maps=[(1, 1, 0)]) as recording:
         model(IDS)
@@ -263,24 +247,3 @@ def test_a_map_shows_the_edited_call() -> None:
     found = recording.map(1, 1, 0)
     assert bool((found.gather(2, taken.unsqueeze(1).expand(-1, 12, -1)) == 0).all())
     torch.testing.assert_close(found.sum(1), recording.received[1][:, 1, 0], rtol=1e-5, atol=1e-5)
-
-
-def test_a_fused_trace_and_an_edit_share_the_received_attention(monkeypatch) -> None:
-    passes, own = [], call.attention_statistics
-
-    def spy(scores, names, **options):
-        passes.append(tuple(names))
-        return own(scores, names, **options)
-
-    monkeypatch.setattr(call, "attention_statistics", spy)
-    model = HandWritten(layers=1)
-    with (
-        trace(model, ("received", "row_entropy")) as recording,
-        intervene(model, MaskSinks(1)) as log,
-    ):
-        model(IDS)
-        model(IDS)
-    # in the second forward the edit also reads, of the call as it is given, what it takes away
-    fused = ["received", "row_entropy"]
-    assert [sorted(names) for names in passes] == [fused, ["received"], fused]
-    assert torch.equal(log.removals[0].columns_BLHM, recording.received[0].topk(1, -1).indices)

@@ -51,7 +51,7 @@ NAMES = (
 )
 
 
-def test_uniform_attention_gives_every_key_one_and_has_no_sink() -> None:
+def test_uniform_attention_gives_every_key_one_and_has_no_sink():
     model = Given()
     with trace(model, NAMES) as recording:
         model(torch.zeros(1, 1, S, S), torch.ones(1, 1, S, 4))
@@ -69,7 +69,7 @@ def test_uniform_attention_gives_every_key_one_and_has_no_sink() -> None:
 
 
 @pytest.mark.parametrize("column", [0, 17, S - 1])
-def test_a_one_hot_column_receives_all(column: int) -> None:
+def test_a_one_hot_column_receives_all(column):
     values = torch.zeros(1, 1, S, 4)
     values[0, 0, column] = 0.5
     model = Given()
@@ -89,7 +89,7 @@ def test_a_one_hot_column_receives_all(column: int) -> None:
     assert sinks[0, 0, 0, 0].nonzero()[0].tolist() == [column]
 
 
-def test_two_sinks_that_move_are_found_where_they_are() -> None:
+def test_two_sinks_that_move_are_found_where_they_are():
     # one drifts to the right by two a step, the other jumps between two places
     paths = [(2 * step, (30, 35)[step % 2]) for step in range(12)]
     model = Given()
@@ -109,62 +109,9 @@ def test_two_sinks_that_move_are_found_where_they_are() -> None:
     assert whole.argmax(-1).tolist() == [paths[3][query % 2] for query in range(S)]
 
 
-class Turned(nn.Module):
-    """Attention of one token repeated, under rotary positions that come round after `turn`
-    places.
-    """
-
-    def __init__(self, turn: float) -> None:
-        super().__init__()
-        self.turn = turn
-
-    def forward(self, q_D: Tensor, k_D: Tensor) -> Tensor:
-        angles_SF = torch.arange(S)[:, None] * 2 * math.pi / self.turn * torch.arange(1, 5)
-        cos, sin = angles_SF.cos(), angles_SF.sin()
-
-        def turned(x_D: Tensor) -> Tensor:
-            first, second = x_D.chunk(2)
-            return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)[
-                None, None
-            ]
-
-        return F.scaled_dot_product_attention(turned(q_D), turned(k_D), torch.randn(1, 1, S, 8))
-
-
-def test_identical_tokens_under_rotary_positions_that_close_a_circle_give_every_key_one() -> None:
-    # Scores depend on the distance alone, and on a circle every key stands at every distance once.
-    model, generator = Turned(S), torch.Generator().manual_seed(0)
-    q, k = torch.randn(2, 8, generator=generator) * 2
-    with trace(model, ("received", "row_entropy")) as recording:
-        model(q, k)
-    torch.testing.assert_close(recording.received[0], torch.ones(1, 1, 1, S), rtol=1e-5, atol=1e-5)
-    # far from uniform, though
-    assert float(recording.row_entropy[0].max()) < math.log(S) - 0.5
-    assert not find_sinks(recording.array("received"), Excess(0.5)).any()
-
-
-def test_identical_tokens_in_a_bidirectional_model_make_no_sink() -> None:
-    model = tiny_model()
-    for layer in model.model.layers:
-        # the scale at which models start
-        for part in (layer.self_attn.q_proj, layer.self_attn.k_proj):
-            part.weight.data.mul_(0.02 / 0.3)
-    ids = torch.full((1, S), 7)
-    with torch.no_grad(), trace(model, ("received", "value_norm")) as recording:
-        model(ids)
-    received = recording.received[0]
-    torch.testing.assert_close(received, torch.ones_like(received), rtol=0, atol=0.05)
-    assert not find_sinks(recording.array("received"), Excess(0.5)).any()
-    # no position differs from another in any layer, as no query sees less than another
-    norms = recording.value_norm[0]
-    torch.testing.assert_close(norms, norms[..., :1].expand_as(norms), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("cache", [None, PrefixCache(), DualCache()])
 @pytest.mark.parametrize("sinks", [0, 1])
-def test_a_column_that_receives_all_is_a_sink_in_every_step_of_a_cached_run(
-    cache, sinks: int
-) -> None:
+def test_a_column_that_receives_all_is_a_sink_in_every_step_of_a_cached_run(cache, sinks):
     """Scaled by positions over queries, a rule means the same however few queries ran."""
     model = tiny_model(sinks)
     canvas = Canvas.from_prompts(

@@ -7,23 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from probed import canvas_of
 
-from sinklab.core.probing import STATES, MaskSinks, intervene, position_states, trace
-from sinklab.core.sampling import Canvas, denoise, guided
+from sinklab.core.probing import STATES, position_states, trace
+from sinklab.core.sampling import Canvas, denoise
 from sinklab.lab.caching import DualCache, PrefixCache
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, llama
 
-PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
 NEW, BLOCK, CANVAS = 6, 3, 12
 CACHES = (None, PrefixCache(), DualCache())
 PLACES = [(step, layer, head) for step in range(NEW) for layer in range(2) for head in range(4)]
-
-
-def canvas_of(model, prompts=PROMPTS):
-    return Canvas.from_prompts(
-        prompts, new_tokens=NEW, mask_id=model.config.mask_token_id, pad_id=0
-    )
 
 
 def decoded(model, canvas, cache, recording):
@@ -48,7 +42,7 @@ def expected_columns(cache, nth, shift):
 @pytest.mark.parametrize("sinks", [0, 2])
 @pytest.mark.parametrize("shift", [False, True])
 @pytest.mark.parametrize("state_of", ["predicted", "own"])
-def test_by_state_against_the_maps(cache, sinks, shift, state_of) -> None:
+def test_by_state_against_the_maps(cache, sinks, shift, state_of):
     model = tiny_model(sinks, logit_shift=shift)
     canvas = canvas_of(model)
     names = ("received", "received_by_state")
@@ -88,7 +82,7 @@ def test_by_state_against_the_maps(cache, sinks, shift, state_of) -> None:
     assert recording.array("received_by_state").shape == (NEW, 2, 3, 2, 4, sinks + CANVAS)
 
 
-def test_a_shifted_predecessor_in_the_padding_is_no_query() -> None:
+def test_a_shifted_predecessor_in_the_padding_is_no_query():
     # An empty prompt: the block begins right after the padding, whose last column runs for the
     # shift.
     model = tiny_model(0, logit_shift=True)
@@ -108,7 +102,7 @@ def test_a_shifted_predecessor_in_the_padding_is_no_query() -> None:
 
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("sinks", [0, 1])
-def test_row_statistics_stand_at_their_canvas_positions(cache, sinks) -> None:
+def test_row_statistics_stand_at_their_canvas_positions(cache, sinks):
     model = tiny_model(sinks)
     canvas = canvas_of(model)
     with trace(model, ("row_entropy", "output_norm", "received"), canvas=canvas) as recording:
@@ -131,7 +125,7 @@ def test_row_statistics_stand_at_their_canvas_positions(cache, sinks) -> None:
     assert positions.tolist() == [[12.0, 9.0]] * NEW
 
 
-def test_ids_come_from_the_model_itself_without_a_denoiser() -> None:
+def test_ids_come_from_the_model_itself_without_a_denoiser():
     mask = 0
     open_BS = torch.tensor([[False, False, True, True, True]])
     canvas = SimpleNamespace(open_BS=open_BS, attention_BS=torch.ones_like(open_BS), mask_id=mask)
@@ -152,71 +146,37 @@ def test_ids_come_from_the_model_itself_without_a_denoiser() -> None:
         model(inputs_embeds=torch.randn(1, 5, 32))
 
 
-def test_guidance_keeps_the_conditional_forward_and_its_states() -> None:
-    model = tiny_model()
-    canvas = canvas_of(model, PROMPTS[:1])
-    denoiser = guided(model.denoiser(), 1.0, canvas.prompt_BS, canvas.mask_id)
-    with trace(model, ("received_by_state",), canvas=canvas) as recording:
-        for step in denoise(denoiser, canvas, block_length=BLOCK):
-            recording.mark(step)
-    assert recording.forwards_per_step == [2] * NEW
-    assert recording.query_state[0][0].tolist() == [2] * 6 + [0] * 6
-
-
-def test_states_of_an_edited_run_are_those_of_its_own_canvas() -> None:
-    model = tiny_model(1)
-    canvas = canvas_of(model)
-    with (
-        intervene(model, MaskSinks(2)) as log,
-        trace(model, ("received_by_state",), canvas=canvas) as recording,
-    ):
-        steps = decoded(model, canvas, DualCache(), recording)
-    for removal, found in zip(log.removals, recording.values("received_by_state")[1:], strict=True):
-        assert bool((found.sum(1).gather(-1, removal.columns_BLHM) == 0).all())
-    masked = [int((state == 0).sum()) for state in recording.query_state]
-    inside = [
-        int(step.masked_BS[:, columns].sum())
-        for step, columns in zip(steps, recording.columns, strict=True)
-    ]
-    assert masked == inside
-
-
-def test_position_states() -> None:
+def test_position_states():
     canvas = Canvas.from_prompts([[5, 6], [7]], new_tokens=2, mask_id=1, pad_id=0)
     ids = torch.tensor([[5, 6, 1, 9], [0, 7, 8, 1]])
     assert position_states(canvas, ids).tolist() == [[2, 2, 0, 1], [-1, 2, 1, 0]]
 
 
-def test_wrong_use_is_refused_by_name() -> None:
-    model, canvas = HandWritten(), SimpleNamespace(open_BS=torch.ones(1, 5).bool(), mask_id=0)
-    ids = torch.ones(1, 4, dtype=torch.long)
-    states = trace(model, ("received_by_state",))
-    with (
-        pytest.raises(ValueError, match="no canvas was given"),
-        states,
-    ):
-        pass
-    with (
-        pytest.raises(ValueError, match="lacks attention_BS"),
-        trace(model, canvas=canvas),
-    ):
-        pass
-    canvas.attention_BS = canvas.open_BS
-    states = trace(model, canvas=canvas, state_of="next")
-    with (
-        pytest.raises(ValueError, match=r"state_of must .*'next'"),
-        states,
-    ):
-        pass
-    states = trace(model, ("received_by_state",), canvas=canvas)
-    with (
-        pytest.raises(ValueError, match=r"\(1, 5\), .* of shape \(1, 4\)"),
-        states,
-    ):
-        model(ids)
+OPEN = torch.ones(1, 5, dtype=torch.bool)
+FITTING = SimpleNamespace(open_BS=OPEN, attention_BS=OPEN, mask_id=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "canvas=canvas"),
+        ({"canvas": SimpleNamespace(open_BS=OPEN, mask_id=0)}, "attention_BS"),
+        ({"canvas": FITTING, "state_of": "next"}, "predicted, own, .* 'next'"),
+        ({"canvas": FITTING}, r"\(1, 5\), .* \(1, 4\)"),
+    ],
+)
+def test_a_canvas_that_does_not_fit_is_refused(options, message):
+    model = HandWritten()
+    refused = pytest.raises(ValueError, match=message)
+    with refused, trace(model, ("received_by_state",), **options):
+        model(torch.ones(1, 4, dtype=torch.long))
+
+
+def test_states_that_were_not_recorded_are_refused():
+    model = HandWritten()
     with trace(model) as recording:
-        model(ids)
-    with pytest.raises(ValueError, match="states of queries need"):
+        model(torch.ones(1, 4, dtype=torch.long))
+    with pytest.raises(ValueError, match="canvas"):
         recording.array("query_state")
-    with pytest.raises(ValueError, match="you mean 'received_by_state'"):
+    with pytest.raises(ValueError, match="'received_by_state'"):
         recording.dims("received_by_states")

@@ -11,7 +11,6 @@ import math
 import random
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,8 +21,6 @@ from sinklab.core.probing import trace
 from tiny_models import HandWritten, by_itself, llama
 
 IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))
-LEFT = torch.ones(2, 10, dtype=torch.long)
-LEFT[0, :6] = 0
 
 
 class Attends(nn.Module):
@@ -190,26 +187,6 @@ def test_cross_attention_with_more_queries_than_keys():
         model(q, k, k)
 
 
-def test_a_static_cache_with_left_padding_is_as_a_growing_one():
-    model = llama(causal=True)
-    options = {"attention_mask": LEFT, "max_new_tokens": 4, "do_sample": False}
-    recordings = []
-    for cache in ({}, {"cache_implementation": "static", "disable_compile": True}):
-        with trace(model, ("received", "row_entropy")) as recording:
-            model.generate(IDS, **options, **cache)
-        recordings.append(recording)
-    growing, static = recordings
-    assert static.prefix == growing.prefix == 0
-    for step, received in enumerate(growing.received):
-        keys = received.shape[-1]
-        torch.testing.assert_close(static.received[step][..., :keys], received)
-        assert not static.received[step][..., keys:].any()
-        assert torch.equal(static.visible[step][:, :keys], growing.visible[step])
-        assert torch.equal(static.columns[step], growing.columns[step])
-    entropy = [recording.array("row_entropy")[..., :13] for recording in recordings]
-    np.testing.assert_allclose(*entropy, rtol=1e-4, atol=1e-5)
-
-
 @dataclass(frozen=True)
 class Case:
     """One random attention call: its arguments, and who is real and may see whom."""
@@ -290,9 +267,9 @@ def drawn(seed: int) -> Case:
     return Case(q, k, v, options, may_BHQS.expand(batch, heads, -1, -1), bias, real_BQ)
 
 
-def test_seven_hundred_calls_are_those_of_a_dense_twin():
+def test_three_hundred_calls_are_those_of_a_dense_twin():
     model, seen = Attends(), set()
-    for seed in range(700):
+    for seed in range(300):
         case = drawn(seed)
         call = (case.q_BHQD, case.k_BKSD, case.v_BKSD)
         plain = model(*call, **case.options)
@@ -347,7 +324,7 @@ NAMES = (
 
 def test_small_layers_measured_as_one_are_those_measured_alone():
     model, joined = AttendsThrice(), set()
-    for seed in range(200):
+    for seed in range(100):
         case = drawn(seed)
         call, how = (
             (case.q_BHQD, case.k_BKSD, case.v_BKSD),

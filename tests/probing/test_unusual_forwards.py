@@ -23,7 +23,7 @@ OTHER = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(2)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
-def test_the_first_backward_of_an_eager_model_under_checkpointing(kind: str) -> None:
+def test_the_first_backward_of_an_eager_model_under_checkpointing(kind):
     model = checkpointed(llama(kind=kind, attention="eager"))
     model(IDS).logits.sum().backward()
     expected = [parameter.grad.clone() for parameter in model.parameters()]
@@ -46,7 +46,7 @@ class Twice(HandWritten):
         return super().forward(ids_BS) + self(ids_BS[:, :1])
 
 
-def test_a_forward_inside_a_forward_is_refused_by_name() -> None:
+def test_a_forward_inside_a_forward_is_refused_by_name():
     model = Twice()
     with (
         pytest.raises(ValueError, match="forward of Twice runs inside"),
@@ -68,7 +68,7 @@ class Interrupted(HandWritten):
         return super().forward(ids_BS)
 
 
-def test_a_forward_after_one_that_was_interrupted_is_not_inside_it() -> None:
+def test_a_forward_after_one_that_was_interrupted_is_not_inside_it():
     model = Interrupted()
     with trace(model) as recording:
         with pytest.raises(KeyboardInterrupt):
@@ -79,7 +79,7 @@ def test_a_forward_after_one_that_was_interrupted_is_not_inside_it() -> None:
 
 
 @pytest.mark.parametrize("source", ["closed_loop", "carried", "clean_pass"])
-def test_another_text_of_the_same_shape_is_spoken_of(source: str) -> None:
+def test_another_text_of_the_same_shape_is_spoken_of(source):
     model, options = llama(causal=True), {"limit": 1} if source == "carried" else {}
     edit = MaskSinks(k=1, source=source, **options)
     with torch.no_grad(), intervene(model, edit) as log:
@@ -94,7 +94,7 @@ def test_another_text_of_the_same_shape_is_spoken_of(source: str) -> None:
         model(IDS)
 
 
-def test_a_text_that_goes_on_and_one_that_begins_after_a_reset_are_not() -> None:
+def test_a_text_that_goes_on_and_one_that_begins_after_a_reset_are_not():
     model = llama(causal=True)
     with torch.no_grad(), intervene(model, MaskSinks(k=1)) as log:
         for length in (6, 7, 8):
@@ -106,7 +106,7 @@ def test_a_text_that_goes_on_and_one_that_begins_after_a_reset_are_not() -> None
         model.generate(IDS, max_new_tokens=3, do_sample=False)
 
 
-def test_what_a_step_changes_is_no_other_text() -> None:
+def test_what_a_step_changes_is_no_other_text():
     masked, mask_id = IDS.clone(), 31
     masked[:, 4:] = mask_id
     assert not is_other_text(masked, IDS, None) and not is_other_text(masked, IDS, mask_id)
@@ -150,7 +150,7 @@ OWN = {
 # of DeBERTa in the oldest transformers
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("name", OWN)
-def test_no_remedy_is_given_that_changes_nothing(name: str) -> None:
+def test_no_remedy_is_given_that_changes_nothing(name):
     kind = getattr(transformers, name)
     model: nn.Module = kind(kind.config_class(**SMALL | OWN[name])).eval()
     assert compat.lacks_sdpa(model) == name
@@ -161,7 +161,7 @@ def test_no_remedy_is_given_that_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_an_eager_model_in_float64_is_read_in_float64(kv_heads: int) -> None:
+def test_an_eager_model_in_float64_is_read_in_float64(kv_heads):
     model = llama(causal=True, kv_heads=kv_heads, attention="eager").double()
     seen: list[Tensor] = []
     attention = model.model.layers[1].self_attn

@@ -70,9 +70,7 @@ def whole(model: Any, ids_BS: Tensor) -> Any:
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_step_is_the_last_row_of_a_pass_over_the_whole_text(
-    kind: str, attention: str, cache: str
-) -> None:
+def test_every_step_is_the_last_row_of_a_pass_over_the_whole_text(kind, attention, cache):
     model = windowed(kind, attention)
     options = {"cache_implementation": "static"} if cache == "static" else {}
     options |= {"disable_compile": True}
@@ -106,9 +104,7 @@ def test_every_step_is_the_last_row_of_a_pass_over_the_whole_text(
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("removal", ["mask", "zero_value"])
-def test_a_position_stays_hidden_as_long_as_it_is_there(
-    kind: str, removal: str, attention: str
-) -> None:
+def test_a_position_stays_hidden_as_long_as_it_is_there(kind, removal, attention):
     model = windowed(kind, attention)
     with intervene(model, MaskPositions((4,), removal=removal)) as log, trace(model) as recording:
         ids_BS = generated(model)
@@ -128,7 +124,7 @@ def test_a_position_stays_hidden_as_long_as_it_is_there(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_several_tokens_behind_a_window_stand_at_their_positions(kind: str) -> None:
+def test_several_tokens_behind_a_window_stand_at_their_positions(kind):
     from transformers import DynamicCache
 
     model, text_BS = windowed(kind), torch.cat([IDS, IDS[:, 2:6]], 1)
@@ -156,7 +152,7 @@ def test_several_tokens_behind_a_window_stand_at_their_positions(kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["Mistral", "Qwen2"])
-def test_the_first_token_taken_once_is_no_other_token_later(kind: str) -> None:
+def test_the_first_token_taken_once_is_no_other_token_later(kind):
     model = windowed(kind)
     edit = MaskSinks(k=1, source="carried", limit=1)
     with intervene(model, edit) as log, trace(model) as recording:
@@ -169,14 +165,14 @@ def test_the_first_token_taken_once_is_no_other_token_later(kind: str) -> None:
     assert not received.gather(-1, taken).nansum()
 
 
-def test_a_prompt_longer_than_the_window_loses_what_was_chosen_in_it() -> None:
+def test_a_prompt_longer_than_the_window_loses_what_was_chosen_in_it():
     model = windowed("Mistral")
     with intervene(model, MaskSinks(k=1)) as log:
         generated(model)
     assert len(log.removals) == STEPS - 1
 
 
-def test_keys_that_were_dropped_are_not_counted_among_those_that_a_query_loses() -> None:
+def test_keys_that_were_dropped_are_not_counted_among_those_that_a_query_loses():
     seen = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
     gone = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0]).bool()
     received = torch.arange(8.0) * seen
@@ -192,7 +188,7 @@ def test_keys_that_were_dropped_are_not_counted_among_those_that_a_query_loses()
         handler._check_enough(view, ~gone[None, None])
 
 
-def test_a_cache_that_does_not_say_which_keys_it_keeps_is_refused() -> None:
+def test_a_cache_that_does_not_say_which_keys_it_keeps_is_refused():
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
@@ -223,7 +219,7 @@ def test_a_cache_that_does_not_say_which_keys_it_keeps_is_refused() -> None:
             model(IDS[:, :1], past_key_values=cache, attention_mask=torch.ones(2, 4))
 
 
-def test_a_compiled_model_is_not_given_windows() -> None:
+def test_a_compiled_model_is_not_given_windows():
     from transformers import DynamicCache
 
     model = windowed("Mistral")
