@@ -7,6 +7,7 @@ import itertools
 import math
 
 import torch
+from dense import dense_attention
 from torch import Tensor
 
 from sinklab.core.attention import Scores, attention_statistics, row_logsumexp
@@ -41,19 +42,6 @@ def masks(shape: tuple[int, ...]) -> dict[str, Tensor | None]:
     }
 
 
-def dense(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-    x = (
-        q.double()
-        @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).mT
-        * q.shape[-1] ** -0.5
-    )
-    if is_causal:
-        x = x.masked_fill(~torch.ones(x.shape[-2:], dtype=torch.bool).tril(), -math.inf)
-    if mask is not None:
-        x = x.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else x + mask.double()
-    return torch.softmax(x, -1).nan_to_num(0.0)
-
-
 def compare(shape: tuple[int, ...], kind: str, mask: Tensor | None, how: tuple) -> None:
     batch, heads, kv, queries, keys, dim = shape
     count, chosen, is_known, dtype = how
@@ -82,7 +70,7 @@ def compare(shape: tuple[int, ...], kind: str, mask: Tensor | None, how: tuple) 
     if groups is None and chosen is None:
         received = found["received"][:, :, 0].double()
         torch.testing.assert_close(
-            received, dense(q, k, mask, is_causal).sum(-2), rtol=2e-5, atol=2e-5
+            received, dense_attention(q, k, mask, is_causal).sum(-2), rtol=2e-5, atol=2e-5
         )
 
 

@@ -5,11 +5,11 @@ overhear a kernel.
 # B batch, H query heads, K key heads, Q queries, S keys, D head dim, G query groups
 import math
 import types
-from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
+from dense import twins
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -24,7 +24,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 @pytest.fixture(autouse=True)
-def any_algorithm() -> Iterator[None]:
+def any_algorithm():
     """cuBLAS and cuDNN refuse to run, or are not chosen, where only deterministic algorithms
     may.
     """
@@ -81,27 +81,6 @@ KINDS = (
 )
 
 
-def dense(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, groups: Tensor
-) -> dict[str, Tensor]:
-    shared = q.shape[1] // k.shape[1]
-    x = q.double() @ k.double().repeat_interleave(shared, 1).mT * q.shape[-1] ** -0.5
-    if is_causal:
-        x = x.masked_fill(
-            ~torch.ones(x.shape[-2:], dtype=torch.bool, device="cuda").tril(), -math.inf
-        )
-    if mask is not None:
-        x = x.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else x + mask.double()
-    a = torch.softmax(x, -1).nan_to_num(0.0)
-    norms = v.double().norm(dim=-1).repeat_interleave(shared, 1)
-    return {
-        "received": torch.einsum("bgq,bhqs->bghs", groups.double(), a),
-        "row_entropy": torch.special.entr(a).sum(-1),
-        "row_logsumexp": torch.logsumexp(x, -1),
-        "noop_bound": torch.einsum("bhqs,bhs->bhq", a, norms),
-    }
-
-
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
@@ -114,18 +93,16 @@ def dense(
         (2, 2, 99, 300, 256),
     ],
 )
-def test_every_statistic_is_that_of_the_dense_map(
-    shape: tuple[int, ...], kind: str, dtype: torch.dtype
-) -> None:
+def test_every_statistic_is_that_of_the_dense_map(shape, kind, dtype):
     q, k, v = factors(*shape, dtype)
     mask, is_causal = mask_of(kind, shape[0], shape[2], shape[3], dtype), kind == "causal"
     groups = torch.rand(2, 4, shape[2], device="cuda")
     scores = Scores.of(q, k, mask, is_causal)
     assert Fused.serving(scores, ALL) is fused_pass
     found = attention_statistics(scores, ALL, v_BKSD=v, groups_BGQ=groups)
-    twins = dense(q, k, v, mask, is_causal, groups)
-    seen = twins["row_logsumexp"] > -1e30
-    for name, twin in twins.items():
+    expected = twins(q, k, v, mask, is_causal, groups)
+    seen = expected["row_logsumexp"] > -1e30
+    for name, twin in expected.items():
         assert found[name].dtype == torch.float32
         if name == "row_logsumexp":
             assert bool((found[name][~seen] < -1e30).all())
@@ -138,7 +115,7 @@ def test_every_statistic_is_that_of_the_dense_map(
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
 @pytest.mark.parametrize("heads", [None, (5,), (3, 0)])
-def test_groups_heads_and_a_known_logsumexp(count: int, heads: tuple[int, ...] | None) -> None:
+def test_groups_heads_and_a_known_logsumexp(count, heads):
     q, k, v = factors(6, 2, 700, 715, 128, torch.bfloat16)
     mask = mask_of("padding", 6, 700, 715, torch.bfloat16)
     groups = torch.rand(2, count, 700, device="cuda") if count else None
@@ -153,22 +130,22 @@ def test_groups_heads_and_a_known_logsumexp(count: int, heads: tuple[int, ...] |
 
 
 @pytest.mark.parametrize("size", [30.0, 300.0])
-def test_sharp_rows(size: float) -> None:
+def test_sharp_rows(size):
     q, k, v = factors(2, 2, 400, 400, 64, torch.bfloat16)
-    twins = dense(q * size, k, v, None, False, torch.ones(2, 1, 400, device="cuda"))
+    dense = twins(q * size, k, v, None, False, torch.ones(2, 1, 400, device="cuda"))
     found = attention_statistics(Scores.of(q * size, k), ALL, v_BKSD=v)
-    for name, twin in twins.items():
+    for name, twin in dense.items():
         twin = twin[:, 0] if name == "received" else twin
         torch.testing.assert_close(found[name].double(), twin, rtol=2e-6 * size, atol=2e-6 * size)
     assert bool((found["row_entropy"] >= 0).all())
 
 
-def test_float32_is_never_rounded_to_tf32() -> None:
+def test_float32_is_never_rounded_to_tf32():
     q, k, _ = factors(2, 2, 256, 256, 128, torch.float32)
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")
-        twin = dense(q * 4, k, k, None, False, torch.ones(2, 1, 256, device="cuda"))["received"][
+        twin = twins(q * 4, k, k, None, False, torch.ones(2, 1, 256, device="cuda"))["received"][
             :, 0
         ]
         torch.testing.assert_close(
@@ -180,7 +157,7 @@ def test_float32_is_never_rounded_to_tf32() -> None:
 
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loop_over_chunks_is_as_exact(kind: str, dtype: torch.dtype) -> None:
+def test_the_loop_over_chunks_is_as_exact(kind, dtype):
     q, k, v = factors(6, 2, 130, 333, 64, dtype)
     mask, is_causal = mask_of(kind, 6, 130, 333, dtype), kind == "causal"
     groups = torch.rand(2, 3, 130, device="cuda")
@@ -193,17 +170,17 @@ def test_the_loop_over_chunks_is_as_exact(kind: str, dtype: torch.dtype) -> None
     finally:
         torch.set_float32_matmul_precision(before)
     wide = 5e-3 if kind == "least" and dtype == torch.float16 else 2e-5
-    for name, twin in dense(q, k, v, mask, is_causal, groups).items():
+    for name, twin in twins(q, k, v, mask, is_causal, groups).items():
         twin = twin[:, :, [5, 0, 1]] if name == "received" else twin[:, [5, 0, 1]]
         if name != "row_logsumexp":
             torch.testing.assert_close(found[name].double(), twin, rtol=wide, atol=wide)
 
 
-def test_what_the_kernels_do_not_serve_goes_by_chunks() -> None:
+def test_what_the_kernels_do_not_serve_goes_by_chunks():
     q, k, _ = factors(2, 2, 40, 40, 16, torch.float64)
     assert Fused.serving(Scores.of(q, k), ALL) is None
     received = received_attention(q, k)
-    twin = dense(q, k, k, None, False, torch.ones(2, 1, 40, device="cuda"))["received"][:, 0]
+    twin = twins(q, k, k, None, False, torch.ones(2, 1, 40, device="cuda"))["received"][:, 0]
     torch.testing.assert_close(received, twin, rtol=1e-12, atol=1e-12)
     assert Fused.serving(Scores.of(q.float().cpu(), k.float().cpu()), ALL) is None
 
@@ -216,9 +193,7 @@ def test_what_the_kernels_do_not_serve_goes_by_chunks() -> None:
 @pytest.mark.parametrize(
     "shape", [(4, 4, 512, 512, 128), (4, 4, 300, 333, 64), (8, 2, 256, 264, 128)]
 )
-def test_a_kernel_is_overheard_and_its_output_stays(
-    backend: str | None, kind: str, dtype: torch.dtype, shape: tuple[int, ...]
-) -> None:
+def test_a_kernel_is_overheard_and_its_output_stays(backend, kind, dtype, shape):
     q, k, v = factors(*shape, dtype)
     options = {
         "attn_mask": mask_of(kind, shape[0], shape[2], shape[3], dtype),
@@ -265,9 +240,7 @@ class Attention(nn.Module):
 
 @pytest.mark.parametrize("kind", ["none", "padding", "least"])
 @pytest.mark.parametrize("shape", [(8, 8, 640, 640, 128), (8, 2, 64, 700, 128)])
-def test_a_trace_changes_no_bit_and_gives_what_the_chunks_give(
-    shape: tuple[int, ...], kind: str
-) -> None:
+def test_a_trace_changes_no_bit_and_gives_what_the_chunks_give(shape, kind):
     model = nn.Sequential(Attention())
     model.forward = types.MethodType(lambda self, *given: self[0](*given), model)
     q, k, v = factors(*shape, torch.bfloat16)
@@ -293,7 +266,7 @@ def test_a_trace_changes_no_bit_and_gives_what_the_chunks_give(
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("shape", [(8, 8, 640, 640, 128), (8, 2, 64, 700, 128)])
 @pytest.mark.parametrize("kind", ["none", "padding"])
-def test_a_traced_forward_does_not_wait(shape: tuple[int, ...], kind: str) -> None:
+def test_a_traced_forward_does_not_wait(shape, kind):
     model = nn.Sequential(Attention())
     model.forward = types.MethodType(lambda self, *given: self[0](*given), model)
     q, k, v = factors(*shape, torch.bfloat16)

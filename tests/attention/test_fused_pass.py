@@ -27,7 +27,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is made for Linux alone")
-def test_the_kernels_give_what_the_loop_and_the_dense_map_give() -> None:
+def test_the_kernels_give_what_the_loop_and_the_dense_map_give():
     script = Path(__file__).with_name("interpreted.py")
     run = subprocess.run(
         [sys.executable, "-W", "ignore", str(script)],
@@ -40,7 +40,7 @@ def test_the_kernels_give_what_the_loop_and_the_dense_map_give() -> None:
 
 
 @pytest.mark.slow
-def test_a_cpu_is_not_served_and_triton_stays_unloaded() -> None:
+def test_a_cpu_is_not_served_and_triton_stays_unloaded():
     q, k = torch.randn(1, 2, 600, 8), torch.randn(1, 1, 600, 8)
     assert Fused.serving(Scores.of(q, k), ("received",)) is None
     script = (
@@ -54,9 +54,7 @@ def test_a_cpu_is_not_served_and_triton_stays_unloaded() -> None:
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 @pytest.mark.parametrize("shared", [1, 2])
-def test_an_attention_call_is_heard_and_unchanged(
-    mode: type, shared: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_attention_call_is_heard_and_unchanged(mode, shared, monkeypatch):
     monkeypatch.setattr(compat, "_known", {})
     calls: list[int] = []
 
@@ -105,7 +103,7 @@ def test_an_attention_call_is_heard_and_unchanged(
         )
 
 
-def test_a_kernel_is_asked_only_if_its_output_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_is_asked_only_if_its_output_stays(monkeypatch):
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     monkeypatch.setattr(compat, "_known", {})
     monkeypatch.setattr(compat, "_KERNELS", {op: None})
@@ -132,7 +130,7 @@ def call_of(query: Tensor, key: Tensor) -> AttentionCall:
     return AttentionCall.of("layer", nn.Identity(), {"query": query, "key": key, "value": key}, {})
 
 
-def test_what_is_heard_is_laid_out_as_the_call_is() -> None:
+def test_what_is_heard_is_laid_out_as_the_call_is():
     lse = torch.randn(2, 4, 5)
     filled = torch.cat([lse, torch.zeros(2, 4, 27)], -1)
     for given in (lse, lse.unsqueeze(-1), filled, filled.unsqueeze(-1)):
@@ -155,7 +153,7 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(x_BHSD, x_BHSD, x_BHSD)
 
 
-def test_a_trace_hands_what_it_heard_to_the_fused_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_hands_what_it_heard_to_the_fused_pass(monkeypatch):
     """As on a GPU, by a pass that stands for the kernels; with an edit, what the edited call
     said.
     """
@@ -185,14 +183,14 @@ def test_a_trace_hands_what_it_heard_to_the_fused_pass(monkeypatch: pytest.Monke
     assert bool((seen.received[1][..., 2] == 0).all())
 
 
-def test_a_chunk_that_is_named_is_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_that_is_named_is_kept_to(monkeypatch):
     monkeypatch.setattr(received, "fast_path", lambda *call: pytest.fail("a fast path was asked"))
     q, k = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
     attention_statistics(Scores.of(q, k), ("received",), chunk=4)
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is made for Linux alone")
-def test_a_tile_that_is_too_large_for_a_gpu_gives_way_to_a_small_one() -> None:
+def test_a_tile_that_is_too_large_for_a_gpu_gives_way_to_a_small_one():
     from triton.runtime.errors import OutOfResources
 
     tried = []

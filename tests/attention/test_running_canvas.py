@@ -17,7 +17,7 @@ from sinklab.core.attention import (
 IDS = torch.arange(8).view(2, 4)
 
 
-def test_the_innermost_announcement_holds_and_is_undone() -> None:
+def test_the_innermost_announcement_holds_and_is_undone():
     assert running_canvas() is None
     with running(IDS):
         outer = running_canvas()
@@ -30,7 +30,7 @@ def test_the_innermost_announcement_holds_and_is_undone() -> None:
     assert running_canvas() is None
 
 
-def test_the_run_that_decodes_is_known_in_its_own_thread_alone() -> None:
+def test_the_run_that_decodes_is_known_in_its_own_thread_alone():
     assert decoding_run() is None
     outer, inner = object(), object()
     with decoding(outer):
@@ -44,7 +44,7 @@ def test_the_run_that_decodes_is_known_in_its_own_thread_alone() -> None:
 
 
 @pytest.mark.parametrize("form", ["row", "square"])
-def test_padding_queries_are_known_by_their_own_keys(form: str) -> None:
+def test_padding_queries_are_known_by_their_own_keys(form):
     # two sink columns, then four canvas positions of which the first row's first two are padding
     mask = torch.ones(2, 1, 1, 6, dtype=torch.bool)
     mask[0, ..., 2:4] = False

@@ -8,7 +8,7 @@ import torch
 from sinklab.core.attention import Visibility, is_observed, scores, unobserved
 
 
-def test_visible_without_mask_and_causal() -> None:
+def test_visible_without_mask_and_causal():
     assert Visibility(None, (2, 3, 5)).visible_BHS.tolist() == [[[3] * 5]] * 2
     assert Visibility(None, (1, 4, 4), is_causal=True).visible_BHS.tolist() == [[[4, 3, 2, 1]]]
     assert Visibility(None, (2, 3, 5)).real_BQ is None
@@ -16,7 +16,7 @@ def test_visible_without_mask_and_causal() -> None:
 
 @pytest.mark.parametrize("form", ["row", "expanded", "square", "additive", "finfo_min", "billion"])
 @pytest.mark.parametrize("prefix", [0, 2])
-def test_padding_is_no_viewer_and_is_not_viewed(form: str, prefix: int) -> None:
+def test_padding_is_no_viewer_and_is_not_viewed(form, prefix):
     seen = torch.ones(2, 1, 1, prefix + 4, dtype=torch.bool)
     seen[0, ..., prefix] = False
     square = seen.expand(2, 1, 4, prefix + 4)
@@ -41,13 +41,13 @@ def test_padding_is_no_viewer_and_is_not_viewed(form: str, prefix: int) -> None:
     assert real.tolist() == [[False, True, True, True], [True] * 4]
 
 
-def test_causal_padding_counts_from_the_first_real_token() -> None:
+def test_causal_padding_counts_from_the_first_real_token():
     square = torch.ones(4, 4, dtype=torch.bool).tril()
     square[:, 0] = False
     assert Visibility(square, (1, 4, 4)).visible_BHS[0, 0].tolist() == [0, 3, 2, 1]
 
 
-def test_no_query_sees_a_key_behind_the_last_of_them() -> None:
+def test_no_query_sees_a_key_behind_the_last_of_them():
     """A causal call without a mask and with more keys than queries: torch counts from the first
     key.
     """
@@ -57,9 +57,7 @@ def test_no_query_sees_a_key_behind_the_last_of_them() -> None:
 
 @pytest.mark.parametrize("form", ["all", "causal", "row", "square", "heads"])
 @pytest.mark.parametrize(("queries", "keys"), [(7, 7), (5, 9), (9, 5)])
-def test_some_queries_are_counted_as_a_dense_mask_counts_them(
-    form: str, queries: int, keys: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_some_queries_are_counted_as_a_dense_mask_counts_them(form, queries, keys, monkeypatch):
     monkeypatch.setattr(scores, "SOME", 2)
     shapes = {
         "row": (2, 1, 1, keys),
@@ -76,7 +74,7 @@ def test_some_queries_are_counted_as_a_dense_mask_counts_them(
     )
 
 
-def test_a_static_cache_with_room_at_the_end_counts_every_query() -> None:
+def test_a_static_cache_with_room_at_the_end_counts_every_query():
     # three queries at keys 2 to 4 of a buffer of 8; the first row is padded at key 0
     may = torch.zeros(2, 1, 3, 8, dtype=torch.bool)
     may[:, :, :, :5] = torch.ones(3, 5, dtype=torch.bool).tril(2)
@@ -86,14 +84,14 @@ def test_a_static_cache_with_room_at_the_end_counts_every_query() -> None:
     assert Visibility(may, (2, 3, 8)).real_BQ is None
 
 
-def test_where_queries_cannot_be_placed_in_a_static_cache_every_one_counts() -> None:
+def test_where_queries_cannot_be_placed_in_a_static_cache_every_one_counts():
     # all three see the keys 0 to 4 of a buffer of 8, so nothing says which are their own
     may = (torch.arange(8) < 5).expand(1, 1, 3, 8).clone()
     assert Visibility(may, (1, 3, 8)).visible_BHS[0, 0].tolist() == [3] * 5 + [0] * 3
     assert Visibility(may, (1, 3, 8)).real_BQ is None
 
 
-def test_unobserved_is_undone_also_after_an_exception() -> None:
+def test_unobserved_is_undone_also_after_an_exception():
     with pytest.raises(RuntimeError), unobserved():
         assert not is_observed()
         raise RuntimeError
