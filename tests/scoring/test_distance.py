@@ -47,7 +47,7 @@ def divergence(clean_BV: torch.Tensor, edited_BV: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("sink", [0, 1])
 @pytest.mark.parametrize("protocol", ["paper", "clean", "positions"])
-def test_of_a_diffusion_model_canvases_are_those_of_the_clean_run(sink: int, protocol: str) -> None:
+def test_of_a_diffusion_model_canvases_are_those_of_the_clean_run(sink, protocol):
     loaded = tiny_loaded(sink)
     edit = MaskPositions((1, 6)) if protocol == "positions" else by_protocol(protocol, 2)
     clean, one = output_distances(texts(loaded), [(), (edit,)])
@@ -75,7 +75,7 @@ def test_of_a_diffusion_model_canvases_are_those_of_the_clean_run(sink: int, pro
     assert clean.dose(0).weight == 0
 
 
-def test_of_an_autoregressive_model_the_clean_text_is_read_token_after_token() -> None:
+def test_of_an_autoregressive_model_the_clean_text_is_read_token_after_token():
     loaded, edit = tiny_llama(), MaskPositions((1, 3))
     clean, one = output_distances(texts(loaded), [(), (edit,)])
     ids_BS = torch.tensor([[*ids, *text] for ids, text in zip(PROMPTS, clean.texts, strict=True)])
@@ -95,7 +95,7 @@ def test_of_an_autoregressive_model_the_clean_text_is_read_token_after_token() -
     assert loop.dose(1).columns == 2
 
 
-def test_a_canvas_alone_does_not_repeat_guidance_or_a_cache() -> None:
+def test_a_canvas_alone_does_not_repeat_guidance_or_a_cache():
     loaded = tiny_loaded()
     for settings in ({"cfg_scale": 1.0}, {"cache": "dual", "block_length": 3}):
         with pytest.raises(ValueError, match="without guidance and cache"):

@@ -17,7 +17,7 @@ def shown(plan):
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 8, 20])
-def test_llada_counts_are_spread_evenly_and_weighted_by_their_share(tokens: int) -> None:
+def test_llada_counts_are_spread_evenly_and_weighted_by_their_share(tokens):
     plan = monte_carlo(tokens, 5, LikelihoodSettings(samples=120))
     counts = shown(plan).sum(1)
     assert np.allclose(plan.weights_n, tokens / counts)
@@ -28,7 +28,7 @@ def test_llada_counts_are_spread_evenly_and_weighted_by_their_share(tokens: int)
     )
 
 
-def test_smdm_masks_each_token_with_the_probability_it_is_weighted_by() -> None:
+def test_smdm_masks_each_token_with_the_probability_it_is_weighted_by():
     plan = monte_carlo(400, 5, LikelihoodSettings(samples=50, noise="smdm"))
     t = 1 / plan.weights_n
     steps = np.diff(np.sort(t))
@@ -38,7 +38,7 @@ def test_smdm_masks_each_token_with_the_probability_it_is_weighted_by() -> None:
 
 
 @pytest.mark.parametrize("noise", ["llada", "smdm"])
-def test_the_expectation_is_the_weight_of_every_mask(noise: str) -> None:
+def test_the_expectation_is_the_weight_of_every_mask(noise):
     tokens, samples = 3, 20_000
     plan = monte_carlo(tokens, 0, LikelihoodSettings(samples=samples, noise=noise))
     weights: dict[tuple, float] = {}
@@ -51,7 +51,7 @@ def test_the_expectation_is_the_weight_of_every_mask(noise: str) -> None:
         assert weights[mask] == pytest.approx(weight, abs=0.03), mask
 
 
-def test_the_weights_of_all_masks_give_every_token_one_share() -> None:
+def test_the_weights_of_all_masks_give_every_token_one_share():
     # of a model that gives each token log p = -1 whatever is hidden, the score is -L
     for tokens in (1, 2, 6):
         plan = every_mask(tokens)
@@ -60,7 +60,7 @@ def test_the_weights_of_all_masks_give_every_token_one_share() -> None:
 
 
 @pytest.mark.parametrize("noise", ["llada", "smdm"])
-def test_a_longer_continuation_of_the_group_shares_what_it_can(noise: str) -> None:
+def test_a_longer_continuation_of_the_group_shares_what_it_can(noise):
     settings = LikelihoodSettings(samples=64, noise=noise)
     short, long, other = (
         monte_carlo(tokens, group, settings) for tokens, group in ((6, 1), (9, 1), (6, 2))
@@ -78,7 +78,7 @@ def test_a_longer_continuation_of_the_group_shares_what_it_can(noise: str) -> No
 
 
 @pytest.mark.parametrize("noise", ["llada", "smdm"])
-def test_equal_masks_run_once_and_mean_the_same(noise: str) -> None:
+def test_equal_masks_run_once_and_mean_the_same(noise):
     settings = LikelihoodSettings(samples=100, noise=noise)
     merged, plain = monte_carlo(3, 4, settings), monte_carlo(3, 4, settings, merge=False)
     assert len(merged.masked_NL) == 7
@@ -95,20 +95,20 @@ def test_equal_masks_run_once_and_mean_the_same(noise: str) -> None:
     assert len(monte_carlo(1, 0, settings).masked_NL) == 1, "of one token there is one mask"
 
 
-def test_the_chain_rule_hides_a_token_and_all_after_it() -> None:
+def test_the_chain_rule_hides_a_token_and_all_after_it():
     plan = chain_rule(3)
     assert plan.masked_NL.int().tolist() == [[1, 1, 1], [0, 1, 1], [0, 0, 1]]
     assert plan.wanted_NL.int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
     assert plan.result(np.array([-1.0, -2.0, -4.0])) == (-7.0, 0.0)
 
 
-def test_the_error_of_one_sample_is_unknown() -> None:
+def test_the_error_of_one_sample_is_unknown():
     score, stderr = monte_carlo(4, 0, LikelihoodSettings(samples=1)).result(np.array([-3.0]))
     assert score < 0
     assert math.isnan(stderr)
 
 
-def test_a_sample_that_masks_nothing_counts_as_nothing() -> None:
+def test_a_sample_that_masks_nothing_counts_as_nothing():
     plan = monte_carlo(1, 3, LikelihoodSettings(samples=8, noise="smdm"))
     empty = int((plan.rows_n < 0).sum())
     assert 0 < empty < 8
@@ -136,6 +136,6 @@ def test_a_sample_that_masks_nothing_counts_as_nothing() -> None:
         ({"cfg_scale": math.nan}, "cfg_scale must be at least 0 .* is nan"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(fields: dict, message: str) -> None:
+def test_settings_that_make_no_sense_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         LikelihoodSettings(**fields)

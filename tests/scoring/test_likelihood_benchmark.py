@@ -8,9 +8,7 @@ import pytest
 
 
 @pytest.mark.slow
-def test_llada_s_loop_and_ours_estimate_the_same(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_llada_s_loop_and_ours_estimate_the_same(monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "benchmarks"), *sys.path])
     import likelihoods as benchmark
     from decoding import QUICK, build

@@ -38,7 +38,7 @@ def logprobs(*args, **options):
 
 @pytest.mark.parametrize("name", EDITS)
 @pytest.mark.parametrize("model", ["diffusion", "autoregressive"])
-def test_batches_order_and_company_do_not_matter_under_an_edit(name: str, model: str) -> None:
+def test_batches_order_and_company_do_not_matter_under_an_edit(name, model):
     loaded, edit = tiny_llama() if model == "autoregressive" else tiny_loaded(1), EDITS[name]
     whole = logprobs(loaded, REQUESTS, SETTINGS, edits=[edit])
     for batch in (1, 64):
@@ -50,7 +50,7 @@ def test_batches_order_and_company_do_not_matter_under_an_edit(name: str, model:
 
 
 @pytest.mark.parametrize("guided", [0.0, 0.5])
-def test_the_dose_of_a_score_is_what_its_keys_received(guided: float) -> None:
+def test_the_dose_of_a_score_is_what_its_keys_received(guided):
     loaded, (context, _) = tiny_loaded(), REQUESTS[0]
     # of one token there is one noisy copy; the first layer does not depend on what is hidden in it
     edit = MaskSinks(k=2, layers=(0,), counted_by=Excess(0.9))
@@ -76,7 +76,7 @@ def test_the_dose_of_a_score_is_what_its_keys_received(guided: float) -> None:
 
 
 @pytest.mark.parametrize("shift", [False, True])
-def test_sinks_are_chosen_by_a_clean_pass_over_the_same_noisy_row(shift: bool) -> None:
+def test_sinks_are_chosen_by_a_clean_pass_over_the_same_noisy_row(shift):
     loaded, (context, continuation) = tiny_loaded(logit_shift=shift), REQUESTS[0]
     edit = MaskSinks(k=3, source="clean_pass")
     plan = monte_carlo(5, 1, SETTINGS)
@@ -96,7 +96,7 @@ def test_sinks_are_chosen_by_a_clean_pass_over_the_same_noisy_row(shift: bool) -
     assert found.logprob == pytest.approx(math.fsum(values) / 5, rel=1e-5)
 
 
-def test_an_autoregressive_model_loses_what_a_clean_pass_over_the_text_chose() -> None:
+def test_an_autoregressive_model_loses_what_a_clean_pass_over_the_text_chose():
     loaded, (context, continuation) = tiny_llama(), REQUESTS[0]
     ids_1S = torch.tensor([context + continuation[:-1]])
     with torch.no_grad(), intervene(loaded.model, MaskSinks(k=3, source="clean_pass")) as log:
@@ -117,7 +117,7 @@ def test_an_autoregressive_model_loses_what_a_clean_pass_over_the_text_chose() -
         assert all(math.isfinite(one.logprob) for one in found)
 
 
-def test_random_controls_follow_their_seed_and_the_settings() -> None:
+def test_random_controls_follow_their_seed_and_the_settings():
     loaded = tiny_loaded()
     edit = MaskSinks(k=2, control="random")
     first = logprobs(loaded, REQUESTS, SETTINGS, edits=[edit])
@@ -132,7 +132,7 @@ def test_random_controls_follow_their_seed_and_the_settings() -> None:
     assert clean.stderr == 0
 
 
-def test_equal_rows_of_a_batch_draw_their_own_columns_in_every_layer() -> None:
+def test_equal_rows_of_a_batch_draw_their_own_columns_in_every_layer():
     from sinklab.lab.scoring.requests import edited
 
     loaded, ids_BS = tiny_loaded(), torch.tensor([ids(30)] * 3)
@@ -150,7 +150,7 @@ def test_equal_rows_of_a_batch_draw_their_own_columns_in_every_layer() -> None:
     assert sum(shared) < 8, "of 16 columns; equal draws share 14 or so"
 
 
-def test_both_readings_of_a_guided_row_lose_the_same_random_columns() -> None:
+def test_both_readings_of_a_guided_row_lose_the_same_random_columns():
     loaded, edit = tiny_loaded(), MaskSinks(k=2, control="random")
     # without a context the two readings are one, and guidance between them is nothing
     requests = [([], continuation) for _, continuation in REQUESTS]
@@ -160,40 +160,26 @@ def test_both_readings_of_a_guided_row_lose_the_same_random_columns() -> None:
     assert guided == pytest.approx(plain, rel=1e-5)
 
 
-def test_guidance_and_edits_go_together() -> None:
-    loaded, settings = tiny_loaded(1), replace(SETTINGS, cfg_scale=0.5)
-    whole = score(loaded, REQUESTS, settings, edits=[MaskSinks(k=2)], greedy=True)
-    alone = [
-        score(loaded, [request], replace(settings, batch=1), edits=[MaskSinks(k=2)])[0]
-        for request in REQUESTS
-    ]
-    assert [one.logprob for one in alone] == pytest.approx([one.logprob for one in whole], rel=1e-5)
+def test_guidance_and_edits_go_together():
+    loaded, settings = tiny_loaded(1), replace(SETTINGS, cfg_scale=0.5, samples=200)
     truth = exact(loaded, *REQUESTS[0], cfg_scale=0.5, edits=[MaskSinks(k=2)])
-    (found,) = score(loaded, REQUESTS[:1], replace(settings, samples=200), edits=[MaskSinks(k=2)])
+    (found,) = score(loaded, REQUESTS[:1], settings, edits=[MaskSinks(k=2)])
     assert abs(found.logprob - truth) < 4 * found.stderr
 
 
-def test_the_dose_of_a_request_is_its_own() -> None:
+def test_score_and_dose_of_a_request_are_its_own():
     loaded, edit = tiny_loaded(1), MaskSinks(k=3, rule=Excess(1.0))
     for settings in (SETTINGS, replace(SETTINGS, cfg_scale=0.5)):
         together = score(loaded, REQUESTS, settings, edits=[edit])
         for request, one in zip(REQUESTS, together, strict=True):
             (alone,) = score(loaded, [request], settings, edits=[edit])
+            assert one.logprob == pytest.approx(alone.logprob, rel=1e-5)
             assert one.dose.row() == pytest.approx(alone.dose.row(), abs=1e-5, nan_ok=True)
             # layers, heads and rows, twice with guidance
             assert one.dose.weight == alone.dose.weight and one.dose.weight % 8 == 0
-    (context, continuation) = REQUESTS[0]
-    (single,) = score(loaded, [(context, continuation[:1])], SETTINGS, edits=[MaskSinks(k=3)])
-    noisy_1S = torch.tensor([[*context, loaded.model.config.mask_token_id]])
-    with torch.no_grad(), intervene(loaded.model, MaskSinks(k=3, source="clean_pass")) as log:
-        with log.probing():
-            loaded.model(noisy_1S)
-        loaded.model(noisy_1S)
-    assert single.dose.row() == pytest.approx(log.dose().row(), abs=1e-5, nan_ok=True)
-    assert score(loaded, REQUESTS[:1], SETTINGS)[0].dose is None
 
 
-def test_rolling_takes_edits_too() -> None:
+def test_rolling_takes_edits_too():
     for loaded in (tiny_loaded(), tiny_llama()):
         text = ids(100)
         assert rolling(loaded, text, SETTINGS, edits=[MaskSinks(k=2)]).logprob != pytest.approx(
@@ -201,7 +187,7 @@ def test_rolling_takes_edits_too() -> None:
         )
 
 
-def test_edits_become_such_as_a_single_reading_can_carry_out() -> None:
+def test_edits_become_such_as_a_single_reading_can_carry_out():
     carried = without_steps([MaskSinks(k=2, source="carried", limit=6, selector="last_row")])
     assert scoring_edits(carried, is_diffusion=True) == (
         MaskSinks(k=2, source="clean_pass", selector="last_row"),
@@ -219,37 +205,31 @@ def test_edits_become_such_as_a_single_reading_can_carry_out() -> None:
     assert scoring_edits(others, is_diffusion=True) == others
 
 
-def test_edits_that_do_not_fit_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (TruncateContext(2, 4, 1), "begins at step 1 and would change"),
+        (MaskPositions((2,), steps=(3, None)), "begins at step 3 and would change"),
+        (MaskPositions((14,)), "position 14, but .* has 14 tokens"),
+        (TruncateContext(2, 15, 0), "names position 14, but the"),
+        (by_protocol("paper", 2), "when='previous' has no step"),
+        (by_protocol("held", 2), "when='kept' has no step before"),
+        (MaskSinks(k=14), "top:k=14 needs more than 14 keys"),
+        (MaskSinks, "intervene takes edits"),
+    ],
+)
+def test_edits_that_do_not_fit_are_refused(edit, message):
+    with pytest.raises(ValueError, match=message):
+        score(tiny_loaded(), REQUESTS, SETTINGS, edits=[edit])
+
+
+def test_an_edit_fits_its_model_and_may_be_spelt():
     loaded = tiny_loaded()
-    for edit, message in (
-        (TruncateContext(2, 4, 1), "mask_positions begins at step 1 and would change nothing"),
-        (
-            MaskPositions((2,), steps=(3, None)),
-            "mask_positions begins at step 3 and would change nothing",
-        ),
-        (
-            MaskPositions((14,)),
-            "mask_positions names position 14, but the shortest text to score has 14 tokens",
-        ),
-        (TruncateContext(2, 15, 0), "mask_positions names position 14, but the shortest text"),
-        (
-            by_protocol("paper", 2),
-            "when='previous' has no step before it to choose in; leave it out",
-        ),
-        (
-            by_protocol("held", 2),
-            "when='kept' has no step before it to choose in; leave it out",
-        ),
-        (MaskSinks(k=14), r"top:k=14 needs more than 14 keys"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            score(loaded, REQUESTS, SETTINGS, edits=[edit])
     with pytest.raises(ValueError, match="names position 13, but"):
         score(tiny_llama(), REQUESTS, edits=[MaskPositions((13,))])
     with pytest.raises(ValueError, match="random control has no exact"):
         exact(loaded, *REQUESTS[0], edits=[MaskSinks(k=1, control="random")])
-    with pytest.raises(ValueError, match="intervene takes edits"):
-        score(loaded, REQUESTS, edits=[MaskSinks])
-    assert score(loaded, REQUESTS, edits=["mask_sinks:k=1"]) == score(
-        loaded, REQUESTS, edits=[MaskSinks(k=1)]
+    spelt, made = (
+        score(loaded, REQUESTS, edits=[edit]) for edit in ("mask_sinks:k=1", MaskSinks(k=1))
     )
+    assert spelt == made

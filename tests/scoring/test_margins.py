@@ -28,7 +28,7 @@ def canvas(new_tokens: int = 6) -> Canvas:
     return Canvas.from_prompts(PROMPTS, new_tokens=new_tokens, mask_id=MASK_ID, pad_id=0)
 
 
-def test_margins_are_those_of_plain_forwards(random) -> None:
+def test_margins_are_those_of_plain_forwards(random):
     """One token a step: logits and probabilities of every step, computed anew, give the same two
     margins.
     """
@@ -58,7 +58,7 @@ def test_margins_are_those_of_plain_forwards(random) -> None:
         assert line.margin == pytest.approx(expected.item(), abs=2e-5) and line.margin >= 0
 
 
-def test_a_threshold_has_a_distance(random) -> None:
+def test_a_threshold_has_a_distance(random):
     settings = DecodingSettings(schedule="threshold", threshold=0.3, seed=0)
     _, found = measure_margins(random, canvas(), settings, probes=0)
     steps = [*random.model.denoise(canvas(), settings)]
@@ -76,7 +76,7 @@ def test_a_threshold_has_a_distance(random) -> None:
         )
 
 
-def test_noise_is_in_proportion_to_what_rounding_does(random) -> None:
+def test_noise_is_in_proportion_to_what_rounding_does(random):
     """The rounding errors of bfloat16 are several times what a jitter of 2^-9 does, those of
     float32 thousandths.
     """
@@ -101,7 +101,7 @@ def test_noise_is_in_proportion_to_what_rounding_does(random) -> None:
 
 
 @pytest.mark.parametrize("cache", ["none", "dual"])
-def test_a_forced_choice_changes_this_choice_and_what_follows(random, cache: str) -> None:
+def test_a_forced_choice_changes_this_choice_and_what_follows(random, cache):
     settings = DecodingSettings(cache=cache, block_length=3, seed=0)
     _, found = measure_margins(random, canvas(), settings)
     chosen = pd.concat(
@@ -121,7 +121,7 @@ def test_a_forced_choice_changes_this_choice_and_what_follows(random, cache: str
     assert rewritten(random, canvas(), settings, nothing) == []
 
 
-def test_a_quota_is_filled_in_order_whatever_passes_the_threshold(random) -> None:
+def test_a_quota_is_filled_in_order_whatever_passes_the_threshold(random):
     """Four of eight are written at least: where fewer are confident, the order of the others
     decides, and only what is left out can pass the threshold to any effect."""
     settings = DecodingSettings(
@@ -146,7 +146,7 @@ def test_a_quota_is_filled_in_order_whatever_passes_the_threshold(random) -> Non
     assert mixed
 
 
-def test_what_a_cache_holds_is_no_noise(random) -> None:
+def test_what_a_cache_holds_is_no_noise(random):
     """Keys of an earlier canvas change logits by more than rounding does; a jitter moves margins as
     it does without.
     """
@@ -160,7 +160,7 @@ def test_what_a_cache_holds_is_no_noise(random) -> None:
     assert noise[1] == pytest.approx(noise[0], rel=0.5)
 
 
-def test_steps_are_those_of_a_row_whatever_it_waits_for(random) -> None:
+def test_steps_are_those_of_a_row_whatever_it_waits_for(random):
     """Rows wait for one another at the end of a block; their choices are found again in a batch of
     other rows.
     """
@@ -177,7 +177,7 @@ def test_steps_are_those_of_a_row_whatever_it_waits_for(random) -> None:
     assert own["step"].tolist() == found.loc[found["row"] == 0, "step"].tolist()
 
 
-def test_near_ties_are_near_and_of_both_kinds(random) -> None:
+def test_near_ties_are_near_and_of_both_kinds(random):
     _, found = measure_margins(random, canvas(12), DecodingSettings(seed=0))
     near = near_ties(found, 4, seed=0)
     assert sorted(near["kind"]) == ["order", "order", "token", "token"]
@@ -199,8 +199,6 @@ def test_near_ties_are_near_and_of_both_kinds(random) -> None:
         (DecodingSettings(schedule="timed", pooled=True), "ranks each text by itself"),
     ],
 )
-def test_decoders_without_margins_are_refused(
-    random, settings: DecodingSettings, message: str
-) -> None:
+def test_decoders_without_margins_are_refused(random, settings, message):
     with pytest.raises(ValueError, match=message):
         measure_margins(random, canvas(), settings)

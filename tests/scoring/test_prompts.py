@@ -1,6 +1,5 @@
 import copy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ def chatty(template: str | None = CHAT):
     return replace(tiny_loaded(), tokenizer=tokenizer)
 
 
-def test_a_plain_prompt_is_its_tokens_and_no_template() -> None:
+def test_a_plain_prompt_is_its_tokens_and_no_template():
     loaded = tiny_loaded()
     prompt = encode(loaded, "The old man")
     assert prompt.text == "The old man"
@@ -28,7 +27,7 @@ def test_a_plain_prompt_is_its_tokens_and_no_template() -> None:
 
 
 @pytest.mark.parametrize("text", ["The sea", "  the boats ", "old: old"])
-def test_in_a_chat_the_tokens_around_the_text_are_template(text: str) -> None:
+def test_in_a_chat_the_tokens_around_the_text_are_template(text):
     loaded = chatty()
     prompt = encode(loaded, text, chat=True)
     assert loaded.tokenizer.decode(prompt.ids) == f"old: {text.strip()}; said he "
@@ -43,13 +42,13 @@ def test_in_a_chat_the_tokens_around_the_text_are_template(text: str) -> None:
     assert prompt.template[-1]
 
 
-def test_a_text_that_the_template_does_not_show_is_all_template() -> None:
+def test_a_text_that_the_template_does_not_show_is_all_template():
     prompt = encode(chatty("{{ 'the sea' }}"), "The old man", chat=True)
     assert prompt.template
     assert all(prompt.template)
 
 
-def test_without_tokenizer_files_a_prompt_is_ids() -> None:
+def test_without_tokenizer_files_a_prompt_is_ids():
     loaded = replace(tiny_loaded(), tokenizer=None)
     assert encode(loaded, "5 17, 3").ids == (5, 17, 3)
     for text, message in (
@@ -72,7 +71,7 @@ def test_without_tokenizer_files_a_prompt_is_ids() -> None:
         ),
     ],
 )
-def test_chat_formats_that_cannot_be_used(template: str | None, message: str) -> None:
+def test_chat_formats_that_cannot_be_used(template, message):
     with pytest.raises(ValueError, match=message):
         encode(chatty(template), "The sea", chat=True)
 
@@ -87,7 +86,7 @@ def test_chat_formats_that_cannot_be_used(template: str | None, message: str) ->
         ("p.csv", 'id,prompt\n1,One “two”\n2,"  three"\n'),
     ],
 )
-def test_files_of_prompts(tmp_path: Path, name: str, content: str) -> None:
+def test_files_of_prompts(tmp_path, name, content):
     (tmp_path / name).write_text(content, "utf-8")
     assert read_prompts(tmp_path / name) == ("One “two”", "  three")
     assert read_prompts(tmp_path / name, samples=1) == ("One “two”",)
@@ -107,7 +106,7 @@ def test_files_of_prompts(tmp_path: Path, name: str, content: str) -> None:
         ("p.jsonl", '{"answer": "x"}', r"entry 1: no field prompt, .* \(it has answer\)"),
     ],
 )
-def test_files_that_hold_no_prompts(tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_files_that_hold_no_prompts(tmp_path, name, content, message):
     (tmp_path / name).write_text(content, "utf-8")
     with pytest.raises(ValueError, match=message):
         read_prompts(tmp_path / name)
@@ -119,14 +118,12 @@ def test_files_that_hold_no_prompts(tmp_path: Path, name: str, content: str, mes
 @pytest.mark.parametrize(
     ("name", "form"), [("p.txt", "{}\n"), ("p.jsonl", '"{}"\n'), ("p.csv", "text,n\n{},1\n")]
 )
-def test_separators_inside_a_prompt_do_not_end_it(
-    tmp_path: Path, name: str, form: str, separator: str
-) -> None:
+def test_separators_inside_a_prompt_do_not_end_it(tmp_path, name, form, separator):
     (tmp_path / name).write_text(form.format(f"a{separator}b"), "utf-8")
     assert read_prompts(tmp_path / name) == (f"a{separator}b",)
 
 
-def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_named(tmp_path):
     (tmp_path / "p.txt").write_bytes(b"\xff\xfe\x00z")
     with pytest.raises(ValueError, match="cannot be read as txt in UTF-8"):
         read_prompts(tmp_path / "p.txt")

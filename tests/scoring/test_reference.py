@@ -40,15 +40,19 @@ def retold(folder: Path, **told: object) -> None:
     (folder / "cases.json").write_text(json.dumps(before | told))
 
 
+def arrays(change):
+    return lambda folder: changed(folder, change)
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return write_reference(
         tiny_loaded(), tmp_path / "reference", PROMPTS, DecodingSettings(seed=0), 6
     )
 
 
 @pytest.mark.parametrize("sink", [0, 2])
-def test_what_we_wrote_holds_to_the_last_bit(tmp_path: Path, sink: int) -> None:
+def test_what_we_wrote_holds_to_the_last_bit(tmp_path, sink):
     """Also with an added sink, whose own pass through the layers is none of the text's."""
     loaded = tiny_loaded(sink)
     held = Reference(write_reference(loaded, tmp_path, PROMPTS, DecodingSettings(seed=0), 6)).hold(
@@ -65,7 +69,7 @@ def test_what_we_wrote_holds_to_the_last_bit(tmp_path: Path, sink: int) -> None:
     assert tensors["logits.half.hidden.1"].shape == (2, 11, 32)
 
 
-def test_what_is_written_is_what_the_model_computes(folder: Path) -> None:
+def test_what_is_written_is_what_the_model_computes(folder):
     model, tensors = tiny_loaded().model, load_file(folder / "expected.safetensors")
     ids_BS, real_BS = (
         tensors["logits.start.input_ids"].long(),
@@ -84,7 +88,7 @@ def test_what_is_written_is_what_the_model_computes(folder: Path) -> None:
     assert torch.equal(tensors["gen.written.canvas"][-1].long(), written)
 
 
-def test_a_difference_in_a_layer_is_found_there(folder: Path) -> None:
+def test_a_difference_in_a_layer_is_found_there(folder):
     changed(folder, lambda tensors: tensors["logits.half.hidden.1"][0, 6, 3].add_(0.25))
     held = Reference(folder).hold(tiny_loaded())
     wrong = [one for one in held if not one.holds]
@@ -102,7 +106,7 @@ def test_a_difference_in_a_layer_is_found_there(folder: Path) -> None:
     )
 
 
-def test_padding_is_not_compared_and_a_flag_leaves_out_more(folder: Path) -> None:
+def test_padding_is_not_compared_and_a_flag_leaves_out_more(folder):
     changed(folder, lambda tensors: tensors["logits.start.logits"][1, :3].fill_(torch.nan))
     assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
     changed(folder, lambda tensors: tensors["logits.start.logits"][1, 5].fill_(torch.nan))
@@ -115,7 +119,7 @@ def test_padding_is_not_compared_and_a_flag_leaves_out_more(folder: Path) -> Non
     assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
 
 
-def test_the_most_probable_token_is_counted(folder: Path) -> None:
+def test_the_most_probable_token_is_counted(folder):
     def swap(tensors: dict[str, Tensor]) -> None:
         logits_V = tensors["logits.start.logits"][0, 2]
         logits_V[(logits_V.argmax() + 1) % len(logits_V)] = logits_V.max() + 1
@@ -127,7 +131,7 @@ def test_the_most_probable_token_is_counted(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["mdlm", "smdm"])
-def test_a_token_that_is_barred_does_not_widen_the_tolerance(tmp_path: Path, family: str) -> None:
+def test_a_token_that_is_barred_does_not_widen_the_tolerance(tmp_path, family):
     """MDLM lowers the logit of [MASK] by 1e6, SMDM has none: neither says how far other logits are
     spread.
     """
@@ -143,7 +147,7 @@ def test_a_token_that_is_barred_does_not_widen_the_tolerance(tmp_path: Path, fam
 
 
 @pytest.mark.parametrize("at", [1, 4])
-def test_a_canvas_that_differs_is_found_at_its_evaluation(folder: Path, at: int) -> None:
+def test_a_canvas_that_differs_is_found_at_its_evaluation(folder, at):
     tensors = load_file(folder / "expected.safetensors")
     before_BS, after_BS = tensors["gen.written.canvas"][at - 1 : at + 1].long()
     row, place = (before_BS != after_BS).nonzero()[0].tolist()
@@ -163,38 +167,39 @@ def test_a_canvas_that_differs_is_found_at_its_evaluation(folder: Path, at: int)
     assert math.isfinite(float(canvas.found.removesuffix(")").rpartition(" ")[2]))
 
 
-def test_columns_that_are_not_there_yet_are_not_compared(folder: Path) -> None:
-    changed(folder, lambda tensors: tensors["gen.written.canvas"][1:3, :, -2:].fill_(-1))
-    assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
-
-
-def test_columns_may_be_absent_from_the_first_canvas_on(folder: Path) -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_columns_that_are_not_there_yet_are_not_compared(folder, first):
     """An engine that grows its canvas block by block has no masks behind the first one yet."""
-    changed(folder, lambda tensors: tensors["gen.written.canvas"][:3, :, -2:].fill_(-1))
+    changed(folder, lambda of: of["gen.written.canvas"][first:3, :, -2:].fill_(-1))
     assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
 
 
-@pytest.mark.parametrize("kept", [1, 3])
-def test_canvases_that_are_missing_do_not_hold(folder: Path, kept: int) -> None:
+def canvases(kept):
     """The number of evaluations is told, but not all of their canvases are there."""
-    changed(
-        folder,
-        lambda tensors: tensors.update(
-            {"gen.written.canvas": tensors["gen.written.canvas"][:kept]}
-        ),
-    )
-    held = Reference(folder).hold(tiny_loaded())[-1]
-    assert (held.holds, held.found) == (False, f"{kept - 1} canvases behind the first, ours 6")
+    name = "gen.written.canvas"
+    return lambda folder: changed(folder, lambda of: of.update({name: of[name][:kept]}))
 
 
-def test_evaluations_are_counted(folder: Path) -> None:
+def more_evaluations(folder):
     told = json.loads((folder / "cases.json").read_text())["generate"][0]
     retold(folder, generate=[told | {"evaluations": 9}])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "found"),
+    [
+        (canvases(1), "0 canvases behind the first, ours 6"),
+        (canvases(3), "2 canvases behind the first, ours 6"),
+        (more_evaluations, "9 evaluations, ours 6"),
+    ],
+)
+def test_canvases_and_evaluations_are_counted(folder, spoil, found):
+    spoil(folder)
     held = Reference(folder).hold(tiny_loaded())[-1]
-    assert (held.holds, held.found) == (False, "9 evaluations, ours 6")
+    assert (held.holds, held.found) == (False, found)
 
 
-def test_their_type_sets_the_tolerance(folder: Path) -> None:
+def test_their_type_sets_the_tolerance(folder):
     changed(folder, lambda tensors: tensors["logits.start.hidden.0"].mul_(1.01))
     assert [one.holds for one in Reference(folder).hold(tiny_loaded())[:2]] == [False, True]
     retold(folder, dtype="bfloat16")
@@ -223,16 +228,13 @@ def test_their_type_sets_the_tolerance(folder: Path) -> None:
             r"must hold 'logits\.end\.input_ids'",
         ),
         (
-            lambda folder: changed(
-                folder,
-                lambda of: [of.pop(name) for name in [*of] if "half.h" in name or "half.l" in name],
+            arrays(
+                lambda of: [of.pop(name) for name in [*of] if "half.h" in name or "half.l" in name]
             ),
             "the case 'half' of .* has neither logits nor hidden states",
         ),
         (
-            lambda folder: changed(
-                folder, lambda of: of.update({"logits.start.valid": torch.zeros(2, 11)})
-            ),
+            arrays(lambda of: of.update({"logits.start.valid": torch.zeros(2, 11)})),
             r"logits\.start\.valid leaves no position to compare",
         ),
         (
@@ -242,32 +244,24 @@ def test_their_type_sets_the_tolerance(folder: Path) -> None:
             "settings of 'written' .* no field 'gen_length'",
         ),
         (
-            lambda folder: changed(
-                folder,
-                lambda of: of.__setitem__("logits.start.hidden.2", of.pop("logits.start.hidden.1")),
+            arrays(
+                lambda of: of.update({"logits.start.hidden.2": of.pop("logits.start.hidden.1")})
             ),
             r"logits\.start\.hidden\.2 is of a layer that tiny test model does not have",
         ),
         (
-            lambda folder: changed(
-                folder,
-                lambda of: of.__setitem__("logits.start.logits", of["logits.start.logits"][:, 1:]),
-            ),
+            arrays(lambda of: of.update({"logits.start.logits": of["logits.start.logits"][:, 1:]})),
             r"logits\.start\.logits must be float of shape \(2, 11, \d+\)",
         ),
     ],
 )
-def test_a_folder_that_cannot_be_held_is_refused_by_name(
-    folder: Path, spoil: Callable[[Path], object], message: str
-) -> None:
+def test_a_folder_that_cannot_be_held_is_refused_by_name(folder, spoil, message):
     spoil(folder)
     with pytest.raises(ValueError, match=message):
         Reference(folder).hold(tiny_loaded())
 
 
-def test_a_full_disk_is_told_with_the_file_and_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_told_with_the_file_and_leaves_no_folder(tmp_path, monkeypatch):
     def full(tensors: object, path: Path) -> None:
         path.write_bytes(b"half")
         raise SafetensorError("I/O error: No space left on device (os error 28)")
@@ -278,7 +272,7 @@ def test_a_full_disk_is_told_with_the_file_and_leaves_no_folder(
     assert not (tmp_path / "reference").exists()
 
 
-def test_an_array_that_is_left_out_is_named(folder: Path) -> None:
+def test_an_array_that_is_left_out_is_named(folder):
     reference = Reference(folder)
     assert "not compared" not in verdict(reference.hold(tiny_loaded()), 5e-4, reference.left_out)
     changed(
@@ -294,15 +288,13 @@ def test_an_array_that_is_left_out_is_named(folder: Path) -> None:
     )
 
 
-def test_canvases_are_of_diffusion_models(folder: Path) -> None:
+def test_canvases_are_of_diffusion_models(folder):
     with pytest.raises(ValueError, match="test model is autoregressive"):
         Reference(folder).hold(tiny_loaded(family="autoregressive"))
 
 
 @pytest.mark.slow
-def test_the_command_writes_holds_and_says_so_by_its_status(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_holds_and_says_so_by_its_status(tmp_path, capsys):
     model, folder = str(save_tiny(tmp_path / "model", 1)), tmp_path / "reference"
     asked = ["--model", model, "--write", "--new-tokens", "4", "--block-length", "2"]
     assert main(["validate", str(folder), "The old man", "The sea", *asked]) == 0
@@ -334,7 +326,7 @@ def test_the_command_writes_holds_and_says_so_by_its_status(
 
 
 @pytest.mark.parametrize("name", ["full", "blocks3", "batch_leftpad"])
-def test_the_authors_own_llada_holds(tmp_path: Path, name: str) -> None:
+def test_the_authors_own_llada_holds(tmp_path, name):
     """The golden data are in this format, but for the names of the settings."""
     theirs = next(case for case in golden_cases("llada")["generate"] if case["name"] == name)[
         "settings"
