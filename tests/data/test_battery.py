@@ -54,7 +54,7 @@ def solved(problem: Problem) -> str:
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_answers_follow_from_the_questions(split: str) -> None:
+def test_answers_follow_from_the_questions(split):
     made = list(problems(split, 1200))
     assert {(one.skill, one.level) for one in made} == {
         (skill, level) for skill in SKILLS for level in LEVELS
@@ -69,7 +69,7 @@ def test_answers_follow_from_the_questions(split: str) -> None:
         assert len(problem.question) <= LONGEST_QUESTION and len(problem.answer) <= LONGEST_ANSWER
 
 
-def test_a_plan_may_take_any_way_of_the_graph() -> None:
+def test_a_plan_may_take_any_way_of_the_graph():
     problem = Problem("planning", 1, "Pabbcaddc?ac", "abc")
     assert is_right(problem, "abc") and is_right(problem, "adc")
     assert (
@@ -79,13 +79,13 @@ def test_a_plan_may_take_any_way_of_the_graph() -> None:
     )
 
 
-def test_more_of_everything_at_a_higher_level() -> None:
+def test_more_of_everything_at_a_higher_level():
     for skill, make in SKILLS.items():
         lengths = [len(make(level, random.Random(0))[0]) for level in LEVELS]
         assert all(one < other for one, other in pairwise(lengths)), skill
 
 
-def test_splits_never_overlap_and_do_not_depend_on_the_call() -> None:
+def test_splits_never_overlap_and_do_not_depend_on_the_call():
     train = {one.question for one in problems("train", 3000, seed=1)}
     test = {one.question for one in problems("test", 3000, seed=2)}
     assert len(train) == len(test) == 3000 and not train & test
@@ -95,7 +95,7 @@ def test_splits_never_overlap_and_do_not_depend_on_the_call() -> None:
     assert few != list(problems("train", 50, seed=1))
 
 
-def test_levels_and_skills_are_chosen() -> None:
+def test_levels_and_skills_are_chosen():
     made = list(problems("test", 300, skills=("planning", "copying"), levels=(2, 4)))
     counts = Counter((one.skill, one.level) for one in made)
     assert set(counts) == {(skill, level) for skill in ("planning", "copying") for level in (2, 4)}
@@ -122,13 +122,13 @@ def test_levels_and_skills_are_chosen() -> None:
         ),
     ],
 )
-def test_what_does_not_exist_is_refused(given: dict, message: str) -> None:
+def test_what_does_not_exist_is_refused(given, message):
     given = {"split": "test", "count": 10} | given
     with pytest.raises(ValueError, match=message):
         list(problems(given.pop("split"), given.pop("count"), **given))
 
 
-def test_the_battery_is_a_source_of_pairs() -> None:
+def test_the_battery_is_a_source_of_pairs():
     pairs = read_pairs("battery:test:40")
     assert [(pair.question, pair.answer) for pair in pairs] == [
         (one.question, one.answer) for one in problems("test", 40)
@@ -139,7 +139,7 @@ def test_the_battery_is_a_source_of_pairs() -> None:
             read_pairs(wrong)
 
 
-def test_a_completion_is_what_a_canvas_holds() -> None:
+def test_a_completion_is_what_a_canvas_holds():
     tokenizer = tiny_tokenizer()
     end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     pairs = read_pairs("battery:test:60")

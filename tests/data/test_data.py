@@ -49,13 +49,13 @@ def write(folder: Path, contents: dict[str, bytes]) -> Path:
     return folder
 
 
-def test_a_folder_of_every_kind_is_read_in_a_fixed_order(tmp_path: Path) -> None:
+def test_a_folder_of_every_kind_is_read_in_a_fixed_order(tmp_path):
     write(tmp_path, CONTENTS)
     assert list(read_corpus(tmp_path)) == TEXTS
     assert list(read_corpus(str(tmp_path / "d.jsonl.gz"))) == ["three", "four"]
 
 
-def test_the_field_of_json_lines_can_be_named(tmp_path: Path) -> None:
+def test_the_field_of_json_lines_can_be_named(tmp_path):
     write(tmp_path, {"a.jsonl": jsonl("one", field="body")})
     assert list(read_corpus(tmp_path, text_field="body")) == ["one"]
 
@@ -85,27 +85,18 @@ def test_the_field_of_json_lines_can_be_named(tmp_path: Path) -> None:
         ({}, "no file of a known kind"),
     ],
 )
-def test_a_corpus_that_cannot_be_used_is_refused_by_name(
-    tmp_path: Path, contents: dict, message: str
-) -> None:
+def test_a_corpus_that_cannot_be_used_is_refused_by_name(tmp_path, contents, message):
     with pytest.raises(ValueError, match=message):
         list(read_corpus(write(tmp_path, contents)))
 
 
-def test_an_unknown_place_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nowhere does not exist"):
-        list(read_corpus(tmp_path / "nowhere"))
-
-
-def test_the_documentation_of_python_is_text() -> None:
+def test_the_documentation_of_python_is_text():
     topics = list(islice(read_corpus("python-docs"), 60))
     assert sum(map(len, topics)) > 200_000
     assert any("class" in topic and "inherit" in topic for topic in topics)
 
 
-def test_the_docstrings_of_the_library_are_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_docstrings_of_the_library_are_text(tmp_path, monkeypatch):
     source = (
         '"""Of the module."""\nclass A:\n    """Of the class."""\n    def f(self):\n        '
         '"""Of f."""\n        "\\d"'
@@ -124,7 +115,7 @@ def test_the_docstrings_of_the_library_are_text(
     assert last == "Of the module.\n\nOf the class.\n\nOf f."
 
 
-def test_a_tokenizer_loses_nothing(tmp_path: Path) -> None:
+def test_a_tokenizer_loses_nothing(tmp_path):
     tokenizer = tiny_tokenizer()
     text = "Zwölf Boxkämpfer\n\n\tjagen  ‘Viktor’ über 大 🙂 . , ! 's\x00"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
@@ -135,7 +126,7 @@ def test_a_tokenizer_loses_nothing(tmp_path: Path) -> None:
     assert (again.pad_token, again.eos_token, again.mask_token) == SPECIAL_TOKENS
 
 
-def test_special_tokens_come_first_and_are_one_token_each() -> None:
+def test_special_tokens_come_first_and_are_one_token_each():
     tokenizer = tiny_tokenizer()
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.mask_token_id) == (0, 1, 2)
     assert tokenizer("a<|mask|>")["input_ids"][-1] == 2
@@ -143,50 +134,42 @@ def test_special_tokens_come_first_and_are_one_token_each() -> None:
     assert tokenizer.decode([0, 1, 2], skip_special_tokens=True) == ""
 
 
-def test_a_vocabulary_must_hold_the_bytes() -> None:
+def test_a_vocabulary_must_hold_the_bytes():
     with pytest.raises(ValueError, match=r"least 259 \(256 bytes and 3"):
         train_tokenizer([TEXT], 258)
     assert len(train_tokenizer([TEXT], 259)) == 259
 
 
-def test_packing_puts_an_end_after_each_document_and_loses_the_tail_alone() -> None:
+def test_packing_puts_an_end_after_each_document_and_loses_the_tail_alone():
     tokenizer = tiny_tokenizer()
-    documents = [TEXT, "The sea.", TEXT[:50]]
-    stream = [
-        token
-        for text in documents
-        for token in [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
-    ]
-    rows = pack(documents, tokenizer, 16)
+    stream, spelt = [], "In HTML, <|mask|> is nothing."
+    for text in (TEXT, "The sea.", TEXT[:50]):
+        stream += [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+    rows = pack([TEXT, "The sea.", TEXT[:50]], tokenizer, 16)
     assert rows.dtype == torch.int32
     assert rows.shape == (len(stream) // 16, 16)
     assert rows.flatten().tolist() == stream[: rows.numel()]
     assert len(stream) - rows.numel() < 16
     assert len(stream) % 16, "the case needs a tail"
-
-
-def test_a_special_token_spelt_out_in_a_document_is_text() -> None:
-    tokenizer = tiny_tokenizer()
-    rows = pack(["In HTML, <|mask|> is nothing."], tokenizer, 4)
+    rows = pack([spelt], tokenizer, 4)
     assert tokenizer.mask_token_id not in rows
-    assert tokenizer.decode(rows.flatten().tolist()).startswith("In HTML, <|mask|> is no")
+    assert spelt.startswith(tokenizer.decode(rows.flatten().tolist()))
 
 
-def test_packing_refuses_what_does_not_fit() -> None:
-    tokenizer = tiny_tokenizer()
-    with pytest.raises(ValueError, match="2 tokens, but length is 1"):
-        pack([TEXT], tokenizer, 1)
-    with pytest.raises(ValueError, match="do not fill one row of 4096"):
-        pack([TEXT], tokenizer, 4096)
-    with pytest.raises(ValueError, match="has 0 tokens"):
-        pack([], tokenizer, 4)
+def test_packing_refuses_what_does_not_fit():
     endless = train_tokenizer([TEXT], 260)
     endless.eos_token = None
-    with pytest.raises(ValueError, match="no eos_token, which separates"):
-        pack([TEXT], endless, 4)
+    for texts, tokenizer, length, message in (
+        ([TEXT], tiny_tokenizer(), 1, "2 tokens, but length is 1"),
+        ([TEXT], tiny_tokenizer(), 4096, "do not fill one row of 4096"),
+        ([], tiny_tokenizer(), 4, "has 0 tokens"),
+        ([TEXT], endless, 4, "no eos_token, which separates"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pack(texts, tokenizer, length)
 
 
-def test_documents_are_numbered_inside_their_rows() -> None:
+def test_documents_are_numbered_inside_their_rows():
     tokenizer = tiny_tokenizer()
     ids_RS, documents_RS = pack_with_documents([TEXT, "a", "b", TEXT, "The sea."], tokenizer, 6)
     assert documents_RS.shape == ids_RS.shape
@@ -198,7 +181,7 @@ def test_documents_are_numbered_inside_their_rows() -> None:
     assert torch.equal(pack([TEXT, "a", "b", TEXT, "The sea."], tokenizer, 6), ids_RS)
 
 
-def test_documents_that_are_encoded_together_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_that_are_encoded_together_are_the_same(monkeypatch):
     documents = [f"{number} {TEXT}" for number in range(9)]
     together = pack(documents, tiny_tokenizer(), 8)
     for size in ("_BATCH_DOCUMENTS", "_BATCH_CHARACTERS"):
@@ -207,7 +190,7 @@ def test_documents_that_are_encoded_together_are_the_same(monkeypatch: pytest.Mo
             assert torch.equal(pack(documents, tiny_tokenizer(), 8), together)
 
 
-def test_a_tokenizer_must_fit_the_embedding() -> None:
+def test_a_tokenizer_must_fit_the_embedding():
     tokenizer = tiny_tokenizer()
     check_vocabulary(tokenizer, 280)
     check_vocabulary(tokenizer, 300)

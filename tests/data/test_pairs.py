@@ -57,7 +57,7 @@ def published_rows(
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz"])
-def test_pairs_are_read_from_every_kind_of_file(tmp_path: Path, name: str) -> None:
+def test_pairs_are_read_from_every_kind_of_file(tmp_path, name):
     text = "".join((LINES[0], "\n", *LINES[1:]))
     if "jsonl" in name:
         objects = [
@@ -73,7 +73,7 @@ def test_pairs_are_read_from_every_kind_of_file(tmp_path: Path, name: str) -> No
     assert pairs.skipped == 0
 
 
-def test_lines_of_another_form_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_lines_of_another_form_are_left_out_and_counted(tmp_path):
     odd = (
         "a question|| no answer\n",
         "no steps #### 4\n",
@@ -90,7 +90,7 @@ def test_lines_of_another_form_are_left_out_and_counted(tmp_path: Path) -> None:
         read_pairs(tmp_path / "b.txt")
 
 
-def test_invented_sums_are_pairs_without_a_file() -> None:
+def test_invented_sums_are_pairs_without_a_file():
     pairs = read_pairs("arithmetic")
     assert len(pairs) == 8000
     assert pairs.skipped == 0
@@ -100,7 +100,7 @@ def test_invented_sums_are_pairs_without_a_file() -> None:
     assert thought.endswith(f"={answer.removeprefix('#### ')}>> ")
 
 
-def test_files_that_hold_no_pairs_are_refused_by_name(tmp_path: Path) -> None:
+def test_files_that_hold_no_pairs_are_refused_by_name(tmp_path):
     (tmp_path / "a.csv").write_text("x")
     for source, fact in [
         (tmp_path / "none.txt", "does not exist"),
@@ -115,7 +115,7 @@ def test_files_that_hold_no_pairs_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("begins", [False, True])
-def test_published_rows_are_those_of_the_raw_lines(begins: bool) -> None:
+def test_published_rows_are_those_of_the_raw_lines(begins):
     tokenizer = beginning() if begins else tiny_tokenizer()
     made, counts = pair_rows(PAIRS, tokenizer, 100)
     made = made.dense()
@@ -131,7 +131,7 @@ def test_published_rows_are_those_of_the_raw_lines(begins: bool) -> None:
 
 
 @pytest.mark.parametrize("begins", [False, True])
-def test_corrected_rows_have_one_start_and_no_loss_on_padding(begins: bool) -> None:
+def test_corrected_rows_have_one_start_and_no_loss_on_padding(begins):
     tokenizer = beginning() if begins else tiny_tokenizer()
     made, _ = pair_rows(PAIRS, tokenizer, 100, style="corrected")
     made = made.dense()
@@ -155,7 +155,7 @@ def test_corrected_rows_have_one_start_and_no_loss_on_padding(begins: bool) -> N
         assert tokenizer.decode(kept[begins : length - len(asked_M)]) == prompt
 
 
-def test_a_tokenizer_without_padding_fills_corrected_rows_with_its_end() -> None:
+def test_a_tokenizer_without_padding_fills_corrected_rows_with_its_end():
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.pad_token = None
     made, _ = pair_rows(PAIRS, tokenizer, 100, style="corrected")
@@ -166,7 +166,7 @@ def test_a_tokenizer_without_padding_fills_corrected_rows_with_its_end() -> None
 
 
 @pytest.mark.parametrize("style", ["published", "corrected"])
-def test_pairs_that_are_too_long_are_left_out_whole(style: str) -> None:
+def test_pairs_that_are_too_long_are_left_out_whole(style):
     tokenizer = tiny_tokenizer()
     lengths = [len(tokenizer("".join(pair.texts()))["input_ids"]) for pair in PAIRS]
     # all but the longest: its question with steps would fit
@@ -178,11 +178,15 @@ def test_pairs_that_are_too_long_are_left_out_whole(style: str) -> None:
     whole_RS = whole.dense().ids_RS
     assert torch.equal(rows.dense().ids_RS, torch.cat([whole_RS[:2], whole_RS[4:]])[:, :length])
     assert pair_rows(PAIRS, tokenizer, length + 1, style=style)[1].dropped == 0
-    with pytest.raises(ValueError, match=f"the longest of 3 has {length + 1}"):
-        pair_rows(PAIRS, tokenizer, 20, style=style)
+    for size, asked, message in (
+        (20, style, f"the longest of 3 has {length + 1}"),
+        (100, "correct", "'correct'; did you mean"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pair_rows(PAIRS, tokenizer, size, style=asked)
 
 
-def test_a_special_token_spelt_out_in_a_question_is_text() -> None:
+def test_a_special_token_spelt_out_in_a_question_is_text():
     tokenizer = tiny_tokenizer()
     rows, _ = pair_rows([Pair("What is <|mask|>?", "<|mask|>", "<|mask|>")], tokenizer, 100)
     assert tokenizer.mask_token_id not in rows.dense().ids_RS
@@ -190,8 +194,8 @@ def test_a_special_token_spelt_out_in_a_question_is_text() -> None:
 
 @pytest.mark.parametrize("style", ["published", "corrected"])
 def test_rows_take_the_room_of_their_own_tokens_and_are_read_as_if_they_were_filled(
-    style: str,
-) -> None:
+    style,
+):
     short, long = (
         pair_rows(PAIRS, tiny_tokenizer(), length, style=style)[0] for length in (100, 100_000)
     )
@@ -216,12 +220,7 @@ def test_rows_take_the_room_of_their_own_tokens_and_are_read_as_if_they_were_fil
     assert all(torch.equal(part.columns[name], of_filled.columns[name]) for name in filled.columns)
 
 
-def test_an_unknown_style_is_refused() -> None:
-    with pytest.raises(ValueError, match="'correct'; did you mean"):
-        pair_rows(PAIRS, tiny_tokenizer(), 100, style="correct")
-
-
-def test_real_pairs_give_the_published_rows() -> None:
+def test_real_pairs_give_the_published_rows():
     folder = Path(os.environ.get("SINKLAB_SHARED", "../shared")) / "data" / "gsm8k_aug"
     if not folder.is_dir():
         pytest.skip("no shared data here")
