@@ -4,7 +4,7 @@ and live.png.
 python docs/take_pictures.py           all of them; docs/example_page.py comes first, since two show
                                        that page
 python docs/take_pictures.py page      those two alone
-python docs/take_pictures.py live      live.png alone: one sink taken away with one click
+python docs/take_pictures.py live      live.png alone: one sink blocked with one click
 """
 
 import argparse
@@ -91,8 +91,8 @@ def take_live(browser: Page) -> None:
         browser.run(f"document.getElementById('tokens').value = {NEW_TOKENS}")
         browser.press("Enter")
         browser.wait(f"document.getElementById('state').textContent === '{NEW_TOKENS} steps'")
-        browser.wait("!document.getElementById('take').hidden")
-        browser.run("document.getElementById('take-head').click()")
+        browser.wait("!document.getElementById('block').hidden")
+        browser.run("document.getElementById('block-head').click()")
         browser.wait("!document.getElementById('cost').hidden")
         browser.run("window.scrollTo(0, 0)")
         keep(browser, "live")

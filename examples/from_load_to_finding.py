@@ -1,5 +1,5 @@
 """From `load` to a finding: what are the sinks of the packaged model, do they move, and what does
-hiding them do?
+blocking them do?
 """
 
 import numpy as np

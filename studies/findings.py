@@ -6,7 +6,7 @@
                                          findings.json again
 
 Every model continues twelve passages of the held-out excerpt and is traced, its untrained twins on
-the same canvases; then held-out rows are scored with keys hidden. findings.json keeps the numbers,
+the same canvases; then held-out rows are scored with keys blocked. findings.json keeps the numbers,
 checkpoints/packaged/curves/ the runs that `sinklab tour` shows.
 
 A page that tells one of them has a mark behind it, 17.3<!-- findings: ROW | MODEL -->, so that all
@@ -145,7 +145,7 @@ def as_markdown(found: dict[str, Any]) -> str:
             + " |"
         )
     masking = pd.DataFrame(found["masking"])
-    shown = ["model", "hidden", "k", "change", "keys", "sinks", "held", "removed", "matched"]
+    shown = ["model", "blocked", "k", "change", "keys", "sinks", "held", "removed", "matched"]
     costs = masking[masking["k"] > 0].reindex(columns=shown).fillna("–")
     lines += ["", "| " + " | ".join(shown) + " |", "|---" * len(shown) + "|"]
     lines += [
@@ -163,7 +163,7 @@ def number_of(found: dict[str, Any], row: str, model: str) -> float:
     for cells in found["masking"]:
         for field in ("change", "held", "removed", "keys", "sinks"):
             if (row, model) == (
-                f"{field} by {cells['hidden']}, k = {cells['k']}",
+                f"{field} by {cells['blocked']}, k = {cells['k']}",
                 cells["model"].split()[0],
             ):
                 return float(cells[field].split()[0].replace("−", "-"))

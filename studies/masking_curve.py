@@ -1,4 +1,4 @@
-"""What hidden keys cost in loss, over their number and over their attention, for the packaged
+"""What blocked keys cost in loss, over their number and over their attention, for the packaged
 models.
 
     python studies/masking_curve.py score [MODEL]    one model, or all that are missing

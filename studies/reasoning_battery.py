@@ -1,5 +1,5 @@
-"""Which of a diffusion model's habits makes it robust to hidden sinks? The reasoning battery, asked
-in several ways.
+"""Which of a diffusion model's habits makes it robust to blocked sinks? The reasoning battery,
+asked in several ways.
 
     sinklab train battery-start && sinklab train battery && sinklab train battery-causal
     sinklab train battery --window 8 --out runs/battery-window

@@ -140,8 +140,8 @@ def value_table(found: dict[str, Any]) -> list[str]:
 
 
 def bound_table(found: dict[str, Any]) -> list[str]:
-    """Held-out loss, and what hiding the strongest key of every head costs; iv less iii on the same
-    rows and noise.
+    """Held-out loss, and what blocking the strongest key of every head costs; iv less iii on the
+    same rows and noise.
     """
     parts = having(found, "bound")
     lines, arms = (

@@ -173,7 +173,7 @@ def seconds_of_benchmarks(model: Any, is_diffusion: bool) -> float:
     and counted for every row.
 
     PIQA has 2 continuations of a question, ARC-Easy 4, LAMBADA 1; a diffusion model reads each 4
-    times; cells with hidden keys look first and read then, once for the strongest and once for
+    times; cells with blocked keys look first and read then, once for the strongest and once for
     random ones.
     """
     ids_BS, few_M = torch.zeros(4, 64, dtype=torch.int64), torch.arange(8)

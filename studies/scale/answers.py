@@ -15,11 +15,11 @@ from sinklab.lab.analysis.estimates import SEEDS, mean_over
 from sinklab.lab.reports.tables import markdown
 
 Cells = list[dict[str, Any]]
-"""What hiding keys cost a model: a dict a number of keys and control."""
+"""What blocking keys cost a model: a dict a number of keys and control."""
 HALF = 0.5
 """Share of heads below which a control of equal mass says nothing."""
 Cells = list[dict[str, Any]]
-"""What hiding keys cost a model: a dict a number of keys and control."""
+"""What blocking keys cost a model: a dict a number of keys and control."""
 WORDS = ("more", "less")
 HALF = 0.5
 """Share of heads below which a control of equal mass says nothing."""
@@ -105,7 +105,7 @@ def size(found: pd.DataFrame, stage: dict[str, Any]) -> Iterator[str]:
 
 
 def twins(found: pd.DataFrame, stage: dict[str, Any]) -> Iterator[str]:
-    """Whether the causal model has its sink, what the diffusion model has, and what hiding keys
+    """Whether the causal model has its sink, what the diffusion model has, and what blocking keys
     costs both.
     """
     causal, diffusion = stage["kinds"]
@@ -138,14 +138,14 @@ def twins(found: pd.DataFrame, stage: dict[str, Any]) -> Iterator[str]:
 
 
 def costs(pairs: list[tuple[Cells, Cells]], kinds: list[str]) -> Iterator[str]:
-    """What hiding keys costs the two models of every seed: at equal count, at equal removed
+    """What blocking keys costs the two models of every seed: at equal count, at equal removed
     attention, and controls.
     """
     between = f"{kinds[0]} less {kinds[1]}"
     for k in sorted({cell["k"] for cell in pairs[0][0] if cell["k"]}):
         values_S = np.array([_cost(one, k) - _cost(other, k) for one, other in pairs])
         yield verdict(
-            values_S, f"cost of hiding the {k} most attended keys, {between}", "nats", WORDS
+            values_S, f"cost of blocking the {k} most attended keys, {between}", "nats", WORDS
         )
     equal = [at_equal_mass(one, other) for one, other in pairs]
     masses = ", ".join(

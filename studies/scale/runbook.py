@@ -257,7 +257,7 @@ def one(book: Runbook, run: Run) -> dict[str, Any]:
 
 
 def masked(book: Runbook, settings: Any) -> list[dict[str, Any]]:
-    """What hiding keys costs, on rows of the held-out text: a dict a number of keys and control.
+    """What blocking keys costs, on rows of the held-out text: a dict a number of keys and control.
 
     Keys are chosen by a clean pass, per row, layer and head, and hidden from all queries, in both
     models alike. The arm "matched" is "sinks" on the heads that have a control of equal mass, and

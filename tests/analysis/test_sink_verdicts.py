@@ -78,7 +78,7 @@ def test_a_falling_accuracy_is_a_cost_over_the_problems_of_both():
     llama = masking_cost(right, np.repeat([1.0, 0.0], [8, 392]), measure="accuracy")
     assert llama.holds is True and llama.signature and llama.p < 1e-9
     assert llama.sentence == (
-        "With the sinks masked the accuracy goes from 0.85 to 0.02, 97.6 % worse (mean of 400 "
+        "With the sinks blocked the accuracy goes from 0.85 to 0.02, 97.6 % worse (mean of 400 "
         f"samples, 95\u00a0% interval {100 * llama.estimate.low:.3g} % to "
         f"{100 * llama.estimate.high:.3g} %): over the limit of 5 %."
     )
@@ -117,7 +117,7 @@ def test_a_rising_loss_is_a_cost():
     few = masking_cost(plain[:3], 1.1 * plain[:3])
     assert few.holds is None and math.isnan(few.p) and few.sentence.endswith("(5 more are needed).")
     missing = masking_cost([4.0, math.nan], [math.nan, 4.0])
-    assert missing.holds is None and missing.sentence == "Masking the sinks was not measured."
+    assert missing.holds is None and missing.sentence == "Blocking the sinks was not measured."
     with pytest.raises(ValueError, match="got 'perplexity'"):
         masking_cost(plain, plain, measure="perplexity")
     with pytest.raises(ValueError, match="plain accuracy above 0: got 0"):

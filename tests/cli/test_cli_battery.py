@@ -74,7 +74,7 @@ def test_models_of_both_kinds_are_scored_side_by_side(
     battery(models, tmp_path / "out", settings=settings)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(
-        "dlm, pure: 0 of 2 skills are above 90% at level 1 with nothing hidden (not arithmetic 0%"
+        "dlm, pure: 0 of 2 skills are above 90% at level 1 with nothing blocked (not arithmetic 0%"
     )
     assert sum(line.startswith("dlm, blocks-2: ") for line in lines) == 3
     said = next(

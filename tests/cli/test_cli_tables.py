@@ -59,7 +59,7 @@ def test_a_curve_is_scored_once(
         "run folders: out/plain, out/plain-2",
         "drawn: out/masking_curve.md, out/masking_curve.csv",
     ]
-    assert "plain (plain) (DLM): hiding the 2 most attended keys of each head (" in printed.out
+    assert "plain (plain) (DLM): blocking the 2 most attended keys of each head (" in printed.out
     first = open_run("out/plain")
     assert first.info.kind == "curve"
     assert first.table("curve")["k"].tolist() == [0, 2, 2, 2, 2]
@@ -265,7 +265,7 @@ def test_the_paper_s_table_on_toys_in_the_published_formats(
     assert main(["table1", "--paper", "--model", *models, *shlex.split(how)]) == 0
     printed = capsys.readouterr()
     # what to expect stands before what was measured
-    first, second = printed.out.split("keys masked (analysis paper, Table 1)", 1)
+    first, second = printed.out.split("keys blocked (analysis paper, Table 1)", 1)
     assert "To expect" in first and "MMaDA-8B" not in first
     for name, none, ten in (
         ("Dream-7B", "0.82", "0.75"),

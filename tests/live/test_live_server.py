@@ -195,7 +195,7 @@ def test_a_page_says_what_to_write_and_never_with_what() -> None:
         ('{"ask": "write", "prompt": "a", "new_tokens": true, "seed": 0}', "new_tokens of write"),
         ('{"ask": "write", "prompt": "a", "seed": 0}', "new_tokens of write"),
         ('{"ask": "write", "prompt": "a", "new_tokens": 100000, "seed": 0}', "1 to 4096"),
-        ('{"ask": "take", "step": "0", "key": 0, "layer": null, "head": null}', "step of take"),
+        ('{"ask": "block", "step": "0", "key": 0, "layer": null, "head": null}', "step of block"),
         ("[]", "must hold a dict"),
         ("{", "Expecting"),
     ):
@@ -215,16 +215,16 @@ def ask(page: Any, what: str, **given: Any) -> None:
     page.send_text(json.dumps({"ask": what, **given}))
 
 
-def test_a_text_is_written_and_a_sink_taken(client: TestClient) -> None:
+def test_a_text_is_written_and_a_sink_blocked(client: TestClient) -> None:
     with client.websocket_connect(SOCKET, headers=OURS) as page:
         about = page.receive_json()
         assert (about["kind"], about["layers"], about["heads"], about["seed"]) == ("model", 6, 6, 7)
-        ask(page, "take", step=0, key=0, layer=None, head=None)
+        ask(page, "block", step=0, key=0, layer=None, head=None)
         assert "write one first" in heard(page, "failed", "written")[-1]["text"]
         ask(page, "write", prompt="The house", new_tokens=4, seed=0)
         told = heard(page, "failed", "written")
         assert [one.get("step") for one in told] == [0, 1, 2, 3, None] and told[-1]["steps"] == 4
-        ask(page, "take", step=2, key=0, layer=None, head=None)
+        ask(page, "block", step=2, key=0, layer=None, head=None)
         told = heard(page, "failed", "written")
         kinds = ["again", "again", "step", "step", "measuring", "measuring", "written"]
         assert [one["kind"] for one in told] == kinds

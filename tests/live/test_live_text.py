@@ -90,7 +90,7 @@ def test_the_plain_text_is_the_one_that_the_model_writes(
 def test_a_key_is_gone_from_a_step_on_and_everything_before_stays(
     tiny: Loaded, live_text: tuple[LiveText, list[dict]], first: int
 ) -> None:
-    plain, edited = live_text[1], list(live_text[0].take(first, 1))
+    plain, edited = live_text[1], list(live_text[0].block(first, 1))
     seen, end = by_hand(tiny, ids(plain[0]), 1, first)
     assert [step["step"] for step in steps(edited)] == list(range(first, NEW))
     assert [ids(step) for step in steps(edited)] == seen[first:]
@@ -100,7 +100,7 @@ def test_a_key_is_gone_from_a_step_on_and_everything_before_stays(
 
 
 def test_every_forward_says_how_far_it_is(live_text: tuple[LiveText, list[dict]]) -> None:
-    told = list(live_text[0].take(3, 1))
+    told = list(live_text[0].block(3, 1))
     assert [(one["step"], one["total"]) for one in told if one["kind"] == "again"] == [
         (step, NEW) for step in range(3)
     ]
@@ -114,7 +114,7 @@ def test_the_loss_is_that_of_the_plain_tokens_on_the_plain_canvases(
     tiny: Loaded, live_text: tuple[LiveText, list[dict]]
 ) -> None:
     plain, first = steps(live_text[1]), 2
-    measured = list(live_text[0].take(first, 1))[-1]["measured"]
+    measured = list(live_text[0].block(first, 1))[-1]["measured"]
     after = [
         *[ids(step) for step in plain[1:]],
         ids(plain[-1])[:-NEW] + [token[0] for token in live_text[1][-1]["tokens"]],
@@ -136,7 +136,7 @@ def test_the_loss_is_that_of_the_plain_tokens_on_the_plain_canvases(
 
 def test_a_sink_may_go_from_one_head_alone(live_text: tuple[LiveText, list[dict]]) -> None:
     plain = steps(live_text[1])[4]
-    for step in steps(list(live_text[0].take(4, 0, layer=2, head=1)))[:1]:
+    for step in steps(list(live_text[0].block(4, 0, layer=2, head=1)))[:1]:
         was, now = codes(plain, live_text[0]), codes(step, live_text[0])
         assert was[2, 1, 0] > 1 and now[2, 1, 0] == 1
         others = np.delete(now[2], 1, 0)
@@ -145,7 +145,7 @@ def test_a_sink_may_go_from_one_head_alone(live_text: tuple[LiveText, list[dict]
 
 def test_what_became_of_the_main_sinks(live_text: tuple[LiveText, list[dict]]) -> None:
     first, key = 3, 0
-    edited = list(live_text[0].take(first, key))
+    edited = list(live_text[0].block(first, key))
     before, after = (
         np.array([step["main"] for step in of]) - 1
         for of in (steps(live_text[1])[first:], steps(edited))
@@ -156,15 +156,15 @@ def test_what_became_of_the_main_sinks(live_text: tuple[LiveText, list[dict]]) -
     assert key not in measured["went"] and measured["went"][0] in after[before == key]
 
 
-def test_an_added_sink_can_be_taken_too() -> None:
+def test_an_added_sink_can_be_blocked_too() -> None:
     live_text = LiveText(load("tiny-sink"), SETTINGS)
     plain = steps(list(live_text.write(PROMPT, 4, 0)))
     assert plain[0]["added"] == 1 and plain[0]["keys"] == len(plain[0]["tokens"]) + 1
-    edited = steps(list(live_text.take(1, 0)))
+    edited = steps(list(live_text.block(1, 0)))
     assert (codes(plain[1], live_text)[..., 0] > 1).any() and (
         codes(edited[0], live_text)[..., 0] == 1
     ).all()
-    edited = steps(list(live_text.take(1, 1)))
+    edited = steps(list(live_text.block(1, 1)))
     assert (codes(edited[0], live_text)[..., 1] == 1).all() and (
         codes(edited[0], live_text)[..., 0] > 1
     ).any()
@@ -174,7 +174,7 @@ def test_draws_are_repeated(tiny: Loaded) -> None:
     live_text = LiveText(tiny, DecodingSettings(temperature=1.0, rule="entropy"))
     first, second, other = (list(live_text.write(PROMPT, NEW, seed)) for seed in (5, 5, 6))
     assert first[-1]["text"] == second[-1]["text"] != other[-1]["text"]
-    *_, last = live_text.take(NEW - 1, 1)
+    *_, last = live_text.block(NEW - 1, 1)
     assert last["tokens"][: NEW // 2] == other[-1]["tokens"][: NEW // 2]
 
 
@@ -188,11 +188,11 @@ def test_tokens_that_spell_a_character_together_are_read_as_one(tiny: Loaded) ->
     )
 
 
-def taken(loaded: Loaded, prompt: str, **settings: object) -> tuple[list[dict], list[dict]]:
+def blocked(loaded: Loaded, prompt: str, **settings: object) -> tuple[list[dict], list[dict]]:
     live_text = LiveText(loaded, DecodingSettings(**settings))
     plain = list(live_text.write(prompt, NEW, SEED))
     key = plain[0]["keys"] - NEW - 1
-    edited = list(live_text.take(len(steps(plain)) // 2, key))
+    edited = list(live_text.block(len(steps(plain)) // 2, key))
     assert all((codes(step, live_text)[..., key] <= 1).all() for step in steps(edited))
     assert edited[-1]["measured"]["plain_loss"] > 0 and edited[-1]["measured"]["edited_loss"] > 0
     return plain, edited
@@ -201,21 +201,21 @@ def taken(loaded: Loaded, prompt: str, **settings: object) -> tuple[list[dict], 
 @pytest.mark.parametrize("kind", ["llada", "dream", "smdm", "mdlm", "bd3lm", "llada_moe", "llada2"])
 def test_every_published_format_that_fills_masks(kind: str, tmp_path: Path) -> None:
     getattr(published_toys, kind)(tmp_path)
-    plain, edited = taken(load(tmp_path), "5 6 7")
+    plain, edited = blocked(load(tmp_path), "5 6 7")
     assert len(steps(plain)) == NEW and len(steps(edited)) == NEW // 2
     assert plain[0]["ages"] == [4] * 3 + [1] * NEW
 
 
 def test_padding_in_front_is_no_text() -> None:
     loaded = tiny_loaded(block_length=16, blocks_from="column")
-    plain, _ = taken(loaded, "The old man")
+    plain, _ = blocked(loaded, "The old man")
     prompt = len(loaded.needed_tokenizer()("The old man")["input_ids"])
     assert plain[0]["ages"] == [0] * (-prompt % 16) + [4] * prompt + [1] * NEW and -prompt % 16 > 0
 
 
 @pytest.mark.parametrize("kind", ["token", "zero", "kv", "logit"])
 def test_every_kind_of_added_sink(kind: str) -> None:
-    plain, _ = taken(tiny_loaded(2, sink_kind=kind), "The old man")
+    plain, _ = blocked(tiny_loaded(2, sink_kind=kind), "The old man")
     assert plain[0]["added"] == 2
 
 
@@ -232,14 +232,14 @@ def test_every_kind_of_added_sink(kind: str) -> None:
     ],
 )
 def test_every_way_to_decode(tiny: Loaded, settings: dict) -> None:
-    taken(tiny, PROMPT, **settings)
+    blocked(tiny, PROMPT, **settings)
 
 
 def test_what_makes_no_sense_is_refused(
     tiny: Loaded, live_text: tuple[LiveText, list[dict]]
 ) -> None:
     with pytest.raises(ValueError, match="write one first"):
-        next(LiveText(tiny, SETTINGS).take(0, 0))
+        next(LiveText(tiny, SETTINGS).block(0, 0))
     for wrong, message in (
         ((NEW, 0), f"step is 0 to {NEW - 1}"),
         ((0, 999), "the key is 0 to"),
@@ -248,11 +248,11 @@ def test_what_makes_no_sense_is_refused(
         ((0, 0, 0, 6), "the head is 0 to 5"),
     ):
         with pytest.raises(ValueError, match=message):
-            next(live_text[0].take(*wrong))
+            next(live_text[0].block(*wrong))
     with pytest.raises(ValueError, match="fit the model's context"):
         next(live_text[0].write(PROMPT, 4000, 0))
     with pytest.raises(ValueError, match="write one first"):
-        next(live_text[0].take(0, 0))
+        next(live_text[0].block(0, 0))
     with pytest.raises(ValueError, match="tiny-causal is autoregressive"):
         LiveText(load("tiny-causal"), SETTINGS)
     with pytest.raises(ValueError, match="'elastic'"):

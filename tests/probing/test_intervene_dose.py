@@ -121,7 +121,7 @@ def test_a_dose_of_zero_is_a_dose():
     dose = log.dose()
     assert dose.columns == 0 and dose.removed == 0 and dose.weight and math.isnan(dose.sinks)
     assert str(dose) == "0.00 keys a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed"
-    assert str(Dose()) == "nothing hidden" and math.isnan(Dose().columns)
+    assert str(Dose()) == "nothing blocked" and math.isnan(Dose().columns)
 
 
 def test_doses_pool_as_their_logs_do():

@@ -73,7 +73,7 @@ def test_a_mask_in_doubt_is_refused_with_step_and_layer(values):
     model.add_module("attention", Attends())
     model.forward = lambda *given: model.attention(*given)  # type: ignore[method-assign]
     refused = (
-        r"forward 2, attention: the additive mask could hide keys or bias them.*give -inf, "
+        r"forward 2, attention: the additive mask could block keys or bias them.*give -inf, "
         r"or a boolean mask"
     )
     with trace(model) as recording:

@@ -286,7 +286,7 @@ def test_hidden_keys_are_hatched_and_said(page, tmp_path, look):
     assert page.run(gone) == [] and page.run(note) == "" and page.run(legend) == "none"
     plain = page.pixels(MAP)
     page.open(f"{address}#run=1&step=4&layer=1&head=2&key=5")
-    assert page.run(note) == "Hatched: hidden from this head at this step."
+    assert page.run(note) == "Hatched: blocked in this head at this step."
     assert page.pixels(MAP) != plain and page.run(legend) != "none"
     if look == "deuteranopia":
         page.call("Emulation.setEmulatedVisionDeficiency", type=look)
@@ -295,7 +295,7 @@ def test_hidden_keys_are_hatched_and_said(page, tmp_path, look):
         assert page.run(gone) == [
             5,
             7,
-        ] and "this key\nhidden from this head at this step" in readout(page)
+        ] and "this key\nblocked in this head at this step" in readout(page)
         assert page.picture(tmp_path / f"{width}-{look}.png", whole=True).stat().st_size > 10_000
     page.call("Emulation.setEmulatedVisionDeficiency", type="none")
     page.press("ArrowRight")
@@ -303,5 +303,5 @@ def test_hidden_keys_are_hatched_and_said(page, tmp_path, look):
     page.press("ArrowLeft")
     # of eight heads one lost it: said, and not hatched
     page.press("m")
-    assert page.run(gone) == [] and "hidden from 1 of 8 heads at this step" in readout(page)
-    assert page.run(note) == "No key was hidden from at least half of these 8 heads."
+    assert page.run(gone) == [] and "blocked in 1 of 8 heads at this step" in readout(page)
+    assert page.run(note) == "No key was blocked in at least half of these 8 heads."

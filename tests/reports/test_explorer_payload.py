@@ -308,9 +308,9 @@ def test_an_8b_run_fits_three_megabytes(tmp_path):
 
 
 def hidden_of(content, layers, heads):
-    """Whether each key was hidden, (layer, head, step, key), as the page is told."""
-    shape = (layers, heads, len(content["steps"]), content["hidden"])
-    numbers = unpack(content["arrays"]["hidden"]).reshape(shape).astype(int)
+    """Whether each key was blocked, (layer, head, step, key), as the page is told."""
+    shape = (layers, heads, len(content["steps"]), content["blocked"])
+    numbers = unpack(content["arrays"]["blocked"]).reshape(shape).astype(int)
     return (numbers[..., None] == 1 + np.arange(content["keys"])).any(-2)
 
 
@@ -365,6 +365,6 @@ def test_keys_that_were_hidden_are_left_out_where_they_do_not_fit_and_that_is_sa
     np.testing.assert_array_equal(
         np.argwhere(hidden_of(whole, 3, 8)), [[1, 2, 4, 5], [1, 2, 4, 7], [1, 2, 5, 7]]
     )
-    assert "hidden" not in small and "hidden" not in small["arrays"]
-    assert "no marks of hidden keys." in arrays_of(run, 1_000)["shown"]
-    assert "hidden" not in arrays_of(run)["shown"]
+    assert "blocked" not in small and "blocked" not in small["arrays"]
+    assert "no marks of blocked keys." in arrays_of(run, 1_000)["shown"]
+    assert "blocked" not in arrays_of(run)["shown"]

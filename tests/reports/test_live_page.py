@@ -1,4 +1,4 @@
-"""The live page in a real browser: a prompt is typed, denoised before the eyes, and a sink is taken
+"""The live page in a real browser: a prompt is typed, denoised before the eyes, and a sink is
 away.
 """
 
@@ -86,7 +86,7 @@ def take(page: Page, key: int, scope: str) -> list[str]:
     """Click a token and take it away; what the table says of it."""
     page.run("document.getElementById('cost').hidden = true")
     page.point(f'.canvas-text [data-key="{key}"]', 0.5, 0.5, click=True)
-    page.run(f"document.getElementById('take-{scope}').click()")
+    page.run(f"document.getElementById('block-{scope}').click()")
     page.wait("!document.getElementById('cost').hidden")
     page.settle()
     return page.run(
@@ -95,7 +95,7 @@ def take(page: Page, key: int, scope: str) -> list[str]:
     )
 
 
-def test_a_prompt_is_typed_and_a_sink_clicked_and_taken_away(page: Page) -> None:
+def test_a_prompt_is_typed_and_a_sink_clicked_and_blocked(page: Page) -> None:
     assert page.run(NAMES) == ["step 6 of 11"]
     assert page.run("document.querySelectorAll('.canvas-text .masked').length") == 6
     assert page.run("document.querySelectorAll('.canvas-text .just-committed').length") == 1
@@ -103,7 +103,7 @@ def test_a_prompt_is_typed_and_a_sink_clicked_and_taken_away(page: Page) -> None
     assert shown.startswith("sink") and "<b>road</b>" in shown and "😀◌◌◌ in" in shown
     # a head was chosen: the one whose main sink holds most
     assert "Take it away from step 6 on" in text(page, "#which")
-    assert text(page, "#take-head").startswith("in layer ")
+    assert text(page, "#block-head").startswith("in layer ")
     page.press("Home")
     page.point('.canvas-text [data-key="0"]', 0.5, 0.5, click=True)
     assert text(page, "#which").startswith("Pinned: added sink. Take it away from step 0 on")
@@ -150,7 +150,7 @@ def test_it_fits_and_is_told_apart_without_colours(page: Page, tmp_path: Path, l
         page.settle()
         assert page.run("document.documentElement.scrollWidth") <= width
         boxes = page.run(
-            "[...document.querySelectorAll('#ask, #take, #cost, .bar, .panel')].filter((box) => "
+            "[...document.querySelectorAll('#ask, #block, #cost, .bar, .panel')].filter((box) => "
             "box.offsetParent && getComputedStyle(box).position !== 'fixed').map((box) => "
             "box.getBoundingClientRect().toJSON())"
         )
@@ -181,7 +181,7 @@ def test_a_page_comes_back_to_its_server_and_writes_again(served: Page) -> None:
     served.run("self.sockets[0].close()")
     served.wait("document.getElementById('failed').textContent.startsWith('Connected again')")
     assert served.run(
-        "[...document.querySelectorAll('#take, #progress')].every((part) => part.hidden)"
+        "[...document.querySelectorAll('#block, #progress')].every((part) => part.hidden)"
     )
     assert served.run("document.getElementById('seed').value") == "3"
     write(served, 2)

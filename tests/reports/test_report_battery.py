@@ -187,7 +187,7 @@ def test_contrasts_compare_drops_where_both_models_are_able(runs: list[Run]) -> 
 
 def test_a_contrast_asks_both_models_for_heavy_sinks(tmp_path: Path, runs: list[Run]) -> None:
     assert set(battery_contrasts(runs)["verdict"]) == {
-        "cannot tell: the attention of ar was not watched with nothing masked"
+        "cannot tell: the attention of ar was not watched with nothing blocked"
     }
     for name, rates, verdict in (
         ("both", (0.1, 0.05), "it loses more"),
@@ -213,18 +213,18 @@ def test_a_contrast_asks_both_models_for_heavy_sinks(tmp_path: Path, runs: list[
 
 def test_sentences_say_the_gate_and_the_curves(runs: list[Run]) -> None:
     lines = battery_sentences(runs)
-    assert lines[0] == "dlm: 2 of 2 skills are above 90% at level 1 with nothing hidden"
+    assert lines[0] == "dlm: 2 of 2 skills are above 90% at level 1 with nothing blocked"
     assert lines[1].startswith(
-        "dlm: most attended keys, protocol paper: 87.5% at 0, 87.5% at 1, 82.5% at 5 hidden; -5.0 ("
+        "dlm: most attended keys, protocol paper: 87.5% at 0, 87.5% at 1, 82.5% at 5 blocked; -5.0"
     )
     assert lines[1].endswith("against as many random keys")
     assert (
         lines[3]
-        == "ar: 1 of 2 skills are above 90% at level 1 with nothing hidden (not copying 85%)"
+        == "ar: 1 of 2 skills are above 90% at level 1 with nothing blocked (not copying 85%)"
     )
     # five columns do not fit all questions, so that the curve ends before them
     assert lines[4].startswith(
-        "ar: most attended keys, protocol paper: 96.2% at 0, 46.2% at 1 hidden; -50.0 ("
+        "ar: most attended keys, protocol paper: 96.2% at 0, 46.2% at 1 blocked; -50.0 ("
     )
 
 
@@ -268,7 +268,7 @@ def test_sentences_and_legends_say_the_dose(tmp_path: Path) -> None:
     said = battery_sentences(run)
     words = (
         "run: most attended keys in heads with a control of equal mass, protocol paper: "
-        "100.0% at 0, 50.0% at 5 hidden"
+        "100.0% at 0, 50.0% at 5 blocked"
     )
     assert said[1].startswith(words)
     assert said[1].endswith(

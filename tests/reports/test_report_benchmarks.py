@@ -264,11 +264,11 @@ def test_two_models_are_compared_by_one_protocol_where_both_have_something_to_lo
         "heads (Gu rate), and the key that receives most holds 25.0 % on average"
     ]
     assert pair(tmp_path / "3", (10, 60), gu=(None, 0.5)) == [
-        f"{none}the attention of a was not watched with nothing masked (record_sinks)"
+        f"{none}the attention of a was not watched with nothing blocked (record_sinks)"
     ]
     # chance is one in two, and two standard errors of 100 questions are 10 points
     assert pair(tmp_path / "4", (10, 55), right=59) == [
-        f"{none}a gets 0.590 with nothing masked, no more than chance and two standard errors"
+        f"{none}a gets 0.590 with nothing blocked, no more than chance and two standard errors"
     ]
     assert pair(tmp_path / "5", (10, 55), right=61)[0].endswith("b loses more")
     apart = pair(tmp_path / "6", (10, 60), removed=(0.2, 0.1))
@@ -713,7 +713,7 @@ def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
     assert percent.get_legend_handles_labels()[0][0].get_ydata() == pytest.approx([0, 2.5, 12.5])
     assert (percent.get_xscale(), percent.get_yscale()) == ("linear", "linear")
     assert masking_curve_figure(runs, change="log").get_yscale() == "symlog"
-    table = masking_curve_table(runs).set_index(["model", "k", "hidden"])
+    table = masking_curve_table(runs).set_index(["model", "k", "blocked"])
     line = table.loc[("tiny (DLM)", 5, "most attended keys")]
     assert line["change"].startswith("+0.500 (+0.4")
     assert line["relative"] == "+12.5 %"
@@ -726,7 +726,7 @@ def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
     assert table.loc[("llama (AR)", 0, "nothing")]["loss"] == "4.000"
     said = masking_curve_sentences(runs)
     assert said[0].startswith(
-        "tiny (DLM): hiding the 5 most attended keys of each head (10.0\u00a0% of the attention) "
+        "tiny (DLM): blocking the 5 most attended keys of each head (10.0\u00a0% of the attention) "
         "moves the masked-token bound from 4.00 to 4.50 nats per token (+0.500 (+0.4"
     )
     assert said[1] == (
@@ -764,7 +764,7 @@ def test_models_are_contrasted_where_both_have_the_phenomenon_and_a_dose_in_comm
         "5 % of the heads; the most attended key gets 2.0\u00a0% on average)."
     )
     ruled = against("ruled", controls=("sinks",), sink_rule="excess")
-    assert ruled.endswith("no comparison: not the same keys were hidden in both.")
+    assert ruled.endswith("no comparison: not the same keys were blocked in both.")
 
 
 def test_curves_without_controls_or_of_one_family(tmp_path: Path) -> None:
@@ -784,7 +784,7 @@ def test_keys_of_equal_mass_need_half_of_the_heads(tmp_path: Path) -> None:
     ruled = masking_curve_sentences(
         curve(tmp_path / "a", "diffusion", 0.1, controls=controls, sink_rule="excess")
     )
-    assert "hiding at most 5 keys that excess (epsilon = 3, scale = sum) calls sinks" in ruled[0]
+    assert "blocking at most 5 keys that excess (epsilon = 3, scale = sum) calls sinks" in ruled[0]
     assert "cost more than non-sinks of equal mass, by +0.250 (" in ruled[2]
     assert "in the 75.0\u00a0% of heads that have such." in ruled[2]
     few = masking_curve_sentences(

@@ -91,7 +91,7 @@ def test_the_page_prints_the_numbers_of_the_runs(pair, tmp_path):
     )
     assert "Among text positions alone, the greatest changes place at 100.0 % of steps" in content
     assert (
-        "changes the loss of plain by +0.500 ± 0.0040 nats; hiding as many random columns, by "
+        "changes the loss of plain by +0.500 ± 0.0040 nats; blocking as many random keys, by "
         "+0.0200" in content
     )
     assert "they matter more than random columns at equal number, not at equal attention" in content
@@ -115,9 +115,9 @@ def test_numbers_stand_in_tables(pair, tmp_path):
 
 def test_verdicts_say_which_statement_and_how_much_was_hidden(make_study, tmp_path):
     content = read(alone(make_study("cheap", sinks=0.5, samples=8), tmp_path / "cheap")).content
-    # One hidden sink costs 0.1 of 4 nats, 2.5 %.
+    # One blocked sink costs 0.1 of 4 nats, 2.5 %.
     assert (
-        "failure signature “masking is costly” (K = 1 per layer and head, held-out text): not seen"
+        "failure signature “blocking is costly” (K = 1 per layer and head, held-out text): not seen"
         in content
     )
     assert "failure signature “sinks only at the start”: not seen" in content
@@ -125,10 +125,10 @@ def test_verdicts_say_which_statement_and_how_much_was_hidden(make_study, tmp_pa
     runs = [make_study("dear", sinks=2.0), make_study("unknown", leave_out=("heldout",))]
     content = read(alone(runs, tmp_path / "dear")).content
     assert (
-        "dear: failure signature “masking is costly” (K = 1 per layer and head, held-out text): "
+        "dear: failure signature “blocking is costly” (K = 1 per layer and head, held-out text): "
         "seen" in content
     )
-    assert "unknown: failure signature “masking is costly”: inconclusive" in content
+    assert "unknown: failure signature “blocking is costly”: inconclusive" in content
 
 
 def test_a_run_under_an_intervention_says_so(tmp_path):
@@ -267,7 +267,8 @@ def test_names_that_repeat_are_told_apart(make_study, tmp_path):
 def test_what_a_run_did_not_write_is_left_out(make_study, tmp_path):
     page = read(alone(make_study(leave_out=("heldout", "attention")), tmp_path / "no-attention"))
     assert "canvas" not in page.tags and "stormy night" in page.content
-    assert "What hiding sinks costs" not in page.content and "What was measured" not in page.content
+    assert "What blocking sinks costs" not in page.content
+    assert "What was measured" not in page.content
     page = read(
         alone(make_study("words", leave_out=("tokens", "generations")), tmp_path / "no-tokens")
     )

@@ -4,7 +4,7 @@ from scipy import stats
 
 from sinklab.lab.reports import as_studies
 from sinklab.lab.reports import sentences as say
-from sinklab.lab.reports.findings import hiding, trend_word
+from sinklab.lab.reports.findings import blocking, trend_word
 
 STEPS, TEXT, PROMPT = 12, 24, 6
 
@@ -230,7 +230,7 @@ def test_whether_hidden_sinks_matter_more_is_told_by_an_interval_over_rows(make_
         losses[3] = losses[4][: len(change)] + change
         rows = table.assign(losses=[one[: len(change)].tolist() for one in losses])
         study = one(make_study(name, leave_out=("heldout",), whole={"heldout": rows}))
-        return hiding(study)["gap"], told("heldout", study)
+        return blocking(study)["gap"], told("heldout", study)
 
     spread = np.array([-0.05, 0.03, 0.02, -0.01, 0.04, -0.03, 0.02, -0.02])
     for name, mean, verdict in (
@@ -247,5 +247,5 @@ def test_whether_hidden_sinks_matter_more_is_told_by_an_interval_over_rows(make_
     rowless = one(
         make_study("old", leave_out=("heldout",), whole={"heldout": table.drop(columns="losses")})
     )
-    assert not hiding(rowless)["gap"].samples
+    assert not blocking(rowless)["gap"].samples
     assert "inconclusive, since the run kept no losses of single rows" in told("heldout", rowless)

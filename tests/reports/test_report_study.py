@@ -492,8 +492,8 @@ def test_verdicts_follow_the_tables(make_study):
     verdicts = {verdict.name: verdict for verdict in study.verdicts}
     # 4.0 and one sink hidden: 4.4
     assert (
-        verdicts["masking is costly"].value == pytest.approx(0.1)
-        and verdicts["masking is costly"].holds is True
+        verdicts["blocking is costly"].value == pytest.approx(0.1)
+        and verdicts["blocking is costly"].holds is True
     )
     stuck = verdicts["no recovery"]
     assert stuck.value == pytest.approx(0.4) and stuck.holds is True and stuck.estimate.samples == 8
@@ -502,7 +502,7 @@ def test_verdicts_follow_the_tables(make_study):
         and "within 8 steps, 0 % of" in stuck.sentence
     )
     assert (
-        "interval 50 % to 50 %). With the stretch around its main sink (20 % of attention) hidden"
+        "interval 50 % to 50 %). With the stretch around its main sink (20 % of attention) blocked"
         in stuck.sentence
     )
     assert stuck.sentence.endswith("it does not recover.")
@@ -521,7 +521,7 @@ def test_verdicts_follow_the_tables(make_study):
     )
     cheap = one(make_study("cheap", sinks=0.5)).verdicts
     assert cheap[1].holds is False and cheap[2].sentence.startswith(
-        "No part of the context was hidden"
+        "No part of the context was blocked"
     )
     alone = one(
         make_study("alone", whole={"truncation": truncation, "truncated": stretches})

@@ -37,7 +37,7 @@ def beside(run: Run, **twins: Run) -> Run:
 
 @pytest.fixture
 def make(make_study):
-    """Runs of six samples: `calm` ones attend evenly, and hiding keys costs nothing."""
+    """Runs of six samples: `calm` ones attend evenly, and blocking keys costs nothing."""
 
     def of(name, **how):
         return make_study(name, samples=8, **how)
@@ -135,7 +135,7 @@ def test_the_page_shows_both_controls(make, tmp_path):
     assert [*written.columns] == ["measure", "trained", "initialised", "permuted"]
     verdicts = table(run, "verdicts").set_index("name")["controls"]
     assert (
-        verdicts["masking is costly"].startswith("shuffled weights ")
+        verdicts["blocking is costly"].startswith("shuffled weights ")
         and verdicts["no recovery"] == ""
     )
 

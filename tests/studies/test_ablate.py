@@ -1,4 +1,4 @@
-"""The ablation map: keys hidden in one head, or one layer, at a time."""
+"""The ablation map: keys blocked in one head, or one layer, at a time."""
 
 import shlex
 from pathlib import Path
@@ -306,7 +306,7 @@ def test_dose_path_protocol_and_outcome_stand_in_one_table(family: str) -> None:
     same = rows[rows["agreement"] == 1]
     assert same["worse"].abs().max() < 1e-6 or same.empty
     table = distance_table(run)
-    assert set(table["hidden"]) == {"top k", "lowest"}
+    assert set(table["blocked"]) == {"top k", "lowest"}
     said = distance_sentences([run])
     assert len(said) == 4
     assert (
@@ -335,7 +335,7 @@ def test_the_command_of_distances_writes_a_page(capsys: pytest.CaptureFixture) -
     assert "drawn: out/distance.md" in printed
     page = Path("out/distance.md").read_text()
     assert (
-        "| protocol | path | k | hidden | keys | sinks | held | removed | overlap | tokens that "
+        "| protocol | path | k | blocked | keys | sinks | held | removed | overlap | tokens that "
         "agree |" in page
     )
     assert open_run("out").table("outcomes")["agreement_low"].between(0, 1).all()

@@ -264,7 +264,7 @@ def test_the_study_keeps_its_promises(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "causal, plain: within 5 % of the best loss in 0 of 1 seeds" in said
     assert (
-        "step by step, held, cost of hiding keys, causal less diffusion: cannot tell, since "
+        "step by step, held, cost of blocking keys, causal less diffusion: cannot tell, since "
         "causal plain and" in said
     )
     assert open_run(tmp_path / "run").table("heads")["state"].value_counts().to_dict() == (
@@ -307,7 +307,7 @@ def test_the_script_goes_on_where_it_stopped_and_makes_one_run_of_all_models(
     told = subprocess.run(
         [sys.executable, script, "report", *options], capture_output=True, text=True
     )
-    assert "step by step, held, cost of hiding keys" in told.stdout, told.stderr
+    assert "step by step, held, cost of blocking keys" in told.stdout, told.stderr
 
 
 def made_up(
@@ -444,10 +444,10 @@ def test_costs_are_compared_at_equal_count_and_inside_the_doses_that_both_have(
     text = "\n".join(
         backcopy_sentences(made_up((0.01, 0.04), first, tmp_path, masking=masking))
     ).replace("\xa0", " ")
-    words = "whole rows, clean, cost of hiding keys, causal less diffusion"
+    words = "whole rows, clean, cost of blocking keys, causal less diffusion"
     assert f"{words}, one key a head each: more (+0.200 nats" in text
     assert f"{words}, {equal}" in text
-    words = "hiding the most attended key, less keys that are no sinks and hold as much"
+    words = "blocking the most attended key, less keys that are no sinks and hold as much"
     assert f"causal: {words}: cannot tell, since 10.0 % of the heads have such keys" in text
     assert f"diffusion: {words}, on 90.0 % of the heads: more (+0.090 nats" in text
     far = made_up((0.01, 0.06), first, tmp_path / "far", masking=masking)

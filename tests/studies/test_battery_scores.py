@@ -367,7 +367,11 @@ def test_a_run_folder_holds_answers_accuracy_and_removed_shares(tmp_path: Path) 
     assert (row["right"], row["n"]) == (by_hand, 3)
     assert set(removed["control"]) == {"sinks", "random"}
     assert (removed["keys"] == 2).all()
-    assert stages[:3] == ["pure, nothing hidden", "pure, 2 hidden, sinks", "pure, 2 hidden, random"]
+    assert stages[:3] == [
+        "pure, nothing blocked",
+        "pure, 2 blocked, sinks",
+        "pure, 2 blocked, random",
+    ]
     assert "skipped" not in run.tables
     seen = run.table("phenomenon")
     assert set(seen["control"]) == {"none"} and seen["gu_rate"].between(0, 1).all()

@@ -348,11 +348,11 @@ def test_what_older_runs_do_not_say_is_recorded_where_it_differs() -> None:
         ({"control": "randon"}, "control must be one of .*; did you mean 'random'?"),
         (
             {"control": "random"},
-            "control=random says what is hidden and how, but mask_sinks is not given",
+            "control=random says which keys are blocked and how, but mask_sinks is not given",
         ),
         (
             {"protocol": "held"},
-            "protocol=held says what is hidden and how, but mask_sinks is not given",
+            "protocol=held says which keys are blocked and how, but mask_sinks is not given",
         ),
         (
             {"mask_sinks": 1, "protocol": "hold"},

@@ -27,7 +27,7 @@ SETTINGS = EvalSettings(
 )
 
 
-CHOSEN = ", hidden keys chosen in a clean pass over each text"
+CHOSEN = ", blocked keys chosen in a clean pass over each text"
 
 
 def run_toys(

@@ -106,7 +106,7 @@ def test_a_study_writes_what_the_report_reads(
     generations = run.table("generations")
     assert generations["masked_sinks"].tolist() == [0, 1, 2] * 2
     assert generations["sample"].tolist() == [0] * 3 + [1] * 3
-    assert generations["completion"].nunique() > 2, "hidden sinks change what is written"
+    assert generations["completion"].nunique() > 2, "blocked sinks change what is written"
     for row in generations.itertuples():
         assert row.completion == loaded.tokenizer.decode(row.token_ids, skip_special_tokens=True)
     heldout = run.table("heldout")
@@ -189,9 +189,9 @@ def test_each_sample_has_a_seed_of_its_own(settings: StudySettings, tmp_path: Pa
         ({"ks": (0, 9)}, "9 does not fit 17 keys; choose 0 to 8"),
         (
             {"mask_sinks": (40,)},
-            "fewer than all keys, but is to hide 40 of the .* keys of 'The old man' with 10 new",
+            "fewer than all keys, but is to block 40 of the .* keys of 'The old man' with 10 new",
         ),
-        ({"mask_sinks": (0,)}, "mask_sinks hides at least 1"),
+        ({"mask_sinks": (0,)}, "mask_sinks blocks at least 1"),
         ({"layers": (0, 2)}, "layers must be numbers from 0 to 1, -1 for the last, but 2 is not"),
         ({"heads": (-5,)}, "heads must be numbers from 0 to 3, -1 for the last, but -5 is not"),
         ({"maps": ("0:2:0",)}, "the layer of maps must be numbers from 0 to 1"),

@@ -261,11 +261,11 @@ def test_a_clean_pass_reads_its_own_past(tmp_path: Path) -> None:
         ({"temperature": -1.0}, "temperature must be at least 0 and finite"),
         (
             {"mask_sinks": (20,)},
-            "is to hide 20 of the .* keys of 'The old man sat' at the first step",
+            "is to block 20 of the .* keys of 'The old man sat' at the first step",
         ),
         (
             {"edits": ("mask_sinks:k=5,control=random",)},
-            "control=random hides .* is to hide 10 of the",
+            "control=random blocks .* is to block 10 of the",
         ),
         ({"prompts": (TEXT,)}, "fit the model's context of 64"),
     ],

@@ -75,8 +75,8 @@ def test_the_paper_s_protocol_a_folder_a_cell(asked: list[EvalSettings], tmp_pat
     # nor does a cell depend on what is allowed for another
     assert [cell.run_code for cell in asked[3:]] == [False, False, True, True]
     assert said[:2] == [
-        "a, gsm8k, nothing masked",
-        "a, gsm8k, protocol paper, 5 most attended keys masked",
+        "a, gsm8k, nothing blocked",
+        "a, gsm8k, protocol paper, 5 most attended keys blocked",
     ]
 
 

@@ -53,10 +53,10 @@ def tokens(
 
 @dataclass(frozen=True)
 class Cuts:
-    """Heads before and after a part of the context was hidden, boolean (N, H)."""
+    """Heads before and after a part of the context was blocked, boolean (N, H)."""
 
     lost: np.ndarray
-    """the main sink was hidden"""
+    """the main sink was blocked"""
     sink: np.ndarray
     """the head had a sink before"""
     renormalised: np.ndarray
@@ -104,11 +104,11 @@ def rewritten(
     noise: float = 0.15,
     tokens: int = 32,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Log-probability that tokens of the uncut text lose with the sink, or the control, hidden,
+    """Log-probability that tokens of the uncut text lose with the sink, or the control, blocked,
     both (N, M tokens).
 
-    Hiding context costs ``base`` on average, in each sample something else, wherever it lies;
-    hiding the sink costs ``beyond`` more, in each sample a little more or less. Single tokens are
+    Blocking context costs ``base`` on average, in each sample something else, wherever it lies;
+    blocking the sink costs ``beyond`` more, in each sample a little more or less. Single tokens are
     heavy-tailed.
     """
     context_N1 = rng.exponential(base, (samples, 1))
@@ -120,7 +120,7 @@ def rewritten(
 def row_losses(
     rng: np.random.Generator, samples: int, cost: float, spread: float = 0.1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Losses of rows (N,) without and with sinks masked: easy and hard rows, ``cost`` of the mean
+    """Losses of rows (N,) without and with sinks blocked: easy and hard rows, ``cost`` of the mean
     loss on average.
     """
     plain_N = 2 + rng.gamma(4, 0.5, samples)

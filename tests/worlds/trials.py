@@ -177,11 +177,11 @@ def _rewritten(samples: int, beyond: float) -> Judge:
 
 
 def recoveries(worlds: int, samples: int, beyond: float) -> Rates:
-    """«No recovery» where hiding the sink costs the tokens so many nats beyond the control."""
+    """«No recovery» where blocking the sink costs the tokens so many nats beyond the control."""
     return _judged(worlds, _rewritten(samples, beyond), beyond)
 
 
-# --- the cost of masking ---
+# --- the cost of blocking ---
 
 
 def _masked(samples: int, cost: float, measure: str = "loss") -> Judge:
@@ -195,7 +195,7 @@ def _masked(samples: int, cost: float, measure: str = "loss") -> Judge:
 
 
 def costs(worlds: int, samples: int, cost: float, measure: str = "loss") -> Rates:
-    """«Masking is costly» where it costs this share of the loss, or breaks this share of the right
+    """«Blocking is costly» where it costs this share of the loss, or breaks this share of the right
     answers.
     """
     return _judged(worlds, _masked(samples, cost, measure), cost)
@@ -480,7 +480,7 @@ VERDICTS = (
         alarms=_no,
     ),
     Row(
-        "masking is costly",
+        "blocking is costly",
         "5 % of the loss, the threshold, rows easy and hard; 10 %",
         lambda worlds, n: costs(worlds, n, 0.05),
         lambda worlds, n: costs(worlds, n, 0.1),
@@ -488,7 +488,7 @@ VERDICTS = (
         enough=8,
     ),
     Row(
-        "masking is cheap",
+        "blocking is cheap",
         "the same; nothing",
         lambda worlds, n: costs(worlds, n, 0.05),
         lambda worlds, n: costs(worlds, n, 0.0),
@@ -496,7 +496,7 @@ VERDICTS = (
         enough=8,
     ),
     Row(
-        "masking costs right answers",
+        "blocking costs right answers",
         "5 % of those that were right, the threshold; half of them",
         lambda worlds, n: costs(worlds, n, 0.05, "accuracy"),
         lambda worlds, n: costs(worlds, n, 0.5, "accuracy"),

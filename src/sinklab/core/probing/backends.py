@@ -268,7 +268,7 @@ def remade(
     if edited.mask is not call.mask and bias is not None:
         if base not in ("eager", "flex_attention"):
             raise ValueError(
-                f"{call.layer}: {base} takes no mask that hides keys of some queries or heads, "
+                f"{call.layer}: {base} takes no mask that blocks keys of some queries or heads, "
                 "which this edit needs: "
                 'call model.set_attn_implementation("eager"), or "sdpa" where the model has it'
             )

@@ -123,7 +123,7 @@ class Dose:
         attention, 3.4 % removed.
         """
         if not self.weight:
-            return "nothing hidden"
+            return "nothing blocked"
         sinks = (
             "" if math.isnan(self.sinks) else f" ({self.sinks:.0%} sinks)".replace("%", "\u00a0%")
         )

@@ -363,7 +363,7 @@ class Tap(TorchFunctionMode):
             layer for (layer, _), is_doubtful in zip(doubts, flags, strict=True) if is_doubtful
         ]:
             raise ValueError(
-                f"forward {self.forwards}, {layer or 'the model'}: the additive mask could hide "
+                f"forward {self.forwards}, {layer or 'the model'}: the additive mask could block "
                 "keys or bias them: it falls suddenly to -100 or less and has other values beside "
                 "that and 0; give -inf, or a boolean mask, for what is hidden"
             )

@@ -64,7 +64,7 @@ def summary(run: Run) -> pd.DataFrame:
         "first": "weight on position 0",
         "added": "on the added sink",
         "strongest": "strongest column",
-        "cost": "cost of hiding position 0",
+        "cost": "cost of blocking position 0",
     }
     untrained = {state: _kinds(by_model(run, state)) for state in UNTRAINED}
     for kind, group in by_model(run).groupby(KEYS, sort=False):

@@ -1,4 +1,4 @@
-"""The live page: write a text, watch it being denoised, take a sink away from some step on; on this
+"""The live page: write a text, watch it being denoised, block a sink from some step on; on this
 machine alone.
 """
 

@@ -17,7 +17,7 @@ def serve(
     reading: Reading = Reading(),  # noqa: B008 (a frozen record)
     decoding: DecodingSettings = WRITING,
 ) -> None:
-    """Open a live page: write a prompt, watch it being denoised, take a sink away and compare.
+    """Open a live page: write a prompt, watch it being denoised, block a sink and compare.
 
     The page is served on this machine alone (127.0.0.1), under an address that works once, in one
     browser. Ctrl-C ends it. From another machine: ssh -L 8750:127.0.0.1:8750 HOST, with the same

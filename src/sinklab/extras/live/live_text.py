@@ -1,4 +1,4 @@
-"""What the live page asks of the model: one text, and the same text with a sink taken away; told
+"""What the live page asks of the model: one text, and the same text with a sink blocked; told
 step by step.
 """
 
@@ -43,7 +43,7 @@ ROWS = 16
 
 
 class LiveText:
-    """One text of one page. `write` and `take` are generators of messages; each `next` runs the
+    """One text of one page. `write` and `block` are generators of messages; each `next` runs the
     model about once.
     """
 
@@ -91,16 +91,16 @@ class LiveText:
         self._is_written = True
         yield {"kind": "written", "pass": "plain", **self._finished(self._steps[-1])}
 
-    def take(
+    def block(
         self, step: int, key: int, layer: int | None = None, head: int | None = None
     ) -> Iterator[Message]:
-        """The same text with one key hidden from a step on, in one head, in a layer, or (None)
+        """The same text with one key blocked from a step on, in one head, in a layer, or (None)
         everywhere.
 
         The steps before are made again with the same draws and must come out the same; those from
         there on are told, and at the end what it cost: the mean loss (nats) of the tokens that the
         plain text committed from the step on, each read on the plain canvas of its step, without
-        and with the key hidden.
+        and with the key blocked.
 
         Args:
             step: of the plain text, from 0.
@@ -113,7 +113,7 @@ class LiveText:
                 differs.
         """
         if not self._is_written:
-            raise ValueError("a sink is taken from a text that is written; write one first")
+            raise ValueError("a sink is blocked in a text that is written; write one first")
         about, plain = self.about(), self._steps
         added = self._keys - self._canvas.ids_BS.shape[1]
         limits = {

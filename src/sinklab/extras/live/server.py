@@ -48,7 +48,7 @@ TOO_SLOW = 1013
 MOST_TOKENS = 4096
 ASKS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "write": {"prompt": str, "new_tokens": int, "seed": int},
-    "take": {"step": int, "key": int, "layer": (int, type(None)), "head": (int, type(None))},
+    "block": {"step": int, "key": int, "layer": (int, type(None)), "head": (int, type(None))},
     "stop": {},
 }
 """what a page may ask, and of which types"""

@@ -22,7 +22,7 @@ from sinklab.lab.analysis.strongest import STRONG
 QUESTIONS = {
     "exist": "Do sinks exist?",
     "stay": "Which are they, and do they stay?",
-    "cost": "What does masking them cost?",
+    "cost": "What does blocking them cost?",
 }
 HEADS = 0.05
 """share of heads that must have such a key, or one that the sink rule names, or in which a new sink
@@ -35,7 +35,7 @@ PLACES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "ei
 STAYING = {"static": "stay", "mixed": "partly", "moving": "move", None: "inconclusive"}
 """Words of an answer by the words of `movement.word_over`."""
 FREE = 0.05
-"""share of the loss that masking may cost and still be called free (the limit of Rulli et al.)"""
+"""share of the loss that blocked keys may cost and still be called free (limit of Rulli et al.)"""
 
 CONTROLS = {"permuted": "shuffled weights", "initialised": "fresh weights"}
 """Controls as run folders name them -> as people read them; the first that was run is the one of a
@@ -78,7 +78,7 @@ class Cost:
     """
 
     keys: int
-    """masked keys of each head"""
+    """blocked keys of each head"""
     clean: float
     masked: float
     delta: Estimate

@@ -80,7 +80,7 @@ def no_phenomenon(model: str, rate: float, share: float) -> str:
     nothing blocked. share: share of the strongest key there, on average.
     """
     if math.isnan(rate):
-        return f"the attention of {model} was not watched with nothing masked"
+        return f"the attention of {model} was not watched with nothing blocked"
     if rate >= PHENOMENON:
         return ""
     return (

@@ -27,7 +27,7 @@ class Verdict:
     """One statement and whether it holds."""
 
     name: str
-    """short name of the statement: "sinks only at the start", "masking is costly", "no recovery",
+    """short name of the statement: "sinks only at the start", "blocking is costly", "no recovery",
     "96 % filtered" 
     """
     holds: bool | None
@@ -115,7 +115,7 @@ def start_only(events: Any, *, first: int = 4, threshold: float = 0.9) -> Verdic
 def masking_cost(
     plain: Any, masked: Any, *, measure: str = "loss", threshold: float = 0.05
 ) -> Verdict:
-    """Failure signature «masking the sinks costs more than 5 %» (Rulli et al.): dependence as in
+    """Failure signature «blocking the sinks costs more than 5 %» (Rulli et al.): dependence as in
     autoregressive models.
 
     plain, masked: (sample,) score of each row or problem without and with the sinks blocked.
@@ -128,9 +128,9 @@ def masking_cost(
     if measure not in ("loss", "accuracy"):
         raise ValueError(f"masking_cost judges 'loss' or 'accuracy': got {measure!r}.")
     before_S, after_S = _paired("masking_cost", plain, masked)
-    verdict = partial(Verdict, "masking is costly", threshold=threshold)
+    verdict = partial(Verdict, "blocking is costly", threshold=threshold)
     if not len(before_S):
-        return verdict(holds=None, value=math.nan, sentence="Masking the sinks was not measured.")
+        return verdict(holds=None, value=math.nan, sentence="Blocking the sinks was not measured.")
     samples = len(before_S)
     base = float(before_S.mean())
     changed = float(after_S.mean())
@@ -156,23 +156,23 @@ def masking_cost(
     )
     words = f"over the limit of {_percent(threshold)}", f"within the limit of {_percent(threshold)}"
     return _judged(
-        verdict, found, mean_p(cost_S, threshold), f"With the sinks masked the {numbers}", words
+        verdict, found, mean_p(cost_S, threshold), f"With the sinks blocked the {numbers}", words
     )
 
 
 def recovery(
     sink: Any, control: Any, *, held: tuple[float, float] | None = None, threshold: float = 0.1
 ) -> Verdict:
-    """Failure signature «no recovery after part of the context was hidden» (Rulli et al.): fixed
+    """Failure signature «no recovery after part of the context was blocked» (Rulli et al.): fixed
     anchors.
 
     Judged by the text after the cut: how much less likely the model finds the tokens that its uncut
-    twin writes then. Hiding context costs something wherever it lies; the verdict is on the cost of
-    hiding the stretch around the main sink beyond that of one of the same length at which few heads
-    have a sink. A study with ``truncate`` tabulates both.
+    twin writes then. Blocking context costs something wherever it lies; the verdict is on the cost
+    of blocking the stretch around the main sink beyond that of one of the same length at which few
+    heads have a sink. A study with ``truncate`` tabulates both.
 
     sink, control: (sample,) log-probability that a token of the twin loses on average, in nats,
-        with the one or the other stretch hidden; NaN if a sample has no such stretch.
+        with the one or the other stretch blocked; NaN if a sample has no such stretch.
     held: shares of attention that the two stretches held, for the sentence.
     threshold: in nats; at 0.1 each token is a tenth less likely.
     Holds (a bad sign) when the interval of the mean difference over samples lies above the
@@ -182,7 +182,7 @@ def recovery(
     verdict = partial(Verdict, "no recovery", threshold=threshold)
     if not len(sink_S):
         unknown = (
-            "No sample had both a sink and an equally long stretch with few to hide, so "
+            "No sample had both a sink and an equally long stretch with few to block, so "
             "recovery cannot be judged."
         )
         return verdict(holds=None, value=math.nan, sentence=unknown)
@@ -191,9 +191,9 @@ def recovery(
     if held:
         shares = [f" ({_percent(one)} of attention)" for one in held]
     sentence = (
-        f"With the stretch around its main sink{shares[0]} hidden, the model finds each token that "
-        f"it writes uncut {sink_S.mean():.3g} nats less likely, with one where few heads have a "
-        f"sink{shares[1]} {control_S.mean():.3g} (difference {found.value:.3g}, "
+        f"With the stretch around its main sink{shares[0]} blocked, the model finds each token "
+        f"that it writes uncut {sink_S.mean():.3g} nats less likely, with one where few heads have "
+        f"a sink{shares[1]} {control_S.mean():.3g} (difference {found.value:.3g}, "
         f"{_over_samples(found, 'mean', _nats)})"
     )
     words = "it does not recover", "it recovers"
@@ -212,17 +212,17 @@ def _paired(what: str, one: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def new_sinks(lost: Any, renormalised: Any, recovered: Any, *, within: int | None = None) -> str:
-    """A sentence on how many heads with a hidden sink have a new one: a description, whatever they
+    """A sentence on how many heads with a blocked sink have a new one: a description, whatever they
     write then.
 
-    Attention sums to 1, so when a sink is hidden the others receive more, and one of them may pass
+    Attention sums to 1, so when a sink is blocked the others receive more, and one of them may pass
     the rule without anything having been rebuilt. Heads count that have no sink by such
     renormalisation, and those that lost their sink are compared with the base rate, that of the
     others.
 
-    lost: boolean (sample, head): the main sink of the head lay in the hidden stretch.
+    lost: boolean (sample, head): the main sink of the head lay in the blocked stretch.
     renormalised: boolean, same shape: one of the keys left passes the rule when the attention
-    before the cut is divided by the share that was not hidden.
+    before the cut is divided by the share that was not blocked.
     recovered: boolean, same shape: afterwards the head had a main sink that passes the rule. A
         study with ``truncate`` tabulates all three.
     within: number of steps it was given.
@@ -233,7 +233,7 @@ def new_sinks(lost: Any, renormalised: Any, recovered: Any, *, within: int | Non
         shapes = f"{gone.shape}, {passes.shape}, {back.shape}"
         raise ValueError(f"new_sinks needs three (sample, head): got shapes {shapes}.")
     if not gone.any():
-        return "No head had its main sink in what was hidden."
+        return "No head had its main sink in what was blocked."
     losers = gone & ~passes
     others = ~gone & ~passes
     rate_S = ratio((losers & back).sum(1), losers.sum(1))
@@ -241,7 +241,7 @@ def new_sinks(lost: Any, renormalised: Any, recovered: Any, *, within: int | Non
     found = median_over(rate_S - base_S)
     if not losers.any():
         return (
-            f"All {gone.sum()} heads whose main sink was hidden have another by "
+            f"All {gone.sum()} heads whose main sink was blocked have another by "
             "renormalisation alone."
         )
     if not found.samples:
@@ -252,7 +252,7 @@ def new_sinks(lost: Any, renormalised: Any, recovered: Any, *, within: int | Non
     both_S = ~np.isnan(rate_S - base_S)
     rate, base = (_percent(float(np.median(one_S[both_S]))) for one_S in (rate_S, base_S))
     return (
-        f"{rate} of the heads that were left without a sink when theirs was hidden have a new "
+        f"{rate} of the heads that were left without a sink when theirs was blocked have a new "
         f"one{soon}, {base} of those that had none (difference {_percent(found.value)}, "
         f"{_over_samples(found)})."
     )

@@ -64,7 +64,7 @@ def report(
 
     Several runs are shown side by side, e.g. without and with a sink token. Runs of `sinklab trace`
     give a page to explore, and three answers about each model, which are printed too: whether sinks
-    exist, which they are and whether they stay, and the cost of masking them (from a run of
+    exist, which they are and whether they stay, and the cost of blocking them (from a run of
     `sinklab curve` beside that of the trace). Runs of `sinklab train` give training curves: losses,
     when sinks emerge, which tokens they are. Figures for a paper are drawn by `sinklab figures`.
 
@@ -229,17 +229,17 @@ def table1(
     plan: Plan = Plan(),  # noqa: B008
     settings: EvalSettings = EvalSettings(tasks=("gsm8k", "humaneval")),  # noqa: B008
 ) -> None:
-    """Table 1 of the analysis paper: accuracy with the 0, 1, 5 and 10 most attended keys masked,
+    """Table 1 of the analysis paper: accuracy with the 0, 1, 5 and 10 most attended keys blocked,
     beside the paper's.
 
     Every cell is a run folder of `sinklab eval`, OUT/<model>/<task>-k<K>. Cells that are there are
     not scored again and an interrupted one goes on, so the command can be stopped and repeated. As
     in the paper: blocks of 32, 256 new tokens for GSM8K and 512 for HumanEval, one token a step,
     temperature 0, closed loop; --protocols sets other ways to mask beside it. Printed and written
-    to OUT: accuracy ± binomial standard error with the dose of the masking (keys, how many of them
-    are sinks by the rule, their attention), the published numbers, and which numbers of masked keys
-    cost more than 5 points; below, other keys of equal mass (--controls equal_mass), and which of a
-    diffusion and an autoregressive model loses more, if both have sinks and a score to lose.
+    to OUT: accuracy ± binomial standard error with the dose of the blocking (keys, how many of them
+    are sinks by the rule, their attention), the published numbers, and which numbers of blocked
+    keys cost more than 5 points; below, other keys of equal mass (--controls equal_mass), and which
+    of a diffusion and an autoregressive model loses more, if both have sinks and a score to lose.
 
     With --paper the models are those of the paper, in the type of their weights. The rows to expect
     and the cost come first; files that are not on this machine are refused. HumanEval runs code

@@ -68,12 +68,12 @@ def tour(
     without and with one sink token, and autoregressive. Each writes eight texts while attention is
     recorded, and the same model with shuffled and with fresh weights reads them as a control. Three
     questions are answered for each: whether sinks exist, which they are and whether they stay, and
-    the cost of masking them. The result is one page, report.html. The cost of masking takes longer;
-    it was measured beforehand and comes with the models.
+    the cost of blocking them. The result is one page, report.html. The cost of blocking them takes
+    longer; it was measured beforehand and comes with the models.
 
     With --real the models are SmolLM2-135M-Instruct, trained by others, and a diffusion model that
-    was made of it with half a million tokens; the cost of masking is measured on the way. That
-    takes minutes.
+    was made of it with half a million tokens; the cost of blocking them is measured on the way.
+    That takes minutes.
 
     Try
         sinklab tour
@@ -120,7 +120,7 @@ def tour(
     if all:
         found = {
             "In short": summary(read),
-            "What masking keys costs": masking_curve_sentences(curves),
+            "What blocking keys costs": masking_curve_sentences(curves),
         }
         for heading, sentences in found.items():
             say("\n", (heading, "bold"))
@@ -161,7 +161,7 @@ def _toured(
         plans += [
             plan_for(masking_curve.amount, costs, name, Reading(dtype)) for name in models.values()
         ]
-        words += f", and {costs.rows} rows of text with keys masked"
+        words += f", and {costs.rows} rows of text with keys blocked"
     shown.planned(together(plans, words))
     packaged = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "curves")
     runs, curves = [], []
@@ -176,7 +176,7 @@ def _toured(
         runs.append(open_run(study(loaded, out / label, settings, progress=_Counted(shown))))
         curve = Path(str(packaged.joinpath(name)))
         if scores:
-            shown.stage(f"{name} reads {costs.rows} rows of text with keys masked")
+            shown.stage(f"{name} reads {costs.rows} rows of text with keys blocked")
             curve = masking_curve(loaded, out / "curves" / label, costs, progress=_Counted(shown))
         curves.append(open_run(curve))
     return runs, curves

@@ -106,9 +106,9 @@ def _added_norms(study: Any, _: Any) -> Shown:
     return Shown(f"{number(both['added_norm'].mean())} and {number(both['text_norm'].mean())}")
 
 
-def _hiding(study: Any, _: Any) -> Shown:
-    found = hiding(study)
-    if found["hidden"] is None:
+def _blocking(study: Any, _: Any) -> Shown:
+    found = blocking(study)
+    if found["blocked"] is None:
         return Shown("")
     return Shown(f"{found['hidden']['delta']:+.2f}".replace("-", "−"), found["gap_R"])
 
@@ -144,7 +144,7 @@ NUMBERS: dict[str, Callable[[Any, Any], Shown]] = {
     "depth": _depth,
     "norms": _norms,
     "added norms": _added_norms,
-    "hiding": _hiding,
+    "blocking": _blocking,
     "explained": _explained,
     "class": _favoured("classes"),
     "age": _favoured("ages"),
@@ -186,28 +186,28 @@ def richest(found: Enrichment | None, what: str) -> list[tuple[Any, ...]]:
     return [] if best is None or same(float(best[3]), 1) or best[3] < 1 else [(what, *best)]
 
 
-def hiding(study: Any) -> dict[str, Any]:
-    """Loss with nothing blocked (``base``), with the most sinks blocked (``hidden``) and with as
+def blocking(study: Any) -> dict[str, Any]:
+    """Loss with nothing blocked (``base``), with the most sinks blocked (``blocked``) and with as
     many random columns; and ``gap``, the excess cost of the sinks, an `Estimate` over rows of text,
     with no samples if the run kept no losses of single rows (``gap_R``).
     """
     frame, gap_R = study.heldout, np.array([])
     if frame is None:
-        return {"base": None, "hidden": None, "gap": mean_over(gap_R), "gap_R": gap_R}
+        return {"base": None, "blocked": None, "gap": mean_over(gap_R), "gap_R": gap_R}
     frame = frame.reindex(columns=frame.columns.union(["bits_per_byte"])).sort_values("k")
-    base, hidden = _row(frame[frame["k"] == 0], 0), _row(frame[frame["control"] == "sinks"], -1)
+    base, blocked = _row(frame[frame["k"] == 0], 0), _row(frame[frame["control"] == "sinks"], -1)
     random = (
         None
-        if hidden is None
-        else _row(frame[(frame["control"] == "random") & (frame["k"] == hidden["k"])], 0)
+        if blocked is None
+        else _row(frame[(frame["control"] == "random") & (frame["k"] == blocked["k"])], 0)
     )
     rows = study.table("heldout")
-    if hidden is not None and random is not None and "losses" in rows:
+    if blocked is not None and random is not None and "losses" in rows:
         losses = rows.set_index(["control", "k"])["losses"]
-        gap_R = np.subtract(losses["sinks", hidden["k"]], losses["random", hidden["k"]])
+        gap_R = np.subtract(losses["sinks", blocked["k"]], losses["random", blocked["k"]])
     return {
         "base": base,
-        "hidden": hidden,
+        "blocked": blocked,
         "random": random,
         "gap": mean_over(gap_R),
         "gap_R": gap_R,

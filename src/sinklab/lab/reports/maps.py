@@ -269,10 +269,10 @@ def figure_1(run: Study, *, sample: int = 0) -> list[Chart | Map]:
     ]
     has_cost = run.heldout is not None
     last = (heldout_loss if has_cost else mobility_by_layer).prepare(run)
-    hiding = "(d) What hiding the most attended keys costs, beside as many random ones."
+    blocking = "(d) What blocking the most attended keys costs, beside as many random ones."
     last = replace(
         last,
-        words=hiding
+        words=blocking
         if has_cost
         else "(d) How much main sinks move, by layer: 0 static to 1 moving.",
     )
@@ -282,7 +282,7 @@ def figure_1(run: Study, *, sample: int = 0) -> list[Chart | Map]:
         ),
         "where main sinks are": _paths(moving),
         "how much they take": sink_share.prepare(run),
-        "what hiding them costs" if has_cost else "how much they move": last,
+        "what blocking them costs" if has_cost else "how much they move": last,
     }
     named = zip("abcd", shown.items(), strict=True)
     return [replace(panel, title=f"({letter}) {title}") for letter, (title, panel) in named]

@@ -1,5 +1,5 @@
-"""Masking curves beside traces: the curve of a model gives the cost of masking on the page of its
-trace.
+"""Masking curves beside traces: the curve of a model gives the cost of blocking keys on the page of
+its trace.
 """
 
 # R rows of held-out text
@@ -63,7 +63,7 @@ def heldout_of(curve: Run, twin: str = "") -> pd.DataFrame | None:
 
 
 def grown_of(table: pd.DataFrame) -> tuple[np.ndarray, list[int]]:
-    """Sinks that grew when the strongest key was masked: the share of heads in each row, (R,), and
+    """Sinks that grew when the strongest key was blocked: the share of heads in each row, (R,), and
     their positions.
 
     Such a key is not above `STRONG` before, and above it after. Positions are those in the text,

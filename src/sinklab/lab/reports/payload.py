@@ -277,12 +277,12 @@ def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: flo
     number = np.arange(len(cells)) - np.searchsorted(cells, cells)
     most = int(number.max()) + 1
     if math.prod(shape) * most <= MOST_HIDDEN:
-        hidden = np.zeros((math.prod(shape), most), np.uint16)
-        hidden[cells, number] = keys + 1
-        if size(packed := pack(hidden, most)) <= room:
-            content["arrays"]["hidden"], content["hidden"] = packed, most
+        blocked = np.zeros((math.prod(shape), most), np.uint16)
+        blocked[cells, number] = keys + 1
+        if size(packed := pack(blocked, most)) <= room:
+            content["arrays"]["blocked"], content["blocked"] = packed, most
             return
-    content["left_out"] = [*content.get("left_out", []), "marks of hidden keys"]
+    content["left_out"] = [*content.get("left_out", []), "marks of blocked keys"]
 
 
 def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
@@ -343,10 +343,10 @@ def facts_of(study: Study) -> dict[str, Any]:
         "added": study.sink_count,
     }
     ways = (
-        "zeroed in" if "zero_value" in edit else "hidden from"
+        "zeroed in" if "zero_value" in edit else "blocked in"
         for edit in study.run.info.settings.get("edits", ())
     )
-    about["removal"] = " or ".join(sorted(set(ways))) or "hidden from"
+    about["removal"] = " or ".join(sorted(set(ways))) or "blocked in"
     if not study.layers:
         return about | {"layers": [], "heads": [], "head_maps": [], "first_layer": 0}
     measured, weight_LH = study.measured, study.measured.main_share_LH

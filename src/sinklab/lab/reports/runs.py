@@ -33,8 +33,8 @@ def as_shown(
     """Several runs of one kind with labels that tell them apart: the model's name, and the folder
     if names repeat.
 
-    Masking curves, of kind "curve", may stand beside studies: each gives the cost of masking for
-    its model.
+    Masking curves, of kind "curve", may stand beside studies: each gives the cost of blocking keys
+    for its model.
 
     Args:
         sources: runs, or readers of runs, which stay as they are.

@@ -46,12 +46,12 @@ def _recovered(study: "Study") -> Verdict:
     """Verdict on recovery, by the tokens of the uncut text; the attention of the sinks is told
     beside it.
     """
-    # of a twin too: it reads the run's canvases with the same stretches hidden
+    # of a twin too: it reads the run's canvases with the same stretches blocked
     stretches = study.run.table("truncated") if "truncated" in study.run.tables else None
     tokens = study.table("recovery")
     if study.truncation is None:
         return _unknown(
-            "no recovery", "No part of the context was hidden, so recovery was not measured."
+            "no recovery", "No part of the context was blocked, so recovery was not measured."
         )
     if stretches is None or "arm" not in stretches:
         why = (
@@ -90,7 +90,7 @@ class ChosenKeys:
 
 
 def chosen_share(study: "Study", removals: pd.DataFrame) -> float:
-    """Share of the keys masked at recorded steps that are sinks of the page at the recorded step
+    """Share of the keys blocked at recorded steps that are sinks of the page at the recorded step
     before.
     """
     hits = total = 0
@@ -121,8 +121,8 @@ class Study(Reader):
     twin: str = ""
     """model of these numbers: the run's own if empty, else this control on the same canvases"""
     curve_run: Run | None = None
-    """run of kind "curve" of the same model: the cost of masking, if the run did not measure it
-    itself
+    """run of kind "curve" of the same model: the cost of blocking keys, if the run did not measure
+    it itself
     """
 
     kind: ClassVar[str] = "study"
@@ -158,7 +158,7 @@ class Study(Reader):
         ]
         if self.family == "diffusion" or not (masking or settings.get("mask_sinks")):
             return None
-        # texts that are written again with sinks hidden (mask_sinks) are always masked by the last
+        # texts that are written again with sinks blocked (mask_sinks) are always masked by the last
         # query
         by_last = all("=last_row" in text for text in masking)
         by = (
@@ -351,8 +351,8 @@ class Study(Reader):
         """The failure signatures and the 96 % statement, each with a sentence; those not measured
         hold None.
 
-        They are corrected for their number (``holm``). The cost of masking is that of the fewest
-        blocked sinks (one, in a study with the usual settings), over rows of held-out text.
+        They are corrected for their number (``holm``). The cost of blocking keys is that of the
+        fewest blocked sinks (one, in a study with the usual settings), over rows of held-out text.
         """
         filtered_N = self.measured.filtered_N
         found = [start_only(self.measured.events_NS), self._masking, _recovered(self)]
@@ -363,13 +363,13 @@ class Study(Reader):
         table = self.table("heldout")
         if table is None:
             return masking_cost([], [])
-        base, hidden = table[table["k"] == 0], table[table["control"] == "sinks"].sort_values("k")
-        if not len(base) or not len(hidden):
+        base, blocked = table[table["k"] == 0], table[table["control"] == "sinks"].sort_values("k")
+        if not len(base) or not len(blocked):
             return masking_cost([], [])
         if "losses" not in table:
             why = (
-                "The run kept no losses of single rows, so whether masking the sinks is costly "
+                "The run kept no losses of single rows, so whether blocking the sinks is costly "
                 "is inconclusive."
             )
-            return _unknown("masking is costly", why)
-        return masking_cost(base["losses"].iloc[0], hidden["losses"].iloc[0])
+            return _unknown("blocking is costly", why)
+        return masking_cost(base["losses"].iloc[0], blocked["losses"].iloc[0])

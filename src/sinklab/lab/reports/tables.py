@@ -335,10 +335,10 @@ def _losses(study: Study) -> dict[str, float]:
     if frame is None:
         return {}
     base = frame[frame["k"] == 0]
-    found = {"held-out loss, nothing hidden": float(base["loss"].iloc[0])} if len(base) else {}
+    found = {"held-out loss, nothing blocked": float(base["loss"].iloc[0])} if len(base) else {}
     for _, row in frame[frame["k"] > 0].iterrows():
         what = "greatest sinks" if row["control"] == "sinks" else f"{row['control']} columns"
-        found[f"change of held-out loss, {int(row['k'])} {what} hidden"] = float(row["delta"])
+        found[f"change of held-out loss, {int(row['k'])} {what} blocked"] = float(row["delta"])
     return found
 
 

@@ -296,7 +296,7 @@ def check_heldout(loaded: Loaded, *, rows: int, length: int, ks: Iterable[int]) 
     wrong = [k for k in ks if k < 0 or 2 * k > keys]
     if wrong:
         raise ValueError(
-            "ks are numbers of hidden sinks, and as many other columns must be left as controls: "
+            "ks are numbers of blocked sinks, and as many other columns must be left as controls: "
             f"{wrong[0]} does not fit {keys} keys; choose 0 to {keys // 2}"
         )
 

@@ -286,8 +286,8 @@ class InterventionHandler(Listener):
         )
 
     def _record(self, heads: tuple[int, ...]) -> RemovalRecord:
-        """The entry of the layers that lost keys in these heads (layers may have different numbers
-        of heads).
+        """The entry of the layers that blocked keys in these heads (layers may have different
+        numbers of heads).
         """
         slot = self.forward.slot
         before = self.previous[slot].effects if slot in self.previous else {}

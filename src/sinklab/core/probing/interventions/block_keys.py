@@ -114,7 +114,7 @@ class BlockKeys(LayerIntervention):
         object.__setattr__(self, "limit", checked_count("limit", self.limit))
         if self.limit is not None and not (self.when == "kept" or self.how.stays):
             raise ValueError(
-                "limit says how many keys may be gone at a time where gone keys stay gone, with "
+                "limit says how many keys are blocked at a time where keys stay blocked, with "
                 f"when='kept' or how='evict'; got limit={self.limit} with when={self.when!r}: "
                 "leave it out"
             )
@@ -353,7 +353,7 @@ class BlockHandler(InterventionHandler):
 
     def _numbers(self, view: KeyView, flags_BHS: Tensor) -> dict[str, Tensor]:
         """Attention that the chosen keys hold, their number, and how many of them are sinks; NaN
-        where keys are gone already and none could be added.
+        where keys are blocked already and none could be added.
         """
         options = self.options
         rule = options.counted_by or options.keys.sink_rule or DEFAULT

@@ -50,16 +50,16 @@ class Growing extends Sample {
     this.planes.clear();
   }
 
-  get hides() {
-    return Boolean(this.run.taken);
+  get blocks() {
+    return Boolean(this.run.blocked);
   }
 
-  /** The key that was taken away, from the step on; a view that shows one of its heads shows it. */
-  hiddenCounts(step, layer, head) {
-    const { taken } = this.run;
+  /** The key that is blocked, from the step on; a view that shows one of its heads shows it. */
+  blockedCounts(step, layer, head) {
+    const { blocked } = this.run;
     const meets = (one, shown, all) => one === null || shown === all || shown === one;
-    const seen = taken && step >= taken.step && meets(taken.layer, layer, ALL_LAYERS) && meets(taken.head, head, MEAN);
-    return new Map(seen ? [[taken.key, this.headsOf(layer, head).length]] : []);
+    const seen = blocked && step >= blocked.step && meets(blocked.layer, layer, ALL_LAYERS) && meets(blocked.head, head, MEAN);
+    return new Map(seen ? [[blocked.key, this.headsOf(layer, head).length]] : []);
   }
 
   /** The steps of another pass before this one, which are the same. */
@@ -126,7 +126,7 @@ const live = {
     if (!isBack) return;
     // The server keeps a text as long as its page is connected.
     for (const sample of Object.values(this.passes)) sample.done = false;
-    this.fail("Connected again. The server has not kept the text of this page: write it again to take a position away.");
+    this.fail("Connected again. The server has not kept the text of this page: write it again to block a position.");
   },
 
   ask(what, given = {}) {
@@ -167,11 +167,11 @@ const live = {
     by("failed").textContent = text;
     this.work(false, "");
     by("write").disabled = gone;
-    if (gone) by("take").hidden = true;
+    if (gone) by("block").hidden = true;
   },
 
   write() {
-    by("cost").hidden = by("take").hidden = by("hints").hidden = true;
+    by("cost").hidden = by("block").hidden = by("hints").hidden = true;
     by("tried").tBodies[0].replaceChildren();
     this.passes = {};
     this.follow = true;
@@ -181,15 +181,15 @@ const live = {
     document.activeElement.blur();
   },
 
-  take(scope) {
+  block(scope) {
     const { view } = app.panes[0];
     if (this.busy || !this.passes.plain?.done) return;
     const [layer, head] = [scope === "all" ? null : view.layer, scope === "head" ? view.head : null];
-    this.taken = { step: view.step, key: this.key, layer, head };
+    this.blocked = { step: view.step, key: this.key, layer, head };
     app.panes[0].pin(this.key);
     delete this.passes.edited;
     this.follow = true;
-    this.ask("take", this.taken);
+    this.ask("block", this.blocked);
     this.work(true, "writing again");
   },
 
@@ -211,7 +211,7 @@ const live = {
     const edited = told.pass === "edited";
     const count = (number) => Array.from({ length: number }, (_, one) => one);
     const words = edited ? plain.run : { vocabulary: [], numbers: new Map() };
-    const run = { label: edited ? `without ${this.name(this.taken.key)}` : "plain", family: "diffusion", added: told.added, layers: count(this.model.layers), heads: count(this.model.heads), head_maps: told.head_maps, first_layer: ALL_LAYERS, removal: "hidden from", vocabulary: words.vocabulary, numbers: words.numbers, taken: edited ? this.taken : null };
+    const run = { label: edited ? `without ${this.name(this.blocked.key)}` : "plain", family: "diffusion", added: told.added, layers: count(this.model.layers), heads: count(this.model.heads), head_maps: told.head_maps, first_layer: ALL_LAYERS, removal: "blocked in", vocabulary: words.vocabulary, numbers: words.numbers, blocked: edited ? this.blocked : null };
     run.number = (token) => {
       const id = JSON.stringify(token);
       if (!run.numbers.has(id)) run.numbers.set(id, run.vocabulary.push(token));
@@ -262,11 +262,11 @@ const live = {
     this.work(false, `${told.steps} steps`);
     if (told.measured) this.measured(told.measured);
     else this.choose(sample);
-    // Back to the step that it was taken from; of a new text to the middle, where there is most to see.
-    app.goTo(app.panes[0], told.measured ? this.taken.step : sample.T >> 1);
+    // Back to the step from which it is blocked; of a new text to the middle, where there is most to see.
+    app.goTo(app.panes[0], told.measured ? this.blocked.step : sample.T >> 1);
   },
 
-  /** What is offered to be taken away: the pinned position, else the main sink of the view. */
+  /** The key that is offered to be blocked: the pinned position, else the main sink of the view. */
   get key() {
     const { sample, view, pinned } = app.panes[0];
     return pinned >= 0 ? pinned : sample.mainOf(view.step, view.layer, view.head);
@@ -290,23 +290,23 @@ const live = {
   offer() {
     const pane = app.panes[0];
     const there = pane?.sample?.done && this.key >= 0;
-    by("take").hidden = !there;
+    by("block").hidden = !there;
     if (!there) return;
     const { view } = pane;
-    by("which").textContent = `${pane.pinned >= 0 ? "Pinned" : "Main sink"}: ${this.name(this.key)}. Take it away from step ${view.step} on:`;
+    by("which").textContent = `${pane.pinned >= 0 ? "Pinned" : "Main sink"}: ${this.name(this.key)}. Block it from step ${view.step} on:`;
     const [noLayer, noHead] = [view.layer === ALL_LAYERS, view.head === MEAN];
-    by("take-head").textContent = noHead ? "in one head" : `in layer ${view.layer}, head ${view.head}`;
-    by("take-layer").textContent = noLayer ? "in one layer" : `in layer ${view.layer}`;
-    by("take-head").title = noHead ? "Choose a head first: click one in Layer × head" : "";
-    by("take-layer").title = noLayer ? "Choose a layer first" : "";
-    by("take-head").disabled = this.busy || noHead;
-    by("take-layer").disabled = this.busy || noLayer;
-    by("take-all").disabled = this.busy;
+    by("block-head").textContent = noHead ? "in one head" : `in layer ${view.layer}, head ${view.head}`;
+    by("block-layer").textContent = noLayer ? "in one layer" : `in layer ${view.layer}`;
+    by("block-head").title = noHead ? "Choose a head first: click one in Layer × head" : "";
+    by("block-layer").title = noLayer ? "Choose a layer first" : "";
+    by("block-head").disabled = this.busy || noHead;
+    by("block-layer").disabled = this.busy || noLayer;
+    by("block-all").disabled = this.busy;
   },
 
   measured({ plain_loss: before, edited_loss: after, tokens, held, moved, went }) {
     const { plain, edited } = this.passes;
-    const { step, key, layer, head } = this.taken;
+    const { step, key, layer, head } = this.blocked;
     const name = this.name(key, app.panes[0], step);
     const where = layer === null ? "everywhere" : head === null ? `layer ${layer}` : `layer ${layer}, head ${head}`;
     const changed = plain.final.filter(([id], place) => id !== edited.final[place]?.[0]).length;
@@ -342,7 +342,7 @@ const live = {
       this.ask("stop");
       this.work(false, "stopped");
     });
-    for (const scope of ["head", "layer", "all"]) by(`take-${scope}`).addEventListener("click", () => this.take(scope));
+    for (const scope of ["head", "layer", "all"]) by(`block-${scope}`).addEventListener("click", () => this.block(scope));
     const { goTo } = app;
     app.goTo = (pane, step) => {
       this.follow = step >= pane.sample.come - 1;
@@ -353,9 +353,9 @@ const live = {
       draw.call(app);
       this.offer();
     };
-    KEYS.splice(-2, 0, ["x", "take the position away everywhere"]);
+    KEYS.splice(-2, 0, ["x", "block the position everywhere"]);
     const { actions } = controls;
-    controls.actions = () => ({ ...actions.call(controls), x: () => this.take("all") });
+    controls.actions = () => ({ ...actions.call(controls), x: () => this.block("all") });
     setInterval(() => this.tick(), 1000);
     this.connect();
     by("prompt").focus();

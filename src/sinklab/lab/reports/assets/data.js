@@ -160,27 +160,27 @@ class Sample {
   }
 
   /** Whether the run's edits took keys away, and the page says which. */
-  get hides() {
-    return Boolean(this.raw.hidden);
+  get blocks() {
+    return Boolean(this.raw.blocked);
   }
 
-  /** From how many heads of a view each key was taken at one step. */
-  hiddenCounts(step, layer, head) {
+  /** In how many heads of a view each key was blocked at one step. */
+  blockedCounts(step, layer, head) {
     const counts = new Map();
-    const most = this.raw.hidden ?? 0;
+    const most = this.raw.blocked ?? 0;
     for (const one of most ? this.headsOf(layer, head) : []) {
-      for (let at = (one * this.T + step) * most, end = at + most; at < end && this.arrays.hidden[at]; at++) {
-        const key = this.arrays.hidden[at] - 1;
+      for (let at = (one * this.T + step) * most, end = at + most; at < end && this.arrays.blocked[at]; at++) {
+        const key = this.arrays.blocked[at] - 1;
         counts.set(key, (counts.get(key) || 0) + 1);
       }
     }
     return counts;
   }
 
-  /** The keys that a view hatches at one step: those taken from at least half of its heads. */
+  /** The keys that a view hatches at one step: those blocked in at least half of its heads. */
   hatched(step, { layer, head }) {
     const heads = this.headsOf(layer, head).length;
-    return [...this.hiddenCounts(step, layer, head)].filter(([, count]) => 2 * count >= heads).map(([key]) => key);
+    return [...this.blockedCounts(step, layer, head)].filter(([, count]) => 2 * count >= heads).map(([key]) => key);
   }
 
   /** The key that receives most in a view: the main sink of a head, or the greatest of a mean. */

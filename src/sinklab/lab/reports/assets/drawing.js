@@ -57,7 +57,7 @@ function niceTicks(low, high, count) {
 
 const wholeTicks = (low, high, count) => niceTicks(low, high, count).filter(Number.isInteger);
 
-/** Diagonal lines over places [x, y, width, height] of a board: what is hidden, said without a colour. */
+/** Diagonal lines over places [x, y, width, height] of a board: what is blocked, said without a colour. */
 function hatch(context, places) {
   const { clientWidth: width, clientHeight: height } = context.canvas;
   const shape = new Path2D();

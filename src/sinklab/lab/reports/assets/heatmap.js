@@ -86,8 +86,8 @@ class HeatMap {
     if (width < 40 || height < 40) return;
     this.place(width, height);
     this.drawImage();
-    const hidden = sample.hides ? this.hidden() : [];
-    hatch(this.board.context, hidden);
+    const blocked = sample.blocks ? this.blocked() : [];
+    hatch(this.board.context, blocked);
     this.drawAxes(height);
     this.drawCross();
     const said = `Received attention, step by position, ${viewName(sample, view)}`;
@@ -97,13 +97,13 @@ class HeatMap {
     const ranked = `The ${sample.ranks.length} greatest keys of this head at each step; the others are below them.`;
     const heads = sample.headsOf(view.layer, view.head).length;
     const of = heads > 1 ? `at least half of these ${heads} heads` : "this head";
-    const marks = hidden.length ? `Hatched: ${sample.run.removal} ${of} at this step.` : `No key was ${sample.run.removal} ${of}.`;
-    const notes = [sample.complete(view.layer, view.head) ? "" : ranked, sample.hides ? marks : ""];
+    const marks = blocked.length ? `Hatched: ${sample.run.removal} ${of} at this step.` : `No key was ${sample.run.removal} ${of}.`;
+    const notes = [sample.complete(view.layer, view.head) ? "" : ranked, sample.blocks ? marks : ""];
     note.textContent = notes.filter(Boolean).join(" ");
   }
 
-  /** Places of the keys that were taken away: each from the first step on at which it was, to the last in a row. */
-  hidden() {
+  /** Places of the keys that were blocked: each from the first step on at which it was, to the last in a row. */
+  blocked() {
     const { sample, view } = this.pane;
     const places = [];
     let open = new Map();

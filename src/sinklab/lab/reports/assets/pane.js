@@ -56,8 +56,8 @@ class Pane {
     this.element.dataset.size = shown.P > LONG ? "long" : shown.P > SHORT ? "medium" : "short";
     this.element.dataset.family = shown.run.family;
     this.element.dataset.added = shown.added;
-    this.element.dataset.hides = shown.hides;
-    this.find(".key .gone").textContent = shown.run.removal.split(" ")[0];
+    this.element.dataset.blocks = shown.blocks;
+    this.find(".key .blocked").textContent = shown.run.removal.split(" ")[0];
     this.fillChoices();
     app.changed(this);
   }

@@ -82,7 +82,7 @@ class Player {
   mark() {
     const { pane } = this;
     const { sample, view } = pane;
-    for (const span of this.marked) span.classList.remove("main", "looked", "pinned", "gone");
+    for (const span of this.marked) span.classList.remove("main", "looked", "pinned", "blocked");
     this.marked = [];
     const add = (key, name) => {
       if (key === null || key < 0 || key >= sample.K) return;
@@ -92,7 +92,7 @@ class Player {
     add(sample.mainOf(view.step, view.layer, view.head), "main");
     add(pane.pinned, "pinned");
     add(pane.hover.key, "looked");
-    for (const key of sample.hatched(view.step, view)) add(key, "gone");
+    for (const key of sample.hatched(view.step, view)) add(key, "blocked");
     this.follow();
   }
 

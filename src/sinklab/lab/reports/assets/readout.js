@@ -19,9 +19,9 @@ class Readout {
     const all = sample.H * (view.layer === ALL_LAYERS ? sample.L : 1);
     facts.push(["main sink of", `${heads} of ${plural(all, "head")}`]);
     const { layer, head } = view;
-    const hidden = sample.hiddenCounts(step, layer, head).get(key);
+    const blocked = sample.blockedCounts(step, layer, head).get(key);
     const seen = sample.headsOf(layer, head).length;
-    if (hidden) facts.push(["this key", `${sample.run.removal} ${seen > 1 ? `${hidden} of ${seen} heads` : "this head"} at this step`]);
+    if (blocked) facts.push(["this key", `${sample.run.removal} ${seen > 1 ? `${blocked} of ${seen} heads` : "this head"} at this step`]);
     this.box.replaceChildren(
       ...facts.map(([label, value, kind]) =>
         make("span", { class: `fact ${kind || ""}` }, make("small", {}, label), make("b", {}, value)),

@@ -341,7 +341,7 @@ def battery_by_skill(
     ]
     if not wanted:
         raise NotRecorded(
-            f"This figure needs hidden keys, and {series[0].run.path} has none. Score with ks "
+            f"This figure needs blocked keys, and {series[0].run.path} has none. Score with ks "
             "above 0."
         )
     every = sorted({int(k) for one in series for k in one.accuracy["k"]})
@@ -359,7 +359,7 @@ def battery_by_skill(
             across = [every.index(int(k)) for k in curve["k"]]
             lines.append(one.line(across, 100 * curve["share"], **how))
         title = f"{skill if skill != ALL else 'all skills'}{f', level {level}' if level else ''}"
-        x = Axis("keys masked per head", names=[*map(str, every)])
+        x = Axis("keys blocked per head", names=[*map(str, every)])
         charts.append(Chart(x, Axis("right, %", low=-4, high=104), lines, title=title))
     return charts
 
@@ -379,7 +379,7 @@ def battery_by_removed(runs: Any, *, labels: Sequence[str] | None = None) -> Cha
     scores = scores[(scores["skill"] == ALL) & scores["removed"].notna() & (scores["clean"] > 0)]
     if scores.empty:
         raise NotRecorded(
-            f"This figure needs right answers and hidden keys, and {series[0].run.path} has none "
+            f"This figure needs right answers and blocked keys, and {series[0].run.path} has none "
             "of one or the other. Score a model that is able, with ks above 0."
         )
     lines = []
@@ -396,7 +396,7 @@ def battery_by_removed(runs: Any, *, labels: Sequence[str] | None = None) -> Cha
             )
             lines.append(one.line(across, up, style=LINES[control], words=_dosed(series, control)))
     x = Axis("share of attention taken away, %", low=0)
-    return Chart(x, Axis("right, % of those with nothing hidden", low=-3), lines)
+    return Chart(x, Axis("right, % of those with nothing blocked", low=-3), lines)
 
 
 def _series(runs: Sequence[Any], labels: Sequence[str] | None) -> list[Series]:

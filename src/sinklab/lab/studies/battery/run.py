@@ -216,9 +216,9 @@ def blocks(settings: BatterySettings, samples: Problems, arms: Sequence[Arm]) ->
     found = []
     for name in arms:
         condition, control, k, skill, level = name
-        hidden = f"{k} hidden, {control}" if k else "nothing hidden"
+        blocked = f"{k} blocked, {control}" if k else "nothing blocked"
         rows = range(len(samples[skill, level]))
-        found.append(Block((name,), rows, f"{condition}, {hidden}"))
+        found.append(Block((name,), rows, f"{condition}, {blocked}"))
     return found
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ALL = "all"
 """Value in the column of skills for all of them together."""
-HIDDEN = ("sinks", "random", "matched", "equal_mass")
+BLOCKED = ("sinks", "random", "matched", "equal_mass")
 
 
 def control_name(control: str, protocol: str) -> str:
@@ -40,7 +40,7 @@ def control_name(control: str, protocol: str) -> str:
 
 CONTROLS = {
     control_name(control, protocol): (control, protocol)
-    for control, protocol in product(HIDDEN, PROTOCOLS)
+    for control, protocol in product(BLOCKED, PROTOCOLS)
 }
 """Name -> choice of keys to block, and protocol, as in `by_protocol`."""
 BESIDE = {
@@ -136,13 +136,15 @@ class BatterySettings(Checked):
     problems: int = limited(100, at_least=1)
     """Problems of each skill and level, from the test split, the same for every model."""
     ks: tuple[int, ...] = limited((0, 1, 2, 5, 10), at_least=0)
-    """Numbers of hidden keys per layer and head; 0 is always among them."""
+    """Numbers of blocked keys per layer and head; 0 is always among them."""
     protocols: tuple[str, ...] = limited(("paper",), one_of=PROTOCOLS, needed=True)
-    """How keys are hidden, side by side: paper (those most attended at the step before, closed
-    loop), held (those chosen first stay hidden), rule (sinks by the rule, which stay hidden), clean
-    (chosen by a clean pass of the same step)."""
-    controls: tuple[str, ...] = limited(("sinks", "clean_pass", "random"), one_of=(*HIDDEN, *CLEAN))
-    """Keys to hide by each protocol: sinks (the keys that it names), as many random other keys, or
+    """How keys are blocked, side by side: paper (those most attended at the step before, closed
+    loop), held (those chosen first stay blocked), rule (sinks by the rule, which stay blocked),
+    clean (chosen by a clean pass of the same step)."""
+    controls: tuple[str, ...] = limited(
+        ("sinks", "clean_pass", "random"), one_of=(*BLOCKED, *CLEAN)
+    )
+    """Keys to block by each protocol: sinks (the keys that it names), as many random other keys, or
     equal_mass, keys that are no sinks and together receive as much, beside matched, the protocol's
     keys in the same heads. clean_pass and random_clean_pass are sinks and random by the protocol
     clean.
@@ -168,7 +170,7 @@ class BatterySettings(Checked):
         super().__post_init__()
         for name in ("skills", "levels", "protocols", "controls", "conditions"):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
-        # whatever is hidden is compared with nothing hidden
+        # whatever is blocked is compared with nothing blocked
         object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
         for name in self.conditions:
             Condition.named(name)
@@ -182,7 +184,7 @@ class BatterySettings(Checked):
             for name in (("matched", one) if one == "equal_mass" else (one,))
         ]
         names = [
-            control_name(one, protocol) if one in HIDDEN else one
+            control_name(one, protocol) if one in BLOCKED else one
             for one in asked
             for protocol in self.protocols
         ]
@@ -209,7 +211,7 @@ class Battery(ScoredStudy):
     keys.
 
     Arithmetic, deduction, planning, rewriting, retrieval and copying: problems are made by rule,
-    and their answers are known. Each is answered with nothing hidden, then with k keys hidden in
+    and their answers are known. Each is answered with nothing blocked, then with k keys blocked in
     every layer and head: those that receive most, or others; beside each score stands how many of
     them were sinks by the rule, and their attention. The result is the difference on the same
     problems, and only if the model is able at all: train one with `sinklab train battery`, and its

@@ -265,7 +265,7 @@ class SinklabLM(TemplateLM):
         chooses = any(
             isinstance(edit, BlockKeys) and edit.when != "now" for edit in self.scored_edits
         )
-        return ", hidden keys chosen in a clean pass over each text" if chooses else ""
+        return ", blocked keys chosen in a clean pass over each text" if chooses else ""
 
     def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> list[tuple[float, bool]]:
         raise NotImplementedError("loglikelihood scores ids itself")

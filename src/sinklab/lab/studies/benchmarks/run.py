@@ -362,7 +362,7 @@ def table1(
         loaded = cache(loads)
         for folder, (name, cell) in todo.items():
             if name == model:
-                what = "nothing masked"
+                what = "nothing blocked"
                 if cell.mask_sinks:
                     keys = f"{cell.mask_sinks} {hidden_words(cell.control, cell.protocol)}"
                     what = f"protocol {cell.protocol}, {keys} masked"

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sinklab.core.errors import Checked, free_fields, limited
-from sinklab.core.probing.scope import CONTROLS as HIDDEN
+from sinklab.core.probing.scope import CONTROLS as BLOCKED
 from sinklab.core.probing.scope import PROTOCOLS
 from sinklab.core.registry import interventions, rules, studies
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
 from sinklab.lab.studies.base import Study, as_record, deferred
 
-CONTROLS = (*HIDDEN, "matched")
+CONTROLS = (*BLOCKED, "matched")
 """Choices of keys to block: those of `MaskSinks`, and the arm that equal_mass is compared with."""
 MASKING: dict[str, Any] = {
     "mask_sinks": None,
@@ -44,22 +44,22 @@ class EvalSettings(DecodingSettings):
     arc_challenge, piqa, social_iqa, race, lambada_openai, gsm8k_two_stage, or any task of lm-eval.
     """
     mask_sinks: int | None = limited(None, at_least=1)
-    """Hide this many of the most attended keys per layer and head while the model writes and
+    """Block this many of the most attended keys per layer and head while the model writes and
     scores, sinks or not (with protocol rule, at most so many, and sinks alone); none when left out.
     """
     control: str = limited("sinks", one_of=CONTROLS)
-    """With mask_sinks, the keys to hide: sinks (the keys that the protocol names); as many random,
+    """With mask_sinks, the keys to block: sinks (the keys that the protocol names); as many random,
     recent or lowest keys that are not among them; equal_mass, keys that are no sinks and together
     receive as much; or matched, the protocol's keys in those heads alone that have such a control.
     """
     protocol: str = limited("paper", one_of=PROTOCOLS)
     """With mask_sinks, which keys and when: paper, those most attended at the step before (closed
-    loop: a given key is hidden at every other step); held, the keys chosen first stay hidden; rule,
-    those of them that the sink rule names; clean, chosen at the same step by a pass with nothing
-    hidden. Likelihoods have no step before: there it is always a clean pass."""
+    loop: a given key is blocked at every other step); held, the keys chosen first stay blocked;
+    rule, those of them that the sink rule names; clean, chosen at the same step by a pass with
+    nothing blocked. Likelihoods have no step before: there it is always a clean pass."""
     sink_rule: Any = field(default=None, metadata={"registry": rules})
-    """Rule for sinks, e.g. excess:epsilon=3 (the default) or gu: protocol rule hides nothing else,
-    with the others the dose says how many of the hidden keys were sinks.
+    """Rule for sinks, e.g. excess:epsilon=3 (the default) or gu: protocol rule blocks nothing else,
+    with the others the dose says how many of the blocked keys were sinks.
     """
     edits: tuple[str, ...] = ()
     """Further interventions, e.g. window_attention:radius=16, applied after mask_sinks."""
@@ -127,8 +127,8 @@ class EvalSettings(DecodingSettings):
         said = [name for name, default in MASKING.items() if getattr(self, name) != default]
         if said and self.mask_sinks is None:
             raise ValueError(
-                f"{said[0]}={getattr(self, said[0])} says what is hidden and how, but mask_sinks "
-                "is not given; give mask_sinks, how many keys"
+                f"{said[0]}={getattr(self, said[0])} says which keys are blocked and how, but "
+                "mask_sinks is not given; give mask_sinks, how many keys"
             )
 
     def interventions(self, *, by_last_row: bool = False) -> tuple[Any, ...]:
@@ -184,14 +184,14 @@ class Plan(Checked):
     """
 
     ks: tuple[int, ...] = limited((0, 1, 5, 10), at_least=0)
-    """Numbers of masked keys; 0 is the unmasked run that the others are compared with, and always
+    """Numbers of blocked keys; 0 is the run without that the others are compared with, and always
     there.
     """
     protocols: tuple[str, ...] = limited(("paper",), one_of=PROTOCOLS, needed=True)
-    """How they are masked, side by side as columns: paper (the most attended keys of the step
-    before, closed loop), held (those chosen first stay hidden), rule (sinks by the rule, which stay
-    hidden), clean (chosen by a clean pass of the same step). Tasks that ask for likelihoods know
-    the clean pass alone.
+    """How they are blocked, side by side as columns: paper (the most attended keys of the step
+    before, closed loop), held (those chosen first stay blocked), rule (sinks by the rule, which
+    stay blocked), clean (chosen by a clean pass of the same step). Tasks that ask for likelihoods
+    know the clean pass alone.
     """
     controls: tuple[str, ...] = limited(("sinks",), one_of=CONTROLS, needed=True)
     """Keys to mask: sinks (the keys that the protocol names); as many random, recent or lowest
@@ -243,10 +243,10 @@ class Evaluation(Study):
 
     Prompts, metrics and filters are lm-eval's own. Diffusion models write by denoising and score
     continuations by a Monte Carlo bound; autoregressive ones write token after token and score
-    exactly. --mask-sinks K hides the K keys that received most at the step before from every head
+    exactly. --mask-sinks K blocks the K keys that received most at the step before from every head
     while the model writes (for likelihoods: that receive most in a clean pass over the same text),
     sinks or not; --protocol names other ways. Beside each masked score stands its dose: keys
-    hidden, how many of them a rule calls sinks, the attention they held, and the share really
+    blocked, how many of them a rule calls sinks, the attention they held, and the share really
     removed. The run folder holds the scores, every prompt and answer, and the facts of the sinks in
     the very runs that were scored; lm-eval's own result files lie beside them. Every answer is kept
     as it comes: --resume goes on after an interruption. Under `accelerate launch` the documents are

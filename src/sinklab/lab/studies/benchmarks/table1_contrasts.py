@@ -37,7 +37,7 @@ class Cell:
     """Label of the model under its settings."""
     run: Benchmark
     plain: Cell | None = None
-    """The same model on the same task with nothing masked; None if that was not run."""
+    """The same model on the same task with nothing blocked; None if that was not run."""
 
     @property
     def key(self) -> Key:
@@ -60,7 +60,7 @@ class Cell:
 
     @property
     def costs(self) -> pd.Series:
-        """Loss by question: right with nothing masked less right in this cell."""
+        """Loss by question: right with nothing blocked less right in this cell."""
         if self.plain is None:
             return self.rights[:0]
         return (self.plain.rights - self.rights).dropna()
@@ -87,7 +87,7 @@ class Cell:
         if self.value > self.floor:
             return ""
         why = "chance and two standard errors" if self.floor > POINTS else "5 points"
-        return f"{self.model} gets {self.value:.3f} with nothing masked, no more than {why}"
+        return f"{self.model} gets {self.value:.3f} with nothing blocked, no more than {why}"
 
     @property
     def no_sinks(self) -> str:
@@ -126,9 +126,9 @@ def cells_of(benchmarks: Iterable[Benchmark]) -> list[Cell]:
             before = found.setdefault((task, cell.model, cell.key), cell)
             if before is not cell:
                 protocol, control, k = cell.key
-                what = "nothing masked"
+                what = "nothing blocked"
                 if k:
-                    what = f"{k} keys masked ({protocol}, {control})"
+                    what = f"{k} keys blocked ({protocol}, {control})"
                 raise ValueError(
                     f"{before.run.run.path} and {one.run.path} both hold {task} of {cell.model} "
                     f"with {what}; read one of them"

@@ -1,4 +1,4 @@
-"""The analysis paper's Table 1: accuracy over masked keys by protocol, with doses, beside
+"""The analysis paper's Table 1: accuracy over blocked keys by protocol, with doses, beside
 published; the verdicts.
 """
 
@@ -29,7 +29,7 @@ STYLES = {"paper": "-", "held": (0, (6, 1.5)), "rule": "-.", "clean": (0, (3, 1,
 
 
 def table1_figure(numbers: pd.DataFrame, *, theme: str = "light") -> Figure:
-    """Accuracy over the number of masked columns, a panel per task; published numbers with dashes.
+    """Accuracy over the number of blocked keys, a panel per task; published numbers with dashes.
 
     Bars are ± one binomial standard error. A model and its published twin have one colour, in every
     panel.
@@ -82,11 +82,11 @@ def _panel(numbers: pd.DataFrame, task: str, names: dict[str, int]) -> Chart:
                 kind="bars",
             )
             lines.append(line)
-    x = Axis("keys masked per layer and head", names=[{0: "none"}.get(k, str(k)) for k in ks])
+    x = Axis("keys blocked per layer and head", names=[{0: "none"}.get(k, str(k)) for k in ks])
     return Chart(x, Axis("right, %", low=-2), lines, title=titled(task))
 
 
-TITLE = "Accuracy with the most attended keys masked (analysis paper, Table 1)"
+TITLE = "Accuracy with the most attended keys blocked (analysis paper, Table 1)"
 DOSE_TITLE = "What was masked"
 DOSES = {
     "of them sinks": "sinks",
@@ -123,12 +123,12 @@ def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
     """One row per scored (task, model, protocol, control, k), and per published cell of these
     tasks.
 
-    accuracy, stderr (binomial), samples; drop: accuracy without masking less this one, with the
-    ends of its 95 % interval, paired by question; relative: drop over the accuracy without masking;
-    verdict: "drops" (more than 5 points), "holds", "undecided", or "floor" if the unmasked accuracy
-    is no more than 5 points, or chance and two standard errors (``floor``); no_answer: share of
-    answers without the expected pattern; the other columns are those of `Dose`. Runs are compared
-    that differ in masking alone. The protocol is "" if nothing is masked.
+    accuracy, stderr (binomial), samples; drop: accuracy with nothing blocked less this one, with
+    the ends of its 95 % interval, paired by question; relative: drop over that with nothing
+    blocked; verdict: "drops" (more than 5 points), "holds", "undecided", or "floor" if the unmasked
+    accuracy is no more than 5 points, or chance and two standard errors (``floor``); no_answer:
+    share of answers without the expected pattern; the other columns are those of `Dose`. Runs are
+    compared that differ in masking alone. The protocol is "" if nothing is blocked.
 
     Raises:
         ValueError: when two folders hold the same cell.
@@ -302,7 +302,7 @@ def table1_doses(numbers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _lost(by: dict[str, pd.Series]) -> str:
-    """Numbers of masked keys with more than 5 points lost, in words."""
+    """Numbers of blocked keys with more than 5 points lost, in words."""
     verdicts = {heading: cell["verdict"] for heading, cell in by.items()}
     if "floor" in verdicts.values():
         if any(cell["floor"] > POINTS for cell in by.values()):

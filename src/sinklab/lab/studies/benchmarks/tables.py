@@ -237,9 +237,9 @@ def _rows_of(run: Run, name: str) -> list[dict[Any, Any]]:
 _PRINTED: dict[str, Any] = tomllib.loads((files(__package__) / "published.toml").read_text("utf-8"))
 
 KS: tuple[int, ...] = tuple(_PRINTED["masked_sinks"]["ks"])
-"""Numbers of masked sinks in the analysis paper's Table 1; 0 is its row «unmasked»."""
+"""Numbers of blocked sinks in the analysis paper's Table 1; 0 is its row «unmasked»."""
 TABLE1: dict[str, dict[str, list[list[float]]]] = _PRINTED["masked_sinks"]["cells"]
-"""Task -> model -> by number of masked sinks the share of right answers and the number printed
+"""Task -> model -> by number of blocked sinks the share of right answers and the number printed
 behind ±.
 """
 TABLE1_NOTES: list[str] = _PRINTED["masked_sinks"]["notes"]
@@ -328,7 +328,7 @@ class Benchmark:
 
     @property
     def k(self) -> int:
-        """Masked keys; 0 for none."""
+        """Blocked keys; 0 for none."""
         return int(self.run.info.settings.get("mask_sinks") or 0)
 
     @property

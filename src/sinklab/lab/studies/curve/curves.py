@@ -234,7 +234,7 @@ def pairs(curves: list[MaskingCurve]) -> list[tuple[MaskingCurve, MaskingCurve]]
 def unlike(one: MaskingCurve, other: MaskingCurve) -> str | None:
     """Reason why two models cannot be contrasted; None if they can."""
     if one.main is None or (one.main, one.rule) != (other.main, other.rule):
-        return "not the same keys were hidden in both"
+        return "not the same keys were blocked in both"
     return lacks(one) or lacks(other)
 
 

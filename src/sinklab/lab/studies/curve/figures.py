@@ -34,7 +34,7 @@ from sinklab.lab.studies.twins import no_twins
 
 STYLES: dict[str, Any] = {"top": "-", "sinks": "-", "random": ":", "lowest": "--", "recent": "-."}
 STYLES |= {"equal_mass": (0, (4, 1, 1, 1, 1, 1)), "matched": (0, (6, 1))}
-WORDS: dict[str, str] = labels_of("curve")["hidden"]
+WORDS: dict[str, str] = labels_of("curve")["blocked"]
 SCALES = ("log", "linear")
 AXES = ("count", "mass")
 
@@ -82,7 +82,7 @@ def masking_curve_figure(
     x = Axis("attention removed, %")
     if over == "count":
         x = Axis(
-            "keys hidden per layer and head",
+            "keys blocked per layer and head",
             scale=log[scale],
             ticks=sorted({int(k) for one in curves for k in one.rows["k"]}),
         )
@@ -105,7 +105,7 @@ def masking_curve_table(runs: Curves) -> pd.DataFrame:
                 row = {
                     "model": curve.title,
                     "k": k,
-                    "hidden": WORDS.get(cell["control"], cell["control"]),
+                    "blocked": WORDS.get(cell["control"], cell["control"]),
                 }
                 dose = {
                     "keys": number(cell["columns"]),

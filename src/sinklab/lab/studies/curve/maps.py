@@ -107,7 +107,7 @@ def ablation_table(run: Run) -> pd.DataFrame:
     text["keys"] = cells["columns"].map(lambda keys: number(keys, 2))
     text |= {name: cells[name].map(percent) for name in ("sinks", "held", "removed")}
     text["change of loss"] = cells.apply(_change, axis=1)
-    text["verdict"] = cells["told"].map(TOLD).where(cells["columns"] != 0, "nothing to hide")
+    text["verdict"] = cells["told"].map(TOLD).where(cells["columns"] != 0, "nothing to block")
     return pd.DataFrame(text).reset_index(drop=True)
 
 
@@ -135,7 +135,7 @@ def ablation_figure(one: Reader) -> list[Map]:
         both=True,
         unsure_RC=told_LH == 0,
     )
-    return [Map(100 * share_LH, "attention on the hidden keys, %", layers, heads), costs]
+    return [Map(100 * share_LH, "attention on the blocked keys, %", layers, heads), costs]
 
 
 def draw_ablation(runs: Iterable[Run], formats: Iterable[str]) -> list[Path]:

@@ -149,7 +149,7 @@ class CostCurve(Reading):
         # Gu et al.'s metric (arXiv 2410.10781), of the key that receives most
         looks = [[MaskSinks(k=1, counted_by=Gu())]]
         if trial.samples.ids_RS.shape[1] > 2:
-            # with two keys masked the attention of the second one is known
+            # with two keys blocked the attention of the second one is known
             looks.append([MaskSinks(k=2)])
         seen: list[EditedLosses] = []
         for draw, seed in enumerate(_seeds(settings)):
@@ -382,11 +382,12 @@ def curve_table(rows: pd.DataFrame, text: HeldoutRows) -> dict[str, list[Any]]:
 
 
 def grown_table(one: EditedLosses, two: EditedLosses, added: int) -> pd.DataFrame:
-    """The table ``grown``: change of the other keys of a head when its most attended one is masked.
+    """The table ``grown``: change of the other keys of a head when its most attended one is
+    blocked.
 
     A line per row of text, layer and head. before: share of the attention (0 to 1) on the strongest
-    of the others with nothing masked; after: on the strongest of them with one masked; at: the text
-    position of that one, below 0 for an added sink.
+    of the others with nothing blocked; after: on the strongest of them with one blocked; at: the
+    text position of that one, below 0 for an added sink.
 
     Args:
         one: scores with one key of every head masked.

@@ -210,12 +210,12 @@ def distance_table(run: Run) -> pd.DataFrame:
             "protocol": cell["protocol"],
             "path": cell["removal"],
             "k": cell["k"],
-            "hidden": cell["control"],
+            "blocked": cell["control"],
         }
         line |= {
-            "hidden": "top k"
-            if line["hidden"] == "sinks" and line["protocol"] != "rule"
-            else line["hidden"]
+            "blocked": "top k"
+            if line["blocked"] == "sinks" and line["protocol"] != "rule"
+            else line["blocked"]
         }
         line |= {
             "keys": number(cell["columns"]),

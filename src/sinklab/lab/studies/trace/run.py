@@ -116,7 +116,7 @@ def _write_truncated(
     texts = []
     for stretch in hidden:
         meter.stage(
-            f"writing sample {sample + 1} again with a part of its context hidden: {stretch.arm}"
+            f"writing sample {sample + 1} again with a part of its context blocked: {stretch.arm}"
         )
         where = {"start": stretch.start, "stop": stretch.stop, "step": cut}
         again = replace(task, settings=watched)
@@ -151,7 +151,7 @@ def _write_truncated(
         texts.append(text)
     run.table("truncated", columns_of(texts), part=sample)
     if len(hidden) == 1:
-        meter.stage(f"sample {sample + 1} has no stretch with few sinks to hide as the control")
+        meter.stage(f"sample {sample + 1} has no stretch with few sinks to block as the control")
         meter.end()
     elif hidden[0].sinks and not task.edits and len(whole) > cut:
         columns = token_costs(task, whole, cut, hidden)
@@ -337,7 +337,7 @@ def _check_hidden(task: Task, text: str) -> None:
     for name, k in named:
         if not 1 <= k < keys:
             raise ValueError(
-                f"{name} hides at least 1 and fewer than all keys, but is to hide {k} of the "
+                f"{name} blocks at least 1 and fewer than all keys, but is to block {k} of the "
                 f"{keys} keys of {text!r} {when}; choose smaller numbers, or none at all"
             )
 

@@ -91,7 +91,7 @@ class StudySettings(DecodingSettings):
     tokens of the uncut text with either hidden.
     """
     mask_sinks: tuple[int, ...] = ()
-    """Also decode each sample with this many most attended keys of the previous step hidden per
+    """Also decode each sample with this many most attended keys of the previous step blocked per
     layer and head, and keep the text.
     """
     heldout: str | None = ""
