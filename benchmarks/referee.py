@@ -468,11 +468,11 @@ def main() -> None:
             json.dumps(result, indent=1) + "\n", "utf-8"
         )
         written = [
-            f'["{kind}"]\nlog = {one.log}\nspread = {one.spread}\nfreedom = {one.freedom}\n'
+            f'"{kind}" = {{ log = {one.log}, spread = {one.spread}, freedom = {one.freedom} }}\n'
             for kind, one in sorted(noise.items())
         ]
         NOISE.write_text(
-            "# Written by benchmarks/referee.py: see rounding.Noise.\n\n" + "\n".join(written),
+            "# Written by benchmarks/referee.py: see rounding.Noise.\n\n" + "".join(written),
             "utf-8",
         )
         before, _, rest = PAGE.read_text("utf-8").partition(MARK)

@@ -146,7 +146,7 @@ def test_recovery_is_judged_by_what_is_written():
     )
     span = f"{stuck.estimate.low:.2g} nats to {stuck.estimate.high:.2g} nats"
     assert stuck.sentence == (
-        "With the stretch around its main sink (12 % of attention) hidden, the model finds each "
+        "With the stretch around its main sink (12 % of attention) blocked, the model finds each "
         "token that it writes uncut 0.5 nats less likely, with one where few heads have a sink (8 "
         f"% of attention) 0.1 (difference 0.4, mean of 8 samples, 95\u00a0% interval {span}): it "
         "does not recover."
@@ -211,7 +211,7 @@ def heads(
 
 def test_new_sinks_are_held_against_the_base_rate():
     assert new_sinks(*heads(8, 20, 16), within=4) == (
-        "80 % of the heads that were left without a sink when theirs was hidden have a new one "
+        "80 % of the heads that were left without a sink when theirs was blocked have a new one "
         "within 4 steps, 0 % of those that had none (difference 80 %, median of 8 samples, "
         "95\u00a0% interval 80 % to 80 %)."
     )
@@ -231,10 +231,10 @@ def test_renormalisation_builds_no_sink():
     all_of_them = new_sinks(lost, renormalised, recovered)
     assert (
         all_of_them
-        == "All 120 heads whose main sink was hidden have another by renormalisation alone."
+        == "All 120 heads whose main sink was blocked have another by renormalisation alone."
     )
     none = new_sinks(*(np.zeros((6, 2), dtype=bool) for _ in range(3)))
-    assert none == "No head had its main sink in what was hidden."
+    assert none == "No head had its main sink in what was blocked."
     assert "to take the base rate of new ones from" in new_sinks(*heads(6, 20, 16, 0))
     with pytest.raises(ValueError, match=r"shapes \(2,\), \(3,\), \(2,\)"):
         new_sinks([True] * 2, [True] * 3, [True] * 2)

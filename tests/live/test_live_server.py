@@ -186,7 +186,7 @@ def test_no_other_path_is_served(client: TestClient, path: str) -> None:
 def test_a_page_says_what_to_write_and_never_with_what() -> None:
     assert parsed('{"ask": "write", "prompt": "a", "new_tokens": 3, "seed": 0}')[0] == "write"
     for wrong, message in (
-        ('{"ask": "load", "model": "/etc"}', "asks one of write, take, stop"),
+        ('{"ask": "load", "model": "/etc"}', "asks one of write, block, stop"),
         ('{"ask": ["write"]}', "asks one of"),
         (
             '{"ask": "write", "prompt": "a", "new_tokens": 3, "seed": 0, "model": "x"}',

@@ -118,7 +118,7 @@ def test_overlap_and_summary():
         for _ in range(4):
             model(IDS)
     assert bool(log.removals[0].overlap_BLH.isnan().all())
-    # What was masked receives nothing, so with one key the closed loop alternates (papers: removal
+    # A blocked key receives nothing, so with one key the closed loop alternates (papers: removal
     # by turns).
     assert log.removals[1].overlap_BLH.max() == 0
     summary = log.summary()

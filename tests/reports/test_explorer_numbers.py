@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browsing import MAP, PATHS, readout
+from browsing import MAP, readout
 from chromium import PROGRAM, Page
 from simulated import Simulation, simulate
 
@@ -96,23 +96,27 @@ def test_the_pictures_show_what_numpy_finds_in_the_run_folder(page, one):
         assert np.abs(shown_colour - expected).max() < 6, (step, key)
 
 
-def test_the_paths_stand_where_numpy_finds_the_main_sinks(page, two):
+def test_outlines_stand_where_numpy_finds_the_main_sinks(page, two):
     found = arrays(open_run(Path(two.removeprefix("file://")).parents[1] / "denoiser"))
-    page.open(f"{two}#run=0&step=5&layer=1")
-    width, height = extent(page, PATHS)
+    page.open(f"{two}#run=0&step=5&layer=1&head=2")
+    width, height = extent(page, MAP)
     steps, _, _, keys = found["weight"].shape
-    main_TH = found["weight"][:, 1].argmax(-1)
+    main_T = found["weight"][:, 1, 2].argmax(-1)
     # prompt, masked, just committed, committed, as in style.css
     states = [(138, 144, 153), (47, 143, 196), (0, 158, 115), (0, 80, 125)]
-    # A line stands at the step that is shown.
-    for step in set(range(steps)) - {5}:
-        for key in range(keys):
-            y = 20 + (height - 44) * (1 - (key + 0.5) / keys)
-            dot = pixel(page, PATHS, 34 + (step + 0.5) / steps * (width - 46), y)
-            seen = min(np.abs(np.subtract(dot, state)).max() for state in states) < 30
-            # Dots of greater shares reach over their neighbours.
-            assert seen or key not in main_TH[step], (step, key, dot)
-            assert not seen or np.abs(main_TH[step] - key).min() < 2, (step, key, dot)
+    # a corner of a square, a triangle, a diamond and a circle of radius 5
+    corners = [(4.25, 0), (0, -5.5), (5.5, 0), (5, 0)]
+
+    def outlined(step, key):
+        x = 34 + (width - 40) * (key + 0.5) / keys
+        y = 6 + (height - 26) * (step + 0.5) / steps
+        seen = [pixel(page, MAP, x + across, y + down) for across, down in corners]
+        return min(np.abs(np.subtract(dot, state)).max() for dot in seen for state in states) < 30
+
+    # the step that is shown and the key that is looked at have frames
+    for step in (0, 2, 9, 13):
+        assert outlined(step, main_T[step]), step
+        assert not outlined(step, (main_T[step] + keys // 2) % keys), step
 
 
 def test_the_map_of_heads_says_what_numpy_finds_in_the_run_folder(page, one):
@@ -137,8 +141,8 @@ def test_the_map_of_heads_says_what_numpy_finds_in_the_run_folder(page, one):
 def test_each_of_several_added_sinks_has_a_place_of_its_own(page, tmp_path):
     run = simulate(tmp_path / "run", Simulation(added=3, layers=1))
     page.open(report(run, tmp_path / "out", tables=()).as_uri())
-    height = extent(page, PATHS)[1]
-    base = 8 + height - 32 - (8 + 14 * 3)
+    width = extent(page, MAP)[0]
     for sink in (0, 1, 2):
-        page.point(PATHS, 0.5, (base + 13 + 14 * sink) / height)
+        # each 12 pixels wide, as no key of the text is
+        page.point(MAP, (34 + 12 * (sink + 0.5)) / width, 0.5)
         assert readout(page).startswith(f"added sink {sink + 1}")

@@ -1,7 +1,7 @@
 """The explorer in a real browser: it renders, and controls move the pictures."""
 
 import pytest
-from browsing import HEADS, MAP, PATHS, choice, choose, readout, shown, step
+from browsing import HEADS, MAP, choice, choose, readout, shown, step
 from chromium import PROGRAM
 from simulated import REMOVALS, Simulation, simulate
 
@@ -17,7 +17,7 @@ HIDING = {"plain": {}, "edited": {"removals": REMOVALS}}
 def test_everything_is_drawn(page, one):
     page.open(one)
     assert page.complaints == []
-    for selector in (MAP, PATHS, HEADS):
+    for selector in (MAP, HEADS):
         colours = page.run(
             f"(() => {{ const c = document.querySelector('{selector}'); const seen = new Set();"
             "const d = new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, "
@@ -50,7 +50,7 @@ def test_the_slider_moves_the_pictures(page, one):
     choose(page, ".step", 15)
     after = shown(page)
     assert step(page) == "step 15 of 15"
-    assert all(before[name] != after[name] for name in (MAP, PATHS))
+    assert before[MAP] != after[MAP]
     # The map of heads is over all steps.
     assert before[HEADS] == after[HEADS]
     assert page.run("document.querySelector('.canvas-text').innerHTML") != text
@@ -112,7 +112,7 @@ def test_the_pointer_links_the_pictures(page, one):
     page.point(MAP, 0.7, 0.8)
     assert "step 1" in readout(page) and "position" in readout(page)
     assert page.run("document.querySelectorAll('.canvas-text .looked').length") == 1
-    assert shown(page)[PATHS] != before[PATHS]
+    assert shown(page)[MAP] != before[MAP]
     assert step(page) == "step 3 of 15"
     page.point(MAP, 0.7, 0.8, click=True)
     assert step(page) in ("step 12 of 15", "step 13 of 15")

@@ -96,7 +96,7 @@ def test_the_page_prints_the_numbers_of_the_runs(pair, tmp_path):
     )
     assert "they matter more than random columns at equal number, not at equal attention" in content
     assert "plain scores 4.00 nats per token on held-out text, 1.50 bits per byte" in content
-    for fact in ("low_confidence", "sink_count", "torch", "seed", "5 sinks hidden per head"):
+    for fact in ("low_confidence", "sink_count", "torch", "seed", "5 sinks blocked per head"):
         assert fact in content
 
 

@@ -531,7 +531,7 @@ def test_verdicts_follow_the_tables(make_study):
         make_study("old", whole={"truncation": truncation, "truncated": {"sample": [0]}})
     ).verdicts[2]
     assert old.holds is None and old.sentence.startswith(
-        "The run hid the middle of the context, wherever"
+        "The run blocked the middle of the context, wherever"
     )
     before = make_study("before").table("heldout").drop(columns="losses")
     rowless = one(

@@ -31,9 +31,13 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def formats_of(package: str) -> dict[str, Any]:
     """Facts of a package's families, from its ``formats.toml``: names of tensors and config fields,
-    published checkpoints, chat formats.
+    published checkpoints, chat formats. Fields that are ``needed`` stand among the others.
     """
-    return tomllib.loads((files(package) / "formats.toml").read_text("utf-8"))
+    formats = tomllib.loads((files(package) / "formats.toml").read_text("utf-8"))
+    for facts in formats.values():
+        if isinstance(facts, dict) and "needed" in facts:
+            facts["fields"] = {name: name for name in facts["needed"]} | facts.get("fields", {})
+    return formats
 
 
 FORMATS = formats_of(__package__)

@@ -158,7 +158,7 @@ def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
     if not pictures and (kind == "training" or not sentences):
         return None
     tables = []
-    if pictures and row.get("numbers"):
+    if pictures and row.get("numbers", True):
         tables.append(as_it_is(figure.prepare(runs).numbers(), "numbers"))
     return Card(title, anchor, how, sentences, tables, pictures)
 

@@ -110,7 +110,7 @@ def _blocking(study: Any, _: Any) -> Shown:
     found = blocking(study)
     if found["blocked"] is None:
         return Shown("")
-    return Shown(f"{found['hidden']['delta']:+.2f}".replace("-", "−"), found["gap_R"])
+    return Shown(f"{found['blocked']['delta']:+.2f}".replace("-", "−"), found["gap_R"])
 
 
 def _explained(study: Any, _: Any) -> Shown:

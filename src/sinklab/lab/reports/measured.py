@@ -418,10 +418,10 @@ class Measured:
         key = name, layer
         return self._counts[key] if key in self._counts else self._means.mean(key)
 
-    main_share_LH = cached_property[np.ndarray](
-        lambda found: (found._share_LH / np.maximum(found._steps_L, 1)[:, None]).astype(np.float64)
-    )
-    """Mean attention weight on the greatest key."""
+    @cached_property
+    def main_share_LH(self) -> np.ndarray:
+        """Mean attention weight on the greatest key."""
+        return (self._share_LH / np.maximum(self._steps_L, 1)[:, None]).astype(np.float64)
 
     @property
     def strongest(self) -> tuple[int, int]:

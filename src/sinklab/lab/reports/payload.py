@@ -402,7 +402,6 @@ SCRIPTS = (
     "readout",
     "heatmap",
     "heads",
-    "paths",
     "pane",
     "controls",
     "main",

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from operator import methodcaller
 from typing import Any, ClassVar
 
 import numpy as np
@@ -59,10 +58,10 @@ class Reader:
     columns: ClassVar[dict[str, set[str]]] = {}
     """columns that a table must have"""
 
-    sink_count = cached_property[int](
-        lambda reader: int(reader.run.info.model.get("sink_count") or 0)
-    )
-    """Number of added sinks: columns in front of the keys."""
+    @cached_property
+    def sink_count(self) -> int:
+        """Number of added sinks: columns in front of the keys."""
+        return int(self.run.info.model.get("sink_count") or 0)
 
     @property
     def causal_steps(self) -> int:
@@ -186,10 +185,15 @@ class Sample:
             )
         return array
 
-    step_numbers_T = cached_property[np.ndarray](methodcaller("_needed", "step_number"))
-    """Numbers of the recorded steps."""
-    positions_T = cached_property[np.ndarray](methodcaller("_needed", "positions"))
-    """Number of canvas positions at each step (it grows in an autoregressive decoder)."""
+    @cached_property
+    def step_numbers_T(self) -> np.ndarray:
+        """Numbers of the recorded steps."""
+        return self._needed("step_number")
+
+    @cached_property
+    def positions_T(self) -> np.ndarray:
+        """Number of canvas positions at each step (it grows in an autoregressive decoder)."""
+        return self._needed("positions")
 
     @cached_property
     def _counts_TK(self) -> np.ndarray:
@@ -249,8 +253,10 @@ class Sample:
                 self.__dict__["motion"] = counter.motion
         return seen
 
-    seen = cached_property[Seen](lambda sample: sample.read())
-    """Results of one pass over the attention."""
+    @cached_property
+    def seen(self) -> Seen:
+        """Results of one pass over the attention."""
+        return self.read()
 
     @property
     def received_TLHK(self) -> np.ndarray:
@@ -269,10 +275,17 @@ class Sample:
         """
         return np.concatenate([slab.score for slab in self.slabs()])
 
-    exists_TK = cached_property[np.ndarray](lambda sample: is_defined(sample.visible_TK))
-    """Whether the key is there, and enough queries see it to be judged (`is_defined`)."""
-    reading = cached_property[str](lambda sample: reading_of(sample.run.info))
-    """Queries whose attention is read: "all queries", "all queries so far", or the "last row"."""
+    @cached_property
+    def exists_TK(self) -> np.ndarray:
+        """Whether the key is there, and enough queries see it to be judged (`is_defined`)."""
+        return is_defined(self.visible_TK)
+
+    @cached_property
+    def reading(self) -> str:
+        """Queries whose attention is read: "all queries", "all queries so far", or the "last
+        row".
+        """
+        return reading_of(self.run.info)
 
     @cached_property
     def strongest(self) -> Strongest:
@@ -303,12 +316,17 @@ class Sample:
         main_TLH = self.array("last_row_main")
         return None if main_TLH is None else chance_elsewhere(main_TLH.astype(int), main_TLH >= 0)
 
-    mean_share_TK = cached_property[np.ndarray](lambda sample: sample.seen.share_TLK.mean(1))
-    """Mean weight that the queries which see a key give it, mean over layers and heads; NaN if it
-    does not exist.
-    """
-    main_TLH = cached_property[np.ndarray](lambda sample: sample.seen.main_TLH)
-    """The strongest key, -1 if none is defined."""
+    @cached_property
+    def mean_share_TK(self) -> np.ndarray:
+        """Mean weight that the queries which see a key give it, mean over layers and heads; NaN if
+        it does not exist.
+        """
+        return self.seen.share_TLK.mean(1)
+
+    @cached_property
+    def main_TLH(self) -> np.ndarray:
+        """The strongest key, -1 if none is defined."""
+        return self.seen.main_TLH
 
     @property
     def threshold_T(self) -> np.ndarray:
@@ -317,25 +335,40 @@ class Sample:
         """
         return np.full(len(self.positions_T), threshold(self.rule, self.positions_T), dtype=float)
 
-    events_TK = cached_property[np.ndarray](
-        lambda sample: sample.seen.events_TLK.sum(1, dtype=np.int64)
-    )
-    """Number of (layer, head) pairs that have a sink at the key."""
+    @cached_property
+    def events_TK(self) -> np.ndarray:
+        """Number of (layer, head) pairs that have a sink at the key."""
+        return self.seen.events_TLK.sum(1, dtype=np.int64)
 
-    value_norm_TLK = cached_property[np.ndarray | None](methodcaller("array", "value_norm"))
-    """Length of value vectors, mean over heads."""
-    key_norm_TLK = cached_property[np.ndarray | None](methodcaller("array", "key_norm"))
-    """Length of key vectors, mean over heads."""
-    main_by_state_TGLH = cached_property[np.ndarray | None](methodcaller("array", "main_by_state"))
-    """Main sink of the queries of one state; -1 without such queries."""
-    share_by_state_TGLH = cached_property[np.ndarray | None](
-        methodcaller("array", "share_by_state")
-    )
-    """Mean weight the queries of one state give to their main sink."""
-    output_norm_TGLH = cached_property[np.ndarray | None](methodcaller("array", "output_norm"))
-    """Length of a head's output, mean over the queries of one state."""
-    noop_bound_TGLH = cached_property[np.ndarray | None](methodcaller("array", "noop_bound"))
-    """Upper bound of that length (sink-token paper, Eq. 20), mean over the same queries."""
+    @cached_property
+    def value_norm_TLK(self) -> np.ndarray | None:
+        """Length of value vectors, mean over heads."""
+        return self.array("value_norm")
+
+    @cached_property
+    def key_norm_TLK(self) -> np.ndarray | None:
+        """Length of key vectors, mean over heads."""
+        return self.array("key_norm")
+
+    @cached_property
+    def main_by_state_TGLH(self) -> np.ndarray | None:
+        """Main sink of the queries of one state; -1 without such queries."""
+        return self.array("main_by_state")
+
+    @cached_property
+    def share_by_state_TGLH(self) -> np.ndarray | None:
+        """Mean weight the queries of one state give to their main sink."""
+        return self.array("share_by_state")
+
+    @cached_property
+    def output_norm_TGLH(self) -> np.ndarray | None:
+        """Length of a head's output, mean over the queries of one state."""
+        return self.array("output_norm")
+
+    @cached_property
+    def noop_bound_TGLH(self) -> np.ndarray | None:
+        """Upper bound of that length (sink-token paper, Eq. 20), mean over the same queries."""
+        return self.array("noop_bound")
 
     @cached_property
     def map_names(self) -> tuple[tuple[int, int, int], ...]:
@@ -395,20 +428,32 @@ class Sample:
                 grid[name][place] = frame[name].to_numpy()
         return grid
 
-    has_tokens = cached_property[bool](methodcaller("_has", "tokens"))
-    """Whether the tokens of this sample were kept."""
-    ids_TS = cached_property[np.ndarray](lambda sample: sample._grid["token_id"])
-    """Token ids before each step, -1 if the position does not exist."""
-    texts_TS = cached_property[np.ndarray](lambda sample: sample._grid["text"])
-    """Token texts before each step, None if the position does not exist."""
-    read_TS = cached_property[np.ndarray](
-        lambda sample: np.array(
-            [characters([text or "" for text in row_S]) for row_S in sample.texts_TS], dtype=object
+    @cached_property
+    def has_tokens(self) -> bool:
+        """Whether the tokens of this sample were kept."""
+        return self._has("tokens")
+
+    @cached_property
+    def ids_TS(self) -> np.ndarray:
+        """Token ids before each step, -1 if the position does not exist."""
+        return self._grid["token_id"]
+
+    @cached_property
+    def texts_TS(self) -> np.ndarray:
+        """Token texts before each step, None if the position does not exist."""
+        return self._grid["text"]
+
+    @cached_property
+    def read_TS(self) -> np.ndarray:
+        """Texts as they are read: the first of several tokens that make one character holds it."""
+        return np.array(
+            [characters([text or "" for text in row_S]) for row_S in self.texts_TS], dtype=object
         )
-    )
-    """Texts as they are read: the first of several tokens that make one character holds it."""
-    specials_TS = cached_property[np.ndarray](lambda sample: sample._grid["special"])
-    """Special role of a token ("" for ordinary ones)."""
+
+    @cached_property
+    def specials_TS(self) -> np.ndarray:
+        """Special role of a token ("" for ordinary ones)."""
+        return self._grid["special"]
 
     @cached_property
     def states_TS(self) -> np.ndarray:
@@ -418,12 +463,14 @@ class Sample:
             pd.Index(STATES).get_indexer(states_TS.ravel()).reshape(states_TS.shape).astype(np.int8)
         )
 
-    ages_TS = cached_property[np.ndarray](lambda sample: token_ages(sample.states_TS))
-    """One of ``sinks.AGES`` (masked, just committed, committed, prompt), None if the position does
-    not exist; object.
+    @cached_property
+    def ages_TS(self) -> np.ndarray:
+        """One of ``sinks.AGES`` (masked, just committed, committed, prompt), None if the position
+        does not exist; object.
 
-    Just committed: masked, or not there yet, at the recorded step before.
-    """
+        Just committed: masked, or not there yet, at the recorded step before.
+        """
+        return token_ages(self.states_TS)
 
     @cached_property
     def classes_TS(self) -> np.ndarray:
@@ -443,10 +490,10 @@ class Sample:
         )
         return blocks.reindex(self.step_numbers_T, fill_value=-1).to_numpy(int)
 
-    borders = cached_property[np.ndarray](
-        lambda sample: np.flatnonzero(np.diff(sample.blocks_T)) + 1
-    )
-    """Rows of the recorded steps at which another block begins."""
+    @cached_property
+    def borders(self) -> np.ndarray:
+        """Rows of the recorded steps at which another block begins."""
+        return np.flatnonzero(np.diff(self.blocks_T)) + 1
 
     def over_keys(self, values_TS: np.ndarray, added: object) -> np.ndarray:
         """``values_TS`` (step, position) behind the added sink columns, which hold ``added``; None
@@ -458,18 +505,22 @@ class Sample:
         over[~self.exists_TK] = None
         return over
 
-    labels_TK = cached_property[np.ndarray](
-        lambda sample: sample.over_keys(
-            np.where(sample.states_TS == 0, MASK, sample.texts_TS), ADDED
-        )
-    )
-    """Label of each key: the text of its token, MASK, or ADDED; None if the key does not exist."""
-    classes_TK = cached_property[np.ndarray](
-        lambda sample: sample.over_keys(sample.classes_TS, "sink")
-    )
-    """Class of each key; the added sink columns are "sink"."""
-    ages_TK = cached_property[np.ndarray](lambda sample: sample.over_keys(sample.ages_TS, ADDED))
-    """Name of the age of each key; ADDED for the added sink columns."""
+    @cached_property
+    def labels_TK(self) -> np.ndarray:
+        """Label of each key: the text of its token, MASK, or ADDED; None if the key does not
+        exist.
+        """
+        return self.over_keys(np.where(self.states_TS == 0, MASK, self.texts_TS), ADDED)
+
+    @cached_property
+    def classes_TK(self) -> np.ndarray:
+        """Class of each key; the added sink columns are "sink"."""
+        return self.over_keys(self.classes_TS, "sink")
+
+    @cached_property
+    def ages_TK(self) -> np.ndarray:
+        """Name of the age of each key; ADDED for the added sink columns."""
+        return self.over_keys(self.ages_TS, ADDED)
 
 
 class Samples:

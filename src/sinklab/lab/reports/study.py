@@ -6,7 +6,6 @@ sentences.
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import attrgetter, methodcaller
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -55,8 +54,8 @@ def _recovered(study: "Study") -> Verdict:
         )
     if stretches is None or "arm" not in stretches:
         why = (
-            "The run hid the middle of the context, wherever the sinks were, so recovery cannot be "
-            "judged."
+            "The run blocked the middle of the context, wherever the sinks were, so recovery "
+            "cannot be judged."
         )
         return _unknown("no recovery", why)
     if tokens is None:
@@ -79,7 +78,7 @@ def _rebuilt(truncation: pd.DataFrame) -> str:
 
 @dataclass(frozen=True)
 class ChosenKeys:
-    """Keys that were masked in a run."""
+    """Keys that were blocked in a run."""
 
     by: str
     """the queries that chose them, in words"""
@@ -135,15 +134,17 @@ class Study(Reader):
         "recovery": {"sample", "logprob", "logprob_sink", "logprob_control"},
     }
 
-    family = cached_property[str](
-        lambda study: str(study.run.info.model.get("family", "diffusion"))
-    )
-    """ "diffusion" or "autoregressive"."""
+    @cached_property
+    def family(self) -> str:
+        """ "diffusion" or "autoregressive"."""
+        return str(self.run.info.model.get("family", "diffusion"))
 
-    reading = cached_property[str](lambda study: reading_of(study.run.info))
-    """Queries whose attention it has: "all queries", "all queries so far" of an autoregressive
-    text, or "last row".
-    """
+    @cached_property
+    def reading(self) -> str:
+        """Queries whose attention it has: "all queries", "all queries so far" of an autoregressive
+        text, or "last row".
+        """
+        return reading_of(self.run.info)
 
     @cached_property
     def chosen_keys(self) -> "ChosenKeys | None":
@@ -158,7 +159,7 @@ class Study(Reader):
         ]
         if self.family == "diffusion" or not (masking or settings.get("mask_sinks")):
             return None
-        # texts that are written again with sinks blocked (mask_sinks) are always masked by the last
+        # texts that are written again with sinks blocked (mask_sinks) are always chosen by the last
         # query
         by_last = all("=last_row" in text for text in masking)
         by = (
@@ -200,10 +201,10 @@ class Study(Reader):
     in_controls = cached_property[dict[str, str]](controls_of)
     """Numbers of the controls for each stated number and each verdict, by name."""
 
-    samples = cached_property[Samples](
-        lambda study: Samples(study.run, study.sink_count, study.rule, study.received, study.twin)
-    )
-    """The samples, a new object at each access."""
+    @cached_property
+    def samples(self) -> Samples:
+        """The samples, a new object at each access."""
+        return Samples(self.run, self.sink_count, self.rule, self.received, self.twin)
 
     @cached_property
     def recorded(self) -> tuple[int, ...]:
@@ -217,7 +218,9 @@ class Study(Reader):
             )
         return places
 
-    _first = cached_property[Sample](lambda study: study.samples[study.recorded[0]])
+    @cached_property
+    def _first(self) -> Sample:
+        return self.samples[self.recorded[0]]
 
     def sample(self, place: int) -> Sample:
         """One of ``samples``. Arrays of small ones are kept; of others those of the first, which
@@ -233,10 +236,17 @@ class Study(Reader):
         )
         return {self.recorded[0]: self._first} | {place: self.samples[place] for place in others}
 
-    layers = cached_property[list[int]](lambda study: study._numbers(1, "recorded_layers"))
-    """Numbers of the recorded layers, in the order of the layer axis; empty without attention."""
-    heads = cached_property[list[int]](lambda study: study._numbers(2, "recorded_heads"))
-    """Numbers of the recorded heads, in the order of the head axis; empty without attention."""
+    @cached_property
+    def layers(self) -> list[int]:
+        """Numbers of the recorded layers, in the order of the layer axis; empty without
+        attention.
+        """
+        return self._numbers(1, "recorded_layers")
+
+    @cached_property
+    def heads(self) -> list[int]:
+        """Numbers of the recorded heads, in the order of the head axis; empty without attention."""
+        return self._numbers(2, "recorded_heads")
 
     def _numbers(self, axis: int, name: str) -> list[int]:
         if not self.recorded:
@@ -274,18 +284,26 @@ class Study(Reader):
             )
         return frame
 
-    truncation = cached_property[pd.DataFrame | None](methodcaller("table", "truncation"))
-    """Effect of truncating a part of the context on the main sinks, per step, layer and head."""
+    @cached_property
+    def truncation(self) -> pd.DataFrame | None:
+        """Effect of truncating a part of the context on the main sinks, per step, layer and
+        head.
+        """
+        return self.table("truncation")
 
-    massive = cached_property[pd.DataFrame | None](methodcaller("table", "massive_activations"))
-    """The greatest hidden states by step and layer, and the heads that have sinks at their
-    positions.
-    """
+    @cached_property
+    def massive(self) -> pd.DataFrame | None:
+        """The greatest hidden states by step and layer, and the heads that have sinks at their
+        positions.
+        """
+        return self.table("massive_activations")
 
-    removals = cached_property[pd.DataFrame | None](methodcaller("table", "removals"))
-    """Removals by the edits of the run: removed columns, their attention, the overlap with the step
-    before.
-    """
+    @cached_property
+    def removals(self) -> pd.DataFrame | None:
+        """Removals by the edits of the run: removed columns, their attention, the overlap with the
+        step before.
+        """
+        return self.table("removals")
 
     @cached_property
     def heldout(self) -> pd.DataFrame | None:
@@ -314,37 +332,60 @@ class Study(Reader):
         frame[["delta_low", "delta_high"]] = apart
         return frame.drop(columns=["losses", "grown", "grown_at"], errors="ignore")
 
-    measured = cached_property[Measured](
-        lambda study: Measured(study.sample, study.recorded, study.layers, study.heads)
-    )
-    """Everything that needs the arrays, from one pass over the samples."""
+    @cached_property
+    def measured(self) -> Measured:
+        """Everything that needs the arrays, from one pass over the samples."""
+        return Measured(self.sample, self.recorded, self.layers, self.heads)
 
-    curve = property(attrgetter("measured.curve"))
-    """Share of tokens that are no sinks over the threshold, an `EpsilonCurve`; None without
-    attention.
-    """
-    histogram = property(attrgetter("measured.histogram"))
-    """How received attention is spread, a `ScoreHistogram` of 80 logarithmic bins; None without
-    attention.
-    """
-    motion = property(attrgetter("measured.motion"))
-    """How the main sinks move, all heads and samples together, a `MotionSummary`; None without
-    attention.
-    """
-    text_motion = property(attrgetter("measured.text_motion"))
-    """Motion among text positions alone; None without added sinks."""
-    explained = property(attrgetter("measured.explained"))
-    """How much of received attention the class and the position of tokens explain; None without
-    tokens.
-    """
-    sink_tokens = cached_property[Any](lambda study: study.measured.enriched("text"))
-    """Enrichment of tokens among the sinks under the rule, an `Enrichment` over all layers, heads,
-    steps and samples.
-    """
-    classes = cached_property[Any](lambda study: study.measured.enriched("class"))
-    """Enrichment of classes of tokens among the sinks."""
-    ages = cached_property[Any](lambda study: study.measured.enriched("age"))
-    """States of the positions of sinks: masked, just committed, committed, prompt."""
+    @property
+    def curve(self) -> Any:
+        """Share of tokens that are no sinks over the threshold, an `EpsilonCurve`; None without
+        attention.
+        """
+        return self.measured.curve
+
+    @property
+    def histogram(self) -> Any:
+        """How received attention is spread, a `ScoreHistogram` of 80 logarithmic bins; None without
+        attention.
+        """
+        return self.measured.histogram
+
+    @property
+    def motion(self) -> Any:
+        """How the main sinks move, all heads and samples together, a `MotionSummary`; None without
+        attention.
+        """
+        return self.measured.motion
+
+    @property
+    def text_motion(self) -> Any:
+        """Motion among text positions alone; None without added sinks."""
+        return self.measured.text_motion
+
+    @property
+    def explained(self) -> Any:
+        """How much of received attention the class and the position of tokens explain; None without
+        tokens.
+        """
+        return self.measured.explained
+
+    @cached_property
+    def sink_tokens(self) -> Any:
+        """Enrichment of tokens among the sinks under the rule, an `Enrichment` over all layers,
+        heads, steps and samples.
+        """
+        return self.measured.enriched("text")
+
+    @cached_property
+    def classes(self) -> Any:
+        """Enrichment of classes of tokens among the sinks."""
+        return self.measured.enriched("class")
+
+    @cached_property
+    def ages(self) -> Any:
+        """States of the positions of sinks: masked, just committed, committed, prompt."""
+        return self.measured.enriched("age")
 
     @cached_property
     def verdicts(self) -> list[Verdict]:

@@ -144,8 +144,10 @@ class Training(Reader):
             return self.facts[last & ~whole].sort_values("layer", ignore_index=True)
         return super().over(axis)
 
-    variant = cached_property[str](lambda run: variant(run.run.info.model))
-    """Variant of the model: plain, sink, 2 sinks, gate, …"""
+    @cached_property
+    def variant(self) -> str:
+        """Variant of the model: plain, sink, 2 sinks, gate, …"""
+        return variant(self.run.info.model)
 
     @property
     def causal_steps(self) -> int:
@@ -153,10 +155,12 @@ class Training(Reader):
         settings = self.run.info.settings
         return round(float(settings.get("causal_start") or 0) * int(settings.get("steps") or 0))
 
-    has_ended = cached_property[bool](
-        lambda run: run.heldout_rows is not None or run.table("heldout") is not None
-    )
-    """Whether ``loss`` is that at the end, and not the last one that was measured on the way."""
+    @cached_property
+    def has_ended(self) -> bool:
+        """Whether ``loss`` is that at the end, and not the last one that was measured on the
+        way.
+        """
+        return self.heldout_rows is not None or self.table("heldout") is not None
 
     @cached_property
     def loss(self) -> Estimate | None:

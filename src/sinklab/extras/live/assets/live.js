@@ -353,9 +353,9 @@ const live = {
       draw.call(app);
       this.offer();
     };
-    KEYS.splice(-2, 0, ["x", "block the position everywhere"]);
-    const { actions } = controls;
-    controls.actions = () => ({ ...actions.call(controls), x: () => this.block("all") });
+    const { shortcuts } = controls;
+    const own = ["x", "block the position everywhere", { x: () => this.block("all") }];
+    controls.shortcuts = () => shortcuts.call(controls).toSpliced(-2, 0, own);
     setInterval(() => this.tick(), 1000);
     this.connect();
     by("prompt").focus();

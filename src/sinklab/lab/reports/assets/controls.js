@@ -1,39 +1,28 @@
 // Buttons and keys: playing, speed, one or two runs, theme, help.
 
-const KEYS = [
-  ["space", "play or stop"],
-  ["← →", "step back, step on (shift: ten); ↑ ↓ on the map"],
-  ["home end", "first and last step"],
-  ["[ ]", "layer above, below"],
-  ["h H", "next and previous head"],
-  ["m", "mean over heads, then over layers"],
-  ["j k", "next and previous position"],
-  ["g", "to the main sink"],
-  ["esc", "let go of the position"],
-  ["s", "next sample"],
-  ["t", "light or dark"],
-  ["?", "this list"],
-];
-
 const controls = {
   setUp() {
     const by = (id) => document.getElementById(id);
-    this.play = by("play");
-    this.play.addEventListener("click", () => app.play(!app.playing));
-    by("first").addEventListener("click", () => this.go(-Infinity));
-    by("back").addEventListener("click", () => this.go(-1));
-    by("on").addEventListener("click", () => this.go(1));
-    by("last").addEventListener("click", () => this.go(Infinity));
+    const clicks = {
+      play: () => app.play(!app.playing),
+      first: () => this.go(-Infinity),
+      back: () => this.go(-1),
+      on: () => this.go(1),
+      last: () => this.go(Infinity),
+      theme: () => this.theme(),
+      help: () => this.help(),
+      pair: () => app.arrange(app.panes.length === 1 ? 2 : 1),
+      "close-help": () => this.dialog.close(),
+    };
+    for (const id of Object.keys(clicks)) by(id).addEventListener("click", clicks[id]);
     by("speed").addEventListener("change", (event) => (app.speed = Number(event.target.value)));
-    by("theme").addEventListener("click", () => this.theme());
-    by("help").addEventListener("click", () => this.help());
-    this.setUpPair(by("pair"), by("linked"));
+    by("pair").hidden = app.runs.length < 2;
+    by("linked").addEventListener("change", (event) => (app.linked = event.target.checked));
     by("keys").replaceChildren(
-      ...KEYS.map(([keys, words]) => make("div", {}, make("dt", {}, ...keys.split(" ").map((key) => make("kbd", {}, key))), make("dd", {}, words))),
+      ...this.shortcuts().map(([keys, words]) => make("div", {}, make("dt", {}, ...keys.split(" ").map((key) => make("kbd", {}, key))), make("dd", {}, words))),
     );
     this.dialog = by("help-text");
     this.dialog.addEventListener("click", (event) => event.target === this.dialog && this.dialog.close());
-    by("close-help").addEventListener("click", () => this.dialog.close());
     this.drawScale();
     document.addEventListener("keydown", (event) => this.onKey(event));
     for (const query of ["(prefers-color-scheme: dark)", "print"]) {
@@ -41,20 +30,14 @@ const controls = {
     }
   },
 
-  setUpPair(pair, linked) {
-    pair.hidden = app.runs.length < 2;
-    pair.addEventListener("click", () => app.arrange(app.panes.length === 1 ? 2 : 1));
-    linked.addEventListener("change", () => (app.linked = linked.checked));
-  },
-
   go(by) {
-    const { pane } = app;
-    app.goTo(pane, by === -Infinity ? 0 : by === Infinity ? pane.sample.T - 1 : pane.view.step + by);
+    app.goTo(app.pane, app.pane.view.step + by);
   },
 
   draw() {
-    this.play.setAttribute("aria-label", app.playing ? "Stop" : "Play");
-    this.play.dataset.playing = app.playing;
+    const play = document.getElementById("play");
+    play.setAttribute("aria-label", app.playing ? "Stop" : "Play");
+    play.dataset.playing = app.playing;
     const two = app.panes.length > 1;
     document.getElementById("link").hidden = !two;
     document.getElementById("pair").textContent = two ? "one run" : "two runs";
@@ -101,36 +84,34 @@ const controls = {
     // A focused button or summary keeps the keys that press it.
     if (event.target.closest?.("button, summary, a") && (event.key === " " || event.key === "Enter")) return;
     if (this.dialog.open && event.key !== "?") return;
-    const action = this.actions()[event.key];
+    const action = Object.assign({}, ...this.shortcuts().map(([, , does]) => does))[event.key];
     if (!action) return;
     event.preventDefault();
     action(event);
   },
 
-  actions() {
+  /** The keys: how they are listed, what they do in words, and what each does. */
+  shortcuts() {
     const { pane } = app;
-    const { view, sample } = pane;
+    const { view, sample } = pane ?? { view: {} };
     const head = (by) => app.look(pane, Math.max(view.layer, 0), ((view.head + 1 + by + sample.H + 1) % (sample.H + 1)) - 1);
     const move = (by) => pane.pin((Math.max(pane.key, 0) + by + sample.K) % sample.K);
-    const ten = (event, by) => this.go(event.shiftKey ? 10 * by : by);
-    return {
-      " ": () => app.play(!app.playing),
-      ArrowLeft: (event) => ten(event, -1),
-      ArrowRight: (event) => ten(event, 1),
-      Home: () => this.go(-Infinity),
-      End: () => this.go(Infinity),
-      "[": () => app.look(pane, view.layer - 1, view.head),
-      "]": () => app.look(pane, view.layer + 1, view.head),
-      h: () => head(1),
-      H: () => head(-1),
-      m: () => app.look(pane, view.head === MEAN ? ALL_LAYERS : view.layer, MEAN),
-      j: () => move(1),
-      k: () => move(-1),
-      g: () => pane.pin(sample.mainOf(view.step, view.layer, view.head)),
-      Escape: () => pane.pin(-1),
-      s: () => app.choose(pane, (view.sample + 1) % sample.run.samples.length),
-      t: () => this.theme(),
-      "?": () => this.help(),
-    };
+    const go = (by) => (event) => this.go(event.shiftKey ? 10 * by : by);
+    const layer = (by) => () => app.look(pane, view.layer + by, view.head);
+    const mean = () => app.look(pane, view.head === MEAN ? ALL_LAYERS : view.layer, MEAN);
+    return [
+      ["space", "play or stop", { " ": () => app.play(!app.playing) }],
+      ["← →", "step back, step on (shift: ten); ↑ ↓ on the map", { ArrowLeft: go(-1), ArrowRight: go(1) }],
+      ["home end", "first and last step", { Home: () => this.go(-Infinity), End: () => this.go(Infinity) }],
+      ["[ ]", "layer above, below", { "[": layer(-1), "]": layer(1) }],
+      ["h H", "next and previous head", { h: () => head(1), H: () => head(-1) }],
+      ["m", "mean over heads, then over layers", { m: mean }],
+      ["j k", "next and previous position", { j: () => move(1), k: () => move(-1) }],
+      ["g", "to the main sink", { g: () => pane.pin(sample.mainOf(view.step, view.layer, view.head)) }],
+      ["esc", "let go of the position", { Escape: () => pane.pin(-1) }],
+      ["s", "next sample", { s: () => app.choose(pane, (view.sample + 1) % sample.run.samples.length) }],
+      ["t", "light or dark", { t: () => this.theme() }],
+      ["?", "this list", { "?": () => this.help() }],
+    ];
   },
 };

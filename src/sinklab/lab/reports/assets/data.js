@@ -149,11 +149,11 @@ class Sample {
     return Array.from({ length: count }, (_, place) => from + place);
   }
 
-  /** How many heads of a layer (or of all) have each key as their main sink, at one step. */
-  mainCounts(step, layer) {
+  /** How many heads of a view have each key as their main sink, at one step. */
+  mainCounts(step, layer, head) {
     const counts = new Map();
-    for (const head of this.headsOf(layer, MEAN)) {
-      const key = this.arrays.main[head * this.T + step] - 1;
+    for (const one of this.headsOf(layer, head)) {
+      const key = this.arrays.main[one * this.T + step] - 1;
       if (key >= 0) counts.set(key, (counts.get(key) || 0) + 1);
     }
     return counts;

@@ -1,18 +1,14 @@
 // Layer by head: one number per head over the whole run; a click chooses the head.
 
-class HeadMap {
+class HeadMap extends Board {
   constructor(pane) {
-    this.pane = pane;
-    this.board = new Board(pane.find(".heads canvas"));
-    this.choices = pane.find(".metrics");
+    super(pane, ".heads canvas");
     this.hovered = null;
-    const { canvas } = this.board;
-    canvas.addEventListener("pointermove", (event) => this.onMove(event));
-    canvas.addEventListener("pointerleave", () => {
-      this.hovered = null;
-      app.paint();
+    this.listen({
+      pointermove: (event) => this.hover(this.box && this.cellAt(event)),
+      pointerleave: () => this.hover(null),
+      click: (event) => this.onClick(event),
     });
-    canvas.addEventListener("click", (event) => this.onClick(event));
   }
 
   get metrics() {
@@ -41,7 +37,7 @@ class HeadMap {
       });
       return button;
     });
-    this.choices.replaceChildren(...this.buttons);
+    this.pane.find(".metrics").replaceChildren(...this.buttons);
   }
 
   place(width, height) {
@@ -56,7 +52,7 @@ class HeadMap {
 
   cellAt(event) {
     const { L, H } = this.pane.sample;
-    const [x, y] = this.board.at(event);
+    const [x, y] = this.at(event);
     const head = Math.floor((x - this.box.left) / this.box.wide);
     const layer = Math.floor((y - this.box.top) / this.box.tall);
     if (layer < 0 || layer >= L || head >= H) return null;
@@ -64,9 +60,8 @@ class HeadMap {
     return { layer, head: head < 0 ? MEAN : head };
   }
 
-  onMove(event) {
-    const cell = this.box && this.cellAt(event);
-    this.board.canvas.style.cursor = cell ? "pointer" : "default";
+  hover(cell) {
+    this.canvas.style.cursor = cell ? "pointer" : "default";
     if (JSON.stringify(cell) === JSON.stringify(this.hovered)) return;
     this.hovered = cell;
     app.paint();
@@ -99,10 +94,10 @@ class HeadMap {
     const { sample, view } = this.pane;
     this.buildChoices();
     this.buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(this.metrics[i] === this.metric)));
-    const [width, height] = this.board.begin();
+    const [width, height] = this.begin();
     if (width < 40 || height < 30) return;
     this.place(width, height);
-    const { context } = this.board;
+    const { context } = this;
     const { left, top, wide, tall } = this.box;
     const gap = Math.min(wide, tall) > 5 ? 1 : 0;
     for (let layer = 0; layer < sample.L; layer++) {
@@ -121,22 +116,19 @@ class HeadMap {
     const { sample } = this.pane;
     const { left, top, wide, tall, height } = this.box;
     for (const tick of wholeTicks(0, sample.L - 1, Math.min(height / 18, 12))) {
-      this.board.text(String(sample.run.layers[tick]), left - 6, top + (tick + 0.5) * tall, "right");
+      this.text(String(sample.run.layers[tick]), left - 6, top + (tick + 0.5) * tall, "right");
     }
-    this.board.text("head", left + wide * sample.H + 4, top + height + 10);
+    this.text("head", left + wide * sample.H + 4, top + height + 10);
     for (const tick of wholeTicks(0, sample.H - 1, Math.min((wide * sample.H) / 22, 12))) {
-      this.board.text(String(sample.run.heads[tick]), left + (tick + 0.5) * wide, top + height + 10, "center");
+      this.text(String(sample.run.heads[tick]), left + (tick + 0.5) * wide, top + height + 10, "center");
     }
   }
 
   outline(layer, head, colour, width) {
     if (layer === ALL_LAYERS) return;
-    const { context } = this.board;
     const { left, top, wide, tall } = this.box;
     const across = head === MEAN ? this.box.width : wide;
-    context.strokeStyle = colour;
-    context.lineWidth = width;
-    context.strokeRect(left + Math.max(head, 0) * wide - 0.5, top + layer * tall - 0.5, across, tall);
+    this.frame(left + Math.max(head, 0) * wide - 0.5, top + layer * tall - 0.5, across, tall, colour, width);
   }
 
   say() {
@@ -154,6 +146,6 @@ class HeadMap {
     }
     text += `Colours from ${number(low)} to ${number(high)}${metric.unit}${metric.log ? ", logarithmic" : ""}.`;
     this.pane.find(".heads .note").textContent = `${metric.about}. ${text}`;
-    this.board.canvas.setAttribute("aria-label", `${metric.about}, by layer and head. ${text}`);
+    this.canvas.setAttribute("aria-label", `${metric.about}, by layer and head. ${text}`);
   }
 }

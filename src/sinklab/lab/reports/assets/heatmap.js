@@ -1,20 +1,27 @@
-// Step by position: one image for the chosen view, with the step and the position that are looked at.
+// Step by position: one image for the chosen view, the main sinks of its heads as outlines, and what is looked at.
 
 const MARGIN = { left: 34, right: 6, top: 6, bottom: 20 };
+// Corners of an outline by what a position holds: colours alone do not tell everybody. Others are circles.
+const CORNERS = {
+  prompt: [[-0.85, -0.85], [0.85, -0.85], [0.85, 0.85], [-0.85, 0.85]],
+  masked: [[0, -1.1], [1, 0.8], [-1, 0.8]],
+  "just committed": [[0, -1.3], [1.1, 0], [0, 1.3], [-1.1, 0]],
+};
+const clamp = (value, most) => Math.min(Math.max(value, 0), most);
 
-class HeatMap {
+class HeatMap extends Board {
   constructor(pane) {
-    this.pane = pane;
-    this.board = new Board(pane.find(".map canvas"));
+    super(pane, ".map canvas");
     this.image = document.createElement("canvas");
     this.key = "";
-    const { canvas } = this.board;
-    canvas.addEventListener("pointermove", (event) => this.onMove(event));
-    canvas.addEventListener("pointerleave", () => pane.glance(null, null));
-    canvas.addEventListener("pointerdown", (event) => this.onPress(event));
-    canvas.addEventListener("pointerup", () => (this.dragging = false));
-    canvas.addEventListener("pointercancel", () => (this.dragging = false));
-    canvas.addEventListener("keydown", (event) => this.onKey(event));
+    this.listen({
+      pointermove: (event) => this.onMove(event),
+      pointerleave: () => pane.glance(null, null),
+      pointerdown: (event) => this.onPress(event),
+      pointerup: () => (this.dragging = false),
+      pointercancel: () => (this.dragging = false),
+      keydown: (event) => this.onKey(event),
+    });
   }
 
   /** Added sinks stand left of the text, wide enough to be seen. */
@@ -48,11 +55,10 @@ class HeatMap {
 
   cellAt(event) {
     const { sample } = this.pane;
-    const [x, y] = this.board.at(event);
+    const [x, y] = this.at(event);
     const step = Math.floor(((y - this.box.top) / this.box.height) * sample.T);
     const added = Math.floor((x - MARGIN.left) / (this.box.strip || 1));
     const position = Math.floor(((x - this.box.left) / this.box.width) * sample.P);
-    const clamp = (value, most) => Math.min(Math.max(value, 0), most);
     const key = x < this.box.left && sample.added ? clamp(added, sample.added - 1) : sample.added + clamp(position, sample.P - 1);
     return { step: clamp(step, sample.T - 1), key };
   }
@@ -82,24 +88,24 @@ class HeatMap {
 
   draw() {
     const { sample, view } = this.pane;
-    const [width, height] = this.board.begin();
+    const [width, height] = this.begin();
     if (width < 40 || height < 40) return;
     this.place(width, height);
     this.drawImage();
     const blocked = sample.blocks ? this.blocked() : [];
-    hatch(this.board.context, blocked);
+    this.hatch(blocked);
+    this.drawMains();
     this.drawAxes(height);
     this.drawCross();
-    const said = `Received attention, step by position, ${viewName(sample, view)}`;
-    this.board.canvas.setAttribute("aria-label", said);
+    const said = `Received attention and main sinks, step by position, ${viewName(sample, view)}`;
+    this.canvas.setAttribute("aria-label", said);
     this.pane.find(".view-name").textContent = viewName(sample, view);
-    const note = this.pane.find(".map .note");
     const ranked = `The ${sample.ranks.length} greatest keys of this head at each step; the others are below them.`;
     const heads = sample.headsOf(view.layer, view.head).length;
     const of = heads > 1 ? `at least half of these ${heads} heads` : "this head";
     const marks = blocked.length ? `Hatched: ${sample.run.removal} ${of} at this step.` : `No key was ${sample.run.removal} ${of}.`;
     const notes = [sample.complete(view.layer, view.head) ? "" : ranked, sample.blocks ? marks : ""];
-    note.textContent = notes.filter(Boolean).join(" ");
+    this.pane.find(".map .note").textContent = notes.filter(Boolean).join(" ");
   }
 
   /** Places of the keys that were blocked: each from the first step on at which it was, to the last in a row. */
@@ -119,8 +125,7 @@ class HeatMap {
 
   drawImage() {
     const { sample, view } = this.pane;
-    const { context } = this.board;
-    const { box, image } = this;
+    const { context, box, image } = this;
     const ratio = devicePixelRatio || 1;
     const columns = Math.min(sample.P, Math.floor(box.width * ratio));
     const rows = Math.min(sample.T, Math.floor(box.height * ratio));
@@ -160,55 +165,58 @@ class HeatMap {
     context.putImageData(pixels, 0, 0);
   }
 
-  drawAxes(height) {
-    const { sample } = this.pane;
-    const { board, box } = this;
-    const below = height - MARGIN.bottom + 11;
-    if (sample.added) board.text("sink", MARGIN.left + (box.strip * sample.added) / 2, below, "center");
-    const right = box.left + box.width;
-    board.text("position", right, below, "right");
-    board.text("step", 2, MARGIN.top + 4);
-    const ticks = wholeTicks(0, sample.P - 1, box.width / 70);
-    for (const tick of ticks) {
-      const x = this.x(tick + sample.added) + this.wide(tick + sample.added) / 2;
-      if (x < right - 56 && (!sample.added || x > box.left + 14)) board.text(String(tick), x, below, "center");
+  /** The main sinks at each step: the area of an outline is the share of the view's heads. */
+  drawMains() {
+    const { sample, view } = this.pane;
+    const heads = sample.headsOf(view.layer, view.head).length;
+    for (let step = 0; step < sample.T; step++) {
+      for (const [key, count] of sample.mainCounts(step, view.layer, view.head)) {
+        const age = key < sample.added ? "added" : sample.age(step, key - sample.added);
+        const size = Math.max(1.5, 5 * Math.sqrt(count / heads));
+        const [x, y] = [this.x(key) + this.wide(key) / 2, this.y(step + 0.5)];
+        const path = polygon((CORNERS[age] ?? []).map(([dx, dy]) => [x + dx * size, y + dy * size]));
+        if (!CORNERS[age]) path.arc(x, y, size, 0, 7);
+        this.stroke(path, colours.of("surface"), 3);
+        this.stroke(path, age === "added" ? colours.of("added") : colours.age(age), 1.5);
+      }
     }
-    for (const tick of wholeTicks(0, sample.T - 1, box.height / 45).filter((at) => this.y(at + 0.5) > MARGIN.top + 14)) {
-      board.text(String(sample.steps[tick]), MARGIN.left - 6, this.y(tick + 0.5), "right");
-    }
-    this.drawBlocks();
   }
 
-  /** A short line at the left where the decoder goes on to its next block. */
-  drawBlocks() {
-    const { blocks } = this.pane.sample.raw;
+  drawAxes(height) {
+    const { sample } = this.pane;
+    const { box } = this;
+    const below = height - MARGIN.bottom + 11;
+    if (sample.added) this.text("sink", MARGIN.left + (box.strip * sample.added) / 2, below, "center");
+    const right = box.left + box.width;
+    this.text("position", right, below, "right");
+    this.text("step", 2, MARGIN.top + 4);
+    for (const tick of wholeTicks(0, sample.P - 1, box.width / 70)) {
+      const x = this.x(tick + sample.added) + this.wide(tick + sample.added) / 2;
+      if (x < right - 56 && (!sample.added || x > box.left + 14)) this.text(String(tick), x, below, "center");
+    }
+    for (const tick of wholeTicks(0, sample.T - 1, box.height / 45).filter((at) => this.y(at + 0.5) > MARGIN.top + 14)) {
+      this.text(String(sample.steps[tick]), MARGIN.left - 6, this.y(tick + 0.5), "right");
+    }
+    // A short line at the left where the decoder goes on to its next block.
+    const { blocks } = sample.raw;
     for (let step = 1; step < blocks.length; step++) {
-      if (blocks[step] === blocks[step - 1]) continue;
-      this.board.line(MARGIN.left - 4, this.y(step), MARGIN.left, this.y(step), colours.of("muted"));
+      if (blocks[step] !== blocks[step - 1]) this.line(MARGIN.left - 4, this.y(step), MARGIN.left, this.y(step), colours.of("muted"));
     }
   }
 
   drawCross() {
-    const { sample, view, hover } = this.pane;
-    const { context } = this.board;
-    const { box } = this;
+    const { sample, view, hover, key } = this.pane;
+    const { context, box } = this;
     const tall = Math.max(box.height / sample.T, 1);
     const right = box.left + box.width;
-    context.strokeStyle = colours.of("accent");
-    context.lineWidth = 1.5;
-    context.strokeRect(MARGIN.left - 0.5, this.y(view.step) - 0.5, right - MARGIN.left + 1, tall + 1);
-    const key = this.pane.key;
+    this.frame(MARGIN.left - 0.5, this.y(view.step) - 0.5, right - MARGIN.left + 1, tall + 1, colours.of("accent"), 1.5);
     if (key >= 0) {
-      context.globalAlpha = 0.8;
-      context.strokeStyle = colours.of("ink");
-      context.lineWidth = 1;
       context.setLineDash([3, 3]);
-      context.strokeRect(this.x(key) - 0.5, box.top - 0.5, Math.max(this.wide(key), 1) + 1, box.height + 1);
+      this.frame(this.x(key) - 0.5, box.top - 0.5, Math.max(this.wide(key), 1) + 1, box.height + 1, colours.of("ink"));
       context.setLineDash([]);
-      context.globalAlpha = 1;
     }
     if (hover.step !== null && hover.step !== view.step) {
-      this.board.line(MARGIN.left, this.y(hover.step + 0.5), right, this.y(hover.step + 0.5), colours.of("ink"), 0.5);
+      this.line(MARGIN.left, this.y(hover.step + 0.5), right, this.y(hover.step + 0.5), colours.of("ink"), 0.5);
     }
   }
 }

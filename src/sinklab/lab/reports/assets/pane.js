@@ -1,10 +1,5 @@
 // One run on the screen: its sample, its view, and the parts that draw them.
 
-// Beyond this many positions the text needs the whole height, and the paths stand below.
-const LONG = 200;
-// Up to this many need but a few lines.
-const SHORT = 120;
-
 class Pane {
   constructor(index) {
     this.index = index;
@@ -13,7 +8,7 @@ class Pane {
     this.hover = { step: null, key: null };
     this.pinned = -1;
     this.sample = null;
-    this.parts = [Player, HeatMap, HeadMap, Paths, Readout].map((Part) => new Part(this));
+    this.parts = [Player, HeatMap, HeadMap, Readout].map((Part) => new Part(this));
     this.setUpChoices();
     this.element.addEventListener("pointerdown", () => (app.active = this.index));
     this.element.addEventListener("focusin", () => (app.active = this.index));
@@ -53,7 +48,6 @@ class Pane {
     if (this.view.head >= shown.H) this.view.head = MEAN;
     this.hover = { step: null, key: null };
     if (this.pinned >= shown.K) this.pinned = -1;
-    this.element.dataset.size = shown.P > LONG ? "long" : shown.P > SHORT ? "medium" : "short";
     this.element.dataset.family = shown.run.family;
     this.element.dataset.added = shown.added;
     this.element.dataset.blocks = shown.blocks;

@@ -15,9 +15,8 @@ class Readout {
       return;
     }
     const facts = [this.name(step, key), ...this.scores(step, key), ...this.norms(step, key)];
-    const heads = sample.mainCounts(step, view.layer).get(key) || 0;
-    const all = sample.H * (view.layer === ALL_LAYERS ? sample.L : 1);
-    facts.push(["main sink of", `${heads} of ${plural(all, "head")}`]);
+    const heads = sample.mainCounts(step, view.layer, MEAN).get(key) || 0;
+    facts.push(["main sink of", `${heads} of ${plural(sample.headsOf(view.layer, MEAN).length, "head")}`]);
     const { layer, head } = view;
     const blocked = sample.blockedCounts(step, layer, head).get(key);
     const seen = sample.headsOf(layer, head).length;

@@ -282,10 +282,22 @@ class Source:
         )
 
 
-SOURCES = {
-    name: Source(name, **given)
-    for name, given in tomllib.loads((files(__package__) / "tasks.toml").read_text("utf-8")).items()
-}
+def _packaged() -> dict[str, Source]:
+    """The sources of tasks.toml."""
+    tables = tomllib.loads((files(__package__) / "tasks.toml").read_text("utf-8"))
+    found = {}
+    for name, own in tables.items():
+        given = tables.get(own.pop("like", ""), {}) | own
+        words = {"task": name, "config": given.get("config")}
+        given["files"] = {
+            split: [pattern.format_map(words) for pattern in patterns]
+            for split, patterns in given["files"].items()
+        }
+        found[name] = Source(name, **given)
+    return found
+
+
+SOURCES = _packaged()
 """The packaged benchmarks by name."""
 
 

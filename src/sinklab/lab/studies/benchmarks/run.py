@@ -365,7 +365,7 @@ def table1(
                 what = "nothing blocked"
                 if cell.mask_sinks:
                     keys = f"{cell.mask_sinks} {hidden_words(cell.control, cell.protocol)}"
-                    what = f"protocol {cell.protocol}, {keys} masked"
+                    what = f"protocol {cell.protocol}, {keys} blocked"
                 progress.stage(f"{name}, {cell.tasks[0]}, {what}")
                 has_chat = getattr(loaded().tokenizer, "chat_template", None) is not None
                 chat = has_chat if plan.chat is None else plan.chat

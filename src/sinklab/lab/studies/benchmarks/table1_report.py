@@ -87,7 +87,7 @@ def _panel(numbers: pd.DataFrame, task: str, names: dict[str, int]) -> Chart:
 
 
 TITLE = "Accuracy with the most attended keys blocked (analysis paper, Table 1)"
-DOSE_TITLE = "What was masked"
+DOSE_TITLE = "Which keys were blocked"
 DOSES = {
     "of them sinks": "sinks",
     "attention held": "held",

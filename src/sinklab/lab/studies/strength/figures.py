@@ -75,7 +75,8 @@ def published() -> pd.DataFrame:
         .joinpath("published.toml")
         .read_text("utf-8")
     )
-    return pd.DataFrame(tomllib.loads(text)["model"])[["name", *INPUTS, "source"]]
+    table = tomllib.loads(text)
+    return pd.DataFrame(table["rows"], columns=table["columns"])
 
 
 def published_table() -> pd.DataFrame:
