@@ -142,7 +142,7 @@ def test_each_of_several_added_sinks_has_a_place_of_its_own(page, tmp_path):
     run = simulate(tmp_path / "run", Simulation(added=3, layers=1))
     page.open(report(run, tmp_path / "out", tables=()).as_uri())
     width = extent(page, MAP)[0]
+    wide = max(12, (width - 40) / arrays(run)["even"].shape[-1])
     for sink in (0, 1, 2):
-        # each 12 pixels wide, as no key of the text is
-        page.point(MAP, (34 + 12 * (sink + 0.5)) / width, 0.5)
+        page.point(MAP, (34 + wide * (sink + 0.5)) / width, 0.5)
         assert readout(page).startswith(f"added sink {sink + 1}")

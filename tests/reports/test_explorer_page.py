@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(
     PROGRAM is None, reason="no chromium at hand: the page is not rendered"
 )
 
-HIDING = {"plain": {}, "edited": {"removals": REMOVALS}}
+BLOCKING = {"plain": {}, "edited": {"removals": REMOVALS}}
 
 
 def test_everything_is_drawn(page, one):
@@ -268,22 +268,22 @@ def test_the_sample_asked_for_last_is_shown_though_it_is_there_first(page, one):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("look", ["light", "dark", "deuteranopia"])
-def test_hidden_keys_are_hatched_and_said(page, tmp_path, look):
+def test_blocked_keys_are_hatched_and_said(page, tmp_path, look):
     runs = [
         simulate(tmp_path / name, Simulation(heads=8), name=name, **some)
-        for name, some in HIDING.items()
+        for name, some in BLOCKING.items()
     ]
     address = report(runs, tmp_path / "out", tables=()).as_uri()
-    gone = (
-        "[...document.querySelectorAll('.canvas-text .gone')].map((span) => "
+    blocked = (
+        "[...document.querySelectorAll('.canvas-text .blocked')].map((span) => "
         "Number(span.dataset.key))"
     )
     note = "document.querySelector('.map .note').textContent"
-    legend = "getComputedStyle(document.querySelector('.key .gone')).display"
+    legend = "getComputedStyle(document.querySelector('.key .blocked')).display"
     page.size(1440, 900, dark=look == "dark")
     # the same attention, recorded without edits
     page.open(f"{address}#run=0&step=4&layer=1&head=2&key=5")
-    assert page.run(gone) == [] and page.run(note) == "" and page.run(legend) == "none"
+    assert page.run(blocked) == [] and page.run(note) == "" and page.run(legend) == "none"
     plain = page.pixels(MAP)
     page.open(f"{address}#run=1&step=4&layer=1&head=2&key=5")
     assert page.run(note) == "Hatched: blocked in this head at this step."
@@ -292,16 +292,16 @@ def test_hidden_keys_are_hatched_and_said(page, tmp_path, look):
         page.call("Emulation.setEmulatedVisionDeficiency", type=look)
     for width in (1440, 390):
         page.size(width, 900, phone=width == 390, dark=look == "dark")
-        assert page.run(gone) == [
+        assert page.run(blocked) == [
             5,
             7,
         ] and "this key\nblocked in this head at this step" in readout(page)
         assert page.picture(tmp_path / f"{width}-{look}.png", whole=True).stat().st_size > 10_000
     page.call("Emulation.setEmulatedVisionDeficiency", type="none")
     page.press("ArrowRight")
-    assert page.run(gone) == [7] and "this key" not in readout(page)
+    assert page.run(blocked) == [7] and "this key" not in readout(page)
     page.press("ArrowLeft")
     # of eight heads one lost it: said, and not hatched
     page.press("m")
-    assert page.run(gone) == [] and "blocked in 1 of 8 heads at this step" in readout(page)
+    assert page.run(blocked) == [] and "blocked in 1 of 8 heads at this step" in readout(page)
     assert page.run(note) == "No key was blocked in at least half of these 8 heads."

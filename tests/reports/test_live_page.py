@@ -17,9 +17,9 @@ pytestmark = [
 ]
 
 PROMPT = "The house stood at the end of a <b>road</b> 😀 in"
-GONE = (
+BLOCKED = (
     "[...document.querySelectorAll('.pane')].map((pane) => pane.querySelectorAll('.canvas-text "
-    ".gone').length)"
+    ".blocked').length)"
 )
 NAMES = "[...document.querySelectorAll('.step-name')].map((name) => name.textContent)"
 
@@ -82,8 +82,8 @@ def write(page: Page, tokens: int) -> None:
     page.run("document.getElementById('write').click()")
 
 
-def take(page: Page, key: int, scope: str) -> list[str]:
-    """Click a token and take it away; what the table says of it."""
+def block(page: Page, key: int, scope: str) -> list[str]:
+    """Click a token and block it; what the table says of it."""
     page.run("document.getElementById('cost').hidden = true")
     page.point(f'.canvas-text [data-key="{key}"]', 0.5, 0.5, click=True)
     page.run(f"document.getElementById('block-{scope}').click()")
@@ -102,47 +102,47 @@ def test_a_prompt_is_typed_and_a_sink_clicked_and_blocked(page: Page) -> None:
     shown = text(page, ".canvas-text")
     assert shown.startswith("sink") and "<b>road</b>" in shown and "😀◌◌◌ in" in shown
     # a head was chosen: the one whose main sink holds most
-    assert "Take it away from step 6 on" in text(page, "#which")
+    assert "Block it from step 6 on" in text(page, "#which")
     assert text(page, "#block-head").startswith("in layer ")
     page.press("Home")
     page.point('.canvas-text [data-key="0"]', 0.5, 0.5, click=True)
-    assert text(page, "#which").startswith("Pinned: added sink. Take it away from step 0 on")
-    assert take(page, 1, "all")[:3] == ["position 0 “<|startoftext|>”", "everywhere", "0"]
+    assert text(page, "#which").startswith("Pinned: added sink. Block it from step 0 on")
+    assert block(page, 1, "all")[:3] == ["position 0 “<|startoftext|>”", "everywhere", "0"]
     plain, without = page.run(
         "[...document.querySelectorAll('.texts .said')].map((box) => box.textContent)"
     )
     assert plain.startswith(PROMPT) and without.startswith(PROMPT) and plain != without
     assert page.run("document.querySelectorAll('.texts mark').length") > 0
     assert "Δ loss" in text(page, ".facts") and "main sinks moved" in text(page, ".facts")
-    assert page.run(NAMES) == ["step 0 of 11"] * 2 and page.run(GONE) == [0, 1]
+    assert page.run(NAMES) == ["step 0 of 11"] * 2 and page.run(BLOCKED) == [0, 1]
 
 
 def test_only_from_a_step_on_and_only_in_a_head_and_by_keys_alone(page: Page) -> None:
     page.press("Home")
     for _ in range(4):
         page.press("ArrowRight")
-    row = take(page, 3, "head")
+    row = block(page, 3, "head")
     assert row[0].startswith("position 2 “") and "head" in row[1] and row[2] == "4"
-    assert page.run(GONE) == [0, 1]
+    assert page.run(BLOCKED) == [0, 1]
     page.press("ArrowLeft")
-    assert page.run(GONE) == [0, 0]
+    assert page.run(BLOCKED) == [0, 0]
     page.press("ArrowRight")
     # another head still has it
     page.press("h")
-    assert page.run(GONE) == [0, 0]
+    assert page.run(BLOCKED) == [0, 0]
     page.press("H")
-    assert page.run(GONE) == [0, 1]
+    assert page.run(BLOCKED) == [0, 1]
     page.press("g")
     page.press("x")
     page.wait("document.querySelectorAll('#tried tbody tr').length === 2")
     page.press("?")
-    assert "take the position away everywhere" in text(page, "#keys")
+    assert "block the position everywhere" in text(page, "#keys")
     page.press("?")
 
 
 @pytest.mark.parametrize("look", ["light", "dark", "deuteranopia"])
 def test_it_fits_and_is_told_apart_without_colours(page: Page, tmp_path: Path, look: str) -> None:
-    take(page, 1, "all")
+    block(page, 1, "all")
     for width, height in ((390, 844), (1440, 900), (2560, 1300)):
         page.size(width, height, phone=width == 390, dark=look == "dark")
         if look == "deuteranopia":
@@ -154,11 +154,9 @@ def test_it_fits_and_is_told_apart_without_colours(page: Page, tmp_path: Path, l
             "box.offsetParent && getComputedStyle(box).position !== 'fixed').map((box) => "
             "box.getBoundingClientRect().toJSON())"
         )
-        assert len(boxes) > 10 and all(
-            box["width"] > 150 and box["right"] <= width for box in boxes
-        )
+        assert len(boxes) > 8 and all(box["width"] > 150 and box["right"] <= width for box in boxes)
         styles = "getComputedStyle(document.querySelector('{}')).{}"
-        assert "gradient" in page.run(styles.format(".canvas-text .gone", "backgroundImage"))
+        assert "gradient" in page.run(styles.format(".canvas-text .blocked", "backgroundImage"))
         assert page.run(styles.format(".texts mark", "borderBottomStyle")) == "solid"
         ground = page.run(styles.format("body", "backgroundColor"))
         assert ground == ("rgb(18, 19, 23)" if look == "dark" else "rgb(246, 245, 241)")
@@ -193,7 +191,7 @@ def test_a_page_comes_back_to_its_server_and_writes_again(served: Page) -> None:
 
 
 def test_writing_is_stopped_begins_anew_and_says_what_cannot_be(page: Page) -> None:
-    take(page, 1, "all")
+    block(page, 1, "all")
     write(page, 200)
     page.wait("/step [2-9]/.test(document.getElementById('state').textContent)")
     assert page.run("document.querySelectorAll('.pane').length") == 1
