@@ -6,8 +6,13 @@ PROVIDES = {
         "checkpoints.causal checkpoints.dream checkpoints.families checkpoints.llada "
         "checkpoints.smdm"
     ),
-    "interventions": "scoring.hidden_states",
+    "interventions": "measures.patch scoring.hidden_states",
     "figures": "reports.figures reports.maps",
+    "rules": "measures.soft_rule",
+    "selectors": "measures.others",
+    "statistics": (
+        "measures.directions measures.drift measures.head_output measures.norms measures.outliers"
+    ),
     "studies": (
         "studies.battery.study studies.benchmarks.study studies.caches.study "
         "studies.contents.study studies.curve.study studies.strength.study studies.trace.study"

@@ -35,6 +35,8 @@ class CallView:
     """Results of one pass over the scores that the statistics of this call read
     (`Statistic.reads`).
     """
+    memory: dict[str, Any] = field(default_factory=dict)
+    """What a statistic that `remembers` keeps of this layer, from one recorded step to the next."""
 
     def of_heads(self, x_BH: Tensor) -> Tensor:
         """The recorded heads of a tensor (B, H, …) over all query heads."""
@@ -122,6 +124,10 @@ class Statistic:
     by_row: ClassVar[bool] = False
     """Whether it measures every batch row by itself, and alike in all layers: those of a small
     model are then measured as the rows of one batch."""
+    remembers: ClassVar[bool] = False
+    """Whether it compares with the step before, by what it keeps in `CallView.memory`; its first
+    step may be NaN.
+    """
     columns: ClassVar[tuple[str, ...]] = ()
     """Names along its last axis, if these are numbers of different kinds: a run folder has a table
     of them.

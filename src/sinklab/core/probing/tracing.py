@@ -1,6 +1,7 @@
 """`trace`: watch every attention layer of a model for the length of a block."""
 
 # B batch, L layers, H query heads, Q queries, S keys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack
@@ -43,6 +44,8 @@ class FrameRecorder(Listener):
         self.of_states = next(
             (label for label, one in frames.statistics.items() if one.of_states), ""
         )
+        self.memory: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
+        """What a statistic keeps of a layer, by label and layer."""
         self._open: Frame | None = None
         self._last = Frame(-1, False, False)
 
@@ -156,6 +159,8 @@ class FrameRecorder(Listener):
         for label, one in self.frames.statistics.items():
             if one.of_states != isinstance(view, StatesView):
                 continue
+            if one.remembers:
+                view.memory = self.memory[label, layer]
             value, axes = one.measure(view), [axis for axis in one.axes if axis != "layer"]
             if value.dim() != len(axes):
                 raise ValueError(

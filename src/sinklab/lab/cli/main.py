@@ -87,7 +87,7 @@ def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ())
         for entry, value in getattr(registry, name).items():
             fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
             options = ", ".join(f"{field.name}{_default(field)}" for field in fields if field.init)
-            about = (inspect.getdoc(value) or "").partition("\n")[0]
+            about = (inspect.getdoc(value) or "").partition("\n\n")[0].replace("\n", "\n      ")
             say(f"  {entry}{f' ({options})' if options else ''}\n      {about}")
 
 

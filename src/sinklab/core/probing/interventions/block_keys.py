@@ -26,7 +26,7 @@ from sinklab.core.probing.interventions.queries import (
     check_queries,
     chosen_queries,
     mask_id_of,
-    own_keys,
+    near_keys,
     query_positions,
 )
 from sinklab.core.probing.interventions.removals import (
@@ -74,6 +74,10 @@ class BlockKeys(LayerIntervention):
     "committed" or "prompt"; a query then never loses its own key. None: for all, their own key
     included (arXiv 2510.15731); one that would lose every key it may see keeps them.
     """
+    beyond: int | None = limited(None, at_least=0)
+    """Only for queries farther than so many positions from the key: nearer ones keep it, so that
+    with ``keys="others:like=sinks"`` a query reads its neighbours and the sinks alone.
+    """
     when: str | None = limited(None, one_of=WHEN)
     """Forward in which keys are chosen. "now": the one that loses them, from the call as it is
     given. "previous": the one before, of the same edited run; the first is unedited. "clean": one
@@ -105,11 +109,11 @@ class BlockKeys(LayerIntervention):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_queries(self.queries)
-        if self.queries is not None and (self.how.stays or not self.how.blocks):
+        if self.by_query and (self.how.stays or not self.how.blocks):
             raise ValueError(
-                "queries say for whom a key is blocked, and a value or a memory is the same for "
-                f"all, got queries={self.queries!r} with how={removals.as_text(self.how)!r}; take "
-                "how='mask', or leave out queries"
+                "queries and beyond say for whom a key is blocked, and a value or a memory is the "
+                f"same for all, got queries={self.queries!r} and beyond={self.beyond} with "
+                f"how={removals.as_text(self.how)!r}; take how='mask', or leave them out"
             )
         object.__setattr__(self, "limit", checked_count("limit", self.limit))
         if self.limit is not None and not (self.when == "kept" or self.how.stays):
@@ -120,6 +124,11 @@ class BlockKeys(LayerIntervention):
             )
         if self.steps is not None:
             object.__setattr__(self, "steps", _span(self.steps))
+
+    @property
+    def by_query(self) -> bool:
+        """Whether queries lose different keys of a head."""
+        return self.queries is not None or self.beyond is not None
 
     @property
     def draws(self) -> bool:
@@ -218,7 +227,7 @@ class BlockHandler(InterventionHandler):
         numbers = selected.numbers | {"alone": of_heads(spared_BH, heads)}
         if self.log.measure:
             with torch.no_grad():
-                if self.options.queries is not None:
+                if self.options.by_query:
                     share_BH = lost_share(call, edited)
                 else:
                     # A spared query saw nothing but these keys: it gives them a mass of 1.
@@ -239,12 +248,12 @@ class BlockHandler(InterventionHandler):
         # Flags expanded over heads stay one row of them: so does the mask.
         gone_BHS = gone_BHS[:, :1] if gone_BHS.stride(1) == 0 else gone_BHS
         gone_BH1S = gone_BHS.unsqueeze(2)
-        queries = self.options.queries
-        if queries is None:
+        options = self.options
+        if not options.by_query:
             return restricted(call, ~gone_BH1S, self.doubt)
         positions_Q = query_positions(call, prefix)
-        meant_BQ = chosen_queries(queries, call, positions_Q, self.log.tap)
-        own_QS = own_keys(positions_Q, prefix, call.key_BKSD.shape[2])
+        meant_BQ = chosen_queries(options.queries or "all", call, positions_Q, self.log.tap)
+        own_QS = near_keys(positions_Q, prefix, call.key_BKSD.shape[2], options.beyond or 0)
         keep_BHQS = ~(gone_BH1S & meant_BQ[:, None, :, None])
         return restricted(call, keep_BHQS, self.doubt, own_QS=own_QS)
 
@@ -384,7 +393,8 @@ class BlockHandler(InterventionHandler):
         if view.gone_BHS is not None:
             # a key that a cache has dropped since its removal is no key that a query loses
             left_BH = left_BH - (view.gone_BHS & view.seen_B1S).sum(-1)
-        wrong_BH = (count_BH > 0) & (count_BH >= left_BH)
+        # with `beyond` every query keeps its neighbours, and all other keys may go
+        wrong_BH = (count_BH > 0) & (count_BH >= left_BH) & (self.options.beyond is None)
 
         def refuse() -> None:
             row, head = wrong_BH.nonzero()[0].tolist()

@@ -16,7 +16,7 @@ from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.interventions.base import CallSite, LayerIntervention
 from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.interventions.mask_sinks import not_default, removal_of
-from sinklab.core.probing.interventions.queries import own_keys, query_positions
+from sinklab.core.probing.interventions.queries import near_keys, query_positions
 from sinklab.core.probing.interventions.removals import Mask, Removal, restricted
 from sinklab.core.probing.interventions.selectors import Positions
 from sinklab.core.probing.scope import whole_numbers
@@ -150,8 +150,10 @@ class WindowAttention(LayerIntervention):
     def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
         """The call with its mask narrowed to the window."""
         device = call.query_BHQD.device
-        position_S = torch.arange(call.key_BKSD.shape[2], device=device) - site.prefix
-        near_QS = (query_positions(call, site.prefix)[:, None] - position_S).abs() <= self.radius
+        keys = call.key_BKSD.shape[2]
+        position_S = torch.arange(keys, device=device) - site.prefix
+        positions_Q = query_positions(call, site.prefix)
+        near_QS = near_keys(positions_Q, site.prefix, keys, self.radius)
         near_QS |= torch.isin(position_S, torch.tensor(self.keep, dtype=torch.long, device=device))
         near_QS[:, : site.prefix] = self.keep_prefix
         return restricted(call, _only_heads(near_QS, call, site))[0]
@@ -198,7 +200,7 @@ class LoneRows(LayerIntervention):
         lone_Q = torch.isin(positions_Q, torch.tensor(self.rows, device=positions_Q.device))
         if not bool(lone_Q.any()):
             return call
-        own_QS = own_keys(positions_Q, site.prefix, call.key_BKSD.shape[2])
+        own_QS = near_keys(positions_Q, site.prefix, call.key_BKSD.shape[2])
         keep_QS = ~lone_Q[:, None] | own_QS
         if self.keep_prefix:
             keep_QS[:, : site.prefix] = True

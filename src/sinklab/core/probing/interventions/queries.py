@@ -82,9 +82,13 @@ def mask_id_of(model: Any) -> int | None:
     return getattr(getattr(model, "config", None), "mask_token_id", None)
 
 
-def own_keys(positions_Q: Tensor, prefix: int, keys: int) -> Tensor:
-    """The key that is each query's own, bool (Q, S), behind the model's own sink columns."""
-    return (positions_Q + prefix)[:, None] == torch.arange(keys, device=positions_Q.device)
+def near_keys(positions_Q: Tensor, prefix: int, keys: int, radius: int = 0) -> Tensor:
+    """Keys at most so many positions from each query, bool (Q, S), behind the model's own sink
+    columns: with radius 0 its own.
+    """
+    place_S = torch.arange(keys, device=positions_Q.device)
+    distance_QS = ((positions_Q + prefix)[:, None] - place_S).abs()
+    return (distance_QS <= radius) & (place_S >= prefix)
 
 
 def query_positions(call: AttentionCall, prefix: int) -> Tensor:

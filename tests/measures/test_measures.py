@@ -1,0 +1,218 @@
+"""Every measurement against a dense float64 computation on a model of two layers."""
+
+# B batch, H query heads, Q queries, S keys, D head dim
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sinklab import find_sinks, intervene, trace
+from sinklab.core.probing.interventions.block_keys import BlockKeys
+from sinklab.core.probing.interventions.positions import WindowAttention
+from sinklab.core.probing.interventions.selectors import SinkKeys, TopKeys
+from sinklab.core.probing.listener import Listener
+from sinklab.core.probing.tap import tapped
+from sinklab.core.sinks.rules import Excess
+from sinklab.lab.measures.others import Others
+from sinklab.lab.measures.patch import Patch, save_keys_and_values
+from sinklab.lab.measures.soft_rule import Soft
+from sinklab.lab.testing.probing import check_intervention, check_rule, check_statistic
+from tiny_diffusion import tiny_model
+from tiny_models import llama
+
+
+def test_those_with_options_hold_the_contract(tmp_path: Any) -> None:
+    check_statistic("drift:of=value")
+    check_rule("soft:alpha=2,least=0.3")
+    model = tiny_model()
+    file = tmp_path / "run.safetensors"
+    save_keys_and_values(model, file, torch.arange(1, 13)[None])
+    check_intervention(Patch(file=str(file), positions=(1, 2), source=(4, 3)), model)
+
+
+class Kept(Listener):
+    """Calls as they were made, in float64."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def observe(self, call: Any, out: Any) -> None:
+        groups = call.query_BHQD.shape[1] // call.key_BKSD.shape[1]
+        q_BHQD = call.query_BHQD.double()
+        k_BHSD = call.key_BKSD.double().repeat_interleave(groups, 1)
+        v_BHSD = call.value_BKSD.double().repeat_interleave(groups, 1)
+        scores_BHQS = q_BHQD @ k_BHSD.mT / q_BHQD.shape[-1] ** 0.5
+        seen_QS = torch.ones(scores_BHQS.shape[-2:], dtype=torch.bool)
+        if call.is_causal:
+            seen_QS = seen_QS.tril()
+        weights_BHQS = scores_BHQS.masked_fill(~seen_QS, -torch.inf).softmax(-1)
+        kept = {"q": q_BHQD, "k": k_BHSD, "v": v_BHSD, "seen": seen_QS, "weights": weights_BHQS}
+        self.calls.append(SimpleNamespace(**kept))
+
+
+def both(names: tuple[str, ...], *, causal: bool = False) -> tuple[Any, list[Any], torch.Tensor]:
+    """A recording of a tiny model, its calls densely, and the ids (B, S)."""
+    model = llama(causal=causal)
+    ids_BS = torch.arange(1, 25).view(2, 12)
+    kept = Kept()
+    with torch.no_grad(), trace(model, names) as recording, tapped(model, kept):
+        model(ids_BS)
+    return recording, kept.calls, ids_BS
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_norms_and_cosines_of_every_head(causal: bool) -> None:
+    names = ("value_norm_by_head", "key_norm_by_head", "key_cosine", "head_output")
+    recording, calls, _ = both(names, causal=causal)
+    for layer, call in enumerate(calls):
+        found = {name: recording.array(name)[0, :, layer] for name in names}
+        expected = call.v.norm(dim=-1), call.k.norm(dim=-1)
+        for name, norm_BHS in zip(names, expected, strict=False):
+            np.testing.assert_allclose(found[name], norm_BHS, rtol=1e-5)
+        cosine_BHS = np.zeros(call.k.shape[:3])
+        for place in np.ndindex(*cosine_BHS.shape):
+            row, head, key = place
+            of = [
+                float(torch.cosine_similarity(call.q[row, head, i], call.k[row, head, key], dim=0))
+                for i in range(len(call.seen))
+                if call.seen[i, key]
+            ]
+            cosine_BHS[place] = np.mean(of)
+        np.testing.assert_allclose(found["key_cosine"], cosine_BHS, atol=1e-5)
+        out_BHQD = call.weights @ call.v
+        square_BHD = torch.linalg.svdvals(out_BHQD) ** 2
+        np.testing.assert_allclose(
+            found["head_output"][..., 0], square_BHD.sum(-1) / square_BHD[..., 0], rtol=1e-4
+        )
+        mean_BH1D = out_BHQD.mean(2, keepdim=True)
+        cosine_BHQ = torch.cosine_similarity(out_BHQD, mean_BH1D, dim=-1)
+        np.testing.assert_allclose(found["head_output"][..., 1], cosine_BHQ.mean(-1), atol=1e-5)
+
+
+def test_outliers_of_hidden_states() -> None:
+    model = llama()
+    ids_BS = torch.arange(1, 13)[None]
+    states = []
+    hooks = [
+        layer.register_forward_hook(lambda _module, _args, out: states.append(out))
+        for layer in model.model.layers
+    ]
+    with torch.no_grad(), trace(model, ("outliers",)) as recording:
+        model(ids_BS)
+    for hook in hooks:
+        hook.remove()
+    for layer, state in enumerate(states):
+        state_SD = (state[0] if isinstance(state, tuple) else state).reshape(12, -1).double()
+        apart_SD = state_SD - state_SD.mean(-1, keepdim=True)
+        kurtosis = (apart_SD**4).mean(-1) / (apart_SD**2).mean(-1) ** 2
+        # torch's median of an even number of channels is the lower one
+        ratio = (
+            state_SD.abs().amax(-1) / state_SD.abs().sort(-1).values[:, state_SD.shape[1] // 2 - 1]
+        )
+        found = recording.array("outliers")[0, 0, layer]
+        np.testing.assert_allclose(found, [kurtosis.mean(), ratio.mean()], rtol=1e-4)
+
+
+def test_drift_from_step_to_step() -> None:
+    model = llama()
+    ids_BS = torch.arange(1, 25).view(2, 12)
+    written_BS = ids_BS.clone()
+    written_BS[:, 5] = 40
+    kept = Kept()
+    names = ("drift", "drift:of=value")
+    with torch.no_grad(), trace(model, names) as recording, tapped(model, kept):
+        model(ids_BS)
+        model(written_BS)
+    before, now = kept.calls[:2], kept.calls[2:]
+    key, value = recording.array("drift"), recording.array("drift:of=value")
+    assert np.isnan(key[0]).all() and np.isnan(value[0]).all()
+    for layer in range(2):
+        for found, name in ((key, "k"), (value, "v")):
+            vectors = (getattr(call[layer], name) for call in (before, now))
+            expected_BHS = 1 - torch.cosine_similarity(*vectors, dim=-1)
+            np.testing.assert_allclose(found[1, :, layer], expected_BHS, atol=1e-5)
+    # below the first attention only the written token has another key
+    assert (key[1, :, 0].max(1).argmax(-1) == 5).all()
+
+
+def test_soft_rule_is_the_written_formula() -> None:
+    received_NS = np.random.default_rng(0).gamma(0.3, 3.0, (6, 40))
+    received_NS *= 40 / received_NS.sum(-1, keepdims=True)
+    mass, mean, deviation = (
+        received_NS,
+        received_NS.mean(-1, keepdims=True),
+        received_NS.std(-1, keepdims=True),
+    )
+    mask_NS = 1 / (1 + np.exp(-5 * (mass - mean - 2 * deviation)))
+    assert (find_sinks(received_NS, Soft(least=0.1)) == (mask_NS > 0.1)).all()
+    zscore = find_sinks(received_NS, Excess(2.0, "zscore"))
+    assert (find_sinks(received_NS, Soft()) == zscore).all() and zscore.any()
+
+
+def test_a_query_reads_its_neighbours_and_the_sinks_alone() -> None:
+    model = llama()
+    ids_BS = torch.arange(1, 25).view(2, 12)
+    edit = BlockKeys(Others(TopKeys(2)), beyond=2, when="now")
+    maps = tuple((0, layer, head) for layer in range(2) for head in range(4))
+    with torch.no_grad(), trace(model) as plain:
+        model(ids_BS)
+    with torch.no_grad(), intervene(model, edit) as log, trace(model, maps=maps) as recording:
+        model(ids_BS)
+    place_S = torch.arange(12)
+    far_QS = (place_S[:, None] - place_S).abs() > 2
+    first_BHS = torch.from_numpy(plain.array("received")[0, :, 0])
+    for head in range(4):
+        map_BQS = torch.as_tensor(recording.map(0, 0, head))
+        for row in range(2):
+            kept_S = torch.isin(place_S, first_BHS[row, head].topk(2).indices)
+            blocked_QS = far_QS & ~kept_S
+            assert not map_BQS[row][blocked_QS].any()
+            assert (map_BQS[row][~blocked_QS] > 0).all()
+    assert (log.removals[0].removed_BLH == 10).all()
+
+
+def test_without_sinks_the_window_alone_is_left() -> None:
+    model = llama()
+    ids_BS = torch.arange(1, 13)[None]
+    none = BlockKeys(Others(SinkKeys("gu:weight=0.99")), beyond=3, when="now")
+    found = []
+    for edit in (none, WindowAttention(radius=3)):
+        with torch.no_grad(), intervene(model, edit):
+            found.append(model(ids_BS).logits)
+    torch.testing.assert_close(*found)
+
+
+def test_patch_takes_keys_and_values_of_another_run(tmp_path: Any) -> None:
+    model = llama()
+    one_BS, two_BS = torch.arange(1, 13)[None], torch.arange(20, 32)[None]
+    file = tmp_path / "run.safetensors"
+    save_keys_and_values(model, file, two_BS)
+    kept = Kept()
+    edit = Patch(file=str(file), positions=(3,), source=(7,), what="value", layers=(1,), heads=(2,))
+    with torch.no_grad(), tapped(model, kept):
+        model(two_BS)
+        model(one_BS)
+        with intervene(model, edit):
+            model(one_BS)
+    other, own, edited = kept.calls[1], kept.calls[3], kept.calls[5]
+    expected_BHSD = own.v.clone()
+    expected_BHSD[:, 2, 3] = other.v[:, 2, 7]
+    assert torch.equal(edited.v, expected_BHSD) and torch.equal(edited.k, own.k)
+    check_of_all = Patch(file=str(file), positions=tuple(range(12)))
+    with torch.no_grad(), intervene(model, check_of_all):
+        patched = model(one_BS).logits[:, -1]
+    # all keys and values of the other run, but queries and the residual stream of this one
+    assert not torch.allclose(patched, model(one_BS).logits[:, -1])
+    with (
+        pytest.raises(ValueError, match=r"\(12,\)"),
+        intervene(model, Patch(file=str(file), positions=(12,))),
+    ):
+        model(one_BS)
+
+
+@pytest.mark.parametrize("positions, source", [((), ()), ((1, 2), (3,))])
+def test_patch_needs_a_source_for_each_position(positions: Any, source: Any) -> None:
+    with pytest.raises(ValueError, match="one for each"):
+        Patch(file="run.safetensors", positions=positions, source=source)
