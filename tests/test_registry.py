@@ -23,6 +23,7 @@ from sinklab.core.probing import (
 )
 from sinklab.core.probing.interventions.mask_sinks import MaskSinksOptions
 from sinklab.core.registry import Registry, interventions, load_plugin
+from sinklab.lab.measures.patch import Patch
 from sinklab.lab.scoring import ClipChannel
 
 toys = Registry("toy", "toys")
@@ -167,6 +168,9 @@ EXAMPLES = {
     ),
     "block_keys:keys=(random:like=sinks:rule=gu:weight=0.2,match=age),how=shuffle_value": BlockKeys(
         Random(SinkKeys("gu:weight=0.2"), "age"), how="shuffle_value"
+    ),
+    "patch:file=run.safetensors,positions=3,source=7,what=key": Patch(
+        file="run.safetensors", positions=(3,), source=(7,), what="key"
     ),
     "truncate_context:start=8,stop=24,step=4": TruncateContext(8, 24, 4),
     "clip_channel:channels=3+17,limit=2.5,layers=0": ClipChannel(
