@@ -428,16 +428,6 @@ def test_pipes_in_a_run_folder_are_not_waited_for(run: Path, tmp_path: Path) -> 
         os.replace(tmp_path / name, copied / name)
 
 
-@pytest.mark.parametrize("parts", [[0, 0], [True], [1, 0], [], [-1], [0.0], ["0"]])
-def test_parts_that_no_run_writes(run: Path, tmp_path: Path, parts: list[Any]) -> None:
-    copied = shutil.copytree(run, tmp_path / "run")
-    told = json.loads((copied / "run.json").read_text())
-    told["parts"]["tokens.parquet"] = parts
-    (copied / "run.json").write_text(json.dumps(told))
-    with pytest.raises(ValueError, match=r"run.json is damaged .*parts is"):
-        open_run(copied)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_weights_that_are_no_numbers(checkpoint: Path, tmp_path: Path, value: float) -> None:
     from safetensors.torch import load_file

@@ -31,6 +31,10 @@ def test_a_paired_share_has_a_width_without_any_change() -> None:
         -end for end in reversed(paired_share_interval(9, 3, 50))
     )
     assert all(map(math.isnan, paired_share_interval(0, 0, 0)))
+    # (b - c)/n ± z sqrt(b + c - (b - c)²/n)/n with 0.5 more in every cell
+    half = 1.959963984540054 * math.sqrt(41 - 400 / 202) / 202
+    ends = (-20 / 202 - half, -20 / 202 + half)
+    assert paired_share_interval(10, 30, 200) == pytest.approx(ends)
 
 
 def test_dependent_steps_widen_the_error() -> None:

@@ -83,6 +83,8 @@ def test_wrong_parts_are_named(tmp_path):
         run.table("tokens", part=7)
     with pytest.raises(ValueError, match="'token'; did you mean 'tokens'"):
         run.parts("token")
+    with pytest.raises(ValueError, match="'attend'; did you mean"):
+        run.arrays("attend", part=0)
     with pytest.raises(ValueError, match="'recieved'; did you mean"):
         run.array("attention", "recieved", part=0)
     with RunWriter(tmp_path / "other", **RUN) as run:
@@ -110,10 +112,9 @@ def test_a_missing_part_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize(
     "parts",
     [
-        {"tokens.parquet": []},
         {"../x.parquet": [0]},
-        {"tokens.parquet": ["0"]},
         {"other.parquet": [0]},
+        *({"tokens.parquet": wrong} for wrong in ([], [0, 0], [1, 0], [-1], [True], [0.0], ["0"])),
     ],
 )
 def test_parts_that_no_run_writes_are_refused(tmp_path, parts):
@@ -164,12 +165,6 @@ def test_of_a_long_list_the_first_difference_is_named(tmp_path, prompts, message
         RunWriter(tmp_path / "run", **(RUN | {"settings": {"prompts": prompts}}), resume=True),
     ):
         pass
-
-
-def test_resume_begins_where_there_is_nothing(tmp_path):
-    with RunWriter(tmp_path / "run", **RUN, resume=True) as run:
-        assert not run.has("tokens", 0)
-    assert open_run(tmp_path / "run").info.status == "complete"
 
 
 KILLED = """

@@ -101,14 +101,6 @@ def test_float16_overflow_is_never_silent(tmp_path):
     assert got.array_files == ("auto", "wide")
 
 
-def test_rewriting_a_table_leaves_the_newest(tmp_path):
-    with writer(tmp_path) as run:
-        run.table("curve", {"loss": [3.0]})
-        run.table("curve", {"loss": [3.0, 2.0]})
-    assert open_run(tmp_path).table("curve")["loss"].tolist() == [3.0, 2.0]
-    assert open_run(tmp_path).tables == ("curve",)
-
-
 def test_settings_become_plain_json(tmp_path):
     @dataclasses.dataclass(frozen=True)
     class Rule:
@@ -166,16 +158,6 @@ def test_bad_arguments_are_named(tmp_path):
     with pytest.raises(ValueError, match="called outside"):
         run.arrays("x", {"a": np.zeros(2)}, dims={"a": ("key",)})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json"]
-
-
-def test_unknown_names_list_the_near_one(tmp_path):
-    with writer(tmp_path) as run:
-        run.table("tokens", {"a": [1]})
-    got = open_run(tmp_path)
-    with pytest.raises(ValueError, match="'token'; did you mean 'tokens'"):
-        got.table("token")
-    with pytest.raises(ValueError, match="'attention' It has: none"):
-        got.arrays("attention")
 
 
 def test_arrays_have_named_axes(tmp_path):

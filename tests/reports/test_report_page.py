@@ -1,6 +1,7 @@
 import base64
 import errno
 import hashlib
+import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -10,6 +11,9 @@ import pytest
 
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import report, summary
+
+# what a test needs drawn is in `drawn_report`
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 VOID = {"meta", "link", "img", "source", "br", "input"}
 RAW = {"style", "script"}
@@ -61,19 +65,19 @@ def read(path: Path) -> Page:
     return page
 
 
-def alone(runs, out: Path) -> Path:
-    """The page without tables."""
-    return report(runs, out, tables=())
-
-
 @pytest.fixture
-def pair(make_study):
-    """A run without and one with an added sink."""
-    return [make_study("plain"), make_study("sink", added=1, text_share=0.1)]
+def shown(tmp_path):
+    """The page of runs, without tables."""
+    numbers = itertools.count()
+
+    def show(runs, **how) -> Page:
+        return read(report(runs, tmp_path / f"page-{next(numbers)}", tables=(), **how))
+
+    return show
 
 
-def test_the_page_prints_the_numbers_of_the_runs(pair, tmp_path):
-    content = read(alone(pair, tmp_path / "out")).content
+def test_the_page_prints_the_numbers_of_the_runs(drawn_report):
+    content = read(drawn_report).content
     assert "In sink, the added sink receives 50.0 % of the attention on average" in content
     assert "the greatest text position of a head receives 30.0 % of the attention" in content
     assert "receives less with the added sink than without: 10.0 % against 30.0 %" in content
@@ -98,10 +102,6 @@ def test_the_page_prints_the_numbers_of_the_runs(pair, tmp_path):
     assert "plain scores 4.00 nats per token on held-out text, 1.50 bits per byte" in content
     for fact in ("low_confidence", "sink_count", "torch", "seed", "5 sinks blocked per head"):
         assert fact in content
-
-
-def test_numbers_stand_in_tables(pair, tmp_path):
-    content = read(alone(pair, tmp_path / "out")).content
     for heading in (
         "Side by side",
         "What other rules call a sink",
@@ -113,8 +113,8 @@ def test_numbers_stand_in_tables(pair, tmp_path):
     assert "2 of 2 samples, every recorded step, every key of every recorded head" in content
 
 
-def test_verdicts_say_which_statement_and_how_much_was_hidden(make_study, tmp_path):
-    content = read(alone(make_study("cheap", sinks=0.5, samples=8), tmp_path / "cheap")).content
+def test_verdicts_say_which_statement_and_how_much_was_hidden(make_study, shown):
+    content = shown(make_study("cheap", sinks=0.5, samples=8)).content
     # One blocked sink costs 0.1 of 4 nats, 2.5 %.
     assert (
         "failure signature “blocking is costly” (K = 1 per layer and head, held-out text): not seen"
@@ -123,7 +123,7 @@ def test_verdicts_say_which_statement_and_how_much_was_hidden(make_study, tmp_pa
     assert "failure signature “sinks only at the start”: not seen" in content
     assert "statement “96 % filtered”: does not hold" in content
     runs = [make_study("dear", sinks=2.0), make_study("unknown", leave_out=("heldout",))]
-    content = read(alone(runs, tmp_path / "dear")).content
+    content = shown(runs).content
     assert (
         "dear: failure signature “blocking is costly” (K = 1 per layer and head, held-out text): "
         "seen" in content
@@ -131,7 +131,7 @@ def test_verdicts_say_which_statement_and_how_much_was_hidden(make_study, tmp_pa
     assert "unknown: failure signature “blocking is costly”: inconclusive" in content
 
 
-def test_a_run_under_an_intervention_says_so(tmp_path):
+def test_a_run_under_an_intervention_says_so(tmp_path, shown):
     settings = {"edits": ["mask_sinks:k=5", "<b>"]}
     with RunWriter(
         tmp_path / "run", kind="study", model={"name": "tiny"}, settings=settings, seed=0
@@ -139,19 +139,19 @@ def test_a_run_under_an_intervention_says_so(tmp_path):
         run.table(
             "generations", {"sample": [0], "prompt": ["Once"], "completion": [" upon"]}, part=0
         )
-    content = read(alone(open_run(tmp_path / "run"), tmp_path / "out")).content
+    content = shown(open_run(tmp_path / "run")).content
     assert (
         "tiny was written under mask_sinks:k=5 and <b>: its numbers are those of the edited model."
         in content
     )
 
 
-def test_other_data_other_sentences(make_study, tmp_path):
+def test_other_data_other_sentences(make_study, shown):
     runs = [
         make_study("plain", text_share=0.1, sinks=0.0),
         make_study("sink", added=2, share=0.25, text_share=0.4, norm=3.0, sinks=-0.5),
     ]
-    content = read(alone(runs, tmp_path / "out")).content
+    content = shown(runs).content
     assert "In sink, the 2 added sinks receive 25.0 % of the attention on average" in content
     # The sink token lowers nothing here, and the page says so.
     assert "receives more with the added sink than without: 40.0 % against 10.0 %" in content
@@ -171,16 +171,15 @@ def test_other_data_other_sentences(make_study, tmp_path):
     assert "the loss of plain by 0 ± 0.0040 nats" in content
 
 
-def test_equal_shares_are_called_equal_and_small_differences_no_difference(make_study, tmp_path):
+def test_equal_shares_are_called_equal_and_small_differences_no_difference(make_study, shown):
     runs = [make_study("plain", sinks=0.02), make_study("sink", added=1, share=0.2)]
-    content = read(alone(runs, tmp_path / "out")).content
+    content = shown(runs).content
     assert "about as much with the added sink (30.0 %) as without (30.0 %)" in content
     assert "not distinguishable (detectable difference: " in content
 
 
-def test_one_file_that_loads_nothing_and_runs_one_script(pair, tmp_path):
-    target = alone(pair, tmp_path / "out")
-    html, page = target.read_text("utf-8"), read(target)
+def test_one_file_that_loads_nothing_and_runs_one_script(drawn_report):
+    html, page = drawn_report.read_text("utf-8"), read(drawn_report)
     (data, content), (plain, script) = page.scripts
     assert data == {"type": "application/json", "id": "payload"} and plain == {}
     assert len(json.loads(content)["runs"]) == 2
@@ -192,7 +191,10 @@ def test_one_file_that_loads_nothing_and_runs_one_script(pair, tmp_path):
     assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in html
     # links stay on the page: to views of the explorer, and to the card of what hiding costs
     addresses = ["data:,", "#run=0,1&layer=0,0&head=0,0", "#run=0,1&layer=0,0&head=0,0", "#heldout"]
-    assert page.addresses == addresses and not {"iframe", "object"} & set(page.tags)
+    assert page.addresses == addresses and not {"iframe", "object", "img"} & set(page.tags)
+    # the maps of statistics are the only images
+    images = re.findall(r'<image[^>]* xlink:href="([^"]*)"', html)
+    assert images and all(address.startswith("data:image/png;base64,") for address in images)
     style = html[html.index("<style>") : html.index("</style>")]
     assert "url(" not in style and "@import" not in style
     assert "http" not in html.replace("http-equiv", "")
@@ -208,22 +210,18 @@ def test_one_file_that_loads_nothing_and_runs_one_script(pair, tmp_path):
         assert word not in script, word
 
 
-def test_tables_lie_beside(pair, tmp_path):
-    target = report(pair, tmp_path / "out", tables=("csv", "md"))
-    folder = target.parent
+def test_tables_lie_beside_if_they_are_asked_for(drawn_report, make_study, shown, tmp_path):
+    folder = drawn_report.parent
     assert {path.name for path in folder.iterdir()} == {"report.html", "tables"}
     tables = {path.name for path in (folder / "tables").iterdir()}
     assert {"layers.csv", "layers.md", "sink_tokens.csv"} <= tables
-    assert f"Beside this page lie {len(tables)} files of tables in tables/" in read(target).content
+    content = read(drawn_report).content
+    assert f"Beside this page lie {len(tables)} files of tables in tables/" in content
+    assert "Beside this page" not in shown(make_study()).content
+    assert [path.name for path in (tmp_path / "page-0").iterdir()] == ["report.html"]
 
 
-def test_without_tables_there_is_the_page_alone(make_study, tmp_path):
-    target = alone(make_study(), tmp_path / "out")
-    assert [path.name for path in target.parent.iterdir()] == ["report.html"]
-    assert "Beside this page" not in read(target).content
-
-
-def test_everything_from_a_run_is_escaped(make_study, tmp_path):
+def test_everything_from_a_run_is_escaped(make_study, shown):
     run = make_study(
         "<img src=x onerror=1>",
         folder="evil",
@@ -231,13 +229,9 @@ def test_everything_from_a_run_is_escaped(make_study, tmp_path):
         revision='"><script>alert(2)</script>',
         note={"<b>": "$title ${x}"},
     )
-    html = alone(run, tmp_path / "out").read_text("utf-8")
-    page = Page(html)
+    page = shown(run)
     assert len(page.scripts) == 2 and "<" not in page.scripts[0][1]
     assert "img" not in page.tags
-    # the maps of statistics are the only images
-    images = re.findall(r'<image[^>]* xlink:href="([^"]*)"', html)
-    assert images and all(address.startswith("data:image/png;base64,") for address in images)
     assert (
         "A <script>alert(1)</script> & more" in page.content
         and "<img src=x onerror=1>" in page.content
@@ -248,49 +242,34 @@ def test_everything_from_a_run_is_escaped(make_study, tmp_path):
     assert " <b>man</b>" in {token[1] for token in content["vocabulary"]}
 
 
-def test_the_size_of_the_page_can_be_chosen(make_study, tmp_path):
+def test_the_size_of_the_page_can_be_chosen(make_study, tmp_path, shown):
     run = make_study()
-    pages = [report(run, tmp_path / str(size), tables=(), megabytes=size) for size in (3, 0.002)]
-    contents = [json.loads(read(page).scripts[0][1])["runs"][0]["samples"] for page in pages]
+    pages = [shown(run, megabytes=size) for size in (3, 0.002)]
+    contents = [json.loads(page.scripts[0][1])["runs"][0]["samples"] for page in pages]
     assert [len(samples) for samples in contents] == [2, 1]
     with pytest.raises(ValueError, match="megabytes says how large"):
         report(run, tmp_path / "out", megabytes=0)
 
 
-def test_names_that_repeat_are_told_apart(make_study, tmp_path):
-    content = read(
-        alone([make_study("same", folder="a"), make_study("same", folder="b")], tmp_path / "out")
-    ).content
-    assert "same (a)" in content and "same (b)" in content
-
-
-def test_what_a_run_did_not_write_is_left_out(make_study, tmp_path):
-    page = read(alone(make_study(leave_out=("heldout", "attention")), tmp_path / "no-attention"))
+def test_what_a_run_did_not_write_is_left_out(make_study, shown):
+    page = shown(make_study(leave_out=("heldout", "attention")))
     assert "canvas" not in page.tags and "stormy night" in page.content
     assert "What blocking sinks costs" not in page.content
     assert "What was measured" not in page.content
-    page = read(
-        alone(make_study("words", leave_out=("tokens", "generations")), tmp_path / "no-tokens")
-    )
+    page = shown(make_study("words", leave_out=("tokens", "generations")))
     assert (
         "Which tokens are sinks" not in page.content
         and "No generated text was kept" in page.content
     )
     assert "How much attention sinks take" in page.content and "canvas" in page.tags
-    page = read(
-        alone(make_study("bare", leave_out=("value_norm", "key_norm")), tmp_path / "no-norms")
-    )
+    page = shown(make_study("bare", leave_out=("value_norm", "key_norm")))
     assert "Value norms of sinks" not in page.content
     mixed = [make_study("half", leave_out=("attention",)), make_study("whole", added=1)]
-    assert (
-        "In whole, the added sink receives 50.0 %" in read(alone(mixed, tmp_path / "mixed")).content
-    )
+    assert "In whole, the added sink receives 50.0 %" in shown(mixed).content
 
 
-def test_an_autoregressive_run_has_a_page(make_study, tmp_path):
-    content = read(
-        alone(make_study("decoder", family="autoregressive", text_share=0.6), tmp_path / "out")
-    ).content
+def test_an_autoregressive_run_has_a_page(make_study, shown):
+    content = shown(make_study("decoder", family="autoregressive", text_share=0.6)).content
     assert "the greatest text position of a head receives 60.0 % of the attention" in content
     assert (
         "In decoder, the main sink of a head (whatever receives most) changes place at 0.0 % of "
@@ -298,18 +277,18 @@ def test_an_autoregressive_run_has_a_page(make_study, tmp_path):
     )
 
 
-def test_many_samples_stand_behind_a_line(make_study, tmp_path):
+def test_many_samples_stand_behind_a_line(make_study, shown):
     many = {
         "sample": list(range(20)),
         "prompt": ["p"] * 20,
         "completion": [f" text {i}." for i in range(20)],
     }
     run = make_study(leave_out=("generations",), whole={"generations": many})
-    page = read(alone(run, tmp_path / "out"))
+    page = shown(run)
     assert "8 more samples" in page.content and " text 19." in page.content
 
 
-def test_a_text_that_ended_before_an_edit_acted_says_so(make_study, tmp_path):
+def test_a_text_that_ended_before_an_edit_acted_says_so(make_study, shown):
     rows = {
         "sample": [0, 0],
         "prompt": ["p"] * 2,
@@ -319,11 +298,11 @@ def test_a_text_that_ended_before_an_edit_acted_says_so(make_study, tmp_path):
     run = make_study(
         leave_out=("generations",), whole={"generations": rows | {"idle": ["", "mask_sinks"]}}
     )
-    content = read(alone(run, tmp_path / "out")).content
+    content = shown(run).content
     assert content.count("no opportunity to act: mask_sinks") == 1
 
 
-def test_interrupted_run_gives_a_report_that_says_so(tmp_path):
+def test_interrupted_run_gives_a_report_that_says_so(tmp_path, shown):
     with (
         pytest.raises(KeyboardInterrupt),
         RunWriter(
@@ -333,23 +312,22 @@ def test_interrupted_run_gives_a_report_that_says_so(tmp_path):
         row = {"sample": [0], "prompt": ["Once"], "completion": [" upon a time"]}
         run.table("generations", row, part=0)
         raise KeyboardInterrupt
-    content = read(report(open_run(tmp_path / "run"), tmp_path / "out")).content
+    content = shown(open_run(tmp_path / "run")).content
     assert (
         "The run of stopped was interrupted: KeyboardInterrupt" in content
         and " upon a time" in content
     )
 
 
-def test_summary_gives_the_sentences_that_open_the_page(make_study, tmp_path):
+def test_summary_gives_the_sentences_that_open_the_page(make_study, shown):
     run = make_study("sink", added=1)
-    sentences = summary(run)
-    content = read(alone(run, tmp_path / "out")).content
-    sentences = [sentence.replace("`", "") for sentence in sentences]
+    content = shown(run).content
+    sentences = [sentence.replace("`", "") for sentence in summary(run)]
     assert sentences[0].startswith("In sink, the added sink receives 50.0\u00a0%")
     assert all(sentence.replace("\u00a0", " ") in content for sentence in sentences)
 
 
-def test_refusals(make_study, tmp_path):
+def test_refusals(tmp_path):
     with pytest.raises(ValueError, match="at least one run"):
         report([], tmp_path / "out")
     with RunWriter(tmp_path / "notes", kind="notes", model={}, settings={}, seed=0):
@@ -376,7 +354,7 @@ def test_full_disk_leaves_no_half_page(make_study, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_bytes", half)
     with pytest.raises(OSError, match="No space left"):
-        alone(run, tmp_path / "out")
+        report(run, tmp_path / "out", tables=())
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -390,7 +368,7 @@ def test_what_was_not_measured_is_a_card_with_the_command_that_measures_it(make_
     assert "`" not in html[html.index('class="story"') : html.index("</section>")]
 
 
-def test_shares_of_tokens_are_bars(pair, tmp_path):
-    html = alone(pair, tmp_path / "out").read_text("utf-8")
+def test_shares_of_tokens_are_bars(drawn_report):
+    html = drawn_report.read_text("utf-8")
     widths = re.findall(r'<td class="share" style="--part:([\d.]+)%">([\d.]+)\xa0%</td>', html)
     assert widths and all(width == said for width, said in widths)

@@ -14,7 +14,6 @@ import pytest
 from matplotlib.colors import to_hex
 from test_report_page import read
 
-from sinklab.core.registry import figures
 from sinklab.lab.analysis import mean_over
 from sinklab.lab.analysis.estimates import Estimate
 from sinklab.lab.records import Run, RunWriter, open_run
@@ -37,7 +36,6 @@ from sinklab.lab.reports import (
     write_tables,
 )
 from sinklab.lab.reports.drawing import drawn_as
-from sinklab.lab.reports.inline import Picture
 from sinklab.lab.reports.sentences import losses_of, signed
 from sinklab.lab.reports.style import THEMES
 from sinklab.lab.reports.training import first_for_good
@@ -145,21 +143,6 @@ def pair(tmp_path: Path) -> list[Run]:
 
 def page_alone(runs: Any, out: Path) -> Any:
     return read(report(runs, out, tables=()))
-
-
-def undrawn(name: str, runs: Any, words: str, place: str, **options: Any) -> list[Picture]:
-    """A picture whose drawing, which takes most of the time, is left out."""
-    shown = figures[name]
-    try:
-        shown.prepare(runs) if shown.y else shown._readers(runs)
-    except NotRecorded:
-        return []
-    return [Picture(name, "<svg></svg>", words, place)]
-
-
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("sinklab.lab.reports.build"), "picture", undrawn)
 
 
 def test_the_loss_has_the_interval_of_its_rows(pair: list[Run], tmp_path: Path) -> None:
