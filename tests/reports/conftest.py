@@ -191,8 +191,23 @@ def undrawn(name: str, runs: Any, words: str, place: str, **options: Any) -> lis
 
 
 @pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("sinklab.lab.reports.build"), "picture", undrawn)
+def draw_only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Pages show these pictures and leave the drawing of others out."""
+    build = import_module("sinklab.lab.reports.build")
+    every = build.picture
+
+    def only(*drawn: str) -> None:
+        def some(name: str, *about: Any, **options: Any) -> list[Picture]:
+            return (every if name in drawn else undrawn)(name, *about, **options)
+
+        monkeypatch.setattr(build, "picture", some)
+
+    return only
+
+
+@pytest.fixture
+def no_pictures(draw_only: Callable[..., None]) -> None:
+    draw_only()
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ def test_every_run_has_a_card_and_its_page(make_study, tmp_path):
     assert not re.search(r"https?://", re.sub(r"data:[^\"]+", "", text))
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_no_page_lies_on_another(make_study, tmp_path):
     """Runs of one name are numbered, also where a run is called like a numbered one or like the
     index.
@@ -93,6 +94,7 @@ def test_the_home_folder_goes_whatever_is_in_its_name(monkeypatch):
     assert without_places("read from /home/a b/texts/v.txt today") == "read from v.txt today"
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_what_a_page_says_of_a_run_names_no_place(make_study, tmp_path):
     run, host = make_study(), socket.gethostname()
     model = run.info.model | {"name": "/home/secret/models/mine"}

@@ -44,6 +44,7 @@ def cards(path) -> str:
     return re.sub(r"</?abbr[^>]*>", "", story)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_page_terminal_notebook_and_summary_say_the_same_words(runs, tmp_path, capsys):
     found, contrast = answers(runs)
     assert [one.model for one in found] == ["strong", "weak"]
@@ -60,14 +61,16 @@ def test_page_terminal_notebook_and_summary_say_the_same_words(runs, tmp_path, c
     for run, one in zip(runs, found, strict=True):
         short = open_short(run.path)
         assert str(short.summary()).splitlines() == one.sentences
+        notebook = html.unescape(short._repr_html_())
         for sentence in one.sentences:
             assert sentence in printed and f"<b>{one.model}</b> {sentence}</p>" in story
-            assert sentence in html.unescape(short._repr_html_())
+            assert sentence in notebook
     assert contrast in printed and contrast in story
     assert contrast.startswith("No comparison of models: only strong has strong sinks")
     assert "Not measured" not in story
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_everything_else_is_behind_one_flag(runs, tmp_path, capsys):
     folder = str(runs[0].path)
     assert main(["report", folder, "--out", str(tmp_path / "a"), "--tables"]) == 0

@@ -361,7 +361,8 @@ def test_paths_are_those_of_the_heads_that_move_most(make_study):
 @pytest.mark.parametrize(
     "name", ["sink_share", "epsilon_curve", "heldout_loss", "mobility_by_layer"]
 )
-def test_page_files_and_numbers_show_what_was_prepared_once(make_study, tmp_path, name):
+def test_page_files_and_numbers_show_what_was_prepared_once(make_study, draw_only, tmp_path, name):
+    draw_only(name)
     runs = as_studies([make_study("plain", samples=8), make_study("sink", added=1, samples=8)])
     chart = figures[name].prepare(runs)
     html = report(runs, tmp_path, tables=()).read_text("utf-8")

@@ -653,6 +653,7 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
 @pytest.mark.parametrize(
     ("rule", "events", "threshold"), [(Excess(8.0), 0, 1 + 8 * 23 / 24), (Top(2), 2, np.nan)]
 )
+@pytest.mark.usefixtures("no_pictures")
 def test_a_rule_that_was_given_decides_what_is_a_sink(
     make_study, tmp_path, rule, events, threshold
 ):

@@ -113,6 +113,7 @@ def test_a_control_that_does_the_opposite_is_told_with_its_sign(make):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 def test_the_page_shows_both_controls(make, tmp_path):
     of, calm = make
     run = beside(of("a"), initialised=calm("b"), permuted=of("c"))
@@ -140,6 +141,7 @@ def test_the_page_shows_both_controls(make, tmp_path):
     )
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_run_without_twins_says_so(make, tmp_path):
     of, _ = make
     old = of("old")
