@@ -77,9 +77,3 @@ def test_without_time_and_texts(folder, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[-1] == "agree"
     assert lines[1].split()[-1] == "–"
-
-
-def test_settings_are_checked_before_anything_loads(tmp_path):
-    with pytest.raises(ValueError, match="rows must be at least 2"):
-        caches("no such model", tmp_path / "run", settings=settings(tmp_path, rows=0))
-    CacheSettings()

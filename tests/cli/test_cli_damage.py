@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from commands import cli
 from sinklab.lab.cli import main
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.studies.trace.study import StudySettings, study
@@ -85,7 +86,7 @@ def test_every_reader_names_a_damaged_file(
 def test_the_referee_names_a_damaged_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     one, two = scored(tmp_path / "one"), scored(tmp_path / "two")
     flip(two / "samples.parquet", 40)
-    assert main(["referee", str(one), str(two), "--out", str(tmp_path / "out")]) == 2
+    assert cli(f"referee {one} {two} --out {tmp_path / 'out'}") == 2
     assert "two/samples.parquet is damaged" in capsys.readouterr().err
 
 
@@ -116,7 +117,7 @@ def test_runs_that_say_less_than_a_trace_writes(
             texts.assign(completion=None).to_parquet(file)
         if damage == "empty":
             texts.iloc[:0].to_parquet(file)
-    assert main(["report", str(bad), "--out", str(tmp_path / "page")]) == 2
+    assert cli(f"report {bad} --out {tmp_path / 'page'}") == 2
     assert re.search(named, capsys.readouterr().err)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from commands import cli
 from sinklab.lab.cli.command import Inputs, Reading, command
 from sinklab.lab.cli.options import typed
 from sinklab.lab.records import RunWriter, open_run
@@ -195,30 +196,10 @@ def test_runs_of_another_kind_are_refused(tmp_path: Path) -> None:
 def test_through_the_command_line(
     model: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    from sinklab.lab.cli import main
 
-    arguments = [
-        "probe",
-        "--model",
-        model,
-        "--prompts",
-        str(prompts),
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    arguments += [
-        "--epsilon",
-        "500",
-        "--new-tokens",
-        "8",
-        "--block-length",
-        "4",
-        "--every",
-        "4",
-        "--folds",
-        "3",
-    ]
-    assert main([*arguments, "--resamples", "10", "--layers", "2", "--no-twin"]) == 0
+    arguments = f"probe --model {model} --prompts {prompts} --out {tmp_path / 'run'}"
+    arguments += " --epsilon 500 --new-tokens 8 --block-length 4 --every 4 --folds 3"
+    assert cli(f"{arguments} --resamples 10 --layers 2 --no-twin") == 0
     assert "run folder: " in capsys.readouterr().out
-    assert main([*arguments, "--cache", "dual", "--resume"]) == 2
+    assert cli(f"{arguments} --cache dual --resume") == 2
     assert "decode without a cache" in capsys.readouterr().err

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from commands import cli
 from sinklab.extras.sharing import export
 from sinklab.lab.checkpoints import load, save_sink, sink_file_of
 from sinklab.lab.cli import main
@@ -94,7 +95,7 @@ def listed(printed: str) -> dict[str, int]:
 def test_a_dry_run_lists_every_file_of_a_cleaned_copy(
     traced: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    assert main(["push", str(traced), "me/house", "--dry-run"]) == 0
+    assert cli(f"push {traced} me/house --dry-run") == 0
     printed = capsys.readouterr().out
     copy = copy_of(printed)
     sizes = {
@@ -142,7 +143,7 @@ def test_another_kind_of_run_is_a_data_set_without_a_page(
         tmp_path / "run", kind="curve", model={"name": "x"}, settings={}, seed=None
     ) as run:
         run.table("curve", {"k": [1, 2]})
-    assert main(["push", str(tmp_path / "run"), "me/x", "--dry-run"]) == 0
+    assert cli(f"push {tmp_path / 'run'} me/x --dry-run") == 0
     assert {*listed(capsys.readouterr().out)} == {"README.md", "run.json", "curve.parquet"}
 
 
@@ -201,7 +202,7 @@ def test_somebody_at_a_terminal_is_asked(
         return answer
 
     monkeypatch.setattr("builtins.input", reply)
-    assert main(["push", str(traced), "me/house"]) == 0
+    assert cli(f"push {traced} me/house") == 0
     ((question, files),) = asked
     assert question.startswith("send it?") and "run.json" in files, "what is sent was listed before"
     assert bool(it.files) == bool(it.asked) == sent
@@ -211,7 +212,7 @@ def test_nobody_at_a_terminal_is_not_asked(
     traced: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     before = sorted(tmp_path.iterdir())
-    assert main(["push", str(traced), "me/house"]) == 2
+    assert cli(f"push {traced} me/house") == 2
     assert "give --yes to send it, or --dry-run" in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
 
@@ -222,7 +223,7 @@ def test_a_sink_file_is_sent_without_the_place_of_its_model(
     file = save_sink(
         tiny_loaded(2).model, tmp_path / "sink.safetensors", name="/home/secret/models/LLaDA"
     )
-    assert main(["push", str(file), "me/sink", "--dry-run"]) == 0
+    assert cli(f"push {file} me/sink --dry-run") == 0
     printed = capsys.readouterr().out
     copy = copy_of(printed)
     assert (
@@ -247,7 +248,7 @@ def test_a_model_is_sent_as_export_writes_it_with_its_owners_card(
 ) -> None:
     plain = save_tiny(tmp_path / "secret" / "mine", 1)
     it = hub()
-    assert main(["push", str(plain), "me/mine", "--yes"]) == 0
+    assert cli(f"push {plain} me/mine --yes") == 0
     assert it.asked[0] == ("create", "me/mine", "model", True)
     assert {
         "modeling_sinklab.py",
@@ -260,7 +261,7 @@ def test_a_model_is_sent_as_export_writes_it_with_its_owners_card(
     (folder / "README.md").write_text("license: mit")
     (folder / "core_registry.py").write_text("raise SystemExit")
     (folder / "notes.txt").write_text("mine")
-    assert main(["push", str(folder), "me/mine", "--yes"]) == 0
+    assert cli(f"push {folder} me/mine --yes") == 0
     assert it.files["README.md"] == b"license: mit" and "notes.txt" not in it.files
     assert b"class Registry" in it.files["core_registry.py"]
     assert "whatever the folder held" in capsys.readouterr().out
@@ -276,9 +277,9 @@ def test_what_is_neither_and_a_name_without_an_owner_are_refused(
         ("absent", "is none of them"),
         ("wrong.safetensors", "no sink"),
     ):
-        assert main(["push", str(tmp_path / what), "me/x", "--dry-run"]) == 2
+        assert cli(f"push {tmp_path / what} me/x --dry-run") == 2
         assert fault in capsys.readouterr().err
-    assert main(["push", str(tmp_path), "house", "--dry-run"]) == 2
+    assert cli(f"push {tmp_path} house --dry-run") == 2
     assert "a repository is OWNER/NAME, but this is 'house'" in capsys.readouterr().err
 
 
@@ -287,10 +288,10 @@ def test_the_command_exports_the_model_of_a_run(
 ) -> None:
     save_tiny(tmp_path / "run" / "model", 1)
     (tmp_path / "run" / "run.json").write_text("{}")
-    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "exported")]) == 0
+    assert cli(f"export {tmp_path / 'run'} --to {tmp_path / 'exported'}") == 0
     assert "trust_remote_code=True" in capsys.readouterr().out
     assert load(tmp_path / "exported").model.config.sink_count == 1
-    assert main(["export", "tiny-causal", "--to", str(tmp_path / "causal")]) == 2
+    assert cli(f"export tiny-causal --to {tmp_path / 'causal'}") == 2
     assert "transformers loads it as it is" in capsys.readouterr().err
 
 
@@ -298,9 +299,9 @@ def test_the_command_makes_a_site(
     traced: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     shutil.copytree(traced, tmp_path / "house")
-    given = [str(tmp_path / "house"), "--out", str(tmp_path / "site"), "--title", "Mine"]
-    assert main(["gallery", *given]) == 0
+    given = f"{tmp_path / 'house'} --out {tmp_path / 'site'} --title Mine"
+    assert cli(f"gallery {given}") == 0
     assert "(1 runs)" not in (said := capsys.readouterr().out) and "index.html" in said
     assert "house/report.html" in (tmp_path / "site" / "index.html").read_text("utf-8")
-    assert main(["gallery", "--out", str(tmp_path / "none")]) == 2
+    assert cli(f"gallery --out {tmp_path / 'none'}") == 2
     assert "at least one run" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from commands import cli
 from sinklab.lab.cli import main
 from sinklab.lab.cli.command import conduct
 from sinklab.lab.cli.options import checked, typed
@@ -215,7 +216,7 @@ def test_table1_of_two_models_prints_protocols_doses_and_controls(
         "--record-sinks 1 --ks 1"
     )
     more = "--protocols paper held --controls sinks random --out out --figures"
-    assert main(shlex.split(f"table1 --model dlm ar {how} {more}")) == 0
+    assert cli(f"table1 --model dlm ar {how} {more}") == 0
     printed = capsys.readouterr().out
     for words in ("1, paper", "1, held", "keys a head", "dlm, random keys", "ar, random keys"):
         assert words in " ".join(printed.split()), words
@@ -292,7 +293,7 @@ def test_the_paper_s_table_on_toys_in_the_published_formats(
 
 
 def test_the_paper_s_table_is_refused_without_the_weights(capsys: pytest.CaptureFixture) -> None:
-    assert main(["table1", "--paper", "--tasks", "gsm8k"]) == 2
+    assert cli("table1 --paper --tasks gsm8k") == 2
     printed = capsys.readouterr()
     assert "To expect" in printed.out and "1,350,656 steps a model" in printed.out
     for name in (
@@ -306,9 +307,9 @@ def test_the_paper_s_table_is_refused_without_the_weights(capsys: pytest.Capture
     (llada, *_) = paper_toys()
     for file in Path(llada).glob("*.safetensors"):
         file.unlink()
-    assert main(["table1", "--paper", "--model", llada, "--tasks", "gsm8k"]) == 2
+    assert cli(f"table1 --paper --model {llada} --tasks gsm8k") == 2
     assert f"the weights of {llada} are not on this machine" in capsys.readouterr().err
-    assert main(["table1", "--paper", "--model", "tiny"]) == 2
+    assert cli("table1 --paper --model tiny") == 2
     assert "Dream-7B, LLaDA-8B, MMaDA-8B, Llama-3.1-8B, got tiny" in capsys.readouterr().err
 
 
@@ -334,11 +335,11 @@ def test_the_commands_are_reached_by_name(model: str, capsys: pytest.CaptureFixt
         f"curve --model {model} --ks 0 1 --rows 2 --length 20 --heldout held.txt --out out "
         "--figures"
     )
-    assert main(shlex.split(command)) == 0
+    assert cli(command) == 0
     assert "run folders: out/plain" in capsys.readouterr().out
-    assert main(shlex.split(f"curve --model {model} --controls randm")) == 2
+    assert cli(f"curve --model {model} --controls randm") == 2
     assert "but is 'randm'; did you mean 'random'?" in capsys.readouterr().err
-    assert main(["onetoken", "nowhere"]) == 2
+    assert cli("onetoken nowhere") == 2
     assert "but nowhere is not a folder" in capsys.readouterr().err
-    assert main(["table1", "--model", model, "--ks", "-1"]) == 2
+    assert cli(f"table1 --model {model} --ks -1") == 2
     assert "ks must be at least 0, but is -1" in capsys.readouterr().err

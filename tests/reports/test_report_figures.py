@@ -7,6 +7,7 @@ from matplotlib import image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from commands import cli
 from sinklab.core.registry import figures
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.cli import main
@@ -585,17 +586,15 @@ def test_figures_for_a_paper_have_its_width_and_a_caption(make_study, tmp_path, 
         "(c)",
         "(d)",
     ]
-    assert (
-        main(["figures", str(run.path), "--only", "figure_2", "--out", str(tmp_path / "no")]) == 2
-    )
+    assert cli(f"figures {run.path} --only figure_2 --out {tmp_path / 'no'}") == 2
     assert "did you mean 'figure_1'" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_a_study_registers_its_figures_for_the_command(tmp_path, capsys):
     folder = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "curves", "tiny")
-    arguments = ["figures", str(folder), "--formats", "svg", "--out", str(tmp_path)]
-    assert main(arguments) == 0 and [path.name for path in sorted(tmp_path.iterdir())] == [
+    arguments = f"figures {folder} --formats svg --out {tmp_path}"
+    assert cli(arguments) == 0 and [path.name for path in sorted(tmp_path.iterdir())] == [
         "masking_curve-tiny.svg",
         "masking_curve-tiny.txt",
     ]

@@ -1,6 +1,5 @@
 """The ablation map: keys blocked in one head, or one layer, at a time."""
 
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +7,10 @@ import pandas as pd
 import pytest
 import torch
 
+from commands import cli
 from sinklab.core.probing import MaskSinks, intervene
 from sinklab.lab.analysis.doses import rank_correlation
 from sinklab.lab.checkpoints.controls import UNTRAINED
-from sinklab.lab.cli import main
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.scoring.heldout import heldout_rows
@@ -116,7 +115,7 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(
 ) -> None:
     model = str(save_tiny(Path("model")))
     words = f"ablate {model} --rows 8 --length 16 --batch 4 --heldout held.txt --out out"
-    assert main(shlex.split(words)) == 0
+    assert cli(words) == 0
     printed = capsys.readouterr().out
     assert (
         "the most attended key held" in printed
@@ -142,15 +141,10 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(
     assert pd.read_csv("out/ablation.csv").shape == cells.shape
     assert Path("out/ablation.png").stat().st_size > 1000
     assert len(ablation_figure(run, theme="dark").axes) == 4
-    assert main(shlex.split(f"{words} --resume --figures")) == 0
-    assert main(shlex.split(f"{words} --resume --k 2")) == 2
+    assert cli(f"{words} --resume --figures") == 0
+    assert cli(f"{words} --resume --k 2") == 2
     assert (
-        main(
-            shlex.split(
-                words.replace("--out out", "--sink-rule excess:epsilon=3 --out ruled --figures")
-            )
-        )
-        == 0
+        cli(words.replace("--out out", "--sink-rule excess:epsilon=3 --out ruled --figures")) == 0
     )
     assert (
         "at most 1 key that excess (epsilon = 3, scale = sum) calls a sink"
@@ -326,10 +320,7 @@ def test_the_command_of_distances_writes_a_page(capsys: pytest.CaptureFixture) -
         f"distance {model} --rows 8 --prompt-tokens 8 --new-tokens 3 --ks 1 --removals mask "
         "--heldout held.txt"
     )
-    assert (
-        main(shlex.split(f"{words} --protocols paper rule --sink-rule excess:epsilon=1 --out out"))
-        == 0
-    )
+    assert cli(f"{words} --protocols paper rule --sink-rule excess:epsilon=1 --out out") == 0
     printed = capsys.readouterr().out
     assert "model, protocol rule, mask, k = 1 (" in printed
     assert "drawn: out/distance.md" in printed
@@ -339,5 +330,5 @@ def test_the_command_of_distances_writes_a_page(capsys: pytest.CaptureFixture) -
         "agree |" in page
     )
     assert open_run("out").table("outcomes")["agreement_low"].between(0, 1).all()
-    assert main(shlex.split(f"{words} --ks 5 --out b")) == 2
+    assert cli(f"{words} --ks 5 --out b") == 2
     assert "k is 5; choose at most 4, or a longer prompt" in capsys.readouterr().err

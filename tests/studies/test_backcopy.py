@@ -15,12 +15,12 @@ import pandas as pd
 import pytest
 import torch
 
+from commands import cli
 from sinklab.extras.backcopy import Backcopy, BackcopySettings, Source
 from sinklab.extras.backcopy.figures import backcopy_sentences, summary
 from sinklab.extras.backcopy.masking import hidden, revealed
 from sinklab.extras.backcopy.run import MEASURED, Rows, heads, new_model, scored, trained, twin
 from sinklab.extras.backcopy.study import BLOCKS
-from sinklab.lab.cli.main import main
 from sinklab.lab.records import open_run
 from sinklab.lab.reports.words import percent
 from sinklab.lab.testing import check_study
@@ -259,8 +259,8 @@ def test_models_are_kept_and_a_converted_one_goes_on_from_the_causal_one(tmp_pat
 def test_the_study_keeps_its_promises(tmp_path, capsys):
     quick = BackcopySettings(seeds=(0,), steps=2, rows=8, variants=("plain", "logit"))
     check_study(Backcopy(), None, quick)
-    arguments = ["--seeds", "0", "--steps", "2", "--rows", "8", "--out"]
-    assert main(["backcopy", "--masking", *arguments, str(tmp_path / "run")]) == 0
+    arguments = "--seeds 0 --steps 2 --rows 8 --out"
+    assert cli(f"backcopy --masking {arguments} {tmp_path / 'run'}") == 0
     said = capsys.readouterr().out
     assert "causal, plain: within 5 % of the best loss in 0 of 1 seeds" in said
     assert (
@@ -271,7 +271,7 @@ def test_the_study_keeps_its_promises(tmp_path, capsys):
         dict.fromkeys(("trained", "fresh", "permuted"), 4)
     )
     assert (tmp_path / "run" / "backcopy.png").stat().st_size > 5000
-    assert main(["backcopy", "--width", "30", *arguments, str(tmp_path / "other")]) == 2
+    assert cli(f"backcopy --width 30 {arguments} {tmp_path / 'other'}") == 2
     assert "a multiple of 4" in capsys.readouterr().err
 
 

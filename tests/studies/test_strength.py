@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import sinklab
-from sinklab.lab.cli import main
+from commands import cli
 from sinklab.lab.records import open_run
 from sinklab.lab.reports.words import percent
 from sinklab.lab.studies.strength import Strength, StrengthSettings
@@ -152,21 +152,8 @@ def test_a_diffusion_model_is_read_at_every_ratio_and_added_sinks_are_places() -
 
 def test_the_command_writes_a_page_beside_published_numbers(capsys: pytest.CaptureFixture) -> None:
     model = str(save_tiny(Path("model"), 1))
-    words = [
-        "strength",
-        model,
-        "--rows",
-        "9",
-        "--length",
-        "12",
-        "--texts",
-        "held.txt",
-        "--ratios",
-        "0",
-        "--out",
-        "out",
-    ]
-    assert main(words) == 0
+    words = f"strength {model} --rows 9 --length 12 --texts held.txt --ratios 0 --out out"
+    assert cli(words) == 0
     printed = capsys.readouterr().out
     assert "natural text (9 sequences): the first token is strong (over 0.3) in" in printed
     page = Path("out/strength.md").read_text()
@@ -176,26 +163,12 @@ def test_the_command_writes_a_page_beside_published_numbers(capsys: pytest.Captu
     assert len(strength_figure(open_run("out"), theme="dark").axes) == 4
     assert {"initialised", "permuted"} <= set(open_run("out").table("twins")["twin"])
     assert published()["repeat"].max() > 60
-    assert main([*words, "--resume", "--figures"]) == 0
+    assert cli(f"{words} --resume --figures") == 0
 
 
 def test_the_page_holds_both_readings_and_the_published_numbers_and_loads_nothing() -> None:
-    words = [
-        "--rows",
-        "9",
-        "--length",
-        "12",
-        "--texts",
-        "held.txt",
-        "--ratios",
-        "0",
-        "0.5",
-        "--figures",
-    ]
-    assert (
-        main(["strength", str(save_tiny(Path("model"), 1)), *words, "--no-twin", "--out", "out"])
-        == 0
-    )
+    words = "--rows 9 --length 12 --texts held.txt --ratios 0 0.5 --figures"
+    assert cli(f"strength {save_tiny(Path('model'), 1)} {words} --no-twin --out out") == 0
     page = Path("out/strength.html").read_text("utf-8")
     assert "script-src 'none'" in page and "default-src 'none'" in page and "<script" not in page
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", page)

@@ -4,7 +4,6 @@ command.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from commands import cli
 from sinklab.core.errors import Checked, limited
 from sinklab.core.probing import MaskSinks
 from sinklab.core.registry import interventions, load_plugin, studies
-from sinklab.lab.cli import main
 from sinklab.lab.cli.command import command, conduct
 from sinklab.lab.cli.options import checked, typed
 from sinklab.lab.records import open_run
@@ -120,31 +119,17 @@ def test_a_suite_sees_a_study_that_does_not_conform() -> None:
 
 def test_a_plugin_is_a_command(lengths: Study, capsys: pytest.CaptureFixture) -> None:
     model = str(save_tiny(Path("model")))
-    assert (
-        main(
-            shlex.split(
-                f"lengths --model {model} --plugin {EXAMPLE} --texts 'The sea' Sea --out out"
-            )
-        )
-        == 0
-    )
+    assert cli(f"lengths --model {model} --plugin {EXAMPLE} --texts 'The sea' Sea --out out") == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("out: ")
     assert printed[1] == "run folder: out"
     assert open_run("out").info.settings == {"texts": ["The sea", "Sea"]}
-    assert (
-        main(shlex.split(f"lengths --model {model} --plugin={EXAMPLE} --reproduce out --out again"))
-        == 0
-    )
+    assert cli(f"lengths --model {model} --plugin={EXAMPLE} --reproduce out --out again") == 0
     assert open_run("again").table("lengths").equals(open_run("out").table("lengths"))
-    assert main(shlex.split(f"lengths --plugin {EXAMPLE} --texts --out third")) == 2
+    assert cli(f"lengths --plugin {EXAMPLE} --texts --out third") == 2
     assert "texts must not be empty" in capsys.readouterr().err
-    assert main(["list", "studies", "--plugin", str(EXAMPLE)]) == 0
+    assert cli(f"list studies --plugin {EXAMPLE}") == 0
     assert "Count the tokens of some texts." in capsys.readouterr().out
-    assert main(["curve", "--plugin", "nowhere.py"]) == 2
-    assert "a plug-in is a Python file, but nowhere.py is none" in capsys.readouterr().err
-    assert main(["curve", "--plugin"]) == 2
-    assert "--plugin takes a Python file" in capsys.readouterr().err
 
 
 def test_settings_in_groups_are_flat_in_a_run_folder_and_on_the_command_line() -> None:
