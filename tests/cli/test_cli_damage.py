@@ -12,12 +12,14 @@ import pandas as pd
 import pytest
 
 from commands import cli
+from pictures import draw_only as draw_only
+from pictures import no_pictures as no_pictures
 from sinklab.lab.cli import main
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded
 
-pytestmark = pytest.mark.ring("extras")
+pytestmark = [pytest.mark.ring("extras"), pytest.mark.usefixtures("no_pictures")]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ import torch
 from safetensors import safe_open
 
 from commands import cli
+from pictures import draw_only as draw_only
+from pictures import no_pictures as no_pictures
 from sinklab.extras.sharing import export
 from sinklab.lab.checkpoints import load, save_sink, sink_file_of
 from sinklab.lab.cli import main
@@ -22,6 +24,8 @@ from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.records.reading import lost_files
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import save_tiny, tiny_loaded
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 class Hub:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from browsing import one as one
 from browsing import page as page
 from browsing import two as two
 
-from sinklab.core.registry import figures
+from pictures import draw_only as draw_only
+from pictures import no_pictures as no_pictures
 from sinklab.lab.records import Run, RunWriter, open_run
-from sinklab.lab.reports import NotRecorded, report
-from sinklab.lab.reports.inline import Picture
+from sinklab.lab.reports import report
 
 SAMPLES, STEPS, LAYERS, HEADS, TEXT, PROMPT, BLOCK = 2, 12, 2, 3, 24, 6, 6
 WORDS = [
@@ -178,36 +177,6 @@ def heldout(loss: float, sinks: float) -> dict[str, list[Any]]:
         ],
         "bits_per_byte": [1.5] + [float("nan")] * 4,
     }
-
-
-def undrawn(name: str, runs: Any, words: str, place: str, **options: Any) -> list[Picture]:
-    """A picture whose drawing, which takes most of the time, is left out."""
-    shown = figures[name]
-    try:
-        shown.prepare(runs) if shown.y else shown._readers(runs)
-    except NotRecorded:
-        return []
-    return [Picture(name, "<svg></svg>", words, place)]
-
-
-@pytest.fixture
-def draw_only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Pages show these pictures and leave the drawing of others out."""
-    build = import_module("sinklab.lab.reports.build")
-    every = build.picture
-
-    def only(*drawn: str) -> None:
-        def some(name: str, *about: Any, **options: Any) -> list[Picture]:
-            return (every if name in drawn else undrawn)(name, *about, **options)
-
-        monkeypatch.setattr(build, "picture", some)
-
-    return only
-
-
-@pytest.fixture
-def no_pictures(draw_only: Callable[..., None]) -> None:
-    draw_only()
 
 
 @pytest.fixture

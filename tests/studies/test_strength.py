@@ -150,25 +150,22 @@ def test_a_diffusion_model_is_read_at_every_ratio_and_added_sinks_are_places() -
     assert "masked" in strength_table(run)
 
 
-def test_the_command_writes_a_page_beside_published_numbers(capsys: pytest.CaptureFixture) -> None:
-    model = str(save_tiny(Path("model"), 1))
-    words = f"strength {model} --rows 9 --length 12 --texts held.txt --ratios 0 --out out"
+def test_the_page_holds_both_readings_and_the_published_numbers_and_loads_nothing(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    model = save_tiny(Path("model"), 1)
+    words = f"strength {model} --rows 9 --length 12 --texts held.txt --ratios 0 0.5 --out out"
     assert cli(words) == 0
     printed = capsys.readouterr().out
     assert "natural text (9 sequences): the first token is strong (over 0.3) in" in printed
     page = Path("out/strength.md").read_text()
     assert "LLaMA3-8B | 99.0 %" in page and "2410.10781" in page
-    assert len(pd.read_csv("out/strength.csv")) == len(open_run("out").table("summary")) == 3
+    assert len(pd.read_csv("out/strength.csv")) == len(open_run("out").table("summary")) == 6
     assert Path("out/strength.png").stat().st_size > 1000
     assert len(strength_figure(open_run("out"), theme="dark").axes) == 4
     assert {"initialised", "permuted"} <= set(open_run("out").table("twins")["twin"])
     assert published()["repeat"].max() > 60
     assert cli(f"{words} --resume --figures") == 0
-
-
-def test_the_page_holds_both_readings_and_the_published_numbers_and_loads_nothing() -> None:
-    words = "--rows 9 --length 12 --texts held.txt --ratios 0 0.5 --figures"
-    assert cli(f"strength {save_tiny(Path('model'), 1)} {words} --no-twin --out out") == 0
     page = Path("out/strength.html").read_text("utf-8")
     assert "script-src 'none'" in page and "default-src 'none'" in page and "<script" not in page
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", page)

@@ -30,6 +30,7 @@ class Dense:
     def __init__(self, loaded: Loaded, ids: list[int]) -> None:
         self.maps_LHQS: list[torch.Tensor] = []
         self.norms_LHQ: list[torch.Tensor] = []
+        self.value_norms_LK: list[torch.Tensor] = []
         whole = F.scaled_dot_product_attention
 
         def written_out(query, key, value, *args, **kwargs):
@@ -41,6 +42,7 @@ class Dense:
                 )
                 self.maps_LHQS.append((scores / query.shape[-1] ** 0.5).softmax(-1)[0])
                 self.norms_LHQ.append(out[0].norm(dim=-1))
+                self.value_norms_LK.append(value[0].norm(dim=-1).mean(0))
             return out
 
         with pytest.MonkeyPatch.context() as patch, torch.no_grad():
@@ -99,6 +101,8 @@ def test_every_statistic_is_what_the_dense_maps_say(tmp_path: Path, sink: int, s
             norms_LH = torch.stack(dense.norms_LHQ)[:, :, mine].mean(-1).numpy()
             assert np.allclose(arrays["output_norm"][step][state], norms_LH, rtol=2e-3)
         assert np.isfinite(arrays["row_logsumexp"][step][0]).all()
+        norms_LK = torch.stack(dense.value_norms_LK).numpy()
+        assert np.allclose(arrays["value_norm"][step], norms_LK, rtol=2e-3)
     bound, norm = arrays["noop_bound"], arrays["output_norm"]
     assert (norm[np.isfinite(norm)] <= bound[np.isfinite(norm)] * 1.01).all()
     assert (arrays["received_by_state"].sum(1) - arrays["received"]).__abs__().max() < 0.02
