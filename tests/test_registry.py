@@ -4,6 +4,7 @@ refused.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,6 +243,18 @@ def test_a_plugin_file_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         load_plugin(file)
     assert interventions.as_text(interventions.parse("mine:strength=2")) == "mine:strength=2.0"
     sys.modules.pop("sinklab_plugin_mine")
+
+
+def test_a_plugin_file_that_was_imported_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interventions, "_classes", dict(interventions._all()))
+    (tmp_path / "mine_imported.py").write_text(PLUGIN.format(name="mine"), "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("mine_imported")
+    load_plugin(tmp_path / "mine_imported.py")
+    assert interventions["mine"] is module.Plugged
+    del sys.modules["mine_imported"]
 
 
 def test_a_plugin_file_that_fails_is_refused(

@@ -467,6 +467,16 @@ def test_classes_and_ids_that_cannot_be_are_refused() -> None:
     )
 
 
+def test_options_of_denoise_are_named_or_refused() -> None:
+    model = tiny_model()
+    canvas = Canvas.from_prompts([[40, 41]], new_tokens=4, mask_id=MASK)
+    for option in ("steps", "temperature", "rul"):
+        with pytest.raises(TypeError, match=f"'{option}'"):
+            model.denoise(canvas, **{option: 2})
+    *_, last = model.denoise(canvas, rule="entropy", schedule="timed", cache="none")
+    assert last.index == 3
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"cache": "dual", "block_length": 2}, {"cfg_scale": 1.0}], ids=str
 )

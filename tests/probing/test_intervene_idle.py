@@ -57,7 +57,7 @@ CLEAN = MaskSinks(1, source="clean_pass")
     ("edits", "forwards", "message", "enough"),
     [
         *(
-            (edit, "f", rf"^{FIRST}.*\(forwards: 1\): when=.*allow_idle=True", "ff")
+            (edit, "f", rf"^{FIRST}.*\(forwards: 1\): when=.*when='now'.*allow_idle=True", "ff")
             for edit in (*LOOPS, MaskSinks(epsilon=0.5))
         ),
         (

@@ -15,8 +15,17 @@ from dense_twin import dense, received, top
 from probed import EXACT, IDS, PADDED, TEXTS, padding
 from torch import Tensor
 
-from sinklab.core.probing import MaskPositions, MaskSinks, SinkKeys, intervene, trace
-from sinklab.core.registry import interventions, rules
+from sinklab.core.probing import (
+    BlockKeys,
+    MaskPositions,
+    MaskSinks,
+    Selector,
+    SinkKeys,
+    intervene,
+    trace,
+)
+from sinklab.core.probing.interventions.selectors import ByLayer, KeyView
+from sinklab.core.registry import interventions, rules, selectors
 from sinklab.core.sinks import Excess, Gu, Top, find_sinks
 from tiny_models import HandWritten, Prefixed, by_itself, llama
 
@@ -175,6 +184,35 @@ def test_controls_take_as_many_other_keys(control, choice):
             assert set(theirs) <= set(free)
             if control == "recent":
                 assert set(theirs) == set(free[len(free) - len(own) :])
+
+
+@pytest.mark.parametrize("by_attention", [True, False])
+def test_a_selector_by_values_chooses_for_each_head_or_for_all(
+    by_attention: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selectors, "_classes", dict(selectors._all()))
+
+    @selectors.register("least_value")
+    @dataclass(frozen=True)
+    class LeastValue(Selector):
+        alone: bool = False
+
+        def select(self, view: KeyView) -> Tensor:
+            norm_BHS = view.values_BHSD.norm(dim=-1)
+            if self.alone:
+                return view.free_BHS & (norm_BHS == norm_BHS.amin(-1, keepdim=True))
+            return view.top(-norm_BHS, 2)
+
+    LeastValue.by_attention = by_attention
+    model = llama().double()
+    _, log = edited(model, BlockKeys(LeastValue(), when="now", heads=(0, 3)))
+    columns = log.removals[0].columns_BLHM.sort(-1).values
+    assert columns.shape == (2, 2, 2, 2) and not torch.equal(columns[..., 0, :], columns[..., 1, :])
+    _, log = edited(model, BlockKeys(ByLayer(LeastValue()), when="now", heads=(0, 3)))
+    columns = log.removals[0].columns_BLHM.sort(-1).values
+    assert torch.equal(columns[..., 0, :], columns[..., 1, :])
+    with pytest.raises(ValueError, match=r"least_value:alone=true.* 2 heads"):
+        edited(model, BlockKeys(ByLayer(LeastValue(alone=True)), when="now", heads=(0, 3)))
 
 
 @pytest.mark.parametrize("layers", [(1,), (-1,), ("layers.1",), "*.1.self_attn", 1])

@@ -31,7 +31,9 @@ def seeded(seed=0):
 
 def candidates(logits_MV, generator=None, mask_id=99, **sampling):
     every_BS = torch.ones(1, len(logits_MV), dtype=torch.bool)
-    return Candidates(logits_MV, TokenSampling(**sampling), mask_id, every_BS, generator)
+    ids_BS = torch.full_like(every_BS, mask_id, dtype=torch.long)
+    shape = TokenSampling(**sampling)
+    return Candidates(logits_MV, shape, mask_id, every_BS, ids_BS, every_BS, generator)
 
 
 def test_low_confidence_is_the_softmax_probability_of_the_proposal():
@@ -98,6 +100,22 @@ def test_random_order_ignores_the_logits_and_follows_the_generator():
     assert not torch.equal(first, RandomOrder()(candidates(torch.zeros(200, 3), seeded(2))))
     with pytest.raises(ValueError, match=r"RandomOrder\(\) needs a source"):
         RandomOrder()(candidates(torch.zeros(2, 3)))
+
+
+def test_a_rule_reads_the_text_around_the_masks():
+    canvas = Canvas.from_prompts([[2, 1], [1, 1]], new_tokens=3, mask_id=MASK)
+    seen = []
+
+    def beside_text(candidates):
+        seen.append(candidates)
+        is_text_BS = candidates.ids_BS != candidates.mask_id
+        return is_text_BS[candidates.rows_M, candidates.columns_M - 1].float()
+
+    steps = list(denoise(zeros, canvas, rule=beside_text))
+    assert all(
+        torch.equal(one.ids_BS, step.before_BS) for one, step in zip(seen, steps, strict=True)
+    )
+    assert all(torch.equal(one.open_BS, canvas.open_BS) for one in seen)
 
 
 def zeros(ids_BS, wanted_BS):

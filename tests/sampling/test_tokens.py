@@ -77,7 +77,8 @@ def test_samples_after_top_p_and_top_k_follow_what_is_left(temperature, cuts):
 
 def shaped_of(logits_MV, **sampling):
     every_BS = torch.ones(1, len(logits_MV), dtype=torch.bool)
-    return Candidates(logits_MV, TokenSampling(**sampling), 99, every_BS).shaped_MV
+    sampling = TokenSampling(**sampling)
+    return Candidates(logits_MV, sampling, 99, every_BS, every_BS.long(), every_BS).shaped_MV
 
 
 @pytest.mark.parametrize("top_p", [None, 0.2, 0.75, 1.0])

@@ -391,12 +391,13 @@ def _number(text: str, kind: type) -> Any:
 
 
 def load_plugin(file: str | Path) -> None:
-    """Run a Python file that registers something. Raises ValueError for one that is not there or
-    fails.
+    """Run a Python file that registers something, unless it was run or imported before. Raises
+    ValueError for one that is not there or fails.
     """
     path = Path(file).resolve()
     name = f"sinklab_plugin_{path.stem}"
-    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
+    modules = list(sys.modules.values())
+    if any(getattr(module, "__file__", None) == str(path) for module in modules):
         return
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():

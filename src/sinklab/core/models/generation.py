@@ -79,8 +79,6 @@ class GenerateByDenoising(DenoisingModel):
             raise ValueError(
                 "this model has no mask token, so it cannot denoise; set config.mask_token_id"
             )
-        given = {"rule": rule, "schedule": schedule, "cache": cache}
-        chosen = {kind: value for kind, value in given.items() if value is not None}
         settings = _with_options(settings or DecodingSettings(), options)
         # In inference mode the loop itself takes a sixth less time; the copy is an ordinary tensor
         # again.
@@ -97,7 +95,7 @@ class GenerateByDenoising(DenoisingModel):
                     self.config.expand_token_id is not None
                     and schedule is settings.schedule is None
                 ):
-                    chosen["schedule"] = "elastic"
+                    schedule = "elastic"
             else:
                 closing = _ending(self.config, ids_BP, real_BP)
                 limits |= {"multiple": self.config.block_columns, "closing": closing}
@@ -105,7 +103,7 @@ class GenerateByDenoising(DenoisingModel):
                 canvas = Canvas.from_prompts(
                     ids_BP, new_tokens=max_new_tokens, attention_BP=real_BP, **limits
                 )
-            decoding = self.denoise(canvas, settings, **chosen)
+            decoding = self.denoise(canvas, settings, rule=rule, schedule=schedule, cache=cache)
             width = canvas.ids_BS.shape[1] - behind
             # a prompt shown by a streamer stays on the screen: nothing of a text that is still to
             # be filled
@@ -113,16 +111,24 @@ class GenerateByDenoising(DenoisingModel):
         return written_BS[:, width - ids_BP.shape[-1] :].clone()
 
     def denoise(
-        self, canvas: Canvas, settings: DecodingSettings | None = None, **objects: Any
+        self,
+        canvas: Canvas,
+        settings: DecodingSettings | None = None,
+        *,
+        rule: UnmaskingRule | str | None = None,
+        schedule: Schedule | str | None = None,
+        cache: Cache | str | None = None,
     ) -> Iterator[Step]:
         """The steps of :meth:`generate` over a canvas, one model evaluation each; the last one
         holds the result.
 
+        `DecodingSettings.decode` limits the ids and sows the seed, and calls the function
+        `sinklab.core.sampling.denoise`, which is the loop.
+
         Args:
             canvas: the given tokens and the positions to be written.
             settings: all options in one record.
-            objects: ``rule``, ``schedule`` or ``cache`` objects in place of the names in
-                ``settings``.
+            rule, schedule, cache: in place of those that ``settings`` name.
 
         Raises:
             ValueError: for ids outside the vocabulary, and for settings that make no sense, or that
@@ -139,7 +145,7 @@ class GenerateByDenoising(DenoisingModel):
             )
         denoiser = self.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS)
         return (settings or DecodingSettings()).decode(
-            denoiser, canvas, **config.decoding, **objects
+            denoiser, canvas, rule=rule, schedule=schedule, cache=cache, **config.decoding
         )
 
 

@@ -259,7 +259,9 @@ class Run:
                 places = Places(candidates_BS, flat_M, columns[block])
                 with torch.no_grad(), decoding(run):
                     logits_MV = self.evaluate(ids_BS, places, block, nth)
-                    candidates = self.candidates(logits_MV, candidates_BS, left[block], step)
+                    candidates = self.candidates(
+                        logits_MV, ids_BS, candidates_BS, left[block], step
+                    )
                     if index == 0 and ends is not None:
                         check_vocabulary("stop_ids", ends.ids, logits_MV.shape[1])
                     best_M, token_M = candidates.drawn
@@ -294,13 +296,20 @@ class Run:
                 nth += 1
 
     def candidates(
-        self, logits_MV: Tensor, candidates_BS: Tensor, count: int, step: str
+        self, logits_MV: Tensor, ids_BS: Tensor, candidates_BS: Tensor, count: int, step: str
     ) -> Candidates:
         """The candidates with their logits. Raises ValueError for logits of another shape."""
         remedy = "one row per wanted position: logits_BSV[wanted_BS]"
         check_tensor(f"what a denoiser returns at {step}", logits_MV, (count, None), remedy=remedy)
-        mask_id = self.canvas.mask_id
-        return Candidates(logits_MV, self.sampling, mask_id, candidates_BS, self.generator)
+        return Candidates(
+            logits_MV,
+            self.sampling,
+            self.canvas.mask_id,
+            candidates_BS,
+            ids_BS,
+            self.canvas.open_BS,
+            self.generator,
+        )
 
     def _left(self, masked_BS: Tensor, *numbers: Tensor) -> list[int]:
         """Masks that are left in each block, and whether one of these numbers is wrong: the one

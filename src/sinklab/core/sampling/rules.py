@@ -37,6 +37,10 @@ class Candidates:
     """The id that is never proposed."""
     candidates_BS: Tensor
     """bool, the positions of the canvas that are candidates."""
+    ids_BS: Tensor
+    """int64, the ids that the denoiser saw."""
+    open_BS: Tensor
+    """bool, the positions that are written in this run: neither prompt nor padding."""
     generator: torch.Generator | None = None
     """The one source of randomness, None when the caller gave none."""
 

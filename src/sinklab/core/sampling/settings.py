@@ -5,7 +5,7 @@ torch loads when a method needs it: `--help` reads the fields alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -133,11 +133,13 @@ class DecodingSettings(Checked):
         """Fields that mean nothing to a model that writes token after token."""
         return tuple(one.name for one in fields(DecodingSettings) if one.metadata.get("denoising"))
 
-    def values(self, **given: Any) -> dict[str, Any]:
+    def values(
+        self, *, rule: Any = None, schedule: Any = None, cache: Any = None
+    ) -> dict[str, Any]:
         """The arguments of `denoise` but for the generator and the stop ids, texts parsed.
 
         Args:
-            given: a rule, schedule or cache, an object or a text, to use in place of the own one.
+            rule, schedule, cache: an object or a text, to use in place of the own one.
 
         Raises ValueError for unknown names (listing the near ones), for numbers that belong to
         something else, and for combinations that make no sense on any canvas.
@@ -148,18 +150,18 @@ class DecodingSettings(Checked):
         from sinklab.core.sampling.tokens import TokenSampling
 
         sampling = TokenSampling(self.temperature, self.top_p, self.top_k)
-        rule = self._value("rule", given, rule_of)
+        rule = self._value("rule", rule, rule_of)
         plan_of = partial(planned, rule, sampling=sampling)
-        # once more: an option may have changed it
-        plan = plan_of(self._value("schedule", given, plan_of))
+        # checked twice, as an option such as `pooled` may have changed it
+        plan = plan_of(self._value("schedule", schedule, plan_of))
         if not plan.fixed:
             plan.evaluations([], self.steps)
-        cache = self._value("cache", given, cache_of)
+        cache = self._value("cache", cache, cache_of)
         plain = ("steps", "block_length", "temperature", "top_p", "top_k")
         numbers = {name: getattr(self, name) for name in plain}
         return {"rule": rule, "schedule": plan, "cache": cache, **numbers}
 
-    def _value(self, kind: str, given: Mapping[str, Any], parse: Callable[[Any], Any]) -> Any:
+    def _value(self, kind: str, chosen: Any, parse: Callable[[Any], Any]) -> Any:
         """The chosen rule, schedule or cache, with the fields that options of this record set."""
         options: dict[str, str] = {}
         """Option of this record -> field of the value."""
@@ -167,7 +169,6 @@ class DecodingSettings(Checked):
             owner, _, name = one.metadata.get("sets", "").partition(".")
             if owner == kind and getattr(self, one.name) != one.default:
                 options[one.name] = name
-        chosen = given.get(kind)
         if chosen is None:
             chosen = getattr(self, kind)
         elif not isinstance(chosen, str) and options:
@@ -208,7 +209,7 @@ class DecodingSettings(Checked):
         context: int | None = None,
         expand_id: int | None = None,
         delete_id: int | None = None,
-        **given: Any,
+        **chosen: Any,
     ) -> Iterator[Step]:
         """`denoise` with these settings: the denoiser limited to text, suppressed and guided, the
         seed sown.
@@ -218,7 +219,7 @@ class DecodingSettings(Checked):
             text_vocabulary: ids from here on are no text; None when all are.
             context, expand_id, delete_id: the model's, for a schedule under which tokens change the
                 length of the canvas; under any other `expand_id` is never written.
-            given: a rule, schedule or cache object to use in place of the name.
+            chosen: rule, schedule and cache, as `values` takes them.
 
         Raises ValueError for settings that do not fit together.
         """
@@ -227,7 +228,7 @@ class DecodingSettings(Checked):
         from sinklab.core.sampling.denoisers import guided, limited, suppressed
         from sinklab.core.sampling.loop import denoise
 
-        values = self.values(**given)
+        values = self.values(**chosen)
         plan = values["schedule"]
         if plan.resizes and self.cfg_scale:
             raise ValueError(

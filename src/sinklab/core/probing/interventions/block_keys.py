@@ -463,7 +463,8 @@ class BlockHandler(InterventionHandler):
         return (
             f"when={self.options.when!r}{guided} removes what the step before chose, and no "
             "sequence had a second step",
-            "run more than one denoising step, or choose within the step with when='clean'",
+            "run more than one denoising step, or choose within the step: when='now' from the call "
+            "that loses them, when='clean' from an unedited one",
         )
 
     def _check_positions(self) -> None:

@@ -39,7 +39,7 @@ class KeyView:
 
     scores_BHS: Tensor
     """Attention that each key receives, summed over the queries that are not padding (or of the
-    last one alone); of no key if attention does not choose.
+    last one alone); empty if attention does not choose (`Selector.by_attention`).
     """
     queries_B1: Tensor | int
     """Number of queries that the scores are summed over."""
@@ -64,6 +64,8 @@ class KeyView:
     """Handler of doubts about a choice, which need not ask the device at once."""
     notes: dict[str, Tensor] = field(default_factory=dict)
     """Numbers (B, H) that a selector leaves for the log, such as "matched"."""
+    is_shared: bool = False
+    """Whether all heads lose the same keys: H is 1 then, except of `values_BHSD`."""
 
     @classmethod
     def of(
@@ -96,7 +98,7 @@ class KeyView:
     @cached_property
     def free_BHS(self) -> Tensor:
         """Keys that may be chosen: seen, not gone yet, and not spared."""
-        heads = self.scores_BHS.shape[1]
+        heads = 1 if self.is_shared else len(self.site.heads)
         free_BHS = self.seen_B1S.repeat(1, heads, 1)
         for column in self.spared:
             free_BHS[..., column : column + 1].fill_(False)
@@ -150,8 +152,8 @@ class KeyView:
         return find_sinks(self.scores_BHS, rule, visible_BHS, positions_B1)
 
     def random(self) -> Tensor:
-        """Random numbers, uniform in [0, 1), of the shape of the scores."""
-        return self.draw(self.scores_BHS.shape).to(self.scores_BHS.device, non_blocking=True)
+        """Random numbers (B, H, S), uniform in [0, 1)."""
+        return self.draw(self.free_BHS.shape).to(self.visible_BHS.device, non_blocking=True)
 
     def top(
         self,
@@ -163,7 +165,7 @@ class KeyView:
         """The free keys that an order puts highest, bool (B, H, S); fewer where a limit says so.
 
         Args:
-            order_BHS: the highest number is chosen first.
+            order_BHS: the highest is chosen first; of heads that share keys, the mean counts.
             count: how many keys of a head, a number or (B, H, 1).
             among_BHS: keys to choose from, if not from all that are free.
             most: upper bound of `count`, if known, so that no device is asked.
@@ -178,6 +180,8 @@ class KeyView:
             if self.gone_BHS is not None:
                 held_BH1 = self.gone_BHS[:, : among_BHS.shape[1]].sum(-1, keepdim=True)
             count = (self.limit - held_BH1).clamp(min=0).clamp_max(count)
+        if self.is_shared:
+            order_BHS = order_BHS.mean(1, keepdim=True)
         found_BH1 = among_BHS.sum(-1, keepdim=True)
         wanted_BH1 = torch.zeros_like(found_BH1) + count
         short_BH1 = wanted_BH1 > found_BH1
@@ -207,15 +211,17 @@ def _refuse(short_BH1: Tensor, wanted_BH1: Tensor, found_BH1: Tensor) -> None:
 class Selector(Checked):
     """Choice of keys, head by head. A subclass is registered under a name and has one method::
 
-    @selectors.register("first")
+    @selectors.register("weak_values")
     @dataclass(frozen=True)
-    class First(Selector):
+    class WeakValues(Selector):
+        k: int = 1
+
         def select(self, view):
-            return view.free_BHS & (view.positions_S == 0)
+            return view.top(-view.values_BHSD.norm(dim=-1), self.k)
     """
 
     by_attention: ClassVar[bool] = True
-    """Whether attention chooses; if not, the log says nothing of the attention that was chosen."""
+    """Whether attention chooses; if not, `KeyView.scores_BHS` is empty and the log has no share."""
 
     @property
     def most(self) -> int | None:
@@ -413,7 +419,7 @@ class Recent(CountControl):
     """As many other keys, the last ones."""
 
     def order(self, view: KeyView, chosen_BHS: Tensor) -> Tensor:
-        return view.positions_S.float().expand(view.scores_BHS.shape)
+        return view.positions_S.float().expand(view.free_BHS.shape)
 
 
 @selectors.register("lowest")
@@ -481,13 +487,23 @@ class Matched(MassControl):
 @selectors.register("by_layer")
 @dataclass(frozen=True)
 class ByLayer(Wrapper):
-    """The same keys in all edited heads of a layer, chosen by the mean of their scores."""
+    """The same keys in all edited heads of a layer, chosen by the mean of their scores, or of the
+    order that a selector gives to `KeyView.top`.
+
+    Raises ValueError in the run for a selector that answers for each head by itself.
+    """
 
     def select(self, view: KeyView) -> Tensor:
         scores_BHS = view.scores_BHS.mean(1, keepdim=True)
         visible_BHS = view.visible_BHS.amax(1, keepdim=True)
-        shared = replace(view, scores_BHS=scores_BHS, visible_BHS=visible_BHS)
-        return self.like.select(shared)
+        shared = replace(view, scores_BHS=scores_BHS, visible_BHS=visible_BHS, is_shared=True)
+        flags_BHS = self.like.select(shared)
+        if flags_BHS.shape[1] > 1:
+            raise ValueError(
+                f"by_layer takes the same keys in all heads, but {selectors.as_text(self.like)} "
+                f"chose for {flags_BHS.shape[1]} heads: choose with view.top"
+            )
+        return flags_BHS
 
 
 @selectors.register("sparing")

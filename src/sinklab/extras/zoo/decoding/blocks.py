@@ -202,7 +202,9 @@ class Editing(Threshold, WritingSchedule):
                     at = Places.of(candidates_BS)
                     places = replace(at, columns=columns[block])
                     logits_MV = run.evaluate(ids_BS, places, block, nth)
-                    candidates = run.candidates(logits_MV, candidates_BS, len(at.flat_M), step)
+                    candidates = run.candidates(
+                        logits_MV, ids_BS, candidates_BS, len(at.flat_M), step
+                    )
                     if index == 0 and ends is not None:
                         check_vocabulary("stop_ids", ends.ids, logits_MV.shape[1])
                     score_M, token_M = _proposed(run, candidates, barred_BS[candidates_BS], step)
@@ -378,7 +380,7 @@ class Elastic(WritingSchedule, Checked):
                 if not room:
                     expand = ids_BS.new_tensor(self.expand_id)
                     logits_MV = logits_MV.index_fill(1, expand, -torch.inf)
-                candidates = run.candidates(logits_MV, at.wanted_BS, len(at.flat_M), step)
+                candidates = run.candidates(logits_MV, ids_BS, at.wanted_BS, len(at.flat_M), step)
                 every_M = torch.ones_like(at.flat_M, dtype=torch.bool)
                 score_M, token_M = _proposed(run, candidates, every_M, step)
                 turn = Turn(0, 1, at.wanted_BS.sum(1), run.rule)
