@@ -281,21 +281,21 @@ def registers(node: ast.AST) -> bool:
     )
 
 
-def test_the_house_rules_hold() -> None:
+def test_the_house_rules_hold():
     assert broken_rules(SOURCE) == []
 
 
-def test_no_module_is_a_splinter_of_another() -> None:
+def test_no_module_is_a_splinter_of_another():
     assert splinters(SOURCE) == []
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
-def test_every_room_of_the_table_exists(room: str) -> None:
+def test_every_room_of_the_table_exists(room):
     path = SOURCE / room.replace(".", "/")
     assert (path / "__init__.py").is_file() or path.with_suffix(".py").is_file()
 
 
-def test_the_files_that_the_page_names_exist() -> None:
+def test_the_files_that_the_page_names_exist():
     root = SOURCE.parents[1]
     page = (root / "ARCHITECTURE.md").read_text("utf-8")
     named = [
@@ -365,7 +365,7 @@ def spelt_out(path: str) -> list[str]:
         ),
     ],
 )
-def test_a_broken_rule_is_seen(tmp_path: Path, file: str, text: str, message: str) -> None:
+def test_a_broken_rule_is_seen(tmp_path, file, text, message):
     source = tmp_path / "sinklab"
     tree = {"__init__.py": "__version__ = '0'", "core/__init__.py": "", "lab/__init__.py": ""}
     tree |= {"core/models/__init__.py": "", "core/sinks/__init__.py": ""}
@@ -382,7 +382,7 @@ def test_a_broken_rule_is_seen(tmp_path: Path, file: str, text: str, message: st
     assert message in "\n".join(broken_rules(source))
 
 
-def test_a_splinter_is_seen(tmp_path: Path) -> None:
+def test_a_splinter_is_seen(tmp_path):
     source = tmp_path / "sinklab"
     source.mkdir()
     files = {
@@ -399,7 +399,7 @@ def test_a_splinter_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", sorted({*MAY_IMPORT} - {"lab.cli", "__main__"}))
-def test_no_public_name_is_hidden_by_a_module_of_its_package(room: str) -> None:
+def test_no_public_name_is_hidden_by_a_module_of_its_package(room):
     """Importing a module sets it as an attribute of its package, over the function of the same
     name.
     """

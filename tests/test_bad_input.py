@@ -236,7 +236,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("checkpoint") / "checkpoint")
 
 
-def test_run_folders(run: Path, tmp_path: Path) -> None:
+def test_run_folders(run, tmp_path):
     def read(folder: Path) -> None:
         opened = open_run(folder)
         for name in opened.tables:
@@ -249,12 +249,12 @@ def test_run_folders(run: Path, tmp_path: Path) -> None:
     cases(run, tmp_path, 100, read, only=("run.json",))
 
 
-def test_configs(checkpoint: Path, tmp_path: Path) -> None:
+def test_configs(checkpoint, tmp_path):
     cases(checkpoint, tmp_path, 100, lambda folder: describe(str(folder)), only=("config.json",))
 
 
 @pytest.mark.slow
-def test_checkpoints(checkpoint: Path, tmp_path: Path) -> None:
+def test_checkpoints(checkpoint, tmp_path):
     cases(checkpoint, tmp_path, 60, load, only=("*.json",))
     cases(checkpoint, tmp_path, 30, load, only=("*.safetensors",))
     weights = tmp_path / "pickled"
@@ -264,7 +264,7 @@ def test_checkpoints(checkpoint: Path, tmp_path: Path) -> None:
     cases(weights, tmp_path, 30, lambda folder: load(folder, allow_pickle=True), only=("*.bin",))
 
 
-def test_prompts_corpora_and_answers(tmp_path: Path) -> None:
+def test_prompts_corpora_and_answers(tmp_path):
     texts = tmp_path / "texts"
     texts.mkdir()
     rows = [
@@ -290,7 +290,7 @@ def test_prompts_corpora_and_answers(tmp_path: Path) -> None:
     cases(texts, tmp_path, 150, read)
 
 
-def test_what_training_resumes_from(tmp_path: Path) -> None:
+def test_what_training_resumes_from(tmp_path):
     folder = tmp_path / "checkpoint-4"
     folder.mkdir()
     (folder / "position.json").write_text('{"row": 4, "cursor": [1, 2]}')
@@ -304,7 +304,7 @@ def test_what_training_resumes_from(tmp_path: Path) -> None:
     cases(folder, tmp_path / "work", 80, read)
 
 
-def test_what_is_typed() -> None:
+def test_what_is_typed():
     rng = random.Random(SEED)
     print(f"SINKLAB_FUZZ_SEED={SEED}")
     kinds = (
@@ -343,7 +343,7 @@ def test_what_is_typed() -> None:
             kind.parse(text)
 
 
-def test_prompts_that_are_no_text() -> None:
+def test_prompts_that_are_no_text():
     lm = sinklab.load("tiny")
     for text in ("\ud800", "a\udcff", "\udc80" * 3):
         with pytest.raises(ValueError, match=r"UTF-8: .*surrogates"):
@@ -375,9 +375,7 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
         ("{% if", "TemplateSyntaxError"),
     ],
 )
-def test_templates_are_rendered_within_limits(
-    template: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_templates_are_rendered_within_limits(template, message, monkeypatch):
     monkeypatch.setattr(tokens, "SECONDS", 2)
     lm = sinklab.load("tiny")
     lm.needed_tokenizer().chat_template = template
@@ -385,7 +383,7 @@ def test_templates_are_rendered_within_limits(
         encode(lm, "Hello", chat=True)
 
 
-def test_what_a_template_makes_is_the_tokenizers_own() -> None:
+def test_what_a_template_makes_is_the_tokenizers_own():
     tokenizer = sinklab.load("tiny").needed_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor "
@@ -398,7 +396,7 @@ def test_what_a_template_makes_is_the_tokenizers_own() -> None:
         )
 
 
-def test_json_is_read_within_limits(tmp_path: Path) -> None:
+def test_json_is_read_within_limits(tmp_path):
     assert from_json(json.dumps(nested(DEEPEST - 1))) == nested(DEEPEST - 1)
     for depth, message in (
         (DEEPEST + 1, "nested more than 100 levels"),
@@ -418,7 +416,7 @@ def test_json_is_read_within_limits(tmp_path: Path) -> None:
         read_json(tmp_path / "large")
 
 
-def test_pipes_in_a_run_folder_are_not_waited_for(run: Path, tmp_path: Path) -> None:
+def test_pipes_in_a_run_folder_are_not_waited_for(run, tmp_path):
     copied = shutil.copytree(run, tmp_path / "run")
     for name in ("generations.parquet", "attention.safetensors"):
         (copied / name).unlink()
@@ -430,7 +428,7 @@ def test_pipes_in_a_run_folder_are_not_waited_for(run: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_weights_that_are_no_numbers(checkpoint: Path, tmp_path: Path, value: float) -> None:
+def test_weights_that_are_no_numbers(checkpoint, tmp_path, value):
     from safetensors.torch import load_file
 
     copied = shutil.copytree(checkpoint, tmp_path / "checkpoint")
@@ -443,7 +441,7 @@ def test_weights_that_are_no_numbers(checkpoint: Path, tmp_path: Path, value: fl
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63, 10**30, "a", 0.5])
-def test_seeds_out_of_range(seed: object) -> None:
+def test_seeds_out_of_range(seed):
     from sinklab.lab.studies.trace.study import StudySettings
     from sinklab.lab.training.settings import TrainSettings
 
@@ -491,7 +489,7 @@ def test_commands_end_with_one_line(command, message, places, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_process_that_is_given_raw_bytes_ends_with_one_line(tmp_path: Path) -> None:
+def test_a_process_that_is_given_raw_bytes_ends_with_one_line(tmp_path):
     command = [sys.executable, "-m", "sinklab", "generate", os.fsdecode(b"\xff\xfe")]
     ended = subprocess.run(command, capture_output=True, timeout=PATIENCE, cwd=tmp_path)
     told = ended.stderr.decode(errors="replace").strip()
@@ -499,9 +497,7 @@ def test_a_process_that_is_given_raw_bytes_ends_with_one_line(tmp_path: Path) ->
     assert told.splitlines()[-1].startswith("sinklab: ") and "a prompt is text in UTF-8" in told
 
 
-def test_the_last_resort(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_last_resort(monkeypatch, capsys):
     def fails(*given: object, **named: object) -> None:
         raise RecursionError("too\ndeep")
 
@@ -521,9 +517,7 @@ def test_the_last_resort(
         RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
     ],
 )
-def test_too_little_memory_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
-) -> None:
+def test_too_little_memory_says_what_to_do(monkeypatch, capsys, error):
     def fails(*given: object, **named: object) -> None:
         raise error
 
@@ -534,9 +528,7 @@ def test_too_little_memory_says_what_to_do(
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_signs_that_a_stream_cannot_show_are_spelt(
-    encoding: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signs_that_a_stream_cannot_show_are_spelt(encoding, checkpoint, tmp_path, monkeypatch):
     """A text and a table, after minutes of work."""
     told = io.BytesIO()
     monkeypatch.setattr(
@@ -549,9 +541,7 @@ def test_signs_that_a_stream_cannot_show_are_spelt(
     assert "uft\\u2026" in shown and "\\u221a2" in shown
 
 
-def test_a_terminal_gets_no_control_characters(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_gets_no_control_characters(monkeypatch, capsys):
     from sinklab.lab.cli.command import say, working
 
     evil = "a\x1b]0;title\x07\x1b[2J\x9b31m\x7f\r\tb\n"
@@ -587,9 +577,7 @@ PIPES: dict[str, list[str]] = {
 
 @pytest.mark.ring("extras")
 @pytest.mark.parametrize("name", PIPES)
-def test_no_command_waits_for_a_pipe(
-    name: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_command_waits_for_a_pipe(name, checkpoint, tmp_path, capsys):
     """In place of any file that a command reads."""
     shutil.copytree(checkpoint, tmp_path / "model")
     (tmp_path / "reference").mkdir()

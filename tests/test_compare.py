@@ -24,7 +24,7 @@ def an_lm(family: str) -> LM:
 
 
 @pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
-def test_positions_add_up_to_the_loss_of_the_text(family: str) -> None:
+def test_positions_add_up_to_the_loss_of_the_text(family):
     """The slow twin: the loss of the whole text, arm by arm."""
     lm = an_lm(family)
     rows = lm.compare(ARMS, TEXTS, samples=8).to_pandas()
@@ -50,7 +50,7 @@ def test_positions_add_up_to_the_loss_of_the_text(family: str) -> None:
     assert rows["regrown"].between(0, 1).all()
 
 
-def test_positions_that_are_read_are_those_that_were_asked_for() -> None:
+def test_positions_that_are_read_are_those_that_were_asked_for():
     lm = an_lm("diffusion")
     whole = lm.compare(ARMS, TEXTS, samples=4).to_pandas()
     for read, kept in (("from12", range(12, 99)), ([3, 5], (3, 5))):
@@ -59,7 +59,7 @@ def test_positions_that_are_read_are_those_that_were_asked_for() -> None:
         pd.testing.assert_frame_equal(some, expected, rtol=1e-4)
 
 
-def test_a_summary_has_a_line_for_each_arm_and_pair_and_eight_texts_take_a_verdict() -> None:
+def test_a_summary_has_a_line_for_each_arm_and_pair_and_eight_texts_take_a_verdict():
     lm = an_lm("autoregressive")
     arms = {name: ARMS[name] for name in ("sinks", "random")}
     few = lm.compare(arms, TEXTS)
@@ -78,7 +78,7 @@ def test_a_summary_has_a_line_for_each_arm_and_pair_and_eight_texts_take_a_verdi
     assert "<table" in many._repr_html_()
 
 
-def test_controls_that_learned_nothing_are_arms() -> None:
+def test_controls_that_learned_nothing_are_arms():
     found = an_lm("diffusion").compare({"sinks": MaskSinks(k=1)}, TEXTS, samples=2, controls=True)
     words = ("shuffled weights", "fresh weights")
     assert set(found.baselines) == {"sinks", *(f"sinks ({word})" for word in words)}
@@ -98,6 +98,6 @@ def test_controls_that_learned_nothing_are_arms() -> None:
         ({"far": MaskPositions((25,))}, TEXTS, {}, "position 25"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arms: dict, texts: list, how: dict, named: str) -> None:
+def test_what_makes_no_sense_is_refused(arms, texts, how, named):
     with pytest.raises(ValueError, match=named):
         an_lm("diffusion").compare(arms, texts, samples=2, **how)

@@ -114,9 +114,7 @@ def run_page(page: Path, folder: Path, forks: Forks | None = None) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_snippets_of_a_page_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: Forks | None
-) -> None:
+def test_the_snippets_of_a_page_run(page, tmp_path, monkeypatch, forks):
     monkeypatch.chdir(tmp_path)
     ran = run_page(page, tmp_path, None if page.name == "README.md" else forks)
     assert ran > 0 or page.name != "README.md"
@@ -126,7 +124,7 @@ def test_the_snippets_of_a_page_run(
 @pytest.mark.parametrize(
     "example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name
 )
-def test_an_example_runs(example: Path, tmp_path: Path, forks: Forks | None) -> None:
+def test_an_example_runs(example, tmp_path, forks):
     shell([str(forks.command) if forks else sys.executable, str(example)], tmp_path)
 
 
@@ -136,9 +134,7 @@ def test_an_example_runs(example: Path, tmp_path: Path, forks: Forks | None) -> 
     ("code", "status", "said"),
     [("raise KeyError(3)", 1, "KeyError: 3"), ("exit(3)", 3, ""), ("exit('no')", 1, "no")],
 )
-def test_a_fork_ends_as_a_process_would(
-    tmp_path: Path, forks: Forks, code: str, status: int, said: str
-) -> None:
+def test_a_fork_ends_as_a_process_would(tmp_path, forks, code, status, said):
     (tmp_path / "script.py").write_text(f"print(open('here').read(), __name__)\n{code}", "utf-8")
     (tmp_path / "here").write_text("text", "utf-8")
     done = subprocess.run(
@@ -156,7 +152,7 @@ ASKED = "run.mobility().loc[2].idxmax()"
     ("page", "place", "asks", "lines"),
     [("README.md", 1, 'control="random"', 7), ("docs/guide.md", 0, ASKED, 6)],
 )
-def test_the_short_road_is_short(page: str, place: int, asks: str, lines: int) -> None:
+def test_the_short_road_is_short(page, place, asks, lines):
     blocks = [
         block
         for block in BLOCK.finditer((ROOT / page).read_text("utf-8"))
@@ -167,7 +163,7 @@ def test_the_short_road_is_short(page: str, place: int, asks: str, lines: int) -
     assert blocks[place]["marker"] == "printed"
 
 
-def test_the_readme_is_short_and_shows_a_strong_effect_on_its_first_screen() -> None:
+def test_the_readme_is_short_and_shows_a_strong_effect_on_its_first_screen():
     text = PAGES[0].read_text("utf-8")
     assert len(text.splitlines()) <= 110
     for name, most in (
@@ -183,7 +179,7 @@ def test_the_readme_is_short_and_shows_a_strong_effect_on_its_first_screen() -> 
     assert sink - plain > 1 and abs(other - plain) < 0.05
 
 
-def test_the_page_to_look_at_asks_nothing_of_others_and_names_no_folder() -> None:
+def test_the_page_to_look_at_asks_nothing_of_others_and_names_no_folder():
     page = (ROOT / "docs" / "example_page.html").read_text("utf-8")
     assert not re.findall(r"<(?:script|img|link|iframe)\b[^>]*(?:src|href)=\"?(?:https?:)?//", page)
     assert not re.findall(r"/(?:root|home|tmp|work)/|\\\\Users", page)
@@ -202,7 +198,7 @@ METHODS = (
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_every_method_has_its_line_with_the_file_that_defines_it(kind: str) -> None:
+def test_every_method_has_its_line_with_the_file_that_defines_it(kind):
     text = (ROOT / "docs" / "methods.md").read_text("utf-8")
     section = next(part for part in text.split("\n## ") if f"`registry.{kind}`" in part)
     usual = re.search(r"defined in \[[\w.]+\]\(\.\./src/sinklab/(.+?)\)", section)
@@ -221,7 +217,7 @@ def test_every_method_has_its_line_with_the_file_that_defines_it(kind: str) -> N
         assert about.strip() != ""
 
 
-def test_every_selector_and_removal_is_explained() -> None:
+def test_every_selector_and_removal_is_explained():
     text = (ROOT / "docs" / "methods.md").read_text("utf-8")
     assert all(f"`{name}`" in text for name in (*registry.selectors, *registry.removals))
 
@@ -242,9 +238,7 @@ def findings() -> ModuleType:
 
 
 @pytest.mark.parametrize("page", CHECKED_PAGES, ids=lambda path: path.name)
-def test_numbers_of_the_packaged_models_come_from_one_file(
-    page: Path, findings: ModuleType
-) -> None:
+def test_numbers_of_the_packaged_models_come_from_one_file(page, findings):
     text, measured = page.read_text("utf-8"), json.loads(findings.RESULTS.read_text("utf-8"))
     assert findings.filled(text, measured) == text
     assert text.count("<!-- findings: ") == len(findings.MARK.findall(text)) + text.count(
@@ -284,7 +278,7 @@ def unmarked(text: str, findings: ModuleType, measured: dict) -> list[str]:
     return wrong
 
 
-def test_a_number_that_contradicts_the_findings_is_found(findings: ModuleType) -> None:
+def test_a_number_that_contradicts_the_findings_is_found(findings):
     measured = json.loads(findings.RESULTS.read_text("utf-8"))
     said = "On `tiny`, class explains {} % of the variance."
     mark = "<!-- findings: attention explained by class of token, % | tiny -->"
@@ -319,14 +313,14 @@ BASES = {"Statistic", "LayerIntervention", "Selector", "Sink", "ChoosingCache", 
 BASES |= {"Checked", "UnmaskingRule"}
 
 
-def test_there_is_an_example_of_every_kind_that_can_be_added() -> None:
+def test_there_is_an_example_of_every_kind_that_can_be_added():
     assert {path.name for path in (ROOT / "examples").glob("add_a_*.py")} == {
         f"add_a_{kind}.py" for kind in ADDED
     }
 
 
 @pytest.mark.parametrize("kind", ADDED)
-def test_a_kind_is_added_in_one_short_file_without_a_sibling(kind: str) -> None:
+def test_a_kind_is_added_in_one_short_file_without_a_sibling(kind):
     text = (ROOT / "examples" / f"add_a_{kind}.py").read_text("utf-8")
     assert len(text.splitlines()) <= 60
     bases = {
@@ -341,7 +335,7 @@ def test_a_kind_is_added_in_one_short_file_without_a_sibling(kind: str) -> None:
 
 
 @pytest.mark.parametrize("marker", ["install", "test"])
-def test_the_readme_has_one_command_for_each_marker_of_ci(marker: str) -> None:
+def test_the_readme_has_one_command_for_each_marker_of_ci(marker):
     blocks = [
         block for block in BLOCK.finditer(PAGES[0].read_text("utf-8")) if block["marker"] == marker
     ]
@@ -367,7 +361,7 @@ assert x == 1
 """
 
 
-def test_unmarked_commands_and_blocks_that_say_why_do_not_run(tmp_path: Path) -> None:
+def test_unmarked_commands_and_blocks_that_say_why_do_not_run(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "```bash\nexit 1\n```\n\n<!-- not run: needs a download -->\n```python\nraise "
@@ -377,7 +371,7 @@ def test_unmarked_commands_and_blocks_that_say_why_do_not_run(tmp_path: Path) ->
     assert run_page(page, tmp_path) == 0
 
 
-def test_blocks_share_a_namespace_and_a_folder(tmp_path: Path) -> None:
+def test_blocks_share_a_namespace_and_a_folder(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(PAGE.format(python="y = x", bash="touch here"), "utf-8")
     assert run_page(page, tmp_path) == 3
@@ -385,7 +379,7 @@ def test_blocks_share_a_namespace_and_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", ["3 of 4, 0.60", "2 of 4, 0.51", "2 of 4"])
-def test_an_answer_that_is_not_printed_fails_its_page(tmp_path: Path, said: str) -> None:
+def test_an_answer_that_is_not_printed_fails_its_page(tmp_path, said):
     page = tmp_path / "page.md"
     written = "<!-- printed -->\n```python\nprint('2 of 4, 0.60')\n```\n\n```text\n{}\n```\n"
     page.write_text(written.format("2 of 4, 0.61"), "utf-8")
@@ -398,14 +392,14 @@ def test_an_answer_that_is_not_printed_fails_its_page(tmp_path: Path, said: str)
 @pytest.mark.parametrize(
     ("python", "bash"), [("assert x == 2", "true"), ("y = x", "false | true"), ("y = x", "exit 3")]
 )
-def test_a_failing_block_fails_its_page(tmp_path: Path, python: str, bash: str) -> None:
+def test_a_failing_block_fails_its_page(tmp_path, python, bash):
     page = tmp_path / "page.md"
     page.write_text(PAGE.format(python=python, bash=bash), "utf-8")
     with pytest.raises(AssertionError):
         run_page(page, tmp_path)
 
 
-def test_the_findings_are_those_that_were_measured(findings: ModuleType) -> None:
+def test_the_findings_are_those_that_were_measured(findings):
     measured = json.loads(findings.RESULTS.read_text("utf-8"))
     shown = (
         (ROOT / "docs" / "findings.md")
@@ -421,5 +415,5 @@ def test_the_findings_are_those_that_were_measured(findings: ModuleType) -> None
 @pytest.mark.parametrize(
     "script", sorted((ROOT / "studies").glob("*.py")), ids=lambda path: path.stem
 )
-def test_a_script_of_a_study_finds_what_it_imports(script: Path) -> None:
+def test_a_script_of_a_study_finds_what_it_imports(script):
     runpy.run_path(str(script), run_name="imported")

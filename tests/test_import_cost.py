@@ -41,7 +41,7 @@ def packages_after(statement: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_importing_the_package_costs_at_most_torch() -> None:
+def test_importing_the_package_costs_at_most_torch():
     assert packages_after("import sinklab") - packages_after("import torch") == {"sinklab"}
 
 
@@ -49,28 +49,28 @@ def test_importing_the_package_costs_at_most_torch() -> None:
 @pytest.mark.parametrize(
     "room", ["core.attention.received", "core.diffusion", "core.sampling.loop"]
 )
-def test_the_rooms_of_tensor_maths_cost_torch(room: str) -> None:
+def test_the_rooms_of_tensor_maths_cost_torch(room):
     loaded = packages_after(f"import sinklab.{room}")
     assert "torch" in loaded
     assert not loaded & HEAVY
 
 
 @pytest.mark.slow
-def test_the_help_of_the_command_line_does_not_wait_for_torch() -> None:
+def test_the_help_of_the_command_line_does_not_wait_for_torch():
     assert packages_after("import sinklab.lab.cli.main") & {"torch", *HEAVY} <= {"tyro", "rich"}
 
 
 @pytest.mark.slow
-def test_a_heavy_import_would_be_seen() -> None:
+def test_a_heavy_import_would_be_seen():
     assert "pandas" in packages_after("import sinklab, pandas") & HEAVY
 
 
 @pytest.mark.parametrize("name", sinklab.__all__)
-def test_every_public_name_resolves(name: str) -> None:
+def test_every_public_name_resolves(name):
     assert getattr(sinklab, name) is not None
     assert name in dir(sinklab)
 
 
-def test_an_unknown_name_is_refused_with_the_near_ones() -> None:
+def test_an_unknown_name_is_refused_with_the_near_ones():
     with pytest.raises(AttributeError, match="'tracer'; did you mean 'trace'"):
         _ = sinklab.tracer

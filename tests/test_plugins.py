@@ -122,7 +122,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_installed", [True, False], ids=["installed", "from a file"])
-def test_one_of_every_kind_is_reached_by_name(here: Path, is_installed: bool) -> None:
+def test_one_of_every_kind_is_reached_by_name(here, is_installed):
     site = here / "site"
     if is_installed:
         distribution(
@@ -152,9 +152,7 @@ def test_one_of_every_kind_is_reached_by_name(here: Path, is_installed: bool) ->
     assert list((here / "page").glob("sinks_and_norms*.svg"))
 
 
-def test_a_plugin_is_named_on_the_command_line_alone(
-    here: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_plugin_is_named_on_the_command_line_alone(here, capsys):
     """A run folder that names a plug-in which is not there is read, and is not reproduced; it names
     no file to run.
     """
@@ -188,13 +186,7 @@ def test_a_plugin_is_named_on_the_command_line_alone(
         (["--plugin=broken.py"], r"the plug-in broken\.py cannot be loaded: ZeroDivisionError"),
     ],
 )
-def test_a_file_that_is_no_plugin_is_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-    arguments: list[str],
-    message: str,
-) -> None:
+def test_a_file_that_is_no_plugin_is_refused(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     Path("broken.py").write_text("1 / 0", "utf-8")
     assert main(["list", "rules", *arguments]) == 2
@@ -211,7 +203,7 @@ class Mine:
 ASK = "from sinklab.core.registry import rules; print('top' in rules, 'plugged' in rules)"
 
 
-def test_a_broken_installed_plugin_is_named_and_left_out(tmp_path: Path) -> None:
+def test_a_broken_installed_plugin_is_named_and_left_out(tmp_path):
     distribution(tmp_path, "mine", bad_plugin="1 / 0", good_plugin=RULE.format(name="plugged"))
     done = python(tmp_path, "-c", ASK, installed=tmp_path)
     assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
@@ -229,9 +221,7 @@ def test_a_broken_installed_plugin_is_named_and_left_out(tmp_path: Path) -> None
     ],
     ids=["of the package", "of another plug-in"],
 )
-def test_a_name_that_is_taken_is_an_error_each_time(
-    tmp_path: Path, modules: dict[str, str]
-) -> None:
+def test_a_name_that_is_taken_is_an_error_each_time(tmp_path, modules):
     distribution(tmp_path, "mine", **modules)
     script = f"for _ in range(2):\n  try:\n    {ASK}\n  except ValueError as error: print(error)"
     done = python(tmp_path, "-c", script, installed=tmp_path)

@@ -14,7 +14,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "examples" / "by_readers"
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.rglob("*.py")))
-def test_the_file_of_a_reader_still_works(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_of_a_reader_still_works(file, monkeypatch):
     # two readers chose the same name
     for registry in (rules, selectors, statistics, unmasking_rules):
         monkeypatch.setattr(registry, "_classes", dict(registry._all()))

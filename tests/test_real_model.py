@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.smollm2]
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_first_example_of_the_readme_prints_what_it_says() -> None:
+def test_the_first_example_of_the_readme_prints_what_it_says():
     smollm2()
     found = re.search(
         r"test_real_model.py[^\n]*-->\n```python\n(.*?)```\n+```text\n(.*?)```",
@@ -34,7 +34,7 @@ def test_the_first_example_of_the_readme_prints_what_it_says() -> None:
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_row_that_sees_itself_alone_becomes_the_sink() -> None:
+def test_a_row_that_sees_itself_alone_becomes_the_sink():
     """The first result of the study on one text: without training, wherever the row stands."""
     lm = from_causal(smollm2(), logit_shift=True)
     ids_1S = torch.tensor([lm.needed_tokenizer()(BOOK * 4)["input_ids"][:64]])

@@ -66,7 +66,7 @@ def ran(folder: Path, program: str, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_core_and_lab_do_without_the_extras(tmp_path: Path) -> None:
+def test_core_and_lab_do_without_the_extras(tmp_path):
     folder = without(tmp_path, "extras")
     assert int(ran(folder, IMPORT_ALL, str(folder), "core", "lab")) > 150
     homes = set(ran(folder, REGISTERED).split())
@@ -83,7 +83,7 @@ def test_core_and_lab_do_without_the_extras(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_core_does_without_the_lab(tmp_path: Path) -> None:
+def test_the_core_does_without_the_lab(tmp_path):
     folder = without(tmp_path, "extras", "lab")
     assert int(ran(folder, IMPORT_ALL, str(folder), "core")) > 40
     homes = set(ran(folder, REGISTERED).split())
@@ -91,7 +91,7 @@ def test_the_core_does_without_the_lab(tmp_path: Path) -> None:
     assert ran(folder, TRACED).split() == ["1", "2", "4", "20"]
 
 
-def test_the_ring_of_a_test_file_is_the_outermost_that_it_imports() -> None:
+def test_the_ring_of_a_test_file_is_the_outermost_that_it_imports():
     found = {
         name: ring_of(TESTS / name)
         for name in (

@@ -1,10 +1,8 @@
 """What `sinklab.load` returns answers by itself."""
 
 import gc
-from collections.abc import Callable
 from dataclasses import replace
 from html import escape
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +26,7 @@ from tiny_diffusion import TEXT, save_tiny, tiny_loaded, tiny_tokenizer
 from tiny_llama import tiny_llama
 
 
-def test_a_loaded_model_tells_what_hiding_the_keys_of_one_head_costs(tmp_path: Path) -> None:
+def test_a_loaded_model_tells_what_hiding_the_keys_of_one_head_costs(tmp_path):
     lm = sinklab.load(save_tiny(tmp_path / "model"))
     assert isinstance(lm, Loaded)
     ids = lm.tokenizer(TEXT)["input_ids"]
@@ -44,7 +42,7 @@ def test_a_loaded_model_tells_what_hiding_the_keys_of_one_head_costs(tmp_path: P
     assert clean.scored.dose is None
 
 
-def test_a_start_token_is_given_and_costs_nothing() -> None:
+def test_a_start_token_is_given_and_costs_nothing():
     loaded = tiny_loaded()
     lm = LM(**vars(replace(loaded, special=replace(loaded.special, bos=9))))
     scored = score(loaded, [([9], [*range(20, 30)])], LikelihoodSettings(samples=32))[0]
@@ -54,7 +52,7 @@ def test_a_start_token_is_given_and_costs_nothing() -> None:
     assert lm.loss(longer) == pytest.approx(lm.loss(longer[1:]))
 
 
-def test_of_an_autoregressive_model_it_is_the_next_token_loss() -> None:
+def test_of_an_autoregressive_model_it_is_the_next_token_loss():
     loaded = tiny_llama()
     lm = LM(**vars(loaded))
     ids = [
@@ -74,18 +72,18 @@ def test_of_an_autoregressive_model_it_is_the_next_token_loss() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-causal"])
-def test_an_empty_text_costs_nothing_that_could_be_said(name: str) -> None:
+def test_an_empty_text_costs_nothing_that_could_be_said(name):
     """Its tokenizer makes a beginning of text of it, which is given and not what a text costs."""
     with pytest.raises(ValueError, match="text to score must have"):
         sinklab.load(name).loss("")
 
 
-def test_no_masks_are_filled_by_a_model_that_has_none() -> None:
+def test_no_masks_are_filled_by_a_model_that_has_none():
     with pytest.raises(ValueError, match="and tiny-causal has none"):
         sinklab.load("tiny-causal").generate("The sea", 0)
 
 
-def test_it_writes_as_its_kind_writes(tmp_path: Path) -> None:
+def test_it_writes_as_its_kind_writes(tmp_path):
     lm = sinklab.load(save_tiny(tmp_path / "model", context=96))
     ids = torch.tensor([lm.tokenizer("The old")["input_ids"]])
     how = {"rule": "entropy", "temperature": 1.0, "seed": 3}
@@ -107,7 +105,7 @@ def test_it_writes_as_its_kind_writes(tmp_path: Path) -> None:
     )
 
 
-def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_scored_is_refused(tmp_path):
     lm = sinklab.load(save_tiny(tmp_path / "model"))
     with pytest.raises(ValueError, match="at least one token"):
         lm.loss([])
@@ -140,9 +138,7 @@ def arrays(run: Run, sample: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_a_watched_run_is_the_run_of_a_study_and_goes_with_its_object_unless_it_is_saved(
-    tmp_path: Path,
-) -> None:
+def test_a_watched_run_is_the_run_of_a_study_and_goes_with_its_object_unless_it_is_saved(tmp_path):
     lm = short()
     run = lm.watch("The old", 4, edits=["mask_sinks:k=1"], progress=(said := []).append)
     settings = StudySettings(prompts=("The old",), new_tokens=4, edits=("mask_sinks:k=1",))
@@ -163,7 +159,7 @@ def test_a_watched_run_is_the_run_of_a_study_and_goes_with_its_object_unless_it_
     assert saved.table("tokens").equals(twin.table("tokens"))
 
 
-def test_a_run_that_fails_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_fails_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ValueError, match="rolling"):
         short().watch("The old", 4, statistics=("rolling",))
@@ -175,7 +171,7 @@ def test_a_run_that_fails_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("rule", [None, Top(2)])
-def test_its_sinks_are_those_that_the_arrays_hold(run: Run, rule: Top | None) -> None:
+def test_its_sinks_are_those_that_the_arrays_hold(run, rule):
     table, every = run.sinks(rule), run.to_pandas(rule)
     assert set(table["sample"]) == {0, 1} and len(table) < len(every)
     texts = {"token": str, "state": str}
@@ -199,7 +195,7 @@ def test_its_sinks_are_those_that_the_arrays_hold(run: Run, rule: Top | None) ->
     assert set(every.loc[every["position"] == -1, "token"]) == {"added sink"}
 
 
-def test_text_stands_for_a_rule_an_edit_and_a_cache(run: Run, tmp_path: Path) -> None:
+def test_text_stands_for_a_rule_an_edit_and_a_cache(run, tmp_path):
     assert run.sinks("top:k=2").equals(run.sinks(Top(2)))
     assert run.to_pandas("gu:weight=0.1").equals(run.to_pandas(Gu(0.1)))
     assert run.mobility("top:k=2").equals(run.mobility(Top(2)))
@@ -223,7 +219,7 @@ def test_text_stands_for_a_rule_an_edit_and_a_cache(run: Run, tmp_path: Path) ->
             use("exces:epsilon=5")
 
 
-def test_text_stands_for_an_edit() -> None:
+def test_text_stands_for_an_edit():
     lm, edit = short(), MaskSinks(k=1)
     assert lm.loss(TEXT, edits="mask_sinks:k=1") == lm.loss(TEXT, edits=[edit])
     requests = [([20, 21], [22, 23])]
@@ -250,7 +246,7 @@ def test_text_stands_for_an_edit() -> None:
             use("mask_sink:k=1")
 
 
-def test_a_statistic_of_ones_own_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_statistic_of_ones_own_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(statistics, "_classes", dict(statistics._all()))
 
     @statistics.register("own_share")
@@ -288,7 +284,7 @@ def test_a_statistic_of_ones_own_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
     run.plot.statistics()
 
 
-def test_mobility_is_the_mean_over_samples_of_what_motion_says(run: Run) -> None:
+def test_mobility_is_the_mean_over_samples_of_what_motion_says(run):
     found = run.mobility()
     each = [motion(*arrays(run, sample), added=1).mobility for sample in (0, 1)]
     known = ~np.isnan(each)
@@ -301,7 +297,7 @@ def test_mobility_is_the_mean_over_samples_of_what_motion_says(run: Run) -> None
     assert ([*some.index], [*some.columns]) == ([1], [0, 3])
 
 
-def test_arrays_come_with_their_labels(run: Run) -> None:
+def test_arrays_come_with_their_labels(run):
     with pytest.raises(ValueError, match="written in parts"):
         run.to_xarray()
     data = run.to_xarray(part=1)
@@ -317,7 +313,7 @@ def test_arrays_come_with_their_labels(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_figures_are_found_by_short_names_and_show_themselves(run: Run) -> None:
+def test_figures_are_found_by_short_names_and_show_themselves(run):
     for drawn in (run.plot.paths(), run.plot.received_map(layer=1)):
         assert drawn._repr_png_().startswith(b"\x89PNG")
     assert "received_map" in dir(run.plot) and "position" in run.plot.received_map.__doc__
@@ -326,7 +322,7 @@ def test_figures_are_found_by_short_names_and_show_themselves(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_notebook_shows_a_run_in_a_frame_of_another_origin(run: Run, tmp_path: Path) -> None:
+def test_a_notebook_shows_a_run_in_a_frame_of_another_origin(run, tmp_path):
     shown = run._repr_html_()
     assert len(shown.encode()) <= 300_000
     assert shown.count("<iframe") == 1 and '<iframe sandbox="allow-scripts" srcdoc=' in shown
@@ -344,7 +340,7 @@ def test_a_notebook_shows_a_run_in_a_frame_of_another_origin(run: Run, tmp_path:
     assert sinklab.report(run, tmp_path / "page", tables=()).is_file()
 
 
-def test_what_is_shown_of_objects_is_short(run: Run) -> None:
+def test_what_is_shown_of_objects_is_short(run):
     lm = short(1)
     assert "diffusion, 2 layers × 4 heads" in repr(lm) and "sink_kind=token" in lm._repr_html_()
     assert "in memory until .save(folder)" in repr(run) and "tiny test model, complete" in repr(run)
@@ -378,7 +374,7 @@ def padded() -> Canvas:
     )
 
 
-def test_the_core_takes_the_loaded_model_and_its_padding() -> None:
+def test_the_core_takes_the_loaded_model_and_its_padding():
     lm, canvas = short(), padded()
     with sinklab.trace(lm) as recording, intervene(lm, MaskSinks(k=1)) as log:
         for step in denoise(lm, canvas):
@@ -401,7 +397,7 @@ def test_the_core_takes_the_loaded_model_and_its_padding() -> None:
 @pytest.mark.parametrize(
     "of", [lambda lm: lm.model.denoiser(), lambda lm: lm.model.denoiser(plain=True)]
 )
-def test_padding_is_never_forgotten_in_silence(of: Callable) -> None:
+def test_padding_is_never_forgotten_in_silence(of):
     with pytest.raises(ValueError, match=r"denoise\(model, canvas\)"):
         denoise(of(short()), padded())
     with pytest.raises(ValueError, match="model that fills masks, got LM"):

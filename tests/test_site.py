@@ -65,7 +65,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_names_of_the_reference_are_those_of_the_packages(pages: ModuleType) -> None:
+def test_the_names_of_the_reference_are_those_of_the_packages(pages):
     found = pages.public_names()
     for room, names in found.items():
         if room.removeprefix("sinklab.") not in pages.MODULES:
@@ -82,7 +82,7 @@ def test_the_names_of_the_reference_are_those_of_the_packages(pages: ModuleType)
     assert rooms <= set(found)
 
 
-def test_every_public_name_has_a_docstring(pages: ModuleType) -> None:
+def test_every_public_name_has_a_docstring(pages):
     extensions = griffe.Extensions(pages.Docstrings())
     package = griffe.load("sinklab", search_paths=[str(ROOT / "src")], extensions=extensions)
     paths = {
@@ -95,7 +95,7 @@ def test_every_public_name_has_a_docstring(pages: ModuleType) -> None:
     )
 
 
-def test_every_public_name_has_its_place(pages: ModuleType, site: Path) -> None:
+def test_every_public_name_has_its_place(pages, site):
     for room, names in pages.public_names().items():
         file = "index" if room == "sinklab" else room.removeprefix("sinklab.")
         ids = set(
@@ -105,7 +105,7 @@ def test_every_public_name_has_its_place(pages: ModuleType, site: Path) -> None:
         assert room == "sinklab" or set(names.values()) <= ids, room
 
 
-def test_roles_of_docstrings_became_links(site: Path) -> None:
+def test_roles_of_docstrings_became_links(site):
     shown = "".join(path.read_text("utf-8") for path in (site / "reference").glob("*.html"))
     assert not re.findall(r":(?:class|func|meth|data|mod):", shown)
     assert re.search(
@@ -115,7 +115,7 @@ def test_roles_of_docstrings_became_links(site: Path) -> None:
     )
 
 
-def test_nothing_is_asked_of_another_host(site: Path) -> None:
+def test_nothing_is_asked_of_another_host(site):
     for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
         text = path.read_text("utf-8")
         assert HOST.findall(text) == [], path.name
@@ -125,7 +125,7 @@ def test_nothing_is_asked_of_another_host(site: Path) -> None:
     ]
 
 
-def test_examples_stand_on_the_site_as_they_are(site: Path) -> None:
+def test_examples_stand_on_the_site_as_they_are(site):
     for path in (ROOT / "examples").glob("*.py"):
         page = (site / "examples" / f"{path.stem}.html").read_text("utf-8")
         shown = re.sub(r"<[^>]+>", "", page)
@@ -136,7 +136,7 @@ def test_examples_stand_on_the_site_as_they_are(site: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_kept_with_small_outputs(path: Path) -> None:
+def test_a_notebook_is_kept_with_small_outputs(path):
     cells = [
         cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"
     ]
@@ -152,7 +152,7 @@ def test_a_notebook_is_kept_with_small_outputs(path: Path) -> None:
     )
 
 
-def test_there_are_the_four_notebooks() -> None:
+def test_there_are_the_four_notebooks():
     assert [path.stem for path in NOTEBOOKS] == [
         "any_model",
         "redo_table_1",
@@ -162,7 +162,7 @@ def test_there_are_the_four_notebooks() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path: Path) -> None:
+def test_a_notebook_runs(path):
     # the kernel imports the package that is tested
     where = str(Path(importlib.import_module("sinklab").__file__ or "").parents[1])
     said = run(

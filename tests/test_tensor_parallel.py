@@ -101,7 +101,7 @@ def noted(folder: Path, processes: int = 2, count: int = 2) -> list[dict]:
 
 @needs_division
 @pytest.mark.slow
-def test_two_processes_see_write_and_read_one_model(tmp_path: Path):
+def test_two_processes_see_write_and_read_one_model(tmp_path):
     ranks = noted(tmp_path)
     causal = [rank.pop("causal") for rank in ranks]
     assert max(apart for found in causal for apart in found.values()) <= 1e-9
@@ -116,7 +116,7 @@ def test_two_processes_see_write_and_read_one_model(tmp_path: Path):
     assert all(first[name]["unseeded"] == second[name]["unseeded"] for name in first)
 
 
-def test_a_part_of_a_tensor_is_read_alone(tmp_path: Path):
+def test_a_part_of_a_tensor_is_read_alone(tmp_path):
     folder = save_model(tmp_path / "model")
     weights = Safetensors([folder / "model.safetensors"])
     name = "model.layers.0.self_attn.o_proj.weight"
@@ -153,9 +153,7 @@ REFUSALS = {
 
 @needs_division
 @pytest.mark.parametrize("case", REFUSALS)
-def test_what_cannot_be_divided_is_refused_before_processes_meet(
-    case: str, tmp_path: Path, monkeypatch
-):
+def test_what_cannot_be_divided_is_refused_before_processes_meet(case, tmp_path, monkeypatch):
     given, message = REFUSALS[case]
     given = {"world": "2", "count": 2} | given
     monkeypatch.setenv("WORLD_SIZE", given.pop("world"))
@@ -165,7 +163,7 @@ def test_what_cannot_be_divided_is_refused_before_processes_meet(
 
 
 @needs_division
-def test_sizes_that_do_not_divide_are_named(tmp_path: Path, monkeypatch):
+def test_sizes_that_do_not_divide_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     odd = tiny_backbone(intermediate_size=49)
     with pytest.raises(ValueError, match=r"gate_proj.*divisor of 49"):
@@ -185,7 +183,7 @@ def test_sizes_that_do_not_divide_are_named(tmp_path: Path, monkeypatch):
 
 
 @needs_division
-def test_a_style_without_a_rule_and_a_model_without_a_plan_are_named(tmp_path: Path, monkeypatch):
+def test_a_style_without_a_rule_and_a_model_without_a_plan_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     folder, known = save_model(tmp_path / "model"), LlamaConfig.base_model_tp_plan
     monkeypatch.setattr(LlamaConfig, "base_model_tp_plan", known | {"norm": "sequence_parallel"})

@@ -69,9 +69,7 @@ print(json.dumps({**said, "losses": losses, "refused": refused}))
 
 
 @pytest.mark.slow
-def test_the_core_decodes_scores_and_trains_without_the_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_core_decodes_scores_and_trains_without_the_folder(tmp_path, capsys):
     package = Path(sinklab.__file__).parent
     shutil.copytree(
         package, tmp_path / "sinklab", ignore=shutil.ignore_patterns("extras", "__pycache__")
@@ -97,7 +95,7 @@ def test_the_core_decodes_scores_and_trains_without_the_folder(
     )
 
 
-def test_every_purpose_has_its_fast_path() -> None:
+def test_every_purpose_has_its_fast_path():
     purposes = fast_decoders, fast_losses, fast_medians, fast_passes, fast_products, fast_sinks
     assert [list(paths) for paths in purposes] == [
         ["layers"],
@@ -110,7 +108,7 @@ def test_every_purpose_has_its_fast_path() -> None:
     assert fast_path(Registry("fast nothing", "absent.folder"), "anything") is None
 
 
-def test_layers_of_another_kind_are_asked_before_they_are_read() -> None:
+def test_layers_of_another_kind_are_asked_before_they_are_read():
     """OLMo-2 norms what a layer adds, not what it reads: it has no input_layernorm."""
     config = Olmo2Config(
         vocab_size=20,

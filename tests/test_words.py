@@ -53,11 +53,11 @@ def texts_of(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_has_one_word_a_concept(page: Path) -> None:
+def test_a_page_has_one_word_a_concept(page):
     assert other_words(GENERATED.sub("", page.read_text("utf-8"))) == []
 
 
-def test_the_package_takes_no_new_words_for_a_concept() -> None:
+def test_the_package_takes_no_new_words_for_a_concept():
     files = [
         path
         for path in (ROOT / "src" / "sinklab").rglob("*")
@@ -72,7 +72,7 @@ def test_the_package_takes_no_new_words_for_a_concept() -> None:
     assert len(found) <= LEFT, "\n".join(found)
 
 
-def test_other_words_are_found() -> None:
+def test_other_words_are_found():
     assert other_words("It hides the most attended keys.") == [
         "'hides the most attended keys': blocked"
     ]

@@ -1,6 +1,5 @@
 """Any module that maps ids to logits becomes a model of ours, and computes what it computed."""
 
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -67,7 +66,7 @@ def logits_of(lm: Any, ids_BS: Tensor, real_BS: Tensor | None = None) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_logits_are_those_of_transformers_own_class(kind: str, tmp_path: Path) -> None:
+def test_logits_are_those_of_transformers_own_class(kind, tmp_path):
     """Read from a folder or wrapped; with masks, with padding on either side, in a batch and
     alone.
     """
@@ -93,7 +92,7 @@ def test_logits_are_those_of_transformers_own_class(kind: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_a_masked_model_writes_between_its_fixed_ends(kind: str) -> None:
+def test_a_masked_model_writes_between_its_fixed_ends(kind):
     lm: Any = sinklab.wrap(tiny_masked(kind), word_tokenizer())
     run = lm.watch([TEXT], 6)
     tokens = run.table("tokens")
@@ -110,7 +109,7 @@ def test_a_masked_model_writes_between_its_fixed_ends(kind: str) -> None:
     assert (ids[:3], len(ids), ids[-1]) == ([CLS, 7, 8], 8, SEP)
 
 
-def test_masks_in_a_prompt_are_filled_step_by_step_and_the_page_is_written(tmp_path: Path) -> None:
+def test_masks_in_a_prompt_are_filled_step_by_step_and_the_page_is_written(tmp_path):
     lm = sinklab.wrap(tiny_masked("bert"), word_tokenizer())
     holes = "the [MASK] stood at [MASK] end of a [MASK]"
     words_alone: dict[str, Any] = {"suppress_ids": (CLS, PAD, SEP, 3)}
@@ -134,7 +133,7 @@ def test_masks_in_a_prompt_are_filled_step_by_step_and_the_page_is_written(tmp_p
         lm.watch([TEXT], 0)
 
 
-def test_a_trace_of_a_local_layer_knows_that_it_sees_a_window() -> None:
+def test_a_trace_of_a_local_layer_knows_that_it_sees_a_window():
     lm = sinklab.wrap(tiny_masked("modernbert"), word_tokenizer())
     canvas = Canvas.infill([[CLS, *[MASK] * 10, SEP]], mask_id=MASK)
     with sinklab.trace(lm) as recording:
@@ -148,7 +147,7 @@ def test_a_trace_of_a_local_layer_knows_that_it_sees_a_window() -> None:
     assert "(0)" in lm.notes[-1]
 
 
-def test_its_likelihoods_are_those_of_the_text_between_its_ends() -> None:
+def test_its_likelihoods_are_those_of_the_text_between_its_ends():
     """One token has one mask: the score is the log-probability that transformers' class gives."""
     theirs = tiny_masked("esm")
     lm = sinklab.wrap(theirs, word_tokenizer())
@@ -171,7 +170,7 @@ def test_its_likelihoods_are_those_of_the_text_between_its_ends() -> None:
     assert lm.loss(TEXT, edits=["mask_sinks:k=2"]) != pytest.approx(lm.loss(TEXT), rel=1e-6)
 
 
-def test_rows_of_held_out_text_begin_with_cls_and_a_curve_is_measured(tmp_path: Path) -> None:
+def test_rows_of_held_out_text_begin_with_cls_and_a_curve_is_measured(tmp_path):
     tokenizer = word_tokenizer()
     lm = sinklab.wrap(tiny_masked("bert"), tokenizer)
     corpus = tmp_path / "text.txt"
@@ -186,7 +185,7 @@ def test_rows_of_held_out_text_begin_with_cls_and_a_curve_is_measured(tmp_path: 
     assert tokenizer.eos_token is None, "the tokenizer that was given stays as it is"
 
 
-def test_a_chat_stands_without_cls_and_sep() -> None:
+def test_a_chat_stands_without_cls_and_sep():
     """In dLLM's ModernBERT the template is all that stands around a question."""
     tokenizer = word_tokenizer()
     template = (
@@ -206,7 +205,7 @@ def test_a_chat_stands_without_cls_and_sep() -> None:
     assert lm.model.generate([7, 8], max_new_tokens=3).shape == (1, 5)  # type: ignore[operator]
 
 
-def test_the_chats_of_dllm_have_its_format_and_its_end(tmp_path: Path) -> None:
+def test_the_chats_of_dllm_have_its_format_and_its_end(tmp_path):
     folder = tmp_path / "ModernBERT-base-chat-v0.1"
     config = ModernBertConfig(
         **{**SIZES, "vocab_size": 50368, "num_hidden_layers": 1, "pad_token_id": 50283}
@@ -227,14 +226,14 @@ def test_the_chats_of_dllm_have_its_format_and_its_end(tmp_path: Path) -> None:
     assert "taken for dllm-hub/ModernBERT-base-chat-v0.1" in lm.notes[-1]
 
 
-def test_a_diffusion_model_of_ours_is_taken_as_it_is() -> None:
+def test_a_diffusion_model_of_ours_is_taken_as_it_is():
     own = sinklab.load("tiny")
     lm = sinklab.wrap(own.model, own.tokenizer)
     assert lm.model is own.model and lm.special.mask == own.special.mask
     assert lm.generate("The house", 4) == own.generate("The house", 4)
 
 
-def test_its_untrained_controls_are_made() -> None:
+def test_its_untrained_controls_are_made():
     lm = sinklab.wrap(tiny_masked("bert"), word_tokenizer())
     ids_BS = torch.tensor([[CLS, 7, MASK, SEP]])
     fresh, shuffled = initialised(lm), permuted(lm)
@@ -245,7 +244,7 @@ def test_its_untrained_controls_are_made() -> None:
         initialised(sinklab.wrap(Plain(causal=False), mask_id=MASK, kind="diffusion"))
 
 
-def test_a_causal_model_of_transformers_writes_through_its_own_cache() -> None:
+def test_a_causal_model_of_transformers_writes_through_its_own_cache():
     config = GPT2Config(
         vocab_size=ROWS, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH, bos_token_id=CLS
     )
@@ -261,7 +260,7 @@ def test_a_causal_model_of_transformers_writes_through_its_own_cache() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_module_without_a_config_is_looked_at(causal: bool, tmp_path: Path) -> None:
+def test_a_module_without_a_config_is_looked_at(causal, tmp_path):
     module, kind = Plain(causal=causal), "autoregressive" if causal else "diffusion"
     lm: Any = sinklab.wrap(module, mask_id=None if causal else MASK, kind=cast(Any, kind))
     assert "2 layers × 2 heads" in repr(lm) and lm.model.config.vocab_size == ROWS
@@ -283,7 +282,7 @@ def test_a_module_without_a_config_is_looked_at(causal: bool, tmp_path: Path) ->
         score(lm, [((7,), (8, 9)), ((7,), (8, 9, 10))])
 
 
-def test_what_cannot_be_told_is_asked_for() -> None:
+def test_what_cannot_be_told_is_asked_for():
     with pytest.raises(ValueError, match=r'class Plain .*kind="masked"'):
         sinklab.wrap(Plain(causal=False))
     with pytest.raises(ValueError, match=r"pass mask_id="):
@@ -300,13 +299,13 @@ def test_what_cannot_be_told_is_asked_for() -> None:
         sinklab.wrap(sinklab.load("tiny"))  # type: ignore[arg-type]
 
 
-def test_a_checkpoint_of_no_family_is_pointed_to_wrap(tmp_path: Path) -> None:
+def test_a_checkpoint_of_no_family_is_pointed_to_wrap(tmp_path):
     tmp_path.joinpath("config.json").write_text('{"hidden_size": 8}', "utf-8")
     with pytest.raises(ValueError, match=r"wrap\(model, tokenizer\)"):
         sinklab.load(tmp_path)
 
 
-def test_padding_is_hidden_from_a_module_that_knows_another_padding_id() -> None:
+def test_padding_is_hidden_from_a_module_that_knows_another_padding_id():
     """A canvas pads with 0, which is RoBERTa's <s> and counts as a position of its text."""
     lm: Any = sinklab.wrap(tiny_masked("roberta"), word_tokenizer())
     prompts = [[CLS, 7, 8, 9, 10], [CLS, 11]]

@@ -58,9 +58,7 @@ def spoken(answer: Answer) -> str:
         (existence(0.388, strong=0.2, ruled=0.8), None, "inconclusive"),
     ],
 )
-def test_whether_sinks_exist_is_a_word_by_its_thresholds(
-    own: Existence, control: Existence | None, word: str
-) -> None:
+def test_whether_sinks_exist_is_a_word_by_its_thresholds(own, control, word):
     found = exists(
         own,
         {} if control is None else {"initialised": existence(0.02, samples=2), "permuted": control},
@@ -72,7 +70,7 @@ def test_whether_sinks_exist_is_a_word_by_its_thresholds(
         assert f"{100 * control.strongest_S.mean():.1f} %" in spoken(found)
 
 
-def test_the_sentence_on_existence_has_its_numbers_and_the_control() -> None:
+def test_the_sentence_on_existence_has_its_numbers_and_the_control():
     found = exists(existence(0.388, strong=0.2, ruled=0.8), {"permuted": existence(0.051)})
     assert spoken(found) == (
         "Yes: the strongest token of a head receives 38.8 % of its attention (even share 1.6 %); "
@@ -116,9 +114,7 @@ def test_the_sentence_on_existence_has_its_numbers_and_the_control() -> None:
         ),
     ],
 )
-def test_whether_they_stay_is_said_by_the_whole_interval(
-    mobility: float, word: str, start: str
-) -> None:
+def test_whether_they_stay_is_said_by_the_whole_interval(mobility, word, start):
     holders = [("the first token", 0.77), ("“.”", 0.1)]
     found = stays(Staying(mobility + SPREAD, holders), {"permuted": Staying(0.55 + SPREAD)})
     assert (
@@ -131,7 +127,7 @@ def test_whether_they_stay_is_said_by_the_whole_interval(
     assert few.word == "inconclusive" and "with 1 sample (8 needed)" in few.sentence
 
 
-def test_the_tokens_that_are_sinks_are_named() -> None:
+def test_the_tokens_that_are_sinks_are_named():
     found = stays(Staying(0.8 + SPREAD, [("[MASK]", 0.3), ("“.”", 0.16), ("“the”", 0.15)]), {})
     assert found.sentence.endswith("; mostly [MASK] and “.”.")
     assert stays(Staying(np.full(8, np.nan)), {}).word == "nothing to follow"
@@ -143,7 +139,7 @@ def cost(delta: float, random: float, rows: int = 8, wobble: float = 1.0) -> Cos
     return Cost(1, 3.73, 3.73 + delta, mean_over(masked_R), gap, random, equal_mass=0.73)
 
 
-def test_what_masking_costs_is_held_against_random_keys() -> None:
+def test_what_masking_costs_is_held_against_random_keys():
     found = costs(cost(0.18, 0.0), {"permuted": 0.01}, "sinklab curve")
     low, high = found.low, found.high
     assert found.word == "costs" and spoken(found) == (
@@ -167,7 +163,7 @@ def model(name: str, exist: str, mobility_S: np.ndarray) -> Compared:
     return Compared(Answers(name, tuple(answers)), mobility_S)
 
 
-def test_models_are_compared_once_both_have_strong_sinks() -> None:
+def test_models_are_compared_once_both_have_strong_sinks():
     one, other = model("a", "yes", 0.6 + SPREAD), model("b", "yes", 0.1 - SPREAD)
     weak = model("c", "weak", 0.9 + SPREAD)
     assert contrast([one]) == ""
@@ -186,7 +182,7 @@ def test_models_are_compared_once_both_have_strong_sinks() -> None:
     )
 
 
-def test_answers_are_a_table_and_three_sentences() -> None:
+def test_answers_are_a_table_and_three_sentences():
     three = (
         exists(existence(0.388, strong=0.2, ruled=0.8), {"permuted": existence(0.051)}),
         stays(Staying(0.07 + SPREAD), {}),
@@ -203,7 +199,7 @@ def test_answers_are_a_table_and_three_sentences() -> None:
     assert {"value", "low", "high", "samples", "detectable", "sentence"} <= {*table.columns}
 
 
-def test_controls_in_words() -> None:
+def test_controls_in_words():
     own_S, same_S = 0.3 + SPREAD, 0.3 + SPREAD[::-1]
     texts = {"initialised": "3 %", "permuted": "30 %"}
     assert beside(texts, own_S, {"permuted": same_S, "initialised": 0.03 + SPREAD}) == (

@@ -19,7 +19,7 @@ from sinklab.lab.analysis.estimates import (
 )
 
 
-def test_too_few_samples_are_a_range_and_no_verdict() -> None:
+def test_too_few_samples_are_a_range_and_no_verdict():
     few = mean_over([1.0, 2.0, 3.0, np.nan])
     assert (few.value, few.low, few.high, few.samples) == (2, 1, 3, 3)
     assert not few.is_interval and few.above() is None and few.above(9) is None
@@ -29,7 +29,7 @@ def test_too_few_samples_are_a_range_and_no_verdict() -> None:
         mean_over([[1, 2], [3, 4]])
 
 
-def test_eight_samples_that_agree_are_enough_for_all_four_verdicts_of_a_page() -> None:
+def test_eight_samples_that_agree_are_enough_for_all_four_verdicts_of_a_page():
     assert FEWEST == 8 and 2 * 0.5**8 < 0.05 / 4 < 2 * 0.5**7
     assert median_p([1.0] * 8, 0.9) == 2 * 0.5**8
     assert median_over([1.0] * 8).above(0.9) is True and median_over([1.0] * 7).above(0.9) is None
@@ -39,13 +39,13 @@ def test_eight_samples_that_agree_are_enough_for_all_four_verdicts_of_a_page() -
     )
 
 
-def test_seeds_of_trained_models_are_judged_from_six_on() -> None:
+def test_seeds_of_trained_models_are_judged_from_six_on():
     agree = [0.9, 1.0, 1.1, 1.0, 0.9, 1.1]
     assert mean_over(agree).above() is None and mean_over(agree, fewest=SEEDS).above() is True
     assert mean_over(agree[:5], fewest=SEEDS).above() is None
 
 
-def test_the_interval_of_the_median_is_that_of_the_sign_test() -> None:
+def test_the_interval_of_the_median_is_that_of_the_sign_test():
     for samples in range(FEWEST, 60):
         low, high = median_interval(np.arange(1.0, samples + 1))
         # samples below the lower end: as many as the sign test still rejects
@@ -57,7 +57,7 @@ def test_the_interval_of_the_median_is_that_of_the_sign_test() -> None:
         assert low + high == samples + 1
 
 
-def test_the_interval_of_the_mean_is_students_or_wider() -> None:
+def test_the_interval_of_the_mean_is_students_or_wider():
     values = np.random.default_rng(0).normal(size=(50, 12))
     low, high = mean_interval(values)
     student = stats.ttest_1samp(values, 0, axis=1).confidence_interval(0.95)
@@ -71,13 +71,13 @@ def test_the_interval_of_the_mean_is_students_or_wider() -> None:
     assert np.median((high - skewed.mean(1)) / (skewed.mean(1) - low)) > 1.3
 
 
-def test_samples_that_are_all_alike() -> None:
+def test_samples_that_are_all_alike():
     found = mean_over([0.25] * 8)
     assert (found.value, found.low, found.high) == (0.25, 0.25, 0.25) and found.above(0.2) is True
     assert mean_over([0.0] * 8).above() is None
 
 
-def test_a_p_value_is_the_level_at_which_the_interval_meets_the_threshold() -> None:
+def test_a_p_value_is_the_level_at_which_the_interval_meets_the_threshold():
     rng = np.random.default_rng(4)
     for samples in (8, 9, 30, 250):
         for values in (
@@ -101,7 +101,7 @@ def test_a_p_value_is_the_level_at_which_the_interval_meets_the_threshold() -> N
 
 
 @pytest.mark.slow
-def test_what_could_have_been_seen_is_seen_four_times_in_five() -> None:
+def test_what_could_have_been_seen_is_seen_four_times_in_five():
     rng = np.random.default_rng(5)
     for samples in (8, 12, 30):
         worlds = rng.normal(size=(800, samples))
@@ -112,7 +112,7 @@ def test_what_could_have_been_seen_is_seen_four_times_in_five() -> None:
     assert math.isnan(mean_over([1.0] * 3).reach) and mean_over([1.0] * 9).reach == 0
 
 
-def test_the_jackknife_of_a_mean_is_the_samples() -> None:
+def test_the_jackknife_of_a_mean_is_the_samples():
     values = np.random.default_rng(2).normal(size=9)
     np.testing.assert_allclose(jackknife(lambda some: values[some].mean(), 9), values)
     both = jackknife(lambda some: np.array([values[some].mean(), values[some].var()]), 9)
@@ -120,7 +120,7 @@ def test_the_jackknife_of_a_mean_is_the_samples() -> None:
     np.testing.assert_array_equal(jackknife(lambda some: values[some].mean(), 1), values[:1])
 
 
-def test_many_samples_are_left_out_in_groups() -> None:
+def test_many_samples_are_left_out_in_groups():
     values, calls = np.random.default_rng(3).normal(size=173), []
     found = jackknife(lambda some: calls.append(len(some)) or values[some].mean(), 173)
     assert len(found) == 50 and len(calls) == 51 and set(calls[1:]) == {169, 170}

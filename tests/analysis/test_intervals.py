@@ -10,7 +10,7 @@ import pytest
 from sinklab.lab.analysis.intervals import mcnemar, newey_west_error, paired_share_interval, wilson
 
 
-def test_wilson_is_newcombes_and_knows_its_ends() -> None:
+def test_wilson_is_newcombes_and_knows_its_ends():
     assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
     assert (wilson(0, 20)[0], wilson(20, 20)[1]) == (0.0, 1.0)
     assert all(map(math.isnan, wilson(0, 0)))
@@ -18,12 +18,12 @@ def test_wilson_is_newcombes_and_knows_its_ends() -> None:
         wilson(3, 2)
 
 
-def test_mcnemar_counts_as_many_splits_as_there_are() -> None:
+def test_mcnemar_counts_as_many_splits_as_there_are():
     assert mcnemar(0, 5) == 2 / 32 and mcnemar(3, 3) == mcnemar(0, 0) == 1.0
     assert mcnemar(2, 9) == pytest.approx(2 * (1 + 11 + 55) / 2**11)
 
 
-def test_a_paired_share_has_a_width_without_any_change() -> None:
+def test_a_paired_share_has_a_width_without_any_change():
     low, high = paired_share_interval(0, 0, 100)
     assert low == -high < 0
     # either order of the two gives the same interval, turned round
@@ -37,7 +37,7 @@ def test_a_paired_share_has_a_width_without_any_change() -> None:
     assert paired_share_interval(10, 30, 200) == pytest.approx(ends)
 
 
-def test_dependent_steps_widen_the_error() -> None:
+def test_dependent_steps_widen_the_error():
     scores = np.repeat(np.random.default_rng(2).normal(size=(16, 200)), 4, axis=0)
     here = np.ones(scores.shape, dtype=bool)
     assert 1.5 < (newey_west_error(scores, here) / np.sqrt((scores**2).sum(0))).mean() < 2

@@ -74,9 +74,7 @@ def examples(text: str) -> list[str]:
 
 @pytest.mark.ring("extras")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_line_of_the_help_breaks_where_the_source_does(
-    command: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_line_of_the_help_breaks_where_the_source_does(command, capsys, monkeypatch):
     """In a box a line is as full as it can be: the first word of the next one would not have
     fit.
     """
@@ -101,9 +99,7 @@ class Reached(BaseException):
 
 @pytest.mark.ring("extras")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_teaches_by_examples_that_can_be_typed(
-    command: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_help_teaches_by_examples_that_can_be_typed(command, capsys, monkeypatch):
     text = help_of(command, capsys)
     Path("questions.jsonl").write_text('{"question": "What is 17 + 25?"}\n' * 30)
     found = examples(text)
@@ -125,7 +121,7 @@ def test_the_help_teaches_by_examples_that_can_be_typed(
 
 @pytest.mark.ring("extras")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_is_explained(command: str, capsys: pytest.CaptureFixture) -> None:
+def test_every_option_is_explained(command, capsys):
     text = re.sub(r"[│╭╰─╮╯]", "", help_of(command, capsys))
     options = re.split(r"\n +(?=--\w)", text)[1:]
     assert options
@@ -134,7 +130,7 @@ def test_every_option_is_explained(command: str, capsys: pytest.CaptureFixture) 
         assert len(explained) >= 4, option
 
 
-def test_generate_prints_what_the_model_writes(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_generate_prints_what_the_model_writes(model, capsys):
     options = f"--model {model} --new-tokens 6 --block-length None {GREEDY}"
     assert cli(f"generate 'The old man' 'The sea' {options}") == 0
     both = capsys.readouterr().out
@@ -149,7 +145,7 @@ def test_generate_prints_what_the_model_writes(model: str, capsys: pytest.Captur
     assert both.endswith(alone)
 
 
-def test_generate_fills_blanks_and_streams(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_generate_fills_blanks_and_streams(model, capsys):
     assert cli(f"generate 'The <|mask|><|mask|> sat.' --new-tokens 0 --model {model}") == 0
     printed = capsys.readouterr().out
     assert printed.startswith("The ")
@@ -161,9 +157,7 @@ def test_generate_fills_blanks_and_streams(model: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.ring("extras")
-def test_generate_fills_blanks_of_another_length_where_tokens_change_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_generate_fills_blanks_of_another_length_where_tokens_change_it(tmp_path, capsys):
     model = tiny_model(expand_token_id=100, delete_token_id=40)
     with torch.no_grad():
         # of equal logits the first is taken
@@ -186,9 +180,7 @@ def test_generate_fills_blanks_of_another_length_where_tokens_change_it(
     assert "columns move under the schedule" in capsys.readouterr().err
 
 
-def test_generate_takes_rules_schedules_and_caches(
-    model: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_generate_takes_rules_schedules_and_caches(model, capsys):
     options = "--rule entropy --schedule entropy_bound --gamma 0.5 --cache prefix --temperature 0"
     sizes = f"--model {model} --new-tokens 8 --block-length 4"
     assert cli(f"generate 'The sea' {sizes} {options}") == 0
@@ -206,9 +198,7 @@ def test_generate_takes_rules_schedules_and_caches(
     assert printed == loaded.tokenizer.decode(written[0], skip_special_tokens=True) + "\n"
 
 
-def test_without_tokenizer_files_a_prompt_is_ids(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_without_tokenizer_files_a_prompt_is_ids(tmp_path, capsys):
     tiny_model(1).save_pretrained(tmp_path / "ids")
     options = f"--model {tmp_path / 'ids'} --new-tokens 6 --block-length 3 --cache dual {GREEDY}"
     assert cli(f"generate '5 17, 3' 9 {options}") == 0
@@ -225,16 +215,14 @@ def test_without_tokenizer_files_a_prompt_is_ids(
         assert message in capsys.readouterr().err
 
 
-def test_a_golden_folder_writes(capsys: pytest.CaptureFixture) -> None:
+def test_a_golden_folder_writes(capsys):
     for family in ("llada", "dream", "mmada", "smdm_sink"):
         options = "--new-tokens 8 --block-length 4 --rule maskgit_plus --cache prefix"
         assert cli(f"generate '5 17 3' --model {golden_folder(family)} {options}") == 0
         assert len(capsys.readouterr().out.split()) == 11
 
 
-def test_chat_wraps_the_prompt_and_prints_the_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_chat_wraps_the_prompt_and_prints_the_answer(tmp_path, capsys):
     folder = save_tiny(tmp_path / "chatty")
     assert cli(f"generate 'The sea' --chat --model {folder} --new-tokens 5") == 2
     assert "no known chat format; leave out --chat" in capsys.readouterr().err
@@ -256,9 +244,7 @@ def test_chat_wraps_the_prompt_and_prints_the_answer(
     assert "one turn only; leave out --chat" in error
 
 
-def test_a_tokenizer_without_padding_takes_unequal_prompts(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_tokenizer_without_padding_takes_unequal_prompts(tmp_path, capsys):
     folder = save_tiny(tmp_path / "padless")
     tokenizer = sinklab.load(folder).tokenizer
     tokenizer.pad_token = None
@@ -269,9 +255,7 @@ def test_a_tokenizer_without_padding_takes_unequal_prompts(
     assert both.endswith(capsys.readouterr().out)
 
 
-def test_info_reads_the_config_alone(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_info_reads_the_config_alone(model, tmp_path, capsys):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text((Path(model) / "config.json").read_text())
     assert cli(f"info {tmp_path / 'bare'}") == 0
@@ -284,15 +268,13 @@ def test_info_reads_the_config_alone(
     assert facts["memory_bytes"]["bfloat16"]["weights"] == 2 * parameters
 
 
-def test_generate_starts_from_nothing(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_generate_starts_from_nothing(model, capsys):
     assert cli(f"generate '' --model {model} --new-tokens 4") == 0
     assert capsys.readouterr().out.endswith("\n")
 
 
 @pytest.mark.slow
-def test_train_trace_and_report_make_one_river(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_train_trace_and_report_make_one_river(tmp_path, capsys):
     (tmp_path / "text.txt").write_text(TEXT * 60)
     sizes = (
         "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 "
@@ -369,9 +351,7 @@ def test_train_trace_and_report_make_one_river(
         ("tour --out {model}", "the tour writes into an empty folder, but .* holds files"),
     ],
 )
-def test_a_mistake_is_one_line_on_stderr_and_status_2(
-    command: str, message: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_mistake_is_one_line_on_stderr_and_status_2(command, message, model, tmp_path, capsys):
     capsys.readouterr()
     assert cli(command.format(model=model)) == 2
     printed = capsys.readouterr()
@@ -383,9 +363,7 @@ def test_a_mistake_is_one_line_on_stderr_and_status_2(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interruption_is_said_and_has_its_own_status(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_an_interruption_is_said_and_has_its_own_status(monkeypatch, capsys):
     def interrupted(settings, **options):
         raise KeyboardInterrupt
 
@@ -397,7 +375,7 @@ def test_an_interruption_is_said_and_has_its_own_status(
     )
 
 
-def test_generate_samples_unless_told_otherwise(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_generate_samples_unless_told_otherwise(model, capsys):
     texts = set()
     for options in ("", "--seed 0", "--seed 1", GREEDY):
         assert cli(f"generate 'The sea' --model {model} --new-tokens 16 {options}") == 0
@@ -405,7 +383,7 @@ def test_generate_samples_unless_told_otherwise(model: str, capsys: pytest.Captu
     assert len(texts) == 3, "seed 0 is the default"
 
 
-def test_the_packaged_diffusion_models_write(capsys: pytest.CaptureFixture) -> None:
+def test_the_packaged_diffusion_models_write(capsys):
     for name in ("tiny", "tiny-sink"):
         assert cli(f"generate 'It was a dark and' --model {name} --new-tokens 8") == 0
         assert capsys.readouterr().out.startswith("It was a dark and")

@@ -45,11 +45,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def test_a_battery_without_random_keys_is_told_beside_its_twins(
-    models: tuple[str, str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    models, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr("sinklab.lab.studies.battery.figures.write_battery_figures", lambda *_: [])
     small = SMALL | {"ks": (0, 2), "skills": ("copying",), "controls": ("sinks",), "twin": True}
     battery(models[:1], tmp_path / "out", settings=BatterySettings(**small))
@@ -62,12 +59,7 @@ def test_a_battery_without_random_keys_is_told_beside_its_twins(
 
 
 @pytest.mark.slow
-def test_models_of_both_kinds_are_scored_side_by_side(
-    models: tuple[str, str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_models_of_both_kinds_are_scored_side_by_side(models, tmp_path, capsys, monkeypatch):
     settings = BatterySettings(
         **SMALL, conditions=("pure", "blocks-2"), controls=("sinks", "random")
     )
@@ -95,12 +87,7 @@ def test_models_of_both_kinds_are_scored_side_by_side(
     assert capsys.readouterr().out.splitlines()[:-1] == lines[:-1]
 
 
-def test_the_command_line_reaches_every_setting(
-    models: tuple[str, str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_command_line_reaches_every_setting(models, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sinklab.lab.studies.battery.figures.write_battery_figures", lambda *_: [])
     options = (
         "--skills copying --levels 1 2 --problems 1 --ks 2 --controls clean_pass "
@@ -141,7 +128,7 @@ def test_the_command_line_reaches_every_setting(
     assert "a condition is made of" in capsys.readouterr().err
 
 
-def test_what_makes_no_sense_is_refused(models: tuple[str, str], tmp_path: Path) -> None:
+def test_what_makes_no_sense_is_refused(models, tmp_path):
     with pytest.raises(ValueError, match="battery needs at least one"):
         battery((), tmp_path)
     with pytest.raises(ValueError, match="did you mean 'copying'"):
@@ -155,7 +142,7 @@ def test_what_makes_no_sense_is_refused(models: tuple[str, str], tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
-def test_every_model_has_a_folder_of_its_own_name() -> None:
+def test_every_model_has_a_folder_of_its_own_name():
     assert folder_names(
         ["tiny", "runs/battery/model", "owner/name", "runs/battery-causal/model/"]
     ) == [
@@ -172,7 +159,7 @@ def test_every_model_has_a_folder_of_its_own_name() -> None:
     ]
 
 
-def test_each_model_takes_the_conditions_of_its_kind() -> None:
+def test_each_model_takes_the_conditions_of_its_kind():
     names = ("pure", "greedy+window-8", "blocks-6")
     assert of_kind(tiny_loaded().family, names) == ("pure", "blocks-6")
     assert of_kind(tiny_llama().family, names) == ("greedy+window-8",)

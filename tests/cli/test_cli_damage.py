@@ -69,13 +69,7 @@ READERS: dict[str, Callable[[Path, Path], list[str]]] = {
 
 
 @pytest.mark.parametrize("command", READERS)
-def test_every_reader_names_a_damaged_file(
-    traced: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-    command: str,
-) -> None:
+def test_every_reader_names_a_damaged_file(traced, tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     bad = shutil.copytree(traced, tmp_path / "bad")
@@ -85,7 +79,7 @@ def test_every_reader_names_a_damaged_file(
     assert "attention-0000.safetensors is damaged" in said and "--resume" in said
 
 
-def test_the_referee_names_a_damaged_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_referee_names_a_damaged_file(tmp_path, capsys):
     one, two = scored(tmp_path / "one"), scored(tmp_path / "two")
     flip(two / "samples.parquet", 40)
     assert cli(f"referee {one} {two} --out {tmp_path / 'out'}") == 2
@@ -105,9 +99,7 @@ def rewritten(folder: Path, **changes: Any) -> None:
         ("empty", "generations lacks texts"),
     ],
 )
-def test_runs_that_say_less_than_a_trace_writes(
-    traced: Path, tmp_path: Path, capsys: pytest.CaptureFixture, damage: str, named: str
-) -> None:
+def test_runs_that_say_less_than_a_trace_writes(traced, tmp_path, capsys, damage, named):
     """Without checksums, as of an earlier version, so that what is read must speak for itself."""
     bad = shutil.copytree(traced, tmp_path / "bad")
     rewritten(bad, checksums={})
@@ -192,13 +184,7 @@ OVER: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("free", [True, False])
-def test_no_command_prints_the_escapes_of_a_run_folder(
-    traced: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-    free: bool,
-) -> None:
+def test_no_command_prints_the_escapes_of_a_run_folder(traced, tmp_path, monkeypatch, capsys, free):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run, told = with_escapes(traced, tmp_path, free=free), 0
@@ -216,7 +202,7 @@ def test_no_command_prints_the_escapes_of_a_run_folder(
     assert told > 10, "what was found is spelt out"
 
 
-def test_commands_print_through_one_module() -> None:
+def test_commands_print_through_one_module():
     package = Path(inspect.getfile(main)).parent
     printing = {
         file.name

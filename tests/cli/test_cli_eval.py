@@ -43,9 +43,7 @@ def evaluated(model: str, settings: EvalSettings, **how: Any) -> None:
     print("\n".join(conduct(Evaluation(), (model,), Path("out"), settings, **how)))
 
 
-def test_a_benchmark_is_scored_masked_and_resumed(
-    model: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_benchmark_is_scored_masked_and_resumed(model, capsys):
     settings = EvalSettings(
         tasks=("gsm8k,gsm8k",),
         data="data",
@@ -70,7 +68,7 @@ def test_a_benchmark_is_scored_masked_and_resumed(
     assert "writing 2 answers, 2 of them there already" in capsys.readouterr().err
 
 
-def test_mistakes_show_before_a_model_is_read(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_show_before_a_model_is_read(model, monkeypatch):
     monkeypatch.setattr("sinklab.lab.checkpoints.loading.load", None)
     for settings, message in (
         ({"tasks": ("gsm9k",), "data": "data"}, "unknown task 'gsm9k'; did you mean 'gsm8k'"),
@@ -84,13 +82,13 @@ def test_mistakes_show_before_a_model_is_read(model: str, monkeypatch: pytest.Mo
         assert not Path("out").exists()
 
 
-def test_the_command_takes_the_same_settings_as_python() -> None:
+def test_the_command_takes_the_same_settings_as_python():
     given = checked(typed(EvalSettings()), tasks=("piqa, race",), limit=3)
     assert given == EvalSettings(tasks=("piqa", "race"), limit=3)
     assert Evaluation().name == "eval"
 
 
-def test_it_runs_from_the_command_line(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_it_runs_from_the_command_line(model, capsys):
     from sinklab.lab.cli import main
 
     common = (
@@ -127,7 +125,7 @@ def own_tasks(tmp_path: Path) -> str:
     return str(folder)
 
 
-def test_a_plan_counts_documents_and_steps(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_plan_counts_documents_and_steps(model, capsys):
     from sinklab.lab.cli import main
 
     common = f"--model {model} --data data --num-fewshot 0 --new-tokens 4 --batch 1 --dry-run"
@@ -144,9 +142,7 @@ def test_a_plan_counts_documents_and_steps(model: str, capsys: pytest.CaptureFix
     assert not Path("runs").exists()
 
 
-def test_a_worker_that_does_not_conclude_computes_no_metrics(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_does_not_conclude_computes_no_metrics(model, monkeypatch):
     from lm_eval.api.task import ConfigurableTask
 
     usual, calls = ConfigurableTask.process_results, []
@@ -167,7 +163,7 @@ def test_a_worker_that_does_not_conclude_computes_no_metrics(
 
 
 @pytest.mark.slow
-def test_lm_evals_own_command_line_has_our_model(model: str, own_tasks: str) -> None:
+def test_lm_evals_own_command_line_has_our_model(model, own_tasks):
     words = (
         "-m sinklab.lm_eval run --model sinklab --model_args "
         f"pretrained={model},block_length=None --tasks my_plain"

@@ -15,9 +15,7 @@ TASKS = ("gsm8k", "humaneval", "hellaswag", "arc_easy", "piqa", "lambada_openai"
 
 
 @pytest.mark.slow
-def test_the_benchmarks_run_offline_on_the_packaged_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_benchmarks_run_offline_on_the_packaged_model(tmp_path, capsys, monkeypatch):
     pytest.importorskip("lm_eval")
     if not DATA.is_dir():
         pytest.skip("no shared data here")

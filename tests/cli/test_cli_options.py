@@ -56,15 +56,13 @@ def shown(command: str, capsys: pytest.CaptureFixture) -> str:
     return capsys.readouterr().out
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture) -> None:
+def test_the_version_is_told(capsys):
     assert cli("--version") == 0
     assert capsys.readouterr().out == f"sinklab {sinklab.__version__}\n"
 
 
 @pytest.mark.parametrize("asked", [["--help"], ["-h"], [], ["--help-all"]])
-def test_commands_stand_in_groups_a_line_each(
-    asked: list[str], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_stand_in_groups_a_line_each(asked, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as end:
         main(asked)
@@ -94,7 +92,7 @@ def test_commands_stand_in_groups_a_line_each(
     assert all(len(line) <= 67 and line.endswith((".", "?", "…")) for line in told)
 
 
-def test_words_of_the_command_line_name_no_extra() -> None:
+def test_words_of_the_command_line_name_no_extra():
     lab = (Path(sinklab.__file__).parent / "lab/cli/options.toml").read_text("utf-8")
     extras = [
         name
@@ -105,7 +103,7 @@ def test_words_of_the_command_line_name_no_extra() -> None:
     assert [name for name in extras if re.search(rf"\b{name}\b", lab)] == []
 
 
-def test_the_command_of_a_plug_in_stands_in_a_group_of_its_own() -> None:
+def test_the_command_of_a_plug_in_stands_in_a_group_of_its_own():
     assert grouped({"trace": "Record.", "mine": "Do it."})["more"] == {"mine": "Do it."}
     assert "more" not in grouped({"trace": "Record."})
 
@@ -113,14 +111,12 @@ def test_the_command_of_a_plug_in_stands_in_a_group_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("word", "command"), [("watch", "trace"), ("hide", "curve"), ("benchmark", "eval")]
 )
-def test_another_word_for_a_command_names_it(
-    word: str, command: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_another_word_for_a_command_names_it(word, command, capsys):
     assert cli(word) == 2
     assert f"did you mean '{command}'? {listings()[command]['line']}" in capsys.readouterr().err
 
 
-def test_words_for_commands_name_commands_once() -> None:
+def test_words_for_commands_name_commands_once():
     commands = {*studies, *OTHERS, *own_commands, "train"}
     words = [word for one in listings().values() for word in one.get("meant", "").split()]
     assert len({*words}) == len(words) and not commands.intersection(words)
@@ -135,9 +131,7 @@ def test_words_for_commands_name_commands_once() -> None:
         ("train laptop-scratch --step 3", "did you mean '--steps'"),
     ],
 )
-def test_an_unknown_option_is_one_line_with_the_near_one(
-    command: str, told: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_an_unknown_option_is_one_line_with_the_near_one(command, told, capsys):
     assert cli(command) == 2
     error = capsys.readouterr().err
     assert told in error and error.count("\n") == 1 and "─" not in error
@@ -147,9 +141,7 @@ BOTH = ["ablate {} --rows 2", "distance {} --rows 2", "battery {} --problems 2"]
 
 
 @pytest.mark.parametrize("command", BOTH)
-def test_a_model_is_given_by_its_flag_and_as_once_without(
-    command: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_model_is_given_by_its_flag_and_as_once_without(command, capsys):
     said = []
     for model in ("--model tiny-sink", "tiny-sink"):
         assert cli(command.format(model) + " --dry-run") == 0
@@ -157,9 +149,7 @@ def test_a_model_is_given_by_its_flag_and_as_once_without(
     assert said[0] == said[1] and "tiny-sink" in said[0]
 
 
-def test_serve_info_and_export_take_a_model_both_ways(
-    model: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_serve_info_and_export_take_a_model_both_ways(model, capsys):
     said = []
     for command in (f"info --model {model}", f"info {model}", f"info --no-json {model}"):
         assert cli(command) == 0
@@ -182,9 +172,7 @@ def test_serve_info_and_export_take_a_model_both_ways(
         (set(), "model.gguf", "smollm2-diffusion"),
     ],
 )
-def test_serve_takes_the_real_model_where_it_can_be_had(
-    here: set[str], base: str | None, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serve_takes_the_real_model_where_it_can_be_had(here, base, taken, tmp_path, monkeypatch):
     from sinklab.extras.live import commands
     from sinklab.lab.checkpoints import gguf_files
 
@@ -201,17 +189,13 @@ def test_serve_takes_the_real_model_where_it_can_be_had(
 
 
 @pytest.mark.parametrize("command", ["ablate", "distance", "battery", "serve", "info", "export"])
-def test_the_help_shows_the_flag_of_the_model_alone(
-    command: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_help_shows_the_flag_of_the_model_alone(command, capsys):
     told = shown(f"{command} --help", capsys)
     assert "--model" in told and "MODEL]" not in told and f"sinklab {command} tiny" not in told
 
 
 @pytest.mark.parametrize("command", ["trace", "train", "eval", "generate", "table1"])
-def test_the_short_help_leaves_rare_options_to_the_whole_one(
-    command: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_short_help_leaves_rare_options_to_the_whole_one(command, capsys):
     short, whole = (
         set(re.findall(r"(--[\w-]+)", shown(f"{command} {flag}", capsys)))
         for flag in ("-h", "--help-all")
@@ -222,9 +206,7 @@ def test_the_short_help_leaves_rare_options_to_the_whole_one(
 
 
 @pytest.mark.parametrize("command", [*studies, *OTHERS, *own_commands, "train"])
-def test_the_help_calls_arguments_by_what_they_are(
-    command: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_help_calls_arguments_by_what_they_are(command, capsys):
     told = shown(f"{command} --help-all", capsys)
     assert "[[" not in told and "(default: )" not in told and "STR [STR" not in told
     usage = {
@@ -236,7 +218,7 @@ def test_the_help_calls_arguments_by_what_they_are(
     assert usage.get(command, "") in told.splitlines()[0]
 
 
-def test_a_reader_that_has_gone_is_no_error() -> None:
+def test_a_reader_that_has_gone_is_no_error():
     with subprocess.Popen(
         [sys.executable, "-m", "sinklab", "list"], stdout=-1, stderr=-1, text=True
     ) as told:
@@ -244,7 +226,7 @@ def test_a_reader_that_has_gone_is_no_error() -> None:
         assert (told.stderr.read(), told.wait()) == ("", 141)
 
 
-def test_closed_sets_stand_in_the_help_and_in_the_completion(capsys: pytest.CaptureFixture) -> None:
+def test_closed_sets_stand_in_the_help_and_in_the_completion(capsys):
     assert "--by {head,layer}" in shown("ablate --help", capsys)
     script = shown("--tyro-print-completion bash", capsys)
     for word in ("--new-tokens", "--monitor-rule", "zero_value", "block_diffusion"):
@@ -265,9 +247,7 @@ def test_closed_sets_stand_in_the_help_and_in_the_completion(capsys: pytest.Capt
         "train",
     ],
 )
-def test_a_dry_run_says_what_a_command_takes_and_writes_nothing(
-    command: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_dry_run_says_what_a_command_takes_and_writes_nothing(command, capsys):
     assert cli(f"{command} --dry-run") == 0
     told = capsys.readouterr()
     assert told.err == ""
@@ -281,7 +261,7 @@ def test_a_dry_run_says_what_a_command_takes_and_writes_nothing(
     assert list(Path().iterdir()) == []
 
 
-def test_every_study_of_the_package_tells_its_amount() -> None:
+def test_every_study_of_the_package_tells_its_amount():
     info = sinklab.lab.checkpoints.describe("tiny")
     for name, kind in studies.items():
         # what these two take depends on tasks and on another run's settings
@@ -290,9 +270,7 @@ def test_every_study_of_the_package_tells_its_amount() -> None:
             assert amount.evaluations > 0 and amount.positions > 0, name
 
 
-def test_a_plan_grows_with_what_is_asked_and_counts_what_a_trace_evaluates(
-    model: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_plan_grows_with_what_is_asked_and_counts_what_a_trace_evaluates(model, capsys):
     assert cli(f"trace ab cd --model {model} --out one {QUICK} --mask-sinks 1") == 0
     # two texts, each written twice, a token a step
     assert (
@@ -317,16 +295,14 @@ def test_a_plan_grows_with_what_is_asked_and_counts_what_a_trace_evaluates(
     assert 1e6 < speed < 1e15 and 0 < least < 1
 
 
-def test_a_duration_has_no_exponent() -> None:
+def test_a_duration_has_no_exponent():
     told = [
         duration(seconds) for seconds in (0.01, 9.96, 99.4, 99.6, 119, 121, 7000, 7300, 900_000)
     ]
     assert told == ["0.1 s", "10 s", "99 s", "100 s", "119 s", "2 min", "117 min", "2 h", "250 h"]
 
 
-def test_a_file_gives_defaults_that_options_override(
-    model: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_file_gives_defaults_that_options_override(model, capsys):
     Path("mine.toml").write_text(
         f'model = "{model}"\nprompts = ["The sea", "A"]\nnew-tokens = 4\nblock_length = 2\nedits '
         '= ["mask_sinks:k=1"]\n'
@@ -364,9 +340,7 @@ def test_a_file_gives_defaults_that_options_override(
         ("rule = 'rondom'", "did you mean 'random'"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused(
-    text: str, message: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_file_that_makes_no_sense_is_refused(text, message, capsys):
     Path("mine.toml").write_text(text)
     assert cli("trace --config mine.toml --out one") == 2
     assert re.search(message, capsys.readouterr().err)
@@ -391,9 +365,7 @@ HOSTILE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("command", ["trace", "eval", "train", "table1", "generate", "backcopy"])
-def test_no_permission_folder_or_plugin_comes_from_a_file(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_no_permission_folder_or_plugin_comes_from_a_file(command, monkeypatch, capsys):
     assert {*HOSTILE} - {"push"} <= PERMISSIONS
     Path("evil.py").write_text("open('ran', 'w').write('')")
     Path("run.json").write_text(json.dumps({"kind": "study", "settings": {**HOSTILE, "seed": 3}}))
@@ -428,9 +400,7 @@ def _flat(group: Any) -> list[tuple[str, Any]]:
     return [(name, value) for name, (_, value) in leaves(group).items()]
 
 
-def test_a_run_folder_from_elsewhere_is_read_as_data(
-    model: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_run_folder_from_elsewhere_is_read_as_data(model, capsys):
     for name, text, message in (
         ("deep", '{"settings": ' + '{"a":' * 200 + "1" + "}" * 201, "nested"),
         ("list", '{"settings": [1, 2]}', "cannot be read as settings"),
@@ -442,7 +412,7 @@ def test_a_run_folder_from_elsewhere_is_read_as_data(
         assert (status, message is None or message in told.err) == (2 if message else 0, True), told
 
 
-def test_what_a_command_takes_and_leaves_of_a_file() -> None:
+def test_what_a_command_takes_and_leaves_of_a_file():
     taken, left = Given("run.json", {"seed": 1, "run_code": True, "other": 2}, is_run=True).divided(
         ["seed", "run_code"]
     )
@@ -469,7 +439,7 @@ def test_what_a_command_takes_and_leaves_of_a_file() -> None:
         ("sink=False", "--no-sink"),
     ],
 )
-def test_errors_speak_in_flags(error: str, told: str) -> None:
+def test_errors_speak_in_flags(error, told):
     assert in_flags(error, ["device", "resume", "run_code", "mask_sinks", "k", "sink"]) == told
     assert in_flags("steps=3", []) == "steps=3"
 
@@ -498,9 +468,7 @@ sys.exit(main(["generate", "The sea"]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_one_interrupt_ends_a_command_even_where_python_cannot_raise(
-    name: str, status: int
-) -> None:
+def test_one_interrupt_ends_a_command_even_where_python_cannot_raise(name, status):
     done = subprocess.run(
         [sys.executable, "-c", LOST.format(name=name)],
         capture_output=True,
@@ -513,15 +481,13 @@ def test_one_interrupt_ends_a_command_even_where_python_cannot_raise(
     )
 
 
-def test_handlers_are_put_back(capsys: pytest.CaptureFixture) -> None:
+def test_handlers_are_put_back(capsys):
     before = signal.getsignal(signal.SIGINT), sys.unraisablehook
     assert cli("report") == 2
     assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
 
 
-def test_a_folder_of_runs_is_reported_as_its_runs(
-    model: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_folder_of_runs_is_reported_as_its_runs(model, capsys):
     for name in ("b", "a"):
         assert cli(f"trace 'The sea' --model {model} --out tour/{name} {QUICK}") == 0
     assert cli("report tour --out page --tables csv") == 0
@@ -536,9 +502,7 @@ def test_a_folder_of_runs_is_reported_as_its_runs(
     assert [run.path.name for run in _opened([Path("tour"), Path("tour/a")])] == ["b", "a", "a"]
 
 
-def test_models_that_do_not_fill_masks_write_as_they_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_models_that_do_not_fill_masks_write_as_they_do(tmp_path, capsys):
     loaded = tiny_llama()
     loaded.model.save_pretrained("llama")
     loaded.tokenizer.save_pretrained("llama")
@@ -559,7 +523,7 @@ def test_models_that_do_not_fill_masks_write_as_they_do(
     )
 
 
-def test_a_model_that_renoises_canvases_writes_as_it_does(capsys: pytest.CaptureFixture) -> None:
+def test_a_model_that_renoises_canvases_writes_as_it_does(capsys):
     tiny_gemma().save_pretrained("gemma")
     assert cli("generate '5 17 3' --model gemma --new-tokens 6 --seed 2") == 0
     assert capsys.readouterr().out == sinklab.load("gemma").generate([5, 17, 3], 6, seed=2) + "\n"
@@ -586,9 +550,7 @@ def test_a_model_that_renoises_canvases_writes_as_it_does(capsys: pytest.Capture
         ("trace --steps \x1b[2J", r"but is '\\x1b\[2J'"),
     ],
 )
-def test_a_wrong_value_is_one_sentence(
-    command: str, said: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_wrong_value_is_one_sentence(command, said, capsys):
     """As other errors are, and no box of the parser."""
     assert cli(command) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -63,13 +63,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_command_says_what_was_found(
-    model: str,
-    prompts: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_command_says_what_was_found(model, prompts, tmp_path, capsys, monkeypatch):
     # one picture is enough
     one = partial(figures.save_contents_figures, places=("future",))
     monkeypatch.setattr(figures, "save_contents_figures", one)
@@ -91,9 +85,7 @@ def test_the_command_says_what_was_found(
     assert contents_places(open_run(tmp_path / "run")) == ["block", "future", "committed", "prompt"]
 
 
-def test_places_without_sinks_are_said_and_not_drawn(
-    model: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_places_without_sinks_are_said_and_not_drawn(model, prompts, tmp_path, capsys):
     settings = ContentsSettings(epsilon=500.0, **SMALL)
     probe((), model, tmp_path / "run", Inputs(prompts=prompts), settings)
     lines = capsys.readouterr().out.splitlines()
@@ -106,7 +98,7 @@ def test_places_without_sinks_are_said_and_not_drawn(
         contents_figure(open_run(tmp_path / "run"))
 
 
-def test_bad_input_is_told(model: str, prompts: Path, tmp_path: Path) -> None:
+def test_bad_input_is_told(model, prompts, tmp_path):
     out, settings = tmp_path / "run", ContentsSettings(**SMALL)
     with pytest.raises(ValueError, match="both: 'The' and --prompts"):
         probe(("The",), model, out, Inputs(prompts=prompts), settings)
@@ -119,7 +111,7 @@ def test_bad_input_is_told(model: str, prompts: Path, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_sentences_count_differences_that_are_sure(tmp_path: Path) -> None:
+def test_sentences_count_differences_that_are_sure(tmp_path):
     cells = [("sink", 0.9, 0.8, 1.0), ("matched", 0.1, 0.0, 0.2), ("difference", 0.8, 0.6, 1.0)]
     rows = [
         {
@@ -186,16 +178,14 @@ def test_sentences_count_differences_that_are_sure(tmp_path: Path) -> None:
     assert titles["position (R²)"] == 0
 
 
-def test_runs_of_another_kind_are_refused(tmp_path: Path) -> None:
+def test_runs_of_another_kind_are_refused(tmp_path):
     with RunWriter(tmp_path, kind="study", model={}, settings={}, seed=0):
         pass
     with pytest.raises(ValueError, match="is of kind 'study'; make one"):
         contents_places(open_run(tmp_path))
 
 
-def test_through_the_command_line(
-    model: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_through_the_command_line(model, prompts, tmp_path, capsys):
 
     arguments = f"probe --model {model} --prompts {prompts} --out {tmp_path / 'run'}"
     arguments += " --epsilon 500 --new-tokens 8 --block-length 4 --every 4 --folds 3"

@@ -40,7 +40,7 @@ def lines(shown: Shown) -> list[str]:
     return [line[10:].strip() for line in shown._console.file.getvalue().splitlines()]
 
 
-def test_a_long_pass_says_how_far_it_is_but_not_often(shown: Shown, clock: Clock) -> None:
+def test_a_long_pass_says_how_far_it_is_but_not_often(shown, clock):
     shown.stage("scoring")
     for done in range(101):
         shown.count(done, 100)
@@ -54,14 +54,14 @@ def test_a_long_pass_says_how_far_it_is_but_not_often(shown: Shown, clock: Clock
     )
 
 
-def test_a_short_pass_says_nothing(shown: Shown, clock: Clock) -> None:
+def test_a_short_pass_says_nothing(shown, clock):
     for done in range(10):
         shown.count(done, 10)
         clock.now += 0.1
     assert lines(shown) == []
 
 
-def test_a_terminal_shows_a_bar_and_no_lines(clock: Clock) -> None:
+def test_a_terminal_shows_a_bar_and_no_lines(clock):
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     with Bars(console=console, auto_refresh=False) as bars:
         shown = Shown(console, bars, clock)
@@ -72,9 +72,7 @@ def test_a_terminal_shows_a_bar_and_no_lines(clock: Clock) -> None:
     assert "left" not in console.file.getvalue()
 
 
-def test_a_slow_part_is_counted_while_it_is_done_and_names_what_it_takes(
-    shown: Shown, clock: Clock
-) -> None:
+def test_a_slow_part_is_counted_while_it_is_done_and_names_what_it_takes(shown, clock):
     for part in range(9):
         shown.count(part / 8, 4)
         clock.now += 10
@@ -86,9 +84,7 @@ def test_a_slow_part_is_counted_while_it_is_done_and_names_what_it_takes(
     ("planned", "said"),
     [(10.0, "about 100 s, not 10 s"), (1000.0, "about 100 s, not 17 min"), (80.0, "")],
 )
-def test_a_plan_is_corrected_once_where_it_is_off(
-    shown: Shown, clock: Clock, planned: float, said: str
-) -> None:
+def test_a_plan_is_corrected_once_where_it_is_off(shown, clock, planned, said):
     shown.planned(Plan("plan: much", planned))
     for done in range(60):
         shown.count(done, 100)
@@ -97,7 +93,7 @@ def test_a_plan_is_corrected_once_where_it_is_off(
     assert len(corrected) == bool(said) and (not said or said in corrected[0])
 
 
-def test_a_plan_of_several_passes_is_told_by_the_first() -> None:
+def test_a_plan_of_several_passes_is_told_by_the_first():
     assert Plan("", 1.0, first=0.25).of_a_pass(10.0) == pytest.approx(40.0)
     # twins are made where they are asked for, or take less than a minute
     assert Plan("", 1.0, twins=True).of_a_pass(100.0) == pytest.approx(300.0)
@@ -105,7 +101,7 @@ def test_a_plan_of_several_passes_is_told_by_the_first() -> None:
     assert Plan("", 1.0, twins=None).of_a_pass(10.0) == pytest.approx(30.0)
 
 
-def test_the_first_part_is_no_measure_of_the_others() -> None:
+def test_the_first_part_is_no_measure_of_the_others():
     pace = Pace(0, 0.0)
     pace.move(1, 20.0)
     assert pace.rate == pytest.approx(1 / 20)
@@ -115,7 +111,7 @@ def test_the_first_part_is_no_measure_of_the_others() -> None:
     assert pace.whole(10) == pytest.approx(29.0)
 
 
-def test_what_is_quick_is_not_announced(capsys: pytest.CaptureFixture) -> None:
+def test_what_is_quick_is_not_announced(capsys):
     with waiting("reading a config"):
         pass
     assert capsys.readouterr().err == ""

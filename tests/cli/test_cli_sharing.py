@@ -96,9 +96,7 @@ def listed(printed: str) -> dict[str, int]:
     return {name: int(size.replace(",", "")) for size, name in rows}
 
 
-def test_a_dry_run_lists_every_file_of_a_cleaned_copy(
-    traced: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_dry_run_lists_every_file_of_a_cleaned_copy(traced, tmp_path, capsys):
     assert cli(f"push {traced} me/house --dry-run") == 0
     printed = capsys.readouterr().out
     copy = copy_of(printed)
@@ -140,9 +138,7 @@ def test_a_dry_run_lists_every_file_of_a_cleaned_copy(
     assert json.loads((traced / "run.json").read_text())["model"]["name"].endswith("models/mine")
 
 
-def test_another_kind_of_run_is_a_data_set_without_a_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_another_kind_of_run_is_a_data_set_without_a_page(tmp_path, capsys):
     with RunWriter(
         tmp_path / "run", kind="curve", model={"name": "x"}, settings={}, seed=None
     ) as run:
@@ -152,13 +148,7 @@ def test_another_kind_of_run_is_a_data_set_without_a_page(
 
 
 @pytest.mark.parametrize("public", [False, True])
-def test_a_run_is_sent_private_unless_it_is_said(
-    traced: Path,
-    hub: Callable[..., Hub],
-    capsys: pytest.CaptureFixture,
-    tmp_path: Path,
-    public: bool,
-) -> None:
+def test_a_run_is_sent_private_unless_it_is_said(traced, hub, capsys, tmp_path, public):
     it = hub()
     assert main(["push", str(traced), "me/house", "--yes", *["--public"] * public]) == 0
     assert it.asked == [
@@ -174,13 +164,8 @@ def test_a_run_is_sent_private_unless_it_is_said(
     ("private", "flags", "fact"), [(False, [], "public"), (True, ["--public"], "private")]
 )
 def test_a_repository_that_is_there_must_be_as_private_as_was_said(
-    traced: Path,
-    hub: Callable[..., Hub],
-    capsys: pytest.CaptureFixture,
-    private: bool,
-    flags: list[str],
-    fact: str,
-) -> None:
+    traced, hub, capsys, private, flags, fact
+):
     it = hub(private=private)
     assert main(["push", str(traced), "me/house", "--yes", *flags]) == 2
     assert f"me/house is {fact} already, so nothing was sent" in capsys.readouterr().err
@@ -190,14 +175,7 @@ def test_a_repository_that_is_there_must_be_as_private_as_was_said(
 @pytest.mark.parametrize(
     ("answer", "sent"), [("y", True), ("YES", True), ("", False), ("no", False)]
 )
-def test_somebody_at_a_terminal_is_asked(
-    traced: Path,
-    hub: Callable[..., Hub],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-    answer: str,
-    sent: bool,
-) -> None:
+def test_somebody_at_a_terminal_is_asked(traced, hub, monkeypatch, capsys, answer, sent):
     it, asked = hub(), []
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
 
@@ -212,18 +190,14 @@ def test_somebody_at_a_terminal_is_asked(
     assert bool(it.files) == bool(it.asked) == sent
 
 
-def test_nobody_at_a_terminal_is_not_asked(
-    traced: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_nobody_at_a_terminal_is_not_asked(traced, tmp_path, capsys):
     before = sorted(tmp_path.iterdir())
     assert cli(f"push {traced} me/house") == 2
     assert "give --yes to send it, or --dry-run" in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_sink_file_is_sent_without_the_place_of_its_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_sink_file_is_sent_without_the_place_of_its_model(tmp_path, capsys):
     file = save_sink(
         tiny_loaded(2).model, tmp_path / "sink.safetensors", name="/home/secret/models/LLaDA"
     )
@@ -247,9 +221,7 @@ def test_a_sink_file_is_sent_without_the_place_of_its_model(
     )
 
 
-def test_a_model_is_sent_as_export_writes_it_with_its_owners_card(
-    tmp_path: Path, hub: Callable[..., Hub], capsys: pytest.CaptureFixture
-) -> None:
+def test_a_model_is_sent_as_export_writes_it_with_its_owners_card(tmp_path, hub, capsys):
     plain = save_tiny(tmp_path / "secret" / "mine", 1)
     it = hub()
     assert cli(f"push {plain} me/mine --yes") == 0
@@ -271,9 +243,7 @@ def test_a_model_is_sent_as_export_writes_it_with_its_owners_card(
     assert "whatever the folder held" in capsys.readouterr().out
 
 
-def test_what_is_neither_and_a_name_without_an_owner_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_what_is_neither_and_a_name_without_an_owner_are_refused(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("x")
     (tmp_path / "wrong.safetensors").write_bytes(b"x")
     for what, fault in (
@@ -287,9 +257,7 @@ def test_what_is_neither_and_a_name_without_an_owner_are_refused(
     assert "a repository is OWNER/NAME, but this is 'house'" in capsys.readouterr().err
 
 
-def test_the_command_exports_the_model_of_a_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_command_exports_the_model_of_a_run(tmp_path, capsys):
     save_tiny(tmp_path / "run" / "model", 1)
     (tmp_path / "run" / "run.json").write_text("{}")
     assert cli(f"export {tmp_path / 'run'} --to {tmp_path / 'exported'}") == 0
@@ -299,9 +267,7 @@ def test_the_command_exports_the_model_of_a_run(
     assert "transformers loads it as it is" in capsys.readouterr().err
 
 
-def test_the_command_makes_a_site(
-    traced: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_command_makes_a_site(traced, tmp_path, capsys):
     shutil.copytree(traced, tmp_path / "house")
     given = f"{tmp_path / 'house'} --out {tmp_path / 'site'} --title Mine"
     assert cli(f"gallery {given}") == 0

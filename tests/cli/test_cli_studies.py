@@ -39,9 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny(tmp_path_factory.mktemp("model"), 1))
 
 
-def test_a_run_is_not_reproduced_with_the_model_that_is_the_default(
-    model: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_run_is_not_reproduced_with_the_model_that_is_the_default(model, capsys):
     assert cli(f"trace The --model {model} --out out {QUICK}") == 0
     capsys.readouterr()
     for command in ("trace --reproduce out --out again", "trace --reproduce=out --dry-run"):
@@ -55,9 +53,7 @@ def test_a_run_is_not_reproduced_with_the_model_that_is_the_default(
     assert f"on {model}" in capsys.readouterr().out
 
 
-def test_trace_takes_prompts_from_a_file_and_resumes(
-    model: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_trace_takes_prompts_from_a_file_and_resumes(model, capsys):
     Path("q.jsonl").write_text(
         "".join(f'{{"question": "The {thing}"}}\n' for thing in ("sea", "boat", "man"))
     )
@@ -91,9 +87,7 @@ def test_trace_takes_prompts_from_a_file_and_resumes(
 
 
 @pytest.mark.slow
-def test_untrained_twins_are_asked_for_left_out_and_reproduced(
-    model: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_untrained_twins_are_asked_for_left_out_and_reproduced(model, capsys):
     twins = ("attention-initialised", "attention-permuted")
     for flags, expected in (
         ("--no-twin", ()),
@@ -118,7 +112,7 @@ def test_untrained_twins_are_asked_for_left_out_and_reproduced(
     assert open_run("no-twin").array_files == ("attention", *twins)
 
 
-def test_trace_watches_autoregressive_models(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_trace_watches_autoregressive_models(tmp_path, capsys):
     loaded = tiny_llama()
     loaded.model.save_pretrained(tmp_path / "llama")
     loaded.tokenizer.save_pretrained(tmp_path / "llama")
@@ -136,9 +130,7 @@ def test_trace_watches_autoregressive_models(tmp_path: Path, capsys: pytest.Capt
     assert (open_run("masked").table("removals")["forward"].unique() == [1, 2, 3]).all()
 
 
-def test_trace_takes_edits_and_refuses_before_a_folder_is_made(
-    model: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_trace_takes_edits_and_refuses_before_a_folder_is_made(model, capsys):
     edit = MaskSinks(epsilon=0.5, removal="zero_value", source="clean_pass", control="random")
     edits = f"--edits {interventions.as_text(edit)} mask_positions:positions=1"
     command = f"trace 'The sea' --model {model} --out out {edits} {QUICK}"
@@ -151,9 +143,7 @@ def test_trace_takes_edits_and_refuses_before_a_folder_is_made(
 
 
 @pytest.mark.slow
-def test_compare_prints_a_table_and_writes_the_page(
-    model: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_compare_prints_a_table_and_writes_the_page(model, capsys):
     for name, edits in (("plain", ""), ("masked", "--edits mask_sinks:k=2")):
         assert cli(f"trace 'The sea' --model {model} --out {name} {QUICK} {edits}") == 0
     capsys.readouterr()
@@ -165,16 +155,14 @@ def test_compare_prints_a_table_and_writes_the_page(
     assert Path("both/report.html").stat().st_size > 1000
 
 
-def test_a_table_of_numbers_is_aligned(capsys: pytest.CaptureFixture) -> None:
+def test_a_table_of_numbers_is_aligned(capsys):
     _show_table(pd.DataFrame({"measure": ["a", "longer"], "a": [1.23456, None], "b": [7, 12]}))
     lines = [line for line in capsys.readouterr().out.splitlines() if "│" in line]
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
     assert rows == [["a", "1.235", "7"], ["longer", "–", "12"]]
 
 
-def test_other_processes_are_silent(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_other_processes_are_silent(monkeypatch, capsys):
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
         with working() as progress:
@@ -189,9 +177,7 @@ def test_other_processes_are_silent(
     ("world", "device", "used"),
     [("1", "cuda", "cuda"), ("4", "cuda", "cuda:2"), ("4", "cuda:0", "cuda:0"), ("4", None, None)],
 )
-def test_each_process_takes_a_gpu_of_its_own(
-    world: str, device: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_process_takes_a_gpu_of_its_own(world, device, used, monkeypatch):
     asked = []
     loaded = tiny_loaded()
 
@@ -206,9 +192,7 @@ def test_each_process_takes_a_gpu_of_its_own(
     assert asked == [used]
 
 
-def test_launchers_can_run_it_as_a_module(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_launchers_can_run_it_as_a_module(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["sinklab", "report"])
     with pytest.raises(SystemExit) as end:
         runpy.run_module("sinklab", run_name="__main__")
@@ -217,7 +201,7 @@ def test_launchers_can_run_it_as_a_module(
 
 
 @pytest.mark.slow
-def test_a_trace_runs_through_a_bounded_part_of_the_package(capfd: pytest.CaptureFixture) -> None:
+def test_a_trace_runs_through_a_bounded_part_of_the_package(capfd):
     walked = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "files_walked.py"))
     walked["report"](["trace"], "rooms")
     files, functions = map(int, re.findall(r"(\d+) (?:files|functions)", capfd.readouterr().out))

@@ -67,9 +67,7 @@ STUDIES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_command_keeps_what_is_written_and_goes_on(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_command_keeps_what_is_written_and_goes_on(name, monkeypatch, capsys):
     if name == "eval":
         pytest.importorskip("lm_eval")
         rows = [

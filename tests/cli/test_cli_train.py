@@ -35,9 +35,7 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainSetti
     return seen
 
 
-def test_the_help_lists_recipes_and_variants(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_help_lists_recipes_and_variants(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit):
         cli("train --help")
@@ -47,9 +45,7 @@ def test_the_help_lists_recipes_and_variants(
     assert ", ".join(VARIANTS) in printed
 
 
-def test_the_help_of_a_recipe_shows_its_values(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_help_of_a_recipe_shows_its_values(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     with pytest.raises(SystemExit):
         cli("train qwen-0.5b --variant gate --help")
@@ -60,12 +56,12 @@ def test_the_help_of_a_recipe_shows_its_values(
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_what_runs(name: str, settings: list[TrainSettings]) -> None:
+def test_a_recipe_is_what_runs(name, settings):
     assert cli(f"train {name}") == 0
     assert settings == [recipe(name)]
 
 
-def test_flags_override_the_recipe_and_nothing_else(settings: list[TrainSettings]) -> None:
+def test_flags_override_the_recipe_and_nothing_else(settings):
     assert cli("train laptop-from-causal --variant=4-sinks --lr 0.5 --no-bf16 --keep 7") == 0
     expected = asdict(recipe("laptop-from-causal", "4-sinks")) | {
         "lr": 0.5,
@@ -97,18 +93,14 @@ def test_flags_override_the_recipe_and_nothing_else(settings: list[TrainSettings
         ("train --reproduce nowhere --out there", "nowhere is not a run folder: no such folder"),
     ],
 )
-def test_a_mistake_names_the_remedy(
-    command: str, message: str, settings: list[TrainSettings], capsys: pytest.CaptureFixture
-) -> None:
+def test_a_mistake_names_the_remedy(command, message, settings, capsys):
     assert cli(command) == 2
     assert re.search(message, capsys.readouterr().err)
     assert settings == []
 
 
 @pytest.mark.slow
-def test_a_run_reproduces_from_its_folder_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_run_reproduces_from_its_folder_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(TEXT * 60)
     assert cli(f"train --variant sink --corpus text.txt --out first {SIZES}") == 0

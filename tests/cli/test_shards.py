@@ -52,7 +52,7 @@ def array(folder: Path, tasks: range, out: str) -> dict[int, subprocess.Popen]:
 
 
 @pytest.mark.slow
-def test_an_array_of_workers_writes_what_the_command_writes(tmp_path: Path) -> None:
+def test_an_array_of_workers_writes_what_the_command_writes(tmp_path):
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
     assert main([*ASKED, str(tmp_path / "alone")]) == 0

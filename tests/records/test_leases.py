@@ -69,7 +69,7 @@ def silent(lease: Lease) -> Lease:
     return lease
 
 
-def test_one_holds_it_and_the_next_one_when_it_is_free(tmp_path: Path) -> None:
+def test_one_holds_it_and_the_next_one_when_it_is_free(tmp_path):
     one, other = Claims(tmp_path), Claims(tmp_path)
     with one.take("part") as lease:
         assert lease is not None
@@ -89,9 +89,7 @@ def test_one_holds_it_and_the_next_one_when_it_is_free(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_holder_is_followed_at_once_whatever_its_number(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_a_killed_holder_is_followed_at_once_whatever_its_number(tmp_path, clock):
     arguments = [
         sys.executable,
         "-c",
@@ -122,9 +120,7 @@ def test_a_killed_holder_is_followed_at_once_whatever_its_number(
     assert clock.now == began, "the kernel knows at once that it is gone"
 
 
-def test_a_holder_on_another_machine_counts_as_gone_once_it_is_silent_for_long(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_a_holder_on_another_machine_counts_as_gone_once_it_is_silent_for_long(tmp_path, clock):
     holder = elsewhere(Claims(tmp_path).take("part"))
     mine = Claims(tmp_path)
     assert mine.take("part") is None
@@ -146,9 +142,7 @@ def test_a_holder_on_another_machine_counts_as_gone_once_it_is_silent_for_long(
 
 
 @pytest.mark.parametrize("skew", [-(10**8), 10**8])
-def test_clocks_are_not_compared(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, skew: int
-) -> None:
+def test_clocks_are_not_compared(tmp_path, clock, monkeypatch, skew):
     """The holder's clock, and that of the file server, are years away."""
     monkeypatch.setattr(time, "time", lambda: 1e9 + skew)
     holder, mine = elsewhere(Claims(tmp_path).take("part")), Claims(tmp_path)
@@ -167,9 +161,7 @@ def test_clocks_are_not_compared(
     lease.release()
 
 
-def test_where_files_cannot_be_locked_signs_of_life_decide(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_files_cannot_be_locked_signs_of_life_decide(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(leases, "_locks", lambda descriptor, *, alone: False)
     holder, mine = Claims(tmp_path).take("part"), Claims(tmp_path)
     assert mine.take("part") is None
@@ -183,9 +175,7 @@ def test_where_files_cannot_be_locked_signs_of_life_decide(
     os.close(holder._file)
 
 
-def test_where_every_lock_is_granted_none_is_believed(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_every_lock_is_granted_none_is_believed(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(leases, "_locks", lambda descriptor, *, alone: True)
     with Claims(tmp_path).take("part") as holder:
         mine = Claims(tmp_path)
@@ -197,7 +187,7 @@ def test_where_every_lock_is_granted_none_is_believed(
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_claim_that_was_killed_while_it_was_made_expires(tmp_path: Path) -> None:
+def test_a_claim_that_was_killed_while_it_was_made_expires(tmp_path):
     (tmp_path / ".claims").mkdir()
     (tmp_path / ".claims" / "part.1").touch()
     assert Claims(tmp_path).take("part") is None, "its maker may be about to write"
@@ -205,7 +195,7 @@ def test_a_claim_that_was_killed_while_it_was_made_expires(tmp_path: Path) -> No
         assert lease.path.name == "part.2"
 
 
-def test_many_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_take_turns(tmp_path, monkeypatch):
     monkeypatch.setattr(leases, "POLL", 0.0005)
     count = tmp_path / "count"
     count.write_text("0")
@@ -226,7 +216,7 @@ def test_many_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not (tmp_path / ".claims").exists()
 
 
-def test_a_run_has_one_writer_and_says_where(tmp_path: Path) -> None:
+def test_a_run_has_one_writer_and_says_where(tmp_path):
     with RunWriter(tmp_path / "run", **RUN_OF) as run:
         run.table("a", {"x": [1]})
         for how in ({"resume": True}, {"overwrite": True}):
@@ -240,7 +230,7 @@ def test_a_run_has_one_writer_and_says_where(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").glob(".*"))
 
 
-def test_a_writer_that_was_stopped_for_too_long_writes_no_list_any_more(tmp_path: Path) -> None:
+def test_a_writer_that_was_stopped_for_too_long_writes_no_list_any_more(tmp_path):
     with (
         pytest.raises(ValueError, match="taken over by another process"),
         RunWriter(tmp_path / "run", **RUN_OF) as run,
@@ -253,7 +243,7 @@ def test_a_writer_that_was_stopped_for_too_long_writes_no_list_any_more(tmp_path
     assert open_run(tmp_path / "run").tables == ("a",)
 
 
-def test_several_writers_of_one_run_keep_what_the_others_wrote(tmp_path: Path) -> None:
+def test_several_writers_of_one_run_keep_what_the_others_wrote(tmp_path):
     def write(first: int) -> None:
         with RunWriter(tmp_path / "run", **RUN_OF, resume=True, shared=True) as run:
             run.is_last = False

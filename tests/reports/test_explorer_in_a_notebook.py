@@ -1,7 +1,6 @@
 """The explorer inside the frame that a notebook shows."""
 
 import time
-from pathlib import Path
 
 import pytest
 from chromium import PROGRAM, Page
@@ -15,9 +14,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.slow
-def test_the_page_runs_in_a_frame_that_reaches_nothing_of_the_notebook(
-    make_study, tmp_path: Path
-) -> None:
+def test_the_page_runs_in_a_frame_that_reaches_nothing_of_the_notebook(make_study, tmp_path):
     notebook = tmp_path / "notebook.html"
     run = open_run(make_study("tiny", added=1).path)
     notebook.write_text(

@@ -37,11 +37,11 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Registry:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in figures if figures[name].kind in KINDS])
-def test_every_figure_conforms(name, runs) -> None:
+def test_every_figure_conforms(name, runs):
     check_figure(name, runs[figures[name].kind])
 
 
-def test_a_figure_in_a_file_of_its_own_is_drawn_with_the_others(runs, scratch, monkeypatch) -> None:
+def test_a_figure_in_a_file_of_its_own_is_drawn_with_the_others(runs, scratch, monkeypatch):
     assert len(EXAMPLE.read_text("utf-8").splitlines()) <= 60
     load_plugin(EXAMPLE)
     check_figure("sinks_and_norms", runs["study"])
@@ -80,14 +80,14 @@ def careless(runs, axes=None, *, look):
         (careless, "recorded nothing"),
     ],
 )
-def test_a_broken_figure_is_named(draw, message, runs, scratch) -> None:
+def test_a_broken_figure_is_named(draw, message, runs, scratch):
     figure("broken")(draw)
     with pytest.raises(AssertionError, match=message):
         check_figure("broken", runs["study"])
     pyplot.close("all")
 
 
-def test_a_figure_is_declared_over_expressions(runs, scratch) -> None:
+def test_a_figure_is_declared_over_expressions(runs, scratch):
     @figure("twice", x="layer", y=("2 * sinks", Curve("missing")), label="twice")
     def twice(axes, look):
         """Twice the number of sinks."""
@@ -111,7 +111,7 @@ def test_a_figure_is_declared_over_expressions(runs, scratch) -> None:
         figure("absent", x="step", y=("missing",))(silent)
 
 
-def test_runs_of_a_kind_without_a_page_have_figures(scratch, tmp_path) -> None:
+def test_runs_of_a_kind_without_a_page_have_figures(scratch, tmp_path):
     from sinklab.lab.records import RunWriter
 
     @figure("bars", kind="tally", x="counts", y=("number",))
@@ -136,7 +136,7 @@ def test_runs_of_a_kind_without_a_page_have_figures(scratch, tmp_path) -> None:
         ("layer", "absorbed", "studie", r"of kind 'study'\.$"),
     ],
 )
-def test_a_misspelt_declaration_is_told(runs, scratch, x, y, kind, message) -> None:
+def test_a_misspelt_declaration_is_told(runs, scratch, x, y, kind, message):
     drawn = figure("misspelt", x=x, y=(y,), kind=kind, label="nothing")(lambda axes, look: None)
     with pytest.raises(ValueError, match=message):
         drawn(runs["study"])

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_page_reads_all_queries_so_far_and_says_so(folder: Path) -> None:
+def test_the_page_reads_all_queries_so_far_and_says_so(folder):
     run = open_run(folder)
     assert run.info.model["reading"] == "all queries so far" and "all queries so far" in repr(run)
     shown = as_studies(run)[0]
@@ -53,7 +53,7 @@ def test_the_page_reads_all_queries_so_far_and_says_so(folder: Path) -> None:
     assert 0 <= shown.chosen_keys.share <= 1
 
 
-def test_a_run_of_an_earlier_version_is_that_of_last_rows(folder: Path, tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_is_that_of_last_rows(folder, tmp_path):
     run = open_run(folder).save(tmp_path / "old")
     about = json.loads((run.path / "run.json").read_text())
     assert about["model"].pop("reading")

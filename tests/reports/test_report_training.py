@@ -145,7 +145,7 @@ def page_alone(runs: Any, out: Path) -> Any:
     return read(report(runs, out, tables=()))
 
 
-def test_the_loss_has_the_interval_of_its_rows(pair: list[Run], tmp_path: Path) -> None:
+def test_the_loss_has_the_interval_of_its_rows(pair, tmp_path):
     plain, sink = as_trainings(pair)
     assert plain.loss is not None and (plain.loss.samples, plain.has_ended) == (ROWS, True)
     expected = mean_over(4 + np.linspace(-1, 1, ROWS))
@@ -166,7 +166,7 @@ def test_the_loss_has_the_interval_of_its_rows(pair: list[Run], tmp_path: Path) 
     )
 
 
-def test_differences_have_the_digits_of_their_error() -> None:
+def test_differences_have_the_digits_of_their_error():
     shown = [(-0.000759, 0.0033), (0.244, 0.055), (1.5, 12.0), (0.123, 0.0), (0.0, 0.0)]
     expected = ["−0.0008 ± 0.0033", "+0.244 ± 0.055", "+2 ± 12", "+0.12 ± 0.00", "+0 ± 0"]
     assert [
@@ -174,7 +174,7 @@ def test_differences_have_the_digits_of_their_error() -> None:
     ] == expected
 
 
-def test_a_takeover_must_last(pair: list[Run], tmp_path: Path) -> None:
+def test_a_takeover_must_last(pair, tmp_path):
     plain, sink = as_trainings(pair)
     # twice an even share is 0.08: 0.2 at step 10 is lost again at step 20
     assert (plain.takeover, sink.takeover) == (None, 30)
@@ -188,7 +188,7 @@ def test_a_takeover_must_last(pair: list[Run], tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_the_page_tells_the_numbers(pair: list[Run], tmp_path: Path) -> None:
+def test_the_page_tells_the_numbers(pair, tmp_path):
     page = page_alone(pair, tmp_path / "out")
     for said in (
         "bare scores 4.000 (95 % 3.662 to 4.338, 16 rows) nats per token on held-out text at the "
@@ -212,7 +212,7 @@ def test_the_page_tells_the_numbers(pair: list[Run], tmp_path: Path) -> None:
     assert "(± is over rows: seeds are not in it)." in page.content
 
 
-def test_a_variant_is_judged_over_seeds(tmp_path: Path) -> None:
+def test_a_variant_is_judged_over_seeds(tmp_path):
     plain = [made(tmp_path / f"p{seed}", seed=seed, loss=4 + 0.1 * seed) for seed in range(6)]
     for name, gaps, said in (
         ("worse", (0.1, 0.12, 0.09, 0.11, 0.1, 0.08), ": worse)"),
@@ -234,7 +234,7 @@ def test_a_variant_is_judged_over_seeds(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_repeats_share_their_sentences(tmp_path: Path) -> None:
+def test_repeats_share_their_sentences(tmp_path):
     runs = [
         made(tmp_path / "p0", seed=0),
         made(tmp_path / "p1", seed=1, loss=4.2),
@@ -268,7 +268,7 @@ def test_repeats_share_their_sentences(tmp_path: Path) -> None:
     assert [run.repeats for run in as_trainings(other)] == ["p0", "p1", "s0", "s1", "p2"]
 
 
-def test_many_variants_leave_the_rest_to_the_pictures(tmp_path: Path, no_pictures: None) -> None:
+def test_many_variants_leave_the_rest_to_the_pictures(tmp_path, no_pictures):
     runs = [made(tmp_path / f"run-{place}", lr=place, added=1) for place in range(4)]
     few, many = (" ".join(summary(runs[:count])) for count in (3, 4))
     assert "mobility" in few and "mobility" not in many
@@ -277,7 +277,7 @@ def test_many_variants_leave_the_rest_to_the_pictures(tmp_path: Path, no_picture
     assert page.count("In run-0, the main sinks are") == 1
 
 
-def test_seven_runs_have_seven_colours(tmp_path: Path) -> None:
+def test_seven_runs_have_seven_colours(tmp_path):
     runs = as_trainings([made(tmp_path / f"run-{place}", lr=place) for place in range(8)])
     looks = drawn_as(runs)
     for theme in THEMES.values():
@@ -298,7 +298,7 @@ def curve(axes: Any, colour: str, style: str) -> list[float]:
     return np.asarray(line.get_ydata(), dtype=float).tolist()
 
 
-def test_curves_draw_what_was_recorded(pair: list[Run]) -> None:
+def test_curves_draw_what_was_recorded(pair):
     plain, sink = THEMES["light"].runs[:2]
     axes = sink_emergence(pair)
     assert curve(axes, sink, "-") == pytest.approx([1, 20, 5, 30])
@@ -331,14 +331,12 @@ def test_curves_draw_what_was_recorded(pair: list[Run]) -> None:
         assert len(main_holders(run).get_legend().get_texts()) == words
 
 
-def test_a_causal_start_is_marked(tmp_path: Path) -> None:
+def test_a_causal_start_is_marked(tmp_path):
     axes = training_loss(made(tmp_path / "warm", causal_start=0.4))
     assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [12]
 
 
-def test_one_page_that_loads_and_runs_nothing(
-    pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_page_that_loads_and_runs_nothing(pair, tmp_path, monkeypatch):
     sections = import_module("sinklab.lab.reports.build")
     few, every = {"training_loss", "optimization"}, sections.picture
     monkeypatch.setattr(
@@ -356,7 +354,7 @@ def test_one_page_that_loads_and_runs_nothing(
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_names_are_escaped_and_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_names_are_escaped_and_what_is_missing_is_said(tmp_path):
     run = made(tmp_path / "<b>bold", leave_out=("monitor", "heldout", "heldout_rows"))
     page = page_alone(run, tmp_path / "out")
     assert (
@@ -374,7 +372,7 @@ def test_names_are_escaped_and_what_is_missing_is_said(tmp_path: Path) -> None:
     assert "The run of stopped was interrupted: KeyboardInterrupt" in said
 
 
-def test_figures_that_need_a_monitor_say_so(tmp_path: Path) -> None:
+def test_figures_that_need_a_monitor_say_so(tmp_path):
     run = made(tmp_path / "unwatched", leave_out=("monitor",))
     with pytest.raises(NotRecorded, match="Train with --monitor-every"):
         sink_emergence(run)
@@ -385,9 +383,7 @@ def test_figures_that_need_a_monitor_say_so(tmp_path: Path) -> None:
         draw_all(run, tmp_path / "figures", names=("trainin_loss",))
 
 
-def test_tables_lie_beside_the_page(
-    pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_lie_beside_the_page(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(
         import_module("sinklab.lab.reports.build"), "picture", lambda *about, **options: []
     )
@@ -412,7 +408,7 @@ def test_tables_lie_beside_the_page(
         write_tables(pair, tmp_path, names=("outcom",))
 
 
-def test_runs_of_two_kinds_are_not_mixed(pair: list[Run], make_study: Any, tmp_path: Path) -> None:
+def test_runs_of_two_kinds_are_not_mixed(pair, make_study, tmp_path):
     mixed = [make_study("study"), pair[0]]
     for refuse in (summary, partial(report, out=tmp_path / "out")):
         with pytest.raises(ValueError, match=r"'training', .* of kind 'study'"):
@@ -439,7 +435,7 @@ def test_runs_of_two_kinds_are_not_mixed(pair: list[Run], make_study: Any, tmp_p
         ({"sink_kind": "kv", "sink_count": 2, "gate": "elementwise"}, "2 key/value sinks and gate"),
     ],
 )
-def test_variants_have_names(tmp_path: Path, model: dict[str, Any], words: str) -> None:
+def test_variants_have_names(tmp_path, model, words):
     with RunWriter(tmp_path / "run", kind="training", model=model, settings={}, seed=0):
         pass
     assert as_trainings(open_run(tmp_path / "run"))[0].variant == words

@@ -1,7 +1,5 @@
 """A study over models that several processes hold together is the study over the whole model."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -17,7 +15,7 @@ PROMPTS = ("The old man", "The sea", "The wind")
 
 @pytest.mark.skipif(not dividing.divides_experts(), reason="transformers cannot divide experts")
 @pytest.mark.slow
-def test_two_processes_of_one_model_write_what_one_process_writes(tmp_path: Path) -> None:
+def test_two_processes_of_one_model_write_what_one_process_writes(tmp_path):
     from sinklab.lab.checkpoints import load
 
     model = save_tiny(tmp_path / "model", 1)
@@ -69,7 +67,7 @@ class Told:
         return self.heard.pop(0)
 
 
-def test_units_of_a_model_are_those_that_its_first_process_claims() -> None:
+def test_units_of_a_model_are_those_that_its_first_process_claims():
     heard: list = []
     first = Units(None, [2, 0, 1], lambda unit: False, worker=Told(heard, leads=True))
     assert [*first] == [2, 0, 1]
@@ -78,7 +76,7 @@ def test_units_of_a_model_are_those_that_its_first_process_claims() -> None:
     assert [*second] == [2, 0, 1]
 
 
-def test_processes_of_one_model_are_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_one_model_are_one_worker(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     found = []
     for rank in range(4):

@@ -52,7 +52,7 @@ def told(script: str, *arguments: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_a_run_killed_or_failed_at_a_write_goes_on_to_the_same_end(tmp_path: Path) -> None:
+def test_a_run_killed_or_failed_at_a_write_goes_on_to_the_same_end(tmp_path):
     """All kinds in one process, which has imported what they need."""
     harness = WITH_HARNESS if importlib.util.find_spec("lm_eval") else {}
     shares = SHARES | harness
@@ -66,7 +66,7 @@ def test_a_run_killed_or_failed_at_a_write_goes_on_to_the_same_end(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_workers_that_are_killed_are_followed_by_others_in_other_numbers(tmp_path: Path) -> None:
+def test_workers_that_are_killed_are_followed_by_others_in_other_numbers(tmp_path):
     """What comes out is the same to the last bit, however many did it: batches do not depend on who
     makes them.
     """

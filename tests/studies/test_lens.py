@@ -34,7 +34,7 @@ def hooks_of(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("sink", [0, 2])
-def test_residual_states_are_those_between_the_layers(sink: int) -> None:
+def test_residual_states_are_those_between_the_layers(sink):
     model = tiny_model(sink)
     ids, before = noisy_ids(model), hooks_of(model)
     with torch.inference_mode(), residual_states(model) as seen:
@@ -50,7 +50,7 @@ def test_residual_states_are_those_between_the_layers(sink: int) -> None:
         assert torch.equal(seen.added_ND[0], model.sink_embeddings)
 
 
-def test_of_two_forwards_the_first_is_kept() -> None:
+def test_of_two_forwards_the_first_is_kept():
     model = tiny_model()
     one, other = noisy_ids(model), noisy_ids(model).flip(1)
     with torch.inference_mode(), residual_states(model) as seen:
@@ -63,7 +63,7 @@ def test_of_two_forwards_the_first_is_kept() -> None:
 
 
 @pytest.mark.parametrize("shift", [False, True])
-def test_after_the_last_layer_the_lens_is_the_model(shift: bool) -> None:
+def test_after_the_last_layer_the_lens_is_the_model(shift):
     model = tiny_model(logit_shift=shift)
     ids = noisy_ids(model)
     with torch.inference_mode(), residual_states(model) as seen:
@@ -73,14 +73,14 @@ def test_after_the_last_layer_the_lens_is_the_model(shift: bool) -> None:
     assert torch.equal(logits_SV[shift:], read_SV[: len(read_SV) - shift])
 
 
-def test_a_causal_model_has_a_lens_too() -> None:
+def test_a_causal_model_has_a_lens_too():
     model = tiny_llama().model
     with torch.inference_mode(), residual_states(model) as seen:
         logits_SV = model(torch.arange(3, 9)[None]).logits[0]
     assert torch.allclose(LogitLens.of(model).logits(seen.depths_BSD[2][0]), logits_SV, atol=1e-6)
 
 
-def test_what_the_lens_measures_is_what_a_plain_loop_finds() -> None:
+def test_what_the_lens_measures_is_what_a_plain_loop_finds():
     model = tiny_model()
     hidden, size = (model.config.mask_token_id,), 200
     lens = LogitLens.of(model, hidden_ids=hidden, vocabulary=size)
@@ -120,7 +120,7 @@ def test_what_the_lens_measures_is_what_a_plain_loop_finds() -> None:
             )
 
 
-def test_a_lens_needs_a_norm_a_head_and_equal_lengths() -> None:
+def test_a_lens_needs_a_norm_a_head_and_equal_lengths():
     model = tiny_model()
     with pytest.raises(ValueError, match="3 last states, 2 and 2 tokens"):
         LogitLens.of(model).measures(
@@ -136,7 +136,7 @@ def test_a_lens_needs_a_norm_a_head_and_equal_lengths() -> None:
         pass
 
 
-def test_places_follow_the_blocks() -> None:
+def test_places_follow_the_blocks():
     state_S = np.array([2, 2, 1, 0, 1, 0, 0, 2, 0])
     assert places_of(state_S, 0, 3).tolist() == [3, 3, 2, 0, 2, 1, 1, 3, 1]
     assert places_of(state_S, 1, 3).tolist() == [3, 3, 2, 0, 2, 0, 0, 3, 0]
@@ -144,7 +144,7 @@ def test_places_follow_the_blocks() -> None:
 
 
 @pytest.mark.parametrize("sink", [0, 1])
-def test_sinks_of_a_traced_forward_are_those_of_the_rule(sink: int) -> None:
+def test_sinks_of_a_traced_forward_are_those_of_the_rule(sink):
     model = tiny_model(sink)
     ids = noisy_ids(model)
     with torch.inference_mode(), trace(model) as recording:
@@ -160,14 +160,14 @@ def test_sinks_of_a_traced_forward_are_those_of_the_rule(sink: int) -> None:
     assert found_LS.any()
 
 
-def test_the_strongest_of_each_place_are_taken_head_by_head() -> None:
+def test_the_strongest_of_each_place_are_taken_head_by_head():
     received_LHK = np.array([[[9.0, 1, 2, 3, 4, 5], [9, 5, 4, 3, 2, 1]]])
     # the first key is an added sink; one position alone has nothing to be compared with
     place_S = np.array([PROMPT, PROMPT, FUTURE, FUTURE, BLOCK])
     assert sink_heads(received_LHK, place_S, rule=None).tolist() == [[1, 1, 1, 1, 0]]
 
 
-def test_matches_are_alike_and_near() -> None:
+def test_matches_are_alike_and_near():
     place_S = np.array([PROMPT] * 4 + [COMMITTED] * 5 + [FUTURE] * 3)
     token_S = np.array([7, 7, 8, 9, 4, 5, 4, 6, 5, 2, 2, 2])
     sink_S = np.isin(np.arange(12), [0, 5, 10])
@@ -178,7 +178,7 @@ def test_matches_are_alike_and_near() -> None:
     assert len(pairs) == 3
 
 
-def test_nothing_is_matched_twice_nor_beyond_what_is_asked() -> None:
+def test_nothing_is_matched_twice_nor_beyond_what_is_asked():
     place_S, token_S = np.full(8, FUTURE), np.full(8, 2)
     sink_S = np.arange(8) < 5
     pairs = matched_pairs(sink_S, place_S, token_S, np.random.default_rng(0), 8)
@@ -191,7 +191,7 @@ def test_nothing_is_matched_twice_nor_beyond_what_is_asked() -> None:
     )
 
 
-def test_both_sides_of_a_sink_are_matched() -> None:
+def test_both_sides_of_a_sink_are_matched():
     place_S, token_S, sink_S = np.full(3, FUTURE), np.full(3, 2), np.array([False, True, False])
     matches = {
         int(matched_pairs(sink_S, place_S, token_S, np.random.default_rng(n), 1)[0, 1])
@@ -200,14 +200,14 @@ def test_both_sides_of_a_sink_are_matched() -> None:
     assert matches == {0, 2}
 
 
-def test_any_rule_chooses_sinks() -> None:
+def test_any_rule_chooses_sinks():
     received_LHK = np.array([[[9.0, 1, 2, 3, 4, 5], [0, 5, 4, 3, 2, 1]]])
     rule = chosen_rule("top:k=2", 3.0)
     assert sink_heads(received_LHK, np.zeros(5), rule=rule).tolist() == [[1, 1, 0, 0, 1]]
     assert (chosen_rule("excess", 5.0), chosen_rule("strongest", 3.0)) == (Excess(5.0), None)
 
 
-def test_unknown_choices_are_refused() -> None:
+def test_unknown_choices_are_refused():
     with pytest.raises(ValueError, match="top; did you mean 'strongest'"):
         chosen_rule("strong", 3.0)
     with pytest.raises(ValueError, match="epsilon must be at least 0"):
@@ -244,7 +244,7 @@ def plain_ridge(
     return predicted, best
 
 
-def test_ridge_is_the_plain_one_with_its_penalty_chosen_inside() -> None:
+def test_ridge_is_the_plain_one_with_its_penalty_chosen_inside():
     x = probes.standardised(torch.randn(60, 5))
     text = torch.arange(60) % 12
     fold = probes.folds_of(text, 4)
@@ -264,7 +264,7 @@ def test_ridge_is_the_plain_one_with_its_penalty_chosen_inside() -> None:
     assert probes.explained(held["noise"], noise, text, 12).value() < 0.1
 
 
-def test_wide_targets_find_their_penalty_on_mixtures() -> None:
+def test_wide_targets_find_their_penalty_on_mixtures():
     x = probes.standardised(torch.randn(90, 6))
     fold = probes.folds_of(torch.arange(90) % 15, 3)
     wide = x @ torch.randn(6, 100, dtype=torch.float64) + 2 * torch.randn(
@@ -275,7 +275,7 @@ def test_wide_targets_find_their_penalty_on_mixtures() -> None:
     assert torch.allclose(held.predicted_NC, plain_ridge(x, wide, fold, (0.1,))[0], atol=1e-8)
 
 
-def test_folds_keep_a_text_together_and_are_even() -> None:
+def test_folds_keep_a_text_together_and_are_even():
     text = torch.arange(10).repeat_interleave(7)
     fold = probes.folds_of(text, 5)
     assert all(len(fold[text == one].unique()) == 1 for one in range(10))
@@ -286,7 +286,7 @@ def test_folds_keep_a_text_together_and_are_even() -> None:
         probes.folds_of(torch.arange(4), 2)
 
 
-def test_what_is_learned_of_a_text_by_heart_does_not_count() -> None:
+def test_what_is_learned_of_a_text_by_heart_does_not_count():
     """States say which text they are of, and the target is a number drawn per text: rows dealt
     apart would read it.
     """
@@ -298,7 +298,7 @@ def test_what_is_learned_of_a_text_by_heart_does_not_count() -> None:
         assert value < 0.05 if is_fair else value > 0.9
 
 
-def test_constant_states_tell_exactly_nothing() -> None:
+def test_constant_states_tell_exactly_nothing():
     x = probes.standardised(torch.full((30, 4), 0.1))
     assert not x.any()
     text = torch.arange(30) % 6
@@ -309,7 +309,7 @@ def test_constant_states_tell_exactly_nothing() -> None:
     assert probes.skill(held["hot"], hot, text, 6).value().item() == 0
 
 
-def test_skill_is_measured_from_the_most_frequent_answer() -> None:
+def test_skill_is_measured_from_the_most_frequent_answer():
     answer = torch.tensor([0] * 40 + [1] * 20)
     x = probes.standardised(answer[:, None] + 0.01 * torch.randn(60, 3))
     text, hot = torch.arange(60) % 10, nn.functional.one_hot(answer).double()
@@ -322,7 +322,7 @@ def test_skill_is_measured_from_the_most_frequent_answer() -> None:
     assert probes.skill(held["shuffled"], shuffled, text, 10).value() <= 0
 
 
-def test_wide_states_keep_their_leading_directions() -> None:
+def test_wide_states_keep_their_leading_directions():
     base = torch.randn(80, 3)
     wide = base @ torch.randn(3, 40) + 0.01 * torch.randn(80, 40)
     narrow = probes.standardised(wide, 3)
@@ -333,7 +333,7 @@ def test_wide_states_keep_their_leading_directions() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_resampled_scores_are_those_of_the_texts_written_out() -> None:
+def test_resampled_scores_are_those_of_the_texts_written_out():
     value, text = torch.randn(50), torch.arange(50) % 9
     value[3] = torch.nan
     score = probes.mean_score(value, text, 9)
@@ -354,7 +354,7 @@ def test_resampled_scores_are_those_of_the_texts_written_out() -> None:
     assert all(map(math.isnan, probes.interval(math.nan, values, 9, fitted=False)))
 
 
-def test_a_resample_chooses_its_penalty_anew() -> None:
+def test_a_resample_chooses_its_penalty_anew():
     x, text = probes.standardised(torch.randn(60, 5)), torch.arange(60) % 12
     y = 0.4 * x[:, :1] + torch.randn(60, 1, dtype=torch.float64)
     fold = probes.folds_of(text, 4)
@@ -376,7 +376,7 @@ def test_a_resample_chooses_its_penalty_anew() -> None:
     assert fitted[1] - fitted[0] == pytest.approx(probes.FITTED * (plain[1] - plain[0]))
 
 
-def test_whole_texts_are_exchanged() -> None:
+def test_whole_texts_are_exchanged():
     text = torch.tensor([0] * 3 + [1] * 5 + [2] * 4)
     target = (10 * text + torch.arange(12))[:, None].repeat(1, 2)
     mixed = probes.shuffled(target, text)
@@ -393,7 +393,7 @@ def test_whole_texts_are_exchanged() -> None:
         probes.shuffled(target, torch.zeros(12, dtype=torch.int64))
 
 
-def test_probes_refuse_what_is_not_finite() -> None:
+def test_probes_refuse_what_is_not_finite():
     fold = torch.arange(9) % 3
     with pytest.raises(ValueError, match="got 3 folds, 1 states"):
         probes.ridge(torch.tensor([[torch.nan]] + [[0.0]] * 8), {"y": torch.zeros(9, 1)}, fold)

@@ -56,7 +56,7 @@ def settings(tmp_path: Path) -> dict:
 
 
 @pytest.mark.slow
-def test_two_processes_write_what_one_writes(settings: dict, tmp_path: Path) -> None:
+def test_two_processes_write_what_one_writes(settings, tmp_path):
     done = launch(tmp_path, settings)
     assert done.returncode == 0, done.stderr
     stages = [line for line in done.stdout.splitlines() if "observation" in line]
@@ -95,7 +95,7 @@ def same_tables(run: Run, whole: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_two_goes_on_with_one_or_three_workers(settings: dict, tmp_path: Path) -> None:
+def test_a_run_of_two_goes_on_with_one_or_three_workers(settings, tmp_path):
     """Whoever is there writes what is missing, without waiting for those who began; the seed is
     that of the run.
     """
@@ -136,9 +136,7 @@ def test_a_run_of_two_goes_on_with_one_or_three_workers(settings: dict, tmp_path
         same_tables(open_run(out), whole)
 
 
-def test_workers_are_named_by_the_command_or_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_workers_are_named_by_the_command_or_the_environment(monkeypatch):
     assert Processes.here() == Processes(0, 1)
     assert Processes.here("2/5") == Processes(2, 5, joins=True)
     monkeypatch.setenv("RANK", "1")
@@ -169,7 +167,7 @@ QUICK = StudySettings(
 )
 
 
-def test_workers_come_into_a_folder_of_their_run_and_of_no_other(tmp_path: Path) -> None:
+def test_workers_come_into_a_folder_of_their_run_and_of_no_other(tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "notes.txt").write_text("mine")
     worker = Processes.here("1/2")
@@ -188,9 +186,7 @@ def test_workers_come_into_a_folder_of_their_run_and_of_no_other(tmp_path: Path)
     assert not (tmp_path / "drawn").exists()
 
 
-def test_units_are_done_once_and_those_of_the_dead_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_units_are_done_once_and_those_of_the_dead_again(tmp_path, monkeypatch):
     """One worker stops in the middle of a unit: the others do all the rest, and that one when it
     counts as gone.
     """

@@ -36,14 +36,14 @@ from sinklab.lab.studies.trace.study import StudySettings, study
 CPU = {"dtype": "bfloat16", "device": "cpu"}
 
 
-def test_counts_are_binomial_where_all_chances_are_one() -> None:
+def test_counts_are_binomial_where_all_chances_are_one():
     law = scipy.stats.binom(20, 0.3)
     assert counted(np.full((5, 20), 0.3)) == (pytest.approx(6), law.ppf(0.025), law.ppf(0.975))
     assert counted(np.zeros((3, 20))) == (0, 0, 0)
     assert counted(np.ones((3, 20))) == (20, 20, 20)
 
 
-def test_noise_is_pooled_as_far_as_margins_are_alike() -> None:
+def test_noise_is_pooled_as_far_as_margins_are_alike():
     draw = np.random.default_rng(0)
     shifts = draw.normal(0, 2.0, (400, 4))
     noise, freedom = pooled_noise(np.sqrt((shifts**2).mean(1)), 4)
@@ -68,7 +68,7 @@ def world(draw: np.random.Generator, multiple: float, probes: int = 4) -> tuple[
 
 
 @pytest.mark.slow
-def test_intervals_of_changed_texts_cover_what_happens() -> None:
+def test_intervals_of_changed_texts_cover_what_happens():
     """Sizes of rounding that vary between models as the noise says: 95 % intervals, told from
     margins alone.
     """
@@ -88,7 +88,7 @@ def test_intervals_of_changed_texts_cover_what_happens() -> None:
     assert larger >= 18, "rounding six times as large is more than is foretold"
 
 
-def test_two_runs_that_differ_by_rounding_lie_within_the_swing() -> None:
+def test_two_runs_that_differ_by_rounding_lie_within_the_swing():
     """Items of any difficulty, each drawn anew in both runs: 95 % of the differences, or more, lie
     within.
     """
@@ -106,7 +106,7 @@ def test_two_runs_that_differ_by_rounding_lie_within_the_swing() -> None:
     )
 
 
-def test_what_was_not_measured_is_extrapolated() -> None:
+def test_what_was_not_measured_is_extrapolated():
     kinds = noise_between(CPU)
     assert {*kinds} == {"bfloat16.backend", "bfloat16.fast", "bfloat16.batch"}
     assert {*noise_between(CPU, CPU | {"dtype": "float32"})} == {"float32.bfloat16"}
@@ -123,7 +123,7 @@ def test_what_was_not_measured_is_extrapolated() -> None:
     )
 
 
-def test_draws_of_likelihoods_change_what_is_near() -> None:
+def test_draws_of_likelihoods_change_what_is_near():
     items = pd.DataFrame(
         {"right": [1.0, 1.0], "logprobs": [[-1.0, -1.0], [-1.0, -9.0]], "stderrs": [[0.5, 0.5]] * 2}
     )
@@ -165,7 +165,7 @@ def benchmark(
 @pytest.mark.parametrize(
     ("lost", "word"), [(10, "cannot be told"), (62, "rounding cannot give this difference")]
 )
-def test_two_runs_are_compared_in_pairs(tmp_path: Path, lost: int, word: str) -> None:
+def test_two_runs_are_compared_in_pairs(tmp_path, lost, word):
     rights = [1] * 155 + [0] * 45
     other = [0] * (lost + 4) + [1] * (151 - lost) + [1] * 4 + [0] * 41
     one = benchmark(tmp_path / "one", rights, ["a"] * 200)
@@ -185,7 +185,7 @@ def test_two_runs_are_compared_in_pairs(tmp_path: Path, lost: int, word: str) ->
     ] == pytest.approx(0.775 * 0.225 / 200)
 
 
-def test_choices_are_compared_by_what_was_chosen(tmp_path: Path) -> None:
+def test_choices_are_compared_by_what_was_chosen(tmp_path):
     """Answers by likelihoods have no text; beside them stand written ones, which have no
     likelihoods.
     """
@@ -206,7 +206,7 @@ def test_choices_are_compared_by_what_was_chosen(tmp_path: Path) -> None:
     assert out.table("variance").set_index("part").loc["estimator draws", "variance"] > 0
 
 
-def test_items_that_are_not_scored_are_not_apart_by_the_seed(tmp_path: Path) -> None:
+def test_items_that_are_not_scored_are_not_apart_by_the_seed(tmp_path):
     rights = [[1, 0, 1, 0, np.nan, np.nan], [1, 0, 0, 0, np.nan, np.nan]]
     runs = [
         benchmark(tmp_path / str(seed), right, ["a"] * 6, seed=seed)
@@ -222,7 +222,7 @@ def test_items_that_are_not_scored_are_not_apart_by_the_seed(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("items", [16, 400])
-def test_few_texts_and_few_ties_do_not_say_that_rounding_changes_nothing(items: int) -> None:
+def test_few_texts_and_few_ties_do_not_say_that_rounding_changes_nothing(items):
     """None of 16 texts, and no answer at 12 ties: of 400 items it may still be many, of those 16
     none.
     """
@@ -236,7 +236,7 @@ def test_few_texts_and_few_ties_do_not_say_that_rounding_changes_nothing(items: 
         assert table["answers_high"].max() == expected and table["answers_high"].min() == expected
 
 
-def test_a_share_of_an_answer_is_neither_right_nor_wrong(tmp_path: Path) -> None:
+def test_a_share_of_an_answer_is_neither_right_nor_wrong(tmp_path):
     """A metric between 0 and 1 (F1, a probability) has no pairs of right and wrong, and no binomial
     variance.
     """
@@ -256,7 +256,7 @@ def test_a_share_of_an_answer_is_neither_right_nor_wrong(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_answers_are_written_again_as_long_as_they_were(tmp_path: Path) -> None:
+def test_answers_are_written_again_as_long_as_they_were(tmp_path):
     """The length that a task asks for, or what a prompt leaves of the context, stands with each
     answer.
     """
@@ -272,7 +272,7 @@ def test_answers_are_written_again_as_long_as_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_trace_is_judged_by_its_margins(tmp_path: Path) -> None:
+def test_a_trace_is_judged_by_its_margins(tmp_path):
     lm, short = (
         load("tiny"),
         StudySettings(prompts=("The sea", "It was a dark night"), new_tokens=6, statistics=()),
@@ -307,7 +307,7 @@ def test_a_trace_is_judged_by_its_margins(tmp_path: Path) -> None:
     )
 
 
-def test_what_cannot_be_judged_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_judged_is_refused(tmp_path):
     with pytest.raises(ValueError, match="give RUN or RUN OTHER"):
         Referee()(None, tmp_path / "out", RefereeSettings())
     with pytest.raises(ValueError, match="got 3"):

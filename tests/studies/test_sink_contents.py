@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -43,7 +42,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.slow
-def test_the_folder_says_what_was_done(run: Run) -> None:
+def test_the_folder_says_what_was_done(run):
     assert (run.info.kind, run.info.status, run.info.seed) == ("contents", "complete", 0)
     assert run.info.settings["choose"] == "strongest"
     added = ("added", "added_sinks") if run.info.model["sink_count"] else ()
@@ -52,7 +51,7 @@ def test_the_folder_says_what_was_done(run: Run) -> None:
     assert run.table("texts")["prompt"].tolist() == list(PROMPTS)
 
 
-def test_samples_are_pairs_that_are_alike(run: Run) -> None:
+def test_samples_are_pairs_that_are_alike(run):
     table = run.table("samples")
     assert set(table["population"]) == {"sink", "matched"}
     assert set(table["step"]) == {0, 2, 4, 6, 8, 10}
@@ -76,7 +75,7 @@ def test_samples_are_pairs_that_are_alike(run: Run) -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
-def test_states_are_those_of_the_text(run: Run, layer: int) -> None:
+def test_states_are_those_of_the_text(run, layer):
     """Each is found again by running the model once on what it read at that step."""
     loaded = tiny_loaded(run.info.model["sink_count"])
     rows = run.table("samples", part=1)
@@ -112,7 +111,7 @@ def test_states_are_those_of_the_text(run: Run, layer: int) -> None:
     assert rows["token"].tolist() == [final[position] for position in rows["position"]]
 
 
-def test_what_is_written_and_what_comes_next_are_means_of_embeddings(run: Run) -> None:
+def test_what_is_written_and_what_comes_next_are_means_of_embeddings(run):
     embedding = (
         tiny_loaded(run.info.model["sink_count"]).model.get_input_embeddings().weight.detach()
     )
@@ -125,7 +124,7 @@ def test_what_is_written_and_what_comes_next_are_means_of_embeddings(run: Run) -
     assert np.allclose(arrays["next"][2], embedding[written[8:]].mean(0), atol=1e-6)
 
 
-def test_the_tables_cover_places_layers_and_measures(run: Run) -> None:
+def test_the_tables_cover_places_layers_and_measures(run):
     lens, probes = run.table("lens"), run.table("probes")
     assert set(lens["measure"]) == set(READ)
     assert set(probes["target"]) == set(TARGETS)
@@ -149,7 +148,7 @@ def test_the_tables_cover_places_layers_and_measures(run: Run) -> None:
     assert probes[probes["target"] == "progress"]["other_text"].isna().all()
 
 
-def test_the_lens_table_is_the_mean_of_the_samples(run: Run) -> None:
+def test_the_lens_table_is_the_mean_of_the_samples(run):
     samples, lens = run.table("samples"), run.table("lens")
     part = samples[
         (samples["place"] == "future") & (samples["layer"] == 1) & (samples["population"] == "sink")
@@ -163,7 +162,7 @@ def test_the_lens_table_is_the_mean_of_the_samples(run: Run) -> None:
     assert samples[samples["layer"] == 2]["kl"].max() < 1e-5
 
 
-def test_an_added_sink_carries_a_constant(tmp_path: Path) -> None:
+def test_an_added_sink_carries_a_constant(tmp_path):
     run = open_run(sink_contents(tiny_loaded(1), tmp_path / "run", replace(SETTINGS, layers=(1,))))
     added = run.table("added_sinks")
     # attention of two layers, whatever states are kept
@@ -178,7 +177,7 @@ def test_an_added_sink_carries_a_constant(tmp_path: Path) -> None:
     )
 
 
-def test_a_sink_of_keys_and_values_has_no_states(tmp_path: Path) -> None:
+def test_a_sink_of_keys_and_values_has_no_states(tmp_path):
     loaded = tiny_loaded(sink_kind="kv", sink_count=1)
     added = open_run(sink_contents(loaded, tmp_path / "run", replace(SETTINGS, layers=(1,)))).table(
         "added_sinks"
@@ -186,7 +185,7 @@ def test_a_sink_of_keys_and_values_has_no_states(tmp_path: Path) -> None:
     assert added["spread"].isna().all() and added["share"].gt(0).all()
 
 
-def test_shifted_logits_are_read_where_they_predict(tmp_path: Path) -> None:
+def test_shifted_logits_are_read_where_they_predict(tmp_path):
     loaded = tiny_loaded(logit_shift=True)
     run = open_run(sink_contents(loaded, tmp_path / "run", replace(SETTINGS, layers=(2,))))
     samples = run.table("samples", part=0)
@@ -204,7 +203,7 @@ def test_shifted_logits_are_read_where_they_predict(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on_and_gives_the_same(run: Run, tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_and_gives_the_same(run, tmp_path):
     if run.info.model["sink_count"]:
         return
     told: list[str] = []
@@ -231,7 +230,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(run: Run, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_study_conforms() -> None:
+def test_the_study_conforms():
     small = replace(
         SETTINGS, prompts=PROMPTS[:3], new_tokens=4, block_length=2, layers=(1,), resamples=5
     )
@@ -239,7 +238,7 @@ def test_the_study_conforms() -> None:
 
 
 @pytest.mark.slow
-def test_guided_writing_is_watched_in_its_first_forward(tmp_path: Path) -> None:
+def test_guided_writing_is_watched_in_its_first_forward(tmp_path):
     run = open_run(
         sink_contents(
             tiny_loaded(), tmp_path / "run", replace(SETTINGS, cfg_scale=0.5, layers=(0,))
@@ -256,7 +255,7 @@ def test_guided_writing_is_watched_in_its_first_forward(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_beginnings_come_from_a_corpus(tmp_path: Path) -> None:
+def test_beginnings_come_from_a_corpus(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT * 20)
     settings = replace(
         SETTINGS,
@@ -277,7 +276,7 @@ def test_beginnings_come_from_a_corpus(tmp_path: Path) -> None:
     assert begun["frequent"].eq(-1).all() and begun["frequent_probability"].isna().all()
 
 
-def test_no_sinks_give_no_tables_and_no_error(tmp_path: Path) -> None:
+def test_no_sinks_give_no_tables_and_no_error(tmp_path):
     run = open_run(
         sink_contents(
             tiny_loaded(), tmp_path / "run", replace(SETTINGS, choose="excess", epsilon=1000.0)
@@ -287,7 +286,7 @@ def test_no_sinks_give_no_tables_and_no_error(tmp_path: Path) -> None:
     assert run.table("looks")["sinks"].eq(0).all()
 
 
-def test_sampling_does_not_change_what_is_written() -> None:
+def test_sampling_does_not_change_what_is_written():
     loaded = tiny_loaded()
     task = Task(loaded, encode(loaded, PROMPTS[0]), replace(SETTINGS, temperature=0.0), 3)
     kept = sample_text(task, SETTINGS, (0, 1, 2), np.random.default_rng(0), lambda: None)
@@ -297,7 +296,7 @@ def test_sampling_does_not_change_what_is_written() -> None:
 @pytest.mark.parametrize(
     "changes", [{}, {"logit_shift": True}, {"sink_kind": "token", "sink_count": 1}]
 )
-def test_on_what_it_wrote_itself_a_model_is_sampled_as_it_was(changes: dict) -> None:
+def test_on_what_it_wrote_itself_a_model_is_sampled_as_it_was(changes):
     loaded = tiny_loaded(**changes)
     task = Task(loaded, encode(loaded, PROMPTS[0]), SETTINGS, 3)
     once, again = (
@@ -310,7 +309,7 @@ def test_on_what_it_wrote_itself_a_model_is_sampled_as_it_was(changes: dict) -> 
 
 
 @pytest.mark.slow
-def test_untrained_twins_read_the_texts_of_the_run(run: Run, tmp_path: Path) -> None:
+def test_untrained_twins_read_the_texts_of_the_run(run, tmp_path):
     if run.info.model["sink_count"]:
         return
     told: list[str] = []
@@ -339,7 +338,7 @@ def test_untrained_twins_read_the_texts_of_the_run(run: Run, tmp_path: Path) -> 
     assert contents_sentences([run])[-1].startswith("No untrained control of")
 
 
-def test_what_a_control_shows_stands_beside_it(tmp_path: Path) -> None:
+def test_what_a_control_shows_stands_beside_it(tmp_path):
     """Four differences, two of them told; of the control's four one is."""
     targets, names = ["token", "block", "next", "position"], ("probes", "probes-permuted")
     values = dict(zip(names, ([0.5, -0.4, 0.01, 0.02], [-0.2, -0.1, 0.01, 0.02]), strict=True))
@@ -378,7 +377,7 @@ def test_what_a_control_shows_stands_beside_it(tmp_path: Path) -> None:
         ({"heldout": "x.txt"}, "there are both; leave one of them out"),
     ],
 )
-def test_settings_that_make_no_sense(changes: dict, message: str) -> None:
+def test_settings_that_make_no_sense(changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         replace(SETTINGS, **changes)
 
@@ -404,25 +403,23 @@ def test_settings_that_make_no_sense(changes: dict, message: str) -> None:
         ({"new_tokens": 100}, "100"),
     ],
 )
-def test_what_cannot_be_is_refused_before_a_folder_is_taken(
-    tmp_path: Path, changes: dict, message: str
-) -> None:
+def test_what_cannot_be_is_refused_before_a_folder_is_taken(tmp_path, changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         sink_contents(tiny_loaded(), tmp_path / "run", replace(SETTINGS, **changes))
     assert not (tmp_path / "run").exists()
 
 
-def test_an_autoregressive_model_has_no_future(tmp_path: Path) -> None:
+def test_an_autoregressive_model_has_no_future(tmp_path):
     with pytest.raises(ValueError, match="no positions that are still"):
         sink_contents(tiny_llama(), tmp_path / "run", SETTINGS)
 
 
-def test_a_taken_folder_is_refused(tmp_path: Path) -> None:
+def test_a_taken_folder_is_refused(tmp_path):
     (tmp_path / "note.txt").write_text("mine")
     with pytest.raises(ValueError, match="is taken"):
         sink_contents(tiny_loaded(), tmp_path, SETTINGS)
 
 
-def test_values_are_finite_where_something_was_seen(run: Run) -> None:
+def test_values_are_finite_where_something_was_seen(run):
     lens = run.table("lens")
     assert lens["value"].map(math.isfinite).all()

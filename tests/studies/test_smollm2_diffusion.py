@@ -86,9 +86,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_longer_stage_goes_on_from_the_adapters_and_resumes(
-    toy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_longer_stage_goes_on_from_the_adapters_and_resumes(toy, monkeypatch):
     whole = study.train
 
     def interrupted(settings: Any, **how: Any) -> Any:
@@ -118,7 +116,7 @@ def test_a_longer_stage_goes_on_from_the_adapters_and_resumes(
     assert told.model["adapters"]["tokens"] == 128
 
 
-def test_a_longer_stage_begins_with_the_loss_at_which_the_last_one_ended(toy: Path) -> None:
+def test_a_longer_stage_begins_with_the_loss_at_which_the_last_one_ended(toy):
     study.train_all()
     ended = open_run(toy / "runs" / "iii-0").table("history")["heldout_loss"].dropna().iloc[-1]
     # a stage that learns nothing measures what it began with; adapters are kept in bfloat16
@@ -128,7 +126,7 @@ def test_a_longer_stage_begins_with_the_loss_at_which_the_last_one_ended(toy: Pa
     assert abs(began - ended) < 1e-3
 
 
-def test_the_order_is_the_registered_one() -> None:
+def test_the_order_is_the_registered_one():
     names = [stage.folder.name for stage in study.stages()]
     assert names[:6] == ["iii-0", "i-0", "iv-0", "ii-0", "v-0", "iii-1"]
     assert names[-4:] == ["iii-0-3000", "iv-0-3000", "iii-0-10000", "iv-0-10000"]
@@ -141,7 +139,7 @@ def texts() -> torch.Tensor:
     return torch.randint(5, 200, (3, 128), generator=torch.Generator().manual_seed(0))
 
 
-def test_kept_rows_of_a_causal_model_are_those_of_a_late_block(texts: torch.Tensor) -> None:
+def test_kept_rows_of_a_causal_model_are_those_of_a_late_block(texts):
     model = tiny_model(context=128, logit_shift=True)
     mask_id = model.config.mask_token_id
     anew = costs.block_costs(model, texts, "causal", mask_id)
@@ -160,7 +158,7 @@ def test_kept_rows_of_a_causal_model_are_those_of_a_late_block(texts: torch.Tens
     assert model.config.attention == "full"
 
 
-def test_a_model_that_sees_both_sides_reads_other_rows_anew(texts: torch.Tensor) -> None:
+def test_a_model_that_sees_both_sides_reads_other_rows_anew(texts):
     model = tiny_model(context=128, logit_shift=True)
     anew = costs.block_costs(model, texts, "full", model.config.mask_token_id)
     kept = costs.kept_costs(model, texts, "full", model.config.mask_token_id, anew)["loss"]
@@ -170,7 +168,7 @@ def test_a_model_that_sees_both_sides_reads_other_rows_anew(texts: torch.Tensor)
     assert len(one["blocked"]) == len(costs.TARGETS)
 
 
-def test_random_keys_have_the_state_and_age_of_those_they_stand_for() -> None:
+def test_random_keys_have_the_state_and_age_of_those_they_stand_for():
     for row in range(20):
         places = costs.alike(torch.tensor([0, 3, 40, 100, -1]), 62, 128, row).tolist()
         assert len({*places, 0, 3, 40, 100}) == 9
@@ -180,7 +178,7 @@ def test_random_keys_have_the_state_and_age_of_those_they_stand_for() -> None:
     assert costs.alike(torch.tensor([127]), 127, 128, 0).tolist() != [127]
 
 
-def test_an_added_token_can_be_blocked_and_has_values(texts: torch.Tensor) -> None:
+def test_an_added_token_can_be_blocked_and_has_values(texts):
     model = tiny_model(1, context=130, logit_shift=True)
     with torch.no_grad():
         model.sink_embeddings.mul_(40)
@@ -197,7 +195,7 @@ def test_an_added_token_can_be_blocked_and_has_values(texts: torch.Tensor) -> No
     assert len(measures.value_norms(model, texts, None)["ratio"]) == 3
 
 
-def test_hidden_end_tokens_change_nothing(texts: torch.Tensor) -> None:
+def test_hidden_end_tokens_change_nothing(texts):
     model = tiny_model(context=128, logit_shift=True)
     told = measures.starts(model, texts[:, :64], "full", model.config.mask_token_id, 1, 2)
     assert told["end hidden"]["loss"] == pytest.approx(told["as it is"]["loss"], abs=1e-5)
@@ -206,7 +204,7 @@ def test_hidden_end_tokens_change_nothing(texts: torch.Tensor) -> None:
     assert told["end hidden"]["moved"] == 0
 
 
-def test_one_seed_has_the_interval_over_texts_and_seeds_that_agree_the_same() -> None:
+def test_one_seed_has_the_interval_over_texts_and_seeds_that_agree_the_same():
     text_T = np.random.default_rng(0).normal(1, 1, 40)
     reach = stats.t.ppf(0.975, 39) * text_T.std(ddof=1) / np.sqrt(40)
     for seeds in (1, 3):
@@ -218,7 +216,7 @@ def test_one_seed_has_the_interval_over_texts_and_seeds_that_agree_the_same() ->
     assert apart.high - apart.value > 3
 
 
-def test_intervals_over_texts_and_seeds_cover() -> None:
+def test_intervals_over_texts_and_seeds_cover():
     rng, inside = np.random.default_rng(1), 0
     for _ in range(400):
         values_ST = rng.normal(0, 0.3, (3, 1)) + rng.normal(0, 1, 40) + rng.normal(0, 1, (3, 40))
@@ -227,9 +225,7 @@ def test_intervals_over_texts_and_seeds_cover() -> None:
     assert inside / 400 > 0.93
 
 
-def test_motion_is_that_of_the_strongest_keys_by_the_words_of_the_package(
-    texts: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_motion_is_that_of_the_strongest_keys_by_the_words_of_the_package(texts, monkeypatch):
     monkeypatch.setattr(runs, "NEW", 4)
     monkeypatch.setattr(runs, "PROMPT", 8)
     loaded = tiny_loaded(1, context=130, logit_shift=True)
@@ -245,7 +241,7 @@ def test_motion_is_that_of_the_strongest_keys_by_the_words_of_the_package(
     assert all(value == 0 or np.isnan(value) for value in same)
 
 
-def test_a_table_and_a_figure_are_made_of_what_there_is(tmp_path: Path) -> None:
+def test_a_table_and_a_figure_are_made_of_what_there_is(tmp_path):
     found = study.results()
     assert {"parent", "lifted", "iii-0-500"} <= set(found)
     study.report(found, tmp_path)
@@ -255,9 +251,7 @@ def test_a_table_and_a_figure_are_made_of_what_there_is(tmp_path: Path) -> None:
     assert (tmp_path / "strength.png").stat().st_size > 1000
 
 
-def test_the_sibling_of_the_next_token_is_the_same_model_in_both_forms(
-    toy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sibling_of_the_next_token_is_the_same_model_in_both_forms(toy, monkeypatch):
     monkeypatch.setattr(study, "SIBLINGS", {"i": {"objective": "autoregressive"}})
     monkeypatch.setattr(study, "CURVE", ())
     study.train_all()

@@ -4,7 +4,6 @@ text.
 
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,9 +41,7 @@ def whole(model: Any, ids: list[int], edit: Any) -> tuple[np.ndarray, np.ndarray
 @pytest.mark.parametrize(
     ("texts", "edit"), [(TEXTS[:1], None), (TEXTS[:1], "mask_positions:positions=2"), (TEXTS, None)]
 )
-def test_rows_of_a_cached_decode_are_the_columns_of_a_full_pass(
-    texts: list[list[int]], edit: str | None
-) -> None:
+def test_rows_of_a_cached_decode_are_the_columns_of_a_full_pass(texts, edit):
     model, made = tiny_llama().model, interventions.parse(edit) if edit else None
     ids_BS, real_BS = left_padded(texts, 0)
     sums, cache = [SoFar() for _ in texts], None
@@ -85,7 +82,7 @@ def test_rows_of_a_cached_decode_are_the_columns_of_a_full_pass(
             )
 
 
-def test_a_piece_that_begins_inside_of_a_window_is_refused() -> None:
+def test_a_piece_that_begins_inside_of_a_window_is_refused():
     sums, piece = SoFar(), np.ones((1, 1, 3), np.float32)
     sums.add(piece, np.array([3.0, 2.0, 1.0]), piece[None])
     with pytest.raises(ValueError, match="3 queries came a forward of 2"):
@@ -97,7 +94,7 @@ def test_a_piece_that_begins_inside_of_a_window_is_refused() -> None:
 
 
 @pytest.mark.parametrize("edits", [(), ("mask_sinks:k=2,selector=last_row",)])
-def test_steps_that_are_not_recorded_are_added_up(tmp_path: Path, edits: tuple[str, ...]) -> None:
+def test_steps_that_are_not_recorded_are_added_up(tmp_path, edits):
     quick = StudySettings(prompts=("The old man sat",), new_tokens=8, statistics=(), edits=edits)
     runs = {}
     for name, change in (("all", {}), ("third", {"every": 3}), ("one", {"only_steps": (5,)})):

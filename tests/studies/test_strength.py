@@ -43,14 +43,14 @@ def settings(**changes: object) -> StrengthSettings:
 
 
 @pytest.mark.slow
-def test_the_study_conforms() -> None:
+def test_the_study_conforms():
     check_study(Strength(), tiny_llama(), settings(inputs=("natural", "repeat")))
     check_study(
         Strength(), tiny_loaded(1), settings(inputs=("natural",), starts=("raw",), ratios=(0, 0.5))
     )
 
 
-def test_the_weights_are_those_of_the_attention_maps() -> None:
+def test_the_weights_are_those_of_the_attention_maps():
     """Each head's map by transformers' eager attention: column means over the queries that may see
     the key.
     """
@@ -83,7 +83,7 @@ def test_the_weights_are_those_of_the_attention_maps() -> None:
         assert 0 <= line["low"] <= line["sink_by_text"] <= line["high"] <= 1
 
 
-def test_epsilon_alone_decides_what_is_strong() -> None:
+def test_epsilon_alone_decides_what_is_strong():
     shares = []
     for epsilon in (0.05, 0.3, 0.9):
         asked = settings(epsilon=epsilon, inputs=("natural",), starts=("raw",), twin=False)
@@ -95,7 +95,7 @@ def test_epsilon_alone_decides_what_is_strong() -> None:
     assert 1 == shares[0] > shares[1] >= shares[2] == 0
 
 
-def test_random_tokens_are_text_and_a_repeated_one_differs_by_row() -> None:
+def test_random_tokens_are_text_and_a_repeated_one_differs_by_row():
     loaded, asked = tiny_llama(), settings(rows=40)
     random, repeat = (sequences(loaded, asked, name) for name in ("random", "repeat"))
     known = text_ids(loaded)
@@ -105,7 +105,7 @@ def test_random_tokens_are_text_and_a_repeated_one_differs_by_row() -> None:
     assert not torch.equal(random, sequences(loaded, settings(rows=40, seed=1), "random"))
 
 
-def test_natural_rows_are_consecutive_and_end_with_their_document() -> None:
+def test_natural_rows_are_consecutive_and_end_with_their_document():
     documents = [TEXT, TEXT[::-1] * 3]
     Path("two.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
     loaded = tiny_llama()
@@ -119,7 +119,7 @@ def test_natural_rows_are_consecutive_and_end_with_their_document() -> None:
         natural_rows(loaded, settings(texts="two.jsonl", document=2))
 
 
-def test_masks_are_nested_and_spare_the_start_token() -> None:
+def test_masks_are_nested_and_spare_the_start_token():
     loaded = tiny_loaded()
     ids_RT = sequences(loaded, settings(length=40), "random")
     few, many = (
@@ -131,7 +131,7 @@ def test_masks_are_nested_and_spare_the_start_token() -> None:
     assert masked(loaded, ids_RT, 0.0, True, 0) is ids_RT
 
 
-def test_a_diffusion_model_is_read_at_every_ratio_and_added_sinks_are_places() -> None:
+def test_a_diffusion_model_is_read_at_every_ratio_and_added_sinks_are_places():
     loaded = tiny_loaded(1)
     run = open_run(
         Strength()(loaded, "run", settings(ratios=(0, 0.5), starts=("raw",), epsilon=0.05))
@@ -150,9 +150,7 @@ def test_a_diffusion_model_is_read_at_every_ratio_and_added_sinks_are_places() -
     assert "masked" in strength_table(run)
 
 
-def test_the_page_holds_both_readings_and_the_published_numbers_and_loads_nothing(
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_the_page_holds_both_readings_and_the_published_numbers_and_loads_nothing(capsys):
     model = save_tiny(Path("model"), 1)
     words = f"strength {model} --rows 9 --length 12 --texts held.txt --ratios 0 0.5 --out out"
     assert cli(words) == 0
@@ -188,7 +186,7 @@ def test_the_page_holds_both_readings_and_the_published_numbers_and_loads_nothin
     assert cells[own - 3] == percent(natural)
 
 
-def test_what_a_model_cannot_do_is_refused() -> None:
+def test_what_a_model_cannot_do_is_refused():
     with pytest.raises(ValueError, match="context"):
         Strength()(tiny_llama(), "run", settings(length=65))
     with pytest.raises(ValueError, match="start token"):
@@ -197,7 +195,7 @@ def test_what_a_model_cannot_do_is_refused() -> None:
         settings(epsilon=1.0)
 
 
-def test_a_loaded_model_answers() -> None:
+def test_a_loaded_model_answers():
     lm = sinklab.load(save_tiny(Path("model")))
     run = lm.strength("held.txt", rows=3, length=12, ratios=(0.5,), twin=False)
     assert run.table("summary")["rows"].tolist() == [3, 3, 3]
@@ -206,7 +204,7 @@ def test_a_loaded_model_answers() -> None:
         lm.strength(epsilom=0.2)
 
 
-def test_the_page_on_masked_models_says_what_the_study_measured() -> None:
+def test_the_page_on_masked_models_says_what_the_study_measured():
     """The table of docs/masked_models.md, columns 2 to 4, is that of
     studies/smollm2_diffusion/points.
     """
@@ -241,7 +239,7 @@ def books() -> Path:
 
 @pytest.mark.slow
 @pytest.mark.smollm2
-def test_smollm2_has_the_sink_of_models_with_rotary_positions() -> None:
+def test_smollm2_has_the_sink_of_models_with_rotary_positions():
     """One repeated token without a start token leaves nothing to choose: 0, as Gu et al. have it
     for such models.
 

@@ -1,5 +1,4 @@
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,9 +34,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> StudySettings:
 
 
 @pytest.mark.parametrize("sink", [0, 2])
-def test_a_study_writes_what_the_report_reads(
-    settings: StudySettings, tmp_path: Path, sink: int
-) -> None:
+def test_a_study_writes_what_the_report_reads(settings, tmp_path, sink):
     loaded = tiny_loaded(sink, gate="elementwise")
     said: list[str] = []
     assert study(loaded, tmp_path / "run", settings, progress=said.append) == tmp_path / "run"
@@ -114,7 +111,7 @@ def test_a_study_writes_what_the_report_reads(
     assert {"k", "control", "loss", "stderr", "tokens", "bits_per_byte"} <= set(heldout.columns)
 
 
-def test_each_sample_has_a_seed_of_its_own(settings: StudySettings, tmp_path: Path) -> None:
+def test_each_sample_has_a_seed_of_its_own(settings, tmp_path):
     warm = replace(
         settings, temperature=1.0, prompts=("The sea",) * 3, heldout="", mask_sinks=(), seed=None
     )
@@ -179,17 +176,13 @@ def test_each_sample_has_a_seed_of_its_own(settings: StudySettings, tmp_path: Pa
         ({"cache": "sink"}, "keys that all layers see alike, and cache=sink keeps others in each"),
     ],
 )
-def test_bad_settings_are_refused_before_a_folder_is_taken(
-    settings: StudySettings, tmp_path: Path, change: dict, message: str
-) -> None:
+def test_bad_settings_are_refused_before_a_folder_is_taken(settings, tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         study(tiny_loaded(1), tmp_path / "run", replace(settings, **change))
     assert not (tmp_path / "run").exists()
 
 
-def test_models_and_folders_that_do_not_fit_are_refused(
-    settings: StudySettings, tmp_path: Path
-) -> None:
+def test_models_and_folders_that_do_not_fit_are_refused(settings, tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="taken is taken; choose another"):
@@ -221,9 +214,7 @@ def test_models_and_folders_that_do_not_fit_are_refused(
         ({"maps": ("3:5",)}, "maps are written step:layer:head, such as 3:5:2, got '3:5'"),
     ],
 )
-def test_settings_that_fit_no_model_are_refused_as_they_are_made(
-    change: dict, message: str
-) -> None:
+def test_settings_that_fit_no_model_are_refused_as_they_are_made(change, message):
     with pytest.raises(ValueError, match=message):
         StudySettings(**change)
 
@@ -240,9 +231,7 @@ class Powered(Statistic):
         return (view.shared["received"] ** self.power).sum(-1)
 
 
-def test_a_statistic_with_options_has_the_label_of_the_trace(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_statistic_with_options_has_the_label_of_the_trace(monkeypatch):
     monkeypatch.setitem(statistics._classes, "powered", Powered)
     chosen = StudySettings(statistics=("powered:power=3", "powered:power=2"))
     assert chosen.statistics == ("received", "powered:power=3.0", "powered")
@@ -250,6 +239,6 @@ def test_a_statistic_with_options_has_the_label_of_the_trace(
         StudySettings(statistics=("powered:powr=3",))
 
 
-def test_all_statistics_and_received_always() -> None:
+def test_all_statistics_and_received_always():
     assert StudySettings(statistics=("all",)).statistics[-1] == "received_by_state"
     assert StudySettings(statistics=("key_norm",)).statistics == ("received", "key_norm")

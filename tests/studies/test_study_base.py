@@ -75,7 +75,7 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> Study:
 
 
 @pytest.mark.slow
-def test_the_studies_of_the_package_and_of_the_example_conform(lengths: Study) -> None:
+def test_the_studies_of_the_package_and_of_the_example_conform(lengths):
     check_study(lengths, tiny_loaded())
     check_study(
         Trace(), tiny_loaded(1), StudySettings(**QUICK, edits=("mask_sinks:k=2",), layers=(-1,))
@@ -85,7 +85,7 @@ def test_the_studies_of_the_package_and_of_the_example_conform(lengths: Study) -
     )
 
 
-def test_a_suite_sees_a_study_that_does_not_conform() -> None:
+def test_a_suite_sees_a_study_that_does_not_conform():
     class Forgetful(Toy):
         """It makes its settings up."""
 
@@ -117,7 +117,7 @@ def test_a_suite_sees_a_study_that_does_not_conform() -> None:
         check_study(Silent(), tiny_loaded())
 
 
-def test_a_plugin_is_a_command(lengths: Study, capsys: pytest.CaptureFixture) -> None:
+def test_a_plugin_is_a_command(lengths, capsys):
     model = str(save_tiny(Path("model")))
     assert cli(f"lengths --model {model} --plugin {EXAMPLE} --texts 'The sea' Sea --out out") == 0
     printed = capsys.readouterr().out.splitlines()
@@ -132,7 +132,7 @@ def test_a_plugin_is_a_command(lengths: Study, capsys: pytest.CaptureFixture) ->
     assert "Count the tokens of some texts." in capsys.readouterr().out
 
 
-def test_settings_in_groups_are_flat_in_a_run_folder_and_on_the_command_line() -> None:
+def test_settings_in_groups_are_flat_in_a_run_folder_and_on_the_command_line():
     record = as_record(Composed(texts=4))
     assert record == {"texts": 4, "rows": 8, "block_length": 32, "edits": ["mask_sinks:k=2"]}
     assert list(leaves(Composed())) == list(record)
@@ -148,7 +148,7 @@ def test_settings_in_groups_are_flat_in_a_run_folder_and_on_the_command_line() -
         checked(given, texts=0)
 
 
-def test_settings_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_built_once(monkeypatch):
     built: list[type] = []
     whole = StudySettings.__post_init__
     monkeypatch.setattr(
@@ -161,22 +161,20 @@ def test_settings_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (built, chosen.prompts) == ([StudySettings], ("The sea",))
 
 
-def test_runs_of_another_kind_are_not_reproduced(tmp_path: Path) -> None:
+def test_runs_of_another_kind_are_not_reproduced(tmp_path):
     Toy()(tiny_loaded(), tmp_path / "toy")
     with pytest.raises(ValueError, match="kind 'toy' and not 'study'"):
         Trace().settings_of(tmp_path / "toy")
 
 
-def test_several_processes_need_a_study_that_is_sharded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_several_processes_need_a_study_that_is_sharded(monkeypatch, tmp_path):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="toy is scored by one process"):
         Toy()(tiny_loaded(), tmp_path / "run")
 
 
-def test_folders_that_are_taken_show_before_a_model_is_read(tmp_path: Path) -> None:
+def test_folders_that_are_taken_show_before_a_model_is_read(tmp_path):
     class Several(Toy):
         """For two models."""
 
@@ -188,7 +186,7 @@ def test_folders_that_are_taken_show_before_a_model_is_read(tmp_path: Path) -> N
         conduct(Several(), ("no-such-model/a", "no-such-model/b"), tmp_path, CurveSettings())
 
 
-def test_models_that_are_not_there_show_before_the_first_is_run(tmp_path: Path) -> None:
+def test_models_that_are_not_there_show_before_the_first_is_run(tmp_path):
     model = str(save_tiny(tmp_path / "model"))
     with pytest.raises(ValueError, match="loaded from 'tiny-snik'"):
         conduct(Curve(), (model, "tiny-snik"), tmp_path / "out", CurveSettings(), resume=True)

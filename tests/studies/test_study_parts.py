@@ -3,7 +3,6 @@ have been.
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,15 +81,8 @@ def breaking(whole, times: int):
     ],
 )
 def test_after_an_interruption_a_study_resumes_bit_for_bit(
-    settings: StudySettings,
-    whole: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    place,
-    name: str,
-    times: int,
-    samples: int,
-) -> None:
+    settings, whole, tmp_path, monkeypatch, place, name, times, samples
+):
     monkeypatch.setattr(place, name, breaking(getattr(place, name), times))
     with pytest.raises(KeyboardInterrupt):
         study(tiny_loaded(1), tmp_path / "run", settings)
@@ -112,9 +104,7 @@ def test_after_an_interruption_a_study_resumes_bit_for_bit(
     assert (tmp_path / "run" / "generations-0001.parquet").stat().st_mtime_ns == before
 
 
-def test_a_run_resumes_as_it_was_begun_or_not_at_all(
-    settings: StudySettings, tmp_path: Path
-) -> None:
+def test_a_run_resumes_as_it_was_begun_or_not_at_all(settings, tmp_path):
     short = replace(settings, heldout="", seed=None)
     study(tiny_loaded(), tmp_path / "run", short, resume=True)
     seed = open_run(tmp_path / "run").info.seed
@@ -140,7 +130,7 @@ class Heard(Progress):
         self.counts.append((done, total))
 
 
-def test_progress_counts_evaluations(settings: StudySettings, tmp_path: Path) -> None:
+def test_progress_counts_evaluations(settings, tmp_path):
     heard = Heard()
     study(tiny_loaded(), tmp_path / "run", replace(settings, heldout=""), progress=heard)
     done = [count for count, _ in heard.counts]
@@ -150,7 +140,7 @@ def test_progress_counts_evaluations(settings: StudySettings, tmp_path: Path) ->
     assert heard.stages[1] == "writing sample 1 again with 1 sinks blocked"
 
 
-def test_progress_shrinks_where_texts_end_early(settings: StudySettings, tmp_path: Path) -> None:
+def test_progress_shrinks_where_texts_end_early(settings, tmp_path):
     heard = Heard()
     quick = replace(
         settings, heldout="", mask_sinks=(), temperature=0.0, schedule="threshold", threshold=0.01

@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,7 +62,7 @@ def step_of(run: Run, step: int) -> tuple[list[int], np.ndarray]:
 
 
 @pytest.mark.parametrize(("sink", "shift"), [(0, False), (2, False), (1, True)])
-def test_every_statistic_is_what_the_dense_maps_say(tmp_path: Path, sink: int, shift: bool) -> None:
+def test_every_statistic_is_what_the_dense_maps_say(tmp_path, sink, shift):
     loaded = tiny_loaded(sink, logit_shift=shift)
     run = traced(loaded, tmp_path / "run", QUICK)
     arrays = {
@@ -108,7 +107,7 @@ def test_every_statistic_is_what_the_dense_maps_say(tmp_path: Path, sink: int, s
     assert (arrays["received_by_state"].sum(1) - arrays["received"]).__abs__().max() < 0.02
 
 
-def test_layers_heads_and_steps_can_be_chosen(tmp_path: Path) -> None:
+def test_layers_heads_and_steps_can_be_chosen(tmp_path):
     loaded = tiny_loaded(1)
     study(loaded, tmp_path / "all", QUICK)
     some = replace(QUICK, layers=(-1,), heads=(3, 1), every=2, maps=("3:0:2", "0:-1:1"))
@@ -152,13 +151,13 @@ def test_layers_heads_and_steps_can_be_chosen(tmp_path: Path) -> None:
     assert np.allclose(maps["step3-layer0-head2"], Dense(loaded, ids).map_LHQS[0, 2], atol=1e-3)
 
 
-def test_steps_that_never_come_are_refused(tmp_path: Path) -> None:
+def test_steps_that_never_come_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"steps 0 to \d+ .* 99 is none"):
         study(tiny_loaded(), tmp_path / "run", replace(QUICK, only_steps=(1, 99)))
     assert not (tmp_path / "run").exists()
 
 
-def test_only_steps_records_these_alone(tmp_path: Path) -> None:
+def test_only_steps_records_these_alone(tmp_path):
     run = traced(tiny_loaded(), tmp_path / "run", replace(QUICK, only_steps=(1, 3), statistics=()))
     assert run.array("attention", "step_number", part=0).tolist() == [1, 3]
     assert set(run.arrays("attention", part=0)) == {
@@ -169,7 +168,7 @@ def test_only_steps_records_these_alone(tmp_path: Path) -> None:
     }
 
 
-def test_under_a_cache_the_queries_that_ran_are_known(tmp_path: Path) -> None:
+def test_under_a_cache_the_queries_that_ran_are_known(tmp_path):
     loaded = tiny_loaded(1)
     run = traced(loaded, tmp_path / "run", replace(QUICK, cache="dual"))
     prompt = len(loaded.tokenizer(QUICK.prompts[0])["input_ids"])
@@ -184,14 +183,14 @@ def test_under_a_cache_the_queries_that_ran_are_known(tmp_path: Path) -> None:
     assert np.isfinite(arrays["row_entropy"][1][:2]).all()
 
 
-def test_guidance_is_watched_where_it_reads_the_prompt(tmp_path: Path) -> None:
+def test_guidance_is_watched_where_it_reads_the_prompt(tmp_path):
     run = traced(tiny_loaded(), tmp_path / "run", replace(QUICK, cfg_scale=1.5))
     ids, _ = step_of(run, 2)
     received = run.array("attention", "received", part=0)[2].astype(np.float32)
     assert np.allclose(received, Dense(tiny_loaded(), ids).map_LHQS.sum(-2), rtol=2e-3, atol=2e-3)
 
 
-def test_a_checkpoint_without_tokenizer_is_watched_in_ids(tmp_path: Path) -> None:
+def test_a_checkpoint_without_tokenizer_is_watched_in_ids(tmp_path):
     loaded = replace(tiny_loaded(), tokenizer=None)
     said: list[str] = []
     settings = replace(QUICK, prompts=("5 17 3",), heldout=None)
@@ -208,7 +207,7 @@ def test_a_checkpoint_without_tokenizer_is_watched_in_ids(tmp_path: Path) -> Non
     assert row.prompt == "5 17 3"
 
 
-def test_a_chat_is_marked_as_template(tmp_path: Path) -> None:
+def test_a_chat_is_marked_as_template(tmp_path):
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.chat_template = "old: {% for m in messages %}{{ m['content'] }}{% endfor %}; said"
     loaded = replace(tiny_loaded(), tokenizer=tokenizer)
@@ -242,9 +241,7 @@ RECORDED = ("value_norm", "key_norm", "massive_activations", "received_from_mask
 
 
 @pytest.mark.parametrize(("sink", "layers"), [(0, ()), (2, ()), (1, (1,))])
-def test_the_tables_tell_states_apart_and_massive_activations(
-    tmp_path: Path, sink: int, layers: tuple
-) -> None:
+def test_the_tables_tell_states_apart_and_massive_activations(tmp_path, sink, layers):
     """Against loops over the arrays, and hooks on the layers."""
     loaded = tiny_loaded(sink)
     settings = replace(QUICK, new_tokens=12, statistics=RECORDED, layers=layers)
@@ -305,7 +302,7 @@ def test_the_tables_tell_states_apart_and_massive_activations(
     )
 
 
-def test_clipped_channels_are_a_table(tmp_path: Path) -> None:
+def test_clipped_channels_are_a_table(tmp_path):
     edited = replace(QUICK, edits=("clip_channel:channels=3,limit=0.25,layers=0",))
     run = traced(tiny_loaded(), tmp_path / "run", edited)
     clipped = run.table("clipped")
@@ -318,7 +315,7 @@ def test_clipped_channels_are_a_table(tmp_path: Path) -> None:
     assert "clipped" not in open_run(tmp_path / "plain").tables
 
 
-def test_a_report_reads_what_masked_queries_give(tmp_path: Path) -> None:
+def test_a_report_reads_what_masked_queries_give(tmp_path):
     settings = replace(QUICK, new_tokens=16, steps=8, block_length=None, statistics=RECORDED)
     run = traced(tiny_loaded(2), tmp_path / "run", settings)
     (shown,) = as_shown(run, received="received_from_masked")

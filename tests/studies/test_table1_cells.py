@@ -47,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[EvalSettings]:
     return seen
 
 
-def test_the_paper_s_protocol_a_folder_a_cell(asked: list[EvalSettings], tmp_path: Path) -> None:
+def test_the_paper_s_protocol_a_folder_a_cell(asked, tmp_path):
     asked += [SETTINGS] * 3  # nothing fails
     said: list[str] = []
     folders = table1(
@@ -80,9 +80,7 @@ def test_the_paper_s_protocol_a_folder_a_cell(asked: list[EvalSettings], tmp_pat
     ]
 
 
-def test_controls_stand_beside_and_tokens_can_be_given(
-    asked: list[EvalSettings], tmp_path: Path
-) -> None:
+def test_controls_stand_beside_and_tokens_can_be_given(asked, tmp_path):
     asked += [SETTINGS] * 3
     settings = replace(SETTINGS, tasks=("gsm8k",), new_tokens=7)
     plan = Plan(ks=(0, 1), controls=("sinks", "random"), chat=True)
@@ -95,9 +93,7 @@ def test_controls_stand_beside_and_tokens_can_be_given(
     ]
 
 
-def test_protocols_stand_side_by_side_and_likelihoods_know_the_clean_pass_alone(
-    asked: list[EvalSettings], tmp_path: Path
-) -> None:
+def test_protocols_stand_side_by_side_and_likelihoods_know_the_clean_pass_alone(asked, tmp_path):
     asked += [SETTINGS] * 3
     plan = Plan(
         ks=(5,),
@@ -133,7 +129,7 @@ def test_protocols_stand_side_by_side_and_likelihoods_know_the_clean_pass_alone(
         )
 
 
-def test_the_tasks_of_likelihoods_are_those_that_lm_eval_calls_so() -> None:
+def test_the_tasks_of_likelihoods_are_those_that_lm_eval_calls_so():
     lm_eval = pytest.importorskip("lm_eval")
     from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -145,7 +141,7 @@ def test_the_tasks_of_likelihoods_are_those_that_lm_eval_calls_so() -> None:
     assert {name for name, kind in kinds.items() if kind != "generate_until"} == LIKELIHOODS
 
 
-def test_an_interrupted_table_goes_on(asked: list[EvalSettings], tmp_path: Path) -> None:
+def test_an_interrupted_table_goes_on(asked, tmp_path):
     loads: list[str] = []
 
     def loader(name: str) -> Any:
@@ -166,9 +162,7 @@ def test_an_interrupted_table_goes_on(asked: list[EvalSettings], tmp_path: Path)
     assert loads == ["a", "a", "b"]
 
 
-def test_a_folder_of_another_run_is_refused_before_anything_is_scored(
-    asked: list[EvalSettings], tmp_path: Path
-) -> None:
+def test_a_folder_of_another_run_is_refused_before_anything_is_scored(asked, tmp_path):
     asked += [SETTINGS] * 3
     settings = replace(SETTINGS, tasks=("gsm8k",))
     table1({"a": tiny_loaded}, settings, tmp_path, Plan(ks=(5,)))
@@ -188,7 +182,7 @@ def test_a_folder_of_another_run_is_refused_before_anything_is_scored(
     assert len(asked) == 5
 
 
-def test_plans_and_settings_that_make_no_sense(tmp_path: Path) -> None:
+def test_plans_and_settings_that_make_no_sense(tmp_path):
     with pytest.raises(ValueError, match="ks must be at least 0"):
         Plan(ks=(-1,))
     with pytest.raises(ValueError, match="'rndom'; did you mean 'random'"):
@@ -200,7 +194,7 @@ def test_plans_and_settings_that_make_no_sense(tmp_path: Path) -> None:
     assert cell_name("gsm8k", 0, "random") == "gsm8k-k0"
 
 
-def test_real_cells_of_a_real_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_cells_of_a_real_benchmark(tmp_path, monkeypatch):
     pytest.importorskip("lm_eval")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     data = tmp_path / "data" / "gsm8k"

@@ -124,7 +124,7 @@ def own_task(name: str, rows):
 
 @pytest.mark.ring("extras")
 @pytest.mark.parametrize("name", offline.OFFLINE)
-def test_requests_are_those_of_lm_evals_own_task(name: str, tmp_path: Path) -> None:
+def test_requests_are_those_of_lm_evals_own_task(name, tmp_path):
     write(tmp_path, name)
     if name == "gsm8k":
         write(tmp_path, name, split="train")
@@ -146,7 +146,7 @@ def test_requests_are_those_of_lm_evals_own_task(name: str, tmp_path: Path) -> N
         assert task.get_config("filter_list") == own.get_config("filter_list")
 
 
-def test_few_shot_examples_come_from_the_training_file(tmp_path: Path) -> None:
+def test_few_shot_examples_come_from_the_training_file(tmp_path):
     write(tmp_path, "gsm8k", GSM8K[:1])
     write(tmp_path, "gsm8k", GSM8K[1:], split="train")
     (task,), _ = offline.tasks(["gsm8k"], tmp_path, cache=tmp_path / "cache")
@@ -155,7 +155,7 @@ def test_few_shot_examples_come_from_the_training_file(tmp_path: Path) -> None:
     assert context.count(GSM8K[0]["question"]) == 1
 
 
-def test_a_missing_training_file_is_no_matter_without_examples(tmp_path: Path) -> None:
+def test_a_missing_training_file_is_no_matter_without_examples(tmp_path):
     write(tmp_path, "gsm8k")
     with pytest.raises(ValueError, match=r"gsm8k needs .* for 5 examples"):
         offline.tasks(["gsm8k"], tmp_path, cache=tmp_path / "cache")
@@ -167,7 +167,7 @@ def test_a_missing_training_file_is_no_matter_without_examples(tmp_path: Path) -
 
 
 @pytest.mark.ring("extras")
-def test_a_task_file_serves_lm_eval_alone(tmp_path: Path) -> None:
+def test_a_task_file_serves_lm_eval_alone(tmp_path):
     from lm_eval.tasks import TaskManager
 
     write(tmp_path, "humaneval")
@@ -180,7 +180,7 @@ def test_a_task_file_serves_lm_eval_alone(tmp_path: Path) -> None:
     assert task.get_config("metric_list")[0]["metric"].__name__ == "pass_at_k"
 
 
-def test_files_are_converted_once_and_anew_when_they_change(tmp_path: Path) -> None:
+def test_files_are_converted_once_and_anew_when_they_change(tmp_path):
     path = write(tmp_path, "lambada_openai")
 
     def converted():
@@ -224,12 +224,12 @@ def test_files_are_converted_once_and_anew_when_they_change(tmp_path: Path) -> N
         ),
     ],
 )
-def test_what_cannot_be_had_is_refused(names: list[str], message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_had_is_refused(names, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         offline.tasks(names, tmp_path, cache=tmp_path / "cache")
 
 
-def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_folders_that_are_none_are_refused(tmp_path):
     with pytest.raises(ValueError, match="absent is none; give"):
         offline.tasks(["piqa"], tmp_path / "absent")
     write(tmp_path, "piqa")
@@ -238,15 +238,13 @@ def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
         offline.tasks(["piqa"], tmp_path, cache=tmp_path / "taken")
 
 
-def test_programs_are_refused_without_the_extra_that_holds_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_programs_are_refused_without_the_extra_that_holds_them(monkeypatch, tmp_path):
     monkeypatch.setattr(offline, "sandboxes", {})
     with pytest.raises(ValueError, match=r"sinklab\.extras\.sandbox"):
         offline.tasks(["humaneval"], tmp_path, run_code=True)
 
 
-def test_lm_eval_is_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_lm_eval_is_an_extra(monkeypatch, tmp_path):
     monkeypatch.setattr(offline.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'sinklab\[eval\]'"):
         offline.tasks(["piqa"], tmp_path)
@@ -254,9 +252,7 @@ def test_lm_eval_is_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 @pytest.mark.ring("extras")
 @pytest.mark.parametrize("name", ["piqa", "humaneval"])
-def test_without_the_hub_the_message_says_what_to_get(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_the_hub_the_message_says_what_to_get(name, monkeypatch, tmp_path):
     import datasets
 
     def unreachable(*_: object, **__: object) -> None:
@@ -267,7 +263,7 @@ def test_without_the_hub_the_message_says_what_to_get(
         offline.tasks([name], None, run_code=True, cache=tmp_path)
 
 
-def test_other_tasks_are_lm_evals_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_other_tasks_are_lm_evals_own(monkeypatch, tmp_path):
     import datasets
     import lm_eval.tasks
 
@@ -323,14 +319,14 @@ def benchmarks() -> Path:
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_real_files_are_read_as_they_are_handed_around(name: str, benchmarks: Path) -> None:
+def test_real_files_are_read_as_they_are_handed_around(name, benchmarks):
     rows = rows_of(name, SOURCES[name].needed(benchmarks, graded(name)))
     assert len(rows) == SIZES[name]
     assert set(rows[0]) == set(DOCUMENTS[name][0])
 
 
 @pytest.mark.ring("extras")
-def test_real_files_make_tasks(benchmarks: Path, tmp_path: Path) -> None:
+def test_real_files_make_tasks(benchmarks, tmp_path):
     names = ["gsm8k", "humaneval", "arc_easy"]
     tasks, _ = offline.tasks(names, benchmarks, run_code=True, cache=tmp_path)
     assert [(task.task_name, len(task.eval_docs)) for task in tasks] == [

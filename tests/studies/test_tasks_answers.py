@@ -18,9 +18,7 @@ from sinklab.lab.studies.benchmarks.two_stage import marked_answer, number_of, s
         ("", None, None),
     ],
 )
-def test_the_answer_behind_the_last_mark(
-    text: str, answer: str | None, published: str | None
-) -> None:
+def test_the_answer_behind_the_last_mark(text, answer, published):
     assert marked_answer(text) == answer
     assert marked_answer(text, published=True) == published
 
@@ -41,12 +39,10 @@ def test_the_answer_behind_the_last_mark(
         ("eggs", "eggs", True, True),
     ],
 )
-def test_answers_are_compared_as_numbers_or_as_published(
-    one: str, other: str, same: bool, published: bool
-) -> None:
+def test_answers_are_compared_as_numbers_or_as_published(one, other, same, published):
     assert same_answer(one, other) is same
     assert same_answer(one, other, published=True) is published
 
 
-def test_text_is_no_number() -> None:
+def test_text_is_no_number():
     assert number_of("about 5") is None

@@ -22,7 +22,7 @@ def lines(path: Path, *rows: object) -> Path:
     return path
 
 
-def test_arc_from_three_forms(tmp_path: Path) -> None:
+def test_arc_from_three_forms(tmp_path):
     hub = lines(tmp_path / "hub.jsonl", ARC)
     authors = [{"text": text, "label": label} for text, label in (("Rain", "A"), ("Fire", "B"))]
     stem = {"id": "1", "question": {"stem": "What falls?", "choices": authors}, "answerKey": "B"}
@@ -35,7 +35,7 @@ def test_arc_from_three_forms(tmp_path: Path) -> None:
         assert rows_of("arc_easy", [path]) == [ARC]
 
 
-def test_hellaswag_text_sets_the_last_sentence_apart(tmp_path: Path) -> None:
+def test_hellaswag_text_sets_the_last_sentence_apart(tmp_path):
     endings = ["rows off.", "sinks.", "eats.", "is a boat."]
     text = ["Rowing: A man sits in a boat. the man", "2", *endings]
     text += ['Cooking: How to cook. Boil it: "slowly."', "0", *endings]
@@ -59,7 +59,7 @@ def test_hellaswag_text_sets_the_last_sentence_apart(tmp_path: Path) -> None:
         rows_of("hellaswag", [path])
 
 
-def test_labels_may_stand_in_a_file_beside(tmp_path: Path) -> None:
+def test_labels_may_stand_in_a_file_beside(tmp_path):
     row = {"goal": "Dry a cup", "sol1": "Towel.", "sol2": "Cup."}
     path = lines(tmp_path / "valid.jsonl", row, row)
     with pytest.raises(ValueError, match="document 1 has no label"):
@@ -81,7 +81,7 @@ def test_labels_may_stand_in_a_file_beside(tmp_path: Path) -> None:
     assert rows_of("social_iqa", [social])[0]["label"] == "3"
 
 
-def test_race_from_three_forms(tmp_path: Path) -> None:
+def test_race_from_three_forms(tmp_path):
     problems = [
         {"question": "Who?", "answer": "B", "options": ["a", "b", "c", "d"]},
         {"question": "Why?", "answer": "A", "options": ["e", "f", "g", "h"]},
@@ -106,7 +106,7 @@ def test_race_from_three_forms(tmp_path: Path) -> None:
     assert rows_of("race", parts) == expected
 
 
-def test_lambada_from_three_forms(tmp_path: Path) -> None:
+def test_lambada_from_three_forms(tmp_path):
     text = {"text": "She rowed to the island"}
     split = lines(
         tmp_path / "split.jsonl", {"context": "She rowed to the", "continuation": "island"}
@@ -118,7 +118,7 @@ def test_lambada_from_three_forms(tmp_path: Path) -> None:
     assert rows_of("lambada_standard", [plain]) == [text]
 
 
-def test_parquet_parts_are_joined(tmp_path: Path) -> None:
+def test_parquet_parts_are_joined(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     paths = []
     for number in range(2):
@@ -151,14 +151,14 @@ def test_parquet_parts_are_joined(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_damaged_files_are_refused_by_place(text: str, message: str, tmp_path: Path) -> None:
+def test_damaged_files_are_refused_by_place(text, message, tmp_path):
     path = tmp_path / "test.jsonl"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         rows_of("gsm8k", [path])
 
 
-def test_truncated_archives_are_refused(tmp_path: Path) -> None:
+def test_truncated_archives_are_refused(tmp_path):
     path = tmp_path / "test.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"question": "Q", "answer": "1"}\n' * 99)[:-9])
     with pytest.raises(ValueError, match=r"test.jsonl.gz cannot be read"):

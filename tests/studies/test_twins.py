@@ -46,7 +46,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_on_its_own_canvases_a_model_does_what_it_did(tmp_path: Path, case: str) -> None:
+def test_on_its_own_canvases_a_model_does_what_it_did(tmp_path, case):
     make, changes = CASES[case]
     loaded, settings = make(), replace(QUICK, twin=False, **changes)
     study(loaded, tmp_path / "run", settings)
@@ -97,7 +97,7 @@ def scored(tmp_path: Path) -> StudySettings:
 
 
 @pytest.mark.slow
-def test_both_twins_stand_beside_the_run(scored: StudySettings, tmp_path: Path) -> None:
+def test_both_twins_stand_beside_the_run(scored, tmp_path):
     loaded = tiny_loaded(1)
     run = traced(loaded, tmp_path / "run", scored)
     table = run.table("twins")
@@ -131,9 +131,7 @@ def test_both_twins_stand_beside_the_run(scored: StudySettings, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_killed_run_resumes_with_its_twins(
-    scored: StudySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
-) -> None:
+def test_a_killed_run_resumes_with_its_twins(scored, tmp_path, monkeypatch, times):
     study(tiny_loaded(1), tmp_path / "whole", scored)
     left, whole = [times], twins.retraced
 
@@ -153,7 +151,7 @@ def test_a_killed_run_resumes_with_its_twins(
 
 
 @pytest.mark.slow
-def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path: Path) -> None:
+def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path):
     said: list[str] = []
     path = study(
         tiny_loaded(),
@@ -180,13 +178,13 @@ def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path: Path) -> None:
     assert (path / "twins.parquet").stat().st_mtime_ns == written
 
 
-def test_a_cache_cannot_be_followed_over_steps_that_were_not_recorded(tmp_path: Path) -> None:
+def test_a_cache_cannot_be_followed_over_steps_that_were_not_recorded(tmp_path):
     with pytest.raises(ValueError, match="untrained twins follow a cache"):
         study(tiny_loaded(), tmp_path / "refused", replace(QUICK, cache="dual", every=2))
     assert not (tmp_path / "refused").exists()
 
 
-def test_a_model_whose_class_cannot_initialise_itself_has_one_twin(tmp_path: Path) -> None:
+def test_a_model_whose_class_cannot_initialise_itself_has_one_twin(tmp_path):
     loaded = tiny_loaded()
     loaded.model.lm_head.extra = type(loaded.model.lm_head.weight)(
         loaded.model.lm_head.weight[:1].clone()

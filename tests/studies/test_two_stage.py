@@ -70,9 +70,7 @@ class Oracle:
 
 
 @pytest.mark.parametrize("published", [False, True])
-def test_steps_come_first_and_then_the_answer(
-    published: bool, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_come_first_and_then_the_answer(published, loaded, monkeypatch):
     oracle = Oracle(loaded, "Answer: 3+2=5 ", "#### 5\n")
     monkeypatch.setattr(loaded.model, "denoiser", lambda attention=None: oracle)
     settings = replace(two_stage_settings(published=published), steps=1, temperature=0.0)
@@ -107,7 +105,7 @@ def test_steps_come_first_and_then_the_answer(
     assert [row["right"] for row in samples] == [1.0, float(not published)]
 
 
-def test_as_published_equals_the_loop_written_out(loaded: Loaded) -> None:
+def test_as_published_equals_the_loop_written_out(loaded):
     """SMDM's sampler at temperature 0: counts and ranks over the batch, masks on the right of
     shorter prompts.
     """
@@ -157,7 +155,7 @@ def test_as_published_equals_the_loop_written_out(loaded: Loaded) -> None:
         ({}, (MaskSinks(k=1, source="clean_pass"),)),
     ],
 )
-def test_each_row_is_what_it_is_alone(changes: dict, edits: tuple, loaded: Loaded) -> None:
+def test_each_row_is_what_it_is_alone(changes, edits, loaded):
     settings = replace(QUICK, **changes)
     together = ordered(two_stage(loaded, QUESTIONS, settings=settings, length=LENGTH, edits=edits))
     for number, question in enumerate(QUESTIONS):
@@ -167,7 +165,7 @@ def test_each_row_is_what_it_is_alone(changes: dict, edits: tuple, loaded: Loade
         assert (alone.number, alone.text) == (number, together[number].text)
 
 
-def test_edits_change_what_is_written_also_as_published(loaded: Loaded) -> None:
+def test_edits_change_what_is_written_also_as_published(loaded):
     settings = replace(two_stage_settings(published=True), steps=6, temperature=0.0)
 
     def texts(*edits):
@@ -186,7 +184,7 @@ def test_edits_change_what_is_written_also_as_published(loaded: Loaded) -> None:
     assert texts(MaskSinks(k=5)) == masked
 
 
-def test_stages_of_one_step_have_no_step_before_to_choose_in(loaded: Loaded) -> None:
+def test_stages_of_one_step_have_no_step_before_to_choose_in(loaded):
     settings = replace(QUICK, steps=1)
     plain, edited = (
         ordered(two_stage(loaded, QUESTIONS, settings=settings, length=LENGTH, edits=edits))
@@ -195,7 +193,7 @@ def test_stages_of_one_step_have_no_step_before_to_choose_in(loaded: Loaded) -> 
     assert edited == plain and max(answer.steps for answer in edited) <= 2
 
 
-def test_watching_changes_nothing_and_tells_of_sinks(loaded: Loaded) -> None:
+def test_watching_changes_nothing_and_tells_of_sinks(loaded):
     plain = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH))
     watched = ordered(
         two_stage(
@@ -206,9 +204,7 @@ def test_watching_changes_nothing_and_tells_of_sinks(loaded: Loaded) -> None:
     assert [len(answer.sinks) for answer in watched] == [0, 2, 0]
 
 
-def test_no_more_questions_are_answered_together_than_asked_for(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_questions_are_answered_together_than_asked_for(loaded, monkeypatch):
     whole = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH))
     sizes, together = [], TwoStage._together
     monkeypatch.setattr(
@@ -221,7 +217,7 @@ def test_no_more_questions_are_answered_together_than_asked_for(
         list(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, batch=0))
 
 
-def test_questions_without_room_are_counted(loaded: Loaded) -> None:
+def test_questions_without_room_are_counted(loaded):
     questions = ["Ann has 3 pens.", "So " * 60]
     answers = ordered(two_stage(loaded, questions, settings=QUICK, length=LENGTH))
     assert [answer.fits for answer in answers] == [True, False]
@@ -234,13 +230,13 @@ def test_questions_without_room_are_counted(loaded: Loaded) -> None:
     assert not alone.fits
 
 
-def test_special_tokens_in_a_question_are_text(loaded: Loaded) -> None:
+def test_special_tokens_in_a_question_are_text(loaded):
     mask = loaded.tokenizer.mask_token
     (answer,) = two_stage(loaded, [f"Ann {mask} has"], settings=QUICK, length=LENGTH)
     assert answer.fits
 
 
-def test_the_protocols_numbers() -> None:
+def test_the_protocols_numbers():
     released = two_stage_settings(published=True)
     assert (released.steps, released.temperature, released.pooled, released.eps) == (
         256,
@@ -275,17 +271,17 @@ def test_the_protocols_numbers() -> None:
         ({"numbers": [1]}, "3 questions need a number each, but there are 1 numbers"),
     ],
 )
-def test_what_cannot_be_done_is_refused(changes: dict, message: str, loaded: Loaded) -> None:
+def test_what_cannot_be_done_is_refused(changes, message, loaded):
     with pytest.raises(ValueError, match=message):
         two_stage(loaded, QUESTIONS, **{"length": LENGTH, **changes})
 
 
-def test_autoregressive_models_are_sent_to_gsm8k() -> None:
+def test_autoregressive_models_are_sent_to_gsm8k():
     with pytest.raises(ValueError, match=r"two stages .*no mask token"):
         two_stage(tiny_llama(), QUESTIONS)
 
 
-def test_documents_come_from_gsm8ks_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_come_from_gsm8ks_files(tmp_path, monkeypatch):
     pytest.importorskip("lm_eval")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ValueError, match="gsm8k needs its test split"):
@@ -300,7 +296,7 @@ def test_documents_come_from_gsm8ks_files(tmp_path: Path, monkeypatch: pytest.Mo
     assert [row["answer"].rpartition("#### ")[2] for row in documents] == ["18", "3", "70000"]
 
 
-def test_without_the_hub_the_message_says_what_to_get(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_hub_the_message_says_what_to_get(monkeypatch):
     pytest.importorskip("lm_eval")
     import datasets
 
