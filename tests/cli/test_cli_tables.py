@@ -223,7 +223,7 @@ def test_table1_of_two_models_prints_protocols_doses_and_controls(
     assert "GSM8K, dlm and ar: cannot tell which loses more, by any protocol: " in printed
     numbers = pd.read_csv("out/table1.csv").query("source == 'measured' and k == 1")
     assert len(numbers) == 2 * 2 * 2
-    assert (numbers["columns"] == 1).all()
+    assert (numbers["keys"] == 1).all()
     assert numbers["removed"].between(0, 1, inclusive="neither").all()
     # what was chosen once stays hidden; in a closed loop it cannot be hidden twice in a row
     overlap = numbers[numbers["control"] == "sinks"].groupby("protocol")["overlap"]

@@ -170,7 +170,7 @@ def test_a_query_reads_its_neighbours_and_the_sinks_alone() -> None:
             blocked_QS = far_QS & ~kept_S
             assert not map_BQS[row][blocked_QS].any()
             assert (map_BQS[row][~blocked_QS] > 0).all()
-    assert (log.removals[0].removed_BLH == 10).all()
+    assert (log.removals[0].keys_BLH == 10).all()
 
 
 def test_without_sinks_the_window_alone_is_left() -> None:

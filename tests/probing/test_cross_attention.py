@@ -89,7 +89,7 @@ def test_a_key_hidden_in_cross_attention_is_the_strongest_of_all_queries():
     (record,) = log.removals
     assert torch.equal(record.columns_BLHM[:, 0, :, 0], top_BHS.long().argmax(-1))
     torch.testing.assert_close(
-        record.mass_BLH[:, 0], maps[5].mean(2).amax(-1), rtol=1e-5, atol=1e-6
+        record.held_BLH[:, 0], maps[5].mean(2).amax(-1), rtol=1e-5, atol=1e-6
     )
 
 

@@ -123,10 +123,10 @@ def test_overlap_and_summary():
     assert log.removals[1].overlap_BLH.max() == 0
     summary = log.summary()
     assert summary["forwards"] == 4 and summary["removals"] == 3
-    assert 0 < summary["removed_mass"] < 1 and summary["overlap"] == 0
+    assert 0 < summary["held"] < 1 and summary["overlap"] == 0
     assert summary["left"] == 11
-    assert summary["realised_mass"] == pytest.approx(
-        torch.stack([removal.realised_BLH for removal in log.removals]).mean().item()
+    assert summary["removed"] == pytest.approx(
+        torch.stack([removal.removed_BLH for removal in log.removals]).mean().item()
     )
 
 
@@ -171,7 +171,7 @@ def test_autoregressive_last_row_with_a_growing_cache(padded, removal):
         if removal == "mask":
             assert bool((now.gather(-1, removed.columns_BLHM) == 0).all())
         # One query only: its row is the column sum.
-        torch.testing.assert_close(removed.mass_BLH, before.topk(2, -1).values.sum(-1))
+        torch.testing.assert_close(removed.held_BLH, before.topk(2, -1).values.sum(-1))
 
 
 def test_what_cannot_be_counted_is_refused():

@@ -59,7 +59,7 @@ def test_evicted_keys_stay_gone_within_a_block_and_come_back_with_the_next_full_
     cache,
 ):
     log, recording, _ = decode(tiny_model(SINKS), cache, MaskSinks(1, removal="evict"))
-    assert [removal.removed_BLH.unique().tolist() for removal in log.removals] == [
+    assert [removal.keys_BLH.unique().tolist() for removal in log.removals] == [
         [count] for count in evicted_counts(cache)
     ]
     for removal, row, before in zip(
@@ -80,14 +80,12 @@ def test_evicted_positions_outlast_the_steps_that_evicted_them():
     gone = [bool((row[0, ..., SINKS + 2 : SINKS + 4] == 0).all()) for row in recording.received]
     assert gone == [False, True, True, False, False, False]
     assert log.removals[1].overlap_BLH.unique().tolist() == [1.0]
-    assert log.removals[1].removed_BLH[:, 0, 0].tolist() == [2, 1], (
-        "the short row has padding there"
-    )
+    assert log.removals[1].keys_BLH[:, 0, 0].tolist() == [2, 1], "the short row has padding there"
 
 
 def test_a_memory_that_nobody_leaves():
     log, _, written = decode(tiny_model(SINKS), DualCache(), MaskSinks(epsilon=99, removal="evict"))
-    assert [removal.removed_BLH.sum().item() for removal in log.removals] == [0] * 5
+    assert [removal.keys_BLH.sum().item() for removal in log.removals] == [0] * 5
     assert torch.equal(written, decode(tiny_model(SINKS), DualCache())[2])
 
 
@@ -115,7 +113,7 @@ def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording(cache):
         scale_B = positions_B / visible_BS.amax(-1)
         a = recording.received[step] * scale_B[:, None, None, None]
         sinks = find_sinks(a, Excess(1.0), (visible_BS * scale_B[:, None])[:, None, None])
-        assert torch.equal(sinks.sum(-1), removal.removed_BLH.long())
+        assert torch.equal(sinks.sum(-1), removal.keys_BLH.long())
         columns = removal.columns_BLHM
         assert bool((sinks.gather(-1, columns.clamp(min=0)) | (columns < 0)).all())
         counts.append(int(sinks.sum()))
@@ -134,10 +132,10 @@ def test_guidance_has_two_memories(cache):
     assert first.forward == 2 and torch.equal(
         first.columns_BLHM[..., 0], recording.received[0].argmax(-1)
     )
-    counts = [removal.removed_BLH.unique().tolist() for removal in log.removals]
+    counts = [removal.keys_BLH.unique().tolist() for removal in log.removals]
     assert counts[::2] == counts[1::2] == [[count] for count in evicted_counts(cache)]
     # The second forward of a step reads the canvas with its prompt hidden: its sinks are its own.
-    assert not torch.equal(log.removals[0].mass_BLH, log.removals[1].mass_BLH)
+    assert not torch.equal(log.removals[0].held_BLH, log.removals[1].held_BLH)
 
 
 @pytest.mark.parametrize("removal", ["mask", "zero_value", "evict"])
@@ -162,7 +160,7 @@ def test_an_autoregressive_memory_of_a_padded_batch(edit, removal):
         )
     assert torch.equal(both[:1, 4:], alone)
     for one, other in zip(log.removals, alone_log.removals, strict=True):
-        torch.testing.assert_close(one.realised_BLH[:1], other.realised_BLH, rtol=0, atol=1e-5)
+        torch.testing.assert_close(one.removed_BLH[:1], other.removed_BLH, rtol=0, atol=1e-5)
         torch.testing.assert_close(one.left_BLH[:1], other.left_BLH)
     for row in recording.received[1:]:
         keys = row.shape[-1]
@@ -190,7 +188,7 @@ def equal(one, other):
     for left, right in zip(one, other, strict=True):
         assert torch.equal(left.columns_BLHM, right.columns_BLHM)
         torch.testing.assert_close(left.overlap_BLH, right.overlap_BLH, equal_nan=True)
-        torch.testing.assert_close(left.realised_BLH, right.realised_BLH)
+        torch.testing.assert_close(left.removed_BLH, right.removed_BLH)
 
 
 @pytest.mark.parametrize("cache", CACHES)

@@ -60,7 +60,7 @@ def test_sinks_and_their_control_hold_the_same_mass_in_the_same_heads(padded, ru
                 model(ids, **given)
         logs.append(log)
     # in the first layer nothing depends on the edits before it
-    arms = [(log.removals[0].mass_BLH[:, 0], log.removals[0].matched_BLH[:, 0]) for log in logs]
+    arms = [(log.removals[0].held_BLH[:, 0], log.removals[0].matched_BLH[:, 0]) for log in logs]
     (sinks_BH, matched_BH), (control_BH, same_BH) = arms
     torch.testing.assert_close(matched_BH, same_BH, equal_nan=True)
     both_BH = matched_BH == 1
@@ -87,7 +87,7 @@ def test_random_columns_are_no_sinks_where_a_rule_says_what_sinks_are():
     ):
         for ids in TEXTS:
             model(ids)
-    assert log.dose().sinks == 0 and 0 < log.dose().columns <= 1
+    assert log.dose().sinks == 0 and 0 < log.dose().keys <= 1
 
 
 def test_the_log_counts_sinks_among_the_keys_that_were_chosen():
@@ -103,7 +103,7 @@ def test_the_log_counts_sinks_among_the_keys_that_were_chosen():
     assert torch.equal(log.removals[0].sinks_BLH[:, 0].long(), sinks_BH)
     dose = log.dose()
     assert dose.sinks == pytest.approx(sinks_BH.sum().item() / (3 * sinks_BH.numel()))
-    assert 0 < dose.sinks < 1 and dose.columns == 3
+    assert 0 < dose.sinks < 1 and dose.keys == 3
     held = received_BHS.gather(-1, best_BHM).sum(-1) / IDS.shape[1]
     assert dose.held == pytest.approx(
         held.mean().item(), abs=1e-6
@@ -119,9 +119,9 @@ def test_a_dose_of_zero_is_a_dose():
     with torch.no_grad(), intervene(model, MaskSinks(rule=Excess(50.0), source="now")) as log:
         model(IDS)
     dose = log.dose()
-    assert dose.columns == 0 and dose.removed == 0 and dose.weight and math.isnan(dose.sinks)
+    assert dose.keys == 0 and dose.removed == 0 and dose.weight and math.isnan(dose.sinks)
     assert str(dose) == "0.00 keys a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed"
-    assert str(Dose()) == "nothing blocked" and math.isnan(Dose().columns)
+    assert str(Dose()) == "nothing blocked" and math.isnan(Dose().keys)
 
 
 def test_doses_pool_as_their_logs_do():
@@ -134,7 +134,7 @@ def test_doses_pool_as_their_logs_do():
     for name, value in Dose.pooled(parts).row().items():
         assert value == pytest.approx(log.dose().row()[name], nan_ok=True), name
     assert log.dose("mask_sinks") == log.dose() and log.dose("window_attention").weight == 0
-    assert log.summary()["realised_mass"] == log.dose().removed
+    assert log.summary()["removed"] == log.dose().removed
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -146,7 +146,7 @@ def test_a_protocol_says_when_keys_are_chosen_and_whether_they_stay_hidden(proto
                 with log.probing():
                     model(IDS)
             model(IDS)
-    whole = torch.stack([one.removed_BLH for one in log.removals])
+    whole = torch.stack([one.keys_BLH for one in log.removals])
     overlaps = torch.stack([one.overlap_BLH for one in log.removals[1:]])
     if protocol == "paper":
         # on an unchanging text what was hidden received nothing, and cannot be the greatest of the

@@ -33,7 +33,7 @@ def test_a_dose_of_zero_is_a_result():
             model(IDS)
         model(IDS)
         model(IDS)
-    assert {removal.removed_BLH.sum().item() for removal in log.removals} == {0}
+    assert {removal.keys_BLH.sum().item() for removal in log.removals} == {0}
 
 
 def run(model, log, forwards):

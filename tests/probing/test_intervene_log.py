@@ -39,14 +39,14 @@ def test_realised_is_what_the_keys_would_have_held_in_the_forward_that_lost_them
     _, second = dense(model, lambda: model(OTHER, **given), *hide, zeroed=zeroed)
     before = second.maps if zeroed else [layer[0] for layer in second.before]
     (record,) = log.removals
-    for found_BLH, maps in ((record.realised_BLH, before), (record.mass_BLH, first.maps)):
+    for found_BLH, maps in ((record.removed_BLH, before), (record.held_BLH, first.maps)):
         expected = [
             (received(a, real) * g.squeeze(2)).sum(-1) / real.sum(-1, keepdim=True)
             for a, g in zip(maps, gone, strict=True)
         ]
         torch.testing.assert_close(found_BLH, torch.stack(expected, 1).float())
     # the text has changed between them
-    assert not torch.allclose(record.realised_BLH, record.mass_BLH, atol=0.01)
+    assert not torch.allclose(record.removed_BLH, record.held_BLH, atol=0.01)
     assert record.left_BLH[:, 0, 0].tolist() == [5 if padded else 9, 9]
 
 
@@ -56,8 +56,8 @@ def test_measuring_can_be_left_out():
         model(IDS)
         model(OTHER)
     for removal in log.removals:
-        assert bool(removal.realised_BLH.isnan().all() & removal.left_BLH.isnan().all())
-    assert math.isnan(log.summary()["realised_mass"]) and log.summary()["removed_mass"] > 0
+        assert bool(removal.removed_BLH.isnan().all() & removal.left_BLH.isnan().all())
+    assert math.isnan(log.summary()["removed"]) and log.summary()["held"] > 0
 
 
 def test_the_table_has_a_row_per_forward_edit_row_layer_and_head():
@@ -71,7 +71,7 @@ def test_the_table_has_a_row_per_forward_edit_row_layer_and_head():
         for ids in (IDS, OTHER, IDS):
             model(ids)
     table = pd.DataFrame(log.table(keys=True))
-    assert tuple(table) == (*TABLE_COLUMNS, "keys")
+    assert tuple(table) == (*TABLE_COLUMNS, "key_list")
     assert table.groupby("edit").size().to_dict() == {
         "mask_sinks": 32,
         "mask_sinks#2": 8,
@@ -91,11 +91,11 @@ def test_the_table_has_a_row_per_forward_edit_row_layer_and_head():
         for removal in log.removals
         if removal.label == "mask_sinks" and removal.forward == 2
     )
-    assert row["row"] == 1 and row["keys"] == removal.columns_BLHM[1, 1, 3].tolist()
-    for name in ("removed", "mass", "realised", "overlap", "left"):
+    assert row["row"] == 1 and row["key_list"] == removal.columns_BLHM[1, 1, 3].tolist()
+    for name in ("keys", "held", "removed", "overlap", "left"):
         assert row[name] == getattr(removal, f"{name}_BLH")[1, 1, 3].item(), name
-    assert table[table.edit == "mask_positions"].mass.isna().all()
-    assert table.realised.between(0, 1).all()
+    assert table[table.edit == "mask_positions"].held.isna().all()
+    assert table.removed.between(0, 1).all()
 
 
 def test_keys_that_stay_the_same_are_listed_and_kept_once():
@@ -104,7 +104,7 @@ def test_keys_that_stay_the_same_are_listed_and_kept_once():
     with torch.no_grad(), intervene(model, MaskPositions((3, 5))) as log:
         for ids in (IDS, OTHER):
             model(ids)
-    keys = log.table(keys=True)["keys"]
+    keys = log.table(keys=True)["key_list"]
     half = len(keys) // 2
     assert keys == [[3, 5]] * (2 * 2 * 2 * 4)
     assert all(one is other for one, other in zip(keys[:half], keys[half:], strict=True))
@@ -125,8 +125,8 @@ def test_a_table_can_be_written_and_read_as_parquet(tmp_path):
     with intervene(model, MaskSinks(1), allow_idle=True) as log:
         model(IDS)
     empty = pd.DataFrame(log.table())
-    assert tuple(empty) == TABLE_COLUMNS and len(empty) == 0 and empty.mass.dtype == "float32"
-    assert math.isnan(log.summary()["removed_mass"]) and log.summary()["removals"] == 0
+    assert tuple(empty) == TABLE_COLUMNS and len(empty) == 0 and empty.held.dtype == "float32"
+    assert math.isnan(log.summary()["held"]) and log.summary()["removals"] == 0
 
 
 def test_the_prefix_is_counted_apart_also_in_the_middle_of_a_memory():
@@ -164,7 +164,7 @@ def test_a_row_that_sees_nothing_loses_nothing_and_says_nothing_of_the_prefix():
         model()
         model()
     assert log.prefix == 0
-    removed_B = log.removals[0].removed_BLH[:, 0, 0]
+    removed_B = log.removals[0].keys_BLH[:, 0, 0]
     assert removed_B[0] > 0 and removed_B[1] == 0
 
 

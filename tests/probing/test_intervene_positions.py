@@ -56,10 +56,10 @@ def test_fixed_positions_against_the_slow_twin(removal, causal, padded):
         [(a[..., [5, 7]].sum(-1) * real[:, None]).sum(-1) / real.sum(-1)[:, None] for a in before],
         1,
     )
-    torch.testing.assert_close(removal_.realised_BLH, held.float())
-    assert bool(removal_.mass_BLH.isnan().all()), "nobody chose them"
+    torch.testing.assert_close(removal_.removed_BLH, held.float())
+    assert bool(removal_.held_BLH.isnan().all()), "nobody chose them"
     assert removal_.columns_BLHM.unique().tolist() == [5, 7]
-    assert torch.equal(removal_.removed_BLH, torch.full((2, 2, 4), 2.0))
+    assert torch.equal(removal_.keys_BLH, torch.full((2, 2, 4), 2.0))
 
 
 def test_left_padding_counts_as_columns_and_as_nothing_taken():
@@ -67,9 +67,10 @@ def test_left_padding_counts_as_columns_and_as_nothing_taken():
     with intervene(model, MaskPositions((2, 6))) as log:
         model(IDS, attention_mask=PADDED)
     removal = log.removals[0]
-    assert removal.removed_BLH[:, 0, 0].tolist() == [1, 2] and removal.left_BLH[
-        :, 0, 0
-    ].tolist() == [7, 10]
+    assert removal.keys_BLH[:, 0, 0].tolist() == [1, 2] and removal.left_BLH[:, 0, 0].tolist() == [
+        7,
+        10,
+    ]
     assert removal.columns_BLHM[:, 0, 0].tolist() == [[6, -1], [2, 6]]
 
 
@@ -113,7 +114,7 @@ def test_truncation_hides_a_stretch_from_some_step_on():
     for step, out in enumerate(outs):
         torch.testing.assert_close(out, hidden if step >= 2 else model(IDS), **EXACT)
     # The share it held just before is what the first removal takes.
-    realised = log.removals[0].realised_BLH[:, 0]
+    realised = log.removals[0].removed_BLH[:, 0]
     torch.testing.assert_close(realised, recording.received[1][:, 0, :, 3:6].sum(-1).float() / 12)
     torch.testing.assert_close(realised, twin.before[0][0][..., 3:6].sum((-1, -2)).float() / 12)
 
@@ -128,7 +129,7 @@ def test_truncation_in_the_middle_of_a_decoding(cache):
         assert bool((row[0, ..., 3:7] == 0).all()) == (number >= 2)
         assert bool((row[0, ..., :3] > 0).all())
     assert [removal.forward for removal in log.removals] == [2, 3, 4, 5] and log.prefix == 2
-    assert log.removals[0].removed_BLH[:, 0, 0].tolist() == [4, 2]
+    assert log.removals[0].keys_BLH[:, 0, 0].tolist() == [4, 2]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -149,12 +150,12 @@ def test_window_against_the_slow_twin(causal, padded):
     removal = log.removals[0]
     lost = (twin.before[0][0] * far).sum(-1)[:, [0, 2]]
     expected = (lost * real[:, None]).sum(-1) / real.sum(-1)[:, None]
-    torch.testing.assert_close(removal.realised_BLH[:, 0], expected.float())
+    torch.testing.assert_close(removal.removed_BLH[:, 0], expected.float())
     seen = (twin.maps[0] > 0).sum(-1)[:, [0, 2]]
     torch.testing.assert_close(
         removal.left_BLH[:, 0], ((seen * real[:, None]).sum(-1) / real.sum(-1)[:, None]).float()
     )
-    assert removal.columns_BLHM.shape == (2, 1, 2, 0) and bool(removal.mass_BLH.isnan().all())
+    assert removal.columns_BLHM.shape == (2, 1, 2, 0) and bool(removal.held_BLH.isnan().all())
 
 
 @pytest.mark.parametrize("keep_prefix", [False, True])
@@ -173,7 +174,7 @@ def test_a_window_of_none_leaves_the_own_key_and_the_prefix(keep_prefix):
             received, torch.tensor([0.0] * 2 + [1.0] * 12).expand_as(received)
         )
     assert log.removals[0].left_BLH.unique().tolist() == [3.0 if keep_prefix else 1.0]
-    assert log.removals[0].removed_BLH.unique().tolist() == [11.0 if keep_prefix else 13.0]
+    assert log.removals[0].keys_BLH.unique().tolist() == [11.0 if keep_prefix else 13.0]
 
 
 class Cached(torch.nn.Module):
@@ -239,10 +240,10 @@ def test_edits_compose_each_on_the_call_the_other_left():
     window, fixed = log.removals
     for layer, (first, second) in enumerate(twin.before):
         torch.testing.assert_close(
-            window.realised_BLH[:, layer], ((first * far).sum(-1).mean(-1)).float()
+            window.removed_BLH[:, layer], ((first * far).sum(-1).mean(-1)).float()
         )
         torch.testing.assert_close(
-            fixed.realised_BLH[:, layer], second[..., 4:6].sum(-1).mean(-1).float()
+            fixed.removed_BLH[:, layer], second[..., 4:6].sum(-1).mean(-1).float()
         )
     seen = (twin.maps[0] > 0).sum(-1).double().mean(-1).float()
     torch.testing.assert_close(fixed.left_BLH[:, 0], seen)
@@ -255,7 +256,7 @@ def test_a_query_that_would_lose_all_its_keys_keeps_them_and_it_is_not_counted()
     theirs, twin = dense(model, lambda: model(IDS), lambda layer, a: at(0, 1))
     torch.testing.assert_close(ours, theirs, **EXACT)
     lost = (twin.before[0][0] - twin.maps[0]).clamp(min=0)[..., 2:, :2].sum((-1, -2)) / 12
-    torch.testing.assert_close(log.removals[0].realised_BLH[:, 0], lost.float())
+    torch.testing.assert_close(log.removals[0].removed_BLH[:, 0], lost.float())
     assert log.removals[0].left_BLH.unique().item() == pytest.approx(
         (1 + 2 + sum(range(1, 11))) / 12
     )
@@ -280,7 +281,7 @@ def test_positions_that_are_not_there_yet():
     causal = llama(causal=True)
     with intervene(causal, MaskPositions(14)) as log:
         causal.generate(IDS, max_new_tokens=5, do_sample=False, attention_mask=torch.ones_like(IDS))
-    assert [int(removal.removed_BLH.max()) for removal in log.removals] == [0, 0, 0, 1, 1]
+    assert [int(removal.keys_BLH.max()) for removal in log.removals] == [0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(

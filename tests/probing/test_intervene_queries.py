@@ -64,7 +64,7 @@ def test_lone_rows_see_themselves_alone(causal, heads):
         [layer[0].masked_fill(~hidden_HQS, 0.0).sum(-1).mean(-1)[:, some] for layer in twin.before],
         1,
     )
-    torch.testing.assert_close(log.removals[0].realised_BLH, lost.float())
+    torch.testing.assert_close(log.removals[0].removed_BLH, lost.float())
     assert LoneRows().rows == (0,)
 
 
@@ -109,7 +109,7 @@ def test_keys_are_blocked_for_some_queries(queries, causal, padded):
         before = twin.before[layer][0] * real[:, None, :, None]
         lost_BH = before.masked_fill(~hidden[layer], 0.0).sum((-1, -2)) / count_B1
         torch.testing.assert_close(
-            removal.realised_BLH[:, layer], lost_BH.float(), rtol=1e-5, atol=1e-6
+            removal.removed_BLH[:, layer], lost_BH.float(), rtol=1e-5, atol=1e-6
         )
         strongest = (received(twin.maps[layer], real) / count_B1.unsqueeze(-1)).max(-1)
         torch.testing.assert_close(
@@ -190,7 +190,7 @@ def test_pooled_values_are_the_mean_of_the_other_keys():
     held = torch.stack(
         [received(a, real).topk(2).values.sum(-1) / real.sum(-1)[:, None] for a in twin.maps], 1
     )
-    torch.testing.assert_close(log.removals[0].realised_BLH, held.float())
+    torch.testing.assert_close(log.removals[0].removed_BLH, held.float())
 
 
 def test_shuffled_values_are_those_of_other_keys_drawn_by_the_seed():
@@ -213,8 +213,8 @@ def test_shuffled_values_are_those_of_other_keys_drawn_by_the_seed():
             intervene(model, edit) as log,
         ):
             logits = model(IDS, attention_mask=PADDED).logits
-        held = log.removals[0].realised_BLH
-        torch.testing.assert_close(held, log.removals[0].mass_BLH)
+        held = log.removals[0].removed_BLH
+        torch.testing.assert_close(held, log.removals[0].held_BLH)
         return logits, changed[0]
 
     logits, (old_BHSD, gone_BHS, new_BHSD) = outputs(0)

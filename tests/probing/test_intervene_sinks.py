@@ -120,14 +120,14 @@ def test_rows_of_unequal_length_lose_unequal_numbers_of_keys(epsilon):
     with torch.no_grad(), intervene(model, MaskSinks(epsilon=epsilon)) as log:
         model(ids, attention_mask=mask)
         together = model(ids, attention_mask=mask).logits
-    removed_BLH = log.removals[0].removed_BLH
-    assert removed_BLH[1].max() >= 5 > removed_BLH[0].max() > 0
+    keys_BLH = log.removals[0].keys_BLH
+    assert keys_BLH[1].max() >= 5 > keys_BLH[0].max() > 0
     # rotary angles are float32: the same text at other positions differs a little
     for row, part in ((0, ids[:1, 15:]), (1, ids[1:])):
         with torch.no_grad(), intervene(model, MaskSinks(epsilon=epsilon)) as alone:
             model(part)
             logits = model(part).logits
-        assert torch.equal(alone.removals[0].removed_BLH[0], removed_BLH[row])
+        assert torch.equal(alone.removals[0].keys_BLH[0], keys_BLH[row])
         torch.testing.assert_close(
             logits, together[row : row + 1, -part.shape[1] :], rtol=1e-3, atol=1e-5
         )
@@ -139,8 +139,8 @@ def test_nobody_above_epsilon_leaves_the_call_alone():
     with intervene(model, MaskSinks(epsilon=11.5)) as log:
         model(IDS)
         assert torch.equal(plain, model(IDS))
-    assert log.removals[0].removed_BLH.sum() == 0 and log.removals[0].columns_BLHM.shape[-1] == 0
-    assert log.removals[0].realised_BLH.sum() == 0 and log.removals[
+    assert log.removals[0].keys_BLH.sum() == 0 and log.removals[0].columns_BLHM.shape[-1] == 0
+    assert log.removals[0].removed_BLH.sum() == 0 and log.removals[
         0
     ].left_BLH.unique().tolist() == [12]
 
@@ -159,7 +159,7 @@ def test_epsilon_is_scaled_as_if_all_queries_ran():
     for removal, row in zip(log.removals[1:], recording.received[1:], strict=False):
         keys = row.shape[-1]
         above = row * keys > 1 + (keys - 1) / keys
-        assert torch.equal(above.sum(-1), removal.removed_BLH.long())
+        assert torch.equal(above.sum(-1), removal.keys_BLH.long())
         assert 0 < above.sum() < above.numel() / 2
 
 
@@ -173,7 +173,7 @@ def test_controls_take_as_many_other_keys(control, choice):
         ].removals[0]
         for name in ("sinks", control)
     )
-    assert torch.equal(sinks.removed_BLH, others.removed_BLH)
+    assert torch.equal(sinks.keys_BLH, others.keys_BLH)
     for row in range(2):
         for layer, head in np.ndindex(2, 4):
             own, theirs = (
@@ -293,8 +293,8 @@ def test_evicted_keys_are_out_of_the_memory_until_everything_is_computed_anew():
             torch.testing.assert_close(out[0, head], a @ model.v[0, head, stay], **EXACT)
             fresh[head] = stay[int(a.sum(0).argmax())]
         if number:
-            assert log.removals[number - 1].removed_BLH[0, 0].tolist() == [len(m) for m in memory]
-    assert [int(removal.removed_BLH.max()) for removal in log.removals] == [1, 2, 3, 1, 2]
+            assert log.removals[number - 1].keys_BLH[0, 0].tolist() == [len(m) for m in memory]
+    assert [int(removal.keys_BLH.max()) for removal in log.removals] == [1, 2, 3, 1, 2]
     assert log.removals[2].left_BLH.unique().tolist() == [6]
 
 
@@ -304,7 +304,7 @@ def test_an_autoregressive_memory_shrinks_down_to_the_limit(limit):
     edit = MaskSinks(2, removal="evict", selector="last_row", limit=limit)
     with intervene(model, edit) as log, trace(model) as recording:
         model.generate(IDS, max_new_tokens=5, do_sample=False, attention_mask=torch.ones_like(IDS))
-    gone = [int(removal.removed_BLH.min()) for removal in log.removals]
+    gone = [int(removal.keys_BLH.min()) for removal in log.removals]
     assert gone == ([2, 4, 6, 8] if limit is None else [2, 3, 3, 3])
     for removal, row in zip(log.removals, recording.received[1:], strict=True):
         assert bool(
@@ -312,7 +312,7 @@ def test_an_autoregressive_memory_shrinks_down_to_the_limit(limit):
                 row.gather(-1, removal.columns_BLHM.clamp(min=0)) * (removal.columns_BLHM >= 0) == 0
             ).all()
         )
-        left = torch.full_like(removal.left_BLH, row.shape[-1]) - removal.removed_BLH
+        left = torch.full_like(removal.left_BLH, row.shape[-1]) - removal.keys_BLH
         torch.testing.assert_close(removal.left_BLH, left)
 
 
@@ -338,7 +338,7 @@ def test_guidance_compares_each_forward_with_its_own_predecessor(edit):
     assert [removal.forward for removal in log.removals] == [2, 3, 4, 5]
     for removal, own in zip(log.removals[1::2], alone.removals, strict=True):
         assert torch.equal(removal.columns_BLHM, own.columns_BLHM)
-    assert log.removals[3].removed_BLH.unique().tolist() == [2]
+    assert log.removals[3].keys_BLH.unique().tolist() == [2]
 
 
 def test_numbers_may_be_numpys_and_become_python_ints():
@@ -419,7 +419,7 @@ def test_any_rule_says_what_is_removed(rule, k):
         if k is not None:
             best = received.masked_fill(~found, -torch.inf).topk(1, -1).indices
             found &= torch.zeros_like(found).scatter_(-1, best, True)
-        assert torch.equal(removal.removed_BLH, found.sum(-1).float())
+        assert torch.equal(removal.keys_BLH, found.sum(-1).float())
         gone = torch.zeros(*received.shape[:-1], 13, dtype=torch.bool)
         gone.scatter_(-1, removal.columns_BLHM % 13, True)
         assert torch.equal(gone[..., :12], found)

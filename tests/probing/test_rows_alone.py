@@ -81,7 +81,7 @@ def test_a_row_of_a_padded_batch_is_what_it_is_alone(kind, side, cache, edit):
             assert not received_LHK[..., padding_K].any() and not visible_K[padding_K].any()
         for one, other in zip(removals, removed, strict=True):
             torch.testing.assert_close(
-                one.realised_BLH[row], other.realised_BLH[0], rtol=0, atol=1e-5
+                one.removed_BLH[row], other.removed_BLH[0], rtol=0, atol=1e-5
             )
             torch.testing.assert_close(one.left_BLH[row], other.left_BLH[0])
 

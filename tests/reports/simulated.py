@@ -37,7 +37,7 @@ REMOVALS = {
     "edit": ["mask_sinks", "mask_positions", "mask_sinks"],
     "layer": [1, 1, 1],
     "head": [2, 2, 2],
-    "keys": [[5, 7], [7], [7]],
+    "key_list": [[5, 7], [7], [7]],
 }
 """a table of what edits took away: from one head, twice the same key"""
 

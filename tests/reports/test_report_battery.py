@@ -276,7 +276,7 @@ def test_sentences_and_legends_say_the_dose(tmp_path: Path) -> None:
         "the attention, 30.0\u00a0% removed, matched in 75.0\u00a0% of heads"
     )
     scores = battery_scores(run).set_index(["skill", "control"]).loc[("all", "matched")]
-    assert scores[["columns", "sinks", "held", "removed", "matched"]].to_list() == [
+    assert scores[["keys", "sinks", "held", "removed", "matched"]].to_list() == [
         5.0,
         0.2,
         0.4,

@@ -165,7 +165,7 @@ def dosed(
     return open_run(folder)
 
 
-DOSE = {"columns": 2.0, "sinks": 0.25, "held": 0.3, "removed": 0.2, "overlap": 0.5, "matched": 0.8}
+DOSE = {"keys": 2.0, "sinks": 0.25, "held": 0.3, "removed": 0.2, "overlap": 0.5, "matched": 0.8}
 
 
 def test_each_masked_score_has_its_dose_in_its_cell_and_protocols_are_columns(
@@ -666,7 +666,7 @@ def curve(
     losses = {(0, "none"): 4 + spread_R, **rows}
     frames = []
     for (k, name), loss_R in losses.items():
-        columns = {"row": np.arange(10), "k": k, "control": name, "loss": loss_R, "columns": k}
+        columns = {"row": np.arange(10), "k": k, "control": name, "loss": loss_R, "keys": k}
         columns |= {"sinks": 0.25, "held": mass * k, "removed": mass * k}
         frames.append(pd.DataFrame(columns | {"matched": how.get("matched", 0.75)}))
     by_row = pd.concat(frames, ignore_index=True)

@@ -184,9 +184,9 @@ def test_removals_are_told_an_edit_each(make_study):
         "sample": [0, 0, 0],
         "forward": [1, 2, 1],
         "edit": ["mask_sinks", "mask_sinks", "window_attention"],
-        "removed": [5, 5, 12.0],
-        "mass": [0.5, 0.3, np.nan],
-        "realised": [0.4, 0.2, 0.1],
+        "keys": [5, 5, 12.0],
+        "held": [0.5, 0.3, np.nan],
+        "removed": [0.4, 0.2, 0.1],
         "overlap": [np.nan, 0.5, np.nan],
     }
     first, second = map(spoken, say.told("removals", one(make_study(whole={"removals": removals}))))

@@ -120,7 +120,7 @@ def test_edited_tokens_are_those_of_the_path_that_waits(monkeypatch, edit, cache
     assert all(
         torch.equal(step.ids_BS, theirs.ids_BS) for step, theirs in zip(ours, twin, strict=True)
     )
-    assert log.table(keys=True)["keys"] == twin_log.table(keys=True)["keys"]
+    assert log.table(keys=True)["key_list"] == twin_log.table(keys=True)["key_list"]
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

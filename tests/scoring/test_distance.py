@@ -71,7 +71,7 @@ def test_of_a_diffusion_model_canvases_are_those_of_the_clean_run(sink, protocol
     if protocol != "positions":
         # a closed loop leaves the first step whole
         assert one.dose(0).weight == (NEW - (protocol == "paper")) * 2 * 4
-        assert one.dose(0).columns == 2
+        assert one.dose(0).keys == 2
     assert clean.dose(0).weight == 0
 
 
@@ -92,7 +92,7 @@ def test_of_an_autoregressive_model_the_clean_text_is_read_token_after_token():
         [[by_protocol(name, 2, scores="last_row")] for name in ("clean", "held")],
     )
     assert (loop.kl_B > 0).all() and (held.kl_B > 0).all()
-    assert loop.dose(1).columns == 2
+    assert loop.dose(1).keys == 2
 
 
 def test_a_canvas_alone_does_not_repeat_guidance_or_a_cache():

@@ -87,7 +87,7 @@ def test_the_curve_is_a_table_of_paired_differences():
         (hidden - clean).std().item() / 6**0.5, rel=1e-4
     )
     assert table["tokens"] == [144] * 5
-    assert table["columns"][1:] == [1, 1, 4, 4] and math.isnan(table["columns"][0])
+    assert table["keys"][1:] == [1, 1, 4, 4] and math.isnan(table["keys"][0])
     assert table["held"][3] > table["held"][4]
     assert table["bits_per_byte"][0] == pytest.approx(
         table["loss"][0] * 144 / math.log(2) / text.size

@@ -84,4 +84,4 @@ def test_the_heldout_loss_reads_clean_blocks_and_edits_reach_both_halves():
     assert (in_blocks.losses_R - plain.losses_R).abs().min() > 1e-3
     for before, after in [(plain, masked), (in_blocks, hidden)]:
         assert (after.losses_R - before.losses_R).abs().max() > 1e-2
-        assert after.dose.columns == pytest.approx(1)
+        assert after.dose.keys == pytest.approx(1)

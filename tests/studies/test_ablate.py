@@ -87,10 +87,10 @@ def test_every_cell_is_what_an_edit_of_this_head_alone_costs(changes: dict) -> N
                 expected_R = losses()
             found = table.loc[layer, head]
             assert np.allclose(found["loss"], expected_R, rtol=1e-5)
-            means = pd.DataFrame(log.table()).groupby("row")[["removed", "mass", "realised"]].mean()
-            assert np.allclose(found[["columns", "held", "removed"]], means, atol=1e-5)
+            means = pd.DataFrame(log.table()).groupby("row")[["keys", "held", "removed"]].mean()
+            assert np.allclose(found[["keys", "held", "removed"]], means, atol=1e-5)
     if asked.sink_rule is not None:
-        assert 0 < table["columns"].mean() < 3
+        assert 0 < table["keys"].mean() < 3
 
 
 def test_a_map_is_a_curve_by_layer_or_head_and_older_ones_are_read() -> None:
@@ -168,7 +168,7 @@ def made_up(
                 {"row": row, "layer": 0, "head": head, "loss": 4 + values.ravel(), "clean": 4.0}
             )
             frame = frame.assign(
-                columns=1.0, sinks=0.5, held=0.01 * (head + 1), removed=0.01 * (head + 1)
+                keys=1.0, sinks=0.5, held=0.01 * (head + 1), removed=0.01 * (head + 1)
             )
             run.table(f"ablation{kind}", frame)
             run.table(f"map{kind}", ablation_map(frame))
@@ -293,7 +293,7 @@ def test_dose_path_protocol_and_outcome_stand_in_one_table(family: str) -> None:
     )
     # three texts are too few for an interval, and for a verdict
     assert cells["kl_low"].isna().all() and (cells["told"] == 0).all()
-    assert merged["columns"].between(1.9, 2.01).all()
+    assert merged["keys"].between(1.9, 2.01).all()
     held, paper = (merged.loc[(name, "mask", 2, "sinks")] for name in ("held", "paper"))
     assert held["overlap"] > 0.9 > paper["overlap"]
     # a text that is the clean one costs the unedited model what that costs

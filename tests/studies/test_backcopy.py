@@ -490,7 +490,7 @@ def test_what_is_revealed_step_by_step_costs_what_the_chain_rule_says():
         # step
         assert all(0 < cell["removed"] < 1 for cell in found[1:] if cell["protocol"] != "rule")
         held = next(cell for cell in found if (cell["protocol"], cell["k"]) == ("held", 2))
-        assert held["columns"] == pytest.approx(2) and held["overlap"] == pytest.approx(1)
+        assert held["keys"] == pytest.approx(2) and held["overlap"] == pytest.approx(1)
 
 
 def test_hiding_keys_of_whole_rows_is_what_a_plain_computation_gives():
@@ -521,7 +521,7 @@ def test_hiding_keys_of_whole_rows_is_what_a_plain_computation_gives():
             patch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
             expected = float(rows.loss(model))
         assert found["loss"] == pytest.approx(expected, rel=1e-5) and found[
-            "columns"
+            "keys"
         ] == pytest.approx(4)
 
 

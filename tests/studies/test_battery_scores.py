@@ -142,7 +142,7 @@ def test_the_dose_is_that_of_the_protocol_s_own_log(name: str) -> None:
         for _ in writer.steps():
             logged += writer.log.removals
             writer.log.removals.clear()
-    names = {"keys": "removed", "mass": "mass", "share": "realised", "overlap": "overlap"}
+    names = {"keys": "keys", "mass": "held", "share": "removed", "overlap": "overlap"}
     for layer, row in enumerate(removed.rows()):
         own = {
             name: torch.cat([getattr(one, f"{name}_BLH")[:, layer] for one in logged])

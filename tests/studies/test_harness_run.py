@@ -139,7 +139,7 @@ def test_the_dose_of_each_task_is_recorded(finished: Run) -> None:
         ("toy_choices", "toy_ends"), "mask_sinks:k=1,source=clean_pass"
     )
     assert doses["edits"].to_dict() == used
-    assert (doses["columns"] == 1).all()
+    assert (doses["keys"] == 1).all()
     assert doses[["documents", "measured"]].to_numpy().tolist() == [[4, 2]] * 3
     # what was removed agrees with the facts of the same requests, which have it by layer
     sinks = finished.table("sinks")
@@ -157,7 +157,7 @@ def test_edits_of_ones_own_have_a_dose_and_windows_have_none(tmp_path: Path) -> 
     )
     run = run_toys(tmp_path, settings)
     assert set(run.table("doses")["protocol"]) == {""}
-    assert (run.table("doses")["columns"] == 2).all()
+    assert (run.table("doses")["keys"] == 2).all()
     line = (
         "toy_texts: masked by mask_sinks:k=2,source=now window_attention:radius=9: 2.00 keys a head"
     )

@@ -133,8 +133,8 @@ def test_the_dose_of_an_answer_is_that_of_its_log(protocol: str) -> None:
     )
     # two layers with four heads, and no column goes at the first step but in a clean pass
     assert dose.weight == (NEW if protocol == "clean" else NEW - 1) * 8
-    assert dose.columns == pytest.approx(means["removed"]) and dose.columns <= 2
-    assert (dose.held, dose.removed) == pytest.approx((means["mass"], means["realised"]))
+    assert dose.keys == pytest.approx(means["keys"]) and dose.keys <= 2
+    assert (dose.held, dose.removed) == pytest.approx((means["held"], means["removed"]))
     assert dose.sinks == pytest.approx(np.nansum(entries["sinks"]) / np.nansum(entries["chosen"]))
     assert (dose.sinks == 1) == (protocol == "rule")
     unwatched = Dose(write_batch(loaded, [request], SETTINGS, NEW, edits)[0].dose)
@@ -146,7 +146,7 @@ def test_keys_that_no_rule_names_are_a_dose_of_zero() -> None:
     edits = (by_protocol("rule", 2, Excess(50.0)),)
     (answer,) = write_batch(loaded, asked(loaded)[:1], SETTINGS, NEW, edits, watch=True)
     dose = Dose(answer.dose)
-    assert (dose.columns, dose.held, dose.removed) == (0, 0, 0) and dose.weight > 0
+    assert (dose.keys, dose.held, dose.removed) == (0, 0, 0) and dose.weight > 0
     assert Dose.from_row(dose.row()).row() == pytest.approx(dose.row(), nan_ok=True)
     assert (
         str(Dose.from_row(dose.row()))

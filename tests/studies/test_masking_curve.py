@@ -166,14 +166,12 @@ def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(fam
             assert (one.losses_R - found[0].losses_R).abs().max() > 1e-4
             rows = pd.DataFrame(log.table()).groupby("row")
             known = (
-                rows[["removed", "mass", "realised", "matched"]]
+                rows[["keys", "held", "removed", "matched"]]
                 .mean()
                 .assign(sinks=rows["sinks"].sum() / rows["chosen"].sum())
             )
-            names = {"columns": "removed", "held": "mass", "removed": "realised"}
             for name, found_R in one.doses_by_row().items():
-                expected = known[names.get(name, name)]
-                assert np.allclose(found_R, expected, atol=1e-5, equal_nan=True)
+                assert np.allclose(found_R, known[name], atol=1e-5, equal_nan=True)
             assert str(one.dose) == str(log.dose())
 
 
@@ -291,10 +289,10 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
     for _, cell in table.iterrows():
         assert means[cell["k"], cell["control"]] == pytest.approx(cell["loss"])
     cells = table.set_index(["k", "control"])
-    assert cells.loc[3, "top"][["columns", "matched"]].tolist() == pytest.approx(
+    assert cells.loc[3, "top"][["keys", "matched"]].tolist() == pytest.approx(
         [3, math.nan], nan_ok=True
     )
-    assert cells.loc[(0, "none"), ["columns", "held", "removed"]].tolist() == [0, 0, 0]
+    assert cells.loc[(0, "none"), ["keys", "held", "removed"]].tolist() == [0, 0, 0]
     assert cells.loc[0, "window_attention:radius=4"]["removed"] > 0
     # one draws for every row what holds as much as the other, in the same heads
     matched, equal = cells.loc[1, "matched"], cells.loc[1, "equal_mass"]
@@ -346,7 +344,7 @@ def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one(tmp_path
     run = open_run(masking_curve(tiny_loaded(), tmp_path / "run", settings))
     table = run.table("curve").set_index("control")
     assert list(table.index) == ["none", "sinks", "random", "equal_mass", "matched"]
-    assert table.loc["sinks"][["columns", "held", "removed", "delta"]].tolist() == [0, 0, 0, 0]
+    assert table.loc["sinks"][["keys", "held", "removed", "delta"]].tolist() == [0, 0, 0, 0]
     assert table["matched"].isna().all()
     said = masking_curve_sentences(run)
     assert len(said) == 3 and "no rise of the loss at any k is distinguishable" in said[1]

@@ -196,10 +196,10 @@ def test_sinks_are_hidden_from_the_last_token(tmp_path: Path) -> None:
     received = np.nan_to_num(run.array("attention", "received", part=0).astype(np.float32))
     rows = np.diff(received, axis=0)
     removals = run.table("removals")
-    assert removals["removed"].tolist() == [2] * (4 * 2 * 4)
+    assert removals["keys"].tolist() == [2] * (4 * 2 * 4)
     for row in removals.itertuples():
         # what was hidden from the row of this step added nothing to what all rows so far gave
-        assert (rows[row.forward - 1, row.layer, row.head][list(row.keys)] == 0).all()
+        assert (rows[row.forward - 1, row.layer, row.head][list(row.key_list)] == 0).all()
 
 
 def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path: Path) -> None:
@@ -241,9 +241,9 @@ def test_a_clean_pass_reads_its_own_past(tmp_path: Path) -> None:
     )
     first = open_run(tmp_path / "full").table("removals")
     for table in (removals, first):
-        assert (table["removed"] == 2).all()
+        assert (table["keys"] == 2).all()
     at_start = [
-        table[table["forward"] == 0]["keys"].map(sorted).tolist() for table in (removals, first)
+        table[table["forward"] == 0]["key_list"].map(sorted).tolist() for table in (removals, first)
     ]
     assert at_start[0] == at_start[1]
 

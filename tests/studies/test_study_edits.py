@@ -53,11 +53,11 @@ def test_a_run_under_edits_is_watched_and_says_what_was_removed(
         "layer",
         "head",
         "row",
-        "removed",
-        "mass",
-        "realised",
-        "overlap",
         "keys",
+        "held",
+        "removed",
+        "overlap",
+        "key_list",
     } <= {*removals.columns}
     assert set(removals["edit"]) == {"mask_sinks", "mask_positions"}
     assert removals["sample"].unique().tolist() == [0, 1]
@@ -68,7 +68,7 @@ def test_a_run_under_edits_is_watched_and_says_what_was_removed(
         assert (mine["forward"] // per_step).max() == 3
         for row in mine.itertuples():
             assert (
-                watched[row.forward // per_step, row.layer, row.head][list(row.keys)] == 0
+                watched[row.forward // per_step, row.layer, row.head][list(row.key_list)] == 0
             ).all()
     assert (received(run)[:, :, :, 2] == 0).all(), "position 1 stands behind one sink column"
 
@@ -98,7 +98,7 @@ def test_a_clean_pass_chooses_before_each_step(tmp_path: Path) -> None:
     whole = received(open_run(tmp_path / "whole"))
     # the first step reads the same canvas in both runs: the two greatest keys are known
     for row in removals[(removals["forward"] == 0) & (removals["sample"] == 0)].itertuples():
-        assert sorted(row.keys) == sorted(whole[0, row.layer, row.head].argsort()[-2:].tolist())
+        assert sorted(row.key_list) == sorted(whole[0, row.layer, row.head].argsort()[-2:].tolist())
     assert run.table("steps")["step"].tolist() == [0, 1, 2, 3] * 2
 
 
@@ -109,7 +109,7 @@ def test_random_columns_differ_between_samples_and_come_again(tmp_path: Path) ->
     for name in "ab":
         study(tiny_loaded(), tmp_path / name, settings)
     one, other = (open_run(tmp_path / name).table("removals") for name in "ab")
-    keys = [one[one["sample"] == sample]["keys"].map(sorted).tolist() for sample in (0, 1)]
+    keys = [one[one["sample"] == sample]["key_list"].map(sorted).tolist() for sample in (0, 1)]
     assert keys[0] != keys[1]
     assert one.equals(other)
 

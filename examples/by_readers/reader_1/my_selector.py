@@ -51,11 +51,11 @@ def test_key_without_a_value_is_taken_first() -> None:
     assert (removal.columns_BLHM[:, 0] == silent).all()
     received_LHS = torch.from_numpy(recording.array("received")[0, 0])
     assert (received_LHS[0, :, silent] == 0).all()
-    assert (received_LHS == 0).sum() == removal.removed_BLH.sum() == 8
+    assert (received_LHS == 0).sum() == removal.keys_BLH.sum() == 8
     # heads 0 and 1, and 2 and 3, share values, and so lose the same key
     assert torch.equal(removal.columns_BLHM[:, :, ::2], removal.columns_BLHM[:, :, 1::2])
     assert 0 < log.dose().removed < 1
 
     with torch.no_grad(), intervene(model, "block_keys:keys=(smallest_values:k=2),when=now") as log:
         model(ids_BS)
-    assert log.dose().columns == 2
+    assert log.dose().keys == 2

@@ -55,5 +55,5 @@ def test_the_second_strongest_key_is_blocked_and_the_strongest_stays() -> None:
     assert torch.equal(record.columns_BLHM[:, 0, :, 0], ranked[..., 1])
     assert (after.gather(-1, ranked[..., 1:2]) == 0).all()
     assert (after.gather(-1, ranked[..., :1]) > before.gather(-1, ranked[..., :1])).all()
-    assert 0 < log.dose().removed < 0.5 and log.dose().columns == 1
+    assert 0 < log.dose().removed < 0.5 and log.dose().keys == 1
     assert selectors.as_text(selectors.parse("runners_up:k=2")) == "runners_up:k=2"

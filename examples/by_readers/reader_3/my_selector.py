@@ -53,4 +53,4 @@ def test_the_keys_of_smallest_values_receive_nothing() -> None:
     received_BHS = torch.from_numpy(recording.array("received"))[0, :, 0]
     assert (received_BHS.gather(-1, smallest_BHM) == 0).all()
     assert (received_BHS == 0).sum() == 2 * 4 * 3
-    assert log.dose().columns == 3 and 0 < log.dose().removed < 1
+    assert log.dose().keys == 3 and 0 < log.dose().removed < 1

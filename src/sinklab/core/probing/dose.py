@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHOSEN = ("removed", "mass", "realised", "overlap", "left", "chosen", "sinks", "matched")
+CHOSEN = ("keys", "held", "removed", "overlap", "left", "chosen", "sinks", "matched")
 MEASURED = (*CHOSEN, "alone", "strongest", "strongest_at")
-"""Measures of a `RemovalRecord` for each head, as `removed_BLH`, …"""
+"""Measures of a `RemovalRecord` for each head, as `keys_BLH`, …"""
 
 
 def by_row(record: Any) -> dict[str, tuple[Tensor, Tensor]]:
@@ -83,20 +83,13 @@ class Dose:
         """A dose from the means in a table (`row`), as one entry, for display. Missing columns are
         unknown.
         """
-        names = {"columns": "removed", "held": "mass", "removed": "realised"}
         known = {name: float(row[name]) for name in DOSE_COLUMNS if row.get(name) is not None}
-        return cls(
-            {
-                names.get(name, name): (value, 1.0)
-                for name, value in known.items()
-                if not math.isnan(value)
-            }
-        )
+        return cls({name: (value, 1.0) for name, value in known.items() if not math.isnan(value)})
 
-    columns = _mean_of("removed", "Keys that were gone, per head.")
+    keys = _mean_of("keys", "Keys that were gone, per head.")
     sinks = _mean_of("sinks", "The share (0 to 1) of the chosen keys that the rule calls sinks.")
-    held = _mean_of("mass", "The share of attention (0 to 1) that they held when they were chosen.")
-    removed = _mean_of("realised", "The share of attention (0 to 1) that was really taken away.")
+    held = _mean_of("held", "The share of attention (0 to 1) that they held when they were chosen.")
+    removed = _mean_of("removed", "The share of attention (0 to 1) that was really taken away.")
     overlap = _mean_of(
         "overlap", "Jaccard overlap (0 to 1) of what was gone in one step and the next."
     )
@@ -112,7 +105,7 @@ class Dose:
     @property
     def weight(self) -> int:
         """Number of entries: heads, layers, rows and forwards."""
-        return int(self.totals.get("removed", (0, 0))[1])
+        return int(self.totals.get("keys", (0, 0))[1])
 
     def row(self) -> dict[str, float]:
         """The numbers of the dose as columns of a table, by the names in `DOSE_COLUMNS`."""
@@ -137,8 +130,8 @@ class Dose:
             for before, share, after in shares
             if share == share
         ]
-        return ", ".join([f"{self.columns:.2f} keys a head{sinks}", *told])
+        return ", ".join([f"{self.keys:.2f} keys a head{sinks}", *told])
 
 
-DOSE_COLUMNS = ("columns", "sinks", "held", "removed", "overlap", "matched")
+DOSE_COLUMNS = ("keys", "sinks", "held", "removed", "overlap", "matched")
 """Columns of a table that says the dose beside a score."""

@@ -37,7 +37,7 @@ class RemovalRecord:
     """The removed keys, sink columns included, by falling score, int64; -1 if a head has fewer than
     M. M = 0 for a window, whose keys differ from query to query.
     """
-    mass_BLH: Tensor = field(repr=False)
+    held_BLH: Tensor = field(repr=False)
     """Share of attention (0 to 1) that these keys held in the forward they were chosen in: the
     attention they would have held. For keys that stay removed (carried, evicted), that of the newly
     chosen. NaN if attention did not choose: for fixed positions and windows, and once a limit is
@@ -47,19 +47,19 @@ class RemovalRecord:
     """Jaccard overlap with the keys this edit removed one step before; NaN if there was no step
     before.
     """
-    realised_BLH: Tensor = field(repr=False)
+    removed_BLH: Tensor = field(repr=False)
     """The share of attention (0 to 1) that this edit really took away in this forward, from the
     call it was given; for zeroed values the share whose values were zeroed. NaN with `intervene(…,
     measure=False)`, and if an edit changes the scores themselves.
     """
     left_BLH: Tensor = field(repr=False)
     """Number of keys that stay for a query, mean over the queries that are not padding; NaN as for
-    `realised_BLH`.
+    `removed_BLH`.
     """
-    removed_BLH: Tensor = field(repr=False)
+    keys_BLH: Tensor = field(repr=False)
     """Number of keys removed; for a window the mean over queries."""
     chosen_BLH: Tensor = field(repr=False)
-    """Number of keys newly chosen; NaN if attention did not choose, as for `mass_BLH`."""
+    """Number of keys newly chosen; NaN if attention did not choose, as for `held_BLH`."""
     sinks_BLH: Tensor = field(repr=False)
     """Number of these that the rule called sinks when they were chosen: the edit's own rule, or
     `DEFAULT`.
@@ -87,7 +87,7 @@ class RemovalRecord:
         """The record's numbers as columns of `InterventionLog.table`, one row per batch row, layer
         and head.
         """
-        row, layer, head = np.indices(self.removed_BLH.shape).reshape(3, -1)
+        row, layer, head = np.indices(self.keys_BLH.shape).reshape(3, -1)
         layers, heads = np.asarray(self.layer_numbers)[layer], np.asarray(self.heads)[head]
         table = {
             "forward": np.full(len(row), self.forward),
@@ -119,7 +119,7 @@ class InterventionLog(Listener):
     full one.
     """
     measure: bool = True
-    """Whether handlers measure the attention they take away (`RemovalRecord.realised_BLH`,
+    """Whether handlers measure the attention they take away (`RemovalRecord.removed_BLH`,
     `left_BLH`).
     """
     layers: dict[str, int] = field(default_factory=dict, repr=False)
@@ -208,19 +208,15 @@ class InterventionLog(Listener):
     def summary(self) -> dict[str, float | int]:
         """Means over everything that was removed, and the counts.
 
-        "removed_mass": share of attention the keys held in the forward that chose them;
-        "realised_mass": share really taken away; "overlap" of successive steps; "left": keys that
-        stay for a query; "alone": queries of a head that have no other key; "strongest": share of
-        the strongest key after the edits. NaN if nothing was measured.
+        "keys": number of keys a head; "held": share of attention they held in the forward that
+        chose them; "removed": share really taken away; "overlap" of successive steps; "left": keys
+        that stay for a query; "alone": queries of a head that have no other key; "strongest": share
+        of the strongest key after the edits. NaN if nothing was measured.
         """
         dose = self.dose()
-        means = {
-            "removed_mass": dose.held,
-            "realised_mass": dose.removed,
-            "overlap": dose.overlap,
-            "left": dose.left,
-        }
-        means |= {"alone": dose.alone, "strongest": dose.strongest}
+        means = {"keys": dose.keys, "held": dose.held, "removed": dose.removed}
+        means |= {"overlap": dose.overlap, "left": dose.left, "alone": dose.alone}
+        means["strongest"] = dose.strongest
         return {"forwards": self.forwards, "removals": len(self.removals), **means}
 
     def dose(self, label: str | None = None) -> Dose:
@@ -232,11 +228,10 @@ class InterventionLog(Listener):
         layer, head).
 
         forward: index since its run began; edit: registered name, "#2" for the second of that name;
-        layer: number in the order of execution; head: query head; row: of the batch; removed:
-        number of keys; mass, realised, overlap, left, chosen, sinks, matched, alone, strongest,
-        strongest_at as in `RemovalRecord`. With `keys=True` a list column "keys" holds the keys
-        themselves, sink columns included. Numpy arrays, "edit" and "keys" lists. No rows when
-        nothing was removed.
+        layer: number in the order of execution; head: query head; row: of the batch; the others
+        as in `RemovalRecord`. With `keys=True` a list column "key_list" holds the keys themselves,
+        sink columns included. Numpy arrays, "edit" and "key_list" lists. No rows when nothing was
+        removed.
         """
         parts = [removal.columns() for removal in self.removals]
         table: dict[str, Any] = {
@@ -246,16 +241,16 @@ class InterventionLog(Listener):
             for name, kind in _NUMBERS.items()
         }
         table["edit"] = [
-            removal.label for removal in self.removals for _ in range(removal.removed_BLH.numel())
+            removal.label for removal in self.removals for _ in range(removal.keys_BLH.numel())
         ]
         if keys:
             # Fixed positions share one tensor from step to step: its lists are made once.
             columns = {id(removal.columns_BLHM): removal.columns_BLHM for removal in self.removals}
             rows = {which: _key_lists(columns_BLHM) for which, columns_BLHM in columns.items()}
-            table["keys"] = [
+            table["key_list"] = [
                 keys for removal in self.removals for keys in rows[id(removal.columns_BLHM)]
             ]
-        return {name: table[name] for name in (*TABLE_COLUMNS, *(["keys"] if keys else []))}
+        return {name: table[name] for name in (*TABLE_COLUMNS, *(["key_list"] if keys else []))}
 
 
 TABLE_COLUMNS = ("forward", "edit", "layer", "head", "row", *MEASURED)
@@ -319,7 +314,7 @@ def intervene(
     Edits apply in the order given, each to the call the one before it left, and those of an outer
     block first. A sampler that runs several forwards a step (guidance: two) says so in
     `forwards_per_step`, so that each is compared with its own predecessor. `measure=False` leaves
-    out the attention that the edits really took away (`RemovalRecord.realised_BLH`, `left_BLH`),
+    out the attention that the edits really took away (`RemovalRecord.removed_BLH`, `left_BLH`),
     and with it one pass over queries and keys per edit and layer. Without edits the block changes
     nothing. Calls inside `sinklab.core.attention.unobserved()` are left alone.
 

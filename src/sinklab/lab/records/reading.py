@@ -63,7 +63,8 @@ class Run:
         frames = []
         for path in self._files(TABLES, name, part):
             with undamaged(path, REMEDY):
-                frames.append(pd.read_parquet(path))
+                frame = pd.read_parquet(path)
+            frames.append(frame.rename(columns=renamed(frame)))
         return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
 
     def arrays(self, name: str, part: int | None = None) -> dict[str, np.ndarray]:
@@ -273,6 +274,18 @@ def lost_files(folder: Path, info: RunInfo) -> set[str]:
         except ValueError:
             lost.add(file)
     return lost
+
+
+def renamed(names: Iterable[str]) -> dict[str, str]:
+    """Names of a dose in older run folders -> those of today.
+
+    There "removed" counted keys in the table ``removals`` and in answers of benchmarks, and
+    "columns" counted them in other tables.
+    """
+    known = {*names}
+    if "realised" in known:
+        return {"removed": "keys", "mass": "held", "realised": "removed", "keys": "key_list"}
+    return {"columns": "keys"} if {"columns", "held"} <= known else {}
 
 
 def _is(path: Path, checksum: str) -> bool:

@@ -259,14 +259,14 @@ def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: flo
     padded with 0.
     """
     table = study.removals
-    if study.twin or table is None or "keys" not in table:
+    if study.twin or table is None or "key_list" not in table:
         return
     table = table[table["sample"] == sample.index]
     # under guidance the first of two forwards a step was watched
     step = table["forward"] / (2 if study.run.info.settings.get("cfg_scale") else 1)
     axes = ((study.layers, table["layer"]), (study.heads, table["head"]), (content["steps"], step))
     place_3N = np.array([pd.Index(there).get_indexer(numbers) for there, numbers in axes])
-    keys_N, shape = table["keys"].to_numpy(), tuple(len(there) for there, _ in axes)
+    keys_N, shape = table["key_list"].to_numpy(), tuple(len(there) for there, _ in axes)
     if not (kept_N := (place_3N >= 0).all(0) & (np.vectorize(len, [int])(keys_N) > 0)).any():
         return
     cells = np.repeat(np.ravel_multi_index(place_3N[:, kept_N], shape), [*map(len, keys_N[kept_N])])

@@ -70,7 +70,7 @@ def mean_of_edits(removals: pd.DataFrame | None) -> list[tuple[Any, pd.Series]]:
     """Mean of the removals of each edit of a run, over samples and forward passes."""
     if removals is None:
         return []
-    numbers = ["removed", "mass", "realised", "overlap"]
+    numbers = ["keys", "held", "removed", "overlap"]
     means = removals.reindex(columns=["edit", *numbers]).groupby("edit", sort=False)[numbers].mean()
     return list(means.iterrows())
 

@@ -100,7 +100,7 @@ def chosen_share(study: "Study", removals: pd.DataFrame) -> float:
         for row in removals[removals["sample"] == sample.index].itertuples():
             if row.forward - 1 in steps and row.layer in layers and row.head in heads:
                 place = steps.index(row.forward - 1), layers.index(row.layer), heads.index(row.head)
-                keys = [key for key in row.keys if key < flags_TLHK.shape[-1]]
+                keys = [key for key in row.key_list if key < flags_TLHK.shape[-1]]
                 hits, total = hits + int(flags_TLHK[place][keys].sum()), total + len(keys)
     return hits / total if total else math.nan
 
@@ -167,7 +167,7 @@ class Study(Reader):
             if by_last
             else "the queries that ran at the step before"
         )
-        is_known = bool(masking) and removals is not None and "keys" in removals
+        is_known = bool(masking) and removals is not None and "key_list" in removals
         return ChosenKeys(by, chosen_share(self, removals) if is_known else math.nan)
 
     @property

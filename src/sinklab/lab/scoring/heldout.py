@@ -50,11 +50,11 @@ class EditedLosses:
         return Dose.of(one for batch in self.removals for one in batch)
 
     def doses_by_row(self) -> dict[str, Tensor]:
-        """Dose of every row, by name as in `Dose` (columns, sinks, held, removed, matched), each
+        """Dose of every row, by name as in `Dose` (keys, sinks, held, removed, matched), each
         (R,); NaN if nothing was removed.
         """
         if not any(self.removals):
-            names = ("columns", "sinks", "held", "removed", "matched")
+            names = ("keys", "sinks", "held", "removed", "matched")
             return dict.fromkeys(names, torch.full_like(self.losses_R, math.nan))
 
         def of_rows(name: str) -> Tensor:
@@ -63,8 +63,8 @@ class EditedLosses:
             )
             return torch.cat([torch.cat(parts, 1).nanmean(1) for parts in batches])
 
-        doses = {"columns": of_rows("removed"), "sinks": of_rows("sinks") / of_rows("chosen")}
-        doses |= {"held": of_rows("mass"), "removed": of_rows("realised")}
+        doses = {"keys": of_rows("keys"), "sinks": of_rows("sinks") / of_rows("chosen")}
+        doses |= {"held": of_rows("held"), "removed": of_rows("removed")}
         return doses | {"matched": of_rows("matched")}
 
 
@@ -328,7 +328,7 @@ def heldout_curve(
 
     ``loss`` is in nats per token and ``stderr`` its standard error over rows; ``delta`` is the
     paired difference to k = 0 with ``delta_stderr`` (the noise is the same, so it is much smaller);
-    ``losses`` are those of the rows; ``columns``, ``sinks``, ``held`` and ``removed`` give the dose
+    ``losses`` are those of the rows; ``keys``, ``sinks``, ``held`` and ``removed`` give the dose
     (`Dose`). ``bits_per_byte`` is given for k = 0.
 
     Raises:
@@ -361,7 +361,7 @@ def heldout_curve(
             "delta": delta_R.mean().item(),
             "delta_stderr": _stderr(delta_R),
             "tokens": tokens,
-            **{name: dose[name] for name in ("columns", "sinks", "held", "removed")},
+            **{name: dose[name] for name in ("keys", "sinks", "held", "removed")},
             "losses": one.losses_R.tolist(),
             "bits_per_byte": math.nan,
         }

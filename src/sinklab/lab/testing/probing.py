@@ -167,14 +167,14 @@ def _check_log(name: str, edit: Any, log: InterventionLog, recording: Recording)
         assert entry.edit == given and entry.label == interventions.name_of(edit), (
             f"{name}: logged as {entry.label}"
         )
-        columns_BLHM, removed_BLH = entry.columns_BLHM, entry.removed_BLH
+        columns_BLHM, keys_BLH = entry.columns_BLHM, entry.keys_BLH
         rows = (*columns_BLHM.shape[:1], len(entry.layers), len(entry.heads))
         shares = [
-            entry.mass_BLH,
-            entry.realised_BLH,
+            entry.held_BLH,
+            entry.removed_BLH,
             entry.overlap_BLH,
             entry.left_BLH,
-            removed_BLH,
+            keys_BLH,
         ]
         fits = all(part.shape == rows for part in [*shares, columns_BLHM[..., 0:].sum(-1)])
         assert fits, f"{name}: shapes in the log"
@@ -184,7 +184,7 @@ def _check_log(name: str, edit: Any, log: InterventionLog, recording: Recording)
                 f"{name}: a share in the log outside 0 to 1"
             )
         if columns_BLHM.shape[-1]:
-            assert torch.equal((columns_BLHM >= 0).sum(-1), removed_BLH.long()), (
+            assert torch.equal((columns_BLHM >= 0).sum(-1), keys_BLH.long()), (
                 f"{name}: columns and counts differ"
             )
             if isinstance(edit, BlockKeys) and edit.how.blocks and not edit.by_query:

@@ -95,7 +95,7 @@ class Effect:
     columns_BHM: Tensor
     gone_BHS: Tensor
     numbers: dict[str, Tensor]
-    """Measures by name, as in `RemovalRecord` ("mass" for `mass_BLH`), each (B, H); those absent
+    """Measures by name, as in `RemovalRecord` ("held" for `held_BLH`), each (B, H); those absent
     are not known.
     """
 
@@ -242,9 +242,9 @@ class InterventionHandler(Listener):
                 # If the scores themselves are others, no share of them was removed.
                 parts = ("query_BHQD", "key_BKSD", "scale")
                 if all(getattr(edited, name) is getattr(call, name) for name in parts):
-                    numbers["realised"] = lost_share(call, edited)[:, heads]
+                    numbers["removed"] = lost_share(call, edited)[:, heads]
                 numbers["left"] = keys_seen(edited)[:, heads]
-                numbers["removed"] = keys_seen(call)[:, heads] - numbers["left"]
+                numbers["keys"] = keys_seen(call)[:, heads] - numbers["left"]
         none_BHM = torch.empty(batch, len(heads), 0, dtype=torch.long, device=device)
         return edited, Effect(heads, none_BHM, none_BHM.bool(), numbers)
 

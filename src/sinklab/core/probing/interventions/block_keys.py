@@ -167,7 +167,7 @@ class Selection:
     chosen ones by falling score, then the others.
     """
     numbers: dict[str, Tensor] = field(default_factory=dict)
-    """Numbers (B, H) for the log: "mass", "chosen", "sinks", "matched"."""
+    """Numbers (B, H) for the log: "held", "chosen", "sinks", "matched"."""
     random_BHS: Tensor | None = None
     """Numbers for a removal that draws."""
 
@@ -234,9 +234,9 @@ class BlockHandler(InterventionHandler):
                     held_BH = call.received_BHS.masked_fill(~gone_BHS, 0.0).sum(-1) - spared_BH
                     share_BH = held_BH / real_queries_B1(call)
                 left_BH = keys_seen(edited) if how.blocks else keys_seen(call, gone_BHS)
-            numbers |= {"realised": of_heads(share_BH, heads), "left": of_heads(left_BH, heads)}
+            numbers |= {"removed": of_heads(share_BH, heads), "left": of_heads(left_BH, heads)}
         gone_BHS = of_heads(gone_BHS, heads)
-        numbers["removed"] = gone_BHS.sum(-1)
+        numbers["keys"] = gone_BHS.sum(-1)
         return edited, Effect(heads, selected.columns_BHM, gone_BHS, numbers)
 
     def _blocked(
@@ -369,7 +369,7 @@ class BlockHandler(InterventionHandler):
         held_BH = view.scores_BHS.masked_fill(~flags_BHS, 0.0).sum(-1)
         count_BH = flags_BHS.sum(-1)
         numbers = {
-            "mass": held_BH / view.queries_B1,
+            "held": held_BH / view.queries_B1,
             "chosen": count_BH.to(held_BH),
             "sinks": (flags_BHS & view.sinks(rule)).sum(-1).to(held_BH),
         }

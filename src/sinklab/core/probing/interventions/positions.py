@@ -80,7 +80,7 @@ class TruncateContextOptions:
     start, …, stop - 1 from a step on.
 
     These are canvas positions. Queries at them still run and see the others; their tokens are never
-    attended. The share of attention the stretch held is `realised_BLH` of the first entry of the
+    attended. The share of attention the stretch held is `removed_BLH` of the first entry of the
     log.
 
     Raises ValueError for an empty stretch or negative numbers, and in the run for positions the

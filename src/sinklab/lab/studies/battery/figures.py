@@ -151,7 +151,7 @@ def _removed(series: list[Series], keys: pd.DataFrame) -> pd.DataFrame:
         return keys.head(0).assign(**dict.fromkeys(names, math.nan))
     table = pd.concat(parts, ignore_index=True)
     whole = pd.concat([table, table.assign(skill=ALL)], ignore_index=True)
-    whole = whole.rename(columns={"share": "removed", "keys": "columns", "mass": "held"})
+    whole = whole.rename(columns={"share": "removed", "mass": "held"})
     whole = whole.reindex(columns=[*keys, *names, "chosen"]).astype(
         dict.fromkeys([*names, "chosen"], float)
     )
@@ -270,9 +270,9 @@ def _curve(one: Series, control: str) -> tuple[pd.DataFrame, dict[str, str], str
         }
         marks[name] = shown_by(texts)
     scores = battery_scores([one]).query("control == @control and k == @most.k and skill == @ALL")
-    dose = scores.iloc[0] if len(scores) else pd.Series({"matched": math.nan, "columns": math.nan})
+    dose = scores.iloc[0] if len(scores) else pd.Series({"matched": math.nan, "keys": math.nan})
     beside = "equal_mass" if control in BESIDE and "equal_mass" in BESIDE[control][0] else ""
-    return curve, marks, beside, dose, str(Dose.from_row(dose)) if pd.notna(dose["columns"]) else ""
+    return curve, marks, beside, dose, str(Dose.from_row(dose)) if pd.notna(dose["keys"]) else ""
 
 
 def write_battery_tables(runs: Sequence[Run], folder: str | Path) -> list[Path]:

@@ -97,13 +97,13 @@ class Removed:
         for removal in log.removals:
             if not isinstance(removal.edit, BlockKeys):
                 continue
-            keys_BLH = removal.removed_BLH + removal.left_BLH
+            before_BLH = removal.keys_BLH + removal.left_BLH
             facts = {
-                "share": removal.realised_BLH,
-                "mass": removal.mass_BLH,
+                "share": removal.removed_BLH,
+                "mass": removal.held_BLH,
                 "overlap": removal.overlap_BLH,
-                "keys": removal.removed_BLH,
-                "of_keys": removal.removed_BLH / keys_BLH,
+                "keys": removal.keys_BLH,
+                "of_keys": removal.keys_BLH / before_BLH,
                 "chosen": removal.chosen_BLH,
                 "sinks": removal.sinks_BLH,
                 "matched": removal.matched_BLH,

@@ -26,7 +26,7 @@ from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints.loading import Loaded, load
 from sinklab.lab.records.info import read_info
-from sinklab.lab.records.reading import lost_files
+from sinklab.lab.records.reading import lost_files, renamed
 from sinklab.lab.records.storage import PART_SUFFIX, RUN_FILE
 from sinklab.lab.scoring.requests import scoring_edits, without_steps
 from sinklab.lab.studies.base import Work, describe, hidden_words
@@ -239,7 +239,7 @@ def dose_rows(
     for task in dict.fromkeys(task for task, _, _ in told):
         # answers of an older run say nothing of it
         some = {key: answer for key, answer in told.items() if key[0] == task and "dose" in answer}
-        doses = [(document, Dose(answer["dose"])) for (_, document, _), answer in some.items()]
+        doses = [(document, _dose(answer["dose"])) for (_, document, _), answer in some.items()]
         is_likelihood = any("logprob" in answer for answer in some.values())
         edits = settings.interventions(by_last_row=not is_diffusion and not is_likelihood)
         protocol = ""
@@ -262,6 +262,11 @@ def dose_rows(
         if doses:
             rows.append(row)
     return rows
+
+
+def _dose(totals: Mapping[str, tuple[float, float]]) -> Dose:
+    names = renamed(totals)
+    return Dose({names.get(name, name): both for name, both in totals.items()})
 
 
 class _Answered(Exception):

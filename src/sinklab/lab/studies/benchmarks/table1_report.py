@@ -282,16 +282,16 @@ def _cell(cell: pd.Series | None) -> str:
 
 def table1_doses(numbers: pd.DataFrame) -> pd.DataFrame:
     """Doses of each measured cell, as people read them: keys, sinks among them, their attention."""
-    if numbers.empty or not numbers["columns"].notna().any():
+    if numbers.empty or not numbers["keys"].notna().any():
         return pd.DataFrame()
     headings = _headings(numbers)
     rows = []
-    for _, cell in numbers[numbers["columns"].notna()].iterrows():
+    for _, cell in numbers[numbers["keys"].notna()].iterrows():
         row = {
             "task": titled(cell["task"]),
             "model": _named(cell["model"], cell["control"]),
             "masked": headings[int(cell["k"]), cell["protocol"]],
-            "keys a head": f"{cell['columns']:.2f}",
+            "keys a head": f"{cell['keys']:.2f}",
         }
         for heading, column in DOSES.items():
             row[heading] = "–"

@@ -24,7 +24,7 @@ from sinklab.lab.studies.twins import shown_by, twins_of
 
 MAIN = ("top", "sinks")
 """Arms that a curve is about, in contrast to its controls."""
-DOSE = ("columns", "sinks", "held", "removed", "matched")
+DOSE = ("keys", "sinks", "held", "removed", "matched")
 COLUMNS = {
     "k",
     "control",

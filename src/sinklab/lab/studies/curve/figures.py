@@ -108,7 +108,7 @@ def masking_curve_table(runs: Curves) -> pd.DataFrame:
                     "blocked": WORDS.get(cell["control"], cell["control"]),
                 }
                 dose = {
-                    "keys": number(cell["columns"]),
+                    "keys": number(cell["keys"]),
                     **{name: percent(cell[name]) for name in DOSE[1:]},
                 }
                 row |= {

@@ -104,10 +104,10 @@ def ablation_table(run: Run) -> pd.DataFrame:
     cells = cells.reindex(cells["delta"].abs().sort_values(ascending=False, kind="stable").index)
     text = {"layer": cells["layer"].map("{:.0f}".format)}
     text["head"] = cells["head"].map(lambda head: "all" if head < 0 else f"{head:.0f}")
-    text["keys"] = cells["columns"].map(lambda keys: number(keys, 2))
+    text["keys"] = cells["keys"].map(lambda keys: number(keys, 2))
     text |= {name: cells[name].map(percent) for name in ("sinks", "held", "removed")}
     text["change of loss"] = cells.apply(_change, axis=1)
-    text["verdict"] = cells["told"].map(TOLD).where(cells["columns"] != 0, "nothing to block")
+    text["verdict"] = cells["told"].map(TOLD).where(cells["keys"] != 0, "nothing to block")
     return pd.DataFrame(text).reset_index(drop=True)
 
 

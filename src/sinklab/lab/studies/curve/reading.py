@@ -50,7 +50,7 @@ CELL = ["layer", "head"]
 UNEDITED = (-1, -1)
 AGAINST = {"top": "random", "sinks": "random", "matched": "equal_mass"}
 """Arm -> the control that its excess is over."""
-DOSE = ("columns", "sinks", "held", "removed", "matched")
+DOSE = ("keys", "sinks", "held", "removed", "matched")
 ALONE = {"sinks", "equal_mass"}
 """Controls that do not need as many other keys beside the blocked ones."""
 
@@ -334,7 +334,7 @@ def _rows_of(name: Arm, drawn: Sequence[EditedLosses], rows: range) -> pd.DataFr
         columns[measure] = torch.stack(values).mean(0).numpy()
     frame = pd.DataFrame(columns)
     if not any(any(one.removals) for one in drawn):
-        frame[["columns", "held", "removed"]] = 0.0
+        frame[["keys", "held", "removed"]] = 0.0
     return frame
 
 
@@ -350,7 +350,7 @@ def curve_table(rows: pd.DataFrame, text: HeldoutRows) -> dict[str, list[Any]]:
     loss: mean over rows, nats per token. delta: that less the loss with nothing blocked. excess:
     delta less that of as many random keys, or of "matched" less that of the keys of equal mass; NaN
     without them. low and high: ends of the 95 % interval over rows (`mean_over`), NaN with fewer
-    than 8; differences are paired. relative: delta over the loss. columns, sinks, held, removed,
+    than 8; differences are paired. relative: delta over the loss. keys, sinks, held, removed,
     matched: the dose (`Dose`), 0 removed if nothing is blocked. bits_per_byte: of the text,
     comparable across tokenizers.
 
@@ -395,7 +395,7 @@ def grown_table(one: EditedLosses, two: EditedLosses, added: int) -> pd.DataFram
         added: added sinks in front of the text.
     """
     first, second = _by_head(one), _by_head(two)
-    table = pd.DataFrame({"before": second["mass"] - first["mass"], "after": first["strongest"]})
+    table = pd.DataFrame({"before": second["held"] - first["held"], "after": first["strongest"]})
     table["at"] = first["strongest_at"].astype(int) - added
     return table.reset_index()
 
@@ -408,7 +408,7 @@ def _by_head(scored: EditedLosses) -> pd.DataFrame:
             columns = record.columns()
             columns["row"] = columns["row"] + start
             parts.append(pd.DataFrame(columns))
-        start += len(removals[0].removed_BLH)
+        start += len(removals[0].keys_BLH)
     return pd.concat(parts).set_index(["row", "layer", "head"]).sort_index()
 
 

@@ -37,7 +37,7 @@ from sinklab.lab.studies.scored import Arm, Block, Design, Rows, Trial, mean_tab
 ARM = ["protocol", "removal", "k", "control"]
 OUTCOMES = ("agreement", "kl", "same", "worse")
 LIMITS = {"agreement": (0, 1), "kl": (0, None), "same": (0, 1)}
-DOSE = ("columns", "sinks", "held", "removed", "overlap")
+DOSE = ("keys", "sinks", "held", "removed", "overlap")
 SAMPLES = 16
 """Masks by which a diffusion model judges a text."""
 
@@ -218,7 +218,7 @@ def distance_table(run: Run) -> pd.DataFrame:
             else line["blocked"]
         }
         line |= {
-            "keys": number(cell["columns"]),
+            "keys": number(cell["keys"]),
             **{name: percent(cell[name]) for name in DOSE[1:]},
         }
         line |= {
@@ -258,7 +258,7 @@ def distance_sentences(runs: Iterable[Run]) -> list[str]:
             )
             said.append(
                 f"{run.info.model['name']}, protocol {cell['protocol']}, {cell['removal']}, k = "
-                f"{cell['k']} ({number(cell['columns'])} keys a head, {percent(cell['removed'])} "
+                f"{cell['k']} ({number(cell['keys'])} keys a head, {percent(cell['removed'])} "
                 f"of the attention removed): {percent(cell['agreement'])} of the tokens agree, KL "
                 f"at fixed order {number(cell['kl'], 2)} nats a token; to the unedited model the "
                 f"texts are {worse} ({_interval(cell, 'worse')} nats a token){few}."
