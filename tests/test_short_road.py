@@ -10,6 +10,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import sinklab
+from pictures import draw_only as draw_only
+from pictures import no_pictures as no_pictures
 from sinklab.core.probing import CallView, MaskSinks, Statistic, intervene
 from sinklab.core.registry import statistics
 from sinklab.core.sampling import Canvas, denoise
@@ -195,6 +197,7 @@ def test_its_sinks_are_those_that_the_arrays_hold(run, rule):
     assert set(every.loc[every["position"] == -1, "token"]) == {"added sink"}
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_text_stands_for_a_rule_an_edit_and_a_cache(run, tmp_path):
     assert run.sinks("top:k=2").equals(run.sinks(Top(2)))
     assert run.to_pandas("gu:weight=0.1").equals(run.to_pandas(Gu(0.1)))
@@ -246,7 +249,8 @@ def test_text_stands_for_an_edit():
             use("mask_sink:k=1")
 
 
-def test_a_statistic_of_ones_own_is_seen(tmp_path, monkeypatch):
+def test_a_statistic_of_ones_own_is_seen(draw_only, tmp_path, monkeypatch):
+    draw_only("statistics")
     monkeypatch.setattr(statistics, "_classes", dict(statistics._all()))
 
     @statistics.register("own_share")
@@ -340,6 +344,7 @@ def test_a_notebook_shows_a_run_in_a_frame_of_another_origin(run, tmp_path):
     assert sinklab.report(run, tmp_path / "page", tables=()).is_file()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_what_is_shown_of_objects_is_short(run):
     lm = short(1)
     assert "diffusion, 2 layers × 4 heads" in repr(lm) and "sink_kind=token" in lm._repr_html_()

@@ -10,6 +10,8 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import GPT2Config, GPT2LMHeadModel, ModernBertConfig, ModernBertForMaskedLM
 
 import sinklab
+from pictures import draw_only as draw_only
+from pictures import no_pictures as no_pictures
 from sinklab.core.sampling import Canvas
 from sinklab.lab.checkpoints.controls import initialised, permuted
 from sinklab.lab.scoring import LikelihoodSettings, heldout_rows, row_losses, score
@@ -109,6 +111,7 @@ def test_a_masked_model_writes_between_its_fixed_ends(kind):
     assert (ids[:3], len(ids), ids[-1]) == ([CLS, 7, 8], 8, SEP)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_masks_in_a_prompt_are_filled_step_by_step_and_the_page_is_written(tmp_path):
     lm = sinklab.wrap(tiny_masked("bert"), word_tokenizer())
     holes = "the [MASK] stood at [MASK] end of a [MASK]"
@@ -259,6 +262,7 @@ def test_a_causal_model_of_transformers_writes_through_its_own_cache():
     assert lm.watch(["7 8 9"], 4).texts == [lm.generate("7 8 9", 4)]
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_module_without_a_config_is_looked_at(causal, tmp_path):
     module, kind = Plain(causal=causal), "autoregressive" if causal else "diffusion"

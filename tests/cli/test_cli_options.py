@@ -17,6 +17,8 @@ import torch
 import sinklab
 from commands import cli
 from launched import PATIENCE
+from pictures import draw_only as draw_only
+from pictures import no_pictures as no_pictures
 from sinklab.core.registry import commands as own_commands
 from sinklab.core.registry import studies
 from sinklab.lab.cli import main
@@ -487,6 +489,7 @@ def test_handlers_are_put_back(capsys):
     assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_folder_of_runs_is_reported_as_its_runs(model, capsys):
     for name in ("b", "a"):
         assert cli(f"trace 'The sea' --model {model} --out tour/{name} {QUICK}") == 0

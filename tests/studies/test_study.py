@@ -167,6 +167,11 @@ def test_each_sample_has_a_seed_of_its_own(settings, tmp_path):
             {"edits": ("mask_sinks:k=1",), "heldout": "text"},
             "cannot be computed, because the run is written under",
         ),
+        ({"only_steps": (1, 99)}, r"steps 0 to \d+ .* 99 is none"),
+        (
+            {"cache": "dual", "every": 2, "twin": True, "mask_sinks": ()},
+            "untrained twins follow a cache",
+        ),
         ({"full_forward": True}, "full_forward is a choice for autoregressive models"),
         ({"chat": True}, "no known chat format"),
         (

@@ -178,12 +178,6 @@ def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path):
     assert (path / "twins.parquet").stat().st_mtime_ns == written
 
 
-def test_a_cache_cannot_be_followed_over_steps_that_were_not_recorded(tmp_path):
-    with pytest.raises(ValueError, match="untrained twins follow a cache"):
-        study(tiny_loaded(), tmp_path / "refused", replace(QUICK, cache="dual", every=2))
-    assert not (tmp_path / "refused").exists()
-
-
 def test_a_model_whose_class_cannot_initialise_itself_has_one_twin(tmp_path):
     loaded = tiny_loaded()
     loaded.model.lm_head.extra = type(loaded.model.lm_head.weight)(
