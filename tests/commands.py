@@ -2,9 +2,23 @@
 
 import shlex
 
+import pytest
+
 from sinklab.lab.cli import main
 
 
 def cli(command: str) -> int:
     """The exit status of `sinklab COMMAND`."""
     return main(shlex.split(command))
+
+
+def out_of(command: str, capsys: pytest.CaptureFixture) -> str:
+    """What a command prints, which succeeds."""
+    assert cli(command) == 0
+    return capsys.readouterr().out
+
+
+def error_of(command: str, capsys: pytest.CaptureFixture) -> str:
+    """The error of a command that refuses what it was given."""
+    assert cli(command) == 2
+    return capsys.readouterr().err

@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import save_file
 
 import sinklab
-from commands import cli
+from commands import error_of
 from launched import PATIENCE
 from sinklab.core import registry
 from sinklab.core.sampling.settings import DecodingSettings
@@ -482,8 +482,7 @@ def places(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 @pytest.mark.parametrize(("command", "message"), COMMANDS)
 def test_commands_end_with_one_line(command, message, places, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert cli(command.format(**places)) == 2
-    told = capsys.readouterr().err.strip()
+    told = error_of(command.format(**places), capsys).strip()
     assert "Traceback" not in told
     assert message in told and told.splitlines()[-1].startswith("sinklab: "), told
 

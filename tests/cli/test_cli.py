@@ -10,7 +10,7 @@ import torch
 from transformers.utils import logging
 
 import sinklab
-from commands import cli
+from commands import cli, error_of, out_of
 from golden_llada import golden_folder
 from sinklab.lab.cli import main
 from sinklab.lab.records import open_run
@@ -132,12 +132,10 @@ def test_every_option_is_explained(command, capsys):
 
 def test_generate_prints_what_the_model_writes(model, capsys):
     options = f"--model {model} --new-tokens 6 --block-length None {GREEDY}"
-    assert cli(f"generate 'The old man' 'The sea' {options}") == 0
-    both = capsys.readouterr().out
+    both = out_of(f"generate 'The old man' 'The sea' {options}", capsys)
     assert both.startswith("The old man")
     assert "\nThe sea" in both
-    assert cli(f"generate 'The sea' {options}") == 0
-    alone = capsys.readouterr().out
+    alone = out_of(f"generate 'The sea' {options}", capsys)
     loaded = sinklab.load(model)
     ids = loaded.tokenizer("The sea", return_tensors="pt")["input_ids"]
     written = loaded.model.generate(ids, max_new_tokens=6)
@@ -146,14 +144,17 @@ def test_generate_prints_what_the_model_writes(model, capsys):
 
 
 def test_generate_fills_blanks_and_streams(model, capsys):
-    assert cli(f"generate 'The <|mask|><|mask|> sat.' --new-tokens 0 --model {model}") == 0
-    printed = capsys.readouterr().out
+    printed = out_of(f"generate 'The <|mask|><|mask|> sat.' --new-tokens 0 --model {model}", capsys)
     assert printed.startswith("The ")
     assert printed.endswith(" sat.\n")
     assert "mask" not in printed
     options = "--new-tokens 3 --temperature 1.0 --rule random --seed 4 --cfg-scale 0.5"
-    assert cli(f"generate 'The sea' --model {model} --stream --steps 2 {options}") == 0
-    assert capsys.readouterr().out.count("\033[33m") == 2
+    assert (
+        out_of(f"generate 'The sea' --model {model} --stream --steps 2 {options}", capsys).count(
+            "\033[33m"
+        )
+        == 2
+    )
 
 
 @pytest.mark.ring("extras")
@@ -183,8 +184,7 @@ def test_generate_fills_blanks_of_another_length_where_tokens_change_it(tmp_path
 def test_generate_takes_rules_schedules_and_caches(model, capsys):
     options = "--rule entropy --schedule entropy_bound --gamma 0.5 --cache prefix --temperature 0"
     sizes = f"--model {model} --new-tokens 8 --block-length 4"
-    assert cli(f"generate 'The sea' {sizes} {options}") == 0
-    printed = capsys.readouterr().out
+    printed = out_of(f"generate 'The sea' {sizes} {options}", capsys)
     loaded = sinklab.load(model)
     ids = loaded.tokenizer("The sea", return_tensors="pt")["input_ids"]
     chosen = {
@@ -201,46 +201,53 @@ def test_generate_takes_rules_schedules_and_caches(model, capsys):
 def test_without_tokenizer_files_a_prompt_is_ids(tmp_path, capsys):
     tiny_model(1).save_pretrained(tmp_path / "ids")
     options = f"--model {tmp_path / 'ids'} --new-tokens 6 --block-length 3 --cache dual {GREEDY}"
-    assert cli(f"generate '5 17, 3' 9 {options}") == 0
-    both = [[int(part) for part in line.split()] for line in capsys.readouterr().out.splitlines()]
+    both = [
+        [int(part) for part in line.split()]
+        for line in out_of(f"generate '5 17, 3' 9 {options}", capsys).splitlines()
+    ]
     assert [len(row) for row in both] == [9, 7]
     assert (both[0][:3], both[1][:1]) == ([5, 17, 3], [9])
-    assert cli(f"generate 9 {options}") == 0
-    assert [int(part) for part in capsys.readouterr().out.split()] == both[1]
+    assert [int(part) for part in out_of(f"generate 9 {options}", capsys).split()] == both[1]
     for prompt, message in (
         ("the sea", "a prompt is token ids such as '5 17 3', but is 'the sea'"),
         ("5 280", "0 to 279"),
     ):
-        assert cli(f"generate '{prompt}' {options}") == 2
-        assert message in capsys.readouterr().err
+        assert message in error_of(f"generate '{prompt}' {options}", capsys)
 
 
 def test_a_golden_folder_writes(capsys):
     for family in ("llada", "dream", "mmada", "smdm_sink"):
         options = "--new-tokens 8 --block-length 4 --rule maskgit_plus --cache prefix"
-        assert cli(f"generate '5 17 3' --model {golden_folder(family)} {options}") == 0
-        assert len(capsys.readouterr().out.split()) == 11
+        assert (
+            len(
+                out_of(
+                    f"generate '5 17 3' --model {golden_folder(family)} {options}", capsys
+                ).split()
+            )
+            == 11
+        )
 
 
 def test_chat_wraps_the_prompt_and_prints_the_answer(tmp_path, capsys):
     folder = save_tiny(tmp_path / "chatty")
-    assert cli(f"generate 'The sea' --chat --model {folder} --new-tokens 5") == 2
-    assert "no known chat format; leave out --chat" in capsys.readouterr().err
+    assert "no known chat format; leave out --chat" in error_of(
+        f"generate 'The sea' --chat --model {folder} --new-tokens 5", capsys
+    )
     tokenizer = sinklab.load(folder).tokenizer
     tokenizer.chat_template = (
         "{% for message in messages %}sea: {{ message['content'] }}{% endfor %} old"
     )
     tokenizer.save_pretrained(folder)
-    assert cli(f"generate 'The sea' --chat --model {folder} --new-tokens 5 {GREEDY}") == 0
-    answer = capsys.readouterr().out
+    answer = out_of(f"generate 'The sea' --chat --model {folder} --new-tokens 5 {GREEDY}", capsys)
     loaded = sinklab.load(folder)
     ids = loaded.tokenizer("sea: The sea old", return_tensors="pt")["input_ids"]
     written = loaded.model.generate(ids, max_new_tokens=5)[0, ids.shape[1] :]
     assert answer == loaded.tokenizer.decode(written, skip_special_tokens=True) + "\n"
     tokenizer.chat_template = "{{ raise_exception('one turn only') }}"
     tokenizer.save_pretrained(folder)
-    assert cli(f"generate 'The sea' --chat --model {folder} --new-tokens 5") == 2
-    assert "the chat format of" in (error := capsys.readouterr().err)
+    assert "the chat format of" in (
+        error := error_of(f"generate 'The sea' --chat --model {folder} --new-tokens 5", capsys)
+    )
     assert "one turn only; leave out --chat" in error
 
 
@@ -249,28 +256,27 @@ def test_a_tokenizer_without_padding_takes_unequal_prompts(tmp_path, capsys):
     tokenizer = sinklab.load(folder).tokenizer
     tokenizer.pad_token = None
     tokenizer.save_pretrained(folder)
-    assert cli(f"generate 'The old man' 'The sea' --model {folder} --new-tokens 5 {GREEDY}") == 0
-    both = capsys.readouterr().out
-    assert cli(f"generate 'The sea' --model {folder} --new-tokens 5 {GREEDY}") == 0
-    assert both.endswith(capsys.readouterr().out)
+    both = out_of(
+        f"generate 'The old man' 'The sea' --model {folder} --new-tokens 5 {GREEDY}", capsys
+    )
+    assert both.endswith(
+        out_of(f"generate 'The sea' --model {folder} --new-tokens 5 {GREEDY}", capsys)
+    )
 
 
 def test_info_reads_the_config_alone(model, tmp_path, capsys):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text((Path(model) / "config.json").read_text())
-    assert cli(f"info {tmp_path / 'bare'}") == 0
-    lines = capsys.readouterr().out
+    lines = out_of(f"info {tmp_path / 'bare'}", capsys)
     parameters = sinklab.load(model).model.num_parameters()
     assert re.search(rf"^parameters +{parameters:,}$", lines, re.M)
-    assert cli(f"info {tmp_path / 'bare'} --json") == 0
-    facts = json.loads(capsys.readouterr().out)
+    facts = json.loads(out_of(f"info {tmp_path / 'bare'} --json", capsys))
     assert (facts["parameters"], facts["sink"]) == (parameters, "1 (token, front)")
     assert facts["memory_bytes"]["bfloat16"]["weights"] == 2 * parameters
 
 
 def test_generate_starts_from_nothing(model, capsys):
-    assert cli(f"generate '' --model {model} --new-tokens 4") == 0
-    assert capsys.readouterr().out.endswith("\n")
+    assert out_of(f"generate '' --model {model} --new-tokens 4", capsys).endswith("\n")
 
 
 @pytest.mark.slow
@@ -281,8 +287,7 @@ def test_train_trace_and_report_make_one_river(tmp_path, capsys):
         "--batch 4 --no-bf16"
     )
     train = f"train --corpus text.txt --out made --steps 3 --sink-kind token --sink-count 1 {sizes}"
-    assert cli(train) == 0
-    printed = capsys.readouterr().out
+    printed = out_of(train, capsys)
     assert (
         "model: made/model\nnext: sinklab report made, or sinklab trace --model made/model"
         in printed
@@ -293,15 +298,15 @@ def test_train_trace_and_report_make_one_river(tmp_path, capsys):
         "--new-tokens 6 --ks 0 1 --mask-sinks 1 --heldout text.txt --heldout-rows 2 "
         "--heldout-length 16"
     )
-    assert cli(f'trace "The old man" --model made/model --out watched {study}') == 0
-    assert "run folder: watched\nnext: sinklab report watched" in capsys.readouterr().out
+    assert "run folder: watched\nnext: sinklab report watched" in out_of(
+        f'trace "The old man" --model made/model --out watched {study}', capsys
+    )
     run = open_run("watched")
     assert run.info.settings["prompts"] == ["The old man"]
     assert run.info.settings["ks"] == [0, 1]
     assert run.table("heldout")["k"].tolist() == [0, 1, 1]
 
-    assert cli("report watched --out page") == 0
-    assert "report: page/report.html" in capsys.readouterr().out
+    assert "report: page/report.html" in out_of("report watched --out page", capsys)
     assert "The old man" in (tmp_path / "page" / "report.html").read_text()
 
 
@@ -385,5 +390,6 @@ def test_generate_samples_unless_told_otherwise(model, capsys):
 
 def test_the_packaged_diffusion_models_write(capsys):
     for name in ("tiny", "tiny-sink"):
-        assert cli(f"generate 'It was a dark and' --model {name} --new-tokens 8") == 0
-        assert capsys.readouterr().out.startswith("It was a dark and")
+        assert out_of(
+            f"generate 'It was a dark and' --model {name} --new-tokens 8", capsys
+        ).startswith("It was a dark and")

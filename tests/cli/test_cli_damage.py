@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from commands import cli
+from commands import error_of
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from sinklab.lab.cli import main
@@ -82,8 +82,9 @@ def test_every_reader_names_a_damaged_file(traced, tmp_path, monkeypatch, capsys
 def test_the_referee_names_a_damaged_file(tmp_path, capsys):
     one, two = scored(tmp_path / "one"), scored(tmp_path / "two")
     flip(two / "samples.parquet", 40)
-    assert cli(f"referee {one} {two} --out {tmp_path / 'out'}") == 2
-    assert "two/samples.parquet is damaged" in capsys.readouterr().err
+    assert "two/samples.parquet is damaged" in error_of(
+        f"referee {one} {two} --out {tmp_path / 'out'}", capsys
+    )
 
 
 def rewritten(folder: Path, **changes: Any) -> None:
@@ -111,8 +112,7 @@ def test_runs_that_say_less_than_a_trace_writes(traced, tmp_path, capsys, damage
             texts.assign(completion=None).to_parquet(file)
         if damage == "empty":
             texts.iloc[:0].to_parquet(file)
-    assert cli(f"report {bad} --out {tmp_path / 'page'}") == 2
-    assert re.search(named, capsys.readouterr().err)
+    assert re.search(named, error_of(f"report {bad} --out {tmp_path / 'page'}", capsys))
 
 
 PWN = "\x1b]0;pwn\x07"

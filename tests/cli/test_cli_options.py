@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import sinklab
-from commands import cli
+from commands import cli, error_of, out_of
 from launched import PATIENCE
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
@@ -59,8 +59,7 @@ def shown(command: str, capsys: pytest.CaptureFixture) -> str:
 
 
 def test_the_version_is_told(capsys):
-    assert cli("--version") == 0
-    assert capsys.readouterr().out == f"sinklab {sinklab.__version__}\n"
+    assert out_of("--version", capsys) == f"sinklab {sinklab.__version__}\n"
 
 
 @pytest.mark.parametrize("asked", [["--help"], ["-h"], [], ["--help-all"]])
@@ -114,8 +113,7 @@ def test_the_command_of_a_plug_in_stands_in_a_group_of_its_own():
     ("word", "command"), [("watch", "trace"), ("hide", "curve"), ("benchmark", "eval")]
 )
 def test_another_word_for_a_command_names_it(word, command, capsys):
-    assert cli(word) == 2
-    assert f"did you mean '{command}'? {listings()[command]['line']}" in capsys.readouterr().err
+    assert f"did you mean '{command}'? {listings()[command]['line']}" in error_of(word, capsys)
 
 
 def test_words_for_commands_name_commands_once():
@@ -134,8 +132,7 @@ def test_words_for_commands_name_commands_once():
     ],
 )
 def test_an_unknown_option_is_one_line_with_the_near_one(command, told, capsys):
-    assert cli(command) == 2
-    error = capsys.readouterr().err
+    error = error_of(command, capsys)
     assert told in error and error.count("\n") == 1 and "─" not in error
 
 
@@ -344,11 +341,9 @@ def test_a_file_gives_defaults_that_options_override(model, capsys):
 )
 def test_a_file_that_makes_no_sense_is_refused(text, message, capsys):
     Path("mine.toml").write_text(text)
-    assert cli("trace --config mine.toml --out one") == 2
-    assert re.search(message, capsys.readouterr().err)
+    assert re.search(message, error_of("trace --config mine.toml --out one", capsys))
     assert not Path("one").exists()
-    assert cli("trace --config mine.toml --reproduce one") == 2
-    assert "give one of them" in capsys.readouterr().err
+    assert "give one of them" in error_of("trace --config mine.toml --reproduce one", capsys)
 
 
 HOSTILE: dict[str, Any] = {
@@ -493,8 +488,7 @@ def test_handlers_are_put_back(capsys):
 def test_a_folder_of_runs_is_reported_as_its_runs(model, capsys):
     for name in ("b", "a"):
         assert cli(f"trace 'The sea' --model {model} --out tour/{name} {QUICK}") == 0
-    assert cli("report tour --out page --tables csv") == 0
-    assert "report: page/report.html" in capsys.readouterr().out
+    assert "report: page/report.html" in out_of("report tour --out page --tables csv", capsys)
     written = {path.suffix for path in Path("page").rglob("*") if path.is_file()}
     assert ".csv" in written and not {".png", ".svg", ".parquet"} & written
     for name, day in (("a", 2), ("b", 1)):
@@ -519,21 +513,20 @@ def test_models_that_do_not_fill_masks_write_as_they_do(tmp_path, capsys):
         capsys.readouterr().out
         == lm.generate("The sea", 5, do_sample=True, temperature=0.7, top_k=0) + "\n"
     )
-    assert cli("generate 'The sea' --model llama --schedule even") == 2
-    assert (
-        "writes token after token: --schedule can be set for models that fill"
-        in capsys.readouterr().err
+    assert "writes token after token: --schedule can be set for models that fill" in error_of(
+        "generate 'The sea' --model llama --schedule even", capsys
     )
 
 
 def test_a_model_that_renoises_canvases_writes_as_it_does(capsys):
     tiny_gemma().save_pretrained("gemma")
-    assert cli("generate '5 17 3' --model gemma --new-tokens 6 --seed 2") == 0
-    assert capsys.readouterr().out == sinklab.load("gemma").generate([5, 17, 3], 6, seed=2) + "\n"
-    assert cli("generate '5 17 3' --model gemma --temperature 0") == 2
+    assert (
+        out_of("generate '5 17 3' --model gemma --new-tokens 6 --seed 2", capsys)
+        == sinklab.load("gemma").generate([5, 17, 3], 6, seed=2) + "\n"
+    )
     assert (
         "renoises whole canvases: --temperature can be set for models that fill masks"
-        in capsys.readouterr().err
+        in error_of("generate '5 17 3' --model gemma --temperature 0", capsys)
     )
 
 
@@ -555,6 +548,5 @@ def test_a_model_that_renoises_canvases_writes_as_it_does(capsys):
 )
 def test_a_wrong_value_is_one_sentence(command, said, capsys):
     """As other errors are, and no box of the parser."""
-    assert cli(command) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = error_of(command, capsys).splitlines()
     assert line.startswith("sinklab: ") and re.search(said, line), line

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from commands import cli
+from commands import error_of, out_of
 from sinklab.lab.cli.command import Inputs, Reading, command
 from sinklab.lab.cli.options import typed
 from sinklab.lab.records import RunWriter, open_run
@@ -189,7 +189,5 @@ def test_through_the_command_line(model, prompts, tmp_path, capsys):
 
     arguments = f"probe --model {model} --prompts {prompts} --out {tmp_path / 'run'}"
     arguments += " --epsilon 500 --new-tokens 8 --block-length 4 --every 4 --folds 3"
-    assert cli(f"{arguments} --resamples 10 --layers 2 --no-twin") == 0
-    assert "run folder: " in capsys.readouterr().out
-    assert cli(f"{arguments} --cache dual --resume") == 2
-    assert "decode without a cache" in capsys.readouterr().err
+    assert "run folder: " in out_of(f"{arguments} --resamples 10 --layers 2 --no-twin", capsys)
+    assert "decode without a cache" in error_of(f"{arguments} --cache dual --resume", capsys)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from commands import cli
+from commands import cli, error_of, out_of
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from sinklab.extras.sharing import export
@@ -97,8 +97,7 @@ def listed(printed: str) -> dict[str, int]:
 
 
 def test_a_dry_run_lists_every_file_of_a_cleaned_copy(traced, tmp_path, capsys):
-    assert cli(f"push {traced} me/house --dry-run") == 0
-    printed = capsys.readouterr().out
+    printed = out_of(f"push {traced} me/house --dry-run", capsys)
     copy = copy_of(printed)
     sizes = {
         path.relative_to(copy).as_posix(): path.stat().st_size
@@ -143,8 +142,11 @@ def test_another_kind_of_run_is_a_data_set_without_a_page(tmp_path, capsys):
         tmp_path / "run", kind="curve", model={"name": "x"}, settings={}, seed=None
     ) as run:
         run.table("curve", {"k": [1, 2]})
-    assert cli(f"push {tmp_path / 'run'} me/x --dry-run") == 0
-    assert {*listed(capsys.readouterr().out)} == {"README.md", "run.json", "curve.parquet"}
+    assert {*listed(out_of(f"push {tmp_path / 'run'} me/x --dry-run", capsys))} == {
+        "README.md",
+        "run.json",
+        "curve.parquet",
+    }
 
 
 @pytest.mark.parametrize("public", [False, True])
@@ -192,8 +194,7 @@ def test_somebody_at_a_terminal_is_asked(traced, hub, monkeypatch, capsys, answe
 
 def test_nobody_at_a_terminal_is_not_asked(traced, tmp_path, capsys):
     before = sorted(tmp_path.iterdir())
-    assert cli(f"push {traced} me/house") == 2
-    assert "give --yes to send it, or --dry-run" in capsys.readouterr().err
+    assert "give --yes to send it, or --dry-run" in error_of(f"push {traced} me/house", capsys)
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -201,8 +202,7 @@ def test_a_sink_file_is_sent_without_the_place_of_its_model(tmp_path, capsys):
     file = save_sink(
         tiny_loaded(2).model, tmp_path / "sink.safetensors", name="/home/secret/models/LLaDA"
     )
-    assert cli(f"push {file} me/sink --dry-run") == 0
-    printed = capsys.readouterr().out
+    printed = out_of(f"push {file} me/sink --dry-run", capsys)
     copy = copy_of(printed)
     assert (
         listed(printed).keys() == {"README.md", "sink.safetensors"}
@@ -251,27 +251,27 @@ def test_what_is_neither_and_a_name_without_an_owner_are_refused(tmp_path, capsy
         ("absent", "is none of them"),
         ("wrong.safetensors", "no sink"),
     ):
-        assert cli(f"push {tmp_path / what} me/x --dry-run") == 2
-        assert fault in capsys.readouterr().err
-    assert cli(f"push {tmp_path} house --dry-run") == 2
-    assert "a repository is OWNER/NAME, but this is 'house'" in capsys.readouterr().err
+        assert fault in error_of(f"push {tmp_path / what} me/x --dry-run", capsys)
+    assert "a repository is OWNER/NAME, but this is 'house'" in error_of(
+        f"push {tmp_path} house --dry-run", capsys
+    )
 
 
 def test_the_command_exports_the_model_of_a_run(tmp_path, capsys):
     save_tiny(tmp_path / "run" / "model", 1)
     (tmp_path / "run" / "run.json").write_text("{}")
-    assert cli(f"export {tmp_path / 'run'} --to {tmp_path / 'exported'}") == 0
-    assert "trust_remote_code=True" in capsys.readouterr().out
+    assert "trust_remote_code=True" in out_of(
+        f"export {tmp_path / 'run'} --to {tmp_path / 'exported'}", capsys
+    )
     assert load(tmp_path / "exported").model.config.sink_count == 1
-    assert cli(f"export tiny-causal --to {tmp_path / 'causal'}") == 2
-    assert "transformers loads it as it is" in capsys.readouterr().err
+    assert "transformers loads it as it is" in error_of(
+        f"export tiny-causal --to {tmp_path / 'causal'}", capsys
+    )
 
 
 def test_the_command_makes_a_site(traced, tmp_path, capsys):
     shutil.copytree(traced, tmp_path / "house")
     given = f"{tmp_path / 'house'} --out {tmp_path / 'site'} --title Mine"
-    assert cli(f"gallery {given}") == 0
-    assert "(1 runs)" not in (said := capsys.readouterr().out) and "index.html" in said
+    assert "(1 runs)" not in (said := out_of(f"gallery {given}", capsys)) and "index.html" in said
     assert "house/report.html" in (tmp_path / "site" / "index.html").read_text("utf-8")
-    assert cli(f"gallery --out {tmp_path / 'none'}") == 2
-    assert "at least one run" in capsys.readouterr().err
+    assert "at least one run" in error_of(f"gallery --out {tmp_path / 'none'}", capsys)

