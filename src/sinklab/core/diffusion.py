@@ -1,4 +1,8 @@
-"""The masked-token objective of masked diffusion language models."""
+"""The masked-token objective of masked diffusion language models: noise, and the loss on it.
+
+`masked_token_loss` is the definition. Training calls ``model(noisy, labels=…, label_weights=…)``
+with weights 1/(t·N), which is the same loss, computed in chunks (`sinklab.core.models.head`).
+"""
 
 # B batch, S sequence, M masked positions (row-major order of the mask), V vocabulary
 from typing import Literal, get_args
@@ -121,7 +125,7 @@ def masked_token_loss(
         logits_MV: logits at the masked positions only, in the row-major order of ``masked_BS``.
         ids_BS: clean token ids.
         masked_BS: bool, True where the model saw [MASK].
-        t_B: masking probability of each row, or (B, S) of each token.
+        t_B: masking probability of each row, (B,), or of each token, (B, S).
         maskable_BS: bool, the tokens that could have been masked; None means all.
         reduction: ``"mean"`` (a scalar as above) or ``"row"`` (shape (B,), each row divided by its
             own maskable count). The result is float32, or float64 if the logits are.

@@ -94,8 +94,10 @@ class Registry(Mapping[str, Any]):
         """A decorator that puts a class under this name. Raises ValueError for a name that is
         taken.
 
-        `written`: of a short name, whose class makes another one's values (`made`): the fields that
-        make a value, or None if no fields do. Values are written as text by such a name.
+        `written` makes the name a short one for values of another class, as "mask_sinks" is for
+        some `BlockKeys`: the registered class has the fields (`MaskSinksOptions`) and its `made()`
+        the value; `written(value)` goes back, from a value to the fields that make it, or to None
+        if none do. A value is written as text by a short name that fits it.
         """
 
         def put(kind: Class) -> Class:

@@ -6,7 +6,7 @@ gives the same numbers up to rounding: never while the model is watched.
 """
 
 # B batch, S canvas, W columns that run, Q columns with a wanted position, M wanted positions
-# (row-major), V vocabulary, E hidden size, H key/value heads, N sinks, K keys = N + S, D head dim
+# (row-major), V vocabulary, D hidden size, N added sinks
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -285,7 +285,7 @@ class ModelDenoiser(Denoiser):
         # share
         shared = columns[0] if isinstance(columns, Tensor) and columns.ndim == 2 else columns
         with running(ids_BS, shared):
-            states_BWE = decoder(
+            states_BWD = decoder(
                 inputs_embeds=decoder.embed_tokens(take(ids_BS, columns)),
                 attention_mask=mask,
                 position_ids=take(geometry.position_ids_BS, columns),
@@ -293,20 +293,20 @@ class ModelDenoiser(Denoiser):
                 is_causal=False,
                 sink_prefix=store,
             ).last_hidden_state
-        return states_BWE.index_select(1, output_index_Q.to(states_BWE.device))
+        return states_BWD.index_select(1, output_index_Q.to(states_BWD.device))
 
     def head(self, states: Tensor) -> Tensor:
         """Logits of states."""
         return self.model.lm_head(states)
 
-    def picked(self, states_BQE: Tensor, read: Read) -> Tensor:
+    def picked(self, states_BQD: Tensor, read: Read) -> Tensor:
         """Logits (M, V) from the states of the columns that are read."""
         pick = read.pick
         if pick is None:
-            return self.head(states_BQE[0])
+            return self.head(states_BQD[0])
         if pick.dtype == torch.bool:
-            return self.head(states_BQE[pick.to(states_BQE.device)])
-        return self.head(states_BQE.flatten(0, 1).index_select(0, pick))
+            return self.head(states_BQD[pick.to(states_BQD.device)])
+        return self.head(states_BQD.flatten(0, 1).index_select(0, pick))
 
 
 class ModelSession(Session):
@@ -398,5 +398,5 @@ class ColumnMemory:
             return denoiser.full_pass(ids_BS, read, self.store)
         columns, output_index_Q = denoiser.columns_to_run(columns, read)
         self.store.columns = columns
-        states_BQE = denoiser.states(ids_BS, columns, output_index_Q, self.store)
-        return denoiser.picked(states_BQE, read)
+        states_BQD = denoiser.states(ids_BS, columns, output_index_Q, self.store)
+        return denoiser.picked(states_BQD, read)

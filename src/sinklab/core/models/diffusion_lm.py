@@ -2,8 +2,8 @@
 sink and gate.
 """
 
-# B batch, S sequence, N sinks, D and E hidden size, V vocabulary, M wanted positions (row-major), K
-# keys = N + S, A attention width (heads × head dim)
+# B batch, S sequence, N added sinks, D hidden size, V vocabulary, M wanted positions (row-major),
+# A attention width (heads × head dim)
 from __future__ import annotations
 
 from typing import Any, Unpack
@@ -61,9 +61,9 @@ class Gate(nn.Linear):
         # factors that an interrupted call left behind belong to its graph and cannot be copied
         return {**self.__dict__, "pending": None}
 
-    def forward(self, x_BSE: Tensor) -> Tensor:
+    def forward(self, x_BSD: Tensor) -> Tensor:
         """Factors (B, S, A) in (0, 1)."""
-        return torch.sigmoid(super().forward(x_BSE))
+        return torch.sigmoid(super().forward(x_BSD))
 
     def remember(self, attention: nn.Module, args: tuple, kwargs: dict) -> None:
         """Compute the factors from the input of attention, before it runs."""
@@ -306,10 +306,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
 
         Returns:
             an output with ``logits`` of shape (B, S, V), or (M, V) in the row-major order of
-            ``logits_to_keep``. With
-            labels: ``loss`` Σ weight · cross-entropy in nats over the labels (float32, or float64
-                if the
-            model is), and no logits.
+                ``logits_to_keep``. With labels: ``loss`` Σ weight · cross-entropy in nats over the
+                labels (float32, or float64 if the model is), and no logits.
 
         Raises:
             ValueError: for shapes that disagree, a row of padding, too long a text, a wrong label,

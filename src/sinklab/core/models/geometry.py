@@ -2,8 +2,8 @@
 that it leaves.
 """
 
-# B batch, S canvas, W columns that run, H key/value heads, N sinks, K keys = N + S, D head dim, Q
-# queries
+# B batch, S canvas, W columns that run, K key/value heads, N added sinks, J keys = N + S, D head
+# dim, Q queries
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -100,14 +100,14 @@ class CanvasGeometry:
         if mask is None or mask.shape[2] == 1:
             return mask
         if seen is not None:
-            seen_B1QK = nn.functional.pad(
+            seen_B1QJ = nn.functional.pad(
                 seen[:, None], (mask.shape[-1] - seen.shape[-1], 0), value=True
             )
             is_bool = mask.dtype == torch.bool
             mask = (
-                mask & seen_B1QK
+                mask & seen_B1QJ
                 if is_bool
-                else mask.masked_fill(~seen_B1QK, torch.finfo(mask.dtype).min)
+                else mask.masked_fill(~seen_B1QJ, torch.finfo(mask.dtype).min)
             )
         # the columns before the heads: those of each row may be its own
         return take(mask.transpose(1, 2), columns).transpose(1, 2)
@@ -155,16 +155,16 @@ class KeyValueStore:
         return sum(tensor.nbytes for tensor in (*self._keys, *self._values) if tensor is not None)
 
     def update(
-        self, k_BHWD: Tensor, v_BHWD: Tensor, layer_idx: int, *_: object, **__: object
+        self, k_BKWD: Tensor, v_BKWD: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Write these columns in place and return the keys and values of all columns, (B, H, K,
+        """Write these columns in place and return the keys and values of all columns, (B, K, J,
         D).
         """
         sink_k = sink_v = None
         if self.prefix is not None:
             sink_k, sink_v = self.prefix.keys[layer_idx], self.prefix.values[layer_idx]
-        self._keys[layer_idx] = self._written(self._keys[layer_idx], k_BHWD, sink_k)
-        self._values[layer_idx] = self._written(self._values[layer_idx], v_BHWD, sink_v)
+        self._keys[layer_idx] = self._written(self._keys[layer_idx], k_BKWD, sink_k)
+        self._values[layer_idx] = self._written(self._values[layer_idx], v_BKWD, sink_v)
         keys, values = self.held(layer_idx)
         seen = None if self.seen is None else self.sinks + self.seen
         return keys[:, :, :seen], values[:, :, :seen]
@@ -178,28 +178,28 @@ class KeyValueStore:
             )
         return keys, values
 
-    def _written(self, known: Tensor | None, new_BHWD: Tensor, sink_BHND: Tensor | None) -> Tensor:
+    def _written(self, known: Tensor | None, new_BKWD: Tensor, sink_BKND: Tensor | None) -> Tensor:
         columns, sinks = self.columns, self.sinks
-        batch, heads, length, width = new_BHWD.shape
+        batch, heads, length, width = new_BKWD.shape
         length = length if columns is None else self.length or 0
         if columns is None or (known is None and length):
             shape = (batch, heads, sinks + length, width)
             if known is None or known.shape != shape:
                 # zeros: a mask blocks entries that no evaluation has filled, but not NaN
-                known = new_BHWD.new_empty(shape) if columns is None else new_BHWD.new_zeros(shape)
+                known = new_BKWD.new_empty(shape) if columns is None else new_BKWD.new_zeros(shape)
                 self.graphs.clear()
-                if sink_BHND is not None:
-                    known[:, :, :sinks] = sink_BHND
+                if sink_BKND is not None:
+                    known[:, :, :sinks] = sink_BKND
         if known is None:
             raise ValueError(
                 "columns can be recomputed only after a full evaluation has filled the others"
             )
         if columns is None:
-            known[:, :, sinks:] = new_BHWD
+            known[:, :, sinks:] = new_BKWD
         elif isinstance(columns, Tensor) and columns.ndim == 2:
-            known.scatter_(2, (columns + sinks)[:, None, :, None].expand_as(new_BHWD), new_BHWD)
+            known.scatter_(2, (columns + sinks)[:, None, :, None].expand_as(new_BKWD), new_BKWD)
         elif isinstance(columns, slice):
-            known.narrow(2, sinks + columns.start, columns.stop - columns.start).copy_(new_BHWD)
+            known.narrow(2, sinks + columns.start, columns.stop - columns.start).copy_(new_BKWD)
         else:
-            known.index_copy_(2, columns + sinks if sinks else columns, new_BHWD)
+            known.index_copy_(2, columns + sinks if sinks else columns, new_BKWD)
         return known

@@ -125,7 +125,9 @@ class LossOptions(TypedDict, total=False):
     """Loss options of :meth:`DiffusionLM.forward <sinklab.core.models.DiffusionLM.forward>`."""
 
     label_weights: Tensor | None
-    """Float (B, S), weight of each position of the loss; 1 when left out."""
+    """Float (B, S), weight of each position of the loss; 1 when left out. For the objective of
+    `sinklab.core.diffusion` it is 1/(t·N), N the number of tokens that could be masked.
+    """
     head_chunk: int
     """Positions per chunk of logits; 4096 when left out."""
     liger: bool | None

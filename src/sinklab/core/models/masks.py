@@ -2,7 +2,7 @@
 none.
 """
 
-# B batch, S sequence, Q queries, K keys = N sinks + S
+# B batch, S sequence, Q queries, J keys = N added sinks + S
 from typing import Any
 
 import torch
@@ -84,11 +84,11 @@ def block_causal(block_BS: Tensor, current_B: Tensor | None = None) -> Tensor:
         block_BS: from :func:`blocks`.
         current_B: the block that is being written, if those before it attend causally.
     """
-    seen_BQK = block_BS[:, None] <= block_BS[:, :, None]
+    seen_BQJ = block_BS[:, None] <= block_BS[:, :, None]
     if current_B is None:
-        return seen_BQK
-    return seen_BQK & (
-        (block_BS >= current_B[:, None])[..., None] | torch.ones_like(seen_BQK).tril()
+        return seen_BQJ
+    return seen_BQJ & (
+        (block_BS >= current_B[:, None])[..., None] | torch.ones_like(seen_BQJ).tril()
     )
 
 
@@ -123,8 +123,8 @@ def noisy_and_clean(block_BS: Tensor, causal: bool) -> Tensor:
     clean_BSS = key_B1S <= query_BS1
     if causal:
         clean_BSS = clean_BSS.tril()
-    noisy_BSK = torch.cat([key_B1S == query_BS1, key_B1S < query_BS1], 2)
-    return torch.cat([noisy_BSK, torch.cat([torch.zeros_like(clean_BSS), clean_BSS], 2)], 1)
+    noisy_BSJ = torch.cat([key_B1S == query_BS1, key_B1S < query_BS1], 2)
+    return torch.cat([noisy_BSJ, torch.cat([torch.zeros_like(clean_BSS), clean_BSS], 2)], 1)
 
 
 def attention_mask(
@@ -138,7 +138,7 @@ def attention_mask(
     visible: Tensor | None = None,
     seen: Tensor | None = None,
 ) -> Tensor | None:
-    """Mask of shape (B or 1, 1, 1 or Q, K) for this attention backend.
+    """Mask of shape (B or 1, 1, 1 or Q, J) for this attention backend.
 
     None when nothing is blocked, or the kernel's own causal flag says it all.
 
@@ -191,14 +191,14 @@ def attention_mask(
         seen_B1QS = seen_B1QS & (visible if visible.ndim == 2 else visible[:, None])
     if seen is not None:
         seen_B1QS = seen_B1QS & seen[:, None]
-    seen_B1QK = F.pad(seen_B1QS, (sinks, 0), value=True)
+    seen_B1QJ = F.pad(seen_B1QS, (sinks, 0), value=True)
     if not added:
-        return seen_B1QK
+        return seen_B1QJ
     if backend == "flex_attention":
         # which looks up every row, and does not broadcast
-        seen_B1QK = seen_B1QK.expand(len(like), -1, length, -1)
-    return torch.zeros_like(seen_B1QK, dtype=like.dtype).masked_fill(
-        ~seen_B1QK, torch.finfo(like.dtype).min
+        seen_B1QJ = seen_B1QJ.expand(len(like), -1, length, -1)
+    return torch.zeros_like(seen_B1QJ, dtype=like.dtype).masked_fill(
+        ~seen_B1QJ, torch.finfo(like.dtype).min
     )
 
 

@@ -36,8 +36,7 @@ class AttentionCall:
 
     An intervention answers with ``dataclasses.replace(call, query_BHQD=…)`` and leaves tensors as
     they are: those of the call belong to the model. ``layer`` is the path of the attention module,
-    ``mask`` bool (True: seen) or additive, ``scale`` None for 1/√D; ``layout`` and ``fold`` say how
-    the model laid its axes out, and stay as they are.
+    ``mask`` bool (True: seen) or additive, ``scale`` None for 1/√D.
     """
 
     layer: str

@@ -70,7 +70,9 @@ class RemovalRecord:
     """
     alone_BLH: Tensor = field(repr=False)
     """Number of queries (padding not counted) that lost every other key that they saw: they keep
-    their own, or without `queries` what they had. NaN for windows and rows."""
+    their own, or without `queries` all keys that they had before the edit. NaN for windows and
+    rows.
+    """
     strongest_BLH: Tensor = field(repr=False)
     """The share of attention (0 to 1, mean over queries) of the key that receives most after all
     edits: whether a new sink has grown. NaN with `intervene(…, measure=False)`."""
@@ -190,8 +192,8 @@ class InterventionLog(Listener):
 
     @contextmanager
     def probing(self) -> Iterator[None]:
-        """Forwards inside run as if the intervention were not there; `source="clean_pass"` chooses
-        in them.
+        """Forwards inside run as if the intervention were not there; `when="clean"` chooses in
+        them.
 
         They are no steps: a trace does not record them.
         """

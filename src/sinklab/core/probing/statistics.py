@@ -32,8 +32,8 @@ class CallView:
     output_BHQD: Tensor
     """Output of every head for every query."""
     shared: dict[str, Tensor] = field(default_factory=dict)
-    """Results of one pass over the scores that the statistics of this call read
-    (`Statistic.reads`).
+    """Results of one pass over the scores (`Statistic.reads`), float32 or better: of the recorded
+    heads alone, and without the queries that are padding.
     """
     memory: dict[str, Any] = field(default_factory=dict)
     """What a statistic that `remembers` keeps of this layer, from one recorded step to the next."""
@@ -122,8 +122,10 @@ class Statistic:
     `StatesView`.
     """
     by_row: ClassVar[bool] = False
-    """Whether it measures every batch row by itself, and alike in all layers: those of a small
-    model are then measured as the rows of one batch."""
+    """Whether `measure` may be given several layers of a small model at once, stacked as rows of
+    one batch. That is faster, and False is always right. True is allowed if "batch" is the first
+    axis and `measure` neither mixes rows nor reads the name of the layer.
+    """
     remembers: ClassVar[bool] = False
     """Whether it compares with the step before, by what it keeps in `CallView.memory`; its first
     step may be NaN.

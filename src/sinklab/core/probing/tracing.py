@@ -125,7 +125,7 @@ class FrameRecorder(Listener):
             self._measure_waiting(frame)
         with torch.no_grad():
             if can_wait:
-                # the model may write into its own later on
+                # copies, as the model may change its tensors in place later on
                 waiting.append((view, [x.clone() for x in tensors]))
             else:
                 view.shared = read_in_one_pass(view, self.reads)

@@ -79,7 +79,7 @@ class Candidates:
 
     @cached_property
     def columns_M(self) -> Tensor:
-        """int64, the canvas column of each candidate."""
+        """int64, the canvas column of each candidate, left padding counted."""
         return self._flat_M % self.candidates_BS.shape[1]
 
     @cached_property
@@ -98,11 +98,16 @@ class UnmaskingRule:
     """
 
     measure: ClassVar[str | None] = None
-    """Kind of the scores ("probability", "margin", "entropy", "order", "chance"), so that a
-    schedule that reads them can refuse others; None for any.
+    """Kind of the scores, so that a schedule that reads them can refuse others:
+
+    - "probability": of the proposal, 0 to 1; "margin": p1 − p2; "entropy": Σ p log p in nats, at
+      most 0. Schedules that compare scores with a threshold take the kinds in their `reads`.
+    - "order": scores that only rank; schedules that compare scores refuse them.
+    - "chance": every position decides alone, by the number drawn; only `Timed` takes it.
+    - None: no schedule refuses the rule, whatever its scores mean.
     """
     reads_shaped: ClassVar[bool] = True
-    """Whether top-p and top-k change the scores."""
+    """Whether top-p and top-k change the scores; if not, they are refused at temperature 0."""
     needs_generator: ClassVar[bool] = False
     """Whether the rule draws."""
     alg_temp: float | None = None

@@ -1,6 +1,6 @@
 """Received attention in multiples of an even share, and the main sink."""
 
-# K keys; "..." stands for any axes in front of the key axis
+# S keys; "..." stands for any axes in front of the key axis
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, TypeVar
@@ -83,7 +83,7 @@ def even_share(received: Array, visible: Any = None, positions: Any = None) -> t
     ran = xp.amax(xp.nan_to_num(seen), -1)[..., None]
     here = (ran > 0) & (count > 0)
     factor = xp.where(here, count, xp.ones_like(count)) / xp.where(here, ran, xp.ones_like(ran))
-    # A tensor may be far away, where to ask costs more than to multiply by one.
+    # On a GPU the question waits for the device, which costs more than to multiply by one.
     if xp is np and bool((factor == 1).all()):
         return a, seen
     if getattr(received, "dtype", a.dtype) != a.dtype:

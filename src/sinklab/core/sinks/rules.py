@@ -7,7 +7,7 @@ arrays); they are never sinks. A rule is a frozen dataclass that is called with 
 `Rule`, and ``examples/add_a_rule.py`` for one of your own.
 """
 
-# N rows of keys, K keys
+# N rows of keys, S keys
 import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -34,8 +34,8 @@ class Rule(Protocol):
     """Rule for sinks. Registered (``@rules.register("name")``), it can be written as text and as
     JSON.
 
-    A rule that is a bound on a_j may also have ``threshold(queries)``: the column sum to exceed if
-    that many queries (a number, or an array) see the key. ``find_sinks`` itself does not need it.
+    Optional: a rule that is a bound on a_j may have ``threshold(queries)``, the column sum to
+    exceed if that many queries (a number, or an array) see the key; figures draw it.
     """
 
     def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
@@ -45,10 +45,11 @@ class Rule(Protocol):
         Args:
             received: (..., key) column sums a_j in single or double precision; an even share is 1
                 if all queries ran.
-            queries: number of queries that see the key, at least 1 and next to 0 if none does,
-                broadcastable to ``received``.
-            exists: (..., key) keys that some query sees; elsewhere ``received`` may be anything,
-                NaN among it, and the answer there does not count.
+            queries: number of queries that see each key, broadcastable to ``received``: at least 1,
+                and 1e-12 for a key that none sees, so that ``received / queries``, the mean weight,
+                is always defined.
+            exists: (..., key) keys that enough queries see to be judged; elsewhere ``received`` may
+                be anything, NaN among it, and the answer there does not count.
         """
         ...
 
@@ -128,7 +129,7 @@ class Excess(Checked):
         if getattr(queries, "shape", ())[-1:] in ((), (1,)):
             return limit
         xp, differs = namespace(queries), differently_seen(queries)
-        # a tensor may be far away, where to ask costs more than to compute
+        # on a GPU the question waits for the device, which costs more than to compute
         if xp is np and not differs.any():
             return limit
         most = xp.amax(queries, -1)[..., None]
@@ -181,12 +182,12 @@ class Top(Checked):
         strength = received
         if getattr(queries, "shape", ())[-1:] not in ((), (1,)):
             strength = xp.where(differently_seen(queries), received / queries, received)
-        rows_NK, left = chosen.reshape(-1, keys), only(exists, strength, -float("inf"))
-        row_N = xp.arange(len(rows_NK), device=received.device)
+        rows_NS, left = chosen.reshape(-1, keys), only(exists, strength, -float("inf"))
+        row_N = xp.arange(len(rows_NS), device=received.device)
         for _ in range(self.k):
             left = only(~chosen, left, -float("inf"))
             # argmax gives ties to the first.
-            rows_NK[row_N, left.argmax(-1).reshape(-1)] = True
+            rows_NS[row_N, left.argmax(-1).reshape(-1)] = True
         return chosen
 
 
@@ -207,22 +208,29 @@ def threshold(rule: Any, queries: Any) -> Any:
 def find_sinks(
     received: Array, rule: Rule | str, visible: Any = None, positions: Any = None
 ) -> Array:
-    """Boolean array of the shape of ``received`` (..., key): True for sinks under ``rule``.
+    """Sinks under a rule: a boolean array of the shape of ``received`` (..., key).
 
-    received: column sums a_j, numpy array or torch tensor; the answer is of the same kind. Half
-    precision is widened. rule: any object that is called as `Rule` says, or its text such as
-    "excess:epsilon=5". visible: number of queries that may see each key, broadcastable to
-    ``received`` (insert axes for layers and heads: ``visible[:, :, None, None]``); keys that no
-    query sees are never sinks, and if keys are seen by different numbers of queries, nor are those
-    that too few see to be judged (`is_defined`). None means that S queries see every key, S being
-    the number of keys that are not NaN: right for full attention without padding or added sink
-    columns. Sums that cannot be such attention are refused then, and so are sums that a causal call
-    may have left, if the answer would be another. positions: number of canvas positions,
-    broadcastable to ``received`` without its key axis; given, both counts are first scaled as if
-    all positions had run (``even_share``): needed under caches, which let only some queries run.
     Time O(size) (Top: O(k size)). Beyond boolean arrays, "sum", "mean", "percent" and Gu need at
-    most one copy of received. Raises ValueError when the shapes do not fit, for an object that is
-    no rule, and if a rule refuses.
+    most one copy of received.
+
+    Args:
+        received: column sums a_j, numpy array or torch tensor; the answer is of the same kind. Half
+            precision is widened.
+        rule: an object that is called as `Rule` says, or its text such as "excess:epsilon=5".
+        visible: number of queries that may see each key, broadcastable to ``received``: of a
+            recording ``recording.array("visible")[:, :, None, None]``. Keys that no query sees are
+            never sinks; if keys are seen by different numbers of queries, nor are those that too
+            few see to be judged (`is_defined`). None: S queries see every key, S being the number
+            of keys that are not NaN, which is right for full attention without padding or added
+            sink columns.
+        positions: number of canvas positions, broadcastable to ``received`` without its key axis.
+            Given, both counts are first scaled as if all positions had run (``even_share``): needed
+            under caches, which let only some queries run.
+
+    Raises:
+        ValueError: for shapes that do not fit, an object that is no rule, and if a rule refuses;
+            without ``visible``, for sums that such attention cannot give, and for those that a
+            causal call may have given, if the answer would be another.
     """
     rule = rules.parsed(rule)
     if not callable(rule) or isinstance(rule, type):

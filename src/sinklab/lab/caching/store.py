@@ -151,11 +151,11 @@ class BlockStore(KeyValueStore):
         self._total_BS: Any = 0
 
     def update(
-        self, k_BHWD: Tensor, v_BHWD: Tensor, layer_idx: int, *_: object, **__: object
+        self, k_BKWD: Tensor, v_BKWD: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
         """Keys and values to attend to, for those of the columns that run."""
         self.layer = layer_idx
-        keys, values = super().update(k_BHWD, v_BHWD, layer_idx)
+        keys, values = super().update(k_BKWD, v_BKWD, layer_idx)
         return (self._spread(keys), self._spread(values)) if self._is_spread else (keys, values)
 
     def choose(self, layer: int, q_BHQD: Tensor, mask: Tensor | None, scale: float) -> None:

@@ -2,7 +2,7 @@
 labels alone.
 """
 
-# B batch, N sinks, G key/value heads, D head dim, E hidden size
+# B batch, N sinks, K key/value heads, D head dim or hidden size
 # U rows with positions of their own: one, or B
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class Sink:
         """
         return model.sink_embeddings
 
-    def values(self, v_BGND: Tensor) -> Tensor:
+    def values(self, v_BKND: Tensor) -> Tensor:
         """A layer's value states of the sinks, as they are to be used there; those given if the
         kind does not say.
         """
-        return v_BGND
+        return v_BKND
 
     def prefix(self, model: Any, length: int, lengths_B: Tensor | None = None) -> SinkPrefix:
         """Keys and values (U, G, N, D) of every layer, for texts of this length, or of these if
@@ -79,9 +79,9 @@ class Sink:
         """
         from sinklab.core.models.sinks.prefix import positions, run_alone
 
-        sinks_NE = self.embeddings(model)
-        positions_UN = positions(model.config, length, lengths_B, sinks_NE.device)
-        return run_alone(model.model, sinks_NE, positions_UN, self.values)
+        sinks_ND = self.embeddings(model)
+        positions_UN = positions(model.config, length, lengths_B, sinks_ND.device)
+        return run_alone(model.model, sinks_ND, positions_UN, self.values)
 
 
 def sink_of(config: Any) -> Sink | None:

@@ -4,8 +4,8 @@ A sink token sees only itself, so its state in every layer does not depend on th
 is run alone, as a sequence of length 1, and its keys and values stand before those of the text.
 """
 
-# B batch, S text, N sinks, G key/value heads, D head dim, L layers, U rows with positions of their
-# own, E hidden size
+# B batch, S text, N added sinks, K key/value heads, J keys = N + S, D head dim or hidden size,
+# L layers, U rows with positions of their own
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -64,15 +64,15 @@ class SinkPrefix:
         return SinkPrefix(own(self.keys), own(self.values), logits)
 
     def update(
-        self, k_BGSD: Tensor, v_BGSD: Tensor, layer_idx: int, *_: object, **__: object
+        self, k_BKSD: Tensor, v_BKSD: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
         """Put the sinks in front of this layer's keys and values (the method that an attention
         calls on its cache).
         """
         # of the layer's type, and on its device, which may be another than the parameters'
-        sink_k = self.keys[layer_idx].to(k_BGSD).expand(len(k_BGSD), -1, -1, -1)
-        sink_v = self.values[layer_idx].to(v_BGSD).expand(len(v_BGSD), -1, -1, -1)
-        return torch.cat([sink_k, k_BGSD], dim=2), torch.cat([sink_v, v_BGSD], dim=2)
+        sink_k = self.keys[layer_idx].to(k_BKSD).expand(len(k_BKSD), -1, -1, -1)
+        sink_v = self.values[layer_idx].to(v_BKSD).expand(len(v_BKSD), -1, -1, -1)
+        return torch.cat([sink_k, k_BKSD], dim=2), torch.cat([sink_v, v_BKSD], dim=2)
 
 
 def logits_of(sinks: Any, layer: int = 0) -> Tensor | None:
@@ -84,15 +84,15 @@ def logits_of(sinks: Any, layer: int = 0) -> Tensor | None:
 
 
 def with_logits(mask: Tensor, logits_HN: Tensor, like: Tensor) -> Tensor:
-    """A mask (B or 1, 1 or H, 1 or Q, K), boolean or additive, with these logits added to the
-    scores of the first N keys: additive, (B or 1, H, 1 or Q, K), of the type of ``like``.
+    """A mask (B or 1, 1 or H, 1 or Q, J), boolean or additive, with these logits added to the
+    scores of the first N keys: additive, (B or 1, H, 1 or Q, J), of the type of ``like``.
     """
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, -torch.inf)
-    logits_H1K = nn.functional.pad(logits_HN.to(like), (0, mask.shape[-1] - logits_HN.shape[1]))[
+    logits_H1J = nn.functional.pad(logits_HN.to(like), (0, mask.shape[-1] - logits_HN.shape[1]))[
         :, None
     ]
-    return mask + logits_H1K
+    return mask + logits_H1J
 
 
 class _PassCache:
@@ -138,7 +138,7 @@ def positions(config: Any, length: int, lengths_B: Tensor | None, device: torch.
 
 def run_alone(
     decoder: PreTrainedModel,
-    sinks_NE: Tensor,
+    sinks_ND: Tensor,
     positions_UN: Tensor,
     values: Callable[[Tensor], Tensor],
 ) -> SinkPrefix:
@@ -146,7 +146,7 @@ def run_alone(
 
     Args:
         decoder: the backbone without its head.
-        sinks_NE: embeddings of the N sinks.
+        sinks_ND: embeddings of the N sinks.
         positions_UN: position of each sink, for U different rows.
         values: changes the value states of a layer, (U·N, G, 1, D).
 
@@ -158,7 +158,7 @@ def run_alone(
     with unobserved(), _no_checkpointing(decoder):
         # .forward: a compiled decoder would trace the cache
         decoder.forward(
-            inputs_embeds=sinks_NE.repeat(rows, 1)[:, None],
+            inputs_embeds=sinks_ND.repeat(rows, 1)[:, None],
             position_ids=positions_UN.reshape(-1, 1),
             attention_mask=None,
             use_cache=False,
@@ -172,14 +172,14 @@ def run_alone(
     return SinkPrefix(tuple(map(rowwise, cache.keys)), tuple(map(rowwise, cache.values)))
 
 
-def per_layer(keys_LNGD: Tensor, values_LNGD: Tensor) -> SinkPrefix:
+def per_layer(keys_LNKD: Tensor, values_LNKD: Tensor) -> SinkPrefix:
     """Given keys and values of each layer as a prefix of one row. Gradients flow through it.
 
     Keys are not rotated, so that they mean the same at every distance.
     """
     keys, values = (
-        tuple(row_NGD.transpose(0, 1)[None] for row_NGD in states_LNGD)
-        for states_LNGD in (keys_LNGD, values_LNGD)
+        tuple(row_NKD.transpose(0, 1)[None] for row_NKD in states_LNKD)
+        for states_LNKD in (keys_LNKD, values_LNKD)
     )
     return SinkPrefix(keys, values)
 

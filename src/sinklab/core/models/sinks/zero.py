@@ -17,6 +17,6 @@ class ZeroValueSink(Sink):
 
     label = "zero-value"
 
-    def values(self, v_BGND: Tensor) -> Tensor:
+    def values(self, v_BKND: Tensor) -> Tensor:
         """Zeros."""
-        return v_BGND.new_zeros(v_BGND.shape)
+        return v_BKND.new_zeros(v_BKND.shape)

@@ -57,7 +57,10 @@ WHEN = ("now", "previous", "clean", "kept")
 @interventions.register("block_keys")
 @dataclass(frozen=True)
 class BlockKeys(LayerIntervention):
-    """Take keys away, head by head: which keys, for which queries, chosen when, taken away how::
+    """Take keys away, head by head: which keys, for which queries, chosen when, taken away how.
+
+    By default the keys chosen in one step are removed in the next, so a single forward needs
+    ``when="now"``::
 
         BlockKeys(TopKeys(5))                   # = MaskSinks(k=5), the paper's
         BlockKeys(SinkKeys("gu"), queries="from32", when="clean")
@@ -82,7 +85,8 @@ class BlockKeys(LayerIntervention):
     """Forward in which keys are chosen. "now": the one that loses them, from the call as it is
     given. "previous": the one before, of the same edited run; the first is unedited. "clean": one
     that is run unedited under `log.probing()`. "kept": as "previous", and a key once taken stays
-    taken. None: "clean" if a whole text is scored, else "previous".
+    taken. None is "previous"; scores of whole texts (`sinklab.lab.scoring`), which have no step
+    before, replace it by "clean".
     """
     how: Removal = of(removals, Mask())  # noqa: RUF009
     """Removal, or its text: "mask", "zero_value", "mean_value:file=…", "pool_value",
@@ -90,8 +94,8 @@ class BlockKeys(LayerIntervention):
     """
     scores: str | None = limited(None, one_of=SCORES)
     """Attention to choose by: column sums over all queries ("received"), or the last query's row
-    ("last_row", the autoregressive reading). None: "last_row" where a study has an autoregressive
-    model write, else "received".
+    ("last_row", the autoregressive reading). None is "received"; studies in which an
+    autoregressive model writes replace it by "last_row".
     """
     limit: int | None = None
     """With "kept" and "evict", whose sets grow: the most keys a head may have lost at a time."""
@@ -444,7 +448,7 @@ class BlockHandler(InterventionHandler):
         if self.forward.chosen:
             self.slots[self.forward.slot] = self.forward.chosen
             ids_BS = self.log.tap.ids_BS
-            # a loop may write into its own
+            # a copy, as a decoding loop may change its ids in place
             self.texts[self.forward.slot] = None if ids_BS is None else ids_BS.clone()
 
     def end(self) -> None:

@@ -39,9 +39,9 @@ def restricted(
     """The call with keys blocked that are False in `keep_BHQS`, and the number of queries (B, H)
     left alone.
 
-    A query that would lose every key it may see keeps what it had before this edit (the first rows
-    of a causal map). With `own_QS`, each query's own key, it never loses that one, and a query is
-    left alone if it has no other any more. The mask stays (B, H, 1, S) unless the call's own, or
+    A query that would lose every key it may see keeps the mask it had before this edit (the first
+    rows of a causal map). With `own_QS`, each query's own key, it never loses that one, and a query
+    is left alone if it has no other any more. The mask stays (B, H, 1, S) unless the call's own, or
     `keep_BHQS`, differs by query.
 
     Raises ValueError when in some row and head no query would see a key any more.
@@ -101,8 +101,11 @@ def own_mask(call: AttentionCall) -> Tensor:
 
 @dataclass(frozen=True)
 class Removal(Checked):
-    """Way to take keys away from the queries of a head. A subclass is registered under a name and
-    changes the call::
+    """Way to take keys away from the queries of a head.
+
+    There are two kinds. `Mask` and `Evict` block keys: they only say so (`blocks`), and
+    `BlockHandler` of block_keys.py changes the mask. All others change the call in `apply`, most of
+    them the values; such a subclass is registered under a name::
 
         @removals.register("halve_value")
         @dataclass(frozen=True)
@@ -112,8 +115,8 @@ class Removal(Checked):
     """
 
     blocks: ClassVar[bool] = False
-    """Whether queries no longer see the keys; `BlockKeys` then changes the mask, for some queries
-    or all.
+    """Whether queries no longer see the keys; `BlockHandler` then changes the mask, for some
+    queries or all, and `apply` is not called.
     """
     stays: ClassVar[bool] = False
     """Whether keys stay away until everything is computed anew."""
@@ -126,8 +129,8 @@ class Removal(Checked):
         Args:
             call: the attention call.
             gone_BHS: keys to take away, bool, for every query head.
-            random_BHS: with `draws`, numbers uniform in [0, 1) that follow from the seed; else of
-                no key.
+            random_BHS: with `draws`, numbers uniform in [0, 1) that follow from the seed; else an
+                empty tensor.
         """
         raise NotImplementedError
 
