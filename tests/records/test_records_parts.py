@@ -201,7 +201,7 @@ def test_a_run_killed_in_its_very_first_write_begins_anew(tmp_path, call, how):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({}, r"is written once: .*run already holds notes.txt\."),
+        ({}, r"run is taken"),
         (
             {"resume": True},
             r"resume=True continues a run and nothing else: .*run holds notes.txt but no run.json",

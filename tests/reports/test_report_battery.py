@@ -368,7 +368,7 @@ def test_figures_are_written_and_left_out_where_nothing_was_hidden(
 
 def test_other_runs_are_refused(tmp_path: Path) -> None:
     marks = {("pure", "none", 0, "copying", 1): 3}
-    with pytest.raises(NotRecorded, match="study is a run of kind 'study'"):
+    with pytest.raises(NotRecorded, match="kind 'study'"):
         as_series(planted(tmp_path / "study", marks, kind="study"))
-    with pytest.raises(NotRecorded, match="begun is not finished"):
+    with pytest.raises(NotRecorded, match="begun is"):
         as_series(planted(tmp_path / "begun", marks, finished=False))

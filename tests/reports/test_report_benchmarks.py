@@ -805,7 +805,7 @@ def test_curves_without_doses_or_losses_of_rows_are_refused_by_name(tmp_path: Pa
             run.table("curve", table)
     with pytest.raises(ValueError, match="it lacks held, removed"):
         masking_curve_sentences(open_run(tmp_path / "doses"))
-    with pytest.raises(NotRecorded, match=r"rows is not\. Run"):
+    with pytest.raises(NotRecorded, match=r"rows is not\."):
         masking_curve_sentences(open_run(tmp_path / "rows"))
 
 

@@ -178,8 +178,6 @@ def test_protocols_stand_beside_the_controls_under_names_that_older_runs_have() 
     ]
     (edit,) = cell("pure", "matched_held", 2).edits(tiny_loaded(), 0)
     assert edit == by_protocol("held", 2, matched=True)
-    # older runs lack what is at its default, and go on
-    assert not {"protocols", "sink_rule"} & Battery().record(BatterySettings()).keys()
     record = Battery().record(replace(settings, sink_rule="gu"))
     assert (record["protocols"], record["sink_rule"]) == (("paper", "held"), "gu")
     assert from_record(BatterySettings(), record) == replace(settings, sink_rule=Gu())
@@ -483,12 +481,12 @@ def test_nothing_hidden_is_always_asked_and_names_may_stand_alone() -> None:
         (
             tiny_loaded,
             {"conditions": ("greedy",)},
-            "tiny test model denoises, and greedy is for .*; give pure",
+            "tiny test model is diffusion, got .greedy.*",
         ),
         (
             tiny_llama,
             {"conditions": ("pure",)},
-            "tiny llama writes token after token, got 'pure'; give greedy",
+            "tiny llama is autoregressive, got .pure.",
         ),
         (
             tiny_loaded,

@@ -213,7 +213,7 @@ def test_files_are_converted_once_and_anew_when_they_change(tmp_path):
         (["humaneval_instruct"], "humaneval_instruct runs programs"),
         (
             ["race"],
-            r"race needs its test split, but looked for .*race/\{test.jsonl, .*or in RACE.*get "
+            r"race needs its test split, but looked for test.jsonl, .*race or .*RACE.*get "
             r"the Hub data set "
             r"EleutherAI/race with python -c .*get\('EleutherAI/race', 'high', split='test'\)",
         ),

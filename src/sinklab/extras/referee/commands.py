@@ -9,7 +9,7 @@ from sinklab.core.registry import commands
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.cli.command import Reading, say
 from sinklab.lab.cli.options import checked
-from sinklab.lab.studies.processes import refuse_taken
+from sinklab.lab.records.writing import refuse_taken
 
 
 @commands.register("validate")

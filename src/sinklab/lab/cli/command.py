@@ -20,8 +20,9 @@ from sinklab.lab.cli.progress import say as say
 from sinklab.lab.cli.progress import show as show
 from sinklab.lab.cli.progress import spelt as spelt
 from sinklab.lab.cli.progress import working as working
+from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.studies.base import Study, folder_names, leaves
-from sinklab.lab.studies.processes import Processes, refuse_taken
+from sinklab.lab.studies.processes import Processes
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints.loading import Loaded

@@ -98,8 +98,8 @@ def refuse_taken(path: Path, *, overwrite: bool = False, resume: bool = False) -
     if path.exists() and not path.is_dir():
         raise ValueError(f"A run is a folder: {path} is a file. Choose another path.")
     present = names_in(path)
-    shown = f"{', '.join(present[:4])}{', …' if len(present) > 4 else ''}"
     if present and RUN_FILE not in present and (overwrite or resume):
+        shown = ", ".join(present[:4])
         does = "overwrite=True replaces" if overwrite else "resume=True continues"
         raise ValueError(
             f"{does} a run and nothing else: {path} holds {shown} but no {RUN_FILE}. Choose "
@@ -107,9 +107,9 @@ def refuse_taken(path: Path, *, overwrite: bool = False, resume: bool = False) -
         )
     if present and not (overwrite or resume):
         raise ValueError(
-            f"A run folder is written once: {path} already holds {shown}. Choose an empty folder, "
-            "or continue the run "
-            "that is there (--resume, in Python resume=True); overwrite=True starts afresh."
+            "A run folder is written once: a run is written into an empty or absent folder, but "
+            f"{path} is taken; choose another folder, or continue the run that is there (--resume, "
+            "in Python resume=True); overwrite=True starts afresh"
         )
 
 

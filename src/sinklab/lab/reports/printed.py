@@ -76,7 +76,7 @@ def write_printed(
     paths = tuple(stem.with_name(f"{stem.name}.{suffix}") for suffix in ("md", "tex", "csv"))
     write_beside(paths[0], lambda path: path.write_text(whole, encoding="utf-8"))
     write_beside(paths[1], lambda path: path.write_text(tables, encoding="utf-8"))
-    write_beside(paths[2], lambda path: numbers.to_csv(path, index=False))
+    write_csv(paths[2], numbers)
     return Printed(title, text, tuple(notes), paths, more)
 
 
@@ -84,6 +84,12 @@ def write_page(path: Path, table: pd.DataFrame, sentences: Iterable[str], more: 
     """Write a Markdown page: a table, the text below it, and sentences. Returns its path."""
     text = f"{markdown(table)}{more}\n" + "".join(f"- {line}\n" for line in sentences)
     write_beside(path, lambda part: part.write_text(text, encoding="utf-8"))
+    return path
+
+
+def write_csv(path: Path, numbers: pd.DataFrame) -> Path:
+    """Write a table with all its numbers. Returns its path."""
+    write_beside(path, lambda part: numbers.to_csv(part, index=False))
     return path
 
 

@@ -40,6 +40,17 @@ class NotRecorded(ValueError):
     """Raised if a result needs something that the run did not record."""
 
 
+def finished(run: Run, name: str) -> pd.DataFrame:
+    """A table that every finished run of its kind has. Raises NotRecorded for a run that did not
+    come to its end.
+    """
+    if name not in run.tables:
+        raise NotRecorded(
+            f"This needs a finished {run.info.kind}: {run.path} is not. Go on with --resume."
+        )
+    return run.table(name)
+
+
 @dataclass(frozen=True, eq=False)
 class Reader:
     """One run as reports read it: its tables, and its facts by layer and by step. None for a table

@@ -37,6 +37,23 @@ def percent(share: float) -> str:
     return "–" if math.isnan(share) else f"{100 * share:.1f}\u00a0%".replace("-", "−")
 
 
+def signed(value: float, digits: int = 3) -> str:
+    """A number with its sign and so many decimals."""
+    if math.isnan(value):
+        return "–"
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def ranged(row: Any, name: str, form: Callable[[float], str]) -> str:
+    """A number of a row of a table, `name`, with the interval `name_low` … `name_high` if it is
+    known.
+    """
+    value, low, high = (form(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
+    if math.isnan(row[f"{name}_low"]):
+        return value
+    return f"{value} ({low} … {high})"
+
+
 def interval(estimate: Estimate) -> str:
     """The 95 % interval of a loss; empty if it is not known."""
     low, high = estimate.interval

@@ -25,10 +25,10 @@ from sinklab.core.sinks.rules import Rule
 from sinklab.lab.analysis.answers import Answers
 from sinklab.lab.records import reading
 from sinklab.lab.records.info import ALL_QUERIES, LAST_ROW, SO_FAR, reading_of
+from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.reports import build
 from sinklab.lab.reports.drawing import figures_of
 from sinklab.lab.reports.runs import as_shown, as_studies
-from sinklab.lab.studies.processes import refuse_taken
 
 WHOSE = {ALL_QUERIES: "all queries", SO_FAR: "all queries so far", LAST_ROW: "the last query alone"}
 """a reading in words"""

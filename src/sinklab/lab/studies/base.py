@@ -41,6 +41,7 @@ them, if it `shards`: one does `finish`.
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -56,13 +57,13 @@ from sinklab.lab.records.info import RunInfo, read_info
 from sinklab.lab.records.leases import FINISH
 from sinklab.lab.records.reading import lost_files, open_run
 from sinklab.lab.records.storage import RUN_FILE, weights_hash
+from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.studies.processes import (
     Amount,
     Processes,
     Progress,
     Units,
     as_progress,
-    refuse_taken,
 )
 
 if TYPE_CHECKING:
@@ -75,8 +76,10 @@ def heldout_text(given: str | None) -> str:
     """The corpus of held-out text that was given, or the excerpt inside the package (None, "" or
     "excerpt").
     """
-    packaged = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "heldout.jsonl")
-    return str(packaged) if not given or given == "excerpt" else given
+    if given and given != "excerpt":
+        return given
+    packaged = resources.files("sinklab.lab.checkpoints")
+    return str(packaged.joinpath("packaged", "heldout.jsonl"))
 
 
 def labels_of(study: str) -> dict[str, dict[str, Any]]:
@@ -103,7 +106,7 @@ def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:
     from sinklab.lab.scoring.requests import needs_mask
 
     needs_mask(loaded, f"the study {study!r}")
-    named = "text_positions" if loaded.family == "diffusion" else "max_position_embeddings"
+    named = {"diffusion": "text_positions"}.get(loaded.family, "max_position_embeddings")
     limit = getattr(loaded.model.config, named, positions)
     if positions > limit:
         raise ValueError(
@@ -138,18 +141,23 @@ def describe(
     """
     config: Any = loaded.model.config
     backbone = getattr(config, "backbone", config)
-    of_layers, of_heads = backbone.num_hidden_layers, backbone.num_attention_heads
-    about: dict[str, Any] = {name: getattr(loaded, name) for name in ("name", "revision", "family")}
-    about |= {"layers": of_layers, "heads": of_heads}
-    about["recorded_layers"] = list(range(of_layers) if layers is None else layers)
-    about["recorded_heads"] = list(range(of_heads) if heads is None else heads)
-    about |= {"hidden_size": backbone.hidden_size, "parameters": loaded.model.num_parameters()}
-    # each of several processes may have a device of its own, of the same type
-    about |= {
+    about: dict[str, Any] = {
+        "name": loaded.name,
+        "revision": loaded.revision,
+        "family": loaded.family,
+        "layers": backbone.num_hidden_layers,
+        "heads": backbone.num_attention_heads,
+        "hidden_size": backbone.hidden_size,
+        "parameters": loaded.model.num_parameters(),
         "dtype": loaded.stored or str(loaded.model.dtype)[6:],
+        # each of several processes may have a device of its own, of the same type
         "device": loaded.model.device.type,
+        "weights_sha256": weights_hash(loaded.model.state_dict()),
     }
-    about["weights_sha256"] = weights_hash(loaded.model.state_dict())
+    for axis, chosen in (("layers", layers), ("heads", heads)):
+        if chosen is None:
+            chosen = range(about[axis])
+        about[f"recorded_{axis}"] = [*chosen]
     if loaded.published_family == "wrapped":
         # no command can load it
         about["wrapped"] = True
@@ -163,11 +171,11 @@ def folder_names(models: Iterable[str]) -> list[str]:
     names: list[str] = []
     for model in models:
         parts = [part for part in Path(model).parts if part not in ("/", ".", "..")] or ["model"]
-        name = parts[-2] if parts[-1] == "model" and len(parts) > 1 else parts[-1]
-        numbered = (f"{name}-{number}" for number in range(2, len(names) + 3))
-        names.append(
-            name if name not in names else next(other for other in numbered if other not in names)
-        )
+        name = parts[-1]
+        if name == "model" and len(parts) > 1:
+            name = parts[-2]
+        tries = [name, *(f"{name}-{number}" for number in range(2, len(names) + 3))]
+        names.append(next(one for one in tries if one not in names))
     return names
 
 
@@ -176,7 +184,10 @@ def leaves(settings: Any) -> dict[str, tuple[dataclasses.Field, Any]]:
     found: dict[str, tuple[dataclasses.Field, Any]] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        found |= leaves(value) if _is_group(field, value) else {field.name: (field, value)}
+        if _is_group(field, value):
+            found |= leaves(value)
+        else:
+            found[field.name] = (field, value)
     return found
 
 
@@ -200,6 +211,24 @@ def as_record(settings: Any) -> dict[str, Any]:
     return record
 
 
+def kept_record(settings: Any) -> dict[str, Any]:
+    """Settings as a run folder keeps them: not those that may differ when it is resumed."""
+    free = free_fields(settings)
+    return {name: value for name, value in as_record(settings).items() if name not in free}
+
+
+def with_matched(controls: Iterable[str]) -> tuple[str, ...]:
+    """Choices of keys to block, once each: keys of equal mass are compared in the heads that have
+    them, "matched".
+    """
+    found: list[str] = []
+    for name in controls:
+        if name == "equal_mass":
+            found.append("matched")
+        found.append(name)
+    return tuple(dict.fromkeys(found))
+
+
 def from_record(settings: Any, record: dict[str, Any]) -> Any:
     """The settings with the values of a record. Raises ValueError for names that they do not
     have.
@@ -214,7 +243,9 @@ def from_record(settings: Any, record: dict[str, Any]) -> Any:
             )
         elif field.name in record:
             value = record[field.name]
-            changes[field.name] = tuple(value) if isinstance(value, list) else value
+            if isinstance(value, list):
+                value = tuple(value)
+            changes[field.name] = value
     return dataclasses.replace(settings, **changes)
 
 
@@ -326,11 +357,8 @@ class Study:
         return describe(loaded)
 
     def record(self, settings: Any) -> dict[str, Any]:
-        """The settings as the run folder keeps them: not those that may differ when it is
-        resumed.
-        """
-        free = free_fields(settings)
-        return {name: value for name, value in as_record(settings).items() if name not in free}
+        """The settings as the run folder keeps them."""
+        return kept_record(settings)
 
     def run(self, work: Work) -> None:
         """Do it, and write tables and arrays into ``work.run``."""
@@ -349,7 +377,9 @@ class Study:
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """The last lines that the command prints."""
-        return [f"drawn: {', '.join(map(str, drawn))}"] if drawn else []
+        if not drawn:
+            return []
+        return [f"drawn: {', '.join(map(str, drawn))}"]
 
     def __call__(
         self,
@@ -377,12 +407,16 @@ class Study:
             ValueError: for settings that the model or the study refuses, and a folder that is
                 taken.
         """
-        study, settings = self.resolved(self.Settings() if settings is None else settings)
+        study, settings = self.resolved(settings or self.Settings())
         if study is not self:
             how: dict[str, Any] = {"progress": progress, "resume": resume, "worker": worker}
             return study(loaded, out, settings, overwrite=overwrite, **how)
-        path, given, worker = Path(out), worker, worker or Processes.here()
-        say = as_progress(progress if worker.is_first else None)
+        path = Path(out)
+        is_counted = worker is not None
+        worker = worker or Processes.here()
+        say = Progress()
+        if worker.is_first:
+            say = as_progress(progress)
         if worker.world > 1 and not self.shards:
             raise ValueError(
                 f"a {self.name} is scored by one process, but several were started; start one"
@@ -393,7 +427,7 @@ class Study:
         settings = self.before_loading(settings)
         if callable(loaded):
             loaded = loaded()
-        worker = worker.holding(getattr(loaded, "model", None), is_counted=given is not None)
+        worker = worker.holding(getattr(loaded, "model", None), is_counted=is_counted)
         settings = self.seeded(self.fit(loaded, settings), path, worker, resume)
         # errors of the input show here, before a folder is taken
         plan = self.prepare(loaded, settings, say)
@@ -418,9 +452,13 @@ class Study:
             worker.finished.append(path)
             return
         with ExitStack() as last, worker.writer(path, **about, **how, shared=self.shards) as run:
-            done = run.refresh().parts.get(f"{self.parts}.parquet", ()) if worker.leads else ()
-            missing = worker.told({*range(self.samples(plan))}.difference(done))
-            claims = run.claims if self.shards else None
+            missing = {*range(self.samples(plan))}
+            if worker.leads:
+                missing -= {*run.refresh().parts.get(f"{self.parts}.parquet", ())}
+            missing = worker.told(missing)
+            claims = None
+            if self.shards:
+                claims = run.claims
             with Units(
                 claims, worker.ordered(missing), partial(run.has, self.parts), run.refresh, worker
             ) as units:
@@ -436,9 +474,9 @@ class Study:
     @property
     def name(self) -> str:
         """The registered name; the name of the class if it is not registered."""
-        return (
-            studies.name_of(self) if type(self) in studies.values() else type(self).__name__.lower()
-        )
+        if type(self) in studies.values():
+            return studies.name_of(self)
+        return type(self).__name__.lower()
 
     def seeded(self, settings: Any, path: Path, worker: Processes, resume: bool) -> Any:
         """The settings with a seed, if it is None: that of the run to resume, or a new one. Raises
@@ -490,10 +528,7 @@ def _is_finished(path: Path, about: dict[str, Any]) -> bool:
     before: RunInfo = read_info(path / RUN_FILE)
     if before.status != "complete" or lost_files(path, before):
         return False
-    settings = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in about["settings"].items()
-    }
+    settings = json.loads(json.dumps(about["settings"]))
     same = (before.kind, before.settings) == (about["kind"], settings)
     if not same or before.model.get("weights_sha256") != about["model"].get("weights_sha256"):
         raise ValueError(

@@ -17,7 +17,7 @@ from typing import Any, Self
 from sinklab.lab.records.info import read_info
 from sinklab.lab.records.leases import POLL, Claims, Lease
 from sinklab.lab.records.storage import RUN_FILE
-from sinklab.lab.records.writing import RunWriter, names_in
+from sinklab.lab.records.writing import RunWriter
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,14 @@ class Amount:
     """
 
 
+def nothing(*said: object) -> None:
+    """Tell nobody, where progress would be told."""
+
+
 class Progress:
     """The progress of a long run in words; the command line draws a bar with the time left."""
 
-    def __init__(self, say: Callable[[str], object] = lambda text: None) -> None:
+    def __init__(self, say: Callable[[str], object] = nothing) -> None:
         self._say = say
 
     def stage(self, text: str) -> None:
@@ -74,20 +78,30 @@ def as_progress(given: Progress | Callable[[str], object] | None) -> Progress:
     """
     if isinstance(given, Progress):
         return given
-    return Progress() if given is None else Progress(given)
+    if given is None:
+        return Progress()
+    return Progress(given)
 
 
 class Meter:
-    """Counts the evaluations of a study that writes several texts of at most `steps` steps."""
+    """Counts the evaluations of a study of several parts (texts, blocks), each of at most `steps`
+    steps.
+    """
 
-    def __init__(self, progress: Progress, texts: int, steps: int) -> None:
-        self.progress, self.done, self.total, self.steps = progress, 0, texts * steps, steps
+    def __init__(self, progress: Progress, parts: int, steps: int) -> None:
+        self.progress = progress
+        self.done = 0
+        self.total = parts * steps
+        self.steps = steps
         self._started = 0
+        self._said = ""
 
     def stage(self, text: str) -> None:
-        """A text begins."""
+        """A part begins; the text is told if it is another one than before."""
         self._started = self.done
-        self.progress.stage(text)
+        if text != self._said:
+            self._said = text
+            self.progress.stage(text)
         self.progress.count(self.done, self.total)
 
     def step(self) -> None:
@@ -97,7 +111,7 @@ class Meter:
         self.progress.count(self.done, self.total)
 
     def end(self) -> None:
-        """The text is over; steps that it did not need are no longer to come."""
+        """The part is over; steps that it did not need are no longer to come."""
         self.total -= max(self.steps - (self.done - self._started), 0)
         self.progress.count(self.done, max(self.total, self.done))
 
@@ -130,21 +144,16 @@ class Processes:
         """This worker by ``--shard`` or the environment; `tensor_parallel` processes in order of
         rank are one worker. Raises ValueError for ranks and shards that make no sense.
         """
-        given = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-        what = (
-            "RANK must be a number below WORLD_SIZE, but they are {!r} and {!r}; start with "
-            "accelerate launch"
-        )
+        rank = os.environ.get("RANK", "0")
+        world = os.environ.get("WORLD_SIZE", "1")
+        size = tensor_parallel
+        what = "RANK must be a number below WORLD_SIZE; start with accelerate launch"
         if shard is not None:
-            what = (
-                "--shard is i/n with i from 0 to n - 1, such as 0/4, but i is {!r} and n is "
-                "{!r}; give another"
-            )
-            given = shard.partition("/")[::2]
-        rank, world = given
+            rank, _, world = shard.partition("/")
+            size = 1
+            what = "--shard is i/n with i from 0 to n - 1, such as 0/4"
         if not (rank.isdigit() and world.isdigit() and int(rank) < int(world)):
-            raise ValueError(what.format(rank, world))
-        size = 1 if shard is not None else tensor_parallel
+            raise ValueError(f"{what}, but got {rank!r} and {world!r}")
         workers = int(world) // size
         return cls(int(rank) // size, workers, joins=shard is not None or workers > 1)
 
@@ -157,7 +166,9 @@ class Processes:
         share = share_of_model(model)
         if share is None:
             return self
-        size = 1 if is_counted else share.count
+        size = share.count
+        if is_counted:
+            size = 1
         return replace(self, rank=self.rank // size, world=self.world // size, share=share)
 
     @property
@@ -170,7 +181,9 @@ class Processes:
     @property
     def writer(self) -> type[RunWriter]:
         """Class that fills a run folder here."""
-        return RunWriter if self.leads else Beside
+        if self.leads:
+            return RunWriter
+        return Beside
 
     def told(self, value: Any) -> Any:
         """The value of the process that writes, in all that hold its model."""
@@ -222,7 +235,7 @@ class Units:
         claims: Claims | None,
         units: Sequence[Any],
         is_done: Callable[[Any], bool],
-        refresh: Callable[[], object] = lambda: None,
+        refresh: Callable[[], object] = nothing,
         worker: Processes = Processes(),
     ) -> None:
         """
@@ -234,7 +247,10 @@ class Units:
             worker: that has to do them.
         """
         self._worker = worker
-        self._claims, self._units, self._is_done, self._refresh = claims, units, is_done, refresh
+        self._claims = claims
+        self._units = units
+        self._is_done = is_done
+        self._refresh = refresh
         self._lease: Lease | None = None
 
     def __len__(self) -> int:
@@ -243,9 +259,13 @@ class Units:
     def __iter__(self) -> Iterator[Any]:
         # those that hold a model together do the same units, in the order of the one that claims
         # them
-        claimed = self._claimed() if self._worker.leads else itertools.repeat("")
-        while (unit := self._worker.told(next(claimed, None))) is not None:
+        claimed = self._claimed()
+        if not self._worker.leads:
+            claimed = itertools.repeat("")
+        unit = self._worker.told(next(claimed, None))
+        while unit is not None:
             yield unit
+            unit = self._worker.told(next(claimed, None))
 
     def _claimed(self) -> Iterator[Any]:
         if self._claims is None:
@@ -298,17 +318,3 @@ class Beside(RunWriter):
         return self.path
 
     arrays = table
-
-
-def refuse_taken(out: Path) -> None:
-    """Refuse a folder that holds files.
-
-    Raises:
-        ValueError: naming it.
-    """
-    if out.is_file() or names_in(out):
-        raise ValueError(
-            "A run folder is written once: a run is written into an empty or absent folder, but "
-            f"{out} is taken; choose another folder, or continue the run that is there (--resume, "
-            "in Python resume=True)"
-        )

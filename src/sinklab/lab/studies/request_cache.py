@@ -7,11 +7,12 @@ import itertools
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from sinklab.lab.files import from_json
-from sinklab.lab.records.leases import Claims
+from sinklab.lab.records.leases import Claims, Lease
 
 
 def request_key(*parts: Any) -> str:
@@ -37,37 +38,37 @@ class RequestCache:
     """
 
     def __init__(self, folder: Path | None, claims: Claims | None, fingerprint: str) -> None:
-        self._folder, self._path, self._lease = folder, None, None
+        self._folder = folder
         self._fingerprint = fingerprint
         self._answers: dict[str, dict[str, Any]] = {}
         self._read: dict[Path, int] = {}
+        self._path: Path | None = None
+        self._lease: Lease | None = None
         if folder is not None and claims is not None:
-            number = next(
-                n for n in itertools.count() if (lease := claims.seek(f"requests-{n}")) is not None
-            )
-            self._path, self._lease = folder / f"requests-{number}.jsonl", lease
+            for number in itertools.count():
+                self._lease = claims.seek(f"requests-{number}")
+                if self._lease is not None:
+                    self._path = folder / f"requests-{number}.jsonl"
+                    break
         self.refresh()
 
     def refresh(self) -> None:
         """Read the answers that all workers have added since."""
-        for path in () if self._folder is None else sorted(self._folder.glob("requests-*.jsonl")):
+        if self._folder is None:
+            return
+        for path in sorted(self._folder.glob("requests-*.jsonl")):
+            read = self._read.get(path, 0)
             with open(path, "rb") as file:
-                file.seek(self._read.get(path, 0))
+                file.seek(read)
                 # another worker may be writing the last line
-                whole = file.read().rpartition(b"\n")[0]
-                self._read[path] = self._read.get(path, 0) + len(whole) + bool(whole)
+                whole, end, _ = file.read().rpartition(b"\n")
+            self._read[path] = read + len(whole + end)
             for line in whole.split(b"\n"):
-                try:
-                    entry = from_json(line)
-                except ValueError:
-                    # the last line of a worker that was killed
-                    continue
-                if (
-                    isinstance(entry, dict)
-                    and entry.get("run") == self._fingerprint
-                    and "key" in entry
-                ):
-                    self._answers.setdefault(entry["key"], entry.get("answer", {}))
+                # the last line of a worker that was killed is none
+                with suppress(ValueError):
+                    entry = from_json(line, dict)
+                    if entry.get("run") == self._fingerprint and "key" in entry:
+                        self._answers.setdefault(entry["key"], entry.get("answer", {}))
 
     def __enter__(self) -> Self:
         return self
@@ -92,15 +93,14 @@ class RequestCache:
         self._answers.update(new)
         if self._path is None or not new:
             return
-        lines = [
-            json.dumps({"run": self._fingerprint, "key": key, "answer": answer})
-            for key, answer in new.items()
-        ]
         with open(self._path, "ab+") as handle:
-            begins_anew = ""
             if handle.tell():
                 handle.seek(-1, os.SEEK_END)
-                begins_anew = "" if handle.read(1) == b"\n" else "\n"
-            handle.write((begins_anew + "\n".join(lines) + "\n").encode())
+                if handle.read(1) != b"\n":
+                    # behind a line that was cut short
+                    handle.write(b"\n")
+            for key, answer in new.items():
+                entry = {"run": self._fingerprint, "key": key, "answer": answer}
+                handle.write(json.dumps(entry).encode() + b"\n")
             handle.flush()
             os.fsync(handle.fileno())

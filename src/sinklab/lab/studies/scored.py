@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import open_run
 from sinklab.lab.studies.base import Study, Work
-from sinklab.lab.studies.processes import Progress
+from sinklab.lab.studies.processes import Meter, Progress, nothing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,14 +131,9 @@ class ScoredStudy(Study):
 
     def run(self, work: Work) -> None:
         """Measure the blocks that are missing."""
-        counter = _Counter(work.progress, len(work.samples))
-        said = ""
+        meter = self._meter(work, work.progress, len(work.samples))
         for part in work.samples:
-            block = work.plan.blocks[part]
-            if block.words != said:
-                said = block.words
-                work.progress.stage(said)
-            rows = self._measured(work, work.loaded, block, counter)
+            rows = self._measured(work, work.loaded, work.plan.blocks[part], meter)
             for name, table in rows.items():
                 work.run.table(name, table, part=part)
         self.write_more(work)
@@ -163,68 +158,43 @@ class ScoredStudy(Study):
             first = blocks[0]
             some = replace(first, arms=first.arms[:2], rows=first.rows[: work.settings.batch])
             started = time.perf_counter()
-            self._measured(work, work.loaded, some, _Counter(Progress(), 1))
+            self._measured(work, work.loaded, some, self._meter(work, Progress(), 1))
             taken = time.perf_counter() - started
             return taken * sum(block.size for block in blocks) / some.size
 
         def write(control: Loaded, kind: str) -> None:
-            counter = _Counter(work.progress, len(blocks))
-            parts: dict[str, list[pd.DataFrame]] = {}
-            for block in blocks:
-                measured = self._measured(work, control, block, counter)
-                for name, table in measured.items():
-                    parts.setdefault(name, []).append(table)
-            rows = {name: pd.concat(some, ignore_index=True) for name, some in parts.items()}
-            for name, table in rows.items():
-                work.run.table(of_twin(name, kind), table)
+            meter = self._meter(work, work.progress, len(blocks))
+            parts = [
+                self._measured(work, control, replace(block, words=""), meter) for block in blocks
+            ]
+            rows = {}
+            for name in dict.fromkeys(name for part in parts for name in part):
+                some = [part[name] for part in parts if name in part]
+                rows[name] = pd.concat(some, ignore_index=True)
+                work.run.table(of_twin(name, kind), rows[name])
             self._conclude(work, control, rows, kind)
 
         write_twins(work, seconds, write)
 
-    def _measured(self, work: Work, loaded: Loaded, block: Block, counter: _Counter) -> Rows:
-        design, settings = work.plan, work.settings
+    def _meter(self, work: Work, progress: Progress, blocks: int) -> Meter:
+        most = max((self.steps(work.settings, block) for block in work.plan.blocks), default=0)
+        return Meter(progress, blocks, most)
+
+    def _measured(self, work: Work, loaded: Loaded, block: Block, meter: Meter) -> Rows:
+        design = work.plan
         arms = {name: design.arms[name] for name in block.arms}
-        counter.begin(self.steps(settings, block))
-        trial = Trial(loaded, settings, design.samples, arms, block.rows, counter.step)
+        meter.stage(block.words)
+        trial = Trial(loaded, work.settings, design.samples, arms, block.rows, meter.step)
         rows = self.measure(trial)
-        counter.end()
+        meter.end()
         return rows
 
     def _conclude(self, work: Work, loaded: Loaded, rows: Rows, kind: str) -> None:
         design = work.plan
         everything = range(max((block.rows.stop for block in design.blocks), default=0))
-        trial = Trial(loaded, work.settings, design.samples, design.arms, everything, _nothing)
+        trial = Trial(loaded, work.settings, design.samples, design.arms, everything, nothing)
         for name, table in self.contrasts(trial, rows).items():
             work.run.table(of_twin(name, kind), table)
-
-
-def _nothing() -> None:
-    """Count no evaluation."""
-
-
-class _Counter:
-    """Counts blocks, and while one is measured the share of its evaluations that is done."""
-
-    def __init__(self, progress: Progress, blocks: int) -> None:
-        self._progress, self._blocks = progress, blocks
-        self._done = self._steps = self._most = 0
-        progress.count(0, blocks)
-
-    def begin(self, steps: int) -> None:
-        """A block of at most so many evaluations begins."""
-        self._steps = 0
-        self._most = steps
-
-    def step(self) -> None:
-        """Count one more evaluation."""
-        self._steps += 1
-        share = min(self._steps / self._most, 1)
-        self._progress.count(self._done + share, self._blocks)
-
-    def end(self) -> None:
-        """The block is measured."""
-        self._done += 1
-        self._progress.count(self._done, self._blocks)
 
 
 def less_other(
@@ -256,23 +226,23 @@ def wide(rows: pd.DataFrame, arm: Sequence[str], value: str) -> pd.DataFrame:
     return rows.pivot(index="row", columns=[*arm], values=value).sort_index(axis=1)
 
 
-def interval_columns(name: str, values_S: Any) -> dict[str, float]:
-    """The mean over samples as three columns, with the ends of its 95 % interval (`mean_over`)."""
-    from sinklab.lab.analysis.estimates import mean_over
-
-    found = mean_over(values_S)
-    low, high = found.interval
-    return {name: found.value, f"{name}_low": low, f"{name}_high": high}
-
-
-def mean_table(rows: pd.DataFrame, arm: Sequence[str], names: Sequence[str]) -> pd.DataFrame:
-    """A line per arm, in their order: means over samples of some columns, with 95 % intervals."""
+def mean_table(
+    rows: pd.DataFrame, arm: Sequence[str], names: Sequence[str], means: Sequence[str] = ()
+) -> pd.DataFrame:
+    """A line per arm, in their order: means over samples of some columns, with the ends of their
+    95 % intervals (`mean_over`); means alone of others; ``rows``, the number of samples.
+    """
     import pandas as pd
+
+    from sinklab.lab.analysis.estimates import mean_over
 
     lines = []
     for values, some in rows.groupby([*arm], sort=False):
         line = dict(zip(arm, values, strict=True))
         for name in names:
-            line |= interval_columns(name, some[name])
-        lines.append(line)
+            over = mean_over(some[name])
+            low, high = over.interval
+            line |= {name: over.value, f"{name}_low": low, f"{name}_high": high}
+        line |= {name: some[name].mean() for name in means}
+        lines.append(line | {"rows": len(some)})
     return pd.DataFrame(lines)

@@ -36,32 +36,31 @@ def write_twins(
     from sinklab.lab.records.reading import open_run
     from sinklab.lab.records.storage import weights_hash
 
-    wanted, run = work.settings.twin, work.run
-    if wanted is False or (
-        run.has("twins") and (not wanted or open_run(run.path).table("twins")["made"].all())
-    ):
+    run = work.run
+    wanted = work.settings.twin
+    if wanted is False:
         return
-    rows, seed, hindrance = (
-        [],
-        work.settings.seed or 0,
-        "" if wanted else _too_long(work, seconds()),
-    )
+    if run.has("twins") and (not wanted or open_run(run.path).table("twins")["made"].all()):
+        return
+    hindrance = ""
+    if not wanted:
+        hindrance = _too_long(work, seconds())
+    seed = work.settings.seed or 0
+    rows = []
     for kind, make in UNTRAINED.items():
-        why, own_hash = hindrance, None
-        if not why:
+        row = {"twin": kind, "made": False, "seed": seed, "weights_sha256": None, "why": hindrance}
+        if not hindrance:
             work.progress.stage(f"a control ({CONTROLS[kind]}) reads the same canvases")
             try:
                 twin = make(work.loaded, seed)
             except ValueError as error:
-                why = str(error)
+                row["why"] = str(error)
             else:
-                own_hash = weights_hash(twin.model.state_dict())
+                row |= {"made": True, "weights_sha256": weights_hash(twin.model.state_dict())}
                 write(twin, kind)
-        if why:
-            work.progress.stage(f"no control ({CONTROLS[kind]}): {why}")
-        rows.append(
-            {"twin": kind, "made": not why, "seed": seed, "weights_sha256": own_hash, "why": why}
-        )
+        if row["why"]:
+            work.progress.stage(f"no control ({CONTROLS[kind]}): {row['why']}")
+        rows.append(row)
     run.table("twins", columns_of(rows))
 
 
@@ -78,16 +77,21 @@ def _too_long(work: Work, one: float) -> str:
 
 def twins_of(run: Run) -> list[str]:
     """Names of the twins that a run has."""
-    made = run.table("twins") if "twins" in run.tables else None
-    return [] if made is None else made.loc[made["made"], "twin"].tolist()
+    if "twins" not in run.tables:
+        return []
+    return run.table("twins").query("made")["twin"].tolist()
 
 
 def no_twins(runs: Mapping[str, Run]) -> list[str]:
     """Sentence on those of these models that have no controls; nothing if all have."""
     alone = {label: run for label, run in runs.items() if not twins_of(run)}
     tables = [run.table("twins") for run in alone.values() if "twins" in run.tables]
-    why = f" ({tables[0]['why'].iloc[0]})" if tables else ""
-    return [f"No untrained control of {' and '.join(alone)} was run{why}."] if alone else []
+    if not alone:
+        return []
+    why = ""
+    if tables:
+        why = f" ({tables[0]['why'].iloc[0]})"
+    return [f"No untrained control of {' and '.join(alone)} was run{why}."]
 
 
 def shown_by(
@@ -97,4 +101,6 @@ def shown_by(
     `sinklab.lab.analysis.answers.beside`.
     """
     words = beside(texts, own, theirs)
-    return f" ({words})" if words else ""
+    if not words:
+        return ""
+    return f" ({words})"

@@ -91,17 +91,15 @@ def as_series(runs: Runs, labels: Sequence[str] | None = None) -> list[Series]:
             found.append(run)
             continue
         if run.info.kind != "battery" or "accuracy" not in run.tables:
-            fact = (
-                f"is a run of kind {run.info.kind!r}"
-                if run.info.kind != "battery"
-                else "is not finished"
-            )
             raise NotRecorded(
-                f"This needs finished runs of the reasoning battery, and {run.path} {fact}."
+                f"This needs finished runs of the reasoning battery: {run.path} is of kind "
+                f"{run.info.kind!r} or not finished."
             )
         conditions = list(dict.fromkeys(run.table("accuracy")["condition"]))
         for condition in conditions:
-            label = run.path.name if len(conditions) == 1 else f"{run.path.name}, {condition}"
+            label = run.path.name
+            if len(conditions) > 1:
+                label += f", {condition}"
             found.append(Series(run, label, label, condition))
     if labels is None:
         return found
@@ -139,7 +137,7 @@ def battery_scores(runs: Runs, *, by_level: bool = False) -> pd.DataFrame:
     table = table[(table["level"] > 0) == by_level]
     keys = ["series", "control", "k", "skill", "level"]
     if not by_level:
-        table, keys = table.drop(columns="level"), keys[:-1]
+        table = table.drop(columns=keys.pop())
     return table.merge(_removed(series, table[keys]), on=keys, how="left")
 
 
@@ -189,32 +187,36 @@ def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) ->
             if both.empty:
                 continue
             apart = mean_over(both["one"] - both["other"])
-            told = {True: "it loses less", False: "it loses more", None: "cannot tell"}[
-                apart.above()
-            ]
-            why = next(filter(None, map(_no_sinks, (one, series[reference]))), None)
-            rows.append(
-                {
-                    "series": one.label,
-                    "reference": series[reference].label,
-                    "control": control,
-                    "k": k,
-                }
-                | {"cells": both.index.droplevel("question").nunique(), "n": len(both)}
-                | {"drop": both["one"].mean(), "reference_drop": both["other"].mean()}
-                | dict(
-                    zip(("difference", "low", "high"), (apart.value, *apart.interval), strict=True)
-                )
-                | {"verdict": f"cannot tell: {why}" if why else told}
+            low, high = apart.interval
+            verdict = {True: "it loses less", False: "it loses more"}.get(
+                apart.above(), "cannot tell"
             )
+            why = _no_sinks(one) or _no_sinks(series[reference])
+            if why:
+                verdict = f"cannot tell: {why}"
+            row = {
+                "series": one.label,
+                "reference": series[reference].label,
+                "control": control,
+                "k": k,
+                "cells": both.index.droplevel("question").nunique(),
+                "n": len(both),
+                "drop": both["one"].mean(),
+                "reference_drop": both["other"].mean(),
+                "difference": apart.value,
+                "low": low,
+                "high": high,
+                "verdict": verdict,
+            }
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
 def _no_sinks(one: Series) -> str:
     """Reason why there is no phenomenon to remove; empty if there is one."""
-    known = "phenomenon" in one.run.tables
-    seen = one.rows("phenomenon")[["gu_rate", "share"]].mean() if known else (math.nan, math.nan)
-    return no_phenomenon(one.label, *seen)
+    if "phenomenon" not in one.run.tables:
+        return no_phenomenon(one.label, math.nan, math.nan)
+    return no_phenomenon(one.label, *one.rows("phenomenon")[["gu_rate", "share"]].mean())
 
 
 def _right(one: Series) -> pd.DataFrame:
@@ -234,20 +236,20 @@ def battery_sentences(runs: Iterable[Run] | Run) -> list[str]:
     """Sentences on the runs, a line per curve: the gate, accuracy over the number of blocked keys,
     and the cells left out.
     """
-    runs = [runs] if isinstance(runs, Run) else list(runs)
+    if isinstance(runs, Run):
+        runs = [runs]
+    runs = list(runs)
     told = statements("sinklab.lab.studies.battery", (), least=GATE, matched=MATCHED)
-    gate, lines = battery_gate(runs), []
+    gate = battery_gate(runs)
+    lines = []
     for one in as_series(runs):
         lines += told("gate", one.label, gate[gate["series"] == one.label])
-        lines += [
-            line
-            for control in one.controls
-            for line in told("curve", one.label, CONTROLS[control], *_curve(one, control))
-        ]
-    for run in (run for run in runs if "skipped" in run.tables):
-        lines += told(
-            "skipped", run.path.name, len(run.table("skipped")), len(run.parts("answers"))
-        )
+        for control in one.controls:
+            lines += told("curve", one.label, CONTROLS[control], *_curve(one, control))
+    for run in runs:
+        if "skipped" in run.tables:
+            asked = len(run.parts("answers"))
+            lines += told("skipped", run.path.name, len(run.table("skipped")), asked)
     return lines + no_twins({run.path.name: run for run in runs})
 
 
@@ -264,15 +266,22 @@ def _curve(one: Series, control: str) -> tuple[pd.DataFrame, dict[str, str], str
     }
     marks = {}
     for name in ("delta", "beyond"):
-        texts = {
-            kind: "" if pd.isna(row[name]) else f"{100 * row[name]:+.1f}"
-            for kind, row in twins.items()
-        }
+        texts = dict.fromkeys(twins, "")
+        for kind, row in twins.items():
+            if pd.notna(row[name]):
+                texts[kind] = f"{100 * row[name]:+.1f}"
         marks[name] = shown_by(texts)
     scores = battery_scores([one]).query("control == @control and k == @most.k and skill == @ALL")
-    dose = scores.iloc[0] if len(scores) else pd.Series({"matched": math.nan, "keys": math.nan})
-    beside = "equal_mass" if control in BESIDE and "equal_mass" in BESIDE[control][0] else ""
-    return curve, marks, beside, dose, str(Dose.from_row(dose)) if pd.notna(dose["keys"]) else ""
+    dose = pd.Series({"matched": math.nan, "keys": math.nan})
+    if len(scores):
+        dose = scores.iloc[0]
+    words = ""
+    if pd.notna(dose["keys"]):
+        words = str(Dose.from_row(dose))
+    beside = ""
+    if control in BESIDE and "equal_mass" in BESIDE[control][0]:
+        beside = "equal_mass"
+    return curve, marks, beside, dose, words
 
 
 def write_battery_tables(runs: Sequence[Run], folder: str | Path) -> list[Path]:
@@ -288,11 +297,10 @@ def write_battery_tables(runs: Sequence[Run], folder: str | Path) -> list[Path]:
         "contrasts": battery_contrasts(runs),
     }
     written = []
-    for name, form in itertools.product(
-        (name for name, table in tables.items() if not table.empty), ("csv", "md")
-    ):
-        written.append(target / f"battery_{name}.{form}")
-        write_beside(written[-1], partial(WRITERS[form], tables[name]))
+    for (name, table), form in itertools.product(tables.items(), ("csv", "md")):
+        if not table.empty:
+            written.append(target / f"battery_{name}.{form}")
+            write_beside(written[-1], partial(WRITERS[form], table))
     return written
 
 
@@ -345,7 +353,8 @@ def battery_by_skill(
             "above 0."
         )
     every = sorted({int(k) for one in series for k in one.accuracy["k"]})
-    words, charts = {control: _dosed(series, control) for control in wanted}, []
+    words = {control: _dosed(series, control) for control in wanted}
+    charts = []
     skills = [name for name in dict.fromkeys(series[0].accuracy["skill"]) if name != ALL]
     for level, skill in itertools.product(levels, (*skills, ALL)):
         lines = []
@@ -358,7 +367,9 @@ def battery_by_skill(
             # numbers such as 0, 1, 2, 5, 10 stand at even distances
             across = [every.index(int(k)) for k in curve["k"]]
             lines.append(one.line(across, 100 * curve["share"], **how))
-        title = f"{skill if skill != ALL else 'all skills'}{f', level {level}' if level else ''}"
+        title = {ALL: "all skills"}.get(skill, skill)
+        if level:
+            title += f", level {level}"
         x = Axis("keys blocked per head", names=[*map(str, every)])
         charts.append(Chart(x, Axis("right, %", low=-4, high=104), lines, title=title))
     return charts
@@ -390,10 +401,8 @@ def battery_by_removed(runs: Any, *, labels: Sequence[str] | None = None) -> Cha
             (scores["series"] == one.run.label) & (scores["control"] == control)
         ].sort_values("k")
         if not rows.empty:
-            across, up = (
-                [0, *(100 * rows["removed"])],
-                [100, *(100 * rows["share"] / rows["clean"])],
-            )
+            across = [0, *(100 * rows["removed"])]
+            up = [100, *(100 * rows["share"] / rows["clean"])]
             lines.append(one.line(across, up, style=LINES[control], words=_dosed(series, control)))
     x = Axis("share of attention taken away, %", low=0)
     return Chart(x, Axis("right, % of those with nothing blocked", low=-3), lines)
@@ -432,10 +441,13 @@ def _dosed(series: Sequence[Series], control: str) -> str:
     """Name of a control, with the range over models of its dose at the most keys."""
     scores = battery_scores(series)
     rows = scores[(scores["control"] == control) & (scores["skill"] == ALL)]
-    most, parts = rows["k"].max(), list[str]()
+    most = rows["k"].max()
+    parts = []
     for name, words in (("sinks", "sinks"), ("removed", "of attention removed")):
         values = 100 * rows.loc[rows["k"] == most, name].dropna()
         if len(values):
-            low, high = f"{values.min():.3g}", f"{values.max():.3g}"
-            parts.append(f"{low if low == high else f'{low} to {high}'} % {words}")
-    return f"{CONTROLS[control]} ({', '.join(parts)} at {most})" if parts else CONTROLS[control]
+            ends = dict.fromkeys((f"{values.min():.3g}", f"{values.max():.3g}"))
+            parts.append(f"{' to '.join(ends)} % {words}")
+    if not parts:
+        return CONTROLS[control]
+    return f"{CONTROLS[control]} ({', '.join(parts)} at {most})"

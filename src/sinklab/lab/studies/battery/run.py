@@ -23,7 +23,7 @@ from sinklab.lab.scoring.prompts import encode
 from sinklab.lab.scoring.writing import Writing, WritingRequest, ended, stop_ids
 from sinklab.lab.studies.base import check_fits, columns_of
 from sinklab.lab.studies.battery.study import ALL, BESIDE, CONTROLS, BatterySettings, Condition
-from sinklab.lab.studies.processes import Progress
+from sinklab.lab.studies.processes import Progress, nothing
 from sinklab.lab.studies.request_cache import request_number
 from sinklab.lab.studies.scored import Arm, Block, Rows, Trial
 
@@ -59,12 +59,14 @@ class Cell:
         """Interventions of the cell, those of the condition first; draws follow from the seed."""
         if not self.k:
             return self.condition.edits
-        # an autoregressive model's sinks are chosen by the last token's row of the step before
-        scores = None if loaded.family == "diffusion" else "last_row"
         control, protocol = CONTROLS[self.control]
-        how: dict[str, Any] = {"matched": True} if control == "matched" else {"control": control}
-        edit = by_protocol(protocol, self.k, self.rule, scores=scores, seed=seed, **how)
-        return (*self.condition.edits, edit)
+        how: dict[str, Any] = {"control": control, "seed": seed}
+        if control == "matched":
+            how = {"matched": True, "seed": seed}
+        if loaded.family != "diffusion":
+            # sinks are chosen by the last token's row of the step before
+            how["scores"] = "last_row"
+        return (*self.condition.edits, by_protocol(protocol, self.k, self.rule, **how))
 
     def misfit(self, loaded: Loaded, new_tokens: int) -> str | None:
         """Reason why so many keys cannot be blocked in the first step that chooses keys; None if
@@ -75,12 +77,14 @@ class Cell:
         config: Any = loaded.model.config
         # keys of a canvas, or of a prompt that is read
         keys = min(len(request.ids) for request in asked_of(loaded, self.problems, 0))
-        keys += new_tokens + config.sink_count if loaded.family == "diffusion" else 0
-        drawn = "random" in self.control
+        if loaded.family == "diffusion":
+            keys += new_tokens + config.sink_count
         # a control takes as many keys again beside the sinks it stands for
-        if self.k < keys and (not drawn or 2 * self.k <= keys):
-            return None
-        return f"{self.k} {'random keys beside as many others' if drawn else 'keys'} of {keys}"
+        if "random" in self.control and 2 * self.k > keys:
+            return f"{self.k} random keys beside as many others of {keys}"
+        if self.k >= keys:
+            return f"{self.k} keys of {keys}"
+        return None
 
 
 @dataclass
@@ -118,15 +122,10 @@ class Removed:
 
     def rows(self) -> list[dict[str, Any]]:
         """Means by layer, none if nothing was removed; a mean over nothing is None."""
-        layers = zip(*(sums.T.tolist() for sums in self.sums.values()), strict=True)
-        return [
-            {"layer": layer}
-            | {
-                name: top / count if count else None
-                for name, (top, count) in zip(self.sums, pairs, strict=True)
-            }
-            for layer, pairs in enumerate(layers)
-        ]
+        sums = self.sums.items()
+        means = pd.DataFrame({name: (total / count).numpy() for name, (total, count) in sums})
+        rows = means.astype(object).where(means.notna(), None)
+        return rows.rename_axis("layer").reset_index().to_dict("records")
 
 
 def asked_of(loaded: Loaded, problems: Sequence[Problem], seed: int) -> list[WritingRequest]:
@@ -141,7 +140,7 @@ def answer(
     new_tokens: int,
     seed: int,
     removed: Removed,
-    progress: Callable[[], object] = lambda: None,
+    progress: Callable[[], object] = nothing,
 ) -> list[dict[str, Any]]:
     """Write the answers to some problems in one batch, of unequal lengths if need be.
 
@@ -158,26 +157,30 @@ def answer(
     Raises:
         ValueError: for anything that the decoder, the model or the interventions refuse.
     """
-    asked, edits = asked_of(loaded, problems, seed), cell.edits(loaded, seed)
+    asked = asked_of(loaded, problems, seed)
+    edits = cell.edits(loaded, seed)
     steps_B = torch.zeros(len(asked), dtype=torch.int64)
     with Writing(loaded, asked, cell.condition.decoding(seed), new_tokens, edits).begin() as writer:
         for step in writer.steps():
             steps_B += step.active_B
             removed.add(writer.log, step.active_B)
             progress()
-    stops, written = stop_ids(loaded), [writer.row(row) for row in range(len(asked))]
-    # vocabularies of whole words begin them with a space
-    texts = [ended(loaded, ids, ())[1].strip() for ids in written]
-    return [
-        {
+    stops = stop_ids(loaded)
+    rows = []
+    for row, problem in enumerate(problems):
+        ids = writer.row(row)
+        # vocabularies of whole words begin them with a space
+        text = ended(loaded, ids, ())[1].strip()
+        answered = {
             "question": problem.question,
             "answer": problem.answer,
             "written": text,
             "right": is_right(problem, text),
+            "ended": not stops.isdisjoint(ids),
+            "steps": int(steps_B[row]),
         }
-        | {"ended": bool(stops & set(ids)), "steps": int(steps)}
-        for problem, ids, text, steps in zip(problems, written, texts, steps_B, strict=True)
-    ]
+        rows.append(answered)
+    return rows
 
 
 def read_samples(loaded: Loaded, settings: BatterySettings, progress: Progress) -> Problems:
@@ -215,10 +218,11 @@ def blocks(settings: BatterySettings, samples: Problems, arms: Sequence[Arm]) ->
     """A block for each cell."""
     found = []
     for name in arms:
-        condition, control, k, skill, level = name
-        blocked = f"{k} blocked, {control}" if k else "nothing blocked"
-        rows = range(len(samples[skill, level]))
-        found.append(Block((name,), rows, f"{condition}, {blocked}"))
+        condition, control, k, *kind = name
+        blocked = "nothing blocked"
+        if k:
+            blocked = f"{k} blocked, {control}"
+        found.append(Block((name,), range(len(samples[*kind])), f"{condition}, {blocked}"))
     return found
 
 
@@ -228,15 +232,10 @@ def _check_conditions(
     denoises = loaded.family == "diffusion"
     for condition in conditions:
         if (condition.order is not None) != denoises:
-            fact = (
-                "denoises, and greedy is for autoregressive models"
-                if denoises
-                else "writes token after token"
-            )
-            remedy = "pure or left_to_right" if denoises else "greedy"
             raise ValueError(
-                f"a condition must be one of the model's own kind, but {loaded.name} {fact}, got "
-                f"{condition.name!r}; give {remedy}"
+                "greedy is the condition of an autoregressive model, the others are for those that "
+                f"denoise, but {loaded.name} is {loaded.family}, got {condition.name!r}; give "
+                "another"
             )
         if condition.block_length is not None and settings.new_tokens % condition.block_length:
             raise ValueError(
@@ -250,7 +249,8 @@ def measure(trial: Trial) -> Rows:
     ``skipped``.
     """
     (cell,) = trial.arms.values()
-    settings, removed = trial.settings, Removed()
+    settings = trial.settings
+    removed = Removed()
     why = cell.misfit(trial.loaded, settings.new_tokens)
     if why is not None:
         return {"skipped": pd.DataFrame([cell.facts | {"why": why}])}
@@ -260,12 +260,12 @@ def measure(trial: Trial) -> Rows:
         seed = request_number(settings.seed, f"{cell.skill} {cell.level} {start}")
         some = cell.problems[start : min(start + settings.batch, trial.rows.stop)]
         rows += answer(trial.loaded, cell, some, settings.new_tokens, seed, removed, trial.step)
-    answers = [cell.facts | {"problem": place} | row for place, row in enumerate(rows)]
-    found = {"answers": pd.DataFrame(answers)}
+    found = {}
     taken = removed.rows()
-    if not taken:
-        return found
-    return {"removed": pd.DataFrame(columns_of(cell.facts | row for row in taken))} | found
+    if taken:
+        found["removed"] = pd.DataFrame(columns_of(cell.facts | row for row in taken))
+    answers = [cell.facts | {"problem": place} | row for place, row in enumerate(rows)]
+    return found | {"answers": pd.DataFrame(answers)}
 
 
 def contrasts(trial: Trial, rows: Rows) -> dict[str, Any]:
@@ -316,19 +316,25 @@ def accuracy(answers: Any) -> list[dict[str, Any]]:
         beyond = next((columns[key]["right"] for key in drawn if key in columns), None)
         # missing if a problem was not asked
         for (skill, level), group in _groups(rows.assign(delta=clean, beyond=beyond)):
-            n, right = len(group), int(group["right"].sum())
-            low, high = wilson(right, n)
+            right = int(group["right"].sum())
+            low, high = wilson(right, len(group))
             facts = {
                 "condition": condition,
                 "control": control,
                 "k": k,
                 "skill": skill,
                 "level": level,
-                "n": n,
+                "n": len(group),
+                "right": right,
+                "share": right / len(group),
+                "low": low,
+                "high": high,
+                **_difference(group, "delta"),
+                **_difference(group, "beyond"),
+                "empty": int(group["empty"].sum()),
+                "endless": int(group["endless"].sum()),
             }
-            facts |= {"right": right, "share": right / n, "low": low, "high": high}
-            facts |= _difference(group, "delta") | _difference(group, "beyond")
-            found.append(facts | {name: int(group[name].sum()) for name in ("empty", "endless")})
+            found.append(facts)
     return found
 
 
@@ -342,17 +348,17 @@ def _groups(rows: pd.DataFrame) -> Any:
 def _difference(group: pd.DataFrame, name: str) -> dict[str, Any]:
     """The difference of shares over the problems that both have; None if there are none."""
     both = group[group[name].notna()]
-    before, now = both[name].astype(bool), both["right"]
-    gained, lost, n = int((now & ~before).sum()), int((before & ~now).sum()), len(both)
-    low, high = paired_share_interval(gained, lost, n)
-    facts = (
-        {"": (gained - lost) / n, "_low": low, "_high": high, "_p": mcnemar(gained, lost)}
-        if n
-        else {}
-    )
-    columns = {f"{name}{end}": facts.get(end) for end in ("", "_low", "_high", "_p")} | {
-        f"{name}_n": n
-    }
+    n = len(both)
+    columns = dict.fromkeys((name, f"{name}_low", f"{name}_high", f"{name}_p"))
+    if n:
+        before = both[name].astype(bool)
+        now = both["right"]
+        gained = int((now & ~before).sum())
+        lost = int((before & ~now).sum())
+        interval = paired_share_interval(gained, lost, n)
+        numbers = ((gained - lost) / n, *interval, mcnemar(gained, lost))
+        columns = dict(zip(columns, numbers, strict=True))
+    columns[f"{name}_n"] = n
     if name == "delta":
         columns |= {"clean": int(before.sum()) / n, "gained": gained, "lost": lost}
     return columns

@@ -16,7 +16,7 @@ from sinklab.core.probing.scope import PROTOCOLS
 from sinklab.core.registry import interventions, rules, studies
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.data.battery import LEVELS, SKILLS
-from sinklab.lab.studies.base import deferred
+from sinklab.lab.studies.base import deferred, with_matched
 from sinklab.lab.studies.processes import Amount
 from sinklab.lab.studies.scored import Block, ScoredStudy
 
@@ -35,7 +35,11 @@ def control_name(control: str, protocol: str) -> str:
     "clean_pass", ….
     """
     own = {"paper": "", "clean": "clean_pass"}.get(protocol, protocol)
-    return "_".join(part for part in ("" if control == "sinks" and own else control, own) if part)
+    if not own:
+        return control
+    if control == "sinks":
+        return own
+    return f"{control}_{own}"
 
 
 CONTROLS = {
@@ -54,8 +58,6 @@ stands in.
 ORDERS = ("low_confidence", "left_to_right", "random", "entropy")
 NUMBERED = ("blocks", "window")
 CLEAN = ("clean_pass", "random_clean_pass")
-LATER: dict[str, Any] = {"protocols": ("paper",), "sink_rule": None}
-"""Settings that older runs do not have, and their defaults."""
 
 
 @dataclass(frozen=True)
@@ -95,22 +97,21 @@ class Condition:
                     f"a condition says each thing once, got {name!r}; leave out {part}"
                 )
             seen.append(what)
-        greedy = order == "greedy"
-        if greedy and "blocks" in numbers:
+        if order != "greedy":
+            return cls(name, order, numbers.get("blocks"), numbers.get("window"))
+        if "blocks" in numbers:
             raise ValueError(
                 f"greedy is token after token, without blocks, got {name!r}; left_to_right is the "
                 "order of a diffusion model"
             )
-        return cls(name, None if greedy else order, numbers.get("blocks"), numbers.get("window"))
+        return cls(name, window=numbers.get("window"))
 
     @property
     def edits(self) -> tuple[Any, ...]:
         """The interventions that it stands for."""
-        return (
-            ()
-            if self.window is None
-            else (interventions.make("window_attention", radius=self.window),)
-        )
+        if self.window is None:
+            return ()
+        return (interventions.make("window_attention", radius=self.window),)
 
     def decoding(self, seed: int) -> DecodingSettings:
         """Decoding settings: one token a step; a row is over at the end of its answer."""
@@ -177,21 +178,13 @@ class BatterySettings(Checked):
 
     def hidings(self) -> list[tuple[str, int]]:
         """(control, k) of one condition, nothing blocked first."""
-        # keys of equal mass are compared in the heads that have them
-        asked = [
-            name
-            for one in self.controls
-            for name in (("matched", one) if one == "equal_mass" else (one,))
-        ]
-        names = [
-            control_name(one, protocol) if one in BLOCKED else one
-            for one in asked
-            for protocol in self.protocols
-        ]
-        return [
-            ("none", 0),
-            *((control, k) for k in self.ks if k for control in dict.fromkeys(names)),
-        ]
+        names = []
+        for control, protocol in product(with_matched(self.controls), self.protocols):
+            name = control
+            if control in BLOCKED:
+                name = control_name(control, protocol)
+            names.append(name)
+        return [("none", 0), *((name, k) for k in self.ks[1:] for name in dict.fromkeys(names))]
 
 
 def of_kind(family: str, conditions: Sequence[str]) -> tuple[str, ...]:
@@ -287,13 +280,10 @@ class Battery(ScoredStudy):
 
     def record(self, settings: BatterySettings) -> dict[str, Any]:
         """The record of the settings, with the size of a batch if draws depend on it."""
-        draws = any("random" in name for name in (*settings.controls, *settings.conditions))
-        record = super().record(settings) | ({"batch": settings.batch} if draws else {})
-        return {
-            name: value
-            for name, value in record.items()
-            if name not in LATER or value != LATER[name]
-        }
+        record = super().record(settings)
+        if any("random" in name for name in (*settings.controls, *settings.conditions)):
+            record["batch"] = settings.batch
+        return record
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """The line that names their folder."""

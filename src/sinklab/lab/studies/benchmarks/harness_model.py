@@ -32,7 +32,7 @@ from sinklab.lab.studies.benchmarks.requests import (
     written,
 )
 from sinklab.lab.studies.benchmarks.study import EvalSettings
-from sinklab.lab.studies.processes import Processes, Progress, Units, as_progress
+from sinklab.lab.studies.processes import Processes, Progress, Units, as_progress, nothing
 from sinklab.lab.studies.request_cache import RequestCache, request_key
 
 READING = ("dtype", "device", "device_map", "revision", "allow_pickle", "sink")
@@ -80,17 +80,16 @@ class SinklabLM(TemplateLM):
             # the default of lm-eval's command line
             del reading["device"]
         if settings is None:
-            rows = (
-                {}
-                if batch_size in (None, "auto") or "batch" in given
-                else {"batch": int(str(batch_size))}
-            )
             own = (field.name for field in fields(EvalSettings))
             known_fields("the model sinklab", given, ["pretrained", *READING, *own])
-            settings = EvalSettings(**given | rows)
+            if batch_size not in (None, "auto"):
+                given.setdefault("batch", int(str(batch_size)))
+            settings = EvalSettings(**given)
         elif given:
             raise ValueError(f"give settings or their fields, not both: got {', '.join(given)}")
-        self.loaded = pretrained if isinstance(pretrained, Loaded) else load(pretrained, **reading)
+        if not isinstance(pretrained, Loaded):
+            pretrained = load(pretrained, **reading)
+        self.loaded = pretrained
         undivided(
             self.loaded.model,
             "and a benchmark deals its documents to processes that hold a model each",
@@ -113,7 +112,7 @@ class SinklabLM(TemplateLM):
         self._world_size = self.processes.world
         self._device = torch.device("cpu")
         self.progress = as_progress(progress)
-        self.moved: Callable[[float], object] = lambda answers: None
+        self.moved: Callable[[float], object] = nothing
         """Told how many of the answers that are in work are done, a part of one too."""
         self.told: dict[tuple[str, int, int], dict[str, Any]] = {}
         """(task, document, number of the request) -> answer."""
@@ -132,11 +131,9 @@ class SinklabLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int | None:
-        return (
-            self.loaded.special.eos
-            if self.loaded.special.eos is not None
-            else self.tokenizer.eos_token_id
-        )
+        if self.loaded.special.eos is None:
+            return self.tokenizer.eos_token_id
+        return self.loaded.special.eos
 
     @property
     def max_length(self) -> int:
@@ -154,7 +151,9 @@ class SinklabLM(TemplateLM):
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """The object of every process, in the process `dst`; None in the others."""
         found = self.processes.gathered(obj)
-        return found if self.rank == dst else None
+        if self.rank != dst:
+            return None
+        return found
 
     def barrier(self) -> None:
         self.processes.gathered(None)
@@ -168,9 +167,8 @@ class SinklabLM(TemplateLM):
         unless the text has it already.
         """
         if add_special_tokens is None:
-            begun = self.tokenizer.bos_token is not None and string.startswith(
-                str(self.tokenizer.bos_token)
-            )
+            first = self.tokenizer.bos_token
+            begun = first is not None and string.startswith(str(first))
             begins = not self.is_diffusion or bool(row_start(self.tokenizer))
             add_special_tokens = begins and not self.settings.chat and not begun
         ids: Any = self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"]
@@ -199,9 +197,10 @@ class SinklabLM(TemplateLM):
         units = {request_key(*keys): (keys, run) for keys, run in answer(self, [*names.values()])}
         total = len(names)
         done = self._answered(names)
-        self.progress.stage(
-            doing.format(total) + (f", {done} of them there already" if done else "")
-        )
+        stage = doing.format(total)
+        if done:
+            stage += f", {done} of them there already"
+        self.progress.stage(stage)
         self.progress.count(done, total)
         self.moved = lambda answers: self.progress.count(done + answers, total)
 
@@ -262,10 +261,10 @@ class SinklabLM(TemplateLM):
     @property
     def _chosen(self) -> str:
         """Note on masking for a stage of likelihoods: there is no step before to choose in."""
-        chooses = any(
-            isinstance(edit, BlockKeys) and edit.when != "now" for edit in self.scored_edits
-        )
-        return ", blocked keys chosen in a clean pass over each text" if chooses else ""
+        for edit in self.scored_edits:
+            if isinstance(edit, BlockKeys) and edit.when != "now":
+                return ", blocked keys chosen in a clean pass over each text"
+        return ""
 
     def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> list[tuple[float, bool]]:
         raise NotImplementedError("loglikelihood scores ids itself")

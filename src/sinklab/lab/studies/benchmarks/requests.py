@@ -79,9 +79,8 @@ def fitted(ids: Sequence[int], asked: int, context: int) -> tuple[tuple[int, ...
     the prompt loses its left end, as in lm-eval.
     """
     new_tokens = min(asked, max(context - len(ids), context // 2, 1))
-    room = context - new_tokens
-    kept = tuple(ids[len(ids) - room :] if len(ids) > room else ids)
-    return kept, new_tokens, len(ids) - len(kept)
+    cut = max(len(ids) - (context - new_tokens), 0)
+    return tuple(ids[cut:]), new_tokens, cut
 
 
 def paced(settings: EvalSettings, new_tokens: int, asked: int) -> EvalSettings:
@@ -136,9 +135,10 @@ def writing_jobs(model: Any, requests: Iterable[Any]) -> list[Job]:
         if isinstance(until, str):
             until = (until,)
         name = request_key("generate_until", text, given)
+        nth = 0
         # beyond its repeats a request only fills up a distributed batch
-        is_repeat = seen[name] < (request.repeats or 1)
-        nth = seen[name] if is_repeat and needs_own_batch(settings, model.edits) else 0
+        if seen[name] < (request.repeats or 1) and needs_own_batch(settings, model.edits):
+            nth = seen[name]
         seen[name] += 1
         prompt = model.tok_encode(text)
         if not prompt and not model.is_diffusion:
@@ -165,7 +165,9 @@ def written(model: Any, jobs: Iterable[Job]) -> Iterator[Unit]:
         groups.setdefault((job.watched, job.new_tokens, job.settings), []).append(job)
     for (*_, settings), group in groups.items():
         group.sort(key=lambda job: (-len(job.ids), job.key))
-        size = 1 if needs_own_batch(settings, model.edits) else model.settings.batch
+        size = model.settings.batch
+        if needs_own_batch(settings, model.edits):
+            size = 1
         for batch in parts_of(group, size):
             yield [job.key for job in batch], partial(_write, model, batch)
 
@@ -237,7 +239,9 @@ def continuations(model: Any, requests: Sequence[Any]) -> list[Continuation]:
     for request, each in zip(requests, facts, strict=True):
         context, continuation = request.args
         # if a model cannot start from nothing, `score` puts its beginning of text
-        before, after = model._encode_pair(context, continuation) if context else ((), ())
+        before = after = ()
+        if context:
+            before, after = model._encode_pair(context, continuation)
         # the two parts may have met in one token: it counts as the continuation
         after = after or model.tok_encode(continuation, add_special_tokens=False)
         greedy = choices[each["document"]] == 1
@@ -256,11 +260,12 @@ def continuations(model: Any, requests: Sequence[Any]) -> list[Continuation]:
 def scored(model: Any, asked: Sequence[Continuation]) -> Iterator[Unit]:
     """Units that score continuations, some at a time, so that an interruption costs little."""
     ordered = sorted(asked, key=lambda each: -len(each.ids) - len(each.continuation))
-    for greedy in (False, True):
-        some = [each for each in ordered if each.greedy == greedy]
-        plain = [each for each in some if not each.watched]
-        watched = [[each] for each in some if each.watched]
-        for part in parts_of(plain, 4 * model.settings.likelihood_batch) + watched:
+    for greedy, watched in itertools.product((False, True), repeat=2):
+        some = [each for each in ordered if (each.greedy, each.watched) == (greedy, watched)]
+        size = 4 * model.settings.likelihood_batch
+        if watched:
+            size = 1
+        for part in parts_of(some, size):
             yield [each.key for each in part], partial(_score, model, part)
 
 
@@ -288,6 +293,9 @@ def _score(model: Any, part: list[Continuation]) -> Part:
 
 
 def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:
+    dose = {}
+    if result.dose:
+        dose = result.dose.totals
     return {
         "logprob": result.logprob,
         "stderr": result.stderr,
@@ -295,7 +303,7 @@ def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:
         "tokens": result.tokens,
         "cut": result.dropped,
         "sinks": sinks,
-        "dose": result.dose.totals if result.dose else {},
+        "dose": dose,
     }
 
 

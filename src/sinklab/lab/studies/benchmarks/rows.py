@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,16 @@ def rows_of(benchmark: str, paths: Sequence[Path]) -> list[Row]:
         )
     if source.form == "race" and "problems" not in rows[0]:
         rows = _by_article(rows, paths[0])
-    form = _FORMS[source.form] if source.form else partial(_fields, source.fields, source.labels)
+    form = partial(_fields, source.fields, source.labels)
+    if source.form:
+        form = _FORMS[source.form]
     return [form(row, f"{paths[0]}, document {number}") for number, row in enumerate(rows, 1)]
 
 
 def _kind(path: Path) -> str:
-    return path.with_suffix("").suffix if path.suffix in _PACKED else path.suffix
+    if path.suffix in _PACKED:
+        path = path.with_suffix("")
+    return path.suffix
 
 
 def _plain(path: Path) -> list[Row]:
@@ -98,7 +102,9 @@ def _six_lines(path: Path) -> list[Row]:
         begun = re.search(r"[.!?][\"')]*\s+([a-z][^.!?]*)$", context)
         # the sentence that the endings go on with, which lm-eval capitalises, is not set apart in
         # this form
-        cut = begun.start(1) if begun else len(context)
+        cut = len(context)
+        if begun:
+            cut = begun.start(1)
         row = {"activity_label": label, "ctx_a": context[:cut].rstrip(), "ctx_b": context[cut:]}
         rows.append(row | {"label": lines[at + 1].strip(), "endings": lines[at + 2 : at + 6]})
     return rows
@@ -119,7 +125,8 @@ _READERS: dict[tuple[str | None, str], Callable[[Path], list[Row]]] = {
 
 
 def _taken(row: Row, where: str, *names: str) -> Row:
-    if missing := [name for name in names if row.get(name) is None]:
+    missing = [name for name in names if row.get(name) is None]
+    if missing:
         raise ValueError(
             f"{where} needs the field {missing[0]}, but has {', '.join(row)}; get the file again"
         )
@@ -164,12 +171,9 @@ def _arc(row: Row, where: str) -> Row:
 def _race(row: Row, where: str) -> Row:
     given = _taken(row, where, "article", "problems")
     # the Hub's form is the text of a Python list, which lm-eval parses
-    return {
-        **given,
-        "problems": given["problems"]
-        if isinstance(given["problems"], str)
-        else repr(given["problems"]),
-    }
+    if not isinstance(given["problems"], str):
+        given["problems"] = repr(given["problems"])
+    return given
 
 
 def _by_article(rows: list[Row], path: Path) -> list[Row]:
@@ -238,31 +242,27 @@ class Source:
     def find(self, data: Path, split: str) -> list[Path]:
         """The parts of a split in order; none if no file is there."""
         # the folder may be that of the benchmark itself
-        own = [data] if data.name in self.folders else []
-        for folder in [*(data / name for name in self.folders), *own]:
-            for pattern in self.files.get(split, ()):
-                for ending in ("", *_PACKED):
-                    if found := sorted(
-                        path for path in folder.glob(pattern + ending) if path.is_file()
-                    ):
-                        return found
+        folders = [data / name for name in self.folders]
+        if data.name in self.folders:
+            folders.append(data)
+        patterns = self.files.get(split, ())
+        for folder, pattern, ending in product(folders, patterns, ("", *_PACKED)):
+            found = sorted(path for path in folder.glob(pattern + ending) if path.is_file())
+            if found:
+                return found
         return []
 
     def needed(self, data: Path, split: str, why: str = "") -> list[Path]:
         """The result of `find`. Raises ValueError if no file is there, with the places searched and
         how to get it.
         """
-        if found := self.find(data, split):
+        found = self.find(data, split)
+        if found:
             return found
-        patterns = self.files.get(split, ())
-        looked = (
-            f"{data}/{self.folders[0]}/{{{', '.join(patterns)}}}"
-            if patterns
-            else "no file of this split"
-        )
-        others = f" (or in {', '.join(self.folders[1:])})" if self.folders[1:] else ""
+        patterns = ", ".join(self.files.get(split, ("no file of this split",)))
         raise ValueError(
-            f"{self.task} needs its {split} split{why}, but looked for {looked}{others}, also as "
+            f"{self.task} needs its {split} split{why}, but looked for {patterns} in "
+            f"{' or '.join(str(data / name) for name in self.folders)}, also as "
             f".gz and .bz2, and found none; get the Hub data set {self.hub} with "
             f"{self.command(data, split)}, or leave out the folder of data to let lm-eval download "
             "it"
@@ -270,15 +270,11 @@ class Source:
 
     def command(self, data: Path, split: str) -> str:
         """Command that writes the file of a split from the Hub."""
-        named = f", {self.config!r}" if self.config else ""
-        plain = next(
-            (name for name in self.files.get(split, ()) if name.endswith(".jsonl")),
-            f"{split}.jsonl",
-        )
-        goal = data / self.folders[0] / plain
+        names = [*self.files.get(split, ()), f"{split}.jsonl"]
+        goal = data / self.folders[0] / next(name for name in names if name.endswith(".jsonl"))
         return (
-            f'python -c "from datasets import load_dataset as get; get({self.hub!r}{named}, '
-            f"split={split!r}).to_json('{goal}')\""
+            f'python -c "from datasets import load_dataset as get; get({self.hub!r}, '
+            f"{self.config!r}, split={split!r}).to_json('{goal}')\""
         )
 
 

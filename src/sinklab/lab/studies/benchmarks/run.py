@@ -33,7 +33,6 @@ from sinklab.lab.studies.base import Work, describe, hidden_words
 from sinklab.lab.studies.benchmarks import offline, tables, two_stage
 from sinklab.lab.studies.benchmarks.asked import FEWSHOT_SEED, TOKENS, named, tasks_of
 from sinklab.lab.studies.benchmarks.study import (
-    LATER,
     TWO_STAGE,
     EvalSettings,
     Evaluation,
@@ -431,11 +430,10 @@ def _is_done(folder: Path, cell: EvalSettings, chat: bool | None) -> bool:
     info = read_info(folder / RUN_FILE)
     if info.kind != "benchmark":
         raise ValueError(f"{folder} holds a run of kind {info.kind!r}; choose another --out")
-    asked: dict[str, Any] = LATER | json.loads(json.dumps(cell.kept()))
-    known = LATER | info.settings
+    asked: dict[str, Any] = json.loads(json.dumps(cell.kept()))
     asked["chat"] = info.settings.get("chat") if chat is None else chat
     for name in sorted(asked):
-        before = known.get(name)
+        before = info.settings.get(name)
         if before != asked[name]:
             raise ValueError(
                 f"{folder} was scored with {name}={before!r}, and now it is {asked[name]!r}; give "

@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sinklab.core.errors import Checked, free_fields, limited
+from sinklab.core.errors import Checked, limited
 from sinklab.core.probing.scope import CONTROLS as BLOCKED
 from sinklab.core.probing.scope import PROTOCOLS
 from sinklab.core.registry import interventions, rules, studies
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
-from sinklab.lab.studies.base import Study, as_record, deferred
+from sinklab.lab.studies.base import Study, deferred, kept_record, with_matched
 
 CONTROLS = (*BLOCKED, "matched")
 """Choices of keys to block: those of `MaskSinks`, and the arm that equal_mass is compared with."""
@@ -24,9 +24,7 @@ MASKING: dict[str, Any] = {
     "protocol": "paper",
     "sink_rule": None,
 }
-"""The settings of masking, and their defaults. The last two are recorded only if they differ: older
-runs lack them.
-"""
+"""The settings of masking, and their defaults."""
 TWO_STAGE = "gsm8k_two_stage"
 """The sink-token paper's own protocol, no task of lm-eval."""
 
@@ -147,13 +145,12 @@ class EvalSettings(DecodingSettings):
             return edits
         from sinklab.core.probing.interventions.mask_sinks import by_protocol
 
-        how: dict[str, Any] = {"control": "sinks", "matched": True}
-        how = how if self.control == "matched" else {"control": self.control}
-        how |= {"scores": "last_row"} if by_last_row else {}
-        return (
-            by_protocol(self.protocol, self.mask_sinks, self.sink_rule, **how),
-            *edits,
-        )
+        how: dict[str, Any] = {"control": self.control}
+        if self.control == "matched":
+            how = {"matched": True}
+        if by_last_row:
+            how["scores"] = "last_row"
+        return by_protocol(self.protocol, self.mask_sinks, self.sink_rule, **how), *edits
 
     def watches(self, document: int) -> bool:
         """Whether the attention of this document's runs is recorded: by its number, in whichever
@@ -165,15 +162,7 @@ class EvalSettings(DecodingSettings):
         """Settings that a run folder keeps, and a resumed run must repeat: everything that an
         answer may depend on.
         """
-        free = {
-            *free_fields(self),
-            *(name for name, usual in LATER.items() if getattr(self, name) == usual),
-        }
-        return {name: value for name, value in as_record(self).items() if name not in free}
-
-
-LATER: dict[str, Any] = {name: MASKING[name] for name in ("protocol", "sink_rule")}
-"""Settings that older runs do not have, and their defaults."""
+        return kept_record(self)
 
 
 @dataclass(frozen=True)
@@ -213,11 +202,7 @@ class Plan(Checked):
         super().__post_init__()
         object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
         object.__setattr__(self, "protocols", tuple(dict.fromkeys(self.protocols)))
-        # keys of equal mass are compared in the heads that have them
-        pairs = [("matched", name) if name == "equal_mass" else (name,) for name in self.controls]
-        object.__setattr__(
-            self, "controls", tuple(dict.fromkeys(name for pair in pairs for name in pair))
-        )
+        object.__setattr__(self, "controls", with_matched(self.controls))
 
     def cells(
         self, tasks: Sequence[str], likelihoods: Collection[str] = ()
@@ -229,10 +214,9 @@ class Plan(Checked):
             yield task, 0, "sinks", "paper"
             # without a step before, all but "rule" are the clean pass, and stand under the
             # default's name
-            own = {
-                name if name == "rule" or task not in likelihoods else "paper": None
-                for name in self.protocols
-            }
+            own = dict.fromkeys(self.protocols)
+            if task in likelihoods:
+                own = dict.fromkeys({"rule": "rule"}.get(name, "paper") for name in own)
             for protocol, control in itertools.product(own, self.controls):
                 yield from ((task, k, control, protocol) for k in self.ks if k)
 
@@ -297,6 +281,3 @@ class Evaluation(Study):
         # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
         os.environ.setdefault("TQDM_DISABLE", "1")
         return self._read(settings, self.tasks)
-
-    def record(self, settings: EvalSettings) -> dict[str, Any]:
-        return settings.kept()

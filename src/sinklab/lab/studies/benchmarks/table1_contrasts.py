@@ -13,6 +13,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
+from sinklab.core.probing.dose import Dose
 from sinklab.lab.analysis.doses import Doses, at_equal_mass, no_phenomenon
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.reports.runs import labels
@@ -116,22 +117,17 @@ def cells_of(benchmarks: Iterable[Benchmark]) -> list[Cell]:
             one.k,
         )
     )
-    tasks = dict.fromkeys(task for one in listed for task in one.tasks)
+    tasks = [task for one in listed for task in one.tasks]
     found: dict[tuple[str, str, Key], Cell] = {}
-    for task in sorted(tasks, key=lambda task: [*paper.TITLES, task].index(task)):
-        for one in listed:
-            if task not in one.tasks:
-                continue
+    # those of the paper first
+    for task in dict.fromkeys([*paper.TITLES, *tasks]):
+        for one in (one for one in listed if task in one.tasks):
             cell = Cell(task, names[one.alike], one)
             before = found.setdefault((task, cell.model, cell.key), cell)
             if before is not cell:
-                protocol, control, k = cell.key
-                what = "nothing blocked"
-                if k:
-                    what = f"{k} keys blocked ({protocol}, {control})"
                 raise ValueError(
-                    f"{before.run.run.path} and {one.run.path} both hold {task} of {cell.model} "
-                    f"with {what}; read one of them"
+                    f"{before.run.run.path} and {one.run.path} both hold {task} of {cell.model}, "
+                    f"(protocol, control, k) {cell.key}; read one of them"
                 )
     for cell in found.values():
         cell.plain = found.get((cell.task, cell.model, PLAIN))
@@ -171,10 +167,7 @@ def _against_equal_mass(cells: dict[Key, Cell]) -> list[str]:
         other = cells.get((protocol, "equal_mass", k))
         if control != "matched" or other is None:
             continue
-        dose = cell.run.dose(cell.task)
-        share = math.nan
-        if dose is not None:
-            share = dose.matched
+        share = (cell.run.dose(cell.task) or Dose()).matched
         apart = mean_over((cell.costs - other.costs).dropna())
         about = (cell.task, cell.model, protocol, k)
         said += spoken()("equal_mass", *about, share, cells[PLAIN].too_low, apart)
@@ -191,7 +184,8 @@ def _between(one: dict[Key, Cell], other: dict[Key, Cell]) -> list[str]:
     at_equal = {}
     if not any(why):
         for protocol, control, k in sorted(shared, key=lambda key: key[2]):
-            mine, theirs = (cells[protocol, control, k].costs for cells in (one, other))
+            mine = one[protocol, control, k].costs
+            theirs = other[protocol, control, k].costs
             difference = mean_over((mine - theirs).dropna())
             apart[protocol, k] = mine.mean(), theirs.mean(), difference
             at_equal[protocol] = at_equal_mass(_doses(one, protocol), _doses(other, protocol))
@@ -206,11 +200,9 @@ def _doses(cells: dict[Key, Cell], protocol: str) -> Doses:
     removed: list[float] = []
     costs: dict[int, pd.Series] = {}
     for key, cell in cells.items():
-        dose = cell.run.dose(cell.task)
-        if key[:2] != (protocol, "sinks") or dose is None:
-            continue
-        if not math.isnan(dose.removed):
-            removed.append(dose.removed)
+        share = (cell.run.dose(cell.task) or Dose()).removed
+        if key[:2] == (protocol, "sinks") and not math.isnan(share):
+            removed.append(share)
             costs[key[2]] = cell.costs
     rows = pd.DataFrame(costs).dropna()
     return Doses(np.array(removed), rows.to_numpy(float).reshape(len(rows), len(removed)))

@@ -5,6 +5,7 @@ published; the verdicts.
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,11 @@ def _panel(numbers: pd.DataFrame, task: str, names: dict[str, int]) -> Chart:
     ks = sorted({int(k) for k in numbers["k"]})
     lines = []
     for (source, model), cells in numbers.groupby(["source", "model"], sort=False):
-        label = f"{model} (published)"
-        stands_for = model
-        if source == MEASURED:
-            label = str(model)
-            stands_for = paper.published_model(model) or model
+        label = str(model)
+        stands_for = paper.published_model(label) or model
+        if source == PUBLISHED:
+            label += " (published)"
+            stands_for = model
         index = names.setdefault(stands_for, len(names))
         how = ["control", "protocol"]
         masked = [*cells[cells["k"] > 0].groupby(how, sort=False).groups]
@@ -160,7 +161,7 @@ def _measured(cell: Cell) -> dict[str, Any]:
         "run": str(cell.run.run.path),
     }
     dose = cell.run.dose(cell.task)
-    if dose is not None:
+    if dose:
         row |= dose.row()
     if k and cell.plain is not None and cell.plain.score is not None:
         drop = paired_drop(cell.plain.rights, cell.rights)
@@ -171,14 +172,11 @@ def _measured(cell: Cell) -> dict[str, Any]:
 def _drop(
     plain: float, drop: float, low: float, high: float, floor: float = POINTS
 ) -> dict[str, Any]:
-    relative = math.nan
-    if plain:
-        relative = drop / plain
     return {
         "drop": drop,
         "drop_low": low,
         "drop_high": high,
-        "relative": relative,
+        "relative": drop / (plain or math.nan),
         "verdict": verdict(plain, low, high, floor),
         "floor": floor,
     }
@@ -362,5 +360,5 @@ def write_table1(
     if doses.empty:
         beside = {}
     printed = write_printed(stem, TITLE, table1_text(numbers), numbers, notes, beside)
-    drawn = save_figure(lambda: table1_figure(numbers), stem, formats)
+    drawn = save_figure(partial(table1_figure, numbers), stem, formats)
     return replace(printed, paths=(*printed.paths, *drawn))

@@ -29,6 +29,7 @@ from sinklab.lab.scoring.writing import Writing, ended, ending, sample_seed, see
 from sinklab.lab.studies.benchmarks.offline import tasks
 from sinklab.lab.studies.benchmarks.requests import Asked, Part, Unit, parts_of, stepper
 from sinklab.lab.studies.benchmarks.study import TWO_STAGE
+from sinklab.lab.studies.processes import nothing
 from sinklab.lab.studies.request_cache import request_key
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class TwoStage(Checked):
     """
     watch: Callable[[int], bool] = lambda number: False
     """Whether the sinks of a question are traced, by its number; never as published."""
-    progress: Callable[[], object] = lambda: None
+    progress: Callable[[], object] = nothing
     """Called after every step."""
 
     def __post_init__(self) -> None:

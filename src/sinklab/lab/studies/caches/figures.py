@@ -26,11 +26,13 @@ DIVERGENCE = Axis("nats per masked token", scale="log")
 @figure("caches", kind="caches", alone=True, prepared=True, columns=2, share="", size=(5.6, 3.5))
 def caches_figure(one: Reader) -> list[Chart]:
     """Divergence over the budget, and over time if it was measured."""
-    run, policies = one.run, one.run.table("policies")
-    charts = [
-        _fidelity(policies, f"{run.info.model.get('name', '')}: distance from uncached decoding")
-    ]
-    return charts + ([_costs(policies, _at_longest(run))] if "costs" in run.tables else [])
+    run = one.run
+    policies = run.table("policies")
+    name = run.info.model.get("name", "")
+    charts = [_fidelity(policies, f"{name}: distance from uncached decoding")]
+    if "costs" in run.tables:
+        charts.append(_costs(policies, _at_longest(run)))
+    return charts
 
 
 def draw_caches(runs: list[Run], out: Path, options: object) -> list[Path]:
@@ -76,14 +78,13 @@ def _fidelity(policies: pd.DataFrame, title: str) -> Chart:
 
 def _costs(policies: pd.DataFrame, costs: pd.DataFrame) -> Chart:
     """Divergence over processor time, a mark a policy; filled ones protect sinks."""
-    both, lines = policies.merge(costs, on=KEYS), []
+    both = policies.merge(costs, on=KEYS)
+    lines = []
     for row in both[both["divergence"] > 0].to_dict("records"):
         how: dict[str, Any] = {"kind": "said", "words": row["label"], "colour": len(NAMES)}
         if row["family"] in NAMES and row["keep"] < 1:
-            how = _drawn_as(row["family"]) | {
-                "kind": "dots",
-                "style": "-" if row["protect"] == "now" else "--",
-            }
+            style = {"now": "-"}.get(row["protect"], "--")
+            how = _drawn_as(row["family"]) | {"kind": "dots", "style": style}
         lines.append(Line([row["ratio"]], [row["divergence"]], **how))
     across = Axis(f"processor time, uncached = 1 ({costs['length'].iloc[0]} columns)")
     return Chart(across, DIVERGENCE, lines, title="distance over time")
@@ -111,9 +112,13 @@ def _sentences(run: Run) -> list[str]:
     width = max(map(len, table["label"]))
     lines = ["  ".join([" " * width, *(head.rjust(11) for head in shown)])]
     for row in table.to_dict("records"):
-        cells = (
-            "–" if pd.isna(row[name]) else form.format(row[name]) for name, form in shown.values()
-        )
-        lines.append("  ".join([row["label"].ljust(width), *(cell.rjust(11) for cell in cells)]))
-    found, told = run.table("protection"), statements("sinklab.lab.studies.caches", (), whose=WHOSE)
-    return lines + told("protection", found[found["metric"] == "divergence"].to_dict("records"))
+        cells = [row["label"].ljust(width)]
+        for name, form in shown.values():
+            cell = "–"
+            if pd.notna(row[name]):
+                cell = form.format(row[name])
+            cells.append(cell.rjust(11))
+        lines.append("  ".join(cells))
+    told = statements("sinklab.lab.studies.caches", (), whose=WHOSE)
+    found = run.table("protection").query("metric == 'divergence'")
+    return lines + told("protection", found.to_dict("records"))

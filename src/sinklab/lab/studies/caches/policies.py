@@ -43,18 +43,15 @@ class Policy:
         """Name in tables."""
         if self.family == "sink_refresh":
             return f"dual, {self.sinks} sinks recomputed"
-        kept = "" if self.keep == 1 else f" {self.keep:.3g}"
-        whose = {
-            "": "",
-            "now": "",
-            "first": "first ",
-            "earlier": "earlier ",
-            "random": "random columns for ",
-        }
-        name = "all kept" if self.is_evicting and self.keep == 1 else self.family
-        return f"{name}{kept}" + (
-            f" + {self.sinks} {whose[self.protect]}sinks" if self.sinks else ""
-        )
+        name = self.family
+        if self.keep < 1:
+            name += f" {self.keep:.3g}"
+        elif self.is_evicting:
+            name = "all kept"
+        if not self.sinks:
+            return name
+        whose = {"first": "first ", "earlier": "earlier ", "random": "random columns for "}
+        return f"{name} + {self.sinks} {whose.get(self.protect, '')}sinks"
 
     @property
     def is_evicting(self) -> bool:
@@ -66,12 +63,14 @@ class Policy:
         """The cache of this policy; None if everything is computed."""
         if self.family == "window":
             return None
-        if self.family in ("none", "prefix", "dual", "sink_refresh"):
-            return cache_of(self.family + (f":sinks={self.sinks}" if self.sinks else ""))
-        options: dict[str, Any] = {"protect": self.protect} if self.protect else {}
-        return EvictingCache(
-            keep=self.keep, sinks=self.sinks, score=self.family, delay=DELAY, **options
-        )
+        if self.family == "sink_refresh":
+            return cache_of(f"sink_refresh:sinks={self.sinks}")
+        if self.family in ("none", "prefix", "dual"):
+            return cache_of(self.family)
+        how: dict[str, Any] = {"sinks": self.sinks, "score": self.family, "delay": DELAY}
+        if self.protect:
+            how["protect"] = self.protect
+        return EvictingCache(keep=self.keep, **how)
 
     def denoiser(self, model: Any) -> Any:
         """The model as this policy runs it."""

@@ -6,10 +6,10 @@ memory.
 # (row-major), V vocabulary
 import itertools
 import math
-import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,12 @@ from sinklab.core.sampling.caches import Cache
 from sinklab.core.sampling.canvas import Canvas, Places, numbered_blocks
 from sinklab.core.sampling.denoisers import ChangedDenoiser, Evaluation, Session
 from sinklab.core.sampling.loop import denoise
-from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.heldout import heldout_rows
 from sinklab.lab.studies.base import Work, check_fits, columns_of, heldout_text
 from sinklab.lab.studies.caches.policies import DELAY, Policy, pairs, policies
 from sinklab.lab.studies.caches.study import CacheSettings
-from sinklab.lab.studies.processes import Progress
+from sinklab.lab.studies.processes import Progress, nothing
 from sinklab.lab.studies.scored import Arm, Rows, Trial, less_other, mean_table
 
 Tick = Callable[[], object]
@@ -83,7 +82,7 @@ def forced(
     rows: Sequence[int],
     found: Sequence[Policy],
     settings: CacheSettings,
-    progress: Tick = lambda: None,
+    progress: Tick = nothing,
 ) -> dict[str, list[Any]]:
     """Every policy on the same text, revealed block by block, in the same random order: a table, a
     line per policy and row with the means of `METRICS`.
@@ -119,7 +118,8 @@ def forced(
             logits_MV = evaluate(noisy_BS, Places.of(wanted_BS), block, nth)
             if counts:
                 log_MV = _log_probs(logits_MV, model.config)
-                truth_MV = log_MV if truth_MV is None else truth_MV
+                if truth_MV is None:
+                    truth_MV = log_MV
                 row_M = wanted_BS.nonzero()[:, 0].cpu()
                 values = _measured(log_MV, truth_MV, ids_BS[wanted_BS])
                 sums[policy].index_add_(1, row_M, values)
@@ -180,12 +180,6 @@ def written(loaded: Loaded, ids_BS: Tensor, policy: Policy, settings: CacheSetti
     return last.ids_BS[:, -settings.new_tokens :].clone().cpu()
 
 
-KINDS = ("full_ms", "partial_ms")
-"""Median milliseconds of an evaluation that computes everything (and chooses, if something is
-chosen) and of one that does not.
-"""
-
-
 def held_bytes(model: Any, canvas: Canvas, policy: Policy, block_length: int) -> int:
     """Bytes of keys and values that an evaluation of the block attends to, as the session holds
     them.
@@ -194,7 +188,7 @@ def held_bytes(model: Any, canvas: Canvas, policy: Policy, block_length: int) ->
     every evaluation.
     """
     denoiser = _Held(model.denoiser())
-    cache = Policy("dual").cache if policy.cache is None else policy.cache
+    cache = policy.cache or Policy("dual").cache
     # the third evaluation is partial under every cache
     for _ in itertools.islice(denoise(denoiser, canvas, cache=cache, block_length=block_length), 3):
         held = denoiser.session.nbytes
@@ -216,7 +210,7 @@ def costs(
     lengths: Sequence[int],
     found: Sequence[Policy],
     settings: CacheSettings,
-    progress: Tick = lambda: None,
+    progress: Tick = nothing,
 ) -> dict[str, list[Any]]:
     """Time and memory of one row at these canvas lengths: a table, a line per length and policy.
 
@@ -234,37 +228,38 @@ def costs(
         for _, policy in itertools.product(range(settings.repeats), found):
             taken[policy].append(_step_seconds(model, canvas, policy, settings.block_length))
             progress()
-        best = {
-            policy: [min(turn) for turn in zip(*turns, strict=True)]
-            for policy, turns in taken.items()
-        }
+        best = {policy: np.min(turns, axis=0) for policy, turns in taken.items()}
         for policy, steps in best.items():
+            full, partial = _kinds(steps, policy, settings.block_length)
             line = {
                 "length": length,
                 **asdict(policy),
-                "ms_per_token": 1e3 * sum(steps) / settings.new_tokens,
+                "ms_per_token": 1e3 * steps.sum() / settings.new_tokens,
+                "ratio": steps.sum() / best[found[0]].sum(),
+                "full_ms": full,
+                "partial_ms": partial,
+                "held_bytes": held_bytes(model, canvas, policy, settings.block_length),
+                "turns": settings.repeats,
             }
-            line["ratio"] = sum(steps) / sum(best[found[0]])
-            line |= dict(zip(KINDS, _kinds(steps, policy, settings.block_length), strict=True))
-            line["held_bytes"] = held_bytes(model, canvas, policy, settings.block_length)
-            lines.append(line | {"turns": settings.repeats})
+            lines.append(line)
     return columns_of(lines)
 
 
-def _kinds(seconds: Sequence[float], policy: Policy, block_length: int) -> tuple[float, float]:
-    """`KINDS` of one run, one token a step."""
-    chosen = DELAY if policy.is_evicting else 0
-    is_full = [
-        policy.cache is None or index % block_length == chosen for index in range(len(seconds))
-    ]
-    full = list(itertools.compress(seconds, is_full))
-    # before it chooses, a cache computes everything, too, but for the choice
-    partial = [
-        taken
-        for index, taken in enumerate(seconds)
-        if not is_full[index] and index % block_length > chosen
-    ]
-    return 1e3 * statistics.median(full), 1e3 * statistics.median(partial) if partial else math.nan
+def _kinds(seconds: Iterable[float], policy: Policy, block_length: int) -> tuple[float, float]:
+    """Median milliseconds of an evaluation that computes everything (and chooses, if something is
+    chosen) and of one that does not, in a run of one token a step.
+    """
+    chosen = DELAY * policy.is_evicting
+    full = []
+    partial = []
+    for index, taken in enumerate(seconds):
+        nth = index % block_length
+        if policy.cache is None or nth == chosen:
+            full.append(taken)
+        # before it chooses, a cache computes everything, too, but for the choice
+        elif nth > chosen:
+            partial.append(taken)
+    return 1e3 * median(full), 1e3 * median(partial or [math.nan])
 
 
 @torch.inference_mode()
@@ -329,8 +324,7 @@ def write_more(work: Work) -> None:
     """
     settings, progress = work.settings, work.progress
     timed = [policy for policy in work.plan.arms.values() if policy.family != "window"]
-    if settings.texts:
-        _write_texts(work, timed)
+    _write_texts(work, timed)
     if settings.repeats and not work.run.has("costs"):
         lengths = settings.lengths or (settings.length,)
         progress.stage(f"time and memory at {', '.join(map(str, lengths))} columns")
@@ -340,20 +334,20 @@ def write_more(work: Work) -> None:
 
 def _write_texts(work: Work, found: list[Policy]) -> None:
     settings = work.settings
-    missing = [part for part in range(len(found)) if not work.run.has("texts", part)]
-    if not missing:
-        return
     ids_RS = work.plan.samples.ids_RS[: settings.texts]
+    missing = [part for part in range(len(found)) if not work.run.has("texts", part)]
+    if not missing or not len(ids_RS):
+        return
     count = work.progress.counter(len(missing))
     work.progress.stage(f"writing {len(ids_RS)} texts under {len(found)} policies")
     plain_RN = written(work.loaded, ids_RS, found[0], settings)
     for part in missing:
-        texts_RN = plain_RN if part == 0 else written(work.loaded, ids_RS, found[part], settings)
-        same_R = (texts_RN == plain_RN).double().mean(1).tolist()
-        rows = [
-            asdict(found[part]) | {"row": row, "agreement": same} for row, same in enumerate(same_R)
-        ]
-        work.run.table("texts", columns_of(rows), part=part)
+        texts_RN = plain_RN
+        if part:
+            texts_RN = written(work.loaded, ids_RS, found[part], settings)
+        rows = pd.DataFrame({"agreement": (texts_RN == plain_RN).double().mean(1)})
+        rows = rows.assign(row=range(len(ids_RS)), **asdict(found[part]))
+        work.run.table("texts", rows, part=part)
         count()
 
 
@@ -361,25 +355,18 @@ def contrasts(trial: Trial, rows: Rows) -> dict[str, Any]:
     """The tables ``policies``, means over rows, and ``protection``, protected less unprotected at
     equal budget, paired over rows: a line per pair and metric.
     """
-    measured, found = rows["rows"], [*trial.arms.values()]
+    measured = rows["rows"]
+    found = [*trial.arms.values()]
     policies = mean_table(measured, POLICY, METRICS)
     policies.insert(0, "label", [policy.label for policy in found])
-    policies["agreement"] = math.nan
+    agreement: Any = {}
     if "texts" in rows:
         agreement = rows["texts"].groupby(POLICY)["agreement"].mean()
-        policies["agreement"] = [agreement.get(astuple(policy), math.nan) for policy in found]
+    policies["agreement"] = [agreement.get(arm, math.nan) for arm in trial.arms]
     others = {astuple(policy): astuple(bare) for policy, bare in pairs(found)}
-    apart = measured[POLICY].copy()
-    for metric in METRICS:
-        apart[metric] = less_other(measured, POLICY, metric, others)
-    lines = []
-    for name, some in apart.groupby(POLICY, sort=False):
-        if name not in others:
-            continue
-        for metric in METRICS:
-            over = mean_over(some[metric])
-            low, high = over.interval
-            line = dict(zip(POLICY, name, strict=True)) | {"metric": metric}
-            line |= {"difference": over.value, "low": low, "high": high, "rows": len(some)}
-            lines.append(line)
-    return {"policies": policies, "protection": columns_of(lines)}
+    apart = {metric: less_other(measured, POLICY, metric, others) for metric in METRICS}
+    # a line per row and metric; those without another have no difference
+    each = measured[POLICY].assign(**apart).melt(POLICY, METRICS, "metric", "difference").dropna()
+    protection = mean_table(each, [*POLICY, "metric"], ("difference",))
+    ends = {"difference_low": "low", "difference_high": "high"}
+    return {"policies": policies, "protection": protection.rename(columns=ends)}

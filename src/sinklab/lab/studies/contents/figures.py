@@ -68,36 +68,41 @@ def contents_figure(one: Reader, place: str = "future") -> list[Chart]:
     )
     charts = []
     for table, column, titles in (("lens", "measure", LENS), ("probes", "target", PROBES)):
-        frame = run.table(table) if table in run.tables else pd.DataFrame({"place": [], column: []})
+        frame = pd.DataFrame({"place": [], column: []})
+        if table in run.tables:
+            frame = run.table(table)
         for name, title in titles.items():
             shown = frame[(frame["place"] == place) & (frame[column] == name)]
             if name == "kl":
                 # the input of layer 0, the bare embedding, is tens of nats away
                 shown = shown[shown["layer"] > 0]
-            lines = _lines(shown, run.info.settings["choose"] == "strongest") if len(shown) else []
-            # a score of nothing looks like nothing
-            is_low = table == "probes" and len(shown) and shown["high"].max() < 0.1
-            charts.append(Chart(x, Axis(high=0.1 if is_low else None), lines, title=title))
+            lines = []
+            up = Axis()
+            if len(shown):
+                lines = _lines(shown, run.info.settings["choose"] == "strongest")
+                if table == "probes" and shown["high"].max() < 0.1:
+                    # a score of nothing looks like nothing
+                    up = Axis(high=0.1)
+            charts.append(Chart(x, up, lines, title=title))
     return charts
 
 
 def _lines(shown: pd.DataFrame, is_strongest: bool) -> list[Line]:
-    found, chosen = [], "strongest keys" if is_strongest else "sinks"
-    for colour, (population, name) in enumerate(
-        (("matched", "matched positions"), ("sink", chosen))
-    ):
+    found = []
+    names = {"matched": "matched positions", "sink": "sinks"}
+    if is_strongest:
+        names["sink"] = "strongest keys"
+    for colour, (population, name) in enumerate(names.items()):
         rows = shown[shown["population"] == population].sort_values("layer")
-        clipped = {
-            name: rows[name].clip(lower=LEAST) if "target" in rows else rows[name]
-            for name in CLIPPED
-            if name in rows
-        }
         how: dict[str, Any] = {"run": name, "colour": colour, "marker": colour}
-        found.append(
-            Line(rows["layer"], clipped["value"], low=clipped["low"], high=clipped["high"], **how)
-        )
-        for control, words, style in CONTROLS if "target" in rows else ():
-            found.append(Line(rows["layer"], clipped[control], words=words, style=style, **how))
+        controls = []
+        if "target" in rows:
+            rows = rows.assign(**rows[[*CLIPPED]].clip(lower=LEAST))
+            for control, words, style in CONTROLS:
+                line = Line(rows["layer"], rows[control], words=words, style=style, **how)
+                controls.append(line)
+        line = Line(rows["layer"], rows["value"], low=rows["low"], high=rows["high"], **how)
+        found += [line, *controls]
     return found
 
 
@@ -113,7 +118,9 @@ def save_contents_figures(
     is None.
     """
     written = []
-    for place in contents_places(run) if places is None else places:
+    if places is None:
+        places = contents_places(run)
+    for place in places:
         draw = partial(contents_figure, run, place, theme=theme)
         written += save_figure(draw, Path(folder) / f"{prefix}contents-{place}", theme=theme)
     return written
@@ -135,24 +142,24 @@ def contents_sentences(runs: list[Run]) -> list[str]:
     found = {place: _differences(run, place) for place in contents_places(run)}
     told = statements("sinklab.lab.studies.contents", (), places=PLACES)
     lines = told("page", _label(run), run.info, len(run.table("texts")), looks, found)
-    lines += told("added", run.table("added_sinks")) if "added_sinks" in run.tables else []
+    if "added_sinks" in run.tables:
+        lines += told("added", run.table("added_sinks"))
     return lines + no_twins({_label(run): run})
 
 
 def _differences(run: Run, place: str) -> dict[str, Any]:
     """Arguments of `differences` in sentences.jinja."""
-    told, beside = _told(run, place), {kind: _told(run, place, kind) for kind in twins_of(run)}
-    ends = {
-        "largest": told[told["low"] > 0].nlargest(1, "value"),
-        "lowest": told[told["high"] < 0].nsmallest(1, "value"),
-    }
+    told = _told(run, place)
+    beside = {kind: _told(run, place, kind) for kind in twins_of(run)}
+    largest = told[told["low"] > 0].nlargest(1, "value").assign(word="largest")
+    lowest = told[told["high"] < 0].nsmallest(1, "value").assign(word="lowest")
     extremes = []
-    for word, row in ((word, row) for word, rows in ends.items() for row in rows.itertuples()):
-        texts = {}
+    for row in pd.concat([largest, lowest]).itertuples():
+        texts = dict.fromkeys(beside, "")
         for kind, one in beside.items():
-            same = one[(one["target"] == row.target) & (one["layer"] == row.layer)]["value"]
-            texts[kind] = f"{same.iloc[0]:+.2f}" if len(same) else ""
-        extremes.append((word, row, shown_by(texts)))
+            for same in one[(one["target"] == row.target) & (one["layer"] == row.layer)]["value"]:
+                texts[kind] = f"{same:+.2f}"
+        extremes.append((row.word, row, shown_by(texts)))
     texts = {kind: f"{_clear(one)} of {len(one)}" for kind, one in beside.items()}
     return {"told": told, "controls": shown_by(texts), "extremes": extremes}
 

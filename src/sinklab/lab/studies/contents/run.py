@@ -32,7 +32,7 @@ from sinklab.lab.studies.base import Work, columns_of, heldout_text, text_of
 from sinklab.lab.studies.contents.lens import MEASURES, LogitLens, residual_states
 from sinklab.lab.studies.contents.samples import PLACES, POPULATIONS, sample_text
 from sinklab.lab.studies.contents.study import TARGETS, ContentsSettings
-from sinklab.lab.studies.processes import Meter, Progress
+from sinklab.lab.studies.processes import Meter, Progress, nothing
 
 NUMBERS = ("progress", "position")
 MEANS = ("committed", "next")
@@ -75,39 +75,33 @@ def slices(run: Run, samples: pd.DataFrame, layer: int, kind: str = "") -> list[
     if table.empty:
         return []
     name = of_twin("states", kind)
-    parts, texts = run.parts(name), table.groupby("text", sort=True)["step"]
-    states_ND = torch.cat(
-        [torch.from_numpy(run.array(name, f"layer{layer}", int(text))) for text in texts.groups]
-    )
+    parts = run.parts(name)
     # half-way round, and so of another part of the corpus
-    another = dict(zip(parts, [*parts[len(parts) // 2 :], *parts[: len(parts) // 2]], strict=True))
-    own, other = (
-        {
-            mean: torch.cat([_mean(run, (name, mean, of[text]), step_N) for text, step_N in texts])
-            for mean in MEANS
-        }
-        for of in ({text: text for text in parts}, another)
-    )
-    made = []
+    half = len(parts) // 2
+    another = dict(zip(parts, [*parts[half:], *parts[:half]], strict=True))
+    states = []
+    means: dict[str, list[Tensor]] = {mean: [] for mean in MEANS}
+    others: dict[str, list[Tensor]] = {mean: [] for mean in MEANS}
+    for text, step_N in table.groupby("text", sort=True)["step"]:
+        states.append(torch.from_numpy(run.array(name, f"layer{layer}", int(text))))
+        for mean in MEANS:
+            means[mean].append(_mean(run, (name, mean, int(text)), step_N))
+            others[mean].append(_mean(run, (name, mean, another[text]), step_N))
+    states_ND = torch.cat(states)
+    made = {}
     for place, here in table.groupby("place", sort=False):
         rows = {key: here[here["population"] == key] for key in POPULATIONS}
         at_N = rows["sink"].index.tolist()
-        states = {key: states_ND[of.index.tolist()] for key, of in rows.items()}
-        means, others = (
-            {name: mean_ND[at_N] for name, mean_ND in found.items()} for found in (own, other)
+        made[str(place)] = Slice(
+            str(place),
+            layer,
+            rows,
+            {key: states_ND[of.index.tolist()] for key, of in rows.items()},
+            {mean: torch.cat(parts)[at_N] for mean, parts in means.items()},
+            {mean: torch.cat(parts)[at_N] for mean, parts in others.items()},
+            torch.tensor(rows["sink"]["text"].tolist()),
         )
-        made.append(
-            Slice(
-                str(place),
-                layer,
-                rows,
-                states,
-                means,
-                others,
-                torch.tensor(rows["sink"]["text"].tolist()),
-            )
-        )
-    return sorted(made, key=lambda part: PLACES.index(part.place))
+    return [made[place] for place in PLACES if place in made]
 
 
 def _mean(run: Run, where: tuple[str, str, int], step_N: pd.Series) -> Tensor:
@@ -169,12 +163,10 @@ def _measure(part: Slice, population: str, name: str) -> Tensor:
         states_ND = part.states[population].double()
         length = states_ND.square().sum(1).mean().clamp(min=1e-300)
         return (states_ND - states_ND.mean(0)).square().sum(1) / length
-    value_N = part.column("log10_rank" if name == "first" else name)[population]
-    return (
-        torch.where(value_N.isnan(), value_N, (value_N == 0).double())
-        if name == "first"
-        else value_N
-    )
+    if name == "first":
+        rank_N = part.column("log10_rank")[population]
+        return torch.where(rank_N.isnan(), rank_N, (rank_N == 0).double())
+    return part.column(name)[population]
 
 
 @dataclass(frozen=True)
@@ -187,15 +179,13 @@ class _Target:
     other: Tensor | None = None
     """The answers of another text at the same step."""
 
-    def asked(self, population: str, known_N: Tensor, text_N: Tensor) -> list[tuple[str, Tensor]]:
+    def asked(self, population: str, known_N: Tensor, text_N: Tensor) -> dict[str, Tensor]:
         """Targets of a regression in these rows: the answers, and their controls."""
         answer_NC = self.answers[population][known_N]
-        controls = [] if self.other is None else [("other_text", self.other[known_N])]
-        return [
-            ("true", answer_NC),
-            ("shuffled", probes.shuffled(answer_NC, text_N, seed=1)),
-            *controls,
-        ]
+        asked = {"true": answer_NC, "shuffled": probes.shuffled(answer_NC, text_N, seed=1)}
+        if self.other is not None:
+            asked["other_text"] = self.other[known_N]
+        return asked
 
     def varies(self, known_N: Tensor) -> bool:
         """Whether both populations have more than one answer in these rows."""
@@ -206,7 +196,9 @@ class _Target:
     @property
     def known_N(self) -> Tensor:
         """Rows that everything has an answer for."""
-        answers = [*self.answers.values(), *([] if self.other is None else [self.other])]
+        answers = [*self.answers.values()]
+        if self.other is not None:
+            answers.append(self.other)
         return torch.stack([answer_NC.isfinite().all(1) for answer_NC in answers]).all(0)
 
 
@@ -216,7 +208,8 @@ def probe_rows(
     """Scores of probes, sinks and matched positions apart; targets with too few samples are left
     out.
     """
-    texts, found = len(fold_G), list[dict[str, Any]]()
+    texts = len(fold_G)
+    found: list[dict[str, Any]] = []
     states = {
         key: probes.standardised(states_ND, settings.components)
         for key, states_ND in part.states.items()
@@ -235,7 +228,7 @@ def probe_rows(
             key: {
                 (one.name, kind): y
                 for one in targets
-                for kind, y in one.asked(key, known_N, text_N)
+                for kind, y in one.asked(key, known_N, text_N).items()
             }
             for key in states
         }
@@ -244,10 +237,8 @@ def probe_rows(
         }
         for target in targets:
             scores: dict[str, Score] = {}
-            facts = {
-                "difference": dict.fromkeys(("accuracy", "shuffled", "other_text"), math.nan)
-                | counted
-            }
+            unknown = dict.fromkeys(("accuracy", "shuffled", "other_text"), math.nan)
+            facts = {"difference": unknown | counted}
             for key in states:
                 own = {
                     kind: (held[key][name, kind], y)
@@ -261,15 +252,15 @@ def probe_rows(
                 }
                 if target.score is probes.skill:
                     facts[key]["accuracy"] = probes.accuracy(*own["true"])
-            measure = "r2" if target.score is probes.explained else "skill"
-            found += scored(
-                part, {"target": target.name, "measure": measure}, scores, facts, count_RG
-            )
+            measure = {probes.explained: "r2"}.get(target.score, "skill")
+            about = {"target": target.name, "measure": measure}
+            found += scored(part, about, scores, facts, count_RG)
     return found
 
 
 def _targets(part: Slice, classes: int) -> list[_Target]:
-    tokens, blocks = part.column("token"), part.column("block")
+    tokens = part.column("token")
+    blocks = part.column("block")
     # the same classes for both populations: those that are frequent in the two together
     seen, count = torch.cat([*tokens.values()]).unique(return_counts=True)
     frequent = seen[count.argsort(descending=True, stable=True)[:classes]]
@@ -298,16 +289,20 @@ def write_readings(work: Work, kind: str = "") -> None:
     """The tables `lens` and `probes` of a run with all texts sampled, or of its untrained twin of a
     kind.
     """
-    done, settings, texts = open_run(work.run.path), work.settings, len(work.plan.tasks)
+    done = open_run(work.run.path)
+    settings = work.settings
+    texts = len(work.plan.tasks)
     work.progress.stage("reading the states")
     progress = work.progress.counter(len(work.plan.layers))
     count_RG = probes.resamples(texts, settings.resamples, settings.seed or 0)
     fold_G = probes.folds_of(torch.arange(texts), settings.folds, settings.seed or 0)
     found: dict[str, list[dict[str, Any]]] = {"lens": [], "probes": []}
     name = of_twin("samples", kind)
-    samples = done.table(name) if name in done.tables else None
+    samples = pd.DataFrame({"layer": []})
+    if name in done.tables:
+        samples = done.table(name)
     for layer in work.plan.layers:
-        for part in [] if samples is None else slices(done, samples, layer, kind):
+        for part in slices(done, samples, layer, kind):
             found["lens"] += lens_rows(part, count_RG)
             found["probes"] += probe_rows(part, fold_G, settings, count_RG)
         progress()
@@ -332,13 +327,15 @@ def prepare(loaded: Loaded, settings: ContentsSettings, progress: Progress) -> P
         ValueError: for an autoregressive model, a cache, fewer texts than folds, and anything that
             the decoder refuses.
     """
-    layers, tasks = _layers(loaded, settings), _tasks(loaded, settings)
-    return Plan(tasks, layers, _lens(loaded, settings))
+    layers = _layers(loaded, settings)
+    return Plan(_tasks(loaded, settings), layers, _lens(loaded, settings))
 
 
 def _lens(loaded: Loaded, settings: ContentsSettings) -> LogitLens:
     config: Any = loaded.model.config
-    vocabulary = config.text_vocab_size if settings.text_only else None
+    vocabulary = None
+    if settings.text_only:
+        vocabulary = config.text_vocab_size
     return LogitLens.of(loaded.model, hidden_ids=(config.mask_token_id,), vocabulary=vocabulary)
 
 
@@ -424,22 +421,19 @@ def _sample(
     kind: str = "",
 ) -> None:
     """Write everything about one text; the text itself last, so that it marks the end."""
+    run = work.run
     random = np.random.default_rng([work.settings.seed or 0, text])
-    kept, run = sample_text(task, work.settings, work.plan.layers, random, step, whole), work.run
+    kept = sample_text(task, work.settings, work.plan.layers, random, step, whole)
     if kept.rows:
         arrays, dims = kept.arrays()
         run.arrays(of_twin("states", kind), arrays, dims, dtype="float32", part=text)
         shift = int(bool(task.loaded.model.config.logit_shift))
-        run.table(
-            of_twin("samples", kind),
-            kept.table(text, _lens(task.loaded, work.settings), shift),
-            part=text,
-        )
+        table = kept.table(text, _lens(task.loaded, work.settings), shift)
+        run.table(of_twin("samples", kind), table, part=text)
     for name, rows in {"looks": kept.looks, "added": kept.added}.items():
         if rows:
-            run.table(
-                of_twin(name, kind), columns_of({"text": text, **row} for row in rows), part=text
-            )
+            table = columns_of({"text": text, **row} for row in rows)
+            run.table(of_twin(name, kind), table, part=text)
     if kind:
         return
     written = kept.final_S[kept.open_S]
@@ -448,15 +442,18 @@ def _sample(
         "prompt": task.prompt.text,
         "completion": text_of(task.loaded, written),
         "seed": task.seed,
+        "token_ids": written.tolist(),
     }
-    run.table("texts", columns_of([about | {"token_ids": written.tolist()}]), part=text)
+    run.table("texts", columns_of([about]), part=text)
 
 
 def read_states(work: Work) -> None:
     """Write the readings of lens and probes in all texts, and in those texts as untrained twins
     read them.
     """
-    run, plan, done = work.run, work.plan, open_run(work.run.path)
+    run = work.run
+    plan = work.plan
+    done = open_run(run.path)
     if "added" in done.tables and not run.has("added_sinks"):
         run.table("added_sinks", _added_sinks(done, work.loaded, plan.lens))
     started = time.perf_counter()
@@ -473,7 +470,7 @@ def read_states(work: Work) -> None:
 
     def write(twin: Loaded, kind: str) -> None:
         for text, task in enumerate(plan.tasks):
-            _sample(work, text, replace(task, loaded=twin), lambda: None, moments(text), kind)
+            _sample(work, text, replace(task, loaded=twin), nothing, moments(text), kind)
         write_readings(work, kind)
 
     twins.write_twins(work, seconds, write)
@@ -484,28 +481,25 @@ def _added_sinks(run: Run, loaded: Loaded, lens: LogitLens) -> dict[str, list[An
     and its likeliest token.
     """
     share = run.table("added").groupby(["layer", "sink"])["share"].mean()
-    parts = run.parts("states") if "states" in run.array_files else ()
-    seen = [
-        run.array("states", "added", part) for part in parts if "added" in run.dims("states", part)
-    ]
+    seen = []
+    if "states" in run.array_files:
+        for part in run.parts("states"):
+            if "added" in run.dims("states", part):
+                seen.append(run.array("states", "added", part))
     rows = []
     for (layer, sink), value in share.items():
-        row: dict[str, Any] = {
-            "layer": int(layer),
-            "sink": int(sink),
-            "share": float(value),
-            "texts": len(seen),
-        }
-        row |= dict.fromkeys(("norm", "spread", "entropy", "top_probability"), float("nan")) | {
-            "top_token": ""
-        }
+        row = {"layer": layer, "sink": sink, "share": value, "texts": len(seen)}
+        row |= dict.fromkeys(("norm", "spread", "entropy", "top_probability"), math.nan)
+        row["top_token"] = ""
         if seen:
             states_TD = torch.from_numpy(np.stack([one[layer, sink] for one in seen]))
-            row["norm"] = float(states_TD[0].norm())
-            row["spread"] = float((states_TD - states_TD[0]).abs().max())
             log_V = lens.log_probabilities(lens.logits(states_TD[:1]))[0]
-            row["entropy"] = float(torch.special.entr(log_V.exp()).sum())
-            row["top_probability"] = float(log_V.max().exp())
-            row["top_token"] = token_text(loaded.tokenizer, int(log_V.argmax()))
+            row |= {
+                "norm": float(states_TD[0].norm()),
+                "spread": float((states_TD - states_TD[0]).abs().max()),
+                "entropy": float(torch.special.entr(log_V.exp()).sum()),
+                "top_probability": float(log_V.max().exp()),
+                "top_token": token_text(loaded.tokenizer, int(log_V.argmax())),
+            }
         rows.append(row)
     return columns_of(rows)

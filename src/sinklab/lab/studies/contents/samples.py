@@ -39,7 +39,7 @@ def places_of(state_S: np.ndarray, block: int, block_length: int | None) -> np.n
         block_length: open positions of a block; None means that there is one block.
     """
     rank_S = np.cumsum(state_S != 2) - 1
-    block_S = np.zeros_like(rank_S) if block_length is None else rank_S // block_length
+    block_S = rank_S // (block_length or len(state_S))
     return np.select([state_S == 2, state_S == 1, block_S > block], [3, 2, 1], 0).astype(np.int8)
 
 
@@ -66,7 +66,9 @@ def sink_heads(
             f"{received_LHK.shape[-1]}"
         )
     if rule is not None:
-        seen = None if visible_LK is None else visible_LK[:, None]
+        seen = visible_LK
+        if seen is not None:
+            seen = seen[:, None]
         return np.asarray(find_sinks(received_LHK, rule, visible=seen))[..., added:].sum(1)
     count_LS = np.zeros((received_LHK.shape[0], len(place_S)), np.int64)
     for place in range(len(PLACES)):
@@ -129,7 +131,9 @@ class Sampled:
         random: np.random.Generator,
     ) -> None:
         model: Any = task.loaded.model
-        self.settings, self.layers, self.random = settings, layers, random
+        self.settings = settings
+        self.layers = layers
+        self.random = random
         self.rule = chosen_rule(settings.choose, settings.epsilon)
         self.embedding: Tensor = model.get_input_embeddings().weight.detach()
         self.rows: dict[int, list[pd.DataFrame]] = defaultdict(list)
@@ -143,7 +147,8 @@ class Sampled:
         """Sampled step, block that was written, mean embedding of the tokens written before it (NaN
         if none).
         """
-        self.final_S, self.open_S = np.empty(0, np.int64), np.empty(0, bool)
+        self.final_S = np.empty(0, np.int64)
+        self.open_S = np.empty(0, bool)
 
     def mean(self, ids: np.ndarray) -> Tensor:
         """The mean embedding of tokens, (D,); NaN of none."""
@@ -155,16 +160,18 @@ class Sampled:
         visible_LK = recording.visible_by_layer[0][0].numpy()
         place_S = places_of(moment.state_S, moment.block, self.settings.block_length)
         heads_LS = sink_heads(received_LHK, place_S, visible_LK=visible_LK, rule=self.rule)
-        open_S, masked_S = moment.state_S != PROMPT, moment.state_S == MASKED
-        self.steps.append((moment.index, moment.block, self.mean(moment.ids_S[open_S & ~masked_S])))
+        open_S = moment.state_S != PROMPT
+        masked_S = moment.state_S == MASKED
+        committed = self.mean(moment.ids_S[open_S & ~masked_S])
+        self.steps.append((moment.index, moment.block, committed))
         about = {
             "step": moment.index,
             "block": moment.block,
             "progress": float(masked_S.sum() / open_S.sum()),
+            "frequent": -1,
         }
-        about["frequent"] = (
-            int(np.bincount(moment.ids_S[~masked_S]).argmax()) if not masked_S.all() else -1
-        )
+        if not masked_S.all():
+            about["frequent"] = int(np.bincount(moment.ids_S[~masked_S]).argmax())
         for layer in self.layers:
             # the output of the last layer is read at the sinks of the last layer
             attention = min(layer, len(heads_LS) - 1)
@@ -176,30 +183,24 @@ class Sampled:
             at_N = pairs_P2.reshape(-1)
             if len(at_N):
                 first = sum(map(len, self.rows[layer])) // 2
-                row = {"layer": layer, "pair": first + np.arange(len(at_N)) // 2}
-                row |= {
+                received_HN = received_LHK[attention][:, at_N - len(place_S)]
+                row = {
+                    "layer": layer,
+                    "pair": first + np.arange(len(at_N)) // 2,
                     "population": np.resize(POPULATIONS, len(at_N)),
                     "place": np.array(PLACES)[place_S[at_N]],
-                }
-                row |= {
                     "position": at_N,
                     "token_now": moment.ids_S[at_N],
                     "heads": heads_LS[attention, at_N],
+                    "received": received_HN.max(0).astype(float),
                 }
-                row["received"] = (
-                    received_LHK[attention][:, at_N - len(place_S)].max(0).astype(float)
-                )
                 self.rows[layer].append(pd.DataFrame(about | row))
             for part, depth in ((self.states, layer), (self.last, states.layers)):
-                depth_SD = states.depths_BSD[depth][0]
-                part[layer].append(
-                    depth_SD[torch.as_tensor(at_N, device=depth_SD.device)].float().cpu()
-                )
+                part[layer].append(states.depths_BSD[depth][0][at_N].float().cpu())
         # attention of the added sinks, and their own states if the model ran them (not at all
         # for kv sinks)
-        share_LN = received_LHK[..., : recording.prefix].mean(1) / received_LHK.sum(-1).mean(
-            1, keepdims=True
-        )
+        whole_L1 = received_LHK.sum(-1).mean(1, keepdims=True)
+        share_LN = received_LHK[..., : recording.prefix].mean(1) / whole_L1
         self.added += [
             {"step": moment.index, "layer": layer, "sink": sink, "share": float(share)}
             for (layer, sink), share in np.ndenumerate(share_LN)
@@ -218,15 +219,15 @@ class Sampled:
         for layer, rows in self.rows.items():
             table = pd.concat(rows, ignore_index=True)
             table.insert(0, "text", text)
-            position_N, frequent_N = (
-                table["position"].to_numpy(),
+            position_N = table["position"].to_numpy()
+            wanted_N = np.append(self.final_S, -1)[(position_N + shift).clip(max=len(self.final_S))]
+            states_ND = torch.cat(self.states[layer])
+            found = lens.measures(
+                states_ND,
+                torch.cat(self.last[layer]),
+                torch.tensor(wanted_N),
                 torch.tensor(table["frequent"].to_numpy()),
             )
-            wanted_N = np.append(self.final_S, -1)[
-                np.minimum(position_N + shift, len(self.final_S))
-            ]
-            states_ND, last_ND = torch.cat(self.states[layer]), torch.cat(self.last[layer])
-            found = lens.measures(states_ND, last_ND, torch.tensor(wanted_N), frequent_N)
             found["norm"] = states_ND.norm(dim=1)
             measures = {name: values_N.double().numpy() for name, values_N in found.items()}
             tables.append(table.assign(token=self.final_S[position_N], **measures))
@@ -244,20 +245,16 @@ class Sampled:
             self.mean(ids) for ids in np.split(written_N, range(length, len(written_N), length))
         ]
         means.append(torch.full_like(means[0], torch.nan))
-        steps, blocks, committed = zip(*self.steps, strict=True)
-        found |= {
-            "committed": torch.stack(committed),
-            "next": torch.stack([means[block + 1] for block in blocks]),
-        }
         dims: dict[str, tuple[str, ...]] = {name: (f"sample_{name}", "hidden") for name in found}
-        dims |= {
-            "committed": ("step", "hidden"),
-            "next": ("step", "hidden"),
-            "step_number": ("step",),
-        }
+        steps, blocks, committed = zip(*self.steps, strict=True)
+        found["committed"] = torch.stack(committed)
+        found["next"] = torch.stack([means[block + 1] for block in blocks])
         found["step_number"] = torch.tensor(steps, dtype=torch.int32)
+        dims |= dict.fromkeys(("committed", "next"), ("step", "hidden"))
+        dims["step_number"] = ("step",)
         if self.added_states is not None:
-            found["added"], dims["added"] = self.added_states, ("depth", "sink", "hidden")
+            found["added"] = self.added_states
+            dims["added"] = ("depth", "sink", "hidden")
         return found, dims
 
 
@@ -277,11 +274,15 @@ def sample_text(
             its own.
     """
     kept = Sampled(task, settings, layers, random)
-    for moment, seen in _read(task, settings, whole) if whole else _written(task, settings):
+    steps = _written(task, settings)
+    if whole:
+        steps = _read(task, settings, whole)
+    for moment, seen in steps:
         if seen is not None:
             kept.sample(moment, *seen)
         step()
-    kept.open_S, kept.final_S = moment.state_S != PROMPT, moment.ids_S.copy()
+    kept.open_S = moment.state_S != PROMPT
+    kept.final_S = moment.ids_S.copy()
     kept.final_S[kept.open_S] = moment.written
     return kept
 
@@ -323,13 +324,17 @@ def _looks(
     step: int, layer: int, place_S: np.ndarray, sink_S: np.ndarray, pairs_P2: np.ndarray
 ) -> list[dict]:
     """Number of positions, sinks and pairs at each place that is there."""
-    among = {"positions": place_S, "sinks": place_S[sink_S], "pairs": place_S[pairs_P2[:, 0]]}
-    counts = {
-        name: np.bincount(places, minlength=len(PLACES)).tolist() for name, places in among.items()
-    }
-    return [
-        {"step": step, "layer": layer, "place": place}
-        | {name: found[number] for name, found in counts.items()}
-        for number, place in enumerate(PLACES)
-        if counts["positions"][number]
-    ]
+    found = []
+    for number, place in enumerate(PLACES):
+        here_S = place_S == number
+        if here_S.any():
+            look = {
+                "step": step,
+                "layer": layer,
+                "place": place,
+                "positions": int(here_S.sum()),
+                "sinks": int((here_S & sink_S).sum()),
+                "pairs": int(here_S[pairs_P2[:, 0]].sum()),
+            }
+            found.append(look)
+    return found

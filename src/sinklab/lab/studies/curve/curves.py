@@ -18,25 +18,15 @@ from sinklab.lab.analysis.verdicts import Verdict, holm
 from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import Run
 from sinklab.lab.reports.runs import as_shown
-from sinklab.lab.reports.samples import NotRecorded, Reader
-from sinklab.lab.reports.words import percent
+from sinklab.lab.reports.samples import Reader, finished
+from sinklab.lab.reports.words import percent, signed
 from sinklab.lab.studies.twins import shown_by, twins_of
 
 MAIN = ("top", "sinks")
 """Arms that a curve is about, in contrast to its controls."""
 DOSE = ("keys", "sinks", "held", "removed", "matched")
-COLUMNS = {
-    "k",
-    "control",
-    "loss",
-    "delta",
-    "delta_low",
-    "delta_high",
-    "excess",
-    "excess_low",
-    "excess_high",
-}
-COLUMNS |= {"relative", "rows", "tokens", *DOSE}
+COLUMNS = {"k", "control", "loss", "delta", "delta_low", "delta_high", "relative", "rows", "tokens"}
+COLUMNS |= {"excess", "excess_low", "excess_high", *DOSE}
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +54,7 @@ class MaskingCurve(Reader):
         """
         table = self.table(name)
         if table is None:
-            raise NotRecorded(
-                f"This needs curves that are finished: {self.run.path} is not. Run `sinklab "
-                "curve` again."
-            )
+            return finished(self.run, of_twin(name, self.twin))
         return table
 
     @cached_property
@@ -88,7 +75,9 @@ class MaskingCurve(Reader):
     @property
     def title(self) -> str:
         """Label of the curve, and the kind of its model."""
-        return f"{self.label} ({'AR' if self.is_causal else 'DLM'})"
+        if self.is_causal:
+            return f"{self.label} (AR)"
+        return f"{self.label} (DLM)"
 
     @property
     def controls(self) -> list[str]:
@@ -144,15 +133,18 @@ class MaskingCurve(Reader):
         if ks and "random" in self.controls:
             asked.append(("random", ks[-1]))
         fit = self.matched[self.matched["matched"] >= MATCHED]
-        return asked if fit.empty else [*asked, ("equal mass", fit["k"].iloc[-1])]
+        if len(fit):
+            asked.append(("equal mass", fit["k"].iloc[-1]))
+        return asked
 
     def answer(self, name: str, k: float) -> np.ndarray:
         """Answer of each row to a question, (R,), in shares of the loss: above zero for yes."""
         assert self.main is not None
         if name == "rise":
             return self.costs(k, self.main)
-        one, other = ("matched", "equal_mass") if name == "equal mass" else (self.main, name)
-        return self.costs(k, one) - self.costs(k, other)
+        if name == "equal mass":
+            return self.costs(k, "matched") - self.costs(k, "equal_mass")
+        return self.costs(k, self.main) - self.costs(k, name)
 
 
 Curves = Iterable[Run | MaskingCurve] | Run | MaskingCurve
@@ -219,7 +211,9 @@ def _verdict(found: Estimate, p: float, controls: str) -> tuple[Verdict, str]:
 
 def _points(share: float) -> str:
     """A change of the loss in percent of it; empty if there is none."""
-    return "" if math.isnan(share) else f"{100 * share:+.1f}\u00a0%".replace("-", "−")
+    if math.isnan(share):
+        return ""
+    return f"{signed(100 * share, 1)}\u00a0%"
 
 
 def pairs(curves: list[MaskingCurve]) -> list[tuple[MaskingCurve, MaskingCurve]]:
@@ -255,13 +249,16 @@ def contrasts(one: MaskingCurve, other: MaskingCurve) -> dict[str, tuple[float, 
 def lacks(curve: MaskingCurve) -> str | None:
     """Reason why a model has no such sinks as the contrast is about; None if it has them."""
     seen = curve.finished("phenomenon")
-    rate, main = median_over(seen["gu"]), percent(seen["main"].mean())
+    rate = median_over(seen["gu"])
     if rate.above(PHENOMENON):
         return None
-    heads = f"{percent(rate.value)} of the heads" if rate.value else "no head"
-    sure = "" if rate.above(PHENOMENON) is False else ", and whether that is enough is inconclusive"
+    heads = f"no head of {curve.label} gives"
+    if rate.value:
+        heads = f"{percent(rate.value)} of the heads of {curve.label} give"
+    sure = ""
+    if rate.above(PHENOMENON) is None:
+        sure = ", and whether that is enough is inconclusive"
     return (
-        f"{heads} of {curve.label} give{'' if rate.value else 's'} any key more than 30 % of the "
-        f"attention (we require {100 * PHENOMENON:.0f} % of the heads{sure}; the most attended key "
-        f"gets {main} on average)"
+        f"{heads} any key more than 30 % of the attention (we require {100 * PHENOMENON:.0f} % of "
+        f"the heads{sure}; the most attended key gets {percent(seen['main'].mean())} on average)"
     )

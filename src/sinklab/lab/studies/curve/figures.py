@@ -1,24 +1,21 @@
 """Masking curves, runs of kind "curve": a figure, a table, and their results in words."""
 
-import math
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from sinklab.core.errors import one_of
 from sinklab.core.registry import rules
 from sinklab.lab.analysis.doses import MATCHED
 from sinklab.lab.analysis.estimates import FEWEST
-from sinklab.lab.records.storage import write_beside
 from sinklab.lab.reports.charts import Axis, Chart
 from sinklab.lab.reports.drawing import drawn_as, figure
-from sinklab.lab.reports.printed import save_figure, write_page
+from sinklab.lab.reports.printed import save_figure, write_csv, write_page
 from sinklab.lab.reports.samples import Reader
-from sinklab.lab.reports.words import number, percent, statements
+from sinklab.lab.reports.words import number, percent, ranged, signed, statements
 from sinklab.lab.studies.base import labels_of
 from sinklab.lab.studies.curve import maps as maps  # registers its figure
 from sinklab.lab.studies.curve.curves import (
@@ -62,22 +59,23 @@ def masking_curve_figure(
         one_of("the scale of a masking curve", name, SCALES)
     one_of("the axis of a masking curve", over, AXES)
     curves = as_curves([run if isinstance(run, MaskingCurve) else run.run for run in runs])
+    column, to_axis = {"count": ("k", 1), "mass": ("removed", 100)}[over]
     lines = []
     for one, curve in zip(drawn_as(curves), curves, strict=True):
         for control in curve.controls:
-            rows = curve.of(control).sort_values(
-                "k" if over == "count" else "removed", kind="stable"
-            )
-            factor = 100 / rows["loss"].iloc[0] if relative else 1.0
-            y, low, high = (factor * rows[f"delta{end}"] for end in ("", "_low", "_high"))
+            rows = curve.of(control).sort_values(column, kind="stable")
+            factor = 1.0
+            if relative:
+                factor = 100 / rows["loss"].iloc[0]
             how = {
+                "run": curve.title,
+                "name": curve.title,
                 "style": STYLES.get(control, "-"),
                 "words": WORDS.get(control, control),
-                "low": low,
-                "high": high,
+                "low": factor * rows["delta_low"],
+                "high": factor * rows["delta_high"],
             }
-            across = rows["k"] if over == "count" else 100 * rows["removed"]
-            lines.append(one.line(across, y, run=curve.title, name=curve.title, **how))
+            lines.append(one.line(to_axis * rows[column], factor * rows["delta"], **how))
     log = {"log": "symlog", "linear": "linear"}
     x = Axis("attention removed, %")
     if over == "count":
@@ -86,7 +84,9 @@ def masking_curve_figure(
             scale=log[scale],
             ticks=sorted({int(k) for one in curves for k in one.rows["k"]}),
         )
-    unit = "% of the loss" if relative else "nats per token"
+    unit = "nats per token"
+    if relative:
+        unit = "% of the loss"
     return Chart(x, Axis(f"change of loss, {unit}", scale=log[change], linear=1e-3), lines)
 
 
@@ -106,18 +106,12 @@ def masking_curve_table(runs: Curves) -> pd.DataFrame:
                     "model": curve.title,
                     "k": k,
                     "blocked": WORDS.get(cell["control"], cell["control"]),
-                }
-                dose = {
-                    "keys": number(cell["keys"]),
-                    **{name: percent(cell[name]) for name in DOSE[1:]},
-                }
-                row |= {
                     "loss": number(cell["loss"], 4),
                     "change": _change(cell),
                     "relative": _relative(cell),
-                    **dose,
+                    "keys": number(cell["keys"]),
                 }
-                rows.append(row)
+                rows.append(row | {name: percent(cell[name]) for name in DOSE[1:]})
     return pd.DataFrame(rows)
 
 
@@ -128,7 +122,7 @@ def masking_curve_sentences(runs: Curves) -> list[str]:
     beside them.
     """
     curves = as_curves(runs)
-    filters = (_signed, _points, _change, _relative, rules.words, unlike, contrasts)
+    filters = (signed, _points, _change, _relative, rules.words, unlike, contrasts)
     told = statements("sinklab.lab.studies.curve", filters, matched=MATCHED, fewest=FEWEST)
     watched = {curve.label: curve.run for curve in curves if curve.main is not None}
     return told("page", curves, judged(curves)) + no_twins(watched)
@@ -146,13 +140,13 @@ def write_masking_curves(
     """
     curves, target = as_curves(runs), Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    numbers = pd.concat(
-        [curve.rows.assign(model=curve.title) for curve in curves], ignore_index=True
-    )
-    numbers = numbers[["model", *(name for name in numbers if name != "model")]]
-    written = [target / "masking_curve.md", target / "masking_curve.csv"]
-    write_page(written[0], masking_curve_table(curves), masking_curve_sentences(curves))
-    write_beside(written[1], lambda path: numbers.to_csv(path, index=False))
+    parts = {curve.title: curve.rows for curve in curves}
+    numbers = pd.concat(parts, names=["model"]).reset_index("model")
+    said = masking_curve_sentences(curves)
+    written = [
+        write_page(target / "masking_curve.md", masking_curve_table(curves), said),
+        write_csv(target / "masking_curve.csv", numbers),
+    ]
     for over, stem in (("count", "masking_curve"), ("mass", "masking_curve_mass")):
         draw = partial(masking_curve_figure, curves, over=over, **look)
         written += save_figure(draw, target / stem, formats)
@@ -160,20 +154,12 @@ def write_masking_curves(
 
 
 def _change(cell: Any, name: str = "delta") -> str:
-    if math.isnan(cell[f"{name}_low"]):
-        return _signed(cell[name])
-    return (
-        f"{_signed(cell[name])} ({_signed(cell[f'{name}_low'])} … {_signed(cell[f'{name}_high'])})"
-    )
+    return ranged(cell, name, signed)
 
 
 def _relative(cell: Any) -> str:
-    return f"{_signed(100 * cell['relative'], 1)} %"
+    return f"{signed(100 * cell['relative'], 1)} %"
 
 
 def _points(share: float) -> str:
-    return f"{_signed(100 * share, 2)} %"
-
-
-def _signed(value: float, digits: int = 3) -> str:
-    return "–" if np.isnan(value) else f"{value:+.{digits}f}".replace("-", "−")
+    return f"{signed(100 * share, 2)} %"

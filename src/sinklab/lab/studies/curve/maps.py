@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from sinklab.core.registry import rules
@@ -16,12 +16,11 @@ from sinklab.lab.analysis.doses import FEWEST_CELLS, rank_correlation
 from sinklab.lab.analysis.estimates import FEWEST, Estimate
 from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import Run
-from sinklab.lab.records.storage import write_beside
 from sinklab.lab.reports.charts import Axis, Map
 from sinklab.lab.reports.drawing import figure
-from sinklab.lab.reports.printed import save_figure, write_page
-from sinklab.lab.reports.samples import NotRecorded, Reader
-from sinklab.lab.reports.words import number, percent, statements
+from sinklab.lab.reports.printed import save_figure, write_csv, write_page
+from sinklab.lab.reports.samples import Reader, finished
+from sinklab.lab.reports.words import number, percent, ranged, signed, statements
 from sinklab.lab.studies.scored import wide
 from sinklab.lab.studies.twins import no_twins, shown_by, twins_of
 
@@ -29,15 +28,6 @@ CELL = ["layer", "head"]
 SHOWN = 20
 """Cells in the Markdown table; the CSV has all."""
 TOLD = {1: "costs", -1: "helps", 0: "cannot tell"}
-
-
-def cells_of(run: Run) -> pd.DataFrame:
-    """The table ``map``. Raises NotRecorded for a run that did not come to its end."""
-    if "map" not in run.tables:
-        raise NotRecorded(
-            f"This needs an ablation that is finished: {run.path} is not. Resume it with --resume."
-        )
-    return run.table("map")
 
 
 def ablation_sentences(runs: Iterable[Run]) -> list[str]:
@@ -56,16 +46,18 @@ def ablation_sentences(runs: Iterable[Run]) -> list[str]:
 
 
 def _of_one(run: Run, told: Callable[..., list[str]]) -> list[str]:
-    cells, kinds = cells_of(run), twins_of(run)
-    settings, name = run.info.settings, run.info.model["name"]
+    cells = finished(run, "map")
+    kinds = twins_of(run)
+    settings = run.info.settings
+    name = run.info.model["name"]
     changes = {kind: _furthest(run.table(of_twin("map", kind))) for kind in kinds}
-    most = shown_by({kind: f"{change:+.4f}".replace("-", "−") for kind, change in changes.items()})
+    most = shown_by({kind: _signed(change) for kind, change in changes.items()})
     said = told("ablation", name, settings, cells, _clean(cells), most)
     if cells["rows"].iloc[0] < FEWEST:
         return said
     found = _correlation(run)
     others = {kind: _correlation(run, kind).value for kind in kinds}
-    texts = {kind: "" if np.isnan(value) else number(value, 2) for kind, value in others.items()}
+    texts = {kind: number(value, 2).strip("–") for kind, value in others.items()}
     return [
         *said,
         *told("together", settings["by"], found, shown_by(texts)),
@@ -89,22 +81,23 @@ def _correlation(run: Run, twin: str = "") -> Estimate:
     return rank_correlation(held_RC, delta_RC)
 
 
+def _signed(change: float) -> str:
+    return signed(change, 4)
+
+
 def _change(cell: pd.Series) -> str:
-    parts = [
-        f"{cell[name]:+.4f}".replace("-", "−") for name in ("delta", "delta_low", "delta_high")
-    ]
-    return parts[0] if np.isnan(cell["delta_low"]) else f"{parts[0]} ({parts[1]} … {parts[2]})"
+    return ranged(cell, "delta", _signed)
 
 
 def ablation_table(run: Run) -> pd.DataFrame:
     """The cells by falling size of the change, as text for people; the numbers are the table
     ``map``.
     """
-    cells = cells_of(run)
+    cells = finished(run, "map")
     cells = cells.reindex(cells["delta"].abs().sort_values(ascending=False, kind="stable").index)
     text = {"layer": cells["layer"].map("{:.0f}".format)}
-    text["head"] = cells["head"].map(lambda head: "all" if head < 0 else f"{head:.0f}")
-    text["keys"] = cells["keys"].map(lambda keys: number(keys, 2))
+    text["head"] = cells["head"].map("{:.0f}".format).replace("-1", "all")
+    text["keys"] = cells["keys"].map(partial(number, significant=2))
     text |= {name: cells[name].map(percent) for name in ("sinks", "held", "removed")}
     text["change of loss"] = cells.apply(_change, axis=1)
     text["verdict"] = cells["told"].map(TOLD).where(cells["keys"] != 0, "nothing to block")
@@ -117,7 +110,7 @@ def ablation_figure(one: Reader) -> list[Map]:
 
     A dot marks a cell with an inconclusive change.
     """
-    cells = cells_of(one.run)
+    cells = finished(one.run, "map")
     share_LH, delta_LH, told_LH = (
         cells.pivot(index="layer", columns="head", values=name).to_numpy()
         for name in ("held", "delta", "told")
@@ -125,7 +118,7 @@ def ablation_figure(one: Reader) -> list[Map]:
     layers, heads = (
         Axis(name, names=[*map(str, dict.fromkeys(cells[name]))]) for name in ("layer", "head")
     )
-    heads = replace(heads, names=["all" if name == "-1" else name for name in heads.names])
+    heads = replace(heads, names=[{"-1": "all"}.get(name, name) for name in heads.names])
     dotted = replace(heads, label="head (a dot: cannot be told from no change)")
     costs = Map(
         delta_LH,
@@ -140,17 +133,17 @@ def ablation_figure(one: Reader) -> list[Map]:
 
 def draw_ablation(runs: Iterable[Run], formats: Iterable[str]) -> list[Path]:
     """ablation.md, ablation.csv (all cells with all numbers) and the maps, in each run folder."""
-    return [path for run in runs for path in _written(run, formats)]
-
-
-def _written(run: Run, formats: Iterable[str]) -> list[Path]:
-    table = ablation_table(run)
-    more = f"\n{len(table) - SHOWN} more in ablation.csv.\n" if len(table) > SHOWN else ""
-    numbers = run.path / "ablation.csv"
-    page = write_page(run.path / "ablation.md", table.head(SHOWN), ablation_sentences([run]), more)
-    write_beside(numbers, lambda path: cells_of(run).to_csv(path, index=False))
-    return [
-        page,
-        numbers,
-        *save_figure(lambda: ablation_figure(run), run.path / "ablation", formats),
-    ]
+    written = []
+    for run in runs:
+        table = ablation_table(run)
+        more = ""
+        if len(table) > SHOWN:
+            more = f"\n{len(table) - SHOWN} more in ablation.csv.\n"
+        stem = run.path / "ablation"
+        said = ablation_sentences([run])
+        written += [
+            write_page(stem.with_suffix(".md"), table.head(SHOWN), said, more),
+            write_csv(stem.with_suffix(".csv"), finished(run, "map")),
+            *save_figure(partial(ablation_figure, run), stem, formats),
+        ]
+    return written

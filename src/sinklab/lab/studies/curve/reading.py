@@ -5,6 +5,7 @@ curve over the number of keys or as a map over layers and heads.
 # R rows
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -22,7 +23,7 @@ from sinklab.lab.analysis.doses import told_apart
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.heldout import EditedLosses, HeldoutRows, edited_losses, heldout_rows
 from sinklab.lab.scoring.writing import is_random
-from sinklab.lab.studies.base import check_fits, columns_of, describe, heldout_text
+from sinklab.lab.studies.base import check_fits, describe, heldout_text
 from sinklab.lab.studies.curve.settings import CostStudy, CurveSettings
 from sinklab.lab.studies.processes import Amount, Progress
 from sinklab.lab.studies.scored import (
@@ -30,7 +31,6 @@ from sinklab.lab.studies.scored import (
     Block,
     Rows,
     Trial,
-    interval_columns,
     less_other,
     mean_table,
     wide,
@@ -113,12 +113,14 @@ class CostCurve(Reading):
         text = self.text(loaded, settings)
         keys = settings.length + getattr(loaded.model.config, "sink_count", 0)
         needs_others = bool({*settings.controls} - ALONE)
-        most = keys // 2 if needs_others else keys - 1
+        most = keys - 1
+        if needs_others:
+            # as many others are the controls
+            most = keys // 2
         if settings.ks[-1] > most:
-            others = " and as many others as controls" if needs_others else ""
             raise ValueError(
-                f"k keys{others} must leave something of the {keys} keys of a row, but k is "
-                f"{settings.ks[-1]}; choose at most {most}, or a greater length"
+                f"k keys and their controls must leave something of the {keys} keys of a row, but "
+                f"k is {settings.ks[-1]}; choose at most {most}, or a greater length"
             )
         return text
 
@@ -127,13 +129,14 @@ class CostCurve(Reading):
     ) -> dict[Arm, list[Any]]:
         """Edits by (k, control), no edit first."""
         arms: dict[Arm, list[Any]] = {CLEAN: []}
-        for k in settings.ks[1:]:
-            for control in settings.controls:
-                how: dict[str, Any] = {"k": k, "rule": settings.sink_rule}
-                is_top = control == "sinks" and settings.sink_rule is None
-                arms[k, "top" if is_top else control] = [MaskSinks(**how, control=control)]
-                if control == "equal_mass":
-                    arms[k, "matched"] = [MaskSinks(**how, matched=True)]
+        for k, control in itertools.product(settings.ks[1:], settings.controls):
+            how: dict[str, Any] = {"k": k, "rule": settings.sink_rule}
+            name = control
+            if control == "sinks" and settings.sink_rule is None:
+                name = "top"
+            arms[k, name] = [MaskSinks(**how, control=control)]
+            if control == "equal_mass":
+                arms[k, "matched"] = [MaskSinks(**how, matched=True)]
         return arms | {(0, interventions.as_text(edit)): [edit] for edit in settings.edits}
 
     def steps(self, settings: CurveSettings, block: Block) -> int:
@@ -158,11 +161,12 @@ class CostCurve(Reading):
                 # without noise only random edits change from draw to draw
                 names = [name for name in names if is_random(trial.arms[name])]
             edits = [trial.arms[name] for name in names]
-            found = _losses(trial, edits if draw else [*edits, *looks], seed)
+            if not draw:
+                edits += looks
+            found = _losses(trial, edits, seed)
             for name, one in zip(names, found, strict=False):
                 drawn[name].append(one)
-            if not draw:
-                seen = found[len(names) :]
+            seen = seen or found[len(names) :]
         rows = [_rows_of(name, some, trial.rows) for name, some in drawn.items()]
         for name, frame in zip(drawn, rows, strict=True):
             if not np.isfinite(frame["loss"]).all():
@@ -226,8 +230,9 @@ class CostMap(Reading):
 
     def amount(self, settings: CurveSettings, info: Any) -> Amount:
         """A pass over all rows clean, and one with every head or layer edited."""
-        heads = info.heads if settings.by == "head" else 1
-        cells = (len(settings.layers) or info.layers) * heads
+        cells = len(settings.layers) or info.layers
+        if settings.by == "head":
+            cells *= info.heads
         rows, batch = settings.rows or 48, settings.batch or 16
         evaluations = math.ceil(rows / batch) * (1 + cells)
         words = f"{rows} rows × {cells} {settings.by}s"
@@ -264,7 +269,9 @@ class CostMap(Reading):
     ) -> dict[Arm, list[Any]]:
         """Edits by (layer, head), no edit first."""
         of_model = describe(loaded)
-        heads = of_model["recorded_heads"] if settings.by == "head" else [-1]
+        heads = [-1]
+        if settings.by == "head":
+            heads = of_model["recorded_heads"]
         how: dict[str, Any] = {
             "k": settings.ks[0],
             "rule": settings.sink_rule,
@@ -272,10 +279,12 @@ class CostMap(Reading):
             "removal": settings.removals[0],
         }
         arms: dict[Arm, list[Any]] = {UNEDITED: []}
-        for layer in settings.layers or of_model["recorded_layers"]:
-            for head in heads:
-                only = None if head < 0 else (head,)
-                arms[layer, head] = [MaskSinks(**how, layers=(layer,), heads=only)]
+        for cell in itertools.product(settings.layers or of_model["recorded_layers"], heads):
+            layer, head = cell
+            only = None
+            if head >= 0:
+                only = (head,)
+            arms[cell] = [MaskSinks(**how, layers=(layer,), heads=only)]
         return arms
 
     def measure(self, trial: Trial) -> Rows:
@@ -344,8 +353,8 @@ def _seeds(settings: CurveSettings) -> list[int]:
     return [settings.seed, *map(int, more[1:])]
 
 
-def curve_table(rows: pd.DataFrame, text: HeldoutRows) -> dict[str, list[Any]]:
-    """The columns of the table ``curve``.
+def curve_table(rows: pd.DataFrame, text: HeldoutRows) -> pd.DataFrame:
+    """The table ``curve``.
 
     loss: mean over rows, nats per token. delta: that less the loss with nothing blocked. excess:
     delta less that of as many random keys, or of "matched" less that of the keys of equal mass; NaN
@@ -367,18 +376,14 @@ def curve_table(rows: pd.DataFrame, text: HeldoutRows) -> dict[str, list[Any]]:
         delta=less_other(rows, ARM, "loss", dict.fromkeys(arms, CLEAN)),
         excess=less_other(rows, ARM, "loss", others),
     )
-    clean, tokens = rows.loc[rows["control"] == "none", "loss"].mean(), text.ids_RS.numel()
-    lines = []
-    for (k, control), some in rows.groupby(ARM, sort=False):
-        line = {"k": k, "control": control}
-        for name in ("loss", "delta", "excess"):
-            line |= interval_columns(name, some[name])
-        line["relative"] = line["delta"] / clean
-        line |= {name: some[name].mean() for name in DOSE}
-        line |= {"rows": len(some), "tokens": tokens}
-        line["bits_per_byte"] = line["loss"] * tokens / math.log(2) / text.size
-        lines.append(line)
-    return columns_of(lines)
+    table = mean_table(rows, ARM, ("loss", "delta", "excess"), DOSE)
+    clean = rows.loc[rows["control"] == "none", "loss"].mean()
+    tokens = text.ids_RS.numel()
+    return table.assign(
+        relative=table["delta"] / clean,
+        tokens=tokens,
+        bits_per_byte=table["loss"] * tokens / math.log(2) / text.size,
+    )
 
 
 def grown_table(one: EditedLosses, two: EditedLosses, added: int) -> pd.DataFrame:
@@ -419,7 +424,5 @@ def ablation_map(rows: pd.DataFrame) -> pd.DataFrame:
     told: 1 if the delta is above zero, −1 if it is below, 0 if inconclusive (`told_apart`).
     """
     rows = rows.assign(delta=rows["loss"] - rows["clean"]).sort_values(CELL, kind="stable")
-    table = mean_table(rows, CELL, ("delta",))
-    means = rows.groupby(CELL, sort=False)[["loss", *DOSE[:-1]]].mean().reset_index(drop=True)
-    table = table.join(means).assign(rows=rows["row"].nunique())
+    table = mean_table(rows, CELL, ("delta",), ("loss", *DOSE[:-1]))
     return table.assign(told=told_apart(wide(rows, CELL, "delta").to_numpy()))

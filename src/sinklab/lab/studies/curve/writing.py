@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ from sinklab.lab.analysis.estimates import FEWEST
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.records.reading import Run
 from sinklab.lab.reports.printed import write_page
-from sinklab.lab.reports.words import number, percent
+from sinklab.lab.reports.words import number, percent, ranged
 from sinklab.lab.scoring.distance import Distance, output_distances
 from sinklab.lab.scoring.heldout import heldout_rows
 from sinklab.lab.scoring.likelihood import LikelihoodSettings
@@ -191,14 +192,11 @@ def outcomes(distances: pd.DataFrame) -> pd.DataFrame:
     told: 1 if texts are worse than without edits, −1 if they are better, 0 if inconclusive
     (`told_apart`, all arms together).
     """
-    groups = distances.groupby(ARM, sort=False)
-    table = mean_table(distances, ARM, OUTCOMES)
+    table = mean_table(distances, ARM, OUTCOMES, DOSE).rename(columns={"rows": "texts"})
     for name, limits in LIMITS.items():
         for end in (f"{name}_low", f"{name}_high"):
             table[end] = table[end].clip(*limits)
-    table.insert(len(ARM), "texts", groups.size().to_numpy())
-    table = table.join(groups[[*DOSE]].mean().reset_index(drop=True))
-    worse = [rows.sort_values("row")["worse"] for _, rows in groups]
+    worse = [rows.sort_values("row")["worse"] for _, rows in distances.groupby(ARM, sort=False)]
     return table.assign(told=told_apart(np.stack(worse, 1)))
 
 
@@ -206,37 +204,27 @@ def distance_table(run: Run) -> pd.DataFrame:
     """The table ``outcomes`` as text for people."""
     lines = []
     for cell in run.table("outcomes").to_dict("records"):
+        hidden = cell["control"]
+        if hidden == "sinks" and cell["protocol"] != "rule":
+            hidden = "top k"
         line = {
             "protocol": cell["protocol"],
             "path": cell["removal"],
             "k": cell["k"],
-            "blocked": cell["control"],
-        }
-        line |= {
-            "blocked": "top k"
-            if line["blocked"] == "sinks" and line["protocol"] != "rule"
-            else line["blocked"]
-        }
-        line |= {
+            "blocked": hidden,
             "keys": number(cell["keys"]),
             **{name: percent(cell[name]) for name in DOSE[1:]},
-        }
-        line |= {
-            "tokens that agree": _interval(cell, "agreement"),
-            "KL at fixed order, nats": _interval(cell, "kl"),
-        }
-        line |= {
-            "same token at fixed order": _interval(cell, "same"),
-            "worse text, nats": _interval(cell, "worse"),
+            "tokens that agree": _ranged(cell, "agreement"),
+            "KL at fixed order, nats": _ranged(cell, "kl"),
+            "same token at fixed order": _ranged(cell, "same"),
+            "worse text, nats": _ranged(cell, "worse"),
         }
         lines.append(line)
     return pd.DataFrame(lines)
 
 
-def _interval(cell: dict[str, Any], name: str) -> str:
-    ends = [cell[name], cell[f"{name}_low"], cell[f"{name}_high"]]
-    words = [number(one, 2) for one in ends]
-    return words[0] if np.isnan(ends[1]) else f"{words[0]} ({words[1]} … {words[2]})"
+def _ranged(cell: dict[str, Any], name: str) -> str:
+    return ranged(cell, name, partial(number, significant=2))
 
 
 def distance_sentences(runs: Iterable[Run]) -> list[str]:
@@ -251,16 +239,14 @@ def distance_sentences(runs: Iterable[Run]) -> list[str]:
         ]
         for cell in cells.to_dict("records"):
             worse = {1: "worse", -1: "better", 0: "not to be told from as good"}[int(cell["told"])]
-            few = (
-                f", {cell['texts']} texts are too few to tell (at least {FEWEST})"
-                if cell["texts"] < FEWEST
-                else ""
-            )
+            few = ""
+            if cell["texts"] < FEWEST:
+                few = f", {cell['texts']} texts are too few to tell (at least {FEWEST})"
             said.append(
                 f"{run.info.model['name']}, protocol {cell['protocol']}, {cell['removal']}, k = "
                 f"{cell['k']} ({number(cell['keys'])} keys a head, {percent(cell['removed'])} "
                 f"of the attention removed): {percent(cell['agreement'])} of the tokens agree, KL "
                 f"at fixed order {number(cell['kl'], 2)} nats a token; to the unedited model the "
-                f"texts are {worse} ({_interval(cell, 'worse')} nats a token){few}."
+                f"texts are {worse} ({_ranged(cell, 'worse')} nats a token){few}."
             )
     return said

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,30 +15,19 @@ import pandas as pd
 
 from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import Run
-from sinklab.lab.records.storage import write_beside
 from sinklab.lab.reports.build import Card, Part, as_it_is, picture, plain_page
 from sinklab.lab.reports.charts import Axis, Map
 from sinklab.lab.reports.drawing import figure
-from sinklab.lab.reports.printed import save_figure, write_page
-from sinklab.lab.reports.samples import NotRecorded, Reader
+from sinklab.lab.reports.printed import save_figure, write_csv, write_page
+from sinklab.lab.reports.samples import Reader, finished
 from sinklab.lab.reports.tables import markdown
-from sinklab.lab.reports.words import number, percent, statements
+from sinklab.lab.reports.words import number, percent, ranged, statements
 from sinklab.lab.studies.strength.run import KIND
 from sinklab.lab.studies.strength.study import INPUTS
 from sinklab.lab.studies.twins import no_twins, shown_by, twins_of
 
 TOKENS = 4
 """Tokens that a sentence names."""
-
-
-def summary_of(run: Run) -> pd.DataFrame:
-    """The table ``summary``. Raises NotRecorded for a run that did not come to its end."""
-    if "summary" not in run.tables:
-        raise NotRecorded(
-            f"This needs a run of strength that is finished: {run.path} is not. Resume it with "
-            "--resume."
-        )
-    return run.table("summary")
 
 
 def strength_sentences(runs: Iterable[Run]) -> list[str]:
@@ -52,7 +42,9 @@ def strength_sentences(runs: Iterable[Run]) -> list[str]:
 
 
 def _of_one(run: Run, told: Callable[..., list[str]]) -> list[str]:
-    name, lines, classes = run.info.model["name"], summary_of(run), run.table("classes")
+    name = run.info.model["name"]
+    lines = finished(run, "summary")
+    classes = run.table("classes")
     others = {
         kind: percent(float(run.table(of_twin("summary", kind))["sink"].iloc[0]))
         for kind in twins_of(run)
@@ -60,7 +52,9 @@ def _of_one(run: Run, told: Callable[..., list[str]]) -> list[str]:
     plain = (lines["input"] == "natural") & ~lines["start"]
     strengths, places = [], []
     for number_of, line in lines[plain | (lines["ratio"] == 0)].iterrows():
-        controls = shown_by(others) if plain[number_of] and line["ratio"] == 0 else ""
+        controls = ""
+        if plain[number_of] and line["ratio"] == 0:
+            controls = shown_by(others)
         strengths += told("strength", name, line, run.info.settings["epsilon"], controls)
         if plain[number_of]:
             of_kind = classes[(classes[KIND] == line[KIND].tolist()).all(axis=1)]
@@ -70,12 +64,8 @@ def _of_one(run: Run, told: Callable[..., list[str]]) -> list[str]:
 
 def published() -> pd.DataFrame:
     """Sink₁^ε of other models as published, in per cent: name, natural, random, repeat, source."""
-    text = (
-        resources.files("sinklab.lab.studies.strength")
-        .joinpath("published.toml")
-        .read_text("utf-8")
-    )
-    table = tomllib.loads(text)
+    file = resources.files("sinklab.lab.studies.strength") / "published.toml"
+    table = tomllib.loads(file.read_text("utf-8"))
     return pd.DataFrame(table["rows"], columns=table["columns"])
 
 
@@ -83,37 +73,26 @@ def published_table() -> pd.DataFrame:
     """Published numbers as text for people."""
     table = published()
     for name in INPUTS:
-        table[name] = [("–" if pd.isna(value) else f"{value:.1f} %") for value in table[name]]
+        table[name] = table[name].map("{:.1f} %".format).where(table[name].notna(), "–")
     return table
 
 
 def strength_table(run: Run) -> pd.DataFrame:
     """A line per kind of sequence, as text for people; the numbers are the table ``summary``."""
-    lines = summary_of(run)
+    lines = finished(run, "summary")
     text: dict[str, Any] = {"sequences": lines["input"]}
     text["start token"] = lines["start"].map({True: "yes", False: "no"})
     if (lines["ratio"] > 0).any():
         text["masked"] = lines["ratio"].map(percent)
     text["first token strong"] = lines["sink"].map(percent)
-    text["by sequence"] = lines.apply(
-        _with_interval, axis=1, value="sink_by_text", low="low", high="high"
-    )
-    text["strongest key strong"] = lines.apply(
-        _with_interval, axis=1, value="strong", low="strong_low", high="strong_high"
-    )
+    lines = lines.rename(columns={"low": "sink_by_text_low", "high": "sink_by_text_high"})
+    how = {"axis": 1, "form": percent}
+    text["by sequence"] = lines.apply(ranged, name="sink_by_text", **how)
+    text["strongest key strong"] = lines.apply(ranged, name="strong", **how)
     text["its share"] = lines["strongest"].map(percent)
-    text["on the first token"] = lines["at_first"].map(
-        lambda share: "–" if pd.isna(share) else percent(share)
-    )
-    text["massive activation"] = lines["activation"].map(lambda ratio: f"{number(ratio, 3)} ×")
+    text["on the first token"] = lines["at_first"].map(percent)
+    text["massive activation"] = lines["activation"].map(number) + " ×"
     return pd.DataFrame(text)
-
-
-def _with_interval(line: pd.Series, value: str, low: str, high: str) -> str:
-    shown = percent(line[value])
-    return (
-        shown if pd.isna(line[low]) else f"{shown} ({percent(line[low])} … {percent(line[high])})"
-    )
 
 
 @figure(
@@ -162,17 +141,12 @@ def _written(run: Run, formats: Iterable[str]) -> list[Path]:
         f"\n{readings_of(run)}\n\nPublished, read in the first "
         f"way:\n\n{markdown(published_table())}"
     )
-    text = write_page(
-        run.path / "strength.md", strength_table(run), strength_sentences([run]), more
-    )
-    numbers = run.path / "strength.csv"
-    write_beside(numbers, lambda path: summary_of(run).to_csv(path, index=False))
-    page = strength_page(run)
+    stem = run.path / "strength"
     return [
-        page,
-        text,
-        numbers,
-        *save_figure(lambda: strength_figure(run), run.path / "strength", formats),
+        strength_page(run),
+        write_page(stem.with_suffix(".md"), strength_table(run), strength_sentences([run]), more),
+        write_csv(stem.with_suffix(".csv"), finished(run, "summary")),
+        *save_figure(partial(strength_figure, run), stem, formats),
     ]
 
 
@@ -219,19 +193,21 @@ def _part(anchor: str, title: str, how: str, card: Card) -> Part:
 
 def _kind_of(run: Run) -> str:
     """The kind of sequence that the picture shows, in words."""
-    line = summary_of(run).iloc[0]
+    line = finished(run, "summary").iloc[0]
     words = f"{line['rows']} sequences ({line['input']})"
     if line["start"]:
         words += " behind the start token"
-    return words if line["ratio"] == 0 else f"{words}, {percent(line['ratio'])} masked"
+    if line["ratio"]:
+        words += f", {percent(line['ratio'])} masked"
+    return words
 
 
 def _beside_published(run: Run) -> pd.DataFrame:
     """The published numbers below those of this run, of unmasked sequences without a start
     token.
     """
-    lines = summary_of(run)
+    lines = finished(run, "summary")
     plain = lines[~lines["start"] & (lines["ratio"] == 0)].set_index("input")["sink"]
-    own = {name: percent(plain[name]) if name in plain else "–" for name in INPUTS}
+    own = plain.reindex(INPUTS).map(percent).to_dict()
     first = pd.DataFrame([{"name": run.info.model["name"], **own, "source": "this run"}])
     return pd.concat([first, published_table()]).rename(columns={"name": "model"})

@@ -23,7 +23,7 @@ from sinklab.lab.checkpoints.tokens import special_roles, token_text
 from sinklab.lab.data.corpora import corpus_documents
 from sinklab.lab.data.rows import encode_texts, place_generator
 from sinklab.lab.studies.base import check_fits, heldout_text
-from sinklab.lab.studies.processes import Progress
+from sinklab.lab.studies.processes import Progress, nothing
 from sinklab.lab.studies.scored import Arm, Block, Rows, Trial
 from sinklab.lab.studies.strength.study import INPUTS, StrengthSettings
 
@@ -56,7 +56,9 @@ class Cell:
         words = f"{len(self.ids_RT)} sequences, {self.input}"
         if self.start:
             words += ", behind the start token"
-        return f"{words}, {self.ratio:.0%} masked" if self.ratio else words
+        if self.ratio:
+            words += f", {self.ratio:.0%} masked"
+        return words
 
 
 def read_samples(loaded: Loaded, settings: StrengthSettings, progress: Progress) -> dict[Arm, Cell]:
@@ -69,16 +71,16 @@ def read_samples(loaded: Loaded, settings: StrengthSettings, progress: Progress)
     loaded.needed_tokenizer()
     check_fits(loaded, "strength", settings.length, "choose a smaller length")
     start_id = loaded.special.bos
-    starts = [
-        start == "start" for start in settings.starts if start == "raw" or start_id is not None
-    ]
+    starts = [start for start in settings.starts if start == "raw" or start_id is not None]
     if not starts:
         raise ValueError(f"{loaded.name} has no start token to put in front; choose --starts raw")
-    ratios = settings.ratios if loaded.family == "diffusion" else (0.0,)
+    ratios: Sequence[float] = (0.0,)
+    if loaded.family == "diffusion":
+        ratios = settings.ratios
     cells: dict[Arm, Cell] = {}
     for name in settings.inputs:
         raw_RT = sequences(loaded, settings, name)
-        for start in starts:
+        for start in (each == "start" for each in starts):
             ids_RT = raw_RT
             if start:
                 first_R1 = torch.full((len(raw_RT), 1), int(start_id or 0))
@@ -111,7 +113,7 @@ def sequences(loaded: Loaded, settings: StrengthSettings, name: str) -> Tensor:
         return natural_rows(loaded, settings)
     known = torch.tensor(text_ids(loaded))
     generator = place_generator(settings.seed, INPUTS.index(name))
-    drawn = settings.length if name == "random" else 1
+    drawn = {"random": settings.length, "repeat": 1}[name]
     places_RT = torch.randint(len(known), (settings.rows, drawn), generator=generator)
     return known[places_RT].expand(settings.rows, settings.length).contiguous()
 
@@ -139,11 +141,8 @@ def text_ids(loaded: Loaded) -> list[int]:
     """Every id that stands for text: those of the tokenizer that are not special and have a row in
     the embedding.
     """
-    special, config = special_roles(loaded), loaded.model.config
-    known = sorted(set(loaded.needed_tokenizer().get_vocab().values()))
-    return [
-        token_id for token_id in known if token_id not in special and token_id < config.vocab_size
-    ]
+    known = set(loaded.needed_tokenizer().get_vocab().values()) - set(special_roles(loaded))
+    return sorted(token_id for token_id in known if token_id < loaded.model.config.vocab_size)
 
 
 def masked(loaded: Loaded, ids_RT: Tensor, ratio: float, start: bool, seed: int) -> Tensor:
@@ -181,7 +180,7 @@ def measure(trial: Trial) -> Rows:
 
 @torch.inference_mode()
 def read(
-    loaded: Loaded, cell: Cell, size: int, count: Callable[[], object] | None = None
+    loaded: Loaded, cell: Cell, size: int, count: Callable[[], object] = nothing
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Lines of both tables for the sequences of a kind."""
     strengths, activations = [], []
@@ -196,8 +195,7 @@ def read(
         weights["row"] += start
         strengths.append(weights)
         activations.append(_activations(greatest_BLN, start))
-        if count is not None:
-            count()
+        count()
     tables = [pd.concat(parts, ignore_index=True) for parts in (strengths, activations)]
     for table in tables:
         for place, (name, value) in enumerate(cell.names.items()):
@@ -232,8 +230,11 @@ def _weights(
     named_BK = np.pad(ids_BT, ((0, 0), (added, 0)), constant_values=ADDED)
     token_BLH = np.take_along_axis(named_BK[:, None, None], at_BLH[..., None], axis=-1)[..., 0]
     row, layer, head = np.indices((batch, layers, heads)).reshape(3, -1)
-    columns = {"row": row, "layer": layer, "head": head, "first": first_BLH.ravel()}
-    columns |= {
+    columns = {
+        "row": row,
+        "layer": layer,
+        "head": head,
+        "first": first_BLH.ravel(),
         "strongest": strongest_BLH.ravel(),
         "at": at_BLH.ravel() - added,
         "token_id": token_BLH.ravel(),
@@ -246,13 +247,15 @@ def _activations(numbers_BLN: np.ndarray, start: int) -> pd.DataFrame:
     value, channel, position, ratio = range(4)
     layer_B = np.nan_to_num(numbers_BLN[..., ratio]).argmax(1)
     chosen_BN = numbers_BLN[np.arange(len(layer_B)), layer_B]
-    columns = {"row": start + np.arange(len(layer_B)), "ratio_to_median": chosen_BN[:, ratio]}
-    columns |= {
+    columns = {
+        "row": start + np.arange(len(layer_B)),
+        "ratio_to_median": chosen_BN[:, ratio],
         "value": chosen_BN[:, value],
         "layer": layer_B,
         "channel": chosen_BN[:, channel].astype(int),
+        "position": chosen_BN[:, position].astype(int),
     }
-    return pd.DataFrame(columns | {"position": chosen_BN[:, position].astype(int)})
+    return pd.DataFrame(columns)
 
 
 def contrasts(trial: Trial, rows: Rows) -> dict[str, pd.DataFrame]:
@@ -295,14 +298,21 @@ def summary(table: pd.DataFrame, activations: pd.DataFrame, epsilon: float) -> p
         sink, strong = mean_over(by_text["is_sink"]), mean_over(by_text["is_strong"])
         (low, high), (strong_low, strong_high) = np.clip([sink.interval, strong.interval], 0, 1)
         spikes = activations[(activations[KIND] == list(names)).all(axis=1)]
-        line = dict(zip(KIND, names, strict=True))
-        line |= {"sink": (means > epsilon).mean(), "sink_by_text": sink.value}
-        line |= {"low": low, "high": high, "first": part["first"].mean()}
-        line |= {"strong": strong.value, "strong_low": strong_low, "strong_high": strong_high}
-        line |= {"strongest": part["strongest"].mean()}
-        line |= {"at_first": (part.loc[flagged["is_strong"], "at"] == 0).mean()}
-        line |= {"activation": spikes["ratio_to_median"].median(), "rows": part["row"].nunique()}
-        rows.append(line)
+        line = {
+            "sink": (means > epsilon).mean(),
+            "sink_by_text": sink.value,
+            "low": low,
+            "high": high,
+            "first": part["first"].mean(),
+            "strong": strong.value,
+            "strong_low": strong_low,
+            "strong_high": strong_high,
+            "strongest": part["strongest"].mean(),
+            "at_first": (part.loc[flagged["is_strong"], "at"] == 0).mean(),
+            "activation": spikes["ratio_to_median"].median(),
+            "rows": len(by_text),
+        }
+        rows.append(dict(zip(KIND, names, strict=True)) | line)
     return pd.DataFrame(rows)
 
 
@@ -312,12 +322,17 @@ def classes(table: pd.DataFrame, loaded: Loaded, epsilon: float) -> pd.DataFrame
     """
     strong = table[table["strongest"] > epsilon]
     counts = strong.groupby([*KIND, "token_id"], sort=False).size().rename("heads").reset_index()
-    roles = special_roles(loaded)
-    ids = counts["token_id"].tolist()
-    texts = ["added sink" if one == ADDED else token_text(loaded.tokenizer, one) for one in ids]
-    specials = ["sink" if one == ADDED else roles.get(one, "") for one in ids]
+    roles = special_roles(loaded) | {ADDED: "sink"}
+    texts = []
+    for one in counts["token_id"]:
+        text = "added sink"
+        if one != ADDED:
+            text = token_text(loaded.tokenizer, one)
+        texts.append(text)
     counts["token"] = texts
-    counts["class"] = token_classes(texts, specials) if ids else pd.Series(dtype=object)
+    counts["class"] = pd.Series(dtype=object)
+    if texts:
+        counts["class"] = token_classes(texts, [roles.get(one, "") for one in counts["token_id"]])
     counts["share"] = counts["heads"] / counts.groupby(KIND, sort=False)["heads"].transform("sum")
     return counts.sort_values(
         [*KIND, "share"], ascending=[True, True, True, False], kind="stable"

@@ -57,8 +57,12 @@ class Selection:
         _numbers("the head of maps", tuple(head for _, _, head in settings.map_keys), heads)
         # if some layers see a window alone, record those that see everything
         wanted = settings.layers or getattr(config, "global_layers", None) or ()
-        chosen = _numbers("layers", wanted, layers), _numbers("heads", settings.heads, heads)
-        return cls(*chosen, layers, heads)
+        return cls(
+            _numbers("layers", wanted, layers),
+            _numbers("heads", settings.heads, heads),
+            layers,
+            heads,
+        )
 
     def for_trace(self) -> dict[str, Any]:
         """Arguments of `trace` that select; none if everything is recorded."""
@@ -94,21 +98,20 @@ class Recorder:
         self._by_rows = not task.is_diffusion and not task.settings.full_forward
         """a step has one new query"""
         self._by_last_row = self._by_rows and last_row
-        self._so_far = None if task.is_diffusion or self._by_last_row else SoFar()
+        self._so_far = None
+        if not (task.is_diffusion or self._by_last_row):
+            self._so_far = SoFar()
         self._added = int(getattr(task.loaded.model.config, "sink_count", 0) or 0)
         self._traced = self._names(task.settings.statistics)
-        self._kinds = kinds = {name: statistics.parse(name) for name in self._traced}
+        self._kinds = {name: statistics.parse(name) for name in self._traced}
+        kinds = self._kinds.items()
         self._axes = {
-            name: tuple(axis for axis in kind.axes if axis != "batch")
-            for name, kind in kinds.items()
+            name: tuple(axis for axis in kind.axes if axis != "batch") for name, kind in kinds
         }
-        by_state = any(kind.needs_canvas or "position" in kind.axes for kind in kinds.values())
+        by_state = any(kind.needs_canvas or "position" in kind.axes for _, kind in kinds)
         # the last row of a text that grows is one query of known state
         self._needs_states = by_state and not self._by_rows
-        layers = list(selection.layers)
-        self._after_L = np.array(
-            [layers.index(layer + 1) if layer + 1 in layers else -1 for layer in layers]
-        )
+        self._after_L = pd.Index(selection.layers).get_indexer(np.array(selection.layers) + 1)
         """place of the layer behind each one, -1 if it is not recorded"""
         self._steps: list[dict[str, np.ndarray]] = []
         self._tables = defaultdict[str, list[dict[str, Any]]](list)
@@ -122,15 +125,12 @@ class Recorder:
             names += ["last_row", "received_by_window"]
         if self._by_rows:
             names = [name for name in names if not statistics.parse(name).needs_canvas]
-            names = [
-                "last_row" if name == "received" and self._by_last_row else name for name in names
-            ]
-            return tuple(dict.fromkeys(names))
-        if "main_by_state" in wanted:
-            names += [
-                "received_by_state",
-                *(["received_from_masked"] if self._task.is_diffusion else []),
-            ]
+            if self._by_last_row:
+                names = [{"received": "last_row"}.get(name, name) for name in names]
+        elif "main_by_state" in wanted:
+            names.append("received_by_state")
+            if self._task.is_diffusion:
+                names.append("received_from_masked")
         return tuple(dict.fromkeys(names))
 
     def needs(self, step: int) -> bool:
@@ -169,16 +169,19 @@ class Recorder:
         layers = self._selection.of_layers
         return [(layer % layers, head) for number, layer, head in keys if number == step]
 
-    _own_canvas = cached_property[Canvas](lambda recorder: recorder._task.canvas())
+    @cached_property
+    def _own_canvas(self) -> Canvas:
+        return self._task.canvas()
 
     def _canvas(self, step: int, rows: int) -> Any:
         task = self._task
         if task.is_diffusion:
             canvas = self._own_canvas
-            over = {
-                name: getattr(canvas, name).expand(rows, -1) for name in ("open_BS", "attention_BS")
-            }
-            return SimpleNamespace(**over, mask_id=canvas.mask_id)
+            return SimpleNamespace(
+                open_BS=canvas.open_BS.expand(rows, -1),
+                attention_BS=canvas.attention_BS.expand(rows, -1),
+                mask_id=canvas.mask_id,
+            )
         # an autoregressive model has no mask: the open positions are those that it wrote
         start = len(task.started())
         open_1S = torch.arange(start + step)[None] >= start
@@ -202,7 +205,9 @@ class Recorder:
                 return value[..., : self._added + length]
             return value
 
-        main = "last_row" if self._by_last_row else "received"
+        main = "received"
+        if self._by_last_row:
+            main = "last_row"
         received_LHK = first(main)
         visible_K = recording.visible[0][row].float().numpy()[: received_LHK.shape[-1]]
         ran = int(visible_K.max())
@@ -220,22 +225,14 @@ class Recorder:
         if {"main_by_state", "received_by_state"} & self._wanted:
             step |= self._by_state(first, recording, row, moment.state_S)
         self._of_states(first, step, moment.state_S)
-        for name, axes in self._axes.items():
-            if name in (main, "received_by_state") or name not in self._wanted:
-                continue
-            if self._kinds[name].columns:
-                self._of_table(name, first(name), step, moment.state_S)
-                continue
-            step[name] = first(name)
-            if "position" in axes:
-                state_Q = (
-                    moment.state_S[-1:] if self._by_rows else recording.query_state[0][row].numpy()
-                )
-                # after a first forward over the whole prompt, a last row is the last query
-                rows_Q = np.moveaxis(step[name], axes.index("position"), -1)[..., -len(state_Q) :]
-                step[name] = _means(rows_Q, state_Q)
-        # each step of an autoregressive text has one new query, however many ran
-        self.queries[moment.index] = 1 if self._by_rows else ran
+        state_Q = moment.state_S[-1:]
+        if self._needs_states:
+            state_Q = recording.query_state[0][row].numpy()
+        self._of_others(first, step, main, moment.state_S, state_Q)
+        self.queries[moment.index] = ran
+        if self._by_rows:
+            # each step of an autoregressive text has one new query, however many ran
+            self.queries[moment.index] = 1
         self._steps.append(
             {name: _narrowed(name, np.asarray(value)) for name, value in step.items()}
         )
@@ -243,6 +240,29 @@ class Recorder:
             self.maps[f"step{moment.index}-layer{layer}-head{head}"] = (
                 recording.map(0, layer, head)[0].float().numpy()
             )
+
+    def _of_others(
+        self,
+        first: First,
+        step: dict[str, Any],
+        main: str,
+        state_S: np.ndarray,
+        state_Q: np.ndarray,
+    ) -> None:
+        """Statistics beside the main one and those by state; means over the queries of each
+        state.
+        """
+        for name, axes in self._axes.items():
+            if name in (main, "received_by_state") or name not in self._wanted:
+                continue
+            if self._kinds[name].columns:
+                self._of_table(name, first(name), step, state_S)
+                continue
+            step[name] = first(name)
+            if "position" in axes:
+                # after a first forward over the whole prompt, a last row is the last query
+                rows_Q = np.moveaxis(step[name], axes.index("position"), -1)[..., -len(state_Q) :]
+                step[name] = _means(rows_Q, state_Q)
 
     def _by_state(
         self, first: First, recording: Recording, row: int, state_S: np.ndarray
@@ -268,9 +288,8 @@ class Recorder:
                 weight_GLHK = mean_weight(by_state_GLHK, seen_GK[:, None, None])
             main_GLH = main_sink(weight_GLHK)
             found["main_by_state"] = np.where(ran_GLH, main_GLH, -1).astype(np.int32)
-            share_GLH = np.take_along_axis(weight_GLHK, np.maximum(main_GLH, 0)[..., None], -1)[
-                ..., 0
-            ]
+            at_GLH1 = np.maximum(main_GLH, 0)[..., None]
+            share_GLH = np.take_along_axis(weight_GLHK, at_GLH1, -1)[..., 0]
             found["share_by_state"] = np.where(ran_GLH, share_GLH, np.nan)
         if "received_by_state" in self._wanted:
             found["received_by_state"] = by_state_GLHK
@@ -288,8 +307,12 @@ class Recorder:
         per_key |= {name: first(name) for name in ("value_norm", "key_norm") if name in self._axes}
         for state in np.unique(state_S):
             here_S = state_S == state
-            rows = {"step": step["step_number"], "layer": np.array(self._selection.layers)}
-            rows |= {"state": np.array(STATES[state], object), "positions": here_S.sum()}
+            rows = {
+                "step": step["step_number"],
+                "layer": np.array(self._selection.layers),
+                "state": np.array(STATES[state], object),
+                "positions": here_S.sum(),
+            }
             for name, values_LK in per_key.items():
                 here_LS = values_LK[:, -len(state_S) :][:, here_S]
                 rows[name] = ratio(np.nansum(here_LS, 1), (~np.isnan(here_LS)).sum(1))
@@ -379,9 +402,10 @@ class Recorder:
 
 def _means(rows_Q: np.ndarray, state_Q: np.ndarray) -> np.ndarray:
     """Means over the queries of each state, (G, …) of (…, Q); NaN for a state that has none."""
-    nothing = np.full(rows_Q.shape[:-1], np.nan)
-    there = [state_Q == state for state in range(len(STATES))]
-    return np.stack([rows_Q[..., here_Q].mean(-1) if here_Q.any() else nothing for here_Q in there])
+    means = np.full((len(STATES), *rows_Q.shape[:-1]), np.nan)
+    for state in np.unique(state_Q):
+        means[state] = rows_Q[..., state_Q == state].mean(-1)
+    return means
 
 
 def _narrowed(name: str, array: np.ndarray) -> np.ndarray:
@@ -389,8 +413,10 @@ def _narrowed(name: str, array: np.ndarray) -> np.ndarray:
         return array
     with np.errstate(over="ignore"):
         narrow = array.astype(np.float16)
-    # the writer widens, with a warning, numbers that half precision cannot hold
-    return array if np.any(np.isinf(narrow) & np.isfinite(array)) else narrow
+    if np.any(np.isinf(narrow) & np.isfinite(array)):
+        # the writer widens, with a warning, numbers that half precision cannot hold
+        return array
+    return narrow
 
 
 class SoFar:

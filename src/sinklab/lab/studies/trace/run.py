@@ -90,9 +90,11 @@ def write_sample(
         samples = np.full(len(removals["forward"]), sample)
         run.table("removals", {"sample": samples, **removals}, part=sample)
     generations = [_generation(task, sample, moments, 0, log)]
+    selector = None
+    if not task.is_diffusion:
+        selector = "last_row"
     for k in task.settings.mask_sinks:
         meter.stage(f"writing sample {sample + 1} again with {k} sinks blocked")
-        selector = None if task.is_diffusion else "last_row"
         edited, edited_log = follow(task, meter, None, MaskSinks(k=k, selector=selector))
         generations.append(_generation(task, sample, edited, k, edited_log))
     if task.settings.truncate:
@@ -130,11 +132,8 @@ def _write_truncated(
         if recorder is not None:
             added = score_LHK.shape[-1] - len(last.ids_S)
             keys = slice(added + stretch.start, added + stretch.stop)
-            run.table(
-                "truncation",
-                truncation_table(recorder.arrays(), keys, selection, sample),
-                part=sample,
-            )
+            table = truncation_table(recorder.arrays(), keys, selection, sample)
+            run.table("truncation", table, part=sample)
         written = moments[-1].written
         text = {
             "sample": sample,
@@ -154,21 +153,17 @@ def _write_truncated(
         meter.stage(f"sample {sample + 1} has no stretch with few sinks to block as the control")
         meter.end()
     elif hidden[0].sinks and not task.edits and len(whole) > cut:
-        columns = token_costs(task, whole, cut, hidden)
-        run.table(
-            "recovery", {"sample": np.full(len(columns["step"]), sample), **columns}, part=sample
-        )
+        run.table("recovery", token_costs(task, whole, cut, hidden, sample), part=sample)
 
 
 def agreement(one: np.ndarray, other: np.ndarray) -> float:
     """The share of positions at which two completions hold the same token; the longer one
     counts.
     """
-    same = sum(mine == theirs for mine, theirs in zip(one, other, strict=False))
-    longer = max(len(one), len(other))
-    if not longer:
+    if not len(one) and not len(other):
         return 1.0
-    return float(same / longer)
+    same = sum(mine == theirs for mine, theirs in zip(one, other, strict=False))
+    return float(same / max(len(one), len(other)))
 
 
 def _generation(
@@ -224,9 +219,7 @@ def _tokens(
     lengths = [len(moment.ids_S) for moment in kept]
     ids = np.concatenate([np.empty(0, np.int64), *(moment.ids_S for moment in kept)])
     states = np.concatenate([np.empty(0, np.int8), *(moment.state_S for moment in kept)])
-    positions = np.concatenate(
-        [np.empty(0, np.int32), *(np.arange(length, dtype=np.int32) for length in lengths)]
-    )
+    positions = np.concatenate([np.empty(0, np.int32), *map(np.arange, lengths)], dtype=np.int32)
     different, number = np.unique(ids, return_inverse=True)
     texts = [token_text(task.loaded.tokenizer, one) for one in different.tolist()]
     special = [roles.get(one, "") for one in different.tolist()]

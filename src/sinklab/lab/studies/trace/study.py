@@ -110,19 +110,16 @@ class StudySettings(DecodingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = STATISTICS if "all" in self.statistics else ("received", *self.statistics)
+        names = ("received", *self.statistics)
+        if "all" in names:
+            names = STATISTICS
+        mine = [name for name in STATISTICS if name in names]
         for name in names:
-            if name not in STATISTICS and name.partition(":")[0] not in known_statistics:
-                raise unknown("statistic", name, {*STATISTICS, *known_statistics, "all"})
-        # as the trace labels them: "k=3" of a field that is a float is "k=3.0"
-        names = tuple(
-            n if n in STATISTICS else known_statistics.as_text(known_statistics.parse(n))
-            for n in names
-        )
-        mine = (
-            *(name for name in STATISTICS if name in names),
-            *(name for name in names if name not in STATISTICS),
-        )
+            if name not in STATISTICS:
+                if name.partition(":")[0] not in known_statistics:
+                    raise unknown("statistic", name, {*STATISTICS, *known_statistics, "all"})
+                # as the trace labels them: "k=3" of a field that is a float is "k=3.0"
+                mine.append(known_statistics.as_text(known_statistics.parse(name)))
         object.__setattr__(self, "statistics", tuple(dict.fromkeys(mine)))
         if self.only_steps and self.every > 1:
             raise ValueError(
@@ -193,18 +190,17 @@ class Trace(Study):
         # a token of text has some four letters
         longest = max(map(len, settings.prompts), default=0) // 4
         steps = settings.steps or settings.new_tokens or longest
-        written = (
-            1
-            if info.family == "autoregressive" and not settings.full_forward
-            else settings.new_tokens
-        )
-        positions = max(1, written + (0 if written == 1 else longest))
+        positions = 1
+        if settings.full_forward or info.family != "autoregressive":
+            positions = max(1, settings.new_tokens + longest)
         passes = (1 + 2 * len({*settings.ks} - {0})) * (settings.heldout != "")
         scored = passes * settings.heldout_rows * settings.heldout_length // positions
         # guidance reads twice
-        evaluations = texts * steps * (2 if settings.cfg_scale else 1) + scored
+        evaluations = texts * steps * (1 + bool(settings.cfg_scale)) + scored
         words = f"{texts} text{'s' * (texts != 1)} × {steps} steps"
-        first = own / texts * (evaluations - scored) / evaluations if texts else 1.0
+        first = 1.0
+        if texts:
+            first = own / texts * (evaluations - scored) / evaluations
         return Amount(words, evaluations, positions, is_watched=True, first=first)
 
     def samples(self, plan: Any) -> int:

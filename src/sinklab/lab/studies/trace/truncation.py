@@ -75,18 +75,15 @@ def stretches(score_LHK: np.ndarray, written_S: np.ndarray) -> list[Stretch]:
     text_LHS = np.maximum(score_LHK[..., -length:], 0)
     sinks_LHS = text_LHS > DEFAULT.threshold(np.array([length]))
     drawn_S = np.where(sinks_LHS, text_LHS, 0).sum((0, 1))
-    main = int((drawn_S if drawn_S.any() else text_LHS.sum((0, 1))).argmax())
+    if not drawn_S.any():
+        drawn_S = text_LHS.sum((0, 1))
+    main = int(drawn_S.argmax())
     share_S = (text_LHS / np.maximum(score_LHK, 0).sum(-1, keepdims=True)).mean((0, 1))
 
     def stretch(arm: str, start: int) -> Stretch:
         place = slice(start, start + width)
-        return Stretch(
-            arm,
-            start,
-            start + width,
-            float(share_S[place].sum()),
-            float(sinks_LHS[..., place].any(-1).mean()),
-        )
+        share = float(share_S[place].sum())
+        return Stretch(arm, start, place.stop, share, float(sinks_LHS[..., place].any(-1).mean()))
 
     def written(one: Stretch) -> float:
         return float(written_S[one.place].mean())
@@ -165,7 +162,7 @@ def looked_at(task: Task, selection: Selection, moment: Moment) -> np.ndarray:
 
 
 def token_costs(
-    task: Task, whole: list[Moment], cut: int, hidden: list[Stretch]
+    task: Task, whole: list[Moment], cut: int, hidden: list[Stretch], sample: int
 ) -> dict[str, np.ndarray]:
     """The tokens that a text gets from step ``cut`` on, and how likely the model finds them as it
     is and with less.
@@ -174,27 +171,36 @@ def token_costs(
     cache and guidance. Tokens behind an end of text, and those inside of a stretch, do not count.
 
     Returns:
-        columns step, position, token_id; logprob, in nats; and logprob_sink, logprob_control with a
-        stretch blocked.
+        columns sample, step, position, token_id; logprob, in nats; and logprob_sink,
+        logprob_control with a stretch blocked.
     """
     states_S = whole[-1].state_S
     ids_S = whole[-1].ids_S
-    started = int((states_S == 2).sum()) if task.is_diffusion else len(task.started())
-    text = np.concatenate([ids_S[:started], whole[-1].written])
-    ends = np.flatnonzero(np.isin(text[started:], [*stop_ids(task.loaded)]))
-    counts_S = np.arange(len(text)) < (started + ends[0] + 1 if len(ends) else len(text))
-    for stretch in hidden:
-        counts_S[stretch.place] = False
     read = [moment.ids_S for moment in whole[cut:]]
     if task.is_diffusion:
+        logits_of = _denoised
+        started = int((states_S == 2).sum())
+        text = np.concatenate([ids_S[:started], whole[-1].written])
         after = [*read[1:], text]
         new = [(one != other) & (other == text) for one, other in zip(read, after, strict=True)]
     else:
+        logits_of = _continued
+        started = len(task.started())
+        text = np.concatenate([ids_S[:started], whole[-1].written])
         new = [np.arange(len(text)) == len(one) for one in read]
+    counts_S = np.ones(len(text), bool)
+    for end in np.flatnonzero(np.isin(text[started:], [*stop_ids(task.loaded)]))[:1]:
+        counts_S[started + end + 1 :] = False
+    for stretch in hidden:
+        counts_S[stretch.place] = False
     new_TS = np.stack(new) & counts_S
     step_M, position_M = new_TS.nonzero()
-    columns = {"step": step_M + cut, "position": position_M, "token_id": text[position_M]}
-    logits_of = _denoised if task.is_diffusion else _continued
+    columns = {
+        "sample": np.full(len(step_M), sample),
+        "step": step_M + cut,
+        "position": position_M,
+        "token_id": text[position_M],
+    }
     arms: list[tuple[str, Stretch | None]] = [("", None), *((f"_{one.arm}", one) for one in hidden)]
     for name, gone in arms:
         found = [

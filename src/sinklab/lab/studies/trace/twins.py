@@ -27,6 +27,7 @@ from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, needs_clean_pass
 from sinklab.lab.studies import twins
 from sinklab.lab.studies.base import Work
+from sinklab.lab.studies.processes import nothing
 from sinklab.lab.studies.trace.recording import Recorder, Selection
 from sinklab.lab.studies.trace.run import score
 from sinklab.lab.studies.trace.truncation import Stretch, token_costs, truncation_table
@@ -88,11 +89,8 @@ def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) 
     keys = slice(added + hidden[0].start, added + hidden[0].stop)
     edit = TruncateContext(hidden[0].start, hidden[0].stop, step=1)
     arrays = retraced(task, rest, work.plan.selection, edit, last_row=True).arrays()
-    work.run.table(
-        of_twin("truncation", kind),
-        truncation_table(arrays, keys, work.plan.selection, sample),
-        part=sample,
-    )
+    table = truncation_table(arrays, keys, work.plan.selection, sample)
+    work.run.table(of_twin("truncation", kind), table, part=sample)
     if (
         len(hidden) == 2
         and hidden[0].sinks
@@ -100,12 +98,9 @@ def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) 
         and tokens["step"].nunique() == steps > cut
     ):
         whole = [_moment(int(step), rows) for step, rows in tokens.groupby("step")]
-        written = (
-            done.table("generations", part=sample).query("masked_sinks == 0")["token_ids"].iloc[0]
-        )
-        whole[-1] = replace(whole[-1], written=np.asarray(written))
-        columns = token_costs(task, whole, cut, hidden)
-        columns = {"sample": np.full(len(columns["step"]), sample), **columns}
+        texts = done.table("generations", part=sample).query("masked_sinks == 0")
+        whole[-1] = replace(whole[-1], written=np.asarray(texts["token_ids"].iloc[0]))
+        columns = token_costs(task, whole, cut, hidden, sample)
         work.run.table(of_twin("recovery", kind), columns, part=sample)
 
 
@@ -115,7 +110,7 @@ def retraced(
     selection: Selection,
     *more_edits: Any,
     last_row: bool = False,
-    progress: Callable[[], object] = lambda: None,
+    progress: Callable[[], object] = nothing,
 ) -> Recorder:
     """Trace the task's model on canvases that are there: nothing is chosen or written.
 
@@ -130,14 +125,16 @@ def retraced(
     )
     edits = *task.edits, *more_edits
     moments = [_moment(int(step), rows) for step, rows in tokens.groupby("step")]
-    alone = bool(edits) or task.settings.full_forward or task.settings.values()["cache"] is not None
-    size = 1 if alone else CANVASES
-    run = _denoising(task) if task.is_diffusion else _continuing(task)
-    with (
-        intervene(task.loaded.model, *edits, measure=False, allow_idle=True)
-        if edits
-        else nullcontext() as log
-    ):
+    size = CANVASES
+    if edits or task.settings.full_forward or task.settings.values()["cache"] is not None:
+        size = 1
+    run = _continuing(task)
+    if task.is_diffusion:
+        run = _denoising(task)
+    under: Any = nullcontext()
+    if edits:
+        under = intervene(task.loaded.model, *edits, measure=False, allow_idle=True)
+    with under as log:
         for start in range(0, len(moments), size):
             some = moments[start : start + size]
             rows = [torch.tensor(moment.ids_S) for moment in some]
@@ -178,8 +175,12 @@ def _denoising(task: Task) -> Callable[[Tensor], object]:
         masked_BS = canvas.open_BS & (ids_BS == canvas.mask_id)
         left_M = block_BS.expand_as(ids_BS)[masked_BS]
         # if written tokens are edited, the last canvases have no masks
-        block = int(left_M.min() if len(left_M) else block_BS.max())
-        before[:] = (block, before[1] + 1) if block == before[0] else (block, 0)
+        block = int(block_BS.max())
+        if len(left_M):
+            block = int(left_M.min())
+        before[1] += 1
+        if block != before[0]:
+            before[:] = block, 0
         evaluate(ids_BS, Places.of(masked_BS & (block_BS == block)), *before)
 
     return run
@@ -193,9 +194,9 @@ def _continuing(task: Task) -> Callable[[Tensor], object]:
     @torch.inference_mode()
     def run(ids_BS: Tensor) -> None:
         real_BS = ids_BS != _NO_ID
-        options = {"use_cache": False, "logits_to_keep": 1}
-        task.loaded.model(
-            ids_BS.clamp_min(0), attention_mask=None if real_BS.all() else real_BS.long(), **options
-        )
+        options: dict[str, Any] = {"use_cache": False, "logits_to_keep": 1}
+        if not real_BS.all():
+            options["attention_mask"] = real_BS.long()
+        task.loaded.model(ids_BS.clamp_min(0), **options)
 
     return run
