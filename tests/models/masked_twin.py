@@ -5,7 +5,6 @@ alone.
 import contextlib
 
 import torch
-from torch import nn
 
 # B batch, L text, N sinks, K = N + L
 
@@ -48,7 +47,7 @@ def masked_form(model, input_ids, attention_mask=None):
 
 
 @contextlib.contextmanager
-def _zeroed_values(decoder: nn.Module, count: int):
+def _zeroed_values(decoder, count):
     def zero(module, args, output):
         keep = torch.arange(output.shape[1])[None, :, None] >= count
         return output * keep

@@ -39,3 +39,11 @@ def kv_model(count=1, **settings):
         for parameter, std in ((model.sink_keys, 2.0), (model.sink_values, 1.0)):
             parameter.normal_(std=std, generator=torch.Generator().manual_seed(count))
     return model
+
+
+def logit_model(count=1, std=2.0, **settings):
+    """Its logits differ from head to head."""
+    model = tiny_model(sink_kind="logit", sink_count=count, **settings)
+    with torch.no_grad():
+        model.sink_logits.normal_(std=std, generator=torch.Generator().manual_seed(count))
+    return model

@@ -101,8 +101,9 @@ def test_each_block_sees_what_it_sees_when_it_is_written(variant, length, clean)
 @pytest.mark.parametrize(
     "variant", [*VARIANTS, {"clean_attention": "causal"}, {"blocks_from": "column"}], ids=str
 )
-@pytest.mark.parametrize("length", [1, 4, 64])
-@pytest.mark.parametrize("mask", [None, PADDED], ids=["", "padded"])
+@pytest.mark.parametrize(
+    "length, mask", [(1, None), (4, None), (4, PADDED), (64, PADDED)], ids=["1", "4", "4p", "64p"]
+)
 def test_the_committed_cache_changes_nothing_and_a_row_is_written_as_alone(variant, length, mask):
     model = tiny_lm(**variant, block_length=length, context=128).double()
     prompts_BP = texts(model, length=7)[0]
@@ -133,28 +134,6 @@ def test_the_committed_cache_changes_nothing_and_a_row_is_written_as_alone(varia
         assert torch.equal(alone_1S[0, -9:], written_BS[row, -9:])
 
 
-def test_a_trace_counts_what_each_query_may_see():
-    model = tiny_lm(block_length=4).double()
-    noisy_BS = texts(model)[2]
-    with trace(model) as recording:
-        model(noisy_BS)
-    model.set_attn_implementation("eager")
-    probabilities = []
-    for layer in model.model.layers:
-        layer.self_attn.register_forward_hook(
-            lambda module, args, out: probabilities.append(out[1])
-        )
-    model(noisy_BS)
-    blocks_S = torch.arange(12) // 4
-    for layer, weights_BHQK in enumerate(probabilities):
-        assert not weights_BHQK[..., blocks_S[None] > blocks_S[:, None]].any()
-        received_BHK = weights_BHQK.sum(2)
-        torch.testing.assert_close(
-            recording.received[0][:, layer].double(), received_BHK, atol=1e-6, rtol=0
-        )
-    assert recording.visible[0][0].tolist() == [12] * 4 + [8] * 4 + [4] * 4
-
-
 def test_parts_of_a_block_are_decoded_one_after_the_other():
     model = tiny_lm(block_length=4).double()
     prompts_BP = texts(model, length=6)[0]
@@ -170,28 +149,31 @@ def test_parts_of_a_block_are_decoded_one_after_the_other():
     assert torch.equal(model.generate(prompts_BP, max_new_tokens=8, block_length=2), last.ids_BS)
 
 
-def test_what_does_not_fit_is_refused():
-    blocks, full = tiny_lm(block_length=4), tiny_lm()
-    ids_BS, _, noisy_BS = texts(full)
-    with pytest.raises(ValueError, match=r"set config\.block_length"):
-        full(noisy_BS, clean=ids_BS)
-    with pytest.raises(ValueError, match="leave out visible and causal"):
-        blocks(noisy_BS, clean=ids_BS, causal=True)
-    with pytest.raises(ValueError, match="clean must be int64 of shape"):
-        blocks(noisy_BS, clean=ids_BS[:, 1:])
-    with pytest.raises(ValueError, match="parts, but block_length is 3"):
-        blocks.generate(ids_BS, max_new_tokens=4, block_length=3)
-    with pytest.raises(ValueError, match="cache 'committed' is exact"):
-        full.generate(ids_BS, max_new_tokens=4, cache="committed")
-    with pytest.raises(ValueError, match="block_length must be at least"):
+@pytest.mark.parametrize(
+    "block_length, call, message",
+    [
+        (None, lambda model, ids: model(ids, clean=ids), r"config\.block_length"),
+        (4, lambda model, ids: model(ids, clean=ids, causal=True), "causal"),
+        (4, lambda model, ids: model(ids, clean=ids[:, 1:]), "clean must be int64"),
+        (4, lambda model, ids: model.generate(ids, max_new_tokens=4, block_length=3), "3 .* of 4"),
+        (
+            None,
+            lambda model, ids: model.generate(ids, max_new_tokens=4, cache="committed"),
+            "'committed'",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(block_length, call, message):
+    model = tiny_lm(block_length=block_length)
+    with pytest.raises(ValueError, match=message):
+        call(model, texts(model)[0])
+    with pytest.raises(ValueError, match="block_length must be at least 1"):
         tiny_lm(block_length=0)
 
 
-@pytest.mark.parametrize("is_filled", [False, True])
-def test_an_added_sink_is_a_committed_block_of_its_own(is_filled):
-    """The same numbers as an ordinary token in front of the text, where the first block holds
-    nothing else: because it is a block of one, or because hidden padding fills it up. Beside other
-    text it would see more than itself.
+def test_an_added_sink_is_a_committed_block_of_its_own():
+    """The same numbers as an ordinary token in front of the text that is a block of one. Beside
+    other text it would see more than itself.
     """
     length, sink_id = 4, 5
     added = tiny_lm(sink_kind="token", sink_count=1, block_length=length).double()
@@ -200,26 +182,16 @@ def test_an_added_sink_is_a_committed_block_of_its_own(is_filled):
     ordinary.lm_head.weight = torch.nn.Parameter(added.lm_head.weight.detach().clone())
     with torch.no_grad():
         ordinary.model.embed_tokens.weight[sink_id] = added.sink_embeddings[0]
-    _, masked_BS, noisy_BS = texts(added)
+    noisy_BS = texts(added)[2]
     noisy_BS = noisy_BS.masked_fill(noisy_BS == sink_id, 6)
     expected = added(noisy_BS).logits
-    fill = length - 1 if is_filled else 0
-    front_BN = torch.full((len(noisy_BS), 1 + fill), sink_id)
-    ids_BS = torch.cat([front_BN, noisy_BS], 1)
-    if is_filled:
-        real_BS = torch.ones_like(ids_BS)
-        real_BS[:, 1:length] = 0
-        found = ordinary(ids_BS, real_BS).logits[:, length:]
-    else:
-        block_S = torch.cat([torch.tensor([-1]), torch.arange(noisy_BS.shape[1]) // length])
-        ordinary.config.block_length = None
-        found = ordinary(ids_BS, visible=block_S[:, None] >= block_S[None]).logits[:, 1:]
-    torch.testing.assert_close(found, expected)
+    ids_BS = torch.cat([torch.full((len(noisy_BS), 1), sink_id), noisy_BS], 1)
     # the block that it would share with the first tokens of the text is another model
-    ordinary.config.block_length = length
-    shared = ordinary(torch.cat([front_BN[:, :1], noisy_BS], 1)).logits[:, 1:]
-    assert (shared - expected).abs().max() > 1e-3
-    assert masked_BS.any()
+    assert (ordinary(ids_BS).logits[:, 1:] - expected).abs().max() > 1e-3
+    block_S = torch.cat([torch.tensor([-1]), torch.arange(noisy_BS.shape[1]) // length])
+    ordinary.config.block_length = None
+    found = ordinary(ids_BS, visible=block_S[:, None] >= block_S[None]).logits[:, 1:]
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def by_quota(model, prompt, new_tokens, quotas, threshold):
 
 @pytest.mark.parametrize("threshold", [0.0, 0.25, 0.5, 1.0])
 @pytest.mark.parametrize(
-    ("steps", "quotas"), [(None, [1] * 4), (1, [4]), (2, [2, 2]), (3, [2, 1, 1]), (4, [1] * 4)]
+    "steps, quotas", [(None, [1] * 4), (1, [4]), (2, [2, 2]), (3, [2, 1, 1]), (4, [1] * 4)]
 )
 def test_a_quota_is_that_of_a_whole_block(threshold, steps, quotas):
     schedule = Dynamic(threshold, steps, None if steps is None else LENGTH)
@@ -83,14 +83,6 @@ def test_a_quota_is_that_of_a_whole_block(threshold, steps, quotas):
         texts = by_quota(model, prompt, 11, quotas, threshold)
         assert [step.ids_BS[0].tolist() for step in done] == texts, seed
     assert {step.total for step in done} == {None}
-
-
-def test_the_thresholds_of_this_file_decide():
-    counts = [
-        len(steps_of(model_of(), canvas_of(PROMPTS[:1]), schedule=Dynamic(one)))
-        for one in (0.0, 0.25, 0.5, 1.0)
-    ]
-    assert counts[0] < counts[1] <= counts[2] < counts[3] == 11
 
 
 def test_a_confidence_that_is_just_the_threshold_is_not_enough():
@@ -264,50 +256,33 @@ def test_edits_are_traced_and_edited_as_other_steps_are():
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    "make, message",
     [
-        (lambda: Dynamic(steps=4), "got steps=4 and block_length=None; give both, or neither"),
-        (
-            lambda: Dynamic(steps=5, block_length=4),
-            "at least one each, got steps=5 and block_length=4",
-        ),
-        (lambda: Dynamic(threshold=1.5), "threshold must be at least 0 and at most 1"),
-        (lambda: Editing(max_post_steps=-1), "max_post_steps must be at least 0"),
-        (
-            lambda: steps_of(
-                model_of(), canvas_of([[1]]), schedule="dynamic:steps=1,block_length=2"
-            ),
-            "has a quota for blocks of 2 tokens, but one has 4; set its block_length, or decode "
-            "in blocks of 2",
-        ),
-        (
-            lambda: steps_of(model_of(), canvas_of([[1]]), schedule="dynamic", rule="random"),
-            "'dynamic' does not go with the rule RandomOrder.*gives no confidence",
-        ),
-        (
-            lambda: steps_of(
-                model_of(), canvas_of([[1]]), schedule="dynamic:threshold=1", rule="origin"
-            ),
-            "'dynamic' does not go with the rule Origin",
-        ),
-        (
-            lambda: steps_of(model_of(), canvas_of([[1]]), schedule="editing", steps=3),
-            "'editing' runs until each block is done, got steps=3",
-        ),
-        (
-            lambda: steps_of(model_of(), canvas_of([[1]]), schedule="editing", stop_ids=(60,)),
-            r"stop_ids must lie in the vocabulary, 0 to 59, got \[60\]",
-        ),
-        (
-            lambda: steps_of(model_of(), canvas_of([[1]]), schedule="editing", rule="topk_margin"),
-            "'editing' does not go with the rule TopkMargin.*gives no probability of the proposed "
-            "token",
-        ),
+        (lambda: Dynamic(steps=4), "steps=4 and block_length=None"),
+        (lambda: Dynamic(steps=5, block_length=4), "steps=5 and block_length=4"),
+        (lambda: Dynamic(threshold=1.5), "threshold"),
+        (lambda: Editing(max_post_steps=-1), "max_post_steps"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make, message):
+def test_fields_that_make_no_sense_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"schedule": "dynamic:steps=1,block_length=2"}, "of 2 tokens, but one has 4"),
+        ({"schedule": "dynamic", "rule": "random"}, "RandomOrder.*no confidence"),
+        ({"schedule": "dynamic:threshold=1", "rule": "origin"}, "Origin"),
+        ({"schedule": "editing", "steps": 3}, "steps=3"),
+        ({"schedule": "editing", "stop_ids": (60,)}, r"0 to 59, got \[60\]"),
+        ({"schedule": "editing", "rule": "topk_margin"}, "TopkMargin.*no probability"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        steps_of(model_of(), canvas_of([[1]]), **settings)
 
 
 def test_the_quota_alone_goes_with_any_order():

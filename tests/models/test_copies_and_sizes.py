@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.models.head import Head
-from tiny_diffusion import tiny_model
+from tiny_diffusion import tiny_backbone, tiny_model
+from tiny_models import checkpointed
 
 IDS = torch.arange(3, 15)[None]
 
@@ -27,19 +28,12 @@ def through_torch_save(model):
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled, through_torch_save])
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_copy_uses_its_own_gate_and_sink(duplicate, checkpointing):
+@pytest.mark.parametrize("prepare", [torch.nn.Module.eval, checkpointed])
+def test_a_copy_uses_its_own_gate_and_sink(duplicate, prepare):
     model = tiny_model(2, gate="elementwise", rope_dtype="bfloat16")
     before = model(IDS).logits
     twin = duplicate(model)
-    if checkpointing:
-        for one in (model, twin):
-            enable = (
-                getattr(one, "activation_checkpointing_enable", None)
-                or one.gradient_checkpointing_enable
-            )
-            enable({"use_reentrant": False})
-            one.train()
+    prepare(model), prepare(twin)
     assert torch.equal(twin(IDS).logits, before)
     with torch.no_grad():
         for gate in twin.gates:
@@ -93,21 +87,29 @@ def test_the_callers_backbone_config_is_left_alone():
     assert fields == config.to_dict()
 
 
-def test_unknown_keys_are_refused_with_the_near_ones():
-    backbone = tiny_model().config.backbone
-    with pytest.raises(ValueError, match="did you mean 'sink_count'"):
-        DiffusionLMConfig(backbone, sink_cuont=1)
-    with pytest.raises(ValueError, match="known are backbone, sink_kind"):
-        DiffusionLMConfig(backbone, colour="blue")
-    with pytest.raises(ValueError, match="did you mean 'mask_token_id'"):
-        DiffusionLM.from_backbone(LlamaForCausalLM(backbone), mask_tokn_id=3)
-    with pytest.raises(ValueError, match="rope_dtype must be one of"):
-        DiffusionLMConfig(backbone, rope_dtype="bf16")
-    with pytest.raises(ValueError, match="text_vocab_size must be from 1"):
-        DiffusionLMConfig(backbone, text_vocab_size=281)
-    tied = LlamaConfig(**{**backbone.to_dict(), "tie_word_embeddings": True})
-    with pytest.raises(ValueError, match="head of 279 rows"):
-        DiffusionLMConfig(tied, output_vocab_size=279)
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"sink_cuont": 1}, "'sink_count'"),
+        ({"colour": "blue"}, "'colour'"),
+        ({"rope_dtype": "bf16"}, "float32, bfloat16, .*'bf16'"),
+        ({"text_vocab_size": 281}, "280"),
+        ({"output_vocab_size": 279, "is_tied": True}, "279"),
+    ],
+)
+def test_unknown_keys_are_refused_with_the_near_ones(fields, message):
+    backbone = tiny_backbone(tie_word_embeddings=fields.pop("is_tied", False))
+    with pytest.raises(ValueError, match=message):
+        DiffusionLMConfig(backbone, **fields)
+    if "sink_cuont" in fields:
+        with pytest.raises(ValueError, match=message):
+            DiffusionLM.from_backbone(LlamaForCausalLM(backbone), **fields)
+
+
+@pytest.mark.parametrize("rows, size, message", [(280, 2, "keep at least 3"), (279, 300, "279")])
+def test_a_resize_that_cannot_be_is_refused(rows, size, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_model(output_vocab_size=rows).resize_token_embeddings(size)
 
 
 def test_what_transformers_writes_into_a_config_comes_back(tmp_path):
@@ -147,15 +149,6 @@ def test_the_vocabulary_can_be_resized(tmp_path, tied, size):
     assert torch.equal(after[..., :shared], before[..., :shared])
     model.save_pretrained(tmp_path)
     assert torch.equal(DiffusionLM.from_pretrained(tmp_path).eval()(IDS).logits, after)
-
-
-def test_a_resize_that_cannot_be_is_refused():
-    model = tiny_model()
-    mask_id = model.config.mask_token_id
-    with pytest.raises(ValueError, match=rf"\(id {mask_id}\); keep at least {mask_id + 1}"):
-        model.resize_token_embeddings(mask_id)
-    with pytest.raises(ValueError, match="279 rows for 280 ids"):
-        tiny_model(output_vocab_size=279).resize_token_embeddings(300)
 
 
 def test_ids_without_a_row_in_the_head_have_no_probability():
@@ -198,7 +191,7 @@ def test_the_attention_that_a_config_asks_for_is_used(implementation):
     assert DiffusionLM(config).model.config._attn_implementation == implementation
 
 
-@pytest.mark.parametrize(("eos", "expected"), [(None, ()), (7, (7,)), ([7, 9], (7, 9))])
+@pytest.mark.parametrize("eos, expected", [(None, ()), (7, (7,)), ([7, 9], (7, 9))])
 def test_end_of_text_ids_are_a_tuple(tmp_path, eos, expected):
     backbone = LlamaConfig(**{**tiny_model().config.backbone.to_dict(), "eos_token_id": eos})
     config = DiffusionLMConfig(backbone)

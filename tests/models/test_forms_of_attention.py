@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import sinklab
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.probing import trace
-from sinklab.lab.training import TrainSettings, train
+from sinklab.lab.training import train
 from tiny_diffusion import save_tiny, tiny_backbone, tiny_model
 from tiny_training import tiny_settings, uneven_documents
 
@@ -139,7 +139,7 @@ def test_a_folder_keeps_the_form_and_an_old_one_has_full_attention(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory) -> TrainSettings:
+def settings(tmp_path_factory):
     corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
     return tiny_settings(corpus, heads=4, steps=4, eval_every=4, save_every=2, heldout_rows=6)
 

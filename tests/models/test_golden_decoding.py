@@ -9,9 +9,9 @@ import functools
 import pytest
 import torch
 
-from golden_fast_dllm import DUAL, IDLE, PLAIN, PREFIX, fast_dllm_case
+from golden_fast_dllm import DUAL, IDLE, PLAIN, PREFIX
 from golden_llada import golden_cases, golden_folder, golden_tensors
-from sinklab.core.sampling import Canvas, DecodingSettings, denoise
+from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.checkpoints import load
 
 NAMES = {
@@ -128,7 +128,7 @@ def assert_same_run(steps, canvases_TBS, confidence_TBS=None):
             )
 
 
-@pytest.mark.parametrize(("family", "name"), CASES, ids="-".join)
+@pytest.mark.parametrize("family, name", CASES, ids="-".join)
 def test_every_canvas(family, name):
     model, tensors = model_of(family), golden_tensors(family)
     prompt_BP, attention_BP, new_tokens = prompt_of(family, name)
@@ -148,22 +148,13 @@ def test_every_canvas(family, name):
     )
 
 
-@pytest.mark.parametrize(("family", "name"), CASES, ids="-".join)
+@pytest.mark.parametrize("family, name", CASES, ids="-".join)
 def test_generate_returns_the_sequences(family, name):
     prompt_BP, attention_BP, new_tokens = prompt_of(family, name)
     written_BS = model_of(family).generate(
         prompt_BP, attention_BP, max_new_tokens=new_tokens, settings=settings_of(family, name)
     )
     assert torch.equal(written_BS, golden_tensors(family)[f"gen.{name}.sequences"].long())
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_fast_dllm_without_a_cache(name):
-    case = fast_dllm_case(name)
-    assert case.cache == "none"
-    steps = list(denoise(model_of("fast_dllm").denoiser(), case.canvas, **case.arguments))
-    assert len(steps) == case.nfe
-    assert_same_run(steps, case.canvases_TBS, case.confidence_TBS)
 
 
 def test_no_stored_case_is_left_out():

@@ -51,7 +51,7 @@ def logits_of(model, ids, *, clean=False):
         return model(ids, **({"clean": texts[0]} if clean else {})).logits
 
 
-@pytest.mark.parametrize(("family", "case"), LOGITS)
+@pytest.mark.parametrize("family, case", LOGITS)
 def test_golden_logits(family, case):
     loaded, right = load(golden_folder(family)), expected(family, f"logits.{case}.")
     ids, mask = golden_cases(family)["special_ids"], loaded.model.config.mask_token_id
@@ -86,7 +86,7 @@ def test_golden_log_probabilities(case):
     assert away[..., mask].max() < 0.1
 
 
-@pytest.mark.parametrize(("family", "case"), [("mdlm", "short"), ("bd3lm", "sample_two")])
+@pytest.mark.parametrize("family, case", [("mdlm", "short"), ("bd3lm", "sample_two")])
 def test_golden_attention(family, case):
     model, right = load(golden_folder(family)).model, expected(family, f"logits.{case}.")
     maps = [(0, layer, head) for layer in range(2) for head in range(4)]
@@ -109,7 +109,7 @@ def case_of(family, kind, name):
     return next(case for case in golden_cases(family)[kind] if case["name"] == name)
 
 
-@pytest.mark.parametrize(("family", "name"), LOSSES)
+@pytest.mark.parametrize("family, name", LOSSES)
 def test_golden_losses(family, name):
     model, case = load(golden_folder(family)).model, case_of(family, "loss", name)
     right, mask = expected(family, f"loss.{name}."), model.config.mask_token_id

@@ -82,9 +82,7 @@ def test_loss_and_gradients_equal_those_of_whole_logits(chunk, shift, tied):
 def test_float32_and_bfloat16():
     same(build(dtype=torch.float32, std=0.1), 2e-6)
     same(build(dtype=torch.bfloat16, std=0.1), 3e-2)
-
-
-def test_under_autocast_it_multiplies_in_bfloat16_and_sums_in_float32():
+    # it multiplies in bfloat16 and sums in float32
     with torch.autocast("cpu", torch.bfloat16):
         same(build(dtype=torch.float32, std=0.1), 2e-2)
 
@@ -143,18 +141,15 @@ def test_gradients_add_up_over_batches_and_survive_checkpointing():
         assert torch.allclose(parameter.grad, 2 * once[name], rtol=1e-10, atol=1e-13), name
 
 
-def test_going_backward_twice_says_why_not():
+@pytest.mark.parametrize(
+    "first, message", [({"retain_graph": True}, "once"), ({"create_graph": True}, "second")]
+)
+def test_going_backward_twice_says_why_not(first, message):
     ids, mask, labels, _ = question()
     loss = build()(ids, mask, labels=labels).loss
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="goes backward once"):
-        loss.backward()
-
-
-def test_a_second_derivative_is_refused_and_not_left_out():
-    ids, mask, labels, _ = question()
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        build()(ids, mask, labels=labels).loss.backward(create_graph=True)
+    with pytest.raises(RuntimeError, match=message):
+        for _ in range(2):
+            loss.backward(**first)
 
 
 class LargestLogits(TorchFunctionMode):
@@ -203,7 +198,7 @@ def test_a_head_of_another_make_is_called_and_not_looked_into():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         ({"labels": None}, "labels are missing"),
         (

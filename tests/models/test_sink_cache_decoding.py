@@ -15,11 +15,11 @@ from test_cached_decoding import MASK, PROMPTS, VARIANTS, agree, build, canvas, 
 
 from sinklab.core.attention import watching
 from sinklab.core.probing import MaskSinks, intervene, trace
-from sinklab.core.sampling import Canvas, denoise, guided
+from sinklab.core.sampling import Canvas
 from sinklab.lab.caching import (
     DualCache,
     EvictCache,
-    EvictingCache,
+    PrefixCache,
     RandomCache,
     ReceivedCache,
     SinkCache,
@@ -65,10 +65,11 @@ def script(ids_BS, policy):
 MOVED = ["first sinks", "Sparse-dLLM with earlier sinks", "random"]
 CASES = [("two sinks at the end", name, 3) for name in POLICIES]
 CASES += [(variant, name, 3) for variant in ("shifted", "gate and sink, qwen3") for name in MOVED]
-CASES += [("shifted", "received", 1), ("llama", "Sparse-dLLM", 1)]
+CASES += [("shifted", "received", 1), ("llama", "Sparse-dLLM", 1), ("one layer", "received", 3)]
+CASES += [(variant, "neighbours", 3) for variant in ("one key head", "heads of their own", "qwen2")]
 
 
-@pytest.mark.parametrize(("variant", "policy", "batch"), CASES)
+@pytest.mark.parametrize("variant, policy, batch", CASES)
 def test_both_roads_equal_the_slow_twin(variant, policy, batch):
     model, policy = build(**VARIANTS[variant]), POLICIES[policy]
     ids_BS, attention_BS = canvas(batch)
@@ -79,19 +80,6 @@ def test_both_roads_equal_the_slow_twin(variant, policy, batch):
     agree([quick(*call) for call in calls], expected, 1e-10)
     with watching(model):
         agree([plain(*call) for call in calls], expected, 1e-10)
-
-
-@pytest.mark.parametrize(
-    "variant", ["one key head", "heads of their own", "qwen2", "four zero sinks", "one layer"]
-)
-def test_other_models_equal_the_slow_twin_in_float32(variant):
-    model = build(dtype=torch.float32, **VARIANTS[variant])
-    ids_BS, attention_BS = canvas(3)
-    policy = SinkCache(keep=0.4, sinks=2)
-    calls = script(ids_BS, policy)
-    twin = EvictingTwin(model, policy, attention_BS)
-    session = model.denoiser(attention_BS).begin(policy)
-    agree([session(*call) for call in calls], [twin(*call) for call in calls], 3e-5)
 
 
 @pytest.mark.parametrize("protect", ["first", "earlier"])
@@ -221,7 +209,9 @@ def test_what_keeps_everything_is_the_dual_cache(cache):
     )
 
 
-@pytest.mark.parametrize("cache", ["sink", "evict", "received", "random", "sink_refresh"])
+@pytest.mark.parametrize(
+    "cache", ["prefix", "dual", "sink", "evict", "received", "random", "sink_refresh"]
+)
 def test_a_refresh_at_every_step_is_no_cache(cache):
     model, start = build(), Canvas.from_prompts(PROMPTS, new_tokens=9, mask_id=MASK, pad_id=0)
     settings = {"max_new_tokens": 9, "block_length": 4}
@@ -232,9 +222,9 @@ def test_a_refresh_at_every_step_is_no_cache(cache):
     assert torch.equal(*texts)
 
 
-def test_evicting_is_not_the_same_as_remembering():
-    model = build()
-    results = [written(model, PROMPTS, cache=cache)[0] for cache in (None, DualCache(), *CACHES)]
+def test_every_cache_gives_a_text_of_its_own():
+    model, caches = build(), (None, PrefixCache(), DualCache(), *CACHES)
+    results = [written(model, PROMPTS, cache=cache)[0] for cache in caches]
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(results, 2))
 
 
@@ -251,20 +241,6 @@ def test_memory_holds_what_is_kept_and_no_more():
     assert session.nbytes == (1 + 7 + 6) * column
     columns(ids_BS, wanted_at(ids_BS, 8, 14), None)
     assert columns.nbytes == (1 + 20) * column
-
-
-def test_guidance_chooses_on_both_sides_apart():
-    model = build(sink_kind="token", sink_count=1)
-    start = Canvas.from_prompts(PROMPTS[:2], new_tokens=8, mask_id=MASK, pad_id=0)
-    guide = guided(model.denoiser(start.attention_BS), 1.5, start.prompt_BS, MASK)
-    lean_ids = [
-        step.ids_BS for step in denoise(guide, start, cache=SinkCache(keep=0.4), block_length=4)
-    ]
-    with watching(model):
-        plain_ids = [
-            step.ids_BS for step in denoise(guide, start, cache=SinkCache(keep=0.4), block_length=4)
-        ]
-    assert all(map(torch.equal, lean_ids, plain_ids))
 
 
 def test_a_trace_sees_evicted_columns_receive_nothing():
@@ -296,62 +272,35 @@ def test_an_intervention_may_hide_what_a_cache_would_keep():
     assert bool(torch.stack([part.isfinite().all() for part in hidden]).all())
 
 
-class TestRefusals:
-    def setup_method(self):
-        self.model = build()
-        self.ids_BS, _ = canvas()
-        self.wanted_BS = wanted_at(self.ids_BS, 8, 14)
-        self.policy = SinkCache(keep=0.5)
-        self.session = self.model.denoiser().begin(self.policy)
-
-    def partial(self, nth=1):
-        return self.session(self.ids_BS, self.wanted_BS, self.policy.work(8, 14, 0, nth))
-
-    def test_the_first_evaluation_is_full(self):
-        with pytest.raises(ValueError, match="remembered, but nothing is"):
-            self.partial()
-
-    def test_before_anything_was_chosen(self):
-        self.policy = EvictCache(keep=0.5)
-        self.session = self.model.denoiser().begin(self.policy)
-        self.partial(0)
-        with pytest.raises(ValueError, match="none has chosen yet"):
-            self.partial(2)
-
-    def test_wanted_outside_the_block(self):
-        for nth in (0, 1):
-            with pytest.raises(ValueError, match=r"columns that run, slice\(9, 14"):
-                self.session(self.ids_BS, self.wanted_BS, self.policy.work(9, 14, 0, nth))
-            self.session(
-                self.ids_BS, self.wanted_BS & (torch.arange(20) > 8), self.policy.work(9, 14, 0, 0)
-            )
-
-    def test_another_block_than_was_chosen_for(self):
-        self.partial(nth=0)
-        with pytest.raises(ValueError, match=r"slice\(14, 20, .*slice\(8, 14"):
-            self.session(self.ids_BS, self.wanted_BS, self.policy.work(14, 20, 1, 1))
-
-    def test_attention_that_nobody_can_read(self):
-        self.model.set_attn_implementation("eager")
-        with pytest.raises(ValueError, match="attn_implementation is 'eager'"):
-            self.partial(nth=0)
-
-    def test_rows_that_refresh_columns_of_their_own_under_a_trace(self):
-        ids_BS, attention_BS = canvas(3)
-        policy = SinkRefreshCache(sinks=2)
-        session = self.model.denoiser(attention_BS).begin(policy)
-        wanted_BS = wanted_at(ids_BS, 8, 14)
-        with watching(self.model):
-            session(ids_BS, wanted_BS, policy.work(8, 14, 0, 0))
-            with pytest.raises(ValueError, match="but there are 3 rows; decode"):
-                session(ids_BS, wanted_BS, policy.work(8, 14, 0, 1))
+@pytest.mark.parametrize(
+    "policy, begun, work, message",
+    [
+        (SinkCache(keep=0.5), [], (8, 14, 0, 1), "nothing"),
+        (EvictCache(keep=0.5), [(8, 14, 0, 0)], (8, 14, 0, 2), "chose"),
+        (SinkCache(keep=0.5), [], (9, 14, 0, 0), r"slice\(9, 14"),
+        (SinkCache(keep=0.5), [(8, 14, 0, 0)], (9, 14, 0, 1), r"slice\(9, 14"),
+        (SinkCache(keep=0.5), [(8, 14, 0, 0)], (14, 20, 1, 1), r"slice\(14, 20, .*slice\(8, 14"),
+    ],
+)
+def test_work_that_cannot_be_is_refused(policy, begun, work, message):
+    ids_BS, _ = canvas()
+    wanted_BS, session = wanted_at(ids_BS, 8, 14), build().denoiser().begin(policy)
+    for one in begun:
+        session(ids_BS, wanted_BS, policy.work(*one))
+    with pytest.raises(ValueError, match=message):
+        session(ids_BS, wanted_BS, policy.work(*work))
 
 
-def test_the_twin_knows_every_policy():
-    assert {policy.score for policy in POLICIES.values()} == {
-        "nearest",
-        "received",
-        "aligned",
-        "random",
-    }
-    assert all(isinstance(policy, EvictingCache) for policy in POLICIES.values())
+def test_attention_that_nobody_can_read_is_refused():
+    model, policy = build(), SinkRefreshCache(sinks=2)
+    ids_BS, attention_BS = canvas(3)
+    wanted_BS = wanted_at(ids_BS, 8, 14)
+    session = model.denoiser(attention_BS).begin(policy)
+    with watching(model):
+        session(ids_BS, wanted_BS, policy.work(8, 14, 0, 0))
+        # rows that refresh columns of their own, under a trace
+        with pytest.raises(ValueError, match="3 rows"):
+            session(ids_BS, wanted_BS, policy.work(8, 14, 0, 1))
+    model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="'eager'"):
+        model.denoiser(attention_BS).begin(policy)(ids_BS, wanted_BS, policy.work(8, 14, 0, 0))
