@@ -5,10 +5,9 @@ slow twins.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
-from toy_denoiser import MASK, VOCABULARY, ToyDenoiser
+from toy_denoiser import MASK, VOCABULARY
 
 # S positions, V vocabulary
 
@@ -16,7 +15,7 @@ Found = list[tuple[float, int, int]]
 """(score, position, token) of every masked position of the block."""
 
 
-def cut(logits: list[float], top_p: float | None, top_k: int | None) -> list[float]:
+def cut(logits, top_p, top_k):
     """Probabilities after top-p, then top-k."""
     weights = [math.exp(logit - max(logits)) for logit in logits]
     order = sorted(range(len(logits)), key=lambda token: -logits[token])
@@ -34,9 +33,7 @@ def cut(logits: list[float], top_p: float | None, top_k: int | None) -> list[flo
     return [weights[token] / total if token in kept else 0.0 for token in range(len(logits))]
 
 
-def score_of(
-    rule: str, logits: list[float], token: int, position: int, top_p=None, top_k=None
-) -> float:
+def score_of(rule, logits, token, position, top_p=None, top_k=None):
     if rule == "left_to_right":
         return -position
     if rule == "low_confidence":
@@ -51,7 +48,7 @@ def score_of(
     return sum(p * math.log(p + 1e-10) for p in probabilities)
 
 
-def find(toy: ToyDenoiser, ids: list[int], block: list[int], rule: str, **cuts) -> Found:
+def find(toy, ids, block, rule, **cuts):
     row = torch.tensor([ids])
     logits_SV = toy.dense(row, torch.ones_like(row, dtype=torch.bool))[0].tolist()
     found = []
@@ -66,17 +63,17 @@ def find(toy: ToyDenoiser, ids: list[int], block: list[int], rule: str, **cuts) 
     return sorted(found, key=lambda entry: (-entry[0], entry[1]))
 
 
-def even(steps: int) -> Callable[[Found, int, int], int]:
-    def count(found: Found, nth: int, size: int) -> int:
+def even(steps):
+    def count(found, nth, size):
         return size // steps + (nth < size % steps)
 
     return count
 
 
-def timed(eps: float, steps: int) -> Callable[[Found, int, int], int]:
+def timed(eps, steps):
     times = torch.linspace(1, eps, steps + 1)
 
-    def count(found: Found, nth: int, size: int) -> int:
+    def count(found, nth, size):
         if nth == steps - 1:
             return len(found)
         return int(torch.tensor(float(len(found))) * (1 - times[nth + 1] / times[nth]))
@@ -84,12 +81,12 @@ def timed(eps: float, steps: int) -> Callable[[Found, int, int], int]:
     return count
 
 
-def threshold(tau: float) -> Callable[[Found, int, int], int]:
+def threshold(tau):
     return lambda found, nth, size: max(1, sum(score >= tau for score, _, _ in found))
 
 
-def factor(f: float, strict: bool) -> Callable[[Found, int, int], int]:
-    def count(found: Found, nth: int, size: int) -> int:
+def factor(f, strict):
+    def count(found, nth, size):
         n = 1
         while n < len(found) and found[n][0] >= 1 - f / (n + 2):
             n += 1
@@ -98,8 +95,8 @@ def factor(f: float, strict: bool) -> Callable[[Found, int, int], int]:
     return count
 
 
-def entropy_bound(gamma: float) -> Callable[[Found, int, int], int]:
-    def count(found: Found, nth: int, size: int) -> int:
+def entropy_bound(gamma):
+    def count(found, nth, size):
         entropies = [-score for score, _, _ in found]
         allowed = [
             n
@@ -112,13 +109,13 @@ def entropy_bound(gamma: float) -> Callable[[Found, int, int], int]:
 
 
 def plain_row(
-    toy: ToyDenoiser,
-    ids: list[int],
-    rule: str,
-    blocks: list[tuple[int, Callable]],
-    stop: int | None = None,
+    toy,
+    ids,
+    rule,
+    blocks,
+    stop=None,
     **cuts,
-) -> list[list[int]]:
+):
     """The canvas of a row without padding before the first evaluation and after each.
 
     Args:
@@ -140,7 +137,7 @@ def plain_row(
     return canvases
 
 
-def _end(ids: list[int], to_fill: list[int], stop: int) -> None:
+def _end(ids, to_fill, stop):
     for position in to_fill:
         if ids[position] == MASK:
             return

@@ -56,27 +56,15 @@ def asked(cache, canvas=None, **settings):
     return denoiser.asked
 
 
-def test_the_prefix_cache_recomputes_the_block_and_what_follows():
-    assert asked(PrefixCache()) == [
+@pytest.mark.parametrize("cache, stop", [(PrefixCache(), 8), (DualCache(), 6)])
+def test_a_cache_recomputes_the_block_or_what_follows_too(cache, stop):
+    assert asked(cache) == [
         ([3, 4, 5], None),
-        ([4, 5], (3, 8)),
-        ([5], (3, 8)),
+        ([4, 5], (3, stop)),
+        ([5], (3, stop)),
         ([6, 7], None),
         ([7], (6, 8)),
     ]
-
-
-def test_the_dual_cache_recomputes_the_block_alone():
-    assert asked(DualCache()) == [
-        ([3, 4, 5], None),
-        ([4, 5], (3, 6)),
-        ([5], (3, 6)),
-        ([6, 7], None),
-        ([7], (6, 8)),
-    ]
-
-
-def test_without_a_cache_everything_is_asked_afresh():
     assert asked(None) == ["afresh"] * 5
 
 
@@ -114,22 +102,24 @@ def test_caches_by_name():
         cache_of("zzzzzz")
 
 
-def test_unequal_prompts_agree_on_their_blocks():
-    canvas = Canvas.from_prompts([[1, 2, 3], [1], []], new_tokens=4, mask_id=MASK, pad_id=PAD)
-    columns = [columns for _, columns in asked(DualCache(), canvas, block_length=2)]
-    assert columns == [None, (3, 5), None, (5, 7)]
-
-
-def test_holes_take_the_span_between_the_first_and_the_last():
-    canvas = Canvas.infill([[1, MASK, 2, MASK, 3, MASK, 4]], mask_id=MASK)
-    columns = [columns for _, columns in asked(DualCache(), canvas, block_length=2)]
-    assert columns == [None, (1, 4), None]
-
-
-def test_a_row_without_the_block_has_no_say():
-    canvas = Canvas.infill([[1, MASK, MASK, 2, MASK], [1, MASK, MASK, 2, 3]], mask_id=MASK)
-    columns = [columns for _, columns in asked(DualCache(), canvas, block_length=2)]
-    assert columns == [None, (1, 3), None]
+@pytest.mark.parametrize(
+    "canvas, expected",
+    [
+        (
+            Canvas.from_prompts([[1, 2, 3], [1], []], new_tokens=4, mask_id=MASK, pad_id=PAD),
+            [None, (3, 5), None, (5, 7)],
+        ),
+        # the span between the first and the last hole
+        (Canvas.infill([[1, MASK, 2, MASK, 3, MASK, 4]], mask_id=MASK), [None, (1, 4), None]),
+        # a row without the block has no say
+        (
+            Canvas.infill([[1, MASK, MASK, 2, MASK], [1, MASK, MASK, 2, 3]], mask_id=MASK),
+            [None, (1, 3), None],
+        ),
+    ],
+)
+def test_rows_agree_on_their_blocks(canvas, expected):
+    assert [columns for _, columns in asked(DualCache(), canvas, block_length=2)] == expected
 
 
 def test_rows_whose_blocks_stand_elsewhere_are_refused():

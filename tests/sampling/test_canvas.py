@@ -58,7 +58,7 @@ def test_moving_keeps_the_canvas(device):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"new_tokens": 0}, "new_tokens must be at least 1, got 0"),
         ({"rows": []}, r"at least one prompt is needed, got none; pass \[\[\]\]"),
@@ -116,7 +116,7 @@ def test_bad_infilling_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("ids", "attention", "opened", "message"),
+    "ids, attention, opened, message",
     [
         ([[1, 9]], [[True, False]], [[False, True]], "open and padding at once"),
         (

@@ -100,7 +100,7 @@ class OfTheBatch(ChoosingCache):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    "wrong, message",
     [
         (Forgetful, "leaves out columns of the block"),
         (Lazy, "does not compute everything first"),

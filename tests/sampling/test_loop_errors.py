@@ -13,30 +13,6 @@ def prompts():
     )
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"steps": 0}, "steps must be at least 1, got 0; leave steps out"),
-        ({"steps": 13}, "must not exceed the open positions, got 13 steps for 12 positions"),
-        (
-            {"steps": 2, "block_length": 4},
-            "each block needs at least 1 step, got 2 steps for 3 blocks",
-        ),
-        ({"block_length": 0}, "block_length must be at least 1, got 0"),
-        ({"temperature": -1.0}, "temperature must be at least 0 and finite, but is -1.0"),
-        (
-            {"temperature": 1.0},
-            r"a temperature above 0 needs a source of randomness.*manual_seed\(seed\)",
-        ),
-        ({"rule": "rndom"}, "unknown unmasking rule 'rndom'.*did you mean 'random'"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused_before_the_first_step(settings, message):
-    canvas = prompts()
-    with pytest.raises(ValueError, match=message):
-        denoise(ToyDenoiser(canvas.attention_BS), canvas, **settings)
-
-
 def test_nan_logits_name_the_step():
     canvas = prompts()
     toy = ToyDenoiser(canvas.attention_BS)
@@ -62,38 +38,19 @@ def test_logits_of_the_wrong_shape_are_refused():
         next(steps)
 
 
-def test_a_rule_that_gives_nan_is_refused():
-    canvas = prompts()
-    zeros = torch.zeros(48, VOCABULARY)
-    hopeless = denoise(
-        lambda ids_BS, wanted_BS: zeros, canvas, rule=lambda candidates: zeros[:, 0] / 0
-    )
-    with pytest.raises(ValueError, match=r"step 0 \(block 0\) .*gave NaN"):
-        next(hopeless)
-
-
 @pytest.mark.parametrize(
-    "settings", [{}, {"rule": "random"}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2}]
+    "value, message", [(-torch.inf, "1 of 48 positions have .*-inf"), (torch.nan, "1 of 48")]
 )
-def test_positions_without_a_possible_token_are_refused(settings):
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"rule": "random"}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2}],
+)
+def test_positions_without_a_possible_token_are_refused(settings, value, message):
     canvas = prompts()
     table = torch.zeros(48, VOCABULARY)
-    table[7] = -torch.inf
+    table[7] = value
     generator = torch.Generator().manual_seed(0)
-    hopeless = denoise(lambda ids_BS, wanted_BS: table, canvas, generator=generator, **settings)
-    with pytest.raises(ValueError, match=r"1 of 48 positions have .*-inf"):
-        next(hopeless)
-
-
-@pytest.mark.parametrize(
-    "settings", [{"rule": "random"}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}]
-)
-def test_nan_logits_are_seen_whatever_reads_them(settings):
-    canvas = prompts()
-    table = torch.zeros(48, VOCABULARY)
-    table[7, 3] = torch.nan
-    generator = torch.Generator().manual_seed(0)
-    with pytest.raises(ValueError, match="1 of 48 positions are NaN"):
+    with pytest.raises(ValueError, match=message):
         next(denoise(lambda ids_BS, wanted_BS: table, canvas, generator=generator, **settings))
 
 
@@ -117,13 +74,14 @@ def test_a_schedule_that_never_ends_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("rule", "found"),
+    "rule, found",
     [
         (lambda candidates: candidates.columns_M, r"int64 of shape \(48,\)"),
         (lambda candidates: candidates.probability_MV, r"float64 of shape \(48, 23\)"),
+        (lambda candidates: candidates.probability_MV[:, 0] * torch.nan, "NaN"),
     ],
 )
 def test_scores_of_another_shape_or_kind_are_refused(rule, found):
     canvas = prompts()
-    with pytest.raises(ValueError, match=rf"step 0 .*\(48\), but is {found}"):
+    with pytest.raises(ValueError, match=rf"step 0 .*{found}"):
         next(denoise(ToyDenoiser(canvas.attention_BS), canvas, rule=rule))

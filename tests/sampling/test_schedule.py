@@ -20,21 +20,6 @@ from sinklab.core.sampling import (
 )
 
 
-@pytest.mark.parametrize(
-    ("n_masked", "steps", "expected"),
-    [
-        (24, 7, [4, 4, 4, 3, 3, 3, 3]),
-        (8, 3, [3, 3, 2]),
-        (2, 4, [1, 1, 0, 0]),
-        (0, 2, [0, 0]),
-        (5, 1, [5]),
-        (3, 3, [1, 1, 1]),
-    ],
-)
-def test_floor_and_remainder_first(n_masked, steps, expected):
-    assert commit_counts(n_masked, steps).tolist() == expected
-
-
 def test_every_row_has_its_own_counts():
     n_B = torch.arange(50)
     for steps in range(1, 12):
@@ -46,7 +31,7 @@ def test_every_row_has_its_own_counts():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "steps", "expected"),
+    "sizes, steps, expected",
     [
         ([8, 8, 8], 24, [8, 8, 8]),
         ([8, 8, 8], 10, [4, 3, 3]),
@@ -81,7 +66,7 @@ def test_counts_that_cannot_be_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "steps", "expected"),
+    "sizes, steps, expected",
     [([8, 8, 4], 10, [4, 3, 3]), ([4], 9, [9]), ([2, 2], 7, [4, 3]), ([3, 1], None, [3, 1])],
 )
 def test_idle_steps_are_dealt_evenly_too(sizes, steps, expected):
@@ -91,7 +76,7 @@ def test_idle_steps_are_dealt_evenly_too(sizes, steps, expected):
 
 
 @pytest.mark.parametrize(
-    ("new_tokens", "steps", "expected"),
+    "new_tokens, steps, expected",
     [
         (16, 16, [0, *[1] * 14, 2]),
         (64, 64, [0, *[1] * 62, 2]),

@@ -9,7 +9,6 @@ import dataclasses
 import pytest
 import torch
 
-from sinklab.core.registry import caches
 from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.caching import (
     EvictCache,
@@ -142,7 +141,7 @@ def test_random_columns_differ_by_head_layer_and_block_and_are_even():
 
 
 @pytest.mark.parametrize(
-    ("keep", "others", "count"), [(0.29, 100, 29), (0.5, 7, 3), (1.0, 7, 7), (0.1, 9, 0)]
+    "keep, others, count", [(0.29, 100, 29), (0.5, 7, 3), (1.0, 7, 7), (0.1, 9, 0)]
 )
 def test_budgets_are_rounded_down(keep, others, count):
     assert Budget(keep).counts(torch.ones(1, others, dtype=torch.bool)).tolist() == [count]
@@ -182,7 +181,7 @@ def test_phases():
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    "settings, expected",
     [
         ({"cache": "sink"}, SinkCache(sinks=4)),
         ({"cache": "sink", "cache_keep": 0.25, "cache_sinks": 0}, SinkCache(keep=0.25, sinks=0)),
@@ -200,18 +199,8 @@ def test_settings_make_caches(settings, expected):
     assert DecodingSettings(**settings).values()["cache"] == expected
 
 
-def test_scores_by_name():
-    names = ("sink", "evict", "received", "random")
-    assert [caches.make(name).score for name in names] == [
-        "nearest",
-        "aligned",
-        "received",
-        "random",
-    ]
-
-
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings, message",
     [
         (
             {"cache_keep": 0.5},

@@ -39,7 +39,7 @@ SETTINGS = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_the_text_up_to_the_first_stop_id_is_that_of_the_full_run(settings):
     saved, stopped = 0, 0
-    for seed in range(10):
+    for seed in range(6):
         _, full, ended = both(seed, [3, 11, 14], **settings)
         for row in range(4):
             text = full[-1].ids_BS[row, 5:].tolist()
@@ -51,7 +51,7 @@ def test_the_text_up_to_the_first_stop_id_is_that_of_the_full_run(settings):
         assert not (ended[-1].ids_BS == MASK).any()
         assert len(ended) <= len(full)
         saved += len(full) - len(ended)
-    assert stopped > 10
+    assert stopped > 6
     assert saved > 0 or "steps" in settings or settings.get("schedule") == "timed"
 
 
@@ -130,15 +130,6 @@ def test_all_rows_over_ends_the_run_and_one_row_does_not():
     assert never[-1].ids_BS.tolist() == [[1, 2, 9, 9, 9, 9, 9, 9], [1] * 8]
 
 
-def test_later_blocks_are_not_begun_once_all_rows_are_over():
-    canvas = prompts([[]], 9)
-    steps = list(
-        denoise(scripted([[1, 9, 4, 4, 4, 4, 4, 4, 4]]), canvas, block_length=3, stop_ids=[9, 17])
-    )
-    assert [step.block for step in steps] == [0, 0]
-    assert steps[-1].ids_BS.tolist() == [[1, *[9] * 8]]
-
-
 def test_a_stop_id_with_a_mask_to_its_left_does_not_end_the_row():
     canvas = prompts([[]], 4)
     right_to_left = list(
@@ -171,7 +162,7 @@ def test_infilling_rows_of_unequal_length_end_one_by_one():
         [[MASK, 1, 2, MASK, MASK, 3, MASK], [4, MASK, 5, MASK, 7, 8, 9], [0, 1, 2, 3, 4, 5, 6]]
     )
     canvas, ended = Canvas.infill(holes, mask_id=MASK), 0
-    for seed in range(20):
+    for seed in range(8):
         toy = ToyDenoiser(canvas.attention_BS, seed)
         free = list(denoise(toy, canvas, block_length=3))[-1].ids_BS
         for stop in set(free[canvas.open_BS].tolist()):
@@ -185,4 +176,4 @@ def test_infilling_rows_of_unequal_length_end_one_by_one():
                     now for before, now in zip([None, *ours], ours, strict=False) if now != before
                 ] == expected
             ended += int(any(step.filled_BS.any() for step in steps))
-    assert ended > 5
+    assert ended > 3

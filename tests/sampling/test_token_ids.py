@@ -49,7 +49,7 @@ def test_a_single_id_will_do_everywhere():
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    "make, message",
     [
         (
             lambda: DecodingSettings(stop_ids="<eos>"),
@@ -80,7 +80,7 @@ def test_the_last_id_of_the_vocabulary_may_end_a_row():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings, message",
     [
         (
             {"cache": DualCache},

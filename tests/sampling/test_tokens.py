@@ -11,19 +11,6 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_gumbel_samples_follow_the_softmax(temperature):
-    draws = 60_000
-    logits_V = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -torch.inf])
-    tokens_M = sample_tokens(logits_V.expand(draws, -1), temperature, seeded(3))
-    expected_V = (logits_V.double() / temperature).softmax(-1) * draws
-    counts_V = torch.bincount(tokens_M, minlength=6).double()
-    assert counts_V[-1] == 0
-    chi_square = ((counts_V - expected_V)[:-1] ** 2 / expected_V[:-1]).sum()
-    # 4 degrees of freedom: 18.5 is passed once in a thousand seeds.
-    assert chi_square < 18.5
-
-
 def test_the_sample_is_lladas_own_form_of_the_noise():
     # E = -log U makes exp(l) / (-log U)^T and l - T log E the same ordering, draw for draw.
     logits_MV = torch.randn(500, 13, generator=seeded(4), dtype=torch.float64)
@@ -49,6 +36,7 @@ def test_large_logits_do_not_overflow():
 @pytest.mark.parametrize(
     "cuts",
     [
+        {},
         {"top_p": 0.5},
         {"top_k": 2},
         {"top_k": 4},
@@ -58,7 +46,7 @@ def test_large_logits_do_not_overflow():
     ],
     ids=str,
 )
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_samples_after_top_p_and_top_k_follow_what_is_left(temperature, cuts):
     draws = 40_000
     logits_V = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -torch.inf])
@@ -71,8 +59,8 @@ def test_samples_after_top_p_and_top_k_follow_what_is_left(temperature, cuts):
     assert torch.equal(counts_V > 0, expected_V > 0)
     kept_V = expected_V > 0
     chi_square = ((counts_V - expected_V)[kept_V] ** 2 / expected_V[kept_V]).sum()
-    # At most 3 degrees of freedom: 16.3 is passed once in a thousand seeds.
-    assert chi_square < 16.3
+    # At most 4 degrees of freedom: 18.5 is passed once in a thousand seeds.
+    assert chi_square < 18.5
 
 
 def shaped_of(logits_MV, **sampling):
@@ -150,14 +138,19 @@ def test_the_best_token_in_two_levels_is_the_argmax(vocabulary, rows):
         )
 
 
-def test_bad_numbers_are_refused():
-    for temperature in (-0.1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="temperature must be at least 0"):
-            sample_tokens(torch.zeros(1, 2), temperature, seeded())
-    for top_p in (0.0, 1.1, -1, float("nan")):
-        with pytest.raises(ValueError, match="top_p must be more than 0"):
-            TokenSampling(1.0, top_p)
-    with pytest.raises(ValueError, match="top_k must be at least 1"):
-        TokenSampling(1.0, top_k=0)
+@pytest.mark.parametrize(
+    "name, values",
+    [
+        ("temperature", (-0.1, torch.nan, torch.inf)),
+        ("top_p", (0.0, 1.1, -1, torch.nan)),
+        ("top_k", (0,)),
+    ],
+)
+def test_bad_numbers_are_refused(name, values):
+    for value in values:
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            sample_tokens(
+                torch.zeros(1, 2), generator=seeded(), **{"temperature": 1.0, name: value}
+            )
     with pytest.raises(ValueError, match="temperature above 0 needs"):
         sample_tokens(torch.zeros(1, 2), 1.0)

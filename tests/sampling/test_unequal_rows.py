@@ -51,7 +51,7 @@ def test_unequal_rows_get_what_they_get_alone(settings):
 
 @pytest.mark.ring("extras")
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings, message",
     [
         (
             {"steps": 4, "block_length": 2},
