@@ -157,7 +157,7 @@ def test_windows_of_a_layer_are_not_those_of_a2d(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    "field, value",
     [("layer_norm_eps", 1e-5), ("rope_scaling", {"type": "linear"}), ("resid_pdrop", 0.1)],
 )
 def test_what_illada_cannot_be_here_is_refused_by_name(tmp_path, field, value):
@@ -173,7 +173,7 @@ def test_rope_that_llada_would_scale_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "theirs", "ours"),
+    "make, theirs, ours",
     [
         (toys.llada, "LLaDASomethingElse", "LLaDAModelLM"),
         (toys.dream, "DreamVLModel", "DreamModel"),
@@ -207,7 +207,7 @@ def test_a_causal_class_is_read_for_its_own_model_type_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    "fields, message",
     [
         ({"architectures": ["LLaDAForMultiModalGeneration"]}, "Lumina-DiMOO's image tokens"),
         (
@@ -232,7 +232,7 @@ def test_what_is_known_and_not_written_says_what_is_lacking(tmp_path, fields, me
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    "make, message",
     [
         (
             toys.llada,
@@ -256,7 +256,7 @@ def test_quantised_checkpoints_that_nothing_reads_are_refused_by_their_config(
 
 
 @pytest.mark.parametrize(
-    ("make", "head"), [(toys.llada, "model.transformer.ff_out.weight"), (None, "lm_head.weight")]
+    "make, head", [(toys.llada, "model.transformer.ff_out.weight"), (None, "lm_head.weight")]
 )
 def test_a_tied_head_that_is_stored_all_the_same_must_be_equal(tmp_path, make, head):
     if make is toys.llada:

@@ -1,35 +1,22 @@
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from causal_toys import CAUSAL, save_causal
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedTokenizerFast
 
 from sinklab.core.models import DiffusionLM
 from sinklab.lab.checkpoints import from_causal, load
-from tiny_diffusion import save_tiny, tiny_tokenizer
+from tiny_diffusion import save_tiny
 
-CAUSAL = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-}
 WORDS = 40
 IDS = torch.randint(0, WORDS, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
-def words(entries: int = WORDS, **special: str) -> PreTrainedTokenizerFast:
+def words(entries=WORDS, **special):
     """A tokenizer of whole words w0, w1, … without a mask token."""
     tokenizer = Tokenizer(
         WordLevel({f"w{number}": number for number in range(entries)}, unk_token="w0")
@@ -38,39 +25,16 @@ def words(entries: int = WORDS, **special: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w1", **special)
 
 
-def save_causal(
-    folder, family="llama", *, rows=WORDS + 3, tokenizer=None, dtype=torch.float32, **fields
-):
-    """A causal model whose biases and weights are not zero, with grouped keys; its embedding has
-    spare rows.
-    """
-    config, model = CAUSAL[family]
-    sizes = {
-        "vocab_size": rows,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "initializer_range": 0.3,
-        **({"head_dim": 8} if family == "qwen3" else {}),
-    }
-    torch.manual_seed(0)
-    causal = model(config(**{**sizes, **fields})).eval()
-    for name, tensor in causal.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(tensor)
-    causal.to(dtype).save_pretrained(folder)
-    (tokenizer or words()).save_pretrained(folder)
-    return causal
+def save_words(folder, family="llama", *, rows=WORDS + 3, tokenizer=None, **fields):
+    """A causal model of whole words, whose embedding has spare rows."""
+    return save_causal(folder, family, tokenizer=tokenizer or words(), vocab_size=rows, **fields)
 
 
 @pytest.mark.parametrize("mask_token", ["unused", "add", 5])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("family", CAUSAL)
 def test_the_causal_model_is_reproduced_exactly(tmp_path, family, tied, mask_token):
-    causal = save_causal(tmp_path, family, tie_word_embeddings=tied)
+    causal = save_words(tmp_path, family, tie_word_embeddings=tied)
     loaded = from_causal(tmp_path, mask_token=mask_token)
     assert (loaded.family, loaded.published_family) == ("diffusion", family)
     with torch.inference_mode():
@@ -84,14 +48,14 @@ def test_the_causal_model_is_reproduced_exactly(tmp_path, family, tied, mask_tok
 
 @pytest.mark.parametrize("family", CAUSAL)
 def test_the_shift_puts_the_causal_prediction_at_the_token_it_predicts(tmp_path, family):
-    causal = save_causal(tmp_path, family)
+    causal = save_words(tmp_path, family)
     model = from_causal(tmp_path, logit_shift=True).model
     with torch.inference_mode():
         assert torch.equal(model(IDS, causal=True).logits[:, 1:], causal(IDS).logits[:, :-1])
 
 
 def test_an_open_gate_nearly_keeps_the_model_and_a_plain_one_does_not(tmp_path):
-    causal = save_causal(tmp_path, "qwen2", initializer_range=0.05)
+    causal = save_words(tmp_path, "qwen2", initializer_range=0.05)
     far = {}
     with torch.inference_mode():
         theirs = causal(IDS).logits
@@ -108,7 +72,7 @@ def test_an_open_gate_nearly_keeps_the_model_and_a_plain_one_does_not(tmp_path):
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("family", CAUSAL)
 def test_a_converted_model_is_saved_and_loaded(tmp_path, family, tied, mask_token):
-    save_causal(
+    save_words(
         tmp_path / "causal", family, tie_word_embeddings=tied, rows=WORDS + (mask_token == "unused")
     )
     settings = {
@@ -138,10 +102,10 @@ def test_a_converted_model_is_saved_and_loaded(tmp_path, family, tied, mask_toke
 
 
 def test_where_mask_comes_from(tmp_path):
-    save_causal(tmp_path / "spare")
-    save_causal(tmp_path / "full", rows=WORDS)
-    save_causal(tmp_path / "own", rows=WORDS, tokenizer=words(mask_token="w7"))
-    save_causal(tmp_path / "named", tokenizer=words())
+    save_words(tmp_path / "spare")
+    save_words(tmp_path / "full", rows=WORDS)
+    save_words(tmp_path / "own", rows=WORDS, tokenizer=words(mask_token="w7"))
+    save_words(tmp_path / "named", tokenizer=words())
     named = words()
     named.add_tokens(["<|mask|>"], special_tokens=True)
     named.add_tokens(["w99"])
@@ -183,7 +147,7 @@ def test_where_mask_comes_from(tmp_path):
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_a_new_row_is_the_mean_of_the_others(tmp_path, tied):
-    causal = save_causal(tmp_path, rows=WORDS, tie_word_embeddings=tied)
+    causal = save_words(tmp_path, rows=WORDS, tie_word_embeddings=tied)
     model = from_causal(tmp_path, mask_token="add").model
     for old, new in [
         (causal.model.embed_tokens.weight, model.model.embed_tokens.weight),
@@ -194,15 +158,15 @@ def test_a_new_row_is_the_mean_of_the_others(tmp_path, tied):
 
 
 def test_the_dtype_is_the_callers(tmp_path):
-    save_causal(tmp_path, dtype=torch.bfloat16)
+    save_words(tmp_path, dtype=torch.bfloat16)
     for dtype, expected in [("auto", torch.bfloat16), (torch.float32, torch.float32)]:
         assert {
             p.dtype for p in from_causal(tmp_path, mask_token="add", dtype=dtype).model.parameters()
         } == {expected}
 
 
-def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path: Path):
-    save_causal(tmp_path)
+def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path):
+    save_words(tmp_path)
     for file in tmp_path.glob("tokenizer*"):
         file.unlink()
     assert from_causal(tmp_path).model.config.mask_token_id == WORDS + 3
@@ -217,7 +181,7 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings, message",
     [
         (
             {"mask_token": "unsued"},
@@ -238,13 +202,13 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path: Path):
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path, settings, message):
-    save_causal(tmp_path, rows=WORDS)
+    save_words(tmp_path, rows=WORDS)
     with pytest.raises(ValueError, match=message):
         from_causal(tmp_path, **settings)
 
 
 def test_a_tokenizer_of_another_model_is_refused_by_name(tmp_path):
-    save_causal(tmp_path, rows=WORDS - 2)
+    save_words(tmp_path, rows=WORDS - 2)
     message = (
         f"in the embedding of {tmp_path}, but its largest id is {WORDS - 1} "
         f"('w{WORDS - 1}') and the embedding"
@@ -255,7 +219,7 @@ def test_a_tokenizer_of_another_model_is_refused_by_name(tmp_path):
 
 
 def test_a_tokenizer_with_holes_is_refused_rather_than_confused(tmp_path):
-    save_causal(tmp_path)
+    save_words(tmp_path)
     tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "c": 3}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="id 4: its ids have holes"):
@@ -270,15 +234,9 @@ def test_a_diffusion_model_is_no_start(tmp_path):
         from_causal(tmp_path)
 
 
-def test_tiny_tokenizers_own_mask_is_kept(tmp_path):
-    save_causal(tmp_path, rows=len(tiny_tokenizer()), tokenizer=tiny_tokenizer())
-    loaded = from_causal(tmp_path)
-    assert loaded.special.mask == tiny_tokenizer().mask_token_id
-
-
 def test_a_tokenizer_of_its_own_stays_so_beside_a_qwen_model(tmp_path):
     """transformers goes by the model beside it, and would split words as Qwen does."""
     tokenizer = words(WORDS - 1)
-    save_causal(tmp_path, "qwen2", tokenizer=tokenizer)
+    save_words(tmp_path, "qwen2", tokenizer=tokenizer)
     for loaded in (load(tmp_path), from_causal(tmp_path)):
         assert loaded.tokenizer("w22 w3").input_ids == [22, 3]

@@ -90,14 +90,14 @@ save_file(found, sys.argv[2])
 
 
 @pytest.fixture
-def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def keys(monkeypatch):
     """The sink kind of the example, which is forgotten afterwards."""
     monkeypatch.setattr(sinks, "_classes", {**sinks._all()})
     monkeypatch.delitem(sys.modules, "sinklab_plugin_add_a_sink", raising=False)
     load_plugin(EXAMPLES / "add_a_sink.py")
 
 
-def moved(loaded: Loaded) -> Loaded:
+def moved(loaded):
     """In float64, where the order of sums is no difference, and with sinks that do something."""
     with torch.no_grad():
         for name, parameter in loaded.model.double().named_parameters():
@@ -107,7 +107,7 @@ def moved(loaded: Loaded) -> Loaded:
 
 
 @pytest.mark.slow
-def test_plain_transformers_computes_and_writes_the_same(keys: None, tmp_path: Path) -> None:
+def test_plain_transformers_computes_and_writes_the_same(keys, tmp_path):
     models = {name: moved(tiny_loaded(**settings)) for name, settings in KINDS.items()}
     for name in ("llada", "dream", "smdm"):
         folder, _ = getattr(toys, name)(tmp_path / f"published-{name}")
@@ -150,7 +150,7 @@ def test_plain_transformers_computes_and_writes_the_same(keys: None, tmp_path: P
     assert found.pop("text").tolist() == tiny_tokenizer()("The old man")["input_ids"] and not found
 
 
-def test_sinklab_reads_the_folder_and_runs_none_of_it(tmp_path: Path) -> None:
+def test_sinklab_reads_the_folder_and_runs_none_of_it(tmp_path):
     loaded = tiny_loaded(1, gate="elementwise")
     folder = export(loaded, tmp_path / "exported")
     code = sorted(folder.glob("*.py"))
@@ -164,7 +164,7 @@ def test_sinklab_reads_the_folder_and_runs_none_of_it(tmp_path: Path) -> None:
     assert not [name for name in sys.modules if name.startswith("transformers_modules")]
 
 
-def test_the_files_import_each_other_and_nothing_of_sinklab(tmp_path: Path) -> None:
+def test_the_files_import_each_other_and_nothing_of_sinklab(tmp_path):
     folder = export(tiny_loaded(1), tmp_path / "exported")
     files, used = {file.stem: file.read_text("utf-8") for file in folder.glob("*.py")}, set()
     for text in files.values():
@@ -184,7 +184,7 @@ def test_the_files_import_each_other_and_nothing_of_sinklab(tmp_path: Path) -> N
     assert all("SPDX-License-Identifier: MIT" in text for text in files.values())
 
 
-def test_the_sources_are_those_of_the_package(tmp_path: Path) -> None:
+def test_the_sources_are_those_of_the_package(tmp_path):
     """But for imports, line by line: a change of the core needs no change here."""
     source = Path(sinklab.__file__).parent / "core" / "sampling" / "rules.py"
     kept = [
@@ -197,7 +197,7 @@ def test_the_sources_are_those_of_the_package(tmp_path: Path) -> None:
     assert "from.core_attention_context import finest" in text
 
 
-def test_the_folder_says_what_it_is_and_where_nothing_was(tmp_path: Path) -> None:
+def test_the_folder_says_what_it_is_and_where_nothing_was(tmp_path):
     loaded = load(save_tiny(tmp_path / "secret" / "mine", 1))
     folder = export(loaded, tmp_path / "exported")
     card = (folder / "README.md").read_text("utf-8")
@@ -224,7 +224,7 @@ def test_the_folder_says_what_it_is_and_where_nothing_was(tmp_path: Path) -> Non
 FOREIGN = {"AutoTokenizer": ["me/evil--evil.Tokenizer", None]}
 
 
-def test_names_of_code_and_unknown_settings_are_left_behind(tmp_path: Path) -> None:
+def test_names_of_code_and_unknown_settings_are_left_behind(tmp_path):
     """A tokenizer with code of its own, as Dream's is, reads the same as a plain tokenizer.json."""
     folder, _ = toys.dream(tmp_path / "dream")
     toys.save_dream_tokenizer(folder)
@@ -258,7 +258,7 @@ def test_names_of_code_and_unknown_settings_are_left_behind(tmp_path: Path) -> N
     assert "auto_map" not in (tmp_path / "trained" / "tokenizer_config.json").read_text("utf-8")
 
 
-def test_a_tokenizer_of_a_class_that_only_code_has(tmp_path: Path) -> None:
+def test_a_tokenizer_of_a_class_that_only_code_has(tmp_path):
     loaded, plain = tiny_loaded(), tiny_tokenizer()
 
     class Own(PreTrainedTokenizerFast):
@@ -267,10 +267,10 @@ def test_a_tokenizer_of_a_class_that_only_code_has(tmp_path: Path) -> None:
     class Slow(PythonBackend):
         vocab_size = 2
 
-        def get_vocab(self) -> dict[str, int]:
+        def get_vocab(self):
             return {"a": 0, "b": 1}
 
-        def save_vocabulary(self, *_: object, **__: object) -> tuple[str, ...]:
+        def save_vocabulary(self, *_, **__):
             return ()
 
     own = Own(tokenizer_object=plain.backend_tokenizer)
@@ -284,7 +284,7 @@ def test_a_tokenizer_of_a_class_that_only_code_has(tmp_path: Path) -> None:
     assert not (tmp_path / "slow").exists()
 
 
-def test_only_what_an_export_left_is_removed(tmp_path: Path) -> None:
+def test_only_what_an_export_left_is_removed(tmp_path):
     beside = tmp_path / ".mine.partial"
     beside.mkdir()
     (beside / "thesis.txt").write_text("mine")
@@ -299,7 +299,7 @@ def test_only_what_an_export_left_is_removed(tmp_path: Path) -> None:
     )
 
 
-def test_without_a_tokenizer_the_card_writes_ids(tmp_path: Path) -> None:
+def test_without_a_tokenizer_the_card_writes_ids(tmp_path):
     loaded = tiny_loaded()
     folder = export(
         Loaded(loaded.model, None, "someone/toy", None, "diffusion"), tmp_path / "exported"
@@ -313,9 +313,7 @@ def test_without_a_tokenizer_the_card_writes_ids(tmp_path: Path) -> None:
     assert not (folder / "tokenizer.json").exists()
 
 
-def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
     causal = load("tiny-causal")
     with pytest.raises(ValueError, match="LlamaForCausalLM: transformers"):
         export(causal, tmp_path / "causal")
@@ -334,9 +332,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_plug_in_that_uses_the_whole_package_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plug_in_that_uses_the_whole_package_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sinks, "_classes", {**sinks._all()})
     text = (
         (EXAMPLES / "add_a_sink.py")
@@ -350,7 +346,7 @@ def test_a_plug_in_that_uses_the_whole_package_is_refused(
         export(loaded, tmp_path / "exported")
 
 
-def test_other_decoders_are_exported_too(tmp_path: Path) -> None:
+def test_other_decoders_are_exported_too(tmp_path):
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 48,

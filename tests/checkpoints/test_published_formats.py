@@ -56,7 +56,7 @@ def test_a_tied_head_is_the_embedding(tmp_path):
     assert model.model.rotary_emb.inv_freq.dtype == torch.float32
 
 
-@pytest.mark.parametrize(("sink", "gate"), [(0, False), (1, False), (0, True), (1, True)])
+@pytest.mark.parametrize("sink, gate", [(0, False), (1, False), (0, True), (1, True)])
 def test_fused_and_interleaved_projections(tmp_path, sink, gate):
     folder, tensors = toys.smdm(tmp_path, sink, gate)
     model = load(folder).model
@@ -79,7 +79,7 @@ def test_fused_and_interleaved_projections(tmp_path, sink, gate):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    "field, value",
     [
         ("alibi", True),
         ("layer_norm_type", "default"),
@@ -100,7 +100,7 @@ def test_what_llada_cannot_be_here_is_refused_by_name(tmp_path, field, value):
 
 
 @pytest.mark.parametrize(
-    ("make", "fields", "message"),
+    "make, fields, message",
     [
         (
             toys.dream,

@@ -20,7 +20,7 @@ CHATML = (
 )
 
 
-def with_specials(*texts: str, template: str | None = None) -> PreTrainedTokenizerFast:
+def with_specials(*texts, template=None):
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.add_special_tokens(
         {"additional_special_tokens": [AddedToken(text, special=True) for text in texts]}
@@ -29,7 +29,7 @@ def with_specials(*texts: str, template: str | None = None) -> PreTrainedTokeniz
     return tokenizer
 
 
-def test_the_tiny_tokenizer_has_a_mask_an_end_and_padding() -> None:
+def test_the_tiny_tokenizer_has_a_mask_an_end_and_padding():
     loaded = tiny_loaded()
     tokenizer = loaded.tokenizer
     named = {tokenizer.decode([token_id]): role for token_id, role in special_roles(loaded).items()}
@@ -39,7 +39,7 @@ def test_the_tiny_tokenizer_has_a_mask_an_end_and_padding() -> None:
     assert tokenizer("The sea")["input_ids"][0] not in special_roles(loaded)
 
 
-def test_the_chat_format_decides_what_belongs_to_it() -> None:
+def test_the_chat_format_decides_what_belongs_to_it():
     tokenizer = with_specials(
         "<|im_start|>", "<|im_end|>", "<|tool|>", "<|note|>", template=CHATML + "<|note|>"
     )
@@ -59,14 +59,14 @@ def test_the_chat_format_decides_what_belongs_to_it() -> None:
     assert special_roles(loaded)[tokenizer.convert_tokens_to_ids("<|note|>")] == "other"
 
 
-def test_ids_alone_will_do_and_the_mask_goes_first() -> None:
+def test_ids_alone_will_do_and_the_mask_goes_first():
     ids = SpecialIds(mask=9, eos=5, eot=7, pad=5, bos=6, stop=(5, 7, 8))
     loaded = replace(tiny_loaded(mask_token_id=6), tokenizer=None, special=ids)
     assert special_roles(loaded) == {6: "mask", 7: "eot", 5: "eos", 8: "eos"}
     assert set(special_roles(loaded).values()) <= set(ROLES)
 
 
-def test_image_codes_are_named() -> None:
+def test_image_codes_are_named():
     loaded = replace(tiny_loaded(text_vocab_size=270), tokenizer=None)
     roles = special_roles(loaded)
     assert [token_id for token_id, role in roles.items() if role == "image"] == list(
@@ -74,7 +74,7 @@ def test_image_codes_are_named() -> None:
     )
 
 
-def test_lladas_chat_format() -> None:
+def test_lladas_chat_format():
     texts = (
         "<|startoftext|>",
         "<|endoftext|>",
@@ -89,7 +89,7 @@ def test_lladas_chat_format() -> None:
     assert named == ["bos", "eos", "other", "template", "template", "eot"]
 
 
-def test_qwen_as_published() -> None:
+def test_qwen_as_published():
     shared = Path(
         os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
     )
@@ -103,12 +103,12 @@ def test_qwen_as_published() -> None:
     assert [roles[number] for number in (151643, 151644, 151645)] == ["eos", "template", "eot"]
 
 
-def test_the_packaged_models_have_roles() -> None:
+def test_the_packaged_models_have_roles():
     loaded = load("tiny-sink")
     assert special_roles(loaded)[loaded.model.config.mask_token_id] == "mask"
 
 
-def falling_back() -> PreTrainedTokenizerFast:
+def falling_back():
     """As Llama's: a character that is not in the vocabulary is its bytes, by name."""
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "é", "x"]
     model = BPE(
@@ -125,7 +125,7 @@ def falling_back() -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "byte fallback"])
-def test_a_token_names_its_bytes_where_they_are_no_character(kind: str) -> None:
+def test_a_token_names_its_bytes_where_they_are_no_character(kind):
     tokenizer = load("tiny").needed_tokenizer() if kind == "byte-level" else falling_back()
     text = "xé€\n😀\ufffdx"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.lab.checkpoints import Loaded, untrained_twins
+from sinklab.lab.checkpoints import untrained_twins
 from sinklab.lab.checkpoints.controls import initialised
 from sinklab.lab.records.storage import weights_hash
 from tiny_diffusion import tiny_backbone, tiny_loaded
 from tiny_llama import tiny_llama
 
 
-def trained(**settings: object) -> Loaded:
+def trained(**settings):
     """A model with a sink and gates whose numbers are those of no fresh one."""
     loaded = tiny_loaded(2, gate="elementwise", **settings)
     with torch.no_grad():
@@ -23,7 +23,7 @@ def trained(**settings: object) -> Loaded:
 
 
 @pytest.mark.parametrize("loaded", [trained(), tiny_llama()], ids=["diffusion", "causal"])
-def test_twins_have_the_tensors_of_the_model_and_leave_it_alone(loaded: Loaded) -> None:
+def test_twins_have_the_tensors_of_the_model_and_leave_it_alone(loaded):
     before = weights_hash(loaded.model.state_dict())
     twins = untrained_twins(loaded, 3)
     assert list(twins) == ["initialised", "permuted"]
@@ -50,7 +50,7 @@ def test_twins_have_the_tensors_of_the_model_and_leave_it_alone(loaded: Loaded) 
     assert not torch.equal(permuted[name].sort(1).values, ours[name].sort(1).values)
 
 
-def test_sinks_and_gates_are_permuted_and_initialised_like_all_others() -> None:
+def test_sinks_and_gates_are_permuted_and_initialised_like_all_others():
     loaded = trained(gate_bias=1.0)
     twins = {name: twin.model.state_dict() for name, twin in untrained_twins(loaded).items()}
     ours = loaded.model.state_dict()
@@ -62,7 +62,7 @@ def test_sinks_and_gates_are_permuted_and_initialised_like_all_others() -> None:
     assert abs(weight.std().item() / 0.3 - 1) < 0.1, "as wide as the config says"
 
 
-def test_twins_follow_from_the_seed_alone() -> None:
+def test_twins_follow_from_the_seed_alone():
     loaded = trained()
     state = torch.get_rng_state()
     one, same, other = (untrained_twins(loaded, seed) for seed in (1, 1, 2))
@@ -79,7 +79,7 @@ def test_twins_follow_from_the_seed_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["initialised", "permuted"])
-def test_types_and_ties_stay(name: str) -> None:
+def test_types_and_ties_stay(name):
     config = DiffusionLMConfig(tiny_backbone(tie_word_embeddings=True), mask_token_id=3)
     loaded = replace(tiny_loaded(), model=DiffusionLM(config).to(torch.bfloat16).eval())
     model = untrained_twins(loaded)[name].model
@@ -91,11 +91,11 @@ def test_types_and_ties_stay(name: str) -> None:
 class Foreign(DiffusionLM):
     """A class that its config does not make."""
 
-    def __init__(self, config: object, tables: object) -> None:
+    def __init__(self, config, tables):
         raise AssertionError("never made here")
 
 
-def test_a_class_that_cannot_initialise_itself_has_the_other_twin_alone() -> None:
+def test_a_class_that_cannot_initialise_itself_has_the_other_twin_alone():
     loaded = tiny_loaded()
     loaded.model.__class__ = Foreign
     with pytest.raises(ValueError, match=r"^Foreign .*'tables'"):
@@ -105,7 +105,7 @@ def test_a_class_that_cannot_initialise_itself_has_the_other_twin_alone() -> Non
     assert "no freshly initialised twin" in twins["permuted"].notes[-1]
 
 
-def test_a_class_that_makes_other_tensors_is_named() -> None:
+def test_a_class_that_makes_other_tensors_is_named():
     loaded = tiny_loaded()
     loaded.model.lm_head.extra = torch.nn.Parameter(torch.zeros(2))
     with pytest.raises(ValueError, match=r'state_dict: "lm_head.extra"'):

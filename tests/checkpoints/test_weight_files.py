@@ -85,7 +85,7 @@ def test_a_single_file_may_have_any_name(tmp_path, name):
 
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize(
-    ("file", "wrap"), [("pytorch_model.bin", None), ("iter-000100-ckpt.pth", "model")]
+    "file, wrap", [("pytorch_model.bin", None), ("iter-000100-ckpt.pth", "model")]
 )
 def test_pickles_are_read_when_asked_for(tmp_path, legacy, file, wrap):
     folder, tensors = toys.smdm(tmp_path, sink=1)
@@ -130,7 +130,7 @@ def test_a_pickle_beside_safetensors_is_not_opened(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [
         ([1, 2], "holds no state dict.*list"),
         ({"a": 1}, "holds no state dict"),
@@ -160,21 +160,26 @@ def test_sharded_pickles(tmp_path):
     assert torch.equal(logits(folder, allow_pickle=True), expected)
 
 
-def test_tensors_are_read_in_pieces(tmp_path, monkeypatch):
-    folder, tensors = toys.llada(tmp_path)
+OWN = {"shards": 3, "shared_expert_intermediate_size": 20, "moe_router_enable_expert_bias": True}
+
+
+@pytest.mark.ring("extras")
+@pytest.mark.parametrize("make, fields", [(toys.llada, {}), (toys.llada_moe, OWN)])
+def test_tensors_are_read_in_pieces(tmp_path, monkeypatch, make, fields):
+    folder, tensors = make(tmp_path, **fields)
     expected = logits(folder)
-    monkeypatch.setattr(weights, "PIECE_BYTES", 1000)
-    largest, original = [], weights.Safetensors.pieces
+    monkeypatch.setattr(weights, "PIECE_BYTES", 500)
+    sizes, original = [], weights.Safetensors.pieces
 
     def watched(self, name, part=None):
         for rows, piece in original(self, name, part):
-            largest.append(piece.numel() * piece.element_size())
+            sizes.append(piece.numel() * piece.element_size())
             yield rows, piece
 
     monkeypatch.setattr(weights.Safetensors, "pieces", watched)
     assert torch.equal(logits(folder), expected)
-    assert max(largest) <= 1000
-    assert sum(largest) == 4 * sum(tensor.numel() for tensor in tensors.values())
+    assert max(sizes) <= 500
+    assert sum(sizes) == 4 * sum(tensor.numel() for tensor in tensors.values())
 
 
 MEASURE = """
@@ -206,19 +211,25 @@ print((watched.peak - start) / size, size)
 """
 
 
+BIG = {"d_model": 512, "mlp_hidden_size": 1536, "n_layers": 8, "embedding_size": 20000}
+EXPERTS = {
+    "hidden_size": 256,
+    "expert_intermediate_size": 192,
+    "num_experts": 64,
+    "vocab_size": 2000,
+    "moe_layer_freq": [1] * 8,
+    "num_hidden_layers": 8,
+}
+
+
 @pytest.mark.slow
+@pytest.mark.ring("extras")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize("make, fields", [(toys.llada, BIG), (toys.llada_moe, EXPERTS)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_host_holds_the_model_once(tmp_path, dtype):
-    big, _ = toys.llada(
-        tmp_path / "big",
-        shards=3,
-        d_model=512,
-        mlp_hidden_size=1536,
-        n_layers=8,
-        embedding_size=20000,
-    )
-    small, _ = toys.llada(tmp_path / "small")
+def test_the_host_holds_the_model_once(tmp_path, dtype, make, fields):
+    big, _ = make(tmp_path / "big", shards=3, **fields)
+    small, _ = make(tmp_path / "small")
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(big), str(small), dtype],
         capture_output=True,
@@ -253,7 +264,7 @@ def test_dtypes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
+    "flags, expected",
     [
         # AVX2, as on Zen 3; Cooper Lake and Zen 4; Sapphire Rapids; ARM
         ("fpu avx avx2 fma", torch.float32),
@@ -309,7 +320,7 @@ def test_device_maps(tmp_path, device_map):
 
 
 @pytest.mark.parametrize(
-    ("device_map", "message"),
+    "device_map, message",
     [
         ({}, "device_map does not cover the model: it has no device for"),
         ("autp", "device_map must be one of auto, balanced, balanced_low_0, sequential, or a dict"),
