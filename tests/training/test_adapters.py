@@ -14,9 +14,9 @@ from sinklab.lab.checkpoints import adapters as adapter_files
 from sinklab.lab.checkpoints import loading, published
 from sinklab.lab.checkpoints.adapters import read_adapters
 from sinklab.lab.checkpoints.loading import load_adapters
-from sinklab.lab.training import TrainSettings, train
+from sinklab.lab.training import train
 from sinklab.lab.training.adapters import FILE, extract
-from tiny_training import tiny_settings, uneven_documents
+from tiny_training import tiny_settings
 
 VARIANTS = {
     "plain": {},
@@ -27,28 +27,25 @@ VARIANTS = {
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
+def settings(corpus):
     return tiny_settings(corpus, heads=4, steps=4, eval_every=4, save_every=2, heldout_rows=6)
 
 
 @pytest.fixture(scope="module")
-def parent(settings: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def parent(settings, tmp_path_factory):
     out = tmp_path_factory.mktemp("parent") / "run"
     return train(replace(settings, objective="autoregressive", out=str(out)))
 
 
 @pytest.fixture(scope="module")
-def adapted(settings: TrainSettings, parent: Path) -> TrainSettings:
+def adapted(settings, parent):
     return replace(
         settings, tokenizer=None, init_from=str(parent), train_only="lora", lora_rank=4, seed=3
     )
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_base_and_a_small_file_are_the_saved_model(
-    name: str, adapted: TrainSettings, tmp_path: Path
-) -> None:
+def test_a_base_and_a_small_file_are_the_saved_model(name, adapted, tmp_path):
     here = replace(adapted, out=str(tmp_path / "run"), **VARIANTS[name])
     folder = train(here)
     file = tmp_path / "run" / FILE
@@ -90,9 +87,7 @@ def test_a_base_and_a_small_file_are_the_saved_model(
     assert not all(torch.equal(tensors[key], tensor) for key, tensor in early[1].items())
 
 
-def test_another_base_is_refused_in_two_lines(
-    adapted: TrainSettings, settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_another_base_is_refused_in_two_lines(adapted, settings, tmp_path):
     train(replace(adapted, out=str(tmp_path / "run")))
     other = train(
         replace(settings, objective="autoregressive", seed=9, out=str(tmp_path / "other"))
@@ -113,7 +108,7 @@ def test_another_base_is_refused_in_two_lines(
 
 
 @pytest.mark.parametrize("name", ["sink", "causal"])
-def test_a_run_goes_on_from_adapters(name: str, adapted: TrainSettings, tmp_path: Path) -> None:
+def test_a_run_goes_on_from_adapters(name, adapted, tmp_path):
     first = replace(adapted, out=str(tmp_path / "first"), **VARIANTS[name])
     train(first)
     file = tmp_path / "first" / FILE
@@ -132,9 +127,7 @@ def test_a_run_goes_on_from_adapters(name: str, adapted: TrainSettings, tmp_path
         train(replace(second, train_only="all", out=str(tmp_path / "third")))
 
 
-def test_a_packaged_name_takes_its_base(
-    adapted: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_packaged_name_takes_its_base(adapted, tmp_path, monkeypatch):
     train(replace(adapted, logit_shift=True, out=str(tmp_path / "run")))
     base = str(adapted.init_from)
     monkeypatch.setitem(

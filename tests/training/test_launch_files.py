@@ -16,7 +16,7 @@ FILES = {
 }
 
 
-def test_every_file_is_known_here() -> None:
+def test_every_file_is_known_here():
     assert {path.name for path in LAUNCH.iterdir()} == {
         *FILES,
         "deepspeed_zero2.json",
@@ -26,9 +26,7 @@ def test_every_file_is_known_here() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_accelerate_reads_the_file_and_the_command_in_its_comment(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accelerate_reads_the_file_and_the_command_in_its_comment(name, monkeypatch):
     from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
@@ -51,7 +49,7 @@ def test_accelerate_reads_the_file_and_the_command_in_its_comment(
         assert Path(arguments.deepspeed_config_file).is_file()
 
 
-def test_the_deepspeed_file_leaves_to_the_run_what_its_settings_say() -> None:
+def test_the_deepspeed_file_leaves_to_the_run_what_its_settings_say():
     config = json.loads((LAUNCH / "deepspeed_zero2.json").read_text())
     left = {key for key, value in config.items() if value in ("auto", {"enabled": "auto"})}
     assert left == {
@@ -64,7 +62,7 @@ def test_the_deepspeed_file_leaves_to_the_run_what_its_settings_say() -> None:
     assert config["zero_optimization"]["stage"] == 2
 
 
-def test_the_slurm_script_hands_its_arguments_to_the_command() -> None:
+def test_the_slurm_script_hands_its_arguments_to_the_command():
     path = LAUNCH / "several_nodes.slurm"
     assert subprocess.run(["bash", "-n", str(path)], capture_output=True).returncode == 0
     # as the last process of two nodes, with tools that only say what they were given

@@ -36,7 +36,7 @@ class Denoising(Trainer):
 
 
 class Losses(TrainerCallback):
-    def __init__(self) -> None:
+    def __init__(self):
         self.seen: list[float] = []
 
     def on_log(self, args, state, control, logs=None, **_):
@@ -46,10 +46,10 @@ class Losses(TrainerCallback):
 
 def trained(
     folder,
-    monitor: SinkMonitor | None,
+    monitor,
     *,
-    compiled: bool = False,
-    resume: str | None = None,
+    compiled=False,
+    resume=None,
     **arguments,
 ):
     model = tiny_model(1).train()
@@ -81,7 +81,7 @@ def trained(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("settings", [{}, {"compiled": True, "bf16": True}])
-def test_training_is_the_same_to_the_bit(tmp_path, settings) -> None:
+def test_training_is_the_same_to_the_bit(tmp_path, settings):
     plain, losses = trained(tmp_path / "plain", None, **settings)
     monitor = SinkMonitor(HELD, every=2)
     watched, same = trained(tmp_path / "watched", monitor, **settings)
@@ -99,7 +99,7 @@ def test_training_is_the_same_to_the_bit(tmp_path, settings) -> None:
     assert not any(columns["causal"])
 
 
-def test_a_resumed_run_has_the_same_rows(tmp_path) -> None:
+def test_a_resumed_run_has_the_same_rows(tmp_path):
     whole = SinkMonitor(HELD, every=2)
     trained(tmp_path / "a", whole)
     checkpoint = tmp_path / "a" / "checkpoint-2"
@@ -112,11 +112,11 @@ def test_a_resumed_run_has_the_same_rows(tmp_path) -> None:
 
 
 class State:
-    def __init__(self, step: int, first: bool = True) -> None:
+    def __init__(self, step, first=True):
         self.global_step, self.is_world_process_zero = step, first
 
 
-def test_a_few_numbers_go_to_the_log() -> None:
+def test_a_few_numbers_go_to_the_log():
     said: list[dict[str, float]] = []
     monitor = SinkMonitor(HELD, every=1, log=said.append)
     monitor.look(tiny_model(1), State(3))
@@ -126,7 +126,7 @@ def test_a_few_numbers_go_to_the_log() -> None:
     assert all(math.isfinite(value) for value in said[0].values())
 
 
-def test_one_process_looks_unless_the_weights_are_spread(monkeypatch) -> None:
+def test_one_process_looks_unless_the_weights_are_spread(monkeypatch):
     monitor = SinkMonitor(HELD, every=1)
     monitor.look(tiny_model(1), State(3, first=False))
     assert monitor.rows == []
@@ -135,14 +135,14 @@ def test_one_process_looks_unless_the_weights_are_spread(monkeypatch) -> None:
     assert [row["step"] for row in monitor.rows] == [3] * 3
 
 
-def test_every_process_looks_where_deepspeed_spreads_the_weights() -> None:
+def test_every_process_looks_where_deepspeed_spreads_the_weights():
     monitor, model = SinkMonitor(HELD, every=1), tiny_model(1)
     model.lm_head.weight.ds_id = 0  # as under ZeRO-3
     monitor.look(model, State(3, first=False))
     assert [row["step"] for row in monitor.rows] == [3] * 3
 
 
-def test_a_causal_start_is_looked_at_as_causal() -> None:
+def test_a_causal_start_is_looked_at_as_causal():
     model = tiny_model(1)
     monitor = SinkMonitor(HELD, every=1, causal_steps=2)
     for step in (0, 2, 3):
@@ -153,7 +153,7 @@ def test_a_causal_start_is_looked_at_as_causal() -> None:
     assert overall[2]["sink_share"] == snapshot(model, HELD).overall["sink_share"]
 
 
-def test_weights_that_are_no_numbers_are_measured_as_none() -> None:
+def test_weights_that_are_no_numbers_are_measured_as_none():
     model = tiny_model(1)
     model.model.layers[0].self_attn.q_proj.weight.data.fill_(math.nan)
     monitor = SinkMonitor(HELD, every=1)
@@ -161,14 +161,14 @@ def test_weights_that_are_no_numbers_are_measured_as_none() -> None:
     assert math.isnan(monitor.rows[0]["sink_share"])
 
 
-def test_rows_are_spread_over_the_text() -> None:
+def test_rows_are_spread_over_the_text():
     text = torch.arange(20)[:, None].expand(20, 16)
     assert SinkMonitor(text, every=1, rows=4).ids_RS[:, 0].tolist() == [0, 5, 10, 15]
     assert len(SinkMonitor(HELD, every=1, rows=100).ids_RS) == 6
     assert "text_mobility" in MEASURES
 
 
-def test_the_rule_says_what_counts_as_a_sink(tmp_path) -> None:
+def test_the_rule_says_what_counts_as_a_sink(tmp_path):
     monitor = SinkMonitor(HELD, every=10, rule=Top(2))
     trained(tmp_path / "run", monitor)
     assert monitor.columns()["sinks"] == [2.0] * 6

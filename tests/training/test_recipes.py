@@ -5,7 +5,6 @@ them.
 import copy
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from sinklab import load
-from sinklab.core.models import DiffusionLM
 from sinklab.lab.training import train
 from sinklab.lab.training.checks import check
 from sinklab.lab.training.model import new_model
@@ -25,7 +23,7 @@ from tiny_training import tiny_settings, uneven_documents
 MODEL = {"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "out"}
 
 
-def built(variant: str) -> DiffusionLM:
+def built(variant):
     """The 472M model without its memory."""
     words = {f"w{number}": number for number in range(31_999)} | {"</s>": 31_999, "[MASK]": 32_000}
     tokenizer = PreTrainedTokenizerFast(
@@ -35,7 +33,7 @@ def built(variant: str) -> DiffusionLM:
         return new_model(recipe("scratch-472m", variant), tokenizer)
 
 
-def parameters(model: DiffusionLM) -> int:
+def parameters(model):
     """All but the embedding and the head."""
     words = (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
     return sum(weight.numel() for weight in model.parameters()) - sum(
@@ -43,7 +41,7 @@ def parameters(model: DiffusionLM) -> int:
     )
 
 
-def test_the_472m_recipe_has_the_published_sizes() -> None:
+def test_the_472m_recipe_has_the_published_sizes():
     plain = parameters(built("plain"))
     # the released Diff_LLaMA_472M: 471.91M, and 553.83M with its embedding and head
     assert plain == 18 * (4 * 1280**2 + 3 * 1280 * 5120 + 2 * 1280) + 1280 == 471_906_560
@@ -59,7 +57,7 @@ def test_the_472m_recipe_has_the_published_sizes() -> None:
 
 
 @pytest.mark.parametrize("variant", ["plain", "sink", "gate"])
-def test_smdms_start_is_small_where_layers_write_to_the_residual_stream(variant: str) -> None:
+def test_smdms_start_is_small_where_layers_write_to_the_residual_stream(variant):
     assert recipe("scratch-472m").init == "smdm"
     tokenizer = tiny_tokenizer()
     sizes = {"hidden_size": 128, "mlp_size": 512, "layers": 6}
@@ -90,7 +88,7 @@ def test_smdms_start_is_small_where_layers_write_to_the_residual_stream(variant:
         check(recipe("laptop-retrofit", init="smdm"))
 
 
-def test_the_end_of_a_text_is_learned_where_it_is_the_padding_too(tmp_path: Path) -> None:
+def test_the_end_of_a_text_is_learned_where_it_is_the_padding_too(tmp_path):
     settings = tiny_settings(
         uneven_documents(tmp_path), tie_embeddings=False, steps=4, out=str(tmp_path / "run")
     )
@@ -102,7 +100,7 @@ def test_the_end_of_a_text_is_learned_where_it_is_the_padding_too(tmp_path: Path
     assert (after - before).abs().max() > 1e-3
 
 
-def test_fine_tuning_has_the_rows_of_the_released_code_and_those_of_the_paper() -> None:
+def test_fine_tuning_has_the_rows_of_the_released_code_and_those_of_the_paper():
     released, paper = recipe("sft-gsm8k"), recipe("sft-gsm8k-2048")
     assert (released.length, paper.length, recipe("sft-gsm8k-corrected").length) == (256, 2048, 256)
     changed = {name for name, value in vars(paper).items() if getattr(released, name) != value}
@@ -112,16 +110,14 @@ def test_fine_tuning_has_the_rows_of_the_released_code_and_those_of_the_paper() 
 
 
 @pytest.mark.parametrize(
-    ("name", "tokens", "batch", "lr"),
+    "name, tokens, batch, lr",
     [
         ("scratch-472m", 100e9, 256, 2e-4),
         ("qwen-0.5b", 30e9, 512, 1e-4),
         ("qwen-1.5b", 100e9, 4096, 1e-4),
     ],
 )
-def test_the_papers_runs_see_the_papers_tokens(
-    name: str, tokens: float, batch: int, lr: float
-) -> None:
+def test_the_papers_runs_see_the_papers_tokens(name, tokens, batch, lr):
     settings = recipe(name)
     assert settings.steps * settings.batch * settings.length == pytest.approx(tokens, rel=1e-3)
     assert (settings.batch, settings.lr, settings.lr * settings.min_lr) == (
@@ -138,7 +134,7 @@ def test_the_papers_runs_see_the_papers_tokens(
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_variants_of_a_recipe_differ_in_the_variant_alone(name: str) -> None:
+def test_variants_of_a_recipe_differ_in_the_variant_alone(name):
     plain = dataclasses.asdict(recipe(name))
     folders = []
     for variant in VARIANTS:
@@ -159,12 +155,12 @@ def test_variants_of_a_recipe_differ_in_the_variant_alone(name: str) -> None:
     assert len(folders) == len(set(folders))
 
 
-def test_a_gate_on_a_trained_model_starts_open() -> None:
+def test_a_gate_on_a_trained_model_starts_open():
     assert recipe("qwen-0.5b", "gate").gate_bias == 4.0
     assert recipe("scratch-472m", "gate").gate_bias is None
 
 
-def test_fine_tuning_goes_on_with_the_model_of_its_variant() -> None:
+def test_fine_tuning_goes_on_with_the_model_of_its_variant():
     assert recipe("laptop-sft").init_from == "runs/laptop-scratch/model"
     for name, before in (("laptop-sft-corrected", "laptop-scratch"), ("sft-gsm8k", "scratch-472m")):
         for variant in ("sink", "gate", "2-sinks"):
@@ -173,7 +169,7 @@ def test_fine_tuning_goes_on_with_the_model_of_its_variant() -> None:
     assert recipe("sft-gsm8k", "gate").gate_bias is None
 
 
-def test_changes_and_mistakes() -> None:
+def test_changes_and_mistakes():
     assert recipe("laptop-scratch", steps=3, out="here").out == "here"
     with pytest.raises(ValueError, match="did you mean 'laptop-sft'"):
         recipe("laptop-sfd")

@@ -14,14 +14,14 @@ from tiny_llama import tiny_llama
 IDS = torch.randint(3, 280, (3, 24), generator=torch.Generator().manual_seed(5))
 
 
-def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray], tolerance: float = 0.0) -> None:
+def same(one, other, tolerance=0.0):
     for name in MEASURES:
         np.testing.assert_allclose(
             one[name], other[name], rtol=tolerance, atol=tolerance, err_msg=name
         )
 
 
-def test_a_token_once_open_stays_open() -> None:
+def test_a_token_once_open_stays_open():
     masks_TRS = nested_masks((4, 20), (0.1, 0.5, 1.0, 0.9), seed=3)
     assert masks_TRS.sum(-1).tolist() == [[count] * 4 for count in (20, 18, 10, 2)]
     assert not (masks_TRS[1:] & ~masks_TRS[:-1]).any()
@@ -31,8 +31,8 @@ def test_a_token_once_open_stays_open() -> None:
     assert nested_masks((1, 3), (0.1,), seed=0).sum() == 1
 
 
-@pytest.mark.parametrize(("sinks", "given"), [(0, 0), (2, 0), (0, 3)])
-def test_shares_are_those_of_the_maps(sinks: int, given: int) -> None:
+@pytest.mark.parametrize("sinks, given", [(0, 0), (2, 0), (0, 3)])
+def test_shares_are_those_of_the_maps(sinks, given):
     model = tiny_model(sinks)
     seen = snapshot(model, IDS, seed=7, batch=2, given=given)
     places = [(step, layer, head) for step in range(5) for layer in range(2) for head in range(4)]
@@ -60,7 +60,7 @@ def test_shares_are_those_of_the_maps(sinks: int, given: int) -> None:
     ) == pytest.approx(1)
 
 
-def test_holders_mobility_and_values_of_a_constructed_text() -> None:
+def test_holders_mobility_and_values_of_a_constructed_text():
     """One row, four levels, two layers of one head; ten tokens behind one added sink."""
     received = np.full((1, 4, 2, 1, 11), 0.5, np.float32)
     for level, key in enumerate((0, 0, 2, 7)):
@@ -100,7 +100,7 @@ def test_holders_mobility_and_values_of_a_constructed_text() -> None:
     np.testing.assert_allclose(layers["value_other"], [(4 * 1 + 15 * 2) / 19, (1 + 16 * 2) / 17])
 
 
-def test_activations_are_those_of_the_hidden_states() -> None:
+def test_activations_are_those_of_the_hidden_states():
     model = tiny_model(1)
     seen = snapshot(model, IDS, levels=(0.5,), seed=1)
     shown = IDS.masked_fill(nested_masks((3, 24), (0.5,), 1)[0], model.config.mask_token_id)
@@ -126,7 +126,7 @@ def test_activations_are_those_of_the_hidden_states() -> None:
     assert np.isnan(snapshot(tiny_model(), IDS).layers["activation_added"]).all()
 
 
-def test_batches_do_not_matter_and_seeds_do() -> None:
+def test_batches_do_not_matter_and_seeds_do():
     model = tiny_model(1)
     whole = snapshot(model, IDS)
     same(whole.layers, snapshot(model, IDS, batch=1).layers, 1e-5)
@@ -137,7 +137,7 @@ def test_batches_do_not_matter_and_seeds_do() -> None:
     assert set(MEASURES) <= set(rows[0])
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_model_is_left_as_it_was():
     model = tiny_model(1).train()
     model.model.layers[0].eval()
     modes = [module.training for module in model.modules()]
@@ -157,7 +157,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert not any(module._forward_hooks for module in model.model.layers)
 
 
-def test_everything_is_put_back_after_an_error() -> None:
+def test_everything_is_put_back_after_an_error():
     model = tiny_model(context=16).train()
     model.model.compile(backend="eager")
     with pytest.raises(ValueError, match="the model's context is 16"):
@@ -166,7 +166,7 @@ def test_everything_is_put_back_after_an_error() -> None:
     assert model.model._compiled_call_impl is not None
 
 
-def test_causal_models_read_the_clean_text() -> None:
+def test_causal_models_read_the_clean_text():
     llama = tiny_llama().model
     seen = snapshot(llama, IDS)
     same(seen.layers, snapshot(llama, IDS, levels=(0.5,)).layers)
@@ -182,7 +182,7 @@ def test_causal_models_read_the_clean_text() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_an_even_share_is_that_of_attention_without_preference(causal: bool) -> None:
+def test_an_even_share_is_that_of_attention_without_preference(causal):
     model = tiny_model(2)
     with torch.no_grad():
         for layer in model.model.layers:
@@ -191,7 +191,7 @@ def test_an_even_share_is_that_of_attention_without_preference(causal: bool) -> 
     assert seen.overall["sink_share"] == pytest.approx(seen.even_share, rel=1e-5)
 
 
-def test_bad_input_is_refused() -> None:
+def test_bad_input_is_refused():
     model = tiny_model()
     with pytest.raises(ValueError, match=r"\(R, S\).*got shape \(24,\)"):
         snapshot(model, IDS[0])

@@ -22,12 +22,12 @@ from tiny_diffusion import tiny_model
 ROWS = torch.arange(24)
 
 
-def ids(rows: int = 24, length: int = 16) -> torch.Tensor:
+def ids(rows=24, length=16):
     return torch.randint(3, 280, (rows, length), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("sampler", ["iid", "low_discrepancy"])
-def test_the_noise_of_a_row_is_its_own_however_rows_are_drawn(sampler: str) -> None:
+def test_the_noise_of_a_row_is_its_own_however_rows_are_drawn(sampler):
     t = row_times(3, ROWS, 8, sampler)
     masks = row_masks(3, ROWS, t.expand(-1, 16))
     torch.rand(5)
@@ -44,7 +44,7 @@ def test_the_noise_of_a_row_is_its_own_however_rows_are_drawn(sampler: str) -> N
     assert t.max() <= 1
 
 
-def test_times_are_uniform_and_low_discrepancy_spreads_each_step() -> None:
+def test_times_are_uniform_and_low_discrepancy_spreads_each_step():
     rows = torch.arange(4000)
     for sampler in ("iid", "low_discrepancy"):
         t = row_times(0, rows, 8, sampler)
@@ -61,7 +61,7 @@ def test_times_are_uniform_and_low_discrepancy_spreads_each_step() -> None:
     assert torch.equal(row_times(0, rows[:8], 8, "iid"), row_times(0, rows[:8], 2, "iid"))
 
 
-def test_masks_are_those_of_corrupt_and_stay_out_of_prompts() -> None:
+def test_masks_are_those_of_corrupt_and_stay_out_of_prompts():
     batch = {"input_ids": ids(), "row": ROWS, "maskable": ids() % 2 == 0}
     rows = [{name: part[n] for name, part in batch.items()} for n in range(24)]
     noisy = NoisyCollator(3, 8, "iid")(rows)
@@ -77,16 +77,14 @@ def test_masks_are_those_of_corrupt_and_stay_out_of_prompts() -> None:
     assert torch.equal(masked[0], free[5])
 
 
-def test_rows_of_causal_steps_get_no_noise() -> None:
+def test_rows_of_causal_steps_get_no_noise():
     collator = NoisyCollator(0, 4, "iid", clean_steps=2)
     rows = [{"input_ids": ids()[n], "row": torch.tensor(n)} for n in range(24)]
     assert "masked" not in collator(rows[4:8])
     assert "masked" in collator(rows[8:12])
 
 
-def trainer_of(
-    model, tmp_path, phases: Phases | None = None, together: int = 2
-) -> DiffusionTrainer:
+def trainer_of(model, tmp_path, phases=None, together=2):
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
     shifted = model.config.logit_shift
     objective = Objective(phases or Phases(0, 0, 0), model.config.mask_token_id, shifted, 8)
@@ -95,9 +93,7 @@ def trainer_of(
     )
 
 
-def step_loss(
-    trainer: DiffusionTrainer, batches: list[dict[str, torch.Tensor]], step: int = 0
-) -> torch.Tensor:
+def step_loss(trainer, batches, step=0):
     """The loss of one optimizer step in these micro-batches, as the Trainer adds it up; gradients
     are on the model.
     """
@@ -113,7 +109,7 @@ def step_loss(
     return total
 
 
-def gradients(model) -> dict[str, torch.Tensor]:
+def gradients(model):
     return {
         name: weight.grad.clone()
         for name, weight in model.named_parameters()
@@ -122,7 +118,7 @@ def gradients(model) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("maskable", [False, True])
-def test_micro_batches_change_neither_loss_nor_gradient(tmp_path, maskable: bool) -> None:
+def test_micro_batches_change_neither_loss_nor_gradient(tmp_path, maskable):
     model = tiny_model(1).double().train()
     trainer = trainer_of(model, tmp_path)
     columns = {"input_ids": ids(8), "row": torch.arange(8)}
@@ -157,7 +153,7 @@ def test_micro_batches_change_neither_loss_nor_gradient(tmp_path, maskable: bool
 
 
 @pytest.mark.parametrize("shift", [False, True])
-def test_the_warm_start_is_the_next_token_loss_and_ends(tmp_path, shift: bool) -> None:
+def test_the_warm_start_is_the_next_token_loss_and_ends(tmp_path, shift):
     model = tiny_model(1, logit_shift=shift).train()
     trainer = trainer_of(model, tmp_path, Phases(2, 0, 0))
     collator = NoisyCollator(0, 8, "iid", clean_steps=2)
@@ -178,7 +174,7 @@ def test_the_warm_start_is_the_next_token_loss_and_ends(tmp_path, shift: bool) -
     assert [bool((part == model.config.mask_token_id).any()) for part in seen] == [False, True]
 
 
-def test_annealing_opens_the_right_side_pair_by_pair() -> None:
+def test_annealing_opens_the_right_side_pair_by_pair():
     phases = Phases(causal_steps=3, anneal_steps=10, seed=5)
     assert [phases.is_causal(step) for step in (2, 3)] == [True, False]
     assert [phases.share(step) for step in (3, 8, 13, 20)] == [0, 0.5, 1, 1]
@@ -197,7 +193,7 @@ def test_annealing_opens_the_right_side_pair_by_pair() -> None:
     assert Phases(0, 0, 0, autoregressive=True).is_causal(10**9)
 
 
-def test_documents_and_annealing_hide_together() -> None:
+def test_documents_and_annealing_hide_together():
     documents = torch.tensor([[0, 0, 1, 1]])
     batch = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "documents": documents}
     own = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]).bool()
@@ -210,7 +206,7 @@ def test_documents_and_annealing_hide_together() -> None:
     assert sight({"input_ids": documents}, None) == {}
 
 
-def test_held_out_noise_is_fixed_by_row_and_batches_do_not_matter(tmp_path) -> None:
+def test_held_out_noise_is_fixed_by_row_and_batches_do_not_matter(tmp_path):
     model = tiny_model(1).eval()
     measured = [
         trainer_of(model, tmp_path, together=together).heldout_losses()
@@ -237,7 +233,7 @@ def test_held_out_noise_is_fixed_by_row_and_batches_do_not_matter(tmp_path) -> N
     assert causal["tokens"].tolist() == [15] * 7
 
 
-def test_the_loss_for_ones_own_loop() -> None:
+def test_the_loss_for_ones_own_loop():
     model = tiny_model(1)
     batch = ids(2, 7)
     with torch.no_grad():
@@ -247,7 +243,7 @@ def test_the_loss_for_ones_own_loop() -> None:
         assert abs(causal_loss(model, batch) - plain) < 1e-5
 
 
-def test_weight_decay_leaves_sinks_norms_and_biases_alone(tmp_path) -> None:
+def test_weight_decay_leaves_sinks_norms_and_biases_alone(tmp_path):
     model = tiny_model(2, gate="elementwise", gate_bias=4.0)
     decaying = set(trainer_of(model, tmp_path).get_decay_parameter_names(model))
     names = {name for name, _ in model.named_parameters()}

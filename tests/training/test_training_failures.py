@@ -2,14 +2,13 @@
 
 import errno
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors import SafetensorError
 
 from sinklab.lab.records import open_run
-from sinklab.lab.training import TrainSettings, train, trainer
+from sinklab.lab.training import train, trainer
 from sinklab.lab.training.checkpoints import whole_checkpoints, write_checkpoint
 from sinklab.lab.training.checks import trackers
 from sinklab.lab.training.recorders import History
@@ -17,13 +16,13 @@ from tiny_training import repeated_text, tiny_settings
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
+def settings(tmp_path_factory):
     corpus = repeated_text(tmp_path_factory.mktemp("corpus"))
     sizes = {"hidden_size": 16, "layers": 1, "mlp_size": 16}
     return tiny_settings(corpus, steps=6, lr=1e-3, eval_every=100, save_every=2, **sizes)
 
 
-def spoiled(monkeypatch: pytest.MonkeyPatch, first: int, factor: float) -> None:
+def spoiled(monkeypatch, first, factor):
     """Losses are multiplied by this factor from the given step on."""
     call = trainer.Objective.call
 
@@ -34,9 +33,7 @@ def spoiled(monkeypatch: pytest.MonkeyPatch, first: int, factor: float) -> None:
     monkeypatch.setattr(trainer.Objective, "call", weighted)
 
 
-def test_a_loss_that_is_no_number_stops_the_run(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_is_no_number_stops_the_run(settings, tmp_path, monkeypatch):
     spoiled(monkeypatch, 2, float("nan"))
     here = replace(settings, out=str(tmp_path / "run"))
     with pytest.raises(ValueError, match=r"nan at step 3; .*checkpoint-2"):
@@ -50,9 +47,7 @@ def test_a_loss_that_is_no_number_stops_the_run(
     assert open_run(tmp_path / "run").info.status == "complete"
 
 
-def test_weights_that_are_no_numbers_are_never_saved(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_are_no_numbers_are_never_saved(settings, tmp_path, monkeypatch):
     spoiled(monkeypatch, 3, float("inf"))
     # the checkpoint of step 4 comes before the loss of steps 1 … 5 is looked at
     with pytest.raises(ValueError, match=r"saved, but \S+ .*at step 4"):
@@ -60,9 +55,7 @@ def test_weights_that_are_no_numbers_are_never_saved(
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
 
 
-def test_a_loss_that_jumps_stops_the_run_and_the_setting_says_when(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_jumps_stops_the_run_and_the_setting_says_when(settings, tmp_path, monkeypatch):
     spoiled(monkeypatch, 8, 20.0)
     here = replace(settings, steps=10, batch=16, out=str(tmp_path / "run"))
     message = (
@@ -78,17 +71,17 @@ def test_a_loss_that_jumps_stops_the_run_and_the_setting_says_when(
 class _State:
     max_steps = 100
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step):
         self.global_step = step
 
 
-def test_losses_of_warm_up_and_of_another_phase_are_no_measure(tmp_path: Path) -> None:
+def test_losses_of_warm_up_and_of_another_phase_are_no_measure(tmp_path):
     class Arguments:
         learning_rate, output_dir = 1.0, str(tmp_path)
 
     history = History(1, spike=2.0, begins=(3, 10))
 
-    def log(step: int, loss: float) -> None:
+    def log(step, loss):
         history.on_log(Arguments, _State(step), None, {"loss": loss})
 
     for step in range(1, 4):
@@ -106,8 +99,8 @@ def test_losses_of_warm_up_and_of_another_phase_are_no_measure(tmp_path: Path) -
 
 @pytest.mark.parametrize("place", ["compute_loss", "_move_model_to_device", "heldout_losses"])
 def test_too_little_memory_names_the_settings_that_save_some(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+    settings, tmp_path, monkeypatch, place
+):
     def full(self, *args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has …")
 
@@ -141,9 +134,7 @@ def test_too_little_memory_names_the_settings_that_save_some(
     ],
     ids=["OSError", "safetensors", "torch.save"],
 )
-def test_a_full_disk_costs_the_new_checkpoint_and_no_other(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_full_disk_costs_the_new_checkpoint_and_no_other(settings, tmp_path, monkeypatch, error):
     save = trainer.DiffusionTrainer._save_optimizer_and_scheduler
 
     def full(self, output_dir):
@@ -166,9 +157,7 @@ def test_a_full_disk_costs_the_new_checkpoint_and_no_other(
     assert open_run(tmp_path / "run").info.status == "complete"
 
 
-def test_a_disk_that_is_full_at_the_end_leaves_the_last_checkpoint(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_at_the_end_leaves_the_last_checkpoint(settings, tmp_path, monkeypatch):
     from transformers import PreTrainedTokenizerBase
 
     def full(*args, **kwargs):
@@ -184,9 +173,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_last_checkpoint(
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
-def test_a_disk_that_stays_full_does_not_hide_why_the_run_ended(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_stays_full_does_not_hide_why_the_run_ended(settings, tmp_path, monkeypatch):
     from sinklab.lab.records import RunWriter
 
     def full(*args, **kwargs):
@@ -199,7 +186,7 @@ def test_a_disk_that_stays_full_does_not_hide_why_the_run_ended(
     assert any("history could not be written either" in note for note in caught.value.__notes__)
 
 
-def test_other_errors_of_a_checkpoint_are_not_called_a_full_disk(tmp_path: Path) -> None:
+def test_other_errors_of_a_checkpoint_are_not_called_a_full_disk(tmp_path):
     with (
         pytest.raises(PermissionError),
         write_checkpoint(tmp_path, 3, first=True, wait=lambda: None) as folder,
@@ -211,9 +198,7 @@ def test_other_errors_of_a_checkpoint_are_not_called_a_full_disk(tmp_path: Path)
     assert whole_checkpoints(tmp_path) == []
 
 
-def test_trackers_are_named_or_refused(
-    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trackers_are_named_or_refused(settings, monkeypatch):
     assert trackers("none") == []
     with pytest.raises(ValueError, match=r"'tensorbord'; .*'tensorboard'"):
         trackers("tensorbord")

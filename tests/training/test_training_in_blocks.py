@@ -113,7 +113,7 @@ def test_from_a_causal_model_and_on_from_blocks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"objective": "block_diffusion"}, "needs the tokens of a block; give block_length"),
         ({"block_length": 4}, "block_length belong to objective='block_diffusion'"),

@@ -2,34 +2,33 @@
 
 import copy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from test_training_resume import assert_same, interrupted
+from ran import interrupted
+from test_training_resume import assert_same
 
 from sinklab import load
 from sinklab.lab.data import begin_rows, pack_with_documents, row_start
 from sinklab.lab.records import open_run
 from sinklab.lab.scoring import heldout_rows, row_losses
 from sinklab.lab.scoring.prompts import encode
-from sinklab.lab.training import TrainSettings, run, settings_of, train, trainer
+from sinklab.lab.training import run, settings_of, train, trainer
 from sinklab.lab.training.model import MuonAndAdamW
 from sinklab.lab.training.text import prepare
 from tiny_diffusion import tiny_tokenizer
-from tiny_training import tiny_settings, uneven_documents
+from tiny_training import tiny_settings
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
+def settings(corpus):
     often = {"eval_every": 6, "save_every": 4, "heldout_rows": 8, "steps": 12}
     return tiny_settings(
         corpus, optimizer="muon", row_start=True, sink_kind="token", sink_count=1, **often
     )
 
 
-def made(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> trainer.DiffusionTrainer:
+def made(settings, monkeypatch):
     """The Trainer of a run of these settings."""
     kept: list[trainer.DiffusionTrainer] = []
 
@@ -44,9 +43,7 @@ def made(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> trainer.Di
     return kept[0]
 
 
-def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest(settings, tmp_path, monkeypatch):
     used = made(replace(settings, steps=2, muon_lr=0.004, out=str(tmp_path / "run")), monkeypatch)
     optimizer = used.optimizer.optimizer
     adamw, muon = optimizer.parts
@@ -74,12 +71,12 @@ def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest(
     )
 
 
-def test_a_step_is_that_of_torchs_own_optimizers(settings: TrainSettings) -> None:
+def test_a_step_is_that_of_torchs_own_optimizers(settings):
     torch.manual_seed(0)
     ours, theirs = torch.nn.Linear(6, 4), torch.nn.Linear(6, 4)
     theirs.load_state_dict(ours.state_dict())
 
-    def optimizers(model: torch.nn.Linear) -> tuple[torch.optim.AdamW, torch.optim.Muon]:
+    def optimizers(model):
         return torch.optim.AdamW([model.bias], lr=0.1), torch.optim.Muon([model.weight], lr=0.1)
 
     together, apart = MuonAndAdamW(*optimizers(ours)), optimizers(theirs)
@@ -100,11 +97,9 @@ def test_a_step_is_that_of_torchs_own_optimizers(settings: TrainSettings) -> Non
 
 
 @pytest.mark.slow
-def test_a_run_with_muon_goes_on_to_the_same_end(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_with_muon_goes_on_to_the_same_end(settings, tmp_path, monkeypatch):
     here = replace(settings, monitor_every=5, monitor_rows=2, out=str(tmp_path / "run"))
-    interrupted(here, 7, monkeypatch)
+    interrupted(here, 7)
     with pytest.raises(ValueError, match="optimizer: 'muon' → 'adamw'"):
         train(replace(here, optimizer="adamw", resume=True))
     train(replace(here, resume=True))
@@ -114,7 +109,7 @@ def test_a_run_with_muon_goes_on_to_the_same_end(
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         (
             {"optimizer": "adamw", "muon_lr": 0.1},
@@ -138,16 +133,12 @@ def test_a_run_with_muon_goes_on_to_the_same_end(
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    settings: TrainSettings, changes: dict, message: str
-) -> None:
+def test_what_does_not_go_together_is_refused(settings, changes, message):
     with pytest.raises(ValueError, match=message):
         train(replace(settings, **changes))
 
 
-def test_rows_begin_with_a_start_token_that_is_given(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_rows_begin_with_a_start_token_that_is_given(settings, tmp_path):
     text = prepare(settings)
     start = row_start(text.tokenizer)
     assert start == [text.tokenizer.bos_token_id] == [len(tiny_tokenizer())], "behind all other ids"
@@ -167,7 +158,7 @@ def test_rows_begin_with_a_start_token_that_is_given(
     )
 
 
-def test_rows_with_a_start_token_hold_the_same_text() -> None:
+def test_rows_with_a_start_token_hold_the_same_text():
     tokenizer, documents = (
         copy.deepcopy(tiny_tokenizer()),
         ["the sea and the boat", "a wind", "the old man by the sea"],
@@ -181,9 +172,7 @@ def test_rows_with_a_start_token_hold_the_same_text() -> None:
 
 
 @pytest.mark.parametrize("objective", ["diffusion", "autoregressive"])
-def test_a_model_remembers_how_its_rows_began(
-    settings: TrainSettings, tmp_path: Path, objective: str
-) -> None:
+def test_a_model_remembers_how_its_rows_began(settings, tmp_path, objective):
     plain = {} if objective == "diffusion" else {"sink_kind": "none", "sink_count": 0}
     here = replace(
         settings,
@@ -211,7 +200,7 @@ def test_a_model_remembers_how_its_rows_began(
         prepare(replace(onward, streaming=True), tokenizer=loaded.tokenizer)
 
 
-def test_noise_of_a_score_spares_the_start_token(settings: TrainSettings, tmp_path: Path) -> None:
+def test_noise_of_a_score_spares_the_start_token(settings, tmp_path):
     loaded = load(train(replace(settings, steps=2, out=str(tmp_path / "run"))))
     seen: list[torch.Tensor] = []
     loaded.model.get_input_embeddings().register_forward_pre_hook(

@@ -13,12 +13,11 @@ from two_processes import given, train_in_two
 from sinklab.lab.records import open_run
 from sinklab.lab.training import TrainSettings, train
 from sinklab.lab.training.checks import micro_batches
-from tiny_training import tiny_settings, uneven_documents
+from tiny_training import tiny_settings
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
+def settings(corpus):
     variant = {
         "sink_kind": "token",
         "sink_count": 1,
@@ -31,9 +30,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_noise_losses_and_weights_of_one(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_two_processes_have_the_noise_losses_and_weights_of_one(settings, tmp_path):
     runs = {
         "memory": settings,
         "stream": replace(settings, streaming=True, documents="separate", monitor_every=0),
@@ -92,9 +89,7 @@ FSDP2 = {
 
 
 @pytest.mark.slow
-def test_weights_spread_over_two_processes_learn_the_same_and_resume(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_weights_spread_over_two_processes_learn_the_same_and_resume(settings, tmp_path):
     here = replace(
         settings, steps=3, save_every=2, eval_every=3, backbone="qwen2", gradient_checkpointing=True
     )
@@ -130,7 +125,7 @@ described = (again / "run.json").read_text()
         )
 
 
-def test_the_batch_must_divide_over_processes_and_micro_batches() -> None:
+def test_the_batch_must_divide_over_processes_and_micro_batches():
     settings = TrainSettings(batch=12)
     assert micro_batches(settings, 1) == (12, 1)
     assert micro_batches(settings, 2) == (6, 1)

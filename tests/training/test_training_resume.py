@@ -13,19 +13,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import TrainerCallback
+from ran import interrupted, losses_of, same_weights, weights_of
 
 from launched import PATIENCE
 from sinklab.lab.records import RunWriter, open_run
-from sinklab.lab.training import TrainSettings, run, settings_of, train, trainer
+from sinklab.lab.training import run, settings_of, train
 from sinklab.lab.training.checkpoints import whole_checkpoints
-from tiny_training import tiny_settings, uneven_documents
+from tiny_training import tiny_settings
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
+def settings(corpus):
     often = {"eval_every": 6, "save_every": 4, "monitor_every": 5, "monitor_rows": 2}
     return tiny_settings(
         corpus,
@@ -85,7 +83,7 @@ print(json.dumps(codes))
 """
 
 
-def train_killed(runs: dict[str, TrainSettings]) -> None:
+def train_killed(runs):
     """Train each run in a process of its own, which is killed where the key says: a call in the
     script.
     """
@@ -103,28 +101,16 @@ def train_killed(runs: dict[str, TrainSettings]) -> None:
     assert killed.stdout.strip() == str([-9] * len(runs)), killed.stderr[-2000:]
 
 
-def losses_of(folder: Path) -> list[float]:
-    return open_run(folder).table("history").dropna(subset="loss")["loss"].tolist()
-
-
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model" / "model.safetensors")
-
-
-def assert_same(one: Path, other: Path) -> None:
+def assert_same(one, other):
     assert losses_of(one) == losses_of(other)
-    ours, theirs = weights_of(one), weights_of(other)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert same_weights(one, other)
     first, second = open_run(one), open_run(other)
     assert first.table("heldout_rows").equals(second.table("heldout_rows"))
     assert first.table("monitor").equals(second.table("monitor"))
 
 
 @pytest.mark.slow
-def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(settings, tmp_path):
     both = [
         replace(settings, out=str(tmp_path / "memory")),
         replace(settings, out=str(tmp_path / "stream"), streaming=True, documents="separate"),
@@ -143,9 +129,7 @@ def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(
 
 
 @pytest.mark.slow
-def test_runs_killed_before_their_first_checkpoint_begin_anew(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_runs_killed_before_their_first_checkpoint_begin_anew(settings, tmp_path):
     short = replace(settings, steps=3, save_every=2, monitor_every=1, eval_every=1)
     kills = {
         "before_a_rename('run.json')": [],
@@ -193,19 +177,17 @@ def test_runs_killed_before_their_first_checkpoint_begin_anew(
 
 
 def test_a_run_that_was_stopped_while_it_began_anew_begins_anew_again(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    settings, tmp_path, monkeypatch
+):
     here = replace(settings, steps=3, out=str(tmp_path / "run"))
-    interrupted(here, 1, monkeypatch)
+    interrupted(here, 1)
     # beginning anew removes tables first and replaces run.json, which lists them, last
     (tmp_path / "run" / "history.parquet").unlink()
     train(replace(here, resume=True))
     assert open_run(tmp_path / "run").info.status == "complete"
 
 
-def test_what_is_no_run_to_resume_is_refused_and_left_alone(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_what_is_no_run_to_resume_is_refused_and_left_alone(settings, tmp_path):
     here = replace(settings, steps=3, resume=True, out=str(tmp_path / "run"))
     notes = tmp_path / "run" / "notes.txt"
     notes.parent.mkdir()
@@ -222,9 +204,7 @@ def test_what_is_no_run_to_resume_is_refused_and_left_alone(
     assert open_run(tmp_path / "run").info.kind == "study"
 
 
-def test_a_complete_run_without_checkpoints_stays_as_it_is(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_a_complete_run_without_checkpoints_stays_as_it_is(settings, tmp_path):
     here = replace(settings, steps=3, out=str(tmp_path / "run"))
     train(here)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
@@ -235,33 +215,10 @@ def test_a_complete_run_without_checkpoints_stays_as_it_is(
     } == kept
 
 
-class Stopper(TrainerCallback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args, state, control, **_):
-        if state.global_step == self.step:
-            raise KeyboardInterrupt
-
-
-def interrupted(settings: TrainSettings, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stopped(trainer.DiffusionTrainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.add_callback(Stopper(step))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "DiffusionTrainer", Stopped)
-        with pytest.raises(KeyboardInterrupt):
-            train(settings)
-
-
 @pytest.mark.slow
-def test_how_a_run_runs_may_change_on_the_way(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_how_a_run_runs_may_change_on_the_way(settings, tmp_path, monkeypatch):
     here = replace(settings, out=str(tmp_path / "run"), monitor_every=0)
-    interrupted(here, 5, monkeypatch)
+    interrupted(here, 5)
     train(
         replace(here, resume=True, micro_batch=4, log_every=2, save_every=3, eval_every=100, keep=5)
     )
@@ -277,15 +234,13 @@ def test_how_a_run_runs_may_change_on_the_way(
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in ours)
 
 
-def test_a_stream_that_changed_is_refused(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_that_changed_is_refused(settings, tmp_path, monkeypatch):
     corpus = tmp_path / "text.jsonl"
     corpus.write_text(Path(settings.corpus).read_text())
     here = replace(
         settings, corpus=str(corpus), streaming=True, out=str(tmp_path / "run"), monitor_every=0
     )
-    interrupted(here, 5, monkeypatch)
+    interrupted(here, 5)
     position = tmp_path / "run" / "checkpoints" / "checkpoint-4" / "position.json"
     assert json.loads(position.read_text())["row"] == 16
     with pytest.raises(ValueError, match="rows: 7 → 8, monitor_every: 0"):
@@ -300,7 +255,7 @@ def test_a_stream_that_changed_is_refused(
         train(replace(here, resume=True))
 
 
-def test_a_run_is_reproduced_from_its_folder_alone(settings: TrainSettings, tmp_path: Path) -> None:
+def test_a_run_is_reproduced_from_its_folder_alone(settings, tmp_path):
     here = replace(settings, out=str(tmp_path / "run"), steps=3)
     train(here)
     found = settings_of(tmp_path / "run")

@@ -3,17 +3,15 @@ import logging
 import math
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import TrainerCallback
+from ran import interrupted, losses_of, same_weights, weights_of
 
 import sinklab
 from sinklab.lab.checkpoints import materialize
 from sinklab.lab.records import open_run
-from sinklab.lab.training import TrainSettings, checks, run, settings_of, train, trainer
+from sinklab.lab.training import checks, settings_of, train
 from sinklab.lab.training.model import new_model
 from sinklab.lab.training.text import load_tokenizer, prepare
 from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
@@ -21,39 +19,12 @@ from tiny_training import repeated_text, tiny_settings
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
+def settings(tmp_path_factory):
     corpus = repeated_text(tmp_path_factory.mktemp("corpus"))
     return tiny_settings(corpus, length=32, steps=12, eval_every=6, save_every=4, log_to="auto")
 
 
-class Stopper(TrainerCallback):
-    """Raises at the end of a step, as Ctrl-C does."""
-
-    def __init__(self, step: int, error: BaseException) -> None:
-        self.step, self.error = step, error
-
-    def on_step_end(self, args, state, control, **_):
-        if state.global_step == self.step:
-            raise self.error
-
-
-def interrupted(
-    settings: TrainSettings, step: int, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    class Stopped(trainer.DiffusionTrainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.add_callback(Stopper(step, error))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "DiffusionTrainer", Stopped)
-        with pytest.raises(type(error)):
-            train(settings)
-
-
-def test_a_run_learns_and_leaves_a_model_and_a_record(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_a_run_learns_and_leaves_a_model_and_a_record(settings, tmp_path):
     longer = replace(
         settings,
         tokenizer=None,
@@ -110,23 +81,15 @@ def test_a_run_learns_and_leaves_a_model_and_a_record(
     assert loaded.tokenizer.mask_token_id not in written
 
 
-def losses_of(folder: Path) -> list[float]:
-    return open_run(folder).table("history").dropna(subset="loss")["loss"].tolist()
-
-
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model" / "model.safetensors")
-
-
 def test_an_interrupted_run_is_readable_and_goes_on_to_the_same_end(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    settings, tmp_path, monkeypatch
+):
     variant = replace(
         settings, causal_start=0.25, sink_kind="token", sink_count=1, gate="elementwise"
     )
     whole, broken = (replace(variant, out=str(tmp_path / name)) for name in ("whole", "broken"))
     train(whole)
-    interrupted(broken, 9, monkeypatch, KeyboardInterrupt())
+    interrupted(broken, 9)
 
     record = open_run(tmp_path / "broken")
     assert (record.info.status, record.info.error) == ("interrupted", "KeyboardInterrupt")
@@ -146,25 +109,10 @@ def test_an_interrupted_run_is_readable_and_goes_on_to_the_same_end(
     )
     assert record.table("history")["seconds"].is_monotonic_increasing
     assert losses_of(tmp_path / "broken") == losses_of(tmp_path / "whole")
-    ours, theirs = weights_of(tmp_path / "broken"), weights_of(tmp_path / "whole")
-    assert "sink_embeddings" in ours
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert same_weights(tmp_path / "broken", tmp_path / "whole")
 
 
-def test_the_seed_decides(settings: TrainSettings, tmp_path: Path) -> None:
-    short = replace(settings, steps=3)
-    runs = {"a": 0, "again": 0, "other": 1}
-    for name, seed in runs.items():
-        train(replace(short, out=str(tmp_path / name), seed=seed))
-    a, again, other = (losses_of(tmp_path / name) for name in runs)
-    assert a == again
-    assert a != other
-
-
-def test_variants_start_from_the_same_weights_and_get_their_own_folders(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_variants_start_from_the_same_weights_and_get_their_own_folders(settings, tmp_path):
     tokenizer = tiny_tokenizer()
     plain = new_model(settings, tokenizer).state_dict()
     sink = new_model(replace(settings, sink_kind="token", sink_count=2), tokenizer).state_dict()
@@ -173,23 +121,12 @@ def test_variants_start_from_the_same_weights_and_get_their_own_folders(
     other = new_model(replace(settings, seed=1), tokenizer).state_dict()
     assert not torch.equal(plain["lm_head.weight"], other["lm_head.weight"])
 
-    train(replace(settings, steps=2, out=str(tmp_path / "plain")))
-    train(replace(settings, steps=2, out=str(tmp_path / "sink"), sink_kind="token", sink_count=2))
-    models = [open_run(tmp_path / name).info.model for name in ("plain", "sink")]
-    assert [(model["name"], model["sink_kind"], model["sink_count"]) for model in models] == [
-        ("plain", "none", 0),
-        ("sink", "token", 2),
-    ]
-    assert sinklab.load(tmp_path / "sink" / "model").model.config.sink_count == 2
 
-
-def test_resuming_is_refused_where_it_would_not_be_the_same_run(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resuming_is_refused_where_it_would_not_be_the_same_run(settings, tmp_path, monkeypatch):
     here = replace(settings, out=str(tmp_path / "run"))
     with pytest.raises(ValueError, match="run has no checkpoint"):
         train(replace(here, resume=True))
-    interrupted(here, 5, monkeypatch, KeyboardInterrupt())
+    interrupted(here, 5)
     with pytest.raises(ValueError, match=r"batch: 4 → 8, lr: 0.01 → 0.1"):
         train(replace(here, resume=True, batch=8, lr=0.1, log_every=3))
     with pytest.raises(ValueError, match=r"written once: .*--resume"):
@@ -200,13 +137,13 @@ def test_resuming_is_refused_where_it_would_not_be_the_same_run(
 
 
 def test_resuming_a_complete_run_or_with_other_text_touches_nothing(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    settings, tmp_path, monkeypatch
+):
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     (corpus / "text.txt").write_text(TEXT * 60)
     here = replace(settings, corpus=str(corpus), out=str(tmp_path / "run"))
-    interrupted(here, 5, monkeypatch, KeyboardInterrupt())
+    interrupted(here, 5)
     (corpus / "text.txt").write_text(TEXT.upper() * 60)
     kept = {path: path.read_bytes() for path in (tmp_path / "run").glob("*") if path.is_file()}
     with pytest.raises(ValueError, match="keep its data, but the corpus"):
@@ -227,9 +164,7 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(
     } == kept
 
 
-def test_progress_tells_stages_steps_and_losses(
-    settings: TrainSettings, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_progress_tells_stages_steps_and_losses(settings, tmp_path, capsys):
     said: list[str] = []
     train(
         replace(settings, tokenizer=None, vocab_size=280, steps=6, out=str(tmp_path / "run")),
@@ -247,7 +182,7 @@ def test_progress_tells_stages_steps_and_losses(
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         ({"hidden_size": 34, "heads": 4}, r"hidden_size \(34\) must be a multiple of heads \(4\)"),
         ({"hidden_size": 34, "heads": 2}, "each head must have an even width, .* gives 17"),
@@ -262,17 +197,13 @@ def test_progress_tells_stages_steps_and_losses(
         ({"corpus": "nowhere"}, "nowhere does not exist"),
     ],
 )
-def test_bad_settings_are_refused_before_a_folder_is_taken(
-    settings: TrainSettings, tmp_path: Path, change: dict, message: str
-) -> None:
+def test_bad_settings_are_refused_before_a_folder_is_taken(settings, tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         train(replace(settings, out=str(tmp_path / "run"), **change))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_corpus_without_text_or_with_one_row_is_refused(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_a_corpus_without_text_or_with_one_row_is_refused(settings, tmp_path):
     (tmp_path / "blank.txt").write_text("\n\n")
     with pytest.raises(ValueError, match="holds no text; training needs"):
         train(replace(settings, corpus=str(tmp_path / "blank.txt"), out=str(tmp_path / "run")))
@@ -286,9 +217,7 @@ def test_a_corpus_without_text_or_with_one_row_is_refused(
         train(replace(one_row, out=str(tmp_path / "run")))
 
 
-def test_a_tokenizer_must_exist_and_is_given_a_mask(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_a_tokenizer_must_exist_and_is_given_a_mask(settings, tmp_path):
     save_tiny(tmp_path / "maskless")
     for path in (tmp_path / "maskless").glob("*token*"):
         content = json.loads(path.read_text())
@@ -311,9 +240,7 @@ def test_a_tokenizer_must_exist_and_is_given_a_mask(
         train(replace(settings, tokenizer=str(tmp_path / "nowhere"), out=str(tmp_path / "other")))
 
 
-def test_a_held_out_corpus_of_its_own_is_packed_alike(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_a_held_out_corpus_of_its_own_is_packed_alike(settings, tmp_path):
     (tmp_path / "held.txt").write_text("The boats. " * 60)
     apart = prepare(replace(settings, heldout=str(tmp_path / "held.txt")))
     inside = prepare(settings)
@@ -325,13 +252,7 @@ def test_a_held_out_corpus_of_its_own_is_packed_alike(
     assert apart.sha256 != inside.sha256
 
 
-def test_bfloat16_and_compilation_are_settings(settings: TrainSettings, tmp_path: Path) -> None:
-    folder = train(replace(settings, steps=2, bf16=True, out=str(tmp_path / "run")))
-    assert sinklab.load(folder).model.dtype == torch.float32
-    assert all(value.dtype == torch.float32 for value in weights_of(tmp_path / "run").values())
-
-
-def on(flags: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def on(flags, folder, monkeypatch):
     """A machine without GPU whose processor lists these flags."""
     (folder / "cpuinfo").write_text(f"processor: 0\nflags: fpu avx2 {flags}\n")
     monkeypatch.setattr(materialize, "CPU_FLAGS", folder / "cpuinfo")
@@ -339,12 +260,11 @@ def on(flags: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_type_that_suits_the_machine_is_said_and_belongs_to_the_run(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    settings, tmp_path, monkeypatch
+):
     here, said = replace(settings, steps=3, bf16=None, out=str(tmp_path / "run")), list[str]()
     on("", tmp_path, monkeypatch)
-    with monkeypatch.context() as patch:
-        interrupted(here, 2, patch, KeyboardInterrupt())
+    interrupted(here, 2)
     assert open_run(tmp_path / "run").info.settings["bf16"] is False
     # it goes on elsewhere as it began
     on("avx512_bf16", tmp_path, monkeypatch)
@@ -367,7 +287,7 @@ def test_the_type_that_suits_the_machine_is_said_and_belongs_to_the_run(
         train(replace(here, bf16=False, out=str(tmp_path / "mixed")))
 
 
-def test_files_have_the_mode_that_their_user_wants(settings: TrainSettings, tmp_path: Path) -> None:
+def test_files_have_the_mode_that_their_user_wants(settings, tmp_path):
     before = os.umask(0o027)
     try:
         train(replace(settings, steps=2, out=str(tmp_path / "run")))
@@ -388,14 +308,13 @@ def test_files_have_the_mode_that_their_user_wants(settings: TrainSettings, tmp_
 
 
 def test_a_tied_head_is_not_missed_when_a_run_goes_on(
-    settings: TrainSettings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    settings,
+    tmp_path,
+    monkeypatch,
+    caplog,
+):
     here = replace(settings, steps=6, out=str(tmp_path / "run"))
-    with monkeypatch.context() as patch:
-        interrupted(here, 5, patch, KeyboardInterrupt())
+    interrupted(here, 5)
     logger = logging.getLogger("transformers")
     logger.addHandler(caplog.handler)
     try:

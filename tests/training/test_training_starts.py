@@ -3,14 +3,13 @@ annealing.
 """
 
 import json
-import os
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from ran import losses_of, weights_of
+from safetensors.torch import save_file
 
 import sinklab
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
@@ -18,30 +17,21 @@ from sinklab.core.probing import WindowAttention, intervene
 from sinklab.lab.checkpoints import load
 from sinklab.lab.checkpoints.sinkfile import sink_file_of
 from sinklab.lab.records import open_run
-from sinklab.lab.training import TrainSettings, causal_loss, train
-from sinklab.lab.training.model import freeze, merge_lora, save
+from sinklab.lab.training import causal_loss, train
+from sinklab.lab.training.model import freeze, merge_lora
 from sinklab.lab.training.text import prepare
 from sinklab.lab.training.trainer import neighbours
-from tiny_diffusion import save_tiny, tiny_backbone, tiny_model, tiny_tokenizer
-from tiny_training import tiny_settings, uneven_documents
+from tiny_diffusion import save_tiny, tiny_backbone, tiny_tokenizer
+from tiny_training import tiny_settings
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
+def settings(corpus):
     return tiny_settings(corpus, heads=4, steps=4, eval_every=4, save_every=4, heldout_rows=6)
 
 
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def losses_of(folder: Path) -> list[float]:
-    return open_run(folder).table("history").dropna(subset="loss")["loss"].tolist()
-
-
 @pytest.fixture(scope="module")
-def causal(settings: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def causal(settings, tmp_path_factory):
     out = tmp_path_factory.mktemp("causal") / "run"
     return train(
         replace(
@@ -55,9 +45,7 @@ def causal(settings: TrainSettings, tmp_path_factory: pytest.TempPathFactory) ->
     )
 
 
-def test_an_autoregressive_run_leaves_a_plain_causal_model(
-    settings: TrainSettings, causal: Path
-) -> None:
+def test_an_autoregressive_run_leaves_a_plain_causal_model(settings, causal):
     record = open_run(causal.parent)
     assert record.info.model["family"] == "autoregressive"
     losses = losses_of(causal.parent)
@@ -79,9 +67,7 @@ def test_an_autoregressive_run_leaves_a_plain_causal_model(
     assert record.table("heldout")["loss"].iloc[0] == pytest.approx(rows.mean().item(), rel=1e-5)
 
 
-def test_a_causal_and_a_diffusion_run_of_a_seed_start_alike(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_a_causal_and_a_diffusion_run_of_a_seed_start_alike(settings, tmp_path):
     causal = replace(settings, objective="autoregressive", steps=2, out=str(tmp_path / "causal"))
     warm = replace(settings, causal_start=1.0, steps=2, out=str(tmp_path / "warm"))
     train(causal), train(warm)
@@ -91,9 +77,7 @@ def test_a_causal_and_a_diffusion_run_of_a_seed_start_alike(
 
 
 @pytest.mark.slow
-def test_a_causal_model_becomes_a_diffusion_model_with_each_variant(
-    settings: TrainSettings, causal: Path, tmp_path: Path
-) -> None:
+def test_a_causal_model_becomes_a_diffusion_model_with_each_variant(settings, causal, tmp_path):
     variants = {
         "plain": {},
         "sink": {"sink_kind": "token", "sink_count": 1, "anneal": 0.5},
@@ -132,9 +116,7 @@ def test_a_causal_model_becomes_a_diffusion_model_with_each_variant(
             )
 
 
-def test_a_run_goes_on_with_the_variant_of_its_model_or_says_so(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_with_the_variant_of_its_model_or_says_so(settings, tmp_path):
     source = save_tiny(tmp_path / "source", 2, gate="elementwise")
     here = replace(settings, init_from=str(source), steps=1, out=str(tmp_path / "run"))
     with pytest.raises(ValueError, match=r"'token', .*--sink-kind token"):
@@ -153,9 +135,7 @@ def test_a_run_goes_on_with_the_variant_of_its_model_or_says_so(
 
 
 @pytest.mark.parametrize("kind", ["token", pytest.param("kv", marks=pytest.mark.slow)])
-def test_a_retrofit_trains_the_sink_alone_and_leaves_its_file(
-    settings: TrainSettings, tmp_path: Path, kind: str
-) -> None:
+def test_a_retrofit_trains_the_sink_alone_and_leaves_its_file(settings, tmp_path, kind):
     source = save_tiny(tmp_path / "source")
     here = replace(
         settings,
@@ -186,7 +166,7 @@ def test_a_retrofit_trains_the_sink_alone_and_leaves_its_file(
 
 
 @pytest.mark.slow
-def test_adapters_are_merged_into_a_plain_model(settings: TrainSettings, tmp_path: Path) -> None:
+def test_adapters_are_merged_into_a_plain_model(settings, tmp_path):
     pytest.importorskip("peft")
     source = save_tiny(tmp_path / "source")
     here = replace(settings, tokenizer=None, init_from=str(source), train_only="lora", lora_rank=2)
@@ -211,9 +191,7 @@ def test_adapters_are_merged_into_a_plain_model(settings: TrainSettings, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["lora", "sink"])
-def test_frozen_weights_that_are_bfloat16_on_disk_stay_so(
-    settings: TrainSettings, tmp_path: Path, part: str
-) -> None:
+def test_frozen_weights_that_are_bfloat16_on_disk_stay_so(settings, tmp_path, part):
     pytest.importorskip("peft")
     source = save_tiny(tmp_path / "float32")
     small = {name: weight.bfloat16() for name, weight in weights_of(source).items()}
@@ -254,7 +232,7 @@ def test_frozen_weights_that_are_bfloat16_on_disk_stay_so(
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_freezing_makes_no_number_coarser(tied: bool) -> None:
+def test_freezing_makes_no_number_coarser(tied):
     """What decides the type of the states is float32, a tied head included; what is finer than that
     stays so.
     """
@@ -276,9 +254,7 @@ def test_freezing_makes_no_number_coarser(tied: bool) -> None:
 
 
 @pytest.mark.parametrize("style", ["published", "corrected"])
-def test_questions_and_answers_are_trained_on_in_passes(
-    settings: TrainSettings, tmp_path: Path, style: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_questions_and_answers_are_trained_on_in_passes(settings, tmp_path, style, monkeypatch):
     lines = [f"{n} and {n + 1}?||<<{n}+{n + 1}={2 * n + 1}>> #### {2 * n + 1}" for n in range(12)]
     (tmp_path / "pairs.txt").write_text("\n".join(lines))
     seen = []
@@ -331,9 +307,7 @@ def test_questions_and_answers_are_trained_on_in_passes(
         assert bool((weights > 0).all())
 
 
-def test_a_run_is_causal_then_sees_more_and_more_then_everything(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_causal_then_sees_more_and_more_then_everything(settings, tmp_path, monkeypatch):
     seen = []
     forward = DiffusionLM.forward
 
@@ -365,41 +339,7 @@ def test_a_run_is_causal_then_sees_more_and_more_then_everything(
     assert steps[6:] == [None] * 4
 
 
-@pytest.mark.slow
-def test_documents_apart_do_not_see_each_other(settings: TrainSettings, tmp_path: Path) -> None:
-    text = prepare(replace(settings, documents="separate"))
-    assert text.training.documents_RS is not None
-    folder = train(replace(settings, documents="separate", steps=6, out=str(tmp_path / "run")))
-    assert losses_of(tmp_path / "run")[0] > 0
-    joined = train(replace(settings, steps=6, out=str(tmp_path / "joined")))
-    assert any(
-        not torch.equal(weights_of(folder)[key], weights_of(joined)[key])
-        for key in weights_of(folder)
-    )
-    rows = [open_run(tmp_path / name).info.model["data_sha256"] for name in ("run", "joined")]
-    assert rows[0] == rows[1], "the same text"
-
-
-@pytest.mark.slow
-def test_checkpointing_and_head_chunks_change_no_result(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
-    variant = replace(settings, sink_kind="token", sink_count=1)
-    train(replace(variant, out=str(tmp_path / "plain")))
-    train(
-        replace(
-            variant,
-            gradient_checkpointing=True,
-            head_chunk=7,
-            liger="off",
-            out=str(tmp_path / "spared"),
-        )
-    )
-    first, second = (weights_of(tmp_path / name / "model") for name in ("plain", "spared"))
-    assert all(torch.allclose(first[key], second[key], atol=1e-5) for key in first)
-
-
-def test_tensorboard_has_the_curves(settings: TrainSettings, tmp_path: Path) -> None:
+def test_tensorboard_has_the_curves(settings, tmp_path):
     pytest.importorskip("tensorboard")
     train(
         replace(settings, log_to="auto", monitor_every=2, monitor_rows=2, out=str(tmp_path / "run"))
@@ -418,7 +358,7 @@ def test_tensorboard_has_the_curves(settings: TrainSettings, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         ({"objective": "autoregresive"}, "did you mean 'autoregressive'"),
         (
@@ -483,17 +423,13 @@ def test_tensorboard_has_the_curves(settings: TrainSettings, tmp_path: Path) -> 
         ({"window": 4, "objective": "autoregressive"}, "a plain decoder, .* leave out window"),
     ],
 )
-def test_settings_that_exclude_one_another_are_refused(
-    settings: TrainSettings, tmp_path: Path, change: dict, message: str
-) -> None:
+def test_settings_that_exclude_one_another_are_refused(settings, tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         train(replace(settings, out=str(tmp_path / "run"), **change))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_tokenizer_and_a_model_that_do_not_belong_together_are_refused(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_a_tokenizer_and_a_model_that_do_not_belong_together_are_refused(settings, tmp_path):
     source = save_tiny(tmp_path / "source")
     larger = tiny_tokenizer().__class__.from_pretrained(settings.tokenizer)
     larger.add_tokens(["one", "two"])
@@ -508,7 +444,7 @@ def test_a_tokenizer_and_a_model_that_do_not_belong_together_are_refused(
         train(replace(here, tokenizer=str(tmp_path / "other")))
 
 
-def test_the_causal_model_shares_what_the_trained_one_learned(causal: Path) -> None:
+def test_the_causal_model_shares_what_the_trained_one_learned(causal):
     from sinklab.lab.training.model import causal_model
 
     model = sinklab.load(causal, as_diffusion=True, mask_token_id=2).model
@@ -521,8 +457,8 @@ def test_the_causal_model_shares_what_the_trained_one_learned(causal: Path) -> N
 
 @pytest.mark.parametrize("causal_start", [0.0, 0.5])
 def test_a_window_hides_what_is_far_in_every_step_and_in_the_measurement(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, causal_start: float
-) -> None:
+    settings, tmp_path, monkeypatch, causal_start
+):
     seen = []
     forward = DiffusionLM.forward
 
@@ -537,9 +473,7 @@ def test_a_window_hides_what_is_far_in_every_step_and_in_the_measurement(
     assert len(seen) > 4 and all(torch.equal(visible, near) for visible in seen)
 
 
-def test_a_model_with_a_window_is_decoded_under_the_same_window(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_a_model_with_a_window_is_decoded_under_the_same_window(settings, tmp_path):
     """What training hides is what the intervention hides: padding and window together."""
     here = replace(
         settings,
@@ -560,13 +494,3 @@ def test_a_model_with_a_window_is_decoded_under_the_same_window(
             edited = model(ids_BS, real_BS).logits
     assert torch.allclose(expected[real_BS], edited[real_BS], atol=1e-5)
     assert not torch.allclose(expected[real_BS], model(ids_BS, real_BS).logits[real_BS], atol=1e-2)
-
-
-def test_the_weights_may_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        save(tiny_model(), tiny_tokenizer(), tmp_path, TrainSettings())
-    finally:
-        os.umask(before)
-    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "model").iterdir()}
-    assert "model.safetensors" in modes and set(modes.values()) == {0o640}

@@ -13,20 +13,19 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load_file
+from ran import same_weights, weights_of
 from two_processes import train_in_two
 
 from launched import PATIENCE
 from sinklab.lab.records import open_run
-from sinklab.lab.training import TrainSettings, run, train
+from sinklab.lab.training import run, train
 from sinklab.lab.training.checkpoints import whole_checkpoints
 from sinklab.lab.training.recorders import History
-from tiny_training import tiny_settings, uneven_documents
+from tiny_training import tiny_settings
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
+def settings(corpus):
     often = {
         "eval_every": 4,
         "save_every": 100,
@@ -37,7 +36,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
     return tiny_settings(corpus, steps=8, heldout_rows=8, shuffle_rows=7, **often)
 
 
-def terminated_in(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def terminated_in(step, monkeypatch):
     """SIGTERM comes while this step is in work."""
     usual = History.on_step_end
 
@@ -49,15 +48,11 @@ def terminated_in(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(History, "on_step_end", ended)
 
 
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model" / "model.safetensors")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 8])
 def test_sigterm_ends_a_run_behind_its_step_and_it_goes_on_to_the_same_end(
-    settings: TrainSettings, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    settings, step, tmp_path, monkeypatch
+):
     here, handler = replace(settings, out=str(tmp_path / "run")), signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
         terminated_in(step, patch)
@@ -74,10 +69,7 @@ def test_sigterm_ends_a_run_behind_its_step_and_it_goes_on_to_the_same_end(
     train(replace(here, resume=True))
     train(replace(here, out=str(tmp_path / "whole")))
     ended, whole = (open_run(tmp_path / name) for name in ("run", "whole"))
-    ours, theirs = weights_of(ended.path), weights_of(whole.path)
-    assert ours.keys() == theirs.keys() and all(
-        torch.equal(ours[name], theirs[name]) for name in ours
-    )
+    assert same_weights(ended.path, whole.path)
     assert ended.info.status == "complete"
     for table in ("monitor", "heldout_rows"):
         assert ended.table(table).equals(whole.table(table))
@@ -92,9 +84,7 @@ def test_sigterm_ends_a_run_behind_its_step_and_it_goes_on_to_the_same_end(
     assert rows.drop([step, step + step % 2]).equals(expected.drop(step + step % 2))
 
 
-def test_the_history_is_on_the_disk_while_a_run_goes_on(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_history_is_on_the_disk_while_a_run_goes_on(settings, tmp_path, monkeypatch):
     seen: dict[int, tuple[pd.DataFrame, pd.DataFrame]] = {}
     usual = History.on_step_end
 
@@ -126,9 +116,7 @@ recorders.History.on_step_end = stopped
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_of_two_processes_ends_both_behind_the_same_step(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_a_signal_to_one_of_two_processes_ends_both_behind_the_same_step(settings, tmp_path):
     here = replace(settings, micro_batch=1, steps=5, out=str(tmp_path / "run"))
     train_in_two([here], before=STOPPED, ends=143)
     assert [path.name for path in whole_checkpoints(tmp_path / "run" / "checkpoints")] == [
@@ -144,9 +132,7 @@ def test_a_signal_to_one_of_two_processes_ends_both_behind_the_same_step(
 
 
 @pytest.mark.slow
-def test_a_signal_to_the_command_and_the_reader_of_its_stream_ends_it_in_order(
-    settings: TrainSettings, tmp_path: Path
-) -> None:
+def test_a_signal_to_the_command_and_the_reader_of_its_stream_ends_it_in_order(settings, tmp_path):
     given = replace(settings, streaming=True, workers=1, steps=100_000, out=str(tmp_path / "run"))
     flags = [
         f"--{name.replace('_', '-')}={value}"

@@ -7,13 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from launched import PATIENCE
-from sinklab.lab.training import TrainSettings, run
+from sinklab.lab.training import run
 
 SCRIPT = """
 import dataclasses, json, os, sys
@@ -82,12 +81,12 @@ if "ACCELERATE_USE_FSDP" in os.environ:
 
 
 def train_in_two(
-    runs: list[TrainSettings],
-    between: str = "",
-    before: str = "",
-    ends: int = 0,
-    **environment: str,
-) -> None:
+    runs,
+    between="",
+    before="",
+    ends=0,
+    **environment,
+):
     """Train each run in two processes, with some code run between two runs, and before all of them
     in each process; both processes must end with this status. Beside the folder of a run stand
     files ``.rank0`` and ``.rank1`` with what each rank was given: step, rows, ids, masks.
@@ -125,7 +124,7 @@ def train_in_two(
     assert codes == [ends, ends], "\n".join(text[-3000:] for text in said)
 
 
-def given(settings: TrainSettings) -> Mapping[int, dict[int, tuple]]:
+def given(settings):
     """Rank to row of the run to (step, ids, masks) that this rank was given."""
     found = {}
     for rank in (0, 1):
