@@ -8,7 +8,6 @@ import math
 
 import torch
 from dense import dense_attention
-from torch import Tensor
 
 from sinklab.core.attention import Scores, attention_statistics, row_logsumexp
 from sinklab.core.attention.received import value_norms
@@ -19,7 +18,7 @@ ALL = ("received", "row_entropy", "row_logsumexp", "noop_bound")
 SHAPES = ((2, 2, 1, 37, 41, 20), (1, 2, 2, 140, 270, 8))
 
 
-def masks(shape: tuple[int, ...]) -> dict[str, Tensor | None]:
+def masks(shape):
     batch, heads, _, queries, keys, _ = shape
     padding = torch.ones(batch, 1, 1, keys, dtype=torch.bool)
     padding[0, ..., :5] = False
@@ -42,7 +41,7 @@ def masks(shape: tuple[int, ...]) -> dict[str, Tensor | None]:
     }
 
 
-def compare(shape: tuple[int, ...], kind: str, mask: Tensor | None, how: tuple) -> None:
+def compare(shape, kind, mask, how):
     batch, heads, kv, queries, keys, dim = shape
     count, chosen, is_known, dtype = how
     q, k, v = (
@@ -74,7 +73,7 @@ def compare(shape: tuple[int, ...], kind: str, mask: Tensor | None, how: tuple) 
         )
 
 
-def main() -> None:
+def main():
     torch.manual_seed(0)
     ways = itertools.cycle(
         itertools.product((0, 1, 6), (None, (1, 0)), (False, True), (torch.float32, torch.bfloat16))

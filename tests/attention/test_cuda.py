@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dense import twins
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sinklab.core.attention import Scores, attention_statistics, received_attention, row_logsumexp
@@ -33,9 +33,7 @@ def any_algorithm():
     torch.use_deterministic_algorithms(True)
 
 
-def factors(
-    heads: int, kv: int, queries: int, keys: int, dim: int, dtype: torch.dtype
-) -> tuple[Tensor, ...]:
+def factors(heads, kv, queries, keys, dim, dtype):
     """q, k, v laid out as transformers does: (batch, position, head, dim), turned."""
     generator = torch.Generator("cuda").manual_seed(0)
     sizes = ((queries, heads), (keys, kv), (keys, kv))
@@ -46,7 +44,7 @@ def factors(
     return q, k, v
 
 
-def mask_of(kind: str, heads: int, queries: int, keys: int, dtype: torch.dtype) -> Tensor | None:
+def mask_of(kind, heads, queries, keys, dtype):
     generator = torch.Generator("cuda").manual_seed(1)
     draw = torch.rand(2, heads, queries, keys, device="cuda", generator=generator)
     seen = draw[:, :1] > 0.3
@@ -232,7 +230,7 @@ def test_a_kernel_is_overheard_and_its_output_stays(backend, kind, dtype, shape)
 class Attention(nn.Module):
     """One layer of attention over its argument, which holds q, k and v."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, q, k, v, mask=None):
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1]
         )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from sinklab.core import compat
 from sinklab.core.attention import Scores, attention_statistics, received, row_logsumexp
@@ -58,7 +58,7 @@ def test_an_attention_call_is_heard_and_unchanged(mode, shared, monkeypatch):
     monkeypatch.setattr(compat, "_known", {})
     calls: list[int] = []
 
-    def attention(*given: Tensor, **options: Any) -> Tensor:
+    def attention(*given, **options):
         calls.append(1)
         return F.scaled_dot_product_attention(*given, **options)
 
@@ -110,9 +110,7 @@ def test_a_kernel_is_asked_only_if_its_output_stays(monkeypatch):
     q, asked = torch.randn(1, 2, 3, 4), []
 
     class Changes(compat._Overheard):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: tuple = (), kwargs: Any = None
-        ) -> Any:
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = super().__torch_dispatch__(func, types, args, kwargs)
             asked.append(func)
             return (out[0] + 1e-3, *out[1:]) if func is op else out
@@ -126,7 +124,7 @@ def test_a_kernel_is_asked_only_if_its_output_stays(monkeypatch):
     assert asked.count(op) == 1
 
 
-def call_of(query: Tensor, key: Tensor) -> AttentionCall:
+def call_of(query, key):
     return AttentionCall.of("layer", nn.Identity(), {"query": query, "key": key, "value": key}, {})
 
 
@@ -149,7 +147,7 @@ def test_what_is_heard_is_laid_out_as_the_call_is():
 class Attention(nn.Module):
     """A layer that attends to its own argument."""
 
-    def forward(self, x_BHSD: Tensor) -> Tensor:
+    def forward(self, x_BHSD):
         return F.scaled_dot_product_attention(x_BHSD, x_BHSD, x_BHSD)
 
 
@@ -159,9 +157,7 @@ def test_a_trace_hands_what_it_heard_to_the_fused_pass(monkeypatch):
     """
     given = []
 
-    def fused(
-        scores: Scores, names: object, groups: Tensor | None, norms: Tensor | None
-    ) -> dict[str, Tensor]:
+    def fused(scores, names, groups, norms):
         given.append(
             (scores, row_logsumexp(scores.q_BHQD, scores.k_BKSD, mask=scores.mask, chunk=8))
         )
@@ -196,11 +192,11 @@ def test_a_tile_that_is_too_large_for_a_gpu_gives_way_to_a_small_one():
     tried = []
 
     class Kernel:
-        def __init__(self, room: int) -> None:
+        def __init__(self, room):
             self.room = room
 
-        def __getitem__(self, grid: tuple[int, ...]) -> object:
-            def launch(*arguments: object, BQ: int, BS: int, **own: object) -> None:
+        def __getitem__(self, grid):
+            def launch(*arguments, BQ, BS, **own):
                 tried.append((grid, BQ, BS))
                 if self.room < BQ * BS:
                     raise OutOfResources(BQ * BS, self.room, "shared memory")

@@ -7,7 +7,6 @@ the fast product.
 import pytest
 import torch
 from dense import dense_scores, twins
-from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,7 +24,7 @@ B, H, K, Q, S, D = 2, 4, 2, 37, 41, 8
 ALL = ("received", "row_entropy", "row_logsumexp", "noop_bound")
 
 
-def mask_of(kind: str, batch: int, queries: int, keys: int) -> Tensor | None:
+def mask_of(kind, batch, queries, keys):
     if kind in ("none", "causal"):
         return None
     if kind == "padding":
@@ -135,7 +134,7 @@ def test_a_linear_layer_by_the_fast_product_stands_in_inference_alone(
 ):
     real, calls = onednn._onednn() or F.linear, []
 
-    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def product(x, weight, bias):
         calls.append(x.shape)
         return real(x, weight, bias)
 
@@ -166,7 +165,7 @@ def test_a_linear_layer_by_the_fast_product_stands_in_inference_alone(
 class Products(TorchDispatchMode):
     """Counts the products of queries and keys."""
 
-    def __init__(self, keys: int) -> None:
+    def __init__(self, keys):
         super().__init__()
         self.keys, self.count = keys, 0
 

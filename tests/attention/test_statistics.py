@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dense import dense_attention, twins
-from torch import Tensor
 
 from sinklab.core.attention import (
     chunks,
@@ -80,7 +79,7 @@ def test_many_blocks_and_long_rows(queries):
 def test_a_product_of_ones_own_is_given_rows_without_gaps(monkeypatch):
     given = []
 
-    def product(q_CD: Tensor, k_SD: Tensor) -> Tensor:
+    def product(q_CD, k_SD):
         given.append(q_CD.is_contiguous() and k_SD.is_contiguous())
         return q_CD @ k_SD.T
 
@@ -143,7 +142,7 @@ def test_bound_holds_for_the_real_output():
 
 
 @pytest.mark.parametrize(
-    ("q", "k", "options", "message"),
+    "q, k, options, message",
     [
         ((2, 3, 4), (1, 2, 3, 4), {}, "four axes"),
         ((1, 2, 5, 4), (1, 2, 0, 4), {}, "at least one position"),

@@ -56,7 +56,7 @@ def test_no_query_sees_a_key_behind_the_last_of_them():
 
 
 @pytest.mark.parametrize("form", ["all", "causal", "row", "square", "heads"])
-@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (5, 9), (9, 5)])
+@pytest.mark.parametrize("queries, keys", [(7, 7), (5, 9), (9, 5)])
 def test_some_queries_are_counted_as_a_dense_mask_counts_them(form, queries, keys, monkeypatch):
     monkeypatch.setattr(scores, "SOME", 2)
     shapes = {

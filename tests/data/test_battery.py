@@ -11,7 +11,7 @@ from sinklab.lab.data.battery import LONGEST_ANSWER, LONGEST_QUESTION, split_of
 from tiny_diffusion import tiny_tokenizer
 
 
-def solved(problem: Problem) -> str:
+def solved(problem):
     """The answer, worked out from the text of the question alone."""
     body = problem.question[1:]
     if problem.skill == "arithmetic":
@@ -105,7 +105,7 @@ def test_levels_and_skills_are_chosen():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    "given, message",
     [
         (
             {"split": "trian"},

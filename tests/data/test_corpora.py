@@ -2,7 +2,6 @@ import gzip
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,11 +13,11 @@ from tiny_diffusion import tiny_tokenizer
 TEXTS = ["one", "", "two", " \n", "three", "four"]
 
 
-def lines(*texts: str) -> bytes:
+def lines(*texts):
     return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
 
 
-def mixed(folder: Path) -> Path:
+def mixed(folder):
     """`TEXTS` over files of every kind."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "a.jsonl").write_bytes(lines("one", ""))
@@ -49,7 +48,7 @@ def test_python_docs_can_be_begun_anywhere():
 
 
 @pytest.mark.parametrize(
-    ("content", "field", "message"),
+    "content, field, message",
     [
         (None, "text", "row 0: no field 'text'"),
         (None, "id", "a.parquet, row 0: field 'id'"),
@@ -143,7 +142,7 @@ def test_datasets_of_the_hub_have_a_fingerprint(hub, monkeypatch):
 ORIGINS = ["code", "web", "code", "web", "books"]
 
 
-def of_origins(folder: Path) -> Path:
+def of_origins(folder):
     """Documents 0 to 4, each with where it comes from, in two kinds of file."""
     folder.mkdir()
     rows = [
@@ -156,7 +155,7 @@ def of_origins(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("only", "kept"),
+    "only, kept",
     [
         ("meta.set!=code", "134"),
         ("meta.set=code", "02"),
@@ -181,7 +180,7 @@ def test_a_dataset_is_chosen_from_as_files_are(hub):
 
 
 @pytest.mark.parametrize(
-    ("source", "only", "message"),
+    "source, only, message",
     [
         ("corpus", "meta.sets=code", "line 1: only='meta.sets=code' .*'meta.sets'"),
         ("corpus", "meta.set.name=code", "line 1: .*'meta.set.name'"),

@@ -2,7 +2,6 @@ import gzip
 import json
 import sysconfig
 from itertools import islice
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from sinklab.lab.data import SPECIAL_TOKENS, pack, pack_with_documents, read_cor
 from tiny_diffusion import TEXT, tiny_tokenizer
 
 
-def jsonl(*texts: str, field: str = "text") -> bytes:
+def jsonl(*texts, field="text"):
     return "".join(json.dumps({"id": 1, field: text}) + "\n\n" for text in texts).encode()
 
 
@@ -42,7 +41,7 @@ TEXTS = [
 ]
 
 
-def write(folder: Path, contents: dict[str, bytes]) -> Path:
+def write(folder, contents):
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
@@ -61,7 +60,7 @@ def test_the_field_of_json_lines_can_be_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("contents", "message"),
+    "contents, message",
     [
         (
             {"a.jsonl": jsonl("x", field="body")},

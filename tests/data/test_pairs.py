@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
 
 from sinklab.lab.data import Pair, pair_rows, read_pairs
 from tiny_diffusion import tiny_tokenizer
@@ -25,7 +24,7 @@ PAIRS = (
 )
 
 
-def beginning() -> PreTrainedTokenizerFast:
+def beginning():
     """A tokenizer that puts a start token before each text, as Llama's does."""
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
@@ -37,9 +36,7 @@ def beginning() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def published_rows(
-    lines: tuple[str, ...], tokenizer: PreTrainedTokenizerFast, length: int
-) -> tuple[list, list]:
+def published_rows(lines, tokenizer, length):
     """The published rows and the lengths of their prompts, written out from the raw lines."""
     rows, prompts = [], []
     for line in lines:

@@ -6,11 +6,11 @@ import torch
 from sinklab.lab.data import Rows, collate
 
 
-def numbered(rows: int = 7, length: int = 3) -> torch.Tensor:
+def numbered(rows=7, length=3):
     return torch.arange(rows * length, dtype=torch.int32).view(rows, length)
 
 
-def firsts(rows: Rows, count: int | None = None) -> list[int]:
+def firsts(rows, count=None):
     return [int(rows[n]["input_ids"][0]) // 3 for n in range(count or len(rows))]
 
 
@@ -71,7 +71,7 @@ def test_parts_that_were_not_given_are_absent():
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    "make, message",
     [
         (lambda: Rows(numbered(0)), r"their shape is \(0, 3\)"),
         (lambda: Rows(numbered(), maskable_RS=numbered(7, 2) > 0), "maskable must have the shape"),

@@ -23,7 +23,7 @@ LENGTH = 8
 BLOCK = 3
 
 
-def corpus(folder: Path, texts: list[str] | None = None) -> Path:
+def corpus(folder, texts=None):
     """Short and long documents with blank ones between: about 14 rows a pass."""
     texts = (
         ["", TEXT[:40], " \n", TEXT, "The sea.", "", TEXT[20:90], "rain"]
@@ -35,17 +35,17 @@ def corpus(folder: Path, texts: list[str] | None = None) -> Path:
     return folder
 
 
-def stream(folder: Path, **changes: object) -> StreamedRows:
+def stream(folder, **changes):
     return StreamedRows(
         folder, tiny_tokenizer(), LENGTH, **({"seed": 4, "shuffle_rows": BLOCK} | changes)
     )
 
 
-def ids(rows: list[dict[str, torch.Tensor]]) -> list[list[int]]:
+def ids(rows):
     return [row["input_ids"].tolist() for row in rows]
 
 
-def same(rows: list[dict[str, torch.Tensor]], others: list[dict[str, torch.Tensor]]) -> bool:
+def same(rows, others):
     return all(
         left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
         for left, right in zip(rows, others, strict=True)
@@ -103,7 +103,7 @@ def test_going_on_tokenizes_nothing_before_the_block(tmp_path, monkeypatch):
     at = next(n for n, row in enumerate(rows) if row["cursor"][2] >= 100)
     read: list[str] = []
 
-    def encode(documents: object, tokenizer: object) -> object:
+    def encode(documents, tokenizer):
         for text in documents:
             read.append(text)
             yield torch.tensor(

@@ -6,12 +6,12 @@ from sinklab.core.diffusion import corrupt, sample_times
 MASK = 9
 
 
-def seeded(seed: int = 0) -> torch.Generator:
+def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("t", [0.05, 0.3, 0.5, 0.9])
-def test_the_rate_of_masks_is_the_time(t: float) -> None:
+def test_the_rate_of_masks_is_the_time(t):
     ids = torch.randint(0, MASK, (40, 2500))
     noisy, masked = corrupt(ids, torch.full((40,), t), mask_id=MASK, generator=seeded())
     standard_error = (t * (1 - t) / ids.numel()) ** 0.5
@@ -20,7 +20,7 @@ def test_the_rate_of_masks_is_the_time(t: float) -> None:
     assert torch.equal(noisy[~masked], ids[~masked])
 
 
-def test_each_row_has_its_own_rate_and_masks_are_independent_of_position() -> None:
+def test_each_row_has_its_own_rate_and_masks_are_independent_of_position():
     times = torch.tensor([0.1, 0.5, 0.9])
     _, masked = corrupt(
         torch.zeros(3, 60_000, dtype=torch.long), times, mask_id=MASK, generator=seeded()
@@ -30,7 +30,7 @@ def test_each_row_has_its_own_rate_and_masks_are_independent_of_position() -> No
     assert torch.allclose(neighbours, times**2, atol=0.01)
 
 
-def test_time_one_masks_everything() -> None:
+def test_time_one_masks_everything():
     noisy, masked = corrupt(
         torch.zeros(8, 1000, dtype=torch.long), torch.ones(8), mask_id=MASK, generator=seeded()
     )
@@ -38,7 +38,7 @@ def test_time_one_masks_everything() -> None:
     assert (noisy == MASK).all()
 
 
-def test_what_is_not_maskable_stays() -> None:
+def test_what_is_not_maskable_stays():
     ids = torch.randint(0, MASK, (4, 50))
     maskable = torch.rand(4, 50) < 0.5
     noisy, masked = corrupt(
@@ -48,7 +48,7 @@ def test_what_is_not_maskable_stays() -> None:
     assert torch.equal(noisy[~maskable], ids[~maskable])
 
 
-def test_the_generator_decides_and_the_input_is_left_alone() -> None:
+def test_the_generator_decides_and_the_input_is_left_alone():
     ids = torch.randint(0, MASK, (4, 50))
     before, times = ids.clone(), torch.full((4,), 0.5)
     first, again, other = (
@@ -60,7 +60,7 @@ def test_the_generator_decides_and_the_input_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["iid", "low_discrepancy"])
-def test_times_are_uniform_from_eps_to_one(sampler: str) -> None:
+def test_times_are_uniform_from_eps_to_one(sampler):
     times = torch.stack(
         [sample_times(8, sampler=sampler, eps=0.1, generator=seeded(seed)) for seed in range(2000)]
     )
@@ -73,8 +73,8 @@ def test_times_are_uniform_from_eps_to_one(sampler: str) -> None:
         assert (counts - 200).abs().max() < 5 * 200**0.5
 
 
-def test_low_discrepancy_spreads_the_batch_evenly() -> None:
-    def batch_means(sampler: str) -> torch.Tensor:
+def test_low_discrepancy_spreads_the_batch_evenly():
+    def batch_means(sampler):
         return torch.stack(
             [
                 sample_times(16, sampler=sampler, generator=seeded(seed)).mean()
@@ -91,7 +91,7 @@ def test_low_discrepancy_spreads_the_batch_evenly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ({"batch": 0}, "batch must be at least 1, got 0; it counts times"),
         ({"batch": 2, "eps": 0.0}, "eps must lie strictly between 0 and 1, .* but is 0.0"),
@@ -99,18 +99,18 @@ def test_low_discrepancy_spreads_the_batch_evenly() -> None:
         ({"batch": 2, "sampler": "sobol"}, "one of iid, low_discrepancy, but is 'sobol'"),
     ],
 )
-def test_times_refuse_what_makes_no_sense(options: dict, message: str) -> None:
+def test_times_refuse_what_makes_no_sense(options, message):
     with pytest.raises(ValueError, match=message):
         sample_times(**options)
 
 
 @pytest.mark.parametrize("t", [0.0, -0.1, 1.001, float("nan")])
-def test_times_outside_are_refused(t: float) -> None:
+def test_times_outside_are_refused(t):
     with pytest.raises(ValueError, match=r"times must lie in \(0, 1\]"):
         corrupt(torch.zeros(2, 3, dtype=torch.long), torch.tensor([0.5, t]), mask_id=MASK)
 
 
-def test_shapes_that_disagree_are_refused() -> None:
+def test_shapes_that_disagree_are_refused():
     ids = torch.zeros(2, 3, dtype=torch.long)
     with pytest.raises(ValueError, match=r"times must be of shape \(2\)"):
         corrupt(ids, torch.ones(3), mask_id=MASK)

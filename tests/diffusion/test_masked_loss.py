@@ -9,11 +9,11 @@ from tiny_diffusion import tiny_model
 VOCAB, MASK = 13, 12
 
 
-def seeded(seed: int = 0) -> torch.Generator:
+def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def uniform_loss(times: torch.Tensor, length: int, seed: int = 0) -> float:
+def uniform_loss(times, length, seed=0):
     """The loss of a model that finds all tokens equally likely."""
     ids = torch.randint(0, MASK, (times.shape[0], length), generator=seeded(seed))
     _, masked = corrupt(ids, times, mask_id=MASK, generator=seeded(seed + 1))
@@ -21,14 +21,14 @@ def uniform_loss(times: torch.Tensor, length: int, seed: int = 0) -> float:
 
 
 @pytest.mark.parametrize("t", [0.02, 0.2, 0.5, 0.8, 1.0])
-def test_a_uniform_model_costs_log_v_whatever_the_time(t: float) -> None:
+def test_a_uniform_model_costs_log_v_whatever_the_time(t):
     rows, length = 400, 200
     spread = math.log(VOCAB) * ((1 - t) / t / (rows * length)) ** 0.5
     assert abs(uniform_loss(torch.full((rows,), t), length) - math.log(VOCAB)) < 4 * spread + 1e-6
 
 
 @pytest.mark.parametrize("sampler", ["iid", "low_discrepancy"])
-def test_a_uniform_model_costs_log_v_over_drawn_times(sampler: str) -> None:
+def test_a_uniform_model_costs_log_v_over_drawn_times(sampler):
     times = sample_times(2000, sampler=sampler, eps=0.01, generator=seeded())
     # the variance of (masked / t) over a row is (1 - t) / (t S), whose mean over t is about (log(1
     # / eps) - 1) / S
@@ -61,7 +61,7 @@ def batch():
     return ids, maskable, times, masked
 
 
-def test_it_equals_the_plain_loop_and_its_gradients() -> None:
+def test_it_equals_the_plain_loop_and_its_gradients():
     ids, maskable, times, masked = batch()
     logits = torch.randn(3, 11, VOCAB, dtype=torch.float64)
     results = []
@@ -80,7 +80,7 @@ def test_it_equals_the_plain_loop_and_its_gradients() -> None:
     assert grad[~masked].abs().max() == 0
 
 
-def test_rows_apart() -> None:
+def test_rows_apart():
     ids, maskable, times, masked = batch()
     logits = torch.randn(3, 11, VOCAB, dtype=torch.float64)
     rows = masked_token_loss(
@@ -93,7 +93,7 @@ def test_rows_apart() -> None:
     assert torch.allclose((rows * weights).sum(), mean)
 
 
-def test_a_row_without_masks_costs_nothing() -> None:
+def test_a_row_without_masks_costs_nothing():
     ids = torch.zeros(2, 4, dtype=torch.long)
     masked = torch.tensor([[False] * 4, [True] * 4])
     rows = masked_token_loss(
@@ -102,7 +102,7 @@ def test_a_row_without_masks_costs_nothing() -> None:
     assert torch.allclose(rows, torch.tensor([0.0, 2 * math.log(VOCAB)]))
 
 
-def test_half_precision_logits_are_summed_in_float32() -> None:
+def test_half_precision_logits_are_summed_in_float32():
     ids, maskable, times, masked = batch()
     logits = torch.randn(3, 11, VOCAB).bfloat16()
     loss = masked_token_loss(logits[masked], ids, masked, times.float(), maskable_BS=maskable)
@@ -112,7 +112,7 @@ def test_half_precision_logits_are_summed_in_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         ({"reduction": "sum"}, "reduction must be one of mean, row, but is 'sum'"),
         (
@@ -127,7 +127,7 @@ def test_half_precision_logits_are_summed_in_float32() -> None:
         ({"maskable_BS": torch.zeros(3, 11, dtype=torch.bool)}, "there is none to divide by"),
     ],
 )
-def test_it_refuses_what_does_not_fit(change: dict, message: str) -> None:
+def test_it_refuses_what_does_not_fit(change, message):
     ids, maskable, times, masked = batch()
     given = {
         "logits_MV": torch.zeros(int(masked.sum()), VOCAB),
@@ -140,7 +140,7 @@ def test_it_refuses_what_does_not_fit(change: dict, message: str) -> None:
         masked_token_loss(**{**given, **change})
 
 
-def test_a_row_with_nothing_to_predict_is_refused() -> None:
+def test_a_row_with_nothing_to_predict_is_refused():
     maskable = torch.tensor([[True, True], [False, False]])
     arguments = (
         torch.zeros(2, VOCAB),
@@ -154,7 +154,7 @@ def test_a_row_with_nothing_to_predict_is_refused() -> None:
 
 
 @pytest.mark.parametrize("sink", [0, 1])
-def test_a_training_step_applies_the_head_at_masks_alone(sink: int) -> None:
+def test_a_training_step_applies_the_head_at_masks_alone(sink):
     model = tiny_model(sink).train()
     rows, masks = [], []
     model.lm_head.register_forward_pre_hook(lambda module, args: rows.append(args[0].shape))

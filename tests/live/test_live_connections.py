@@ -8,7 +8,6 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection
 from typing import Any
@@ -16,12 +15,12 @@ from unittest.mock import Mock
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
 
 from launched import PATIENCE
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.extras.live import LiveText, connections, server
-from sinklab.extras.live.server import Guard, Live, server_for
+from sinklab.extras.live.server import Live, server_for
 from sinklab.lab.checkpoints import load
 
 LONG = "x" * (1 << 20)
@@ -31,25 +30,25 @@ LONG = "x" * (1 << 20)
 class Address:
     """A server that runs in a thread, as its owner and strangers reach it."""
 
-    def __init__(self, guard: Guard, port: int) -> None:
+    def __init__(self, guard, port):
         self.guard, self.port, self.here = guard, port, f"127.0.0.1:{port}"
 
-    def connected(self) -> socket.socket:
+    def connected(self):
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
-    def answer(self, method: str, path: str, **headers: str) -> tuple[int, str | None]:
+    def answer(self, method, path, **headers):
         connection = HTTPConnection(self.here, timeout=PATIENCE)
         connection.request(method, path, headers=headers)
         answered = connection.getresponse()
         connection.close()
         return answered.status, answered.getheader("Set-Cookie")
 
-    def cookie(self) -> str:
+    def cookie(self):
         status, cookie = self.answer("GET", f"/?token={self.guard.token}")
         assert status == 303 and cookie is not None
         return cookie.partition(";")[0]
 
-    def page(self, cookie: str) -> ClientConnection:
+    def page(self, cookie):
         return connect(
             f"ws://{self.here}/socket",
             additional_headers={"Cookie": cookie},
@@ -63,7 +62,7 @@ class Address:
 
 
 @contextmanager
-def running(live: Live) -> Iterator[Address]:
+def running(live):
     server, listener, guard = server_for(live)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -76,7 +75,7 @@ def running(live: Live) -> Iterator[Address]:
 
 
 @pytest.fixture
-def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
+def address(monkeypatch):
     """Of a server that hurries nobody: a busy machine may keep the owner from showing the
     cookie.
     """
@@ -85,23 +84,21 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
         yield address
 
 
-def told(page: ClientConnection) -> dict[str, Any]:
+def told(page):
     message = json.loads(page.recv(PATIENCE))
     return told(page) if message["kind"] == "waiting" else message
 
 
-def write(page: ClientConnection, prompt: str) -> None:
+def write(page, prompt):
     page.send(json.dumps({"ask": "write", "prompt": prompt, "new_tokens": 1, "seed": 0}))
 
 
-def writes_much(_: LiveText, prompt: str, new_tokens: int, seed: int) -> Iterator[dict]:
+def writes_much(_, prompt, new_tokens, seed):
     for step in range(60 if prompt == "much" else 1):
         yield {"kind": "step", "step": step, "prompt": prompt, "filling": LONG}
 
 
-def test_a_page_that_stops_reading_keeps_nobody_waiting(
-    address: Address, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_that_stops_reading_keeps_nobody_waiting(address, monkeypatch):
     monkeypatch.setattr(LiveText, "write", writes_much)
     cookie = address.cookie()
     with address.page(cookie) as deaf, address.page(cookie) as other:
@@ -113,9 +110,7 @@ def test_a_page_that_stops_reading_keeps_nobody_waiting(
         assert told(other)["prompt"] == "little"
 
 
-def test_a_page_that_reads_nothing_is_cut_off_and_may_come_again(
-    address: Address, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_that_reads_nothing_is_cut_off_and_may_come_again(address, monkeypatch):
     monkeypatch.setattr(LiveText, "write", writes_much)
     monkeypatch.setattr(connections, "READING", 0.5)
     cookie = address.cookie()
@@ -132,9 +127,7 @@ def test_a_page_that_reads_nothing_is_cut_off_and_may_come_again(
         assert told(again)["kind"] == "model"
 
 
-def test_what_a_page_is_behind_is_bounded(
-    address: Address, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_page_is_behind_is_bounded(address, monkeypatch):
     monkeypatch.setattr(LiveText, "write", writes_much)
     monkeypatch.setattr(server, "AHEAD", 3 * len(LONG))
     with address.page(address.cookie()) as slow:
@@ -146,7 +139,7 @@ def test_what_a_page_is_behind_is_bounded(
     assert end.value.rcvd is not None and end.value.rcvd.code == 1013
 
 
-def test_strangers_who_never_finish_a_request_keep_nobody_out(address: Address) -> None:
+def test_strangers_who_never_finish_a_request_keep_nobody_out(address):
     with ExitStack() as half_open:
         for _ in range(40):
             stranger = half_open.enter_context(address.connected())
@@ -157,9 +150,7 @@ def test_strangers_who_never_finish_a_request_keep_nobody_out(address: Address) 
             assert told(page)["kind"] == "model"
 
 
-def test_who_shows_no_cookie_is_closed_in_time_and_the_owner_is_not(
-    address: Address, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_shows_no_cookie_is_closed_in_time_and_the_owner_is_not(address, monkeypatch):
     with address.page(address.cookie()) as page:
         assert told(page)["kind"] == "model"
         monkeypatch.setattr(connections, "INTRODUCTION", 0.2)
@@ -179,24 +170,24 @@ def test_who_shows_no_cookie_is_closed_in_time_and_the_owner_is_not(
 class Loop:
     """A clock and its timers, turned by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now, self.timers = 0.0, list[tuple[Any, ...]]()
 
-    def time(self) -> float:
+    def time(self):
         return self.now
 
-    def call_later(self, seconds: float, call: Any, *given: Any) -> Mock:
+    def call_later(self, seconds, call, *given):
         self.timers.append((call, *given))
         return Mock()
 
-    def fire(self) -> None:
+    def fire(self):
         call, *given = self.timers.pop()
         call(*given)
 
 
 def test_a_server_that_was_kept_from_its_work_gives_the_time_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """What the owner sent meanwhile is still to be read when the timer comes."""
     loop, strangers, transport = Loop(), connections.Strangers(), Mock()
     monkeypatch.setattr(connections.asyncio, "get_running_loop", lambda: loop)
@@ -209,7 +200,7 @@ def test_a_server_that_was_kept_from_its_work_gives_the_time_again(
     assert transport.abort.called and not strangers._waiting
 
 
-def test_the_oldest_stranger_makes_room(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_stranger_makes_room(address, monkeypatch):
     monkeypatch.setattr(connections, "STRANGERS", 2)
     with address.connected() as first, address.connected(), address.connected():
         with suppress(ConnectionResetError):
@@ -217,7 +208,7 @@ def test_the_oldest_stranger_makes_room(address: Address, monkeypatch: pytest.Mo
         assert address.cookie()
 
 
-def test_too_many_pages_are_told_so(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_pages_are_told_so(address, monkeypatch):
     monkeypatch.setattr(server, "PAGES", 1)
     cookie = address.cookie()
     with address.page(cookie) as page:
@@ -229,7 +220,7 @@ def test_too_many_pages_are_told_so(address: Address, monkeypatch: pytest.Monkey
         pass
 
 
-def test_a_head_of_the_address_leaves_it_unused(address: Address) -> None:
+def test_a_head_of_the_address_leaves_it_unused(address):
     for method in ("HEAD", "POST", "OPTIONS"):
         assert address.answer(method, f"/?token={address.guard.token}")[1] is None
     assert address.cookie()

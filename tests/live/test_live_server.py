@@ -12,14 +12,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
 
 from launched import PATIENCE
 from sinklab.core.sampling.settings import DecodingSettings
@@ -35,31 +33,31 @@ PATHS = ("/", "/live.js", "/live.css", "/nothing")
 
 
 @pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
+def live():
     live = Live(load("tiny"), DecodingSettings(seed=7))
     yield live
     assert live.end()
 
 
 @pytest.fixture
-def guard(live: Live) -> Guard:
+def guard(live):
     return Guard(live.app(), PORT)
 
 
 @pytest.fixture
-def stranger(guard: Guard) -> Iterator[TestClient]:
+def stranger(guard):
     with TestClient(guard, base_url=HERE, follow_redirects=False) as client:
         yield client
 
 
 @pytest.fixture
-def client(stranger: TestClient, guard: Guard) -> TestClient:
+def client(stranger, guard):
     """A browser that came by the address."""
     assert stranger.get("/", params={"token": guard.token}).status_code == 303
     return stranger
 
 
-def test_nobody_is_let_in_without_the_address(stranger: TestClient) -> None:
+def test_nobody_is_let_in_without_the_address(stranger):
     for path in PATHS:
         answer = stranger.get(path)
         assert (
@@ -71,7 +69,7 @@ def test_nobody_is_let_in_without_the_address(stranger: TestClient) -> None:
         pass
 
 
-def test_the_token_is_taken_once_for_a_strict_cookie(stranger: TestClient, guard: Guard) -> None:
+def test_the_token_is_taken_once_for_a_strict_cookie(stranger, guard):
     for wrong in ("", "x", guard.token[:-1]):
         assert stranger.get("/", params={"token": wrong}).status_code == 403
     assert stranger.get("/live.js", params={"token": guard.token}).status_code == 403
@@ -99,9 +97,7 @@ def test_the_token_is_taken_once_for_a_strict_cookie(stranger: TestClient, guard
 @pytest.mark.parametrize(
     "host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"[::1]:{PORT}"]
 )
-def test_another_host_is_refused_before_anything_is_given(
-    stranger: TestClient, guard: Guard, host: str
-) -> None:
+def test_another_host_is_refused_before_anything_is_given(stranger, guard, host):
     """A name that resolves to this machine (DNS rebinding) is still another name."""
     given = stranger.get("/", params={"token": guard.token}, headers={"host": host})
     assert given.status_code == 403 and "set-cookie" not in given.headers
@@ -124,7 +120,7 @@ def test_another_host_is_refused_before_anything_is_given(
         {"sec-fetch-site": "same-site"},
     ],
 )
-def test_another_origin_is_refused(client: TestClient, headers: dict[str, str]) -> None:
+def test_another_origin_is_refused(client, headers):
     for path in PATHS:
         assert client.get(path, headers=headers).status_code == 403
     with (
@@ -134,14 +130,14 @@ def test_another_origin_is_refused(client: TestClient, headers: dict[str, str]) 
         pass
 
 
-def test_a_socket_names_its_origin(client: TestClient) -> None:
+def test_a_socket_names_its_origin(client):
     with pytest.raises(WebSocketDisconnect), client.websocket_connect(SOCKET):
         pass
     with client.websocket_connect(SOCKET, headers=OURS) as page:
         assert page.receive_json()["name"] == "tiny"
 
 
-def test_a_forwarded_port_is_reached_as_localhost(stranger: TestClient, guard: Guard) -> None:
+def test_a_forwarded_port_is_reached_as_localhost(stranger, guard):
     host = f"localhost:{PORT}"
     taken = stranger.get("/", params={"token": guard.token}, headers={"host": host})
     (name, value) = taken.headers["set-cookie"].partition(";")[0].split("=", 1)
@@ -150,7 +146,7 @@ def test_a_forwarded_port_is_reached_as_localhost(stranger: TestClient, guard: G
         assert page.receive_json()["kind"] == "model"
 
 
-def test_the_page_asks_for_nothing_from_elsewhere_and_holds_no_script(client: TestClient) -> None:
+def test_the_page_asks_for_nothing_from_elsewhere_and_holds_no_script(client):
     page, script, style = (client.get(path) for path in ("/", "/live.js", "/live.css"))
     for answer in (page, script, style, client.get("/nothing")):
         policy = answer.headers["content-security-policy"]
@@ -178,12 +174,12 @@ def test_the_page_asks_for_nothing_from_elsewhere_and_holds_no_script(client: Te
 @pytest.mark.parametrize(
     "path", ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/model"]
 )
-def test_no_other_path_is_served(client: TestClient, path: str) -> None:
+def test_no_other_path_is_served(client, path):
     assert client.get(path).status_code == 404
     assert client.post("/").status_code == 405
 
 
-def test_a_page_says_what_to_write_and_never_with_what() -> None:
+def test_a_page_says_what_to_write_and_never_with_what():
     assert parsed('{"ask": "write", "prompt": "a", "new_tokens": 3, "seed": 0}')[0] == "write"
     for wrong, message in (
         ('{"ask": "load", "model": "/etc"}', "asks one of write, block, stop"),
@@ -203,7 +199,7 @@ def test_a_page_says_what_to_write_and_never_with_what() -> None:
             parsed(wrong)
 
 
-def heard(page: Any, *kinds: str) -> list[dict]:
+def heard(page, *kinds):
     """Messages up to the first of one of these kinds."""
     messages = [page.receive_json()]
     while messages[-1]["kind"] not in kinds:
@@ -211,11 +207,11 @@ def heard(page: Any, *kinds: str) -> list[dict]:
     return messages
 
 
-def ask(page: Any, what: str, **given: Any) -> None:
+def ask(page, what, **given):
     page.send_text(json.dumps({"ask": what, **given}))
 
 
-def test_a_text_is_written_and_a_sink_blocked(client: TestClient) -> None:
+def test_a_text_is_written_and_a_sink_blocked(client):
     with client.websocket_connect(SOCKET, headers=OURS) as page:
         about = page.receive_json()
         assert (about["kind"], about["layers"], about["heads"], about["seed"]) == ("model", 6, 6, 7)
@@ -241,9 +237,7 @@ def test_a_text_is_written_and_a_sink_blocked(client: TestClient) -> None:
 @pytest.mark.parametrize(
     "message", [{"text": "x" * (LONGEST + 1)}, {"text": "ä" * LONGEST}, {"bytes": b"{}"}]
 )
-def test_a_message_that_is_too_long_or_no_text_ends_the_page(
-    client: TestClient, message: dict
-) -> None:
+def test_a_message_that_is_too_long_or_no_text_ends_the_page(client, message):
     with client.websocket_connect(SOCKET, headers=OURS) as page:
         page.receive_json()
         page.send({"type": "websocket.receive", **message})
@@ -255,12 +249,12 @@ def test_a_message_that_is_too_long_or_no_text_ends_the_page(
 class Slow:
     """In place of a text: steps without an end, one for each permit."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.began, self.ended = (threading.Semaphore(0) for _ in range(2))
         self.permits = threading.Semaphore(0)
         self.running: list[str] = []
 
-    def end(self) -> None:
+    def end(self):
         """Let steps run until one request has ended: when the server has heard of its end, nobody
         knows.
         """
@@ -270,7 +264,7 @@ class Slow:
                 return
         raise AssertionError("the request goes on")
 
-    def write(self, live_text: LiveText, prompt: str, new_tokens: int, seed: int) -> Iterator[dict]:
+    def write(self, live_text, prompt, new_tokens, seed):
         try:
             self.running.append(threading.current_thread().name)
             self.began.release()
@@ -282,7 +276,7 @@ class Slow:
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+def slow(monkeypatch):
     slow = Slow()
     monkeypatch.setattr(
         LiveText, "write", lambda live_text, **given: slow.write(live_text, **given)
@@ -290,11 +284,11 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     return slow
 
 
-def write(page: Any, prompt: str) -> None:
+def write(page, prompt):
     ask(page, "write", prompt=prompt, new_tokens=1, seed=0)
 
 
-def test_a_new_request_gives_up_the_one_before(client: TestClient, slow: Slow) -> None:
+def test_a_new_request_gives_up_the_one_before(client, slow):
     with client.websocket_connect(SOCKET, headers=OURS) as page:
         page.receive_json()
         write(page, "first")
@@ -312,7 +306,7 @@ def test_a_new_request_gives_up_the_one_before(client: TestClient, slow: Slow) -
     assert len(slow.running) == 2
 
 
-def test_a_page_that_is_closed_gives_up_its_request(client: TestClient, slow: Slow) -> None:
+def test_a_page_that_is_closed_gives_up_its_request(client, slow):
     with client.websocket_connect(SOCKET, headers=OURS) as page:
         page.receive_json()
         write(page, "first")
@@ -320,9 +314,7 @@ def test_a_page_that_is_closed_gives_up_its_request(client: TestClient, slow: Sl
     slow.end()
 
 
-def test_requests_of_two_pages_run_one_after_another_in_one_thread(
-    client: TestClient, slow: Slow
-) -> None:
+def test_requests_of_two_pages_run_one_after_another_in_one_thread(client, slow):
     with client.websocket_connect(SOCKET, headers=OURS) as one:
         one.receive_json()
         with client.websocket_connect(SOCKET, headers=OURS) as other:
@@ -342,9 +334,7 @@ def test_requests_of_two_pages_run_one_after_another_in_one_thread(
     assert set(slow.running) == {"model_0"}
 
 
-def test_a_request_that_is_given_up_in_the_queue_never_begins(
-    client: TestClient, slow: Slow
-) -> None:
+def test_a_request_that_is_given_up_in_the_queue_never_begins(client, slow):
     with client.websocket_connect(SOCKET, headers=OURS) as one:
         one.receive_json()
         write(one, "one")
@@ -364,10 +354,8 @@ def test_a_request_that_is_given_up_in_the_queue_never_begins(
     assert len(slow.running) == 2
 
 
-def test_an_error_that_nobody_expected_is_told_and_the_thread_goes_on(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object, **__: object) -> Iterator[dict]:
+def test_an_error_that_nobody_expected_is_told_and_the_thread_goes_on(client, monkeypatch):
+    def fails(*_, **__):
         yield {"kind": "step"}
         raise RuntimeError("out of memory")
 
@@ -382,7 +370,7 @@ def test_an_error_that_nobody_expected_is_told_and_the_thread_goes_on(
 
 
 @pytest.mark.slow
-def test_the_command_serves_this_machine_alone_and_ctrl_c_ends_it() -> None:
+def test_the_command_serves_this_machine_alone_and_ctrl_c_ends_it():
     command = [sys.executable, "-m", "sinklab", "serve", "--model", "tiny", "--port", "0"]
     started = subprocess.Popen(
         command,
@@ -436,7 +424,7 @@ def test_the_command_serves_this_machine_alone_and_ctrl_c_ends_it() -> None:
         started.communicate()
 
 
-def open_socket(address: str, headers: dict[str, str], origin: Any) -> ClientConnection:
+def open_socket(address, headers, origin):
     return connect(
         address,
         additional_headers=headers,
@@ -446,7 +434,7 @@ def open_socket(address: str, headers: dict[str, str], origin: Any) -> ClientCon
     )
 
 
-def cookie_for(address: str) -> str:
+def cookie_for(address):
     from http.client import HTTPConnection
     from urllib.parse import urlsplit
 

@@ -6,7 +6,6 @@ left out.
 from __future__ import annotations
 
 import base64
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ import torch
 import published_toys
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.extras.live import LiveText
-from sinklab.lab.checkpoints import Loaded, load
+from sinklab.lab.checkpoints import load
 from tiny_diffusion import tiny_loaded
 
 PROMPT, NEW, SEED = "It was a dark and", 8, 3
@@ -23,32 +22,30 @@ SETTINGS = DecodingSettings()
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Loaded:
+def tiny():
     return load("tiny", dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
-def live_text(tiny: Loaded) -> tuple[LiveText, list[dict]]:
+def live_text(tiny):
     live_text = LiveText(tiny, SETTINGS)
     return live_text, list(live_text.write(PROMPT, NEW, SEED))
 
 
-def steps(messages: list[dict]) -> list[dict]:
+def steps(messages):
     return [message for message in messages if message["kind"] == "step"]
 
 
-def ids(step: dict) -> list[int]:
+def ids(step):
     return [token[0] for token in step["tokens"]]
 
 
-def codes(step: dict, live_text: LiveText) -> np.ndarray:
+def codes(step, live_text):
     shape = live_text.about()["layers"], live_text.about()["heads"], step["keys"]
     return np.frombuffer(base64.b64decode(step["codes"]["heads"]), np.uint8).reshape(shape)
 
 
-def by_hand(
-    loaded: Loaded, canvas: list[int], hidden: int, first: int
-) -> tuple[list[list[int]], list[int]]:
+def by_hand(loaded, canvas, hidden, first):
     """The canvases that a greedy loop reads, the most confident place written each time, and what
     it ends with.
     """
@@ -65,7 +62,7 @@ def by_hand(
     return seen, ids_1S[0].tolist()
 
 
-def logits(loaded: Loaded, ids_1S: torch.Tensor, hidden: int | None) -> torch.Tensor:
+def logits(loaded, ids_1S, hidden):
     visible_SS = torch.ones(ids_1S.shape[1], ids_1S.shape[1], dtype=torch.bool)
     if hidden is not None:
         visible_SS[:, hidden] = False
@@ -73,9 +70,7 @@ def logits(loaded: Loaded, ids_1S: torch.Tensor, hidden: int | None) -> torch.Te
         return loaded.model(ids_1S, visible=visible_SS).logits[0]
 
 
-def test_the_plain_text_is_the_one_that_the_model_writes(
-    tiny: Loaded, live_text: tuple[LiveText, list[dict]]
-) -> None:
+def test_the_plain_text_is_the_one_that_the_model_writes(tiny, live_text):
     told = live_text[1]
     seen, end = by_hand(tiny, ids(told[0]), 0, 99)
     assert [ids(step) for step in steps(told)] == seen and len(seen) == NEW
@@ -87,9 +82,7 @@ def test_the_plain_text_is_the_one_that_the_model_writes(
 
 
 @pytest.mark.parametrize("first", [0, 3, NEW - 1])
-def test_a_key_is_gone_from_a_step_on_and_everything_before_stays(
-    tiny: Loaded, live_text: tuple[LiveText, list[dict]], first: int
-) -> None:
+def test_a_key_is_gone_from_a_step_on_and_everything_before_stays(tiny, live_text, first):
     plain, edited = live_text[1], list(live_text[0].block(first, 1))
     seen, end = by_hand(tiny, ids(plain[0]), 1, first)
     assert [step["step"] for step in steps(edited)] == list(range(first, NEW))
@@ -99,7 +92,7 @@ def test_a_key_is_gone_from_a_step_on_and_everything_before_stays(
     assert all((codes(step, live_text[0])[..., 1] > 1).any() for step in steps(plain))
 
 
-def test_every_forward_says_how_far_it_is(live_text: tuple[LiveText, list[dict]]) -> None:
+def test_every_forward_says_how_far_it_is(live_text):
     told = list(live_text[0].block(3, 1))
     assert [(one["step"], one["total"]) for one in told if one["kind"] == "again"] == [
         (step, NEW) for step in range(3)
@@ -110,9 +103,7 @@ def test_every_forward_says_how_far_it_is(live_text: tuple[LiveText, list[dict]]
     assert measured == [("plain", NEW - 3, NEW - 3), ("edited", NEW - 3, NEW - 3)]
 
 
-def test_the_loss_is_that_of_the_plain_tokens_on_the_plain_canvases(
-    tiny: Loaded, live_text: tuple[LiveText, list[dict]]
-) -> None:
+def test_the_loss_is_that_of_the_plain_tokens_on_the_plain_canvases(tiny, live_text):
     plain, first = steps(live_text[1]), 2
     measured = list(live_text[0].block(first, 1))[-1]["measured"]
     after = [
@@ -134,7 +125,7 @@ def test_the_loss_is_that_of_the_plain_tokens_on_the_plain_canvases(
     assert measured["tokens"] == NEW - first
 
 
-def test_a_sink_may_go_from_one_head_alone(live_text: tuple[LiveText, list[dict]]) -> None:
+def test_a_sink_may_go_from_one_head_alone(live_text):
     plain = steps(live_text[1])[4]
     for step in steps(list(live_text[0].block(4, 0, layer=2, head=1)))[:1]:
         was, now = codes(plain, live_text[0]), codes(step, live_text[0])
@@ -143,7 +134,7 @@ def test_a_sink_may_go_from_one_head_alone(live_text: tuple[LiveText, list[dict]
         assert (now[:2] == was[:2]).all() and (others == np.delete(was[2], 1, 0)).all()
 
 
-def test_what_became_of_the_main_sinks(live_text: tuple[LiveText, list[dict]]) -> None:
+def test_what_became_of_the_main_sinks(live_text):
     first, key = 3, 0
     edited = list(live_text[0].block(first, key))
     before, after = (
@@ -156,7 +147,7 @@ def test_what_became_of_the_main_sinks(live_text: tuple[LiveText, list[dict]]) -
     assert key not in measured["went"] and measured["went"][0] in after[before == key]
 
 
-def test_an_added_sink_can_be_blocked_too() -> None:
+def test_an_added_sink_can_be_blocked_too():
     live_text = LiveText(load("tiny-sink"), SETTINGS)
     plain = steps(list(live_text.write(PROMPT, 4, 0)))
     assert plain[0]["added"] == 1 and plain[0]["keys"] == len(plain[0]["tokens"]) + 1
@@ -170,7 +161,7 @@ def test_an_added_sink_can_be_blocked_too() -> None:
     ).any()
 
 
-def test_draws_are_repeated(tiny: Loaded) -> None:
+def test_draws_are_repeated(tiny):
     live_text = LiveText(tiny, DecodingSettings(temperature=1.0, rule="entropy"))
     first, second, other = (list(live_text.write(PROMPT, NEW, seed)) for seed in (5, 5, 6))
     assert first[-1]["text"] == second[-1]["text"] != other[-1]["text"]
@@ -178,7 +169,7 @@ def test_draws_are_repeated(tiny: Loaded) -> None:
     assert last["tokens"][: NEW // 2] == other[-1]["tokens"][: NEW // 2]
 
 
-def test_tokens_that_spell_a_character_together_are_read_as_one(tiny: Loaded) -> None:
+def test_tokens_that_spell_a_character_together_are_read_as_one(tiny):
     (first, *_) = LiveText(tiny, SETTINGS).write("a café 😀 and", 1, 0)
     texts = [token[1] for token in first["tokens"]]
     assert (
@@ -188,7 +179,7 @@ def test_tokens_that_spell_a_character_together_are_read_as_one(tiny: Loaded) ->
     )
 
 
-def blocked(loaded: Loaded, prompt: str, **settings: object) -> tuple[list[dict], list[dict]]:
+def blocked(loaded, prompt, **settings):
     live_text = LiveText(loaded, DecodingSettings(**settings))
     plain = list(live_text.write(prompt, NEW, SEED))
     key = plain[0]["keys"] - NEW - 1
@@ -199,14 +190,14 @@ def blocked(loaded: Loaded, prompt: str, **settings: object) -> tuple[list[dict]
 
 
 @pytest.mark.parametrize("kind", ["llada", "dream", "smdm", "mdlm", "bd3lm", "llada_moe", "llada2"])
-def test_every_published_format_that_fills_masks(kind: str, tmp_path: Path) -> None:
+def test_every_published_format_that_fills_masks(kind, tmp_path):
     getattr(published_toys, kind)(tmp_path)
     plain, edited = blocked(load(tmp_path), "5 6 7")
     assert len(steps(plain)) == NEW and len(steps(edited)) == NEW // 2
     assert plain[0]["ages"] == [4] * 3 + [1] * NEW
 
 
-def test_padding_in_front_is_no_text() -> None:
+def test_padding_in_front_is_no_text():
     loaded = tiny_loaded(block_length=16, blocks_from="column")
     plain, _ = blocked(loaded, "The old man")
     prompt = len(loaded.needed_tokenizer()("The old man")["input_ids"])
@@ -214,7 +205,7 @@ def test_padding_in_front_is_no_text() -> None:
 
 
 @pytest.mark.parametrize("kind", ["token", "zero", "kv", "logit"])
-def test_every_kind_of_added_sink(kind: str) -> None:
+def test_every_kind_of_added_sink(kind):
     plain, _ = blocked(tiny_loaded(2, sink_kind=kind), "The old man")
     assert plain[0]["added"] == 2
 
@@ -231,13 +222,11 @@ def test_every_kind_of_added_sink(kind: str) -> None:
         {"stop_ids": tuple(range(9, 20))},
     ],
 )
-def test_every_way_to_decode(tiny: Loaded, settings: dict) -> None:
+def test_every_way_to_decode(tiny, settings):
     blocked(tiny, PROMPT, **settings)
 
 
-def test_what_makes_no_sense_is_refused(
-    tiny: Loaded, live_text: tuple[LiveText, list[dict]]
-) -> None:
+def test_what_makes_no_sense_is_refused(tiny, live_text):
     with pytest.raises(ValueError, match="write one first"):
         next(LiveText(tiny, SETTINGS).block(0, 0))
     for wrong, message in (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ class DenseTwin:
     values add nothing, `values` (layer, map, values) gives others.
     """
 
-    def __init__(self, *edits: Hide, zeroed: Hide | None = None, values: Any = None) -> None:
+    def __init__(self, *edits, zeroed=None, values=None):
         self.edits, self.zeroed, self.values = edits, zeroed, values
         self.before: list[list[Tensor]] = []
         self.maps: list[Tensor] = []
@@ -57,9 +56,7 @@ class DenseTwin:
         return a @ (v if zero is None else v.masked_fill(zero.unsqueeze(-1), 0.0))
 
 
-def dense(
-    model: Any, run: Callable[[], Any], *edits: Hide, zeroed: Hide | None = None, values: Any = None
-) -> tuple[Any, DenseTwin]:
+def dense(model, run, *edits, zeroed=None, values=None):
     """The output of `run()` with the twin in place of SDPA, and the twin."""
     twin = DenseTwin(*edits, zeroed=zeroed, values=values)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
@@ -67,14 +64,14 @@ def dense(
         return run(), twin
 
 
-def received(maps: Tensor, real_BS: Tensor | None = None) -> Tensor:
+def received(maps, real_BS=None):
     """Column sums (B, H, S) of a map (B, H, Q, S), over the queries that are not padding."""
     if real_BS is not None:
         maps = maps * real_BS[:, None, :, None]
     return maps.sum(-2)
 
 
-def top(score_BHS: Tensor, k: int) -> Tensor:
+def top(score_BHS, k):
     """The k largest of every head as flags (B, H, 1, S), to hide them."""
     gone = torch.zeros_like(score_BHS, dtype=torch.bool).scatter(
         -1, score_BHS.topk(k, -1).indices, True

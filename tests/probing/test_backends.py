@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import copy
 import threading
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
 from dense_twin import dense, received
-from torch import Tensor, nn
+from torch import nn
 from transformers import masking_utils
 from transformers.integrations import flex_attention as flex
 
@@ -44,9 +43,7 @@ def by_hooks(monkeypatch):
     monkeypatch.setattr("sinklab.core.probing.tap.asking", lambda modules: [])
 
 
-def recorded(
-    model: torch.nn.Module, **given: torch.Tensor
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def recorded(model, **given):
     with trace(model, ALL) as recording, intervene(model, MaskSinks(k=1)) as log, torch.no_grad():
         logits = model(IDS, **given).logits
         logits = model(IDS, **given).logits
@@ -70,7 +67,7 @@ def test_nothing_but_attention_is_heard_of_a_model_of_transformers(
 ):
     heard, hear = [], Tap.__torch_function__
 
-    def listen(self: Tap, func: object, *given: object) -> object:
+    def listen(self, func, *given):
         heard.append(func)
         return hear(self, func, *given)
 
@@ -119,7 +116,7 @@ class Twin:
     that enter it.
     """
 
-    def __init__(self, model, given, causal) -> None:
+    def __init__(self, model, given, causal):
         real_BS = given.get("attention_mask", torch.ones_like(IDS)).bool()
         may_BQS = real_BS[:, None] & real_BS[:, :, None]
         if causal:
@@ -130,7 +127,7 @@ class Twin:
         self.received = [received(a, real_BS) for a in seen.maps]
         self.visible_BS = may_BQS.sum(1)
 
-    def check(self, recording) -> None:
+    def check(self, recording):
         for received_BLHS in recording.received:
             for layer, expected_BHS in enumerate(self.received):
                 assert (received_BLHS[:, layer].double() - expected_BHS).abs().max() < 1e-5
@@ -207,7 +204,7 @@ def test_our_own_models_whatever_their_backend(base, settings, uncompiled):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("base", "backend", "padded", "form"),
+    "base, backend, padded, form",
     [
         ("sdpa", "aot_eager", True, "forward"),
         ("eager", "aot_eager", True, "module"),
@@ -237,7 +234,7 @@ def test_compiled_models(base, backend, padded, form):
 
 
 @pytest.mark.parametrize(
-    ("watch", "model", "message"),
+    "watch, model, message",
     [
         (lambda model: intervene(model, MaskSinks(k=1)), llama(), "edit"),
         (lambda model: trace(model, ("massive_activations",)), llama(), "massive_act"),
@@ -263,9 +260,7 @@ def test_a_backend_that_does_otherwise_is_refused(monkeypatch):
 
     eager = ways._eager
 
-    def off(
-        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
-    ) -> Any:
+    def off(module, q, k, v, mask, **options):
         out, weights = eager[type(module)](module, q, k, v, mask, **options)
         return out * 1.001, weights
 
@@ -282,7 +277,7 @@ def test_a_backend_that_does_otherwise_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "option"),
+    "kind, settings, option",
     [("Gemma2", {}, "softcap"), ("GptOss", {"num_local_experts": 2}, "s_aux")],
 )
 def test_what_no_mask_says_is_refused_by_name(kind, settings, option):
@@ -310,13 +305,13 @@ class FlashLike:
 
     def __call__(
         self,
-        module: nn.Module,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        **options: Any,
-    ) -> Any:
+        module,
+        q,
+        k,
+        v,
+        mask,
+        **options,
+    ):
         queries, keys = q.shape[2], k.shape[2]
         causal = options.get("is_causal")
         seen = ways._of_flash(
@@ -374,7 +369,7 @@ def test_who_sees_whom_by_padding_and_window():
 def test_another_thread_is_refused_and_one_attention_may_be_tapped_twice():
     model, said = llama(attention="eager"), []
 
-    def run() -> None:
+    def run():
         try:
             model.model.layers[0](
                 torch.randn(1, 3, 32),
@@ -417,11 +412,11 @@ def test_names_of_kernels_have_no_slash():
 @pytest.mark.parametrize("cross", [False, True])
 def test_attention_within_a_function_of_torch_is_seen(cross):
     class Model(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
 
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        def forward(self, x, y):
             return self.attention(x, y, y, need_weights=False)[0]
 
     torch.manual_seed(0)

@@ -3,12 +3,10 @@
 # B batch, H heads, Q queries, S keys, D width
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from dense_twin import dense
-from torch import Tensor, nn
+from torch import nn
 
 from sinklab.core.probing import MaskPositions, MaskSinks, WindowAttention, intervene, trace
 
@@ -20,7 +18,7 @@ def maps_of(model, given):
     return dense(model, lambda: model(**given))[1].maps
 
 
-def translator(kind: str, **fields: Any) -> Any:
+def translator(kind, **fields):
     from transformers import BartConfig, BartModel, PegasusConfig, PegasusModel, T5Config, T5Model
 
     torch.manual_seed(0)
@@ -50,7 +48,7 @@ def translator(kind: str, **fields: Any) -> Any:
     return build[1](build[0](**sizes | fields)).eval()
 
 
-def source(queries: int, side: str) -> dict[str, Tensor]:
+def source(queries, side):
     generator = torch.Generator().manual_seed(1)
     ids_BS, ids_BQ = (
         torch.randint(3, 40, (2, length), generator=generator) for length in (12, queries)
@@ -130,14 +128,14 @@ def test_queries_that_are_padding_are_told_by_a_mask_of_their_own():
 
 
 class Torch(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(2)
         self.layers = nn.TransformerDecoder(
             nn.TransformerDecoderLayer(16, 2, 24, batch_first=True), 2
         )
 
-    def forward(self, tgt: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
+    def forward(self, tgt, memory, padding):
         return self.layers(tgt, memory, memory_key_padding_mask=padding)
 
 
@@ -179,13 +177,13 @@ def test_multihead_attention_with_other_keys(queries):
 
 def test_added_sinks_are_counted_by_the_first_call_over_the_own_sequence():
     class Latents(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.cross, self.own = (
                 nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2)
             )
 
-        def forward(self, x_BQD: Tensor, y_BSD: Tensor) -> Tensor:
+        def forward(self, x_BQD, y_BSD):
             x_BQD = x_BQD + self.cross(x_BQD, y_BSD, y_BSD, need_weights=False)[0]
             return x_BQD + self.own(x_BQD, x_BQD, x_BQD, need_weights=False)[0]
 

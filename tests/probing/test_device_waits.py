@@ -21,7 +21,7 @@ B, H, K, S, D, LAYERS = 2, 4, 2, 9, 8, 3
 class Layer(nn.Module):
     """Attention over states (B, Q, H·D), with a memory of as many keys as the mask says."""
 
-    def forward(self, x_BQE: Tensor, mask: Tensor | None, keys: int) -> Tensor:
+    def forward(self, x_BQE, mask, keys):
         heads_BQHD = x_BQE.unflatten(-1, (H, D))
         k_BSKD = heads_BQHD[:, :1, :K].expand(-1, keys, -1, -1)
         q_BHQD, k_BKSD = heads_BQHD.transpose(1, 2), k_BSKD.transpose(1, 2)
@@ -34,11 +34,11 @@ class Layer(nn.Module):
 class Model(nn.Module):
     """Layers one after another."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
 
-    def forward(self, x_BQE: Tensor, mask: Tensor | None = None, keys: int = S) -> Tensor:
+    def forward(self, x_BQE, mask=None, keys=S):
         for layer in self.layers:
             x_BQE = layer(x_BQE, mask, keys)
         return x_BQE
@@ -66,7 +66,7 @@ def departures(monkeypatch):
     """Shapes of what has left the device so far; zeros stand for it."""
     left = []
 
-    def leaving(tensor: Tensor) -> Tensor:
+    def leaving(tensor):
         left.append(tensor.shape)
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
@@ -79,7 +79,7 @@ def departures(monkeypatch):
     torch.use_deterministic_algorithms(True)
 
 
-def canvas_of(length: int) -> SimpleNamespace:
+def canvas_of(length):
     open_BS = (torch.arange(length) > 3).expand(B, -1)
     return SimpleNamespace(open_BS=open_BS, attention_BS=torch.ones_like(open_BS), mask_id=0)
 

@@ -128,7 +128,7 @@ LEFT[1, :5] = 0
 
 
 @pytest.mark.parametrize(
-    ("model", "given"),
+    "model, given",
     [
         (Pairs(), {}),
         (llama(), {}),
@@ -184,7 +184,7 @@ class Flat(torch.nn.Module):
         return self.layers[0](x_BHSD)
 
 
-@pytest.mark.parametrize(("model", "message"), [(Bare(), "outside"), (Flat(), r"layers\.0")])
+@pytest.mark.parametrize("model, message", [(Bare(), "outside"), (Flat(), r"layers\.0")])
 def test_a_layer_that_gives_no_states_is_refused(model, message):
     x = torch.randn(1, 2, 4, 8)
     with trace(model) as recording:
@@ -297,7 +297,7 @@ def test_a_clip_that_never_acts_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    "fields, message",
     [
         ({"channels": 32}, "0 to 31, got 32"),
         ({"channels": 0, "layers": 9}, "layers"),
@@ -333,7 +333,7 @@ def test_layers_that_a_backward_pass_replays_are_clipped_too():
 SPIKE, CONSTANT, TOKEN = 7, 8, 17
 
 
-def planted(spike: float = 400.0):
+def planted(spike=400.0):
     """A token whose embedding has one massive channel, and attention whose keys are large there: a
     sink made by it.
     """

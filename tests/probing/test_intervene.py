@@ -78,7 +78,7 @@ def test_restored_after_an_exception():
 def test_a_forward_that_fails_does_not_count_as_the_previous_step():
     model = HandWritten()
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise RuntimeError
 
     with intervene(model, MaskSinks(1), allow_idle=True) as log:

@@ -17,7 +17,7 @@ from sinklab.core.sinks import Excess, find_sinks
 from tiny_models import llama
 
 
-def greedy(scores: list[float], wanted: float, free: list[bool]) -> list[int] | None:
+def greedy(scores, wanted, free):
     """Keys of one head whose scores sum to within the tolerance of what is wanted, the greatest
     first.
     """

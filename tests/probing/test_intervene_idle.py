@@ -54,7 +54,7 @@ CLEAN = MaskSinks(1, source="clean_pass")
 
 
 @pytest.mark.parametrize(
-    ("edits", "forwards", "message", "enough"),
+    "edits, forwards, message, enough",
     [
         *(
             (edit, "f", rf"^{FIRST}.*\(forwards: 1\): when=.*when='now'.*allow_idle=True", "ff")

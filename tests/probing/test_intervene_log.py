@@ -139,7 +139,7 @@ def test_the_prefix_is_counted_apart_also_in_the_middle_of_a_memory():
     seen = (torch.arange(8) < 3).expand(1, 1, 3, 8)
 
     class Roomy(torch.nn.Module):
-        def forward(self) -> torch.Tensor:
+        def forward(self):
             return torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=seen)
 
     roomy = Roomy()
@@ -154,7 +154,7 @@ def test_a_row_that_sees_nothing_loses_nothing_and_says_nothing_of_the_prefix():
     seen_BHSS[1] = False
 
     class HalfHidden(torch.nn.Module):
-        def forward(self) -> torch.Tensor:
+        def forward(self):
             return torch.nn.functional.scaled_dot_product_attention(
                 q_BHSD, q_BHSD, q_BHSD, attn_mask=seen_BHSS
             )
@@ -171,21 +171,21 @@ def test_a_row_that_sees_nothing_loses_nothing_and_says_nothing_of_the_prefix():
 class Uneven(torch.nn.Module):
     """Two layers with different numbers of heads."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(2)
         self.layers = torch.nn.ModuleList(Heads(number) for number in (2, 3))
 
-    def forward(self) -> list[torch.Tensor]:
+    def forward(self):
         return [layer() for layer in self.layers]
 
 
 class Heads(torch.nn.Module):
-    def __init__(self, number: int) -> None:
+    def __init__(self, number):
         super().__init__()
         self.qkv = torch.randn(3, 1, number, 6, 4)
 
-    def forward(self) -> torch.Tensor:
+    def forward(self):
         return torch.nn.functional.scaled_dot_product_attention(*self.qkv)
 
 

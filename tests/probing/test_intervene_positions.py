@@ -9,7 +9,6 @@ import pytest
 import torch
 from dense_twin import dense
 from probed import EXACT, IDS, PADDED, canvas_of, padding
-from torch import Tensor
 
 from sinklab.core.attention import running
 from sinklab.core.probing import (
@@ -27,13 +26,13 @@ from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, Prefixed, llama
 
 
-def at(*columns: int, keys: int = 12) -> Tensor:
+def at(*columns, keys=12):
     gone = torch.zeros(keys, dtype=torch.bool)
     gone[list(columns)] = True
     return gone
 
 
-def near(radius: int, queries: Tensor, keys: int = 12) -> Tensor:
+def near(radius, queries, keys=12):
     return (queries[:, None] - torch.arange(keys)).abs() <= radius
 
 
@@ -180,12 +179,12 @@ def test_a_window_of_none_leaves_the_own_key_and_the_prefix(keep_prefix):
 class Cached(torch.nn.Module):
     """Runs the announced columns against all keys, as a denoiser with a cache does."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(5)
         self.q, self.k, self.v = (torch.randn(1, 2, 14, 4, dtype=torch.float64) for _ in range(3))
 
-    def forward(self, columns: slice | Tensor | None, announced: object = "same") -> Tensor:
+    def forward(self, columns, announced="same"):
         ids = torch.zeros(1, 12, dtype=torch.long)
         q = self.q[:, :, 2:] if columns is None else self.q[:, :, 2:][:, :, columns]
         with running(ids, columns if announced == "same" else announced):
@@ -285,7 +284,7 @@ def test_positions_that_are_not_there_yet():
 
 
 @pytest.mark.parametrize(
-    ("model", "edit", "message"),
+    "model, edit, message",
     [
         (tiny_model(), TruncateContext(2, 13, 0), "position 12, the canvas had 12"),
         (HandWritten(), MaskPositions(12), "mask_positions: .*position 12"),
@@ -300,7 +299,7 @@ def test_positions_that_are_never_there_are_refused(model, edit, message):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    "make, message",
     [
         (lambda: MaskPositions(()), "got none"),
         (lambda: MaskPositions((-1,)), "positions: .* -1"),

@@ -6,14 +6,12 @@ edited by hand.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from dense_twin import dense, received, top
 from probed import EXACT, IDS, PADDED, TEXTS, padding
-from torch import Tensor
 
 from sinklab.core.probing import (
     BlockKeys,
@@ -24,7 +22,7 @@ from sinklab.core.probing import (
     intervene,
     trace,
 )
-from sinklab.core.probing.interventions.selectors import ByLayer, KeyView
+from sinklab.core.probing.interventions.selectors import ByLayer
 from sinklab.core.registry import interventions, rules, selectors
 from sinklab.core.sinks import Excess, Gu, Top, find_sinks
 from tiny_models import HandWritten, Prefixed, by_itself, llama
@@ -187,9 +185,7 @@ def test_controls_take_as_many_other_keys(control, choice):
 
 
 @pytest.mark.parametrize("by_attention", [True, False])
-def test_a_selector_by_values_chooses_for_each_head_or_for_all(
-    by_attention: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_selector_by_values_chooses_for_each_head_or_for_all(by_attention, monkeypatch):
     monkeypatch.setattr(selectors, "_classes", dict(selectors._all()))
 
     @selectors.register("least_value")
@@ -197,7 +193,7 @@ def test_a_selector_by_values_chooses_for_each_head_or_for_all(
     class LeastValue(Selector):
         alone: bool = False
 
-        def select(self, view: KeyView) -> Tensor:
+        def select(self, view):
             norm_BHS = view.values_BHSD.norm(dim=-1)
             if self.alone:
                 return view.free_BHS & (norm_BHS == norm_BHS.amin(-1, keepdim=True))
@@ -263,12 +259,12 @@ class Remembering(torch.nn.Module):
     deleted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(5)
         self.q, self.k, self.v = (torch.randn(1, 2, 9, 4, dtype=torch.float64) for _ in range(3))
 
-    def forward(self, queries: slice) -> Tensor:
+    def forward(self, queries):
         return torch.nn.functional.scaled_dot_product_attention(
             self.q[:, :, queries], self.k, self.v
         )
@@ -357,7 +353,7 @@ def test_numbers_may_be_numpys_and_become_python_ints():
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    "fields, message",
     [
         ({}, "k=None and epsilon=None"),
         ({"k": 0}, "got 0"),
@@ -385,7 +381,7 @@ def test_fields_that_make_no_sense_are_refused(fields, message):
 
 
 @pytest.mark.parametrize(
-    ("model", "edit", "message"),
+    "model, edit, message",
     [
         (llama(), MaskSinks(1, layers=2), "0 … 1"),
         (llama(), MaskSinks(1, layers=-3), "0 … 1"),
@@ -425,7 +421,7 @@ def test_any_rule_says_what_is_removed(rule, k):
         assert torch.equal(gone[..., :12], found)
 
 
-def decoded(edit: MaskSinks) -> tuple[Any, Any]:
+def decoded(edit):
     model = HandWritten()
     with torch.no_grad(), intervene(model, edit) as log, trace(model) as recording:
         for step in range(3):
@@ -441,7 +437,7 @@ def test_a_rule_of_ones_own_says_what_is_removed(monkeypatch):
     class Third:
         """The third key, whatever it receives."""
 
-        def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
+        def __call__(self, received, queries, exists):
             return (torch.arange(received.shape[-1]) == 2) & exists
 
     log, _ = decoded(interventions.parse("mask_sinks:rule=third"))

@@ -9,14 +9,11 @@ import torch
 
 from sinklab.core.probing import (
     BlockKeys,
-    CallView,
-    KeyView,
     LayerIntervention,
     Selector,
     Statistic,
 )
 from sinklab.core.registry import (
-    Registry,
     interventions,
     load_plugin,
     removals,
@@ -58,7 +55,7 @@ INTERVENTIONS = [
 ]
 
 
-def built_in(registry: Registry) -> set[str]:
+def built_in(registry):
     return {name for name, kind in registry.items() if kind.__module__.startswith("sinklab.")}
 
 
@@ -141,7 +138,7 @@ class Careless(Hot):
 class Nothing(Selector):
     """Takes no key."""
 
-    def select(self, view: KeyView):
+    def select(self, view):
         return torch.zeros_like(view.scores_BHS, dtype=torch.bool)
 
 
@@ -172,14 +169,14 @@ class Unfinished(Statistic):
 
     axes = ("batch", "layer", "key")
 
-    def measure(self, view: CallView):
+    def measure(self, view):
         return view.of_heads(view.call.received_BHS)
 
 
 class Sloppy(Unfinished):
     """Has NaN."""
 
-    def measure(self, view: CallView):
+    def measure(self, view):
         return view.call.received_BHS[:, 0].masked_fill(view.call.received_BHS[:, 0] < 1, torch.nan)
 
 
@@ -188,12 +185,12 @@ class Blind(Unfinished):
 
     axes = ("batch", "layer", "head")
 
-    def measure(self, view: CallView):
+    def measure(self, view):
         return view.call.received_BHS[:, :2].amax(-1)
 
 
 @pytest.mark.parametrize(
-    ("kind", "error", "message"),
+    "kind, error, message",
     [
         (
             Unfinished,

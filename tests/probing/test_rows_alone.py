@@ -36,7 +36,7 @@ TEXTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13], [14]]
 NEW = 4
 
 
-def padded(side: str, texts: list[list[int]], mask_id: int) -> tuple[Canvas, list[slice]]:
+def padded(side, texts, mask_id):
     """Texts with masks behind them, padded on one side, and the columns that are each row's own."""
     rows = [[*text, *[mask_id] * NEW] for text in texts]
     width = max(map(len, rows))
@@ -56,11 +56,12 @@ def decoded(model, canvas, cache, edit):
     return [step.ids_BS for step in steps], recording, log.removals
 
 
-@pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize(
-    ("side", "cache"), [*(("left", cache) for cache in CACHES), ("right", "none")]
-)
-@pytest.mark.parametrize("kind", MODELS)
+CASES = [*itertools.product(MODELS, ("none", "strongest"))]
+CASES += [("sinks in front", edit) for edit in ("evicted", "by rule", "window")]
+
+
+@pytest.mark.parametrize("kind, edit", CASES)
+@pytest.mark.parametrize("side, cache", [*(("left", cache) for cache in CACHES), ("right", "none")])
 def test_a_row_of_a_padded_batch_is_what_it_is_alone(kind, side, cache, edit):
     model = tiny_model(**MODELS[kind])
     mask_id = model.config.mask_token_id

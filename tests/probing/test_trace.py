@@ -15,17 +15,16 @@ from probed import IDS, padding
 from torch import nn
 
 from sinklab.core.attention import unobserved, value_norms
-from sinklab.core.probing import CallView, Statistic, trace
+from sinklab.core.probing import Statistic, trace
 from sinklab.core.registry import statistics
 from tiny_models import STYLES, HandWritten, by_itself, checkpointed, llama
 
 
-def hooks(model: nn.Module) -> int:
+def hooks(model):
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("kind, kv_heads", [("llama", 1), ("qwen2", 2), ("llama", 4)])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
 def test_transformers_bits_and_eager_twin(kind, kv_heads, causal, padded):
@@ -169,7 +168,7 @@ def test_a_forward_that_fails_leaves_no_trace(error):
     model = HandWritten()
     plain = model(IDS)
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise error
 
     with pytest.raises(error), trace(model) as recording:
@@ -201,7 +200,7 @@ def compiled(model):
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    "model, message",
     [
         (by_itself(llama(attention="eager")), 'ran 1 times .*"sdpa"'),
         (HandWritten("plain", layers=0), "ran 1 times"),
@@ -247,7 +246,7 @@ def test_a_statistic_of_ones_own_has_options_and_a_label(monkeypatch):
         axes = ("batch", "layer", "head", "rank")
         reads = ("received",)
 
-        def measure(self, view: CallView) -> torch.Tensor:
+        def measure(self, view):
             return view.shared["received"].topk(self.k, -1).values
 
     model = HandWritten()

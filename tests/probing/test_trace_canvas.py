@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sinklab.core.attention import running_canvas
-from sinklab.core.probing import AttentionCall, Listener, trace
+from sinklab.core.probing import Listener, trace
 from sinklab.core.probing.tap import tapped
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, llama
@@ -19,15 +19,15 @@ IDS = torch.randint(3, 200, (2, 12), generator=torch.Generator().manual_seed(1))
 class Announced(Listener):
     """Keeps the canvas that was announced for the first call of every forward."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.canvases: list = []
 
-    def begin(self) -> None:
+    def begin(self):
         self.canvases.append(running_canvas())
 
 
 @pytest.mark.parametrize(
-    ("columns", "shift", "expected"),
+    "columns, shift, expected",
     [
         (slice(4, 7), False, [4, 5, 6]),
         (slice(4, 7), True, [3, 4, 5, 6]),
@@ -115,7 +115,7 @@ def test_listeners_without_an_interest_in_outputs_need_not_say_so():
     calls = []
 
     class Old(Listener):
-        def observe(self, call: AttentionCall, out: object) -> None:
+        def observe(self, call, out):
             calls.append(call.layer)
 
     model = HandWritten()
@@ -131,7 +131,7 @@ def test_listeners_without_an_interest_in_outputs_need_not_say_so():
 class ByHeight(torch.nn.Module):
     """A layer of one head that reads numbers, not ids; with a mask by row."""
 
-    def forward(self, x_BS: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_BS):
         x_BS1 = x_BS.unsqueeze(-1)
         seen_BSS = (x_BS1 < 1).transpose(1, 2).expand(-1, x_BS.shape[1], -1)
         return torch.nn.functional.scaled_dot_product_attention(

@@ -18,12 +18,12 @@ NAMES = tuple(name for name, kind in registry.statistics.items() if not kind.nee
 BY_HEAD = tuple(name for name in NAMES if "head" in registry.statistics[name].axes)
 
 
-def four_layers() -> HandWritten:
+def four_layers():
     return HandWritten(layers=4)
 
 
 @pytest.mark.parametrize(
-    ("layers", "expected"),
+    "layers, expected",
     [
         (2, [2]),
         ((0, 3), [0, 3]),
@@ -94,7 +94,7 @@ def test_heads_under_grouped_keys(kv_heads, heads, padded):
 
 
 @pytest.mark.parametrize(
-    ("options", "chosen"), [({"layers": (1, 2), "heads": 1}, (1,)), ({"layers": (0, 3)}, (0, 1))]
+    "options, chosen", [({"layers": (1, 2), "heads": 1}, (1,)), ({"layers": (0, 3)}, (0, 1))]
 )
 def test_only_what_was_chosen_is_computed(options, chosen, monkeypatch):
     seen, own = [], call.attention_statistics
@@ -114,7 +114,7 @@ def test_only_what_was_chosen_is_computed(options, chosen, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("choice", "message"),
+    "choice, message",
     [
         ({"layers": (0, 4)}, r"layers are numbered 0 … 3 in the order they run .*, got 4"),
         ({"layers": -5}, r"\(or from the end, −1 … −4\), got -5"),

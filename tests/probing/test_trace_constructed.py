@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from sinklab.core.probing import trace
 from sinklab.core.sampling import Canvas, denoise
@@ -26,12 +26,12 @@ class Given(nn.Module):
     scores.
     """
 
-    def forward(self, scores_BHSS: Tensor, values_BHSD: Tensor) -> Tensor:
+    def forward(self, scores_BHSS, values_BHSD):
         keys = torch.eye(scores_BHSS.shape[-1]).expand(*scores_BHSS.shape[:2], -1, -1)
         return F.scaled_dot_product_attention(scores_BHSS, keys, values_BHSD, scale=1.0)
 
 
-def one_hot(*columns: int) -> Tensor:
+def one_hot(*columns):
     """Scores (1, 1, S, S) by which query i attends to columns[i % len(columns)] alone."""
     scores = torch.zeros(1, 1, S, S)
     for query in range(S):

@@ -10,7 +10,7 @@ import torch
 from probed import IDS, PADDED
 
 from sinklab.core.attention import attention_map, received_attention, running, value_norms
-from sinklab.core.probing import AttentionCall, Listener, MaskSinks, intervene, trace
+from sinklab.core.probing import Listener, MaskSinks, intervene, trace
 from sinklab.core.probing.tap import tapped
 from sinklab.core.registry import statistics
 from tiny_models import STYLES, HandWritten, Prefixed, llama
@@ -21,10 +21,10 @@ NAMES = tuple(name for name, kind in statistics.items() if not kind.needs_canvas
 class Outputs(Listener):
     """Keeps what every call gave."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.norms: list[torch.Tensor] = []
 
-    def observe(self, call: AttentionCall, out: torch.Tensor) -> None:
+    def observe(self, call, out):
         self.norms.append(call.unrolled(out).norm(dim=-1))
 
 
@@ -152,7 +152,7 @@ def test_what_a_call_says_of_itself_is_what_the_public_functions_say():
     seen = []
 
     class Keep(Listener):
-        def observe(self, call: AttentionCall, out: torch.Tensor) -> None:
+        def observe(self, call, out):
             given = {"mask": call.mask, "is_causal": call.is_causal, "scale": call.scale}
             seen.append(
                 (call.received_BHS, received_attention(call.query_BHQD, call.key_BKSD, **given))

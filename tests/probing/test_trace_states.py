@@ -39,9 +39,9 @@ def expected_columns(cache, nth, shift):
 
 
 @pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("sinks", [0, 2])
-@pytest.mark.parametrize("shift", [False, True])
-@pytest.mark.parametrize("state_of", ["predicted", "own"])
+@pytest.mark.parametrize(
+    "sinks, shift, state_of", [(0, True, "predicted"), (2, True, "own"), (2, False, "predicted")]
+)
 def test_by_state_against_the_maps(cache, sinks, shift, state_of):
     model = tiny_model(sinks, logit_shift=shift)
     canvas = canvas_of(model)
@@ -157,7 +157,7 @@ FITTING = SimpleNamespace(open_BS=OPEN, attention_BS=OPEN, mask_id=0)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ({}, "canvas=canvas"),
         ({"canvas": SimpleNamespace(open_BS=OPEN, mask_id=0)}, "attention_BS"),

@@ -30,7 +30,7 @@ class Attends(nn.Module):
         return F.scaled_dot_product_attention(*args, **kwargs)
 
 
-def alibi(heads: int, queries: int, keys: int) -> Tensor:
+def alibi(heads, queries, keys):
     """The bias of ALiBi, which falls far below -100."""
     distance_QS = torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
     return -(2.0 ** -torch.arange(heads))[:, None, None] * distance_QS.abs().float()
@@ -120,7 +120,7 @@ def test_a_compiled_part_is_refused_by_name():
 def test_another_asynchronous_task_is_refused():
     model = HandWritten()
 
-    async def first(other: asyncio.Event, done: asyncio.Event) -> int:
+    async def first(other, done):
         with trace(model) as recording:
             model(IDS)
             other.set()
@@ -128,7 +128,7 @@ def test_another_asynchronous_task_is_refused():
             model(IDS)
         return len(recording.received)
 
-    async def second(other: asyncio.Event, done: asyncio.Event) -> None:
+    async def second(other, done):
         await other.wait()
         one_at_a_time = (
             r"one asynchronous task at a time.* task 'first' has a .* this "
@@ -141,7 +141,7 @@ def test_another_asynchronous_task_is_refused():
         copy.deepcopy(model)(IDS)
         done.set()
 
-    async def both() -> int:
+    async def both():
         events = asyncio.Event(), asyncio.Event()
         one, two = (
             asyncio.create_task(first(*events), name="first"),
@@ -154,7 +154,7 @@ def test_another_asynchronous_task_is_refused():
     # a block around a loop holds for the tasks in it
     with trace(model) as recording:
 
-        async def inside() -> None:
+        async def inside():
             model(IDS)
 
         asyncio.run(inside())
@@ -199,7 +199,7 @@ class Case:
     bias: Tensor | float
     real_BQ: Tensor
 
-    def dense(self) -> tuple[Tensor, Tensor]:
+    def dense(self):
         """Received attention and visible queries, in double precision."""
         groups = self.q_BHQD.shape[1] // self.k_BKSD.shape[1]
         k_BHSD = self.k_BKSD.double().repeat_interleave(groups, 1)
@@ -213,7 +213,7 @@ class Case:
 FLOORS = (-math.inf, torch.finfo(torch.float32).min, -1e9, -65504.0, -1e4, -200.0)
 
 
-def drawn(seed: int) -> Case:
+def drawn(seed):
     """A call of random shape: a whole canvas, one with sink columns, a chunk of a growing or of a
     static cache.
     """
@@ -292,11 +292,11 @@ class AttendsThrice(nn.Module):
     scale.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layers = nn.ModuleList(Attends() for _ in range(3))
 
-    def forward(self, q, k, v, *, own_masks: bool = False, scales: bool = False, **options):
+    def forward(self, q, k, v, *, own_masks=False, scales=False, **options):
         outs = []
         for number, layer in enumerate(self.layers):
             mine = dict(options)

@@ -40,7 +40,7 @@ class Twice(HandWritten):
     inside = False
     caught: str | None = None
 
-    def forward(self, ids_BS: Tensor) -> Tensor:
+    def forward(self, ids_BS):
         if self.inside or ids_BS.shape[1] == 1:
             return super().forward(ids_BS)
         return super().forward(ids_BS) + self(ids_BS[:, :1])
@@ -62,7 +62,7 @@ def test_a_forward_inside_a_forward_is_refused_by_name():
 class Interrupted(HandWritten):
     stops = True
 
-    def forward(self, ids_BS: Tensor) -> Tensor:
+    def forward(self, ids_BS):
         if self.stops:
             raise KeyboardInterrupt
         return super().forward(ids_BS)

@@ -43,7 +43,7 @@ TOKENS = [0, 1, 3, 4]
 CONTEXT = [1, 4]
 
 
-def test_the_table_is_the_slow_way_mask_by_mask(small) -> None:
+def test_the_table_is_the_slow_way_mask_by_mask(small):
     text = [3, 0, 4]
     table_ML = conditionals(small, CONTEXT, text, never_mask=False)
     for mask in range(1, 8):
@@ -53,7 +53,7 @@ def test_the_table_is_the_slow_way_mask_by_mask(small) -> None:
         assert np.isnan(table_ML[mask][~np.array(masked)]).all()
 
 
-def test_the_mean_over_orders_is_that_over_all_permutations(small) -> None:
+def test_the_mean_over_orders_is_that_over_all_permutations(small):
     table_ML = conditionals(small, CONTEXT, [0, 3, 3, 1])
     found = [in_order(table_ML, order) for order in itertools.permutations(range(4))]
     assert over_orders(table_ML) == pytest.approx(math.log(np.mean(np.exp(found))))
@@ -62,7 +62,7 @@ def test_the_mean_over_orders_is_that_over_all_permutations(small) -> None:
     assert over_orders(table_ML, "worst") == pytest.approx(min(found))
 
 
-def test_the_bound_and_the_chain_rule_are_those_of_scores(small) -> None:
+def test_the_bound_and_the_chain_rule_are_those_of_scores(small):
     text = [0, 3, 1, 1, 4]
     table_ML = conditionals(small, CONTEXT, text, never_mask=False)
     assert over_orders(table_ML, "nelbo") == pytest.approx(exact(small, CONTEXT, text), abs=1e-5)
@@ -70,7 +70,7 @@ def test_the_bound_and_the_chain_rule_are_those_of_scores(small) -> None:
     assert in_order(table_ML, range(5)) == pytest.approx(chain.logprob, abs=1e-5)
 
 
-def test_which_bounds_which(small) -> None:
+def test_which_bounds_which(small):
     """The bound lies below the exact number for every text; a fixed order on either side of
     both.
     """
@@ -92,7 +92,7 @@ def test_which_bounds_which(small) -> None:
 
 
 @pytest.mark.parametrize("steps", [None, 1, 2, 3])
-def test_samplers_have_a_distribution_and_the_bound_has_less(small, steps: int | None) -> None:
+def test_samplers_have_a_distribution_and_the_bound_has_less(small, steps):
     tables = [conditionals(small, CONTEXT, text) for text in itertools.product(TOKENS, repeat=3)]
     assert sum(
         math.exp(over_orders(table_ML, "exact", steps)) for table_ML in tables
@@ -106,7 +106,7 @@ def test_samplers_have_a_distribution_and_the_bound_has_less(small, steps: int |
     assert chain == pytest.approx(1, abs=1e-5)
 
 
-def test_conditionals_of_one_distribution_agree_in_every_order() -> None:
+def test_conditionals_of_one_distribution_agree_in_every_order():
     """Then exact, bound and any order are one number; fewer steps lose, on average over its own
     texts.
     """
@@ -132,7 +132,7 @@ def test_conditionals_of_one_distribution_agree_in_every_order() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_the_exact_number_is_how_often_the_decoder_writes_a_text(small, steps: int) -> None:
+def test_the_exact_number_is_how_often_the_decoder_writes_a_text(small, steps):
     """Thousands of texts of the decoder itself, against the likelihoods: a chi-square test at 0.1
     %.
     """
@@ -155,7 +155,7 @@ def test_the_exact_number_is_how_often_the_decoder_writes_a_text(small, steps: i
     assert scipy.stats.chisquare(counts, wrong / wrong.sum() * rows).pvalue < 1e-6
 
 
-def test_what_cannot_be_enumerated_is_refused(small) -> None:
+def test_what_cannot_be_enumerated_is_refused(small):
     with pytest.raises(ValueError, match="at most 12 tokens"):
         conditionals(small, CONTEXT, [0] * 13)
     with pytest.raises(ValueError, match="autoregressive"):

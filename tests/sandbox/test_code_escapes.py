@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +216,7 @@ open(Path(OUTSIDE + '/kept'))""",
 }
 
 
-def fates(within: str, outside: str) -> dict[str, str]:
+def fates(within, outside):
     """The fate of every program behind this boundary."""
     found = {}
     for name, program in CHEATS.items():
@@ -230,7 +229,7 @@ def fates(within: str, outside: str) -> dict[str, str]:
     return found
 
 
-def left(outside: Path) -> dict[str, tuple[str, int, float]]:
+def left(outside):
     return {
         path.name: (path.read_text(), path.stat().st_mode, path.stat().st_mtime)
         for path in sorted(outside.iterdir())
@@ -238,7 +237,7 @@ def left(outside: Path) -> dict[str, tuple[str, int, float]]:
 
 
 @pytest.fixture
-def outside() -> Iterator[Path]:
+def outside():
     # not pytest's own folder, which nobody else may enter: what is refused should be refused by the
     # boundary
     with tempfile.TemporaryDirectory() as folder:
@@ -248,7 +247,7 @@ def outside() -> Iterator[Path]:
         yield Path(folder)
 
 
-def check(found: dict[str, str], before: dict[str, tuple[str, int, float]], outside: Path) -> None:
+def check(found, before, outside):
     assert [name for name, status in found.items() if status == "passed"] == []
     assert left(outside) == before
     assert {name for name, status in found.items() if status == "timeout"} == {"sleeps", "turns"}
@@ -256,9 +255,7 @@ def check(found: dict[str, str], before: dict[str, tuple[str, int, float]], outs
 
 @pytest.mark.slow
 @pytest.mark.parametrize("within", BOUNDARIES)
-def test_no_program_cheats_or_escapes(
-    within: str, outside: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_program_cheats_or_escapes(within, outside, monkeypatch):
     if within == HOOK and os.geteuid() == 0:
         pytest.skip("for ordinary users alone")
     if within != HOOK and leaks(within):
@@ -273,7 +270,7 @@ def test_no_program_cheats_or_escapes(
 
 
 @pytest.mark.slow
-def test_no_program_of_an_ordinary_user_does(outside: Path) -> None:
+def test_no_program_of_an_ordinary_user_does(outside):
     """Where the tests run as the superuser, another stands in for an ordinary user, with the
     system's Python.
     """

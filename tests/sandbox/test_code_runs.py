@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(NO_BOUNDARY, reason="the superuser, and no bound
 
 
 @pytest.mark.parametrize(
-    ("program", "status", "reason"),
+    "program, status, reason",
     [
         ("assert 1 + 1 == 2", "passed", ""),
         ("assert 1 + 1 == 3, 'no'", "failed", "AssertionError: no"),
@@ -54,7 +54,7 @@ pytestmark = pytest.mark.skipif(NO_BOUNDARY, reason="the superuser, and no bound
         ("import numpy\nassert numpy.arange(3).sum() == 3", "passed", ""),
     ],
 )
-def test_fates(program: str, status: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fates(program, status, reason, monkeypatch):
     monkeypatch.setenv("SINKLAB_SECRET", "1")
     result = run_program(program, LIMITS)
     assert (result.status, reason in result.reason) == (status, True), result
@@ -69,12 +69,12 @@ signal socket sqlite3 statistics string struct subprocess tempfile textwrap thre
 types typing unicodedata unittest urllib.request uuid weakref xml.etree.ElementTree zlib"""
 
 
-def test_a_program_may_import_what_it_needs() -> None:
+def test_a_program_may_import_what_it_needs():
     result = run_program(f"import {', '.join(MODULES.split())}", LIMITS)
     assert result.passed, result
 
 
-def test_literals_arrive_as_they_are() -> None:
+def test_literals_arrive_as_they_are():
     values: list[Any] = [
         None,
         True,
@@ -99,7 +99,7 @@ for value in [float("inf"), 10**5000, *{values!r}]:
     assert result.passed, result
 
 
-def test_tests_that_call_with_no_literal_are_told_apart() -> None:
+def test_tests_that_call_with_no_literal_are_told_apart():
     result = run_program("def f(x): return x", LIMITS, tests="assert f(object())", name="f")
     assert (
         str(result)
@@ -107,7 +107,7 @@ def test_tests_that_call_with_no_literal_are_told_apart() -> None:
     )
 
 
-def test_a_boundary_is_what_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_boundary_is_what_held(monkeypatch):
     """Programs that are there and hold nothing are not taken for a boundary."""
     leaks.cache_clear()
     boundary.cache_clear()
@@ -156,25 +156,25 @@ def test_a_boundary_is_what_held(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(60)"])
 @pytest.mark.slow
-def test_time_ends_a_program(program: str) -> None:
+def test_time_ends_a_program(program):
     result = run_program(program, CodeLimits(seconds=0.5))
     assert str(result) == "timeout: 0.5 s by the clock"
 
 
-def test_results_come_in_the_order_of_their_programs() -> None:
+def test_results_come_in_the_order_of_their_programs():
     results = run_programs([(f"assert {n} % 2 == 0", "", "") for n in range(4)], LIMITS, workers=2)
     assert [result.passed for result in results] == [True, False, True, False]
     assert run_programs([]) == []
 
 
 @pytest.mark.parametrize(
-    ("limits", "message"),
+    "limits, message",
     [
         ({"seconds": 0}, "seconds must be more than 0, but is 0"),
         ({"memory": 1 << 20}, "memory must be at least 2.68435e.08, but is 1048576"),
     ],
 )
-def test_limits_that_let_nothing_run_are_refused(limits: dict, message: str) -> None:
+def test_limits_that_let_nothing_run_are_refused(limits, message):
     with pytest.raises(ValueError, match=message):
         CodeLimits(**limits)
 
@@ -186,7 +186,7 @@ DOCUMENT = {
 }
 
 
-def test_completions_become_fates_and_fates_a_score() -> None:
+def test_completions_become_fates_and_fates_a_score():
     texts = [
         ["    return 1\n", "    return 2\n"],
         ["```python\ndef one():\n    return 1\n```\nDone."],
@@ -200,7 +200,7 @@ def test_completions_become_fates_and_fates_a_score() -> None:
 
 
 @pytest.mark.slow
-def test_lm_eval_scores_programs(tmp_path: Path) -> None:
+def test_lm_eval_scores_programs(tmp_path):
     lm_eval = pytest.importorskip("lm_eval")
     from lm_eval.api.model import LM
 
@@ -237,7 +237,7 @@ def test_lm_eval_scores_programs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_humanevals_own_solutions_pass() -> None:
+def test_humanevals_own_solutions_pass():
     shared = os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
     path = Path(shared) / "data" / "humaneval" / "HumanEval.jsonl.gz"
     if not path.is_file():
@@ -265,11 +265,11 @@ BODY = "    return math.pi * half(2 * r) ** 2\n"
         f"```python\ndef area(r):\n{BODY}",
     ],
 )
-def test_programs_of_plain_and_chat_completions(completion: str) -> None:
+def test_programs_of_plain_and_chat_completions(completion):
     space: dict = {}
     exec(program_of(PROMPT, completion, "area"), space)
     assert space["area"](1) == pytest.approx(3.14159, abs=1e-5)
 
 
-def test_a_plain_completion_is_taken_as_it_is() -> None:
+def test_a_plain_completion_is_taken_as_it_is():
     assert program_of(PROMPT, BODY, "area") == PROMPT + BODY

@@ -16,12 +16,12 @@ NEW = 6
 PROMPTS = [[5, 9, 40, 7, 31], [12, 77, 3, 8, 150]]
 
 
-def texts(loaded, **settings) -> Writing:
+def texts(loaded, **settings):
     requests = [WritingRequest(tuple(ids)) for ids in PROMPTS]
     return Writing(loaded, requests, DecodingSettings(seed=0, **settings), NEW, ends=False)
 
 
-def moments_of(loaded) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def moments_of(loaded):
     """Canvas and committed position (row, place) of every step: most confident first, one a step in
     each row.
     """
@@ -40,7 +40,7 @@ def moments_of(loaded) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [*found, (ids_BS, place_B)]
 
 
-def divergence(clean_BV: torch.Tensor, edited_BV: torch.Tensor) -> torch.Tensor:
+def divergence(clean_BV, edited_BV):
     clean_BV, edited_BV = (part.double().log_softmax(-1) for part in (clean_BV, edited_BV))
     return (clean_BV.exp() * (clean_BV - edited_BV)).sum(-1)
 

@@ -117,7 +117,7 @@ def test_a_sample_that_masks_nothing_counts_as_nothing():
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    "fields, message",
     [
         (
             {"estimator": "montecarlo"},

@@ -10,7 +10,7 @@ from sinklab.lab.scoring import HeldoutRows, heldout_curve, heldout_rows, row_lo
 from tiny_diffusion import TEXT, tiny_loaded
 
 
-def rows(count: int = 6, length: int = 24) -> HeldoutRows:
+def rows(count=6, length=24):
     return HeldoutRows(torch.randint(3, 280, (count, length)), size=count * length * 2)
 
 

@@ -30,7 +30,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("noise", "cfg_scale"), [("llada", 0.0), ("smdm", 0.0), ("llada", 0.7)])
+@pytest.mark.parametrize("noise, cfg_scale", [("llada", 0.0), ("smdm", 0.0), ("llada", 0.7)])
 def test_monte_carlo_equals_a_plain_loop_over_the_same_masks(model, noise, cfg_scale):
     loaded = tiny_loaded(**MODELS[model])
     settings = LikelihoodSettings(noise=noise, samples=8, batch=5, cfg_scale=cfg_scale)
@@ -310,7 +310,7 @@ def test_progress_is_called_for_every_request_that_is_done():
 
 @pytest.mark.parametrize("model", [tiny_loaded, tiny_llama])
 @pytest.mark.parametrize(
-    ("requests", "message"),
+    "requests, message",
     [
         ([(ids(3), ids(3)), (ids(3), [])], "request 1 has an empty continuation"),
         ([([], ids(65))], "of request 0 has 65 tokens, but .*rolling"),
@@ -329,7 +329,7 @@ GUIDED = LikelihoodSettings(cfg_scale=1.0)
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    "call, message",
     [
         (lambda: rolling(LLAMA, []), "least one token, but has none"),
         (lambda: rolling(DIFFUSION, []), "least one token, but has none"),

@@ -206,7 +206,7 @@ def test_edits_become_such_as_a_single_reading_can_carry_out():
 
 
 @pytest.mark.parametrize(
-    ("edit", "message"),
+    "edit, message",
     [
         (TruncateContext(2, 4, 1), "begins at step 1 and would change"),
         (MaskPositions((2,), steps=(3, None)), "begins at step 3 and would change"),

@@ -24,7 +24,7 @@ def random():
     return replace(load("tiny"), model=tiny_model(), tokenizer=None, name="random")
 
 
-def canvas(new_tokens: int = 6) -> Canvas:
+def canvas(new_tokens=6):
     return Canvas.from_prompts(PROMPTS, new_tokens=new_tokens, mask_id=MASK_ID, pad_id=0)
 
 
@@ -190,7 +190,7 @@ def test_near_ties_are_near_and_of_both_kinds(random):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings, message",
     [
         (DecodingSettings(temperature=0.5), "takes the best"),
         (DecodingSettings(rule="random"), "takes the best"),

@@ -10,7 +10,7 @@ CHAT = "{% for m in messages %}old: {{ m['content'] | trim }}; said{% endfor %}"
 CHAT += "{% if add_generation_prompt %} he {% endif %}"
 
 
-def chatty(template: str | None = CHAT):
+def chatty(template=CHAT):
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.chat_template = template
     return replace(tiny_loaded(), tokenizer=tokenizer)
@@ -62,7 +62,7 @@ def test_without_tokenizer_files_a_prompt_is_ids():
 
 
 @pytest.mark.parametrize(
-    ("template", "message"),
+    "template, message",
     [
         (None, "has no known chat format; leave out --chat"),
         (
@@ -77,7 +77,7 @@ def test_chat_formats_that_cannot_be_used(template, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    "name, content",
     [
         ("p.txt", "\ufeffOne “two”\n\n  three\n"),
         ("p.jsonl", '{"question": "One “two”", "text": "x"}\n\n"  three"\n'),
@@ -97,7 +97,7 @@ def test_files_of_prompts(tmp_path, name, content):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    "name, content, message",
     [
         ("p.txt", "\n\n", "holds 0 prompts, but at least 1 are needed"),
         ("p.md", "One", r"read from .txt, .jsonl, .json or .csv files, but .*p.md is none"),
@@ -116,7 +116,7 @@ def test_files_that_hold_no_prompts(tmp_path, name, content, message):
 
 @pytest.mark.parametrize("separator", ["\u2028", "\x85"])
 @pytest.mark.parametrize(
-    ("name", "form"), [("p.txt", "{}\n"), ("p.jsonl", '"{}"\n'), ("p.csv", "text,n\n{},1\n")]
+    "name, form", [("p.txt", "{}\n"), ("p.jsonl", '"{}"\n'), ("p.csv", "text,n\n{},1\n")]
 )
 def test_separators_inside_a_prompt_do_not_end_it(tmp_path, name, form, separator):
     (tmp_path / name).write_text(form.format(f"a{separator}b"), "utf-8")

@@ -4,8 +4,6 @@ planted.
 
 import json
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +24,7 @@ PROMPTS = ([9, 14, 30, 7, 21], [12, 8])
 LAYERS = ["layer 0", "layer 1", "logits"]
 
 
-def changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+def changed(folder, change):
     """Change the tensors of a folder."""
     change(tensors := load_file(folder / "expected.safetensors"))
     save_file(
@@ -34,7 +32,7 @@ def changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None
     )
 
 
-def retold(folder: Path, **told: object) -> None:
+def retold(folder, **told):
     """Change what is told of the cases."""
     before = json.loads((folder / "cases.json").read_text())
     (folder / "cases.json").write_text(json.dumps(before | told))
@@ -120,7 +118,7 @@ def test_padding_is_not_compared_and_a_flag_leaves_out_more(folder):
 
 
 def test_the_most_probable_token_is_counted(folder):
-    def swap(tensors: dict[str, Tensor]) -> None:
+    def swap(tensors):
         logits_V = tensors["logits.start.logits"][0, 2]
         logits_V[(logits_V.argmax() + 1) % len(logits_V)] = logits_V.max() + 1
 
@@ -153,7 +151,7 @@ def test_a_canvas_that_differs_is_found_at_its_evaluation(folder, at):
     row, place = (before_BS != after_BS).nonzero()[0].tolist()
     right = int(after_BS[row, place])
 
-    def other(tensors: dict[str, Tensor]) -> None:
+    def other(tensors):
         tensors["gen.written.canvas"][at:, row, place] = right - 1
 
     changed(folder, other)
@@ -186,7 +184,7 @@ def more_evaluations(folder):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "found"),
+    "spoil, found",
     [
         (canvases(1), "0 canvases behind the first, ours 6"),
         (canvases(3), "2 canvases behind the first, ours 6"),
@@ -211,7 +209,7 @@ def test_their_type_sets_the_tolerance(folder):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    "spoil, message",
     [
         (
             lambda folder: (folder / "cases.json").unlink(),
@@ -262,7 +260,7 @@ def test_a_folder_that_cannot_be_held_is_refused_by_name(folder, spoil, message)
 
 
 def test_a_full_disk_is_told_with_the_file_and_leaves_no_folder(tmp_path, monkeypatch):
-    def full(tensors: object, path: Path) -> None:
+    def full(tensors, path):
         path.write_bytes(b"half")
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 

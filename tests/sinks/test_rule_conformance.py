@@ -3,12 +3,11 @@ not.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
 
-from sinklab.core.registry import Registry, rules
+from sinklab.core.registry import rules
 from sinklab.core.sinks import Excess, Gu, Top
 from sinklab.lab.testing import check_rule
 
@@ -25,59 +24,57 @@ RULES = [
 
 
 @pytest.fixture
-def scratch_rules(monkeypatch: pytest.MonkeyPatch) -> Registry:
+def scratch_rules(monkeypatch):
     """The registry of rules; what a test registers is gone after it."""
     monkeypatch.setattr(rules, "_classes", dict(rules._all()))
     return rules
 
 
 @pytest.mark.parametrize("rule", RULES, ids=rules.as_text)
-def test_every_built_in_rule_conforms(rule: Any) -> None:
+def test_every_built_in_rule_conforms(rule):
     check_rule(rule)
     check_rule(rules.as_text(rule))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=rules.as_text)
-def test_the_number_of_queries_may_be_a_plain_one(rule: Any) -> None:
+def test_the_number_of_queries_may_be_a_plain_one(rule):
     received = np.random.default_rng(0).exponential(size=(4, 50))
     exists = np.ones(received.shape, dtype=bool)
     exists[1:, 40:] = False
     assert np.array_equal(rule(received, 50, exists), rule(received, np.full((4, 1), 50.0), exists))
 
 
-def test_every_built_in_rule_is_tried() -> None:
+def test_every_built_in_rule_is_tried():
     assert {type(rule) for rule in RULES} >= {
         kind for kind in rules.values() if kind.__module__.startswith("sinklab.")
     }
 
 
-def looks_at_all_heads(received: Any, queries: Any, exists: Any) -> Any:
+def looks_at_all_heads(received, queries, exists):
     return received > received[exists].max() / 2
 
 
-def changes_its_input(received: Any, queries: Any, exists: Any) -> Any:
+def changes_its_input(received, queries, exists):
     received += 1
     return received > 4
 
 
-def counts_keys(received: Any, queries: Any, exists: Any) -> Any:
+def counts_keys(received, queries, exists):
     return received > received.shape[-1] / 8
 
 
 @pytest.mark.parametrize(
-    ("judge", "message"),
+    "judge, message",
     [
         (looks_at_all_heads, "other heads"),
         (changes_its_input, "changes what it is given"),
         (counts_keys, "padding"),
     ],
 )
-def test_a_rule_that_breaks_the_contract_is_named(
-    scratch_rules: Registry, judge: Any, message: str
-) -> None:
+def test_a_rule_that_breaks_the_contract_is_named(scratch_rules, judge, message):
     @dataclass(frozen=True)
     class Broken:
-        def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
+        def __call__(self, received, queries, exists):
             return judge(received, queries, exists)
 
     scratch_rules.register("broken")(Broken)

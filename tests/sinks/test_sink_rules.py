@@ -10,7 +10,7 @@ from sinklab.core.sinks import Excess, Gu, Top, find_sinks
 from sinklab.core.sinks.normalize import even_weight, is_defined, main_sink, mean_weight
 
 
-def one_hot(keys: int, at: int = 1) -> np.ndarray:
+def one_hot(keys, at=1):
     """Every query gives all its attention to one key: a_j = S there."""
     attention_QS = np.zeros((keys, keys))
     attention_QS[:, at] = 1
@@ -276,7 +276,7 @@ def test_errors():
         Excess(3.0, "zscore").threshold(5)
 
 
-def golden_folder() -> Path:
+def golden_folder():
     shared = os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
     return Path(shared) / "golden" / "attention"
 

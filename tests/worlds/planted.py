@@ -18,15 +18,15 @@ CLASSES = np.array(["words", "punctuation", "newline", "digits"], dtype=object)
 
 
 def tokens(
-    rng: np.random.Generator,
-    samples: int,
+    rng,
+    samples,
     *,
-    at_place: float = 0.0,
-    on_class: float = 0.0,
-    steps: int = 16,
-    length: int = 48,
-    sinks: int = 3,
-) -> tuple[np.ndarray, np.ndarray]:
+    at_place=0.0,
+    on_class=0.0,
+    steps=16,
+    length=48,
+    sinks=3,
+):
     """Received attention and classes of tokens, both (N, T, S), with a few sinks a sample that
     stand still.
 
@@ -68,15 +68,15 @@ class Cuts:
 
 
 def cuts(
-    rng: np.random.Generator,
-    samples: int,
+    rng,
+    samples,
     *,
-    rebuilt: float = 0.0,
-    base: float = 0.1,
-    scaled: float = 0.6,
-    alike: float = 0.0,
-    heads: int = 48,
-) -> Cuts:
+    rebuilt=0.0,
+    base=0.1,
+    scaled=0.6,
+    alike=0.0,
+    heads=48,
+):
     """A cut under which heads do what was planted.
 
     ``scaled``: share of heads with another key that passes the rule by renormalisation. Of the
@@ -95,15 +95,15 @@ def cuts(
 
 
 def rewritten(
-    rng: np.random.Generator,
-    samples: int,
+    rng,
+    samples,
     *,
-    beyond: float = 0.0,
-    base: float = 0.1,
-    spread: float = 0.05,
-    noise: float = 0.15,
-    tokens: int = 32,
-) -> tuple[np.ndarray, np.ndarray]:
+    beyond=0.0,
+    base=0.1,
+    spread=0.05,
+    noise=0.15,
+    tokens=32,
+):
     """Log-probability that tokens of the uncut text lose with the sink, or the control, blocked,
     both (N, M tokens).
 
@@ -117,9 +117,7 @@ def rewritten(
     return context_N1 + sink_N1 + token_2NM[0], context_N1 + token_2NM[1]
 
 
-def row_losses(
-    rng: np.random.Generator, samples: int, cost: float, spread: float = 0.1
-) -> tuple[np.ndarray, np.ndarray]:
+def row_losses(rng, samples, cost, spread=0.1):
     """Losses of rows (N,) without and with sinks blocked: easy and hard rows, ``cost`` of the mean
     loss on average.
     """
@@ -127,7 +125,7 @@ def row_losses(
     return plain_N, plain_N * (1 + cost) + spread * rng.standard_normal(samples)
 
 
-def start_shares(rng: np.random.Generator, samples: int, share: float, spread: float) -> np.ndarray:
+def start_shares(rng, samples, share, spread):
     """Share of each sample's sinks that lie at the start (N,): Beta of this mean, spread 0 alike to
     1 all or none.
     """
@@ -137,7 +135,7 @@ def start_shares(rng: np.random.Generator, samples: int, share: float, spread: f
     return rng.beta(share * size, (1 - share) * size, samples)
 
 
-def median_of_beta(share: float, spread: float) -> float:
+def median_of_beta(share, spread):
     """The median of ``start_shares``."""
     from scipy import stats
 
@@ -145,7 +143,7 @@ def median_of_beta(share: float, spread: float) -> float:
     return float(stats.beta.median(share * size, (1 - share) * size))
 
 
-def differences(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+def differences(rng, kind, shape):
     """Differences of losses of samples with mean 0 and deviation 1: "normal", "heavy" tails,
     "skewed".
     """
@@ -159,13 +157,13 @@ def differences(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> 
 
 
 def paths(
-    rng: np.random.Generator,
-    kind: str,
-    heads: int = 3,
-    steps: int = 24,
-    keys: int = 40,
-    alike: bool = True,
-) -> np.ndarray:
+    rng,
+    kind,
+    heads=3,
+    steps=24,
+    keys=40,
+    alike=True,
+):
     """Received attention (T, 1, H, K) of one sample: a main sink a head, noise elsewhere.
 
     static: at one place. jumping: elsewhere whenever it moves, at one step in four. wandering: a
@@ -182,7 +180,7 @@ def paths(
     return received / received.sum(-1, keepdims=True) * keys
 
 
-def _place(rng: np.random.Generator, kind: str, heads: int, steps: int, keys: int) -> np.ndarray:
+def _place(rng, kind, heads, steps, keys):
     start_H = rng.integers(0, keys, heads)
     if kind == "wandering":
         return np.clip(start_H + rng.normal(0, 2, (steps, heads)).cumsum(0), 0, keys - 1)
@@ -199,9 +197,7 @@ def _place(rng: np.random.Generator, kind: str, heads: int, steps: int, keys: in
     return np.broadcast_to(start_H, (steps, heads))
 
 
-def causal_maps(
-    rng: np.random.Generator, kind: str, heads: int = 6, length: int = 64
-) -> np.ndarray:
+def causal_maps(rng, kind, heads=6, length=64):
     """Attention (H, S, S) of the heads of an autoregressive model over one text.
 
     uniform: every query weighs all keys so far about alike. previous: it gives four fifths to the
@@ -228,15 +224,15 @@ def causal_maps(
 
 
 def states(
-    rng: np.random.Generator,
-    texts: int,
+    rng,
+    texts,
     *,
-    signal: float = 0.0,
-    by_row: bool = False,
-    rows: int = 12,
-    size: int = 32,
-    targets: int = 8,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    signal=0.0,
+    by_row=False,
+    rows=12,
+    size=32,
+    targets=8,
+):
     """States (G·R, D), targets (G·R, C) and the text of each row, with states that are alike within
     a text.
 

@@ -14,13 +14,13 @@ WORLDS = 200
 
 
 def heads(
-    seed: int,
-    rows: int,
-    cells: int,
+    seed,
+    rows,
+    cells,
     *,
-    signal: float = 0.0,
-    shared: float = 0.0,
-    tails: bool = False,
+    signal=0.0,
+    shared=0.0,
+    tails=False,
 ):
     """Weight of every cell and what hiding it costs, (R, C); `signal`: the spread of costs that go
     with the weight.
@@ -34,16 +34,14 @@ def heads(
     return weights_RC, spread_C * noise_RC + signal * (weight_C - weight_C.mean()) / weight_C.std()
 
 
-def percent(flags) -> float:
+def percent(flags):
     return 100 * float(np.mean(list(flags)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [{}, {"shared": 0.3}, {"tails": True}])
-@pytest.mark.parametrize(("rows", "cells"), [(8, 24), (12, 10), (12, 36)])
-def test_where_nothing_costs_anything_maps_seldom_say_so(
-    rows: int, cells: int, world: dict
-) -> None:
+@pytest.mark.parametrize("rows, cells", [(8, 24), (12, 10), (12, 36)])
+def test_where_nothing_costs_anything_maps_seldom_say_so(rows, cells, world):
     worlds = [heads(seed, rows, cells, **world) for seed in range(WORLDS)]
     # 7 %, and two standard errors of 200 worlds
     assert percent((told_apart(deltas_RC) != 0).any() for _, deltas_RC in worlds) <= 10.6
@@ -51,7 +49,7 @@ def test_where_nothing_costs_anything_maps_seldom_say_so(
 
 
 @pytest.mark.slow
-def test_a_cost_that_rises_with_the_weight_is_found_in_twelve_rows() -> None:
+def test_a_cost_that_rises_with_the_weight_is_found_in_twelve_rows():
     worlds = [heads(seed, 12, 24, signal=0.7) for seed in range(100)]
     assert percent((told_apart(deltas_RC) == 1).any() for _, deltas_RC in worlds) >= 80
     found = [rank_correlation(*one) for one in worlds]
@@ -60,7 +58,7 @@ def test_a_cost_that_rises_with_the_weight_is_found_in_twelve_rows() -> None:
     assert all(one.low <= one.value <= one.high for one in found)
 
 
-def test_signs_and_cells_are_those_that_were_planted() -> None:
+def test_signs_and_cells_are_those_that_were_planted():
     noise_RC = np.random.default_rng(0).normal(0, 0.1, (12, 10))
     deltas_RC = noise_RC + np.array([1.0, -1.0, *[0.0] * 8])
     assert told_apart(deltas_RC).tolist() == [1, -1, *[0] * 8]
@@ -74,9 +72,7 @@ def test_signs_and_cells_are_those_that_were_planted() -> None:
     assert np.isnan(rank_correlation(weights_RC, np.ones((12, 10))).value)
 
 
-def model(
-    seed: int, masses: list[float], slope: float, rows: int = 12, *, curved: float = 0.0
-) -> Doses:
+def model(seed, masses, slope, rows=12, *, curved=0.0):
     """A model that loses `slope` per removed mass, with a spread of rows that grows with the
     dose.
     """
@@ -93,7 +89,7 @@ LOW, HIGH = [0.02, 0.04, 0.09, 0.16, 0.25], [0.1, 0.22, 0.35]
 
 
 @pytest.mark.slow
-def test_models_that_lose_alike_per_mass_show_no_contrast() -> None:
+def test_models_that_lose_alike_per_mass_show_no_contrast():
     found = [
         at_equal_mass(model(2 * seed, LOW, 2.0), model(2 * seed + 1, HIGH, 2.0))
         for seed in range(500)
@@ -110,7 +106,7 @@ def test_models_that_lose_alike_per_mass_show_no_contrast() -> None:
     assert percent(one.difference.above() is False for one in counts) >= 80
 
 
-def test_a_model_that_loses_twice_as_much_per_mass_is_found() -> None:
+def test_a_model_that_loses_twice_as_much_per_mass_is_found():
     found = [
         at_equal_mass(model(2 * seed, LOW, 4.0), model(2 * seed + 1, HIGH, 2.0))
         for seed in range(500)
@@ -119,7 +115,7 @@ def test_a_model_that_loses_twice_as_much_per_mass_is_found() -> None:
     assert percent(one.difference.low <= 0.5 <= one.difference.high for one in found) >= 90
 
 
-def test_there_is_no_contrast_beyond_what_both_models_have() -> None:
+def test_there_is_no_contrast_beyond_what_both_models_have():
     low, high = model(0, [0.01, 0.05], 2.0), model(1, [0.1, 0.4], 2.0)
     for one, other in (
         (low, high),
@@ -134,7 +130,7 @@ def test_there_is_no_contrast_beyond_what_both_models_have() -> None:
     assert few.mass == 0.25 and few.difference.above() is None and np.isnan(few.difference.low)
 
 
-def test_costs_between_two_doses_lie_on_the_line_between_them() -> None:
+def test_costs_between_two_doses_lie_on_the_line_between_them():
     doses = Doses(np.array([0.3, 0.1]), np.array([[3.0, 1.0], [0.0, 2.0]]))
     assert doses.at(0.1).tolist() == [1, 2] and doses.at(0.3).tolist() == [3, 0]
     assert doses.at(0.25) == pytest.approx([2.5, 0.5])

@@ -4,7 +4,6 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,16 +13,13 @@ import pytest
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import sentences
 from sinklab.lab.reports.runs import as_studies
-from sinklab.lab.reports.study import Study
 from sinklab.lab.studies.curve.curves import MaskingCurve, judged
 
 TEXTS = {"words": " house", "punctuation": ",", "newline": "\n", "digits": "7"}
 HEADS = 2
 
 
-def study_of(
-    path: Path, received_NTS: np.ndarray, classes_NTS: np.ndarray, **tables: dict[str, Any]
-) -> Study:
+def study_of(path, received_NTS, classes_NTS, **tables):
     """A run folder in which all heads receive what a world of tokens says, with these tables of all
     samples.
     """
@@ -64,12 +60,12 @@ def study_of(
     return as_studies(open_run(path))[0]
 
 
-def told(study: Study, statement: str) -> str:
+def told(study, statement):
     return " ".join(sentences.told(statement, study)).replace("\u00a0", " ")
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_page_of_a_world_without_effect_finds_none(tmp_path: Path, seed: int) -> None:
+def test_a_page_of_a_world_without_effect_finds_none(tmp_path, seed):
     study = study_of(tmp_path / "run", *planted.tokens(np.random.default_rng(seed), 8, steps=8))
     assert "8 samples are too few to separate them (detectable difference: " in told(
         study, "explained"
@@ -79,16 +75,16 @@ def test_a_page_of_a_world_without_effect_finds_none(tmp_path: Path, seed: int) 
     assert [verdict.holds for verdict in study.verdicts[:3]] == [False, None, None]
 
 
-@pytest.mark.parametrize(("where", "word"), [("at_place", "positional"), ("on_class", "semantic")])
-def test_a_page_finds_what_was_planted(tmp_path: Path, where: str, word: str) -> None:
+@pytest.mark.parametrize("where, word", [("at_place", "positional"), ("on_class", "semantic")])
+def test_a_page_finds_what_was_planted(tmp_path, where, word):
     study = study_of(
         tmp_path / "run", *planted.tokens(np.random.default_rng(1), 12, steps=8, **{where: 0.95})
     )
     assert told(study, "explained").endswith(f"sinks are rather {word} (12 samples).")
 
 
-@pytest.mark.parametrize(("beyond", "said"), [(0.3, "it does not recover."), (0.0, "it recovers.")])
-def test_sinks_by_renormalisation_are_no_recovery(tmp_path: Path, beyond: float, said: str) -> None:
+@pytest.mark.parametrize("beyond, said", [(0.3, "it does not recover."), (0.0, "it recovers.")])
+def test_sinks_by_renormalisation_are_no_recovery(tmp_path, beyond, said):
     rng, samples = np.random.default_rng(2), 12
     cut = planted.cuts(rng, samples, scaled=0.8)
     sample, head = (index.ravel() for index in np.indices(cut.lost.shape))
@@ -121,7 +117,7 @@ def test_sinks_by_renormalisation_are_no_recovery(tmp_path: Path, beyond: float,
     )
 
 
-def test_a_page_of_three_samples_says_so(tmp_path: Path) -> None:
+def test_a_page_of_three_samples_says_so(tmp_path):
     study = study_of(
         tmp_path / "run", *planted.tokens(np.random.default_rng(1), 3, steps=8, at_place=0.95)
     )
@@ -130,9 +126,7 @@ def test_a_page_of_three_samples_says_so(tmp_path: Path) -> None:
     assert [verdict.holds for verdict in study.verdicts] == [None] * 4
 
 
-def made_up_curve(
-    rng: np.random.Generator, label: str, effect: float, rows: int = 12
-) -> MaskingCurve:
+def made_up_curve(rng, label, effect, rows=12):
     """A curve whose rows lose `effect` (in standard deviations of a row) by the key, and no more
     than others lose.
     """
@@ -156,7 +150,7 @@ def made_up_curve(
 
 
 @pytest.mark.slow
-def test_a_page_of_curves_says_something_false_on_one_page_in_ten_at_most() -> None:
+def test_a_page_of_curves_says_something_false_on_one_page_in_ten_at_most():
     """Two curves, seven verdicts each, in worlds without any effect; and with one, which is to be
     found.
     """

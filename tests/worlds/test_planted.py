@@ -5,7 +5,7 @@ import planted
 import pytest
 
 
-def test_sinks_of_a_sample_last_for_all_its_steps() -> None:
+def test_sinks_of_a_sample_last_for_all_its_steps():
     received_NTS, classes_NTS = planted.tokens(np.random.default_rng(0), 20)
     greatest_NT = received_NTS.argmax(-1)
     assert received_NTS.shape == classes_NTS.shape == (20, 16, 48)
@@ -13,14 +13,14 @@ def test_sinks_of_a_sample_last_for_all_its_steps() -> None:
     assert len(np.unique(greatest_NT[:, 0])) > 8, "every sample has places of its own"
 
 
-def test_planted_sinks_are_at_their_place_and_on_their_class() -> None:
+def test_planted_sinks_are_at_their_place_and_on_their_class():
     received_NTS, _ = planted.tokens(np.random.default_rng(0), 20, at_place=1.0)
     assert (received_NTS[:, :, [0, 5, 10]] > 4).all() and (received_NTS > 4).sum(-1).max() == 3
     received_NTS, classes_NTS = planted.tokens(np.random.default_rng(0), 20, on_class=1.0)
     assert {*classes_NTS[received_NTS > 4]} <= {"punctuation"}
 
 
-def test_a_cut_takes_sinks_and_renormalisation_gives_some_back() -> None:
+def test_a_cut_takes_sinks_and_renormalisation_gives_some_back():
     cut = planted.cuts(np.random.default_rng(0), 400, base=0.1, scaled=0.8)
     left = ~cut.renormalised
     assert cut.renormalised[cut.lost].mean() == pytest.approx(0.8, abs=0.02)
@@ -34,7 +34,7 @@ def test_a_cut_takes_sinks_and_renormalisation_gives_some_back() -> None:
     )
 
 
-def test_hidden_context_costs_tokens_and_a_sink_beyond_it() -> None:
+def test_hidden_context_costs_tokens_and_a_sink_beyond_it():
     sink_NM, control_NM = planted.rewritten(np.random.default_rng(0), 4000, beyond=0.3)
     assert sink_NM.shape == control_NM.shape == (4000, 32)
     assert control_NM.mean() == pytest.approx(0.1, abs=0.01) and (
@@ -44,7 +44,7 @@ def test_hidden_context_costs_tokens_and_a_sink_beyond_it() -> None:
     assert np.corrcoef(sink_NM.mean(1), control_NM.mean(1))[0, 1] > 0.6
 
 
-def test_rows_cost_what_was_planted() -> None:
+def test_rows_cost_what_was_planted():
     plain_N, masked_N = planted.row_losses(np.random.default_rng(0), 20_000, 0.05)
     assert (
         masked_N.mean() / plain_N.mean() - 1 == pytest.approx(0.05, abs=0.002)
@@ -53,12 +53,12 @@ def test_rows_cost_what_was_planted() -> None:
 
 
 @pytest.mark.parametrize("kind", ["normal", "heavy", "skewed"])
-def test_differences_have_mean_0_and_deviation_1(kind: str) -> None:
+def test_differences_have_mean_0_and_deviation_1(kind):
     drawn = planted.differences(np.random.default_rng(0), kind, (100_000,))
     assert abs(drawn.mean()) < 0.02 and drawn.std() == pytest.approx(1, abs=0.03)
 
 
-def test_paths_go_where_they_are_said_to_go() -> None:
+def test_paths_go_where_they_are_said_to_go():
     for kind, places in {"static": 1, "moving": 12, "right": 12}.items():
         received = planted.paths(np.random.default_rng(0), kind)
         main_TH = received[:, 0].argmax(-1)
@@ -69,7 +69,7 @@ def test_paths_go_where_they_are_said_to_go() -> None:
     assert none.max() < 5
 
 
-def test_states_tell_as_much_as_was_planted() -> None:
+def test_states_tell_as_much_as_was_planted():
     for by_row in (False, True):
         x, y, text = planted.states(np.random.default_rng(0), 400, signal=0.6, by_row=by_row)
         fit = x @ np.linalg.lstsq(x, y, rcond=None)[0]

@@ -2,8 +2,6 @@
 say.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,7 +9,6 @@ from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.records import open_run
 from sinklab.lab.reports.runs import as_studies
-from sinklab.lab.reports.study import Study
 from sinklab.lab.studies.curve.curves import as_curves, judged
 from sinklab.lab.studies.curve.maps import ablation_sentences
 from sinklab.lab.studies.curve.study import Ablate, AblateSettings, CurveSettings, masking_curve
@@ -23,7 +20,7 @@ WIDTHS = (0.02, 0.2, 0.3, 0.5)
 """deviations of fresh weights: from even attention to sinks in most heads"""
 
 
-def random_model(seed: int) -> Loaded:
+def random_model(seed):
     """Random weights; every other model has an added sink."""
     tokenizer, sinks = tiny_tokenizer(), seed // len(WIDTHS) % 2
     backbone = tiny_backbone(
@@ -37,7 +34,7 @@ def random_model(seed: int) -> Loaded:
     return Loaded(model, tokenizer, "random", None, "diffusion")
 
 
-def page_of(folder: Path, seed: int) -> Study:
+def page_of(folder, seed):
     """A run of random weights, with its twins."""
     (folder / "held.txt").write_text(TEXT * 20)
     settings = StudySettings(
@@ -58,7 +55,7 @@ def page_of(folder: Path, seed: int) -> Study:
 
 
 @pytest.mark.slow
-def test_controls_stand_beside_what_random_weights_show(tmp_path: Path) -> None:
+def test_controls_stand_beside_what_random_weights_show(tmp_path):
     pages, said = [], 0
     for seed in range(20):
         (folder := tmp_path / str(seed)).mkdir()
@@ -72,7 +69,7 @@ def test_controls_stand_beside_what_random_weights_show(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_controls_stand_beside_what_curves_and_maps_of_random_weights_show(tmp_path: Path) -> None:
+def test_controls_stand_beside_what_curves_and_maps_of_random_weights_show(tmp_path):
     (tmp_path / "held.txt").write_text(TEXT * 60)
     text = {"heldout": str(tmp_path / "held.txt"), "rows": 32, "length": 24, "twin": True}
     told = 0

@@ -11,7 +11,7 @@ import numpy as np
 import planted
 import pytest
 import trials
-from trials import PAGES, VERDICTS, Row
+from trials import PAGES, VERDICTS
 
 from sinklab.lab.analysis.movement import MotionSummary
 
@@ -21,7 +21,7 @@ AUTOREGRESSIVE = {row.verdict: row for row in VERDICTS if "autoregressive" in ro
 SLOW = {row.verdict: row for row in VERDICTS if row.verdict not in {**QUICK, **AUTOREGRESSIVE}}
 
 
-def check(row: Row, worlds: int, samples: int) -> None:
+def check(row, worlds, samples):
     null, effect = row.null(worlds, samples), row.effect(worlds, samples)
     # the least that would be significant at 5 % if the true rate were the one that is promised
     chance = 100 * 1.645 * math.sqrt(0.25 * 0.2 / worlds)
@@ -35,13 +35,13 @@ def check(row: Row, worlds: int, samples: int) -> None:
 
 @pytest.mark.parametrize("samples", [8, 12])
 @pytest.mark.parametrize("verdict", QUICK)
-def test_shares_recovery_costs_and_differences(verdict: str, samples: int) -> None:
+def test_shares_recovery_costs_and_differences(verdict, samples):
     check(QUICK[verdict], 500, samples)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("samples", [8, 12])
-def test_at_most_one_page_in_ten_says_something_false(samples: int) -> None:
+def test_at_most_one_page_in_ten_says_something_false(samples):
     verdicts, _ = PAGES
     assert verdicts.null(500, samples).yes <= 7
     # eight samples that agree do for the two that are shares
@@ -50,23 +50,21 @@ def test_at_most_one_page_in_ten_says_something_false(samples: int) -> None:
 
 @pytest.mark.slow
 def test_at_most_one_page_in_ten_says_something_false_in_words_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(trials, "POOL", 60)
     assert PAGES[1].null(60, 12).yes <= 10 + 100 * 1.645 * math.sqrt(0.1 * 0.9 / 60)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verdict", SLOW)
-def test_explained_variance_motion_and_probes(
-    verdict: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_explained_variance_motion_and_probes(verdict, monkeypatch):
     monkeypatch.setattr(trials, "POOL", 60)
     check(SLOW[verdict], 60, 12)
 
 
 @pytest.mark.slow
-def test_with_fewer_than_six_samples_nothing_is_said() -> None:
+def test_with_fewer_than_six_samples_nothing_is_said():
     rng = np.random.default_rng(0)
     for samples in (1, 3, 5):
         assert trials.starts(20, samples, 0.97, 0.02).told == 0
@@ -80,12 +78,12 @@ def test_with_fewer_than_six_samples_nothing_is_said() -> None:
 
 
 @pytest.mark.parametrize("verdict", AUTOREGRESSIVE)
-def test_what_an_autoregressive_model_shows(verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_autoregressive_model_shows(verdict, monkeypatch):
     monkeypatch.setattr(trials, "POOL", 40)
     check(AUTOREGRESSIVE[verdict], 40, 12)
 
 
-def test_a_first_token_sink_is_static_and_previous_tokens_are_no_sinks() -> None:
+def test_a_first_token_sink_is_static_and_previous_tokens_are_no_sinks():
     rng = np.random.default_rng(0)
     for kind in ("uniform", "previous"):
         texts = [trials.read_causal(planted.causal_maps(rng, kind)) for _ in range(8)]

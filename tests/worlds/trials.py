@@ -5,7 +5,7 @@ intervals cover.
 # W worlds, N samples
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, reduce
 from operator import add
@@ -20,7 +20,7 @@ from sinklab.core.sinks.normalize import main_sink, mean_weight
 from sinklab.core.sinks.rules import DEFAULT, find_sinks
 from sinklab.lab.analysis import linear_probes as probes
 from sinklab.lab.analysis.estimates import Estimate, mean_interval
-from sinklab.lab.analysis.explained import Explained, explained_mass
+from sinklab.lab.analysis.explained import explained_mass
 from sinklab.lab.analysis.movement import MotionSummary, motion
 from sinklab.lab.analysis.strongest import strongest
 from sinklab.lab.analysis.verdicts import (
@@ -45,12 +45,12 @@ class Rates:
     """intervals that contain the true value; NaN where it is not known"""
 
     @property
-    def told(self) -> float:
+    def told(self):
         """Any verdict: false alarms where none is due."""
         return self.yes + self.no
 
 
-def _rates(said: Iterable[bool | None], covered: Iterable[bool] = ()) -> Rates:
+def _rates(said, covered=()):
     verdicts, held = [*said], [*covered]
     yes, no = (
         100 * float(np.mean([verdict is which for verdict in verdicts])) for which in (True, False)
@@ -58,14 +58,14 @@ def _rates(said: Iterable[bool | None], covered: Iterable[bool] = ()) -> Rates:
     return Rates(yes, no, 100 * float(np.mean(held)) if held else float("nan"))
 
 
-def _covers(found: Estimate | None, truth: float) -> bool:
+def _covers(found, truth):
     return found is not None and found.low <= truth <= found.high
 
 
 Judge = Callable[[np.random.Generator], Verdict]
 
 
-def _judged(worlds: int, judge: Judge, truth: float | None = None) -> Rates:
+def _judged(worlds, judge, truth=None):
     """Verdicts in worlds of seeds 0, 1, …"""
     found = [judge(np.random.default_rng(seed)) for seed in range(worlds)]
     known = [] if truth is None else [_covers(verdict.estimate, truth) for verdict in found]
@@ -76,9 +76,7 @@ def _judged(worlds: int, judge: Judge, truth: float | None = None) -> Rates:
 
 
 @cache
-def explained(
-    worlds: int, samples: int, at_place: float = 0.0, on_class: float = 0.0
-) -> Sequence[Explained]:
+def explained(worlds, samples, at_place=0.0, on_class=0.0):
     """Explained variance in worlds of ``planted.tokens``."""
     found = []
     for seed in range(worlds):
@@ -91,7 +89,7 @@ def explained(
 
 
 @cache
-def _shares(at_place: float, on_class: float) -> tuple[float, float]:
+def _shares(at_place, on_class):
     """What class and position explain where samples are many."""
     rng = np.random.default_rng(10**6)
     received_NTS, classes_NTS = planted.tokens(rng, 2000, at_place=at_place, on_class=on_class)
@@ -106,7 +104,7 @@ def _shares(at_place: float, on_class: float) -> tuple[float, float]:
 SCORES = ("by_class", "by_position")
 
 
-def semantic(worlds: int, samples: int, at_place: float = 0.0, on_class: float = 0.0) -> Rates:
+def semantic(worlds, samples, at_place=0.0, on_class=0.0):
     """«Rather semantic» (yes) or «rather positional» (no), and coverage of the difference of the
     two shares.
     """
@@ -116,9 +114,7 @@ def semantic(worlds: int, samples: int, at_place: float = 0.0, on_class: float =
     return _rates(said, (_covers(one.class_over_position, by_class - by_position) for one in found))
 
 
-def score(
-    worlds: int, samples: int, name: str, at_place: float = 0.0, on_class: float = 0.0
-) -> Rates:
+def score(worlds, samples, name, at_place=0.0, on_class=0.0):
     """Whether «by_class» or «by_position» is above 0."""
     truth = _shares(at_place, on_class)[SCORES.index(name)]
     found = [getattr(one, name) for one in explained(worlds, samples, at_place, on_class)]
@@ -129,17 +125,17 @@ def score(
 
 
 @cache
-def _share_with_median(median: float, spread: float) -> float:
+def _share_with_median(median, spread):
     """The mean for which ``planted.start_shares`` has this median."""
     return float(
         optimize.brentq(lambda share: planted.median_of_beta(share, spread) - median, 0.3, 0.9999)
     )
 
 
-def _start(samples: int, median: float, spread: float, length: int = 64) -> Judge:
+def _start(samples, median, spread, length=64):
     share = _share_with_median(median, spread)
 
-    def judge(rng: np.random.Generator) -> Verdict:
+    def judge(rng):
         shares_N1 = planted.start_shares(rng, samples, share, spread)[:, None]
         return start_only(
             np.where(np.arange(length) < 4, shares_N1 / 4, (1 - shares_N1) / (length - 4))
@@ -148,19 +144,19 @@ def _start(samples: int, median: float, spread: float, length: int = 64) -> Judg
     return judge
 
 
-def starts(worlds: int, samples: int, median: float, spread: float) -> Rates:
+def starts(worlds, samples, median, spread):
     """«Only at the start» where the typical sample has this share of its sinks at the first four
     positions.
     """
     return _judged(worlds, _start(samples, median, spread), median)
 
 
-def _filter(samples: int, median: float, spread: float) -> Judge:
+def _filter(samples, median, spread):
     share = _share_with_median(median, spread)
     return lambda rng: ninety_six(planted.start_shares(rng, samples, share, spread))
 
 
-def filters(worlds: int, samples: int, median: float, spread: float) -> Rates:
+def filters(worlds, samples, median, spread):
     """«96 % filtered» where epsilon leaves out this share of a typical sample's tokens."""
     return _judged(worlds, _filter(samples, median, spread), median)
 
@@ -168,15 +164,15 @@ def filters(worlds: int, samples: int, median: float, spread: float) -> Rates:
 # --- recovery ---
 
 
-def _rewritten(samples: int, beyond: float) -> Judge:
-    def judge(rng: np.random.Generator) -> Verdict:
+def _rewritten(samples, beyond):
+    def judge(rng):
         sink_NM, control_NM = planted.rewritten(rng, samples, beyond=beyond)
         return recovery(sink_NM.mean(1), control_NM.mean(1))
 
     return judge
 
 
-def recoveries(worlds: int, samples: int, beyond: float) -> Rates:
+def recoveries(worlds, samples, beyond):
     """«No recovery» where blocking the sink costs the tokens so many nats beyond the control."""
     return _judged(worlds, _rewritten(samples, beyond), beyond)
 
@@ -184,8 +180,8 @@ def recoveries(worlds: int, samples: int, beyond: float) -> Rates:
 # --- the cost of blocking ---
 
 
-def _masked(samples: int, cost: float, measure: str = "loss") -> Judge:
-    def judge(rng: np.random.Generator) -> Verdict:
+def _masked(samples, cost, measure="loss"):
+    def judge(rng):
         if measure == "loss":
             return masking_cost(*planted.row_losses(rng, samples, cost))
         right_N = rng.random(samples) < 0.8
@@ -194,7 +190,7 @@ def _masked(samples: int, cost: float, measure: str = "loss") -> Judge:
     return judge
 
 
-def costs(worlds: int, samples: int, cost: float, measure: str = "loss") -> Rates:
+def costs(worlds, samples, cost, measure="loss"):
     """«Blocking is costly» where it costs this share of the loss, or breaks this share of the right
     answers.
     """
@@ -204,7 +200,7 @@ def costs(worlds: int, samples: int, cost: float, measure: str = "loss") -> Rate
 # --- paired differences ---
 
 
-def differences(worlds: int, samples: int, kind: str, effect: float = 0.0) -> Rates:
+def differences(worlds, samples, kind, effect=0.0):
     """Differences of losses on the same rows, whose mean is ``effect`` standard deviations, judged
     against 0.
     """
@@ -223,7 +219,7 @@ POOL = 1000
 
 
 @cache
-def _paths(kind: str, pool: int) -> Sequence[MotionSummary]:
+def _paths(kind, pool):
     """Samples of ``planted.paths``; but for drifting ones each is there mirrored too, so that the
     pool has no drift.
     """
@@ -233,14 +229,14 @@ def _paths(kind: str, pool: int) -> Sequence[MotionSummary]:
     return [motion(received).overall for received in drawn + mirrored]
 
 
-def _motions(worlds: int, samples: int, kind: str) -> list[MotionSummary]:
+def _motions(worlds, samples, kind):
     """Worlds of this many samples, drawn from a pool of them."""
     parts, rng = _paths(kind, POOL), np.random.default_rng(2)
     drawn = (rng.choice(len(parts), samples, replace=False) for _ in range(worlds))
     return [MotionSummary.pooled(parts[one] for one in some) for some in drawn]
 
 
-def drifts(worlds: int, samples: int, kind: str) -> Rates:
+def drifts(worlds, samples, kind):
     """«Drift to the right» (yes) or «left» (no)."""
     truth = float(np.nanmean([one.drift_relative for one in _paths(kind, POOL)]))
     found = _motions(worlds, samples, kind)
@@ -248,7 +244,7 @@ def drifts(worlds: int, samples: int, kind: str) -> Rates:
     return _rates(said, (_covers(one.drift_over, truth) for one in found))
 
 
-def words(worlds: int, samples: int, kind: str, word: str) -> Rates:
+def words(worlds, samples, kind, word):
     """The word for the motion: yes where it is this one, no where it is another."""
     truth = float(np.nanmedian([one.mobility for one in _paths(kind, POOL)]))
     found = _motions(worlds, samples, kind)
@@ -268,7 +264,7 @@ class Written:
     """sinks by the rule at the last step, of all heads"""
 
 
-def read_causal(map_HSS: np.ndarray, prompt: int = 16) -> Written:
+def read_causal(map_HSS, prompt=16):
     """Read a causal map as a recording is read: all queries so far at every step behind the
     prompt.
     """
@@ -292,12 +288,12 @@ def read_causal(map_HSS: np.ndarray, prompt: int = 16) -> Written:
 
 
 @cache
-def _written(kind: str, pool: int) -> Sequence[Written]:
+def _written(kind, pool):
     rng = np.random.default_rng(3)
     return [read_causal(planted.causal_maps(rng, kind)) for _ in range(pool)]
 
 
-def _texts(worlds: int, samples: int, kind: str) -> list[list[Written]]:
+def _texts(worlds, samples, kind):
     parts, rng = _written(kind, POOL), np.random.default_rng(4)
     return [
         [parts[one] for one in rng.choice(len(parts), samples, replace=False)]
@@ -305,7 +301,7 @@ def _texts(worlds: int, samples: int, kind: str) -> list[list[Written]]:
     ]
 
 
-def causal_words(worlds: int, samples: int, kind: str, word: str) -> Rates:
+def causal_words(worlds, samples, kind, word):
     """The word for the motion of an autoregressive model: yes where it is this one, no where it is
     another.
     """
@@ -315,7 +311,7 @@ def causal_words(worlds: int, samples: int, kind: str, word: str) -> Rates:
     return _rates(None if one.word is None else one.word == word for one in found)
 
 
-def causal_sinks(worlds: int, samples: int, kind: str) -> Rates:
+def causal_sinks(worlds, samples, kind):
     """Whether any head of an autoregressive model has a sink by the rule in any of the texts."""
     return _rates(
         True if any(one.sinks for one in texts) else None for texts in _texts(worlds, samples, kind)
@@ -325,7 +321,7 @@ def causal_sinks(worlds: int, samples: int, kind: str) -> Rates:
 # --- all that a page says ---
 
 
-def pages(worlds: int, samples: int, due: bool = False, words: bool = False) -> Rates:
+def pages(worlds, samples, due=False, words=False):
     """The four verdicts of a page, corrected: yes where any is given; with ``due`` the share of
     them that are right.
 
@@ -364,9 +360,7 @@ def pages(worlds: int, samples: int, due: bool = False, words: bool = False) -> 
 
 
 @cache
-def probed(
-    worlds: int, texts: int, signal: float = 0.0, by_row: bool = False, folds: int = 5
-) -> Rates:
+def probed(worlds, texts, signal=0.0, by_row=False, folds=5):
     """Whether the interval of a probe's R² lies above 0, and covers the mean over worlds: what so
     many texts give.
     """
@@ -410,11 +404,11 @@ class Row:
     """
 
 
-def _yes(rates: Rates) -> float:
+def _yes(rates):
     return rates.yes
 
 
-def _no(rates: Rates) -> float:
+def _no(rates):
     return rates.no
 
 

@@ -119,7 +119,7 @@ class Architecture:
     fields: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def cls(self) -> Any:
+    def cls(self):
         """The class of transformers that is run."""
         from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -129,11 +129,11 @@ class Architecture:
             "both": AutoModelForSeq2SeqLM,
         }[self.kind]
 
-    def model(self, attention: str = "sdpa") -> Any:
+    def model(self, attention="sdpa"):
         """With weights wide enough for attention to be uneven."""
         from transformers import AutoConfig
 
-        def built(attention: str) -> Any:
+        def built(attention):
             fields = {
                 name: value for name, value in (COMMON | self.fields).items() if value is not None
             }
@@ -156,7 +156,7 @@ class Architecture:
         return model.eval()
 
 
-def _of(kind: str, form: str, *names: str, **fields: Any) -> list[Architecture]:
+def _of(kind, form, *names, **fields):
     return [Architecture(name, kind, form, fields) for name in names]
 
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from architectures import HEADS, VOCABULARY, Architecture
+from architectures import HEADS, VOCABULARY
 from torch import Tensor, nn
 
 from sinklab.core.probing import MaskSinks, intervene, trace
@@ -48,7 +47,7 @@ class Spy:
     strongest key.
     """
 
-    def __init__(self, model: nn.Module, real_BT: Tensor, kind: str, edits: bool = False) -> None:
+    def __init__(self, model, real_BT, kind, edits=False):
         self.calls: list[Call] = []
         self.real_BT, self.kind, self.edits = real_BT, kind, edits
         self.where, self.past = "", 0
@@ -59,7 +58,7 @@ class Spy:
                     lambda *given, path=path: setattr(self, "where", path)
                 )
 
-    def _ends(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+    def _ends(self, module, args, kwargs, output):
         ids_BQ = kwargs["decoder_input_ids"] if self.kind == "both" else kwargs["input_ids"]
         self.past += ids_BQ.shape[1]
 
@@ -101,9 +100,7 @@ class Spy:
         mask = bias.to(query).expand(stays_BHQS.shape).masked_fill(~stays_BHQS, -math.inf)
         return REAL(query, key, value, mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
 
-    def _read(
-        self, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
-    ) -> tuple:
+    def _read(self, query, key, mask, is_causal, scale):
         """The call, and what its mask adds to scores."""
         q, k = query.detach().double(), key.detach().double()
         groups = HEADS // k.shape[1] if k.shape[1] else 1
@@ -133,14 +130,14 @@ class Spy:
 
 
 @contextmanager
-def spied(model: nn.Module, real_BT: Tensor, kind: str, edits: bool = False):
+def spied(model, real_BT, kind, edits=False):
     spy = Spy(model, real_BT, kind, edits)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "scaled_dot_product_attention", spy)
         yield spy
 
 
-def held(architecture: Architecture, way: str) -> str:
+def held(architecture, way):
     """ "right", or "refused: …" and "does not run: …" with what was said; an AssertionError where
     numbers are wrong.
     """
@@ -189,7 +186,7 @@ def held(architecture: Architecture, way: str) -> str:
     return "right"
 
 
-def _run(model: Any, way: str, given: dict[str, Tensor]) -> list[Tensor]:
+def _run(model, way, given):
     """What the model gives: logits or states, generated ids, or gradients."""
     if way == "steps":
         with torch.no_grad():
@@ -215,7 +212,7 @@ def _run(model: Any, way: str, given: dict[str, Tensor]) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
-def compare(recording: Any, calls: list[Call]) -> None:
+def compare(recording, calls):
     """Hold what was recorded to the calls, in their order."""
     waiting = iter(calls)
     for received_BLHT, visible_BLT in zip(

@@ -17,7 +17,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("number", range(len(ZOO)), ids=[f"{one.name}-{one.form}" for one in ZOO])
-def test_a_draw_of_the_zoo_is_right_or_refused_by_name(number: int) -> None:
+def test_a_draw_of_the_zoo_is_right_or_refused_by_name(number):
     architecture = ZOO[number]
     ways = [way for way in WAYS if way != "steps" or architecture.kind != "encoder"]
     found = held(architecture, ways[number % len(ways)])
@@ -30,6 +30,6 @@ def test_a_draw_of_the_zoo_is_right_or_refused_by_name(number: int) -> None:
         assert found == "right"
 
 
-def test_the_zoo_has_forty_architectures_of_every_kind() -> None:
+def test_the_zoo_has_forty_architectures_of_every_kind():
     assert len({one.name for one in ZOO}) >= 40
     assert {one.kind for one in ZOO} == {"decoder", "encoder", "both"}
