@@ -15,6 +15,43 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 
+def stated(thing: Any, name: str, default: Any = None) -> Any:
+    """An attribute that objects of torch and transformers have or lack; the default without it."""
+    return getattr(thing, name, default)
+
+
+def config_value(module: Any, name: str) -> Any:
+    """A value of the transformers config of a module; None without a config, or without it."""
+    return stated(stated(module, "config"), name)
+
+
+def config_of(module: nn.Module) -> Any:
+    """The config that a module holds itself; None without one."""
+    return vars(module).get("config")
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether a module's forward is not that of its class."""
+    return "forward" in vars(module)
+
+
+def has_windows(cache: Any) -> bool:
+    """Whether a cache of transformers (None: there is none) has layers with a sliding window."""
+    return any(stated(cache, "is_sliding") or ())
+
+
+def seen_length(store: Any) -> int:
+    """Positions that a layer of a cache has seen; 0 if it does not tell the host: a static one that
+    keeps every key counts on its device.
+    """
+    length = None
+    if hasattr(store, "get_seq_length"):
+        length = store.get_seq_length()
+    if not isinstance(length, int):
+        return 0
+    return length
+
+
 def is_replayed() -> bool:
     """Whether this thread is inside a backward pass, in which gradient checkpointing runs layers a
     second time.
@@ -26,17 +63,14 @@ def is_compiled(module: nn.Module) -> bool:
     """Whether calling this module runs code of torch.compile, which hides its attention calls from
     hooks and modes.
     """
-    forward = vars(module).get("forward")
-    return (
-        "_orig_mod" in module._modules
-        or compiles_hooks(module)
-        or hasattr(forward, "_torchdynamo_orig_callable")
-    )
+    if "_orig_mod" in module._modules or compiles_hooks(module):
+        return True
+    return has_own_forward(module) and hasattr(module.forward, "_torchdynamo_orig_callable")
 
 
 def compiles_hooks(module: nn.Module) -> bool:
     """Whether hooks on this module would be compiled with it: so after ``module.compile()``."""
-    return vars(module).get("_compiled_call_impl") is not None
+    return module._compiled_call_impl is not None
 
 
 def is_running(module: nn.Module) -> bool:
@@ -56,7 +90,7 @@ def compiled_module(module: nn.Module) -> nn.Module:
     """The module that torch.compile was given for this one; the module itself if it was not, or if
     it compiles itself.
     """
-    return getattr(module, "_orig_mod", module)
+    return module._modules.get("_orig_mod", module)
 
 
 def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -80,7 +114,7 @@ def onednn_linear() -> Callable[..., torch.Tensor] | None:
     """The oneDNN product (x, weight, bias, "none", [], "") -> x · weightᵀ; None if this build of
     torch lacks it.
     """
-    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    return stated(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @contextmanager
@@ -89,14 +123,15 @@ def without_tf32(device: torch.device) -> Iterator[None]:
     governs cuBLAS, and follows the older; "none" is exact.
     """
     switch = torch.backends.cuda.matmul
-    before = switch.fp32_precision if device.type == "cuda" else "none"
-    if before != "none":
-        switch.fp32_precision = "ieee"
+    before = switch.fp32_precision
+    if device.type != "cuda" or before == "none":
+        yield
+        return
+    switch.fp32_precision = "ieee"
     try:
         yield
     finally:
-        if before != "none":
-            switch.fp32_precision = before
+        switch.fp32_precision = before
 
 
 def attention_with_logsumexp(
@@ -141,10 +176,12 @@ class _Overheard(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         if func not in _KERNELS:
             return func(*args, **kwargs)
-        if at := _KERNELS[func]:
+        at = _KERNELS[func]
+        if at is not None:
             args = (*args[:at], True, *args[at + 1 :])
         out = func(*args, **kwargs)
-        self.logsumexp, self.ran = out[1], (func, args, kwargs)
+        self.logsumexp = out[1]
+        self.ran = (func, args, kwargs)
         return out
 
 
@@ -184,18 +221,24 @@ def attend_and_hear(
         out = attention(*args, **kwargs)
         with _Overheard() as heard:
             again = attention(*args, **kwargs)
-        kernel, found, named = heard.ran
+        kernel, found, options = heard.ran
+        if not torch.equal(out, again):
+            _known[kind] = False, None, (), {}
+            return out, None
         # nothing filled up or repeated on the way to the kernel, and no mask, which is
-        is_direct = [x.shape for x in tensors] == [x.shape for x in found[:3]]
-        direct = kernel(*tensors, *found[3:], **named)[0] if is_direct else out[:0]
-        is_direct = direct.stride() == out.stride() and torch.equal(direct, out)
-        _known[kind] = torch.equal(out, again), kernel if is_direct else None, found[3:], named
-        return out, heard.logsumexp if _known[kind][0] else None
-    may_ask, kernel, rest, named = _known[kind]
+        if [x.shape for x in tensors] == [x.shape for x in found[:3]]:
+            direct = kernel(*tensors, *found[3:], **options)[0]
+            if direct.stride() != out.stride() or not torch.equal(direct, out):
+                kernel = None
+        else:
+            kernel = None
+        _known[kind] = True, kernel, found[3:], options
+        return out, heard.logsumexp
+    may_ask, kernel, rest, options = _known[kind]
     if not may_ask:
         return attention(*args, **kwargs), None
     if kernel is not None:
-        out, logsumexp, *_ = kernel(*tensors, *rest, **named)
+        out, logsumexp, *_ = kernel(*tensors, *rest, **options)
         return out, logsumexp
     with _Overheard() as heard:
         return attention(*args, **kwargs), heard.logsumexp
@@ -228,7 +271,7 @@ def lacks_sdpa(model: nn.Module) -> str:
     nothing; else "".
     """
     for module in model.modules():
-        if getattr(type(module), "_supports_sdpa", None) is False:
+        if stated(type(module), "_supports_sdpa") is False:
             return type(module).__name__
     return ""
 
@@ -240,8 +283,10 @@ def attention_of(config: Any) -> Any:
     """Name of the attention function that a transformers config asks for, also while it is watched;
     else None.
     """
-    name = getattr(config, "_attn_implementation", None)
-    return name.removeprefix(_WATCHED).replace("%", "/") if isinstance(name, str) else None
+    name = stated(config, "_attn_implementation")
+    if not isinstance(name, str):
+        return None
+    return name.removeprefix(_WATCHED).replace("%", "/")
 
 
 def watch_attention(configs: Iterable[Any], watched: bool) -> None:
@@ -249,9 +294,11 @@ def watch_attention(configs: Iterable[Any], watched: bool) -> None:
     itself again.
     """
     for config in configs:
-        base = attention_of(config)
+        name = attention_of(config)
+        if watched:
+            name = _watched(name)
         # not the property, which changes the configs inside this one as well
-        config._attn_implementation_internal = _watched(base) if watched else base
+        config._attn_implementation_internal = name
 
 
 def _watched(base: str) -> str:
@@ -311,7 +358,7 @@ def is_divided(model: Any) -> bool:
     """Whether transformers has divided the tensors of this model over processes (tensor
     parallelism).
     """
-    return (getattr(model, "_tp_size", None) or 1) > 1
+    return (stated(model, "_tp_size") or 1) > 1
 
 
 # keywords of PreTrainedConfig, or keys that transformers writes into config.json, without a field

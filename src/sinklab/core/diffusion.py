@@ -103,7 +103,9 @@ def _by_token(t_B: Tensor, ids_BS: Tensor) -> Tensor:
     check_tensor(
         "times", t_B, ids_BS.shape[: t_B.ndim or 1], remedy="one a row of ids, or one a token"
     )
-    return t_B if t_B.ndim == 2 else t_B[:, None].expand(ids_BS.shape)
+    if t_B.ndim == 2:
+        return t_B
+    return t_B[:, None].expand(ids_BS.shape)
 
 
 def masked_token_loss(
@@ -139,12 +141,14 @@ def masked_token_loss(
     check_tensor(
         "logits", logits_MV, (int(masked_BS.sum()), None), remedy="ask for logits_to_keep=masked_BS"
     )
-    maskable_BS = torch.ones_like(masked_BS) if maskable_BS is None else maskable_BS
+    if maskable_BS is None:
+        maskable_BS = torch.ones_like(masked_BS)
     for name, tensor in (("masked", masked_BS), ("maskable", maskable_BS)):
         check_tensor(name, tensor, ids_BS.shape, remedy="as the ids")
     t_BS = _by_token(t_B, ids_BS)
-    tokens_B = maskable_BS.sum(dim=1)
-    tokens = tokens_B if reduction == "row" else tokens_B.sum()
+    tokens = maskable_BS.sum(dim=1)
+    if reduction == "mean":
+        tokens = tokens.sum()
     if not bool(tokens.all()):
         raise ValueError(
             "the loss is a mean over maskable tokens, but there is none to divide by; drop such "

@@ -4,12 +4,11 @@ that exists.
 
 import dataclasses
 import difflib
-import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, SupportsIndex, TypedDict, Unpack
 
 
 def near(name: object, known: Iterable[object], cutoff: float = 0.6) -> str:
@@ -17,11 +16,13 @@ def near(name: object, known: Iterable[object], cutoff: float = 0.6) -> str:
     none is near.
     """
     found = difflib.get_close_matches(str(name), [str(one) for one in known], n=3, cutoff=cutoff)
-    return f"did you mean {' or '.join(map(repr, found))}?" if found else ""
+    if not found:
+        return ""
+    return f"did you mean {' or '.join(map(repr, found))}?"
 
 
 def _error(fact: str, remedy: str) -> ValueError:
-    return ValueError(f"{fact}; {remedy}" if remedy else fact)
+    return ValueError("; ".join(filter(None, (fact, remedy))))
 
 
 def unknown(what: str, name: object, known: Iterable[object], remedy: str = "") -> ValueError:
@@ -58,9 +59,7 @@ def known_fields(
     fields = tuple(known)
     for name in given:
         if name not in fields:
-            hint = near(name, fields) or (
-                f"it has {', '.join(fields)}" if fields else "it has none"
-            )
+            hint = near(name, fields) or f"it has {', '.join(fields) or 'none'}"
             raise ValueError(f"{what} has no field {name!r}; {hint}")
 
 
@@ -75,7 +74,9 @@ def refused(fault: str, *kinds: type[Exception]) -> Iterator[None]:
         # a library in Rust that panics does not raise an Exception
         if not isinstance(error, kinds or Exception) and type(error).__name__ != "PanicException":
             raise
-        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        why = str(error)
+        if not isinstance(error, ValueError):
+            why = f"{type(error).__name__}: {error}"
         raise ValueError(f"{fault}: {' '.join(why.split())}") from error
 
 
@@ -138,19 +139,21 @@ class Checked:
             if isinstance(value, list | tuple):
                 value = tuple(value)
                 object.__setattr__(self, field.name, value)
-            if (registry := field.metadata.get("registry")) and value is not None:
-                value = (
-                    tuple(map(registry.parse, value))
-                    if isinstance(value, tuple)
-                    else registry.parse(value)
-                )
+            registry = field.metadata.get("registry")
+            if registry and isinstance(value, tuple):
+                value = tuple(map(registry.parse, value))
+                object.__setattr__(self, field.name, value)
+            elif registry and value is not None:
+                value = registry.parse(value)
                 object.__setattr__(self, field.name, value)
             is_seed = field.name == "seed" and value is not None
-            if is_seed and not (hasattr(value, "__index__") and 0 <= value < 1 << 63):
+            if is_seed and not (isinstance(value, SupportsIndex) and 0 <= value < 1 << 63):
                 raise ValueError(f"a seed must be 0 to 2**63 - 1, but is {value!r}")
             if field.metadata.get("needed") and not value:
                 raise ValueError(f"{field.name} must not be empty")
-            for one in value if isinstance(value, tuple) else (value,):
+            if not isinstance(value, tuple):
+                value = (value,)
+            for one in value:
                 if one is not None:
                     check_limits(field, one)
 
@@ -176,16 +179,17 @@ def check_limits(field: dataclasses.Field, value: Any) -> None:
     """Raises ValueError unless a value is within the limits of its field; a field whose default is
     a whole number takes whole numbers only.
     """
-    if type(field.default) is int and field.metadata and not hasattr(value, "__index__"):
+    if type(field.default) is int and field.metadata and not isinstance(value, SupportsIndex):
         raise ValueError(f"{field.name} must be a whole number, but is {value!r}")
     if "one_of" in field.metadata:
         one_of(field.name, value, field.metadata["one_of"])
     limits = [(*_LIMITS[name], limit) for name, limit in field.metadata.items() if name in _LIMITS]
     if not all(holds(value, limit) for holds, _, limit in limits):
-        words = " and ".join(
-            "finite" if limit == math.inf else f"{word} {limit:g}" for _, word, limit in limits
-        )
-        left_out = " or left out" if field.default is None else ""
+        words = " and ".join(f"{word} {limit:g}" for _, word, limit in limits)
+        words = words.replace("less than inf", "finite")
+        left_out = ""
+        if field.default is None:
+            left_out = " or left out"
         raise _error(
             f"{field.name} must be {words}{left_out}, but is {value!r}",
             field.metadata.get("remedy", ""),
@@ -209,12 +213,13 @@ def check_tensor(
         shape: None stands for any size.
         kind: the dtype's name; "float" is any of them, "" any dtype at all.
     """
-    wanted, found = tuple(shape), tuple(given.shape)
+    wanted = tuple(shape)
+    found = tuple(given.shape)
     dtype = str(given.dtype).removeprefix("torch.")
     fits = len(wanted) == len(found) and all(
         size in (None, own) for size, own in zip(wanted, found, strict=True)
     )
     if not fits or (kind and dtype != kind and not (kind == "float" and "float" in dtype)):
-        sizes = ", ".join("any" if size is None else str(size) for size in wanted)
+        sizes = ", ".join(str(size or "any") for size in wanted)
         rule = f"{kind} of shape".lstrip()
         raise _error(f"{name} must be {rule} ({sizes}), but is {dtype} of shape {found}", remedy)

@@ -17,6 +17,7 @@ file that is loaded by `load_plugin`.
 
 import dataclasses
 import importlib.util
+import operator
 import pkgutil
 import re
 import sys
@@ -25,7 +26,7 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -72,6 +73,20 @@ def provided(group: str) -> tuple[str, ...]:
 
 class DefinedTwice(ValueError):
     """A name that two classes claim."""
+
+
+def _load_plugins() -> None:
+    """Import the plug-ins of installed packages. Warns of a broken one; raises `DefinedTwice`."""
+    for entry in entry_points(group=PLUGINS):
+        try:
+            entry.load()
+        except DefinedTwice:
+            _loaded.discard(PLUGINS)
+            raise
+        except Exception as error:  # a plug-in may fail in any way
+            warnings.warn(
+                f"the plug-in {entry.name!r} ({entry.value}) is left out: {error!r}", stacklevel=2
+            )
 
 
 class Registry(Mapping[str, Any]):
@@ -121,19 +136,10 @@ class Registry(Mapping[str, Any]):
         """Every class, those of plug-ins of installed packages too: a broken one is left out, a
         taken name an error.
         """
-        for entry in () if PLUGINS in _loaded else entry_points(group=PLUGINS):
-            try:
-                _loaded.add(PLUGINS)
-                entry.load()
-            except DefinedTwice:
-                _loaded.discard(PLUGINS)
-                raise
-            except Exception as error:  # a plug-in may fail in any way
-                warnings.warn(
-                    f"the plug-in {entry.name!r} ({entry.value}) is left out: {error!r}",
-                    stacklevel=2,
-                )
-        _loaded.add(PLUGINS)
+        if PLUGINS not in _loaded:
+            # before they are: each asks for registries
+            _loaded.add(PLUGINS)
+            _load_plugins()
         for module in provided(self._group):
             if module not in _loaded:
                 import_module(module)
@@ -165,7 +171,9 @@ class Registry(Mapping[str, Any]):
         """The short name of a value, the name of its class, or that of a class. Raises ValueError
         for one that is not registered.
         """
-        kind = value if isinstance(value, type) else type(value)
+        kind = value
+        if not isinstance(value, type):
+            kind = type(value)
         classes = self._all()
         for name, written in self._written.items():
             if written(value) is not None:
@@ -192,12 +200,15 @@ class Registry(Mapping[str, Any]):
             for key, one in own.items()
             if one.default is one.default_factory is dataclasses.MISSING
         ]
-        if needed := [key for key in no_default if key not in fields]:
+        needed = [key for key in no_default if key not in fields]
+        if needed:
             raise ValueError(
                 f"the {self.what} {name!r} needs {' and '.join(needed)}; write {name}:{needed[0]}=…"
             )
         made = kind(**fields)
-        return made.made() if name in self._written else made
+        if name in self._written:
+            return made.made()
+        return made
 
     def parse(self, given: Any) -> Any:
         """A value from its text ``name:field=value,field=value``, or as it is.
@@ -210,7 +221,8 @@ class Registry(Mapping[str, Any]):
             self.name_of(given)
             return given
         name, _, rest = given.strip().partition(":")
-        kind, fields = self[name], dict[str, Any]()
+        kind = self[name]
+        fields: dict[str, Any] = {}
         hints = _type_hints(kind)
         own = {field.name: field for field in dataclasses.fields(kind)}
         for part in _split(rest):
@@ -220,7 +232,9 @@ class Registry(Mapping[str, Any]):
                     f"a {self.what} is written name:field=value,field=value, got {given!r}: "
                     f"{part.strip()!r} is no single field=value"
                 )
-            fields[key] = _from_text(own[key], text, hints[key]) if key in own else text
+            fields[key] = text
+            if key in own:
+                fields[key] = _from_text(own[key], text, hints[key])
         return self.make(name, **fields)
 
     def parsed(self, given: Any) -> Any:
@@ -229,7 +243,9 @@ class Registry(Mapping[str, Any]):
         Raises ValueError for text as `parse` does. An object need not be registered to be used, so
         it is not looked up.
         """
-        return self.parse(given) if isinstance(given, str) else given
+        if isinstance(given, str):
+            return self.parse(given)
+        return given
 
     def words(self, value: Any) -> str:
         """The value, or that of a text, as a reader is told of it, "heavy (w = 0.2)": with all its
@@ -239,8 +255,10 @@ class Registry(Mapping[str, Any]):
         """
         value = self.parsed(value)
         name, fields = self._named(value)
+        if not fields:
+            return name
         options = [f"{field.name} = {_in_words(field, one)}" for field, one in fields]
-        return f"{name} ({', '.join(options)})" if options else name
+        return f"{name} ({', '.join(options)})"
 
     def as_text(self, value: Any) -> str:
         """The value as `parse` reads it, with the fields that differ from their defaults: a short
@@ -252,7 +270,7 @@ class Registry(Mapping[str, Any]):
             for field, one in fields
             if one != _default(field)
         ]
-        return ":".join([name, ",".join(texts)]) if texts else name
+        return ":".join(filter(None, (name, ",".join(texts))))
 
     def _named(self, value: Any) -> tuple[str, list[tuple[dataclasses.Field, Any]]]:
         """The name of a value, and its options in the order of the parameters: those that only
@@ -315,16 +333,12 @@ def _fields(value: Any) -> list[dataclasses.Field]:
             f"text is that of a value, got the class {value.__name__}; pass an instance"
         )
     if not dataclasses.is_dataclass(value):
-        remedy = (
-            "make a value of it: parse(…)"
-            if isinstance(value, str)
-            else "write @dataclass(frozen=True) above it"
+        raise ValueError(
+            f"text is made of the fields of a dataclass, got {value!r}; write "
+            "@dataclass(frozen=True) above its class, and make a value of a text by parse(…)"
         )
-        raise ValueError(f"text is made of the fields of a dataclass, got {value!r}; {remedy}")
-    return sorted(
-        (field for field in dataclasses.fields(value) if field.init),
-        key=lambda field: bool(field.kw_only),
-    )
+    fields = [field for field in dataclasses.fields(value) if field.init]
+    return sorted(fields, key=operator.attrgetter("kw_only"))
 
 
 def _default(field: dataclasses.Field) -> Any:
@@ -336,10 +350,14 @@ def _default(field: dataclasses.Field) -> Any:
 def _to_text(field: dataclasses.Field, value: Any) -> str:
     if "registry" in field.metadata and value is not None:
         text = field.metadata["registry"].as_text(value)
-        return f"({text})" if "," in text else text
+        if "," in text:
+            return f"({text})"
+        return text
     if isinstance(value, tuple | list):
         return "+".join(_to_text(field, item) for item in value)
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def _in_words(field: dataclasses.Field, value: Any) -> str:
@@ -349,11 +367,9 @@ def _in_words(field: dataclasses.Field, value: Any) -> str:
 
 
 def _from_text(field: dataclasses.Field, text: str, hint: Any) -> Any:
-    kinds = (
-        set(typing.get_args(hint))
-        if typing.get_origin(hint) in (types.UnionType, typing.Union)
-        else {hint}
-    )
+    kinds: tuple[Any, ...] = (hint,)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        kinds = typing.get_args(hint)
     origins = {typing.get_origin(one) or one for one in kinds}
     if text.lower() == "none" and types.NoneType in origins:
         return None
@@ -366,23 +382,25 @@ def _from_text(field: dataclasses.Field, text: str, hint: Any) -> Any:
     if bool in origins and text.lower() in ("true", "false"):
         return text.lower() == "true"
     for number in (int, float):
-        if number in origins and (value := _number(text, number)) is not None:
+        value = _number(text, number)
+        if number in origins and value is not None:
             return value
     if str in origins:
         return text
-    names = " or ".join(
-        sorted(getattr(one, "__name__", str(one)) for one in origins if one is not types.NoneType)
-    )
+    names = " or ".join(sorted(one.__name__ for one in origins - {types.NoneType}))
     raise ValueError(f"{field.name} takes {names}, got {text!r}; write {field.name}=…")
 
 
 def _items(piece: str) -> list[Any]:
-    if span := re.fullmatch(r"(\d+)\.\.(\d+)", piece):
+    span = re.fullmatch(r"(\d+)\.\.(\d+)", piece)
+    if span is not None:
         return list(range(int(span[1]), int(span[2])))
     if piece.lower() == "none":
         return [None]
     number = _number(piece, int)
-    return [piece if number is None else number]
+    if number is None:
+        return [piece]
+    return [number]
 
 
 def _number(text: str, kind: type) -> Any:
@@ -411,12 +429,10 @@ def load_plugin(file: str | Path) -> None:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == str(path)
-        ]
-        where = f" (line {lines[-1]})" if lines else ""
+        where = ""
+        for frame in traceback.extract_tb(error.__traceback__):
+            if frame.filename == str(path):
+                where = f" (line {frame.lineno})"
         raise ValueError(f"the plug-in {file} cannot be loaded: {error!r}{where}") from error
 
 
@@ -476,11 +492,11 @@ def fast_path(paths: Registry, *call: Any) -> Any:
     Every fast path has a plain twin in the core, which runs without them.
     """
     # once a layer, so no step of the mapping over again
-    classes: dict[str, Any] = paths._all()
-    return next(
-        (path for name in sorted(classes) if (path := classes[name].serving(*call)) is not None),
-        None,
-    )
+    for _, kind in sorted(paths._all().items()):
+        path = kind.serving(*call)
+        if path is not None:
+            return path
+    return None
 
 
 def exports(
@@ -499,10 +515,9 @@ def exports(
 
     def load(name: str) -> Any:
         if name not in homes:
-            hint = near(name, homes)
             raise AttributeError(
-                f"module {package!r} has no attribute {name!r}" + (f"; {hint}" if hint else "")
+                f"module {package!r} has no attribute {name!r}; {near(name, homes) or 'see dir()'}"
             )
         return getattr(import_module(f"{package}.{homes[name]}"), name)
 
-    return load, lambda: sorted(homes), sorted(homes)
+    return load, partial(sorted, homes), sorted(homes)

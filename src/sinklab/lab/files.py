@@ -12,8 +12,10 @@ from typing import Any
 
 from sinklab.core.errors import ordinary
 
-DEEPEST, LARGEST = 100, 1 << 28
-"""Levels of a JSON text, and bytes of a JSON file, that are read."""
+DEEPEST = 100
+"""Levels of a JSON text that are read."""
+LARGEST = 1 << 28
+"""Bytes of a JSON file that are read."""
 
 
 def from_json(text: str | bytes, kind: type = object) -> Any:
@@ -21,19 +23,17 @@ def from_json(text: str | bytes, kind: type = object) -> Any:
     levels deep.
     """
     try:
-        level = [value := json.loads(text)]
+        value = json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(value, kind):
         raise ValueError(f"it must hold a {kind.__name__}, but holds a {type(value).__name__}")
+    level = [value]
     for _ in range(DEEPEST + 1):
         if not level:
             return value
-        held = (
-            one.values() if isinstance(one, dict) else one
-            for one in level
-            if isinstance(one, dict | list)
-        )
+        held = [one for one in level if isinstance(one, list)]
+        held += [one.values() for one in level if isinstance(one, dict)]
         level = [inner for outer in held for inner in outer]
     raise ValueError(f"it is nested more than {DEEPEST} levels deep")
 

@@ -21,6 +21,8 @@ LN2 = math.log(2.0)
 # than staying in a CPU's nearest cache, where small heads stay; an accelerator wants few launches.
 _BUDGET = {"cpu": (1 << 20, 1 << 18)}
 _BUDGET_ACCELERATOR = (1 << 23, 1 << 23)
+# Queries of a chunk at most, elsewhere 1024.
+_TALLEST = {"cpu": 256}
 # Unshifted exponentials are exact as long as the row sums keep this distance to under- and
 # overflow.
 _SAFE = 2.0**90
@@ -59,21 +61,26 @@ def chunks(scores: Scores, chunk: int | None = None, *, exponents: bool = False)
     x S numbers.
     """
     batch, heads, queries = scores.shape
-    keys, device = scores.k_BKSD.shape[2], scores.q_BHQD.device
+    keys = scores.k_BKSD.shape[2]
+    device = scores.q_BHQD.device
     product: Product | None = fast_path(fast_products, device, scores.dtype, queries * keys)
-    on_cpu = device.type == "cpu"
     most, joined = _BUDGET.get(device.type, _BUDGET_ACCELERATOR)
-    tallest = queries if product else 256 if on_cpu else 1024
+    tallest = _TALLEST.get(device.type, 1024)
+    if product is not None:
+        # A head by itself gets its scores from the product in memory of their own.
+        tallest = queries
+        joined = 0
     width = min(queries, chunk or max(32, min(tallest, most // keys)))
-    rows = 1 if product else max(1, joined // (width * keys))
+    rows = max(1, joined // (width * keys))
     heads_step = min(heads, rows)
-    batch_step = max(1, rows // heads) if heads_step == heads else 1
-    # A head by itself gets its scores from the product in memory of their own.
-    size = 0 if product else min(batch, batch_step) * heads_step * width * keys
+    batch_step = max(1, rows // heads)
+    size = 0
+    if product is None:
+        size = min(batch, batch_step) * heads_step * width * keys
     buffer = torch.empty(size, dtype=scores.dtype, device=device)
     # On an accelerator the check below would wait for the device, so the maximum is always taken
     # there.
-    shifted = not on_cpu
+    shifted = device.type != "cpu"
     for first_batch in range(0, batch, batch_step):
         batches = slice(first_batch, min(first_batch + batch_step, batch))
         for first_head in range(0, heads, heads_step):
@@ -102,28 +109,35 @@ class _Block:
         buffer: Tensor,
         exponents: bool,
     ) -> None:
-        self.scores, self.batches, self.heads = scores, batches, heads
-        self.product, self.buffer, self.exponents = product, buffer, exponents
+        self.scores = scores
+        self.batches = batches
+        self.heads = heads
+        self.product = product
+        self.buffer = buffer
+        self.exponents = exponents
         self.shape = (batches.stop - batches.start, heads.stop - heads.start)
         # the tensor cores of CUDA multiply halves exactly, and sum in float32
         self.is_half = scores.q_BHQD.is_cuda and scores.q_BHQD.dtype in (
             torch.bfloat16,
             torch.float16,
         )
-        factors = scores.factors(batches, heads, widened=not self.is_half)
-        self.q_RQD, self.k_RSD = (factor.flatten(0, 1) for factor in factors)
+        factors = [factor.flatten(0, 1) for factor in scores.factors(batches, heads)]
+        if not self.is_half:
+            factors = [factor.to(scores.dtype) for factor in factors]
+        self.q_RQD, self.k_RSD = factors
         # log2(e) turns exp into exp2, which is four times cheaper on a CPU
         self.unit = scores.scale * LOG2E
         if product is not None:
-            self.q_RQD, self.k_RSD = (self.q_RQD * self.unit).contiguous(), self.k_RSD.contiguous()
-        self.is_masked = scores.mask is not None or scores.is_causal
+            self.q_RQD = (self.q_RQD * self.unit).contiguous()
+            self.k_RSD = self.k_RSD.contiguous()
 
     def _scores(self, part: slice) -> Tensor:
         keys = self.k_RSD.shape[1]
         if self.scores.is_causal:
             keys = min(keys, part.stop)
         size = part.stop - part.start
-        q_RCD, k_RSD = self.q_RQD[:, part], self.k_RSD[:, :keys]
+        q_RCD = self.q_RQD[:, part]
+        k_RSD = self.k_RSD[:, :keys]
         if self.product is not None:
             x_RCS = self.product(q_RCD[0], k_RSD[0])
         elif self.is_half:
@@ -154,12 +168,14 @@ class _Block:
             shift_BHC = x_BHCS.amax(-1)
             shift_BHC = shift_BHC.masked_fill(shift_BHC == -math.inf, 0.0)
             x_BHCS.sub_(shift_BHC.unsqueeze(-1))
-        weights_BHCS = x_BHCS.exp2() if self.exponents else x_BHCS.exp2_()
         kept = None
         if self.exponents:
+            weights_BHCS = x_BHCS.exp2()
             # A weight of zero times an exponent of -inf would not be zero.
-            kept = x_BHCS.clamp_min_(_NEVER) if self.is_masked else x_BHCS
-        total_BHC, keys = weights_BHCS.sum(-1), weights_BHCS.shape[-1]
+            kept = x_BHCS.clamp_min_(_NEVER)
+        else:
+            weights_BHCS = x_BHCS.exp2_()
+        total_BHC = weights_BHCS.sum(-1)
         if not shifted:
             low, high = total_BHC.aminmax()
             if not (low.item() > 1 / _SAFE and high.item() < _SAFE):
@@ -173,7 +189,7 @@ class _Block:
             self.batches,
             self.heads,
             part,
-            keys,
+            x_BHCS.shape[-1],
             weights_BHCS,
             total_BHC,
             inverse_BHC,

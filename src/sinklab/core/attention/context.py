@@ -55,7 +55,9 @@ NO_FLOAT64 = {"mps"}
 
 def finest(device: torch.device) -> torch.dtype:
     """float64, or float32 on devices without float64."""
-    return torch.float32 if device.type in NO_FLOAT64 else torch.float64
+    if device.type in NO_FLOAT64:
+        return torch.float32
+    return torch.float64
 
 
 @contextmanager
@@ -84,7 +86,9 @@ def is_observed(model: nn.Module | None = None) -> bool:
     `unobserved()`.
     """
     seen = _OBSERVED.get()
-    return seen if isinstance(seen, bool) else any(model is part for part in seen.modules())
+    if isinstance(seen, bool):
+        return seen
+    return any(model is part for part in seen.modules())
 
 
 @contextmanager
@@ -157,7 +161,7 @@ class RunningCanvas:
         if isinstance(self.columns, Tensor):
             return self.columns.to(device)
         every_S = torch.arange(self.ids_BS.shape[1], device=device)
-        return every_S[slice(None) if self.columns is None else self.columns]
+        return every_S[self.columns or slice(None)]
 
 
 def running(
@@ -198,7 +202,9 @@ class Owner:
     """
 
     def __init__(self, model: str) -> None:
-        self.model, self.task, self.thread = model, _task(), threading.current_thread()
+        self.model = model
+        self.task = _task()
+        self.thread = threading.current_thread()
 
     def is_elsewhere(self) -> bool:
         """Whether another thread or task asks. A backward pass on a GPU has a thread of its own,
@@ -213,12 +219,13 @@ class Owner:
         """Raises ValueError if another thread or task acts."""
         if not self.is_elsewhere():
             return
-        kind, name, other = "asynchronous task", self.task and self.task.get_name(), "another"
-        if threading.get_ident() != self.thread.ident:
-            kind, name, other = "thread", self.thread.name, repr(threading.current_thread().name)
+        holder = f"thread {self.thread.name!r}"
+        if threading.get_ident() == self.thread.ident:
+            holder = f"asynchronous task {self.task.get_name()!r}"
         raise ValueError(
-            f"a model is traced or edited by one {kind} at a time, which alone runs it meanwhile: "
-            f"{kind} {name!r} has a trace or intervention open on this {self.model}, and {other} "
-            f"{action}. Open it in the {kind} that runs the model, let one end before the next, or "
-            "give each a copy of its own, made before (copy.deepcopy(model))"
+            "a model is traced or edited by one thread or task at a time, which alone runs it "
+            f"meanwhile: {holder} has a trace or intervention open on this {self.model}, and "
+            f"{threading.current_thread().name!r} {action}. Open it where the model runs, let one "
+            "end before the next, or give each a copy of its own, made before "
+            "(copy.deepcopy(model))"
         )

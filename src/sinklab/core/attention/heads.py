@@ -7,7 +7,6 @@ every statistic and edit.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any
 
 from torch import Tensor, distributed
@@ -16,25 +15,25 @@ from sinklab.core.compat import is_divided
 from sinklab.core.registry import fast_path, head_shares
 
 
-class HeadShare(ABC):
-    """This process's share of the heads."""
+class HeadShare:
+    """This process's share of the heads: all of them, unless a subclass says otherwise."""
 
-    group: Any
+    group: Any = None
     """Process group that holds one model together."""
-    count: int
+    count: int = 1
     """Number of processes that hold one model together."""
-    rank: int
+    rank: int = 0
     """Rank of this process in the group."""
 
-    @abstractmethod
     def own(self, whole: Tensor, axis: int = 1) -> Tensor:
         """This process's part of an axis of all heads."""
+        return whole
 
-    @abstractmethod
     def whole(self, own: Tensor, axis: int = 1) -> Tensor:
         """An axis of all heads, of which every process holds its part; gradients flow through the
         part of this one.
         """
+        return own
 
     def whole_mask(self, mask: Tensor | None, heads: int) -> Tensor | None:
         """A mask (…, heads or 1, queries, keys) of so many heads as that of all; one for all heads
@@ -45,8 +44,12 @@ class HeadShare(ABC):
         return self.whole(mask)
 
 
-def share_of(attention: Any, width: int | None = None) -> HeadShare | None:
-    """Share of the heads of an attention module; None if its projections are whole.
+ALL = HeadShare()
+"""Share of a process that holds the model alone."""
+
+
+def share_of(attention: Any, width: int | None = None) -> HeadShare:
+    """Share of the heads of an attention module; `ALL` if its projections are whole.
 
     Args:
         attention: the module.
@@ -57,10 +60,12 @@ def share_of(attention: Any, width: int | None = None) -> HeadShare | None:
     """
     # asked in every layer: one process holds all heads
     if not (distributed.is_available() and distributed.is_initialized()):
-        return None
-    return fast_path(head_shares, attention, width)
+        return ALL
+    return fast_path(head_shares, attention, width) or ALL
 
 
-def share_of_model(model: Any) -> HeadShare | None:
-    """Share of the heads of a decoder with a head; None if it is not divided."""
-    return share_of(model.model.layers[0].self_attn) if is_divided(model) else None
+def share_of_model(model: Any) -> HeadShare:
+    """Share of the heads of a decoder with a head; `ALL` if it is not divided."""
+    if not is_divided(model):
+        return ALL
+    return share_of(model.model.layers[0].self_attn)

@@ -56,7 +56,8 @@ def attention_statistics(
     for name in names:
         one_of("a statistic of a pass", name, STATISTICS)
     batch, _, queries = scores.shape
-    device, groups = scores.q_BHQD.device, groups_BGQ
+    device = scores.q_BHQD.device
+    groups = groups_BGQ
     if groups is not None:
         check_tensor("groups_BGQ", groups, (batch, None, queries))
         groups = groups.to(device, scores.dtype)
@@ -67,15 +68,19 @@ def attention_statistics(
                 "noop_bound weighs the norms of the values, but none were given: pass v_BKSD"
             )
         norms_BKS = value_norms(v_BKSD, per_head=True).to(scores.dtype)
-    fused: Pass | None = None if chunk else fast_path(fast_passes, scores, names)
+    fused: Pass | None = None
+    if chunk is None:
+        fused = fast_path(fast_passes, scores, names)
     if fused is not None:
         results = fused(scores, names, groups, norms_BKS)
     else:
         with exactly(device):
             results = _in_chunks(scores, names, groups, norms_BKS, chunk)
     if "received" in results:
-        received = results["received"]
-        results["received"] = received[:, :, 0] if groups is None else received.transpose(1, 2)
+        received = results["received"].transpose(1, 2)
+        if groups is None:
+            received = received[:, 0]
+        results["received"] = received
     return results
 
 
@@ -87,32 +92,30 @@ def _in_chunks(
     chunk: int | None,
 ) -> dict[str, Tensor]:
     """The pass as a loop over chunks of rows: the reference for every faster one."""
-    n_groups, results = 1 if groups is None else groups.shape[1], {}
-    for name in names:
-        shape = (
-            (*scores.shape[:2], n_groups, scores.k_BKSD.shape[2])
-            if name == "received"
-            else scores.shape
-        )
-        results[name] = torch.zeros(shape, dtype=scores.dtype, device=scores.q_BHQD.device)
-    kv_of = [head // scores.groups for head in scores.chosen]
-    norms_BHS = None if norms_BKS is None else of_heads(norms_BKS, kv_of)
+    batch, heads, queries = scores.shape
+    like = {"dtype": scores.dtype, "device": scores.q_BHQD.device}
+    if groups is None:
+        groups = torch.ones((), **like).expand(batch, 1, queries)
+    shapes = dict.fromkeys(names, scores.shape)
+    if "received" in shapes:
+        shapes["received"] = (batch, heads, groups.shape[1], scores.k_BKSD.shape[2])
+    results = {name: torch.zeros(shape, **like) for name, shape in shapes.items()}
+    if norms_BKS is not None:
+        norms_BKS = of_heads(norms_BKS, [head // scores.groups for head in scores.chosen])
     for part in chunks(scores, chunk, exponents="row_entropy" in names):
-        _measure(part, results, groups, norms_BHS)
+        _measure(part, results, groups, norms_BKS)
         del part
     return results
 
 
 def _measure(
-    part: Chunk, results: dict[str, Tensor], groups: Tensor | None, norms_BHS: Tensor | None
+    part: Chunk, results: dict[str, Tensor], groups: Tensor, norms_BHS: Tensor | None
 ) -> None:
     """Write the contribution of this chunk of rows into the results."""
     rows = (part.batches, part.heads, part.queries)
     inverse_BHC = part.inverse_BHC
     if "received" in results:
-        weight_BHGC = inverse_BHC.unsqueeze(2)
-        if groups is not None:
-            weight_BHGC = weight_BHGC * groups[part.batches, None, :, part.queries]
+        weight_BHGC = inverse_BHC.unsqueeze(2) * groups[part.batches, None, :, part.queries]
         # The weighted sum over queries is the normalisation and the column sum in one small matmul.
         sums_RGS = torch.bmm(weight_BHGC.flatten(0, 1), part.weights_BHCS.flatten(0, 1))
         received = results["received"][part.batches, part.heads, :, : part.keys]
@@ -214,9 +217,10 @@ def attention_map(q_BHQD: Tensor, k_BKSD: Tensor, **call: Unpack[CallOptions]) -
     The one function here that is not O(S): name the `heads` to look at. A query that may see no key
     has a row of zeros. Raises ValueError when shapes do not fit, or for a head that is not there.
     """
-    scores, device = Scores.of(q_BHQD, k_BKSD, **call), q_BHQD.device
-    map_BHQS = torch.zeros(*scores.shape, scores.k_BKSD.shape[2], dtype=scores.dtype, device=device)
-    with exactly(device):
+    scores = Scores.of(q_BHQD, k_BKSD, **call)
+    shape = (*scores.shape, scores.k_BKSD.shape[2])
+    map_BHQS = torch.zeros(shape, dtype=scores.dtype, device=q_BHQD.device)
+    with exactly(q_BHQD.device):
         for part in chunks(scores):
             weights_BHCS = part.weights_BHCS * part.inverse_BHC.unsqueeze(-1)
             map_BHQS[part.batches, part.heads, part.queries, : part.keys] = weights_BHCS
@@ -232,7 +236,9 @@ def value_norms(v_BKSD: Tensor, *, per_head: bool = False) -> Tensor:
     """
     dtype = torch.promote_types(v_BKSD.dtype, torch.float32)
     norms_BKS = torch.linalg.vector_norm(v_BKSD.detach(), dim=-1, dtype=dtype)
-    return norms_BKS if per_head else norms_BKS.mean(1)
+    if per_head:
+        return norms_BKS
+    return norms_BKS.mean(1)
 
 
 def with_sink_logits(out_BHQD: Tensor, lse_BHQ: Tensor, logits_HN: Tensor) -> Tensor:

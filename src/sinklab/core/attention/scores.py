@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 
 import torch
@@ -76,19 +76,19 @@ class Scores:
                 f"heads, got {tuple(q_BHQD.shape)} and {tuple(k_BKSD.shape)}: check the order "
                 "(batch, head, position, dim)"
             )
-        chosen = tuple(range(total)) if heads is None else tuple(heads)
-        if heads is not None and (wrong := [head for head in chosen if not 0 <= head < total]):
-            raise ValueError(
-                f"query heads are 0 … {total - 1}, got {wrong[0]}: name heads of this call"
-            )
-        scale = q_BHQD.shape[-1] ** -0.5 if scale is None else scale
+        if heads is None:
+            heads = range(total)
+        chosen = tuple(heads)
+        for head in chosen:
+            if not 0 <= head < total:
+                raise ValueError(
+                    f"query heads are 0 … {total - 1}, got {head}: name heads of this call"
+                )
+        if scale is None:
+            scale = q_BHQD.shape[-1] ** -0.5
         if mask is not None:
-            mask, whole = (
-                mask.detach()[(None,) * (4 - mask.dim())],
-                (*q_BHQD.shape[:3], k_BKSD.shape[2]),
-            )
-            # Expanded over queries (stride 0): one row says it all, and costs no S x S pass.
-            mask = mask[:, :, :1] if mask.stride(2) == 0 else mask
+            mask = compact(mask)
+            whole = (*q_BHQD.shape[:3], k_BKSD.shape[2])
             if any(own not in (1, size) for own, size in zip(mask.shape, whole, strict=True)):
                 raise ValueError(
                     f"mask must broadcast to (batch, head, query, key) = {whole}, got "
@@ -96,19 +96,27 @@ class Scores:
                 )
         dtype = torch.promote_types(q_BHQD.dtype, torch.float32)
         shape = (q_BHQD.shape[0], len(chosen), q_BHQD.shape[2])
-        q_BHQD, k_BKSD = q_BHQD.detach(), k_BKSD.detach()
         return cls(
-            q_BHQD, k_BKSD, mask, is_causal, scale, chosen, dtype, shape, total // kv_heads, lse_BHQ
+            q_BHQD.detach(),
+            k_BKSD.detach(),
+            mask,
+            is_causal,
+            scale,
+            chosen,
+            dtype,
+            shape,
+            total // kv_heads,
+            lse_BHQ,
         )
 
-    def factors(self, batches: slice, heads: slice, widened: bool = True) -> tuple[Tensor, Tensor]:
+    def factors(self, batches: slice, heads: slice) -> tuple[Tensor, Tensor]:
         """Queries of some rows and chosen heads, (B, H, Q, D), and the keys that these read, (B, H,
         S, D), unscaled.
         """
         chosen = self.chosen[heads]
         q_BHQD = of_heads(self.q_BHQD[batches], chosen)
         k_BHSD = of_heads(self.k_BKSD[batches], [head // self.groups for head in chosen])
-        return (q_BHQD.to(self.dtype), k_BHSD.to(self.dtype)) if widened else (q_BHQD, k_BHSD)
+        return q_BHQD, k_BHSD
 
     def bias(self, batches: slice, heads: slice, part: slice, keys: int) -> Tensor | None:
         """Bias that the mask adds to these scores, in units of log 2; None without a mask."""
@@ -132,10 +140,20 @@ class Scores:
 
 def of_heads(x_BHSD: Tensor, heads: Sequence[int]) -> Tensor:
     """Some heads of a tensor: a view if they are consecutive."""
-    first, last = heads[0], heads[-1]
-    if list(heads) == list(range(first, last + 1)):
-        return x_BHSD[:, first : last + 1]
+    consecutive = range(heads[0], heads[-1] + 1)
+    if list(heads) == list(consecutive):
+        return x_BHSD[:, consecutive.start : consecutive.stop]
     return x_BHSD.index_select(1, on_device(tuple(heads), x_BHSD.device))
+
+
+def compact(mask: Tensor) -> Tensor:
+    """A mask with all four axes, and one row if it is expanded over queries (stride 0): that says
+    it all, and costs no S × S pass.
+    """
+    mask = mask.detach()[(None,) * (4 - mask.dim())]
+    if mask.stride(2) == 0:
+        return mask[:, :, :1]
+    return mask
 
 
 @cache
@@ -191,12 +209,10 @@ def _is_padding(mask: Tensor, open_: Tensor, low: Tensor) -> Tensor:
     """Whether the open entries are 0, or one number that is low: a flag on the device."""
     if mask.device.type == "cpu" and not low.any():
         return low.new_zeros(())
-    zero, least, most = (
-        (open_ & (mask == 0)),
-        mask.masked_fill(~low, math.inf),
-        mask.masked_fill(~low, -math.inf),
-    )
-    return zero.any() & ((zero | low) == open_).all() & (least.amin() == most.amax())
+    zero = open_ & (mask == 0)
+    least = mask.masked_fill(~low, math.inf).amin()
+    most = mask.masked_fill(~low, -math.inf).amax()
+    return zero.any() & ((zero | low) == open_).all() & (least == most)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,13 +242,21 @@ class Visibility:
     """For cross attention: False for queries that are padding; None: none is."""
 
     @cached_property
+    def counted_BQ(self) -> Tensor:
+        """Queries that count as viewers, bool (B, Q): all but padding."""
+        if self.real_BQ is not None:
+            return self.real_BQ
+        device = self.device
+        if self.mask is not None:
+            device = self.mask.device
+        return torch.ones(self.shape[:2], dtype=torch.bool, device=device)
+
+    @cached_property
     def visible_BHS(self) -> Tensor:
         """Queries that may see each key, int64 (B, 1 or H, S): the S of the excess rule when masks
         are in play.
         """
-        device = self.device if self.mask is None else self.mask.device
-        every_BQ = torch.ones(self.shape[:2], dtype=torch.bool, device=device)
-        return self.seen_by(every_BQ if self.real_BQ is None else self.real_BQ)
+        return self.seen_by(self.counted_BQ)
 
     @cached_property
     def visible_BS(self) -> Tensor:
@@ -253,11 +277,11 @@ class Visibility:
         if self.mask is None:
             return count_B11.expand(-1, 1, keys)
         allowed_BHQS = self._allowed(self.mask)
-        some_BQ, count_B11 = some_BQ.to(allowed_BHQS.device), count_B11.to(allowed_BHQS.device)
+        device = allowed_BHQS.device
         if allowed_BHQS.shape[2] == 1:
-            return allowed_BHQS[:, :, 0] * count_B11
+            return allowed_BHQS[:, :, 0] * count_B11.to(device)
         # torch widens flags that it adds to eight bytes each, all at once
-        parts = zip(allowed_BHQS.split(SOME, 2), some_BQ.split(SOME, 1), strict=True)
+        parts = zip(allowed_BHQS.split(SOME, 2), some_BQ.to(device).split(SOME, 1), strict=True)
         return torch.stack(
             [(part & some_BC[:, None, :, None]).sum(2) for part, some_BC in parts]
         ).sum(0)
@@ -280,7 +304,16 @@ class Visibility:
         else:
             own_key_Q = self.running.columns_Q + keys - self.running.ids_BS.shape[1]
             real_BQ = seen_BS.index_select(1, own_key_Q.to(seen_BS.device))
-        return None if real_BQ.device.type == "cpu" and bool(real_BQ.all()) else real_BQ
+        if real_BQ.device.type == "cpu" and bool(real_BQ.all()):
+            return None
+        return real_BQ
+
+    @property
+    def groups_BGQ(self) -> Tensor | None:
+        """The queries that count as the one group to add up, bool (B, 1, Q); None: all."""
+        if self.real_BQ is None:
+            return None
+        return self.real_BQ.unsqueeze(1)
 
     @cached_property
     def first_own(self) -> Tensor | int:
@@ -315,36 +348,19 @@ class Visibility:
             (farthest.sum() > 1) & (farthest | (last_Q == 0)).all(), keys - queries, first
         )
 
-    def repeated(self, count: int) -> Visibility:
-        """The visibility of this many calls of this kind, one after another on the axis of rows."""
-        batch, queries, keys = self.shape
-        mask = self.mask
-        if mask is not None and mask.dim() == 4 and len(mask) == batch:
-            mask = mask.repeat(count, 1, 1, 1)
-        other = replace(self, mask=mask, shape=(count * batch, queries, keys))
-        real_BQ = None if self.real_BQ is None else self.real_BQ.repeat(count, 1)
-        vars(other).update(visible_BHS=self.visible_BHS.repeat(count, 1, 1), real_BQ=real_BQ)
-        return other
-
     @cached_property
     def doubt(self) -> Tensor | None:
         """Whether the mask is ``doubtful``, a flag on its device; None if that is out of the
         question.
         """
-        return (
-            None
-            if self.mask is None or self.mask.dtype == torch.bool
-            else doubtful(self.mask.detach())
-        )
+        if self.mask is None or self.mask.dtype == torch.bool:
+            return None
+        return doubtful(self.mask.detach())
 
     def _allowed(self, mask: Tensor) -> Tensor:
         batch, queries, keys = self.shape
-        mask = mask.detach()[(None,) * (4 - mask.dim())]
-        # A mask expanded over queries (stride 0) says the same to every query: one row is enough.
-        allowed_BHQS = allowed(mask[:, :, :1] if mask.stride(2) == 0 else mask)
+        allowed_BHQS = allowed(compact(mask))
         if self.is_causal:
-            allowed_BHQS = (
-                allowed_BHQS
-                & torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
-            )
+            causal_QS = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
+            allowed_BHQS = allowed_BHQS & causal_QS
         return allowed_BHQS.expand(batch, -1, -1, keys)

@@ -7,11 +7,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from sinklab.core.compat import config_keys
+from sinklab.core.compat import config_keys, stated
 from sinklab.core.errors import check_count, check_limits, limited, near, one_of
 from sinklab.core.models.sinks.base import SIDES, sink_of
 from sinklab.core.registry import backbones, sinks
@@ -50,11 +51,11 @@ def _check(config: DiffusionLMConfig) -> None:
             f"sink_side must be {' or '.join(map(repr, config.sink.sides))} for sink_kind "
             f"{kind!r}, whose keys have no position, but is {config.sink_side!r}; leave it out"
         )
-    if (config.sink_count or config.gate != "none") and (
-        why := getattr(config.backbone, "takes_no_sink", "")
-    ):
+    why = stated(config.backbone, "takes_no_sink")
+    if why and (config.sink_count or config.gate != "none"):
         raise ValueError(f"{why}, got sink_kind={kind!r} and gate={config.gate!r}; leave them out")
-    size, rows = config.backbone.vocab_size, config.output_vocab_size
+    size = config.backbone.vocab_size
+    rows = config.output_vocab_size
     if config.mask_token_id is not None and not 0 <= config.mask_token_id < size:
         raise ValueError(
             f"mask_token_id must be an id of the backbone's vocabulary (0…{size - 1}), "
@@ -81,18 +82,25 @@ def _check(config: DiffusionLMConfig) -> None:
 def _check_numbers(settings: Mapping[str, Any]) -> None:
     for name in WHOLE_NUMBERS:
         value: Any = settings.get(name)
-        several = name == "eos_token_id" and isinstance(value, list | tuple)
-        if any(type(one) is not int for one in (value if several else [value]) if one is not None):
+        numbers = [value]
+        if name == "eos_token_id" and isinstance(value, list | tuple):
+            numbers = [*value]
+        if any(type(one) not in (int, NoneType) for one in numbers):
             raise ValueError(
                 f"{name} must be a whole number or None, but is {value!r}; give it without quotes"
             )
-    bias, context = settings.get("gate_bias"), settings.get("context")
+    bias = settings.get("gate_bias")
     if bias is not None and (isinstance(bias, bool) or not isinstance(bias, int | float)):
         raise ValueError(
             f"gate_bias must be a number or None, but is {bias!r}; give it without quotes"
         )
-    check_count("context", context, "leave it out for no limit")
+    check_count("context", settings.get("context"), "leave it out for no limit")
     check_count("block_length", settings.get("block_length"), "leave it out for full attention")
+
+
+def _check_kind(kind: Any) -> None:
+    if kind not in BACKBONES:
+        one_of("the backbone's model_type", kind, (*BACKBONES, *backbones))
 
 
 def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> PreTrainedConfig:
@@ -101,14 +109,15 @@ def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> Pre
         raise ValueError(
             "DiffusionLMConfig needs a backbone: pass a LlamaConfig, Qwen2Config or Qwen3Config"
         )
-    given: Any = backbone
-    is_dict = isinstance(given, Mapping)
-    kind = given.get("model_type") if is_dict else given.model_type
-    if kind not in BACKBONES:
-        one_of("the backbone's model_type", kind, (*BACKBONES, *backbones))
     # a copy: the caller's config may belong to a causal model that is still in use
-    config: Any = AutoConfig.for_model(**given) if is_dict else copy.deepcopy(given)
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+    given: Any = copy.deepcopy(backbone)
+    if not isinstance(given, Mapping):
+        _check_kind(given.model_type)
+        config = given
+    else:
+        _check_kind(given.get("model_type"))
+        config = AutoConfig.for_model(**given)
+    if "sliding_attention" in (stated(config, "layer_types") or ()):
         raise ValueError(
             "a bidirectional model needs full attention in every layer, but the backbone has "
             "sliding windows; set use_sliding_window=False"
@@ -203,15 +212,16 @@ class DiffusionLMConfig(PreTrainedConfig):
         _check_numbers(settings)
         for field in dataclasses.fields(self):
             if field.name in OWN and field.name != "backbone":
-                setattr(self, field.name, settings.pop(field.name, field.default))
-                check_limits(field, getattr(self, field.name))
+                value = settings.pop(field.name, field.default)
+                check_limits(field, value)
+                setattr(self, field.name, value)
         _check(self)
         if self.gate_bias is not None:
             # an int would make a bias of whole numbers
             self.gate_bias = float(self.gate_bias)
         settings.setdefault("tie_word_embeddings", self.backbone.tie_word_embeddings)
         for name in SPECIAL:
-            settings.setdefault(name, getattr(self.backbone, name, None))
+            settings.setdefault(name, stated(self.backbone, name))
         super().__init__(**settings)
 
     sink = property(sink_of, doc="The added sink; None without one.")
@@ -228,7 +238,9 @@ class DiffusionLMConfig(PreTrainedConfig):
     @property
     def sink_positions(self) -> int:
         """Positions of the context that the sinks take."""
-        return 0 if self.sink is None else self.sink.positions * self.sink_count
+        if self.sink is None:
+            return 0
+        return self.sink.positions * self.sink_count
 
     @property
     def text_positions(self) -> int:
@@ -246,7 +258,9 @@ class DiffusionLMConfig(PreTrainedConfig):
     @property
     def text_start(self) -> int:
         """Position of the first token of text: behind the sinks that stand in front."""
-        return self.sink_positions if self.sink_side == "front" else 0
+        if self.sink_side == "front":
+            return self.sink_positions
+        return 0
 
     def closing_of(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Ids that end a text which begins with these, after the written tokens: none, unlike
@@ -259,12 +273,14 @@ class DiffusionLMConfig(PreTrainedConfig):
         """Divisor that the columns of a prompt must have for the completion to begin a block; 1 for
         any number.
         """
-        return self.block_length if self.block_length and self.blocks_from == "column" else 1
+        if self.block_length is None or self.blocks_from == "text":
+            return 1
+        return self.block_length
 
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
-        own = getattr(self.backbone, "head_dim", None)
+        own = stated(self.backbone, "head_dim")
         return own or self.backbone.hidden_size // self.backbone.num_attention_heads
 
     @property
@@ -278,7 +294,9 @@ class DiffusionLMConfig(PreTrainedConfig):
         none.
         """
         eos = self.eos_token_id
-        return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+        if isinstance(eos, int):
+            return (eos,)
+        return tuple(eos or ())
 
     @property
     def decoding(self) -> dict[str, Any]:

@@ -140,7 +140,8 @@ class ModelDenoiser(Denoiser):
         check_tensor(
             "the wanted positions of a denoiser", wanted_BS, ids_BS.shape, "bool", "as the ids"
         )
-        known, backend = self._geometry, attention_of(self.model.model.config)
+        known = self._geometry
+        backend = attention_of(self.model.model.config)
         if known is None or known.shape != ids_BS.shape or known.backend != backend:
             self.model.config.check_length(ids_BS.shape[1])
             real_BS = masks.real_positions(ids_BS, self.attention_BS)
@@ -169,7 +170,8 @@ class ModelDenoiser(Denoiser):
         """Visibility, bool (B, query, key), if the blocks before the wanted positions attend
         causally; None if they attend as they did when they were written.
         """
-        config, length = self.model.config, wanted_BS.shape[1]
+        config = self.model.config
+        length = wanted_BS.shape[1]
         if (
             config.block_length is None
             or config.clean_attention == "block"
@@ -186,15 +188,17 @@ class ModelDenoiser(Denoiser):
         some row or, if finding them would mean a wait for the device, those of the whole block.
         Shifted logits are read one column to the left.
         """
-        wanted_BS, flat_M = at.wanted_BS, at.flat_M
+        wanted_BS = at.wanted_BS
         starts_BS = self._starts_BS
         if at.columns is None or not reads_wait(wanted_BS.device):
             if starts_BS is not None and not bool((starts_BS & wanted_BS).any()):
                 starts_BS = None
             wanted_Q = wanted_BS.any(0).nonzero()[:, 0]
             if starts_BS is None:
-                # in a single row every column that has a wanted position is wanted
-                pick = None if len(wanted_BS) == 1 else wanted_BS.index_select(1, wanted_Q)
+                pick = None
+                if len(wanted_BS) > 1:
+                    # in a single row every column that has a wanted position is wanted
+                    pick = wanted_BS.index_select(1, wanted_Q)
                 return Read(self._predictors(wanted_Q), pick, at, wanted_Q)
             output_Q = self._predictors(wanted_Q, starts_BS)
         else:
@@ -205,10 +209,10 @@ class ModelDenoiser(Denoiser):
                 self._block = at.columns, columns, self._predictors(columns, starts_BS)
             _, wanted_Q, output_Q = self._block
         length = wanted_BS.shape[1]
-        row_M, column_M = flat_M // length, flat_M % length
-        pick_M = row_M * len(output_Q) + torch.searchsorted(wanted_Q, column_M)
+        row_M = at.flat_M // length
+        pick_M = row_M * len(output_Q) + torch.searchsorted(wanted_Q, at.flat_M % length)
         if starts_BS is not None:
-            pick_M = pick_M + starts_BS.flatten().index_select(0, flat_M) * len(wanted_Q)
+            pick_M = pick_M + starts_BS.flatten().index_select(0, at.flat_M) * len(wanted_Q)
         return Read(output_Q, pick_M, at, wanted_Q)
 
     @cached_property
@@ -222,8 +226,12 @@ class ModelDenoiser(Denoiser):
 
     def _predictors(self, wanted_Q: Tensor, starts_BS: Tensor | None = None) -> Tensor:
         """Columns that predict these in a row; after them these themselves, if one starts a row."""
-        before_Q = (wanted_Q - 1).clamp(min=0) if self.model.config.logit_shift else wanted_Q
-        return before_Q if starts_BS is None else torch.cat([before_Q, wanted_Q])
+        before_Q = wanted_Q
+        if self.model.config.logit_shift:
+            before_Q = (wanted_Q - 1).clamp(min=0)
+        if starts_BS is None:
+            return before_Q
+        return torch.cat([before_Q, wanted_Q])
 
     def columns_to_run(self, columns: slice | Tensor, read: Read) -> tuple[slice | Tensor, Tensor]:
         """The columns to run, and the indices among them of those whose outputs are read.
@@ -233,10 +241,11 @@ class ModelDenoiser(Denoiser):
         position outside ``columns``.
         """
         self._check_inside(columns, read)
-        is_shifted, output_Q = self.model.config.logit_shift, read.output_Q
+        is_shifted = self.model.config.logit_shift
+        output_Q = read.output_Q
         if isinstance(columns, slice):
-            start = max(columns.start - 1, 0) if is_shifted else columns.start
-            return slice(start, columns.stop), output_Q - start if start else output_Q
+            start = max(columns.start - is_shifted, 0)
+            return slice(start, columns.stop), output_Q - start
         columns_W = columns.to(output_Q.device)
         if is_shifted:
             columns_W = torch.cat([columns_W, (columns_W - 1).clamp(min=0)]).unique()
@@ -279,11 +288,17 @@ class ModelDenoiser(Denoiser):
                 alone (:mod:`sinklab.lab.caching`).
         """
         assert self._geometry is not None, "geometry() comes first"
-        geometry, decoder = self._geometry, self.model.model
-        mask = special["mask"] if "mask" in special else geometry.rows(columns)
-        # columns that differ between rows are never watched: a trace reads columns that all rows
-        # share
-        shared = columns[0] if isinstance(columns, Tensor) and columns.ndim == 2 else columns
+        geometry = self._geometry
+        decoder = self.model.model
+        if "mask" in special:
+            mask = special["mask"]
+        else:
+            mask = geometry.rows(columns)
+        shared = columns
+        if isinstance(columns, Tensor) and columns.ndim == 2:
+            # columns that differ between rows are never watched: a trace reads columns that all
+            # rows share
+            shared = columns[0]
         with running(ids_BS, shared):
             states_BWD = decoder(
                 inputs_embeds=decoder.embed_tokens(take(ids_BS, columns)),
@@ -322,8 +337,12 @@ class ModelSession(Session):
         self._filled: torch.Size | None = None
 
     def _started(self) -> Any:
-        own = None if self.cache is None else self.cache.memory(self.denoiser)
-        return ColumnMemory(self.denoiser) if own is None else own
+        own = None
+        if self.cache is not None:
+            own = self.cache.memory(self.denoiser)
+        if own is not None:
+            return own
+        return ColumnMemory(self.denoiser)
 
     @property
     def nbytes(self) -> int:
@@ -352,8 +371,11 @@ class ModelSession(Session):
                 the canvas has another shape than in the last full one; if a wanted position lies
                 outside ``columns``.
         """
-        filled, self._filled = self._filled, None
-        is_full = columns.is_full if isinstance(columns, BlockWork) else columns is None
+        filled = self._filled
+        self._filled = None
+        is_full = columns is None
+        if isinstance(columns, BlockWork):
+            is_full = columns.is_full
         if filled is None and self.cache is not None and self.cache.is_exact:
             # it may begin anywhere
             self.memory = self._started()
@@ -385,7 +407,9 @@ class ColumnMemory:
     @property
     def nbytes(self) -> int:
         """Bytes of the keys and values held now."""
-        return 0 if self.store is None else self.store.nbytes
+        if self.store is None:
+            return 0
+        return self.store.nbytes
 
     def __call__(self, ids_BS: Tensor, read: Read, columns: slice | Tensor | None) -> Tensor:
         """Logits (M, V); these columns are computed, or all for None."""

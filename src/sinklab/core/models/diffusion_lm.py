@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrained
 from transformers.modeling_outputs import MaskedLMOutput
 
 from sinklab.core.attention.heads import share_of_model
+from sinklab.core.compat import stated
 from sinklab.core.errors import check_tensor
 from sinklab.core.models import masks
 from sinklab.core.models.config import DiffusionLMConfig
@@ -48,18 +49,19 @@ class Gate(nn.Linear):
     def __init__(self, hidden_size: int, width: int, bias: float | None) -> None:
         # not that of a linear layer, which draws random numbers
         nn.Module.__init__(self)
-        self.in_features, self.out_features = hidden_size, width
+        self.in_features = hidden_size
+        self.out_features = width
         self.weight = nn.Parameter(torch.empty(width, hidden_size))
-        self.register_parameter(
-            "bias", None if bias is None else nn.Parameter(torch.full((width,), bias))
-        )
+        self.bias = None
+        if bias is not None:
+            self.bias = nn.Parameter(torch.full((width,), bias))
         self.bias_start = bias
         self.pending: Tensor | None = None
         """Factors for the output projection that comes next; None when none are owed."""
 
     def __getstate__(self) -> dict[str, Any]:
         # factors that an interrupted call left behind belong to its graph and cannot be copied
-        return {**self.__dict__, "pending": None}
+        return super().__getstate__() | {"pending": None}
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """Factors (B, S, A) in (0, 1)."""
@@ -67,7 +69,11 @@ class Gate(nn.Linear):
 
     def remember(self, attention: nn.Module, args: tuple, kwargs: dict) -> None:
         """Compute the factors from the input of attention, before it runs."""
-        self.pending = self(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
+        if args:
+            states_BSE = args[0]
+        else:
+            states_BSE = kwargs["hidden_states"]
+        self.pending = self(states_BSE)
 
     def multiply(self, projection: nn.Module, args: tuple) -> tuple | None:
         """Apply the factors once, before the output projection; when none are owed, leave the input
@@ -75,7 +81,8 @@ class Gate(nn.Linear):
         """
         if self.pending is None:
             return None
-        factors, self.pending = self.pending, None
+        factors = self.pending
+        self.pending = None
         return (args[0] * factors, *args[1:])
 
     def attach(self, attention: Any) -> None:
@@ -115,7 +122,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         super().__init__(config)
         backbone = config.backbone
         self.model = AutoModel.from_config(backbone)
-        head = getattr(backbone, "head_class", Head)
+        head = stated(backbone, "head_class", Head)
         self.lm_head = head(
             backbone.hidden_size,
             config.output_vocab_size or backbone.vocab_size,
@@ -125,9 +132,11 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             self.model.rotary_emb.register_forward_hook(_round_to_bfloat16)
         for layer in self.model.layers:
             layer.self_attn.register_forward_pre_hook(take_prefix, with_kwargs=True)
-        if (sink := config.sink) is not None:
-            for form in fast_sinks.values() if sink.positions else ():
-                form.attach(self.model)
+        sink = config.sink
+        if sink is not None:
+            if sink.positions:
+                for form in fast_sinks.values():
+                    form.attach(self.model)
             for name in sink.tensors:
                 self.register_parameter(name, nn.Parameter(torch.empty(sink.shape(config, name))))
         if config.gate != "none":
@@ -147,12 +156,12 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         if isinstance(module, nn.Linear):
             init.normal_(module.weight, mean=0.0, std=std)
             if module.bias is not None:
-                init.constant_(module.bias, getattr(module, "bias_start", 0.0))
-        elif module is self and (sink := self.config.sink) is not None:
-            for name in sink.tensors:
+                init.constant_(module.bias, stated(module, "bias_start", 0.0))
+        elif module is self and self.config.sink is not None:
+            for name in self.config.sink.tensors:
                 # a copy, which a kind may fill by any function of torch
                 started = torch.empty_like(self.get_parameter(name))
-                sink.initialize(name, started, std)
+                self.config.sink.initialize(name, started, std)
                 init.copy_(self.get_parameter(name), started)
 
     @classmethod
@@ -184,7 +193,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         Raises:
             ValueError: for reentrant checkpointing, which loses the gradient of the sink.
         """
-        if enable and getattr(gradient_checkpointing_func, "keywords", {}).get(
+        if enable and stated(gradient_checkpointing_func, "keywords", {}).get(
             "use_reentrant", True
         ):
             raise ValueError(
@@ -198,11 +207,12 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         without a sink.
         """
         sink = self.config.sink
-        prefix = None if sink is None else sink.prefix(self, length, lengths_B)
-        share = share_of_model(self)
-        if prefix is None or share is None:
-            return prefix
-        return prefix.on(share, self.config.kv_heads)
+        if sink is None:
+            return None
+        prefix = sink.prefix(self, length, lengths_B)
+        if prefix is None:
+            return None
+        return prefix.on(share_of_model(self), self.config.kv_heads)
 
     def hidden_states(
         self,
@@ -224,15 +234,14 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             self._check_clean(input_ids, clean, is_alone=visible is None and not causal)
         has_full_attention = self.config.block_length is None and self.config.attention == "full"
         is_usual = clean is None and has_full_attention and sink_prefix is None
-        if (
-            is_usual
-            and self.config.sink is not None
-            and (form := fast_path(fast_sinks, self)) is not None
-        ):
-            return form.states(self, input_ids, real_BS, causal, visible)
-        embeds_BSD = self.model.embed_tokens(
-            input_ids if clean is None else torch.cat([input_ids, clean], dim=1)
-        )
+        if is_usual and self.config.sink is not None:
+            form = fast_path(fast_sinks, self)
+            if form is not None:
+                return form.states(self, input_ids, real_BS, causal, visible)
+        read = input_ids
+        if clean is not None:
+            read = torch.cat([input_ids, clean], dim=1)
+        embeds_BSD = self.model.embed_tokens(read)
         geometry = CanvasGeometry.of(
             self,
             real_BS,
@@ -243,13 +252,16 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             visible=visible,
             is_doubled=clean is not None,
         )
+        options: dict[str, Any] = {}
+        if geometry.sinks is not None:
+            options["sink_prefix"] = geometry.sinks
         states_BSD = self.model(
             inputs_embeds=embeds_BSD,
             attention_mask=geometry.mask,
             position_ids=geometry.position_ids_BS,
             use_cache=False,
             is_causal=causal,
-            **({} if geometry.sinks is None else {"sink_prefix": geometry.sinks}),
+            **options,
             **masks.none_at_all(geometry.mask, geometry.backend),
         ).last_hidden_state
         return states_BSD[:, : input_ids.shape[1]]
@@ -313,20 +325,18 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             ValueError: for shapes that disagree, a row of padding, too long a text, a wrong label,
                 or an absent Liger.
         """
-        is_trained = bool(loss) or labels is not None
-        targets = LossTargets.of(input_ids, labels, logits_to_keep, **loss) if is_trained else None
+        targets = None
+        if loss or labels is not None:
+            targets = LossTargets.of(input_ids, labels, logits_to_keep, **loss)
         states_BSD = self.hidden_states(
             input_ids, attention_mask, sink_prefix, causal, visible, clean
         )
         if self.config.logit_shift:
-            own_BSD, states_BSD = (
-                states_BSD,
-                torch.cat([states_BSD[:, :1], states_BSD[:, :-1]], dim=1),
-            )
+            before_BSD = torch.cat([states_BSD[:, :1], states_BSD[:, :-1]], dim=1)
             if attention_mask is not None:
-                states_BSD = torch.where(
-                    masks.starts(attention_mask).unsqueeze(-1), own_BSD, states_BSD
-                )
+                starts_BS1 = masks.starts(attention_mask).unsqueeze(-1)
+                before_BSD = torch.where(starts_BS1, states_BSD, before_BSD)
+            states_BSD = before_BSD
         if targets is not None:
             return MaskedLMOutput(loss=targets.loss(self.lm_head, states_BSD))
         if logits_to_keep is None:
@@ -349,7 +359,9 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         decoding with a cache. Make a new one after the weights change: everything that does not
         depend on the text is computed once.
         """
-        fast = None if plain else fast_path(fast_decoders, self, attention_mask)
+        fast = None
+        if not plain:
+            fast = fast_path(fast_decoders, self, attention_mask)
         return fast or ModelDenoiser(self, attention_mask, plain=plain)
 
 

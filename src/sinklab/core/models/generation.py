@@ -75,7 +75,8 @@ class GenerateByDenoising(DenoisingModel):
             TypeError: for an option that does not exist, and for a class in place of a rule,
                 schedule or cache object.
         """
-        if (mask_id := self.config.mask_token_id) is None:
+        mask_id = self.config.mask_token_id
+        if mask_id is None:
             raise ValueError(
                 "this model has no mask token, so it cannot denoise; set config.mask_token_id"
             )
@@ -84,9 +85,9 @@ class GenerateByDenoising(DenoisingModel):
         # again.
         with torch.inference_mode():
             ids_BP = token_rows("input_ids", input_ids).to(self.device)
-            real_BP = (
-                None if attention_mask is None else token_rows("attention_mask", attention_mask)
-            )
+            real_BP = None
+            if attention_mask is not None:
+                real_BP = token_rows("attention_mask", attention_mask)
             limits: dict[str, Any] = {"mask_id": mask_id, "context": self.config.text_positions}
             behind = max_new_tokens or 0
             if max_new_tokens is None:
@@ -107,7 +108,8 @@ class GenerateByDenoising(DenoisingModel):
             width = canvas.ids_BS.shape[1] - behind
             # a prompt shown by a streamer stays on the screen: nothing of a text that is still to
             # be filled
-            written_BS = _shown(decoding, canvas, width if max_new_tokens else 0, streamer)
+            shown = width * bool(max_new_tokens)
+            written_BS = _shown(decoding, canvas, shown, streamer)
         return written_BS[:, width - ids_BP.shape[-1] :].clone()
 
     def denoise(
@@ -134,7 +136,8 @@ class GenerateByDenoising(DenoisingModel):
             ValueError: for ids outside the vocabulary, and for settings that make no sense, or that
                 this canvas cannot have.
         """
-        config, ids_BS = self.config, canvas.ids_BS
+        config = self.config
+        ids_BS = canvas.ids_BS
         wrong_BS = (ids_BS < 0) | (ids_BS >= config.vocab_size)
         if bool(wrong_BS.any()):
             row, position = wrong_BS.nonzero()[0].tolist()
@@ -143,9 +146,13 @@ class GenerateByDenoising(DenoisingModel):
                 f"{row} position {position} holds {int(ids_BS[row, position])}; check the "
                 "tokenizer (padding needs an id too; -100 is for labels alone)."
             )
-        denoiser = self.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS)
         return (settings or DecodingSettings()).decode(
-            denoiser, canvas, rule=rule, schedule=schedule, cache=cache, **config.decoding
+            self.denoiser(canvas.attention_mask),
+            canvas,
+            rule=rule,
+            schedule=schedule,
+            cache=cache,
+            **config.decoding,
         )
 
 
@@ -181,7 +188,9 @@ def _ending(config: Any, ids_BP: Tensor, real_BP: Tensor | None) -> tuple[int, .
         or (real_BP is not None and real_BP.shape != ids_BP.shape)
     ):
         return ()
-    first_P = ids_BP[0] if real_BP is None else ids_BP[0][real_BP[0].bool().to(ids_BP.device)]
+    first_P = ids_BP[0]
+    if real_BP is not None:
+        first_P = first_P[real_BP[0].bool().to(ids_BP.device)]
     return config.closing_of(first_P.tolist())
 
 

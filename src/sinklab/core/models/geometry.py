@@ -54,29 +54,29 @@ class CanvasGeometry:
             causal, visible: as in :meth:`DiffusionLM.forward`.
             is_doubled: the clean text follows the noisy one, which has this shape and padding.
         """
-        config, length, backend = model.config, shape[1], attention_of(model.model.config)
+        config = model.config
+        length = shape[1]
+        backend = attention_of(model.model.config)
         position_ids_BS = masks.position_ids(
             real_BS, length, start=config.text_start, device=like.device
         )
         if sinks is None:
-            sinks = model.sink_prefix(length, None if real_BS is None else real_BS.sum(dim=1))
+            lengths_B = None
+            if real_BS is not None:
+                lengths_B = real_BS.sum(dim=1)
+            sinks = model.sink_prefix(length, lengths_B)
         seen = masks.whole_text(config.attention, real_BS, length, like.device)
         if config.block_length is not None and (is_doubled or length > config.block_length):
-            block_BS, is_causal = (
-                masks.blocks(config, real_BS, length, like.device),
-                config.clean_attention == "causal",
-            )
-            seen = (
-                masks.noisy_and_clean(block_BS, is_causal)
-                if is_doubled
-                else masks.block_causal(block_BS)
-            )
+            block_BS = masks.blocks(config, real_BS, length, like.device)
+            if is_doubled:
+                seen = masks.noisy_and_clean(block_BS, config.clean_attention == "causal")
+            else:
+                seen = masks.block_causal(block_BS)
+        if is_doubled and real_BS is not None:
+            real_BS = torch.cat([real_BS, real_BS], dim=1)
         if is_doubled:
-            real_BS = None if real_BS is None else torch.cat([real_BS, real_BS], dim=1)
-            position_ids_BS, length = (
-                torch.cat([position_ids_BS, position_ids_BS], dim=1),
-                2 * length,
-            )
+            position_ids_BS = torch.cat([position_ids_BS, position_ids_BS], dim=1)
+            length = 2 * length
         # the logits of added sinks are added to a mask
         if real_BS is None and sinks is not None and logits_of(sinks) is not None:
             real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
@@ -103,12 +103,10 @@ class CanvasGeometry:
             seen_B1QJ = nn.functional.pad(
                 seen[:, None], (mask.shape[-1] - seen.shape[-1], 0), value=True
             )
-            is_bool = mask.dtype == torch.bool
-            mask = (
-                mask & seen_B1QJ
-                if is_bool
-                else mask.masked_fill(~seen_B1QJ, torch.finfo(mask.dtype).min)
-            )
+            if mask.dtype == torch.bool:
+                mask = mask & seen_B1QJ
+            else:
+                mask = mask.masked_fill(~seen_B1QJ, torch.finfo(mask.dtype).min)
         # the columns before the heads: those of each row may be its own
         return take(mask.transpose(1, 2), columns).transpose(1, 2)
 
@@ -133,8 +131,11 @@ class KeyValueStore:
 
     def __init__(self, prefix: SinkPrefix | None, layers: int) -> None:
         self.prefix = prefix
-        self.sinks = 0 if prefix is None else prefix.count
-        self.logits = () if prefix is None else prefix.logits
+        self.sinks = 0
+        self.logits: tuple[Tensor, ...] = ()
+        if prefix is not None:
+            self.sinks = prefix.count
+            self.logits = prefix.logits
         self.columns: slice | Tensor | None = None
         """Columns of the canvas that the next :meth:`update` of each layer brings: None for all, a
         slice or int64 (W,) for the same in every row, int64 (B, W) for each row its own."""
@@ -162,16 +163,20 @@ class KeyValueStore:
         """
         sink_k = sink_v = None
         if self.prefix is not None:
-            sink_k, sink_v = self.prefix.keys[layer_idx], self.prefix.values[layer_idx]
+            sink_k = self.prefix.keys[layer_idx]
+            sink_v = self.prefix.values[layer_idx]
         self._keys[layer_idx] = self._written(self._keys[layer_idx], k_BKWD, sink_k)
         self._values[layer_idx] = self._written(self._values[layer_idx], v_BKWD, sink_v)
         keys, values = self.held(layer_idx)
-        seen = None if self.seen is None else self.sinks + self.seen
+        if self.seen is None:
+            return keys, values
+        seen = self.sinks + self.seen
         return keys[:, :, :seen], values[:, :, :seen]
 
     def held(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer as they held now. Raises ValueError if there are none."""
-        keys, values = self._keys[layer], self._values[layer]
+        keys = self._keys[layer]
+        values = self._values[layer]
         if keys is None or values is None:
             raise ValueError(
                 f"a full evaluation fills the keys and values of layer {layer}, but none was made"
@@ -179,14 +184,16 @@ class KeyValueStore:
         return keys, values
 
     def _written(self, known: Tensor | None, new_BKWD: Tensor, sink_BKND: Tensor | None) -> Tensor:
-        columns, sinks = self.columns, self.sinks
+        columns = self.columns
+        sinks = self.sinks
         batch, heads, length, width = new_BKWD.shape
-        length = length if columns is None else self.length or 0
+        if columns is not None:
+            length = self.length or 0
         if columns is None or (known is None and length):
             shape = (batch, heads, sinks + length, width)
             if known is None or known.shape != shape:
                 # zeros: a mask blocks entries that no evaluation has filled, but not NaN
-                known = new_BKWD.new_empty(shape) if columns is None else new_BKWD.new_zeros(shape)
+                known = new_BKWD.new_zeros(shape)
                 self.graphs.clear()
                 if sink_BKND is not None:
                     known[:, :, :sinks] = sink_BKND
@@ -201,5 +208,5 @@ class KeyValueStore:
         elif isinstance(columns, slice):
             known.narrow(2, sinks + columns.start, columns.stop - columns.start).copy_(new_BKWD)
         else:
-            known.index_copy_(2, columns + sinks if sinks else columns, new_BKWD)
+            known.index_copy_(2, columns + sinks, new_BKWD)
         return known

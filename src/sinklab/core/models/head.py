@@ -50,7 +50,8 @@ class Head(nn.Linear):
         """
         if labels_M is not None and weights_M is not None:
             check_labels(labels_M, self.out_features)
-            if fast := fast_path(fast_losses, liger, states_MD.device):
+            fast = fast_path(fast_losses, liger, states_MD.device)
+            if fast is not None:
                 return fast(states_MD, self.weight, labels_M, weights_M, chunk)
             if liger:
                 raise ValueError(
@@ -88,13 +89,14 @@ class ResizableVocabulary(PreTrainedModel):
         Raises:
             ValueError: if [MASK] would be cut off, or the head has fewer rows than the embedding.
         """
-        rows, mask_id = self.config.output_vocab_size, self.config.mask_token_id
+        rows = self.config.output_vocab_size
+        mask_id = self.config.mask_token_id
         if rows not in (None, self.config.vocab_size):
             raise ValueError(
                 f"the head has {rows} rows for {self.config.vocab_size} ids, so the two cannot be "
                 "resized together; leave the vocabulary as it is"
             )
-        if getattr(self.lm_head, "bias", None) is not None:
+        if self.lm_head.bias is not None:
             raise ValueError(
                 "the vocabulary of a DiT (MDLM, BD3-LM) ends with [MASK] and is not resized; "
                 "leave it so"
@@ -181,10 +183,10 @@ class LossTargets:
             check_tensor("label_weights", label_weights, shape, "float", "as labels")
         positions_M = (labels.flatten() != IGNORE_INDEX).nonzero()[:, 0]
         labels_M = labels.flatten()[positions_M]
-        weights_BS = (
-            torch.ones_like(labels, dtype=torch.float32) if label_weights is None else label_weights
-        )
-        return cls(positions_M, labels_M, weights_BS.flatten()[positions_M], head_chunk, liger)
+        if label_weights is None:
+            label_weights = torch.ones_like(labels, dtype=torch.float32)
+        weights_M = label_weights.flatten()[positions_M]
+        return cls(positions_M, labels_M, weights_M, head_chunk, liger)
 
     def loss(self, head: Any, states_BSD: Tensor) -> Tensor:
         """Σ weight · cross-entropy, from the states that predict each position (a scalar).

@@ -73,8 +73,9 @@ def blocks(
         device: device of the result.
         size: tokens of a block, for parts of blocks.
     """
-    counted_BS = None if config.blocks_from == "column" else real_BS
-    return position_ids(counted_BS, length, start=0, device=device) // (size or config.block_length)
+    if config.blocks_from == "column":
+        real_BS = None
+    return position_ids(real_BS, length, start=0, device=device) // (size or config.block_length)
 
 
 def block_causal(block_BS: Tensor, current_B: Tensor | None = None) -> Tensor:
@@ -119,7 +120,8 @@ def noisy_and_clean(block_BS: Tensor, causal: bool) -> Tensor:
     A noisy token sees the noisy tokens of its block and the clean ones of the blocks before it; a
     clean token the clean ones up to the end of its block, or with ``causal`` up to itself.
     """
-    query_BS1, key_B1S = block_BS[:, :, None], block_BS[:, None]
+    query_BS1 = block_BS[:, :, None]
+    key_B1S = block_BS[:, None]
     clean_BSS = key_B1S <= query_BS1
     if causal:
         clean_BSS = clean_BSS.tril()
@@ -188,7 +190,9 @@ def attention_mask(
                 "(True = the query, a "
                 f"row, may see the key), but is {visible.dtype} of shape {tuple(visible.shape)}"
             )
-        seen_B1QS = seen_B1QS & (visible if visible.ndim == 2 else visible[:, None])
+        if visible.ndim == 3:
+            visible = visible[:, None]
+        seen_B1QS = seen_B1QS & visible
     if seen is not None:
         seen_B1QS = seen_B1QS & seen[:, None]
     seen_B1QJ = F.pad(seen_B1QS, (sinks, 0), value=True)
@@ -206,4 +210,6 @@ def none_at_all(mask: Tensor | None, backend: str) -> dict[str, bool]:
     """Keywords for a decoder that give its layers no mask if nothing is blocked: compiled,
     transformers below 5.23 makes one, which knows no sinks and keeps flash attention from running.
     """
-    return {"without_mask": True} if mask is None and backend == "sdpa" else {}
+    if mask is None and backend == "sdpa":
+        return {"without_mask": True}
+    return {}

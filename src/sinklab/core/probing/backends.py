@@ -27,14 +27,17 @@ from sinklab.core.attention.received import attention_map
 from sinklab.core.compat import (
     attention_function,
     attention_of,
+    config_of,
     dense_mask,
+    has_own_forward,
     is_compiled,
     lacks_sdpa,
     register_watched,
     seen_into,
+    stated,
     watch_attention,
 )
-from sinklab.core.probing.call import NAMES, AttentionCall
+from sinklab.core.probing.call import NAMES, AttentionCall, narrowed
 
 # by the id of a module: the taps that are shown its calls, each with its path there
 _shown: dict[int, tuple[tuple[Any, str], ...]] = {}
@@ -61,15 +64,11 @@ def asking(modules: Collection[nn.Module]) -> list[Any]:
     """The transformers configs of a model that attends only by asking for its attention function;
     of another, none.
     """
-    changed = any("forward" in vars(module) and not is_compiled(module) for module in modules)
+    changed = any(has_own_forward(module) and not is_compiled(module) for module in modules)
     kinds: set[tuple[Any, bool]] = {(type(module), bool(module._modules)) for module in modules}
     if changed or not all(_asks(kind, has_parts) for kind, has_parts in kinds):
         return []
-    configs = {
-        id(config): config
-        for module in modules
-        if (config := vars(module).get("config")) is not None
-    }
+    configs = {id(config): config for config in map(config_of, modules) if config is not None}
     return [config for config in configs.values() if attention_of(config) is not None]
 
 
@@ -106,7 +105,7 @@ def shown(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> Ite
         _shown[id(module)] = (*_shown.get(id(module), ()), (tap, path))
         if type(module) not in _eager:
             sources = (sys.modules[kind.__module__] for kind in type(module).__mro__)
-            eager = (getattr(source, "eager_attention_forward", None) for source in sources)
+            eager = (stated(source, "eager_attention_forward") for source in sources)
             _eager[type(module)] = next(filter(None, eager), None)
     try:
         yield
@@ -114,7 +113,8 @@ def shown(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> Ite
         _watched.subtract(map(id, configs))
         watch_attention([config for config in configs if not _watched[id(config)]], False)
         for module in own.values():
-            if others := tuple(one for one in _shown.pop(id(module)) if one[0] is not tap):
+            others = tuple(one for one in _shown.pop(id(module)) if one[0] is not tap)
+            if others:
                 _shown[id(module)] = others
 
 
@@ -185,25 +185,29 @@ def read(
     sequences packed into one).
     """
     query, key, value, mask = call
-    if foreign := [name for name in _FOREIGN if options.get(name) is not None]:
-        raise ValueError(
-            f"{type(module).__name__} gives its attention function ({base}) {foreign[0]!r}, which "
-            "changes what keys "
-            "get in a way that traces do not read: there is no recording of this model"
-        )
-    queries, keys, window = query.shape[2], key.shape[2], options.get("sliding_window")
+    for name in _FOREIGN:
+        if options.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} gives its attention function ({base}) {name!r}, which "
+                "changes what keys get in a way that traces do not read: there is no recording of "
+                "this model"
+            )
+    queries = query.shape[2]
+    keys = key.shape[2]
     causal = options.get("is_causal")
-    causal = (getattr(module, "is_causal", True) if causal is None else causal) and queries > 1
+    if causal is None:
+        causal = stated(module, "is_causal", True)
+    causal = causal and queries > 1
     is_causal = base == "sdpa" and mask is None and causal
-    if hasattr(mask, "mask_mod") or base not in ("sdpa", "eager", "flex_attention"):
+    is_block = stated(mask, "mask_mod") is not None
+    if is_block or base not in ("sdpa", "eager", "flex_attention"):
+        window = options.get("sliding_window")
         kind = ("made", id(mask), queries, keys, causal, window)
         if kind not in known:
-            is_block = hasattr(mask, "mask_mod")
-            made = (
-                dense_mask(mask, queries, keys)
-                if is_block
-                else _of_flash(mask, query, keys, causal, window)
-            )
+            if is_block:
+                made: Tensor | None = dense_mask(mask, queries, keys)
+            else:
+                made = _of_flash(mask, query, keys, causal, window)
             # its source is kept beside it, so that its id cannot be taken by another while it is
             # known
             known[kind] = made, mask
@@ -224,17 +228,18 @@ def _of_flash(
     """Visibility, bool (B or 1, 1, Q, S), in a kernel that is told of padding by a mask, and of
     causality and a window by name.
     """
-    seen = None if mask is None else mask if mask.dim() == 4 else mask[:, None, None, -keys:].bool()
-    if causal or window:
-        # the last query stands at the last key
-        behind_QS = (
-            torch.arange(query.shape[2], device=query.device)[:, None] + keys - query.shape[2]
-        )
-        behind_QS = behind_QS - torch.arange(keys, device=query.device)
-        near_QS = behind_QS >= 0 if causal else behind_QS > -(window or keys)
-        near_QS = near_QS & (behind_QS < window) if window else near_QS
-        seen = near_QS[None, None] if seen is None else seen & near_QS
-    return seen
+    if mask is not None and mask.dim() != 4:
+        mask = mask[:, None, None, -keys:].bool()
+    if not (causal or window):
+        return mask
+    # the last query stands at the last key
+    position_Q = torch.arange(keys - query.shape[2], keys, device=query.device)
+    behind_QS = position_Q[:, None] - torch.arange(keys, device=query.device)
+    width = window or keys
+    near_QS = behind_QS.abs() < width
+    if causal:
+        near_QS = (behind_QS >= 0) & (behind_QS < width)
+    return narrowed(mask, near_QS[None, None])
 
 
 class _Ungrouped:
@@ -264,7 +269,8 @@ def remade(
 
     Raises ValueError for a backend that cannot be told of the edit.
     """
-    options, (q, k, v, bias) = options | {"scaling": edited.scale}, edited.factors()
+    options = options | {"scaling": edited.scale}
+    q, k, v, bias = edited.factors()
     if edited.mask is not call.mask and bias is not None:
         if base not in ("eager", "flex_attention"):
             raise ValueError(
@@ -278,9 +284,12 @@ def remade(
             )
         mask = bias
         if base == "flex_attention":
-            mask, options["position_bias"] = None, bias.expand(*q.shape[:3], k.shape[2])
-    heads_differ = k.shape[1] != call.factors()[1].shape[1]
-    return (_Ungrouped(module) if heads_differ else module, q, k, v, mask), options
+            options["position_bias"] = bias.expand(*q.shape[:3], k.shape[2])
+            mask = None
+    maker: Any = module
+    if k.shape[1] != call.factors()[1].shape[1]:
+        maker = _Ungrouped(module)
+    return (maker, q, k, v, mask), options
 
 
 @torch.no_grad()
@@ -296,20 +305,19 @@ def hold(base: str, model: nn.Module, module: nn.Module, call: AttentionCall, ou
     kind = (base, call.mask is None, call.is_causal, call.query_BHQD.dtype)
     if call.dropout_p or kind in _held.setdefault(module, set()):
         return
-    heads, shared = call.query_BHQD.shape[1], call.query_BHQD.shape[1] // call.key_BKSD.shape[1]
-    map_BQS = attention_map(call.query_BHQD, call.key_BKSD, **call.masking, heads=(heads - 1,))[
-        :, 0
-    ]
-    value_BSD = call.value_BKSD[:, (heads - 1) // shared].to(map_BQS.dtype)
-    off_BQD = (map_BQS @ value_BSD - call.unrolled(out)[:, -1]).abs()
-    if (real_BQ := call.visibility.real_BQ) is not None:
-        off_BQD = off_BQD.masked_fill(~real_BQ[..., None], 0)
-    is_exact = torch.get_float32_matmul_precision() == "highest"
-    # where it is eager, softmax is taken in float32 whatever the model
-    float64 = 1e-5 if base == "eager" else 1e-9
-    allowed = {torch.float64: float64, torch.float32: 1e-4 if is_exact else 3e-2}.get(
-        out.dtype, 3e-2
-    )
+    last = call.query_BHQD.shape[1] - 1
+    map_BHQS = attention_map(call.query_BHQD, call.key_BKSD, **call.masking, heads=(last,))
+    value_BSD = call.value_BKSD[:, -1].to(map_BHQS.dtype)
+    off_BQD = (map_BHQS[:, 0] @ value_BSD - call.unrolled(out)[:, -1]).abs()
+    off_BQD = off_BQD.masked_fill(~call.visibility.counted_BQ.to(out.device)[..., None], 0)
+    allowed = 3e-2
+    if out.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
+        allowed = 1e-4
+    elif out.dtype == torch.float64:
+        allowed = 1e-9
+        if base == "eager":
+            # softmax is taken in float32 whatever the model
+            allowed = 1e-5
     if not bool(off_BQD.amax() <= allowed * value_BSD.abs().amax().clamp_min(1)):
         raise ValueError(
             f"{call.layer}: what {base} gives is not softmax(q · kᵀ) · v under the mask and scale "
@@ -338,7 +346,8 @@ def within(
 
 def _remedy(model: nn.Module, behind: str) -> str:
     """Advice to set SDPA with its consequence; or the news that this changes nothing."""
-    if lacking := lacks_sdpa(model):
+    lacking = lacks_sdpa(model)
+    if lacking:
         return (
             f"{lacking} has an attention of its own in transformers, and no SDPA that could be set "
             "in its place; there is no recording of this model"
@@ -353,8 +362,8 @@ def no_call_message(model: nn.Module, forwards: int) -> str:
             "nothing to read: the model was not run inside the block; call it there (or the "
             "module that was passed)"
         )
-    kind = attention_of(getattr(model, "config", None))
-    known = f" (attn_implementation is {kind!r})" if kind else ""
+    kind = attention_of(stated(model, "config"))
+    known = f" (attn_implementation is {kind!r})"
     behind = (
         'or load it with transformers\' own from_pretrained(..., attn_implementation="sdpa"); '
         "nn.MultiheadAttention calls it with need_weights=False"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from sinklab.core.attention.context import running_canvas
-from sinklab.core.attention.heads import HeadShare, share_of
+from sinklab.core.attention.heads import ALL, HeadShare, share_of
 from sinklab.core.attention.received import attention_map, attention_statistics
 from sinklab.core.attention.scores import Scores, Visibility
-from sinklab.core.compat import attend_and_hear
+from sinklab.core.compat import attend_and_hear, config_value, stated
 from sinklab.core.errors import check_tensor
 from sinklab.core.probing.origin import OWN, KeyOrigin
 
@@ -52,14 +52,14 @@ class AttentionCall:
     """Shape of the output as the model made the call, but for its last axis: axes may be folded or
     missing there.
     """
-    share: HeadShare | None = None
-    """Share of the heads, if the model is divided over processes: the call above is that of all
-    heads.
-    """
+    share: HeadShare = ALL
+    """This process's share of the heads; the call above is that of all heads."""
     origin: KeyOrigin = OWN
     """Origin of the keys."""
     dropped: int = 0
     """Keys in front that the cache no longer holds."""
+    known: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
+    """Results that are computed once: "lse_BHQ", from the attention kernel, and "received_BHS"."""
 
     @classmethod
     def of(
@@ -80,20 +80,20 @@ class AttentionCall:
         queries than those of cross attention, and for a cache that does not say which keys it
         gives.
         """
-        query, key, value, mask = (
-            given["query"],
-            given["key"],
-            given["value"],
-            given.get("attn_mask"),
-        )
+        query = given["query"]
+        key = given["key"]
+        value = given["value"]
+        mask = given.get("attn_mask")
         output_shape = query.shape[:-1]
-        share = share_of(module, query.shape[1] * query.shape[-1]) if query.dim() == 4 else None
-        if share is not None:
-            mask = share.whole_mask(mask, query.shape[1])
-            query, key, value = map(share.whole, (query, key, value))
+        share = ALL
+        if query.dim() == 4:
+            share = share_of(module, query.shape[1] * query.shape[-1])
+        mask = share.whole_mask(mask, query.shape[1])
+        query, key, value = map(share.whole, (query, key, value))
         if query.dim() == 3 and key.dim() == 3:
-            query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
-            mask = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
+            query, key, value = (x.unsqueeze(1) for x in (query, key, value))
+            if mask is not None and mask.dim() == 3:
+                mask = mask.unsqueeze(1)
         elif query.dim() != 4 or key.dim() != 4:
             raise ValueError(
                 f"{layer or 'the model'} calls scaled_dot_product_attention with query "
@@ -110,11 +110,8 @@ class AttentionCall:
             mask = _hiding(
                 known, dropped, mask, (query.shape[2], key.shape[2]), is_causal, query.device
             )
-            key, value, is_causal = (
-                pad(key, (0, 0, dropped, 0)),
-                pad(value, (0, 0, dropped, 0)),
-                False,
-            )
+            key, value = (pad(x, (0, 0, dropped, 0)) for x in (key, value))
+            is_causal = False
         # by the mask object that all layers share, not by a view of it
         shape = (query.shape[0], query.shape[2], key.shape[2])
         if not origin.is_own and query_mask_BQ is not None:
@@ -124,25 +121,36 @@ class AttentionCall:
         visibility = _visibility(
             known, Visibility(mask, shape, is_causal, None, query.device), origin, query_mask_BQ
         )
-        mask = None if mask is None else mask[(None,) * (4 - mask.dim())]
-        scale, dropout_p = given.get("scale"), given.get("dropout_p", 0.0)
-        options = (is_causal, scale, dropout_p, visibility, output_shape, share, origin, dropped)
-        return cls(layer, query, key, value, mask, *options)
+        if mask is not None:
+            mask = mask[(None,) * (4 - mask.dim())]
+        return cls(
+            layer,
+            query,
+            key,
+            value,
+            mask,
+            is_causal,
+            given.get("scale"),
+            given.get("dropout_p", 0.0),
+            visibility,
+            output_shape,
+            share,
+            origin,
+            dropped,
+        )
 
     def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys, values and mask with which this process makes the call, without keys that
         the cache dropped.
         """
-        mask = self.mask if self.mask is None else self.mask[..., self.dropped :]
-        factors = (
-            self.query_BHQD,
-            self.key_BKSD[:, :, self.dropped :],
-            self.value_BKSD[:, :, self.dropped :],
-        )
-        if self.share is None:
-            return *factors, mask
-        mask = self.share.own(mask) if mask is not None and mask.shape[1] > 1 else mask
-        q_BHQD, k_BKSD, v_BKSD = map(self.share.own, factors)
+        mask = self.mask
+        if mask is not None:
+            mask = mask[..., self.dropped :]
+            if mask.shape[1] > 1:
+                mask = self.share.own(mask)
+        q_BHQD = self.share.own(self.query_BHQD)
+        k_BKSD = self.share.own(self.key_BKSD[:, :, self.dropped :])
+        v_BKSD = self.share.own(self.value_BKSD[:, :, self.dropped :])
         return q_BHQD, k_BKSD, v_BKSD, mask
 
     def run(self, function: Callable[..., Tensor]) -> Tensor:
@@ -159,7 +167,7 @@ class AttentionCall:
         """An output in the layout of the original call as (B, H, Q, D)."""
         batch, _, queries, _ = self.query_BHQD.shape
         out_BHQD = out.reshape(batch, -1, queries, out.shape[-1])
-        return out_BHQD if self.share is None else self.share.whole(out_BHQD)
+        return self.share.whole(out_BHQD)
 
     @property
     def masking(self) -> dict[str, Any]:
@@ -170,9 +178,14 @@ class AttentionCall:
         """The scores from which statistics of this call, edits included, are computed; some query
         heads or all.
         """
-        lse_BHQ = vars(self).get("lse_BHQ")
         return Scores.of(
-            self.query_BHQD, self.key_BKSD, self.mask, self.is_causal, self.scale, heads, lse_BHQ
+            self.query_BHQD,
+            self.key_BKSD,
+            self.mask,
+            self.is_causal,
+            self.scale,
+            heads,
+            self.known.get("lse_BHQ"),
         )
 
     def measured(
@@ -181,17 +194,14 @@ class AttentionCall:
         """`attention_statistics` of this call; those of all heads of a divided model each process
         by process.
         """
-        share = self.share if heads is None else None
-        if share is not None:
-            heads = share.own(torch.arange(self.query_BHQD.shape[1]), 0).tolist()
-        found = attention_statistics(self.scores(heads), names, **options)
+        if heads is not None:
+            return attention_statistics(self.scores(heads), names, **options)
+        share = self.share
+        own = share.own(torch.arange(self.query_BHQD.shape[1]), 0).tolist()
+        found = attention_statistics(self.scores(own), names, **options)
         # heads are the axis before the last in every statistic; in one order, or processes would
         # swap their tensors
-        return (
-            found
-            if share is None
-            else {name: share.whole(found[name], -2) for name in sorted(found)}
-        )
+        return {name: share.whole(found[name], -2) for name in sorted(found)}
 
     def heard(self, attention: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """Make this call by these arguments, and keep the log-sum-exp of its rows."""
@@ -207,20 +217,23 @@ class AttentionCall:
         if logsumexp is None:
             return
         # one kernel has a last axis of one number, another fills up the axis of queries
-        lse = logsumexp.squeeze(-1) if logsumexp.dim() == 4 else logsumexp
-        lse = lse[..., : self.output_shape[-1]]
-        here = heads // (1 if self.share is None else self.share.count)
+        if logsumexp.dim() == 4:
+            logsumexp = logsumexp.squeeze(-1)
+        lse = logsumexp[..., : self.output_shape[-1]]
+        here = heads // self.share.count
         if lse.numel() == batch * here * queries:
-            lse_BHQ = lse.reshape(batch, here, queries)
-            vars(self)["lse_BHQ"] = lse_BHQ if self.share is None else self.share.whole(lse_BHQ)
+            self.known["lse_BHQ"] = self.share.whole(lse.reshape(batch, here, queries))
 
-    @cached_property
+    @property
     def received_BHS(self) -> Tensor:
         """Column sums over the real queries of this call, edits included; computed once."""
-        real_BQ = self.visibility.real_BQ
-        groups_BGQ = None if real_BQ is None else real_BQ.unsqueeze(1)
-        received = self.measured(("received",), groups_BGQ=groups_BGQ)["received"]
-        return received if real_BQ is None else received[:, 0]
+        if "received_BHS" not in self.known:
+            groups_BGQ = self.visibility.groups_BGQ
+            received = self.measured(("received",), groups_BGQ=groups_BGQ)["received"]
+            if groups_BGQ is not None:
+                received = received[:, 0]
+            self.known["received_BHS"] = received
+        return self.known["received_BHS"]
 
     @cached_property
     def last_row_BHS(self) -> Tensor:
@@ -234,20 +247,25 @@ class AttentionCall:
             last_B = queries - 1 - real_BQ.flip(-1).long().argmax(-1).to(last_B.device)
         at_B111 = last_B.view(batch, 1, 1, 1)
         query_BH1D = self.query_BHQD.gather(2, at_B111.expand(-1, self.query_BHQD.shape[1], 1, dim))
-        mask, keys = self.mask, self.key_BKSD.shape[2]
+        mask = self.mask
+        keys = self.key_BKSD.shape[2]
         if mask is not None and mask.shape[2] > 1:
             mask = mask.expand(batch, -1, -1, -1)
             mask = mask.gather(2, at_B111.expand(-1, mask.shape[1], 1, mask.shape[3]))
         if self.is_causal:
             # Causal masks are top-left aligned, as in torch: query i sees the keys up to i.
             seen_B11S = torch.arange(keys, device=last_B.device) <= at_B111
-            mask = seen_B11S if mask is None else narrowed(mask, seen_B11S)
+            mask = narrowed(mask, seen_B11S)
         return attention_map(query_BH1D, self.key_BKSD, mask=mask, scale=self.scale)[:, :, 0]
 
 
-def narrowed(mask: Tensor, keep: Tensor) -> Tensor:
-    """A boolean or additive mask that also blocks every key that is not in `keep`."""
-    return mask & keep if mask.dtype == torch.bool else mask.masked_fill(~keep, -math.inf)
+def narrowed(mask: Tensor | None, keep: Tensor) -> Tensor:
+    """A boolean or additive mask, or none, that also blocks every key that is not in `keep`."""
+    if mask is None:
+        return keep
+    if mask.dtype == torch.bool:
+        return mask & keep
+    return mask.masked_fill(~keep, -math.inf)
 
 
 def _visibility(
@@ -256,18 +274,19 @@ def _visibility(
     """The visibility of this mask, shape and causality, kept for a forward: all layers are given
     the same one.
     """
-    running, (batch, queries, keys) = running_canvas(), found.shape
+    running = running_canvas()
+    batch, queries, keys = found.shape
     key = (id(found.mask), id(running), *found.shape, found.is_causal, found.device, origin.is_own)
     if key not in known:
         if origin.is_own:
             # Another model may run inside the block that announces a canvas.
-            fits = (
+            if (
                 running is not None
                 and len(running.ids_BS) == batch
                 and running.ids_BS.shape[1] <= keys
                 and len(running.columns_Q) == queries
-            )
-            found = replace(found, running=running if fits else None)
+            ):
+                found = replace(found, running=running)
         else:
             found = replace(found, is_own=False, query_mask_BQ=query_mask_BQ)
         # The canvas is kept beside it, so that its id cannot be taken by another while it is known.
@@ -289,11 +308,12 @@ def _hiding(
         wide = mask
         if wide is None:
             wide = torch.ones(shape, dtype=torch.bool, device=device)
-            wide = wide.tril() if is_causal else wide[:1]
-        wide = wide.expand(*wide.shape[:-1], shape[1])
-        hidden = False if wide.dtype == torch.bool else -math.inf
+            if is_causal:
+                wide = wide.tril()
+        wide = pad(wide.expand(*wide.shape[:-1], shape[1]), (dropped, 0))
+        behind_S = torch.arange(wide.shape[-1], device=device) >= dropped
         # its source is kept beside it, so that its id cannot be taken by another while it is known
-        known[key] = mask, pad(wide, (dropped, 0), value=hidden)
+        known[key] = mask, narrowed(wide, behind_S)
     return known[key][1]
 
 
@@ -301,7 +321,6 @@ def _is_folded(query: Tensor, key: Tensor, module: nn.Module) -> bool:
     """Whether the query axis holds the query heads of one key head: so transformers decodes one
     token under a mask.
     """
-    groups = getattr(module, "num_key_value_groups", 1)
-    heads = getattr(getattr(module, "config", None), "num_attention_heads", None)
+    groups = stated(module, "num_key_value_groups", 1)
     folded = groups > 1 and query.shape[1] == key.shape[1] and query.shape[2] == groups
-    return folded and heads == query.shape[1] * groups
+    return folded and config_value(module, "num_attention_heads") == query.shape[1] * groups

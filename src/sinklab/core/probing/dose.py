@@ -22,23 +22,19 @@ def by_row(record: Any) -> dict[str, tuple[Tensor, Tensor]]:
     """Sums over layers and heads of a `RemovalRecord`, and the numbers of entries they are over,
     each (B,), by name.
     """
-    parts = {name: getattr(record, f"{name}_BLH").flatten(1).double() for name in MEASURED}
-    both = {
-        name: (part_BE.nansum(1), (~part_BE.isnan()).sum(1).double())
-        for name, part_BE in parts.items()
-    }
+    found = {}
+    for name, part_BLH in record.measured().items():
+        part_BE = part_BLH.flatten(1).double()
+        found[name] = part_BE.nansum(1), (~part_BE.isnan()).sum(1).double()
     # a share of the chosen keys, however they are spread over heads
-    return both | {"sinks": (both["sinks"][0], both["chosen"][0])}
+    found["sinks"] = found["sinks"][0], found["chosen"][0]
+    return found
 
 
 def _mean_of(name: str, doc: str) -> Any:
     """A property of :class:`Dose`: the mean over this name."""
 
-    def mean(dose: Dose) -> float:
-        total, entries = dose.totals.get(name, (0.0, 0.0))
-        return total / entries if entries else math.nan
-
-    return property(mean, doc=doc)
+    return property(lambda dose: dose.mean(name), doc=doc)
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,9 @@ class Dose:
         """The dose that records of a log (`RemovalRecord`) say, of these batch rows (bool) alone;
         None for all.
         """
-        rows: Any = slice(None) if rows_B is None else rows_B
+        rows: Any = slice(None)
+        if rows_B is not None:
+            rows = rows_B
         return cls.pooled(
             cls(
                 {
@@ -86,6 +84,13 @@ class Dose:
         known = {name: float(row[name]) for name in DOSE_COLUMNS if row.get(name) is not None}
         return cls({name: (value, 1.0) for name, value in known.items() if not math.isnan(value)})
 
+    def mean(self, measure: str) -> float:
+        """The mean of one of `MEASURED`; NaN if it was not taken."""
+        total, entries = self.totals.get(measure, (0.0, 0.0))
+        if not entries:
+            return math.nan
+        return total / entries
+
     keys = _mean_of("keys", "Keys that were gone, per head.")
     sinks = _mean_of("sinks", "The share (0 to 1) of the chosen keys that the rule calls sinks.")
     held = _mean_of("held", "The share of attention (0 to 1) that they held when they were chosen.")
@@ -109,7 +114,7 @@ class Dose:
 
     def row(self) -> dict[str, float]:
         """The numbers of the dose as columns of a table, by the names in `DOSE_COLUMNS`."""
-        return {name: getattr(self, name) for name in DOSE_COLUMNS}
+        return {name: self.mean(name) for name in DOSE_COLUMNS}
 
     def __str__(self) -> str:
         """Text that stands beside a score: 1.00 keys a head (48 % sinks), held 4.8 % of the
@@ -117,9 +122,9 @@ class Dose:
         """
         if not self.weight:
             return "nothing blocked"
-        sinks = (
-            "" if math.isnan(self.sinks) else f" ({self.sinks:.0%} sinks)".replace("%", "\u00a0%")
-        )
+        sinks = ""
+        if not math.isnan(self.sinks):
+            sinks = f" ({100 * self.sinks:.0f}\u00a0% sinks)"
         shares = [
             ("held", self.held, " of the attention"),
             ("", self.removed, " removed"),

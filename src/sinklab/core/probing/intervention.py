@@ -7,12 +7,13 @@ their effects.
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
 from sinklab.core.attention.context import decoding_run, module_of
+from sinklab.core.compat import config_value
 from sinklab.core.errors import check_count
 from sinklab.core.probing.backends import no_call_message
 from sinklab.core.probing.call import AttentionCall
@@ -90,14 +91,17 @@ class RemovalRecord:
         and head.
         """
         row, layer, head = np.indices(self.keys_BLH.shape).reshape(3, -1)
-        layers, heads = np.asarray(self.layer_numbers)[layer], np.asarray(self.heads)[head]
         table = {
             "forward": np.full(len(row), self.forward),
-            "layer": layers,
-            "head": heads,
+            "layer": np.asarray(self.layer_numbers)[layer],
+            "head": np.asarray(self.heads)[head],
             "row": row,
         }
-        return table | {name: getattr(self, f"{name}_BLH").flatten().numpy() for name in MEASURED}
+        return table | {name: part.flatten().numpy() for name, part in self.measured().items()}
+
+    def measured(self) -> dict[str, Tensor]:
+        """The measures (B, L, H) by name, as in `MEASURED`."""
+        return {name: getattr(self, f"{name}_BLH") for name in MEASURED}
 
 
 @dataclass(eq=False)
@@ -146,21 +150,20 @@ class InterventionLog(Listener):
     def edit(self, call: AttentionCall) -> AttentionCall:
         self.layers.setdefault(call.layer, len(self.layers))
         if self.prefix is None and call.origin.is_own:
-            running, queries = call.visibility.running, call.query_BHQD.shape[2]
-            if running is not None:
-                self.prefix = call.key_BKSD.shape[2] - running.ids_BS.shape[1]
+            visibility = call.visibility
+            if visibility.running is not None:
+                self.prefix = call.key_BKSD.shape[2] - visibility.running.ids_BS.shape[1]
             else:
                 # a full call: its keys that are seen, less the queries that are not padding
-                real_BQ = call.visibility.real_BQ
-                seen_B = (call.visibility.visible_BHS.amax(1) > 0).sum(-1).cpu()
-                self.prefix = int(
-                    (seen_B - (queries if real_BQ is None else real_BQ.sum(-1).cpu())).max()
-                )
+                seen_B = (visibility.visible_BS > 0).sum(-1)
+                self.prefix = int((seen_B - visibility.counted_BQ.sum(-1)).max())
         return call
 
     def prefix_of(self, call: AttentionCall) -> int:
         """Sink columns in front of the keys of this call: none if they are another sequence's."""
-        return (self.prefix or 0) if call.origin.is_own else 0
+        if not call.origin.is_own:
+            return 0
+        return self.prefix or 0
 
     def finish(self) -> None:
         if self.is_probing:
@@ -252,17 +255,17 @@ class InterventionLog(Listener):
             table["key_list"] = [
                 keys for removal in self.removals for keys in rows[id(removal.columns_BLHM)]
             ]
-        return {name: table[name] for name in (*TABLE_COLUMNS, *(["key_list"] if keys else []))}
+        names = [*TABLE_COLUMNS]
+        if keys:
+            names.append("key_list")
+        return {name: table[name] for name in names}
 
 
 TABLE_COLUMNS = ("forward", "edit", "layer", "head", "row", *MEASURED)
 """Columns of `InterventionLog.table`, in order."""
 
-_NUMBERS = {
-    name: np.dtype("int32" if name in ("forward", "layer", "head", "row") else "float32")
-    for name in TABLE_COLUMNS
-}
-del _NUMBERS["edit"]
+_NUMBERS: dict[str, Any] = dict.fromkeys(("forward", "layer", "head", "row"), np.dtype("int32"))
+_NUMBERS |= dict.fromkeys(MEASURED, np.dtype("float32"))
 
 
 def _key_lists(columns_BLHM: Tensor) -> list[list[int]]:
@@ -270,6 +273,7 @@ def _key_lists(columns_BLHM: Tensor) -> list[list[int]]:
     return [[key for key in row if key >= 0] for row in columns_BLHM.flatten(0, 2).tolist()]
 
 
+@runtime_checkable
 class Intervention(Protocol):
     """A frozen dataclass that describes a change of attention calls; `handler` makes the listener
     that does it.
@@ -287,7 +291,7 @@ def as_edits(edits: Iterable[Intervention | str]) -> list[Intervention]:
     """
     wanted = [interventions.parsed(edit) for edit in edits]
     for edit in wanted:
-        if isinstance(edit, type) or not hasattr(edit, "handler"):
+        if isinstance(edit, type) or not isinstance(edit, Intervention):
             raise ValueError(
                 f"intervene takes edits such as MaskSinks(k=1), got {edit!r}: pass instances, not "
                 "classes"
@@ -338,13 +342,11 @@ def intervene(
     """
     wanted = as_edits(edits)
     check_count("forwards_per_step", forwards_per_step, "it counts the forwards of a step")
-    model, log = module_of(model), InterventionLog(measure=measure)
+    model = module_of(model)
+    log = InterventionLog(measure=measure)
     with ExitStack() as stack:
         tap = stack.enter_context(tapped(model, log, query_mask))
-        named = [
-            getattr(getattr(module, "config", None), "num_hidden_layers", None)
-            for module in model.modules()
-        ]
+        named = [config_value(module, "num_hidden_layers") for module in model.modules()]
         log.layer_count = next((number for number in named if isinstance(number, int)), None)
         for edit in wanted:
             stack.enter_context(tapped(model, edit.handler(log, forwards_per_step), query_mask))

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sinklab.core.compat import has_windows, seen_length, stated
+
 OTHERS = (
     "key_value_states",
     "encoder_hidden_states",
@@ -57,24 +59,22 @@ class KeyOrigin:
         )
         found = next((given[name] for name in CACHES if given.get(name) is not None), None)
         # of an encoder-decoder, whose cross attention has a cache of its own
-        found = getattr(found, "self_attention_cache", found)
-        return cls(is_own, found, getattr(module, "layer_idx", None))
+        found = stated(found, "self_attention_cache", found)
+        return cls(is_own, found, stated(module, "layer_idx"))
 
     def first_position(self, layer: str, keys: int) -> int:
         """Position in the text of the first of this many keys: above 0 if a cache has dropped those
         before it.
         """
-        layers = getattr(self.cache, "layers", None)
+        layers = stated(self.cache, "layers")
         if not self.is_own or not layers or self.layer_idx is None:
             return self._unless_a_window(layer)
         # layers beyond those of the cache read the keys of an earlier one
-        stores = layers if self.layer_idx >= len(layers) else [layers[self.layer_idx]]
-        lengths = [store.get_seq_length() for store in stores if hasattr(store, "get_seq_length")]
-        # a static cache that keeps every key counts on its device
-        length = max((length for length in lengths if isinstance(length, int)), default=0)
+        stores = layers[self.layer_idx : self.layer_idx + 1] or layers
+        length = max(seen_length(store) for store in stores)
         if length <= keys:
             return 0
-        if not any(getattr(store, "is_sliding", False) for store in stores):
+        if not any(stated(store, "is_sliding") for store in stores):
             raise ValueError(
                 f"{layer}: the cache {type(stores[0]).__name__} has seen {length} positions and "
                 f"gives {keys} keys, and does not say of which: traces and edits read caches that "
@@ -86,7 +86,7 @@ class KeyOrigin:
         """Return 0. Raises ValueError if a cache has sliding windows and does not give the start of
         this layer's.
         """
-        if self.is_own and any(getattr(self.cache, "is_sliding", None) or ()):
+        if self.is_own and has_windows(self.cache):
             raise ValueError(
                 f"{layer}: the cache {type(self.cache).__name__} has sliding windows, but the "
                 "layer has no layer_idx to look its own up by: run it with use_cache=False"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from sinklab.core import registry
 from sinklab.core.probing.scope import MapKey, RecordingScope
-from sinklab.core.probing.statistics import STATES, CallView, Statistic
+from sinklab.core.probing.statistics import STATES, Statistic
 
 if TYPE_CHECKING:
     import numpy
@@ -40,26 +40,26 @@ class LayerStack:
     turns all into a list.
     """
 
-    def add(self, values: Tensor) -> None:
-        """Add the values of the next layers, which are the first axis."""
-        count, end = len(self._parts), len(self._parts) + len(values)
-        if self._store is None and not (count or values.is_cuda):
+    def add(self, value: Tensor) -> None:
+        """Add the value of the next layer."""
+        count = len(self._parts)
+        if self._store is None and not (count or value.is_cuda):
             # some may come inside inference mode, and others behind its end
             with torch.inference_mode(False):
                 self._store = torch.empty(
-                    (self.expected, *values.shape[1:]), dtype=torch.float32, device=values.device
+                    (self.expected, *value.shape), dtype=torch.float32, device=value.device
                 )
         store = self._store
         if store is not None:
             if (
-                end <= self.expected
-                and values.shape[1:] == store.shape[1:]
-                and values.device == store.device
+                count < self.expected
+                and value.shape == store.shape[1:]
+                and value.device == store.device
             ):
-                values = store[count:end].copy_(values)
+                value = store[count].copy_(value)
             else:
                 self._store = None
-        self._parts += values.unbind()
+        self._parts.append(value)
 
     def stacked(self, rows: list[int]) -> Tensor:
         """These layers along their axis, in memory of their own; on the CPU if they lie on several
@@ -88,7 +88,7 @@ def padded_stack(tensors: list[Tensor], dim: int) -> Tensor:
     if len(shapes) == 1:
         return torch.stack(tensors, dim)
     widest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-    dtype = max((tensor.dtype for tensor in tensors), key=attrgetter("itemsize"))
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     padded = torch.full((len(tensors), *widest), torch.nan, device=tensors[0].device, dtype=dtype)
     for row, tensor in zip(padded, tensors, strict=True):
         row[tuple(slice(0, size) for size in tensor.shape)] = tensor
@@ -113,10 +113,8 @@ class Frame:
     parts: dict[str, LayerStack] = field(default_factory=dict)
     values: dict[str, Tensor] = field(default_factory=dict)
     visible: list[Tensor] = field(default_factory=list)
-    waiting: list[tuple[CallView, list[Tensor]]] = field(default_factory=list)
-    """Small calls alike, with their tensors, that are measured as one."""
     maps: dict[tuple[MapKey, int], Tensor] = field(default_factory=dict)
-    columns_Q: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    columns_Q: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.int64))
     state_BQ: Tensor | None = None
     state_BS: Tensor | None = None
     """States of all canvas positions; None without a canvas."""
@@ -173,7 +171,8 @@ class Frame:
         self.visible = [changed[id(part)] for part in self.visible]
         self.columns_Q = change(self.columns_Q)
         if self.state_BQ is not None and self.state_BS is not None:
-            self.state_BQ, self.state_BS = change(self.state_BQ), change(self.state_BS)
+            self.state_BQ = change(self.state_BQ)
+            self.state_BS = change(self.state_BS)
 
 
 @dataclass
@@ -193,7 +192,9 @@ class Frames:
     @property
     def steps(self) -> list[Frame]:
         """One frame a step, all that it holds on the CPU."""
-        frames = [frame for _, frame, _ in self.marked] if self.marked else self.pending
+        frames = self.pending
+        if self.marked:
+            frames = [frame for _, frame, _ in self.marked]
         for frame in frames:
             frame.settle()
         return frames
@@ -216,7 +217,8 @@ class Recording:
     """
 
     def __init__(self, frames: Frames, mark: Callable[[object], None]) -> None:
-        self._frames, self._mark = frames, mark
+        self._frames = frames
+        self._mark = mark
         self.statistics = tuple(frames.statistics)
         """Names of the recorded statistics, with the options that differ from their defaults."""
 
@@ -362,8 +364,8 @@ class Recording:
                 f"{name} is not counted by key (its axes are {self.dims(name)}): read "
                 f"array({name!r})"
             )
-        states, steps = self.key_state, []
-        for value, state_BK in zip(self.values(name), states, strict=True):
+        steps = []
+        for value, state_BK in zip(self.values(name), self.key_state, strict=True):
             here_SBK = torch.stack([state_BK == state for state in range(len(STATES))])
             here = here_SBK.view(*here_SBK.shape[:2], *(1 for _ in value.shape[1:-1]), -1)
             steps.append(value.where(here, torch.nan).nanmean(-1).transpose(0, 1))
@@ -398,8 +400,9 @@ class Recording:
         """
         maps = self.maps
         if (step, layer, head) not in maps:
-            is_requested = (step, layer, head) in self._frames.scope.maps
-            fact = "was asked for, but its step never ran" if is_requested else "was not asked for"
+            fact = "was not asked for"
+            if (step, layer, head) in self._frames.scope.maps:
+                fact = "was asked for, but its step never ran"
             raise ValueError(
                 f"the map of step {step}, layer {layer}, head {head} {fact}; there are "
                 f"{list(maps)}: trace(model, maps=[({step}, {layer}, {head})])"
@@ -416,10 +419,8 @@ class Recording:
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Names of the axes of `array(name)`. Raises ValueError for an unknown name."""
-        return (
-            "step",
-            *(_EXTRA_AXES[name] if name in _EXTRA_AXES else registry.statistics.parse(name).axes),
-        )
+        axes = _EXTRA_AXES.get(name) or registry.statistics.parse(name).axes
+        return ("step", *axes)
 
     def array(self, name: str) -> numpy.ndarray:
         """A statistic, or "visible", "positions", "query_state" or "key_state", of all recorded
@@ -429,17 +430,14 @@ class Recording:
         canvas position, NaN if no query ran. Raises ValueError when nothing was recorded, or the
         statistic was not.
         """
-        tensors = (
-            [value.float() for value in getattr(self, name)]
-            if name in _EXTRA_AXES
-            else self.values(name)
-        )
+        if name in _EXTRA_AXES:
+            tensors = [value.float() for value in getattr(self, name)]
+        else:
+            tensors = self.values(name)
         if not tensors:
-            ran = len(self._frames.steps)
             raise ValueError(
-                f"nothing was recorded: {ran} steps ran, and steps= chooses none of them"
-                if ran
-                else "nothing was recorded yet: run the model inside the block"
+                f"nothing was recorded: {len(self._frames.steps)} steps ran, and steps= chooses "
+                "none of them; run the model inside the block"
             )
         if self.dims(name)[-1] == "position":
             tensors = [

@@ -28,15 +28,19 @@ class Scope(TypedDict, total=False):
 
 def as_int(number: Any) -> int | None:
     """A whole number of any kind, numpy's too, as an int; None for anything else."""
+    if isinstance(number, bool):
+        return None
     try:
-        return None if isinstance(number, bool) else operator.index(number)
+        return operator.index(number)
     except TypeError:
         return None
 
 
 def as_iterable(given: Any) -> Iterable[Any]:
     """One number or name, or several, as several."""
-    return given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        return given
+    return (given,)
 
 
 def whole_numbers(name: str, given: Any) -> tuple[int, ...]:
@@ -61,22 +65,22 @@ def chosen(name: str, given: Any) -> tuple[Any, ...] | None:
     """
     if given is None:
         return None
-    paths = name == "layers"
-    found = [one if paths and isinstance(one, str) else as_int(one) for one in as_iterable(given)]
+    found: dict[Any, None] = {}
+    for one in as_iterable(given):
+        number = as_int(one)
+        if name == "layers" and isinstance(one, str):
+            found[one] = None
+        elif number is not None:
+            found[number] = None
+        else:
+            raise ValueError(
+                f"{name} are numbers (of layers in the order of execution, -1 is the last, or "
+                f"module paths; of query heads), got {given!r}: write a tuple such as (0, 3); "
+                "None means all"
+            )
     if not found:
         raise ValueError(f"{name} names at least one, got none: leave it out (None) for all")
-    if None in found:
-        what = (
-            "in the order of execution (-1 is the last), or module paths"
-            if paths
-            else "of query heads"
-        )
-        example = '(0, -1) or ("layers.3",)' if paths else "(0, 3)"
-        raise ValueError(
-            f"{name} are numbers {what}, got {given!r}: write a tuple such as {example}; None "
-            "means all"
-        )
-    return tuple(dict.fromkeys(found))
+    return tuple(found)
 
 
 @dataclass
@@ -103,28 +107,30 @@ class RecordingScope:
 
     def __post_init__(self) -> None:
         steps = self.steps
-        if isinstance(steps, str) or not (steps is None or hasattr(steps, "__contains__")):
+        if isinstance(steps, str) or not (steps is None or isinstance(steps, Container)):
             raise ValueError(
                 "steps is a container of step numbers such as range(0, 64, 8) or a set, got "
                 f"{steps!r}"
             )
         self.maps = [_map_key(key) for key in self.maps]
-        self.layers, self.heads = chosen("layers", self.layers), chosen("heads", self.heads)
+        self.layers = chosen("layers", self.layers)
+        self.heads = chosen("heads", self.heads)
 
     def has_layer(self, index: int, path: str) -> bool:
         """Whether to measure the layer that runs as number `index`; before the first forward ended,
         perhaps.
         """
-        return self.layers is None or any(
-            _matches(path, wanted) if isinstance(wanted, str) else self._is_number(index, wanted)
-            for wanted in self.layers
-        )
+        if self.layers is None:
+            return True
+        return any(self._is_layer(index, path, wanted) for wanted in self.layers)
 
     def chosen_layers(self) -> list[int]:
         """Numbers of the chosen layers, of those known so far."""
         return [index for index, path in enumerate(self.known) if self.has_layer(index, path)]
 
-    def _is_number(self, index: int, wanted: int) -> bool:
+    def _is_layer(self, index: int, path: str, wanted: int | str) -> bool:
+        if isinstance(wanted, str):
+            return _matches(path, wanted)
         if wanted >= 0:
             return index == wanted
         # Counted from an end that is not known before the first forward got there: until then, any
@@ -143,8 +149,11 @@ class RecordingScope:
         """The maps to keep of the layer that runs as number `index`, by the key as it was given,
         with their heads.
         """
-        here = [key for key in self.maps if key[0] == step and self._is_number(index, key[1])]
-        return {key: _head(key[2], layer, total_heads) for key in here}
+        return {
+            key: _head(key[2], layer, total_heads)
+            for key in self.maps
+            if key[0] == step and self._is_layer(index, layer, key[1])
+        }
 
     def check_layers(self, paths: Sequence[str]) -> None:
         """The layers of the first forward. Raises ValueError for a chosen one that is not among
@@ -153,7 +162,8 @@ class RecordingScope:
         if self.known:
             return
         total = len(paths)
-        self.total = total if self.total is None else self.total
+        if self.total is None:
+            self.total = total
         for wanted in [*(self.layers or ()), *(key[1] for key in self.maps)]:
             if isinstance(wanted, str):
                 if not any(_matches(path, wanted) for path in paths):

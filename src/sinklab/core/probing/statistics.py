@@ -4,13 +4,14 @@
 # of hidden states) G groups of queries: all real ones, then those in each state; R the greatest
 # magnitudes that are kept
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from sinklab.core.attention.received import STATISTICS, value_norms
+from sinklab.core.compat import config_value
 from sinklab.core.errors import Checked, check_tensor, limited, one_of
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.registry import fast_medians, fast_path, statistics
@@ -40,41 +41,9 @@ class CallView:
 
     def of_heads(self, x_BH: Tensor) -> Tensor:
         """The recorded heads of a tensor (B, H, …) over all query heads."""
-        return x_BH if self.heads is None else x_BH[:, self.heads]
-
-    def tensors(self) -> list[Tensor]:
-        """Tensors that differ from layer to layer."""
-        return [self.call.query_BHQD, self.call.key_BKSD, self.call.value_BKSD, self.output_BHQD]
-
-    def is_like(self, other: "CallView") -> bool:
-        """Whether the rows of both may be measured as those of one batch."""
-        one, two = (
-            (view.heads, view.call.scale, *((x.dtype, x.shape) for x in view.tensors()))
-            for view in (self, other)
-        )
-        # which says the rest: one mask, on one canvas
-        return one == two and self.call.visibility is other.call.visibility
-
-    def joined(self, tensors: Iterable[list[Tensor]]) -> "CallView":
-        """One call on these tensors of calls like this, row behind row."""
-        layers = list(zip(*tensors, strict=True))
-        count, (q_BHQD, k_BKSD, v_BKSD, out_BHQD) = len(layers[0]), map(torch.cat, layers)
-        visibility = self.call.visibility.repeated(count)
-        mask = (
-            None
-            if visibility.mask is None
-            else visibility.mask[(None,) * (4 - visibility.mask.dim())]
-        )
-        given: dict[str, Any] = {
-            "query_BHQD": q_BHQD,
-            "key_BKSD": k_BKSD,
-            "value_BKSD": v_BKSD,
-            "mask": mask,
-        }
-        state_BQ = None if self.state_BQ is None else self.state_BQ.repeat(count, 1)
-        return CallView(
-            replace(self.call, visibility=visibility, **given), self.heads, state_BQ, out_BHQD
-        )
+        if self.heads is None:
+            return x_BH
+        return x_BH[:, self.heads]
 
 
 @dataclass(eq=False)
@@ -121,11 +90,6 @@ class Statistic:
     """Whether it reads the hidden states after the layer: then `measure` is given a
     `StatesView`.
     """
-    by_row: ClassVar[bool] = False
-    """Whether `measure` may be given several layers of a small model at once, stacked as rows of
-    one batch. That is faster, and False is always right. True is allowed if "batch" is the first
-    axis and `measure` neither mixes rows nor reads the name of the layer.
-    """
     remembers: ClassVar[bool] = False
     """Whether it compares with the step before, by what it keeps in `CallView.memory`; its first
     step may be NaN.
@@ -145,7 +109,6 @@ class Received(Statistic):
     """The column sums a_j: attention every key receives from all queries that are not padding."""
 
     axes = KEYS
-    by_row = True
     reads = ("received",)
 
 
@@ -154,7 +117,6 @@ class ReceivedByState(Statistic):
     """The column sums from masked, committed and prompt queries apart."""
 
     axes = ("batch", "state", "layer", "head", "key")
-    by_row = True
     reads = ("received_by_state",)
     needs_canvas = True
 
@@ -176,20 +138,20 @@ class ReceivedFromMasked(Statistic, Checked):
     """Masked queries that it takes."""
 
     axes = KEYS
-    by_row = True
     reads = ("received_by_state",)
     needs_canvas = True
 
     def measure(self, view: CallView) -> Tensor:
-        visibility, received_BHS = view.call.visibility, view.shared["received_by_state"][:, MASKED]
+        received_BHS = view.shared["received_by_state"][:, MASKED]
+        visibility = view.call.visibility
         state_BQ: Any = view.state_BQ
-        counts = (visibility.seen_by(state_BQ == MASKED), visibility.visible_BHS)
-        masked, every = (count.to(received_BHS) for count in counts)
-        masked, every = (
-            view.of_heads(count) if count.shape[1] > 1 else count for count in (masked, every)
-        )
-        told = (masked >= self.least) | (every == 0)
-        return (received_BHS / masked.clamp_min(1) * every).masked_fill(~told, torch.nan)
+        every_head = (-1, view.call.query_BHQD.shape[1], -1)
+        masked_BHS = visibility.seen_by(state_BQ == MASKED).to(received_BHS).expand(every_head)
+        masked_BHS = view.of_heads(masked_BHS)
+        every_BHS = view.of_heads(visibility.visible_BHS.to(received_BHS).expand(every_head))
+        told_BHS = (masked_BHS >= self.least) | (every_BHS == 0)
+        mean_BHS = received_BHS / masked_BHS.clamp_min(1)
+        return (mean_BHS * every_BHS).masked_fill(~told_BHS, torch.nan)
 
 
 WINDOW = 8
@@ -206,17 +168,13 @@ class ReceivedByWindow(Statistic):
     """
 
     axes = ("batch", "window", "layer", "head", "key")
-    by_row = True
     reads = ("received",)
 
     def measure(self, view: CallView) -> Tensor:
-        queries, real_BQ = view.call.query_BHQD.shape[2], view.call.visibility.real_BQ
+        queries = view.call.query_BHQD.shape[2]
+        real_BQ = view.call.visibility.counted_BQ
         if queries <= WINDOW:
             return view.shared["received"].unsqueeze(1)
-        if real_BQ is None:
-            real_BQ = torch.ones(
-                len(view.call.query_BHQD), queries, dtype=torch.bool, device=view.output_BHQD.device
-            )
         number_BQ = torch.div(real_BQ.long().cumsum(1) - 1, WINDOW, rounding_mode="floor")
         windows = range(-(-queries // WINDOW))
         groups_BGQ = torch.stack([(number_BQ == number) & real_BQ for number in windows], 1)
@@ -231,7 +189,6 @@ class LastRow(Statistic):
     """
 
     axes = KEYS
-    by_row = True
 
     def measure(self, view: CallView) -> Tensor:
         return view.of_heads(view.call.last_row_BHS)
@@ -245,20 +202,23 @@ class ValueNorm(Statistic):
     """
 
     axes = ("batch", "layer", "key")
-    by_row = True
-    vectors = "value_BKSD"
 
     def measure(self, view: CallView) -> Tensor:
-        norms_BS = value_norms(getattr(view.call, self.vectors))
+        norms_BS = value_norms(self.vectors(view.call))
         norms_BS[:, : view.call.dropped] = torch.nan
         return norms_BS
+
+    def vectors(self, call: AttentionCall) -> Tensor:
+        """The vectors (B, K, S, D) whose norm is taken."""
+        return call.value_BKSD
 
 
 @statistics.register("key_norm")
 class KeyNorm(ValueNorm):
     """The norm of every token's key vector as it enters the scores, averaged over all heads."""
 
-    vectors = "key_BKSD"
+    def vectors(self, call: AttentionCall) -> Tensor:
+        return call.key_BKSD
 
 
 @statistics.register("row_entropy")
@@ -266,7 +226,6 @@ class RowEntropy(Statistic):
     """The entropy of every query's attention row, in nats."""
 
     axes = ROWS
-    by_row = True
     reads = ("row_entropy",)
 
 
@@ -275,7 +234,6 @@ class RowLogSumExp(Statistic):
     """The natural logarithm of every query's softmax denominator."""
 
     axes = ROWS
-    by_row = True
     reads = ("row_logsumexp",)
 
 
@@ -284,7 +242,6 @@ class OutputNorm(Statistic):
     """The norm of every head's output for every query."""
 
     axes = ROWS
-    by_row = True
 
     def measure(self, view: CallView) -> Tensor:
         out_BHQD = view.of_heads(view.output_BHQD.detach())
@@ -298,7 +255,6 @@ class NoopBound(Statistic):
     """Bound of the norm of a head's output, sum_j A_ij |v_j| (arXiv 2601.19657, Eq. 20-22)."""
 
     axes = ROWS
-    by_row = True
     reads = ("noop_bound",)
 
 
@@ -325,21 +281,22 @@ class MassiveActivations(Statistic, Checked):
     of_states = True
 
     def measure(self, view: StatesView) -> Tensor:
-        states_BN, width = view.states_BQD.detach().float().flatten(1), view.states_BQD.shape[2]
-        size_BN = known_BN = states_BN.abs()
+        states_BN = view.states_BQD.detach().float().flatten(1)
+        width = view.states_BQD.shape[2]
+        size_BN = states_BN.abs()
         if view.real_BQ is not None:
             real_BN = view.real_BQ.to(size_BN.device).repeat_interleave(width, 1)
-            size_BN, known_BN = (
-                size_BN.masked_fill(~real_BN, -1),
-                size_BN.masked_fill(~real_BN, torch.nan),
-            )
-        greatest_BR, at_BR = size_BN.topk(min(self.top, size_BN.shape[1]))
+            size_BN = size_BN.masked_fill(~real_BN, torch.nan)
+        greatest_BR, at_BR = size_BN.nan_to_num(-1).topk(min(self.top, size_BN.shape[1]))
         position_BR = view.columns_Q.to(at_BR.device)[at_BR // width]
-        median = fast_path(fast_medians, view.states_BQD)
-        ratio_BR = greatest_BR / (
-            median(known_BN) if median else known_BN.nanmedian(1, True).values
-        )
+        median = fast_path(fast_medians, view.states_BQD) or nan_median
+        ratio_BR = greatest_BR / median(size_BN)
         return torch.stack([states_BN.gather(1, at_BR), at_BR % width, position_BR, ratio_BR], -1)
+
+
+def nan_median(x_BN: Tensor) -> Tensor:
+    """The median of each row, (B, 1), NaN apart."""
+    return x_BN.nanmedian(1, True).values
 
 
 def chosen_statistics(given: Iterable[Any]) -> dict[str, Statistic]:
@@ -367,37 +324,28 @@ def read_in_one_pass(view: CallView, reads: set[str]) -> dict[str, Tensor]:
     """Compute the results that the statistics of a call read (`Statistic.reads`), in one pass over
     its scores.
     """
-    call, by_state = view.call, "received_by_state" in reads
-    is_known = view.heads is None and "received_BHS" in vars(call)
+    call = view.call
     wanted = reads - {"received", "received_by_state"}
-    if by_state or ("received" in reads and not is_known):
+    groups_BGQ = call.visibility.groups_BGQ
+    if "received_by_state" in reads:
+        wanted.add("received")
+        states = [view.state_BQ == state for state in range(len(STATES))]
+        groups_BGQ = torch.stack([call.visibility.counted_BQ.to(states[0].device), *states], 1)
+    elif "received" in reads and (view.heads is not None or "received_BHS" not in call.known):
         wanted.add("received")
     found: dict[str, Tensor] = {}
     if wanted:
-        groups_BGQ = (
-            _groups(call, view.state_BQ if by_state else None) if "received" in wanted else None
-        )
         found = call.measured(wanted, view.heads, v_BKSD=call.value_BKSD, groups_BGQ=groups_BGQ)
+    if "received" in found:
         if groups_BGQ is not None:
             found["received_by_state"] = found["received"][:, 1:]
             found["received"] = found["received"][:, 0]
-        if view.heads is None and "received" in found:
+        if view.heads is None:
             # Another listener that asks the call for it later need not compute it again.
-            vars(call).setdefault("received_BHS", found["received"])
-    if "received" in reads and "received" not in found:
+            call.known.setdefault("received_BHS", found["received"])
+    elif "received" in reads:
         found["received"] = call.received_BHS
     return found
-
-
-def _groups(call: AttentionCall, state_BQ: Tensor | None) -> Tensor | None:
-    """Groups of queries to add up, bool (B, G, Q): the real ones and, if states are given, those of
-    each state.
-    """
-    real_BQ = call.visibility.real_BQ
-    if state_BQ is None:
-        return None if real_BQ is None else real_BQ.unsqueeze(1)
-    everyone_BQ = torch.ones_like(state_BQ, dtype=torch.bool) if real_BQ is None else real_BQ
-    return torch.stack([everyone_BQ, *(state_BQ == state for state in range(len(STATES)))], 1)
 
 
 STATE_OF = ("predicted", "own")
@@ -421,6 +369,15 @@ def position_states(canvas: Any, ids_BS: Tensor) -> Tensor:
     return torch.where(real_BS, state_BS, -1).to(torch.int8)
 
 
+@runtime_checkable
+class DecodedCanvas(Protocol):
+    """A canvas that tells the states of its positions, such as `sinklab.core.sampling.Canvas`."""
+
+    open_BS: Tensor
+    mask_id: int
+    attention_BS: Tensor
+
+
 class QueryStates:
     """The states of the queries of a forward, for one canvas.
 
@@ -428,17 +385,13 @@ class QueryStates:
     """
 
     def __init__(self, model: nn.Module, canvas: Any, state_of: str) -> None:
-        missing = [
-            name for name in ("open_BS", "mask_id", "attention_BS") if not hasattr(canvas, name)
-        ]
-        if missing:
+        if not isinstance(canvas, DecodedCanvas):
             raise ValueError(
-                f"canvas must have open_BS, mask_id and attention_BS, but {type(canvas).__name__} "
-                f"lacks {', '.join(missing)}: pass the sampling.Canvas that is decoded"
+                "canvas must have open_BS, mask_id and attention_BS, which "
+                f"{type(canvas).__name__} lacks: pass the sampling.Canvas that is decoded"
             )
         self.canvas = canvas
-        is_shifted = bool(getattr(getattr(model, "config", None), "logit_shift", False))
-        self.shift = int(is_shifted and state_of == "predicted")
+        self.shift = state_of == "predicted" and bool(config_value(model, "logit_shift"))
 
     def of(self, state_BS: Tensor, columns_Q: Tensor) -> Tensor:
         """State of the position that each query predicts (or of its own), int8 (B, Q); −1 for a

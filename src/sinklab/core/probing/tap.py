@@ -16,13 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sinklab.core.attention.context import Owner, is_observed, watching
+from sinklab.core.attention.context import Owner, RunningCanvas, is_observed, watching
 from sinklab.core.compat import (
     compiled_module,
     compiles_hooks,
+    has_windows,
     is_compiled,
     is_replayed,
     is_running,
+    stated,
 )
 from sinklab.core.errors import check_tensor
 from sinklab.core.probing.backends import asking, hold, is_of_torch, read, remade, shown, within
@@ -102,7 +104,7 @@ class Tap(TorchFunctionMode):
         if configs:
             self.leave.enter_context(shown(self._modules, configs, self))
         if self.is_compiled:
-            if any(getattr(config, "is_encoder_decoder", False) for config in configs):
+            if any(stated(config, "is_encoder_decoder") for config in configs):
                 raise ValueError(
                     f"{type(self._modules['']).__name__} is compiled and has cross attention: "
                     "which layers attend to another sequence is not told there; trace the module "
@@ -147,14 +149,9 @@ class Tap(TorchFunctionMode):
         than attention.
         """
         if self.is_compiled and (listener.of_states or type(listener).edit is not Listener.edit):
-            what = (
-                f"{listener.of_states} needs hidden states"
-                if listener.of_states
-                else "an edit changes calls"
-            )
             raise ValueError(
-                f"{what}, which a compiled model has compiled: take the module that was compiled "
-                "(compiled._orig_mod)"
+                f"{listener.of_states or 'an edit'} reads or changes what a compiled model has "
+                "compiled: take the module that was compiled (compiled._orig_mod)"
             )
         listener.tap = self
         self.listeners.append(listener)
@@ -218,6 +215,14 @@ class Tap(TorchFunctionMode):
             finally:
                 self._stack.pop()
 
+    def ids_of(self, running: RunningCanvas | None) -> Tensor | None:
+        """Token ids of the canvas that a denoiser announced, else those that the running forward
+        was given; None if neither is known.
+        """
+        if running is None:
+            return self.ids_BS
+        return running.ids_BS
+
     def alike(self, layer: str) -> int:
         """Modules of the class of the one that runs now as `layer`: as many attention layers may be
         expected.
@@ -246,7 +251,7 @@ class Tap(TorchFunctionMode):
         self.owner.check("runs the model or a part of it")
         if not self.is_compiled:
             self._note(path, args, kwargs)
-        elif any(getattr(kwargs.get("past_key_values"), "is_sliding", None) or ()):
+        elif has_windows(kwargs.get("past_key_values")):
             raise ValueError(
                 "the cache has sliding windows, and in a compiled model nothing tells where they "
                 "begin: take the "
@@ -264,13 +269,11 @@ class Tap(TorchFunctionMode):
             self._stack.clear()
         if not self._stack:
             # `input_ids`, or the first argument if it looks like ids
-            ids: Any = kwargs.get("input_ids", args[0] if args else None)
-            is_flat = isinstance(ids, Tensor) and ids.dim() == 2
-            self.ids_BS = (
-                ids
-                if is_flat and not (ids.is_floating_point() or ids.dtype == torch.bool)
-                else None
-            )
+            first: Any = next(iter(args), None)
+            ids = kwargs.get("input_ids", first)
+            self.ids_BS = None
+            if isinstance(ids, Tensor) and ids.dim() == 2 and holds_integers(ids):
+                self.ids_BS = ids
         self._stack.append(path)
         self.listen(True)
 
@@ -279,7 +282,8 @@ class Tap(TorchFunctionMode):
         # trace here.
         if self.owner.is_elsewhere():
             return None
-        calls, edited = self._inside.pop(path, None), None
+        calls = self._inside.pop(path, None)
+        edited = None
         if calls and output is not None:
             edited = self._leave(calls, output)
         while self._stack and self._stack.pop() != path:
@@ -304,7 +308,9 @@ class Tap(TorchFunctionMode):
         """Show the listeners the output of a decoder layer, the first of a tuple; None if it is
         unchanged.
         """
-        states_BQD = output[0] if isinstance(output, tuple) else output
+        states_BQD = output
+        if isinstance(output, tuple):
+            states_BQD = output[0]
         if not isinstance(states_BQD, Tensor) or states_BQD.dim() != 3:
             return self._lacks_states(
                 f"that of {calls[0]} gives no tensor (batch, position, channel)"
@@ -312,11 +318,14 @@ class Tap(TorchFunctionMode):
         edited_BQD = states_BQD
         for listener in self.listeners:
             edited_BQD = listener.edit_states(calls, edited_BQD)
-        for listener in () if is_replayed() else self.listeners:
-            listener.observe_states(calls, edited_BQD)
+        if not is_replayed():
+            for listener in self.listeners:
+                listener.observe_states(calls, edited_BQD)
         if edited_BQD is states_BQD:
             return None
-        return (edited_BQD, *output[1:]) if isinstance(output, tuple) else edited_BQD
+        if isinstance(output, tuple):
+            return (edited_BQD, *output[1:])
+        return edited_BQD
 
     def _lacks_states(self, fact: str) -> None:
         for needed_by in filter(None, (listener.of_states for listener in self.listeners)):
@@ -333,10 +342,14 @@ class Tap(TorchFunctionMode):
         """
         if self._calls is None:
             return
-        complete = not self._stack if complete is None else complete
-        called, self._calls = set(self._calls), None
-        ran, self._ran = self._ran, set()
-        doubts, self._doubts = list(self._doubts.values()), {}
+        if complete is None:
+            complete = not self._stack
+        called = set(self._calls)
+        ran = self._ran
+        doubts = list(self._doubts.values())
+        self._calls = None
+        self._ran = set()
+        self._doubts = {}
         self._visible.clear()
         self._inside.clear()
         try:
@@ -348,20 +361,21 @@ class Tap(TorchFunctionMode):
             raise
         finally:
             for listener in self.listeners:
-                (listener.finish if complete else listener.discard)()
+                if complete:
+                    listener.finish()
+                else:
+                    listener.discard()
 
     def _check_doubts(self, doubts: list[tuple[str, Tensor]]) -> None:
         """Raise if a mask can be read in two ways: the one thing of a forward that is read back
         from a device.
         """
-        flags = (
-            torch.stack([flag.to(doubts[0][1].device) for _, flag in doubts]).tolist()
-            if doubts
-            else []
-        )
-        for layer in [
-            layer for (layer, _), is_doubtful in zip(doubts, flags, strict=True) if is_doubtful
-        ]:
+        if not doubts:
+            return
+        device = doubts[0][1].device
+        flags = torch.stack([flag.to(device) for _, flag in doubts]).tolist()
+        if any(flags):
+            layer, _ = doubts[flags.index(True)]
             raise ValueError(
                 f"forward {self.forwards}, {layer or 'the model'}: the additive mask could block "
                 "keys or bias them: it falls suddenly to -100 or less and has other values beside "
@@ -398,12 +412,11 @@ class Tap(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _HEARD and self._stack and is_observed(self.model):
-            path = self._stack[-1]
-            func = (
-                self._attend
-                if func is _SDPA
-                else within(func, self._attend, path, self._modules[path])
-            )
+            if func is _SDPA:
+                func = self._attend
+            else:
+                path = self._stack[-1]
+                func = within(func, self._attend, path, self._modules[path])
         return func(*args, **(kwargs or {}))
 
     def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -411,7 +424,10 @@ class Tap(TorchFunctionMode):
         attention: Callable[..., Tensor] = _SDPA
         if self._is_heard(edited) and not is_replayed():
             attention = partial(edited.heard, attention)
-        out = attention(*args, **kwargs) if edited is call else edited.run(attention)
+        if edited is call:
+            out = attention(*args, **kwargs)
+        else:
+            out = edited.run(attention)
         self._show("", edited, out)
         return out
 
@@ -420,15 +436,19 @@ class Tap(TorchFunctionMode):
         # Gradient checkpointing replays layers inside the backward pass: they need their edits and
         # are no new forward.
         replay = is_replayed()
-        layer = path if replay else self._name(path)
+        layer = path
+        if not replay:
+            layer = self._name(path)
         origin = self._origins.get(path, OWN)
         call = AttentionCall.of(
             layer, self._modules[path], given, self._visible, origin, self.query_mask_BQ
         )
         edited = call
-        if (doubt := call.visibility.doubt) is not None and not replay:
+        doubt = call.visibility.doubt
+        if doubt is not None and not replay:
             self._doubts.setdefault(id(call.visibility), (layer, doubt))
-        if holder := next((one for one in _upwards(path) if one in self._layers), None):
+        holder = next((one for one in _upwards(path) if one in self._layers), None)
+        if holder is not None:
             self._inside.setdefault(holder, []).append(layer)
         elif not replay:
             # checkpointing may replay the inside of a layer alone
@@ -456,12 +476,21 @@ class Tap(TorchFunctionMode):
         if self._calls is not None and not self._rooted and path in self._calls:
             self.flush(complete=True)
         if self._calls is None:
-            self._calls, self._rooted, self._attended = {}, self._stack[0] == "", True
+            self._calls = {}
+            self._rooted = self._stack[0] == ""
+            self._attended = True
             for listener in self.listeners:
                 listener.begin()
-        count = self._calls.get(path, 0)
-        self._calls[path] = count + 1
-        return path if count == 0 else f"{path}#{count + 1}"
+        count = self._calls.get(path, 0) + 1
+        self._calls[path] = count
+        if count == 1:
+            return path
+        return f"{path}#{count}"
+
+
+def holds_integers(tensor: Tensor) -> bool:
+    """Whether these are whole numbers, such as token ids, and no flags."""
+    return not (tensor.is_floating_point() or tensor.dtype == torch.bool)
 
 
 def _upwards(path: str) -> Iterator[str]:
@@ -481,7 +510,9 @@ class _Hook:
     path: str
 
     def __call__(self, module: nn.Module, *given: Any) -> Any:
-        return None if self.act is None else self.act(self.path, *given)
+        if self.act is None:
+            return None
+        return self.act(self.path, *given)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"act": None, "path": self.path}

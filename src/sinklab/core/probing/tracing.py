@@ -29,18 +29,17 @@ from sinklab.core.probing.statistics import (
 )
 from sinklab.core.probing.tap import tapped
 
-SMALL = 1 << 16
-"""Numbers of a tensor that is kept until the forward ends: 0.25 MB in float32."""
-
 
 class FrameRecorder(Listener):
     """Measures the chosen statistics of every forward and writes them down, frame by frame."""
 
     def __init__(self, model: nn.Module, frames: Frames, states: QueryStates | None) -> None:
-        self.model, self.frames, self.scope, self.states = model, frames, frames.scope, states
+        self.model = model
+        self.frames = frames
+        self.scope = frames.scope
+        self.states = states
         self.reads = {name for one in frames.statistics.values() for name in one.reads}
         self.reads_scores = bool(self.reads)
-        self.by_row = all(one.by_row or one.of_states for one in frames.statistics.values())
         self.of_states = next(
             (label for label, one in frames.statistics.items() if one.of_states), ""
         )
@@ -52,7 +51,8 @@ class FrameRecorder(Listener):
     def mark(self, step: object) -> None:
         """End a step. Raises ValueError when no forward came, or none of its calls was seen."""
         self.tap.flush()
-        marked, pending = self.frames.marked, self.frames.pending
+        marked = self.frames.marked
+        pending = self.frames.pending
         if not pending:
             if not marked:
                 raise ValueError(no_call_message(self.model, self.tap.forwards))
@@ -69,8 +69,10 @@ class FrameRecorder(Listener):
         pending.clear()
 
     def begin(self) -> None:
-        marked, pending, scope = self.frames.marked, self.frames.pending, self.scope
-        number = len(marked) if marked else len(pending)
+        marked = self.frames.marked
+        pending = self.frames.pending
+        scope = self.scope
+        number = len(marked or pending)
         # Once steps are marked, only the first forward of each is kept: the others need not be
         # measured.
         is_new = not (marked and pending)
@@ -101,48 +103,26 @@ class FrameRecorder(Listener):
         heads = self.scope.heads_of(call.layer, call.query_BHQD.shape[1])
         if self.states is not None and frame.state_BQ is None:
             running = call.visibility.running
-            ids_BS = self.tap.ids_BS if running is None else running.ids_BS
+            ids_BS = self.tap.ids_of(running)
             if ids_BS is None:
                 raise ValueError(
                     "states of queries are told by token ids, but the model was given none (no "
                     "integer tensor among its arguments, and no denoiser announced its canvas): "
                     "decode with model.denoiser(), or pass input_ids"
                 )
-            told_BS = None if running is None else running.state_BS
-            frame.state_BS = (
-                position_states(self.states.canvas, ids_BS) if told_BS is None else told_BS
-            )
+            if running is not None and running.state_BS is not None:
+                frame.state_BS = running.state_BS
+            else:
+                frame.state_BS = position_states(self.states.canvas, ids_BS)
             frame.state_BQ = self.states.of(frame.state_BS, frame.columns_Q)
         view = CallView(call, heads, frame.state_BQ, call.unrolled(out))
-        tensors, waiting = view.tensors(), frame.waiting
-        # other listeners may ask the call for its measured statistics; the log-sum-exp of a kernel
-        # is that of one call
-        is_usual = call.share is None and not (out.is_cuda or "lse_BHQ" in vars(call))
-        is_small = max(x.numel() for x in tensors) <= SMALL
-        can_wait = self.by_row and is_usual and is_small and len(self.tap.listeners) == 1
-        # layers are measured in their order
-        if waiting and not (can_wait and view.is_like(waiting[0][0])):
-            self._measure_waiting(frame)
         with torch.no_grad():
-            if can_wait:
-                # copies, as the model may change its tensors in place later on
-                waiting.append((view, [x.clone() for x in tensors]))
-            else:
-                view.shared = read_in_one_pass(view, self.reads)
-                self._add(frame, call.layer, view)
+            view.shared = read_in_one_pass(view, self.reads)
+            self._add(frame, call.layer, view)
         self._real_BQ = call.visibility.real_BQ
         frame.visible.append(call.visibility.visible_BS)
         every = list(range(call.query_BHQD.shape[1]))
-        self.frames.heads = heads if heads is not None else max(self.frames.heads, every, key=len)
-
-    def _measure_waiting(self, frame: Frame) -> None:
-        """Measure small calls as one: it is calls of torch, not products, that they cost."""
-        with torch.no_grad():
-            first = frame.waiting[0][0]
-            view = first.joined(tensors for _, tensors in frame.waiting)
-            view.shared = read_in_one_pass(view, self.reads)
-            self._add(frame, first.call.layer, view, len(frame.waiting))
-        frame.waiting.clear()
+        self.frames.heads = heads or max(self.frames.heads, every, key=len)
 
     def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
         frame = self._open
@@ -152,16 +132,17 @@ class FrameRecorder(Listener):
             for layer in {frame.paths[index] for index in frame.indices}.intersection(calls):
                 self._add(frame, layer, StatesView(states_BQD, self._real_BQ, frame.columns_Q))
 
-    def _add(self, frame: Frame, layer: str, view: CallView | StatesView, count: int = 1) -> None:
-        """Measure this many layers: the statistics that read attention calls, or those that read
-        the hidden states after one.
+    def _add(self, frame: Frame, layer: str, view: CallView | StatesView) -> None:
+        """Measure a layer: the statistics that read attention calls, or those that read the hidden
+        states after one.
         """
         for label, one in self.frames.statistics.items():
             if one.of_states != isinstance(view, StatesView):
                 continue
             if one.remembers:
                 view.memory = self.memory[label, layer]
-            value, axes = one.measure(view), [axis for axis in one.axes if axis != "layer"]
+            value = one.measure(view)
+            axes = [axis for axis in one.axes if axis != "layer"]
             if value.dim() != len(axes):
                 raise ValueError(
                     f"{label} gives a tensor with the axes {axes} for each layer, but measured one "
@@ -172,47 +153,54 @@ class FrameRecorder(Listener):
                 # expected.
                 expected = len(self.scope.chosen_layers()) or self.tap.alike(layer)
                 frame.parts[label] = LayerStack(expected, one.axes.index("layer"))
-            frame.parts[label].add(value.unflatten(0, (count, -1)) if count > 1 else value[None])
+            frame.parts[label].add(value)
 
     def _locate(self, frame: Frame, call: AttentionCall) -> None:
         """Locate the queries on the canvas: as announced, else the last ones so far."""
-        queries, keys, running = (
-            call.query_BHQD.shape[2],
-            call.key_BKSD.shape[2],
-            call.visibility.running,
-        )
+        queries = call.query_BHQD.shape[2]
+        keys = call.key_BKSD.shape[2]
+        running = call.visibility.running
         is_own = call.origin.is_own
         if running is not None:
             self.frames.prefix = keys - running.ids_BS.shape[1]
         elif self.frames.prefix is None and is_own:
-            # keys behind the queries are room in a static cache, not a sink column in front
-            room = keys - queries - int(call.visibility.first_own) if queries < keys else 0
-            self.frames.prefix = 0 if room > 0 else max(keys - queries, 0)
+            front = max(keys - queries, 0)
+            if front > int(call.visibility.first_own):
+                # keys behind the queries are room in a static cache, not a sink column in front
+                front = 0
+            self.frames.prefix = front
         frame.is_placed = is_own
-        frame.prefix = (self.frames.prefix or 0) if is_own else 0
+        frame.prefix = 0
+        if is_own and self.frames.prefix is not None:
+            frame.prefix = self.frames.prefix
         frame.length = keys - frame.prefix
-        if running is None and (queries > keys or not is_own) and (needed_by := self._by_query()):
+        needed_by = self._by_query()
+        if needed_by and running is None and (queries > keys or not is_own):
             raise ValueError(
                 f"{needed_by} is told by canvas position, but {call.layer} has {queries} queries "
                 f"over {keys} keys, as cross attention has: they stand at none of them; leave it "
                 "out, or choose layers= that attend to their own sequence"
             )
-        own_Q = torch.arange(queries, device=call.query_BHQD.device) + call.visibility.first_own
-        frame.columns_Q = own_Q - frame.prefix if running is None else running.columns_Q
+        if running is not None:
+            frame.columns_Q = running.columns_Q
+        else:
+            first = call.visibility.first_own - frame.prefix
+            frame.columns_Q = torch.arange(queries, device=call.query_BHQD.device) + first
 
     def _by_query(self) -> str:
         """The first statistic that is given by query, or another reason that needs their places."""
-        by_query = (
-            label for label, one in self.frames.statistics.items() if "position" in one.axes
-        )
-        return next(by_query, "the state of queries" if self.states is not None else "")
+        for label, one in self.frames.statistics.items():
+            if "position" in one.axes:
+                return label
+        if self.states is not None:
+            return "the state of queries"
+        return ""
 
     def finish(self) -> None:
-        frame, self._open = self._open, None
+        frame = self._open
+        self._open = None
         if frame is None or self.tap.suspended:
             return
-        if frame.waiting:
-            self._measure_waiting(frame)
         if frame.paths:
             self.scope.check_layers(frame.paths)
             total = len(frame.paths)
@@ -298,7 +286,8 @@ def trace(
     head, states without a canvas or of a compiled model, attention that is no softmax(q · kᵀ) · v;
     for another thread's model; at the end for no call.
     """
-    model, chosen = module_of(model), chosen_statistics(statistics)
+    model = module_of(model)
+    chosen = chosen_statistics(statistics)
     for label, one in chosen.items():
         if one.needs_canvas and canvas is None:
             raise ValueError(
@@ -306,7 +295,9 @@ def trace(
                 "canvas=canvas)"
             )
     one_of("state_of", state_of, STATE_OF)
-    states = None if canvas is None else QueryStates(model, canvas, state_of)
+    states = None
+    if canvas is not None:
+        states = QueryStates(model, canvas, state_of)
     frames = Frames(chosen, RecordingScope(**scope), states is not None)
     recorder = FrameRecorder(model, frames, states)
     with tapped(model, recorder, query_mask) as tap:

@@ -88,13 +88,25 @@ class Canvas:
         """bool (B, S): real positions that are given, not decoded."""
         return self.attention_BS & ~self.open_BS
 
+    @property
+    def attention_mask(self) -> Tensor | None:
+        """`attention_BS` as a model takes it: None without padding."""
+        if bool(self.attention_BS.all()):
+            return None
+        return self.attention_BS
+
     def to(self, device: torch.device | str) -> Canvas:
         """This canvas on another device."""
-        block_BS = None if self.block_BS is None else self.block_BS.to(device)
-        ids_BS, attention_BS, open_BS = (
-            one.to(device) for one in (self.ids_BS, self.attention_BS, self.open_BS)
+        block_BS = self.block_BS
+        if block_BS is not None:
+            block_BS = block_BS.to(device)
+        return replace(
+            self,
+            ids_BS=self.ids_BS.to(device),
+            attention_BS=self.attention_BS.to(device),
+            open_BS=self.open_BS.to(device),
+            block_BS=block_BS,
         )
-        return Canvas(ids_BS, attention_BS, open_BS, self.mask_id, block_BS)
 
     def counted(self, number_BS: Tensor) -> Canvas:
         """This canvas with open positions of the same number as a decoding block, each row from its
@@ -222,15 +234,18 @@ def token_rows(what: str, given: Any) -> Tensor:
             "**inputs."
         )
     try:
-        rows = given if isinstance(given, Tensor) else torch.as_tensor(given)
+        rows = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"{what} must be a tensor or a list of rows of equal length, got a "
             f"{type(given).__name__} ({error}); "
             "tokenize text with padding=True, padding_side='left' and return_tensors='pt'."
         ) from None
-    rows = rows if rows.numel() else rows.long()
-    return rows[None] if rows.ndim == 1 else rows
+    if not rows.numel():
+        rows = rows.long()
+    if rows.ndim == 1:
+        return rows[None]
+    return rows
 
 
 def _token_ids(given: Any) -> Tensor:
@@ -268,13 +283,14 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[T
             "prompts must be a list of lists of token ids, got a list of "
             f"{type(prompts[0]).__name__}; tokenize text first, and wrap a single prompt: [prompt]."
         )
-    if len(lengths := {len(prompt) for prompt in prompts}) > 1 and pad_id is None:
+    lengths = {len(prompt) for prompt in prompts}
+    if len(lengths) > 1 and pad_id is None:
         raise ValueError(
             f"prompts of unequal lengths ({sorted(lengths)}) need a pad_id to fill "
             "the shorter rows; pass the tokenizer's pad or end-of-text id."
         )
     rows = [torch.as_tensor(prompt, dtype=torch.int64) for prompt in prompts]
-    ids_BP = pad_sequence(rows, True, 0 if pad_id is None else pad_id, padding_side="left")
+    ids_BP = pad_sequence(rows, True, pad_id or 0, padding_side="left")
     real_BP = pad_sequence(
         [torch.ones_like(row, dtype=torch.bool) for row in rows], True, padding_side="left"
     )
@@ -317,7 +333,8 @@ def numbered_blocks(canvas: Canvas, block_length: int | None) -> tuple[list[int]
     """
     check_count("block_length", block_length, "leave it out for a single block.")
     open_BS = canvas.open_BS
-    if (block_BS := canvas.block_BS) is not None:
+    block_BS = canvas.block_BS
+    if block_BS is not None:
         sizes = [
             int((block_BS == number).sum(1).max()) for number in range(int(block_BS.max()) + 1)
         ]
@@ -333,6 +350,9 @@ def block_columns(block_BS: Tensor, count: int) -> list[slice | Tensor]:
     found: list[slice | Tensor] = []
     for number in range(count):
         held_Q = (block_BS == number).any(0).nonzero()[:, 0]
-        start, stop = int(held_Q[0]), int(held_Q[-1]) + 1
-        found.append(slice(start, stop) if stop - start == len(held_Q) else held_Q)
+        span = slice(int(held_Q[0]), int(held_Q[-1]) + 1)
+        if span.stop - span.start == len(held_Q):
+            found.append(span)
+        else:
+            found.append(held_Q)
     return found

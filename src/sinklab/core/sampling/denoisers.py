@@ -111,7 +111,9 @@ class FunctionDenoiser(Denoiser):
 
 
 def _adapted(given: Denoiser | Callable[[Tensor, Tensor], Tensor]) -> Denoiser:
-    return given if isinstance(given, Denoiser) else FunctionDenoiser(given)
+    if isinstance(given, Denoiser):
+        return given
+    return FunctionDenoiser(given)
 
 
 def denoiser_of(given: Any, canvas: Canvas) -> Denoiser:

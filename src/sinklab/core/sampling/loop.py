@@ -192,7 +192,9 @@ def denoise(
     memory = cache_of(cache)
     evaluate = Evaluation(denoiser, memory, block_BS)
     run = Run(canvas, evaluate, block_BS, limits, chosen, plan, sampling, generator, ends, memory)
-    return plan.steps(run) if isinstance(plan, WritingSchedule) else run.steps()
+    if isinstance(plan, WritingSchedule):
+        return plan.steps(run)
+    return run.steps()
 
 
 def planned(
@@ -201,8 +203,10 @@ def planned(
     """The schedule for this rule. Raises ValueError for a combination that makes no sense, whatever
     the canvas.
     """
+    if schedule is None and rule.measure == "chance":
+        schedule = Timed()
     if schedule is None:
-        schedule = Timed() if rule.measure == "chance" else EvenQuota()
+        schedule = EvenQuota()
     plan: Schedule = value_of(schedules, schedule, Schedule)
     plan.check_rule(rule)
     if sampling.temperature == 0 and sampling.cuts and not rule.reads_shaped:
@@ -235,10 +239,13 @@ class Run:
         """Evaluate the masks of a block, commit the best of them, until none is left; then the next
         block.
         """
-        canvas, ends = self.canvas, self.ends
+        canvas = self.canvas
+        ends = self.ends
         rule = self.rule.start(canvas.open_BS, self.generator)
         run = replace(self, rule=rule)
-        total = sum(self.limits) if self.schedule.fixed else None
+        total = None
+        if self.schedule.fixed:
+            total = sum(self.limits)
         columns = block_columns(self.block_BS, len(self.limits))
         ids_BS = canvas.ids_BS
         masked_BS = canvas.open_BS
@@ -331,8 +338,10 @@ class Run:
         key_M = key_M.clamp(min=torch.finfo(key_M.dtype).min)
         key_BS = key_M.new_full(candidates_BS.shape, -torch.inf)
         key_BS.view(-1).index_copy_(0, flat_M, key_M)
-        # pooled, the batch is one row
-        rows = 1 if self.schedule.pooled else len(candidates_BS)
+        rows = len(candidates_BS)
+        if self.schedule.pooled:
+            # the batch is one row
+            rows = 1
         among_BS = candidates_BS.reshape(rows, -1)
         ordered_BS, order_BS = key_BS.view(rows, -1).sort(dim=1, descending=True, stable=True)
         count_B = self.schedule.count(ordered_BS, among_BS, turn)
@@ -355,7 +364,9 @@ def scores(rule: UnmaskingRule, candidates: Candidates, step: str) -> Tensor:
     name = f"what the rule {rule} returns at {step}"
     check_tensor(name, score_M, candidates.tokens_M.shape, "float", "one per candidate")
     # A view of logits made in inference mode is an inference tensor still.
-    return score_M.clone() if score_M.is_inference() else score_M
+    if score_M.is_inference():
+        return score_M.clone()
+    return score_M
 
 
 def check_equal_rows(schedule: Schedule, open_BS: Tensor, blocks: int, steps: int | None) -> None:
@@ -386,12 +397,14 @@ def check_best(best_M: Tensor, step: str) -> None:
     """Raises ValueError for a best logit of NaN (if any in its row is) or -inf (if every token is
     ruled out).
     """
-    if nan := int(best_M.isnan().sum()):
+    nan = int(best_M.isnan().sum())
+    if nan:
         raise ValueError(
             f"logits must be numbers, but at {step} {nan} of {len(best_M)} positions are NaN; "
             "check the weights, the dtype, and rows that attend to nothing."
         )
-    if barred := int((best_M == -torch.inf).sum()):
+    barred = int((best_M == -torch.inf).sum())
+    if barred:
         raise ValueError(
             f"some token must be possible everywhere, but at {step} {barred} of {len(best_M)} "
             "positions have logits of -inf only; suppress fewer tokens."

@@ -64,12 +64,16 @@ class Candidates:
     @cached_property
     def shaped_probability_MV(self) -> Tensor:
         """softmax(shaped_MV)."""
-        return torch.softmax(self.shaped_MV, -1) if self.sampling.shapes else self.probability_MV
+        if not self.sampling.shapes:
+            return self.probability_MV
+        return torch.softmax(self.shaped_MV, -1)
 
     @cached_property
     def drawn(self) -> tuple[Tensor, Tensor]:
         """Values that each proposal was chosen by (NaN if logits are NaN), and the proposals."""
-        cut_MV = self.shaped_MV if self.sampling.temperature > 0 and self.sampling.cuts else None
+        cut_MV = None
+        if self.sampling.temperature > 0 and self.sampling.cuts:
+            cut_MV = self.shaped_MV
         return proposals(self.logits_MV, cut_MV, self.sampling, self.mask_id, self.generator)
 
     @property

@@ -39,8 +39,7 @@ def commit_counts(n_masked: int | Tensor, steps: int) -> Tensor:
             f"n_masked cannot be negative, got {int(count.min())}; count the open masks"
         )
     step_T = torch.arange(steps, device=count.device)
-    floor, remainder = count // steps, count % steps
-    return floor[..., None] + (step_T < remainder[..., None])
+    return (count // steps)[..., None] + (step_T < (count % steps)[..., None])
 
 
 def split_steps(sizes: Sequence[int], steps: int | None, *, surplus: bool = False) -> list[int]:
@@ -66,12 +65,15 @@ def split_steps(sizes: Sequence[int], steps: int | None, *, surplus: bool = Fals
             f"commit nothing: use at most {sum(sizes)}, or leave steps out for one token per step."
         )
     shares = [0] * len(sizes)
-    while left := steps - sum(shares):
-        room = [block for block, size in enumerate(sizes) if surplus or shares[block] < size]
-        share, extra = divmod(left, len(room))
+    most = list(sizes)
+    if surplus:
+        most = [steps] * len(sizes)
+    while sum(shares) < steps:
+        room = [block for block, size in enumerate(most) if shares[block] < size]
+        share, extra = divmod(steps - sum(shares), len(room))
         for rank, block in enumerate(room):
             part = share + (rank < extra)
-            shares[block] += part if surplus else min(part, sizes[block] - shares[block])
+            shares[block] += min(part, most[block] - shares[block])
     return shares
 
 

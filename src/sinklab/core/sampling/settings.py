@@ -6,7 +6,7 @@ torch loads when a method needs it: `--help` reads the fields alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -119,13 +119,20 @@ class DecodingSettings(Checked):
     """Random seed; None draws one from the global generator."""
 
     def __post_init__(self) -> None:
-        for kind in ("rule", "schedule", "cache"):
-            if (given := getattr(self, kind)) is not None and not isinstance(given, str):
+        chosen = {"rule": self.rule, "schedule": self.schedule, "cache": self.cache}
+        for kind, value in chosen.items():
+            if value is not None and not isinstance(value, str):
                 registry = _REGISTRIES[kind]
-                object.__setattr__(self, kind, registry.as_text(registry.parse(given)))
-        for name in ("suppress_ids", "defer_ids", "stop_ids"):
-            given = getattr(self, name)
-            object.__setattr__(self, name, () if given is None else token_ids(name, given))
+                object.__setattr__(self, kind, registry.as_text(registry.parse(value)))
+        given = {
+            "suppress_ids": self.suppress_ids,
+            "defer_ids": self.defer_ids,
+            "stop_ids": self.stop_ids,
+        }
+        for name, ids in given.items():
+            if ids is None:
+                ids = ()
+            object.__setattr__(self, name, token_ids(name, ids))
         super().__post_init__()
 
     @classmethod
@@ -156,19 +163,27 @@ class DecodingSettings(Checked):
         plan = plan_of(self._value("schedule", schedule, plan_of))
         if not plan.fixed:
             plan.evaluations([], self.steps)
-        cache = self._value("cache", cache, cache_of)
-        plain = ("steps", "block_length", "temperature", "top_p", "top_k")
-        numbers = {name: getattr(self, name) for name in plain}
-        return {"rule": rule, "schedule": plan, "cache": cache, **numbers}
+        return {
+            "rule": rule,
+            "schedule": plan,
+            "cache": self._value("cache", cache, cache_of),
+            "steps": self.steps,
+            "block_length": self.block_length,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+        }
 
     def _value(self, kind: str, chosen: Any, parse: Callable[[Any], Any]) -> Any:
         """The chosen rule, schedule or cache, with the fields that options of this record set."""
-        options: dict[str, str] = {}
-        """Option of this record -> field of the value."""
+        options: dict[str, tuple[str, Any]] = {}
+        """Option of this record -> field of the value, and what it is set to."""
         for one in fields(DecodingSettings):
             owner, _, name = one.metadata.get("sets", "").partition(".")
-            if owner == kind and getattr(self, one.name) != one.default:
-                options[one.name] = name
+            if owner == kind:
+                number = getattr(self, one.name)
+                if number != one.default:
+                    options[one.name] = name, number
         if chosen is None:
             chosen = getattr(self, kind)
         elif not isinstance(chosen, str) and options:
@@ -177,27 +192,16 @@ class DecodingSettings(Checked):
                 f"{', '.join(options)}; leave them out, or name the {kind}."
             )
         value = parse(chosen)
-        for option, name in options.items():
-            number = getattr(self, option)
+        for option, (name, number) in options.items():
             if f"{name}=" in str(chosen):
                 raise ValueError(
                     f"{option}={number!r} stands beside the {kind} {chosen!r}, which says it too: "
                     "drop one"
                 )
-            self._check_owner(kind, value, option, name)
+            if name not in _names(type(value)):
+                raise _misplaced(kind, value, option, number, name)
             value = replace(value, **{name: number})
         return value
-
-    def _check_owner(self, kind: str, value: Any, option: str, name: str) -> None:
-        registry = _REGISTRIES[kind]
-        owners = [one for one, owner in registry.items() if name in _names(owner)]
-        chosen = "none" if value is None else registry.name_of(value)
-        if chosen not in owners:
-            raise ValueError(
-                f"{option} does not go with the {registry.what} {chosen!r}, got "
-                f"{option}={getattr(self, option)!r}; it belongs to {', '.join(owners)}: leave it "
-                f"out or choose another {kind}."
-            )
 
     def decode(
         self,
@@ -238,12 +242,15 @@ class DecodingSettings(Checked):
         values["schedule"] = plan.for_model(context, expand_id=expand_id, delete_id=delete_id)
         if expand_id is not None and not plan.resizes:
             denoiser = suppressed(denoiser, expand_id)
-        stop_ids = {*self.stop_ids, *(eos_ids if self.stop_at_eos else ())}
+        stop_ids = set(self.stop_ids)
+        if self.stop_at_eos:
+            stop_ids.update(eos_ids)
         if self.stop_at_eos and not stop_ids:
             raise ValueError(
                 "stop_at_eos needs the id of end of text, but the model names none; give stop_ids."
             )
-        if both := stop_ids & set(self.suppress_ids):
+        both = stop_ids & set(self.suppress_ids)
+        if both:
             raise ValueError(
                 f"a suppressed token cannot end a row, got {sorted(both)} as both; choose one."
             )
@@ -253,12 +260,29 @@ class DecodingSettings(Checked):
             denoiser = suppressed(denoiser, self.suppress_ids)
         if self.cfg_scale:
             denoiser = guided(denoiser, self.cfg_scale, canvas.prompt_BS, canvas.mask_id)
-        seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
+        seed = self.seed
+        if seed is None:
+            seed = int(torch.randint(2**62, ()))
         generator = torch.Generator(canvas.ids_BS.device).manual_seed(seed)
         return denoise(denoiser, canvas, generator=generator, stop_ids=stop_ids or None, **values)
 
 
+def _misplaced(kind: str, value: Any, option: str, number: Any, name: str) -> ValueError:
+    """The error for an option that sets a field which the chosen value lacks."""
+    registry = _REGISTRIES[kind]
+    owners = [one for one, owner in registry.items() if name in _names(owner)]
+    chosen = "none"
+    if value is not None:
+        chosen = registry.name_of(value)
+    return ValueError(
+        f"{option} does not go with the {registry.what} {chosen!r}, got {option}={number!r}; it "
+        f"belongs to {', '.join(owners)}: leave it out or choose another {kind}."
+    )
+
+
 def _names(kind: Any) -> set[str]:
+    if not is_dataclass(kind):
+        return set()
     return {one.name for one in fields(kind)}
 
 

@@ -4,6 +4,7 @@ torch.
 
 import operator
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 
@@ -11,11 +12,10 @@ def token_ids(what: str, given: Any) -> tuple[int, ...]:
     """`given`, an id or an iterable of ids (a tensor too), as a tuple. Raises ValueError with the
     name of the argument.
     """
-    many = given.tolist() if hasattr(given, "tolist") else given
-    if isinstance(many, int):
-        return (many,)
+    with suppress(TypeError):
+        return (operator.index(given),)
     try:
-        return tuple(operator.index(one) for one in many)
+        return tuple(operator.index(one) for one in given)
     except TypeError:
         raise ValueError(
             f"{what} takes a token id or several, got {given!r}; tokenizer.convert_tokens_to_ids "
@@ -28,7 +28,9 @@ def check_vocabulary(what: str, ids: Sequence[int], size: int | None = None) -> 
     is known.
     """
     if ids and (min(ids) < 0 or (size is not None and max(ids) >= size)):
-        upto = "upwards" if size is None else f"to {size - 1}"
+        upto = "upwards"
+        if size is not None:
+            upto = f"to {size - 1}"
         raise ValueError(
             f"{what} must lie in the vocabulary, 0 {upto}, got {list(ids)}; check the tokenizer."
         )

@@ -81,7 +81,9 @@ def sample_tokens(
     generator.
     """
     sampling = TokenSampling(temperature, top_p, top_k)
-    cut_MV = shaped(logits_MV, sampling) if temperature > 0 and sampling.cuts else None
+    cut_MV = None
+    if temperature > 0 and sampling.cuts:
+        cut_MV = shaped(logits_MV, sampling)
     return proposals(logits_MV, cut_MV, sampling, None, generator)[1]
 
 
@@ -131,10 +133,8 @@ def _best_but(logits_MV: Tensor, mask_id: int | None) -> tuple[Tensor, Tensor]:
         start = int(mask_id == 0)
         best_M, token_M = _best(logits_MV[:, start : start + vocabulary - 1])
         return best_M, token_M + start
-    (left_M, left_token_M), (right_M, token_M) = (
-        _best(logits_MV[:, :mask_id]),
-        _best(logits_MV[:, mask_id + 1 :]),
-    )
+    left_M, left_token_M = _best(logits_MV[:, :mask_id])
+    right_M, token_M = _best(logits_MV[:, mask_id + 1 :])
     token_M = torch.where(right_M > left_M, token_M + mask_id + 1, left_token_M)
     return torch.maximum(left_M, right_M), token_M
 
@@ -143,7 +143,8 @@ def _best(logits_MV: Tensor) -> tuple[Tensor, Tensor]:
     """`logits_MV.max(-1)`, the first of equal ones; on the CPU in two levels, which is up to four
     times as fast.
     """
-    width, vocabulary = 64, logits_MV.shape[-1]
+    width = 64
+    vocabulary = logits_MV.shape[-1]
     if (
         logits_MV.device.type != "cpu"
         or logits_MV.dtype != torch.float32

@@ -41,11 +41,17 @@ def widened(array: Any, xp: ModuleType = np) -> Any:
             bits = np.asarray(np.multiply(codes, 1 << 13, dtype=np.uint32)).view(np.float32)
             bits *= np.float32(2.0**112)
             return bits
-        return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
-    torch = xp if own is np else own
+        if array.dtype not in (np.float32, np.float64):
+            array = array.astype(np.float32)
+        return array
+    import torch
+
     array = torch.as_tensor(array).detach()
-    array = array if array.dtype in (torch.float32, torch.float64) else array.float()
-    return array.cpu().numpy() if xp is np else array
+    if array.dtype not in (torch.float32, torch.float64):
+        array = array.float()
+    if xp is np:
+        return array.cpu().numpy()
+    return array
 
 
 def even_share(received: Array, visible: Any = None, positions: Any = None) -> tuple[Array, Any]:
@@ -70,13 +76,13 @@ def even_share(received: Array, visible: Any = None, positions: Any = None) -> t
     """
     xp = namespace(received)
     a = widened(received, xp)
-    count: Any = (
-        None if positions is None else fitted(widened(positions, xp)[..., None], a, xp, "positions")
-    )
+    count: Any = None
+    if positions is not None:
+        count = fitted(widened(positions, xp)[..., None], a, xp, "positions")
+    elif visible is None:
+        count = (~xp.isnan(a)).sum(-1)[..., None] + xp.zeros_like(a[..., :1])
     if visible is None:
-        return a, (~xp.isnan(a)).sum(-1)[..., None] + xp.zeros_like(
-            a[..., :1]
-        ) if count is None else count
+        return a, count
     seen = fitted(widened(visible, xp), a, xp, "visible")
     if count is None:
         return a, seen
@@ -86,10 +92,6 @@ def even_share(received: Array, visible: Any = None, positions: Any = None) -> t
     # On a GPU the question waits for the device, which costs more than to multiply by one.
     if xp is np and bool((factor == 1).all()):
         return a, seen
-    if getattr(received, "dtype", a.dtype) != a.dtype:
-        # Widened: the copy is our own.
-        a *= factor
-        return a, seen * factor
     return a * factor, seen * factor
 
 
@@ -101,16 +103,19 @@ def fitted(array: Any, a: Any, xp: ModuleType, name: str) -> Any:
         array = array.to(a.device, a.dtype)
     elif array.dtype != a.dtype and a.dtype in (np.float32, np.float64):
         array = array.astype(a.dtype)
-    shape, whole = tuple(array.shape), tuple(a.shape)
+    shape = tuple(array.shape)
+    whole = tuple(a.shape)
     with suppress(ValueError):
         if np.broadcast_shapes(shape, whole) == whole:
             return array
-    axes, of, example = slice(None), "received", "visible[:, :, None, None]"
     if name == "positions":
-        axes, of, example = slice(-1), "received without its key axis", "positions[:, None, None]"
+        raise ValueError(
+            f"positions must broadcast to received without its key axis: shapes {shape[:-1]} and "
+            f"{whole[:-1]}. Insert the missing axes, for example positions[:, None, None]."
+        )
     raise ValueError(
-        f"{name} must broadcast to {of}: shapes {shape[axes]} and {whole[axes]}. Insert the "
-        f"missing axes, for example {example}."
+        f"{name} must broadcast to received: shapes {shape} and {whole}. Insert the missing axes, "
+        f"for example {name}[:, :, None, None]."
     )
 
 
@@ -160,11 +165,13 @@ def even_weight(visible: Any) -> Any:
     seen = xp.nan_to_num(visible)
     order = xp.argsort(seen)
     place = xp.argsort(order)
-    take = np.take_along_axis if xp is np else xp.take_along_dim
+    if xp is np:
+        take = np.take_along_axis
+    else:
+        take = xp.take_along_dim
     rising = take(seen, order, -1)
     steps = xp.diff(rising, 1, -1, rising[..., :1] * 0)
-    keys = seen.shape[-1]
-    numbers = np.arange(keys, 0, -1) if xp is np else xp.arange(keys, 0, -1, device=seen.device)
+    numbers = xp.arange(seen.shape[-1], 0, -1, device=seen.device)
     total = take((steps / numbers).cumsum(-1), place, -1)
     divisor = xp.where(seen > UNSEEN, seen, xp.zeros_like(seen) + float("nan"))
     return xp.where(differently_seen(visible), total, xp.ones_like(seen)) / divisor
@@ -193,7 +200,11 @@ def main_sink(received: Array, visible: Any = None) -> Array:
     no key.
     """
     xp = namespace(received)
-    a: Any = widened(received, xp) if visible is None else mean_weight(received, visible)
+    a: Any
+    if visible is None:
+        a = widened(received, xp)
+    else:
+        a = mean_weight(received, visible)
     if a.shape[-1] == 0:
         raise ValueError(f"main_sink needs at least one key: received has shape {tuple(a.shape)}.")
     position = a.argmax(-1)

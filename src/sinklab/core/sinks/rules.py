@@ -54,6 +54,13 @@ class Rule(Protocol):
         ...
 
 
+def alike(queries: Any) -> bool:
+    """Whether one number of queries stands for all keys of a head: a number, or a last axis of
+    one.
+    """
+    return np.shape(queries)[-1:] in ((), (1,))
+
+
 def bound(epsilon: Any, scale: str, queries: Any) -> Any:
     """The a_j to exceed under `Excess` if ``queries`` see the key, on any scale but "zscore"."""
     unit = {"sum": 1.0, "mean": queries, "percent": queries / 100}[scale]
@@ -105,15 +112,9 @@ class Excess(Checked):
         """Flags of keys that exceed the threshold."""
         if self.scale != "zscore":
             return received > self._limit(queries)
-        xp, known = namespace(received), only(exists, received)
-        # a number of queries that all keys of a head share scales them alike
-        share = known if getattr(queries, "shape", ())[-1:] == (1,) else known / queries
-        # `only` copies where a key is missing
-        count = (
-            known.shape[-1]
-            if known is received
-            else exists.sum(-1, dtype=share.dtype)[..., None].clip(1)
-        )
+        xp = namespace(received)
+        share = only(exists, received) / queries
+        count = exists.sum(-1, dtype=share.dtype)[..., None].clip(1)
         mean = share.sum(-1)[..., None] / count
         apart = only(exists, share - mean)
         deviation = (xp.linalg.vecdot(apart, apart)[..., None] / count) ** 0.5
@@ -126,9 +127,10 @@ class Excess(Checked):
         axis).
         """
         limit = self.threshold(queries)
-        if getattr(queries, "shape", ())[-1:] in ((), (1,)):
+        if alike(queries):
             return limit
-        xp, differs = namespace(queries), differently_seen(queries)
+        xp = namespace(queries)
+        differs = differently_seen(queries)
         # on a GPU the question waits for the device, which costs more than to compute
         if xp is np and not differs.any():
             return limit
@@ -173,16 +175,18 @@ class Top(Checked):
 
     def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
         """Flags of the first k keys. Raises ValueError unless there are more than k."""
-        xp, keys = namespace(received), received.shape[-1]
+        xp = namespace(received)
+        keys = received.shape[-1]
         if self.k >= keys:
             raise ValueError(
                 f"Top must leave at least one key: k={self.k} of {keys} keys. Choose k < {keys}."
             )
         chosen = xp.zeros(received.shape, dtype=exists.dtype, device=received.device)
         strength = received
-        if getattr(queries, "shape", ())[-1:] not in ((), (1,)):
+        if not alike(queries):
             strength = xp.where(differently_seen(queries), received / queries, received)
-        rows_NS, left = chosen.reshape(-1, keys), only(exists, strength, -float("inf"))
+        rows_NS = chosen.reshape(-1, keys)
+        left = only(exists, strength, -float("inf"))
         row_N = xp.arange(len(rows_NS), device=received.device)
         for _ in range(self.k):
             left = only(~chosen, left, -float("inf"))
@@ -245,11 +249,14 @@ def find_sinks(
     # A count that is NaN or 0 means that the key is not there for any query.
     exists = (queries > 0) & ~xp.isnan(a)
     found: Any = flagged(a, rule, queries, exists)
-    if visible is None and (why := _why_not_alike(a, rule, queries, exists, found)):
-        raise ValueError(
-            f"without visible, as many queries as there are keys see every key; but {why}: pass "
-            "recording.visible, with axes for layers and heads (visible[:, :, None, None])"
-        )
+    if visible is None:
+        why = _why_not_alike(a, rule, queries, exists, found)
+        if why:
+            raise ValueError(
+                f"without visible, as many queries as there are keys see every key; but {why}: "
+                "pass recording.visible, with axes for layers and heads "
+                "(visible[:, :, None, None])"
+            )
     return found
 
 
@@ -263,7 +270,8 @@ def _why_not_alike(a: Any, rule: Rule, queries: Any, exists: Any, found: Any) ->
         judged = is_defined(other).any(-1)[..., None]
         return bool(((flagged(a, rule, other, exists) != found) & judged).any())
 
-    xp, left = namespace(a), only(exists, a)
+    xp = namespace(a)
+    left = only(exists, a)
     total = left.sum(-1)[..., None]
     # less than one for each key was given away; padding receives nothing, and asks for nothing
     # either
@@ -293,7 +301,7 @@ def flagged(received: Any, rule: Rule, queries: Any, exists: Any) -> Any:
     exist.
     """
     xp = namespace(received)
-    if getattr(queries, "shape", ())[-1:] not in ((), (1,)):
+    if not alike(queries):
         exists = exists & is_defined(queries)
     found = rule(received, xp.where(queries > 0, queries, xp.zeros_like(queries) + UNSEEN), exists)
     words = "compare received with a bound: received > …"

@@ -56,12 +56,17 @@ class View:
         self, q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, memory: Any, layer: int, scale: float
     ) -> Tensor:
         """Attention output of the heads, (B, W, H·D)."""
-        if (logits_HN := logits_of(memory, layer)) is None:
+        logits_HN = logits_of(memory, layer)
+        if logits_HN is None:
             return _attend(q_BHWD, k_BGKD, v_BGKD, self.folded, scale)
         # the log-sum-exp form of sinks that are logits alone: no mask of their own, and none of
         # their keys
-        k_BGKD, v_BGKD = k_BGKD[:, :, logits_HN.shape[1] :], v_BGKD[:, :, logits_HN.shape[1] :]
-        mask = None if self.mask_B1WK is None else self.mask_B1WK[..., logits_HN.shape[1] :]
+        count = logits_HN.shape[1]
+        k_BGKD = k_BGKD[:, :, count:]
+        v_BGKD = v_BGKD[:, :, count:]
+        mask = self.mask_B1WK
+        if mask is not None:
+            mask = mask[..., count:]
         out_BHWD, lse_BHW = compat.attention_with_logsumexp(
             q_BHWD, k_BGKD, v_BGKD, mask, scale
         ) or (

@@ -88,10 +88,8 @@ class Layer:
 
     def __init__(self, layer: Any, gate: Any) -> None:
         attention = layer.self_attn
-        self.input_norm, self.post_norm = (
-            _norm(layer.input_layernorm),
-            _norm(layer.post_attention_layernorm),
-        )
+        self.input_norm = _norm(layer.input_layernorm)
+        self.post_norm = _norm(layer.post_attention_layernorm)
         norms: list[Any] = [_norm(norm) for norm in _head_norms(attention)] or [None, None]
         self.q_norm, self.k_norm = norms
         self.q, self.k, self.v = (
@@ -103,15 +101,11 @@ class Layer:
             _added(attention.o_proj, None if gate is not None else _stock(attention.o_proj)),
         )
         self.mlp = _added(layer.mlp, _mlp(layer.mlp))
-        self.index, self.dim, self.scale = (
-            attention.layer_idx,
-            attention.head_dim,
-            attention.scaling,
-        )
-        self.heads, self.groups = (
-            attention.config.num_attention_heads,
-            attention.config.num_key_value_heads,
-        )
+        self.index = attention.layer_idx
+        self.dim = attention.head_dim
+        self.scale = attention.scaling
+        self.heads = attention.config.num_attention_heads
+        self.groups = attention.config.num_key_value_heads
 
     def __call__(self, x_BWE: Tensor, view: View, memory: Any, wanted_Q: Tensor | None) -> Tensor:
         """States after this layer, (B, W, E), or (B, Q, E) at the wanted columns alone."""
@@ -277,8 +271,10 @@ def replayed(
     """Result of ``compute``, by a graph from the third evaluation of a shape on; the memory keeps
     its graphs.
     """
-    given, shape = (x_BWE, columns_W, output_index_Q), (*x_BWE.shape, len(output_index_Q))
-    if (known := memory.graphs.get(shape)) is None:
+    given = (x_BWE, columns_W, output_index_Q)
+    shape = (*x_BWE.shape, len(output_index_Q))
+    known = memory.graphs.get(shape)
+    if known is None:
         memory.graphs[shape] = "seen"
         return compute(*given, memory)
     if known == "seen":

@@ -50,7 +50,8 @@ class Isolation:
         cache.
         """
         self.own_BGND = None
-        if isinstance(sinks := kwargs.get("past_key_values"), InSequence):
+        sinks = kwargs.get("past_key_values")
+        if isinstance(sinks, InSequence):
             self.sinks = sinks
             kwargs["past_key_values"] = self
         return args, kwargs

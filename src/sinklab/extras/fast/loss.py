@@ -199,7 +199,8 @@ class Liger:
         """Liger's loss, unless ``liger`` is False or it cannot run here. Raises ValueError if it is
         required and cannot.
         """
-        if liger is False or ((why := unusable_liger(device)) and not liger):
+        why = unusable_liger(device)
+        if liger is False or (why and not liger):
             return None
         if why:
             raise ValueError(why)

@@ -68,6 +68,33 @@ def _seen(
 
 
 @triton.jit
+def _weighted(p, weights, m, Q):
+    """Sums of the rows of p, (…, Q), with these weights of its columns."""
+    return tl.sum(p * tl.load(weights + m, mask=m < Q, other=0.0)[None, :], 1)
+
+
+@triton.jit
+def _shift_of(known, m, Q, unit):
+    """Shifts of rows by a known number of each; infinite for one that is not above -inf, also if it
+    is NaN.
+    """
+    shift_Q = tl.load(known + m, mask=m < Q, other=float("inf")) * unit
+    return tl.where(shift_Q > -float("inf"), shift_Q, float("inf"))
+
+
+@triton.jit
+def _raised(x, low_Q, sum_Q, spread_Q, bound_Q):
+    """The maximum of rows with these scores too, and their sums with that as their shift; a row
+    that has seen no key yet stays at zero.
+    """
+    high_Q = tl.maximum(low_Q, tl.max(x, 1))
+    rise_Q = tl.where(low_Q > -float("inf"), low_Q - high_Q, 0.0)
+    shrink_Q = tl.exp2(rise_Q)
+    spread_Q = (spread_Q + sum_Q * rise_Q) * shrink_Q
+    return high_Q, sum_Q * shrink_Q, spread_Q, bound_Q * shrink_Q
+
+
+@triton.jit
 def columns(
     q,
     k,
@@ -130,27 +157,20 @@ def columns(
         m = start + tl.arange(0, BQ)
         q_QD = _tile(q, q_m, m, Q, D, BD, CAST)
         x = tl.dot(k_SD, tl.trans(q_QD), input_precision="ieee") * scale
-        shift_Q = tl.load(shift + m, mask=m < Q, other=float("inf")) * unit
-        # also if it is NaN
-        shift_Q = tl.where(shift_Q > -float("inf"), shift_Q, float("inf"))
         x = _seen(x, mask, mask_m, mask_n, m[None, :], n[:, None], Q, S, MASK, BY_ROW, CAUSAL)
-        p = tl.exp2(x - shift_Q[None, :])
+        p = tl.exp2(x - _shift_of(shift, m, Q, unit)[None, :])
         if INVERSE:
             p *= tl.load(inverse + m, mask=m < Q, other=0.0)[None, :]
         if G == 0:
             sum_0 += tl.sum(p, 1)
         else:
-            sum_0 += tl.sum(p * tl.load(groups + m, mask=m < Q, other=0.0)[None, :], 1)
+            sum_0 += _weighted(p, groups, m, Q)
         if G > 1:
-            sum_1 += tl.sum(p * tl.load(groups + groups_g + m, mask=m < Q, other=0.0)[None, :], 1)
+            sum_1 += _weighted(p, groups + groups_g, m, Q)
         if G > 2:
-            sum_2 += tl.sum(
-                p * tl.load(groups + 2 * groups_g + m, mask=m < Q, other=0.0)[None, :], 1
-            )
+            sum_2 += _weighted(p, groups + 2 * groups_g, m, Q)
         if G > 3:
-            sum_3 += tl.sum(
-                p * tl.load(groups + 3 * groups_g + m, mask=m < Q, other=0.0)[None, :], 1
-            )
+            sum_3 += _weighted(p, groups + 3 * groups_g, m, Q)
     wide = S.to(tl.int64)
     out += (b * tl.num_programs(1) + h) * (G if G > 0 else 1) * wide + n
     tl.store(out, sum_0, mask=n < S)
@@ -209,9 +229,8 @@ def rows(
     BS: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """Statistics of a row of attention, a block of queries a program: its shift (the maximum, or
-    its known log-sum-exp), 1 / the sum of exp2(x − shift), log-sum-exp and entropy in nats, and the
-    sum of p times norms.
+    """Shift of rows of attention (the maximum, or the known log-sum-exp), 1 / the sum of
+    exp2(x − shift), log-sum-exp, entropy and sum of p times norms; a program: some queries.
     """
     block, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     head = _head(heads, h, SOME).to(tl.int64)
@@ -222,8 +241,7 @@ def rows(
     norms += b * norms_b + head // shared * norms_h
     low_Q = tl.full([BQ], -float("inf"), tl.float32)
     if KNOWN:
-        low_Q = tl.load(known + b * known_b + h * known_h + m, mask=m < Q, other=0.0) * unit
-        low_Q = tl.where(low_Q > -float("inf"), low_Q, float("inf"))
+        low_Q = _shift_of(known + b * known_b + h * known_h, m, Q, unit)
     sum_Q = tl.zeros([BQ], tl.float32)
     spread_Q, bound_Q = sum_Q, sum_Q
     last = tl.minimum(S, (block + 1) * BQ) if CAUSAL else S
@@ -234,14 +252,7 @@ def rows(
         x = _seen(x, mask, mask_m, mask_n, m[:, None], n[None, :], Q, S, MASK, BY_ROW, CAUSAL)
         x = tl.where((n < S)[None, :], x, -float("inf"))
         if not KNOWN:
-            high_Q = tl.maximum(low_Q, tl.max(x, 1))
-            # a row that has seen no key yet stays at zero
-            rise_Q = tl.where(low_Q > -float("inf"), low_Q - high_Q, 0.0)
-            shrink_Q = tl.exp2(rise_Q)
-            spread_Q = (spread_Q + sum_Q * rise_Q) * shrink_Q
-            sum_Q *= shrink_Q
-            bound_Q *= shrink_Q
-            low_Q = high_Q
+            low_Q, sum_Q, spread_Q, bound_Q = _raised(x, low_Q, sum_Q, spread_Q, bound_Q)
         x = x - tl.where(low_Q > -float("inf"), low_Q, 0.0)[:, None]
         w = tl.exp2(x)
         sum_Q += tl.sum(w, 1)
@@ -249,8 +260,7 @@ def rows(
             # a weight of zero times -inf would not be zero
             spread_Q += tl.sum(w * tl.maximum(x, -1e6), 1)
         if BOUND:
-            norm_S = tl.load(norms + n, mask=n < S, other=0.0)
-            bound_Q += tl.sum(w * norm_S[None, :], 1)
+            bound_Q += _weighted(w, norms, n, S)
     is_seen = sum_Q > 0
     inverse_Q = tl.where(is_seen, 1.0 / sum_Q, 0.0)
     log_Q = tl.log2(sum_Q)

@@ -57,7 +57,8 @@ def validate(
             raise ValueError(
                 f'--write needs a prompt, e.g. sinklab validate {folder} "The old man" --write'
             )
-        (settings := checked(decoding)).values()
+        settings = checked(decoding)
+        settings.values()
         loaded = reading.load(model or "tiny")
         write_reference(
             loaded, folder, [encode(loaded, text).ids for text in prompt], settings, new_tokens

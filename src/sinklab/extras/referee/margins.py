@@ -120,9 +120,7 @@ def watched_steps(
     """
     model: Any = loaded.model
     watch = Watch(check_greedy(settings), swaps)
-    denoiser = model.denoiser(
-        None if bool(canvas.attention_BS.all()) else canvas.attention_BS, plain=plain
-    )
+    denoiser = model.denoiser(canvas.attention_mask, plain=plain)
     settings = replace(settings, defer_ids=(), alg_temp=None)
     for step in settings.decode(denoiser, canvas, rule=watch, **model.config.decoding):
         yield step, watch.seen

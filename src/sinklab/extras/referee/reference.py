@@ -199,7 +199,8 @@ class Reference:
             yield _held(
                 case, name, ours[valid_BS][:, :width], other[valid_BS][:, :width].float(), limit
             )
-        if surplus := [name for name in theirs if name.startswith("hidden.")]:
+        surplus = [name for name in theirs if name.startswith("hidden.")]
+        if surplus:
             raise ValueError(
                 f"{prefix}{surplus[0]} is of a layer that {loaded.name} does not have; leave it out"
             )
@@ -248,9 +249,8 @@ def _apart(step: Step, theirs_BS: Tensor, apart: Tensor) -> str:
     words = dict[int, str]({step.canvas.mask_id: "[MASK]"})
     told = []
     for row, place in apart[:3].tolist():
-        theirs, ours = (
-            words.get(token := int(ids[row, place]), str(token)) for ids in (theirs_BS, step.ids_BS)
-        )
+        tokens = [int(ids[row, place]) for ids in (theirs_BS, step.ids_BS)]
+        theirs, ours = (words.get(token, str(token)) for token in tokens)
         score = float(step.confidence_BS[row, place])
         told.append(f"row {row}, position {place}: {theirs}, ours {ours} (our score {score:.4f})")
     return "; ".join(told)

@@ -108,7 +108,8 @@ def pass_at_k(
     """
     (fates,) = predictions
     tries, passed = len(fates), sum(fate == "passed" for fate in fates)
-    if wrong := [number for number in k if not 1 <= number <= tries]:
+    wrong = [number for number in k if not 1 <= number <= tries]
+    if wrong:
         raise ValueError(
             f"pass@k needs 1 to {tries} tries, as many as completions, but k is {wrong[0]}"
         )

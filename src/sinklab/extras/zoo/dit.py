@@ -240,8 +240,10 @@ class MDLM(Family):
         name, _ = super().source(plan, target)
         if target == "model.embed_tokens.weight":
             return EMBEDDING, None
-        kind, size = target.split(".")[-2], plan.backbone.hidden_size
-        if kind not in (kinds := ["q_proj", "k_proj", "v_proj"]):
+        kind = target.split(".")[-2]
+        size = plan.backbone.hidden_size
+        kinds = ["q_proj", "k_proj", "v_proj"]
+        if kind not in kinds:
             return name, None
         return name, partial(torch.narrow, dim=0, start=kinds.index(kind) * size, length=size)
 

@@ -275,7 +275,8 @@ class _Run:
         """One mask of every row that has any."""
         chosen_BW = torch.zeros_like(masked_BW)
         for row, masked_W in enumerate(masked_BW):
-            if len(places := masked_W.nonzero()[:, 0]):
+            places = masked_W.nonzero()[:, 0]
+            if len(places):
                 place = torch.randint(
                     0, len(places), (1,), generator=self.generator, device=self.generator.device
                 )

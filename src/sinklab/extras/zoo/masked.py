@@ -11,6 +11,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
+from sinklab.core.compat import stated
 from sinklab.core.errors import refused
 from sinklab.core.registry import families
 from sinklab.lab.checkpoints.families import (
@@ -20,7 +21,6 @@ from sinklab.lab.checkpoints.families import (
     Shapes,
     formats_of,
     published,
-    stated,
 )
 from sinklab.lab.checkpoints.wrapping import sizes_of, wrapped
 

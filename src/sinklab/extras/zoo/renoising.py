@@ -246,7 +246,8 @@ def renoise(
     Source: transformers 5.23, ``models/diffusion_gemma/generation_diffusion_gemma.py``.
     """
     check_tensor("the prompts to write behind", ids_BP, (None, None), "int64", "one row a prompt")
-    if bool((ids_BP == (image := model.config.image_token_id)).any()):
+    image = model.config.image_token_id
+    if bool((ids_BP == image).any()):
         raise ValueError(
             f"a prompt must be text, but holds {image}, which stands for an image (vision); leave "
             "it out"

@@ -28,7 +28,9 @@ class BlockCache(Cache, Checked):
 
     def phase(self, nth: int) -> int:
         """Evaluations since everything was last due to be computed: 0 if it is due now."""
-        return nth if self.refresh_every is None else nth % self.refresh_every
+        if self.refresh_every is None:
+            return nth
+        return nth % self.refresh_every
 
 
 @caches.register("prefix")
@@ -44,7 +46,9 @@ class PrefixCache(BlockCache):
         """Columns from the block to the end of the canvas; None (everything) if a refresh is
         due.
         """
-        return None if self.phase(nth) == 0 else slice(start, length)
+        if self.phase(nth) == 0:
+            return None
+        return slice(start, length)
 
 
 @caches.register("dual")
@@ -58,7 +62,9 @@ class DualCache(BlockCache):
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | None:
         """The block alone; None (everything) where a refresh is due."""
-        return None if self.phase(nth) == 0 else slice(start, stop)
+        if self.phase(nth) == 0:
+            return None
+        return slice(start, stop)
 
 
 @caches.register("committed")
@@ -106,7 +112,9 @@ class CommittedMemory:
     @property
     def nbytes(self) -> int:
         """Bytes of the keys and values held now."""
-        return 0 if self.store is None else self.store.nbytes
+        if self.store is None:
+            return 0
+        return self.store.nbytes
 
     def __call__(self, ids_BS: Tensor, read: Read, work: BlockWork) -> Tensor:
         """The block of attention around the block, and with its first evaluation the one that was
@@ -131,7 +139,10 @@ class CommittedMemory:
         if denoiser.is_fast:
             self.store.seen = stop
             sees_all = columns.start == start and not self.has_padding
-            mask = None if mask is None or sees_all else mask[..., : self.store.sinks + stop]
+            if sees_all:
+                mask = None
+            if mask is not None:
+                mask = mask[..., : self.store.sinks + stop]
         else:
             self.store.seen = None
         states_BQE = denoiser.states(ids_BS, columns, output_index_Q, self.store, mask=mask)

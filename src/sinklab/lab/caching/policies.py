@@ -67,7 +67,9 @@ class ChoosingCache(BlockCache):
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | None:
         """The block (and the columns recomputed with it); None (everything) if a refresh is due."""
-        return None if self.phase(nth) <= self.delay else slice(start, stop)
+        if self.phase(nth) <= self.delay:
+            return None
+        return slice(start, stop)
 
     def work(self, start: int, stop: int, number: int, nth: int) -> BlockWork:
         """Work of the nth evaluation of this block."""
@@ -139,7 +141,9 @@ class EvictingCache(ChoosingCache):
                 column_S < block.stop + self.neighbours
             )
             rank_BGS = rank_BGS + length * near_S
-        return rank_BGS + 2 * length * self.protected(seen) if self.sinks else rank_BGS
+        if not self.sinks:
+            return rank_BGS
+        return rank_BGS + 2 * length * self.protected(seen)
 
     def protected(self, seen: Seen) -> Tensor:
         """The sinks that come first, bool (B, G, S)."""

@@ -83,8 +83,9 @@ class Seen:
 
     @cached_property
     def _queries_BHWD(self) -> Tensor:
-        whole = self.query_BHQD.shape[2] == self.window.real_BS.shape[1]
-        return self.query_BHQD[:, :, self.window.run] if whole else self.query_BHQD
+        if self.query_BHQD.shape[2] < self.window.real_BS.shape[1]:
+            return self.query_BHQD
+        return self.query_BHQD[:, :, self.window.run]
 
     @cached_property
     def received_BGS(self) -> Tensor:
@@ -134,11 +135,11 @@ class BlockStore(KeyValueStore):
         window: Window,
         policy: Any,
         history: list[dict[int, Tensor]],
-        share: HeadShare | None,
+        share: HeadShare,
     ) -> None:
         super().__init__(prefix, len(history))
         self.share = share
-        """Share of the heads, if the model is divided over processes: all heads choose together."""
+        """Share of the heads: those of all processes choose together."""
         self.window, self.policy, self.history = window, policy, history
         counts_B = self.policy.counts(window.candidates_BS)
         self.counts_B, self.most = counts_B.to(window.real_BS.device), int(counts_B.max())
@@ -156,23 +157,24 @@ class BlockStore(KeyValueStore):
         """Keys and values to attend to, for those of the columns that run."""
         self.layer = layer_idx
         keys, values = super().update(k_BKWD, v_BKWD, layer_idx)
-        return (self._spread(keys), self._spread(values)) if self._is_spread else (keys, values)
+        if not self._is_spread:
+            return keys, values
+        return self._spread(keys), self._spread(values)
 
     def choose(self, layer: int, q_BHQD: Tensor, mask: Tensor | None, scale: float) -> None:
         """After :meth:`update` of the full evaluation: rank by these queries; keep the best, or add
         the ranks up.
         """
         keys, values = self.held(layer)
-        share, every = self.share, keys
-        if share is not None:
-            mask = share.whole_mask(mask, q_BHQD.shape[1])
-            q_BHQD, every = share.whole(q_BHQD), share.whole(keys)
+        mask = self.share.whole_mask(mask, q_BHQD.shape[1])
+        every = self.share.whole(keys)
+        queries = self.share.whole(q_BHQD)
         ranks_BGS = self.policy.ranks(
-            Seen(layer, self.window, q_BHQD, every, mask, scale, self.history[layer])
+            Seen(layer, self.window, queries, every, mask, scale, self.history[layer])
         )
         if self.policy.evicts:
             ranks_BGS = ranks_BGS.expand(-1, every.shape[1], -1)
-            columns_BGC = self._best(ranks_BGS if share is None else share.own(ranks_BGS))
+            columns_BGC = self._best(self.share.own(ranks_BGS))
             self._kept.append(columns_BGC)
             at_BGCD = (columns_BGC + self.sinks)[..., None].expand(-1, -1, -1, keys.shape[3])
             run = slice(self.sinks + self.window.run.start, self.sinks + self.window.run.stop)
@@ -190,12 +192,11 @@ class BlockStore(KeyValueStore):
         """
         run, is_evicting = self.window.run, self.policy.evicts
         self._is_spread = spread and is_evicting
-        self.columns = (
-            slice(self.most, self.most + run.stop - run.start)
-            if is_evicting
-            else self._recomputed_BW
-        )
-        return run if is_evicting else self._recomputed_BW
+        if not is_evicting:
+            self.columns = self._recomputed_BW
+            return self.columns
+        self.columns = slice(self.most, self.most + run.stop - run.start)
+        return run
 
     @cached_property
     def _recomputed_BW(self) -> Tensor:
@@ -212,7 +213,8 @@ class BlockStore(KeyValueStore):
         """Columns by rank, the highest first, ties from the left, (B, G, C); of row b the first
         counts_B[b] count.
         """
-        ranks_BGS = ranks_BGS if ranks_BGS.is_floating_point() else ranks_BGS.float()
+        if not ranks_BGS.is_floating_point():
+            ranks_BGS = ranks_BGS.float()
         ranks_BGS = ranks_BGS.masked_fill(~self.window.candidates_BS[:, None], -torch.inf)
         return ranks_BGS.sort(dim=-1, descending=True, stable=True).indices[..., : self.most]
 
@@ -229,7 +231,9 @@ class BlockStore(KeyValueStore):
         seen_BK = torch.cat(
             [real_BW.new_ones(len(real_BW), self.sinks), self._valid_BC, real_BW], 1
         )
-        return None if bool(seen_BK.all()) else seen_BK[:, None, None]
+        if bool(seen_BK.all()):
+            return None
+        return seen_BK[:, None, None]
 
     def spread_mask(self, layer: int, shared: int) -> Tensor:
         """bool (B, H, 1, N + S): which columns of the canvas the layer's heads still see;
@@ -274,7 +278,9 @@ class BlockSession:
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values held now."""
-        return 0 if self._store is None else self._store.nbytes
+        if self._store is None:
+            return 0
+        return self._store.nbytes
 
     def __call__(self, ids_BS: Tensor, read: Read, work: BlockWork) -> Tensor:
         """Logits (M, V): of a full evaluation, which chooses if the work says so, or of the window.
@@ -296,11 +302,11 @@ class BlockSession:
         run, output_index_Q = self.denoiser.columns_to_run(work.block, read)
         assert isinstance(run, slice), "of a slice the columns to run are one"
         padding_BS = self.denoiser.attention_BS
-        real_BS = torch.ones_like(ids_BS) if padding_BS is None else padding_BS.to(ids_BS.device)
-        real_BS = real_BS.bool()
-        if (
-            mask := geometry.rows(slice(run.stop - 1, run.stop))
-        ) is not None and mask.dtype == torch.bool:
+        real_BS = torch.ones_like(ids_BS, dtype=torch.bool)
+        if padding_BS is not None:
+            real_BS = padding_BS.to(ids_BS.device).bool()
+        mask = geometry.rows(slice(run.stop - 1, run.stop))
+        if mask is not None and mask.dtype == torch.bool:
             # with attention in blocks nothing behind the block is seen
             real_BS = real_BS & mask[:, 0, 0, mask.shape[-1] - ids_BS.shape[1] :]
         share = share_of_model(self.denoiser.model)
@@ -337,7 +343,9 @@ class BlockSession:
         denoiser, store = self.denoiser, self._store
         known = store and store.window.work.block
         if store is None or known != work.block:
-            last = f"the last chose for the block at {known}" if known else "none has chosen yet"
+            last = "none has chosen yet"
+            if known:
+                last = f"the last chose for the block at {known}"
             raise ValueError(
                 f"a partial evaluation of the block at {work.block} attends to what a full one "
                 f"chose, but {last}; begin a block with a full evaluation that chooses"
@@ -347,7 +355,9 @@ class BlockSession:
             store.resume(spread=not is_fast),
             denoiser.columns_to_run(work.block, read),
         )
-        fast: dict[str, Any] = {"mask": store.compact_mask} if self.policy.evicts else {}
+        fast: dict[str, Any] = {}
+        if self.policy.evicts:
+            fast["mask"] = store.compact_mask
         if not self.policy.evicts and len(ids_BS) > 1 and is_watched(denoiser.model):
             raise ValueError(
                 "each row recomputes its own sinks, and a trace or intervention reads columns that "
@@ -395,7 +405,9 @@ class _Queries(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
             call = dict(zip(names, args, strict=False)) | given
-            query, scale = call["query"], call.get("scale")
-            scale = query.shape[-1] ** -0.5 if scale is None else scale
+            query = call["query"]
+            scale = call.get("scale")
+            if scale is None:
+                scale = query.shape[-1] ** -0.5
             self.store.choose(self.store.layer, query, call.get("attn_mask"), scale)
         return func(*args, **given)

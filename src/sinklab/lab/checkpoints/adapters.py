@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinklab.core.compat import stated
 from sinklab.core.errors import refused
 from sinklab.core.models.sinks.base import tensors_of
-from sinklab.lab.checkpoints.families import stated
 from sinklab.lab.checkpoints.sinkfile import hash_of, read_tensors, write_tensors
 from sinklab.lab.files import from_json
 

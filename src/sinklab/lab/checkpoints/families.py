@@ -431,15 +431,12 @@ def _refuse_unrepresented(family: Family, config: Mapping[str, Any]) -> None:
             )
 
 
-def stated(config: Any, name: str, default: Any = None) -> Any:
-    """A field of a config or tokenizer of transformers, which some classes do not have."""
-    return getattr(config, name, default)
-
-
 def architectures_of(config: Mapping[str, Any]) -> list[str]:
     """The classes that a ``config.json`` names."""
     listed = config.get("architectures")
-    return [str(one) for one in listed] if isinstance(listed, list) else []
+    if not isinstance(listed, list):
+        return []
+    return [str(one) for one in listed]
 
 
 def configured(plan: CheckpointPlan, overrides: Mapping[str, Any], name: str) -> PreTrainedConfig:

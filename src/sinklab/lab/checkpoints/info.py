@@ -7,10 +7,11 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from sinklab.core.compat import stated
 from sinklab.core.errors import one_of
 from sinklab.core.models.sinks.base import sink_of
 from sinklab.lab.checkpoints import families, gguf_files, materialize, published
-from sinklab.lab.checkpoints.families import SpecialIds, stated
+from sinklab.lab.checkpoints.families import SpecialIds
 
 BYTES = {"float32": 4, "bfloat16": 2}
 CANVAS = 4096  # no canvas fills Llama-3.1's 131,072 positions

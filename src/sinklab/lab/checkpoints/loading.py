@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from sinklab.core.compat import stated
 from sinklab.core.errors import check_count, refused
 from sinklab.core.models.config import BACKBONES, DiffusionLMConfig, refuse_unknown
 from sinklab.core.registry import divisions
@@ -300,7 +301,7 @@ def _filled(
 ) -> PreTrainedModel:
     """Build the model and fill it. `weights`: a folder if they are quantised."""
     config: Any = families.configured(plan, settings, name)
-    config.dtype = families.stated(config, "backbone", config).dtype = dtype
+    config.dtype = stated(config, "backbone", config).dtype = dtype
     if isinstance(weights, Path):
         if tensor_parallel > 1:
             raise ValueError(
@@ -348,7 +349,7 @@ def _assembled(
     # baselines write with the settings their authors publish; ours take theirs as arguments
     if not is_diffusion and (folder / "generation_config.json").is_file():
         with refused(f"the generation_config.json of {name} is damaged; repair or remove it"):
-            kind: Any = families.stated(model, "generation_config_class") or GenerationConfig
+            kind: Any = stated(model, "generation_config_class") or GenerationConfig
             model.generation_config = kind.from_pretrained(str(folder))
     row, facts = published.facts_of(name, raw, plan, config, tokenizer)
     tokens.adopt(config, tokenizer, facts["special"])

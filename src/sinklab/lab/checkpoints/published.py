@@ -14,10 +14,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from sinklab.core.compat import stated
 from sinklab.core.errors import near, refused
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.lab.checkpoints import adapters, families, gguf_files
-from sinklab.lab.checkpoints.families import CheckpointPlan, Published, known_families, stated
+from sinklab.lab.checkpoints.families import CheckpointPlan, Published, known_families
 from sinklab.lab.checkpoints.tokens import special_ids
 from sinklab.lab.files import ordinary_files
 

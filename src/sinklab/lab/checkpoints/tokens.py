@@ -18,6 +18,7 @@ from transformers import (
 )
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from sinklab.core.compat import stated
 from sinklab.core.errors import refused
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.lab.checkpoints import families
@@ -28,7 +29,6 @@ from sinklab.lab.checkpoints.families import (
     Published,
     SpecialIds,
     known_families,
-    stated,
 )
 from sinklab.lab.files import read_json
 

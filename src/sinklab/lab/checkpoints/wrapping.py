@@ -10,9 +10,10 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from sinklab.core.compat import stated
 from sinklab.core.errors import one_of
 from sinklab.core.models.diffusion_lm import DiffusionLM
-from sinklab.lab.checkpoints.families import Family, SpecialIds, stated
+from sinklab.lab.checkpoints.families import Family, SpecialIds
 from sinklab.lab.checkpoints.tokens import special_ids
 from sinklab.lab.checkpoints.wrapped import WrappedConfig, WrappedLM, position_limits
 

@@ -104,52 +104,77 @@ class Inputs:
             raise ValueError(
                 "--samples takes the first prompts of a file; give it with --prompts FILE"
             )
-        return prompt if self.prompts is None else read_prompts(self.prompts, self.samples)
+        if self.prompts is None:
+            return prompt
+        return read_prompts(self.prompts, self.samples)
 
 
-def command(name: str, study: Study) -> Callable[..., None]:
-    """The function that `options` and tyro turn into ``sinklab NAME``."""
+def _arguments(name: str, study: Study) -> dict[str, tuple[Any, Any]]:
+    """Types and defaults of the arguments of ``sinklab NAME``, groups of settings behind the
+    others.
+    """
     settings = study.Settings()
     takes_prompts = "prompts" in leaves(settings)
-    several = isinstance(study.model, tuple)
     kinds: dict[str, tuple[Any, Any]] = {}
     if takes_prompts:
         kinds["prompt"] = MARK.Positional[tuple[str, ...]], ()
-    of_model: Any = tuple[str, ...] if several else str
-    if study.model != "":
-        kinds["model"] = of_model, study.model
+    if isinstance(study.model, tuple):
+        kinds["model"] = tuple[str, ...], study.model
+    elif study.model != "":
+        kinds["model"] = str, study.model
     kinds["out"] = Path, Path("runs") / (study.place or name)
     if (study.parts or study.shards) and not study.keeps:
         kinds["resume"] = bool, False
     if study.shards:
         kinds["shard"] = str | None, None
     kinds["dry_run"] = bool, False
-    groups: dict[str, Any] = {"inputs": Inputs()} if takes_prompts else {}
-    groups |= {"reading": Reading()} if study.model != "" else {}
+    groups: dict[str, Any] = {}
+    if takes_prompts:
+        groups["inputs"] = Inputs()
+    if study.model != "":
+        groups["reading"] = Reading()
     groups |= {"drawing": study.Options(), "settings": settings}
-    kinds |= {
-        group: (type(value), value) for group, value in groups.items() if dataclasses.fields(value)
-    }
+    for group, value in groups.items():
+        if dataclasses.fields(value):
+            kinds[group] = type(value), value
+    return kinds
+
+
+def command(name: str, study: Study) -> Callable[..., None]:
+    """The function that `options` and tyro turn into ``sinklab NAME``."""
+    kinds = _arguments(name, study)
 
     def call(**given: Any) -> None:
-        models = given["model"] if several else (given.get("model", ""),)
-        changes = (
-            {"prompts": found}
-            if takes_prompts and (found := given["inputs"].read(given["prompt"]))
-            else {}
-        )
+        models = given.get("model", "")
+        if not isinstance(study.model, tuple):
+            models = (models,)
+        changes = {}
+        if "inputs" in kinds:
+            found = given["inputs"].read(given["prompt"])
+            if found:
+                changes["prompts"] = found
         chosen = checked(given["settings"], **changes)
-        resume = given.get("resume", study.keeps)
-        reading, drawing = given.get("reading", Reading()), given.get("drawing")
-        worker = Processes.here(given.get("shard"), reading.tensor_parallel)
-        how: dict[str, Any] = {"resume": resume, "worker": worker}
-        out = None if given.get("dry_run") else given["out"]
-        for line in conduct(study, models, out, chosen, reading=reading, options=drawing, **how):
+        reading = given.get("reading", Reading())
+        out = given["out"]
+        if given.get("dry_run"):
+            out = None
+        lines = conduct(
+            study,
+            models,
+            out,
+            chosen,
+            reading=reading,
+            options=given.get("drawing"),
+            resume=given.get("resume", study.keeps),
+            worker=Processes.here(given.get("shard"), reading.tensor_parallel),
+        )
+        for line in lines:
             say(line)
 
-    call.__name__, call.hidden = name, study.hidden  # type: ignore[attr-defined]
+    call.__name__ = name
+    call.hidden = study.hidden  # type: ignore[attr-defined]
     call.rare = study.rare  # type: ignore[attr-defined]
-    call.positional = ("model",) if study.positional else ()  # type: ignore[attr-defined]
+    call.positional = ("model",) * bool(study.positional)  # type: ignore[attr-defined]
     arguments = "".join(f"    {part}: {WORDS['arguments'][part]}\n" for part in kinds)
     call.__doc__ = f"{inspect.cleandoc(study.__doc__ or '')}\n\nArgs:\n{arguments}"
     call.__annotations__ = {part: kind for part, (kind, _) in kinds.items()}
@@ -182,16 +207,13 @@ def conduct(
     """
     from sinklab.lab.records.reading import open_run
 
-    several, look = isinstance(study.model, tuple), study.Options()
     # the last model may be hours away: a folder that is taken, and a model that is not there, show
     # now
     if not models:
         raise ValueError(f"a {study.name} needs at least one model; give --model tiny, for example")
-    places = (
-        [Path(out or "") / folder for folder in folder_names(models)]
-        if several
-        else [Path(out or "")]
-    )
+    places = [Path(out or "")]
+    if isinstance(study.model, tuple):
+        places = [Path(out or "") / folder for folder in folder_names(models)]
     worker = worker or Processes.here()
     # of several workers another one may have begun already
     if not (out is None or worker.joins or resume):
@@ -207,7 +229,9 @@ def conduct(
     with working() as progress:
         for model, place, own, plan in zip(models, places, each, plans, strict=True):
             progress.planned(plan)
-            loaded = partial(reading.load, model) if study.model != "" else None
+            loaded = None
+            if study.model != "":
+                loaded = partial(reading.load, model)
             study(loaded, place, own, progress=progress, resume=resume, worker=worker)
         if int(os.environ.get("RANK", "0")) % reading.tensor_parallel:
             # the first of the processes of a model tells
@@ -217,7 +241,6 @@ def conduct(
             names = ", ".join(map(str, elsewhere))
             return [f"all samples are written; another worker finishes {names}"]
         runs = [open_run(place) for place in places]
-        drawn = study.draw(runs, out, look if options is None else options)
+        drawn = study.draw(runs, out, options or study.Options())
     folders = ", ".join(str(run.path) for run in runs)
-    named = f"run folder{'s' if several else ''}: {folders}"
-    return [*study.sentences(runs), named, *study.closing(runs, drawn)]
+    return [*study.sentences(runs), f"run folder: {folders}", *study.closing(runs, drawn)]

@@ -31,6 +31,7 @@ from sinklab.lab.cli.models import generate, info, train_command
 from sinklab.lab.cli.options import (
     WORDS,
     Given,
+    carried,
     in_flags,
     known_options,
     options,
@@ -85,14 +86,20 @@ def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ())
             raise registry.unknown("registry", name, KINDS)
         say(f"{name}:")
         for entry, value in getattr(registry, name).items():
-            fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-            options = ", ".join(f"{field.name}{_default(field)}" for field in fields if field.init)
+            options: list[str] = []
+            if dataclasses.is_dataclass(value):
+                fields = [field for field in dataclasses.fields(value) if field.init]
+                options = [f"{field.name}{_default(field)}" for field in fields]
+            if options:
+                entry = f"{entry} ({', '.join(options)})"
             about = (inspect.getdoc(value) or "").partition("\n\n")[0].replace("\n", "\n      ")
-            say(f"  {entry}{f' ({options})' if options else ''}\n      {about}")
+            say(f"  {entry}\n      {about}")
 
 
 def _default(field: dataclasses.Field) -> str:
-    return "" if field.default is dataclasses.MISSING else f"={field.default!r}"
+    if field.default is dataclasses.MISSING:
+        return ""
+    return f"={field.default!r}"
 
 
 OTHERS: dict[str, Callable[..., None]] = {
@@ -124,9 +131,18 @@ def _commands(arguments: Sequence[str]) -> dict[str, tuple[str, Callable[[], Cal
     }
     made["train"] = TRAIN, partial(train_command, arguments)
     others = OTHERS | dict(registry.commands)
-    return made | {
-        name: (_first(function), lambda own=function: own) for name, function in others.items()
-    }
+    for name, function in others.items():
+        # what makes a command is asked for it
+        made[name] = _first(function), partial(_itself, function)
+    return made
+
+
+def _itself(function: Any) -> Any:
+    return function
+
+
+def _nothing() -> None:
+    """A command that is listed alone."""
 
 
 def _first(described: Any) -> str:
@@ -144,8 +160,8 @@ def listings() -> dict[str, dict[str, Any]]:
             meant = WORDS["meant"].get(name, "")
             found[name] = {"group": group, "line": line, "meant": meant, "seldom": name in SELDOM}
     for name, own in [*registry.studies.items(), *registry.commands.items()]:
-        listed = getattr(own, "listed", None)
-        if listed is not None:
+        listed = carried(own, "listed")
+        if listed:
             found[name] = listed
     return found
 
@@ -223,13 +239,20 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
     """All commands by one line each, and the one that is run with its options; their names are
     added to `names`.
     """
-    app, called, rest = tyro.extras.SubcommandApp(), next(iter(arguments), ""), arguments[1:]
+    app = tyro.extras.SubcommandApp()
+    called = next(iter(arguments), "")
+    rest = arguments[1:]
     completes = called.startswith("--tyro-")
-    commands = _commands([] if completes else rest)
+    if completes:
+        rest = []
+    commands = _commands(rest)
     lines = {name: about for name, (about, _) in commands.items()}
     if not called or called in HELP:
         _show(ABOUT, lines, whole=called == "--help-all")
-        raise SystemExit(0 if called else 2)
+        code = 2
+        if called:
+            code = 0
+        raise SystemExit(code)
     if not called.startswith("-") and called not in commands:
         raise _no_such_command(called, lines)
     for name, (about, make) in commands.items():
@@ -237,12 +260,10 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
             asks = bool(HELP.intersection(rest))
             short = asks and "--help-all" not in rest
             plain = make()
-            given = Given() if completes else Given.by(rest, partial(_settings_of, name))
-            bare = (
-                ()
-                if completes or asks or _has(rest, "--model")
-                else getattr(plain, "positional", ())
-            )
+            given = Given.by(rest, partial(_settings_of, name))
+            bare: tuple[str, ...] = ()
+            if not (completes or asks or _has(rest, "--model")):
+                bare = carried(plain, "positional")
             if given.reproduced and not asks and "model" in inspect.signature(plain).parameters:
                 _needs_model(given.reproduced, rest, bare)
             function, options_of, left = options(
@@ -256,7 +277,7 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
                 say(f"sinklab: not taken from {given.source}: {', '.join(left)}", stream=sys.stderr)
         else:
             # stands in the list of commands for one that is not run
-            app.command(name=name, help=about)(lambda: None)
+            app.command(name=name, help=about)(_nothing)
     return app
 
 
@@ -276,8 +297,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; any error is one line on stderr and exit status 2, with ``--debug`` a
     traceback. Ctrl-C (130) and SIGTERM (143) keep everything written.
     """
-    given = sys.argv[1:] if arguments is None else arguments
-    debug, arguments = "--debug" in given, [one for one in given if one != "--debug"]
+    if arguments is None:
+        arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    arguments = [one for one in arguments if one != "--debug"]
     if arguments == ["--version"]:
         say(f"sinklab {__version__}")
         return 0
@@ -295,8 +318,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names: list[str] = []
     try:
         with on_sigterm(_terminate), _no_interrupt_lost():
-            app = _app(arguments := _plugged(arguments), names)
-            arguments = ["--help" if one == "--help-all" else one for one in arguments]
+            arguments = _plugged(arguments)
+            app = _app(arguments, names)
+            shortened = {"--help-all": "--help"}
+            arguments = [shortened.get(one, one) for one in arguments]
             with on_parse_error(partial(refuse, command=arguments[0], arguments=arguments[1:])):
                 app.cli(args=arguments, prog="sinklab", description=ABOUT)
             sys.stdout.flush()
@@ -311,7 +336,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except (KeyboardInterrupt, Terminated) as end:
         say("sinklab: interrupted; what was written so far is kept", stream=sys.stderr)
-        return 143 if isinstance(end, Terminated) else 130
+        if isinstance(end, Terminated):
+            return 143
+        return 130
     return 0
 
 
@@ -326,12 +353,10 @@ def _told(error: Exception, names: Iterable[str]) -> str:
             "smaller model, a narrower "
             "type (--dtype bfloat16) or fewer texts at once, or take a machine with more"
         )
-    fault = (
-        ""
-        if isinstance(error, ValueError | OSError)
-        else f"{type(error).__name__}, which --debug traces: "
-    )
-    return fault + in_flags(said, names)
+    said = in_flags(said, names)
+    if isinstance(error, ValueError | OSError):
+        return said
+    return f"{type(error).__name__}, which --debug traces: {said}"
 
 
 def _terminate(*_: object) -> None:

@@ -5,6 +5,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from sinklab.lab.cli.command import SAMPLING, Reading, say, spelt, working
 from sinklab.lab.cli.options import checked, value_of
 from sinklab.lab.cli.plans import Plan, plan_for
 from sinklab.lab.cli.progress import waiting
-from sinklab.lab.studies.base import leaves, text_of
+from sinklab.lab.studies.base import text_of
 from sinklab.lab.studies.processes import Amount
 from sinklab.lab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
 
@@ -36,8 +37,11 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
     Raises:
         ValueError: for an unknown recipe or variant, or a run folder that cannot be reproduced.
     """
-    name = arguments[0] if arguments and not arguments[0].startswith("-") else DEFAULT
-    variant, again = value_of(arguments, "--variant"), value_of(arguments, "--reproduce")
+    name = DEFAULT
+    if arguments and not arguments[0].startswith("-"):
+        name = arguments[0]
+    variant = value_of(arguments, "--variant")
+    again = value_of(arguments, "--reproduce")
     if again is not None and not (variant is None and name == DEFAULT):
         raise ValueError(
             "--reproduce takes every setting from the run folder; leave out the recipe and "
@@ -81,20 +85,15 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         """
         if recipe != name:
             raise ValueError(f"the recipe comes first: sinklab train {recipe} …")
-        plan = plan_for(
-            _amount,
-            chosen := checked(settings),
-            chosen.init_from or "",
-            Reading(),
-            trained=_type(chosen),
-        )
+        chosen = checked(settings)
+        plan = plan_for(_amount, chosen, chosen.init_from or "", Reading(), trained=_type(chosen))
         if dry_run:
             from sinklab.lab.training.checks import check
 
             check(chosen)
             say(plan.line)
         else:
-            _train(chosen, None if again is None else Path(again), plan)
+            _train(chosen, again, plan)
 
     recipes = "\n    ".join(f"{name}: {about}" for name, about in RECIPES.items())
     train.__doc__ = inspect.cleandoc(train.__doc__ or "").format(
@@ -104,12 +103,15 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
 
 
 def _type(settings: TrainSettings) -> str:
-    return "bfloat16" if settings.bf16 else "float32"
+    if settings.bf16:
+        return "bfloat16"
+    return "float32"
 
 
 def _amount(settings: TrainSettings, info: Any) -> Amount:
     """Every optimizer step over its rows; of a new model the weights follow from its sizes."""
-    width, layers = settings.hidden_size, settings.layers
+    width = settings.hidden_size
+    layers = settings.layers
     shared = 2 * (settings.kv_heads or settings.heads) / settings.heads
     weights = (
         layers * width * ((2 + shared) * width + 3 * settings.mlp_size)
@@ -136,12 +138,23 @@ def _rows_read(settings: TrainSettings) -> int:
     return rows
 
 
-def _train(settings: TrainSettings, again: Path | None, plan: Plan) -> None:
+def _compared(weights: Path, again: Path) -> str:
+    """Sentence that says whether the weights are those of a run that was reproduced."""
+    theirs = again / "model" / weights.name
+    if not theirs.is_file():
+        return f"{again} was not finished, so there are no weights to compare with"
+    word = "differ from"
+    if weights.read_text() == theirs.read_text():
+        word = "equal"
+    return f"the weights {word} those of {again}, compared bit for bit"
+
+
+def _train(settings: TrainSettings, again: str | None, plan: Plan) -> None:
     from transformers.utils import logging
 
     from sinklab.lab.training.run import train as run
 
-    if again is not None and Path(settings.out).resolve() == again.resolve():
+    if again is not None and Path(settings.out).resolve() == Path(again).resolve():
         raise ValueError(
             f"a run is reproduced in a folder of its own, but --out is {again} too; give another "
             "--out"
@@ -153,15 +166,8 @@ def _train(settings: TrainSettings, again: Path | None, plan: Plan) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
     say(f"model: {folder}")
-    before = None if again is None else again / "model" / "weights.sha256"
-    if before is not None and not before.is_file():
-        say(f"{again} was not finished, so there are no weights to compare with")
-    elif before is not None:
-        same = (folder / "weights.sha256").read_text() == before.read_text()
-        say(
-            f"the weights {'equal' if same else 'differ from'} those of {again}, compared bit for "
-            "bit"
-        )
+    if again is not None:
+        say(_compared(folder / "weights.sha256", Path(again)))
     say(f"next: sinklab report {folder.parent}, or sinklab trace --model {folder}")
     if settings.train_only == "sink":
         say(
@@ -220,9 +226,12 @@ def generate(
         raise ValueError(
             f"new_tokens must be at least 0, which fills the masks of a prompt, but is {new_tokens}"
         )
-    (settings := checked(decoding)).values()
+    from sinklab.core.models.generation import GenerateByDenoising
+
+    settings = checked(decoding)
+    settings.values()
     loaded = reading.load(model, fills_masks=False)
-    if loaded.family != "diffusion" or not hasattr(loaded.model, "denoise"):
+    if loaded.family != "diffusion" or not isinstance(loaded.model, GenerateByDenoising):
         for text in prompt:
             say(_written(loaded, text, new_tokens, settings, chat=chat, stream=stream), exact=True)
         return
@@ -262,9 +271,11 @@ def _filled(
     # processes that hold one model together write the same
     is_shown = one or os.environ.get("RANK") == "0"
     # a streamer asks its tokenizer for text, and for nothing else
-    tokenizer: Any = loaded.needed_tokenizer() if stream else None
-    plain: Any = SimpleNamespace(decode=lambda row, **how: spelt(tokenizer.decode(row, **how)))
-    streamer = TextDiffusionStreamer(plain) if stream and is_shown else None
+    streamer = None
+    if stream and is_shown:
+        tokenizer = loaded.needed_tokenizer()
+        plain: Any = SimpleNamespace(decode=lambda row, **how: spelt(tokenizer.decode(row, **how)))
+        streamer = TextDiffusionStreamer(plain)
     writer: Any = loaded.model
     written = writer.generate(
         ids_BP, real_BP, max_new_tokens=new_tokens or None, settings=settings, streamer=streamer
@@ -272,7 +283,10 @@ def _filled(
     if is_shown and not stream:
         for row, real_P in zip(written, real_BP, strict=True):
             # padding on the left is no token of the prompt
-            say(text_of(loaded, row[len(real_P) if chat else int((~real_P).sum()) :]), exact=True)
+            start = int((~real_P).sum())
+            if chat:
+                start = len(real_P)
+            say(text_of(loaded, row[start:]), exact=True)
 
 
 def _written(
@@ -288,12 +302,15 @@ def _written(
     from sinklab.lab.short_road.models import LM
 
     renoises = loaded.family == "diffusion"
-    own = {"seed"} if renoises else {"seed", "temperature", "top_p", "top_k"}
-    changed = [
-        name for name in leaves(settings) if getattr(settings, name) != getattr(WRITING, name)
-    ]
-    if wrong := [name for name in [*["stream"] * stream, *changed] if name not in own]:
-        how = "renoises whole canvases" if renoises else "writes token after token"
+    own = {"seed", "temperature", "top_p", "top_k"}
+    how = "writes token after token"
+    if renoises:
+        own = {"seed"}
+        how = "renoises whole canvases"
+    usual = asdict(WRITING)
+    changed = [name for name, value in asdict(settings).items() if value != usual[name]]
+    wrong = [name for name in [*["stream"] * stream, *changed] if name not in own]
+    if wrong:
         flags = ", ".join("--" + name.replace("_", "-") for name in wrong)
         raise ValueError(
             f"{loaded.name} {how}: {flags} can be set for models that fill masks; leave it out"
@@ -332,7 +349,10 @@ def info(model: str = "", json: bool = False) -> None:
         raise ValueError("info needs a model; give --model tiny, for example")
     with waiting(f"reading the config of {model}"):
         facts = describe(model)
-    say(dumps(facts.as_dict(), indent=2) if json else "\n".join(facts.lines()))
+    if json:
+        say(dumps(facts.as_dict(), indent=2))
+    else:
+        say("\n".join(facts.lines()))
 
 
 info.positional = ("model",)  # type: ignore[attr-defined]

@@ -51,9 +51,8 @@ def described(kind: type) -> dict[str, str]:
         except (OSError, TypeError):  # made while running, or built in
             continue
         for field, text in itertools.pairwise(source.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(
-                getattr(text, "value", None), ast.Constant
-            ):
+            is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+            if is_text and isinstance(field, ast.AnnAssign):
                 found.setdefault(ast.unparse(field.target), " ".join(str(text.value.value).split()))
     return found
 
@@ -72,19 +71,20 @@ def typed(settings: Any, *hidden: str, closed: bool = False) -> Any:
             name in the help, and an error names the near one.
     """
     kind: Any = type(settings)
-    defaults, annotations = dict[str, Any](), dict[str, Any]()
-    helps, hints = described(kind), typing.get_type_hints(kind)
+    defaults: dict[str, Any] = {}
+    annotations: dict[str, Any] = {}
+    helps = described(kind)
+    hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        value, how = getattr(settings, field.name), dict[str, Any]()
+        value = getattr(settings, field.name)
         hint = hints[field.name]
-        if (registry := field.metadata.get("registry")) is not None:
-            is_several = isinstance(value, tuple)
-            value = (
-                tuple(map(registry.as_text, value))
-                if is_several
-                else value and registry.as_text(value)
-            )
-            hint = tuple[str, ...] if is_several else str | None
+        registry = field.metadata.get("registry")
+        if registry is not None and isinstance(value, tuple):
+            value = tuple(map(registry.as_text, value))
+            hint = tuple[str, ...]
+        elif registry is not None:
+            value = value and registry.as_text(value)
+            hint = str | None
         elif dataclasses.is_dataclass(value):
             value = typed(value, *hidden, closed=closed)
             hint = MARK.OmitArgPrefixes[type(value)]
@@ -92,34 +92,55 @@ def typed(settings: Any, *hidden: str, closed: bool = False) -> Any:
             hint = bool
             if value is None:
                 # neither on nor off: a flag for each
-                hint, value, negated = MARK.FlagCreatePairsOff[bool], False, f"no_{field.name}"
-                defaults[negated] = False
-                annotations[negated] = Annotated[
-                    hint, MARK.arg(help=f"The opposite of --{field.name}.")
-                ]
-        if choices := tuple(field.metadata.get("one_of", ())):
-            several = typing.get_origin(hint) is tuple
-            if closed:
-                hint = tuple[Literal[choices], ...] if several else Literal[choices] | None  # type: ignore[valid-type]
-            how["metavar"] = f"{{{','.join(map(str, choices))}}}{' …' * several}"
-        elif word := _word(field.name, hint, positional=bool(field.metadata.get("positional"))):
-            how["metavar"] = word
-        if "flag" in field.metadata:
-            how["name"] = field.metadata["flag"]
-        if value is None or value == ():
-            how["help_behavior_hint"] = ""
+                hint = MARK.FlagCreatePairsOff[bool]
+                value = False
+                about = MARK.arg(help=f"The opposite of --{field.name}.")
+                defaults[f"no_{field.name}"] = False
+                annotations[f"no_{field.name}"] = Annotated[hint, about]
         defaults[field.name] = value
-        hint = Annotated[hint, MARK.arg(help=helps.get(field.name), **how)]
-        hint = MARK.Positional[hint] if field.metadata.get("positional") else hint
-        annotations[field.name] = MARK.Suppress[hint] if field.name in hidden else hint
+        hint = _argument(field, hint, value, helps.get(field.name), closed=closed)
+        if field.name in hidden:
+            hint = MARK.Suppress[hint]
+        annotations[field.name] = hint
     members = {
         "__annotations__": annotations,
-        "__post_init__": lambda self: None,
+        "__post_init__": _unchecked,
         "__doc__": kind.__doc__,
     }
     members |= {"__module__": kind.__module__, "made_of": kind, **defaults}
     made: Any = dataclass(frozen=True)(type(kind.__name__, (kind,), members))
     return made()
+
+
+def _argument(
+    field: dataclasses.Field, hint: Any, value: Any, about: str | None, *, closed: bool
+) -> Any:
+    """The type of a field with the words of its help."""
+    how: dict[str, Any] = {"help": about}
+    is_positional = bool(field.metadata.get("positional"))
+    choices = tuple(field.metadata.get("one_of", ()))
+    word = _word(field.name, hint, positional=is_positional)
+    if choices:
+        several = typing.get_origin(hint) is tuple
+        if closed and several:
+            hint = tuple[Literal[choices], ...]  # type: ignore[valid-type]
+        elif closed:
+            hint = Literal[choices] | None
+        how["metavar"] = f"{{{','.join(map(str, choices))}}}{' …' * several}"
+    elif word:
+        how["metavar"] = word
+    if "flag" in field.metadata:
+        how["name"] = field.metadata["flag"]
+    if value is None or value == ():
+        how["help_behavior_hint"] = ""
+    hint = Annotated[hint, MARK.arg(**how)]
+    if is_positional:
+        hint = MARK.Positional[hint]
+    return hint
+
+
+def _unchecked(settings: Any) -> None:
+    """No check: `checked` makes them."""
 
 
 NAMES: dict[Any, str] = {
@@ -133,12 +154,14 @@ def _word(name: str, hint: Any, *, positional: bool) -> str | None:
     numbers.
     """
     several = typing.get_origin(hint) is tuple and typing.get_args(hint)[1:] == (...,)
-    word = (
-        name.removesuffix("s").upper()
-        if positional
-        else NAMES.get(typing.get_args(hint)[0] if several else hint)
-    )
-    return f"[{word} …]" if several and word else word
+    if several:
+        hint = typing.get_args(hint)[0]
+    word = NAMES.get(hint)
+    if positional:
+        word = name.removesuffix("s").upper()
+    if several and word:
+        return f"[{word} …]"
+    return word
 
 
 def checked(given: Any, **changes: Any) -> Any:
@@ -146,15 +169,17 @@ def checked(given: Any, **changes: Any) -> Any:
     make no sense.
     """
     values: dict[str, Any] = {}
+    own = vars(given)
     kind = getattr(given, "made_of", type(given))
     for field in dataclasses.fields(kind):
-        value = getattr(given, field.name)
-        is_group = hasattr(value, "made_of")
-        if hasattr(given, f"no_{field.name}"):
-            value = False if getattr(given, f"no_{field.name}") else value or None
-        values[field.name] = (
-            checked(value, **changes) if is_group else changes.get(field.name, value)
-        )
+        value = own[field.name]
+        if f"no_{field.name}" in own:
+            value = value or None
+        if own.get(f"no_{field.name}"):
+            value = False
+        if hasattr(value, "made_of"):
+            value = checked(value, **changes)
+        values[field.name] = changes.get(field.name, value)
     return kind(**values)
 
 
@@ -179,19 +204,22 @@ def refuse(event: Any, command: str, arguments: Sequence[str]) -> None:
         ValueError: naming the expected and given values, and the remedy.
     """
     remedy = f"sinklab {command} --help says what it takes"
-    if missing := getattr(event, "missing_arguments", ()):
-        names = " and ".join(one.arg.display_name() for one in missing)
+    told = vars(event)
+    if told.get("missing_arguments"):
+        names = " and ".join(one.arg.display_name() for one in event.missing_arguments)
         raise ValueError(f"sinklab {command} needs {names}, but it is not given; {remedy}")
-    if surplus := getattr(event, "tokens", ()):
+    if told.get("tokens"):
+        surplus = event.tokens[0]
         raise ValueError(
-            f"sinklab {command} takes no further arguments, but there is {surplus[0]!r}; {remedy}"
+            f"sinklab {command} takes no further arguments, but there is {surplus!r}; {remedy}"
         )
-    argument = getattr(event, "argument", None)
+    argument = told.get("argument")
     if argument is None:
         return
-    flag, word = argument.display_name(), str(argument.lowered.metavar)
-    if choices := getattr(event, "choices", ()):
-        one_of(flag, event.value, choices, remedy)
+    flag = argument.display_name()
+    word = str(argument.lowered.metavar)
+    if told.get("choices"):
+        one_of(flag, event.value, event.choices, remedy)
     given = " ".join(_behind(flag, arguments))
     raise ValueError(f"{flag} takes {KINDS.get(word, word)}, but is {given!r}; {remedy}")
 
@@ -201,11 +229,13 @@ def _behind(flag: str, arguments: Sequence[str]) -> list[str]:
     found: list[str] = []
     for place, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
-        if name.replace("_", "-") == flag:
-            rest = itertools.takewhile(
-                lambda word: not word.startswith("--"), arguments[place + 1 :]
-            )
-            found = [value] if equals else [*rest]
+        if name.replace("_", "-") != flag:
+            continue
+        found = [value]
+        if not equals:
+            rest = arguments[place + 1 :]
+            ends = [number for number, word in enumerate(rest) if word.startswith("--")]
+            found = [*rest[: min(ends, default=len(rest))]]
     return found
 
 
@@ -261,7 +291,8 @@ class Given:
         """Read the file of --config or --reproduce. Raises ValueError for both, and for a file that
         cannot be read.
         """
-        config, again = value_of(arguments, "--config"), value_of(arguments, "--reproduce")
+        config = value_of(arguments, "--config")
+        again = value_of(arguments, "--reproduce")
         if config and again:
             raise ValueError(
                 "--config and --reproduce both say what the defaults are; give one of them"
@@ -273,11 +304,10 @@ class Given:
             return cls()
         with refused(f"{config} cannot be read as settings, a TOML file or a run.json"):
             is_toml = Path(config).suffix == ".toml"
-            found = (
-                tomllib.loads(ordinary(config).read_text("utf-8"))
-                if is_toml
-                else read_json(Path(config), dict)
-            )
+            if is_toml:
+                found = tomllib.loads(ordinary(config).read_text("utf-8"))
+            else:
+                found = read_json(Path(config), dict)
             settings = {
                 name.replace("-", "_"): value
                 for name, value in dict(found.get("settings", found)).items()
@@ -306,7 +336,8 @@ class Given:
     def value(self, name: str, hint: Any) -> Any:
         """Value of an option in the file. Raises ValueError unless it is of its type."""
         value = self.settings[name]
-        value = tuple(value) if isinstance(value, list) else value
+        if isinstance(value, list):
+            value = tuple(value)
         with refused(f"{self.source}: {name} cannot be {value!r}", TypeCheckError):
             return check_type(value, hint)
 
@@ -315,10 +346,19 @@ def _hints(settings: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(type(settings)).items():
         value = getattr(settings, name, None)
-        found |= (
-            _hints(value) if dataclasses.is_dataclass(value) and hint is not Any else {name: hint}
-        )
+        if dataclasses.is_dataclass(value) and hint is not Any:
+            found |= _hints(value)
+        else:
+            found[name] = hint
     return found
+
+
+def carried(function: Any, name: str) -> Any:
+    """An attribute that the function or class of a command may have: options that it hides or
+    takes ``positional``, that are ``rare`` or ``permissions``, and its place in the list of
+    commands (``listed``); () without it.
+    """
+    return getattr(function, name, ())
 
 
 def options(
@@ -342,7 +382,7 @@ def options(
             option for each.
     """
     own = inspect.signature(function).parameters
-    hidden = {*own, *getattr(function, "hidden", ())}
+    hidden = {*own, *carried(function, "hidden")}
     groups = {
         name: one.default for name, one in own.items() if dataclasses.is_dataclass(one.default)
     }
@@ -353,44 +393,43 @@ def options(
         for name in leaves(group)
         if name not in hidden or name == "prompts"
     ]
-    taken, left = given.divided(names, getattr(function, "permissions", ()))
-    rare = RARE.union(getattr(function, "rare", ())) if short else frozenset[str]()
+    taken, left = given.divided(names, carried(function, "permissions"))
+    rare = frozenset[str]()
+    if short:
+        rare = RARE.union(carried(function, "rare"))
     hints = typing.get_type_hints(function, include_extras=True)
-    parameters, seen = [], set[str]()
+    parameters = []
+    seen: set[str] = set()
     for name, one in own.items():
-        value, hint = one.default, hints[name]
+        value = one.default
+        hint = hints[name]
         if name in groups:
-            kinds, fields = _hints(value), leaves(value)
-            # texts of prompts are arguments, a file of them is an option, and a file of settings
-            # has the texts
-            mine = (
-                {*taken}.intersection(fields).difference(own, seen - {"prompts"})
-                if name != "inputs"
-                else ()
-            )
+            kinds = _hints(value)
+            fields = leaves(value)
+            mine = {*taken}.intersection(fields).difference(own, seen - {"prompts"})
+            if name == "inputs":
+                # texts of prompts are arguments, a file of them is an option, and a file of
+                # settings has the texts
+                mine = set()
             value = from_record(value, {key: given.value(key, kinds[key]) for key in mine})
             value = typed(value, *hidden, *seen, *rare, closed=closed)
             seen |= {*fields}
             hint = MARK.OmitArgPrefixes[type(value)]
         elif name in taken:
             value = given.value(name, hint)
-        hint = MARK.Positional[hint] if name in positional else hint
+        if name in positional:
+            hint = MARK.Positional[hint]
         if name not in groups:
-            of, *marks = typing.get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
-            how: dict[str, Any] = {"metavar": _word(name, of, positional=MARK.Positional in marks)}
-            no_default = (
-                value is None
-                or value == ()
-                or value == ""
-                or (value is one.empty and typing.get_origin(of) is tuple)
-            )
-            how |= {"help_behavior_hint": ""} if no_default else {}
-            hint = Annotated[hint, MARK.arg(**how)]
-        hint = MARK.Suppress[hint] if name in rare else hint
+            hint = _plain_argument(name, hint, value)
+        if name in rare:
+            hint = MARK.Suppress[hint]
         parameters.append(
             one.replace(default=value, annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
         )
-    for name in FILES if groups else ():
+    more: dict[str, str] = {}
+    if groups:
+        more = FILES
+    for name in more:
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=FILE)
         )
@@ -398,12 +437,26 @@ def options(
     def call(**values: Any) -> None:
         function(**{name: value for name, value in values.items() if name not in FILES})
 
-    call.__name__, call.__doc__ = function.__name__, _told(function, FILES if groups else {}, short)
+    call.__name__ = function.__name__
+    call.__doc__ = _told(function, more, short)
     call.__annotations__ = {one.name: one.annotation for one in parameters}
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     settings = [field for group in groups.values() for field, _ in leaves(group).values()]
     flags = [field.metadata["flag"] for field in settings if "flag" in field.metadata]
     return call, names + flags, left
+
+
+def _plain_argument(name: str, hint: Any, value: Any) -> Any:
+    """The type of an argument that is no group of settings, with its word in the help."""
+    of = hint
+    marks: list[Any] = []
+    if typing.get_origin(hint) is Annotated:
+        of, *marks = typing.get_args(hint)
+    how: dict[str, Any] = {"metavar": _word(name, of, positional=MARK.Positional in marks)}
+    is_absent = value is inspect.Parameter.empty and typing.get_origin(of) is tuple
+    if is_absent or value is None or value in ((), ""):
+        how["help_behavior_hint"] = ""
+    return Annotated[hint, MARK.arg(**how)]
 
 
 FILE = Annotated[Path | None, MARK.arg(metavar="PATH", help_behavior_hint="")]
@@ -429,7 +482,8 @@ def in_flags(error: str, names: Iterable[str]) -> str:
     several = "|".join(name for name in either.split("|") if "_" in name) or "$^"
 
     def option(found: re.Match[str]) -> str:
-        name, value = found[1].replace("_", "-"), (found[2] or "").strip("'\"")
+        name = found[1].replace("_", "-")
+        value = (found[2] or "").strip("'\"")
         return {"True": f"--{name}", "False": f"--no-{name}"}.get(
             value, f"--{name} {value}".rstrip()
         )

@@ -13,13 +13,17 @@ from typing import Any
 
 from sinklab.lab.studies.processes import Amount
 
-SMALL_PRODUCTS, WATCHED = 150, 600
+BYTES = {"bfloat16": 2, "float32": 4}
+"""Bytes of a number of this type."""
+SMALL_PRODUCTS = 150
+WATCHED = 600
 """Number of small products that a layer takes whatever its size: in a small model's forward, and in
 one under all statistics of a trace.
 """
 EXTRA = 2.0
 """Factor for work of a forward beside its products: attention, an edit, the loop around it."""
-START, PREPARING = 2.0, 10.0
+START = 2.0
+PREPARING = 10.0
 """Seconds for weights to be read, folders to be written and figures to be drawn; and of a training,
 for its text.
 """
@@ -58,7 +62,9 @@ def _with_twins(seconds: float, twins: bool | None) -> float:
     """
     from sinklab.lab.studies.twins import LITTLE
 
-    return 3 * seconds if twins or (twins is None and 2 * seconds < LITTLE) else seconds
+    if twins or (twins is None and 2 * seconds < LITTLE):
+        return 3 * seconds
+    return seconds
 
 
 @cache
@@ -86,11 +92,15 @@ def machine_speed(
             torch.ones(size, width, dtype=getattr(torch, dtype), device=device)
             for size in (rows, width)
         )
-        times = [_typical(lambda: (left @ right).sum().item())]
+
+        def multiplied() -> float:
+            return (left @ right).sum().item()
+
+        times = [_typical(multiplied)]
         threads = torch.get_num_threads()
         if threads > 1 and device == "cpu":
             torch.set_num_threads(1)
-            times.append(_typical(lambda: (left @ right).sum().item()))
+            times.append(_typical(multiplied))
             torch.set_num_threads(threads)
         return min(times)
 
@@ -118,7 +128,11 @@ def memory_speed(device: str) -> float:
     import torch
 
     numbers = torch.ones(1 << 24, device=device)
-    return 4 * len(numbers) / _typical(lambda: numbers.sum().item())
+
+    def added() -> float:
+        return numbers.sum().item()
+
+    return 4 * len(numbers) / _typical(added)
 
 
 def plan_of(
@@ -157,27 +171,40 @@ def plan_for(
     from sinklab.lab.checkpoints.materialize import usable_device, weight_type
 
     # of packaged adapters on a base that was given, the base has the size
-    info = describe(reading.base or model, revision=reading.revision) if model else None
+    info = None
+    where = "this"
+    if model:
+        info = describe(reading.base or model, revision=reading.revision)
+        where = f"on {info.name}"
     found = amount(settings, info)
-    where = f" on {info.name}" if info else ""
     if found is None:
-        return Plan(f"plan: how much {where.lstrip() or 'this'} takes is not known beforehand")
+        return Plan(f"plan: how much {where} takes is not known beforehand")
     device = reading.device or "cpu"
     usable_device(device)
-    loaded = weight_type(reading.dtype, {"dtype": info.stored if info else None}, {"": device})
-    dtype = "bfloat16" if "16" in (trained or str(loaded)) else "float32"
-    bytes_each = {"bfloat16": 2, "float32": 4}[dtype]
-    active, layers = (
-        (info.active_parameters, info.layers) if info else (found.parameters or 0, found.layers)
-    )
-    one = _seconds_of_one(found, active, layers, dtype, device, info.hidden if info else 1024)
+    loaded = weight_type(reading.dtype, {"dtype": info and info.stored}, {"": device})
+    dtype = "float32"
+    if "16" in (trained or str(loaded)):
+        dtype = "bfloat16"
+    bytes_each = BYTES[dtype]
+    apart = ""
+    if found.trains:
+        # weights, gradients and two averages of them
+        bytes_each = 16
+        apart = ", activations not counted,"
+    words = found.words
+    if info is None:
+        weights = found.parameters or 0
+        one = _seconds_of_one(found, weights, found.layers, dtype, device, 1024)
+        size = weights * bytes_each
+    else:
+        words = f"{words} {where}"
+        one = _seconds_of_one(
+            found, info.active_parameters, info.layers, dtype, device, info.hidden
+        )
+        size = info.parameters * bytes_each + info.canvas_bytes(dtype, found.positions)
     seconds = START + PREPARING * found.trains + _with_twins(found.evaluations * one, found.twins)
-    size = (info.parameters if info else active) * (16 if found.trains else bytes_each)
-    size += info.canvas_bytes(dtype, found.positions) if info else 0
-    apart = ", activations not counted," if found.trains else ""
     line = (
-        f"plan: {found.words}{where}, {found.evaluations:,} evaluations of {found.positions:,} "
-        "positions: about "
+        f"plan: {words}, {found.evaluations:,} evaluations of {found.positions:,} positions: about "
         f"{duration(seconds)} and {_rounded(size / 1e9)} GB{apart} on {device} (estimated)"
     )
     return Plan(line, seconds, found.first, found.twins)
@@ -191,9 +218,14 @@ def _seconds_of_one(
     """
     speed, least = machine_speed(dtype, device, min(found.positions, 1024), hidden)
     # a backward pass is two forward ones
-    products = (3 if found.trains else EXTRA) * 2 * active * found.positions / speed
-    reading = active * (2 if dtype == "bfloat16" else 4) / memory_speed(device)
-    small = WATCHED if found.is_watched else SMALL_PRODUCTS
+    factor = EXTRA
+    if found.trains:
+        factor = 3
+    products = factor * 2 * active * found.positions / speed
+    reading = active * BYTES[dtype] / memory_speed(device)
+    small = SMALL_PRODUCTS
+    if found.is_watched:
+        small = WATCHED
     return max(products, reading) + layers * small * least
 
 
@@ -207,4 +239,6 @@ def duration(seconds: float) -> str:
 
 def _rounded(number: float) -> str:
     # two digits of 100 and more would be written with an exponent
-    return f"{number:.2g}" if number < 99.5 else f"{number:,.0f}"
+    if number < 99.5:
+        return f"{number:.2g}"
+    return f"{number:,.0f}"

@@ -63,7 +63,11 @@ def say(*parts: str | tuple[str, str], stream: TextIO | None = None, exact: bool
             file.
     """
     stream = stream or sys.stdout
-    texts = [(part, "") if isinstance(part, str) else part for part in parts]
+    texts: list[tuple[str, str]] = []
+    for part in parts:
+        if isinstance(part, str):
+            part = (part, "")
+        texts.append(part)
     if exact and not stream.isatty():
         print("".join(text for text, _ in texts), file=stream)
     elif any(style for _, style in texts):
@@ -76,7 +80,9 @@ def say(*parts: str | tuple[str, str], stream: TextIO | None = None, exact: bool
 def show(rows: Iterable[Sequence[object]], columns: Sequence[object] = (), title: str = "") -> None:
     """Print a table; without names of columns it has no lines, and its first column is bold."""
     if columns:
-        table = Table(title=Text(spelt(title)) if title else None, title_justify="left")
+        table = Table(title_justify="left")
+        if title:
+            table.title = Text(spelt(title))
         for name in columns:
             table.add_column(Text(spelt(name)))
     else:
@@ -95,8 +101,10 @@ class Pace:
     def __init__(self, done: float, now: float) -> None:
         self.began = now
         """Time at which it began."""
-        self.done, self.seconds = done, 0.0
-        """Parts done, and the seconds since it began."""
+        self.done = done
+        """Parts done."""
+        self.seconds = 0.0
+        """Seconds since it began."""
         self.rate = 0.0
         """Parts a second; 0 before the first."""
         self.is_sure = False
@@ -111,8 +119,12 @@ class Pace:
             self.rate = (done - since) / (now - moment)
         if self.done == self._there < done:
             self._from = (done, now)
-        self.done, self.seconds = done, now - self.began
-        self.is_sure = self.seconds >= (SURE if done > self._from[0] else SURE_OF_ONE)
+        self.done = done
+        self.seconds = now - self.began
+        least = SURE_OF_ONE
+        if done > self._from[0]:
+            least = SURE
+        self.is_sure = self.seconds >= least
 
     def left(self, total: float) -> float:
         """Seconds that the rest takes, of so many parts in all."""
@@ -127,7 +139,9 @@ class Pace:
 
 def rate_in_words(rate: float) -> str:
     """Parts a second, or the time of each."""
-    return f"{rate:.2g} a second" if rate >= 1 else f"{duration(1 / rate)} each"
+    if rate >= 1:
+        return f"{rate:.2g} a second"
+    return f"{duration(1 / rate)} each"
 
 
 class RateColumn(ProgressColumn):
@@ -135,7 +149,9 @@ class RateColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Speed of a task, by `rate_in_words`."""
-        return Text(rate_in_words(task.speed) if task.speed else "")
+        if not task.speed:
+            return Text("")
+        return Text(rate_in_words(task.speed))
 
 
 class Shown(Progress):
@@ -146,7 +162,9 @@ class Shown(Progress):
     def __init__(
         self, console: Console, bars: Bars, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._console, self._bars, self._clock = console, bars, clock
+        self._console = console
+        self._bars = bars
+        self._clock = clock
         self._started = self._told = clock()
         self._task = bars.add_task("starting", total=None)
         self._pace: Pace | None = None
@@ -159,7 +177,8 @@ class Shown(Progress):
         """
         for plan in plans:
             self.stage(plan.line)
-        self._plans, self._planned = plans, self._clock()
+        self._plans = plans
+        self._planned = self._clock()
 
     def stage(self, text: str) -> None:
         """Print the stage, and put it before the bar."""
@@ -187,11 +206,13 @@ class Shown(Progress):
             and self._pace.seconds >= FIRST
             and now - self._told >= due
         ):
-            rate, left = rate_in_words(self._pace.rate), duration(self._pace.left(total))
+            rate = rate_in_words(self._pace.rate)
+            left = duration(self._pace.left(total))
             self._print(f"{done:.0f} of {total:.0f}, {rate}, about {left} left")
 
     def _correct(self, pace: Pace, total: float) -> None:
-        plans, self._plans = self._plans, ()
+        plans = self._plans
+        self._plans = ()
         if not plans[0].seconds:
             return
         # what came before the pass took what it took; other plans are off as far as the first is

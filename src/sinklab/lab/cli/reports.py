@@ -99,7 +99,7 @@ def report(
         raise ValueError(
             "report needs at least one run folder; make one with `sinklab trace` or `sinklab train`"
         )
-    rule = None if sink_rule is None else rules.parse(sink_rule)
+    rule = sink_rule and rules.parse(sink_rule)
     opened = _opened(runs)
     replaced = (
         " in place of the one that was there (--out names another folder)"
@@ -123,16 +123,11 @@ def _opened(folders: Iterable[Path]) -> list[Run]:
 
     runs: list[Run] = []
     for folder in folders:
-        below = (
-            []
-            if (folder / RUN_FILE).is_file()
-            else [path.parent for path in folder.glob(f"*/{RUN_FILE}")]
-        )
-        runs += (
-            sorted(map(open_run, below), key=lambda run: run.info.created)
-            if below
-            else [open_run(folder)]
-        )
+        below = [path.parent for path in folder.glob(f"*/{RUN_FILE}")]
+        if not below or (folder / RUN_FILE).is_file():
+            runs.append(open_run(folder))
+        else:
+            runs += sorted(map(open_run, below), key=lambda run: run.info.created)
     return runs
 
 
@@ -216,7 +211,9 @@ def _show_table(rows: pd.DataFrame, title: str = "") -> None:
 def _cell(value: object) -> str:
     if value is None or value != value:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
 
 
 def table1(
@@ -275,10 +272,8 @@ def table1(
 
     folders = list(render)
     if not render:
-        cells, settings = (
-            checked(plan, chat={"yes": True, "no": False}.get(chat)),
-            checked(settings),
-        )
+        cells = checked(plan, chat={"yes": True, "no": False}.get(chat))
+        settings = checked(settings)
         if cells.paper:
             model, reading = _as_in_the_paper(model, reading, cells, settings)
         folders = _scored(model, out, cells, reading, settings)

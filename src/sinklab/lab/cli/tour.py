@@ -99,11 +99,15 @@ def tour(
             f"the tour writes into an empty folder, but {out} holds files; pass --out with "
             "another name"
         )
-    models = REAL if real else MODELS
+    models = MODELS
     if real:
+        models = REAL
         _check_real_pair()
+    most = None
+    if quick:
+        most = 1
     with working() as shown:
-        runs, curves = _toured(models, out, 1 if quick else None, dtype, shown, scores=real)
+        runs, curves = _toured(models, out, most, dtype, shown, scores=real)
         shown.stage("writing the page")
         # once for the page and for the printed lines
         read = as_shown([*runs, *curves])
@@ -152,9 +156,12 @@ def _toured(
     from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
     from sinklab.lab.studies.trace.study import PROMPTS, StudySettings, study
 
-    prompts, costs = (*PROMPTS, *MORE_PROMPTS)[:most], CurveSettings(**REAL_COSTS)
+    prompts = (*PROMPTS, *MORE_PROMPTS)[:most]
+    costs = CurveSettings(**REAL_COSTS)
     plain = StudySettings(prompts=prompts, new_tokens=24, twin=True)
-    diffusion = {**SAMPLING, "block_length": 8 if most is None else None}
+    diffusion = dict(SAMPLING)
+    if most is None:
+        diffusion["block_length"] = 8
     plans = [plan_for(study.amount, plain, name, Reading(dtype)) for name in models.values()]
     words = f"{len(prompts)} texts by each of {len(models)} models and their twins"
     if scores:
@@ -164,15 +171,15 @@ def _toured(
         words += f", and {costs.rows} rows of text with keys blocked"
     shown.planned(together(plans, words))
     packaged = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "curves")
-    runs, curves = [], []
+    runs = []
+    curves = []
     for label, name in models.items():
         shown.stage(f"{name} writes {len(prompts)} texts, its controls read them")
         loaded = load(name, dtype=dtype)
-        # order and blocks are for diffusion models only
-        fields = (
-            diffusion if loaded.family == "diffusion" else {"temperature": SAMPLING["temperature"]}
-        )
-        settings = dataclasses.replace(plain, **fields)
+        settings = dataclasses.replace(plain, temperature=SAMPLING["temperature"])
+        if loaded.family == "diffusion":
+            # order and blocks are for these alone
+            settings = dataclasses.replace(plain, **diffusion)
         runs.append(open_run(study(loaded, out / label, settings, progress=_Counted(shown))))
         curve = Path(str(packaged.joinpath(name)))
         if scores:

@@ -20,7 +20,6 @@ class KeyCosine(Statistic):
     """
 
     axes = KEYS
-    by_row = True
 
     def measure(self, view: CallView) -> Tensor:
         call = view.call

@@ -20,7 +20,6 @@ class HeadOutput(Statistic):
 
     axes = ("batch", "layer", "head", "number")
     columns = ("stable_rank", "cosine")
-    by_row = True
 
     def measure(self, view: CallView) -> Tensor:
         out_BHQD = view.of_heads(view.output_BHQD.detach().float())

@@ -19,7 +19,6 @@ class ValueNormByHead(Statistic):
     """
 
     axes = KEYS
-    by_row = True
     vectors: ClassVar[str] = "value_BKSD"
 
     def measure(self, view: CallView) -> Tensor:

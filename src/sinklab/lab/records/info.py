@@ -6,13 +6,14 @@ import json
 import types
 import typing
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from safetensors import SafetensorError
 
 from sinklab.lab.files import read_json
-from sinklab.lab.records.storage import KINDS, RUN_FILE, SCHEMA, Kind, write_beside
+from sinklab.lab.records.storage import KINDS, RUN_FILE, SCHEMA, TABLES, Kind, write_beside
 
 STATUSES = ("running", "complete", "interrupted")
 
@@ -57,8 +58,14 @@ class RunInfo:
     def all_files(self) -> Iterator[tuple[Kind, str]]:
         """Every file that the run lists."""
         for kind in KINDS:
-            for name in getattr(self, kind.listed):
+            for name in self.names(kind):
                 yield from ((kind, file) for file in self.files(kind, name))
+
+    def names(self, kind: Kind) -> list[str]:
+        """Names of the tables, or of the files of arrays."""
+        if kind is TABLES:
+            return self.tables
+        return self.arrays
 
     def without(self, lost: Collection[str]) -> Self:
         """This info without these files: without the parts that they belong to, in all tables and
@@ -66,7 +73,7 @@ class RunInfo:
         """
         if not lost:
             return self
-        names = [(kind, name) for kind in KINDS for name in getattr(self, kind.listed)]
+        names = [(kind, name) for kind in KINDS for name in self.names(kind)]
         gone = {
             part
             for kind, name in names
@@ -91,7 +98,7 @@ class RunInfo:
     def save(self, folder: Path) -> None:
         """Write the run.json of ``folder``."""
         text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
-        write_beside(folder / RUN_FILE, lambda part: part.write_text(text, encoding="utf-8"))
+        write_beside(folder / RUN_FILE, partial(Path.write_text, data=text, encoding="utf-8"))
 
 
 ALL_QUERIES = "all queries"
@@ -108,7 +115,9 @@ def reading_of(info: RunInfo) -> str:
     """
     if info.model.get("family", "diffusion") == "diffusion":
         return ALL_QUERIES
-    old = SO_FAR if info.settings.get("full_forward") else LAST_ROW
+    old = LAST_ROW
+    if info.settings.get("full_forward"):
+        old = SO_FAR
     return str(info.model.get("reading", old))
 
 
@@ -132,7 +141,8 @@ def read_info(path: Path) -> RunInfo:
     raw.setdefault("checksums", {})
     hints = typing.get_type_hints(RunInfo)
     with undamaged(path):
-        if missing := [name for name in hints if name not in raw]:
+        missing = [name for name in hints if name not in raw]
+        if missing:
             raise ValueError(f"it lacks {', '.join(missing)}")
         wrong = [name for name, hint in hints.items() if not isinstance(raw[name], _class_of(hint))]
         if not wrong:
@@ -145,19 +155,19 @@ def read_info(path: Path) -> RunInfo:
             wrong += [
                 kind.listed for kind in KINDS if len({*raw[kind.listed]}) < len(raw[kind.listed])
             ]
-            wrong += [] if raw["status"] in STATUSES else ["status"]
             known = {kind.file(str(name)) for kind in KINDS for name in raw[kind.listed]}
-            wrong += [] if _are_parts(raw["parts"], known) else ["parts"]
             # they are read when a run goes on: a path that leads out of the folder is none of ours
             inside = all(
                 Path(file).parts and not {"..", "/"} & {*Path(file).parts}
                 for file in raw["checksums"]
             )
-            wrong += (
-                []
-                if inside and all(isinstance(one, str) for one in raw["checksums"].values())
-                else ["checksums"]
-            )
+            fits = {
+                "status": raw["status"] in STATUSES,
+                "parts": _are_parts(raw["parts"], known),
+                "checksums": inside
+                and all(isinstance(one, str) for one in raw["checksums"].values()),
+            }
+            wrong += [name for name, is_right in fits.items() if not is_right]
         if wrong:
             raise ValueError(f"{wrong[0]} is {raw[wrong[0]]!r}, which a run never writes")
     return RunInfo(**{name: raw[name] for name in hints})
@@ -165,7 +175,9 @@ def read_info(path: Path) -> RunInfo:
 
 def _class_of(hint: Any) -> Any:
     """Class of a type hint for isinstance: dict for ``dict[str, Any]``."""
-    return hint if isinstance(hint, types.UnionType) else typing.get_origin(hint) or hint
+    if isinstance(hint, types.UnionType):
+        return hint
+    return typing.get_origin(hint) or hint
 
 
 def _is_plain(name: Any) -> bool:
@@ -223,4 +235,4 @@ def of_twin(name: str, twin: str) -> str:
     """Name of an untrained control's table or file of arrays; ``name`` itself if ``twin`` is
     empty.
     """
-    return f"{name}-{twin}" if twin else name
+    return "-".join(filter(None, (name, twin)))

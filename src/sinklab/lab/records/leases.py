@@ -45,7 +45,10 @@ def _locks(descriptor: int, *, alone: bool) -> bool:
     try:
         import fcntl
 
-        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        how = fcntl.LOCK_SH
+        if alone:
+            how = fcntl.LOCK_EX
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except (ImportError, OSError):
         return False
     return True
@@ -60,7 +63,10 @@ class Lease:
         with open(path, "rb") as other:
             # some file systems say that they lock, and do not
             holds = holds and not _locks(other.fileno(), alone=False)
-        self._holder = f"{_kernel() if holds else ''} {secrets.token_hex(8)} {socket.gethostname()}"
+        kernel = ""
+        if holds:
+            kernel = _kernel()
+        self._holder = f"{kernel} {secrets.token_hex(8)} {socket.gethostname()}"
         self._sign()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._live, daemon=True)
@@ -150,17 +156,20 @@ class Claims:
 
     def seek(self, name: str) -> Lease | None:
         """The claim on `name` once it is free; None once its holder shows life."""
-        while (lease := self.take(name)) is None:
+        lease = self.take(name)
+        while lease is None:
             if self.is_held(name):
                 return None
             time.sleep(POLL)
+            lease = self.take(name)
         return lease
 
     def hold(self, name: str, *, wait: bool = True) -> Lease:
         """The claim on `name` once it is free. Raises ValueError, with `wait` off, when its holder
         shows life.
         """
-        while (lease := self.seek(name)) is None:
+        lease = self.seek(name)
+        while lease is None:
             if not wait:
                 raise ValueError(
                     f"one process at a time writes a run, but {self.folder.parent} is being "
@@ -168,6 +177,7 @@ class Claims:
                     "continue with --resume if something is missing"
                 )
             time.sleep(POLL)
+            lease = self.seek(name)
         return lease
 
     def is_held(self, name: str) -> bool:
@@ -201,7 +211,8 @@ class Claims:
         try:
             with open(path, "rb") as file:
                 content = file.read()
-                is_here = bool(kernel := _kernel()) and content.startswith(kernel.encode())
+                kernel = _kernel()
+                is_here = bool(kernel) and content.startswith(kernel.encode())
                 if is_here and _locks(file.fileno(), alone=False):
                     return False
         except FileNotFoundError:
@@ -214,7 +225,9 @@ class Claims:
         if now - since > EXPIRY:
             return False
         # a lock without signs of life may be that of a child that outlives its parent
-        return True if moved or is_here else None
+        if moved or is_here:
+            return True
+        return None
 
     def _where(self, name: str) -> str:
         words = [content.decode().split(" ") for content in self._read(name).values()]

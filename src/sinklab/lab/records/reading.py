@@ -49,7 +49,7 @@ class Run:
     def parts(self, name: str) -> tuple[int, ...]:
         """Numbers of the parts of the table or arrays ``name``; empty if it is written whole."""
         for kind in KINDS:
-            if name in getattr(self.info, kind.listed):
+            if name in self.info.names(kind):
                 return tuple(self.info.parts.get(kind.file(name), ()))
         raise self._unknown(name, (*self.tables, *self.array_files), "table or file of arrays")
 
@@ -65,7 +65,9 @@ class Run:
             with undamaged(path, REMEDY):
                 frame = pd.read_parquet(path)
             frames.append(frame.rename(columns=renamed(frame)))
-        return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+        if len(frames) == 1:
+            return frames[0]
+        return pd.concat(frames, ignore_index=True)
 
     def arrays(self, name: str, part: int | None = None) -> dict[str, np.ndarray]:
         """The arrays of file ``name`` (of one part of it), as stored: floats are usually float16,
@@ -138,14 +140,18 @@ class Run:
         return self._files(ARRAYS, name, part)[0]
 
     def _files(self, kind: Kind, name: str, part: int | None) -> list[Path]:
-        known = getattr(self.info, kind.listed)
+        known = self.info.names(kind)
         if name not in known:
             raise self._unknown(name, known, kind.what)
         parts = self.info.parts.get(kind.file(name), [])
         if part is not None and part not in parts:
-            there = f"has the parts {_shown(parts)}" if parts else "is written whole"
+            there = "is written whole"
+            if parts:
+                there = f"has the parts {_shown(parts)}"
             raise ValueError(f"{self.path} has no part {part} of {name!r}, which {there}.")
-        files = self.info.files(kind, name) if part is None else [kind.file(name, part)]
+        files = [kind.file(name, part)]
+        if part is None:
+            files = self.info.files(kind, name)
         return [as_written(self.path, self.info, file) for file in files]
 
     def _unknown(self, name: str, known: Sequence[str], what: str) -> ValueError:
@@ -157,8 +163,9 @@ class Run:
 
 def _shown(parts: list[int]) -> str:
     """Numbers as a short text: 0–29, or those there are."""
-    is_range = len(parts) > 2 and parts == list(range(parts[0], parts[-1] + 1))
-    return f"{parts[0]}–{parts[-1]}" if is_range else ", ".join(map(str, parts))
+    if len(parts) > 2 and parts == list(range(parts[0], parts[-1] + 1)):
+        return f"{parts[0]}–{parts[-1]}"
+    return ", ".join(map(str, parts))
 
 
 def open_run(path: str | Path) -> Run:
@@ -170,7 +177,9 @@ def open_run(path: str | Path) -> Run:
     folder = Path(path)
     info_path = folder / RUN_FILE
     if not info_path.is_file():
-        what = "no such folder" if not folder.is_dir() else f"it has no {RUN_FILE}"
+        what = f"it has no {RUN_FILE}"
+        if not folder.is_dir():
+            what = "no such folder"
         raise ValueError(
             f"{folder} is not a run folder: {what}. Give the folder that a sinklab run wrote."
         )
@@ -257,7 +266,10 @@ def _check(kind: Kind, path: Path) -> None:
         if not path.is_file():
             # to open a pipe would wait for ever
             raise FileNotFoundError
-        (pq.read_metadata if kind is TABLES else _read_dims)(path)
+        if kind is TABLES:
+            pq.read_metadata(path)
+        else:
+            _read_dims(path)
 
 
 def lost_files(folder: Path, info: RunInfo) -> set[str]:

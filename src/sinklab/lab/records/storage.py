@@ -12,6 +12,7 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,7 +49,9 @@ class Kind(NamedTuple):
 
     def file(self, name: str, part: int | None = None) -> str:
         """``tokens.parquet``, or ``tokens-0007.parquet`` for part 7."""
-        return f"{name}{self.suffix}" if part is None else f"{name}-{part:04d}{self.suffix}"
+        if part is None:
+            return f"{name}{self.suffix}"
+        return f"{name}-{part:04d}{self.suffix}"
 
 
 TABLES = Kind("tables", ".parquet", "table")
@@ -118,7 +121,10 @@ def remove_leftovers(run: Path) -> None:
     temporary files of safetensors.
     """
     for leftover in [*run.glob(f".*{PART_SUFFIX}"), *run.glob(".tmp??????")]:
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()
 
 
 def write_arrays(
@@ -146,7 +152,7 @@ def moved(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        write_beside(target, lambda part: shutil.copyfile(source, part))
+        write_beside(target, partial(shutil.copyfile, source))
         source.unlink()
 
 
@@ -157,7 +163,9 @@ def to_numpy(value: Any, key: str) -> np.ndarray:
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         # numpy has no bfloat16.
-        value = value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy()
+        if str(value.dtype) == "torch.bfloat16":
+            value = value.float()
+        value = value.numpy()
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise ValueError(
@@ -242,7 +250,10 @@ def weights_hash(state_dict: Mapping[str, torch.Tensor]) -> str:
         digest.update(len(header).to_bytes(8, "little") + header)
         # of a model that is divided over processes the whole tensor, for which they meet; of
         # torchao's kinds of tensor the numbers that they stand for
-        own = "dequantize" if type(tensor).__module__.startswith("torchao") else "full_tensor"
-        flat = getattr(tensor, own, tensor.detach)().detach().cpu().contiguous().reshape(-1)
+        if type(tensor).__module__.startswith("torchao"):
+            tensor = tensor.dequantize()
+        elif hasattr(tensor, "full_tensor"):
+            tensor = tensor.full_tensor()
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -12,6 +12,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -36,18 +37,17 @@ def begun_before(path: Path, given: RunInfo) -> RunInfo:
     before = read_info(path / RUN_FILE)
     if "reading" in given.model:
         before.model.setdefault("reading", reading_of(before))
+    old_fields = dataclasses.asdict(before)
+    new_fields = dataclasses.asdict(given)
     for field in ("kind", "seed", "model", "settings"):
-        if getattr(before, field) != getattr(given, field):
-            name, old, new = _difference(field, getattr(before, field), getattr(given, field))
+        if old_fields[field] != new_fields[field]:
+            name, old, new = _difference(field, old_fields[field], new_fields[field])
             raise ValueError(
                 f"{path} can be resumed only with the same settings: its {name} is {old!r}, and "
                 f"now it is {new!r}. Give the same settings, or write into another folder."
             )
-    kept = {
-        name: getattr(before, name)
-        for name in ("created", "tables", "arrays", "parts", "checksums")
-    }
-    return dataclasses.replace(given, **kept)
+    kept = ("created", "tables", "arrays", "parts", "checksums")
+    return dataclasses.replace(given, **{name: old_fields[name] for name in kept})
 
 
 def _difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:
@@ -100,7 +100,9 @@ def refuse_taken(path: Path, *, overwrite: bool = False, resume: bool = False) -
     present = names_in(path)
     if present and RUN_FILE not in present and (overwrite or resume):
         shown = ", ".join(present[:4])
-        does = "overwrite=True replaces" if overwrite else "resume=True continues"
+        does = "resume=True continues"
+        if overwrite:
+            does = "overwrite=True replaces"
         raise ValueError(
             f"{does} a run and nothing else: {path} holds {shown} but no {RUN_FILE}. Choose "
             "another folder or empty this one yourself."
@@ -170,11 +172,11 @@ class RunWriter:
         with contextlib.ExitStack() as held:
             lease = held.enter_context(self.claims.hold(RUN, wait=self._shared))
             self._begin()
-            # of several workers each says that it is there: nobody clears up then
-            self._lease = (
-                self.claims.hold(f"worker-{secrets.token_hex(8)}") if self._shared else lease
-            )
-            if not self._shared:
+            if self._shared:
+                # of several workers each says that it is there: nobody clears up then
+                self._lease = self.claims.hold(f"worker-{secrets.token_hex(8)}")
+            else:
+                self._lease = lease
                 held.pop_all()
         self._open = True
         return self
@@ -185,7 +187,9 @@ class RunWriter:
         """
         # another process may have begun since
         refuse_taken(self.path, overwrite=self._overwrite, resume=self._resume)
-        gone: Iterable[str] = names_in(self.path) if self._overwrite else ()
+        gone: Iterable[str] = ()
+        if self._overwrite:
+            gone = names_in(self.path)
         is_begun = self._resume and (self.path / RUN_FILE).exists()
         if is_begun:
             self._info = begun_before(self.path, self._info)
@@ -209,11 +213,15 @@ class RunWriter:
         traceback: TracebackType | None,
     ) -> None:
         self._open = False
-        status = "complete" if kind is None else "interrupted"
-        cause = None if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")
+        status = "complete"
+        cause = None
+        if kind is not None:
+            status = "interrupted"
+        if error is not None:
+            cause = f"{type(error).__name__}: {error}".removesuffix(": ")
         try:
             if self.is_last or error is not None:
-                self._note(lambda info: dataclasses.replace(info, status=status, error=cause))
+                self._note(partial(dataclasses.replace, status=status, error=cause))
         except (OSError, ValueError) as failure:
             # The first error is the one to report; the folder stays readable with status "running".
             if error is None:
@@ -226,9 +234,10 @@ class RunWriter:
 
     def _note(self, change: Callable[[RunInfo], RunInfo]) -> None:
         """Change run.json, in which other workers may have noted something since."""
-        with (
-            self.claims.hold(RUN) if self._shared else contextlib.nullcontext(self._lease) as lease
-        ):
+        held: Any = contextlib.nullcontext(self._lease)
+        if self._shared:
+            held = self.claims.hold(RUN)
+        with held as lease:
             changed = change(self.refresh())
             if not lease.is_held():
                 raise ValueError(
@@ -280,7 +289,7 @@ class RunWriter:
 
         with self._file("table", TABLES, name, part) as target:
             table = _as_table(name, columns)
-            storage.write_beside(target, lambda beside: pq.write_table(table, beside))
+            storage.write_beside(target, partial(pq.write_table, table))
         return target
 
     def arrays(
@@ -302,7 +311,9 @@ class RunWriter:
         a finite number into infinity; OSError for a disk that refuses.
         """
         with self._file("arrays", ARRAYS, name, part) as target:
-            dtypes = dict(dtype) if isinstance(dtype, Mapping) else dict.fromkeys(arrays, dtype)
+            dtypes = dict.fromkeys(arrays, dtype)
+            if isinstance(dtype, Mapping):
+                dtypes = dict(dtype)
             known_fields(f"the file of arrays {name!r}", dtypes, arrays)
             storage.write_arrays(target, arrays, dims, dtypes)
         return target
@@ -321,8 +332,10 @@ class RunWriter:
         if part is not None and part < 0:
             raise ValueError(f"Parts are numbered from 0: got part={part} of {name!r}.")
         in_parts = kind.file(name) in self._info.parts
-        if name in getattr(self._info, kind.listed) and in_parts == (part is None):
-            now, before = ("whole", "in parts") if in_parts else ("in parts", "whole")
+        if name in self._info.names(kind) and in_parts == (part is None):
+            ways = ["whole", "in parts"]
+            before = ways[in_parts]
+            now = ways[not in_parts]
             raise ValueError(
                 f"{name!r} is already written {before} in {self.path} and cannot be written {now} "
                 "too."
@@ -332,7 +345,7 @@ class RunWriter:
         checksum = storage.file_hash(target)
 
         def listed(info: RunInfo) -> RunInfo:
-            names = [*dict.fromkeys([*getattr(info, kind.listed), name])]
+            names = [*dict.fromkeys([*info.names(kind), name])]
             changes: dict[str, Any] = {
                 kind.listed: names,
                 "checksums": info.checksums | {target.name: checksum},
@@ -410,8 +423,10 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
     sources = [place for place in places if place != target.resolve()]
     if not sources:
         raise ValueError(f"merge_runs needs at least one folder to move into {target}: got none.")
-    before = [target] if (target / RUN_FILE).exists() else []
-    infos = {folder: read_info(folder / RUN_FILE) for folder in [*before, *sources]}
+    folders = [*sources]
+    if (target / RUN_FILE).exists():
+        folders.insert(0, target)
+    infos = {folder: read_info(folder / RUN_FILE) for folder in folders}
     for folder in infos:
         begun_before(folder, infos[sources[0]])
     with contextlib.ExitStack() as held:
@@ -426,7 +441,9 @@ def _merge(infos: dict[Path, RunInfo], sources: list[Path], target: Path) -> Non
     for folder, info in infos.items():
         for _, file in info.all_files():
             # Absent in its folder and present in ours: an earlier merge moved it and was cut short.
-            owner = target if not (folder / file).exists() and (target / file).exists() else folder
+            owner = folder
+            if not (folder / file).exists() and (target / file).exists():
+                owner = target
             as_written(owner, info, file)
             other = owners.setdefault(file, owner)
             if other != owner and storage.file_hash(other / file) != storage.file_hash(
@@ -451,13 +468,17 @@ def _merge(infos: dict[Path, RunInfo], sources: list[Path], target: Path) -> Non
 def _joined(infos: list[RunInfo]) -> RunInfo:
     facts = dataclasses.asdict(infos[0])
     for info in infos:
-        for listed in (kind.listed for kind in KINDS):
-            facts[listed] = [*dict.fromkeys([*facts[listed], *getattr(info, listed)])]
+        for kind in KINDS:
+            facts[kind.listed] = [*dict.fromkeys([*facts[kind.listed], *info.names(kind)])]
         for name, parts in info.parts.items():
             facts["parts"][name] = sorted({*facts["parts"].get(name, ()), *parts})
         facts["checksums"] |= info.checksums
-    unfinished = [info for info in infos if info.status != "complete"]
-    facts["status"] = unfinished[0].status if unfinished else "complete"
-    facts["error"] = unfinished[0].error if unfinished else None
+    facts["status"] = "complete"
+    facts["error"] = None
+    for info in infos:
+        if info.status != "complete":
+            facts["status"] = info.status
+            facts["error"] = info.error
+            break
     facts["created"] = min(info.created for info in infos)
     return RunInfo(**facts)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinklab.core.compat import stated
 from sinklab.core.probing.dose import MEASURED, by_row
 from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.block_keys import BlockKeys
@@ -45,9 +46,9 @@ def taken(log: InterventionLog, active_B: Tensor | None = None) -> Tensor | int:
         # a window and named positions are no choice: they have no dose
         if isinstance(removal.edit, BlockKeys) and removal.edit.keys.by_attention:
             both_BN2 = torch.stack([torch.stack(pair, -1) for pair in by_row(removal).values()], 1)
-            sums = sums + (
-                both_BN2 if active_B is None else both_BN2 * active_B.cpu()[:, None, None]
-            )
+            if active_B is not None:
+                both_BN2 = both_BN2 * active_B.cpu()[:, None, None]
+            sums = sums + both_BN2
     return sums
 
 
@@ -220,11 +221,16 @@ def followed(
     """
     model: Any = writer.loaded.model
     counts_B = torch.zeros(len(writer.over_B), dtype=torch.int64)
-    facts = SinkFacts(writer.pad_B, getattr(model.config, "sink_count", 0)) if watch else None
+    facts = None
+    watching = None
+    if watch:
+        facts = SinkFacts(writer.pad_B, stated(model.config, "sink_count", 0))
+
+        def watching(index: int) -> Any:
+            return trace(model, (writer.statistic,), steps=(0,))
+
     taken_BN2: Any = 0
-    for step in writer.steps(
-        (lambda index: trace(model, (writer.statistic,), steps=(0,))) if watch else None
-    ):
+    for step in writer.steps(watching):
         counts_B += step.active_B
         taken_BN2 = taken_BN2 + taken(writer.log, step.active_B)
         if facts is not None:
@@ -232,8 +238,9 @@ def followed(
         # unread entries would fill the memory of a long run
         writer.log.removals.clear()
         progress()
-    rows = taken_BN2 if isinstance(taken_BN2, Tensor) else [0] * len(counts_B)
-    return counts_B, facts, [totals(row) for row in rows]
+    if not isinstance(taken_BN2, Tensor):
+        taken_BN2 = [0] * len(counts_B)
+    return counts_B, facts, [totals(row) for row in taken_BN2]
 
 
 def write_batch(
@@ -267,6 +274,8 @@ def write_batch(
     answers = []
     for row, request in enumerate(requests):
         ids, text = ended(loaded, writer.row(row), request.until, request.ids[-1:])
-        sinks = () if facts is None else tuple(facts.row(row))
+        sinks: tuple[Any, ...] = ()
+        if facts is not None:
+            sinks = tuple(facts.row(row))
         answers.append(Answer(text, tuple(ids), int(counts_B[row]), sinks, doses[row]))
     return answers

@@ -120,8 +120,7 @@ def _at_fixed_order(
             forced = _Forced(replace(texts, edits=tuple(edits)), log)
             forced.follow(steps)
             return torch.cat(forced.seen)
-        real_BS = steps[0].canvas.attention_BS
-        denoiser = model.denoiser(None if bool(real_BS.all()) else real_BS)
+        denoiser = model.denoiser(steps[0].canvas.attention_mask)
         found = []
         for step in steps:
             if needs_clean_pass(edits):

@@ -59,7 +59,7 @@ class EditedLosses:
 
         def of_rows(name: str) -> Tensor:
             batches = (
-                [getattr(one, f"{name}_BLH").flatten(1) for one in batch] for batch in self.removals
+                [one.measured()[name].flatten(1) for one in batch] for batch in self.removals
             )
             return torch.cat([torch.cat(parts, 1).nanmean(1) for parts in batches])
 
@@ -109,7 +109,9 @@ def edited_losses(
         score = _next_token_loss_of(loaded, ids_RS)
     losses: list[list[Tensor]] = [[] for _ in arms]
     removals: list[list[tuple[RemovalRecord, ...]]] = [[] for _ in arms]
-    some_rows = range(len(ids_RS)) if only is None else only
+    some_rows = only
+    if some_rows is None:
+        some_rows = range(len(ids_RS))
     for start in range(some_rows.start, some_rows.stop, batch):
         part = slice(start, min(start + batch, some_rows.stop))
         places = [(seed, row) for row in range(part.start, part.stop)]
@@ -151,7 +153,10 @@ def under_arms(
             with log.probing():
                 clean = run()
         for turn.arm, some in enumerate(arms):
-            yield run() if some else clean, tuple(log.removals)
+            found = clean
+            if some:
+                found = run()
+            yield found, tuple(log.removals)
             log.removals.clear()
 
 

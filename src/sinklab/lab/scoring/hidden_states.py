@@ -6,7 +6,7 @@ reads it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,6 +74,7 @@ class ClipChannel(Checked):
     layers: tuple[int | str, ...] | None = None
     """Layers after which to edit: numbers in the order of execution (-1 is the last), module paths
     or patterns; None for all."""
+    heads: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,9 +134,9 @@ class StateHandler(InterventionHandler):
             )
         old_BQC = states_BQD[..., channels]
         real_BQ, *_ = [self.real_BQ.pop(layer) for layer in named]
-        weight_BQ1 = (
-            torch.ones_like(old_BQC[..., :1]) if real_BQ is None else real_BQ.to(old_BQC)[..., None]
-        )
+        weight_BQ1 = torch.ones_like(old_BQC[..., :1])
+        if real_BQ is not None:
+            weight_BQ1 = real_BQ.to(old_BQC)[..., None]
         new_BQC = self.options.edited(old_BQC, weight_BQ1)
         edited_BQD = states_BQD.clone()
         edited_BQD[..., channels] = new_BQC

@@ -87,10 +87,12 @@ class Scorer:
         self.edits = scoring_edits(edits, is_diffusion=self.denoises)
         self.seed = settings.seed
         self.cfg_scale = settings.cfg_scale
-        self._copies = 2 if self.cfg_scale else 1
+        self._copies = 1 + bool(self.cfg_scale)
         self.rows = max(1, settings.batch // self._copies)
-        # kept, as it holds tensors that are the same for every text of a shape
-        self._unpadded: Any = self.model.denoiser() if self.denoises else None
+        self._unpadded: Any = None
+        if self.denoises:
+            # kept, as it holds tensors that are the same for every text of a shape
+            self._unpadded = self.model.denoiser()
 
     def read(
         self, requests: Sequence[tuple[Ids, Ids]], groups: Sequence[int] | None = None
@@ -174,10 +176,11 @@ class Scorer:
             wanted: of each row, bool (L,), tokens with logits that are needed.
             places: of each row, for the draws of random controls.
         """
-        mask_id = self.model.config.mask_token_id if self.denoises else 0
-        closings = [
-            self.model.config.closing_of(each.context) if self.denoises else () for each in requests
-        ]
+        mask_id = 0
+        closings: list[Ids] = [() for _ in requests]
+        if self.denoises:
+            mask_id = self.model.config.mask_token_id
+            closings = [self.model.config.closing_of(each.context) for each in requests]
         texts = [
             torch.tensor(each.context + each.continuation + closing)
             for each, closing in zip(requests, closings, strict=True)
@@ -227,7 +230,9 @@ class Scorer:
         clean_BS: Tensor,
         places: Sequence[Place],
     ) -> Tensor:
-        run = self._denoised if self.denoises else self._continued
+        run = self._continued
+        if self.denoises:
+            run = self._denoised
         with edited(self.model, self.edits, places, measure=self.measure) as log:
             if log is not None and needs_clean_pass(self.edits):
                 with log.probing():
@@ -389,9 +394,14 @@ def score(
     scorer = Scorer(loaded, settings, edits)
     scorer.measure = measure
     todo = sorted(scorer.read(requests, groups), key=lambda each: -each.length)
-    written = is_greedy(scorer, todo) if greedy and is_diffusion else {}
+    written: dict[int, bool] = {}
+    if greedy and is_diffusion:
+        written = is_greedy(scorer, todo)
+    drawn = None
+    if is_diffusion:
+        drawn = settings
     # under a random control equal masks meet different columns
-    plan = partial(_plan, settings if is_diffusion else None, merge=not is_random(edits))
+    plan = partial(_plan, drawn, merge=not is_random(edits))
     results: dict[int, Scored] = {}
     for job in scorer.run(Job(request, plan(request)) for request in todo):
         request = job.request
@@ -399,7 +409,9 @@ def score(
         is_written = greedy and job.is_likeliest
         if is_diffusion:
             is_written = written.get(request.number, False)
-        dose = Dose(totals(job.taken_N2)) if edits else None
+        dose = None
+        if edits:
+            dose = Dose(totals(job.taken_N2))
         tokens = len(request.continuation)
         results[request.number] = Scored(logprob, stderr, is_written, tokens, request.dropped, dose)
         if progress is not None:
@@ -452,7 +464,9 @@ def rolling(
         loaded, chunks, settings, groups=groups, edits=edits, measure=measure, progress=progress
     )
     stderr = math.sqrt(sum(part.stderr**2 for part in parts))
-    dose = Dose.pooled(part.dose for part in parts if part.dose) if edits else None
+    dose = None
+    if edits:
+        dose = Dose.pooled(part.dose for part in parts if part.dose)
     return Scored(sum(part.logprob for part in parts), stderr, tokens=len(ids), dose=dose)
 
 

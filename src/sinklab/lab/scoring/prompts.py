@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinklab.core.compat import stated
 from sinklab.core.errors import refused
 from sinklab.lab.checkpoints.tokens import chat_text
 from sinklab.lab.data.rows import row_start
@@ -43,7 +44,7 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
     """
     with refused("a prompt is text in UTF-8", UnicodeError):
         text.encode()
-    opening = getattr(loaded.model.config, "opening_ids", ())
+    opening = stated(loaded.model.config, "opening_ids", ())
     if loaded.tokenizer is None:
         ids = _as_ids(loaded, text, chat)
         if ids[: len(opening)] != opening:
@@ -67,7 +68,7 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
     )
     # a token that reaches into the text belongs to the text; without offsets only special tokens
     # are told apart, by their role
-    spans = tokens["offset_mapping"] if offsets else [(start, stop)] * len(tokens["input_ids"])
+    spans = tokens.get("offset_mapping", [(start, stop)] * len(tokens["input_ids"]))
     template = tuple(offsets and not (first < stop and start < last) for first, last in spans)
     return Prompt(text, tuple(tokens["input_ids"]), template)
 

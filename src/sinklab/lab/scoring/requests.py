@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sinklab.core.compat import stated
 from sinklab.core.probing.intervention import Intervention, InterventionLog, as_edits, intervene
 from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.listener import Listener
@@ -54,7 +55,7 @@ def needs_mask(loaded: Loaded, what: str) -> None:
     one.
     """
     config: Any = loaded.model.config
-    if loaded.family == "diffusion" and getattr(config, "mask_token_id", None) is None:
+    if loaded.family == "diffusion" and stated(config, "mask_token_id") is None:
         raise ValueError(
             f"{what} needs a model with a mask token, but {loaded.name} has mask_token_id None; "
             "set it in its config, or write with lm.generate where the model knows noise in "
@@ -69,7 +70,7 @@ def limit_of(loaded: Loaded) -> int:
     if loaded.family != "diffusion":
         return min(loaded.context or config.max_position_embeddings, config.max_position_embeddings)
     positions = config.text_positions
-    return min(loaded.context or positions, positions) - len(getattr(config, "closing_ids", ()))
+    return min(loaded.context or positions, positions) - len(stated(config, "closing_ids", ()))
 
 
 def read_requests(
@@ -221,7 +222,9 @@ def monte_carlo(
     rows: dict[Any, tuple[int, int]] = {}
     rows_n = np.full(samples, -1)
     for sample in masked_nL.any(1).nonzero()[:, 0].tolist():
-        key = masked_nL[sample].numpy().tobytes() if merge else sample
+        key: object = sample
+        if merge:
+            key = masked_nL[sample].numpy().tobytes()
         rows_n[sample] = rows.setdefault(key, (len(rows), sample))[0]
     first_N = np.array([first for _, first in rows.values()], dtype=np.int64)
     masked_NL = masked_nL[torch.from_numpy(first_N)].contiguous()
@@ -271,7 +274,9 @@ def without_steps(edits: Sequence[Intervention]) -> tuple[Intervention, ...]:
     found: list[Any] = []
     for edit in edits:
         if isinstance(edit, BlockKeys) and edit.when in ("previous", "kept"):
-            limit = edit.limit if edit.how.stays else None
+            limit = edit.limit
+            if not edit.how.stays:
+                limit = None
             edit = replace(edit, when=None, limit=limit)
         found.append(edit)
     return tuple(found)
@@ -315,9 +320,10 @@ def scoring_edits(
                     f"a text is scored in one step, so when={edit.when!r} has no step before it to "
                     "choose in; leave it out, and a clean pass over the same text chooses"
                 )
-            # the last row of a whole text says nothing of the queries before it
-            scores = edit.scores if is_diffusion else None
-            edit = replace(edit, when=edit.when or "clean", scores=scores)
+            edit = replace(edit, when=edit.when or "clean")
+            if not is_diffusion:
+                # the last row of a whole text says nothing of the queries before it
+                edit = replace(edit, scores=None)
         found.append(edit)
     return tuple(found)
 
@@ -326,7 +332,7 @@ def extent_of(edit: Intervention) -> tuple[int, int]:
     """The first step in which an edit acts, and the last position that it names; -1 if it names
     none.
     """
-    return getattr(edit, "extent", (0, -1))
+    return stated(edit, "extent", (0, -1))
 
 
 def check_positions(edits: Sequence[Intervention], lengths: Sequence[int]) -> None:

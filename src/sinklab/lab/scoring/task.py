@@ -45,10 +45,10 @@ def check_decoding(
                 f"overwrite what cache={settings.cache} remembers; decode without a cache"
             )
         return
+    usual = DecodingSettings()
     own = [name for name in settings.denoising_only() if name not in spared]
-    if surplus := [
-        name for name in own if getattr(settings, name) != getattr(type(settings), name)
-    ]:
+    surplus = [name for name in own if getattr(settings, name) != getattr(usual, name)]
+    if surplus:
         raise ValueError(
             f"{loaded.name} is autoregressive and writes token after token: {', '.join(surplus)} "
             "can be set for diffusion models only; leave it out"
@@ -89,9 +89,10 @@ class Task:
         """A writer of the text, under its edits and these for the length of the block."""
         settings = replace(self.settings, seed=self.seed)
         edits = (*self.edits, *more_edits)
-        request = WritingRequest(
-            self.prompt.ids if self.is_diffusion else tuple(self.started()), (), self.seed
-        )
+        ids = self.prompt.ids
+        if not self.is_diffusion:
+            ids = tuple(self.started())
+        request = WritingRequest(ids, (), self.seed)
         texts = Writing(
             self.loaded,
             [request],

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sinklab.core.compat import stated
 from sinklab.core.probing.intervention import InterventionLog, intervene
 from sinklab.core.probing.statistics import position_states
 from sinklab.core.sampling.canvas import Canvas, left_padded
@@ -35,7 +36,7 @@ from sinklab.lab.checkpoints.loading import Loaded
 
 def ends_of(config: Any) -> list[int]:
     """Ids at which a diffusion model ends a text or a turn."""
-    found = [*getattr(config, "eos_ids", ()), getattr(config, "eot_token_id", None)]
+    found = [*stated(config, "eos_ids", ()), stated(config, "eot_token_id")]
     return [token for token in found if token is not None]
 
 
@@ -104,20 +105,22 @@ def seeded(edits: Iterable[Any], sample: int) -> tuple[Any, ...]:
     """The edits with a seed of this sample, so that a random control draws other columns for every
     sample.
     """
-    return tuple(
-        replace(edit, seed=sample_seed(edit.seed, sample)) if is_random([edit]) else edit
-        for edit in edits
-    )
+    found = []
+    for edit in edits:
+        if is_random([edit]):
+            edit = replace(edit, seed=sample_seed(edit.seed, sample))
+        found.append(edit)
+    return tuple(found)
 
 
 def needs_clean_pass(edits: Iterable[Any]) -> bool:
     """Whether an edit chooses in forwards that run unedited."""
-    return any(getattr(edit, "when", None) == "clean" for edit in edits)
+    return any(stated(edit, "when") == "clean" for edit in edits)
 
 
 def is_random(edits: Iterable[Any]) -> bool:
     """Whether an edit draws: then equal rows may differ."""
-    return any(getattr(edit, "draws", False) for edit in edits)
+    return any(stated(edit, "draws") for edit in edits)
 
 
 def denoise_with_clean_pass(
@@ -130,7 +133,7 @@ def denoise_with_clean_pass(
     """
     if log is None:
         return model.denoise(canvas, settings)
-    denoiser = model.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS)
+    denoiser = model.denoiser(canvas.attention_mask)
     canvas = denoiser.in_blocks(canvas, settings.block_length)
 
     def evaluate(ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
@@ -244,12 +247,15 @@ class Writing:
         Raises:
             ValueError: for settings that the decoder, the model or the interventions refuse.
         """
-        denoises = self.loaded.family == "diffusion"
-        writer = DenoisingWriter if denoises else ContinuingWriter
+        writer: type[Writer] = ContinuingWriter
+        forwards = 1
+        if self.loaded.family == "diffusion":
+            writer = DenoisingWriter
+            if self.settings.cfg_scale:
+                forwards = 2
         if not self.edits:
             yield writer(self, InterventionLog())
             return
-        forwards = 2 if self.settings.cfg_scale and denoises else 1
         with intervene(
             self.loaded.model,
             *self.edits,
@@ -279,7 +285,9 @@ class Writer:
         self.over_B = torch.zeros(len(real_BS), dtype=torch.bool)
         self.evaluations = 0
         """Number of evaluations of the model so far, clean passes apart."""
-        self._clean = log if needs_clean_pass(texts.edits) else None
+        self._clean = None
+        if needs_clean_pass(texts.edits):
+            self._clean = log
 
     def steps(
         self, watch: Callable[[int], AbstractContextManager[Any]] | None = None
@@ -316,7 +324,9 @@ class DenoisingWriter(Writer):
 
     def __init__(self, texts: Writing, log: InterventionLog) -> None:
         model: Any = texts.loaded.model
-        settings = ending(texts.settings, model.config) if texts.ends else texts.settings
+        settings = texts.settings
+        if texts.ends:
+            settings = ending(settings, model.config)
         if settings.values()["schedule"].resizes:
             raise ValueError(
                 "columns move under the schedule 'elastic', but what is recorded keeps them; take "
@@ -370,10 +380,12 @@ class ContinuingWriter(Writer):
         super().__init__(texts, log, self._real_BS)
         self._start = ids_BP.shape[1]
         check_context(loaded, self._start + texts.new_tokens)
-        own = {*settings.stop_ids, *(loaded.special.stop if settings.stop_at_eos else ())}
-        self._stop_ids = [
-            own | (stop_ids(loaded, each.until) if texts.ends else set()) for each in texts.requests
-        ]
+        own = set(settings.stop_ids)
+        if settings.stop_at_eos:
+            own.update(loaded.special.stop)
+        self._stop_ids = [own for _ in texts.requests]
+        if texts.ends:
+            self._stop_ids = [own | stop_ids(loaded, each.until) for each in texts.requests]
         self._generator = torch.Generator(loaded.model.device).manual_seed(settings.seed or 0)
         self._cache: Any = None
         self._read = 0
@@ -404,8 +416,9 @@ class ContinuingWriter(Writer):
     def _tokens(self, index: int) -> Tensor:
         settings = self.texts.settings
         config = self.loaded.model.config
-        text_size = getattr(config, "text_vocab_size", None) if settings.text_only else None
-        logits_BV = self._logits()[:, :text_size].float()
+        logits_BV = self._logits().float()
+        if settings.text_only:
+            logits_BV = logits_BV[:, : stated(config, "text_vocab_size")]
         if settings.suppress_ids:
             logits_BV[:, list(settings.suppress_ids)] = -torch.inf
         if bool(logits_BV.isnan().any()):
@@ -430,7 +443,9 @@ class ContinuingWriter(Writer):
             else:
                 self._cache = None
         logits_BV = self._run()
-        self._read = 0 if self.texts.full_forward else self.ids_BS.shape[1]
+        self._read = self.ids_BS.shape[1]
+        if self.texts.full_forward:
+            self._read = 0
         return logits_BV
 
     def _run(self) -> Tensor:

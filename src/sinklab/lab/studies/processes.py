@@ -164,7 +164,7 @@ class Processes:
         from sinklab.core.attention.heads import share_of_model
 
         share = share_of_model(model)
-        if share is None:
+        if share.count == 1:
             return self
         size = share.count
         if is_counted:

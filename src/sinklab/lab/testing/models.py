@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from sinklab.core.attention.context import watching
+from sinklab.core.compat import stated
 from sinklab.core.probing.tracing import trace
 from sinklab.core.registry import caches, sinks
 from sinklab.lab.checkpoints import families as readers
@@ -214,7 +215,7 @@ def _check_decoding(model: Any) -> None:
     for cache in caches:
         model.config.block_length = None
         # an exact one is for attention in blocks
-        is_exact = readers.stated(caches[cache], "is_exact")
+        is_exact = stated(caches[cache], "is_exact")
         if is_exact:
             model.config.block_length = 4
         with watching(model):

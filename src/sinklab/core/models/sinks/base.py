@@ -47,7 +47,9 @@ class Sink:
     @property
     def sides(self) -> tuple[str, ...]:
         """Sides on which it can stand: in front of the text (Eq. 5) or behind it (Eq. 7)."""
-        return SIDES if self.positions else SIDES[:1]
+        if not self.positions:
+            return SIDES[:1]
+        return SIDES
 
     def shape(self, config: Any, name: str) -> tuple[int, ...]:
         """Shape of the parameter of this name; (N, E) if the kind does not say."""
@@ -92,10 +94,14 @@ def sink_of(config: Any) -> Sink | None:
         ValueError: for a kind that is not registered here.
     """
     kind = getattr(config, "sink_kind", "none")
-    return None if kind == "none" else sinks.parse(kind)
+    if kind == "none":
+        return None
+    return sinks.parse(kind)
 
 
 def tensors_of(config: Any) -> tuple[str, ...]:
     """Names of the model's parameters that are its sink."""
     sink = sink_of(config)
-    return () if sink is None else sink.tensors
+    if sink is None:
+        return ()
+    return sink.tensors

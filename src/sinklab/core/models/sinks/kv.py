@@ -32,7 +32,10 @@ class KeyValueSink(Sink):
 
     def initialize(self, name: str, tensor: Tensor, std: float) -> None:
         """Values of zero: a new sink takes attention, and adds nothing yet."""
-        tensor.zero_() if name == "sink_values" else tensor.normal_(std=std)
+        if name == "sink_values":
+            tensor.zero_()
+        else:
+            tensor.normal_(std=std)
 
     def prefix(self, model: Any, length: int, lengths_B: Tensor | None = None) -> SinkPrefix:
         """The parameters themselves, the same in every row; keys are not rotated."""

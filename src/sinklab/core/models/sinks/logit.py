@@ -39,7 +39,8 @@ class LogitSink(Sink):
         """Keys and values of zero, with the parameters as their logits."""
         from sinklab.core.models.sinks.prefix import per_layer
 
-        config, logits_LHN = model.config, model.sink_logits
+        config = model.config
+        logits_LHN = model.sink_logits
         zeros = logits_LHN.new_zeros(
             len(logits_LHN), config.sink_count, config.kv_heads, config.head_dim
         )

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from sinklab.core.attention.context import unobserved
 from sinklab.core.attention.heads import HeadShare
+from sinklab.core.compat import stated
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ class SinkPrefix:
         """
 
         def own(states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return tuple(share.own(one) if one.shape[1] == groups else one for one in states)
+            if states[0].shape[1] != groups:
+                return states
+            return tuple(map(share.own, states))
 
         logits = tuple(share.own(logits_HN, 0) for logits_HN in self.logits)
         return SinkPrefix(own(self.keys), own(self.values), logits)
@@ -79,8 +82,10 @@ def logits_of(sinks: Any, layer: int = 0) -> Tensor | None:
     """Logits that a layer adds to its scores of the sinks, (H, N), of a prefix or a stand-in for
     one; None for nothing.
     """
-    logits = getattr(sinks, "logits", ())
-    return logits[layer] if logits else None
+    logits = stated(sinks, "logits")
+    if not logits:
+        return None
+    return logits[layer]
 
 
 def with_logits(mask: Tensor, logits_HN: Tensor, like: Tensor) -> Tensor:
@@ -116,7 +121,7 @@ def _no_checkpointing(decoder: Any) -> Iterator[None]:
     """The sinks' own pass is not to be run again in the backward pass: an intervention would take
     it for text there.
     """
-    flags = [getattr(layer, "gradient_checkpointing", False) for layer in decoder.layers]
+    flags = [stated(layer, "gradient_checkpointing", False) for layer in decoder.layers]
     for layer in decoder.layers:
         layer.gradient_checkpointing = False
     try:
@@ -130,10 +135,12 @@ def positions(config: Any, length: int, lengths_B: Tensor | None, device: torch.
     """Position of each sink token, (1 or B, N), for texts of this length, or of these if rows
     differ (Eq. 5, 7).
     """
-    start_U1 = torch.zeros(1, 1, dtype=torch.long, device=device)
-    if config.sink_side == "end":
-        start_U1 = start_U1 + length if lengths_B is None else lengths_B[:, None]
-    return start_U1 + torch.arange(config.sink_count, device=start_U1.device)
+    number_N = torch.arange(config.sink_count, device=device)
+    if config.sink_side == "front":
+        return number_N[None]
+    if lengths_B is None:
+        return number_N[None] + length
+    return number_N.to(lengths_B.device) + lengths_B[:, None]
 
 
 def run_alone(
@@ -193,9 +200,11 @@ def take_prefix(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]
     """
     if kwargs.pop("without_mask", False):
         kwargs["attention_mask"] = None
-    if (prefix := kwargs.pop("sink_prefix", None)) is not None:
+    prefix = kwargs.pop("sink_prefix", None)
+    if prefix is not None:
         kwargs["past_key_values"] = prefix
-        if (logits_HN := logits_of(prefix, attention.layer_idx)) is not None:
+        logits_HN = logits_of(prefix, attention.layer_idx)
+        if logits_HN is not None:
             kwargs["attention_mask"] = with_logits(
                 kwargs["attention_mask"], logits_HN, kwargs["hidden_states"]
             )

@@ -127,10 +127,10 @@ class InterventionHandler(Listener):
         self.period = forwards_per_step
         name = interventions.name_of(options)
         count = sum(handler.label.split("#")[0] == name for handler in log.handlers) + 1
-        self.label = name if count == 1 else f"{name}#{count}"
-        self.scope = RecordingScope(
-            getattr(options, "layers", None), getattr(options, "heads", None)
-        )
+        self.label = name
+        if count > 1:
+            self.label = f"{name}#{count}"
+        self.scope = RecordingScope(options.layers, options.heads)
         log.handlers.append(self)
         self.acted = False
         self.reset()
@@ -146,7 +146,8 @@ class InterventionHandler(Listener):
         self.discard()
 
     def discard(self) -> None:
-        self.forward, self.is_open = Forward(), False
+        self.forward = Forward()
+        self.is_open = False
         self._doubts: list[tuple[Tensor, Callable[[], None]]] = []
 
     def doubt(self, wrong: Tensor, check: Callable[[], None]) -> None:
@@ -162,25 +163,25 @@ class InterventionHandler(Listener):
         """Return these tensors on the CPU, float32, brought over in one piece with whatever is in
         doubt.
         """
-        doubts, self._doubts = self._doubts, []
-        flat = [part.flatten().float() for part in (*parts, *(wrong for wrong, _ in doubts))]
-        sizes = [len(part) for part in flat]
-        there = torch.cat(flat).cpu()
-        for is_wrong, (_, check) in zip(
-            there[len(there) - len(doubts) :].tolist(), doubts, strict=True
-        ):
-            if is_wrong:
-                check()
-        return [one.view(part.shape) for one, part in zip(there.split(sizes), parts, strict=False)]
+        doubts = self._doubts
+        self._doubts = []
+        asked = [*parts, *(wrong for wrong, _ in doubts)]
+        flat = [part.flatten().float() for part in asked]
+        there = torch.cat(flat).cpu().split([len(part) for part in flat])
+        for is_wrong, (_, check) in zip(there[len(parts) :], doubts, strict=True):
+            at_once(is_wrong, check)
+        return [one.view(part.shape) for one, part in zip(there, parts, strict=False)]
 
     def begin(self) -> None:
-        self.forward, self.is_open = (
-            Forward(self.count % self.period, self.count // self.period),
-            True,
-        )
+        step, slot = divmod(self.count, self.period)
+        self.forward = Forward(slot, step)
+        self.is_open = True
 
     def edit(self, call: AttentionCall) -> AttentionCall:
-        if self.log.is_probing or (site := self.site_of(call)) is None:
+        if self.log.is_probing:
+            return call
+        site = self.site_of(call)
+        if site is None:
             return call
         edited, effect = self.apply(call, site)
         # Layers replayed by a backward pass come after the end of their forward, and are in the log
@@ -195,8 +196,10 @@ class InterventionHandler(Listener):
         Raises ValueError for a head that is not there, and for a negative number before layers can
         be counted.
         """
-        scope, log = self.scope, self.log
-        scope.total = log.layer_count if scope.total is None else scope.total
+        scope = self.scope
+        log = self.log
+        if scope.total is None:
+            scope.total = log.layer_count
         behind = [one for one in scope.layers or () if isinstance(one, int) and one < 0]
         if behind and scope.total is None:
             raise ValueError(
@@ -218,10 +221,8 @@ class InterventionHandler(Listener):
         if effect is None or not self.is_open or not self.log.measure or self.log.is_probing:
             return
         with torch.no_grad():
-            share_BHS = of_heads(call.received_BHS, effect.heads) / _of_each_head(
-                real_queries_B1(call)
-            )
-            strongest = share_BHS.max(-1)
+            queries_B11 = real_queries_B1(call).unsqueeze(-1)
+            strongest = (of_heads(call.received_BHS, effect.heads) / queries_B11).max(-1)
         effect.numbers.update(strongest=strongest.values, strongest_at=strongest.indices)
 
     def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
@@ -235,17 +236,20 @@ class InterventionHandler(Listener):
             )
         if edited is call or not self.is_open:
             return edited, None
-        batch, heads, device = call.query_BHQD.shape[0], site.heads, call.query_BHQD.device
+        heads = site.heads
         numbers: dict[str, Tensor] = {}
         if self.log.measure:
             with torch.no_grad():
                 # If the scores themselves are others, no share of them was removed.
-                parts = ("query_BHQD", "key_BKSD", "scale")
-                if all(getattr(edited, name) is getattr(call, name) for name in parts):
+                if (
+                    edited.query_BHQD is call.query_BHQD
+                    and edited.key_BKSD is call.key_BKSD
+                    and edited.scale is call.scale
+                ):
                     numbers["removed"] = lost_share(call, edited)[:, heads]
                 numbers["left"] = keys_seen(edited)[:, heads]
                 numbers["keys"] = keys_seen(call)[:, heads] - numbers["left"]
-        none_BHM = torch.empty(batch, len(heads), 0, dtype=torch.long, device=device)
+        none_BHM = call.query_BHQD.new_empty((len(call.query_BHQD), len(heads), 0)).long()
         return edited, Effect(heads, none_BHM, none_BHM.bool(), numbers)
 
     def finish(self) -> None:
@@ -276,13 +280,11 @@ class InterventionHandler(Listener):
         log = self.log
         if self.acted or not log.forwards + log.probed:
             return
-        ran = f"forwards: {log.forwards}" + (
-            f", under log.probing(): {log.probed}" if log.probed else ""
-        )
         why, remedy = self.why_idle()
         log.idle[self.label] = (
-            f"{self.label} had no opportunity to act in this block ({ran}): {why}; {remedy}, or "
-            "accept that with intervene(…, allow_idle=True)"
+            f"{self.label} had no opportunity to act in this block (forwards: {log.forwards}, "
+            f"under log.probing(): {log.probed}): {why}; {remedy}, or accept that with "
+            "intervene(…, allow_idle=True)"
         )
 
     def _record(self, heads: tuple[int, ...]) -> RemovalRecord:
@@ -290,7 +292,7 @@ class InterventionHandler(Listener):
         numbers of heads).
         """
         slot = self.forward.slot
-        before = self.previous[slot].effects if slot in self.previous else {}
+        before = self.previous.get(slot, Forward()).effects
         parts = {
             layer: part
             for layer, part in self.forward.effects.items()
@@ -331,10 +333,6 @@ class InterventionHandler(Listener):
             columns_BLHM=last_BLHM,
             **{f"{name}_BLH": found for name, found in zip(numbers, read, strict=True)},
         )
-
-
-def _of_each_head(queries_B1: Tensor | int) -> Tensor | int:
-    return queries_B1 if isinstance(queries_B1, int) else queries_B1.unsqueeze(-1)
 
 
 def _jaccard(now: Effect, before: Effect | None) -> Tensor:

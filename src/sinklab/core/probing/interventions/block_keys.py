@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch
@@ -19,6 +20,7 @@ from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.base import (
     CallSite,
     Effect,
+    Forward,
     InterventionHandler,
     LayerIntervention,
 )
@@ -41,7 +43,6 @@ from sinklab.core.probing.interventions.removals import (
 )
 from sinklab.core.probing.interventions.selectors import (
     SCORES,
-    Draw,
     KeyView,
     Selector,
     checked_count,
@@ -145,14 +146,16 @@ class BlockKeys(LayerIntervention):
         return (self.steps or (0,))[0] or 0, self.keys.last_position
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
-        given = self if self.when else replace(self, when="previous")
-        return BlockHandler(given, log, forwards_per_step)
+        edit = self
+        if self.when is None:
+            edit = replace(self, when="previous")
+        return BlockHandler(edit, log, forwards_per_step)
 
 
 def _span(steps: tuple[int | None, ...]) -> tuple[int | None, ...]:
     steps = tuple(steps)
     if len(steps) == 2 and steps[0] is not None:
-        whole_numbers("steps", steps if steps[1] is not None else steps[:1])
+        whole_numbers("steps", [number for number in steps if number is not None])
         if steps[1] is None or steps[1] > steps[0]:
             return steps
     raise ValueError(
@@ -175,6 +178,11 @@ class Selection:
     random_BHS: Tensor | None = None
     """Numbers for a removal that draws."""
 
+    @property
+    def shape(self) -> torch.Size:
+        """(B, H, S): rows, heads and keys that it was made for."""
+        return self.gone_BHS.shape
+
 
 class BlockHandler(InterventionHandler):
     """Carries `BlockKeys` out: remembers what was chosen for the forward that loses it."""
@@ -182,11 +190,9 @@ class BlockHandler(InterventionHandler):
     options: BlockKeys
 
     def __init__(self, options: BlockKeys, log: InterventionLog, forwards_per_step: int) -> None:
-        generator = torch.Generator().manual_seed(options.seed)
         # Drawn on the CPU, so that a seed means the same keys on every device.
-        self.draw: Draw = lambda shape: torch.rand(tuple(shape), generator=generator)
+        self.generator = torch.Generator().manual_seed(options.seed)
         self.first = options.extent[0]
-        self.stop = None if options.steps is None else options.steps[1]
         self.longest = 0
         """Most canvas positions of a call so far."""
         self.warned = False
@@ -203,6 +209,10 @@ class BlockHandler(InterventionHandler):
             known.
             """
         super().reset()
+
+    def draw(self, shape: Sequence[int]) -> Tensor:
+        """Numbers of a shape, uniform in [0, 1), on the CPU."""
+        return torch.rand(tuple(shape), generator=self.generator)
 
     def begin(self) -> None:
         super().begin()
@@ -237,7 +247,10 @@ class BlockHandler(InterventionHandler):
                     # A spared query saw nothing but these keys: it gives them a mass of 1.
                     held_BH = call.received_BHS.masked_fill(~gone_BHS, 0.0).sum(-1) - spared_BH
                     share_BH = held_BH / real_queries_B1(call)
-                left_BH = keys_seen(edited) if how.blocks else keys_seen(call, gone_BHS)
+                if how.blocks:
+                    left_BH = keys_seen(edited)
+                else:
+                    left_BH = keys_seen(call, gone_BHS)
             numbers |= {"removed": of_heads(share_BH, heads), "left": of_heads(left_BH, heads)}
         gone_BHS = of_heads(gone_BHS, heads)
         numbers["keys"] = gone_BHS.sum(-1)
@@ -250,7 +263,8 @@ class BlockHandler(InterventionHandler):
         alone (B, H).
         """
         # Flags expanded over heads stay one row of them: so does the mask.
-        gone_BHS = gone_BHS[:, :1] if gone_BHS.stride(1) == 0 else gone_BHS
+        if gone_BHS.stride(1) == 0:
+            gone_BHS = gone_BHS[:, :1]
         gone_BH1S = gone_BHS.unsqueeze(2)
         options = self.options
         if not options.by_query:
@@ -265,7 +279,8 @@ class BlockHandler(InterventionHandler):
         """Keys to take away in this layer and forward, evicted ones not counted; None for nothing
         to do.
         """
-        if site.step < self.first or (self.stop is not None and site.step >= self.stop):
+        _, stop = self.options.steps or (0, None)
+        if site.step < self.first or (stop is not None and site.step >= stop):
             return None
         self.longest = max(self.longest, call.key_BKSD.shape[2] - site.prefix)
         if call.visibility.running is not None:
@@ -281,8 +296,7 @@ class BlockHandler(InterventionHandler):
             )
         if found is None:
             return None
-        made = found.visible_BHS if isinstance(found, KeyView) else found.gone_BHS
-        rows, _, keys = made.shape
+        rows, _, keys = found.shape
         now = call.key_BKSD.shape
         if rows != now[0] or now[2] < keys:
             raise ValueError(
@@ -292,7 +306,9 @@ class BlockHandler(InterventionHandler):
         self._check_text(call)
         if isinstance(found, KeyView):
             held_BHS = self.gone_before(call)
-            found = self._chosen(call, found, None if held_BHS is None else held_BHS[..., :keys])
+            if held_BHS is not None:
+                held_BHS = held_BHS[..., :keys]
+            found = self._chosen(call, found, held_BHS)
         return replace(found, gone_BHS=extended(found.gone_BHS, now[2]))
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
@@ -308,8 +324,10 @@ class BlockHandler(InterventionHandler):
             # Whether a key may be chosen again after it was evicted is known in the next forward.
             self.forward.chosen[call.layer] = replace(view, call=None)
             return
-        taken = self.forward.taken.get(call.layer) if when == "kept" else None
-        held_BHS = None if taken is None else taken.gone_BHS
+        taken = self.forward.taken.get(call.layer)
+        held_BHS = None
+        if taken is not None and when == "kept":
+            held_BHS = taken.gone_BHS
         self.forward.chosen[call.layer] = self._chosen(call, view, held_BHS)
 
     def _view(self, call: AttentionCall, site: CallSite) -> KeyView:
@@ -415,8 +433,8 @@ class BlockHandler(InterventionHandler):
         """Evicted keys of this layer that are still removed, bool (B, H, S) for all heads; None for
         none.
         """
-        before = self.previous.get(self.forward.slot)
-        known = None if before is None else before.taken.get(call.layer)
+        before = self.previous.get(self.forward.slot, Forward())
+        known = before.taken.get(call.layer)
         if known is None or not self.options.how.stays:
             return None
         running = call.visibility.running
@@ -428,7 +446,9 @@ class BlockHandler(InterventionHandler):
             is_full = running.columns is None
         else:
             is_full = call.query_BHQD.shape[2] == columns - self.log.prefix_of(call)
-        return None if is_full else extended(known.gone_BHS, columns)
+        if is_full:
+            return None
+        return extended(known.gone_BHS, columns)
 
     def _with_evicted(
         self, selected: Selection | None, call: AttentionCall, site: CallSite
@@ -448,8 +468,10 @@ class BlockHandler(InterventionHandler):
         if self.forward.chosen:
             self.slots[self.forward.slot] = self.forward.chosen
             ids_BS = self.log.tap.ids_BS
-            # a copy, as a decoding loop may change its ids in place
-            self.texts[self.forward.slot] = None if ids_BS is None else ids_BS.clone()
+            if ids_BS is not None:
+                # a copy, as a decoding loop may change its ids in place
+                ids_BS = ids_BS.clone()
+            self.texts[self.forward.slot] = ids_BS
 
     def end(self) -> None:
         self._check_positions()
@@ -463,10 +485,9 @@ class BlockHandler(InterventionHandler):
             )
         if self.options.when in ("now", "clean"):
             return super().why_idle()
-        guided = f", forwards_per_step={self.period}" if self.period > 1 else ""
         return (
-            f"when={self.options.when!r}{guided} removes what the step before chose, and no "
-            "sequence had a second step",
+            f"when={self.options.when!r}, forwards_per_step={self.period} removes what the step "
+            "before chose, and no sequence had a second step",
             "run more than one denoising step, or choose within the step: when='now' from the call "
             "that loses them, when='clean' from an unedited one",
         )

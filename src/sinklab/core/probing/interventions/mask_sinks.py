@@ -58,8 +58,11 @@ def mask_sinks_fields(edit: Any) -> dict[str, Any] | None:
     if isinstance(keys, Sparing):
         given |= {"spare": keys.positions, "spare_prefix": keys.prefix}
         keys = keys.like
-    if isinstance(keys, EqualMass | Matched) and keys.rule == edit.counted_by:
-        given |= {"control": "equal_mass"} if isinstance(keys, EqualMass) else {"matched": True}
+    if isinstance(keys, EqualMass) and keys.rule == edit.counted_by:
+        given["control"] = "equal_mass"
+        keys = keys.like
+    elif isinstance(keys, Matched) and keys.rule == edit.counted_by:
+        given["matched"] = True
         keys = keys.like
     for name, kind in COUNT_CONTROLS.items():
         if isinstance(keys, kind) and keys == kind(keys.like):
@@ -135,17 +138,27 @@ class MaskSinksOptions(Checked):
             )
         if self.epsilon is not None:
             rule = Excess(self.epsilon)
-        keys: Selector = SinkKeys(rule, self.k) if rule else TopKeys(cast("int", self.k))
+        keys: Selector
+        if rule is not None:
+            keys = SinkKeys(rule, self.k)
+        else:
+            keys = TopKeys(cast("int", self.k))
         keys = in_place_of(keys, self.control, matched=self.matched, rule=self.counted_by)
         if len(self.spare) or self.spare_prefix:
             keys = Sparing(keys, self.spare, self.spare_prefix)
-        same = ("queries", "limit", "counted_by", "seed", "layers", "heads")
+        if self.shared == "layer":
+            keys = ByLayer(keys)
         return BlockKeys(
-            ByLayer(keys) if self.shared == "layer" else keys,
+            keys,
             when=SOURCES.get(self.source or ""),
             how=removal_of(self.removal, self.values),
             scores=self.selector,
-            **{name: getattr(self, name) for name in same},
+            queries=self.queries,
+            limit=self.limit,
+            counted_by=self.counted_by,
+            seed=self.seed,
+            layers=self.layers,
+            heads=self.heads,
         )
 
 
@@ -167,7 +180,9 @@ def removal_of(removal: str | Removal, values: str | None = None) -> Removal:
             "values names a file of save_reference_values for removal='mean_value', which needs "
             f"it, got removal={removals.as_text(found)!r} and values={values!r}"
         )
-    return found if values is None else MeanValue(values)
+    if values is None:
+        return found
+    return MeanValue(values)
 
 
 def by_protocol(
@@ -199,16 +214,16 @@ def by_protocol(
         ValueError: for another name.
     """
     one_of("protocol", protocol, PROTOCOLS)
-    counted_by = None if protocol == "rule" else rule
-    keys: Selector = SinkKeys(rule or DEFAULT, k) if protocol == "rule" else TopKeys(k)
+    counted_by = rule
+    keys: Selector = TopKeys(k)
+    if protocol == "rule":
+        counted_by = None
+        keys = SinkKeys(rule or DEFAULT, k)
     when = {"paper": "previous", "clean": "clean"}.get(protocol, "kept")
-    return BlockKeys(
-        in_place_of(keys, control, matched=matched, rule=counted_by),
-        when=when,
-        limit=k if when == "kept" else None,
-        counted_by=counted_by,
-        **options,
-    )
+    if when == "kept":
+        options["limit"] = k
+    keys = in_place_of(keys, control, matched=matched, rule=counted_by)
+    return BlockKeys(keys, when=when, counted_by=counted_by, **options)
 
 
 def in_place_of(
@@ -228,4 +243,6 @@ def in_place_of(
         return COUNT_CONTROLS[control](keys)
     if control == "equal_mass":
         return EqualMass(keys, rule)
-    return Matched(keys, rule) if matched else keys
+    if matched:
+        return Matched(keys, rule)
+    return keys

@@ -29,9 +29,18 @@ def mask_positions_fields(edit: Any) -> dict[str, Any] | None:
     """
     if not isinstance(edit, BlockKeys) or not isinstance(edit.keys, Positions):
         return None
-    given = {"positions": edit.keys.positions, "added": edit.keys.added, "removal": edit.how}
-    given |= {name: getattr(edit, name) for name in ("queries", "steps", "layers", "heads")}
-    return not_default(MaskPositionsOptions, given) if edit == MaskPositions(**given) else None
+    given = {
+        "positions": edit.keys.positions,
+        "added": edit.keys.added,
+        "removal": edit.how,
+        "queries": edit.queries,
+        "steps": edit.steps,
+        "layers": edit.layers,
+        "heads": edit.heads,
+    }
+    if edit != MaskPositions(**given):
+        return None
+    return not_default(MaskPositionsOptions, given)
 
 
 @interventions.register("mask_positions", mask_positions_fields)
@@ -62,7 +71,10 @@ class MaskPositionsOptions(Checked):
             Positions(self.positions, self.added),
             when="now",
             how=removal_of(self.removal, self.values),
-            **{name: getattr(self, name) for name in ("queries", "steps", "layers", "heads")},
+            queries=self.queries,
+            steps=self.steps,
+            layers=self.layers,
+            heads=self.heads,
         )
 
 

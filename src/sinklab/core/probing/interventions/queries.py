@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.attention.context import decoding_run, running_canvas
+from sinklab.core.compat import config_value, stated
 from sinklab.core.errors import unknown
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.statistics import position_states
@@ -62,10 +63,10 @@ def position_states_of(
     is not enough (`needs_canvas`). Raises ValueError if nothing tells the states.
     """
     running = running_canvas()
-    canvas = getattr(decoding_run(), "canvas", None)
+    canvas = stated(decoding_run(), "canvas")
     if running is not None and running.state_BS is not None:
         return running.state_BS
-    ids_BS = tap.ids_BS if running is None else running.ids_BS
+    ids_BS = tap.ids_of(running)
     if ids_BS is not None and canvas is not None:
         return position_states(canvas, ids_BS)
     mask_id = mask_id_of(tap.model)
@@ -79,7 +80,7 @@ def position_states_of(
 
 def mask_id_of(model: Any) -> int | None:
     """Mask token of a model; None if its config names none."""
-    return getattr(getattr(model, "config", None), "mask_token_id", None)
+    return config_value(model, "mask_token_id")
 
 
 def near_keys(positions_Q: Tensor, prefix: int, keys: int, radius: int = 0) -> Tensor:
@@ -95,11 +96,9 @@ def query_positions(call: AttentionCall, prefix: int) -> Tensor:
     """The canvas position of every query of the call, int64 (Q,). Raises ValueError if they are
     unknown.
     """
-    queries, keys, device = (
-        call.query_BHQD.shape[2],
-        call.key_BKSD.shape[2] - prefix,
-        call.query_BHQD.device,
-    )
+    queries = call.query_BHQD.shape[2]
+    keys = call.key_BKSD.shape[2] - prefix
+    device = call.query_BHQD.device
     if call.visibility.running is not None:
         return call.visibility.running.columns_Q.to(device)
     if not call.origin.is_own:

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.received import row_logsumexp
-from sinklab.core.attention.scores import allowed
+from sinklab.core.attention.scores import allowed, compact
 from sinklab.core.errors import Checked, ordinary, refused
 from sinklab.core.probing.call import AttentionCall, narrowed
 from sinklab.core.registry import removals
@@ -52,9 +52,8 @@ def restricted(
         keep_BHQS = keep_BHQS | own_QS
         others_BHQS = before_BHQS & ~own_QS
         alone_BHQ = others_BHQS.any(-1) & ~(others_BHQS & keep_BHQS).any(-1)
-        return replace(call, mask=narrowed(mask, keep_BHQS), is_causal=False), _real_queries(
-            call, alone_BHQ
-        )
+        edited = replace(call, mask=narrowed(mask, keep_BHQS), is_causal=False)
+        return edited, _real_queries(call, alone_BHQ)
     after_BHQS = before_BHQS & keep_BHQS
     lost_BHQ = before_BHQS.any(-1) & ~after_BHQS.any(-1)
     hidden = narrowed(mask, keep_BHQS)
@@ -77,26 +76,27 @@ def restricted(
 
 def _real_queries(call: AttentionCall, some_BHQ: Tensor) -> Tensor:
     """Number of these queries that are not padding, (B, H)."""
-    batch, heads, queries, _ = call.query_BHQD.shape
-    some_BHQ = some_BHQ.expand(batch, heads, queries)
-    real_BQ = call.visibility.real_BQ
-    return (some_BHQ if real_BQ is None else some_BHQ & real_BQ.unsqueeze(1)).sum(-1)
+    some_BHQ = some_BHQ.expand(call.query_BHQD.shape[:3])
+    return (some_BHQ & call.visibility.counted_BQ.unsqueeze(1)).sum(-1)
 
 
 def own_mask(call: AttentionCall) -> Tensor:
     """The mask of the call with its causality written out; one row if it is the same for every
     query.
     """
-    mask, queries = call.mask, call.query_BHQD.shape[2] if call.is_causal else 1
-    seen_11QS = torch.ones(
-        1, 1, queries, call.key_BKSD.shape[2], dtype=torch.bool, device=call.query_BHQD.device
-    )
-    if mask is None:
-        return seen_11QS.tril() if call.is_causal else seen_11QS
+    mask = call.mask
+    device = call.query_BHQD.device
+    keys = call.key_BKSD.shape[2]
     if call.is_causal:
-        return narrowed(mask, seen_11QS.tril())
-    is_same = mask.shape[2] == 1 or mask.stride(2) == 0 or bool((mask == mask[:, :, :1]).all())
-    return mask[:, :, :1] if is_same else mask
+        queries = call.query_BHQD.shape[2]
+        seen_QS = torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
+        return narrowed(mask, seen_QS[None, None])
+    if mask is None:
+        return torch.ones(1, 1, 1, keys, dtype=torch.bool, device=device)
+    mask = compact(mask)
+    if mask.shape[2] > 1 and bool((mask == mask[:, :, :1]).all()):
+        return mask[:, :, :1]
+    return mask
 
 
 @dataclass(frozen=True)
@@ -282,10 +282,9 @@ def reference_values(file: str) -> dict[str, Tensor]:
         return load_file(ordinary(file))
 
 
-def real_queries_B1(call: AttentionCall) -> Tensor | int:
-    """Number of queries that are not padding: an int, or (B, 1) if rows differ."""
-    real_BQ = call.visibility.real_BQ
-    return call.query_BHQD.shape[2] if real_BQ is None else real_BQ.sum(-1, keepdim=True)
+def real_queries_B1(call: AttentionCall) -> Tensor:
+    """Number of queries that are not padding, (B, 1)."""
+    return call.visibility.counted_BQ.sum(-1, keepdim=True)
 
 
 def lost_share(before: AttentionCall, after: AttentionCall) -> Tensor:
@@ -298,8 +297,7 @@ def lost_share(before: AttentionCall, after: AttentionCall) -> Tensor:
         row_logsumexp(call.query_BHQD, call.key_BKSD, **call.masking) for call in (before, after)
     )
     lost_BHQ = torch.where(lse_BHQ > -math.inf, -torch.expm1(less_BHQ - lse_BHQ), 0.0)
-    real_BQ = before.visibility.real_BQ
-    lost_BHQ = lost_BHQ if real_BQ is None else lost_BHQ * real_BQ.unsqueeze(1)
+    lost_BHQ = lost_BHQ * before.visibility.counted_BQ.unsqueeze(1)
     return lost_BHQ.sum(-1) / real_queries_B1(before)
 
 
@@ -309,12 +307,11 @@ def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
     """
     batch, heads = call.query_BHQD.shape[:2]
     may_BHQS = allowed(own_mask(call))
-    may_BHQS = may_BHQS if gone_BHS is None else may_BHQS & ~gone_BHS.unsqueeze(2)
-    seen_BHQ = may_BHQS.sum(-1).expand(batch, heads, -1).float()
-    real_BQ = call.visibility.real_BQ
-    if real_BQ is None:
-        return seen_BHQ.mean(-1)
-    return (seen_BHQ * real_BQ.unsqueeze(1)).sum(-1) / real_queries_B1(call)
+    if gone_BHS is not None:
+        may_BHQS = may_BHQS & ~gone_BHS.unsqueeze(2)
+    seen_BHQ = may_BHQS.sum(-1).expand(batch, heads, call.query_BHQD.shape[2]).float()
+    seen_BHQ = seen_BHQ * call.visibility.counted_BQ.unsqueeze(1)
+    return seen_BHQ.sum(-1) / real_queries_B1(call)
 
 
 def as_flags(columns_BHM: Tensor, keys: int) -> Tensor:
@@ -330,8 +327,11 @@ def as_columns(gone_BHS: Tensor, limit: int | None = None) -> Tensor:
 
     `limit`: the most there may be, for a device that is not to be asked.
     """
-    keys, is_far = gone_BHS.shape[-1], reads_wait(gone_BHS.device)
-    most = min(limit, keys) if limit is not None and is_far else int(gone_BHS.sum(-1).max())
+    keys = gone_BHS.shape[-1]
+    if limit is not None and reads_wait(gone_BHS.device):
+        most = min(limit, keys)
+    else:
+        most = int(gone_BHS.sum(-1).max())
     columns_BHS = (
         torch.arange(keys, device=gone_BHS.device)
         .expand(gone_BHS.shape)

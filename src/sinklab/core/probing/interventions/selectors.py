@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -79,11 +79,19 @@ class KeyView:
         scores_BHS = torch.empty(0)
         if by_attention:
             with torch.no_grad():
-                scores_BHS = call.last_row_BHS if is_last else call.received_BHS
+                if is_last:
+                    scores_BHS = call.last_row_BHS
+                else:
+                    scores_BHS = call.received_BHS
                 scores_BHS = of_heads(scores_BHS, site.heads)
         if is_last:
             return cls(scores_BHS, 1, (visible_BHS > 0).long(), site, call, **more)
         return cls(scores_BHS, real_queries_B1(call), visible_BHS, site, call, **more)
+
+    @property
+    def shape(self) -> torch.Size:
+        """(B, H or 1, S): rows, heads and keys of the call."""
+        return self.visible_BHS.shape
 
     @property
     def step(self) -> int:
@@ -102,7 +110,9 @@ class KeyView:
         free_BHS = self.seen_B1S.repeat(1, heads, 1)
         for column in self.spared:
             free_BHS[..., column : column + 1].fill_(False)
-        return free_BHS if self.gone_BHS is None else free_BHS & ~self.gone_BHS[:, :heads]
+        if self.gone_BHS is None:
+            return free_BHS
+        return free_BHS & ~self.gone_BHS[:, :heads]
 
     @property
     def prefix(self) -> int:
@@ -127,8 +137,7 @@ class KeyView:
         """Token ids of the canvas or the running forward, added sinks not counted; None if they
         are not known.
         """
-        running = self._needed_call().visibility.running
-        return self.tap.ids_BS if running is None else running.ids_BS
+        return self.tap.ids_of(self._needed_call().visibility.running)
 
     @property
     def state_BS(self) -> Tensor:
@@ -173,7 +182,10 @@ class KeyView:
         Raises:
             ValueError: if a head has fewer keys to choose from.
         """
-        among_BHS = self.free_BHS if among_BHS is None else among_BHS & self.free_BHS
+        free_BHS = self.free_BHS
+        if among_BHS is not None:
+            free_BHS = free_BHS & among_BHS
+        among_BHS = free_BHS
         keys = among_BHS.shape[-1]
         if self.limit is not None:
             held_BH1 = torch.zeros_like(among_BHS[..., :1], dtype=torch.long)
@@ -185,7 +197,7 @@ class KeyView:
         found_BH1 = among_BHS.sum(-1, keepdim=True)
         wanted_BH1 = torch.zeros_like(found_BH1) + count
         short_BH1 = wanted_BH1 > found_BH1
-        self.doubt(short_BH1.any(), lambda: _refuse(short_BH1, wanted_BH1, found_BH1))
+        self.doubt(short_BH1.any(), partial(_refuse, short_BH1, wanted_BH1, found_BH1))
         if isinstance(count, int):
             width = count
         elif most is not None and reads_wait(count.device):
@@ -318,8 +330,8 @@ class Positions(Selector):
     by_attention = False
 
     def __post_init__(self) -> None:
-        for name in ("positions", "added"):
-            numbers = whole_numbers(name, getattr(self, name))
+        for name, given in (("positions", self.positions), ("added", self.added)):
+            numbers = whole_numbers(name, given)
             object.__setattr__(self, name, tuple(sorted(set(numbers))))
         if not (self.positions or self.added):
             raise ValueError("positions name the keys to take away, got none: leave out the edit")

@@ -347,7 +347,8 @@ class Elastic(WritingSchedule, Checked):
             "no id of <|expand|> or <|delete|>": self.expand_id is None or self.delete_id is None,
             f"max_tokens={self.max_tokens} for {masks} masks": (self.max_tokens or masks) < masks,
         }
-        if wrong := [what for what, is_there in refused.items() if is_there]:
+        wrong = [what for what, is_there in refused.items() if is_there]
+        if wrong:
             raise ValueError(
                 "the schedule 'elastic' changes the length of a single row, where a model has "
                 "tokens for it, got "
