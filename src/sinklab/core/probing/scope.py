@@ -59,6 +59,21 @@ def whole_numbers(name: str, given: Any) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+def checked_count(name: str, given: Any, *, needed: bool = False) -> int | None:
+    """A number of keys, or None unless one is needed. Raises ValueError for anything but a number
+    of at least 1.
+    """
+    if given is None and not needed:
+        return None
+    number = as_int(given)
+    if number is None or number < 1:
+        raise ValueError(
+            f"{name} counts the keys to remove, at least 1, got {given!r}: for none, leave out "
+            "the edit"
+        )
+    return number
+
+
 def chosen(name: str, given: Any) -> tuple[Any, ...] | None:
     """Argument "layers" or "heads" as a tuple, each once; None means all. Raises ValueError if none
     is named.

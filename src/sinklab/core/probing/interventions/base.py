@@ -280,11 +280,13 @@ class InterventionHandler(Listener):
         log = self.log
         if self.acted or not log.forwards + log.probed:
             return
+        ran = f"forwards: {log.forwards}"
+        if log.probed:
+            ran += f", under log.probing(): {log.probed}"
         why, remedy = self.why_idle()
         log.idle[self.label] = (
-            f"{self.label} had no opportunity to act in this block (forwards: {log.forwards}, "
-            f"under log.probing(): {log.probed}): {why}; {remedy}, or accept that with "
-            "intervene(…, allow_idle=True)"
+            f"{self.label} had no opportunity to act in this block ({ran}): {why}; {remedy}, or "
+            "accept that with intervene(…, allow_idle=True)"
         )
 
     def _record(self, heads: tuple[int, ...]) -> RemovalRecord:

@@ -45,10 +45,9 @@ from sinklab.core.probing.interventions.selectors import (
     SCORES,
     KeyView,
     Selector,
-    checked_count,
 )
 from sinklab.core.probing.listener import Listener
-from sinklab.core.probing.scope import whole_numbers
+from sinklab.core.probing.scope import checked_count, whole_numbers
 from sinklab.core.registry import interventions, of, removals, rules, selectors
 from sinklab.core.sinks.rules import DEFAULT, Rule
 

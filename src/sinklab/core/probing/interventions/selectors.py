@@ -25,7 +25,7 @@ from sinklab.core.probing.interventions.removals import (
     at_once,
     real_queries_B1,
 )
-from sinklab.core.probing.scope import as_int, whole_numbers
+from sinklab.core.probing.scope import checked_count, whole_numbers
 from sinklab.core.registry import of, rules, selectors
 from sinklab.core.sinks.rules import DEFAULT, Rule, find_sinks
 
@@ -182,10 +182,9 @@ class KeyView:
         Raises:
             ValueError: if a head has fewer keys to choose from.
         """
-        free_BHS = self.free_BHS
-        if among_BHS is not None:
-            free_BHS = free_BHS & among_BHS
-        among_BHS = free_BHS
+        if among_BHS is None:
+            among_BHS = self.free_BHS
+        among_BHS = among_BHS & self.free_BHS
         keys = among_BHS.shape[-1]
         if self.limit is not None:
             held_BH1 = torch.zeros_like(among_BHS[..., :1], dtype=torch.long)
@@ -570,18 +569,3 @@ def equal_mass(score_BHS: Tensor, wanted_BH: Tensor, free_BHS: Tensor) -> tuple[
         flags_BHS = flags_BHS.scatter(-1, place_BH1, takes_BH.unsqueeze(-1))
     found_BH = (wanted_BH > 0) & (sum_BH >= least_BH)
     return flags_BHS & found_BH.unsqueeze(-1), found_BH
-
-
-def checked_count(name: str, given: Any, *, needed: bool = False) -> int | None:
-    """A number of keys, or None unless one is needed. Raises ValueError for anything but a number
-    of at least 1.
-    """
-    if given is None and not needed:
-        return None
-    number = as_int(given)
-    if number is None or number < 1:
-        raise ValueError(
-            f"{name} counts the keys to remove, at least 1, got {given!r}: for none, leave out "
-            "the edit"
-        )
-    return number
