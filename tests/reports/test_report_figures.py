@@ -86,8 +86,8 @@ def test_a_caption_says_what_is_drawn(make_study, tmp_path):
     ):
         draw_all(run, tmp_path / name, ("png",), names=["figure_1"], paper="icml")
     cost, none = (next((tmp_path / name).glob("*.txt")).read_text() for name in ("cost", "none"))
-    assert "(d) What hiding" in cost and "(d) How much main sinks move" not in cost
-    assert "(d) How much main sinks move" in none and "(d) What hiding" not in none
+    assert "(d) What blocking" in cost and "(d) How much main sinks move" not in cost
+    assert "(d) How much main sinks move" in none and "(d) What blocking" not in none
     assert "n = 2 samples" in cost
 
 
@@ -424,8 +424,8 @@ def test_sink_tokens_draws_frequency_and_occupancy(make_study):
 def test_heldout_draws_paired_changes_with_error_bars(make_study):
     axes = heldout_loss([make_study("a", sinks=0.5), make_study("b", leave_out=("heldout",))])
     drawn = lines(axes)
-    np.testing.assert_allclose(drawn["sinks hidden"], [0.0, 0.1, 0.5])
-    np.testing.assert_allclose(drawn["random columns hidden"], [0.0, 0.01, 0.02])
+    np.testing.assert_allclose(drawn["sinks blocked"], [0.0, 0.1, 0.5])
+    np.testing.assert_allclose(drawn["random columns blocked"], [0.0, 0.01, 0.02])
     ends = figures["heldout_loss"].prepare(make_study("c", sinks=0.5)).lines[0]
     wanted = mean_over(
         [0.5 * (1 + wobble) for wobble in (-0.05, 0.03, 0.02, -0.01, 0.04, -0.03, 0.01, -0.01)]
@@ -578,7 +578,7 @@ def test_figures_for_a_paper_have_its_width_and_a_caption(make_study, tmp_path, 
     )
     assert "Bands and bars are 95 % intervals over samples." in told["sink_share"]
     assert "n = 8 samples, seed 3, steps 12, rule low_confidence" in told["sink_share"]
-    assert "intervals" not in told["layer_head_map"] and "(d) What hiding" in told["figure_1"]
+    assert "intervals" not in told["layer_head_map"] and "(d) What blocking" in told["figure_1"]
     panels = figures["figure_1"](run).axes
     assert [axes.get_title(loc="left")[:3] for axes in panels if axes.get_title(loc="left")] == [
         "(a)",

@@ -147,7 +147,7 @@ def test_compare_sets_two_runs_side_by_side(make_study):
         row("value norm, added sink over other text"), [np.nan, 0.125, np.nan]
     )
     np.testing.assert_allclose(
-        row("change of held-out loss, 5 greatest sinks hidden"), [0.5, 0.3, -0.2]
+        row("change of held-out loss, 5 greatest sinks blocked"), [0.5, 0.3, -0.2]
     )
     np.testing.assert_allclose(
         row("overlap of sinks with those of the next step, %"), [0, 100 / 3, 100 / 3]
