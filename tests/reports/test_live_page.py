@@ -67,7 +67,7 @@ def page(served: Page) -> Page:
     served.press("Enter")
     served.wait(
         "document.getElementById('state').textContent === '12 steps' && "
-        "!document.getElementById('take').hidden"
+        "!document.getElementById('block').hidden"
     )
     served.settle()
     return served
@@ -185,7 +185,7 @@ def test_a_page_comes_back_to_its_server_and_writes_again(served: Page) -> None:
     write(served, 2)
     served.wait("document.getElementById('state').textContent === '2 steps'")
     assert served.run(
-        "document.getElementById('failed').hidden && !document.getElementById('take').hidden"
+        "document.getElementById('failed').hidden && !document.getElementById('block').hidden"
     )
     served.call("Page.removeScriptToEvaluateOnNewDocument", identifier=kept)
 

@@ -85,16 +85,30 @@ class Card:
 
 Part = dict[str, Any]
 """A part of the page below the findings: anchor, cards, title, how, sentences."""
+
+
+def _measure(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return f"{value:,.0f}" if value == int(value) else number(value)
+
+
+def _times(value: float) -> str:
+    return f"{number(value)}×"
+
+
+def _token(label: str) -> str:
+    return label if label in (MASK, ADDED) else printable(label, 40)
+
+
 FORMS: dict[str, Callable[[Any], Any]] = {
     "number": number,
     "percent": percent,
     "share": Share,
     "whole": "{:,.0f}".format,
-    "times": lambda value: f"{number(value)}×",
-    "token": lambda label: label if label in (MASK, ADDED) else printable(label, 40),
-    "measure": lambda value: (
-        "" if math.isnan(value) else FORMS["whole" if value == int(value) else "number"](value)
-    ),
+    "times": _times,
+    "token": _token,
+    "measure": _measure,
 }
 """how cells are written"""
 
@@ -139,20 +153,21 @@ def as_it_is(frame: pd.DataFrame, summary: str = "") -> Table:
 def measured(kind: str, runs: list[Any]) -> list[Part]:
     """The cards of cards.toml, of the runs that have the data they show."""
     # One part, so that the style packs short and tall cards below each other.
-    cards = [card for row in words_of("cards", kind) if (card := _card(kind, row, runs))]
+    found = [_card(kind, row, runs) for row in words_of("cards", kind)]
+    cards = [card for card in found if card is not None]
     return [_part("measured", cards)] if cards else []
 
 
 def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
     """One card; None without sentences and figure (for training runs, without a figure)."""
-    anchor, title, how = row["anchor"], row["title"], row["how"]
+    title = row["title"]
+    how = row["how"]
     figure: Figure = registered[row["figure"]]
     if kind == "study":
-        runs = [
-            run for run in runs if (run.layers if anchor != "heldout" else run.heldout is not None)
-        ]
-        how = how.replace("{rule}", runs[0].rule_words if runs else "")
-    pictures = picture(row["figure"], runs, title, anchor) if runs else []
+        runs = [run for run in runs if _has(run, row["anchor"])]
+        for run in runs[:1]:
+            how = how.replace("{rule}", run.rule_words)
+    pictures = picture(row["figure"], runs, title, row["anchor"]) if runs else []
     sentences = say.told_of(runs, *row.get("told", ()))
     sentences += [text for name in row.get("together", ()) for text in say.told(name, runs)]
     if not pictures and (kind == "training" or not sentences):
@@ -160,7 +175,14 @@ def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
     tables = []
     if pictures and row.get("numbers", True):
         tables.append(as_it_is(figure.prepare(runs).numbers(), "numbers"))
-    return Card(title, anchor, how, sentences, tables, pictures)
+    return Card(title, row["anchor"], how, sentences, tables, pictures)
+
+
+def _has(run: Study, anchor: str) -> bool:
+    """Whether a study recorded the data of a card."""
+    if anchor == "heldout":
+        return run.heldout is not None
+    return bool(run.layers)
 
 
 def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
@@ -184,12 +206,11 @@ def parts_of(runs: list[Any], *, is_small: bool = False) -> list[Part]:
     """Everything below the findings, in reading order; the facts of the runs close the page. A
     small one has fewer pictures.
     """
-    middle = (
-        _of_trainings(runs)
-        if isinstance(runs[0], Training)
-        else _of_studies(runs, is_small=is_small)
-    )
-    return [*middle, _part("runs", [Card(run.label, run=run.run) for run in runs])]
+    if isinstance(runs[0], Training):
+        parts = _of_trainings(runs)
+    else:
+        parts = _of_studies(runs, is_small=is_small)
+    return [*parts, _part("runs", [Card(run.label, run=run.run) for run in runs])]
 
 
 def _of_studies(studies: list[Study], *, is_small: bool) -> list[Part]:
@@ -198,22 +219,20 @@ def _of_studies(studies: list[Study], *, is_small: bool) -> list[Part]:
     if len(recorded) == 2:
         frame = compare(*recorded).set_index("measure").map(FORMS["measure"])
         found.append(_part("compared", [Card("", tables=[as_it_is(frame)])]))
-    if beside := [study for study in recorded if study.twins]:
+    beside = [study for study in recorded if study.twins]
+    if beside:
         cards = [Card(run.label, tables=[as_it_is(_beside_twins(run))]) for run in beside]
         found.append(_part("twins", cards))
-    if known := [study for study in recorded if study.sink_tokens is not None]:
+    known = [study for study in recorded if study.sink_tokens is not None]
+    if known:
         cards = [Card(study.label, tables=_token_tables(study)) for study in known]
         found.append(_part("tokens", cards, say.told_of(known, "tokens", "explained")))
     if recorded:
-        tables = [table_of("rules", rules_table(study).set_index("rule")) for study in recorded]
-        found.append(
-            _part(
-                "rules",
-                [Card(run.label, tables=[one]) for run, one in zip(recorded, tables, strict=True)],
-            )
-        )
-    others = [] if is_small else _recorded_cards(recorded)
-    if others:
+        tables = [table_of("rules", rules_table(run).set_index("rule")) for run in recorded]
+        cards = [Card(run.label, tables=[one]) for run, one in zip(recorded, tables, strict=True)]
+        found.append(_part("rules", cards))
+    others = _recorded_cards(recorded)
+    if others and not is_small:
         found.append(_part("statistics", others))
     return [*found, _part("text", [Card(study.label, texts=_texts(study)) for study in studies])]
 
@@ -269,7 +288,8 @@ def _of_trainings(trainings: list[Training]) -> list[Part]:
         _part("outcome", [Card("", tables=[_outcome(trainings)])]),
         *measured("training", trainings),
     ]
-    words, top = words_of("each", "run"), registered["emergence_map"].top_of(trainings)
+    words = words_of("each", "run")
+    top = registered["emergence_map"].top_of(trainings)
     cards = []
     for place, run in enumerate(trainings):
         # all maps of the page have one scale
@@ -286,26 +306,26 @@ def _of_trainings(trainings: list[Training]) -> list[Part]:
 def _outcome(trainings: list[Training]) -> Table:
     rows = []
     for run in trainings:
-        loss, other = run.loss, say.compared_with(run, trainings)
-        gap = None if other is None else run.against(other)
-        last = pd.Series(dtype=float) if run.facts.empty else run.over("step").iloc[-1]
-        start = "never" if run.takeover is None else str(run.takeover)
-        rows.append(
-            {
-                "run": run.label,
-                "variant": run.variant,
-                "seed": run.run.info.seed,
-                "held-out loss": "–" if loss is None else number(loss.value, 4),
-                "95 % interval": "" if loss is None else interval(loss),
-                "against plain": "" if gap is None else say.signed(gap),
-                "share of added sinks": percent(float(last.get("added_share", math.nan)))
-                if run.sink_count
-                else "",
-                "from step": start if run.sink_count and len(last) else "",
-                "mobility": number(float(last.get("mobility", math.nan))),
-                "sinks in the text": number(float(last.get("text_sinks", math.nan))),
-            }
-        )
+        row = {"run": run.label, "variant": run.variant, "seed": run.run.info.seed}
+        row |= {"held-out loss": "–", "95 % interval": "", "against plain": ""}
+        if run.loss is not None:
+            row |= {"held-out loss": number(run.loss.value, 4), "95 % interval": interval(run.loss)}
+        other = say.compared_with(run, trainings)
+        gap = run.against(other) if other is not None else None
+        if gap is not None:
+            row["against plain"] = say.signed(gap)
+        # of what the sink monitor did not measure there is none
+        last = dict.fromkeys(("added_share", "mobility", "text_sinks"), math.nan)
+        row |= {"share of added sinks": "", "from step": ""}
+        if not run.facts.empty:
+            last |= run.over("step").iloc[-1].to_dict()
+        if run.sink_count:
+            row["share of added sinks"] = percent(float(last["added_share"]))
+        if run.sink_count and not run.facts.empty:
+            row["from step"] = "never" if run.takeover is None else str(run.takeover)
+        row["mobility"] = number(float(last["mobility"]))
+        row["sinks in the text"] = number(float(last["text_sinks"]))
+        rows.append(row)
     return as_it_is(pd.DataFrame(rows).set_index("run"))
 
 
@@ -439,13 +459,12 @@ def _story(studies: list[Study], shown: list[str], parts: list[Part]) -> list[di
     story = say.story_of(studies, shown)
     for one in story:
         found = drawn.get(one["figure"])
+        one["picture"] = None
         if found is not None:
             one["picture"] = replace(found, place=one["anchor"], words=one["title"])
         elif one["runs"]:
-            new = picture(one["figure"], one["runs"], one["title"], one["anchor"])
-            one["picture"] = new[0] if new else None
-        else:
-            one["picture"] = None
+            for new in picture(one["figure"], one["runs"], one["title"], one["anchor"]):
+                one["picture"] = new
     return story
 
 
@@ -467,15 +486,11 @@ def templates() -> Environment:
 
 def _shown(value: Any) -> str:
     if isinstance(value, list):
-        return (
-            ", ".join(map(_shown, value))
-            if not any(isinstance(item, str) for item in value)
-            else " · ".join(value)
-        )
+        if any(isinstance(item, str) for item in value):
+            return " · ".join(value)
+        return ", ".join(map(_shown, value))
     if isinstance(value, dict):
         return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
-    return (
-        f"{value:,}"
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000
-        else str(value)
-    )
+    if isinstance(value, int) and value >= 10_000:
+        return f"{value:,}"
+    return str(value)

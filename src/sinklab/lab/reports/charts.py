@@ -56,7 +56,9 @@ class Axis:
         """A number of this axis."""
         if self.names:
             return self.names[int(value)]
-        text = f"1/{1 / value:g}" if self.unit == "×" and 0 < value < 1 else f"{value:g}"
+        text = f"{value:g}"
+        if self.unit == "×" and 0 < value < 1:
+            text = f"1/{1 / value:g}"
         return f"{text}{self.unit}".replace("-", "−")
 
 
@@ -82,6 +84,12 @@ class Line:
     kind: str = "line"
     """line, bars (intervals as bars), steps (``x`` has the borders), path (holds its place), dots,
     said (a dot with its words beside it), or faint"""
+
+    def entry(self, name: str) -> str:
+        """Its words, behind a name if there is one; without words the name, or its run."""
+        if name and self.words:
+            return f"{name}: {self.words}"
+        return self.words or name or self.run
 
 
 @dataclass(frozen=True)
@@ -109,12 +117,7 @@ class Chart:
     def entries(self) -> list[str]:
         """Name of each line: its words alone if all lines are of one run."""
         several = len({line.run for line in self.lines}) > 1
-        return [
-            f"{line.run}: {line.words}"
-            if several and line.words and line.run
-            else line.words or line.run
-            for line in self.lines
-        ]
+        return [line.entry(line.run * several) for line in self.lines]
 
     @property
     def legend(self) -> tuple[list[str], list[tuple[Any, str]]]:
@@ -123,21 +126,19 @@ class Chart:
         """
         # a faint line goes with another
         named = [
-            "" if line.kind in ("faint", "said") else line.name or line.run for line in self.lines
+            (line.name or line.run) * (line.kind not in ("faint", "said")) for line in self.lines
         ]
         several = len({*named} - {""}) > 1
         shared = several and len(self.lines) > FEW
-        texts = [
-            name
-            if shared or not line.words or not name
-            else f"{name}: {line.words}"
-            if several
-            else line.words
-            for name, line in zip(named, self.lines, strict=True)
-        ]
-        once = ["" if text in texts[:place] else text for place, text in enumerate(texts)]
+        texts: list[str] = []
+        for text, line in zip(named, self.lines, strict=True):
+            if text and line.words and not shared:
+                text = line.entry(text * several)
+            texts.append(text * (text not in texts))
+        if not shared:
+            return texts, []
         kinds = dict.fromkeys((line.style, line.words) for line in self.lines if line.words)
-        return once, list(kinds) if shared else []
+        return texts, list(kinds)
 
     @property
     def has_intervals(self) -> bool:
@@ -151,11 +152,9 @@ class Chart:
         columns = {}
         for entry, line in zip(self.entries, self.lines, strict=True):
             y = np.asarray(line.y, dtype=float)
-            none = np.full(len(y), np.nan)
-            ends = [
-                none if each is None else np.asarray(each, dtype=float)
-                for each in (line.low, line.high)
-            ]
+            ends = np.full((2, len(y)), np.nan)
+            if line.low is not None:
+                ends[:] = line.low, line.high
             cells = [_cell(*cell) for cell in zip(y, *ends, strict=True)]
             columns[entry] = pd.Series(cells, np.asarray(line.x)[: len(y)])
         frame = pd.DataFrame(columns).sort_index().fillna("")
@@ -165,8 +164,11 @@ class Chart:
 
 
 def _cell(value: float, low: float, high: float) -> str:
-    said = number(value) if not math.isnan(value) else ""
-    return said if math.isnan(low) or not said else f"{said} ({number(low)} … {number(high)})"
+    if math.isnan(value):
+        return ""
+    if math.isnan(low):
+        return number(value)
+    return f"{number(value)} ({number(low)} … {number(high)})"
 
 
 @dataclass(frozen=True)
@@ -197,8 +199,7 @@ class Map:
     @property
     def top(self) -> float:
         """The greatest value drawn."""
-        values = np.abs(self.values_RC)
-        return max(float(np.nanmax(values)) if np.isfinite(values).any() else 0.0, 1e-9)
+        return float(np.fmax.reduce(np.abs(self.values_RC), axis=None, initial=1e-9))
 
 
 def draw(
@@ -224,20 +225,15 @@ def _draw_chart(axes: Axes, chart: Chart, look: Theme) -> None:
     for line, label in zip(chart.lines, chart.legend[0], strict=True):
         _draw_line(axes, line, look, label)
     for mark in chart.marks:
-        (axes.axvline if mark.axis == "x" else axes.axhline)(
-            mark.at, color=look.muted, linestyle=":", linewidth=0.9
-        )
-        at, coords, offset, side = (1.0, mark.at), ("axes fraction", "data"), (0, -2), "right"
+        _draw_mark(axes, mark, color=look.muted, linestyle=":", linewidth=0.9)
+        how: dict[str, Any] = {"va": "top", "fontsize": 7.5, "color": look.muted}
         if mark.axis == "x":
-            at, coords, offset, side = (mark.at, 0.99), ("data", "axes fraction"), (3, 0), "left"
-        how: dict[str, Any] = {
-            "va": "top",
-            "ha": side,
-            "fontsize": 7.5,
-            "color": look.muted,
-            "xycoords": coords,
-        }
-        axes.annotate(mark.words, at, offset, textcoords="offset points", **how)
+            how |= {"xy": (mark.at, 0.99), "xycoords": ("data", "axes fraction")}
+            how |= {"xytext": (3, 0), "ha": "left"}
+        else:
+            how |= {"xy": (1.0, mark.at), "xycoords": ("axes fraction", "data")}
+            how |= {"xytext": (0, -2), "ha": "right"}
+        axes.annotate(mark.words, textcoords="offset points", **how)
     axes.set(xlabel=chart.x.label, ylabel=chart.y.label)
     # matplotlib measures the axis to look for a power of ten above it, which would lift the title
     axes.set_title(chart.title, y=None if chart.y.high is None else 1.0)
@@ -251,14 +247,23 @@ def _draw_chart(axes: Axes, chart: Chart, look: Theme) -> None:
     axes.minorticks_off()
 
 
+def _draw_mark(axes: Axes, mark: Mark, **how: Any) -> None:
+    if mark.axis == "x":
+        axes.axvline(mark.at, **how)
+    else:
+        axes.axhline(mark.at, **how)
+
+
 def _set_up(axes: Axes, name: str, one: Axis) -> None:
     axis: Any = getattr(axes, f"{name}axis")
     if one.names:
         axis.set_ticks(range(len(one.names)), one.names)
     elif one.scale != "linear":
-        how: dict[str, float] = (
-            {"linthresh": one.linear} if one.scale == "symlog" else {"base": 2 if one.unit else 10}
-        )
+        how: dict[str, float] = {"base": 10}
+        if one.scale == "symlog":
+            how = {"linthresh": one.linear}
+        elif one.unit:
+            how = {"base": 2}
         getattr(axes, f"set_{name}scale")(one.scale, **how)
     elif one.whole:
         axis.set_major_locator(MaxNLocator(integer=True))
@@ -285,7 +290,7 @@ def _draw_line(axes: Axes, line: Line, look: Theme, label: str) -> None:
         axes.plot(x, y, linewidth=0.8, alpha=0.4, color=colour)
         return
     if line.low is not None:
-        low, high = np.asarray(line.low, dtype=float), np.asarray(line.high, dtype=float)
+        low, high = np.asarray([line.low, line.high], dtype=float)
         if line.kind == "bars":
             axes.errorbar(
                 x, y, [y - low, high - y], fmt="none", ecolor=colour, elinewidth=1, capsize=2.5
@@ -294,43 +299,36 @@ def _draw_line(axes: Axes, line: Line, look: Theme, label: str) -> None:
             axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
     if line.kind in ("dots", "said"):
         # many dots are drawn as pixels
-        how |= {
-            "linestyle": "",
-            "rasterized": len(x) > RASTERED,
-            "alpha": 0.5 if len(x) > 100 else 1,
-        }
+        how |= {"linestyle": "", "rasterized": len(x) > RASTERED}
+        if len(x) > 100:
+            how["alpha"] = 0.5
     if line.kind == "said":
         axes.annotate(line.words, (x[0], y[0]), (4, 2), textcoords="offset points", fontsize=7)
-    full = line.style == "-"
-    axes.plot(
-        x,
-        y,
-        marker=MARKERS[line.marker % len(MARKERS)],
-        markersize=3 if line.kind == "path" else 4,
-        drawstyle="steps-mid" if line.kind == "path" else "default",
-        linewidth=1.7 if full else 1.3,
-        markevery=max(1, len(x) // 16) if line.kind == "line" else 1,
-        markerfacecolor=colour if full else axes.get_facecolor(),
-        **how,
-    )
+    how |= {"marker": MARKERS[line.marker % len(MARKERS)], "markersize": 4}
+    if line.kind == "line":
+        how["markevery"] = max(1, len(x) // 16)
+    elif line.kind == "path":
+        how |= {"markersize": 3, "drawstyle": "steps-mid"}
+    if line.style == "-":
+        how |= {"linewidth": 1.7, "markerfacecolor": colour}
+    else:
+        how |= {"linewidth": 1.3, "markerfacecolor": axes.get_facecolor()}
+    axes.plot(x, y, **how)
 
 
 def _draw_map(axes: Axes, shown: Map, look: Theme, top: float) -> Any:
-    values, added = shown.values_RC, shown.added
-    rows, length = len(values), values.shape[1] - added
-    how: dict[str, Any] = {"cmap": colormap(look), "aspect": "auto", "interpolation": "nearest"}
+    drawn, added = shown.values_RC, shown.added
+    rows, columns = drawn.shape
+    length = columns - added
+    how: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest"}
+    how |= {"cmap": colormap(look), "norm": Normalize(0, top)}
     if shown.both:
-        how |= {
-            "cmap": LinearSegmentedColormap.from_list(
-                "both", [look.runs[0], look.surface, look.runs[1]]
-            )
-        }
-    how["norm"] = (
-        LogNorm(FLOOR, max(top, 4 * FLOOR))
-        if shown.log
-        else Normalize(-top if shown.both else 0, top)
-    )
-    drawn = np.clip(values, FLOOR, None) if shown.log else values
+        ends = [look.runs[0], look.surface, look.runs[1]]
+        how["cmap"] = LinearSegmentedColormap.from_list("both", ends)
+        how["norm"] = Normalize(-top, top)
+    if shown.log:
+        how["norm"] = LogNorm(FLOOR, max(top, 4 * FLOOR))
+        drawn = np.clip(drawn, FLOOR, None)
     # some room keeps the strip of the added sink apart from the text
     width = 0.05 * length * added
     image = axes.imshow(drawn[:, added:], extent=(0, length, rows, 0), **how)
@@ -344,14 +342,12 @@ def _draw_map(axes: Axes, shown: Map, look: Theme, top: float) -> Any:
         (axes.yaxis, shown.rows.names, 8),
     ):
         ticks = [int(at) for at in MaxNLocator(most, integer=True).tick_values(0, len(names) - 0.6)]
-        lead = [-0.9 * width] if added and axis is axes.xaxis else []
+        lead = [-0.9 * width] * (added > 0 and axis is axes.xaxis)
         ticks = [at for at in ticks if len(lead) <= at < len(names)]
         axis.set_major_locator(FixedLocator([*lead, *(at + 0.5 for at in ticks)]))
         axis.set_major_formatter(FixedFormatter(["sink"] * len(lead) + [names[at] for at in ticks]))
     for mark in shown.marks:
-        (axes.axhline if mark.axis == "y" else axes.axvline)(
-            mark.at, color=look.muted, linewidth=0.6, alpha=0.8
-        )
+        _draw_mark(axes, mark, color=look.muted, linewidth=0.6, alpha=0.8)
     if shown.unsure_RC is not None:
         row, column = np.nonzero(shown.unsure_RC)
         axes.plot(column + 0.5, row + 0.5, ".", color=look.muted, markersize=3)
@@ -389,19 +385,22 @@ def draw_panels(
         edge alone; "own": each panel has its legend. title: of the whole.
     """
     columns = min(columns, len(shown))
-    rows, plain = -(-len(shown) // columns), matplotlib.rcParams["axes.labelsize"]
+    rows = -(-len(shown) // columns)
+    plain = matplotlib.rcParams["axes.labelsize"]
     canvas = Canvas(figsize=(size[0] * columns, size[1] * rows + 0.6), layout="constrained")
     grid: Any = canvas.subplots(
         rows, columns, squeeze=False, sharex="x" in share, sharey="y" in share
     )
     maps = [one for one in shown if isinstance(one, Map)]
     alike = len(maps) == len(shown) and len({one.scale for one in maps}) == 1
-    top = top or (max(one.top for one in maps) if alike else None)
+    if alike and not top:
+        top = max(one.top for one in maps)
     for place, (axes, one) in enumerate(zip(grid.flat, shown, strict=False)):
-        # beside maps it is the end of their colours
-        image = draw(
-            axes, one, look, top=top if not maps or isinstance(one, Map) else None, alone=not alike
-        )
+        end = top
+        if maps and not isinstance(one, Map):
+            # beside maps it is the end of their colours
+            end = None
+        image = draw(axes, one, look, top=end, alone=not alike)
         axes.tick_params(labelbottom="x" not in share or place >= len(shown) - columns)
         for name, said in (("x", canvas.supxlabel), ("y", canvas.supylabel)):
             if name in share:
@@ -414,13 +413,18 @@ def draw_panels(
         # beside its corners is beside the grid: the layout measures the bar for each panel that is
         # named
         colour_bar(image, used[np.unique([0, columns - 1, len(used) - 1])], maps[0])
-    for axes in used if "own" in share else ():
-        if len(axes.get_legend_handles_labels()[0]) > 1:
-            axes.legend(
-                loc="best", fontsize="x-small", frameon=True, framealpha=0.8, edgecolor="none"
-            )
     if "own" not in share:
         _legend_of_all(canvas, used, shown, look)
+    else:
+        how: dict[str, Any] = {
+            "fontsize": "x-small",
+            "frameon": True,
+            "framealpha": 0.8,
+            "edgecolor": "none",
+        }
+        for axes in used:
+            if len(axes.get_legend_handles_labels()[0]) > 1:
+                axes.legend(loc="best", **how)
     if title:
         canvas.suptitle(title, x=0.01, ha="left", fontsize=10)
     return canvas

@@ -101,9 +101,9 @@ class Figure:
     """each a `Curve`, or a column"""
     label: str = ""
     """of the vertical axis"""
-    needs: str | Sequence[str] = ()
-    """keys of NEEDS, or of a declared figure a key or words for "This figure needs …"; runs without
-    it are left out
+    needs: Any = ""
+    """keys of NEEDS (several as a list, or apart by spaces), or of a declared figure a key or words
+    for "This figure needs …"; runs without it are left out
     """
     ends: tuple[float | None, float | None] = (0, None)
     """of the vertical axis; None: the ends of the numbers"""
@@ -122,8 +122,13 @@ class Figure:
 
     def __post_init__(self) -> None:
         update_wrapper(self, self.draw)
+        if not isinstance(self.needs, str):
+            self.needs = " ".join(self.needs)
         self.y = tuple(Curve(one) if isinstance(one, str) else one for one in self.y)
-        given = inspect.signature(self._declared if self.y else self.draw).parameters.values()
+        called: Any = self.draw
+        if self.y:
+            called = self._declared
+        given = inspect.signature(called).parameters.values()
         first = [one for one in given if one.kind is not one.KEYWORD_ONLY]
         named = [one for one in given if one.kind is one.KEYWORD_ONLY and one.name != "look"]
         if (self.y or self.prepared) and not self.columns:
@@ -141,7 +146,8 @@ class Figure:
         """Draw the runs, or the first of several if the figure shows one. ``top``: the end of the
         (colour) scale of a prepared figure.
         """
-        look, bound = style.theme_named(theme), self.__signature__.bind(runs, *options, **named)
+        look = style.theme_named(theme)
+        bound = self.__signature__.bind(runs, *options, **named)
         with style.themed(look):
             if not (self.y or self.prepared):
                 bound.arguments[next(iter(bound.arguments))] = self._readers(runs)
@@ -164,51 +170,59 @@ class Figure:
     def prepare(self, runs: Any, *options: Any, **named: Any) -> Any:
         """Content of a declared or prepared figure: a `Chart` or `Map`, or a list of them."""
         readers = self._readers(runs)
-        return self._declared(readers) if self.y else self.draw(readers, *options, **named)
+        if self.y:
+            return self._declared(readers)
+        return self.draw(readers, *options, **named)
+
+    def panels(self, runs: Any) -> list[Chart | Map]:
+        """The prepared content, also of a single panel as a list."""
+        shown = self.prepare(runs)
+        if self.columns:
+            return list(shown)
+        return [shown]
 
     def top_of(self, readers: list[Any]) -> float | None:
         """The end of the colour scale that these runs share; None without maps."""
         tops = []
         for reader in readers if self.prepared else ():
             with suppress(NotRecorded):
-                shown = self.prepare(reader)
-                tops += [
-                    one.top for one in (shown if self.columns else [shown]) if isinstance(one, Map)
-                ]
+                tops += [one.top for one in self.panels(reader) if isinstance(one, Map)]
         return max(tops, default=None)
 
     def _readers(self, runs: Any) -> Any:
         """The runs that have the data the figure needs; the first of them if it shows one."""
         readers = as_shown(runs, self.kind)
-        readers = readers[:1] if self.alone else readers
-        for name in () if self.y else [self.needs] if isinstance(self.needs, str) else self.needs:
-            readers = having(readers, name)
+        if self.alone:
+            readers = readers[:1]
+        if not self.y:
+            for name in self.needs.split():
+                readers = having(readers, name)
         return readers[0] if self.alone else readers
 
     def _declared(self, runs: Any) -> Chart:
         """The declared curves, as a chart."""
-        readers, needs = runs, self.needs if isinstance(self.needs, str) else "attention"
         try:
-            kept = having(readers, needs, lambda run: _has(run.over(self.x), self.y))
+            kept = having(runs, self.needs or "attention", self._has)
         except NotRecorded as error:
-            raise NotRecorded(
-                f"{error}{_misspelt(readers[0].over(self.x), self.x, self.y)}"
-            ) from None
+            misspelt = _misspelt(runs[0].over(self.x), self.x, self.y)
+            raise NotRecorded(f"{error}{misspelt}") from None
         lines = [
             line
             for one in drawn_as(kept)
             for line in _lines(one, self.x, self.y, several=len(kept) > 1)
         ]
-        greatest = max((float(np.nanmax(line.y)) for line in lines), default=0.0)
-        y = Axis(
-            self.label, low=self.ends[0], high=self.least if greatest < self.least else self.ends[1]
-        )
-        return Chart(
-            Axis(self.x, whole=self.x == "layer"),
-            y,
-            lines,
-            (*self.marks, *warm_starts(kept, self.x)),
-        )
+        low, high = self.ends
+        if all(np.nanmax(line.y) < self.least for line in lines):
+            high = self.least
+        x = Axis(self.x, whole=self.x == "layer")
+        marks = (*self.marks, *warm_starts(kept, self.x))
+        return Chart(x, Axis(self.label, low=low, high=high), lines, marks)
+
+    def _has(self, run: Any) -> bool:
+        """Whether a run has numbers for the curves that are required, or else for one."""
+        table = run.over(self.x)
+        required = [curve for curve in self.y if curve.required] or self.y
+        return any(np.isfinite(_values(table, curve)).any() for curve in required)
 
 
 def figure(name: str, **declared: Any) -> Callable[[Callable[..., Any]], Figure]:
@@ -252,21 +266,13 @@ def having(readers: list[Any], needs: str, has: Callable[[Any], object] | None =
     return found
 
 
-def _has(table: pd.DataFrame, curves: Sequence[Curve]) -> bool:
-    """Whether there are numbers for the curves that are required, or else for one."""
-    required = [curve for curve in curves if curve.required] or curves
-    return any(
-        len(values := _values(table, curve)) and np.isfinite(values).any() for curve in required
-    )
-
-
 def _misspelt(table: pd.DataFrame, x: str, curves: Sequence[Curve]) -> str:
     """Names near an axis or a column that is not there: a name that seems not to be recorded may be
     misspelt.
     """
     if table.empty:
-        hint = "" if x in AXES else near(x, AXES)
-        return f" The axis is {x!r}; {hint}" if hint else ""
+        hint = near(x, AXES)
+        return f" The axis is {x!r}; {hint}" if hint and x not in AXES else ""
     asked = {name for curve in curves for name in re.findall(r"[A-Za-z_]\w*", curve.of)} - {
         *table.columns
     }
@@ -294,8 +300,9 @@ def _lines(one: Look, x: str, curves: Sequence[Curve], several: bool) -> list[Li
             continue
         low, high = intervals(_values(each, curve), each.get(x), table[x])
         how = {"words": curve.words, "style": curve.style, "low": low, "high": high}
-        # of one run, the curves have colours
-        how |= {} if several else {"colour": nth, "marker": nth}
+        if not several:
+            # of one run, the curves have colours
+            how |= {"colour": nth, "marker": nth}
         found.append(one.line(table[x].to_numpy(), values, **how))
     return found
 
@@ -310,25 +317,28 @@ def intervals(values: np.ndarray, at: Any, places: Any) -> tuple[Any, Any]:
         return None, None
     at = np.asarray(at)
     low, high = np.array([mean_over(values[at == place]).interval for place in places]).T
-    return (low, high) if np.isfinite(low).any() else (None, None)
+    if not np.isfinite(low).any():
+        return None, None
+    return low, high
 
 
 def warm_starts(readers: list[Any], x: str) -> list[Mark]:
     """Marks at the ends of causal warm starts."""
-    steps = sorted({run.causal_steps for run in readers} - {0}) if x == "step" else ()
+    if x != "step":
+        return []
+    steps = sorted({run.causal_steps for run in readers} - {0})
     return [Mark("x", step, "diffusion from here") for step in steps]
 
 
 def drawn_as(readers: list[Any]) -> list[Look]:
     """A colour for each run, and the same for runs that differ in their seed alone."""
-    colours, kinds = (
-        len(style.THEMES["light"].lines),
-        list(dict.fromkeys(run.repeats for run in readers)),
-    )
+    colours = len(style.THEMES["light"].lines)
+    kinds = list(dict.fromkeys(run.repeats for run in readers))
     found: list[Look] = []
     for run in readers:
         before = [one for one in found if one.run.repeats == run.repeats]
-        kind, count = kinds.index(run.repeats), sum(one.repeats == run.repeats for one in readers)
+        kind = kinds.index(run.repeats)
+        count = sum(one.repeats == run.repeats for one in readers)
         name = run.label if count == 1 else f"{run.repeats}, {count} runs"
         # with more kinds than colours, the markers tell
         found.append(Look(run, kind % colours, kind + len(before) + kind // colours, name))
@@ -371,45 +381,39 @@ def draw_all(
     if not known:
         # refused by name, with where to look
         as_shown(readers)
-    formats, names = tuple(formats), tuple(known if names is None else names)
+    formats = tuple(formats)
+    names = tuple(known if names is None else names)
     looks = [style.theme_named(theme) for theme in themes]
-    papers = style.PAPERS if paper else ()
     for there, wanted, what in (
         (FORMATS, formats, "format of a figure"),
         (known, names, "figure"),
-        (papers, [paper][: len(paper)], "paper"),
+        (style.PAPERS, [paper] * bool(paper), "paper"),
     ):
         for name in wanted:
             if name not in there:
                 raise unknown(what, name, there)
     target.mkdir(parents=True, exist_ok=True)
-    drawn, tails = Drawn(), file_names(readers, always=bool(paper))
+    drawn = Drawn()
+    tails = file_names(readers, always=bool(paper))
     for name in names:
-        one = known[name]
-        top = one.top_of(readers) if one.alone and len(readers) > 1 else None
-        for tail, subject in (
-            zip(tails, readers, strict=True)
-            if one.alone
-            else [("".join(tails) * bool(paper), readers)]
-        ):
+        one, top = known[name], None
+        subjects = [("".join(tails) * bool(paper), readers)]
+        if one.alone:
+            subjects = [(tail, [run]) for tail, run in zip(tails, readers, strict=True)]
+        if len(subjects) > 1:
+            top = one.top_of(readers)
+        for tail, shown in subjects:
             try:
                 for look in looks:
+                    stem = target / f"{name}{tail}{look.tail}"
                     with style.for_paper(paper):
-                        canvas = figure_of(one(subject, theme=look.name, top=top))
-                        stem = (
-                            target
-                            / f"{name}{tail}{'' if look.name == 'light' else f'-{look.name}'}"
-                        )
-                        drawn.written += write_figure(
-                            style.sized(canvas, paper), stem, formats, look
-                        )
+                        canvas = style.sized(figure_of(one(shown, theme=look.name, top=top)), paper)
+                        drawn.written += write_figure(canvas, stem, formats, look)
                 if paper:
-                    text = caption(one, [subject] if one.alone else readers)
+                    text = caption(one, shown)
                     drawn.written.append(target / f"{name}{tail}.txt")
-                    write_beside(
-                        drawn.written[-1],
-                        partial(Path.write_text, data=f"{text}\n", encoding="utf-8"),
-                    )
+                    write = partial(Path.write_text, data=f"{text}\n", encoding="utf-8")
+                    write_beside(drawn.written[-1], write)
             except NotRecorded as error:
                 drawn.skipped[name + tail] = str(error)
     return drawn
@@ -417,24 +421,15 @@ def draw_all(
 
 def caption(drawn: Figure, readers: list[Any]) -> str:
     """The caption of a figure: its content and its runs, with their samples, seeds and settings."""
-    shown = drawn.prepare(readers) if drawn.y or drawn.prepared else []
-    panels = shown if drawn.columns else [shown]
+    panels: list[Chart | Map] = []
+    if drawn.y or drawn.prepared:
+        panels = drawn.panels(readers)
     has_intervals = any(isinstance(one, Chart) and one.has_intervals for one in panels)
-    said = " ".join(
-        inspect.cleandoc(drawn.__doc__ or "")
-        .partition("\nArgs:")[0]
-        .partition("\nRaises:")[0]
-        .split()
-    )
+    said = re.split(r"\n(?:Args|Raises):", inspect.cleandoc(drawn.__doc__ or ""))[0]
+    parts = re.split(r"(?<=\.) (?=[A-Z(])", " ".join(said.split()))
     # without the sentences for callers
-    words = " ".join(
-        one
-        for one in re.split(r"(?<=\.) (?=[A-Z(])", said)
-        if "`" not in one and "Raises" not in one
-    )
-    words = " ".join(
-        [words, *(one.words for one in panels if isinstance(one, Chart | Map) and one.words)]
-    )
+    parts = [one for one in parts if "`" not in one and "Raises" not in one]
+    words = " ".join([*parts, *(one.words for one in panels if one.words)])
     told = statements("sinklab.lab.reports", (), file="captions.jinja")
     return " ".join(told("caption", words=words, runs=readers, has_intervals=has_intervals))
 
@@ -464,7 +459,8 @@ def save(canvas: Canvas, form: str, target: Path | BinaryIO) -> None:
         "pdf": {"CreationDate": None},
     }[form]
     with matplotlib.rc_context({"svg.hashsalt": "sinklab"}):
-        if (layout := canvas.get_layout_engine()) is not None:
+        layout = canvas.get_layout_engine()
+        if layout is not None:
             # Laid out once for all formats: savefig would draw twice for each.
             layout.execute(canvas)
             canvas.set_layout_engine(None)

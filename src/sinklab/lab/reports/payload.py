@@ -132,10 +132,13 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
     """``samples`` (as many as fit, the first always), ``vocabulary`` and ``shown`` (a sentence) of
     one run.
     """
-    vocabulary, samples, used = dict[Token, int](), list[dict[str, Any]](), 0
+    vocabulary: dict[Token, int] = {}
+    samples: list[dict[str, Any]] = []
+    used = 0
     # As many samples as can have their maps and some keys of every head; each gets an equal part of
     # the rest.
-    fits, written = 1, study.generations
+    fits = 1
+    written = study.generations
     if written is not None and "masked_sinks" in written:
         written = written[written["masked_sinks"].fillna(0) == 0]
     finals = {} if written is None else written.set_index("sample")["completion"].to_dict()
@@ -214,10 +217,8 @@ def _tokens(
     without recorded states: committed.
     """
     there_TS = exists_TK[:, sample.added :]
-    numbers_TS, ages_TS = (
-        np.zeros(there_TS.shape, np.uint16),
-        np.where(there_TS, 1 + AGES.index("committed"), 0),
-    )
+    numbers_TS = np.zeros(there_TS.shape, np.uint16)
+    ages_TS = np.where(there_TS, 1 + AGES.index("committed"), 0)
     if sample.has_tokens:
         there_TS = sample.states_TS[keep] >= 0
         columns = (sample.ids_TS, sample.read_TS, sample.classes_TS, sample.specials_TS)
@@ -266,8 +267,10 @@ def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: flo
     step = table["forward"] / (2 if study.run.info.settings.get("cfg_scale") else 1)
     axes = ((study.layers, table["layer"]), (study.heads, table["head"]), (content["steps"], step))
     place_3N = np.array([pd.Index(there).get_indexer(numbers) for there, numbers in axes])
-    keys_N, shape = table["key_list"].to_numpy(), tuple(len(there) for there, _ in axes)
-    if not (kept_N := (place_3N >= 0).all(0) & (np.vectorize(len, [int])(keys_N) > 0)).any():
+    keys_N = table["key_list"].to_numpy()
+    shape = tuple(len(there) for there, _ in axes)
+    kept_N = (place_3N >= 0).all(0) & (np.vectorize(len, [int])(keys_N) > 0)
+    if not kept_N.any():
         return
     cells = np.repeat(np.ravel_multi_index(place_3N[:, kept_N], shape), [*map(len, keys_N[kept_N])])
     # edits may take the same key
@@ -279,8 +282,10 @@ def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: flo
     if math.prod(shape) * most <= MOST_HIDDEN:
         blocked = np.zeros((math.prod(shape), most), np.uint16)
         blocked[cells, number] = keys + 1
-        if size(packed := pack(blocked, most)) <= room:
-            content["arrays"]["blocked"], content["blocked"] = packed, most
+        packed = pack(blocked, most)
+        if size(packed) <= room:
+            content["arrays"]["blocked"] = packed
+            content["blocked"] = most
             return
     content["left_out"] = [*content.get("left_out", []), "marks of blocked keys"]
 
@@ -349,10 +354,10 @@ def facts_of(study: Study) -> dict[str, Any]:
     about["removal"] = " or ".join(sorted(set(ways))) or "blocked in"
     if not study.layers:
         return about | {"layers": [], "heads": [], "head_maps": [], "first_layer": 0}
-    measured, weight_LH = study.measured, study.measured.main_share_LH
+    weight_LH = study.measured.main_share_LH
     # A head without sinks has no motion; its mean over samples is that of the samples in which it
     # has some.
-    means = measured.motions.groupby(["layer", "head"])["mobility"].mean().unstack()
+    means = study.measured.motions.groupby(["layer", "head"])["mobility"].mean().unstack()
     mobility_LH = means.reindex(index=study.layers, columns=study.heads).to_numpy()
     return about | {
         "layers": study.layers,
@@ -368,11 +373,12 @@ def head_maps(weight_LH: np.ndarray, mobility_LH: np.ndarray | None = None) -> l
     how mobile it is.
     """
     known = weight_LH[np.isfinite(weight_LH) & (weight_LH > 0)]
-    low, high = (
-        float(bound) for bound in (known.min(initial=math.inf), known.max(initial=-math.inf))
-    )
-    if not low < high:
-        low, high = (low / 2, low * 2) if math.isfinite(low) else (0.5, 1.0)
+    low = float(known.min(initial=math.inf))
+    high = float(known.max(initial=-math.inf))
+    if low == high:
+        low, high = low / 2, low * 2
+    elif not low < high:
+        low, high = 0.5, 1.0
     about = "Mean weight on the main sink of the head"
     maps = [{"name": "weight", "about": about, "unit": " %", "log": True, "low": low, "high": high}]
     maps[0]["values"] = listed(weight_LH)

@@ -57,6 +57,11 @@ class Theme:
     """from nothing to much, lightness falling (light) or rising (dark) evenly"""
 
     @property
+    def tail(self) -> str:
+        """The end of the names of its files."""
+        return "" if self.name == "light" else f"-{self.name}"
+
+    @property
     def lines(self) -> list[str]:
         """All colours that tell lines apart."""
         return self.runs + self.more
