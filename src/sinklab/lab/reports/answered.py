@@ -82,31 +82,26 @@ def answers_of(study: Any) -> Answers:
     return Answers(study.label, (_exists(study), _stays(study), _costs(study)))
 
 
+def _unmeasured(study: Any, question: str, name: str) -> Answer:
+    said = f"Not measured; this measures it: `{command_of(study, name)}`."
+    return Answer(question, "not measured", said)
+
+
 def _exists(study: Any) -> Answer:
     if not study.layers:
-        return Answer(
-            "exist",
-            "not measured",
-            f"Not measured; this measures it: `{command_of(study, 'exist')}`.",
-        )
+        return _unmeasured(study, "exist", "exist")
     return exists(_existence(study), {kind: _existence(twin) for kind, twin in study.twins.items()})
 
 
 def _existence(study: Any) -> Existence:
     seen = pd.DataFrame(study.measured.strongest_keys)
-    strongest_S, strong_S, ruled_S = (
-        seen[name].to_numpy(float) for name in ("strongest", "strong", "ruled")
-    )
-    return Existence(strongest_S, strong_S, ruled_S, 1 / float(seen["positions"].mean()))
+    shares = seen[["strongest", "strong", "ruled"]].to_numpy(float).T
+    return Existence(*shares, 1 / float(seen["positions"].mean()))
 
 
 def _stays(study: Any) -> Answer:
     if not study.layers:
-        return Answer(
-            "stay",
-            "not measured",
-            f"Not measured; this measures it: `{command_of(study, 'move')}`.",
-        )
+        return _unmeasured(study, "stay", "move")
     return stays(_staying(study), {kind: _staying(twin) for kind, twin in study.twins.items()})
 
 
@@ -121,7 +116,8 @@ def _staying(study: Any) -> Staying:
 
 
 def _named(label: str) -> str:
-    return f"the {label}" if label == FIRST else "other tokens" if label == OTHER else quoted(label)
+    named = {FIRST: f"the {FIRST}", OTHER: "other tokens"}
+    return named.get(label) or quoted(label)
 
 
 def mobility_of(motion: MotionSummary) -> np.ndarray:

@@ -306,7 +306,7 @@ def _of_trainings(trainings: list[Training]) -> list[Part]:
 def _outcome(trainings: list[Training]) -> Table:
     rows = []
     for run in trainings:
-        row = {"run": run.label, "variant": run.variant, "seed": run.run.info.seed}
+        row: dict[str, Any] = {"run": run.label, "variant": run.variant, "seed": run.run.info.seed}
         row |= {"held-out loss": "–", "95 % interval": "", "against plain": ""}
         if run.loss is not None:
             row |= {"held-out loss": number(run.loss.value, 4), "95 % interval": interval(run.loss)}

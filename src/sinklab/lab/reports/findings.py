@@ -5,6 +5,7 @@ of its controls.
 # L layers, N samples, R rows of held-out text
 import math
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,14 +177,16 @@ def richest(found: Enrichment | None, what: str) -> list[tuple[Any, ...]]:
     """``what``, label, frequency, occupancy and enrichment of the most enriched label that is not
     rare, if there is one.
     """
-    rows = (
-        zip(found.label, found.frequency, found.occupancy, found.enrichment, strict=True)
-        if found
-        else ()
-    )
+    if not found:
+        return []
+    rows = zip(found.label, found.frequency, found.occupancy, found.enrichment, strict=True)
     text = [row for row in rows if row[0] not in (ADDED, "sink") and min(row[1], row[2]) >= RARE]
-    best = max(text, key=lambda row: float(row[3]), default=None)
-    return [] if best is None or same(float(best[3]), 1) or best[3] < 1 else [(what, *best)]
+    if not text:
+        return []
+    best = max(text, key=itemgetter(3))
+    if best[3] < 1 or same(float(best[3]), 1):
+        return []
+    return [(what, *best)]
 
 
 def blocking(study: Any) -> dict[str, Any]:
@@ -192,27 +195,20 @@ def blocking(study: Any) -> dict[str, Any]:
     with no samples if the run kept no losses of single rows (``gap_R``).
     """
     frame, gap_R = study.heldout, np.array([])
-    if frame is None:
-        return {"base": None, "blocked": None, "gap": mean_over(gap_R), "gap_R": gap_R}
-    frame = frame.reindex(columns=frame.columns.union(["bits_per_byte"])).sort_values("k")
-    base, blocked = _row(frame[frame["k"] == 0], 0), _row(frame[frame["control"] == "sinks"], -1)
-    random = (
-        None
-        if blocked is None
-        else _row(frame[(frame["control"] == "random") & (frame["k"] == blocked["k"])], 0)
-    )
-    rows = study.table("heldout")
-    if blocked is not None and random is not None and "losses" in rows:
-        losses = rows.set_index(["control", "k"])["losses"]
-        gap_R = np.subtract(losses["sinks", blocked["k"]], losses["random", blocked["k"]])
-    return {
-        "base": base,
-        "blocked": blocked,
-        "random": random,
-        "gap": mean_over(gap_R),
-        "gap_R": gap_R,
-    }
+    found: dict[str, Any] = dict.fromkeys(("base", "blocked", "random"))
+    if frame is not None:
+        frame = frame.reindex(columns=frame.columns.union(["bits_per_byte"])).sort_values("k")
+        found["base"] = _first(frame[frame["k"] == 0])
+        found["blocked"] = _first(frame[frame["control"] == "sinks"][::-1])
+    if found["blocked"] is not None:
+        k = found["blocked"]["k"]
+        found["random"] = _first(frame[(frame["control"] == "random") & (frame["k"] == k)])
+        losses = study.table("heldout").set_index(["control", "k"])
+        if found["random"] is not None and "losses" in losses:
+            rows = losses["losses"]
+            gap_R = np.subtract(rows["sinks", k], rows["random", k])
+    return found | {"gap": mean_over(gap_R), "gap_R": gap_R}
 
 
-def _row(frame: pd.DataFrame, place: int) -> pd.Series | None:
-    return None if frame.empty else frame.iloc[place]
+def _first(frame: pd.DataFrame) -> pd.Series | None:
+    return None if frame.empty else frame.iloc[0]

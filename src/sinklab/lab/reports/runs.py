@@ -48,17 +48,19 @@ def as_shown(
     Raises:
         ValueError: without a run, for another kind, for runs of several kinds.
     """
-    given = (
-        [sources]
-        if isinstance(sources, Run) or hasattr(sources, "run")
-        else list(cast("Iterable[Any]", sources))
-    )
+    given: list[Any] = [sources]
+    if not isinstance(sources, Run) and not hasattr(sources, "run"):
+        given = list(cast("Iterable[Any]", sources))
     given, curves = _parted(given, kind)
-    runs = [source if isinstance(source, Run) else source.run for source in given]
+    runs = [run_of(source) for source in given]
     if not runs:
         raise ValueError("A report needs at least one run: got none. Pass open_run(folder).")
     training = next((run for run in runs if run.info.kind == "training"), None)
-    expected = kind or ("training" if training else runs[0].info.kind if any_kind else "study")
+    expected = kind or "study"
+    if kind is None and training:
+        expected = "training"
+    elif kind is None and any_kind:
+        expected = runs[0].info.kind
     for run in runs:
         found = run.info.kind
         if found != expected and kind is None and training:
@@ -117,12 +119,17 @@ def _refuse_lost_samples(run: Run) -> None:
 
 def _parted(given: list[Any], kind: str | None) -> tuple[list[Any], list[Run]]:
     """The runs to show, and the masking curves beside traces, if both are given."""
-    kinds = [(source if isinstance(source, Run) else source.run).info.kind for source in given]
+    kinds = [run_of(source).info.kind for source in given]
     if kind == "curve" or "study" not in kinds:
         return given, []
     shown = [source for source, one in zip(given, kinds, strict=True) if one != "curve"]
-    curves = [source for source, one in zip(given, kinds, strict=True) if one == "curve"]
-    return shown, [source if isinstance(source, Run) else source.run for source in curves]
+    curves = [run_of(source) for source in given if run_of(source).info.kind == "curve"]
+    return shown, curves
+
+
+def run_of(source: Run | Reader) -> Run:
+    """The run itself, if it comes with a reader."""
+    return source if isinstance(source, Run) else source.run
 
 
 def as_studies(sources: Runs, *, rule: Rule | str | None = None) -> list[Study]:
@@ -138,14 +145,14 @@ def as_trainings(sources: Runs) -> list[Training]:
 def labels(runs: list[Run]) -> list[str]:
     """Names that tell runs apart: the model's, and the folder if these repeat."""
     names = [_short(str(run.info.model.get("name", run.path.name))) for run in runs]
-    names = [
-        f"{name} ({run.path.name})" if names.count(name) > 1 else name
-        for name, run in zip(names, runs, strict=True)
-    ]
-    return [
-        f"{name} [{index + 1}]" if names.count(name) > 1 else name
-        for index, name in enumerate(names)
-    ]
+    names = _apart(names, [f" ({run.path.name})" for run in runs])
+    return _apart(names, [f" [{place}]" for place in range(1, len(runs) + 1)])
+
+
+def _apart(names: list[str], tails: list[str]) -> list[str]:
+    """Names, those that repeat with their tails."""
+    pairs = zip(names, tails, strict=True)
+    return [name + tail * (names.count(name) > 1) for name, tail in pairs]
 
 
 def _short(name: str) -> str:
@@ -168,8 +175,6 @@ def repeats(runs: list[Run], names: list[str]) -> list[str]:
         word: {key for key, other in zip(keys, words, strict=True) if other == word}
         for word in words
     }
-    return (
-        words
-        if len(set(keys)) < len(keys) and all(len(same) == 1 for same in of_word.values())
-        else names
-    )
+    if len(set(keys)) < len(keys) and all(len(same) == 1 for same in of_word.values()):
+        return words
+    return names

@@ -77,22 +77,23 @@ def mean_of_edits(removals: pd.DataFrame | None) -> list[tuple[Any, pd.Series]]:
 
 def losses_of(group: list[Training], trainings: list[Training]) -> dict[str, Any]:
     """Final held-out losses of a group of repeats, and the differences on the same rows of text."""
-    known = [run.loss for run in group if run.loss is not None]
-    pairs = [(run, other) for run in group if (other := compared_with(run, trainings)) is not None]
-    gaps = [(gap, other) for run, other in pairs if (gap := run.against(other)) is not None]
+    known, gaps, against = [], [], []
+    for run in group:
+        if run.loss is not None:
+            rows = f" (95\u00a0% {interval(run.loss)}, {run.loss.samples} rows)"
+            known.append(number(run.loss.value, 4) + rows * (run.loss.samples > 0))
+        other = compared_with(run, trainings)
+        gap = run.against(other) if other is not None else None
+        if other is not None and gap is not None:
+            gaps.append(gap)
+            against.append(other.label)
     return {
-        "known": [
-            number(loss.value, 4)
-            + (f" (95\u00a0% {interval(loss)}, {loss.samples} rows)" if loss.samples else "")
-            for loss in known
-        ],
+        "known": known,
         "is_final": all(run.has_ended for run in group if run.loss is not None),
         "missing": [run.label for run in group if run.loss is None],
-        "against": list(dict.fromkeys(other.label for _, other in gaps)),
-        "differences": [signed(gap) for gap, _ in gaps],
-        "word": _over_seeds(
-            [gap.value for gap, _ in gaps], len({other.label for _, other in gaps})
-        ),
+        "against": list(dict.fromkeys(against)),
+        "differences": [signed(gap) for gap in gaps],
+        "word": _over_seeds([gap.value for gap in gaps], len(set(against))),
     }
 
 
@@ -128,13 +129,14 @@ def since(group: list[Training], event: str) -> list[str]:
     """
     found = []
     for run in group:
-        step, first = getattr(run, event), run.over("step")["step"].iloc[0]
-        on = (
-            f"from the first measurement on (step {step})"
-            if step == first
-            else f"from step {step} on"
-        )
-        found.append("never" if step is None else on)
+        step = getattr(run, event)
+        first = run.over("step")["step"].iloc[0]
+        if step is None:
+            found.append("never")
+        elif step == first:
+            found.append(f"from the first measurement on (step {step})")
+        else:
+            found.append(f"from step {step} on")
     return found
 
 
@@ -149,9 +151,10 @@ def in_short(runs: list[Any]) -> list[str]:
     """The findings that open the page."""
     if isinstance(runs[0], Training):
         # Of many variants, the losses and the takeover; the rest stands below, at its pictures.
-        return told("losses", runs) + told_of(
-            runs, "takeover", *(() if are_many(runs) else ("emergence", "mobility"))
-        )
+        short = told("losses", runs) + told_of(runs, "takeover")
+        if are_many(runs):
+            return short
+        return short + told_of(runs, "emergence", "mobility")
     recorded = [study for study in runs if study.layers]
     added = [study for study in recorded if study.sink_count]
     short = told_of(recorded, "share") + told("share_with_and_without", recorded)
@@ -238,5 +241,6 @@ def signed(gap: Estimate) -> str:
 def listed(words: Iterable[str]) -> str:
     """Words for a sentence, the same ones said once."""
     many = list(words)
-    many = many[:1] if len(set(many)) == 1 else many
-    return many[0] if len(many) == 1 else f"{', '.join(many[:-1])} and {many[-1]}"
+    if len(set(many)) == 1:
+        return many[0]
+    return f"{', '.join(many[:-1])} and {many[-1]}"

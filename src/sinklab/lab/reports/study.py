@@ -162,13 +162,13 @@ class Study(Reader):
         # texts that are written again with sinks blocked (mask_sinks) are always chosen by the last
         # query
         by_last = all("=last_row" in text for text in masking)
-        by = (
-            "the last query of the step before"
-            if by_last
-            else "the queries that ran at the step before"
-        )
-        is_known = bool(masking) and removals is not None and "key_list" in removals
-        return ChosenKeys(by, chosen_share(self, removals) if is_known else math.nan)
+        by = "the queries that ran at the step before"
+        if by_last:
+            by = "the last query of the step before"
+        share = math.nan
+        if masking and removals is not None and "key_list" in removals:
+            share = chosen_share(self, removals)
+        return ChosenKeys(by, share)
 
     @property
     def rule_words(self) -> str:
@@ -231,10 +231,10 @@ class Study(Reader):
     @cached_property
     def _kept(self) -> dict[int, Sample]:
         steps, layers, _, keys = self._first.shape
-        others = (
-            self.recorded[1:] if len(self.recorded) * steps * layers * keys <= MOST_KEPT else ()
-        )
-        return {self.recorded[0]: self._first} | {place: self.samples[place] for place in others}
+        kept = {self.recorded[0]: self._first}
+        if len(self.recorded) * steps * layers * keys <= MOST_KEPT:
+            kept |= {place: self.samples[place] for place in self.recorded[1:]}
+        return kept
 
     @cached_property
     def layers(self) -> list[int]:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.core.errors import unknown
+from sinklab.lab.analysis.counts import ratio
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.analysis.tokens import Enrichment
 from sinklab.lab.records.reading import Run
@@ -28,15 +29,10 @@ def outcome_table(run: Training) -> pd.DataFrame:
     """A row per run: variant, the held-out loss with its 95 % interval, when sinks emerged, the
     last measurement.
     """
-    loss, info = run.loss or mean_over([]), run.run.info
-    row = {
-        "variant": run.variant,
-        "seed": info.seed,
-        "status": info.status,
-        "heldout_loss": loss.value,
-    }
+    loss = run.loss or mean_over([])
     low, high = loss.interval
-    row |= {"low": low, "high": high, "heldout_rows": loss.samples}
+    row = {"variant": run.variant, "seed": run.run.info.seed, "status": run.run.info.status}
+    row |= {"heldout_loss": loss.value, "low": low, "high": high, "heldout_rows": loss.samples}
     row |= {"takeover_step": run.takeover, "emergence_step": run.emergence}
     if run.monitor is not None:
         whole = run.monitor[run.monitor["layer"] == -1].sort_values("step")
@@ -44,10 +40,16 @@ def outcome_table(run: Training) -> pd.DataFrame:
     return pd.DataFrame([row]).astype({"takeover_step": "Int64", "emergence_step": "Int64"})
 
 
+def written(run: Training, name: str) -> pd.DataFrame:
+    """A table of the run as it is; empty if it was not written."""
+    found = run.table(name)
+    return pd.DataFrame() if found is None else found
+
+
 TRAINING_TABLES: dict[str, Callable[[Training], pd.DataFrame]] = {
     "outcome": outcome_table,
-    "history": lambda run: pd.DataFrame() if run.history is None else run.history,
-    "monitor": lambda run: pd.DataFrame() if run.monitor is None else run.monitor,
+    "history": lambda run: written(run, "history"),
+    "monitor": lambda run: written(run, "monitor"),
 }
 """Tables of a report by name, of a training run."""
 
@@ -118,10 +120,10 @@ def _side_by_side(names: Sequence[str], studies: Sequence[Study]) -> pd.DataFram
     columns = [
         pd.Series(measures(study), name=name) for name, study in zip(names, studies, strict=True)
     ]
-    frame, without = pd.concat(columns, axis=1), not any(study.sink_count for study in studies)
-    return frame.dropna(how="all").loc[
-        lambda found: [not (without and TEXT_SINK in name) for name in found.index]
-    ]
+    frame = pd.concat(columns, axis=1).dropna(how="all")
+    if any(study.sink_count for study in studies):
+        return frame
+    return frame[[TEXT_SINK not in name for name in frame.index]]
 
 
 def verdicts_table(study: Study) -> pd.DataFrame:
@@ -187,21 +189,20 @@ def write_tables(
     anything for is not written. Markdown shows at most 60 rows and says how many more there are.
     Returns the paths. Raises ValueError for unknown formats or names.
     """
-    readers, target, formats = as_shown(runs), Path(folder), tuple(formats)
+    readers = as_shown(runs)
+    target = Path(folder)
+    formats = tuple(formats)
     for form in formats:
         if form not in WRITERS:
             raise unknown("format of a table", form, WRITERS)
     target.mkdir(parents=True, exist_ok=True)
     written = []
     for name in _tables_of(readers[0]) if names is None else names:
-        parts = [
-            _first(part.assign(run=run.label), "run")
-            for run in readers
-            if len(part := table(run, name))
-        ]
+        parts = {run.label: table(run, name) for run in readers}
+        parts = {label: part for label, part in parts.items() if len(part)}
         if not parts:
             continue
-        whole = pd.concat(parts, ignore_index=True)
+        whole = pd.concat(parts, names=["run"]).reset_index("run").reset_index(drop=True)
         for form in formats:
             path = target / f"{name}.{form}"
             write_beside(path, partial(WRITERS[form], whole))
@@ -234,10 +235,6 @@ def _cell(value: object) -> str:
     body = text.strip(" ")
     lead = len(text) - len(text.lstrip(" "))
     return "␣" * lead + body + "␣" * (len(text) - lead - len(body))
-
-
-def _first(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    return table[[column, *(name for name in table.columns if name != column)]]
 
 
 def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
@@ -274,7 +271,9 @@ def measures(study: Study) -> dict[str, float]:
 def _sinks(study: Study) -> dict[str, float]:
     measured: Any = study.measured
     means = study.over("layer").mean(numeric_only=True)
-    split = measured.split.share if measured.split is not None else math.nan
+    split = math.nan
+    if measured.split is not None:
+        split = measured.split.share
     return {
         "tokens that are no sinks at ε = 3, %": 100 * study.curve.at(3.0),
         "sinks per head and step": means["sinks"],
@@ -308,12 +307,9 @@ def _motion(study: Study) -> dict[str, float]:
     )
     blocks = study.measured.blocks
     for name, what in (("border", "at block borders"), ("inside", "inside blocks")):
-        moves, pairs = (
-            sum(getattr(effect, f"{name}_{key}") for effect in blocks) for key in ("moves", "pairs")
-        )
-        found[f"moves of the main sink {what}, % of steps"] = (
-            100 * moves / pairs if pairs else math.nan
-        )
+        moves = sum(getattr(effect, f"{name}_moves") for effect in blocks)
+        pairs = sum(getattr(effect, f"{name}_pairs") for effect in blocks)
+        found[f"moves of the main sink {what}, % of steps"] = float(ratio(100 * moves, pairs))
     return found
 
 
@@ -334,8 +330,9 @@ def _losses(study: Study) -> dict[str, float]:
     frame = study.heldout
     if frame is None:
         return {}
-    base = frame[frame["k"] == 0]
-    found = {"held-out loss, nothing blocked": float(base["loss"].iloc[0])} if len(base) else {}
+    found = {}
+    for loss in frame[frame["k"] == 0]["loss"].head(1):
+        found["held-out loss, nothing blocked"] = float(loss)
     for _, row in frame[frame["k"] > 0].iterrows():
         what = "greatest sinks" if row["control"] == "sinks" else f"{row['control']} columns"
         found[f"change of held-out loss, {int(row['k'])} {what} blocked"] = float(row["delta"])
@@ -359,12 +356,9 @@ def text_agreement(one: Study, other: Study) -> tuple[int, float, str]:
     shares = []
     for left, right in texts.itertuples(index=False):
         same = sum(x == y for x, y in zip(left, right, strict=False))
-        shares.append(same / max(len(left), len(right), 1) if len(left) or len(right) else 1.0)
-    return (
-        len(shares),
-        float(np.mean(shares)) if shares else math.nan,
-        "tokens" if by_id else "words",
-    )
+        longest = max(len(left), len(right))
+        shares.append(same / longest if longest else 1.0)
+    return len(shares), mean_over(shares).value, "tokens" if by_id else "words"
 
 
 def _texts(frame: pd.DataFrame, by_id: bool) -> pd.Series:
@@ -373,8 +367,10 @@ def _texts(frame: pd.DataFrame, by_id: bool) -> pd.Series:
     """
     if "masked_sinks" in frame:
         frame = frame[frame["masked_sinks"] == 0]
-    frame = frame.sort_values("sample", kind="stable").assign(
-        prompt=lambda table: table["prompt"].fillna("").map(str)
-    )
-    words = frame["token_ids"] if by_id else frame["completion"].map(lambda text: str(text).split())
-    return words.set_axis([frame["prompt"], frame.groupby("prompt").cumcount()])
+    frame = frame.sort_values("sample", kind="stable")
+    prompts = frame["prompt"].fillna("").astype(str)
+    if by_id:
+        words = frame["token_ids"]
+    else:
+        words = frame["completion"].astype(str).str.split()
+    return words.set_axis([prompts, frame.groupby(prompts).cumcount()])

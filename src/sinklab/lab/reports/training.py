@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from operator import methodcaller
 from typing import Any, ClassVar
 
 import numpy as np
@@ -53,7 +52,8 @@ def variant(model: Mapping[str, Any]) -> str:
         label = sinks[name].label if name in sinks else None
         kind = f"{name if label is None else label} ".lstrip()
         place = " at the end" if model.get("sink_side") == "end" else ""
-        words.append(f"{count} {kind}sinks{place}" if count > 1 else f"{kind}sink{place}")
+        many = f"{count} {kind}sinks" if count > 1 else f"{kind}sink"
+        words.append(many + place)
     if model.get("gate", "none") != "none":
         words.append("gate")
     attention = model.get("attention", "full")
@@ -113,14 +113,24 @@ class Training(Reader):
         },
     }
 
-    history = cached_property(methodcaller("table", "history"))
-    """step, tokens, loss, heldout_loss, lr, grad_norm, …; NaN if a row has only the other loss."""
-    monitor = cached_property(methodcaller("table", "monitor"))
-    """Measurements of the sink monitor: a row per measurement and layer, layer -1 for the whole
-    model.
-    """
-    heldout_rows = cached_property(methodcaller("table", "heldout_rows"))
-    """Loss of every held-out row of text at the end."""
+    @cached_property
+    def history(self) -> Any:
+        """step, tokens, loss, heldout_loss, lr, grad_norm, …; NaN if a row has only the other
+        loss.
+        """
+        return self.table("history")
+
+    @cached_property
+    def monitor(self) -> Any:
+        """Measurements of the sink monitor: a row per measurement and layer, layer -1 for the whole
+        model.
+        """
+        return self.table("monitor")
+
+    @cached_property
+    def heldout_rows(self) -> Any:
+        """Loss of every held-out row of text at the end."""
+        return self.table("heldout_rows")
 
     @cached_property
     def facts(self) -> pd.DataFrame:
@@ -168,17 +178,17 @@ class Training(Reader):
 
         Its interval is over rows of text; of 0 samples if these were not kept.
         """
-        rows, final, history = self.heldout_rows, self.table("heldout"), self.history
+        rows, final = self.heldout_rows, self.table("heldout")
         if rows is not None and len(rows) > 1:
             return mean_over(rows["loss"])
-        known = (
-            final["loss"]
-            if final is not None
-            else ()
-            if history is None
-            else history["heldout_loss"].dropna()
-        )
-        return Estimate(float([*known][-1]), math.nan, math.nan, 0) if len(known) else None
+        known: Any = ()
+        if final is not None:
+            known = final["loss"]
+        elif self.history is not None:
+            known = self.history["heldout_loss"].dropna()
+        for last in known[-1:]:
+            return Estimate(float(last), math.nan, math.nan, 0)
+        return None
 
     def apart(self, other: Training) -> np.ndarray | None:
         """Held-out loss less that of another run, of each row of text (R,): how two runs differ,

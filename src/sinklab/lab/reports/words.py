@@ -27,7 +27,9 @@ def number(value: float, significant: int = 3) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     if value == 0 or 1e-3 <= abs(value) < 1e5:
-        digits = 0 if value == 0 else max(0, significant - 1 - math.floor(math.log10(abs(value))))
+        digits = 0
+        if value:
+            digits = max(0, significant - 1 - math.floor(math.log10(abs(value))))
         return f"{value:.{digits}f}".replace("-", "−")
     return f"{value:.{significant - 1}e}".replace("-", "−")
 
@@ -67,7 +69,9 @@ def same(one: float, other: float) -> bool:
 
 def quoted(label: str) -> str:
     """A token as text in a sentence."""
-    return f"the {ADDED}" if label == ADDED else "[MASK]" if label == MASK else printable(label)
+    if label == ADDED:
+        return f"the {ADDED}"
+    return label if label == MASK else printable(label)
 
 
 def times_chance(enrichment: float) -> str:
@@ -110,7 +114,8 @@ def statements(
     def told(statement: str, *about: Any, **facts: Any) -> list[str]:
         said = getattr(module, statement)(*about, **facts)
         # not the spaces that do not break
-        return [one for part in said.split("¶") if (one := re.sub(r"[ \n]+", " ", part).strip(" "))]
+        parts = [re.sub(r"[ \n]+", " ", part).strip(" ") for part in said.split("¶")]
+        return [part for part in parts if part]
 
     return told
 
