@@ -57,7 +57,7 @@ def watched(name: str) -> list[Run]:
 
 def take_page(browser: Page) -> None:
     """The example page, wide and on a phone."""
-    browser.size(1280, 1340)
+    browser.size(1280, 1620)
     browser.open(OUT.as_uri())
     keep(browser, "explorer")
     browser.size(390, 1100, phone=True, dark=True)
