@@ -199,8 +199,7 @@ def test_each_masked_score_has_its_dose_in_its_cell_and_protocols_are_columns(
     assert row[VERDICT] == "at 2, clean"
     said = contrasts(found_in([tmp_path]).benchmarks)
     assert said == [
-        "piqa: multiple choice has no decoding steps, so the keys are chosen in one unmasked "
-        "forward pass"
+        "piqa: multiple choice has no decoding steps, so the keys are chosen in a clean pass"
     ]
 
 
@@ -735,7 +734,7 @@ def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
     )
     assert "llama: no rise of the loss at any k is distinguishable from 0" in said[3]
     assert said[4].startswith(
-        "tiny (DLM) against llama (AR), keys chosen in one unmasked forward pass: at equal count, "
+        "tiny (DLM) against llama (AR), keys chosen in a clean pass: at equal count, "
         "the most "
         "attended key a head, it loses more (+2.50 % against +0.05 % of the loss; difference 95 %"
     )

@@ -117,13 +117,10 @@ def test_lines_say_what_was_not_found(finished: Run) -> None:
     assert len(lines) == 6
     rests = "on 4 documents (what was removed: on 2)"
     assert lines[3].startswith(
-        "toy_texts: masked by protocol paper (most attended keys): 1.00 keys a head ("
+        "toy_texts: blocked by protocol paper (most attended keys): 1.00 keys a head ("
     )
     assert lines[3].endswith(f"removed, {rests}")
-    said = (
-        "masked by protocol clean (most attended keys), with the keys chosen in one unmasked "
-        "forward pass"
-    )
+    said = "blocked by protocol clean (most attended keys), with the keys chosen in a clean pass"
     assert lines[4].startswith(f"toy_choices: {said}: 1.00 keys a head (")
     assert lines[5].endswith(rests)
 
@@ -158,9 +155,7 @@ def test_edits_of_ones_own_have_a_dose_and_windows_have_none(tmp_path: Path) -> 
     run = run_toys(tmp_path, settings)
     assert set(run.table("doses")["protocol"]) == {""}
     assert (run.table("doses")["keys"] == 2).all()
-    line = (
-        "toy_texts: masked by mask_sinks:k=2,source=now window_attention:radius=9: 2.00 keys a head"
-    )
+    line = "toy_texts: blocked by mask_sinks:k=2,source=now window_attention:radius=9: 2.00 keys"
     assert score_sentences([run])[3].startswith(line)
     bare = run_toys(tmp_path / "other", replace(settings, edits=settings.edits[1:]))
     assert "doses" not in bare.tables
