@@ -243,6 +243,6 @@ def mean_table(
             over = mean_over(some[name])
             low, high = over.interval
             line |= {name: over.value, f"{name}_low": low, f"{name}_high": high}
-        line |= {name: some[name].mean() for name in means}
+        line |= some[[*means]].astype(float).mean().to_dict()
         lines.append(line | {"rows": len(some)})
     return pd.DataFrame(lines)
