@@ -250,7 +250,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         RunWriter("cut", kind="ablate", model={}, settings={}, seed=0),
     ):
         raise KeyboardInterrupt
-    with pytest.raises(NotRecorded, match=r"cut is not\. Resume it"):
+    with pytest.raises(NotRecorded, match=r"cut is not\."):
         ablation_sentences([open_run("cut")])
 
 

@@ -51,7 +51,7 @@ def rows_of(benchmark: str, paths: Sequence[Path]) -> list[Row]:
         )
     if source.form == "race" and "problems" not in rows[0]:
         rows = _by_article(rows, paths[0])
-    form = partial(_fields, source.fields, source.labels)
+    form: Callable[[Row, str], Row] = partial(_fields, source.fields, source.labels)
     if source.form:
         form = _FORMS[source.form]
     return [form(row, f"{paths[0]}, document {number}") for number, row in enumerate(rows, 1)]
