@@ -22,7 +22,7 @@ def undrawn(name: str, runs: Any, words: str, place: str, **options: Any) -> lis
 
 
 @pytest.fixture
-def draw_only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def draw_only(monkeypatch) -> Callable[..., None]:
     """Pages show these pictures and leave the drawing of others out."""
     build = import_module("sinklab.lab.reports.build")
     every = build.picture
@@ -37,5 +37,5 @@ def draw_only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def no_pictures(draw_only: Callable[..., None]) -> None:
+def no_pictures(draw_only) -> None:
     draw_only()

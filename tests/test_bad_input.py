@@ -215,7 +215,7 @@ def cases(
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "run"
     with RunWriter(
         folder,
@@ -232,7 +232,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("checkpoint") / "checkpoint")
 
 
@@ -463,7 +463,7 @@ COMMANDS = (
 
 
 @pytest.fixture(scope="module")
-def places(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def places(checkpoint, tmp_path_factory) -> dict[str, str]:
     work = tmp_path_factory.mktemp("commands")
     for name in ("deep", "model"):
         (work / name).mkdir()

@@ -95,7 +95,7 @@ def distribution(folder: Path, name: str, **modules: str) -> None:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch) -> Path:
     """A folder with three models: one of the package, one with the sink kind and one of the family
     of the examples.
     """

@@ -49,7 +49,7 @@ def pages() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory) -> Path:
     """Every page, built without a warning."""
     folder = tmp_path_factory.mktemp("site")
     run(

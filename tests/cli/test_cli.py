@@ -31,7 +31,7 @@ COMMANDS = (
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def quiet(monkeypatch, tmp_path) -> Iterator[None]:
     """In a fresh process `main` silences transformers by variables; here it was imported long
     ago.
     """
@@ -49,7 +49,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory) -> str:
     return str(save_tiny(tmp_path_factory.mktemp("model"), 1))
 
 

@@ -34,7 +34,7 @@ def battery(
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+def models(tmp_path_factory) -> tuple[str, str]:
     """A diffusion model and an autoregressive one, as training leaves them: RUN/model."""
     logging.disable_progress_bar()
     root = tmp_path_factory.mktemp("models")

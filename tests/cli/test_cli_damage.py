@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.ring("extras"), pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def traced(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("traced") / "run"
     settings = StudySettings(prompts=("The old man", "The sea"), new_tokens=3, block_length=None)
     return Path(study(tiny_loaded(1), place, settings))

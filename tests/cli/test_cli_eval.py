@@ -19,7 +19,7 @@ from tiny_diffusion import save_tiny
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def quiet(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     monkeypatch.setenv("TQDM_DISABLE", "1")
     monkeypatch.setenv("COLUMNS", "200")
@@ -28,7 +28,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> str:
+def model(tmp_path) -> str:
     data = tmp_path / "data" / "gsm8k"
     data.mkdir(parents=True)
     rows = [
@@ -115,7 +115,7 @@ metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}
 
 
 @pytest.fixture
-def own_tasks(tmp_path: Path) -> str:
+def own_tasks(tmp_path) -> str:
     """A task file of one's own."""
     folder = tmp_path / "own"
     folder.mkdir()

@@ -51,12 +51,12 @@ def probe(
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory) -> str:
     return str(save_tiny(tmp_path_factory.mktemp("model"), 1))
 
 
 @pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prompts(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("prompts") / "prompts.txt"
     path.write_text("\n".join(TEXT[start : start + 10] for start in range(0, 40, 8)))
     return path

@@ -29,7 +29,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def shown(clock: Clock) -> Iterator[Shown]:
+def shown(clock) -> Iterator[Shown]:
     """Progress away from a terminal."""
     console = Console(file=io.StringIO(), width=200)
     with Bars(console=console, disable=True) as bars:

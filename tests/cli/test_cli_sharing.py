@@ -52,7 +52,7 @@ class Hub:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Hub]:
+def hub(monkeypatch) -> Callable[..., Hub]:
     def put(**how: bool) -> Hub:
         made = Hub(**how)
         monkeypatch.setattr(huggingface_hub, "HfApi", lambda: made)
@@ -62,14 +62,14 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Hub]:
 
 
 @pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_network(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: pytest.fail("the Hub was asked"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def traced(tmp_path_factory) -> Path:
     """A run that names places, with what workers and an editor left beside it."""
     place = tmp_path_factory.mktemp("secret") / "run"
     run = study(

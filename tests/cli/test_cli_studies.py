@@ -23,7 +23,7 @@ QUICK = "--new-tokens 6 --block-length None --steps 3 --statistics received"
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def quiet(monkeypatch, tmp_path) -> Iterator[None]:
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -35,7 +35,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory) -> str:
     return str(save_tiny(tmp_path_factory.mktemp("model"), 1))
 
 

@@ -22,14 +22,14 @@ from tiny_llama import tiny_llama
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def here(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     monkeypatch.setenv("COLUMNS", "240")
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory) -> str:
     return str(save_tiny(tmp_path_factory.mktemp("models") / "plain"))
 
 
@@ -51,9 +51,7 @@ def small(**changes: object) -> CurveSettings:
     return CurveSettings(**{**fields, **changes})
 
 
-def test_a_curve_is_scored_once(
-    model: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_curve_is_scored_once(model, capsys, monkeypatch):
     curve((model, model), Path("out"), settings=small(), figures=())
     printed = capsys.readouterr()
     assert printed.out.splitlines()[-2:] == [
@@ -72,9 +70,7 @@ def test_a_curve_is_scored_once(
         curve((model,), Path("out"), settings=small(rows=2), figures=())
 
 
-def test_an_unfinished_curve_goes_on_unless_it_is_another(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unfinished_curve_goes_on_unless_it_is_another(model, monkeypatch):
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -92,7 +88,7 @@ def test_an_unfinished_curve_goes_on_unless_it_is_another(
     assert Path("out/masking_curve.svg").stat().st_size > 1000
 
 
-def test_what_makes_no_sense_is_refused(model: str) -> None:
+def test_what_makes_no_sense_is_refused(model):
     with pytest.raises(ValueError, match="curve needs at least one model"):
         curve((), Path("out"), CurveSettings(), ())
     with pytest.raises(ValueError, match="needs at least one model"):
@@ -106,7 +102,7 @@ def test_what_makes_no_sense_is_refused(model: str) -> None:
         curve((model,), Path("out"), checked(typed(CurveSettings()), controls=("sink",)), ())
 
 
-def test_folders_are_named_after_models() -> None:
+def test_folders_are_named_after_models():
     given = ("tiny", "runs/causal/model", "/models/LLaDA-8B/", "org/Dream", "other/tiny", "model")
     assert folder_names(given) == ["tiny", "causal", "LLaDA-8B", "Dream", "tiny-2", "model"]
     again = [
@@ -158,7 +154,7 @@ def scored(right: Callable[[int], list[int]]) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def no_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_tasks(monkeypatch) -> None:
     monkeypatch.setattr("sinklab.lab.studies.benchmarks.run._check_tasks", lambda settings: None)
     monkeypatch.setattr(
         "sinklab.lab.studies.benchmarks.asked.amount_of", lambda settings, info, cells: None
@@ -166,9 +162,7 @@ def no_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_tasks")
-def test_table1_prints_measured_beside_published(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_table1_prints_measured_beside_published(model, monkeypatch, capsys):
     monkeypatch.setattr(
         "sinklab.lab.studies.benchmarks.run.evaluate",
         scored(lambda k: [1] * (90 - 8 * k) + [0] * (10 + 8 * k)),
@@ -197,9 +191,7 @@ def test_table1_prints_measured_beside_published(
 
 
 @pytest.mark.slow
-def test_table1_of_two_models_prints_protocols_doses_and_controls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_table1_of_two_models_prints_protocols_doses_and_controls(tmp_path, monkeypatch, capsys):
     pytest.importorskip("lm_eval")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     save_tiny(Path("dlm"), 1, context=160)
@@ -249,9 +241,7 @@ def paper_toys() -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_paper_s_table_on_toys_in_the_published_formats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_paper_s_table_on_toys_in_the_published_formats(tmp_path, monkeypatch, capsys):
     pytest.importorskip("lm_eval")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     models = paper_toys()
@@ -292,7 +282,7 @@ def test_the_paper_s_table_on_toys_in_the_published_formats(
     ) == (10, 0.0, "sinks")
 
 
-def test_the_paper_s_table_is_refused_without_the_weights(capsys: pytest.CaptureFixture) -> None:
+def test_the_paper_s_table_is_refused_without_the_weights(capsys):
     assert cli("table1 --paper --tasks gsm8k") == 2
     printed = capsys.readouterr()
     assert "To expect" in printed.out and "1,350,656 steps a model" in printed.out
@@ -314,7 +304,7 @@ def test_the_paper_s_table_is_refused_without_the_weights(capsys: pytest.Capture
 
 
 @pytest.mark.usefixtures("no_tasks")
-def test_onetoken_prints_all_five_tables(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_onetoken_prints_all_five_tables(tmp_path, capsys):
     settings = {"tasks": ["arc_easy"], "mask_sinks": None, "init_from": None}
     with RunWriter(
         "runs/a", kind="training", model={"family": "diffusion"}, settings=settings, seed=0
@@ -329,7 +319,7 @@ def test_onetoken_prints_all_five_tables(tmp_path: Path, capsys: pytest.CaptureF
     assert Path("out/onetoken-5.tex").is_file()
 
 
-def test_the_commands_are_reached_by_name(model: str, capsys: pytest.CaptureFixture) -> None:
+def test_the_commands_are_reached_by_name(model, capsys):
     small()
     command = (
         f"curve --model {model} --ks 0 1 --rows 2 --length 20 --heldout held.txt --out out "

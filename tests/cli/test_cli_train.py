@@ -20,7 +20,7 @@ SIZES = (
 
 
 @pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainSettings]:
+def settings(monkeypatch, tmp_path) -> list[TrainSettings]:
     """What the command would have trained."""
     monkeypatch.chdir(tmp_path)
     seen: list[TrainSettings] = []

@@ -48,7 +48,7 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(leases, "time", clock)
     monkeypatch.setattr(leases, "BEAT", threading.TIMEOUT_MAX)

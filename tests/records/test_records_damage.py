@@ -219,7 +219,7 @@ def test_every_file_can_be_read_by_whom_run_json_can(folder):
     assert len(modes) > 2 and set(modes.values()) == {modes["run.json"]}, modes
 
 
-def test_processes_that_write_the_same_file_do_not_take_each_others_half(tmp_path: Path) -> None:
+def test_processes_that_write_the_same_file_do_not_take_each_others_half(tmp_path):
     def meanwhile(part: Path) -> None:
         part.write_text("the same")
         write_beside(tmp_path / "kept.txt", lambda other: other.write_text("the same"))

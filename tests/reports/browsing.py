@@ -12,13 +12,13 @@ MAP, HEADS = ".map canvas", ".heads canvas"
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def browser(tmp_path_factory) -> Iterator[Page]:
     with Page(tmp_path_factory.mktemp("browser")) as page:
         yield page
 
 
 @pytest.fixture
-def page(browser: Page) -> Iterator[Page]:
+def page(browser) -> Iterator[Page]:
     """A tab at 1280 × 800 that must not have asked for anything, nor complained."""
     browser.requests.clear()
     browser.complaints.clear()
@@ -41,7 +41,7 @@ def page(browser: Page) -> Iterator[Page]:
 
 
 @pytest.fixture(scope="session")
-def one(tmp_path_factory: pytest.TempPathFactory) -> str:
+def one(tmp_path_factory) -> str:
     """A run of two samples with one added sink."""
     folder = tmp_path_factory.mktemp("one")
     run = simulate(folder / "run", Simulation(samples=2, added=1, steps=16, key_norms=True))
@@ -49,7 +49,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def two(tmp_path_factory: pytest.TempPathFactory) -> str:
+def two(tmp_path_factory) -> str:
     """A denoiser next to an autoregressive decoder with other sizes."""
     folder = tmp_path_factory.mktemp("two")
     sizes = {

@@ -180,7 +180,7 @@ def heldout(loss: float, sinks: float) -> dict[str, list[Any]]:
 
 
 @pytest.fixture
-def make_study(tmp_path: Path) -> Callable[..., Run]:
+def make_study(tmp_path) -> Callable[..., Run]:
     return maker(tmp_path)
 
 
@@ -256,7 +256,7 @@ def maker(root: Path) -> Callable[..., Run]:
 
 
 @pytest.fixture(scope="session")
-def drawn_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def drawn_report(tmp_path_factory) -> Path:
     """report.html of a run without and one with an added sink, with its figures."""
     make = maker(tmp_path_factory.mktemp("runs"))
     runs = [make("plain"), make("sink", added=1, text_share=0.1)]

@@ -29,7 +29,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture
-def scratch(monkeypatch: pytest.MonkeyPatch) -> Registry:
+def scratch(monkeypatch) -> Registry:
     """The registry of figures; what a test registers is gone after it."""
     monkeypatch.setattr(figures, "_classes", dict(figures._all()))
     return figures

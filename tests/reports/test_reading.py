@@ -23,7 +23,7 @@ QUICK = replace(SETTINGS, statistics=())
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "run"
     study(tiny_llama(), path, replace(QUICK, edits=("mask_sinks:k=2,selector=last_row",)))
     return path

@@ -109,14 +109,12 @@ def fragile(folder: Path, rate: float | None = None) -> Run:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+def runs(tmp_path_factory) -> list[Run]:
     root = tmp_path_factory.mktemp("runs")
     return [robust(root / "dlm"), fragile(root / "ar")]
 
 
-def test_curves_are_named_by_folder_and_by_condition_where_there_are_several(
-    tmp_path: Path, runs: list[Run]
-) -> None:
+def test_curves_are_named_by_folder_and_by_condition_where_there_are_several(tmp_path, runs):
     both = planted(
         tmp_path / "both", {(name, "none", 0, "copying", 1): 9 for name in ("pure", "blocks-6")}
     )
@@ -129,7 +127,7 @@ def test_curves_are_named_by_folder_and_by_condition_where_there_are_several(
     assert as_series(runs)[0].controls == ["sinks", "random"]
 
 
-def test_the_gate_is_the_easiest_level_with_nothing_hidden(runs: list[Run]) -> None:
+def test_the_gate_is_the_easiest_level_with_nothing_hidden(runs):
     gate = battery_gate(runs).set_index(["series", "skill"])
     assert gate["share"].to_dict() == {
         ("dlm", "arithmetic"): 1.0,
@@ -141,7 +139,7 @@ def test_the_gate_is_the_easiest_level_with_nothing_hidden(runs: list[Run]) -> N
     assert set(gate["level"]) == {1}
 
 
-def test_scores_hold_differences_and_what_was_taken_away(runs: list[Run]) -> None:
+def test_scores_hold_differences_and_what_was_taken_away(runs):
     scores = battery_scores(runs).set_index(["series", "skill", "control", "k"])
     row = scores.loc["dlm", "copying", "sinks", 5]
     assert (row["n"], row["share"], row["clean"]) == (40, 0.9, 1.0)
@@ -165,7 +163,7 @@ def test_scores_hold_differences_and_what_was_taken_away(runs: list[Run]) -> Non
     )
 
 
-def test_contrasts_compare_drops_where_both_models_are_able(runs: list[Run]) -> None:
+def test_contrasts_compare_drops_where_both_models_are_able(runs):
     table = battery_contrasts(runs).set_index(["control", "k"])
     one = table.loc["sinks", 1]
     # arithmetic 2 is out for the first model, copying 1 for the second
@@ -185,7 +183,7 @@ def test_contrasts_compare_drops_where_both_models_are_able(runs: list[Run]) -> 
     assert table["cells"] == 2
 
 
-def test_a_contrast_asks_both_models_for_heavy_sinks(tmp_path: Path, runs: list[Run]) -> None:
+def test_a_contrast_asks_both_models_for_heavy_sinks(tmp_path, runs):
     assert set(battery_contrasts(runs)["verdict"]) == {
         "cannot tell: the attention of ar was not watched with nothing blocked"
     }
@@ -211,7 +209,7 @@ def test_a_contrast_asks_both_models_for_heavy_sinks(tmp_path: Path, runs: list[
         assert same["sinks", 1] == "cannot tell" or rates[0] < 0.05
 
 
-def test_sentences_say_the_gate_and_the_curves(runs: list[Run]) -> None:
+def test_sentences_say_the_gate_and_the_curves(runs):
     lines = battery_sentences(runs)
     assert lines[0] == "dlm: 2 of 2 skills are above 90% at level 1 with nothing blocked"
     assert lines[1].startswith(
@@ -228,7 +226,7 @@ def test_sentences_say_the_gate_and_the_curves(runs: list[Run]) -> None:
     )
 
 
-def test_what_a_control_loses_stands_beside_it(tmp_path: Path) -> None:
+def test_what_a_control_loses_stands_beside_it(tmp_path):
     """Of 20: the model loses 12 and 3 more than to random keys; its twin 4 and none more."""
     marks: Marks = {("pure", "none", 0, "copying", 1): 20}
     marks |= {("pure", "sinks", 5, "copying", 1): 8, ("pure", "random", 5, "copying", 1): 11}
@@ -252,7 +250,7 @@ def test_what_a_control_loses_stands_beside_it(tmp_path: Path) -> None:
     )
 
 
-def test_sentences_and_legends_say_the_dose(tmp_path: Path) -> None:
+def test_sentences_and_legends_say_the_dose(tmp_path):
     marks: Marks = {("pure", "none", 0, "copying", 1): 20, ("pure", "matched", 5, "copying", 1): 10}
     marks["pure", "equal_mass", 5, "copying", 1] = 18
     dose = {
@@ -295,7 +293,7 @@ def test_sentences_and_legends_say_the_dose(tmp_path: Path) -> None:
     )
 
 
-def test_tables_are_written_as_csv_and_markdown(tmp_path: Path, runs: list[Run]) -> None:
+def test_tables_are_written_as_csv_and_markdown(tmp_path, runs):
     names = {path.name for path in write_battery_tables(runs, tmp_path / "report")}
     assert names == {
         f"battery_{name}.{form}"
@@ -320,7 +318,7 @@ def lines_of(axes: Any) -> dict[tuple[str, str], list[float]]:
     }
 
 
-def test_a_panel_per_skill_shows_shares_over_hidden_columns(runs: list[Run]) -> None:
+def test_a_panel_per_skill_shows_shares_over_hidden_columns(runs):
     figure = battery_by_skill(runs, labels=["denoises", "writes on"])
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_visible()}
     assert list(panels) == ["arithmetic", "copying", "all skills"]
@@ -344,7 +342,7 @@ def test_a_panel_per_skill_shows_shares_over_hidden_columns(runs: list[Run]) -> 
         battery_by_skill(runs, labels=["one"])
 
 
-def test_accuracy_stands_over_the_attention_taken_away(runs: list[Run]) -> None:
+def test_accuracy_stands_over_the_attention_taken_away(runs):
     axes = battery_by_removed(runs)
     first = axes.lines[0]
     assert list(first.get_xdata()) == pytest.approx([0, 6.5, 30.5])
@@ -353,9 +351,7 @@ def test_accuracy_stands_over_the_attention_taken_away(runs: list[Run]) -> None:
 
 
 @pytest.mark.slow
-def test_figures_are_written_and_left_out_where_nothing_was_hidden(
-    tmp_path: Path, runs: list[Run]
-) -> None:
+def test_figures_are_written_and_left_out_where_nothing_was_hidden(tmp_path, runs):
     written = write_battery_figures(runs, tmp_path / "report")
     assert [path.name for path in written] == ["battery_by_skill.png", "battery_by_removed.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
@@ -366,7 +362,7 @@ def test_figures_are_written_and_left_out_where_nothing_was_hidden(
         battery_by_removed(bare)
 
 
-def test_other_runs_are_refused(tmp_path: Path) -> None:
+def test_other_runs_are_refused(tmp_path):
     marks = {("pure", "none", 0, "copying", 1): 3}
     with pytest.raises(NotRecorded, match="kind 'study'"):
         as_series(planted(tmp_path / "study", marks, kind="study"))

@@ -137,7 +137,7 @@ def made(
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> list[Run]:
+def pair(tmp_path) -> list[Run]:
     return [made(tmp_path / "bare"), made(tmp_path / "one", added=1, mobility=0.8, loss=3.9)]
 
 

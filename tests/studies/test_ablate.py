@@ -31,7 +31,7 @@ from tiny_llama import tiny_llama
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def here(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     monkeypatch.chdir(tmp_path)
     Path("held.txt").write_text(TEXT * 20)
@@ -42,7 +42,7 @@ def settings(**changes: object) -> AblateSettings:
 
 
 @pytest.mark.slow
-def test_the_study_conforms() -> None:
+def test_the_study_conforms():
     check_study(Ablate(), tiny_loaded(1), settings(k=2))
     check_study(
         Ablate(),
@@ -54,7 +54,7 @@ def test_the_study_conforms() -> None:
 @pytest.mark.parametrize(
     "changes", [{"k": 2}, {"by": "layer"}, {"sink_rule": "excess:epsilon=0.5", "k": 3}]
 )
-def test_every_cell_is_what_an_edit_of_this_head_alone_costs(changes: dict) -> None:
+def test_every_cell_is_what_an_edit_of_this_head_alone_costs(changes):
     """The slow twin: one block of `intervene` with a clean pass for each cell."""
     loaded, asked = tiny_llama(), settings(**changes)
     table = (
@@ -93,7 +93,7 @@ def test_every_cell_is_what_an_edit_of_this_head_alone_costs(changes: dict) -> N
         assert 0 < table["keys"].mean() < 3
 
 
-def test_a_map_is_a_curve_by_layer_or_head_and_older_ones_are_read() -> None:
+def test_a_map_is_a_curve_by_layer_or_head_and_older_ones_are_read():
     small = {"by": "layer", "rows": 4, "length": 16, "heldout": "held.txt", "twin": False}
     long = open_run(masking_curve(tiny_llama(), "long", CurveSettings(ks=(2,), **small)))
     short = open_run(Ablate()(tiny_llama(), "short", AblateSettings(k=2, **small)))
@@ -110,9 +110,7 @@ def test_a_map_is_a_curve_by_layer_or_head_and_older_ones_are_read() -> None:
 
 
 @pytest.mark.slow
-def test_the_map_is_of_paired_means_and_names_what_was_hidden(
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys):
     model = str(save_tiny(Path("model")))
     words = f"ablate {model} --rows 8 --length 16 --batch 4 --heldout held.txt --out out"
     assert cli(words) == 0
@@ -177,7 +175,7 @@ def made_up(
     return ablation_sentences([open_run(folder)])
 
 
-def test_what_a_control_shows_stands_beside_it() -> None:
+def test_what_a_control_shows_stands_beside_it():
     noise = np.random.default_rng(0).normal(0, 0.01, (12, 10))
     rising = 0.02 * np.arange(10) + noise
     for name, share in (("both", 0.5), ("weak", 0.1)):
@@ -191,7 +189,7 @@ def test_what_a_control_shows_stands_beside_it() -> None:
 
 
 @pytest.mark.slow
-def test_twins_are_mapped_on_the_same_rows() -> None:
+def test_twins_are_mapped_on_the_same_rows():
     loaded = tiny_loaded(1)
     run = open_run(Ablate()(loaded, "run", settings()))
     assert run.table("twins")["made"].tolist() == [True, True]
@@ -206,7 +204,7 @@ def test_twins_are_mapped_on_the_same_rows() -> None:
     assert open_run("late").table("map-permuted").equals(run.table("map-permuted"))
 
 
-def test_sentences_say_what_the_rows_say() -> None:
+def test_sentences_say_what_the_rows_say():
     noise = np.random.default_rng(0).normal(0, 0.01, (12, 10))
     said = made_up(Path("rising"), 0.02 * np.arange(10) + noise)
     assert (
@@ -232,7 +230,7 @@ def test_sentences_say_what_the_rows_say() -> None:
     assert np.isnan(rank_correlation(np.ones((8, 10)), noise[:8]).value)
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_what_makes_no_sense_is_refused():
     loaded = tiny_loaded()
     with pytest.raises(ValueError, match="head, layer, but is 'heads'"):
         settings(by="heads")
@@ -267,7 +265,7 @@ def shorter(**changes: object) -> DistanceSettings:
 
 
 @pytest.mark.slow
-def test_the_study_of_distances_conforms() -> None:
+def test_the_study_of_distances_conforms():
     check_study(DistanceStudy(), tiny_loaded(1), shorter(protocols=("paper", "rule"), ks=(1,)))
     check_study(
         DistanceStudy(),
@@ -278,7 +276,7 @@ def test_the_study_of_distances_conforms() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
-def test_dose_path_protocol_and_outcome_stand_in_one_table(family: str) -> None:
+def test_dose_path_protocol_and_outcome_stand_in_one_table(family):
     loaded = tiny_loaded() if family == "diffusion" else tiny_llama()
     asked = shorter(protocols=("paper", "held"), controls=("sinks", "lowest"), ks=(2,))
     run = open_run(DistanceStudy()(loaded, "out", asked))
@@ -314,7 +312,7 @@ def test_dose_path_protocol_and_outcome_stand_in_one_table(family: str) -> None:
     assert again["kl"] == pytest.approx(held["kl"], rel=1e-3)
 
 
-def test_the_command_of_distances_writes_a_page(capsys: pytest.CaptureFixture) -> None:
+def test_the_command_of_distances_writes_a_page(capsys):
     model = str(save_tiny(Path("model")))
     words = (
         f"distance {model} --rows 8 --prompt-tokens 8 --new-tokens 3 --ks 1 --removals mask "

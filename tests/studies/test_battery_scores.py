@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,9 +85,7 @@ def alone(loaded: Loaded, one: Cell, problem: Problem) -> str:
         ("autoregressive", "greedy+window-4", "none", 0),
     ],
 )
-def test_a_batch_of_unequal_questions_is_answered_as_each_alone(
-    family: str, condition: str, control: str, k: int
-) -> None:
+def test_a_batch_of_unequal_questions_is_answered_as_each_alone(family, condition, control, k):
     loaded = tiny_loaded(1) if family == "diffusion" else tiny_llama()
     one, asked = cell(condition, control, k), some_problems()
     rows = answer(loaded, one, asked, NEW, 0, Removed())
@@ -101,7 +98,7 @@ def test_a_batch_of_unequal_questions_is_answered_as_each_alone(
         )
 
 
-def test_blocks_of_one_are_left_to_right() -> None:
+def test_blocks_of_one_are_left_to_right():
     loaded, asked = tiny_loaded(), some_problems()
     texts = {
         name: [
@@ -113,7 +110,7 @@ def test_blocks_of_one_are_left_to_right() -> None:
     assert texts["blocks-1"] == texts["left_to_right"] != texts["pure"]
 
 
-def test_what_was_removed_is_measured() -> None:
+def test_what_was_removed_is_measured():
     loaded, asked = tiny_loaded(), some_problems(3)
     removed = Removed()
     answer(loaded, cell("pure", "sinks", 3), asked, NEW, 0, removed)
@@ -131,7 +128,7 @@ def test_what_was_removed_is_measured() -> None:
 
 
 @pytest.mark.parametrize("name", ["sinks", "held", "rule", "clean_pass"])
-def test_the_dose_is_that_of_the_protocol_s_own_log(name: str) -> None:
+def test_the_dose_is_that_of_the_protocol_s_own_log(name):
     loaded, asked, rule = tiny_loaded(1), some_problems(1), Excess(1.5)
     one = replace(cell("pure", name, 2), rule=rule)
     assert one.edits(loaded, 3) == (by_protocol(CONTROLS[name][1], 2, rule, seed=3),)
@@ -156,7 +153,7 @@ def test_the_dose_is_that_of_the_protocol_s_own_log(name: str) -> None:
         assert row["matched"] is None
 
 
-def test_protocols_stand_beside_the_controls_under_names_that_older_runs_have() -> None:
+def test_protocols_stand_beside_the_controls_under_names_that_older_runs_have():
     assert [CONTROLS[name] for name in ("sinks", "clean_pass", "random", "random_clean_pass")] == [
         ("sinks", "paper"),
         ("sinks", "clean"),
@@ -183,7 +180,7 @@ def test_protocols_stand_beside_the_controls_under_names_that_older_runs_have() 
     assert from_record(BatterySettings(), record) == replace(settings, sink_rule=Gu())
 
 
-def test_rows_that_are_over_and_windows_are_not_counted_as_removed() -> None:
+def test_rows_that_are_over_and_windows_are_not_counted_as_removed():
     loaded, asked = tiny_loaded(), some_problems(2)
     removed = Removed()
     answer(loaded, cell("pure+window-5"), asked, NEW, 0, removed)
@@ -222,7 +219,7 @@ def spoken(texts: list[str], *, ends: list[bool]) -> type:
     return Spoken
 
 
-def test_answers_are_judged_up_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_judged_up_to_their_end(monkeypatch):
     asked = [
         Problem("arithmetic", 1, "A3+5-2=", "86"),
         Problem("planning", 1, "Pabbdaccd?ad", "abd"),
@@ -258,7 +255,7 @@ def graded(control: str, k: int, marks: dict[tuple[str, int], str]) -> list[dict
     ]
 
 
-def test_differences_are_paired_and_leave_out_what_was_not_asked() -> None:
+def test_differences_are_paired_and_leave_out_what_was_not_asked():
     rows = graded("none", 0, {("copying", 1): "++++", ("copying", 2): "++--"})
     rows += graded("sinks", 5, {("copying", 1): "+---", ("copying", 2): "-++-"})
     rows += graded("random", 5, {("copying", 2): "++--"})
@@ -285,7 +282,7 @@ def test_differences_are_paired_and_leave_out_what_was_not_asked() -> None:
     assert found["none", "all", 0]["delta"] == 0
 
 
-def test_each_way_to_hide_sinks_has_its_random_control() -> None:
+def test_each_way_to_hide_sinks_has_its_random_control():
     rows = graded("none", 0, {("copying", 1): "++++"})
     rows += graded("clean_pass", 5, {("copying", 1): "+---"}) + graded(
         "random", 5, {("copying", 1): "++++"}
@@ -324,7 +321,7 @@ def small(**changes: Any) -> BatterySettings:
     return BatterySettings(**{**fields, "controls": ("sinks", "random"), "twin": False, **changes})
 
 
-def test_a_run_folder_holds_answers_accuracy_and_removed_shares(tmp_path: Path) -> None:
+def test_a_run_folder_holds_answers_accuracy_and_removed_shares(tmp_path):
     stages: list[str] = []
     loaded, settings = tiny_loaded(), small(conditions=("pure", "blocks-2"))
     run = open_run(score_battery(loaded, tmp_path / "run", settings, progress=stages.append))
@@ -370,9 +367,7 @@ def test_a_run_folder_holds_answers_accuracy_and_removed_shares(tmp_path: Path) 
     assert share == pytest.approx(expected, rel=1e-4)
 
 
-def test_an_interrupted_run_goes_on_and_comes_to_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_goes_on_and_comes_to_the_same(tmp_path, monkeypatch):
     loaded, settings = tiny_loaded(), small()
     whole = open_run(score_battery(loaded, tmp_path / "whole", settings))
     real, calls = battery.answer, list[str]()
@@ -402,7 +397,7 @@ def test_an_interrupted_run_goes_on_and_comes_to_the_same(
 
 
 @pytest.mark.slow
-def test_the_study_conforms() -> None:
+def test_the_study_conforms():
     small = BatterySettings(
         skills=("copying",),
         levels=(1,),
@@ -415,7 +410,7 @@ def test_the_study_conforms() -> None:
     check_study(Battery(), tiny_loaded(), small)
 
 
-def test_questions_too_short_for_so_many_columns_are_skipped_and_said(tmp_path: Path) -> None:
+def test_questions_too_short_for_so_many_columns_are_skipped_and_said(tmp_path):
     loaded = tiny_llama()
     length = len(
         encode(loaded, next(problems("test", 1, skills=("arithmetic",), levels=(1,))).question).ids
@@ -432,7 +427,7 @@ def test_questions_too_short_for_so_many_columns_are_skipped_and_said(tmp_path: 
     assert set(run.table("accuracy")["k"]) == {0, length // 2}
 
 
-def test_the_names_are_those_of_the_generator() -> None:
+def test_the_names_are_those_of_the_generator():
     settings = BatterySettings()
     assert (tuple(SKILLS), LEVELS) == (settings.skills, settings.levels)
 
@@ -464,12 +459,12 @@ def test_the_names_are_those_of_the_generator() -> None:
         ({"conditions": ("greedy+blocks-3",)}, "greedy is token after token, without blocks"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], message: str) -> None:
+def test_settings_that_make_no_sense_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         BatterySettings(**fields)
 
 
-def test_nothing_hidden_is_always_asked_and_names_may_stand_alone() -> None:
+def test_nothing_hidden_is_always_asked_and_names_may_stand_alone():
     settings = BatterySettings(skills="copying", ks=5, levels=1, conditions="pure")
     assert (settings.skills, settings.ks, settings.levels) == (("copying",), (0, 5), (1,))
     assert settings.hidings()[:2] == [("none", 0), ("sinks", 5)]
@@ -507,14 +502,14 @@ def test_nothing_hidden_is_always_asked_and_names_may_stand_alone() -> None:
     ],
 )
 def test_what_does_not_fit_the_model_is_refused_before_a_folder_is_taken(
-    loaded: Callable[[], Loaded], fields: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+    loaded, fields, message, tmp_path
+):
     with pytest.raises(ValueError, match=message):
         score_battery(loaded(), tmp_path / "run", small(**fields))
     assert not (tmp_path / "run").exists()
 
 
-def test_several_processes_share_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_share_the_parts(tmp_path, monkeypatch):
     alone = open_run(score_battery(tiny_loaded(), tmp_path / "alone", small()))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -523,7 +518,7 @@ def test_several_processes_share_the_parts(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_untrained_twins_answer_the_same_problems(tmp_path: Path) -> None:
+def test_untrained_twins_answer_the_same_problems(tmp_path):
     asked = {
         "skills": ("copying", "planning"),
         "levels": (1,),

@@ -295,58 +295,31 @@ def test_the_figure_is_drawn(run, tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-class TestRefusals:
-    def refuse(self, message, loaded=None, tmp_path=Path("never"), **changes):
-        with pytest.raises(ValueError, match=message):
-            cache_fidelity(
-                loaded or tiny_loaded(context=40), tmp_path, dataclasses.replace(SMALL, **changes)
-            )
-        assert not Path("never").exists()
-
-    def test_a_model_that_writes_token_after_token(self):
-        self.refuse(
-            "block caches belong to diffusion models, but tiny llama is autoregressive",
-            tiny_llama(),
+REFUSED = [
+    ({}, tiny_llama, "tiny llama is autoregressive"),
+    ({}, lambda: tiny_loaded(context=40, mask_token_id=None), "has mask_token_id None"),
+    *(
+        (changes, lambda: tiny_loaded(context=40), message)
+        for changes, message in (
+            ({"prompt_tokens": 27}, "40 positions, got 41"),
+            ({"lengths": (50,)}, "40 positions, got 50"),
+            ({"heldout": "short.txt", "rows": 30}, r"\d+ rows of 26 .*rows=30"),
+            ({"rows": 1}, "rows must be at least 2"),
+            ({"block_length": 4}, "block_length=4 and"),
+            ({"new_tokens": 4}, "for new_tokens=4"),
+            ({"lengths": (14,)}, "new_tokens=14, got 14"),
+            ({"cache_keep": (0.0,)}, "keep must be .* is 0.0"),
+            ({"scores": ("attended",)}, "score must .*'attended'"),
+            ({"protect": ("last",)}, "protect must .*'last'"),
         )
+    ),
+]
 
-    def test_a_model_without_a_mask_token(self):
-        loaded = tiny_loaded(context=40)
-        loaded.model.config.mask_token_id = None
-        self.refuse(
-            "needs a model with a mask token, but tiny test model has mask_token_id None", loaded
-        )
 
-    def test_rows_that_do_not_fit(self):
-        self.refuse(
-            "must fit the context of tiny test model, 40 positions, got 41", prompt_tokens=27
-        )
-        self.refuse("40 positions, got 50", lengths=(50,))
-
-    def test_too_little_text(self, tmp_path):
-        (tmp_path / "short.txt").write_text(TEXT * 2, "utf-8")
-        self.refuse(
-            r"the text fills \d+ rows of 26 tokens, but rows=30",
-            heldout=str(tmp_path / "short.txt"),
-            rows=30,
-        )
-
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"rows": 1}, "rows must be at least 2, but is 1"),
-            (
-                {"block_length": 4},
-                "more than 2 · tokens_per_step tokens, got block_length=4 and tokens_per_step=2",
-            ),
-            ({"new_tokens": 4}, "tokens_per_step=2 for new_tokens=4; make blocks longer"),
-            ({"lengths": (14,)}, "longer than new_tokens=14, got 14"),
-            ({"cache_keep": (0.0,)}, "keep must be more than 0 and at most 1, but is 0.0"),
-            (
-                {"scores": ("attended",)},
-                "score must be one of nearest, received, aligned, random, but is 'attended'",
-            ),
-            ({"protect": ("last",)}, "protect must be one of now, first, earlier, but is 'last'"),
-        ],
-    )
-    def test_numbers_and_names_that_make_no_sense(self, changes, message):
-        self.refuse(message, **changes)
+@pytest.mark.parametrize(("changes", "make", "message"), REFUSED)
+def test_what_makes_no_sense_is_refused(changes, make, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("short.txt").write_text(TEXT * 2, "utf-8")
+    with pytest.raises(ValueError, match=message):
+        cache_fidelity(make(), Path("never"), dataclasses.replace(SMALL, **changes))
+    assert not Path("never").exists()

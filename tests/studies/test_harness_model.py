@@ -60,7 +60,7 @@ def ids(loaded: Loaded, text: str) -> list[int]:
 
 @pytest.mark.parametrize("specs", [(), ("mask_sinks:k=2",), ("mask_sinks:k=2,control=random",)])
 @pytest.mark.parametrize("make", [tiny_loaded, tiny_llama])
-def test_choices_are_scored_under_the_same_noise(make: Any, specs: tuple[str, ...]) -> None:
+def test_choices_are_scored_under_the_same_noise(make, specs):
     loaded = make()
     settings = replace(SETTINGS, edits=specs)
     model = SinklabLM(loaded, settings=settings)
@@ -104,7 +104,7 @@ class Counts(Progress):
 
 
 @pytest.mark.parametrize("make", [tiny_loaded, tiny_llama])
-def test_a_pass_over_many_requests_is_counted_while_it_lasts(make: Any) -> None:
+def test_a_pass_over_many_requests_is_counted_while_it_lasts(make):
     loaded, counts = make(), Counts()
     model = SinklabLM(loaded, settings=replace(SETTINGS, new_tokens=4), progress=counts)
     asked = [request for document in range(4) for request in choices(loaded, document)]
@@ -117,9 +117,7 @@ def test_a_pass_over_many_requests_is_counted_while_it_lasts(make: Any) -> None:
     assert done == sorted(done) and 0 < done[1] < 1 and done[-1] == 1 and len(done) > 4
 
 
-def test_the_amount_of_a_likelihood_task_counts_choices_copies_and_clean_passes(
-    monkeypatch: Any,
-) -> None:
+def test_the_amount_of_a_likelihood_task_counts_choices_copies_and_clean_passes(monkeypatch):
     choice = SimpleNamespace(args=("a" * 40, "b" * 40))
     task = SimpleNamespace(
         OUTPUT_TYPE="multiple_choice",
@@ -145,7 +143,7 @@ def test_the_amount_of_a_likelihood_task_counts_choices_copies_and_clean_passes(
     assert benchmark_asked.amount_of(watched, causal, cells=[watched]).evaluations == 20
 
 
-def test_what_was_cut_is_not_counted_as_prompt() -> None:
+def test_what_was_cut_is_not_counted_as_prompt():
     loaded = tiny_loaded()
     model = SinklabLM(loaded, settings=replace(SETTINGS, record_sinks=1))
     long = " the sea and the boats" * 4
@@ -159,7 +157,7 @@ def test_what_was_cut_is_not_counted_as_prompt() -> None:
     assert min(row["in_prompt"] for row in answer["sinks"]) < 1
 
 
-def test_a_single_continuation_is_compared_with_greedy_decoding() -> None:
+def test_a_single_continuation_is_compared_with_greedy_decoding():
     loaded = tiny_llama()
     model = SinklabLM(loaded, settings=SETTINGS)
     for context in (
@@ -186,7 +184,7 @@ def test_a_single_continuation_is_compared_with_greedy_decoding() -> None:
     assert right[0] > wrong[0]
 
 
-def test_contexts_may_be_empty_or_end_in_a_space() -> None:
+def test_contexts_may_be_empty_or_end_in_a_space():
     loaded = tiny_loaded()
     model = SinklabLM(loaded, settings=replace(SETTINGS, estimator="chain_rule"))
     empty, spaced, plain = (
@@ -204,7 +202,7 @@ def test_contexts_may_be_empty_or_end_in_a_space() -> None:
     )
 
 
-def test_whole_texts_are_scored_in_chunks() -> None:
+def test_whole_texts_are_scored_in_chunks():
     loaded = tiny_llama(context=16)
     text = "The old man sat by the sea, and the boy looked at the boats."
     model = SinklabLM(loaded, settings=SETTINGS)
@@ -216,7 +214,7 @@ def test_whole_texts_are_scored_in_chunks() -> None:
     assert model.loglikelihood_rolling([request]) == [found]
 
 
-def test_monte_carlo_scores_agree_with_enumeration() -> None:
+def test_monte_carlo_scores_agree_with_enumeration():
     loaded = tiny_loaded()
     model = SinklabLM(loaded, settings=replace(SETTINGS, mc_samples=512))
     (found,) = model.loglikelihood([instance("loglikelihood", "The old man", " sat")])
@@ -226,7 +224,7 @@ def test_monte_carlo_scores_agree_with_enumeration() -> None:
     assert abs(found[0] - true) <= 4 * told["stderr"] + 1e-4
 
 
-def test_watched_scores_are_the_same_scores() -> None:
+def test_watched_scores_are_the_same_scores():
     loaded = tiny_loaded(1)
     watched = SinklabLM(loaded, settings=replace(SETTINGS, record_sinks=None))
     plain = SinklabLM(loaded, settings=SETTINGS)
@@ -240,9 +238,7 @@ def test_watched_scores_are_the_same_scores() -> None:
     assert plain.told["toy", 0, 0]["sinks"] == []
 
 
-def test_equal_requests_are_answered_once_unless_noise_decides(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_equal_requests_are_answered_once_unless_noise_decides(monkeypatch):
     batches: list[int] = []
     write = requests.write_batch
 
@@ -270,7 +266,7 @@ def test_equal_requests_are_answered_once_unless_noise_decides(
     assert other != texts[:3]
 
 
-def test_answers_do_not_depend_on_the_batch() -> None:
+def test_answers_do_not_depend_on_the_batch():
     requests = [
         instance("generate_until", text, {"max_gen_toks": 5}, document=at)
         for at, text in enumerate(
@@ -288,7 +284,7 @@ def test_answers_do_not_depend_on_the_batch() -> None:
     assert found[2] == found[3]
 
 
-def test_lm_eval_finds_it_by_name_and_arguments() -> None:
+def test_lm_eval_finds_it_by_name_and_arguments():
     model = get_model("sinklab").create_from_arg_string(
         "pretrained=tiny,mask_sinks=2,tasks=piqa", {"batch_size": 3, "device": "cpu"}
     )
@@ -304,7 +300,7 @@ def test_lm_eval_finds_it_by_name_and_arguments() -> None:
     assert model.tokenizer_name == "tiny"
 
 
-def test_an_autoregressive_model_is_masked_by_its_last_row() -> None:
+def test_an_autoregressive_model_is_masked_by_its_last_row():
     model = SinklabLM(tiny_llama(), settings=replace(SETTINGS, mask_sinks=2, control="recent"))
     assert model.edits == (by_protocol("paper", 2, control="recent", scores="last_row"),)
     assert model.scored_edits == (MaskSinks(2, control="recent"),), (
@@ -313,7 +309,7 @@ def test_an_autoregressive_model_is_masked_by_its_last_row() -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_protocol_and_the_rule_make_the_edit(protocol: str) -> None:
+def test_the_protocol_and_the_rule_make_the_edit(protocol):
     settings = replace(
         SETTINGS, mask_sinks=2, protocol=protocol, sink_rule="gu:weight=0.2", control="equal_mass"
     )
@@ -323,7 +319,7 @@ def test_the_protocol_and_the_rule_make_the_edit(protocol: str) -> None:
     assert edit == by_protocol(protocol, 2, control="sinks", matched=True)
 
 
-def test_protocol_and_rule_are_recorded() -> None:
+def test_protocol_and_rule_are_recorded():
     settings = replace(SETTINGS, mask_sinks=2)
     other = replace(settings, protocol="held", sink_rule="excess:epsilon=2")
     assert {name: other.kept()[name] for name in ("protocol", "sink_rule")} == {
@@ -369,12 +365,12 @@ def test_protocol_and_rule_are_recorded() -> None:
         ({"published": True}, "published is a choice for the task gsm8k_two_stage"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(given: dict[str, Any], message: str) -> None:
+def test_arguments_that_make_no_sense_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         SinklabLM(tiny_loaded(), **given)
 
 
-def test_a_model_without_a_mask_token_and_contradictory_settings_are_refused() -> None:
+def test_a_model_without_a_mask_token_and_contradictory_settings_are_refused():
     with pytest.raises(ValueError, match="has mask_token_id None"):
         SinklabLM(tiny_loaded(mask_token_id=None))
     with pytest.raises(ValueError, match="fields, not both: got limit"):
@@ -395,7 +391,7 @@ def test_a_model_without_a_mask_token_and_contradictory_settings_are_refused() -
         SinklabLM(tiny_llama(), settings=replace(SETTINGS, rule="entropy"))
 
 
-def test_chats_are_rendered_and_not_begun_twice() -> None:
+def test_chats_are_rendered_and_not_begun_twice():
     loaded = tiny_llama()
     tokenizer = copy.deepcopy(loaded.tokenizer)
     said = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -410,7 +406,7 @@ def test_chats_are_rendered_and_not_begun_twice() -> None:
         model.apply_chat_template(history)
 
 
-def test_an_autoregressive_text_begins_as_its_tokenizer_begins_one() -> None:
+def test_an_autoregressive_text_begins_as_its_tokenizer_begins_one():
     loaded = tiny_llama()
     tokenizer = copy.deepcopy(loaded.tokenizer)
     end = ("<|endoftext|>", tokenizer.convert_tokens_to_ids("<|endoftext|>"))

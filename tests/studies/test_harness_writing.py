@@ -63,7 +63,7 @@ def one_by_one(loaded: Loaded, each: WritingRequest, edits: tuple[Any, ...] = ()
     ids=["plain", "closed loop", "clean pass"],
 )
 @pytest.mark.parametrize("kind", ["diffusion", "with a sink", "shifted", "autoregressive"])
-def test_rows_of_a_batch_are_what_they_are_alone(kind: str, edits: tuple[Any, ...]) -> None:
+def test_rows_of_a_batch_are_what_they_are_alone(kind, edits):
     loaded = tiny_llama()
     if kind != "autoregressive":
         loaded = tiny_loaded(int(kind == "with a sink"), logit_shift=kind == "shifted")
@@ -82,7 +82,7 @@ def test_rows_of_a_batch_are_what_they_are_alone(kind: str, edits: tuple[Any, ..
 
 
 @pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
-def test_an_answer_of_one_step_has_no_step_before_to_choose_in(family: str) -> None:
+def test_an_answer_of_one_step_has_no_step_before_to_choose_in(family):
     loaded = tiny_loaded() if family == "diffusion" else tiny_llama()
     plain, edited = (
         write_batch(loaded, asked(loaded), SETTINGS, 1, edits) for edits in ((), (MaskSinks(k=1),))
@@ -98,7 +98,7 @@ def close(one: Answer, other: Answer) -> None:
 
 
 @pytest.mark.parametrize("sink", [0, 1])
-def test_facts_of_a_row_do_not_depend_on_its_neighbours(sink: int) -> None:
+def test_facts_of_a_row_do_not_depend_on_its_neighbours(sink):
     loaded = tiny_loaded(sink)
     requests = asked(loaded)
     edits = (MaskSinks(k=1),)
@@ -112,7 +112,7 @@ def test_facts_of_a_row_do_not_depend_on_its_neighbours(sink: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["paper", "held", "rule", "clean"])
-def test_the_dose_of_an_answer_is_that_of_its_log(protocol: str) -> None:
+def test_the_dose_of_an_answer_is_that_of_its_log(protocol):
     loaded = tiny_loaded(1)
     edits = (by_protocol(protocol, 2, Excess(1.5)), WindowAttention(radius=4))
     request = asked(loaded)[1]
@@ -141,7 +141,7 @@ def test_the_dose_of_an_answer_is_that_of_its_log(protocol: str) -> None:
     assert np.isnan(unwatched.removed) and unwatched.held == pytest.approx(dose.held)
 
 
-def test_keys_that_no_rule_names_are_a_dose_of_zero() -> None:
+def test_keys_that_no_rule_names_are_a_dose_of_zero():
     loaded = tiny_loaded()
     edits = (by_protocol("rule", 2, Excess(50.0)),)
     (answer,) = write_batch(loaded, asked(loaded)[:1], SETTINGS, NEW, edits, watch=True)
@@ -156,7 +156,7 @@ def test_keys_that_no_rule_names_are_a_dose_of_zero() -> None:
 
 
 @pytest.mark.parametrize("sink", [0, 2])
-def test_facts_are_those_of_the_attention_itself(sink: int) -> None:
+def test_facts_are_those_of_the_attention_itself(sink):
     loaded = tiny_loaded(sink)
     request = asked(loaded)[1]
     answer = write_batch(loaded, [request], replace(SETTINGS, stop_at_eos=False), NEW, watch=True)[
@@ -200,7 +200,7 @@ def test_facts_are_those_of_the_attention_itself(sink: int) -> None:
         assert facts["removed"] is None
 
 
-def test_an_autoregressive_answer_is_watched_by_its_last_row() -> None:
+def test_an_autoregressive_answer_is_watched_by_its_last_row():
     loaded = tiny_llama()
     edits = (MaskSinks(k=2, selector="last_row"),)
     requests = [replace(each, until=()) for each in asked(loaded)][:2]
@@ -212,7 +212,7 @@ def test_an_autoregressive_answer_is_watched_by_its_last_row() -> None:
         assert 0 < row["removed"] < 1
 
 
-def test_an_answer_ends_at_its_end() -> None:
+def test_an_answer_ends_at_its_end():
     loaded = tiny_loaded()
     request = asked(loaded)[0]
     whole = write_batch(loaded, [request], SETTINGS, NEW)[0]
@@ -239,7 +239,7 @@ def spelled(*tokens: str) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-def test_an_indented_line_keeps_its_spaces() -> None:
+def test_an_indented_line_keeps_its_spaces():
     loaded = replace(tiny_llama(), tokenizer=spelled("\n", "▁▁▁▁return", "▁1"))
     assert loaded.tokenizer.decode([1, 2]) == "   return 1"
     assert ended(loaded, [1, 2], (), before=[0]) == ([1, 2], "    return 1")
@@ -247,7 +247,7 @@ def test_an_indented_line_keeps_its_spaces() -> None:
     assert ended(loaded, [1, 2], ())[1] == "   return 1"
 
 
-def test_a_random_control_is_drawn_per_request() -> None:
+def test_a_random_control_is_drawn_per_request():
     loaded = tiny_loaded()
     edits = (MaskSinks(k=2, control="random"),)
     one, other = (replace(asked(loaded)[1], seed=seed) for seed in (5, 6))
@@ -260,7 +260,7 @@ def test_a_random_control_is_drawn_per_request() -> None:
 
 
 @pytest.mark.ring("extras")
-def test_what_draws_or_waits_is_written_alone() -> None:
+def test_what_draws_or_waits_is_written_alone():
     for changes, edits, lonely in (
         ({}, (), False),
         ({}, (MaskSinks(k=1),), False),
@@ -281,7 +281,7 @@ def test_what_draws_or_waits_is_written_alone() -> None:
         assert needs_own_batch(replace(SETTINGS, **changes), edits) == lonely, (changes, edits)
 
 
-def test_prompts_and_answers_share_the_context() -> None:
+def test_prompts_and_answers_share_the_context():
     ids = list(range(100))
     assert fitted(ids[:10], 8, 64) == (tuple(range(10)), 8, 0)
     assert fitted(ids[:10], 100, 64) == (tuple(range(10)), 54, 0), "the answer is shortened"
@@ -294,7 +294,7 @@ def test_prompts_and_answers_share_the_context() -> None:
     assert paced(SETTINGS, 3, 64).steps is None
 
 
-def test_a_task_may_want_its_answers_drawn() -> None:
+def test_a_task_may_want_its_answers_drawn():
     given = {"do_sample": True, "temperature": 0.8, "top_p": 0.9}
     drawn = sampled(SETTINGS, given)
     assert (drawn.temperature, drawn.top_p) == (0.8, 0.9)
@@ -302,7 +302,7 @@ def test_a_task_may_want_its_answers_drawn() -> None:
     assert sampled(replace(SETTINGS, temperature=0.3), given).temperature == 0.3
 
 
-def test_nan_logits_and_long_prompts_are_refused() -> None:
+def test_nan_logits_and_long_prompts_are_refused():
     loaded = tiny_llama(context=16)
     with pytest.raises(ValueError, match="16 positions, got 20"):
         write_batch(loaded, [WritingRequest((5,) * 10, (), 0)], SETTINGS, 10)

@@ -3,7 +3,6 @@
 import itertools
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -71,9 +70,7 @@ def attention_of(model, ids_BS: torch.Tensor, hidden_LBHS: torch.Tensor | None =
 
 
 @pytest.mark.parametrize("k", [0, 1, 5])
-def test_a_causal_model_loses_the_same_keys_as_a_diffusion_model_and_no_query_all_of_its_own(
-    k: int,
-) -> None:
+def test_a_causal_model_loses_the_same_keys_as_a_diffusion_model_and_no_query_all_of_its_own(k):
     loaded, ids_BS = tiny_llama(), text(3, 12)
     with torch.no_grad():
         _, received_LBHS = attention_of(loaded.model, ids_BS)
@@ -91,7 +88,7 @@ def test_a_causal_model_loses_the_same_keys_as_a_diffusion_model_and_no_query_al
     assert torch.allclose(found.doses_by_row()["held"].nan_to_num(), held_R, atol=1e-5)
 
 
-def test_what_grows_is_read_from_the_attention_before_and_after_the_mask() -> None:
+def test_what_grows_is_read_from_the_attention_before_and_after_the_mask():
     """Written out densely: the strongest key of every head is hidden, and the others compared
     before and after.
     """
@@ -128,7 +125,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("family", ["diffusion", "sink", "autoregressive"])
-def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(family: str) -> None:
+def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(family):
     """The plain twin: `intervene` around a clean pass and the scored one, arm by arm."""
     ids_RS = text()
     loaded = tiny_llama() if family == "autoregressive" else tiny_loaded(int(family == "sink"))
@@ -175,7 +172,7 @@ def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(fam
             assert str(one.dose) == str(log.dose())
 
 
-def test_arms_do_not_disturb_each_other_and_the_number_of_a_row_is_what_it_draws_by() -> None:
+def test_arms_do_not_disturb_each_other_and_the_number_of_a_row_is_what_it_draws_by():
     arms = [
         [MaskSinks(k=3, control="random")],
         [],
@@ -219,7 +216,7 @@ def made_up(rows: int = 40) -> dict:
     return losses
 
 
-def test_the_table_is_paired_and_its_intervals_are_those_of_a_normal_mean() -> None:
+def test_the_table_is_paired_and_its_intervals_are_those_of_a_normal_mean():
     losses = made_up()
     table = curve_table(rows_of(losses), HeldoutRows(torch.zeros(40, 10), 1000))
     assert table["k"].tolist() == [0, 1, 1, 5, 5]
@@ -253,7 +250,7 @@ def test_the_table_is_paired_and_its_intervals_are_those_of_a_normal_mean() -> N
     )
 
 
-def test_few_rows_have_no_interval() -> None:
+def test_few_rows_have_no_interval():
     losses = {(0, "none"): np.full(5, 4.0), (1, "top"): np.full(5, 4.5)}
     table = curve_table(rows_of(losses), HeldoutRows(torch.zeros(5, 10), 30))
     assert table["delta"].tolist() == [0.0, 0.5]
@@ -262,7 +259,7 @@ def test_few_rows_have_no_interval() -> None:
 
 @pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
 @pytest.mark.slow
-def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
+def test_a_run_folder_says_it_all(tmp_path, family):
     (tmp_path / "held.txt").write_text(TEXT * 10)
     loaded = tiny_loaded(1) if family == "diffusion" else tiny_llama()
     settings = CurveSettings(
@@ -331,7 +328,7 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
     assert open_run(again).table("curve").equals(table)
 
 
-def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one(tmp_path: Path) -> None:
+def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one(tmp_path):
     (tmp_path / "held.txt").write_text(TEXT * 10)
     settings = CurveSettings(
         ks=(1,),
@@ -352,7 +349,7 @@ def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one(tmp_path
     assert open_run(tmp_path / "run").info.settings["sink_rule"] == "excess:epsilon=15.0"
 
 
-def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
+def test_what_makes_no_sense_is_refused(tmp_path):
     with pytest.raises(ValueError, match="'randm'; did you mean 'random'"):
         CurveSettings(controls=("randm",))
     with pytest.raises(ValueError, match="at least 0, but is -2"):

@@ -50,7 +50,7 @@ def launch(folder: Path, settings: dict, *, resume: bool = False) -> subprocess.
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> dict:
+def settings(tmp_path) -> dict:
     (tmp_path / "held.txt").write_text(TEXT * 20)
     return {**SETTINGS, "heldout": str(tmp_path / "held.txt")}
 

@@ -36,7 +36,7 @@ SETTINGS = ContentsSettings(
 
 
 @pytest.fixture(scope="module", params=[0, 1])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(request, tmp_path_factory) -> Run:
     folder = tmp_path_factory.mktemp("contents") / "run"
     return open_run(sink_contents(tiny_loaded(request.param), folder, SETTINGS))
 

@@ -42,7 +42,7 @@ study, measures, costs, contrasts, runs = (
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def toy(tmp_path, monkeypatch) -> Path:
     """The study with a tiny parent, text of seconds, and stages of 2, 2 and 2 steps."""
     corpus = uneven_documents(tmp_path)
     out = tmp_path / "parent"

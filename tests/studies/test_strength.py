@@ -32,7 +32,7 @@ SMALL = {"rows": 9, "length": 12, "batch": 3, "texts": "held.txt"}
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def here(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     monkeypatch.chdir(tmp_path)
     Path("held.txt").write_text(TEXT * 20)

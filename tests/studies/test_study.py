@@ -16,7 +16,7 @@ PROMPTS = ("The old man", "")
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> StudySettings:
+def settings(tmp_path_factory) -> StudySettings:
     corpus = tmp_path_factory.mktemp("heldout") / "text.txt"
     corpus.write_text(TEXT * 20)
     return StudySettings(

@@ -4,7 +4,6 @@ read.
 
 import copy
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,7 +36,7 @@ def written(run: Run) -> list[int]:
     return run.table("generations")["token_ids"][0].tolist()
 
 
-def test_each_step_records_all_queries_so_far(tmp_path: Path) -> None:
+def test_each_step_records_all_queries_so_far(tmp_path):
     loaded = tiny_llama()
     said: list[str] = []
     study(loaded, tmp_path / "run", QUICK, progress=said.append)
@@ -108,7 +107,7 @@ def test_each_step_records_all_queries_so_far(tmp_path: Path) -> None:
     assert run.table("generations")["rule"].tolist() == ["next_token"]
 
 
-def test_a_full_forward_records_column_sums(tmp_path: Path) -> None:
+def test_a_full_forward_records_column_sums(tmp_path):
     loaded = tiny_llama()
     study(loaded, tmp_path / "full", replace(QUICK, full_forward=True))
     study(loaded, tmp_path / "cached", QUICK)
@@ -142,7 +141,7 @@ def test_a_full_forward_records_column_sums(tmp_path: Path) -> None:
             assert (arrays["main_by_state"][step][1] == -1).all()
 
 
-def test_sampling_follows_the_seed_and_texts_may_end(tmp_path: Path) -> None:
+def test_sampling_follows_the_seed_and_texts_may_end(tmp_path):
     loaded = tiny_llama()
     warm = replace(QUICK, prompts=(PROMPT, PROMPT), temperature=1.0, top_k=20, statistics=())
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -161,7 +160,7 @@ def test_sampling_follows_the_seed_and_texts_may_end(tmp_path: Path) -> None:
     assert stop not in written(open_run(tmp_path / "without"))
 
 
-def test_an_empty_prompt_begins_with_the_beginning_of_text(tmp_path: Path) -> None:
+def test_an_empty_prompt_begins_with_the_beginning_of_text(tmp_path):
     study(tiny_llama(), tmp_path / "run", replace(QUICK, prompts=("",)))
     tokens = open_run(tmp_path / "run").table("tokens")
     assert tokens["token_id"][0] == 7
@@ -171,7 +170,7 @@ def test_an_empty_prompt_begins_with_the_beginning_of_text(tmp_path: Path) -> No
         study(nothing, tmp_path / "none", replace(QUICK, prompts=("",)))
 
 
-def test_a_prompt_begins_as_the_tokenizer_begins_a_text(tmp_path: Path) -> None:
+def test_a_prompt_begins_as_the_tokenizer_begins_a_text(tmp_path):
     loaded = tiny_llama()
     tokenizer = copy.deepcopy(loaded.tokenizer)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
@@ -182,7 +181,7 @@ def test_a_prompt_begins_as_the_tokenizer_begins_a_text(tmp_path: Path) -> None:
     assert encode(replace(begun, family="diffusion"), PROMPT).ids == encode(loaded, PROMPT).ids
 
 
-def test_sinks_are_hidden_from_the_last_token(tmp_path: Path) -> None:
+def test_sinks_are_hidden_from_the_last_token(tmp_path):
     loaded = tiny_llama()
     plain = replace(QUICK, statistics=(), mask_sinks=(2,))
     study(loaded, tmp_path / "plain", plain)
@@ -202,7 +201,7 @@ def test_sinks_are_hidden_from_the_last_token(tmp_path: Path) -> None:
         assert (rows[row.forward - 1, row.layer, row.head][list(row.key_list)] == 0).all()
 
 
-def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path: Path) -> None:
+def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path):
     loaded = tiny_llama()
     plain = replace(
         QUICK, statistics=(), edits=("mask_positions:positions=0,steps=2+none",), mask_sinks=(2,)
@@ -222,7 +221,7 @@ def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path: Path
     assert len(short.table("removals")) == 0
 
 
-def test_a_clean_pass_reads_its_own_past(tmp_path: Path) -> None:
+def test_a_clean_pass_reads_its_own_past(tmp_path):
     loaded = tiny_llama()
     for name, full in (("cached", False), ("full", True)):
         spec = "mask_sinks:k=2,source=clean_pass,selector=last_row"
@@ -270,18 +269,14 @@ def test_a_clean_pass_reads_its_own_past(tmp_path: Path) -> None:
         ({"prompts": (TEXT,)}, "fit the model's context of 64"),
     ],
 )
-def test_what_an_autoregressive_model_cannot_do_is_refused(
-    tmp_path: Path, change: dict, message: str
-) -> None:
+def test_what_an_autoregressive_model_cannot_do_is_refused(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         study(tiny_llama(), tmp_path / "run", replace(QUICK, **change))
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_truncation_hides_the_sink_of_what_was_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncation_hides_the_sink_of_what_was_read(tmp_path, monkeypatch):
     loaded = tiny_llama()
     prompt = "The old man sat by the sea, and the boy looked at the"
     run = traced(

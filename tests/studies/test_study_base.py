@@ -59,14 +59,14 @@ class Toy(Study):
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def here(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     monkeypatch.chdir(tmp_path)
     Path("held.txt").write_text(TEXT * 20)
 
 
 @pytest.fixture
-def lengths(monkeypatch: pytest.MonkeyPatch) -> Study:
+def lengths(monkeypatch) -> Study:
     """The study of the example; it is forgotten afterwards."""
     monkeypatch.setattr(studies, "_classes", dict(studies._all()))
     monkeypatch.delitem(sys.modules, "sinklab_plugin_add_a_study", raising=False)

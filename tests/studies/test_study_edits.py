@@ -1,7 +1,6 @@
 """Studies written under interventions, and the truncation experiment."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,7 @@ def received(run: Run, part: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("cfg_scale", [0.0, 1.0])
-def test_a_run_under_edits_is_watched_and_says_what_was_removed(
-    tmp_path: Path, cfg_scale: float
-) -> None:
+def test_a_run_under_edits_is_watched_and_says_what_was_removed(tmp_path, cfg_scale):
     settings = replace(
         QUICK,
         edits=("mask_sinks:k=2", "mask_positions:positions=1"),
@@ -73,7 +70,7 @@ def test_a_run_under_edits_is_watched_and_says_what_was_removed(
     assert (received(run)[:, :, :, 2] == 0).all(), "position 1 stands behind one sink column"
 
 
-def test_the_same_text_as_with_mask_sinks_beside_it(tmp_path: Path) -> None:
+def test_the_same_text_as_with_mask_sinks_beside_it(tmp_path):
     study(tiny_loaded(), tmp_path / "beside", replace(QUICK, mask_sinks=(2,)))
     study(tiny_loaded(), tmp_path / "edited", replace(QUICK, edits=("mask_sinks:k=2",)))
     beside = open_run(tmp_path / "beside").table("generations")
@@ -85,7 +82,7 @@ def test_the_same_text_as_with_mask_sinks_beside_it(tmp_path: Path) -> None:
     assert edited["masked_sinks"].tolist() == [0, 0]
 
 
-def test_a_clean_pass_chooses_before_each_step(tmp_path: Path) -> None:
+def test_a_clean_pass_chooses_before_each_step(tmp_path):
     loaded = tiny_loaded()
     run = traced(
         loaded, tmp_path / "run", replace(QUICK, edits=("mask_sinks:k=2,source=clean_pass",))
@@ -102,7 +99,7 @@ def test_a_clean_pass_chooses_before_each_step(tmp_path: Path) -> None:
     assert run.table("steps")["step"].tolist() == [0, 1, 2, 3] * 2
 
 
-def test_random_columns_differ_between_samples_and_come_again(tmp_path: Path) -> None:
+def test_random_columns_differ_between_samples_and_come_again(tmp_path):
     settings = replace(
         QUICK, prompts=("The sea",) * 2, edits=("mask_sinks:k=2,control=random,seed=4",)
     )
@@ -114,7 +111,7 @@ def test_random_columns_differ_between_samples_and_come_again(tmp_path: Path) ->
     assert one.equals(other)
 
 
-def test_truncation_hides_where_the_sink_is_and_follows_the_heads(tmp_path: Path) -> None:
+def test_truncation_hides_where_the_sink_is_and_follows_the_heads(tmp_path):
     loaded = tiny_loaded(1)
     run = traced(loaded, tmp_path / "run", replace(QUICK, truncate=True, new_tokens=12, steps=6))
     length = len(loaded.tokenizer(QUICK.prompts[0])["input_ids"]) + 12
@@ -165,7 +162,7 @@ def heads_that_read(length: int, **places: list[int]) -> np.ndarray:
     return score_LHK
 
 
-def test_the_control_is_as_much_text_with_few_sinks() -> None:
+def test_the_control_is_as_much_text_with_few_sinks():
     written = np.arange(64) < 40
     # 48 positions would be free, but most are masked, and 10 to 13 holds a sink of one head in
     # eight
@@ -189,9 +186,7 @@ def test_the_control_is_as_much_text_with_few_sinks() -> None:
     assert main.sinks == 0 and (main.start, main.stop) == (15, 17) and other.sinks == 0
 
 
-def test_tokens_of_the_uncut_text_are_scored_with_either_stretch_hidden(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_of_the_uncut_text_are_scored_with_either_stretch_hidden(tmp_path, monkeypatch):
     loaded = tiny_loaded(1)
     run = traced(loaded, tmp_path / "run", replace(QUICK, truncate=True, new_tokens=40, steps=20))
     found, stretch = run.table("recovery"), run.table("truncated").set_index(["sample", "arm"])
@@ -231,7 +226,7 @@ def test_tokens_of_the_uncut_text_are_scored_with_either_stretch_hidden(
     ] == found["token_id"].tolist()
 
 
-def test_a_head_that_loses_its_sink_is_seen_to_lose_it() -> None:
+def test_a_head_that_loses_its_sink_is_seen_to_lose_it():
     """One added sink column, eight positions of which a cache ran four as queries; positions 3 and
     4 are hidden.
     """
@@ -263,7 +258,7 @@ def test_a_head_that_loses_its_sink_is_seen_to_lose_it() -> None:
     assert table["recovered"].tolist() == [False, True, True, True]
 
 
-def test_agreement_counts_the_longer_text() -> None:
+def test_agreement_counts_the_longer_text():
     assert agreement(np.array([1, 2, 3, 4]), np.array([1, 5, 3, 4])) == 0.75
     assert agreement(np.array([1, 2]), np.array([1, 2, 3, 4])) == 0.5
     assert agreement(np.array([]), np.array([])) == 1.0

@@ -17,7 +17,7 @@ PROMPTS = ("The old man", "", "The sea")
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> StudySettings:
+def settings(tmp_path_factory) -> StudySettings:
     folder = tmp_path_factory.mktemp("heldout")
     (folder / "held.txt").write_text(TEXT * 20)
     return StudySettings(
@@ -35,7 +35,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> StudySettings:
 
 
 @pytest.fixture(scope="module")
-def whole(settings: StudySettings, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def whole(settings, tmp_path_factory) -> Run:
     folder = tmp_path_factory.mktemp("runs") / "whole"
     study(tiny_loaded(1), folder, settings)
     return open_run(folder)

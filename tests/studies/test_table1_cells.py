@@ -22,7 +22,7 @@ SETTINGS = EvalSettings(tasks=("gsm8k", "humaneval"))
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[EvalSettings]:
+def asked(monkeypatch) -> list[EvalSettings]:
     """The settings of every cell that was scored; the third fails once."""
     seen: list[EvalSettings] = []
 

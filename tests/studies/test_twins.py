@@ -3,7 +3,6 @@ asked for.
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,7 +84,7 @@ def same(one: Run, other: Run) -> bool:
 
 
 @pytest.fixture
-def scored(tmp_path: Path) -> StudySettings:
+def scored(tmp_path) -> StudySettings:
     (tmp_path / "held.txt").write_text(TEXT * 20)
     heldout = {
         "heldout": str(tmp_path / "held.txt"),
