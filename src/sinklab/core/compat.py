@@ -90,7 +90,8 @@ def compiled_module(module: nn.Module) -> nn.Module:
     """The module that torch.compile was given for this one; the module itself if it was not, or if
     it compiles itself.
     """
-    return module._modules.get("_orig_mod", module)
+    inner: Any = module._modules.get("_orig_mod", module)
+    return inner
 
 
 def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:

@@ -147,7 +147,8 @@ class Checked:
                 value = registry.parse(value)
                 object.__setattr__(self, field.name, value)
             is_seed = field.name == "seed" and value is not None
-            if is_seed and not (isinstance(value, SupportsIndex) and 0 <= value < 1 << 63):
+            is_whole = isinstance(value, SupportsIndex)
+            if is_seed and not (is_whole and 0 <= operator.index(value) < 1 << 63):
                 raise ValueError(f"a seed must be 0 to 2**63 - 1, but is {value!r}")
             if field.metadata.get("needed") and not value:
                 raise ValueError(f"{field.name} must not be empty")

@@ -8,7 +8,7 @@ of them each.
 # B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim, G query
 # groups, C queries of a chunk, R = B·H of a chunk
 from collections.abc import Callable, Collection, Sequence
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -93,10 +93,10 @@ def _in_chunks(
 ) -> dict[str, Tensor]:
     """The pass as a loop over chunks of rows: the reference for every faster one."""
     batch, heads, queries = scores.shape
-    like = {"dtype": scores.dtype, "device": scores.q_BHQD.device}
+    like: dict[str, Any] = {"dtype": scores.dtype, "device": scores.q_BHQD.device}
     if groups is None:
         groups = torch.ones((), **like).expand(batch, 1, queries)
-    shapes = dict.fromkeys(names, scores.shape)
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, scores.shape)
     if "received" in shapes:
         shapes["received"] = (batch, heads, groups.shape[1], scores.k_BKSD.shape[2])
     results = {name: torch.zeros(shape, **like) for name, shape in shapes.items()}

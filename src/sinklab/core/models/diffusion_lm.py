@@ -52,9 +52,10 @@ class Gate(nn.Linear):
         self.in_features = hidden_size
         self.out_features = width
         self.weight = nn.Parameter(torch.empty(width, hidden_size))
-        self.bias = None
+        started = None
         if bias is not None:
-            self.bias = nn.Parameter(torch.full((width,), bias))
+            started = nn.Parameter(torch.full((width,), bias))
+        self.register_parameter("bias", started)
         self.bias_start = bias
         self.pending: Tensor | None = None
         """Factors for the output projection that comes next; None when none are owed."""

@@ -329,7 +329,8 @@ def read_in_one_pass(view: CallView, reads: set[str]) -> dict[str, Tensor]:
     groups_BGQ = call.visibility.groups_BGQ
     if "received_by_state" in reads:
         wanted.add("received")
-        states = [view.state_BQ == state for state in range(len(STATES))]
+        state_BQ: Any = view.state_BQ
+        states = [state_BQ == state for state in range(len(STATES))]
         groups_BGQ = torch.stack([call.visibility.counted_BQ.to(states[0].device), *states], 1)
     elif "received" in reads and (view.heads is not None or "received_BHS" not in call.known):
         wanted.add("received")

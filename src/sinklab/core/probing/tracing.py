@@ -139,7 +139,7 @@ class FrameRecorder(Listener):
         for label, one in self.frames.statistics.items():
             if one.of_states != isinstance(view, StatesView):
                 continue
-            if one.remembers:
+            if one.remembers and isinstance(view, CallView):
                 view.memory = self.memory[label, layer]
             value = one.measure(view)
             axes = [axis for axis in one.axes if axis != "layer"]

@@ -119,12 +119,16 @@ class DecodingSettings(Checked):
     """Random seed; None draws one from the global generator."""
 
     def __post_init__(self) -> None:
-        chosen = {"rule": self.rule, "schedule": self.schedule, "cache": self.cache}
+        chosen: dict[str, Any] = {
+            "rule": self.rule,
+            "schedule": self.schedule,
+            "cache": self.cache,
+        }
         for kind, value in chosen.items():
             if value is not None and not isinstance(value, str):
                 registry = _REGISTRIES[kind]
                 object.__setattr__(self, kind, registry.as_text(registry.parse(value)))
-        given = {
+        given: dict[str, Any] = {
             "suppress_ids": self.suppress_ids,
             "defer_ids": self.defer_ids,
             "stop_ids": self.stop_ids,

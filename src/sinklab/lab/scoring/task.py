@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from sinklab.core.sampling.canvas import Canvas
@@ -45,9 +45,9 @@ def check_decoding(
                 f"overwrite what cache={settings.cache} remembers; decode without a cache"
             )
         return
-    usual = DecodingSettings()
+    usual = {one.name: one.default for one in fields(settings)}
     own = [name for name in settings.denoising_only() if name not in spared]
-    surplus = [name for name in own if getattr(settings, name) != getattr(usual, name)]
+    surplus = [name for name in own if getattr(settings, name) != usual[name]]
     if surplus:
         raise ValueError(
             f"{loaded.name} is autoregressive and writes token after token: {', '.join(surplus)} "
