@@ -95,8 +95,8 @@ def _exists(study: Any) -> Answer:
 
 def _existence(study: Any) -> Existence:
     seen = pd.DataFrame(study.measured.strongest_keys)
-    shares = seen[["strongest", "strong", "ruled"]].to_numpy(float).T
-    return Existence(*shares, 1 / float(seen["positions"].mean()))
+    strongest_S, strong_S, ruled_S = seen[["strongest", "strong", "ruled"]].to_numpy(float).T
+    return Existence(strongest_S, strong_S, ruled_S, 1 / float(seen["positions"].mean()))
 
 
 def _stays(study: Any) -> Answer:
