@@ -188,9 +188,8 @@ def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) ->
                 continue
             apart = mean_over(both["one"] - both["other"])
             low, high = apart.interval
-            verdict = {True: "it loses less", False: "it loses more"}.get(
-                apart.above(), "cannot tell"
-            )
+            told = {True: "it loses less", False: "it loses more", None: "cannot tell"}
+            verdict = told[apart.above()]
             why = _no_sinks(one) or _no_sinks(series[reference])
             if why:
                 verdict = f"cannot tell: {why}"

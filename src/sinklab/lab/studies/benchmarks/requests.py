@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -293,7 +293,7 @@ def _score(model: Any, part: list[Continuation]) -> Part:
 
 
 def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:
-    dose = {}
+    dose: Mapping[str, tuple[float, float]] = {}
     if result.dose:
         dose = result.dose.totals
     return {
