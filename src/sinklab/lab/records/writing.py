@@ -311,7 +311,7 @@ class RunWriter:
         a finite number into infinity; OSError for a disk that refuses.
         """
         with self._file("arrays", ARRAYS, name, part) as target:
-            dtypes = dict.fromkeys(arrays, dtype)
+            dtypes: dict[str, Any] = dict.fromkeys(arrays, dtype)
             if isinstance(dtype, Mapping):
                 dtypes = dict(dtype)
             known_fields(f"the file of arrays {name!r}", dtypes, arrays)
@@ -423,10 +423,10 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
     sources = [place for place in places if place != target.resolve()]
     if not sources:
         raise ValueError(f"merge_runs needs at least one folder to move into {target}: got none.")
-    folders = [*sources]
+    there = [*sources]
     if (target / RUN_FILE).exists():
-        folders.insert(0, target)
-    infos = {folder: read_info(folder / RUN_FILE) for folder in folders}
+        there.insert(0, target)
+    infos = {folder: read_info(folder / RUN_FILE) for folder in there}
     for folder in infos:
         begun_before(folder, infos[sources[0]])
     with contextlib.ExitStack() as held:

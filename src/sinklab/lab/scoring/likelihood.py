@@ -177,7 +177,7 @@ class Scorer:
             places: of each row, for the draws of random controls.
         """
         mask_id = 0
-        closings: list[Ids] = [() for _ in requests]
+        closings: list[Any] = [() for _ in requests]
         if self.denoises:
             mask_id = self.model.config.mask_token_id
             closings = [self.model.config.closing_of(each.context) for each in requests]
@@ -230,7 +230,7 @@ class Scorer:
         clean_BS: Tensor,
         places: Sequence[Place],
     ) -> Tensor:
-        run = self._continued
+        run: Any = self._continued
         if self.denoises:
             run = self._denoised
         with edited(self.model, self.edits, places, measure=self.measure) as log:

@@ -247,7 +247,7 @@ class Writing:
         Raises:
             ValueError: for settings that the decoder, the model or the interventions refuse.
         """
-        writer: type[Writer] = ContinuingWriter
+        writer: Any = ContinuingWriter
         forwards = 1
         if self.loaded.family == "diffusion":
             writer = DenoisingWriter
