@@ -115,6 +115,8 @@ def test_the_command_line_reaches_every_setting(models, tmp_path, capsys, monkey
         "problems": 1,
         "ks": [0, 2],
         "controls": ["clean_pass"],
+        "protocols": ["paper"],
+        "sink_rule": None,
     }
     assert info.settings == asked | {
         "conditions": ["random"],

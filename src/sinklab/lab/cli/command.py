@@ -243,4 +243,7 @@ def conduct(
         runs = [open_run(place) for place in places]
         drawn = study.draw(runs, out, options or study.Options())
     folders = ", ".join(str(run.path) for run in runs)
-    return [*study.sentences(runs), f"run folder: {folders}", *study.closing(runs, drawn)]
+    named = f"run folder: {folders}"
+    if isinstance(study.model, tuple):
+        named = f"run folders: {folders}"
+    return [*study.sentences(runs), named, *study.closing(runs, drawn)]
