@@ -22,7 +22,7 @@ class Discounted(UnmaskingRule):
     discount: float = 0.05
 
     def __call__(self, candidates):
-        confidence_M = candidates.probability_MV.gather(1, candidates.tokens_M[:, None])[:, 0]
+        confidence_M = candidates.of_proposals(candidates.probability_MV)
         first_B = candidates.candidates_BS.long().argmax(1)
         first_M = first_B[candidates.rows_M]
         return confidence_M - self.discount * (candidates.columns_M - first_M)

@@ -133,16 +133,16 @@ def test_a_backward_pass_is_known_from_inside():
     class Probe(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
-            seen.append(compat.is_replayed())
+            seen.append(compat.in_backward())
             return x * 2
 
         @staticmethod
         def backward(ctx, grad):
-            seen.append(compat.is_replayed())
+            seen.append(compat.in_backward())
             return grad * 2
 
     Probe.apply(torch.ones(1, requires_grad=True)).sum().backward()
-    assert seen == [False, True] and not compat.is_replayed()
+    assert seen == [False, True] and not compat.in_backward()
 
 
 @pytest.mark.slow

@@ -73,6 +73,8 @@ def test_a_registry_is_a_mapping_of_classes_by_name() -> None:
         toys["bal"]
     with pytest.raises(ValueError, match=r"'sledge'; .*--plugin"):
         toys["sledge"]
+    with pytest.raises(ValueError, match=r"Ball\(…\)"):
+        toys.parse(Ball)
     with pytest.raises(ValueError, match="3 is no registered toy"):
         toys.name_of(3)
 

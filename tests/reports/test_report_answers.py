@@ -82,7 +82,7 @@ def test_everything_else_is_behind_one_flag(runs, tmp_path, capsys):
     assert re.search(r'<details class="all">.*?<h2>In short</h2>.*?</details>', page, re.S)
 
 
-def numbers_of(run: Run, kind: str = "") -> tuple[float, float]:
+def true_indices(run: Run, kind: str = "") -> tuple[float, float]:
     """Weight on the strongest key, and mobility, of a run's arrays, by plain loops over heads."""
     name = f"attention-{kind}" if kind else "attention"
     strongest, moved = [], []
@@ -108,7 +108,7 @@ def numbers_of(run: Run, kind: str = "") -> tuple[float, float]:
 
 def test_the_sentences_are_true_of_the_arrays(runs):
     for run, one in zip(runs, answers(runs)[0], strict=True):
-        (weight, mobility), (control, _) = numbers_of(run), numbers_of(run, "permuted")
+        (weight, mobility), (control, _) = true_indices(run), true_indices(run, "permuted")
         said = one["exist"].sentence.replace("\u00a0", " ")
         assert (
             f"receives {100 * weight:.1f} % of its attention (even share {100 / 24:.1f} %)" in said

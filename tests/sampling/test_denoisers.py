@@ -10,8 +10,8 @@ from sinklab.core.sampling import (
     Session,
     denoise,
     guided,
-    limited,
     suppressed,
+    text_only,
 )
 from sinklab.lab.caching import DualCache
 
@@ -65,12 +65,12 @@ def test_bad_wrappers_are_refused():
     with pytest.raises(ValueError, match=r"0 to 22, got \[3, 99\]"):
         suppressed(toy, [99, 3])(CANVAS.ids_BS, CANVAS.open_BS)
     with pytest.raises(ValueError, match="vocabulary must be at least 1"):
-        limited(toy, 0)
+        text_only(toy, 0)
 
 
 def test_a_limited_vocabulary_leaves_the_other_ids_out_of_every_probability():
     toy = ToyDenoiser(CANVAS.attention_BS)
-    few = limited(toy, 10)
+    few = text_only(toy, 10)
     assert torch.equal(
         few(CANVAS.ids_BS, CANVAS.open_BS), toy(CANVAS.ids_BS, CANVAS.open_BS)[:, :10]
     )
@@ -105,9 +105,9 @@ class Asked(Session):
 WRAPPERS = {
     "guided": lambda denoiser: guided(denoiser, 1.5, CANVAS.prompt_BS, MASK),
     "suppressed": lambda denoiser: suppressed(denoiser, [2, 5]),
-    "limited": lambda denoiser: limited(denoiser, 12),
+    "text_only": lambda denoiser: text_only(denoiser, 12),
     "all": lambda denoiser: guided(
-        suppressed(limited(denoiser, 12), [2, 5]), 1.5, CANVAS.prompt_BS, MASK
+        suppressed(text_only(denoiser, 12), [2, 5]), 1.5, CANVAS.prompt_BS, MASK
     ),
 }
 

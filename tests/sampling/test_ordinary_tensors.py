@@ -7,7 +7,7 @@ import torch
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
 from sinklab.core.registry import unmasking_rules
-from sinklab.core.sampling import Canvas, denoise, guided, limited, suppressed
+from sinklab.core.sampling import Canvas, denoise, guided, suppressed, text_only
 
 CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=6, mask_id=MASK, pad_id=PAD)
 NAMES = ["before_BS", "ids_BS", "filled_BS", "masked_BS", "committed_BS", "confidence_BS"]
@@ -54,7 +54,8 @@ def test_a_rule_that_returns_a_piece_of_the_logits():
 
 def test_changed_denoisers():
     assert_ordinary(
-        guided(suppressed(limited(inferring, 19), [4]), 1.5, CANVAS.prompt_BS, MASK), block_length=3
+        guided(suppressed(text_only(inferring, 19), [4]), 1.5, CANVAS.prompt_BS, MASK),
+        block_length=3,
     )
 
 

@@ -52,7 +52,7 @@ def seen_length(store: Any) -> int:
     return length
 
 
-def is_replayed() -> bool:
+def in_backward() -> bool:
     """Whether this thread is inside a backward pass, in which gradient checkpointing runs layers a
     second time.
     """

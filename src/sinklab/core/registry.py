@@ -2,7 +2,8 @@
 public names.
 
 A rule, statistic, intervention, … is a class under a name. Registered, it is reachable from Python,
-from the command line and from run folders; its fields are its options, its docstring is its help::
+from the command line and from run folders; its fields are its options, its docstring is its help. A
+class that adds fields to its base needs ``@dataclass(frozen=True)``, any other does not::
 
     from sinklab.core.registry import interventions
 
@@ -217,6 +218,8 @@ class Registry(Mapping[str, Any]):
         (positions=8..16); "none", "true" and "false" stand for None, True and False; a value that
         is itself ``name:field=value`` and has a comma stands in brackets.
         """
+        if isinstance(given, type):
+            raise ValueError(f"a {self.what} is an object, got a class; pass {given.__name__}(…)")
         if not isinstance(given, str):
             self.name_of(given)
             return given

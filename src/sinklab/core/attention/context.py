@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinklab.core.compat import is_replayed
+from sinklab.core.compat import in_backward
 
 _OBSERVED: ContextVar[bool | nn.Module] = ContextVar("sinklab_attention_observed", default=True)
 _DECODING: ContextVar[object | None] = ContextVar("sinklab_attention_decoding", default=None)
@@ -213,7 +213,7 @@ class Owner:
         is_other = threading.get_ident() != self.thread.ident
         return (
             is_other or (self.task is not None and _task() is not self.task)
-        ) and not is_replayed()
+        ) and not in_backward()
 
     def check(self, action: str) -> None:
         """Raises ValueError if another thread or task acts."""

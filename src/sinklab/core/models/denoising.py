@@ -29,7 +29,12 @@ from sinklab.core.sampling.denoisers import Denoiser, Session
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """The outputs of the decoder that an evaluation reads."""
+    """The outputs of the decoder that an evaluation reads.
+
+    An example with shifted logits: position 5 is wanted in row 0, positions 5 and 7 in row 1. Then
+    `wanted_Q` is (5, 7), `output_Q` (4, 6), and `pick` leaves three of the four states:
+    ((True, False), (True, True)).
+    """
 
     output_Q: Tensor
     """Columns whose states are wanted, int64 (Q,)."""
@@ -125,7 +130,7 @@ class ModelDenoiser(Denoiser):
 
     def exact_cache(self) -> Cache | None:
         """The cache of attention in blocks, which changes no result; None with full attention, or
-        if each column is to be seen.
+        if each column is to be seen, or without the ring `lab`, which has that cache.
         """
         sees_all = self.plain or is_watched(self.model)
         if sees_all or self.model.config.block_length is None or "committed" not in caches:

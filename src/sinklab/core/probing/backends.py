@@ -5,6 +5,13 @@ A function of ours runs the one that was asked for and shows the call to the tap
 made it. Inside torch's SDPA the tap listens itself; of other backends it is shown the inputs of the
 function and its output; and from within compiled code an operation that torch does not look into
 shows that.
+
+There are two roads into the tap. A transformers model that asks for its attention function gets one
+of ours, which calls `Tap.inside`; every other model runs under the tap as a torch function mode,
+which meets `scaled_dot_product_attention` in `__torch_function__`. If the function
+that a transformers model asked for is SDPA, `inside` turns the mode on around it. Both roads end
+alike: `_edit` makes the `AttentionCall` and asks each listener for its edit, the call is run, and
+`_show` gives listeners the call and its output. Compiled code is only observed (`saw`).
 """
 
 # B batch, H query heads, Q queries, S keys, D head dim
@@ -293,7 +300,9 @@ def remade(
 
 
 @torch.no_grad()
-def hold(base: str, model: nn.Module, module: nn.Module, call: AttentionCall, out: Tensor) -> None:
+def check_against_twin(
+    base: str, model: nn.Module, module: nn.Module, call: AttentionCall, out: Tensor
+) -> None:
     """Check the first call of a kind that a module makes against its slow twin, softmax(q · kᵀ) · v
     of one head.
 

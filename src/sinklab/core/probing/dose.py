@@ -13,8 +13,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHOSEN = ("keys", "held", "removed", "overlap", "left", "chosen", "sinks", "matched")
-MEASURED = (*CHOSEN, "alone", "strongest", "strongest_at")
+MEASURED = (
+    "keys",
+    "held",
+    "removed",
+    "overlap",
+    "left",
+    "chosen",
+    "sinks",
+    "matched",
+    "alone",
+    "strongest",
+    "strongest_at",
+)
 """Measures of a `RemovalRecord` for each head, as `keys_BLH`, …"""
 
 

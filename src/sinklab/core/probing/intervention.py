@@ -219,10 +219,17 @@ class InterventionLog(Listener):
         of the strongest key after the edits. NaN if nothing was measured.
         """
         dose = self.dose()
-        means = {"keys": dose.keys, "held": dose.held, "removed": dose.removed}
-        means |= {"overlap": dose.overlap, "left": dose.left, "alone": dose.alone}
-        means["strongest"] = dose.strongest
-        return {"forwards": self.forwards, "removals": len(self.removals), **means}
+        return {
+            "forwards": self.forwards,
+            "removals": len(self.removals),
+            "keys": dose.keys,
+            "held": dose.held,
+            "removed": dose.removed,
+            "overlap": dose.overlap,
+            "left": dose.left,
+            "alone": dose.alone,
+            "strongest": dose.strongest,
+        }
 
     def dose(self, label: str | None = None) -> Dose:
         """Dose of one edit (`RemovalRecord.label`), or of all together: to stand beside a score."""
@@ -239,12 +246,10 @@ class InterventionLog(Listener):
         removed.
         """
         parts = [removal.columns() for removal in self.removals]
-        table: dict[str, Any] = {
-            name: np.concatenate(
-                [np.empty(0, kind), *(part[name] for part in parts)], dtype=kind, casting="unsafe"
-            )
-            for name, kind in _NUMBERS.items()
-        }
+        table: dict[str, Any] = dict.fromkeys(TABLE_COLUMNS)
+        for name, kind in _NUMBERS.items():
+            numbers = [np.empty(0, kind), *(part[name] for part in parts)]
+            table[name] = np.concatenate(numbers, dtype=kind, casting="unsafe")
         table["edit"] = [
             removal.label for removal in self.removals for _ in range(removal.keys_BLH.numel())
         ]
@@ -255,10 +260,7 @@ class InterventionLog(Listener):
             table["key_list"] = [
                 keys for removal in self.removals for keys in rows[id(removal.columns_BLHM)]
             ]
-        names = [*TABLE_COLUMNS]
-        if keys:
-            names.append("key_list")
-        return {name: table[name] for name in names}
+        return table
 
 
 TABLE_COLUMNS = ("forward", "edit", "layer", "head", "row", *MEASURED)

@@ -1,5 +1,5 @@
 """The tap: sees every attention call of one model, lets interventions rewrite it, then shows it to
-observers.
+observers. The head of backends.py tells the two roads into it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,21 @@ from sinklab.core.compat import (
     compiled_module,
     compiles_hooks,
     has_windows,
+    in_backward,
     is_compiled,
-    is_replayed,
     is_running,
     stated,
 )
 from sinklab.core.errors import check_tensor
-from sinklab.core.probing.backends import asking, hold, is_of_torch, read, remade, shown, within
+from sinklab.core.probing.backends import (
+    asking,
+    check_against_twin,
+    is_of_torch,
+    read,
+    remade,
+    shown,
+    within,
+)
 from sinklab.core.probing.call import NAMES, AttentionCall
 from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.origin import OWN, KeyOrigin, says_more
@@ -288,7 +296,7 @@ class Tap(TorchFunctionMode):
             edited = self._leave(calls, output)
         while self._stack and self._stack.pop() != path:
             pass
-        if output is not None and not is_replayed():
+        if output is not None and not in_backward():
             self._ran.add(path)
         if not self._stack:
             self.listen(False)
@@ -318,7 +326,7 @@ class Tap(TorchFunctionMode):
         edited_BQD = states_BQD
         for listener in self.listeners:
             edited_BQD = listener.edit_states(calls, edited_BQD)
-        if not is_replayed():
+        if not in_backward():
             for listener in self.listeners:
                 listener.observe_states(calls, edited_BQD)
         if edited_BQD is states_BQD:
@@ -422,7 +430,7 @@ class Tap(TorchFunctionMode):
     def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
         call, edited = self._edit(self._stack[-1], dict(zip(NAMES, args, strict=False)) | kwargs)
         attention: Callable[..., Tensor] = _SDPA
-        if self._is_heard(edited) and not is_replayed():
+        if self._is_heard(edited) and not in_backward():
             attention = partial(edited.heard, attention)
         if edited is call:
             out = attention(*args, **kwargs)
@@ -435,7 +443,7 @@ class Tap(TorchFunctionMode):
         """The call that the module at this path makes, as it is given and as listeners want it."""
         # Gradient checkpointing replays layers inside the backward pass: they need their edits and
         # are no new forward.
-        replay = is_replayed()
+        replay = in_backward()
         layer = path
         if not replay:
             layer = self._name(path)
@@ -461,10 +469,10 @@ class Tap(TorchFunctionMode):
         """Show listeners the call as it was made, and its output; by this backend, if not by
         torch's SDPA.
         """
-        if is_replayed():
+        if in_backward():
             return
         if base:
-            hold(base, self.model, self._modules[call.layer.split("#")[0]], call, out)
+            check_against_twin(base, self.model, self._modules[call.layer.split("#")[0]], call, out)
         for listener in self.listeners:
             listener.observe(call, out)
 

@@ -8,11 +8,11 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     caches="BlockWork Cache cache_of",
     canvas="Canvas Places",
-    denoisers="Denoiser DenoisingModel Evaluation Session guided limited suppressed",
+    denoisers="Denoiser DenoisingModel Evaluation Session guided suppressed text_only",
     loop="Step WritingSchedule denoise",
     rules=(
-        "Candidates Entropy LeftToRight LowConfidence MaskgitPlus Origin PositionalOrder "
-        "RandomOrder TopkMargin UnmaskingRule"
+        "Candidates ConfidenceRule Entropy LeftToRight LowConfidence MaskgitPlus Origin "
+        "PositionalOrder RandomOrder TopkMargin UnmaskingRule"
     ),
     schedules=(
         "EntropyBound EvenQuota Factor Schedule Threshold Timed Turn commit_counts split_steps"

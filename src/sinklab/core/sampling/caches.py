@@ -17,7 +17,11 @@ from sinklab.core.registry import caches, value_of
 
 class Cache:
     """Says what to recompute; keys and values of every other column stay as they were when last
-    computed. A subclass writes `columns`, or `work` and `memory`.
+    computed.
+
+    There are two kinds. Most caches write `columns`: the model's denoiser keeps keys and values and
+    recomputes those columns. One that drops or chooses keys, as those that evict in
+    `sinklab.lab.caching`, writes `work` and `memory`, and keeps them itself.
     """
 
     is_exact: ClassVar[bool] = False

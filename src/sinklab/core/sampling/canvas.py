@@ -317,7 +317,7 @@ class Places:
         return cls(wanted_BS, wanted_BS.flatten().nonzero()[:, 0])
 
 
-def numbers_of(flags: Tensor, count: int) -> Tensor:
+def true_indices(flags: Tensor, count: int) -> Tensor:
     """Indices of the `count` True values in the flattened tensor, int64 (M,), ascending: `nonzero`
     without a wait for the device.
     """

@@ -310,7 +310,7 @@ def suppressed(denoiser: Any, suppress_ids: Iterable[int] | int) -> Denoiser:
     return _Suppressed(denoiser, columns)
 
 
-class _Limited(ChangedDenoiser):
+class _TextOnly(ChangedDenoiser):
     def __init__(self, denoiser: Any, vocabulary: int) -> None:
         super().__init__(denoiser)
         self.vocabulary = vocabulary
@@ -319,11 +319,11 @@ class _Limited(ChangedDenoiser):
         return evaluations[0](ids_BS)[:, : self.vocabulary]
 
 
-def limited(denoiser: Any, vocabulary: int) -> Denoiser:
+def text_only(denoiser: Any, vocabulary: int) -> Denoiser:
     """The denoiser over the ids below `vocabulary` alone: a text decoder for a model that also
     writes image codes.
 
     The other ids take no part in any probability. Raises ValueError for vocabulary < 1.
     """
     check_count("vocabulary", vocabulary, "use the denoiser as it is.")
-    return _Limited(denoiser, vocabulary)
+    return _TextOnly(denoiser, vocabulary)

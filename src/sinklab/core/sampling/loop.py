@@ -18,7 +18,7 @@ from sinklab.core.sampling.canvas import (
     Places,
     block_columns,
     numbered_blocks,
-    numbers_of,
+    true_indices,
 )
 from sinklab.core.sampling.denoisers import Denoiser, DenoisingModel, Evaluation, denoiser_of
 from sinklab.core.sampling.rules import Candidates, UnmaskingRule, rule_of
@@ -30,7 +30,7 @@ from sinklab.core.sampling.tokens import TokenSampling, perturbed, required
 
 
 class RowEnds:
-    """Watches one run for rows that are finished.
+    """The rows of one run that are finished, and the stop ids behind their ends.
 
     Raises ValueError when no stop id is given, when one is negative, and when [MASK] is one.
     """
@@ -53,7 +53,7 @@ class RowEnds:
         self._open_BS = open_BS
         self.finished_B = torch.zeros_like(open_BS[:, 0])
 
-    def __call__(self, ids_BS: Tensor, masked_BS: Tensor) -> tuple[Tensor, Tensor]:
+    def fill(self, ids_BS: Tensor, masked_BS: Tensor) -> tuple[Tensor, Tensor]:
         """The ids with the newly finished rows filled to the right with their stop id, and the
         filled positions (bool (B, S)).
 
@@ -137,8 +137,8 @@ def denoise(
     generator: torch.Generator | None = None,
     stop_ids: Iterable[int] | int | None = None,
 ) -> Iterator[Step]:
-    """Decode the open positions of `canvas`, yielding each step; the last step's `ids_BS` is the
-    result.
+    """Decode the open positions of `canvas`: checks now, runs while it is iterated. Each item is a
+    step; the last step's `ids_BS` is the result.
 
     At every step the denoiser evaluates the masked positions of the current block and nothing else.
     Each gets a proposed token, the rule scores the proposals, the schedule says how many of the
@@ -175,25 +175,25 @@ def denoise(
     """
     denoiser = denoiser_of(denoiser, canvas)
     sampling = TokenSampling(temperature, top_p, top_k)
-    chosen = rule_of(rule)
-    plan = planned(chosen, schedule, sampling)
+    rule = rule_of(rule)
+    schedule = planned(rule, schedule, sampling)
     if temperature > 0:
         required(generator, "a temperature above 0")
-    if chosen.draws:
-        required(generator, f"the rule {chosen}")
+    if rule.draws:
+        required(generator, f"the rule {rule}")
     check_count("steps", steps, "leave steps out to commit one token per step.")
     canvas = denoiser.in_blocks(canvas, block_length)
     sizes, block_BS = numbered_blocks(canvas, block_length)
-    limits = plan.evaluations(sizes, steps)
-    check_equal_rows(plan, canvas.open_BS, len(sizes), steps)
+    limits = schedule.evaluations(sizes, steps)
+    check_equal_rows(schedule, canvas.open_BS, len(sizes), steps)
     ends = None
     if stop_ids is not None:
         ends = RowEnds(stop_ids, canvas.open_BS, canvas.mask_id)
-    memory = cache_of(cache)
-    evaluate = Evaluation(denoiser, memory, block_BS)
-    run = Run(canvas, evaluate, block_BS, limits, chosen, plan, sampling, generator, ends, memory)
-    if isinstance(plan, WritingSchedule):
-        return plan.steps(run)
+    cache = cache_of(cache)
+    evaluate = Evaluation(denoiser, cache, block_BS)
+    run = Run(canvas, evaluate, block_BS, limits, rule, schedule, sampling, generator, ends, cache)
+    if isinstance(schedule, WritingSchedule):
+        return schedule.steps(run)
     return run.steps()
 
 
@@ -249,7 +249,7 @@ class Run:
         columns = block_columns(self.block_BS, len(self.limits))
         ids_BS = canvas.ids_BS
         masked_BS = canvas.open_BS
-        left = self._left(masked_BS)
+        left, _ = self._left(masked_BS)
         index = 0
         for block, limit in enumerate(self.limits):
             size_B = (masked_BS & (self.block_BS == block)).sum(1)
@@ -262,7 +262,7 @@ class Run:
                         "evaluations."
                     )
                 candidates_BS = masked_BS & (self.block_BS == block)
-                flat_M = numbers_of(candidates_BS, left[block])
+                flat_M = true_indices(candidates_BS, left[block])
                 places = Places(candidates_BS, flat_M, columns[block])
                 with torch.no_grad(), decoding(run):
                     logits_MV = self.evaluate(ids_BS, places, block, nth)
@@ -281,9 +281,9 @@ class Run:
                 masked_BS = masked_BS & ~chosen_BS
                 filled_BS = torch.zeros_like(masked_BS)
                 if ends is not None:
-                    ids_BS, filled_BS = ends(ids_BS, masked_BS)
+                    ids_BS, filled_BS = ends.fill(ids_BS, masked_BS)
                     masked_BS = masked_BS & ~filled_BS
-                *left, wrong = self._left(masked_BS, best_M, score_M)
+                left, wrong = self._left(masked_BS, best_M, score_M)
                 if wrong:
                     check_best(best_M, step)
                     check_scores(score_M, rule, step)
@@ -318,16 +318,17 @@ class Run:
             self.generator,
         )
 
-    def _left(self, masked_BS: Tensor, *numbers: Tensor) -> list[int]:
-        """Masks that are left in each block, and whether one of these numbers is wrong: the one
-        question of a step to the device.
+    def _left(self, masked_BS: Tensor, *numbers: Tensor) -> tuple[list[int], bool]:
+        """Masks that are left in each block, and whether one of these numbers is wrong: read from
+        the device in one piece.
         """
-        held_N = masked_BS.new_zeros(len(self.limits) + 1, dtype=torch.int64)
-        held_N.index_add_(0, self.block_BS.flatten() + 1, masked_BS.flatten().long())
-        if numbers:
-            wrong = torch.stack([~one.sum().isfinite() for one in numbers]).any().long()
-            held_N = torch.cat([held_N, wrong[None]])
-        return held_N[1:].tolist()
+        # first the positions of no block, then the blocks, last the wrong numbers
+        counts_N = masked_BS.new_zeros(len(self.limits) + 2, dtype=torch.int64)
+        counts_N.index_add_(0, self.block_BS.flatten() + 1, masked_BS.flatten().long())
+        for one_M in numbers:
+            counts_N[-1] += ~one_M.sum().isfinite()
+        _, *left, wrong = counts_N.tolist()
+        return left, wrong > 0
 
     def best(self, score_M: Tensor, flat_M: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
         """The best candidates, as many as the schedule says, bool (B, S)."""

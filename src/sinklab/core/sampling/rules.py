@@ -16,7 +16,7 @@ from torch import Tensor
 from sinklab.core.attention.context import finest
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import unmasking_rules, value_of
-from sinklab.core.sampling.canvas import numbers_of
+from sinklab.core.sampling.canvas import true_indices
 from sinklab.core.sampling.token_ids import check_vocabulary, token_ids
 from sinklab.core.sampling.tokens import TokenSampling, proposals, required, shaped
 
@@ -44,22 +44,22 @@ class Candidates:
     generator: torch.Generator | None = None
     """The one source of randomness, None when the caller gave none."""
 
+    @property
+    def exact_MV(self) -> Tensor:
+        """The logits in float32 or better."""
+        return self.logits_MV.to(torch.promote_types(self.logits_MV.dtype, torch.float32))
+
     @cached_property
     def shaped_MV(self) -> Tensor:
         """Logits after temperature, top-p and top-k, float32 or better; -inf for a token that was
         cut.
         """
-        return shaped(
-            self.logits_MV.to(torch.promote_types(self.logits_MV.dtype, torch.float32)),
-            self.sampling,
-        )
+        return shaped(self.exact_MV, self.sampling)
 
     @cached_property
     def probability_MV(self) -> Tensor:
         """softmax(logits_MV), float32 or better."""
-        return torch.softmax(
-            self.logits_MV.to(torch.promote_types(self.logits_MV.dtype, torch.float32)), -1
-        )
+        return torch.softmax(self.exact_MV, -1)
 
     @cached_property
     def shaped_probability_MV(self) -> Tensor:
@@ -81,6 +81,10 @@ class Candidates:
         """int64, the token that would be committed at each candidate."""
         return self.drawn[1]
 
+    def of_proposals(self, probability_MV: Tensor) -> Tensor:
+        """The number (M,) that each proposal has in a tensor over the vocabulary."""
+        return probability_MV.gather(-1, self.tokens_M[:, None])[:, 0]
+
     @cached_property
     def columns_M(self) -> Tensor:
         """int64, the canvas column of each candidate, left padding counted."""
@@ -93,7 +97,7 @@ class Candidates:
 
     @cached_property
     def _flat_M(self) -> Tensor:
-        return numbers_of(self.candidates_BS, len(self.logits_MV))
+        return true_indices(self.candidates_BS, len(self.logits_MV))
 
 
 class UnmaskingRule:
@@ -158,7 +162,9 @@ def rule_of(given: UnmaskingRule | Callable[[Candidates], Tensor] | str) -> Unma
 
 
 @dataclass(frozen=True)
-class _Confidence(UnmaskingRule, Checked):
+class ConfidenceRule(UnmaskingRule, Checked):
+    """Base of rules by the model's confidence: they have the option `alg_temp`."""
+
     alg_temp: float | None = limited(
         None, at_least=0, below=math.inf, remedy="0 takes the best positions"
     )
@@ -168,7 +174,7 @@ class _Confidence(UnmaskingRule, Checked):
 
 @unmasking_rules.register("low_confidence")
 @dataclass(frozen=True)
-class LowConfidence(_Confidence):
+class LowConfidence(ConfidenceRule):
     """Commit the most probable proposals first (LLaDA's `low_confidence` remasking).
 
     The probability is the softmax probability, taken at temperature 1 and without top-p and top-k,
@@ -194,24 +200,24 @@ class LowConfidence(_Confidence):
             deferred = torch.tensor(self.defer_ids, device=candidates.logits_MV.device)
             rest_MV = candidates.logits_MV.index_fill(-1, deferred, -torch.inf)
             probability_MV = replace(candidates, logits_MV=rest_MV).probability_MV
-        return probability_MV.gather(-1, candidates.tokens_M[:, None])[:, 0]
+        return candidates.of_proposals(probability_MV)
 
 
 @unmasking_rules.register("maskgit_plus")
 @dataclass(frozen=True)
-class MaskgitPlus(_Confidence):
+class MaskgitPlus(ConfidenceRule):
     """Commit the proposals of highest shaped probability first (Dream's `maskgit_plus`).
 
     The probability is taken after temperature, top-p and top-k.
     """
 
     def __call__(self, candidates: Candidates) -> Tensor:
-        return candidates.shaped_probability_MV.gather(-1, candidates.tokens_M[:, None])[:, 0]
+        return candidates.of_proposals(candidates.shaped_probability_MV)
 
 
 @unmasking_rules.register("topk_margin")
 @dataclass(frozen=True)
-class TopkMargin(_Confidence):
+class TopkMargin(ConfidenceRule):
     """Commit the positions of greatest margin p1 - p2 first (Dream's `topk_margin`).
 
     The margin is that of the best token over the second, after temperature, top-p and top-k.
@@ -230,7 +236,7 @@ class TopkMargin(_Confidence):
 
 @unmasking_rules.register("entropy")
 @dataclass(frozen=True)
-class Entropy(_Confidence):
+class Entropy(ConfidenceRule):
     """Commit the positions of least entropy first (Dream's `entropy`).
 
     The score is Σ p log(p + 1e-10) in nats, after temperature, top-p and top-k.

@@ -233,7 +233,7 @@ class DecodingSettings(Checked):
         """
         import torch
 
-        from sinklab.core.sampling.denoisers import guided, limited, suppressed
+        from sinklab.core.sampling.denoisers import guided, suppressed, text_only
         from sinklab.core.sampling.loop import denoise
 
         values = self.values(**chosen)
@@ -259,7 +259,7 @@ class DecodingSettings(Checked):
                 f"a suppressed token cannot end a row, got {sorted(both)} as both; choose one."
             )
         if self.text_only and text_vocabulary is not None:
-            denoiser = limited(denoiser, text_vocabulary)
+            denoiser = text_only(denoiser, text_vocabulary)
         if self.suppress_ids:
             denoiser = suppressed(denoiser, self.suppress_ids)
         if self.cfg_scale:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch
@@ -152,7 +152,7 @@ class BlockKeys(LayerIntervention):
 
 
 def _span(steps: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    steps = tuple(steps)
+    steps = tuple(steps) if isinstance(steps, Iterable) else (steps,)
     if len(steps) == 2 and steps[0] is not None:
         whole_numbers("steps", [number for number in steps if number is not None])
         if steps[1] is None or steps[1] > steps[0]:
@@ -184,7 +184,17 @@ class Selection:
 
 
 class BlockHandler(InterventionHandler):
-    """Carries `BlockKeys` out: remembers what was chosen for the forward that loses it."""
+    """Carries `BlockKeys` out: remembers what was chosen for the forward that loses it.
+
+    - "now": `selection` chooses them before the call that loses them.
+    - "previous": `observe` chooses them after a call; they are removed in the next step.
+    - "kept": likewise, and they stay removed; each step adds to them.
+    - "clean": `observe` chooses them in a forward of `probing()`, for the step behind it.
+
+    `slots` holds what a finished forward chose, `forward.taken` what the running one removed;
+    `previous` tells which evicted keys are blocked still. Those of "previous" are chosen in
+    `selection`, from the view that `observe` kept.
+    """
 
     options: BlockKeys
 
@@ -304,10 +314,10 @@ class BlockHandler(InterventionHandler):
             )
         self._check_text(call)
         if isinstance(found, KeyView):
-            held_BHS = self.gone_before(call)
-            if held_BHS is not None:
-                held_BHS = held_BHS[..., :keys]
-            found = self._chosen(call, found, held_BHS)
+            before_BHS = self.gone_before(call)
+            if before_BHS is not None:
+                before_BHS = before_BHS[..., :keys]
+            found = self._chosen(call, found, before_BHS)
         return replace(found, gone_BHS=extended(found.gone_BHS, now[2]))
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
@@ -324,10 +334,10 @@ class BlockHandler(InterventionHandler):
             self.forward.chosen[call.layer] = replace(view, call=None)
             return
         taken = self.forward.taken.get(call.layer)
-        held_BHS = None
+        before_BHS = None
         if taken is not None and when == "kept":
-            held_BHS = taken.gone_BHS
-        self.forward.chosen[call.layer] = self._chosen(call, view, held_BHS)
+            before_BHS = taken.gone_BHS
+        self.forward.chosen[call.layer] = self._chosen(call, view, before_BHS)
 
     def _view(self, call: AttentionCall, site: CallSite) -> KeyView:
         options = self.options
@@ -342,18 +352,18 @@ class BlockHandler(InterventionHandler):
             doubt=self.doubt,
         )
 
-    def _chosen(self, call: AttentionCall, view: KeyView, held_BHS: Tensor | None) -> Selection:
+    def _chosen(self, call: AttentionCall, view: KeyView, before_BHS: Tensor | None) -> Selection:
         """Keys that the selector chooses in this view.
 
-        `held_BHS`: keys that are gone already, of all heads; None for none.
+        `before_BHS`: keys that are gone already, of all heads; None for none.
         """
         options = self.options
         selector = options.keys
         site = view.site
         every = call.query_BHQD.shape[1]
-        if held_BHS is not None:
-            held_BHS = of_heads(held_BHS, site.heads)
-            view = replace(view, gone_BHS=held_BHS)
+        if before_BHS is not None:
+            before_BHS = of_heads(before_BHS, site.heads)
+            view = replace(view, gone_BHS=before_BHS)
         with torch.no_grad():
             flags_BHS = selector.select(view)
             if options.limit is not None and selector.by_attention:
@@ -368,10 +378,10 @@ class BlockHandler(InterventionHandler):
             else:
                 columns_BHM = as_columns(flags_BHS)
                 numbers = {}
-            if held_BHS is not None and options.when == "kept":
-                held_BHM = as_columns(held_BHS, options.limit)
-                columns_BHM = torch.cat([columns_BHM, held_BHM], -1)
-                flags_BHS = flags_BHS | held_BHS
+            if before_BHS is not None and options.when == "kept":
+                before_BHM = as_columns(before_BHS, options.limit)
+                columns_BHM = torch.cat([columns_BHM, before_BHM], -1)
+                flags_BHS = flags_BHS | before_BHS
             gone_BHS = flags_BHS
             if len(site.heads) < every:
                 gone_BHS = flags_BHS.new_zeros(len(flags_BHS), every, flags_BHS.shape[-1])

@@ -187,10 +187,10 @@ class KeyView:
         among_BHS = among_BHS & self.free_BHS
         keys = among_BHS.shape[-1]
         if self.limit is not None:
-            held_BH1 = torch.zeros_like(among_BHS[..., :1], dtype=torch.long)
+            gone_BH1 = torch.zeros_like(among_BHS[..., :1], dtype=torch.long)
             if self.gone_BHS is not None:
-                held_BH1 = self.gone_BHS[:, : among_BHS.shape[1]].sum(-1, keepdim=True)
-            count = (self.limit - held_BH1).clamp(min=0).clamp_max(count)
+                gone_BH1 = self.gone_BHS[:, : among_BHS.shape[1]].sum(-1, keepdim=True)
+            count = (self.limit - gone_BH1).clamp(min=0).clamp_max(count)
         if self.is_shared:
             order_BHS = order_BHS.mean(1, keepdim=True)
         found_BH1 = among_BHS.sum(-1, keepdim=True)

@@ -222,7 +222,7 @@ class Editing(Threshold, WritingSchedule):
                 goes_on = bool(active_B.any())
                 filled_BS = nothing_BS
                 if ends is not None and not goes_on:
-                    ids_BS, filled_BS = ends(ids_BS, canvas.open_BS & (ids_BS == mask_id))
+                    ids_BS, filled_BS = ends.fill(ids_BS, canvas.open_BS & (ids_BS == mask_id))
                     ended_B = ends.finished_B
                 yield Step(
                     index,
