@@ -318,3 +318,8 @@ def test_positions_that_are_never_there_are_refused(model, edit, message):
 def test_wrong_positions_and_windows_are_refused_by_name(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_steps_are_a_pair():
+    with pytest.raises(ValueError, match=r"\(3,\): write \(4, 8\)"):
+        MaskPositions(1, steps=3)

@@ -197,8 +197,9 @@ class AttentionCall:
         if heads is not None:
             return attention_statistics(self.scores(heads), names, **options)
         share = self.share
-        own = share.own(torch.arange(self.query_BHQD.shape[1]), 0).tolist()
-        found = attention_statistics(self.scores(own), names, **options)
+        if share.count > 1:
+            heads = share.own(torch.arange(self.query_BHQD.shape[1]), 0).tolist()
+        found = attention_statistics(self.scores(heads), names, **options)
         # heads are the axis before the last in every statistic; in one order, or processes would
         # swap their tensors
         return {name: share.whole(found[name], -2) for name in sorted(found)}

@@ -167,9 +167,13 @@ class InterventionHandler(Listener):
         self._doubts = []
         asked = [*parts, *(wrong for wrong, _ in doubts)]
         flat = [part.flatten().float() for part in asked]
-        there = torch.cat(flat).cpu().split([len(part) for part in flat])
-        for is_wrong, (_, check) in zip(there[len(parts) :], doubts, strict=True):
-            at_once(is_wrong, check)
+        whole = torch.cat(flat).cpu()
+        there = whole.split([len(part) for part in flat])
+        # read in one piece: a question to each flag would be a wait of its own
+        flags = whole[len(whole) - len(doubts) :].tolist()
+        for is_wrong, (_, check) in zip(flags, doubts, strict=True):
+            if is_wrong:
+                check()
         return [one.view(part.shape) for one, part in zip(there, parts, strict=False)]
 
     def begin(self) -> None:
