@@ -15,7 +15,9 @@ from sinklab.core.probing.tap import tapped
 from sinklab.core.registry import statistics
 from tiny_models import STYLES, HandWritten, Prefixed, llama
 
-NAMES = tuple(name for name, kind in statistics.items() if not kind.needs_canvas)
+NAMES = tuple(
+    name for name, kind in statistics.items() if not (kind.needs_canvas or kind.remembers)
+)
 
 
 class Outputs(Listener):

@@ -9,6 +9,7 @@ import pytest
 
 from sinklab.core.registry import rules
 from sinklab.core.sinks import Excess, Gu, Top
+from sinklab.lab.measures.soft_rule import Soft
 from sinklab.lab.testing import check_rule
 
 RULES = [
@@ -20,6 +21,8 @@ RULES = [
     Gu(0.8),
     Top(),
     Top(5),
+    Soft(),
+    Soft(2.0, 0.3),
 ]
 
 

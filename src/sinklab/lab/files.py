@@ -33,7 +33,7 @@ def from_json(text: str | bytes, kind: type = object) -> Any:
         if not level:
             return value
         held = [one for one in level if isinstance(one, list)]
-        held += [one.values() for one in level if isinstance(one, dict)]
+        held += [[*one.values()] for one in level if isinstance(one, dict)]
         level = [inner for outer in held for inner in outer]
     raise ValueError(f"it is nested more than {DEEPEST} levels deep")
 

@@ -6,7 +6,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from sinklab.core.attention.scores import allowed
-from sinklab.core.probing.interventions.removals import own_mask
 from sinklab.core.probing.statistics import KEYS, CallView, Statistic
 from sinklab.core.registry import statistics
 
@@ -29,7 +28,13 @@ class KeyCosine(Statistic):
         key_BHSD = key_BHSD.repeat_interleave(heads // key_BHSD.shape[1], 1)
         if call.visibility.real_BQ is not None:
             query_BHQD = query_BHQD * call.visibility.real_BQ[:, None, :, None]
-        seen_BHQS = allowed(own_mask(call)).expand(*query_BHQD.shape[:3], -1).to(query_BHQD)
+        queries, keys = query_BHQD.shape[2], key_BHSD.shape[2]
+        seen_BHQS = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=key_BHSD.device)
+        if call.is_causal:
+            seen_BHQS = seen_BHQS.tril()
+        if call.mask is not None:
+            seen_BHQS = seen_BHQS & allowed(call.mask)
+        seen_BHQS = seen_BHQS.expand(*query_BHQD.shape[:3], -1).to(query_BHQD)
         sum_BHSD = torch.einsum("bhqs,bhqd->bhsd", seen_BHQS, query_BHQD)
         count_BHS = call.visibility.visible_BHS.clamp_min(1)
         return view.of_heads((sum_BHSD * key_BHSD).sum(-1) / count_BHS)

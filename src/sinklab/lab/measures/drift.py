@@ -34,7 +34,7 @@ class Drift(Statistic, Checked):
         before_BKSD = view.memory.get(self.of)
         view.memory[self.of] = now_BKSD.clone()
         drift_BKS = torch.full(now_BKSD.shape[:3], torch.nan, device=now_BKSD.device)
-        if before_BKSD is not None and len(before_BKSD) == len(now_BKSD):
+        if before_BKSD is not None and before_BKSD.shape[:2] == now_BKSD.shape[:2]:
             both = min(before_BKSD.shape[2], now_BKSD.shape[2])
             parts = (now_BKSD[:, :, :both], before_BKSD[:, :, :both])
             drift_BKS[..., :both] = 1 - cosine_similarity(*parts, dim=-1)

@@ -31,7 +31,11 @@ def outcome_table(run: Training) -> pd.DataFrame:
     """
     loss = run.loss or mean_over([])
     low, high = loss.interval
-    row = {"variant": run.variant, "seed": run.run.info.seed, "status": run.run.info.status}
+    row: dict[str, Any] = {
+        "variant": run.variant,
+        "seed": run.run.info.seed,
+        "status": run.run.info.status,
+    }
     row |= {"heldout_loss": loss.value, "low": low, "high": high, "heldout_rows": loss.samples}
     row |= {"takeover_step": run.takeover, "emergence_step": run.emergence}
     if run.monitor is not None:

@@ -216,9 +216,9 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
         ValueError: if its class is not registered, or the tensor that it gives has other axes than
             it says.
     """
-    statistic = check_text(statistics, statistic)
+    value = check_text(statistics, statistic)
     name, model = (
-        statistics.as_text(statistic),
+        statistics.as_text(value),
         load("tiny").model.eval() if model is None else model,
     )
     mask_id = model.config.mask_token_id
@@ -246,7 +246,7 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
         f"{name} has the shape {tuple(array.shape)} for the axes {dims}"
     )
     # one that remembers has nothing to compare the first step with
-    told = array[1:] if statistic.remembers else array
+    told = array[1:] if value.remembers else array
     assert told.isfinite().all(), f"{name} has numbers that are not finite where every query runs"
     others: list[tuple[str, Tensor, dict[str, Any]]] = [
         (f"{name} depends on chunks", array, {"chunk": 3})
