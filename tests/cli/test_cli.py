@@ -329,7 +329,7 @@ def test_train_trace_and_report_make_one_river(tmp_path, capsys):
         ),
         (
             "generate x --model {model} --new-tokens -1",
-            "--new-tokens must be at least 0, .* but is -1",
+            "new_tokens must be at least 0, .* but is -1 .*--new-tokens",
         ),
         (
             "generate x --model {model} --schedule threshold --rule random",
@@ -338,7 +338,10 @@ def test_train_trace_and_report_make_one_river(tmp_path, capsys):
         ("info nowhere/at-all/here", "no model can be loaded from 'nowhere/at-all/here'"),
         ("train --corpus nowhere", "the corpus nowhere does not exist"),
         ("train --out nothing --resume", "nothing to resume: nothing has no checkpoint"),
-        ("train --heads 3", r"--hidden-size \(128\) must be a multiple of heads \(3\)"),
+        (
+            "train --heads 3",
+            r"hidden_size \(128\) must be a multiple of heads \(3\) .*--hidden-size",
+        ),
         (
             "trace x --prompts p.txt --model {model}",
             "arguments or from a file, but there are both: 'x'",

@@ -24,7 +24,7 @@ from sinklab.core.registry import studies
 from sinklab.lab.cli import main
 from sinklab.lab.cli.command import Reading
 from sinklab.lab.cli.main import GROUPS, OTHERS, grouped, listings
-from sinklab.lab.cli.options import PERMISSIONS, Given, in_flags
+from sinklab.lab.cli.options import PERMISSIONS, Given
 from sinklab.lab.cli.plans import duration, machine_speed, plan_of
 from sinklab.lab.cli.reports import _opened
 from sinklab.lab.records import open_run
@@ -416,29 +416,6 @@ def test_what_a_command_takes_and_leaves_of_a_file():
     assert (taken, left) == ({"seed": 1}, ["run_code", "other"])
     with pytest.raises(ValueError, match="'sed'; did you mean 'seed'"):
         Given("mine.toml", {"sed": 1}).divided(["seed"])
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        ("pass device='cpu', or another", "pass --device cpu, or another"),
-        ("continue the run (--resume, in Python resume=True)", "continue the run (--resume)"),
-        ("allow it with --run-code (in Python run_code=True)", "allow it with --run-code"),
-        ("go on with resume=True.", "go on with --resume."),
-        ("give mask_sinks, how many keys", "give --mask-sinks, how many keys"),
-        ("k must be at least 1, but is 0", "--k must be at least 1, but is 0"),
-        (
-            "the k most attended; mask_sinks:k=5 and MaskSinks(k=5)",
-            "the k most attended; mask_sinks:k=5 and MaskSinks(k=5)",
-        ),
-        ("no run in runs/mask_sinks/a", "no run in runs/mask_sinks/a"),
-        ("must be one of a, b, but is 'mask_sinks'", "must be one of a, b, but is 'mask_sinks'"),
-        ("sink=False", "--no-sink"),
-    ],
-)
-def test_errors_speak_in_flags(error, told):
-    assert in_flags(error, ["device", "resume", "run_code", "mask_sinks", "k", "sink"]) == told
-    assert in_flags("steps=3", []) == "steps=3"
 
 
 LOST = """

@@ -212,7 +212,9 @@ def conduct(
     if not models:
         raise ValueError(f"a {study.name} needs at least one model; give --model tiny, for example")
     places = [Path(out or "")]
-    if isinstance(study.model, tuple):
+    # a study may be resolved into another one, of one model
+    several = isinstance(study.model, tuple)
+    if several:
         places = [Path(out or "") / folder for folder in folder_names(models)]
     worker = worker or Processes.here()
     # of several workers another one may have begun already
@@ -244,6 +246,6 @@ def conduct(
         drawn = study.draw(runs, out, options or study.Options())
     folders = ", ".join(str(run.path) for run in runs)
     named = f"run folder: {folders}"
-    if isinstance(study.model, tuple):
+    if several:
         named = f"run folders: {folders}"
     return [*study.sentences(runs), named, *study.closing(runs, drawn)]

@@ -32,7 +32,6 @@ from sinklab.lab.cli.options import (
     WORDS,
     Given,
     carried,
-    in_flags,
     known_options,
     options,
     refuse,
@@ -343,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(error: Exception, names: Iterable[str]) -> str:
-    """Error of a command in one line, in the words of its options (`names`)."""
+    """Error of a command in one line, with the options (`names`) that it speaks of."""
     said = " ".join(str(error).split())
     if isinstance(error, MemoryError) or re.search(
         r"allocate memory|out of memory", said, re.IGNORECASE
@@ -353,7 +352,10 @@ def _told(error: Exception, names: Iterable[str]) -> str:
             "smaller model, a narrower "
             "type (--dtype bfloat16) or fewer texts at once, or take a machine with more"
         )
-    said = in_flags(said, names)
+    words = said.replace("=", "= ").replace("(", "( ").split()
+    flags = [f"--{name.replace('_', '-')}" for name in names if {f"{name}=", name} & {*words}]
+    if flags:
+        said += f" (in a command {', '.join(dict.fromkeys(flags))})"
     if isinstance(error, ValueError | OSError):
         return said
     return f"{type(error).__name__}, which --debug traces: {said}"

@@ -471,31 +471,3 @@ def _told(function: Callable[..., None], more: dict[str, str], short: bool) -> s
         f"\n    {name}: {about}" for name, about in more.items()
     )
     return f"{text}\nArgs:\n{lines}"
-
-
-def in_flags(error: str, names: Iterable[str]) -> str:
-    """An error in the words of the command line: options in place of arguments, without words of
-    Python.
-    """
-    error = re.sub(r" \(in Python [^)]*\)|, in Python [^),;]*", "", error)
-    either = "|".join(sorted(names, key=len, reverse=True)) or "$^"
-    several = "|".join(name for name in either.split("|") if "_" in name) or "$^"
-
-    def option(found: re.Match[str]) -> str:
-        name = found[1].replace("_", "-")
-        value = (found[2] or "").strip("'\"")
-        return {"True": f"--{name}", "False": f"--no-{name}"}.get(
-            value, f"--{name} {value}".rstrip()
-        )
-
-    # a field of a value, as in excess:epsilon=3 or MaskSinks(k=5), is no option
-    error = re.sub(
-        rf"(?<![\w:,.=-])(?<!\w\()({either})=('[^']*'|\"[^\"]*\"|[\w.+-]*\w)", option, error
-    )
-    return re.sub(
-        rf"(?<![\w:,.=/'\"-])({several})\b(?![=:/])()|^({either})(?= must )", _bare, error
-    )
-
-
-def _bare(found: re.Match[str]) -> str:
-    return "--" + (found[1] or found[3]).replace("_", "-")
