@@ -61,12 +61,18 @@ class Asked:
     attention: str
     reads_masks: bool
     rows_NS: Tensor
+    reference_NS: Tensor
+    """Other texts of the same books, for reference values."""
 
     def noisy(self, draw: int = 0) -> Tensor:
         """The texts with `RATIO` of their tokens masked; as they are for a model of next tokens."""
+        return self.masked(self.rows_NS, draw)
+
+    def masked(self, rows_NS: Tensor, draw: int = 0) -> Tensor:
+        """Any texts in the same way."""
         if not self.reads_masks:
-            return self.rows_NS
-        return measures.masked_at(self.rows_NS, RATIO, self.model.config.mask_token_id, draw)
+            return rows_NS
+        return measures.masked_at(rows_NS, RATIO, self.model.config.mask_token_id, draw)
 
     @property
     def draws(self) -> range:
@@ -209,7 +215,8 @@ def values(asked: Asked) -> dict[str, Any]:
         ways += ["pool_value", "shuffle_value"]
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/means.safetensors"
-        save_reference_values(asked.model, MaskSinks(k=1), asked.noisy(DRAWS).split(8), file)
+        reference_NS = asked.masked(asked.reference_NS)
+        save_reference_values(asked.model, MaskSinks(k=1), reference_NS.split(8), file)
         edits: dict[str, tuple[Any, ...]] = {"none": ()}
         edits |= {way: (BlockKeys(TopKeys(1), when="clean", how=way),) for way in ways}
         mean = f"mean_value:file={file}"
@@ -503,13 +510,14 @@ def measure(only: list[str], questions: list[str], texts: int | None) -> None:
             function, length = QUESTIONS[question]
             books = siblings.BOOKS / "valid.jsonl.gz"
             every_NS = measures.book_rows(loaded.needed_tokenizer(), books, length, 8)
-            rows_NS = siblings.runs.spread_over_books(every_NS, 8, texts or TEXTS)
+            spread_NS = siblings.runs.spread_over_books(every_NS, 8, len(every_NS))
             asked = Asked(
                 loaded.model,
                 loaded.needed_tokenizer(),
                 point.attention,
                 not point.is_autoregressive,
-                rows_NS,
+                spread_NS[: texts or TEXTS],
+                spread_NS[TEXTS:],
             )
             begun = time.perf_counter()
             with costs.attending(loaded.model, point.attention):
