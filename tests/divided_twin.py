@@ -93,7 +93,7 @@ def compared(
             edited(model, edit, ids, real) for model in (whole, divided)
         )
         assert apart(here, plain) > 1e-3, f"{name} changes nothing"
-        assert log.pop("keys", None) == their_log.pop("keys", None), f"{name}: other keys"
+        assert log.pop("key_list", None) == their_log.pop("key_list", None), f"{name}: other keys"
         found[name] = max(
             apart(here, there), *(apart(log[key], their_log[key]) for key in log if key != "edit")
         )

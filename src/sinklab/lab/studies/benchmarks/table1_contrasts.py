@@ -95,7 +95,7 @@ class Cell:
         """Reason why there is no phenomenon to remove; empty if there is one."""
         rate, share = (self.run.sinks(self.task, name) for name in ("gu_rate", "share"))
         why = no_phenomenon(self.model, rate, share)
-        if why.endswith("masked"):
+        if why.endswith("blocked"):
             why += " (record_sinks)"
         return why
 
