@@ -48,6 +48,7 @@ def test_a_logit_sink_is_that_of_gpt_oss(causal):
         assert torch.allclose(out.transpose(1, 2), theirs, atol=1e-12)
 
 
+@pytest.mark.ring("extras")
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_the_log_sum_exp_form_is_the_mask_with_a_bias(count, on_cpu, monkeypatch):
