@@ -425,7 +425,7 @@ def test_heldout_draws_paired_changes_with_error_bars(make_study):
     axes = heldout_loss([make_study("a", sinks=0.5), make_study("b", leave_out=("heldout",))])
     drawn = lines(axes)
     np.testing.assert_allclose(drawn["sinks blocked"], [0.0, 0.1, 0.5])
-    np.testing.assert_allclose(drawn["random columns blocked"], [0.0, 0.01, 0.02])
+    np.testing.assert_allclose(drawn["random keys blocked"], [0.0, 0.01, 0.02])
     ends = figures["heldout_loss"].prepare(make_study("c", sinks=0.5)).lines[0]
     wanted = mean_over(
         [0.5 * (1 + wobble) for wobble in (-0.05, 0.03, 0.02, -0.01, 0.04, -0.03, 0.01, -0.01)]

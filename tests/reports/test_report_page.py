@@ -98,7 +98,7 @@ def test_the_page_prints_the_numbers_of_the_runs(drawn_report):
         "changes the loss of plain by +0.500 ± 0.0040 nats; blocking as many random keys, by "
         "+0.0200" in content
     )
-    assert "they matter more than random columns at equal number, not at equal attention" in content
+    assert "they matter more than random keys at equal number, not at equal attention" in content
     assert "plain scores 4.00 nats per token on held-out text, 1.50 bits per byte" in content
     for fact in ("low_confidence", "sink_count", "torch", "seed", "5 sinks blocked per head"):
         assert fact in content
@@ -167,7 +167,7 @@ def test_other_data_other_sentences(make_study, shown):
         and "plain has no sink events" in content
     )
     assert "changes the loss of sink by −0.500" in content
-    assert "they matter less than random columns at equal number, not at equal attention" in content
+    assert "they matter less than random keys at equal number, not at equal attention" in content
     assert "the loss of plain by 0 ± 0.0040 nats" in content
 
 

@@ -258,7 +258,7 @@ def value_norms_by_state(axes: Axes, look: Theme) -> None:
 
 BLOCKED = {
     "sinks": "sinks blocked",
-    "random": "random columns blocked",
+    "random": "random keys blocked",
     "equal_mass": "non-sinks of equal mass",
 }
 """Name of a control in a table of held-out losses -> its entry in a legend."""
@@ -282,7 +282,7 @@ def heldout_loss(runs: list[Study]) -> Chart:
             zip(controls, ("-", ":", "--", "-."), strict=False)
         ):
             rows = frame[frame["control"].isin(["none", control])].sort_values("k")
-            words = BLOCKED.get(control, f"{control} columns blocked")
+            words = BLOCKED.get(control, f"{control} keys blocked")
             how: dict[str, Any] = {
                 end: rows[f"delta_{end}"].to_numpy(float) for end in ("low", "high")
             }
@@ -291,7 +291,7 @@ def heldout_loss(runs: list[Study]) -> Chart:
             )
             across = [ks.index(int(k)) for k in rows["k"]]
             lines.append(one.line(across, rows["delta"].to_numpy(float), **how))
-    x = Axis("columns blocked per layer and head", names=tuple(map(str, ks)))
+    x = Axis("keys blocked per layer and head", names=tuple(map(str, ks)))
     return Chart(x, Axis("change of loss, nats per token"), lines, [Mark("y", 0)])
 
 
