@@ -19,6 +19,7 @@ from sinklab.core.probing import (
     MaskSinks,
     Random,
     SinkKeys,
+    TopKeys,
     TruncateContext,
     WindowAttention,
 )
@@ -175,6 +176,9 @@ EXAMPLES = {
     "patch:file=run.safetensors,positions=3,source=7,what=key": Patch(
         file="run.safetensors", positions=(3,), source=(7,), what="key"
     ),
+    # short names lack these fields
+    "block_keys:keys=top:k=2,beyond=8": BlockKeys(TopKeys(2), beyond=8),
+    "block_keys:keys=top:k=2,steps=1+3": BlockKeys(TopKeys(2), steps=(1, 3)),
     "truncate_context:start=8,stop=24,step=4": TruncateContext(8, 24, 4),
     "clip_channel:channels=3+17,limit=2.5,layers=0": ClipChannel(
         channels=(3, 17), limit=2.5, layers=(0,)

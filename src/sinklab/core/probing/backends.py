@@ -372,7 +372,9 @@ def no_call_message(model: nn.Module, forwards: int) -> str:
             "module that was passed)"
         )
     kind = attention_of(stated(model, "config"))
-    known = f" (attn_implementation is {kind!r})"
+    known = ""
+    if kind:
+        known = f" (attn_implementation is {kind!r})"
     behind = (
         'or load it with transformers\' own from_pretrained(..., attn_implementation="sdpa"); '
         "nn.MultiheadAttention calls it with need_weights=False"

@@ -169,6 +169,15 @@ class AttentionCall:
         out_BHQD = out.reshape(batch, -1, queries, out.shape[-1])
         return self.share.whole(out_BHQD)
 
+    def for_query_heads(self, x_BK: Tensor) -> Tensor:
+        """A tensor (B, K, …) of key/value heads as (B, H, …): repeated for the query heads that
+        share each.
+        """
+        groups = self.query_BHQD.shape[1] // x_BK.shape[1]
+        if groups == 1:
+            return x_BK
+        return x_BK.repeat_interleave(groups, 1)
+
     @property
     def masking(self) -> dict[str, Any]:
         """Arguments of the functions of `sinklab.core.attention` beside queries and keys."""

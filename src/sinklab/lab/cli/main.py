@@ -131,7 +131,7 @@ def _commands(arguments: Sequence[str]) -> dict[str, tuple[str, Callable[[], Cal
     made["train"] = TRAIN, partial(train_command, arguments)
     others = OTHERS | dict(registry.commands)
     for name, function in others.items():
-        # what makes a command is asked for it
+        # it is there already, and its maker gives it
         made[name] = _first(function), partial(_itself, function)
     return made
 
@@ -353,9 +353,15 @@ def _told(error: Exception, names: Iterable[str]) -> str:
             "type (--dtype bfloat16) or fewer texts at once, or take a machine with more"
         )
     words = said.replace("=", "= ").replace("(", "( ").split()
-    flags = [f"--{name.replace('_', '-')}" for name in names if {f"{name}=", name} & {*words}]
+    flags: dict[str, None] = {}
+    for name in names:
+        # a word such as "model" is no option unless it is named as one
+        is_named = f"{name}=" in words or words[:1] == [name] or ("_" in name and name in words)
+        flag = f"--{name.replace('_', '-')}"
+        if is_named and flag not in said:
+            flags[flag] = None
     if flags:
-        said += f" (in a command {', '.join(dict.fromkeys(flags))})"
+        said += f" (in a command {', '.join(flags)})"
     if isinstance(error, ValueError | OSError):
         return said
     return f"{type(error).__name__}, which --debug traces: {said}"

@@ -99,7 +99,9 @@ def report(
         raise ValueError(
             "report needs at least one run folder; make one with `sinklab trace` or `sinklab train`"
         )
-    rule = sink_rule and rules.parse(sink_rule)
+    rule = None
+    if sink_rule is not None:
+        rule = rules.parse(sink_rule)
     opened = _opened(runs)
     replaced = (
         " in place of the one that was there (--out names another folder)"

@@ -22,10 +22,9 @@ class KeyCosine(Statistic):
 
     def measure(self, view: CallView) -> Tensor:
         call = view.call
-        heads = call.query_BHQD.shape[1]
         query_BHQD = normalize(call.query_BHQD.detach().float(), dim=-1)
         key_BHSD = normalize(call.key_BKSD.detach().float(), dim=-1)
-        key_BHSD = key_BHSD.repeat_interleave(heads // key_BHSD.shape[1], 1)
+        key_BHSD = call.for_query_heads(key_BHSD)
         if call.visibility.real_BQ is not None:
             query_BHQD = query_BHQD * call.visibility.real_BQ[:, None, :, None]
         queries, keys = query_BHQD.shape[2], key_BHSD.shape[2]

@@ -18,7 +18,7 @@ class Drift(Statistic, Checked):
     """Change 1 − cos of every token's key, or value, since the last recorded step, 0 to 2
     (Elastic-Cache, arXiv 2510.14973, whose caches rest on «the most attended token drifts least»).
 
-    NaN in the first step, and for a key that was not there before.
+    NaN in the first step, and for a key that was not there before or that a cache has dropped.
     """
 
     of: str = limited("key", one_of=("key", "value"))
@@ -38,5 +38,5 @@ class Drift(Statistic, Checked):
             both = min(before_BKSD.shape[2], now_BKSD.shape[2])
             parts = (now_BKSD[:, :, :both], before_BKSD[:, :, :both])
             drift_BKS[..., :both] = 1 - cosine_similarity(*parts, dim=-1)
-        heads = call.query_BHQD.shape[1]
-        return view.of_heads(drift_BKS.repeat_interleave(heads // drift_BKS.shape[1], 1))
+        drift_BKS[..., : call.dropped] = torch.nan
+        return view.of_heads(call.for_query_heads(drift_BKS))

@@ -72,9 +72,8 @@ class Patch(LayerIntervention):
 
     def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
         """The call with these keys or values overwritten in the edited heads."""
-        groups = call.query_BHQD.shape[1] // call.key_BKSD.shape[1]
-        key_BHSD = call.key_BKSD.repeat_interleave(groups, 1)
-        value_BHSD = call.value_BKSD.repeat_interleave(groups, 1)
+        key_BHSD = call.for_query_heads(call.key_BKSD)
+        value_BHSD = call.for_query_heads(call.value_BKSD)
         if self.what != "value":
             key_BHSD = self._patched(key_BHSD, "key", call, site)
         if self.what != "key":
@@ -93,7 +92,7 @@ class Patch(LayerIntervention):
                 f"positions {source} cannot be taken to {self.positions}; save a run of the same "
                 "architecture, with one row or as many, and name positions of both"
             )
-        other_BHSD = other_BKSD.to(own_BHSD).repeat_interleave(own[1] // other[1], 1)
+        other_BHSD = call.for_query_heads(other_BKSD.to(own_BHSD))
         patched_BHSD = own_BHSD.clone()
         for to, from_ in zip(self.positions, source, strict=True):
             part_BHD = other_BHSD[:, site.heads, site.prefix + from_]

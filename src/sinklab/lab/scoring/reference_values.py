@@ -29,8 +29,7 @@ class _Means(BlockHandler):
     def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
         selected = self.selection(call, site)
         if selected is not None and self.is_open:
-            groups = call.query_BHQD.shape[1] // call.value_BKSD.shape[1]
-            value_BHSD = call.value_BKSD.detach().double().repeat_interleave(groups, 1)
+            value_BHSD = call.for_query_heads(call.value_BKSD.detach().double())
             gone_BHS = selected.gone_BHS
             sum_HD = value_BHSD.masked_fill(~gone_BHS.unsqueeze(-1), 0.0).sum((0, 2))
             before_HD, known_H = self.sums.get(

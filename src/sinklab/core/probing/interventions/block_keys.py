@@ -280,9 +280,9 @@ class BlockHandler(InterventionHandler):
             return restricted(call, ~gone_BH1S, self.doubt)
         positions_Q = query_positions(call, prefix)
         meant_BQ = chosen_queries(options.queries or "all", call, positions_Q, self.log.tap)
-        own_QS = near_keys(positions_Q, prefix, call.key_BKSD.shape[2], options.beyond or 0)
+        near_QS = near_keys(positions_Q, prefix, call.key_BKSD.shape[2], options.beyond or 0)
         keep_BHQS = ~(gone_BH1S & meant_BQ[:, None, :, None])
-        return restricted(call, keep_BHQS, self.doubt, own_QS=own_QS)
+        return restricted(call, keep_BHQS, self.doubt, kept_QS=near_QS)
 
     def selection(self, call: AttentionCall, site: CallSite) -> Selection | None:
         """Keys to take away in this layer and forward, evicted ones not counted; None for nothing

@@ -38,7 +38,7 @@ def mask_sinks_fields(edit: Any) -> dict[str, Any] | None:
     """Fields of `MaskSinksOptions` that make this edit, those that differ from the defaults; None
     if none do.
     """
-    if not isinstance(edit, BlockKeys) or edit.steps is not None:
+    if not isinstance(edit, BlockKeys):
         return None
     keys = edit.keys
     given: dict[str, Any] = {
@@ -74,7 +74,9 @@ def mask_sinks_fields(edit: Any) -> dict[str, Any] | None:
         given["k"] = keys.k
     else:
         return None
-    return not_default(MaskSinksOptions, given)
+    given = not_default(MaskSinksOptions, given)
+    # fields that the short name lacks, such as steps and beyond, would be lost
+    return given if MaskSinks(**given) == edit else None
 
 
 def not_default(kind: Any, given: dict[str, Any]) -> dict[str, Any]:

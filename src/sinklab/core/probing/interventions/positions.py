@@ -216,4 +216,4 @@ class LoneRows(LayerIntervention):
         keep_QS = ~lone_Q[:, None] | own_QS
         if self.keep_prefix:
             keep_QS[:, : site.prefix] = True
-        return restricted(call, _only_heads(keep_QS, call, site), own_QS=own_QS)[0]
+        return restricted(call, _only_heads(keep_QS, call, site), kept_QS=own_QS)[0]

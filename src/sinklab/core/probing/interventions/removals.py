@@ -34,23 +34,23 @@ def at_once(wrong: Tensor, check: Callable[[], None]) -> None:
 
 
 def restricted(
-    call: AttentionCall, keep_BHQS: Tensor, doubt: Doubt = at_once, *, own_QS: Tensor | None = None
+    call: AttentionCall, keep_BHQS: Tensor, doubt: Doubt = at_once, *, kept_QS: Tensor | None = None
 ) -> tuple[AttentionCall, Tensor]:
     """The call with keys blocked that are False in `keep_BHQS`, and the number of queries (B, H)
     left alone.
 
     A query that would lose every key it may see keeps the mask it had before this edit (the first
-    rows of a causal map). With `own_QS`, each query's own key, it never loses that one, and a query
-    is left alone if it has no other any more. The mask stays (B, H, 1, S) unless the call's own, or
-    `keep_BHQS`, differs by query.
+    rows of a causal map). With `kept_QS`, each query's own key or its neighbours, it never loses
+    those, and a query is left alone if it has no other any more. The mask stays (B, H, 1, S) unless
+    the call's own, or `keep_BHQS`, differs by query.
 
     Raises ValueError when in some row and head no query would see a key any more.
     """
-    mask = own_mask(call)
+    mask = _own_mask(call)
     before_BHQS = allowed(mask)
-    if own_QS is not None:
-        keep_BHQS = keep_BHQS | own_QS
-        others_BHQS = before_BHQS & ~own_QS
+    if kept_QS is not None:
+        keep_BHQS = keep_BHQS | kept_QS
+        others_BHQS = before_BHQS & ~kept_QS
         alone_BHQ = others_BHQS.any(-1) & ~(others_BHQS & keep_BHQS).any(-1)
         edited = replace(call, mask=narrowed(mask, keep_BHQS), is_causal=False)
         return edited, _real_queries(call, alone_BHQ)
@@ -80,7 +80,7 @@ def _real_queries(call: AttentionCall, some_BHQ: Tensor) -> Tensor:
     return (some_BHQ & call.visibility.counted_BQ.unsqueeze(1)).sum(-1)
 
 
-def own_mask(call: AttentionCall) -> Tensor:
+def _own_mask(call: AttentionCall) -> Tensor:
     """The mask of the call with its causality written out; one row if it is the same for every
     query.
     """
@@ -170,17 +170,12 @@ class ValueRemoval(Removal):
 
     def apply(self, call: AttentionCall, gone_BHS: Tensor, random_BHS: Tensor) -> AttentionCall:
         """The call with other values for these keys."""
-        value = call.value_BKSD
-        key = call.key_BKSD
-        groups = call.query_BHQD.shape[1] // key.shape[1]
-        if groups > 1:
-            # Query heads of one value head lose different keys: each needs its own values.
-            value = value.repeat_interleave(groups, 1)
-            key = key.repeat_interleave(groups, 1)
-        new = self.values(call, value, gone_BHS, random_BHS)
-        return replace(
-            call, key_BKSD=key, value_BKSD=torch.where(gone_BHS.unsqueeze(-1), new, value)
-        )
+        # Query heads of one value head lose different keys: each needs its own values.
+        key_BHSD = call.for_query_heads(call.key_BKSD)
+        value_BHSD = call.for_query_heads(call.value_BKSD)
+        new_BHSD = self.values(call, value_BHSD, gone_BHS, random_BHS)
+        edited_BHSD = torch.where(gone_BHS.unsqueeze(-1), new_BHSD, value_BHSD)
+        return replace(call, key_BKSD=key_BHSD, value_BKSD=edited_BHSD)
 
 
 @removals.register("zero_value")
@@ -262,7 +257,7 @@ class MeanValue(ValueRemoval):
 
 def _others(call: AttentionCall, gone_BHS: Tensor, removal: str) -> Tensor:
     """Keys (B, H, S) that are seen and stay. Raises ValueError if queries see different keys."""
-    mask = own_mask(call)
+    mask = _own_mask(call)
     if mask.shape[2] > 1:
         raise ValueError(
             f"{removal} takes the values that a query sees, but in {call.layer} queries see "
@@ -306,7 +301,7 @@ def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
     not padding, (B, H).
     """
     batch, heads = call.query_BHQD.shape[:2]
-    may_BHQS = allowed(own_mask(call))
+    may_BHQS = allowed(_own_mask(call))
     if gone_BHS is not None:
         may_BHQS = may_BHQS & ~gone_BHS.unsqueeze(2)
     seen_BHQ = may_BHQS.sum(-1).expand(batch, heads, call.query_BHQD.shape[2]).float()

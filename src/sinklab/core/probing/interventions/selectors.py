@@ -129,8 +129,7 @@ class KeyView:
     def values_BHSD(self) -> Tensor:
         """Values of the keys in these heads."""
         call = self._needed_call()
-        groups = call.query_BHQD.shape[1] // call.value_BKSD.shape[1]
-        return of_heads(call.value_BKSD.repeat_interleave(groups, 1), self.site.heads)
+        return of_heads(call.for_query_heads(call.value_BKSD), self.site.heads)
 
     @property
     def ids_BS(self) -> Tensor | None:
