@@ -23,11 +23,13 @@ from sinklab.core.probing.intervention import (
     RemovalRecord,
     intervene,
 )
+from sinklab.core.probing.interventions.base import InterventionHandler
 from sinklab.core.probing.interventions.mask_sinks import MaskSinks
 from sinklab.core.probing.listener import Listener
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.data.corpora import read_corpus
 from sinklab.lab.data.rows import pack, row_start
+from sinklab.lab.scoring.clean_layers import CleanLayers
 from sinklab.lab.scoring.requests import Place, placed, scoring_edits
 from sinklab.lab.scoring.writing import needs_clean_pass
 
@@ -135,7 +137,8 @@ def under_arms(
 ) -> Iterator[tuple[Any, tuple[RemovalRecord, ...]]]:
     """Results of a forward of one batch under each set of edits, and what these removed.
 
-    One clean pass serves all edits that choose by attention; it is the result of an empty set.
+    One clean pass serves all edits that choose by attention; it is the result of an empty set. A
+    set that edits no lower layer takes the outputs of these from it (`CleanLayers`).
 
     Args:
         model: the model.
@@ -148,14 +151,19 @@ def under_arms(
     edits = [
         _OfArm(edit, arm, turn) for arm, some in enumerate(arms) for edit in placed(some, places)
     ]
+    layers = CleanLayers(model)
     with intervene(model, *edits) as log:
+        # a trace around this is to see every layer
+        is_alone = len(log.tap.listeners) == 1 + len(edits)
         if looks:
-            with log.probing():
+            with log.probing(), layers.kept(is_alone and any(one.is_limited for one in edits)):
                 clean = run()
         for turn.arm, some in enumerate(arms):
             found = clean
             if some:
-                found = run()
+                first = min((one.first_of(log) for one in edits if one.arm == turn.arm), default=0)
+                with layers.without([*log.layers], first):
+                    found = run()
             yield found, tuple(log.removals)
             log.removals.clear()
 
@@ -177,8 +185,20 @@ class _OfArm(Listener):
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         self.log = log
-        self.inner = self.intervention.handler(log, forwards_per_step)
+        self.inner: Any = self.intervention.handler(log, forwards_per_step)
         return self
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it names the layers that it edits."""
+        return isinstance(self.inner, InterventionHandler) and self.inner.scope.layers is not None
+
+    def first_of(self, log: InterventionLog) -> int:
+        """Number of the first attention call that it edits, of those in the log."""
+        if not self.is_limited:
+            return 0
+        has_layer = self.inner.scope.has_layer
+        return next((one for one, path in enumerate(log.layers) if has_layer(one, path)), 0)
 
     @property
     def _now(self) -> Listener:

@@ -229,12 +229,15 @@ class CostMap(Reading):
         return found
 
     def amount(self, settings: CurveSettings, info: Any) -> Amount:
-        """A pass over all rows clean, and one with every head or layer edited."""
-        cells = len(settings.layers) or info.layers
+        """A pass over all rows clean, and one from every head or layer that is edited upwards."""
+        layers = settings.layers or range(info.layers)
+        heads = 1
         if settings.by == "head":
-            cells *= info.heads
+            heads = info.heads
+        cells = len(layers) * heads
+        edited = heads * sum(info.layers - layer for layer in layers) / info.layers
         rows, batch = settings.rows or 48, settings.batch or 16
-        evaluations = math.ceil(rows / batch) * (1 + cells)
+        evaluations = math.ceil(math.ceil(rows / batch) * (1 + edited))
         words = f"{rows} rows × {cells} {settings.by}s"
         positions = min(rows, batch) * settings.length
         return Amount(words, evaluations, positions, twins=settings.twin)

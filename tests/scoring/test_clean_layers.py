@@ -1,0 +1,100 @@
+"""Layers below an edit are not computed anew, and no number changes by that."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from sinklab.core.attention.context import is_observed
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.probing import MaskPositions, MaskSinks, WindowAttention, trace
+from sinklab.lab.scoring.clean_layers import CleanLayers
+from sinklab.lab.scoring.heldout import EditedLosses, edited_losses
+from tiny_diffusion import END, MASK, PAD, tiny_backbone, tiny_loaded
+from tiny_llama import tiny_llama
+
+ARMS = [
+    [],
+    *([MaskSinks(k=2, layers=(layer,))] for layer in range(4)),
+    [MaskSinks(k=1, control="random", layers=(-1,), heads=(1,))],
+    [MaskSinks(k=1, layers=(3,)), WindowAttention(radius=4, layers=(2,))],
+    [MaskPositions((0, 5), layers=("layers.3",))],
+    [MaskSinks(k=1)],
+]
+LEFT_OUT = 0 + 1 + 2 + 3 + 3 + 2 + 3
+"""Layers that these arms leave out."""
+
+
+def deep(family: str):
+    """A tiny model with four layers."""
+    torch.manual_seed(1)
+    config = tiny_backbone(pad_token_id=PAD, eos_token_id=END, num_hidden_layers=4)
+    if family == "autoregressive":
+        return replace(tiny_llama(), model=LlamaForCausalLM(config).eval())
+    sink = {"sink_kind": "token", "sink_count": 1} if family == "sink" else {}
+    if family == "blocks":
+        sink = {"block_length": 8}
+    model = DiffusionLM(DiffusionLMConfig(config, mask_token_id=MASK, **sink))
+    return replace(tiny_loaded(), model=model.eval())
+
+
+def layers_run(loaded, ids_RS: torch.Tensor) -> tuple[int, list[EditedLosses]]:
+    """Layers that were computed for all arms, and the losses."""
+    ran, model = [], loaded.model
+    hooks = [
+        layer.mlp.register_forward_hook(lambda *_: ran.append(1) if is_observed(model) else None)
+        for layer in model.model.layers
+    ]
+    found = edited_losses(loaded, ids_RS, ARMS, seed=3, batch=4)
+    for hook in hooks:
+        hook.remove()
+    return len(ran), found
+
+
+@pytest.mark.parametrize("family", ["diffusion", "sink", "blocks", "autoregressive"])
+def test_layers_below_the_first_edit_are_those_of_the_clean_pass_bit_for_bit(family, monkeypatch):
+    loaded, ids_RS = deep(family), torch.randint(3, 280, (6, 24))
+    forwards = [vars(module).get("forward") for module in loaded.model.modules()]
+    ran, found = layers_run(loaded, ids_RS)
+    monkeypatch.setattr(CleanLayers, "without", lambda *_: nullcontext())
+    ran_plainly, plain = layers_run(loaded, ids_RS)
+    assert ran_plainly == 2 * 4 * len(ARMS) and ran == ran_plainly - 2 * LEFT_OUT
+    for one, other in zip(found, plain, strict=True):
+        assert torch.equal(one.losses_R, other.losses_R)
+        assert str(one.dose) == str(other.dose)
+        for name, dose_R in one.doses_by_row().items():
+            assert torch.equal(dose_R.nan_to_num(-1), other.doses_by_row()[name].nan_to_num(-1))
+    assert [vars(module).get("forward") for module in loaded.model.modules()] == forwards
+
+
+def test_a_trace_around_it_sees_every_layer():
+    loaded, ids_RS = deep("diffusion"), torch.randint(3, 280, (2, 24))
+    with trace(loaded.model, ("received",)) as recording:
+        edited_losses(loaded, ids_RS, [[MaskSinks(k=1, layers=(3,))]])
+    assert [step.shape[1] for step in recording.received] == [4]
+
+
+def test_a_layer_that_changes_its_input_or_runs_twice_is_no_trap():
+    class Adds(torch.nn.Module):
+        def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+            return x_BSD.add_(1)
+
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList([Adds(), Adds(), Adds()])
+
+    def run(order: tuple[int, ...]) -> torch.Tensor:
+        x_BSD = torch.zeros(1, 2, 3)
+        for number in order:
+            x_BSD = model.layers[number](x_BSD)
+        return x_BSD
+
+    calls = [f"layers.{number}.attention" for number in range(3)]
+    for order in ((0, 1, 2), (0, 0, 1, 2)):
+        layers = CleanLayers(model)
+        with layers.kept(True):
+            clean_BSD = run(order)
+        for _ in range(2):
+            with layers.without(calls, 2):
+                assert torch.equal(run(order), clean_BSD)
