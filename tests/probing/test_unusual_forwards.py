@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sinklab.core import compat
 from sinklab.core.attention import attention_map
 from sinklab.core.probing import MaskSinks, intervene, trace
-from sinklab.core.probing.interventions.block_keys import is_other_text
+from sinklab.core.probing.interventions.memory import is_other_text
 from tiny_models import HandWritten, checkpointed, llama
 
 IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))

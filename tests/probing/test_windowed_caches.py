@@ -182,9 +182,9 @@ def test_keys_that_were_dropped_are_not_counted_among_those_that_a_query_loses()
     assert TopKeys(1).select(view).nonzero().tolist() == [[0, 0, 7]]
     edit = MaskSinks(k=1, source="carried", limit=6)
     handler = edit.handler(InterventionLog(), 1)
-    handler._check_enough(view, TopKeys(1).select(view))
+    handler.chooser._check_enough(view, TopKeys(1).select(view))
     with pytest.raises(ValueError, match=r"more than 4 keys .* has 4"):
-        handler._check_enough(view, ~gone[None, None])
+        handler.chooser._check_enough(view, ~gone[None, None])
 
 
 def test_a_cache_that_does_not_say_which_keys_it_keeps_is_refused():

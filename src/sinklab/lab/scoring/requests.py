@@ -392,5 +392,5 @@ class _Drawn:
                 [torch.rand(keys, heads, generator=generator).T for generator in generators]
             )
 
-        listener.draw = draw
+        listener.chooser.draw = draw
         return listener

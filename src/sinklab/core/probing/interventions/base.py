@@ -108,10 +108,6 @@ class Forward:
     """Place within the step: guidance runs two forwards, each with its own past."""
     step: int = 0
     effects: dict[str, Effect] = field(default_factory=dict)
-    taken: dict[str, Any] = field(default_factory=dict)
-    """Removed keys, for an edit that removes any; None if none."""
-    chosen: dict[str, Any] = field(default_factory=dict)
-    """Keys for a later forward, or the scores for their choice, if an edit chooses ahead."""
 
 
 class InterventionHandler(Listener):

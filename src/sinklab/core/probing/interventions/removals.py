@@ -104,8 +104,8 @@ class Removal(Checked):
     """Way to take keys away from the queries of a head.
 
     There are two kinds. `Mask` and `Evict` block keys: they only say so (`blocks`), and
-    `BlockHandler` of block_keys.py changes the mask. All others change the call in `apply`, most of
-    them the values; such a subclass is registered under a name::
+    `BlockHandler` changes the mask. All others change the call in `apply`, most of them the
+    values; such a subclass is registered under a name::
 
         @removals.register("halve_value")
         @dataclass(frozen=True)

@@ -1,0 +1,294 @@
+"""`BlockHandler`, which carries `BlockKeys` out, call by call."""
+
+# B batch, H query heads (those edited; all in `gone`), Q queries, S keys, M keys taken away
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinklab.core.attention.context import decoding_run
+from sinklab.core.attention.scores import of_heads
+from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.intervention import InterventionLog
+from sinklab.core.probing.interventions.base import CallSite, Effect, InterventionHandler
+from sinklab.core.probing.interventions.choosing import Chooser
+from sinklab.core.probing.interventions.memory import Memory, Selection, is_other_text
+from sinklab.core.probing.interventions.queries import (
+    chosen_queries,
+    mask_id_of,
+    near_keys,
+    query_positions,
+)
+from sinklab.core.probing.interventions.removals import (
+    as_columns,
+    extended,
+    keys_seen,
+    lost_share,
+    real_queries_B1,
+    restricted,
+)
+from sinklab.core.probing.interventions.selectors import KeyView
+
+
+class BlockHandler(InterventionHandler):
+    """Carries `BlockKeys` out: takes keys in each call, chosen in it or kept in its `Memory`.
+
+    - "now": `selection` chooses before the call that loses the keys.
+    - "previous": `observe` chooses after a call, for the next step.
+    - "kept": likewise, and each step adds to the keys of the one before.
+    - "clean": `observe` chooses in a forward of `probing()`, for the step behind it.
+
+    Under `Evict` a key is blocked until everything is computed anew. Whether one may be chosen
+    again is known in the next forward alone, so with "previous" the view waits there.
+    """
+
+    options: Any
+    """The `BlockKeys`."""
+
+    def __init__(self, options: Any, log: InterventionLog, forwards_per_step: int) -> None:
+        self.first = options.extent[0]
+        self.longest = 0
+        """Most canvas positions of a call so far."""
+        self.warned = False
+        super().__init__(options, log, forwards_per_step)
+        self.chooser = Chooser(options, self.label, self.doubt)
+
+    def reset(self, *, run_begins: bool = False) -> None:
+        memory = Memory()
+        if run_begins and self.options.when == "clean":
+            # the clean pass may have been run ahead of the run that begins
+            memory.waiting, memory.texts = self.memory.waiting, self.memory.texts
+        self.memory = memory
+        super().reset()
+
+    def discard(self) -> None:
+        super().discard()
+        self.memory.open(0)
+
+    def begin(self) -> None:
+        super().begin()
+        if self.options.when == "clean":
+            self.forward.slot = 0
+        self.memory.open(self.forward.slot)
+
+    def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
+        how = self.options.how
+        taken = self.memory.taken
+        if self.is_open:
+            taken[call.layer] = self._with_evicted(self.selection(call, site), call, site)
+        selected = taken.get(call.layer)
+        if selected is None:
+            return call, None
+        gone_BHS = selected.gone_BHS
+        edited = call
+        spared_BH = torch.zeros(call.query_BHQD.shape[:2], device=call.query_BHQD.device)
+        if selected.columns_BHM.shape[-1] > 0:
+            if how.blocks:
+                edited, spared_BH = self._blocked(call, gone_BHS, site.prefix)
+            else:
+                edited = how.apply(call, gone_BHS, selected.random_BHS)
+        if not self.is_open:
+            return edited, None
+        heads = site.heads
+        numbers = selected.numbers | {"alone": of_heads(spared_BH, heads)}
+        if self.log.measure:
+            with torch.no_grad():
+                if self.options.by_query:
+                    share_BH = lost_share(call, edited)
+                else:
+                    # A spared query saw nothing but these keys: it gives them a mass of 1.
+                    held_BH = call.received_BHS.masked_fill(~gone_BHS, 0.0).sum(-1) - spared_BH
+                    share_BH = held_BH / real_queries_B1(call)
+                if how.blocks:
+                    left_BH = keys_seen(edited)
+                else:
+                    left_BH = keys_seen(call, gone_BHS)
+            numbers |= {"removed": of_heads(share_BH, heads), "left": of_heads(left_BH, heads)}
+        gone_BHS = of_heads(gone_BHS, heads)
+        numbers["keys"] = gone_BHS.sum(-1)
+        return edited, Effect(heads, selected.columns_BHM, gone_BHS, numbers)
+
+    def _blocked(
+        self, call: AttentionCall, gone_BHS: Tensor, prefix: int
+    ) -> tuple[AttentionCall, Tensor]:
+        """The call with these keys blocked for the queries that are meant, and how many were left
+        alone (B, H).
+        """
+        # Flags expanded over heads stay one row of them: so does the mask.
+        if gone_BHS.stride(1) == 0:
+            gone_BHS = gone_BHS[:, :1]
+        gone_BH1S = gone_BHS.unsqueeze(2)
+        options = self.options
+        if not options.by_query:
+            return restricted(call, ~gone_BH1S, self.doubt)
+        positions_Q = query_positions(call, prefix)
+        meant_BQ = chosen_queries(options.queries or "all", call, positions_Q, self.log.tap)
+        near_QS = near_keys(positions_Q, prefix, call.key_BKSD.shape[2], options.beyond or 0)
+        keep_BHQS = ~(gone_BH1S & meant_BQ[:, None, :, None])
+        return restricted(call, keep_BHQS, self.doubt, kept_QS=near_QS)
+
+    def selection(self, call: AttentionCall, site: CallSite) -> Selection | None:
+        """Keys to take away in this layer and forward, evicted ones not counted; None for nothing
+        to do.
+        """
+        _, stop = self.options.steps or (0, None)
+        if site.step < self.first or (stop is not None and site.step >= stop):
+            return None
+        self.longest = max(self.longest, call.key_BKSD.shape[2] - site.prefix)
+        if call.visibility.running is not None:
+            self._check_positions()
+        when = self.options.when
+        if when == "now":
+            return self._choose(call, self._view(call, site), self.gone_before(call))
+        found = self.memory.waiting_for(call.layer)
+        if found is None and when == "clean":
+            raise ValueError(
+                "when='clean' chooses in an unedited forward, but none was run: with "
+                "log.probing(): model(…) before the edited forward"
+            )
+        if found is None:
+            return None
+        rows, _, keys = found.shape
+        now = call.key_BKSD.shape
+        if rows != now[0] or now[2] < keys:
+            raise ValueError(
+                f"the selection was made for {rows} rows and {keys} keys, but this forward has "
+                f"{now[0]} and {now[2]}: call log.reset() where a new sequence or batch begins"
+            )
+        self._check_text(call)
+        if isinstance(found, KeyView):
+            before_BHS = self.gone_before(call)
+            if before_BHS is not None:
+                before_BHS = before_BHS[..., :keys]
+            found = self._choose(call, found, before_BHS)
+        return replace(found, gone_BHS=extended(found.gone_BHS, now[2]))
+
+    def observe(self, call: AttentionCall, out: Tensor) -> None:
+        super().observe(call, out)
+        when = self.options.when
+        if when == "now" or self.log.is_probing != (when == "clean"):
+            return
+        site = self.site_of(call)
+        if site is None:
+            return
+        view = self._view(call, site)
+        if self.options.how.stays and when == "previous":
+            self.memory.chosen[call.layer] = replace(view, call=None)
+            return
+        taken = self.memory.taken.get(call.layer)
+        before_BHS = None
+        if taken is not None and when == "kept":
+            before_BHS = taken.gone_BHS
+        self.memory.chosen[call.layer] = self._choose(call, view, before_BHS)
+
+    def _view(self, call: AttentionCall, site: CallSite) -> KeyView:
+        options = self.options
+        return KeyView.of(
+            call,
+            site,
+            options.scores or "received",
+            by_attention=options.keys.by_attention,
+            tap=self.log.tap,
+            limit=options.limit,
+            draw=self.chooser.draw,
+            doubt=self.doubt,
+        )
+
+    def _choose(self, call: AttentionCall, view: KeyView, before_BHS: Tensor | None) -> Selection:
+        return self.chooser.choose(view, before_BHS, call.query_BHQD.shape[1])
+
+    def gone_before(self, call: AttentionCall) -> Tensor | None:
+        """Evicted keys of this layer that are still removed, bool (B, H, S) for all heads; None for
+        none.
+        """
+        known = self.memory.taken_before(call.layer)
+        if known is None or not self.options.how.stays:
+            return None
+        running = call.visibility.running
+        columns = call.key_BKSD.shape[2]
+        # keys and values of the whole canvas are computed anew in this forward
+        if not call.origin.is_own:
+            is_full = call.origin.cache is None
+        elif running is not None:
+            is_full = running.columns is None
+        else:
+            is_full = call.query_BHQD.shape[2] == columns - self.log.prefix_of(call)
+        if is_full:
+            return None
+        return extended(known.gone_BHS, columns)
+
+    def _with_evicted(
+        self, selected: Selection | None, call: AttentionCall, site: CallSite
+    ) -> Selection | None:
+        known_BHS = self.gone_before(call)
+        if known_BHS is None:
+            return selected
+        limit = self.options.limit
+        if selected is None:
+            return Selection(known_BHS, as_columns(of_heads(known_BHS, site.heads), limit))
+        older_BHS = of_heads(known_BHS & ~selected.gone_BHS, site.heads)
+        columns_BHM = torch.cat([selected.columns_BHM, as_columns(older_BHS, limit)], -1)
+        return replace(selected, gone_BHS=known_BHS | selected.gone_BHS, columns_BHM=columns_BHM)
+
+    def finish(self) -> None:
+        super().finish()
+        self.memory.close(self.log.tap.ids_BS, is_edited=not self.log.is_probing)
+
+    def end(self) -> None:
+        self._check_positions()
+        super().end()
+
+    def why_idle(self) -> tuple[str, str]:
+        if self.first:
+            return (
+                f"it begins at step {self.first} (the first is 0), and no sequence came so far",
+                "begin earlier",
+            )
+        if self.options.when in ("now", "clean"):
+            return super().why_idle()
+        return (
+            f"when={self.options.when!r}, forwards_per_step={self.period} removes what the step "
+            "before chose, and no sequence had a second step",
+            "run more than one denoising step, or choose within the step: when='now' from the call "
+            "that loses them, when='clean' from an unedited one",
+        )
+
+    def _check_positions(self) -> None:
+        last = self.options.keys.last_position
+        if 0 < self.longest <= last:
+            raise ValueError(
+                f"{self.label}: there is no position {last}, the canvas had {self.longest} (sink "
+                f"columns not counted): name positions from 0 to {self.longest - 1}"
+            )
+
+    def _check_text(self, call: AttentionCall) -> None:
+        """Warn, once, if keys chosen in one text are removed in another: without a run, nothing
+        says that one begins.
+        """
+        before_BS = self.memory.texts.get(self.forward.slot)
+        now_BS = self.log.tap.ids_BS
+        if before_BS is None or now_BS is None or decoding_run() is not None:
+            return
+        # once a forward, in the first layer that loses keys
+        if self.warned or self.memory.taken:
+            return
+        length = call.key_BKSD.shape[2] - self.log.prefix_of(call)
+        is_canvas = now_BS.shape[1] == length >= before_BS.shape[1]
+        if is_canvas and len(before_BS) == len(now_BS):
+            mask_id = mask_id_of(self.log.tap.model)
+            self.doubt(
+                is_other_text(before_BS, now_BS[:, : before_BS.shape[1]], mask_id), self._warn
+            )
+
+    def _warn(self) -> None:
+        self.warned = True
+        warnings.warn(
+            f"{self.label}: this forward has another text than the one in which its keys were "
+            "chosen, and loses them "
+            "all the same: call log.reset() where a new sequence or batch begins",
+            stacklevel=2,
+        )
