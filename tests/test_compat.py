@@ -31,17 +31,17 @@ def test_attention_is_watched_under_a_name_of_its_own_with_the_same_masks():
 
     config, seen = LlamaConfig(**CONFIG.to_dict() | {"attn_implementation": "sdpa"}), []
     function = compat.attention_function("sdpa")
-    compat.register_watched(
+    compat.register_route(
         "sdpa", lambda *given, **options: seen.append(given) or function(*given, **options)
     )
     masks, model = AttentionMaskInterface._global_mapping, LlamaForCausalLM(config).eval()
     plain = model(torch.arange(6)[None]).logits
-    compat.watch_attention([config], True)
+    compat.route_attention([config], True)
     name = config._attn_implementation
     assert name != "sdpa" and "/" not in name and masks[name] is masks["sdpa"]
     assert torch.equal(model(torch.arange(6)[None]).logits, plain)
     assert compat.attention_of(config) == "sdpa" and compat.attention_of(None) is None
-    compat.watch_attention([config], False)
+    compat.route_attention([config], False)
     assert config._attn_implementation == "sdpa" and compat.attention_function("eager") is None
 
 

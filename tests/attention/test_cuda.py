@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sinklab.core.attention import Scores, attention_statistics, received_attention, row_logsumexp
-from sinklab.core.compat import attend_and_hear
+from sinklab.core.compat import attend_with_logsumexp
 from sinklab.core.probing import trace
 from sinklab.extras.fast.score_pass import Fused, fused_pass
 
@@ -211,7 +211,7 @@ def test_a_kernel_is_overheard_and_its_output_stays(backend, kind, dtype, shape)
             for _ in range(2):
                 # made both ways, and then as that told
                 with mode():
-                    out, lse = attend_and_hear(
+                    out, lse = attend_with_logsumexp(
                         F.scaled_dot_product_attention, (q, k, v), options | wide
                     )
                 assert torch.equal(out.nan_to_num(7.0), plain.nan_to_num(7.0))

@@ -16,7 +16,7 @@ from torch import nn
 
 from sinklab.core import compat
 from sinklab.core.attention import Scores, attention_statistics, received, row_logsumexp
-from sinklab.core.compat import attend_and_hear
+from sinklab.core.compat import attend_with_logsumexp
 from sinklab.core.probing import MaskPositions, intervene, tap, trace
 from sinklab.core.probing.call import AttentionCall
 from sinklab.extras.fast import score_pass
@@ -87,18 +87,20 @@ def test_an_attention_call_is_heard_and_unchanged(mode, shared, monkeypatch):
             for turn in range(3):
                 calls.clear()
                 if turn == 2:
-                    out, logsumexp = attend_and_hear(
+                    out, logsumexp = attend_with_logsumexp(
                         attention, (), {"value": v, "query": q, "key": k, **named}
                     )
                 else:
-                    out, logsumexp = attend_and_hear(attention, (q, k, v), named)
+                    out, logsumexp = attend_with_logsumexp(attention, (q, k, v), named)
                 assert torch.equal(out, plain) and out.stride() == plain.stride()
                 torch.testing.assert_close(logsumexp, by_loop, rtol=1e-5, atol=1e-5)
                 # made both ways at first; then its kernel is called at once, but where there is a
                 # mask
                 assert len(calls) == (2 if turn == 0 else int("attn_mask" in named))
         assert (
-            attend_and_hear(attention, (q, k, v), {"dropout_p": 0.5, "enable_gqa": shared > 1})[1]
+            attend_with_logsumexp(
+                attention, (q, k, v), {"dropout_p": 0.5, "enable_gqa": shared > 1}
+            )[1]
             is None
         )
 
@@ -119,7 +121,7 @@ def test_a_kernel_is_asked_only_if_its_output_stays(monkeypatch):
     plain = F.scaled_dot_product_attention(q, q, q)
     with torch.no_grad():
         for _ in range(3):
-            out, logsumexp = attend_and_hear(F.scaled_dot_product_attention, (q, q, q), {})
+            out, logsumexp = attend_with_logsumexp(F.scaled_dot_product_attention, (q, q, q), {})
             assert torch.equal(out, plain) and logsumexp is None
     assert asked.count(op) == 1
 
@@ -133,14 +135,14 @@ def test_what_is_heard_is_laid_out_as_the_call_is():
     filled = torch.cat([lse, torch.zeros(2, 4, 27)], -1)
     for given in (lse, lse.unsqueeze(-1), filled, filled.unsqueeze(-1)):
         call = call_of(torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8))
-        call.hear(given)
+        call.keep_logsumexp(given)
         assert torch.equal(call.scores().lse_BHQ, lse)
     unheard = call_of(torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8))
-    unheard.hear(None)
-    unheard.hear(torch.randn(2, 3, 5))
+    unheard.keep_logsumexp(None)
+    unheard.keep_logsumexp(torch.randn(2, 3, 5))
     assert unheard.scores().lse_BHQ is None
     flat = call_of(torch.randn(2, 5, 8), torch.randn(2, 7, 8))
-    flat.hear(lse[:, 0])
+    flat.keep_logsumexp(lse[:, 0])
     assert torch.equal(flat.scores().lse_BHQ, lse[:, :1])
 
 
@@ -164,7 +166,7 @@ def test_a_trace_hands_what_it_heard_to_the_fused_pass(monkeypatch):
         return received._in_chunks(scores, ("received",), groups, norms, None)
 
     monkeypatch.setattr(received, "fast_path", lambda *call: fused)
-    monkeypatch.setattr(tap.Tap, "_is_heard", lambda self, call: True)
+    monkeypatch.setattr(tap.Tap, "_keeps_logsumexp", lambda self, call: True)
     model, x_BHSD = nn.Sequential(Attention(), Attention()), torch.randn(1, 2, 9, 8)
     plain = model(x_BHSD)
     with trace(model) as seen:

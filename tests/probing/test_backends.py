@@ -17,7 +17,7 @@ from torch import nn
 from transformers import masking_utils
 from transformers.integrations import flex_attention as flex
 
-from sinklab.core.compat import attention_of, register_watched
+from sinklab.core.compat import attention_of, register_route
 from sinklab.core.probing import MaskPositions, MaskSinks, intervene, trace
 from sinklab.core.probing import backends as ways
 from sinklab.core.probing.tap import Tap
@@ -40,7 +40,7 @@ ALL = ("received", "value_norm", "row_entropy", "last_row", "massive_activations
 @pytest.fixture
 def by_hooks(monkeypatch):
     """Every model is tapped by hooks and a mode over its whole forward."""
-    monkeypatch.setattr("sinklab.core.probing.tap.asking", lambda modules: [])
+    monkeypatch.setattr("sinklab.core.probing.tap.interface_configs", lambda modules: [])
 
 
 def recorded(model, **given):
@@ -385,7 +385,7 @@ def test_another_thread_is_refused_and_one_attention_may_be_tapped_twice():
         thread.join()
     assert len(said) == 1 and "runs the model or a part of it" in said[0]
     assert len(outer.received) == len(inner.received) == 1
-    assert torch.equal(outer.received[0], inner.received[0]) and not ways._shown
+    assert torch.equal(outer.received[0], inner.received[0]) and not ways._taps
 
 
 def test_attention_that_does_not_say_whether_it_is_causal_is_as_to_transformers():
@@ -398,7 +398,7 @@ def test_attention_that_does_not_say_whether_it_is_causal_is_as_to_transformers(
 
 
 def test_names_of_kernels_have_no_slash():
-    register_watched("hub/kernel", lambda *given, **options: None)
+    register_route("hub/kernel", lambda *given, **options: None)
     model = llama()
     model.config._attn_implementation_internal = "hub/kernel"
     with trace(model, allow_empty=True):

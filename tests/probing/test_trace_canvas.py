@@ -125,7 +125,7 @@ def test_listeners_without_an_interest_in_outputs_need_not_say_so():
     assert calls == ["blocks.0", "blocks.1"]
     with tapped(model := llama(), Old()) as tap:
         model(IDS % 30)
-        assert not tap._inside, "of a forward that is over nothing is kept"
+        assert not tap._calls_in, "of a forward that is over nothing is kept"
 
 
 class ByHeight(torch.nn.Module):

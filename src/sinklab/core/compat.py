@@ -191,7 +191,7 @@ class _Overheard(TorchDispatchMode):
 _known: dict[tuple, tuple[bool, Any, tuple, dict[str, Any]]] = {}
 
 
-def attend_and_hear(
+def attend_with_logsumexp(
     attention: Callable[..., torch.Tensor], args: tuple, kwargs: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the output of `scaled_dot_product_attention` for these arguments, to the bit, and the
@@ -245,7 +245,7 @@ def attend_and_hear(
         return attention(*args, **kwargs), heard.logsumexp
 
 
-def seen_into(function: Any, attention: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+def with_sdpa_replaced(function: Any, attention: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """A function of torch.nn.functional that is written in Python, with `attention` in place of
     SDPA inside.
 
@@ -277,7 +277,7 @@ def lacks_sdpa(model: nn.Module) -> str:
     return ""
 
 
-_WATCHED = "sinklab_"
+_ROUTE = "sinklab_"
 
 
 def attention_of(config: Any) -> Any:
@@ -287,36 +287,36 @@ def attention_of(config: Any) -> Any:
     name = stated(config, "_attn_implementation")
     if not isinstance(name, str):
         return None
-    return name.removeprefix(_WATCHED).replace("%", "/")
+    return name.removeprefix(_ROUTE).replace("%", "/")
 
 
-def watch_attention(configs: Iterable[Any], watched: bool) -> None:
+def route_attention(configs: Iterable[Any], watched: bool) -> None:
     """Have models of these configs call the watched function of the same attention, or the function
     itself again.
     """
     for config in configs:
         name = attention_of(config)
         if watched:
-            name = _watched(name)
+            name = _route_name(name)
         # not the property, which changes the configs inside this one as well
         config._attn_implementation_internal = name
 
 
-def _watched(base: str) -> str:
+def _route_name(base: str) -> str:
     # a name with a slash would be looked for on the Hub
-    return _WATCHED + base.replace("/", "%")
+    return _ROUTE + base.replace("/", "%")
 
 
-def register_watched(base: str, watched: Callable[..., Any]) -> None:
+def register_route(base: str, watched: Callable[..., Any]) -> None:
     """Give transformers `watched` in place of this attention, with its masks, under the name of
     watched configs.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(_watched(base), watched)
+    AttentionInterface.register(_route_name(base), watched)
     masks: dict[str, Any] = AttentionMaskInterface._global_mapping
     if base in masks:
-        AttentionMaskInterface.register(_watched(base), masks[base])
+        AttentionMaskInterface.register(_route_name(base), masks[base])
 
 
 def attention_function(base: str) -> Callable[..., Any] | None:

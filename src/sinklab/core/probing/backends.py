@@ -7,11 +7,12 @@ function and its output; and from within compiled code an operation that torch d
 shows that.
 
 There are two roads into the tap. A transformers model that asks for its attention function gets one
-of ours, which calls `Tap.inside`; every other model runs under the tap as a torch function mode,
-which meets `scaled_dot_product_attention` in `__torch_function__`. If the function
-that a transformers model asked for is SDPA, `inside` turns the mode on around it. Both roads end
-alike: `_edit` makes the `AttentionCall` and asks each listener for its edit, the call is run, and
-`_show` gives listeners the call and its output. Compiled code is only observed (`saw`).
+of ours, which calls `Tap.run_attention`; every other model runs under the tap as a torch function
+mode, which meets `scaled_dot_product_attention` in `__torch_function__`. If the function that a
+transformers model asked for is SDPA, `run_attention` turns the mode on around it. Both roads end
+alike: `_edited` makes the `AttentionCall` and asks each listener for its edit, the call is run, and
+`_observe` gives listeners the call and its output. Compiled code is only observed
+(`observe_compiled`).
 """
 
 # B batch, H query heads, Q queries, S keys, D head dim
@@ -39,41 +40,41 @@ from sinklab.core.compat import (
     has_own_forward,
     is_compiled,
     lacks_sdpa,
-    register_watched,
-    seen_into,
+    register_route,
+    route_attention,
     stated,
-    watch_attention,
+    with_sdpa_replaced,
 )
 from sinklab.core.probing.call import NAMES, AttentionCall, narrowed
 
 # by the id of a module: the taps that are shown its calls, each with its path there
-_shown: dict[int, tuple[tuple[Any, str], ...]] = {}
+_taps: dict[int, tuple[tuple[Any, str], ...]] = {}
 # by the id of a config: how many watch it
-_watched: Counter[int] = Counter()
+_routed: Counter[int] = Counter()
 # by class of modules: the function that their own source calls eager attention
 _eager: dict[type[nn.Module], Any] = {}
 # by module: the kinds of call of it that were held to the twin
-_held: WeakKeyDictionary[nn.Module, set[tuple]] = WeakKeyDictionary()
+_checked: WeakKeyDictionary[nn.Module, set[tuple]] = WeakKeyDictionary()
 # ways of a model besides asking for its attention function: calling one itself, having its own,
 # asking which it is
 _OTHERWISE = re.compile(
     r"scaled_dot_product_attention|AttentionInterface\(|_attn_implementation\s*(==|!=|in\b|not\b)"
 )
 # the same function every time: compiled code is held to it
-_with = cache(partial)
+_bound = cache(partial)
 # packages whose modules attend in their own source, if they do not ask
 _KNOWN = ("transformers", "sinklab", "peft")
 # arguments of an attention function that change the weights of keys in a way no mask can express
 _FOREIGN = ("softcap", "s_aux", "position_bias", "cache", "cu_seq_lens_q", "block_table")
 
 
-def asking(modules: Collection[nn.Module]) -> list[Any]:
+def interface_configs(modules: Collection[nn.Module]) -> list[Any]:
     """The transformers configs of a model that attends only by asking for its attention function;
     of another, none.
     """
     changed = any(has_own_forward(module) and not is_compiled(module) for module in modules)
     kinds: set[tuple[Any, bool]] = {(type(module), bool(module._modules)) for module in modules}
-    if changed or not all(_asks(kind, has_parts) for kind, has_parts in kinds):
+    if changed or not all(_uses_interface_alone(kind, has_parts) for kind, has_parts in kinds):
         return []
     configs = {id(config): config for config in map(config_of, modules) if config is not None}
     return [config for config in configs.values() if attention_of(config) is not None]
@@ -87,7 +88,7 @@ def is_of_torch(kind: type[nn.Module], has_parts: object) -> bool:
 
 
 @cache
-def _asks(kind: Any, has_parts: bool) -> bool:
+def _uses_interface_alone(kind: Any, has_parts: bool) -> bool:
     """Whether modules of this class do not attend but by asking for their attention function."""
     if is_of_torch(kind, has_parts) or kind.__module__ == "torch.nn.modules.container":
         return True
@@ -100,16 +101,16 @@ def _asks(kind: Any, has_parts: bool) -> bool:
 
 
 @contextmanager
-def shown(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> Iterator[None]:
+def routed(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> Iterator[None]:
     """Show the attention calls of the modules with these configs, by path, to a tap."""
     for base in {attention_of(config) for config in configs}:
-        register_watched(base, _with(_show, base, attention_function(base)))
-    watch_attention(configs, True)
-    _watched.update(map(id, configs))
+        register_route(base, _bound(_route, base, attention_function(base)))
+    route_attention(configs, True)
+    _routed.update(map(id, configs))
     # an attention has projections
     own = {path: module for path, module in modules.items() if module._modules}
     for path, module in own.items():
-        _shown[id(module)] = (*_shown.get(id(module), ()), (tap, path))
+        _taps[id(module)] = (*_taps.get(id(module), ()), (tap, path))
         if type(module) not in _eager:
             sources = (sys.modules[kind.__module__] for kind in type(module).__mro__)
             eager = (stated(source, "eager_attention_forward") for source in sources)
@@ -117,15 +118,15 @@ def shown(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> Ite
     try:
         yield
     finally:
-        _watched.subtract(map(id, configs))
-        watch_attention([config for config in configs if not _watched[id(config)]], False)
+        _routed.subtract(map(id, configs))
+        route_attention([config for config in configs if not _routed[id(config)]], False)
         for module in own.values():
-            others = tuple(one for one in _shown.pop(id(module)) if one[0] is not tap)
+            others = tuple(one for one in _taps.pop(id(module)) if one[0] is not tap)
             if others:
-                _shown[id(module)] = others
+                _taps[id(module)] = others
 
 
-def _show(
+def _route(
     base: str, function: Any, module: nn.Module, q: Any, k: Any, v: Any, mask: Any, **options: Any
 ) -> Any:
     """An attention function of transformers as a watched model calls it."""
@@ -144,8 +145,8 @@ def _show(
             base,
         )
         return out, weights
-    for tap, path in _shown.get(id(module), ()):
-        function = partial(tap.inside, path, base, function)
+    for tap, path in _taps.get(id(module), ()):
+        function = partial(tap.run_attention, path, base, function)
     return function(module, q, k, v, mask, **options)
 
 
@@ -172,8 +173,8 @@ def attended(
         "scale": scale,
         "is_causal": is_causal,
     }
-    for tap, path in _shown.get(module, ()):
-        tap.saw(path, base, given, out)
+    for tap, path in _taps.get(module, ()):
+        tap.observe_compiled(path, base, given, out)
 
 
 def read(
@@ -263,7 +264,7 @@ class _Ungrouped:
         return getattr(self._module, name)
 
 
-def remade(
+def arguments_of(
     base: str,
     module: nn.Module,
     call: AttentionCall,
@@ -312,7 +313,7 @@ def check_against_twin(
     Raises ValueError if the backend does something else than it was asked.
     """
     kind = (base, call.mask is None, call.is_causal, call.query_BHQD.dtype)
-    if call.dropout_p or kind in _held.setdefault(module, set()):
+    if call.dropout_p or kind in _checked.setdefault(module, set()):
         return
     last = call.query_BHQD.shape[1] - 1
     map_BHQS = attention_map(call.query_BHQD, call.key_BKSD, **call.masking, heads=(last,))
@@ -332,10 +333,10 @@ def check_against_twin(
             f"{call.layer}: what {base} gives is not softmax(q · kᵀ) · v under the mask and scale "
             f"that it was given (off by {off_BQD.amax():.2g}): {_remedy(model, 'and trace that')}"
         )
-    _held[module].add(kind)
+    _checked[module].add(kind)
 
 
-def within(
+def with_attention(
     function: Any, attend: Callable[..., Tensor], path: str, module: nn.Module
 ) -> Callable[..., Any]:
     """The function of `nn.MultiheadAttention` with `attend` in place of its call of SDPA.
@@ -350,7 +351,7 @@ def within(
             "otherwise and which nobody can listen to: call "
             "torch.backends.mha.set_fastpath_enabled(False), here and for runs to compare"
         )
-    return seen_into(function, attend)
+    return with_sdpa_replaced(function, attend)
 
 
 def _remedy(model: nn.Module, behind: str) -> str:

@@ -19,7 +19,7 @@ from sinklab.core.attention.context import running_canvas
 from sinklab.core.attention.heads import ALL, HeadShare, share_of
 from sinklab.core.attention.received import attention_map, attention_statistics
 from sinklab.core.attention.scores import Scores, Visibility
-from sinklab.core.compat import attend_and_hear, config_value, stated
+from sinklab.core.compat import attend_with_logsumexp, config_value, stated
 from sinklab.core.errors import check_tensor
 from sinklab.core.probing.origin import OWN, KeyOrigin
 
@@ -213,13 +213,15 @@ class AttentionCall:
         # swap their tensors
         return {name: share.whole(found[name], -2) for name in sorted(found)}
 
-    def heard(self, attention: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    def run_keeping_logsumexp(
+        self, attention: Callable[..., Tensor], *args: Any, **kwargs: Any
+    ) -> Tensor:
         """Make this call by these arguments, and keep the log-sum-exp of its rows."""
-        out, logsumexp = attend_and_hear(attention, args, kwargs)
-        self.hear(logsumexp)
+        out, logsumexp = attend_with_logsumexp(attention, args, kwargs)
+        self.keep_logsumexp(logsumexp)
         return out
 
-    def hear(self, logsumexp: Tensor | None) -> None:
+    def keep_logsumexp(self, logsumexp: Tensor | None) -> None:
         """Keep the log-sum-exp of this call's rows, (batch, …, Q or more) as the attention kernel
         laid it out.
         """

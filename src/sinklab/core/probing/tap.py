@@ -28,20 +28,20 @@ from sinklab.core.compat import (
 )
 from sinklab.core.errors import check_tensor
 from sinklab.core.probing.backends import (
-    asking,
+    arguments_of,
     check_against_twin,
+    interface_configs,
     is_of_torch,
     read,
-    remade,
-    shown,
-    within,
+    routed,
+    with_attention,
 )
 from sinklab.core.probing.call import NAMES, AttentionCall
 from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.origin import OWN, KeyOrigin, says_more
 
 _SDPA = F.scaled_dot_product_attention
-_HEARD = (_SDPA, F.multi_head_attention_forward)
+_CAUGHT = (_SDPA, F.multi_head_attention_forward)
 
 
 class Tap(TorchFunctionMode):
@@ -79,11 +79,11 @@ class Tap(TorchFunctionMode):
         self._origins: dict[str, KeyOrigin] = {}
         self._visible: dict[tuple, Any] = {}
         # Attention calls made in the decoder layers that run now, by the layer's path.
-        self._inside: dict[str, list[str]] = {}
+        self._calls_in: dict[str, list[str]] = {}
         # Attention calls of the forward in progress, by module path; None between forwards.
         self._calls: dict[str, int] | None = None
         self._rooted = self._attended = False
-        self._listening = False
+        self._catches_sdpa = False
         # Paths that came to their end in it, and masks in doubt, by the first layer that was given
         # one.
         self._ran: set[str] = set()
@@ -94,8 +94,8 @@ class Tap(TorchFunctionMode):
         self._layers = {path for path in self._modules if path.rpartition(".")[0] in lists}
         """Paths of the decoder layers: the items of every `nn.ModuleList`."""
         self._hooked: set[str] = set()
-        configs = asking(self._modules.values())
-        self.is_shown = bool(configs)
+        configs = interface_configs(self._modules.values())
+        self.uses_interface = bool(configs)
         """Whether calls are met in transformers' attention functions, and not by a mode over the
         whole forward.
         """
@@ -105,12 +105,12 @@ class Tap(TorchFunctionMode):
                 "transformers' attention "
                 "functions: trace the module that was compiled (compiled._orig_mod)"
             )
-        self.leave = ExitStack()
+        self.cleanup = ExitStack()
         """Closed when nobody listens any more: the model is itself again."""
-        self.leave.callback(self.listen, False)
-        self.leave.enter_context(watching(parts=self._modules.values()))
+        self.cleanup.callback(self.catch_sdpa, False)
+        self.cleanup.enter_context(watching(parts=self._modules.values()))
         if configs:
-            self.leave.enter_context(shown(self._modules, configs, self))
+            self.cleanup.enter_context(routed(self._modules, configs, self))
         if self.is_compiled:
             if any(stated(config, "is_encoder_decoder") for config in configs):
                 raise ValueError(
@@ -128,9 +128,9 @@ class Tap(TorchFunctionMode):
             for path, part in self._modules.items():
                 if part._modules and says_more(type(part)):
                     handle = part.register_forward_pre_hook(
-                        _Hook(self._note, path), with_kwargs=True
+                        _Hook(self._note_origin, path), with_kwargs=True
                     )
-                    self.leave.callback(handle.remove)
+                    self.cleanup.callback(handle.remove)
         else:
             # a layer of torch without parts (linear, norm, activation) never attends: a hook there
             # is only time
@@ -147,10 +147,10 @@ class Tap(TorchFunctionMode):
             before = module.register_forward_pre_hook(_Hook(self._before, path), with_kwargs=True)
             after = module.register_forward_hook(_Hook(self._after, path), always_call=True)
             for handle in (before, after):
-                self.leave.callback(handle.remove)
+                self.cleanup.callback(handle.remove)
         self._hooked |= paths
 
-    def hear(self, listener: Listener) -> None:
+    def add(self, listener: Listener) -> None:
         """Add a listener; the decoder layers that it needs are hooked.
 
         Raises ValueError for one that changes the results of a compiled model, or reads more of it
@@ -191,7 +191,7 @@ class Tap(TorchFunctionMode):
                 "open with another query_mask: give trace and intervene the same one"
             )
 
-    def inside(
+    def run_attention(
         self, path: str, base: str, function: Any, module: nn.Module, *given: Any, **options: Any
     ) -> Any:
         """Run the attention function that the module at this path called, and read its calls or its
@@ -203,23 +203,23 @@ class Tap(TorchFunctionMode):
             if base == "sdpa" or not is_observed(self.model):
                 with self:
                     return function(module, *given, **options)
-            call, edited = self._edit(path, read(base, module, given, options, self._visible))
+            call, edited = self._edited(path, read(base, module, given, options, self._visible))
             made: tuple[Any, ...] = (module, *given)
             if edited is not call:
-                made, options = remade(base, module, call, edited, given[3], options)
+                made, options = arguments_of(base, module, call, edited, given[3], options)
             out, weights = function(*made, **options)
-            self._show(base, edited, out.transpose(1, 2))
+            self._observe(base, edited, out.transpose(1, 2))
             return out, weights
         finally:
             self._stack.pop()
 
-    def saw(self, path: str, base: str, given: dict[str, Any], out: Tensor) -> None:
+    def observe_compiled(self, path: str, base: str, given: dict[str, Any], out: Tensor) -> None:
         """Compiled code made this call."""
         self.owner.check("runs the model or a part of it")
         if is_observed(self.model):
             self._stack.append(path)
             try:
-                self._show(base, self._edit(path, given)[1], out.transpose(1, 2))
+                self._observe(base, self._edited(path, given)[1], out.transpose(1, 2))
             finally:
                 self._stack.pop()
 
@@ -231,25 +231,25 @@ class Tap(TorchFunctionMode):
             return self.ids_BS
         return running.ids_BS
 
-    def alike(self, layer: str) -> int:
+    def count_alike(self, layer: str) -> int:
         """Modules of the class of the one that runs now as `layer`: as many attention layers may be
         expected.
         """
         kind = type(self._modules[layer.split("#")[0]])
         return sum(type(module) is kind for module in self._modules.values())
 
-    def listen(self, on: bool) -> None:
-        """Be the active mode only while the model runs: so layers replayed by a backward pass are
-        heard as well.
+    def catch_sdpa(self, on: bool) -> None:
+        """Be torch's active function mode while the model runs, or not: on in every hook before a
+        module, so that layers replayed by a backward pass are met as well.
         """
-        if on and not (self._listening or self.is_shown):
+        if on and not (self._catches_sdpa or self.uses_interface):
             self.__enter__()
-            self._listening = True
-        elif self._listening and not on:
+            self._catches_sdpa = True
+        elif self._catches_sdpa and not on:
             self.__exit__(None, None, None)
-            self._listening = False
+            self._catches_sdpa = False
 
-    def _note(self, path: str, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _note_origin(self, path: str, args: tuple, kwargs: dict[str, Any]) -> None:
         """Keep the origin of the keys that a module reads, from its arguments."""
         module = self._modules[path]
         if says_more(type(module)):
@@ -258,7 +258,7 @@ class Tap(TorchFunctionMode):
     def _before(self, path: str, args: tuple, kwargs: dict[str, Any]) -> None:
         self.owner.check("runs the model or a part of it")
         if not self.is_compiled:
-            self._note(path, args, kwargs)
+            self._note_origin(path, args, kwargs)
         elif has_windows(kwargs.get("past_key_values")):
             raise ValueError(
                 "the cache has sliding windows, and in a compiled model nothing tells where they "
@@ -283,23 +283,23 @@ class Tap(TorchFunctionMode):
             if isinstance(ids, Tensor) and ids.dim() == 2 and holds_integers(ids):
                 self.ids_BS = ids
         self._stack.append(path)
-        self.listen(True)
+        self.catch_sdpa(True)
 
     def _after(self, path: str, args: tuple, output: object) -> Any:
         # torch calls this also where the hook before the module raised: a refused thread leaves no
         # trace here.
         if self.owner.is_elsewhere():
             return None
-        calls = self._inside.pop(path, None)
+        calls = self._calls_in.pop(path, None)
         edited = None
         if calls and output is not None:
-            edited = self._leave(calls, output)
+            edited = self._pass_states(calls, output)
         while self._stack and self._stack.pop() != path:
             pass
         if output is not None and not in_backward():
             self._ran.add(path)
         if not self._stack:
-            self.listen(False)
+            self.catch_sdpa(False)
             # torch calls the hook with None when the module raised.
             if output is None:
                 self.flush(complete=False)
@@ -312,7 +312,7 @@ class Tap(TorchFunctionMode):
             self._origins.clear()
         return edited
 
-    def _leave(self, calls: list[str], output: Any) -> Any:
+    def _pass_states(self, calls: list[str], output: Any) -> Any:
         """Show the listeners the output of a decoder layer, the first of a tuple; None if it is
         unchanged.
         """
@@ -320,7 +320,7 @@ class Tap(TorchFunctionMode):
         if isinstance(output, tuple):
             states_BQD = output[0]
         if not isinstance(states_BQD, Tensor) or states_BQD.dim() != 3:
-            return self._lacks_states(
+            return self._refuse_states(
                 f"that of {calls[0]} gives no tensor (batch, position, channel)"
             )
         edited_BQD = states_BQD
@@ -335,7 +335,7 @@ class Tap(TorchFunctionMode):
             return (edited_BQD, *output[1:])
         return edited_BQD
 
-    def _lacks_states(self, fact: str) -> None:
+    def _refuse_states(self, fact: str) -> None:
         for needed_by in filter(None, (listener.of_states for listener in self.listeners)):
             raise ValueError(
                 f"{needed_by} needs the hidden states that decoder layers give, the items of an "
@@ -359,7 +359,7 @@ class Tap(TorchFunctionMode):
         self._ran = set()
         self._doubts = {}
         self._visible.clear()
-        self._inside.clear()
+        self._calls_in.clear()
         try:
             if complete:
                 self._check_doubts(doubts)
@@ -419,34 +419,34 @@ class Tap(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _HEARD and self._stack and is_observed(self.model):
+        if func in _CAUGHT and self._stack and is_observed(self.model):
             if func is _SDPA:
                 func = self._attend
             else:
                 path = self._stack[-1]
-                func = within(func, self._attend, path, self._modules[path])
+                func = with_attention(func, self._attend, path, self._modules[path])
         return func(*args, **(kwargs or {}))
 
     def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
-        call, edited = self._edit(self._stack[-1], dict(zip(NAMES, args, strict=False)) | kwargs)
+        call, edited = self._edited(self._stack[-1], dict(zip(NAMES, args, strict=False)) | kwargs)
         attention: Callable[..., Tensor] = _SDPA
-        if self._is_heard(edited) and not in_backward():
-            attention = partial(edited.heard, attention)
+        if self._keeps_logsumexp(edited) and not in_backward():
+            attention = partial(edited.run_keeping_logsumexp, attention)
         if edited is call:
             out = attention(*args, **kwargs)
         else:
             out = edited.run(attention)
-        self._show("", edited, out)
+        self._observe("", edited, out)
         return out
 
-    def _edit(self, path: str, given: dict[str, Any]) -> tuple[AttentionCall, AttentionCall]:
+    def _edited(self, path: str, given: dict[str, Any]) -> tuple[AttentionCall, AttentionCall]:
         """The call that the module at this path makes, as it is given and as listeners want it."""
         # Gradient checkpointing replays layers inside the backward pass: they need their edits and
         # are no new forward.
         replay = in_backward()
         layer = path
         if not replay:
-            layer = self._name(path)
+            layer = self._numbered(path)
         origin = self._origins.get(path, OWN)
         call = AttentionCall.of(
             layer, self._modules[path], given, self._visible, origin, self.query_mask_BQ
@@ -457,15 +457,15 @@ class Tap(TorchFunctionMode):
             self._doubts.setdefault(id(call.visibility), (layer, doubt))
         holder = next((one for one in _upwards(path) if one in self._layers), None)
         if holder is not None:
-            self._inside.setdefault(holder, []).append(layer)
+            self._calls_in.setdefault(holder, []).append(layer)
         elif not replay:
             # checkpointing may replay the inside of a layer alone
-            self._lacks_states(f"{layer or 'the model'} attends outside of one")
+            self._refuse_states(f"{layer or 'the model'} attends outside of one")
         for listener in self.listeners:
             edited = listener.edit(edited)
         return call, edited
 
-    def _show(self, base: str, call: AttentionCall, out: Tensor) -> None:
+    def _observe(self, base: str, call: AttentionCall, out: Tensor) -> None:
         """Show listeners the call as it was made, and its output; by this backend, if not by
         torch's SDPA.
         """
@@ -476,11 +476,11 @@ class Tap(TorchFunctionMode):
         for listener in self.listeners:
             listener.observe(call, out)
 
-    def _is_heard(self, call: AttentionCall) -> bool:
+    def _keeps_logsumexp(self, call: AttentionCall) -> bool:
         # the loop over chunks, which measures on a CPU, takes row sums of its own
         return call.query_BHQD.is_cuda and any(listener.reads_scores for listener in self.listeners)
 
-    def _name(self, path: str) -> str:
+    def _numbered(self, path: str) -> str:
         if self._calls is not None and not self._rooted and path in self._calls:
             self.flush(complete=True)
         if self._calls is None:
@@ -562,7 +562,7 @@ def tapped(
     try:
         tap.take_mask(query_mask_BQ)
         tap.flush()
-        tap.hear(listener)
+        tap.add(listener)
         yield tap
     finally:
         try:
@@ -572,4 +572,4 @@ def tapped(
                 tap.listeners = [one for one in tap.listeners if one is not listener]
                 if not tap.listeners:
                     del _ATTACHED[id(model)]
-                    tap.leave.close()
+                    tap.cleanup.close()

@@ -151,7 +151,7 @@ class FrameRecorder(Listener):
             if label not in frame.parts:
                 # Before the first forward has shown all layers, those of a kind with this one are
                 # expected.
-                expected = len(self.scope.chosen_layers()) or self.tap.alike(layer)
+                expected = len(self.scope.chosen_layers()) or self.tap.count_alike(layer)
                 frame.parts[label] = LayerStack(expected, one.axes.index("layer"))
             frame.parts[label].add(value)
 
