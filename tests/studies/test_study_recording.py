@@ -1,6 +1,7 @@
 """What a study records of a diffusion model, against attention written out in full."""
 
 import copy
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,15 +11,17 @@ import torch.nn.functional as F
 
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
+from sinklab.core.probing import trace
 from sinklab.core.sinks import find_sinks
 from sinklab.core.sinks.rules import DEFAULT
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.records import Run, open_run
+from sinklab.lab.records.info import FAST, OWN
 from sinklab.lab.reports import report
 from sinklab.lab.reports.runs import as_shown
 from sinklab.lab.studies.trace.study import StudySettings, study
 from small_runs import traced
-from tiny_diffusion import tiny_loaded, tiny_tokenizer
+from tiny_diffusion import MASK, tiny_loaded, tiny_tokenizer
 
 QUICK = StudySettings(
     prompts=("The old man",), new_tokens=8, steps=4, block_length=4, statistics=("all",)
@@ -341,3 +344,49 @@ def test_a_report_reads_what_masked_queries_give(tmp_path):
     study(tiny_loaded(2), tmp_path / "plain", replace(settings, statistics=("received",)))
     with pytest.raises(ValueError, match=r"received_from_masked, .*plain"):
         report(open_run(tmp_path / "plain"), tmp_path / "other", received="received_from_masked")
+
+
+@pytest.mark.ring("extras")
+def test_a_run_says_whose_forward_it_measured(tmp_path):
+    loaded = tiny_loaded(1)
+    ways = {
+        "fast": {},
+        "exact": {"exact": True},
+        "edited": {"edits": ("mask_sinks:k=1",)},
+    }
+    runs = {
+        name: open_run(study(loaded, tmp_path / name, replace(QUICK, **way)))
+        for name, way in ways.items()
+    }
+    assert {name: run.info.model["forward"] for name, run in runs.items()} == {
+        "fast": FAST,
+        "exact": OWN,
+        "edited": OWN,
+    }
+    assert runs["fast"].table("tokens").equals(runs["exact"].table("tokens"))
+    ours, theirs = (runs[name].arrays("attention", part=0) for name in ("fast", "exact"))
+    assert ours.keys() == theirs.keys()
+    for name, one in ours.items():
+        # stored as float16
+        np.testing.assert_allclose(one, theirs[name], rtol=2e-3, atol=1e-4, err_msg=name)
+    denoiser = loaded.model.denoiser()
+    with trace(loaded.model) as recording:
+        ids, _ = step_of(runs["exact"], 0)
+        denoiser(torch.tensor([ids]), torch.tensor([ids]) == MASK)
+    own_LHK = recording.received[0][0].numpy().astype(np.float16)
+    assert np.array_equal(theirs["received"][0].astype(np.float16), own_LHK)
+
+
+def test_a_run_of_before_there_was_a_choice_is_resumed_and_made_again_as_exact(tmp_path):
+    loaded = tiny_loaded()
+    path = study(loaded, tmp_path / "run", replace(QUICK, exact=True))
+    file = path / "run.json"
+    old = json.loads(file.read_text())
+    del old["settings"]["exact"], old["model"]["forward"]
+    file.write_text(json.dumps(old | {"status": "running"}))
+    assert study.settings_of(path).exact
+    study(loaded, path, replace(QUICK, exact=True), resume=True)
+    assert open_run(path).info.status == "complete"
+    with pytest.raises(ValueError, match=r"\['(forward|exact)'\]"):
+        file.write_text(json.dumps(old | {"status": "running"}))
+        study(loaded, path, QUICK, resume=True)

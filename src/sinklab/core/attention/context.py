@@ -113,16 +113,16 @@ def watching(*models: nn.Module, parts: Iterable[nn.Module] = ()) -> Iterator[No
             _blocks = tuple(block for block in _blocks if block is not held)
 
 
-def is_watched(module: nn.Module) -> bool:
-    """Whether a `watching(…)` block is open on this module, on one that it is part of, or on a part
-    of it.
+def is_watched(module: nn.Module, times: int = 1) -> bool:
+    """Whether so many `watching(…)` blocks are open on this module, on ones that it is part of, or
+    on parts of it.
 
     A decoder that leaves out queries it does not need, or module calls that hooks would see, checks
     this first.
     """
     # Never changed in place: another thread may open or close a block meanwhile.
     blocks = _blocks
-    return bool(blocks) and any(id(part) in block for part in module.modules() for block in blocks)
+    return times <= sum(any(id(part) in block for part in module.modules()) for block in blocks)
 
 
 def decoding(run: object) -> AbstractContextManager[None]:

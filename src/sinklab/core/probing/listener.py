@@ -19,6 +19,10 @@ class Listener:
     """The `Tap` that it listens to; there once it is `tapped`."""
     reads_scores = False
     """Whether it takes statistics from the scores of calls."""
+    exact = True
+    """Whether it hears of the model's own forward alone; False: of a fast decoder's as well, whose
+    numbers are equal within rounding.
+    """
     of_states = ""
     """Feature that needs hidden states here, as errors name it; empty if nothing does."""
 

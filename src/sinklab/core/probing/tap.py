@@ -128,7 +128,7 @@ class Tap(TorchFunctionMode):
             for path, part in self._modules.items():
                 if part._modules and says_more(type(part)):
                     handle = part.register_forward_pre_hook(
-                        _Hook(self._note_origin, path), with_kwargs=True
+                        TapHook(self._note_origin, path), with_kwargs=True
                     )
                     self.cleanup.callback(handle.remove)
         else:
@@ -144,8 +144,8 @@ class Tap(TorchFunctionMode):
     def _hook(self, paths: set[str]) -> None:
         for path in paths - self._hooked:
             module = self._modules[path]
-            before = module.register_forward_pre_hook(_Hook(self._before, path), with_kwargs=True)
-            after = module.register_forward_hook(_Hook(self._after, path), always_call=True)
+            before = module.register_forward_pre_hook(TapHook(self._before, path), with_kwargs=True)
+            after = module.register_forward_hook(TapHook(self._after, path), always_call=True)
             for handle in (before, after):
                 self.cleanup.callback(handle.remove)
         self._hooked |= paths
@@ -277,8 +277,7 @@ class Tap(TorchFunctionMode):
             self._stack.clear()
         if not self._stack:
             # `input_ids`, or the first argument if it looks like ids
-            first: Any = next(iter(args), None)
-            ids = kwargs.get("input_ids", first)
+            ids: Any = kwargs.get("input_ids", next(iter(args), None))
             self.ids_BS = None
             if isinstance(ids, Tensor) and ids.dim() == 2 and holds_integers(ids):
                 self.ids_BS = ids
@@ -509,7 +508,7 @@ def _upwards(path: str) -> Iterator[str]:
 
 
 @dataclass(eq=False)
-class _Hook:
+class TapHook:
     """A tap's hook on one module. In a copy or a pickle of the module it does nothing: that is not
     the tapped one.
     """
@@ -528,7 +527,8 @@ class _Hook:
 
 # Reentrant: a listener may open a trace when a forward ends.
 _LOCK = threading.RLock()
-_ATTACHED: dict[int, Tap] = {}
+TAPS: dict[int, Tap] = {}
+"""By the id of a model: its tap, while somebody listens."""
 
 
 @contextmanager
@@ -555,10 +555,10 @@ def tapped(
             "model"
         )
     with _LOCK:
-        for other in _ATTACHED.values():
+        for other in TAPS.values():
             if not set(model.modules()).isdisjoint(other.model.modules()):
                 other.owner.check("asks for one")
-        tap = _ATTACHED.get(id(model)) or _ATTACHED.setdefault(id(model), Tap(model))
+        tap = TAPS.get(id(model)) or TAPS.setdefault(id(model), Tap(model))
     try:
         tap.take_mask(query_mask_BQ)
         tap.flush()
@@ -571,5 +571,5 @@ def tapped(
             with _LOCK:
                 tap.listeners = [one for one in tap.listeners if one is not listener]
                 if not tap.listeners:
-                    del _ATTACHED[id(model)]
+                    del TAPS[id(model)]
                     tap.cleanup.close()

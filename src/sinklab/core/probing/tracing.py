@@ -232,6 +232,7 @@ def trace(
     state_of: str = "predicted",
     allow_empty: bool = False,
     query_mask: Tensor | None = None,
+    exact: bool = True,
     **scope: Unpack[Scope],
 ) -> Iterator[Recording]:
     """Record attention statistics of every forward inside the block, on any module that attends
@@ -273,6 +274,8 @@ def trace(
             nothing in such a call
             tells: without it all of them count. Calls of a module over its own sequence tell
                 theirs.
+        exact: False lets a denoiser stay with its fast decoder, if it has one, and measures what
+            that computes: numbers are equal within rounding, and the model may be under no edit.
         layers: which to record: numbers in the order they run (from 0; negative from the end), or
             module paths, their ends, or modules that hold them ("layers.3", "*.self_attn"). Of the
             others nothing is computed.
@@ -300,6 +303,7 @@ def trace(
         states = QueryStates(model, canvas, state_of)
     frames = Frames(chosen, RecordingScope(**scope), states is not None)
     recorder = FrameRecorder(model, frames, states)
+    recorder.exact = exact
     with tapped(model, recorder, query_mask) as tap:
         seen_before = tap.forwards
         yield Recording(frames, recorder.mark)

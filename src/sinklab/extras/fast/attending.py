@@ -19,6 +19,7 @@ from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.received import row_logsumexp, with_sink_logits
 from sinklab.core.models.geometry import take
 from sinklab.core.models.sinks.prefix import SinkPrefix, logits_of
+from sinklab.extras.fast.heard import Heard
 
 _LARGE = 1 << 19  # numbers from which on two passes over halves cost less than a rolled copy
 
@@ -39,6 +40,8 @@ class View:
     """Called with (layer, queries (B, H, W or Q, D), mask, scale) after an update, to choose
     columns.
     """
+    heard: Heard | None = None
+    """Listeners to be told of each layer."""
 
     def of(self, queries: slice | Tensor, shared: int) -> View:
         """This view with the mask of these queries alone, folded for so many query heads a key

@@ -30,14 +30,16 @@ from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
 from sinklab.core import compat
-from sinklab.core.attention.context import is_watched, reads_wait
+from sinklab.core.attention.context import is_observed, is_watched, reads_wait, running
 from sinklab.core.compat import attention_of
 from sinklab.core.models.denoising import ModelDenoiser, Read
 from sinklab.core.models.geometry import CanvasGeometry, KeyValueStore, take
 from sinklab.core.models.head import Head
-from sinklab.core.models.sinks.prefix import logits_of, with_logits
+from sinklab.core.models.sinks.prefix import SinkPrefix, logits_of, with_logits
+from sinklab.core.probing.tap import TAPS, Tap, TapHook
 from sinklab.core.registry import fast_decoders
 from sinklab.extras.fast.attending import Packed, View, additive, rotated
+from sinklab.extras.fast.heard import Heard, told
 from sinklab.extras.fast.onednn import linear_for
 
 _LAYERS = (
@@ -52,6 +54,8 @@ _ATTENTIONS = (
 )
 _MLPS = (modeling_llama.LlamaMLP, modeling_qwen2.Qwen2MLP, modeling_qwen3.Qwen3MLP)
 _NORMS = (modeling_llama.LlamaRMSNorm, modeling_qwen2.Qwen2RMSNorm, modeling_qwen3.Qwen3RMSNorm)
+# Memories whose evaluations attend to all columns, as a trace reads them.
+_OPEN_STORES = (type(None), SinkPrefix, KeyValueStore)
 # Positions of an MLP at a time on the CPU: what it makes of them stays in the cache, and no memory
 # is cleared for it.
 _PIECE = 256
@@ -125,15 +129,24 @@ class Layer:
         q_BHWD = rotated(
             self.q(y_BWE).reshape(batch, width, self.heads, self.dim), self.q_norm, cos, sin
         )
-        if view.choose is not None:
-            mask, logits_HN = view.mask_B1WK, logits_of(memory, self.index)
+        mask = view.mask_B1WK
+        if view.choose is not None or view.heard is not None:
+            logits_HN = logits_of(memory, self.index)
             if logits_HN is not None and mask is not None:
                 mask = with_logits(mask, logits_HN, q_BHWD)
+        if view.choose is not None:
             view.choose(self.index, q_BHWD, mask, self.scale)
         if self.gate is not None:
             self.gate.pending = self.gate(y_BWE)
-        x_BWE = self.o(view.attend(q_BHWD, k_BGKD, v_BGKD, memory, self.index, self.scale), x_BWE)
-        return self.mlp(self.post_norm(x_BWE), x_BWE)
+        out_BWA = view.attend(q_BHWD, k_BGKD, v_BGKD, memory, self.index, self.scale)
+        if view.heard is not None:
+            given = {"query": q_BHWD, "key": k_BGKD, "value": v_BGKD, "attn_mask": mask}
+            view.heard.call(self.index, given | {"scale": self.scale}, out_BWA)
+        x_BWE = self.o(out_BWA, x_BWE)
+        x_BWE = self.mlp(self.post_norm(x_BWE), x_BWE)
+        if view.heard is not None:
+            view.heard.states(self.index, x_BWE)
+        return x_BWE
 
 
 def _norm(norm: Any) -> Callable[[Tensor], Tensor]:
@@ -292,7 +305,7 @@ class FastDecoder:
 
     It does for attention through SDPA, no dropout, nothing compiled, no hook or patched forward but
     our own, and no trace or intervention on the model; :meth:`is_faithful` is checked before every
-    evaluation.
+    evaluation. Traces that do not ask for the model's own forward are told of each layer (`tap`).
     """
 
     records = True  # whether evaluations may become CUDA graphs
@@ -318,14 +331,26 @@ class FastDecoder:
         self._tables: tuple[CanvasGeometry, View, Packed | None] | None = None
 
     def is_faithful(self) -> bool:
-        """Whether this form may stand for the decoder now."""
+        """Whether this form may stand for the decoder now, and nobody listens."""
+        return not is_watched(self.model) and self._is_usual()
+
+    def tap(self) -> Tap | None:
+        """The tap whose listeners are to be told of this form's evaluations; None if one of them,
+        or somebody else, is to see the model's own, or changes it.
+        """
+        tap = TAPS.get(id(self.model))
+        if tap is None or is_watched(self.model, 2) or not is_observed(self.model):
+            return None
+        is_free = not any(listener.exact for listener in tap.listeners)
+        return tap if is_free and self._is_usual() else None
+
+    def _is_usual(self) -> bool:
         decoder = self.decoder
         return (
             self._is_stock
             and not decoder.training
             and attention_of(decoder.config) == "sdpa"
             and self._is_unhooked()
-            and not is_watched(self.model)
         )
 
     def _is_unhooked(self) -> bool:
@@ -334,7 +359,8 @@ class FastDecoder:
         latest = compat.next_hook()
         if self._unhooked_at != latest:
             foreign = compat.has_global_hooks() or any(
-                len(hooks) != ours for hooks, ours in self._hooks
+                ours != sum(not isinstance(hook, TapHook) for hook in hooks.values())
+                for hooks, ours in self._hooks
             )
             self._unhooked_at = None if foreign else latest
         return self._unhooked_at == latest
@@ -348,6 +374,7 @@ class FastDecoder:
         memory: Any,
         mask: Tensor | EllipsisType | None = ...,
         choose: Callable[[int, Tensor, Tensor | None, float], None] | None = None,
+        heard: Heard | None = None,
     ) -> Tensor:
         """Normed states (B, Q, E) at the wanted columns, from embeddings (B, W, E) of the columns
         that run.
@@ -359,10 +386,10 @@ class FastDecoder:
                 run are all.
             mask: bool, broadcastable to (B, 1, W, K), or None for nothing blocked, in place of the
                 canvas's.
-            choose: see `View`.
+            choose, heard: see `View`.
         """
         whole, packed = self._views(x_BWE, geometry)
-        is_plain = mask is ... and choose is None
+        is_plain = mask is ... and choose is None and heard is None
         if packed is not None and is_plain and memory is geometry.sinks:
             x_1TE = x_BWE.flatten(0, 1).index_select(0, packed.index_T)[None]
             wanted_N = packed.place_BS.index_select(1, output_index_Q).flatten()
@@ -378,7 +405,8 @@ class FastDecoder:
             return replayed(partial(self._states, whole), memory, x_BWE, columns, output_index_Q)
         if mask is not ...:
             whole = replace(whole, mask_B1WK=None if mask is None else additive(mask, x_BWE.dtype))
-        return self._states(replace(whole, choose=choose), x_BWE, columns, output_index_Q, memory)
+        whole = replace(whole, choose=choose, heard=heard)
+        return self._states(whole, x_BWE, columns, output_index_Q, memory)
 
     def _states(
         self,
@@ -399,6 +427,9 @@ class FastDecoder:
         view = replace(whole, **tables).of(columns if is_whole else slice(None), self._shared)
         for layer in self.layers[:-1]:
             x_BWE = layer(x_BWE, view, memory, None)
+        if view.heard is not None:
+            every_BWE = self.layers[-1](x_BWE, view, memory, None)
+            return self.norm(every_BWE.index_select(1, output_index_Q))
         return self.norm(self.layers[-1](x_BWE, view, memory, output_index_Q))
 
     def _views(self, like: Tensor, geometry: CanvasGeometry) -> tuple[View, Packed | None]:
@@ -446,18 +477,26 @@ class FastDenoiser(ModelDenoiser):
         """Whether the fast decoder stands for the model's own in an evaluation made now."""
         return self._fast.is_faithful()
 
+    def _tap(self, store: Any) -> Tap | None:
+        """The tap to be told of an evaluation with this memory; None for one that chooses keys, and
+        finds queries in its own way.
+        """
+        return self._fast.tap() if type(store) in _OPEN_STORES else None
+
     def full_pass(self, ids_BS: Tensor, read: Read, store: Any = None) -> Tensor:
         """Logits (M, V) with all columns computed."""
         wanted_BS = read.at.wanted_BS
         geometry = self.geometry(ids_BS, wanted_BS)
-        if not self.is_fast or self._wants_padding(geometry, wanted_BS):
+        store = store or geometry.sinks
+        is_served = self.is_fast or self._tap(store) is not None
+        if not is_served or self._wants_padding(geometry, wanted_BS):
             return super().full_pass(ids_BS, read, store)
         every = slice(0, ids_BS.shape[1])
         special: dict[str, Any] = {}
         seen = self.seen_by_finished(wanted_BS)
         if seen is not None:
             special["mask"] = geometry.rows(every, seen)
-        states_BQE = self.states(ids_BS, every, read.output_Q, store or geometry.sinks, **special)
+        states_BQE = self.states(ids_BS, every, read.output_Q, store, **special)
         return self.picked(states_BQE, read)
 
     def _wants_padding(self, geometry: CanvasGeometry, wanted_BS: Tensor) -> bool:
@@ -475,9 +514,22 @@ class FastDenoiser(ModelDenoiser):
         **special: Any,
     ) -> Tensor:
         """Final states (B, Q, E); arguments as of the plain denoiser."""
-        if not self.is_fast:
+        tap = self._tap(store)
+        if tap is None and not self.is_fast:
             return super().states(ids_BS, columns, output_index_Q, store, **special)
         assert self._geometry is not None, "geometry() comes first"
+        if tap is not None:
+            embeds_BWE = self.model.model.embed_tokens(take(ids_BS, columns))
+            with running(ids_BS, columns), told(tap) as heard:
+                return self._fast(
+                    embeds_BWE,
+                    self._geometry,
+                    columns,
+                    output_index_Q,
+                    store,
+                    heard=heard,
+                    **special,
+                )
         is_partial = type(store) is KeyValueStore and store.columns is columns
         if is_partial and isinstance(columns, slice) and reads_wait(ids_BS.device) and not special:
             # numbers on the device: the same kernels for every block
@@ -488,4 +540,5 @@ class FastDenoiser(ModelDenoiser):
 
     def head(self, states: Tensor) -> Tensor:
         """Logits of states."""
-        return self._fast.head(states) if self.is_fast else super().head(states)
+        is_served = self.is_fast or self._fast.tap() is not None
+        return self._fast.head(states) if is_served else super().head(states)

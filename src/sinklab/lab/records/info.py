@@ -104,6 +104,9 @@ class RunInfo:
 ALL_QUERIES = "all queries"
 SO_FAR = "all queries so far"
 LAST_ROW = "last row"
+OWN = "the model's own forward"
+FAST = "a fast decoder"
+"""Names of the forward that a trace measured, in the field "forward" of its model."""
 
 
 def reading_of(info: RunInfo) -> str:

@@ -73,6 +73,14 @@ class Task:
         return self.loaded.family == "diffusion"
 
     @property
+    def is_fast(self) -> bool:
+        """Whether a trace that is not to be exact may measure a fast decoder."""
+        model: Any = self.loaded.model
+        if not self.is_diffusion or self.edits or self.settings.exact:
+            return False
+        return bool(model.denoiser().is_fast)
+
+    @property
     def positions(self) -> int:
         """Canvas positions of the finished text."""
         return len(self.prompt.ids) + self.settings.new_tokens

@@ -111,6 +111,8 @@ class Run(reading.Run):
         )
         names = ", ".join((*self.tables, *self.array_files))
         reading = "" if about.kind != "study" else f"; attention of {WHOSE[reading_of(about)]}"
+        if "forward" in about.model:
+            reading += f" in {about.model['forward']}"
         named = f"{about.kind} of {about.model.get('name')}, {about.status}{reading}"
         return f"Run ({named}; {kept}; {names}"[:298] + ")"
 

@@ -160,6 +160,7 @@ class Recorder:
         if self._so_far is not None and not self._task.settings.records(step):
             # what later steps add up
             names = ("received", "received_by_window")
+        chosen["exact"] = self._task.settings.exact
         with trace(self._task.loaded.model, names, **chosen) as recording:
             yield recording
 

@@ -12,7 +12,7 @@ from sinklab.core.errors import limited, unknown
 from sinklab.core.registry import interventions, studies
 from sinklab.core.registry import statistics as known_statistics
 from sinklab.core.sampling.settings import DecodingSettings
-from sinklab.lab.records.info import ALL_QUERIES, SO_FAR
+from sinklab.lab.records.info import ALL_QUERIES, FAST, OWN, SO_FAR
 from sinklab.lab.studies.base import Study, deferred, describe
 from sinklab.lab.studies.processes import Amount
 
@@ -74,6 +74,10 @@ class StudySettings(DecodingSettings):
     """Record every n-th step, starting with the first."""
     only_steps: tuple[int, ...] = limited((), at_least=0)
     """Record only these steps; all when left out."""
+    exact: bool = False
+    """Measure the model's own forward, bit for bit; by default a fast decoder writes where there
+    is one, and no edit, and is measured where it attends: numbers are equal within rounding.
+    """
     maps: tuple[str, ...] = ()
     """Record whole attention maps, query × key, for these "step:layer:head", e.g. 3:5:2."""
     edits: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
@@ -208,11 +212,23 @@ class Trace(Study):
         return len(plan.tasks)
 
     def about(self, loaded: Loaded, plan: Any) -> dict[str, Any]:
-        """The model, with the layers and heads that are recorded, and which queries are read
-        (`reading_of`).
+        """The model, with the layers and heads that are recorded, which queries are read
+        (`reading_of`), and whose forward (`OWN` or `FAST`).
         """
         about = describe(loaded, plan.selection.layers, plan.selection.heads)
-        return about | {"reading": ALL_QUERIES if loaded.family == "diffusion" else SO_FAR}
+        about["reading"] = SO_FAR
+        about["forward"] = OWN
+        if loaded.family == "diffusion":
+            about["reading"] = ALL_QUERIES
+            if any(task.is_fast for task in plan.tasks):
+                about["forward"] = FAST
+        return about
+
+    def renamed(self, record: dict[str, Any]) -> dict[str, Any]:
+        """A record of settings; runs of before there was a choice measured the model's own
+        forward.
+        """
+        return {"exact": True, **record}
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """The commands that go on from here: to see the run, to run its controls, to block its

@@ -1,0 +1,60 @@
+"""Evaluations of the fast decoder as a trace hears them: each attention call and the states behind
+it, where they are computed.
+
+The slow twin is the model's own forward under the tap.
+"""
+
+# B batch, W columns that run, H query heads, D head dim, A attention width H·D, E hidden size
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.tap import Tap
+
+
+class Heard:
+    """One evaluation, told to the listeners of a tap. None of them edits: see `FastDecoder.tap`."""
+
+    def __init__(self, tap: Tap) -> None:
+        self.tap = tap
+        self._known: dict[tuple, Any] = {}
+
+    def call(self, layer: int, given: dict[str, Any], out_BWA: Tensor) -> None:
+        """The attention call of this layer, by the names of `scaled_dot_product_attention`, and
+        its output.
+        """
+        path = f"model.layers.{layer}.self_attn"
+        module = self.tap.model.get_submodule(path)
+        call = AttentionCall.of(path, module, given, self._known)
+        heads = given["query"].shape[1]
+        out_BHWD = out_BWA.unflatten(2, (heads, -1)).transpose(1, 2)
+        for listener in self.tap.listeners:
+            listener.observe(call, out_BHWD)
+
+    def states(self, layer: int, states_BWE: Tensor) -> None:
+        """The hidden states (B, W, E) that leave this layer."""
+        for listener in self.tap.listeners:
+            listener.observe_states([f"model.layers.{layer}.self_attn"], states_BWE)
+
+
+@contextmanager
+def told(tap: Tap) -> Iterator[Heard]:
+    """One evaluation, from its beginning to its end: a forward to the listeners."""
+    tap.owner.check("runs the model or a part of it")
+    tap.flush()
+    for listener in tap.listeners:
+        listener.begin()
+    try:
+        yield Heard(tap)
+    except BaseException:
+        for listener in tap.listeners:
+            listener.discard()
+        raise
+    tap.forwards += 1
+    for listener in tap.listeners:
+        listener.finish()

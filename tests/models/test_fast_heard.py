@@ -1,0 +1,148 @@
+"""A trace that need not be exact hears the fast decoder: the numbers of the model's own forward,
+its slow twin.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_cached_decoding import MASK, VARIANTS, build
+
+from sinklab.core.attention import watching
+from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.registry import statistics
+from sinklab.core.sampling import Canvas, denoise
+from sinklab.extras.fast import decoder
+
+EVERY = tuple(statistics)
+ROWS = {"one row": [[5, 6, 7, 8]], "padded rows": [[5, 6, 7, 8, 9, 10], [11, 12, 13], [4]]}
+TOLERANCES = {torch.float64: 2e-6, torch.float32: 1e-5}
+"""of a recording, which is float32"""
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Evaluations by the fast decoder, each with whether it was heard."""
+    calls, own = [], decoder.FastDecoder.__call__
+
+    def spy(self, *args, **options):
+        calls.append(options.get("heard") is not None)
+        return own(self, *args, **options)
+
+    monkeypatch.setattr(decoder.FastDecoder, "__call__", spy)
+    return calls
+
+
+def traced(model, prompts=((5, 6, 7, 8),), cache=None, names=("received",), **options):
+    canvas = Canvas.from_prompts(
+        [list(one) for one in prompts], new_tokens=6, mask_id=MASK, pad_id=0
+    )
+    denoiser = model.denoiser(canvas.attention_BS)
+    with trace(model, names, canvas=canvas, **options) as recording:
+        steps = list(denoise(denoiser, canvas, cache=cache, block_length=3))
+    return recording, steps
+
+
+def agree(ours, theirs, tolerance):
+    assert ours.layers == theirs.layers and ours.statistics == theirs.statistics
+    pairs = [(ours.values(name), theirs.values(name)) for name in ours.statistics]
+    pairs += [
+        (getattr(ours, name), getattr(theirs, name))
+        for name in ("visible_by_layer", "positions", "columns", "query_state", "key_state")
+    ]
+    for mine, other in pairs:
+        assert len(mine) == len(other)
+        for one, two in zip(mine, other, strict=True):
+            torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(
+    "variant", [*VARIANTS, "logits", "gated logits"], ids=lambda name: name.replace(" ", "_")
+)
+def test_every_statistic_is_that_of_the_models_own_forward(variant, rows, taken):
+    logits = {"sink_kind": "logit", "sink_count": 2}
+    more = {"logits": logits, "gated logits": logits | {"gate": "elementwise"}}
+    for dtype, tolerance in TOLERANCES.items():
+        model = build(dtype=dtype, **(VARIANTS | more)[variant])
+        own, own_steps = traced(model, ROWS[rows], names=EVERY)
+        assert not taken
+        fast, fast_steps = traced(model, ROWS[rows], names=EVERY, exact=False)
+        agree(fast, own, tolerance)
+        for one, other in zip(fast_steps, own_steps, strict=True):
+            assert torch.equal(one.ids_BS, other.ids_BS)
+        assert len(taken) == len(fast_steps) and all(taken)
+        taken.clear()
+
+
+@pytest.mark.parametrize("variant", ["llama", "sink", "shifted", "gate"])
+@pytest.mark.parametrize("cache", ["prefix", "dual", "sink_refresh:sinks=2", "sink:sinks=2"])
+def test_under_a_cache_too(cache, variant, taken):
+    model = build(**VARIANTS[variant])
+    own, _ = traced(model, cache=cache, names=("received", "row_entropy", "massive_activations"))
+    fast, steps = traced(model, cache=cache, names=own.statistics, exact=False)
+    agree(fast, own, 2e-6)
+    # one that chooses keys as it goes finds queries in its own way
+    assert len(taken) == (len(steps) if cache in ("prefix", "dual") else 0)
+
+
+def test_attention_in_blocks(taken):
+    model = build(block_length=3)
+    for cache in (None, "committed"):
+        own, _ = traced(model, cache=cache)
+        fast, _ = traced(model, cache=cache, exact=False)
+        agree(fast, own, 2e-6)
+    assert taken and all(taken)
+
+
+def test_the_models_own_forward_is_kept_for_whoever_asks_for_it(taken):
+    model = build(dtype=torch.float32)
+    own, _ = traced(model)
+    with trace(model), trace(model, exact=False) as both:
+        traced(model, exact=False)
+    assert all(torch.equal(*pair) for pair in zip(own.received, both.received, strict=True))
+    with watching(model):
+        traced(model, exact=False)
+    with watching(model.model.layers[1]):
+        traced(model, exact=False)
+    with intervene(model, MaskSinks(k=1)):
+        traced(model, exact=False)
+    handle = model.model.layers[0].register_forward_hook(lambda *_: None)
+    traced(model, exact=False)
+    handle.remove()
+    assert not taken
+    traced(model, exact=False)
+    assert taken and all(taken)
+    # nobody listens any more
+    list(denoise(model, Canvas.from_prompts([[5]], new_tokens=2, mask_id=MASK, pad_id=0)))
+    assert not any(taken[-2:])
+
+
+def test_a_forward_of_ones_own_is_heard_beside_it():
+    model = build()
+    ids_BS = torch.tensor([[5, 6, MASK, MASK]])
+    with trace(model, ("received",), exact=False) as recording, torch.no_grad():
+        model(ids_BS)
+        model.denoiser()(ids_BS, ids_BS == MASK)
+        model(ids_BS)
+    first, fast, last = recording.received
+    torch.testing.assert_close(first, fast)
+    assert torch.equal(first, last)
+
+
+def test_an_evaluation_that_fails_leaves_no_half_frame(monkeypatch):
+    model = build()
+    ids_BS = torch.tensor([[5, 6, MASK, MASK]])
+    own = decoder.Layer.__call__
+
+    def failing(self, *args):
+        if self.index == 1:
+            raise RuntimeError("no room")
+        return own(self, *args)
+
+    with trace(model, ("received",), exact=False) as recording:
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no room"):
+            patch.setattr(decoder.Layer, "__call__", failing)
+            model.denoiser()(ids_BS, ids_BS == MASK)
+        model.denoiser()(ids_BS, ids_BS == MASK)
+    assert len(recording.received) == 1
