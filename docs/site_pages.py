@@ -58,11 +58,9 @@ def public_names() -> dict[str, dict[str, str]]:
     (``sinklab.core.sampling.canvas.Canvas``).
     """
     found = {}
-    for file in sorted(SOURCE.rglob("__init__.py")):
+    for file in sorted(SOURCE.rglob("__init__.pyi")):
         room = ".".join(file.relative_to(SOURCE.parent).parent.parts)
-        names = dict(_exported(room, ast.parse(file.read_text("utf-8"))))
-        if names:
-            found[room] = names
+        found[room] = dict(_exported(room, ast.parse(file.read_text("utf-8"))))
     for module, names in MODULES.items():
         path = f"sinklab.{module}"
         tree = ast.parse((SOURCE / f"{module.replace('.', '/')}.py").read_text("utf-8"))
@@ -70,27 +68,10 @@ def public_names() -> dict[str, dict[str, str]]:
     return found
 
 
-def _exported(room: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and room == "sinklab":
-            # those that are imported under their own names, `load as load`, are exported
-            yield from (
-                (alias.name, f"{node.module}.{alias.name}") for alias in node.names if alias.asname
-            )
-        elif (
-            isinstance(node, ast.Call) and ast.unparse(node.func) == "exports" and room != "sinklab"
-        ):
-            given = {word.arg: word.value for word in node.keywords if word.arg}
-            for word in node.keywords:
-                if isinstance(word.value, ast.Dict):
-                    keys = [ast.literal_eval(key) for key in word.value.keys if key]
-                    given |= dict(zip(keys, word.value.values, strict=True))
-            for module, names in given.items():
-                if not isinstance(names, ast.Dict):
-                    yield from (
-                        (name, f"{room}.{module}.{name}")
-                        for name in ast.literal_eval(names).split()
-                    )
+def _exported(room: str, stub: ast.Module) -> Iterator[tuple[str, str]]:
+    for node in stub.body:
+        if isinstance(node, ast.ImportFrom):
+            yield from ((alias.name, f"{room}.{node.module}.{alias.name}") for alias in node.names)
 
 
 def _defined(tree: ast.Module) -> list[str]:

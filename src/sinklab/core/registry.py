@@ -27,13 +27,13 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sinklab.core.errors import known_fields, near, unknown
+from sinklab.core.errors import known_fields, unknown
 
 Class = TypeVar("Class", bound=Callable[..., Any])
 # in a folder that `sinklab.extras.sharing.export` writes the package is another one, which has no
@@ -500,27 +500,3 @@ def fast_path(paths: Registry, *call: Any) -> Any:
         if path is not None:
             return path
     return None
-
-
-def exports(
-    package: str, **modules: str
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose public names load on first
-    use.
-
-    Settings, help and completion must not cost torch, so a package imports none of its modules.
-
-    Args:
-        package: the package's ``__name__``.
-        modules: module of the package -> the public names it defines, separated by blanks.
-    """
-    homes = {name: module for module, names in modules.items() for name in names.split()}
-
-    def load(name: str) -> Any:
-        if name not in homes:
-            raise AttributeError(
-                f"module {package!r} has no attribute {name!r}; {near(name, homes) or 'see dir()'}"
-            )
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
-
-    return load, partial(sorted, homes), sorted(homes)

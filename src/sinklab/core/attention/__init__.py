@@ -2,15 +2,6 @@
 norms.
 """
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(
-    __name__,
-    context="RunningCanvas decoding decoding_run is_observed is_watched running running_canvas "
-    "unobserved watching",
-    received=(
-        "attention_map attention_statistics noop_bound received_attention row_entropy "
-        "row_logsumexp value_norms with_sink_logits"
-    ),
-    scores="Scores Visibility allowed",
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

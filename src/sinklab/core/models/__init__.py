@@ -1,10 +1,5 @@
 """`DiffusionLM`: a Hugging Face decoder made bidirectional, with its sink and its gate."""
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(
-    __name__,
-    config="DiffusionLMConfig",
-    diffusion_lm="DiffusionLM",
-    **{"sinks.base": "Sink", "sinks.prefix": "SinkPrefix"},
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,10 +1,5 @@
 """Attention sinks: rules on received attention, its normalisation, the main sink."""
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(
-    __name__,
-    normalize="even_share main_sink namespace",
-    rules="DEFAULT Excess Gu Rule Top find_sinks",
-    states="COMMITTED MASKED PROMPT STATES",
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

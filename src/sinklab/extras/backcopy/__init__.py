@@ -2,10 +2,7 @@
 seconds.
 """
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(
-    __name__, study="Backcopy BackcopySettings", source="Source"
-)
-
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 PROVIDES = {"studies": "study"}

@@ -2,8 +2,7 @@
 machine alone.
 """
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(__name__, live_text="LiveText", server="serve")
-
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 PROVIDES = {"commands": "commands"}

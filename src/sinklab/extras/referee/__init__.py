@@ -2,14 +2,7 @@
 implementation computes the same as this one.
 """
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(
-    __name__,
-    estimators="conditionals in_order over_orders",
-    margins="first_difference measure_margins near_ties rewritten",
-    reference="Held Reference write_reference",
-    study="Referee RefereeSettings",
-)
-
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 PROVIDES = {"studies": "study", "commands": "commands"}

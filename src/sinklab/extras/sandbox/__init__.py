@@ -1,9 +1,6 @@
 """Programs that models write, run behind a boundary of the system: HumanEval's completions."""
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(
-    __name__, boundary="CodeLimits CodeResult run_program run_programs"
-)
-
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 PROVIDES = {"sandboxes": "humaneval"}

@@ -1,9 +1,6 @@
 """Models, runs and galleries for others: `sinklab export`, `push` and `gallery`."""
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(
-    __name__, exporting="export", gallery="shareable without_places write_data_set write_gallery"
-)
-
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 PROVIDES = {"commands": "commands"}

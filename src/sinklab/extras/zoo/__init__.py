@@ -1,14 +1,8 @@
 """Families, decoders and recipes beyond those of the two papers."""
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(
-    __name__,
-    **{"decoding.blocks": "Alpha Dynamic Editing Elastic ElasticStep"},
-    dit_recipes="ddpm_cache published_loss published_noise semi_ar",
-    renoising="ANNOUNCED CanvasDenoiser RenoisedStep Renoising renoise",
-)
-
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 PROVIDES = {
     "backbones": "dit llada_moe",
     # llada2 brings llada_moe

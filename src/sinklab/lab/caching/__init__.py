@@ -1,11 +1,5 @@
 """Block caches that evict or refresh keys and values: their policies, and the store."""
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(
-    __name__,
-    blocks="BlockCache CommittedCache DualCache PrefixCache",
-    policies="ChoosingCache EvictCache EvictingCache RandomCache ReceivedCache SinkCache "
-    "SinkRefreshCache",
-    store="Seen",
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -2,12 +2,6 @@
 pandas alone.
 """
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(
-    __name__,
-    info="RunInfo STUDY_DIMS",
-    reading="Run open_run",
-    storage="SCHEMA weights_hash write_beside",
-    writing="merge_runs RunWriter",
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

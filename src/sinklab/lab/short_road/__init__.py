@@ -2,11 +2,6 @@
 by themselves.
 """
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(
-    __name__,
-    compare="Comparison Summary",
-    models="LM Loss load wrap",
-    runs="Page Run open_run report",
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -2,13 +2,6 @@
 own.
 """
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(
-    __name__,
-    decoding="check_cache check_unmasking_rule",
-    models="check_family check_sink",
-    probing="check_intervention check_rule check_statistic",
-    runs="check_figure check_study",
-    values="check_text",
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

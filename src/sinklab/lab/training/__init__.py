@@ -1,12 +1,5 @@
 """Training recipes over `transformers.Trainer`."""
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(
-    __name__,
-    model="freeze merge_lora trainable_parameters",
-    run="settings_of train",
-    settings="RECIPES TrainSettings VARIANTS recipe",
-    snapshots="MEASURES Snapshot snapshot",
-    trainer="DiffusionTrainer causal_loss",
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

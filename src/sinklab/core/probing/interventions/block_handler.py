@@ -48,6 +48,7 @@ class BlockHandler(InterventionHandler):
 
     options: Any
     """The `BlockKeys`."""
+    memory: Memory
 
     def __init__(self, options: Any, log: InterventionLog, forwards_per_step: int) -> None:
         self.first = options.extent[0]

@@ -2,8 +2,6 @@
 tokens; and how a canvas is written if tokens change its length.
 """
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(
-    __name__, blocks="Alpha Dynamic Editing Elastic ElasticStep"
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

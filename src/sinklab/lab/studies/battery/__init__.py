@@ -1,5 +1,5 @@
 """The reasoning battery: problems with known answers, with and without sinks."""
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(__name__, study="BatterySettings Battery score_battery")
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,5 +1,5 @@
 """Fidelity of block caches, with and without protected sinks."""
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(__name__, study="CacheSettings Caches cache_fidelity")
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,5 +1,5 @@
 """Information in the states of sinks."""
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(__name__, study="ContentsSettings Probe sink_contents")
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -2,11 +2,6 @@
 distance of texts that are written meanwhile.
 """
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(
-    __name__,
-    study=(
-        "Ablate AblateSettings Curve CurveSettings DistanceSettings DistanceStudy masking_curve"
-    ),
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

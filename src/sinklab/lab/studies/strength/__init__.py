@@ -2,6 +2,6 @@
 three kinds of text.
 """
 
-from sinklab.core.registry import exports
+import lazy_loader
 
-__getattr__, __dir__, __all__ = exports(__name__, study="Strength StrengthSettings")
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,15 @@
+__version__: str
+
+from .core.models.config import DiffusionLMConfig as DiffusionLMConfig
+from .core.models.diffusion_lm import DiffusionLM as DiffusionLM
+from .core.probing.intervention import intervene as intervene
+from .core.probing.interventions.mask_sinks import MaskSinks as MaskSinks
+from .core.probing.tracing import trace as trace
+from .core.sampling.canvas import Canvas as Canvas
+from .core.sampling.loop import denoise as denoise
+from .core.sinks.rules import Excess as Excess
+from .core.sinks.rules import find_sinks as find_sinks
+from .lab.short_road.models import load as load
+from .lab.short_road.models import wrap as wrap
+from .lab.short_road.runs import open_run as open_run
+from .lab.short_road.runs import report as report

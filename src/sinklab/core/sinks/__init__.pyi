@@ -1,0 +1,13 @@
+from .normalize import even_share as even_share
+from .normalize import main_sink as main_sink
+from .normalize import namespace as namespace
+from .rules import DEFAULT as DEFAULT
+from .rules import Excess as Excess
+from .rules import Gu as Gu
+from .rules import Rule as Rule
+from .rules import Top as Top
+from .rules import find_sinks as find_sinks
+from .states import COMMITTED as COMMITTED
+from .states import MASKED as MASKED
+from .states import PROMPT as PROMPT
+from .states import STATES as STATES

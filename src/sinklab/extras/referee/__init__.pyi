@@ -1,0 +1,12 @@
+from .estimators import conditionals as conditionals
+from .estimators import in_order as in_order
+from .estimators import over_orders as over_orders
+from .margins import first_difference as first_difference
+from .margins import measure_margins as measure_margins
+from .margins import near_ties as near_ties
+from .margins import rewritten as rewritten
+from .reference import Held as Held
+from .reference import Reference as Reference
+from .reference import write_reference as write_reference
+from .study import Referee as Referee
+from .study import RefereeSettings as RefereeSettings

@@ -1,0 +1,14 @@
+from .decoding.blocks import Alpha as Alpha
+from .decoding.blocks import Dynamic as Dynamic
+from .decoding.blocks import Editing as Editing
+from .decoding.blocks import Elastic as Elastic
+from .decoding.blocks import ElasticStep as ElasticStep
+from .dit_recipes import ddpm_cache as ddpm_cache
+from .dit_recipes import published_loss as published_loss
+from .dit_recipes import published_noise as published_noise
+from .dit_recipes import semi_ar as semi_ar
+from .renoising import ANNOUNCED as ANNOUNCED
+from .renoising import CanvasDenoiser as CanvasDenoiser
+from .renoising import RenoisedStep as RenoisedStep
+from .renoising import Renoising as Renoising
+from .renoising import renoise as renoise

@@ -1,0 +1,9 @@
+from .info import STUDY_DIMS as STUDY_DIMS
+from .info import RunInfo as RunInfo
+from .reading import Run as Run
+from .reading import open_run as open_run
+from .storage import SCHEMA as SCHEMA
+from .storage import weights_hash as weights_hash
+from .storage import write_beside as write_beside
+from .writing import RunWriter as RunWriter
+from .writing import merge_runs as merge_runs

@@ -1,0 +1,10 @@
+from .compare import Comparison as Comparison
+from .compare import Summary as Summary
+from .models import LM as LM
+from .models import Loss as Loss
+from .models import load as load
+from .models import wrap as wrap
+from .runs import Page as Page
+from .runs import Run as Run
+from .runs import open_run as open_run
+from .runs import report as report

@@ -1,0 +1,2 @@
+from .study import Strength as Strength
+from .study import StrengthSettings as StrengthSettings

@@ -1,0 +1,10 @@
+from .decoding import check_cache as check_cache
+from .decoding import check_unmasking_rule as check_unmasking_rule
+from .models import check_family as check_family
+from .models import check_sink as check_sink
+from .probing import check_intervention as check_intervention
+from .probing import check_rule as check_rule
+from .probing import check_statistic as check_statistic
+from .runs import check_figure as check_figure
+from .runs import check_study as check_study
+from .values import check_text as check_text

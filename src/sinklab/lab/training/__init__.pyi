@@ -1,0 +1,14 @@
+from .model import freeze as freeze
+from .model import merge_lora as merge_lora
+from .model import trainable_parameters as trainable_parameters
+from .run import settings_of as settings_of
+from .run import train as train
+from .settings import RECIPES as RECIPES
+from .settings import VARIANTS as VARIANTS
+from .settings import TrainSettings as TrainSettings
+from .settings import recipe as recipe
+from .snapshots import MEASURES as MEASURES
+from .snapshots import Snapshot as Snapshot
+from .snapshots import snapshot as snapshot
+from .trainer import DiffusionTrainer as DiffusionTrainer
+from .trainer import causal_loss as causal_loss
