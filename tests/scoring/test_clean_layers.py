@@ -98,3 +98,24 @@ def test_a_layer_that_changes_its_input_or_runs_twice_is_no_trap():
         for _ in range(2):
             with layers.without(calls, 2):
                 assert torch.equal(run(order), clean_BSD)
+
+
+def test_layers_that_share_keys_by_a_dictionary_all_run():
+    class Shares(torch.nn.Module):
+        def forward(self, x_BSD: torch.Tensor, *, shared: dict) -> torch.Tensor:
+            return x_BSD + shared.setdefault("keys", x_BSD)
+
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList([Shares(), Shares()])
+
+    def run() -> torch.Tensor:
+        shared, x_BSD = {}, torch.ones(1, 2, 3)
+        for layer in model.layers:
+            x_BSD = layer(x_BSD, shared=shared)
+        return x_BSD
+
+    layers = CleanLayers(model)
+    with layers.kept(True):
+        clean_BSD = run()
+    with layers.without(["layers.0.attention", "layers.1.attention"], 1):
+        assert torch.equal(run(), clean_BSD)

@@ -4,7 +4,7 @@ further up takes them in place of the layers below.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -17,8 +17,9 @@ from sinklab.core.attention.context import is_observed
 class CleanLayers:
     """Decoder layers of a model (items of an `nn.ModuleList`) and what they gave in a clean pass.
 
-    A layer is left out later only if it ran once and gave a tensor or a tuple: its output is then
-    the only thing that others know of it, as scores are taken without a cache of keys and values.
+    A layer is left out later only if it ran once, gave a tensor or a tuple, and was handed no
+    dictionary, in which some models share keys and values between layers: its output is then the
+    only thing that others know of it, as scores are taken without a cache.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -35,12 +36,16 @@ class CleanLayers:
         with ExitStack() as leave:
             for path, module in self.modules.items():
                 if wanted and isinstance(self.modules[path.rpartition(".")[0]], nn.ModuleList):
-                    hook = module.register_forward_hook(partial(self._keep, path))
+                    hook = module.register_forward_hook(partial(self._keep, path), with_kwargs=True)
                     leave.callback(hook.remove)
             yield
 
-    def _keep(self, path: str, module: nn.Module, args: tuple, output: Any) -> None:
+    def _keep(
+        self, path: str, module: nn.Module, args: tuple, named: dict[str, Any], output: Any
+    ) -> None:
         if is_observed(self.model):
+            if any(isinstance(one, MutableMapping) for one in (*args, *named.values())):
+                output = None
             self.outputs.setdefault(path, []).append(_copied(output))
 
     @contextmanager
