@@ -17,7 +17,7 @@ from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.records import open_run
 from sinklab.lab.scoring.heldout import HeldoutRows, edited_losses, heldout_rows, row_losses
 from sinklab.lab.studies.curve.figures import masking_curve_sentences
-from sinklab.lab.studies.curve.reading import DOSE, curve_table, grown_table
+from sinklab.lab.studies.curve.reading import DOSE, StrongestKeys, curve_table, grown_table
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
@@ -98,8 +98,14 @@ def test_what_grows_is_read_from_the_attention_before_and_after_the_mask():
         hidden_LBHS = torch.zeros_like(before_LBHS, dtype=torch.bool)
         hidden_LBHS.scatter_(-1, before_LBHS.argmax(-1, keepdim=True), True)
         _, after_LBHS = attention_of(loaded.model, ids_BS, hidden_LBHS)
-    one, two = edited_losses(loaded, ids_BS, [[MaskSinks(k=1)], [MaskSinks(k=2)]], batch=2)
-    table = grown_table(one, two, 0)
+    strongest = StrongestKeys()
+    arms = [[MaskSinks(k=1)], [MaskSinks(k=2)]]
+    one, two = edited_losses(loaded, ids_BS, arms, batch=2, clean=[strongest])
+    first_RE, second_RE, _ = strongest.measured()
+    held = [scored.doses_by_row()["held"] for scored in (one, two)]
+    assert torch.allclose(first_RE.mean(1), held[0], atol=1e-7)
+    assert torch.allclose((first_RE + second_RE).mean(1), held[1], atol=1e-6)
+    table = grown_table(one, second_RE, 0)
     others_LBH = before_LBHS.masked_fill(hidden_LBHS, 0).amax(-1) / 12
     order = (1, 0, 2)
     assert table[["row", "layer", "head"]].to_numpy().tolist() == [
@@ -108,7 +114,9 @@ def test_what_grows_is_read_from_the_attention_before_and_after_the_mask():
     assert np.allclose(table["before"], others_LBH.permute(order).ravel(), atol=1e-5)
     assert np.allclose(table["after"], after_LBHS.amax(-1).permute(order).ravel() / 12, atol=1e-5)
     assert table["at"].tolist() == after_LBHS.argmax(-1).permute(order).ravel().tolist()
-    assert (grown_table(one, two, 2)["at"] == table["at"] - 2).all(), "added sinks stand in front"
+    assert (grown_table(one, second_RE, 2)["at"] == table["at"] - 2).all(), (
+        "added sinks stand in front"
+    )
 
 
 EDITS = {

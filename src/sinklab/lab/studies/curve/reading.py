@@ -2,7 +2,7 @@
 curve over the number of keys or as a map over layers and heads.
 """
 
-# R rows
+# R rows, B batch, H query heads, E heads of all layers, S keys
 from __future__ import annotations
 
 import itertools
@@ -15,8 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
+from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.intervention import InterventionLog
+from sinklab.core.probing.interventions.base import CallSite
 from sinklab.core.probing.interventions.mask_sinks import MaskSinks
+from sinklab.core.probing.interventions.selectors import KeyView
+from sinklab.core.probing.listener import Listener
 from sinklab.core.registry import interventions
 from sinklab.core.sinks.rules import Gu
 from sinklab.lab.analysis.doses import told_apart
@@ -45,6 +51,8 @@ sinks by a rule; "matched", the same in the heads alone that have a control of e
 control of `MaskSinks`; the text of an edit.
 """
 CLEAN = (0, "none")
+FIRST = (1, "top")
+"""Arm in which every head loses the key that receives most."""
 CELL = ["layer", "head"]
 """Cell of a map; head −1 for all heads of the layer."""
 UNEDITED = (-1, -1)
@@ -89,14 +97,14 @@ class CostCurve(Reading):
         return replace(found, ks=tuple(sorted({0, *found.ks})))
 
     def amount(self, settings: CurveSettings, info: Any) -> Amount:
-        """A pass over all rows clean, one for every number of keys, control and edit, and two for
-        the attention that sinks hold.
+        """A pass over all rows clean, one for every number of keys, control and edit, and perhaps
+        one with a key blocked, to see what grows.
         """
         # beside keys of equal mass stand the most attended ones of the same heads
         controls = len(settings.controls) + ("equal_mass" in settings.controls)
         ways = 1 + (len(settings.ks) - 1) * controls + len(settings.edits)
         rows, batch = settings.rows or 48, settings.batch or 16
-        evaluations = math.ceil(rows / batch) * (settings.draws * ways + 2)
+        evaluations = math.ceil(rows / batch) * (settings.draws * ways + 1)
         positions = min(rows, batch) * settings.length
         words = f"{rows} rows × {ways} ways"
         return Amount(words, evaluations, positions, twins=settings.twin)
@@ -140,8 +148,8 @@ class CostCurve(Reading):
         return arms | {(0, interventions.as_text(edit)): [edit] for edit in settings.edits}
 
     def steps(self, settings: CurveSettings, block: Block) -> int:
-        """A pass for each arm and draw, and two for the attention that sinks hold."""
-        return len(block.arms) * settings.draws + 2
+        """A pass for each arm and draw, and perhaps one to see what grows."""
+        return len(block.arms) * settings.draws + 1
 
     def measure(self, trial: Trial) -> Rows:
         """Loss of each row under each arm, mean over draws, and the dose; table ``phenomenon``, and
@@ -149,11 +157,11 @@ class CostCurve(Reading):
         """
         settings, loaded = trial.settings, trial.loaded
         drawn: dict[Arm, list[EditedLosses]] = {name: [] for name in trial.arms}
-        # Gu et al.'s metric (arXiv 2410.10781), of the key that receives most
-        looks = [[MaskSinks(k=1, counted_by=Gu())]]
-        if trial.samples.ids_RS.shape[1] > 2:
-            # with two keys blocked the attention of the second one is known
-            looks.append([MaskSinks(k=2)])
+        strongest = StrongestKeys()
+        # to see what grows with the first key of every head blocked, if no arm does that
+        looks: list[list[Any]] = [[MaskSinks(k=1)]]
+        if FIRST in trial.arms or trial.samples.ids_RS.shape[1] <= 2:
+            looks = []
         seen: list[EditedLosses] = []
         for draw, seed in enumerate(_seeds(settings)):
             names = [*trial.arms]
@@ -161,12 +169,13 @@ class CostCurve(Reading):
                 # without noise only random edits change from draw to draw
                 names = [name for name in names if is_random(trial.arms[name])]
             edits = [trial.arms[name] for name in names]
-            if not draw:
-                edits += looks
-            found = _losses(trial, edits, seed)
+            if draw:
+                found = _losses(trial, edits, seed)
+            else:
+                found = _losses(trial, edits + looks, seed, [strongest])
+                seen = found[len(names) :]
             for name, one in zip(names, found, strict=False):
                 drawn[name].append(one)
-            seen = seen or found[len(names) :]
         rows = [_rows_of(name, some, trial.rows) for name, some in drawn.items()]
         for name, frame in zip(drawn, rows, strict=True):
             if not np.isfinite(frame["loss"]).all():
@@ -174,12 +183,12 @@ class CostCurve(Reading):
                     f"{loaded.name} gave a loss that is no number at (k, control) {name}; try "
                     "another dtype"
                 )
-        strongest = seen[0].doses_by_row()
-        columns = {"row": np.array(trial.rows), "main": strongest["held"].numpy()}
-        tables = {"phenomenon": pd.DataFrame(columns | {"gu": strongest["sinks"].numpy()})}
-        if len(seen) > 1:
+        first_RE, second_RE, sink_RE = strongest.measured()
+        columns = {"row": np.array(trial.rows), "main": first_RE.mean(1).numpy()}
+        tables = {"phenomenon": pd.DataFrame(columns | {"gu": sink_RE.mean(1).numpy()})}
+        if trial.samples.ids_RS.shape[1] > 2:
             added = getattr(loaded.model.config, "sink_count", 0)
-            grown = grown_table(seen[0], seen[1], added)
+            grown = grown_table((seen or drawn[FIRST])[0], second_RE, added)
             tables["grown"] = grown.assign(row=grown["row"] + trial.rows.start)
         return tables | {"curve_rows": pd.concat(rows, ignore_index=True)}
 
@@ -324,7 +333,50 @@ class CostMap(Reading):
         return draw_ablation(runs, options.figures)
 
 
-def _losses(trial: Trial, edits: list[list[Any]], seed: int) -> list[EditedLosses]:
+class StrongestKeys(Listener):
+    """The two keys of every head that receive most in clean passes; it stands in the place of an
+    edit and changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.batches: list[Tensor] = []
+        """Of each pass, (B, E, 3): shares of attention (0 to 1) of the first key and the second,
+        and 1 if the first is a sink by Gu et al.'s rule (arXiv 2410.10781), else 0.
+        """
+        self.discard()
+
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
+        """This listener itself."""
+        self.log = log
+        return self
+
+    def observe(self, call: AttentionCall, out: Tensor) -> None:
+        heads = [*range(call.query_BHQD.shape[1])]
+        site = CallSite(heads, self.log.prefix_of(call), 0)
+        view = KeyView.of(call, site, "received", by_attention=True)
+        two_BH2 = view.scores_BHS.topk(2, dim=-1)
+        sinks_BH2 = view.sinks(Gu()).gather(-1, two_BH2.indices)
+        shares_BH2 = two_BH2.values / torch.as_tensor(view.queries_B1).unsqueeze(-1)
+        self.layers.append(torch.cat([shares_BH2, sinks_BH2[..., :1]], -1).float().cpu())
+
+    def finish(self) -> None:
+        self.batches.append(torch.cat(self.layers, 1))
+        self.discard()
+
+    def discard(self) -> None:
+        self.layers: list[Tensor] = []
+
+    def measured(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Share of the first key, share of the second, and whether the first is a sink, each (R,
+        E).
+        """
+        first_RE, second_RE, sink_RE = torch.cat(self.batches).unbind(-1)
+        return first_RE, second_RE, sink_RE
+
+
+def _losses(
+    trial: Trial, edits: list[list[Any]], seed: int, clean: Sequence[Any] = ()
+) -> list[EditedLosses]:
     """Losses of the rows of a trial, under the noise that they have among all rows."""
     return edited_losses(
         trial.loaded,
@@ -334,6 +386,7 @@ def _losses(trial: Trial, edits: list[list[Any]], seed: int) -> list[EditedLosse
         batch=len(trial.rows),
         only=trial.rows,
         progress=trial.step,
+        clean=clean,
     )
 
 
@@ -389,7 +442,7 @@ def curve_table(rows: pd.DataFrame, text: HeldoutRows) -> pd.DataFrame:
     )
 
 
-def grown_table(one: EditedLosses, two: EditedLosses, added: int) -> pd.DataFrame:
+def grown_table(one: EditedLosses, second_RE: Tensor, added: int) -> pd.DataFrame:
     """The table ``grown``: change of the other keys of a head when its most attended one is
     blocked.
 
@@ -399,11 +452,11 @@ def grown_table(one: EditedLosses, two: EditedLosses, added: int) -> pd.DataFram
 
     Args:
         one: scores with one key of every head masked.
-        two: the same with two.
+        second_RE: share of the second key of every head in the clean pass (`StrongestKeys`).
         added: added sinks in front of the text.
     """
-    first, second = _by_head(one), _by_head(two)
-    table = pd.DataFrame({"before": second["held"] - first["held"], "after": first["strongest"]})
+    first = _by_head(one)
+    table = pd.DataFrame({"before": second_RE.flatten().numpy(), "after": first["strongest"]})
     table["at"] = first["strongest_at"].astype(int) - added
     return table.reset_index()
 
