@@ -99,9 +99,9 @@ def test_what_grows_is_read_from_the_attention_before_and_after_the_mask():
         hidden_LBHS.scatter_(-1, before_LBHS.argmax(-1, keepdim=True), True)
         _, after_LBHS = attention_of(loaded.model, ids_BS, hidden_LBHS)
     strongest = StrongestKeys()
-    arms = [[MaskSinks(k=1)], [MaskSinks(k=2)]]
-    one, two = edited_losses(loaded, ids_BS, arms, batch=2, clean=[strongest])
-    first_RE, second_RE, _ = strongest.measured()
+    arms = [[MaskSinks(k=1), strongest], [MaskSinks(k=2)]]
+    one, two = edited_losses(loaded, ids_BS, arms, batch=2)
+    first_RE, second_RE, _ = torch.cat(strongest.batches).unbind(-1)
     held = [scored.doses_by_row()["held"] for scored in (one, two)]
     assert torch.allclose(first_RE.mean(1), held[0], atol=1e-7)
     assert torch.allclose((first_RE + second_RE).mean(1), held[1], atol=1e-6)

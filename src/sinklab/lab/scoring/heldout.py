@@ -80,7 +80,6 @@ def edited_losses(
     batch: int = BATCH,
     only: range | None = None,
     progress: Tell | None = None,
-    clean: Sequence[Intervention] = (),
 ) -> list[EditedLosses]:
     """Loss of each row under each of some sets of edits; an empty one is the model as it is.
 
@@ -99,7 +98,6 @@ def edited_losses(
         only: numbers of the rows to score; all when left out. Noise and draws of a row are those
             that it has among all of them.
         progress: called after every scored batch of every arm.
-        clean: listeners of clean passes alone, in the form of edits.
 
     Raises:
         ValueError: for anything but interventions, one that begins after the first step or does not
@@ -119,7 +117,7 @@ def edited_losses(
     for start in range(some_rows.start, some_rows.stop, batch):
         part = slice(start, min(start + batch, some_rows.stop))
         places = [(seed, row) for row in range(part.start, part.stop)]
-        found = under_arms(loaded.model, wanted, places, partial(score, part), clean)
+        found = under_arms(loaded.model, wanted, places, partial(score, part))
         for arm, (loss_B, records) in enumerate(found):
             losses[arm].append(loss_B)
             removals[arm].append(records)
@@ -136,7 +134,6 @@ def under_arms(
     arms: Sequence[Sequence[Intervention]],
     places: Sequence[Place],
     run: Callable[[], Any],
-    clean: Sequence[Intervention] = (),
 ) -> Iterator[tuple[Any, tuple[RemovalRecord, ...]]]:
     """Results of a forward of one batch under each set of edits, and what these removed.
 
@@ -148,24 +145,21 @@ def under_arms(
         arms: sets of edits, as `scoring_edits` makes them.
         places: of the rows of the batch, for the draws of random controls.
         run: the forward.
-        clean: listeners of the clean pass alone, in the form of edits.
     """
-    looks = bool(clean) or not all(arms)
-    looks = looks or needs_clean_pass(edit for edits in arms for edit in edits)
+    looks = needs_clean_pass(edit for edits in arms for edit in edits) or not all(arms)
     turn = _Turn()
     edits = [
         _OfArm(edit, arm, turn) for arm, some in enumerate(arms) for edit in placed(some, places)
     ]
-    edits += [_OfArm(edit, turn.arm, turn) for edit in clean]
     layers = CleanLayers(model)
     with intervene(model, *edits) as log:
         # a trace around this is to see every layer
         is_alone = len(log.tap.listeners) == 1 + len(edits)
         if looks:
             with log.probing(), layers.kept(is_alone and any(one.is_limited for one in edits)):
-                unedited = run()
+                clean = run()
         for turn.arm, some in enumerate(arms):
-            found = unedited
+            found = clean
             if some:
                 first = min((one.first_of(log) for one in edits if one.arm == turn.arm), default=0)
                 with layers.without([*log.layers], first):
@@ -179,7 +173,6 @@ class _Turn:
     """The turn of the set of edits that acts now."""
 
     arm: int = -1
-    """Number of the set; −1 in the clean pass."""
 
 
 class _OfArm(Listener):

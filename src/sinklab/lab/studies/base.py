@@ -265,6 +265,8 @@ class Work:
     were missing.
     """
     worker: Processes
+    paces: list[float] = dataclasses.field(default_factory=list)
+    """Seconds per row and arm, of each block that was measured."""
 
 
 def deferred(function: str) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import mean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.lab.records.info import of_twin
@@ -155,12 +156,12 @@ class ScoredStudy(Study):
             return
 
         def seconds() -> float:
-            first = blocks[0]
-            some = replace(first, arms=first.arms[:2], rows=first.rows[: work.settings.batch])
-            started = time.perf_counter()
-            self._measured(work, work.loaded, some, self._meter(work, Progress(), 1))
-            taken = time.perf_counter() - started
-            return taken * sum(block.size for block in blocks) / some.size
+            if not work.paces:
+                # all blocks were there
+                first = blocks[0]
+                some = replace(first, arms=first.arms[:2], rows=first.rows[: work.settings.batch])
+                self._measured(work, work.loaded, some, self._meter(work, Progress(), 1))
+            return mean(work.paces) * sum(block.size for block in blocks)
 
         def write(control: Loaded, kind: str) -> None:
             meter = self._meter(work, work.progress, len(blocks))
@@ -185,7 +186,9 @@ class ScoredStudy(Study):
         arms = {name: design.arms[name] for name in block.arms}
         meter.stage(block.words)
         trial = Trial(loaded, work.settings, design.samples, arms, block.rows, meter.step)
+        started = time.perf_counter()
         rows = self.measure(trial)
+        work.paces.append((time.perf_counter() - started) / block.size)
         meter.end()
         return rows
 

@@ -158,24 +158,20 @@ class CostCurve(Reading):
         settings, loaded = trial.settings, trial.loaded
         drawn: dict[Arm, list[EditedLosses]] = {name: [] for name in trial.arms}
         strongest = StrongestKeys()
-        # to see what grows with the first key of every head blocked, if no arm does that
-        looks: list[list[Any]] = [[MaskSinks(k=1)]]
-        if FIRST in trial.arms or trial.samples.ids_RS.shape[1] <= 2:
-            looks = []
-        seen: list[EditedLosses] = []
         for draw, seed in enumerate(_seeds(settings)):
             names = [*trial.arms]
             if draw and loaded.family != "diffusion":
                 # without noise only random edits change from draw to draw
                 names = [name for name in names if is_random(trial.arms[name])]
-            edits = [trial.arms[name] for name in names]
-            if draw:
-                found = _losses(trial, edits, seed)
-            else:
-                found = _losses(trial, edits + looks, seed, [strongest])
-                seen = found[len(names) :]
-            for name, one in zip(names, found, strict=False):
-                drawn[name].append(one)
+            edits = {name: trial.arms[name] for name in names}
+            if not draw:
+                # what grows, in an arm of its own if no other one is it
+                edits[FIRST] = [MaskSinks(k=1), strongest]
+            found = dict(zip(edits, _losses(trial, [*edits.values()], seed), strict=True))
+            for name in names:
+                drawn[name].append(found[name])
+            if not draw:
+                first = found[FIRST]
         rows = [_rows_of(name, some, trial.rows) for name, some in drawn.items()]
         for name, frame in zip(drawn, rows, strict=True):
             if not np.isfinite(frame["loss"]).all():
@@ -183,12 +179,12 @@ class CostCurve(Reading):
                     f"{loaded.name} gave a loss that is no number at (k, control) {name}; try "
                     "another dtype"
                 )
-        first_RE, second_RE, sink_RE = strongest.measured()
+        first_RE, second_RE, sink_RE = torch.cat(strongest.batches).unbind(-1)
         columns = {"row": np.array(trial.rows), "main": first_RE.mean(1).numpy()}
         tables = {"phenomenon": pd.DataFrame(columns | {"gu": sink_RE.mean(1).numpy()})}
         if trial.samples.ids_RS.shape[1] > 2:
             added = getattr(loaded.model.config, "sink_count", 0)
-            grown = grown_table((seen or drawn[FIRST])[0], second_RE, added)
+            grown = grown_table(first, second_RE, added)
             tables["grown"] = grown.assign(row=grown["row"] + trial.rows.start)
         return tables | {"curve_rows": pd.concat(rows, ignore_index=True)}
 
@@ -334,8 +330,8 @@ class CostMap(Reading):
 
 
 class StrongestKeys(Listener):
-    """The two keys of every head that receive most in clean passes; it stands in the place of an
-    edit and changes nothing.
+    """The two keys of every head that receive most in clean passes: a listener that stands beside
+    edits and changes nothing.
     """
 
     def __init__(self) -> None:
@@ -351,6 +347,8 @@ class StrongestKeys(Listener):
         return self
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
+        if not self.log.is_probing:
+            return
         heads = [*range(call.query_BHQD.shape[1])]
         site = CallSite(heads, self.log.prefix_of(call), 0)
         view = KeyView.of(call, site, "received", by_attention=True)
@@ -360,23 +358,15 @@ class StrongestKeys(Listener):
         self.layers.append(torch.cat([shares_BH2, sinks_BH2[..., :1]], -1).float().cpu())
 
     def finish(self) -> None:
-        self.batches.append(torch.cat(self.layers, 1))
+        if self.layers:
+            self.batches.append(torch.cat(self.layers, 1))
         self.discard()
 
     def discard(self) -> None:
         self.layers: list[Tensor] = []
 
-    def measured(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Share of the first key, share of the second, and whether the first is a sink, each (R,
-        E).
-        """
-        first_RE, second_RE, sink_RE = torch.cat(self.batches).unbind(-1)
-        return first_RE, second_RE, sink_RE
 
-
-def _losses(
-    trial: Trial, edits: list[list[Any]], seed: int, clean: Sequence[Any] = ()
-) -> list[EditedLosses]:
+def _losses(trial: Trial, edits: list[list[Any]], seed: int) -> list[EditedLosses]:
     """Losses of the rows of a trial, under the noise that they have among all rows."""
     return edited_losses(
         trial.loaded,
@@ -386,7 +376,6 @@ def _losses(
         batch=len(trial.rows),
         only=trial.rows,
         progress=trial.step,
-        clean=clean,
     )
 
 
