@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from sinklab.core.attention.context import is_observed
 
@@ -17,9 +18,9 @@ from sinklab.core.attention.context import is_observed
 class CleanLayers:
     """Decoder layers of a model (items of an `nn.ModuleList`) and what they gave in a clean pass.
 
-    A layer is left out later only if it ran once, gave a tensor or a tuple, and was handed no
-    dictionary, in which some models share keys and values between layers: its output is then the
-    only thing that others know of it, as scores are taken without a cache.
+    A layer is left out later only if it ran once and was handed no dictionary, in which some models
+    share keys and values between layers: its output is then all that others know of it, as scores
+    are taken without a cache.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -43,10 +44,9 @@ class CleanLayers:
     def _keep(
         self, path: str, module: nn.Module, args: tuple, named: dict[str, Any], output: Any
     ) -> None:
-        if is_observed(self.model):
-            if any(isinstance(one, MutableMapping) for one in (*args, *named.values())):
-                output = None
-            self.outputs.setdefault(path, []).append(_copied(output))
+        shares = any(isinstance(one, MutableMapping) for one in (*args, *named.values()))
+        if is_observed(self.model) and not shares:
+            self.outputs.setdefault(path, []).append(deepcopy(output))
 
     @contextmanager
     def without(self, calls: Sequence[str], first: int) -> Iterator[None]:
@@ -57,7 +57,7 @@ class CleanLayers:
         with ExitStack() as leave:
             for path in {path for call in calls[:first] for path in _holders(call)} - needed:
                 outputs = self.outputs.get(path, [])
-                if len(outputs) == 1 and outputs[0] is not None:
+                if len(outputs) == 1:
                     module: Any = self.modules[path]
                     leave.callback(_restore, module, vars(module).get("forward"))
                     module.forward = partial(self._given, outputs[0], module.forward)
@@ -66,7 +66,7 @@ class CleanLayers:
     def _given(self, output: Any, forward: Any, *args: Any, **options: Any) -> Any:
         """What a layer gave in the clean pass; added sinks run by themselves, unobserved."""
         if is_observed(self.model):
-            return _copied(output)
+            return deepcopy(output)
         return forward(*args, **options)
 
 
@@ -76,15 +76,6 @@ def _holders(call: str) -> Iterator[str]:
     while path:
         yield path
         path = path.rpartition(".")[0]
-
-
-def _copied(output: Any) -> Any:
-    """A copy of the tensors of an output; None if it is of another kind."""
-    if isinstance(output, Tensor):
-        return output.clone()
-    if isinstance(output, tuple) and not hasattr(output, "_fields"):
-        return tuple(one.clone() if isinstance(one, Tensor) else one for one in output)
-    return None
 
 
 def _restore(module: Any, forward: Any) -> None:

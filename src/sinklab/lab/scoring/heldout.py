@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from sinklab.core.compat import stated
 from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
-from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.dose import Dose
 from sinklab.core.probing.intervention import (
     Intervention,
-    InterventionLog,
     RemovalRecord,
     intervene,
 )
@@ -146,83 +146,35 @@ def under_arms(
         places: of the rows of the batch, for the draws of random controls.
         run: the forward.
     """
-    looks = needs_clean_pass(edit for edits in arms for edit in edits) or not all(arms)
-    turn = _Turn()
-    edits = [
-        _OfArm(edit, arm, turn) for arm, some in enumerate(arms) for edit in placed(some, places)
-    ]
+    given = [edit for edits in arms for edit in edits]
     layers = CleanLayers(model)
-    with intervene(model, *edits) as log:
-        # a trace around this is to see every layer
-        is_alone = len(log.tap.listeners) == 1 + len(edits)
-        if looks:
-            with log.probing(), layers.kept(is_alone and any(one.is_limited for one in edits)):
+    with intervene(model, *(edit for some in arms for edit in placed(some, places))) as log:
+        start = len(log.tap.listeners) - len(given)
+        others, handlers = log.tap.listeners[:start], iter(log.tap.listeners[start:])
+        if needs_clean_pass(given) or not all(arms):
+            # a trace around this is to see every layer
+            begin_later = len(others) == 1 and any(stated(edit, "layers") for edit in given)
+            with log.probing(), layers.kept(begin_later):
                 clean = run()
-        for turn.arm, some in enumerate(arms):
+        for some in arms:
             found = clean
             if some:
-                first = min((one.first_of(log) for one in edits if one.arm == turn.arm), default=0)
-                with layers.without([*log.layers], first):
+                # the handlers of other sets do not hear of this forward
+                own = [*islice(handlers, len(some))]
+                log.tap.listeners = others + own
+                calls = [*log.layers]
+                with layers.without(calls, min(_first_edited(one, calls) for one in own)):
                     found = run()
             yield found, tuple(log.removals)
             log.removals.clear()
 
 
-@dataclass(eq=False)
-class _Turn:
-    """The turn of the set of edits that acts now."""
-
-    arm: int = -1
-
-
-class _OfArm(Listener):
-    """An edit that hears of clean passes, and of the forwards in which it is its arm's turn."""
-
-    def __init__(self, edit: Intervention, arm: int, turn: _Turn) -> None:
-        self.intervention = edit
-        self.arm = arm
-        self.turn = turn
-
-    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
-        self.log = log
-        self.inner: Any = self.intervention.handler(log, forwards_per_step)
-        return self
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether it names the layers that it edits."""
-        return isinstance(self.inner, InterventionHandler) and self.inner.scope.layers is not None
-
-    def first_of(self, log: InterventionLog) -> int:
-        """Number of the first attention call that it edits, of those in the log."""
-        if not self.is_limited:
-            return 0
-        has_layer = self.inner.scope.has_layer
-        return next((one for one, path in enumerate(log.layers) if has_layer(one, path)), 0)
-
-    @property
-    def _now(self) -> Listener:
-        if self.log.is_probing or self.turn.arm == self.arm:
-            return self.inner
-        return _DEAF
-
-    def begin(self) -> None:
-        self._now.begin()
-
-    def edit(self, call: AttentionCall) -> AttentionCall:
-        return self._now.edit(call)
-
-    def observe(self, call: AttentionCall, out: Tensor) -> None:
-        self._now.observe(call, out)
-
-    def finish(self) -> None:
-        self._now.finish()
-
-    def discard(self) -> None:
-        self.inner.discard()
-
-
-_DEAF = Listener()
+def _first_edited(handler: Listener, calls: Sequence[str]) -> int:
+    """Number of the first of these attention calls that an edit may change."""
+    if not isinstance(handler, InterventionHandler):
+        return 0
+    has_layer = handler.scope.has_layer
+    return next((number for number, path in enumerate(calls) if has_layer(number, path)), 0)
 
 
 def _bound_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Tensor]:

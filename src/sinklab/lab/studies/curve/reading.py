@@ -19,12 +19,11 @@ from torch import Tensor
 
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.intervention import InterventionLog
-from sinklab.core.probing.interventions.base import CallSite
 from sinklab.core.probing.interventions.mask_sinks import MaskSinks
-from sinklab.core.probing.interventions.selectors import KeyView
+from sinklab.core.probing.interventions.removals import real_queries_B1
 from sinklab.core.probing.listener import Listener
 from sinklab.core.registry import interventions
-from sinklab.core.sinks.rules import Gu
+from sinklab.core.sinks.rules import Gu, find_sinks
 from sinklab.lab.analysis.doses import told_apart
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.heldout import EditedLosses, HeldoutRows, edited_losses, heldout_rows
@@ -100,9 +99,7 @@ class CostCurve(Reading):
         """A pass over all rows clean, one for every number of keys, control and edit, and perhaps
         one with a key blocked, to see what grows.
         """
-        # beside keys of equal mass stand the most attended ones of the same heads
-        controls = len(settings.controls) + ("equal_mass" in settings.controls)
-        ways = 1 + (len(settings.ks) - 1) * controls + len(settings.edits)
+        ways = len(self.arms(None, settings, None))
         rows, batch = settings.rows or 48, settings.batch or 16
         evaluations = math.ceil(rows / batch) * (settings.draws * ways + 1)
         positions = min(rows, batch) * settings.length
@@ -132,10 +129,8 @@ class CostCurve(Reading):
             )
         return text
 
-    def arms(
-        self, loaded: Loaded, settings: CurveSettings, samples: HeldoutRows
-    ) -> dict[Arm, list[Any]]:
-        """Edits by (k, control), no edit first."""
+    def arms(self, loaded: Any, settings: CurveSettings, samples: Any) -> dict[Arm, list[Any]]:
+        """Edits by (k, control), no edit first; those of all models and rows."""
         arms: dict[Arm, list[Any]] = {CLEAN: []}
         for k, control in itertools.product(settings.ks[1:], settings.controls):
             how: dict[str, Any] = {"k": k, "rule": settings.sink_rule}
@@ -349,13 +344,11 @@ class StrongestKeys(Listener):
     def observe(self, call: AttentionCall, out: Tensor) -> None:
         if not self.log.is_probing:
             return
-        heads = [*range(call.query_BHQD.shape[1])]
-        site = CallSite(heads, self.log.prefix_of(call), 0)
-        view = KeyView.of(call, site, "received", by_attention=True)
-        two_BH2 = view.scores_BHS.topk(2, dim=-1)
-        sinks_BH2 = view.sinks(Gu()).gather(-1, two_BH2.indices)
-        shares_BH2 = two_BH2.values / torch.as_tensor(view.queries_B1).unsqueeze(-1)
-        self.layers.append(torch.cat([shares_BH2, sinks_BH2[..., :1]], -1).float().cpu())
+        sinks_BHS = find_sinks(call.received_BHS, Gu(), call.visibility.visible_BHS)
+        two_BH2 = call.received_BHS.topk(2, dim=-1)
+        shares_BH2 = two_BH2.values / real_queries_B1(call).unsqueeze(-1)
+        sink_BH1 = sinks_BHS.gather(-1, two_BH2.indices[..., :1])
+        self.layers.append(torch.cat([shares_BH2, sink_BH1], -1).cpu())
 
     def finish(self) -> None:
         if self.layers:
