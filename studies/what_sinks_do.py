@@ -32,9 +32,10 @@ from torch.nn.functional import cross_entropy
 
 from sinklab import Canvas, denoise, find_sinks, intervene, trace
 from sinklab.core.probing.interventions.block_keys import BlockKeys
+from sinklab.core.probing.interventions.controls import EqualMass, Random
 from sinklab.core.probing.interventions.mask_sinks import MaskSinks
 from sinklab.core.probing.interventions.positions import WindowAttention
-from sinklab.core.probing.interventions.selectors import EqualMass, Random, SinkKeys, TopKeys
+from sinklab.core.probing.interventions.selectors import SinkKeys, TopKeys
 from sinklab.lab.measures.others import Others
 from sinklab.lab.measures.patch import Patch, save_keys_and_values
 from sinklab.lab.scoring.reference_values import save_reference_values

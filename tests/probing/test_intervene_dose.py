@@ -11,8 +11,8 @@ import torch
 from probed import IDS, TEXTS, padding
 
 from sinklab.core.probing import PROTOCOLS, Dose, MaskSinks, intervene, trace
+from sinklab.core.probing.interventions.controls import TOLERANCE, equal_mass
 from sinklab.core.probing.interventions.mask_sinks import by_protocol
-from sinklab.core.probing.interventions.selectors import TOLERANCE, equal_mass
 from sinklab.core.sinks import Excess, find_sinks
 from tiny_models import llama
 

@@ -10,7 +10,7 @@ PROVIDES = {
         "probing.interventions.block_keys probing.interventions.mask_sinks "
         "probing.interventions.positions"
     ),
-    "selectors": "probing.interventions.selectors",
+    "selectors": "probing.interventions.selectors probing.interventions.controls",
     "removals": "probing.interventions.removals",
     "sinks": "models.sinks.token models.sinks.zero models.sinks.kv models.sinks.logit",
     "unmasking_rules": "sampling.rules",

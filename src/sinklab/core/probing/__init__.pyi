@@ -8,6 +8,11 @@ from .intervention import intervene as intervene
 from .interventions.base import CallSite as CallSite
 from .interventions.base import LayerIntervention as LayerIntervention
 from .interventions.block_keys import BlockKeys as BlockKeys
+from .interventions.controls import EqualMass as EqualMass
+from .interventions.controls import Lowest as Lowest
+from .interventions.controls import Matched as Matched
+from .interventions.controls import Random as Random
+from .interventions.controls import Recent as Recent
 from .interventions.mask_sinks import MaskSinks as MaskSinks
 from .interventions.mask_sinks import by_protocol as by_protocol
 from .interventions.positions import LoneRows as LoneRows
@@ -17,13 +22,8 @@ from .interventions.positions import WindowAttention as WindowAttention
 from .interventions.queries import From as From
 from .interventions.removals import Removal as Removal
 from .interventions.removals import ValueRemoval as ValueRemoval
-from .interventions.selectors import EqualMass as EqualMass
 from .interventions.selectors import KeyView as KeyView
-from .interventions.selectors import Lowest as Lowest
-from .interventions.selectors import Matched as Matched
 from .interventions.selectors import Positions as Positions
-from .interventions.selectors import Random as Random
-from .interventions.selectors import Recent as Recent
 from .interventions.selectors import Selector as Selector
 from .interventions.selectors import SinkKeys as SinkKeys
 from .interventions.selectors import TopKeys as TopKeys

@@ -7,15 +7,17 @@ from typing import Any, cast
 
 from sinklab.core.errors import Checked, limited, one_of
 from sinklab.core.probing.interventions.block_keys import BlockKeys
-from sinklab.core.probing.interventions.removals import Mask, MeanValue, Removal
-from sinklab.core.probing.interventions.selectors import (
-    ByLayer,
+from sinklab.core.probing.interventions.controls import (
     CountControl,
     EqualMass,
     Lowest,
     Matched,
     Random,
     Recent,
+)
+from sinklab.core.probing.interventions.removals import Mask, MeanValue, Removal
+from sinklab.core.probing.interventions.selectors import (
+    ByLayer,
     Selector,
     SinkKeys,
     Sparing,

@@ -13,8 +13,8 @@ import numpy as np
 
 from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.block_keys import BlockKeys
+from sinklab.core.probing.interventions.controls import CountControl
 from sinklab.core.probing.interventions.mask_sinks import MaskSinks
-from sinklab.core.probing.interventions.selectors import CountControl
 from sinklab.core.probing.statistics import STATES
 from sinklab.core.registry import interventions
 from sinklab.lab.caching.policies import EvictingCache

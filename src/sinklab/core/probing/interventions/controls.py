@@ -1,0 +1,167 @@
+"""Controls: selectors that stand for another one, and choose as many keys or as much attention."""
+
+# B batch, H query heads that are edited (1: alike in all), S keys
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sinklab.core.errors import limited
+from sinklab.core.probing.interventions.selectors import KeyView, Wrapper
+from sinklab.core.registry import of, rules, selectors
+from sinklab.core.sinks.rules import DEFAULT, Rule
+
+
+@dataclass(frozen=True)
+class CountControl(Wrapper):
+    """Base of controls of equal number: as many keys as another selector chooses, but not those,
+    nor others that are sinks by its rule. A subclass gives their order.
+    """
+
+    def order(self, view: KeyView, chosen_BHS: Tensor) -> Tensor:
+        """Numbers (B, H, S) by which keys are chosen, the highest first."""
+        raise NotImplementedError
+
+    def select(self, view: KeyView) -> Tensor:
+        chosen_BHS = self.like.select(view)
+        others_BHS = view.free_BHS & ~chosen_BHS
+        if self.sink_rule is not None:
+            others_BHS = others_BHS & ~view.sinks(self.sink_rule)
+        count_BH1 = chosen_BHS.sum(-1, keepdim=True)
+        return view.top(self.order(view, chosen_BHS), count_BH1, others_BHS, self.most)
+
+
+AGE_BAND = 8
+"""Positions within which two keys are of the same age."""
+
+
+@selectors.register("random")
+@dataclass(frozen=True)
+class Random(CountControl):
+    """As many other keys, drawn by the seed of the edit."""
+
+    match: str = limited("count", one_of=("count", "age"))
+    """"count": from all other keys. "age": keys within 8 positions of a chosen one first, as in a
+    causal model late keys have had few queries to be seen by.
+    """
+
+    @property
+    def draws(self) -> bool:
+        return True
+
+    def order(self, view: KeyView, chosen_BHS: Tensor) -> Tensor:
+        order_BHS = view.random()
+        if self.match == "count":
+            return order_BHS
+        keys = chosen_BHS.shape[-1]
+        place_S = torch.arange(keys, device=chosen_BHS.device)
+        before_BHS = torch.where(chosen_BHS, place_S, -keys).cummax(-1).values
+        behind_BHS = torch.where(chosen_BHS, place_S, 2 * keys).flip(-1).cummin(-1).values.flip(-1)
+        distance_BHS = torch.minimum(place_S - before_BHS, behind_BHS - place_S)
+        return order_BHS - torch.div(distance_BHS, AGE_BAND, rounding_mode="floor")
+
+
+@selectors.register("recent")
+@dataclass(frozen=True)
+class Recent(CountControl):
+    """As many other keys, the last ones."""
+
+    def order(self, view: KeyView, chosen_BHS: Tensor) -> Tensor:
+        return view.positions_S.float().expand(view.free_BHS.shape)
+
+
+@selectors.register("lowest")
+@dataclass(frozen=True)
+class Lowest(CountControl):
+    """As many other keys, those that receive least.
+
+    A blocked key receives nothing: chosen at the step before, these stay the same from then on.
+    """
+
+    def order(self, view: KeyView, chosen_BHS: Tensor) -> Tensor:
+        return -view.scores_BHS
+
+
+@dataclass(frozen=True)
+class MassControl(Wrapper):
+    """Base of the two arms of a comparison at equal mass, over the same heads: those in which keys
+    that are no sinks together receive as much as the chosen ones, within 10 %.
+    """
+
+    rule: Rule | None = of(rules, None)  # noqa: RUF009
+    """Rule that says which keys are no sinks; None: that of `like`, or `DEFAULT`."""
+
+    @property
+    def sink_rule(self) -> Rule | None:
+        return self.rule or self.like.sink_rule
+
+    def both(self, view: KeyView) -> tuple[Tensor, Tensor]:
+        """The chosen keys and their control, none in a head that has no control."""
+        chosen_BHS = self.like.select(view)
+        others_BHS = view.free_BHS & ~chosen_BHS & ~view.sinks(self.sink_rule or DEFAULT)
+        wanted_BH = view.scores_BHS.masked_fill(~chosen_BHS, 0.0).sum(-1)
+        control_BHS, found_BH = equal_mass(view.scores_BHS, wanted_BH, others_BHS)
+        matched_BH = found_BH.to(wanted_BH).masked_fill(~chosen_BHS.any(-1), torch.nan)
+        view.notes["matched"] = matched_BH
+        return chosen_BHS & found_BH.unsqueeze(-1), control_BHS
+
+
+@selectors.register("equal_mass")
+@dataclass(frozen=True)
+class EqualMass(MassControl):
+    """Keys that are no sinks and together receive as much as those of another selector, within
+    10 %, the greatest first; none in a head without such keys.
+    """
+
+    @property
+    def most(self) -> int | None:
+        return None
+
+    def select(self, view: KeyView) -> Tensor:
+        return self.both(view)[1]
+
+
+@selectors.register("matched")
+@dataclass(frozen=True)
+class Matched(MassControl):
+    """The keys of another selector, in the heads alone that have a control of equal mass: the arm
+    to compare `EqualMass` with.
+    """
+
+    def select(self, view: KeyView) -> Tensor:
+        return self.both(view)[0]
+
+
+TOLERANCE = 0.1
+"""Greatest distance of a control's mass from the mass it stands for, as a share of the latter."""
+CHECK_EVERY = 16
+"""Keys that are tried between two checks whether all heads have their control."""
+
+
+def equal_mass(score_BHS: Tensor, wanted_BH: Tensor, free_BHS: Tensor) -> tuple[Tensor, Tensor]:
+    """Free keys (B, H, S) that receive as much together as is wanted, within `TOLERANCE`, and the
+    heads that have them.
+
+    Greedy: from the greatest on, each key that does not take the sum above the tolerance, until it
+    is within. A head that does not come so far has none, nor has one for which nothing is wanted.
+    """
+    order_BHS = score_BHS.masked_fill(~free_BHS, -torch.inf)
+    order_BHS = order_BHS.argsort(dim=-1, descending=True, stable=True)
+    least_BH = (1 - TOLERANCE) * wanted_BH
+    most_BH = (1 + TOLERANCE) * wanted_BH
+    sum_BH = torch.zeros_like(wanted_BH)
+    flags_BHS = torch.zeros_like(free_BHS)
+    for number, place_BH in enumerate(order_BHS.unbind(-1)):
+        # now and then, as a check waits for the device: a few keys are enough of thousands
+        if number % CHECK_EVERY == 0 and not bool((sum_BH < least_BH).any()):
+            break
+        place_BH1 = place_BH.unsqueeze(-1)
+        more_BH = sum_BH + score_BHS.gather(-1, place_BH1)[..., 0]
+        is_free_BH = free_BHS.gather(-1, place_BH1)[..., 0]
+        takes_BH = (sum_BH < least_BH) & (more_BH <= most_BH) & is_free_BH
+        sum_BH = torch.where(takes_BH, more_BH, sum_BH)
+        flags_BHS = flags_BHS.scatter(-1, place_BH1, takes_BH.unsqueeze(-1))
+    found_BH = (wanted_BH > 0) & (sum_BH >= least_BH)
+    return flags_BHS & found_BH.unsqueeze(-1), found_BH
