@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from refusals import refused
 from sinklab.core import errors, registry
 from sinklab.core.probing import (
     BlockKeys,
@@ -74,15 +75,16 @@ def test_a_registry_is_a_mapping_of_classes_by_name() -> None:
         toys["bal"]
     with pytest.raises(ValueError, match=r"'sledge'; .*--plugin"):
         toys["sledge"]
-    with pytest.raises(ValueError, match=r"Ball\(…\)"):
-        toys.parse(Ball)
-    with pytest.raises(ValueError, match="3 is no registered toy"):
-        toys.name_of(3)
+    refused(r"Ball\(…\)", toys.parse, Ball)
+    refused("3 is no registered toy", toys.name_of, 3)
 
 
 def test_a_name_belongs_to_one_class() -> None:
-    with pytest.raises(ValueError, match="toy 'ball' is defined twice"):
-        toys.register("ball")(type("Ball", (), {"__module__": "elsewhere"}))
+    refused(
+        "toy 'ball' is defined twice",
+        toys.register("ball"),
+        type("Ball", (), {"__module__": "elsewhere"}),
+    )
     # a module that is run a second time defines the same class anew
     assert toys.register("ball")(Ball) is toys["ball"]
 
@@ -116,8 +118,7 @@ def test_words_name_every_option_and_text_stands_for_a_value() -> None:
         and toys.parsed(other) is other
         and toys.parsed(None) is None
     )
-    with pytest.raises(ValueError, match="did you mean 'ball'"):
-        toys.parsed("bal:size=3")
+    refused("did you mean 'ball'", toys.parsed, "bal:size=3")
 
 
 def test_text_of_values_that_hold_values() -> None:
@@ -144,13 +145,11 @@ def test_what_only_keywords_reach_comes_last() -> None:
     ],
 )
 def test_what_is_no_value_is_refused_by_name(given: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        toys.parse(given)
+    refused(message, toys.parse, given)
 
 
 def test_a_class_is_no_value() -> None:
-    with pytest.raises(ValueError, match="got the class Ball"):
-        toys.as_text(Ball)
+    refused("got the class Ball", toys.as_text, Ball)
 
 
 EXAMPLES = {
@@ -217,8 +216,7 @@ def test_edits_are_written_as_text(text: str) -> None:
     ],
 )
 def test_text_that_is_no_edit_is_refused_by_name(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        interventions.parse(text)
+    refused(message, interventions.parse, text)
 
 
 def test_the_short_text_of_an_edit_names_what_is_not_default() -> None:
@@ -269,14 +267,11 @@ def test_a_plugin_file_that_fails_is_refused(
     monkeypatch.setattr(interventions, "_classes", dict(interventions._all()))
     before = {name for name in sys.modules if name.startswith("sinklab_plugin_")}
     missing, broken, taken = (tmp_path / f"{name}.py" for name in ("missing", "broken", "taken"))
-    with pytest.raises(ValueError, match=r"missing\.py is none"):
-        load_plugin(missing)
+    refused(r"missing\.py is none", load_plugin, missing)
     broken.write_text("\nimport there_is_no_such_module", "utf-8")
-    with pytest.raises(ValueError, match=r"no_such_module.*line 2"):
-        load_plugin(broken)
+    refused(r"no_such_module.*line 2", load_plugin, broken)
     taken.write_text(PLUGIN.format(name="mask_sinks"), "utf-8")
-    with pytest.raises(ValueError, match="'mask_sinks' is defined twice"):
-        load_plugin(taken)
+    refused("'mask_sinks' is defined twice", load_plugin, taken)
     assert {name for name in sys.modules if name.startswith("sinklab_plugin_")} == before
     assert interventions["mask_sinks"] is MaskSinksOptions
 
@@ -288,13 +283,10 @@ def test_near_names_are_offered() -> None:
     assert str(errors.unknown("rule", "x", ("a", "b"), "register it")) == (
         "unknown rule 'x'; known are a, b; register it"
     )
-    with pytest.raises(ValueError, match=r"'fats'; did you mean 'fast'\?"):
-        errors.one_of("mode", "fats", ("fast", "slow"))
+    refused(r"'fats'; did you mean 'fast'\?", errors.one_of, "mode", "fats", ("fast", "slow"))
     errors.one_of("mode", "fast", ("fast", "slow"))
-    with pytest.raises(ValueError, match="ball has no field 'x'"):
-        errors.known_fields("a ball", ["size", "x"], ["size"])
-    with pytest.raises(ValueError, match="stone has no field 'x'"):
-        errors.known_fields("a stone", ["x"], [])
+    refused("ball has no field 'x'", errors.known_fields, "a ball", ["size", "x"], ["size"])
+    refused("stone has no field 'x'", errors.known_fields, "a stone", ["x"], [])
 
 
 @dataclass(frozen=True)
@@ -313,13 +305,11 @@ def test_settings_are_checked_in_one_place() -> None:
         ({"kinds": ("a", "c")}, "kinds must be one of a, b, but is 'c'"),
         ({"kinds": ()}, "kinds must not be empty"),
     ):
-        with pytest.raises(ValueError, match=message):
-            Settings(**given)  # type: ignore[arg-type]
+        refused(message, Settings, **given)
 
 
 @pytest.mark.parametrize(
     ("given", "remedy"), [("top:k=1", r"parse\("), (object(), r"@dataclass\(frozen=True\)")]
 )
 def test_what_has_no_fields_has_no_text(given: object, remedy: str) -> None:
-    with pytest.raises(ValueError, match=f"made of the fields .*{remedy}"):
-        interventions.as_text(given)
+    refused(f"made of the fields .*{remedy}", interventions.as_text, given)

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 import sinklab
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
+from refusals import refused
 from sinklab.core.probing import CallView, MaskSinks, Statistic, intervene
 from sinklab.core.registry import statistics
 from sinklab.core.sampling import Canvas, denoise
@@ -76,13 +77,11 @@ def test_of_an_autoregressive_model_it_is_the_next_token_loss():
 @pytest.mark.parametrize("name", ["tiny", "tiny-causal"])
 def test_an_empty_text_costs_nothing_that_could_be_said(name):
     """Its tokenizer makes a beginning of text of it, which is given and not what a text costs."""
-    with pytest.raises(ValueError, match="text to score must have"):
-        sinklab.load(name).loss("")
+    refused("text to score must have", sinklab.load(name).loss, "")
 
 
 def test_no_masks_are_filled_by_a_model_that_has_none():
-    with pytest.raises(ValueError, match="and tiny-causal has none"):
-        sinklab.load("tiny-causal").generate("The sea", 0)
+    refused("and tiny-causal has none", sinklab.load("tiny-causal").generate, "The sea", 0)
 
 
 def test_it_writes_as_its_kind_writes(tmp_path):
@@ -95,8 +94,7 @@ def test_it_writes_as_its_kind_writes(tmp_path):
     assert len(lm.tokenizer(lm.generate(ids[0].tolist(), seed=0))["input_ids"]) > 40
     filled = lm.generate("The <|mask|> sea", 0)
     assert filled.startswith("The ") and filled.endswith(" sea") and "mask" not in filled
-    with pytest.raises(ValueError, match="no known chat format"):
-        lm.generate("The old", chat=True)
+    refused("no known chat format", lm.generate, "The old", chat=True)
     with pytest.raises(TypeError, match="generate has no option 'heat'"):
         lm.generate("The old", heat=1)
     causal = LM(**vars(tiny_llama()))
@@ -109,12 +107,14 @@ def test_it_writes_as_its_kind_writes(tmp_path):
 
 def test_what_cannot_be_scored_is_refused(tmp_path):
     lm = sinklab.load(save_tiny(tmp_path / "model"))
-    with pytest.raises(ValueError, match="at least one token"):
-        lm.loss([])
-    with pytest.raises(ValueError, match="intervention 'mask_sink'"):
-        lm.loss(TEXT, edits=["mask_sink:k=1"])
-    with pytest.raises(ValueError, match="a text is scored in one step"):
-        lm.loss(TEXT, edits=["truncate_context:start=2,stop=4,step=3"])
+    refused("at least one token", lm.loss, [])
+    refused("intervention 'mask_sink'", lm.loss, TEXT, edits=["mask_sink:k=1"])
+    refused(
+        "a text is scored in one step",
+        lm.loss,
+        TEXT,
+        edits=["truncate_context:start=2,stop=4,step=3"],
+    )
 
 
 def short(sink: int = 0) -> LM:
@@ -151,8 +151,7 @@ def test_a_watched_run_is_the_run_of_a_study_and_goes_with_its_object_unless_it_
     row = twin.table("generations").iloc[0]
     assert run.texts == [row["prompt"] + row["completion"]]
     saved, folder = run.save(tmp_path / "saved"), run.path
-    with pytest.raises(ValueError, match="saved"):
-        run.save(tmp_path / "saved")
+    refused("saved", run.save, tmp_path / "saved")
     assert folder.is_dir() and type(saved) is type(run) is type(sinklab.open_run(tmp_path / "twin"))
     run.mobility()  # keeps what it read
     del run
@@ -163,12 +162,9 @@ def test_a_watched_run_is_the_run_of_a_study_and_goes_with_its_object_unless_it_
 
 def test_a_run_that_fails_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(ValueError, match="rolling"):
-        short().watch("The old", 4, statistics=("rolling",))
-    with pytest.raises(ValueError, match="field 'every_step'"):
-        short().watch("The old", 4, every_step=2)
-    with pytest.raises(ValueError, match="fit"):
-        short().watch(TEXT * 9, 4)
+    refused("rolling", short().watch, "The old", 4, statistics=("rolling",))
+    refused("field 'every_step'", short().watch, "The old", 4, every_step=2)
+    refused("fit", short().watch, TEXT * 9, 4)
     assert [*tmp_path.iterdir()] == []
 
 
@@ -218,8 +214,7 @@ def test_text_stands_for_a_rule_an_edit_and_a_cache(run, tmp_path):
         run.mobility,
         lambda rule: sinklab.report(run, tmp_path / "other", rule=rule),
     ):
-        with pytest.raises(ValueError, match="did you mean 'excess'"):
-            use("exces:epsilon=5")
+        refused("did you mean 'excess'", use, "exces:epsilon=5")
 
 
 def test_text_stands_for_an_edit():
@@ -245,8 +240,7 @@ def test_text_stands_for_an_edit():
         lambda text: lm.loss(TEXT, edits=[text]),
         lambda text: intervene(lm, text).__enter__(),
     ):
-        with pytest.raises(ValueError, match="did you mean 'mask_sinks'"):
-            use("mask_sink:k=1")
+        refused("did you mean 'mask_sinks'", use, "mask_sink:k=1")
 
 
 def test_a_statistic_of_ones_own_is_seen(draw_only, tmp_path, monkeypatch):
@@ -302,8 +296,7 @@ def test_mobility_is_the_mean_over_samples_of_what_motion_says(run):
 
 
 def test_arrays_come_with_their_labels(run):
-    with pytest.raises(ValueError, match="written in parts"):
-        run.to_xarray()
+    refused("written in parts", run.to_xarray)
     data = run.to_xarray(part=1)
     rows = run.table("tokens", 1)
     last = rows[(rows["step"] == 7) & (rows["state"] != "masked")]
@@ -403,7 +396,5 @@ def test_the_core_takes_the_loaded_model_and_its_padding():
     "of", [lambda lm: lm.model.denoiser(), lambda lm: lm.model.denoiser(plain=True)]
 )
 def test_padding_is_never_forgotten_in_silence(of):
-    with pytest.raises(ValueError, match=r"denoise\(model, canvas\)"):
-        denoise(of(short()), padded())
-    with pytest.raises(ValueError, match="model that fills masks, got LM"):
-        denoise(LM(**vars(tiny_llama())), padded())
+    refused(r"denoise\(model, canvas\)", denoise, of(short()), padded())
+    refused("model that fills masks, got LM", denoise, LM(**vars(tiny_llama())), padded())

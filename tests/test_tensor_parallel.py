@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 from transformers import Glm4MoeConfig, LlamaConfig, Qwen3MoeConfig
 
 from launched import torchrun
+from refusals import refused
 from sinklab.core import compat
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.probing.call import NAMES, AttentionCall
@@ -157,8 +158,9 @@ def test_what_cannot_be_divided_is_refused_before_processes_meet(case, tmp_path,
     given, message = REFUSALS[case]
     given = {"world": "2", "count": 2} | given
     monkeypatch.setenv("WORLD_SIZE", given.pop("world"))
-    with pytest.raises(ValueError, match=message):
-        load(save_model(tmp_path / "model"), tensor_parallel=given.pop("count"), **given)
+    refused(
+        message, load, save_model(tmp_path / "model"), tensor_parallel=given.pop("count"), **given
+    )
     assert not distributed.is_initialized()
 
 
@@ -166,8 +168,7 @@ def test_what_cannot_be_divided_is_refused_before_processes_meet(case, tmp_path,
 def test_sizes_that_do_not_divide_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     odd = tiny_backbone(intermediate_size=49)
-    with pytest.raises(ValueError, match=r"gate_proj.*divisor of 49"):
-        load(save_model(tmp_path / "odd", odd), tensor_parallel=2)
+    refused(r"gate_proj.*divisor of 49", load, save_model(tmp_path / "odd", odd), tensor_parallel=2)
     fields = {
         name: getattr(odd, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers")
     }
@@ -178,8 +179,12 @@ def test_sizes_that_do_not_divide_are_named(tmp_path, monkeypatch):
         "moe_intermediate_size": 16,
     }
     three = Qwen3MoeConfig(num_experts=3, num_experts_per_tok=2, intermediate_size=48, **fields)
-    with pytest.raises(ValueError, match=r"gate_up_proj .*divisor of 3"):
-        load(save_model(tmp_path / "three", three), tensor_parallel=2)
+    refused(
+        r"gate_up_proj .*divisor of 3",
+        load,
+        save_model(tmp_path / "three", three),
+        tensor_parallel=2,
+    )
 
 
 @needs_division
@@ -187,11 +192,9 @@ def test_a_style_without_a_rule_and_a_model_without_a_plan_are_named(tmp_path, m
     monkeypatch.setenv("WORLD_SIZE", "2")
     folder, known = save_model(tmp_path / "model"), LlamaConfig.base_model_tp_plan
     monkeypatch.setattr(LlamaConfig, "base_model_tp_plan", known | {"norm": "sequence_parallel"})
-    with pytest.raises(ValueError, match="'sequence_parallel', and rules"):
-        load(folder, tensor_parallel=2)
+    refused("'sequence_parallel', and rules", load, folder, tensor_parallel=2)
     monkeypatch.setattr(LlamaConfig, "base_model_tp_plan", {})
-    with pytest.raises(ValueError, match=r"\(llama\) .*its attention"):
-        load(folder, tensor_parallel=2)
+    refused(r"\(llama\) .*its attention", load, folder, tensor_parallel=2)
 
 
 def test_a_transformers_without_division_of_experts_is_named(monkeypatch):
@@ -202,17 +205,14 @@ def test_a_transformers_without_division_of_experts_is_named(monkeypatch):
         tp_size: int | None = None
 
     monkeypatch.setattr("sinklab.extras.parallel.dividing.DistributedConfig", Older)
-    with pytest.raises(ValueError, match=r"ep_size, 5\.19 or newer"):
-        load("tiny", tensor_parallel=2)
+    refused(r"ep_size, 5\.19 or newer", load, "tiny", tensor_parallel=2)
 
 
 def test_a_divided_model_has_no_twin_and_is_not_quantised():
     loaded = tiny_loaded()
     loaded.model._tp_size = 2
-    with pytest.raises(ValueError, match="so it has no untrained twin"):
-        permuted(loaded)
-    with pytest.raises(ValueError, match="torchao does not store in int8"):
-        materialize.store(loaded.model, "int8", "tiny")
+    refused("so it has no untrained twin", permuted, loaded)
+    refused("torchao does not store in int8", materialize.store, loaded.model, "int8", "tiny")
 
 
 @pytest.fixture
@@ -243,10 +243,8 @@ def test_projections_that_are_divided_otherwise_are_refused(one_process):
         {"o_proj": Shard(1)},
         {name: Shard(1) for name in rows},
     ):
-        with pytest.raises(ValueError, match="q_proj, k_proj, v_proj divided"):
-            TensorParallelShare.serving(attention(**wrong))
-    with pytest.raises(ValueError, match=r"divided by rows \(colwise\)"):
-        TensorParallelShare.serving(attention(**rows), 24)
+        refused("q_proj, k_proj, v_proj divided", TensorParallelShare.serving, attention(**wrong))
+    refused(r"divided by rows \(colwise\)", TensorParallelShare.serving, attention(**rows), 24)
 
 
 def test_a_gathered_axis_keeps_type_order_and_gradient(one_process):

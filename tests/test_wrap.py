@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, ModernBertConfig, ModernBe
 import sinklab
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
+from refusals import refused
 from sinklab.core.sampling import Canvas
 from sinklab.lab.checkpoints.controls import initialised, permuted
 from sinklab.lab.scoring import LikelihoodSettings, heldout_rows, row_losses, score
@@ -132,8 +133,7 @@ def test_masks_in_a_prompt_are_filled_step_by_step_and_the_page_is_written(tmp_p
         in page
     )
     assert "sinklab curve --model" not in page and run.info.model["wrapped"]
-    with pytest.raises(ValueError, match="at least one open position"):
-        lm.watch([TEXT], 0)
+    refused("at least one open position", lm.watch, [TEXT], 0)
 
 
 def test_a_trace_of_a_local_layer_knows_that_it_sees_a_window():
@@ -243,8 +243,11 @@ def test_its_untrained_controls_are_made():
     own = logits_of(lm, ids_BS)
     for other in (fresh, shuffled):
         assert not torch.allclose(logits_of(other, ids_BS), own, atol=1e-3)
-    with pytest.raises(ValueError, match="Plain cannot be initialised"):
-        initialised(sinklab.wrap(Plain(causal=False), mask_id=MASK, kind="diffusion"))
+    refused(
+        "Plain cannot be initialised",
+        initialised,
+        sinklab.wrap(Plain(causal=False), mask_id=MASK, kind="diffusion"),
+    )
 
 
 def test_a_causal_model_of_transformers_writes_through_its_own_cache():
@@ -277,26 +280,23 @@ def test_a_module_without_a_config_is_looked_at(causal, tmp_path):
         with torch.no_grad():
             loss = cross_entropy(module(ids_1S)[0, :-1], ids_1S[0, 1:]).item()
         assert lm.loss([7, 8, 9, 10]) == pytest.approx(loss, rel=1e-5)
-        with pytest.raises(ValueError, match="full_forward=True"):
-            lm.watch(["7 8"], 2, full_forward=False)
+        refused("full_forward=True", lm.watch, ["7 8"], 2, full_forward=False)
     assert lm.loss([7, 8, 9, 10], edits=["mask_sinks:k=1"]) != pytest.approx(
         lm.loss([7, 8, 9, 10]), rel=1e-7
     )
-    with pytest.raises(ValueError, match="takes no attention_mask"):
-        score(lm, [((7,), (8, 9)), ((7,), (8, 9, 10))])
+    refused("takes no attention_mask", score, lm, [((7,), (8, 9)), ((7,), (8, 9, 10))])
 
 
 def test_what_cannot_be_told_is_asked_for():
-    with pytest.raises(ValueError, match=r'class Plain .*kind="masked"'):
-        sinklab.wrap(Plain(causal=False))
-    with pytest.raises(ValueError, match=r"pass mask_id="):
-        sinklab.wrap(Plain(causal=False), kind="diffusion")
-    with pytest.raises(ValueError, match=f"0 to {ROWS - 1}, but is {ROWS}"):
-        sinklab.wrap(tiny_masked("bert"), mask_id=ROWS)
-    with pytest.raises(ValueError, match="bidirectional"):
-        sinklab.wrap(tiny_masked("bert"), kind="bidirectional")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="must map token ids"):
-        sinklab.wrap(tiny_masked("bert").bert, mask_id=MASK, kind="masked").loss([7, 8])
+    refused(r'class Plain .*kind="masked"', sinklab.wrap, Plain(causal=False))
+    refused(r"pass mask_id=", sinklab.wrap, Plain(causal=False), kind="diffusion")
+    refused(f"0 to {ROWS - 1}, but is {ROWS}", sinklab.wrap, tiny_masked("bert"), mask_id=ROWS)
+    refused("bidirectional", sinklab.wrap, tiny_masked("bert"), kind="bidirectional")
+    refused(
+        "must map token ids",
+        sinklab.wrap(tiny_masked("bert").bert, mask_id=MASK, kind="masked").loss,
+        [7, 8],
+    )
     with pytest.raises(TypeError, match=r"wrap\(model, tokenizer\)"):
         sinklab.load(tiny_masked("bert"))
     with pytest.raises(TypeError, match="already"):
@@ -305,8 +305,7 @@ def test_what_cannot_be_told_is_asked_for():
 
 def test_a_checkpoint_of_no_family_is_pointed_to_wrap(tmp_path):
     tmp_path.joinpath("config.json").write_text('{"hidden_size": 8}', "utf-8")
-    with pytest.raises(ValueError, match=r"wrap\(model, tokenizer\)"):
-        sinklab.load(tmp_path)
+    refused(r"wrap\(model, tokenizer\)", sinklab.load, tmp_path)
 
 
 def test_padding_is_hidden_from_a_module_that_knows_another_padding_id():

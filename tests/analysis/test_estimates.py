@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from refusals import refused
 from sinklab.lab.analysis.estimates import (
     FEWEST,
     SEEDS,
@@ -25,8 +26,7 @@ def test_too_few_samples_are_a_range_and_no_verdict():
     assert not few.is_interval and few.above() is None and few.above(9) is None
     none = median_over([np.nan])
     assert none.samples == 0 and math.isnan(none.value) and none.above() is None
-    with pytest.raises(ValueError, match=r"axis, but got shape \(2, 2\)"):
-        mean_over([[1, 2], [3, 4]])
+    refused(r"axis, but got shape \(2, 2\)", mean_over, [[1, 2], [3, 4]])
 
 
 def test_eight_samples_that_agree_are_enough_for_all_four_verdicts_of_a_page():

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from refusals import refused
 from sinklab.lab.analysis import block_effects, split_sinks
 
 
@@ -33,8 +34,7 @@ def test_moves_at_block_borders():
     assert still.border_rate == 0 and np.isnan(still.ratio)
     samples = block_effects(np.stack([main, main]), np.array([[0, 0, 0, 1, 1, 1]] * 2))
     assert samples == twice
-    with pytest.raises(ValueError, match=r"got \(6, 1, 2\) and \(5,\)"):
-        block_effects(main, [0] * 5)
+    refused(r"got \(6, 1, 2\) and \(5,\)", block_effects, main, [0] * 5)
 
 
 def test_split_sinks_by_hand():
@@ -67,9 +67,7 @@ def test_split_sinks_counts_only_what_stands_out_when_shares_are_given():
     assert found.committed == (1, 1) and found.prompt == (2, 2) and found.pairs_L.tolist() == [2]
     per_step = split_sinks(main, share, floor=np.full((1, 1, 1, 1), 0.45))
     assert per_step.pairs_L.tolist() == [0]
-    with pytest.raises(ValueError, match=r"got shape \(1, 2, 1, 2\)"):
-        split_sinks(main[:, :2])
-    with pytest.raises(ValueError, match="One share per main sink"):
-        split_sinks(main, share[:, :, :, :1])
+    refused(r"got shape \(1, 2, 1, 2\)", split_sinks, main[:, :2])
+    refused("One share per main sink", split_sinks, main, share[:, :, :, :1])
     with pytest.raises(ValueError, match="got 1 and 2 layers"):
         found + split_sinks(np.zeros((1, 3, 2, 2), dtype=int))

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from refusals import refused
 from sinklab.lab.analysis import (
     AGES,
     CLASSES,
@@ -74,8 +75,7 @@ def test_every_class_can_be_reached_and_roles_are_checked():
         for role in ("mask", "bos", "eos", "template", "other", "image", "sink")
     }
     assert found == set(CLASSES)
-    with pytest.raises(ValueError, match=r"'\[MASK\]'.* but is 'masked'"):
-        token_class("[MASK]", "masked")
+    refused(r"'\[MASK\]'.* but is 'masked'", token_class, "[MASK]", "masked")
 
 
 def test_classes_of_arrays():
@@ -113,10 +113,8 @@ def test_ages_of_a_growing_sequence():
     assert ages[0].tolist() == ["prompt", "committed", None, None]
     assert ages[1].tolist() == ["prompt", "committed", "just committed", None]
     assert ages[2].tolist() == ["prompt", "committed", "committed", "just committed"]
-    with pytest.raises(ValueError, match=r"codes \[0, 3\]"):
-        token_ages([[0, 3]])
-    with pytest.raises(ValueError, match=r"got shape \(2,\)"):
-        token_ages([0, 1])
+    refused(r"codes \[0, 3\]", token_ages, [[0, 3]])
+    refused(r"got shape \(2,\)", token_ages, [0, 1])
 
 
 @pytest.mark.parametrize(

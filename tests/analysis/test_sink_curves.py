@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.lab.analysis import EPSILONS, epsilon_curve, score_histogram
 
@@ -105,14 +106,10 @@ def test_a_run_without_attention_filters_nothing():
 
 
 def test_curve_errors():
-    with pytest.raises(ValueError, match=r"key\): got shape \(4, 5\)"):
-        epsilon_curve(np.ones((4, 5)))
-    with pytest.raises(ValueError, match="epsilons must rise from"):
-        epsilon_curve(np.ones((1, 2, 3)), epsilons=[3, 1])
-    with pytest.raises(ValueError, match=r"'summ'; did you mean 'sum'\?"):
-        epsilon_curve(np.ones((1, 2, 3)), scale="summ")
-    with pytest.raises(ValueError, match="Pass it to epsilon_curve"):
-        epsilon_curve(attention()).at(2.2)
+    refused(r"key\): got shape \(4, 5\)", epsilon_curve, np.ones((4, 5)))
+    refused("epsilons must rise from", epsilon_curve, np.ones((1, 2, 3)), epsilons=[3, 1])
+    refused(r"'summ'; did you mean 'sum'\?", epsilon_curve, np.ones((1, 2, 3)), scale="summ")
+    refused("Pass it to epsilon_curve", epsilon_curve(attention()).at, 2.2)
     with pytest.raises(ValueError, match="got 3 and 2 layers"):
         epsilon_curve(np.ones((3, 2, 8))) + epsilon_curve(np.ones((2, 2, 8)))
     with pytest.raises(ValueError, match="scale: got 'sum' and 'percent'"):
@@ -157,9 +154,7 @@ def test_histogram_is_in_multiples_of_an_even_share_under_a_cache():
 
 
 def test_histogram_errors():
-    with pytest.raises(ValueError, match=r"span=\(0, 64\), log=True"):
-        score_histogram(np.ones(4), span=(0, 64), log=True)
-    with pytest.raises(ValueError, match="bins=0"):
-        score_histogram(np.ones(4), bins=0)
+    refused(r"span=\(0, 64\), log=True", score_histogram, np.ones(4), span=(0, 64), log=True)
+    refused("bins=0", score_histogram, np.ones(4), bins=0)
     with pytest.raises(ValueError, match="got 65 from 0 to 64 and 9 from"):
         score_histogram(np.ones(4)) + score_histogram(np.ones(4), bins=8)

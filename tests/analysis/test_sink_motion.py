@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.sinks import Top
 from sinklab.lab.analysis import MotionSummary, motion, motion_word
 
@@ -303,8 +304,7 @@ def test_samples_pool_into_one_summary():
         pooled.mobility_over.value == np.mean([part.mobility for part in parts]) > pooled.mobility
     )
     assert pooled.drift_over.samples == 2
-    with pytest.raises(ValueError, match="at least one summary"):
-        MotionSummary.pooled([])
+    refused("at least one summary", MotionSummary.pooled, [])
 
 
 def test_heads_that_wander_together_are_one_observation():
@@ -325,9 +325,6 @@ def test_motion_words_and_errors():
     assert [motion_word(m) for m in (0, 0.249, 0.25, 0.6, 0.601, 1)] == ["static"] * 2 + [
         "mixed"
     ] * 2 + ["moving"] * 2
-    with pytest.raises(ValueError, match=r"between 0 and 1: got 1\.2"):
-        motion_word(1.2)
-    with pytest.raises(ValueError, match=r"key\): got shape \(3, 4, 5\)"):
-        motion(np.ones((3, 4, 5)))
-    with pytest.raises(ValueError, match="fewer than the 5 keys: got 5"):
-        motion(np.ones((3, 1, 1, 5)), added=5)
+    refused(r"between 0 and 1: got 1\.2", motion_word, 1.2)
+    refused(r"key\): got shape \(3, 4, 5\)", motion, np.ones((3, 4, 5)))
+    refused("fewer than the 5 keys: got 5", motion, np.ones((3, 1, 1, 5)), added=5)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.lab.analysis import (
     jaccard,
@@ -24,8 +25,7 @@ def test_jaccard_of_sets_and_counts():
     a, b = flags([0, 1, 2], [3], [], [4, 5]), flags([1, 2, 3], [3], [], [])
     np.testing.assert_allclose(jaccard(a, b), [0.5, 1, np.nan, 0])
     np.testing.assert_allclose(jaccard([3, 1, 0], [1, 1, 2]), 2 / 6)
-    with pytest.raises(ValueError, match="sets of the same keys"):
-        jaccard(np.ones(3), np.ones(4))
+    refused("sets of the same keys", jaccard, np.ones(3), np.ones(4))
 
 
 def test_overlap_from_step_to_step():
@@ -36,8 +36,7 @@ def test_overlap_from_step_to_step():
     np.testing.assert_allclose(overlap_by_step(np.stack([sinks, sinks]))[1], overlap_by_step(sinks))
     assert overlap_by_step(sinks[:1]).shape == (0, 1, 2)
     assert np.isnan(overlap_by_step(np.zeros((2, 1, 1, 4), dtype=bool))).all()
-    with pytest.raises(ValueError, match=r"key\): got shape \(1, 2, 8\)"):
-        overlap_by_step(sinks[0])
+    refused(r"key\): got shape \(1, 2, 8\)", overlap_by_step, sinks[0])
 
 
 def test_overlap_from_layer_to_layer():
@@ -55,8 +54,7 @@ def test_overlap_from_layer_to_layer():
     both = overlap_by_layer(np.stack([sinks, later]))
     np.testing.assert_allclose(both[2], [0, 0, 1, 0.5])
     np.testing.assert_allclose(both[3, 3], 1)
-    with pytest.raises(ValueError, match="layer, head, key"):
-        overlap_by_layer(sinks[0])
+    refused("layer, head, key", overlap_by_layer, sinks[0])
 
 
 def test_overlap_from_head_to_head():
@@ -114,7 +112,8 @@ def test_sinks_per_layer_trend_and_errors():
     np.testing.assert_allclose(found.trend, -4)
     one = sinks_per_layer(find_sinks(received[:, :1], Excess()), received[:, :1])
     assert np.isnan(one.trend)
-    with pytest.raises(ValueError, match="One sink flag per score"):
-        sinks_per_layer(np.zeros((1, 5, 1, 8), dtype=bool), received)
+    refused(
+        "One sink flag per score", sinks_per_layer, np.zeros((1, 5, 1, 8), dtype=bool), received
+    )
     with pytest.raises(ValueError, match="got 5 and 1 layers"):
         found + one

@@ -3,6 +3,7 @@ import warnings
 import numpy as np
 import pytest
 
+from refusals import refused
 from sinklab.core.sinks import Excess, Gu, Top, find_sinks
 from sinklab.lab.analysis import DEFAULT_RULES, compare_rules
 
@@ -72,8 +73,7 @@ def test_rows_of_samples_add_up():
         np.testing.assert_allclose([added.absorb, added.agreement], [both.absorb, both.agreement])
     with pytest.raises(ValueError, match="got 'sum' and 'top'"):
         parts[0][0] + parts[1][1]
-    with pytest.raises(ValueError, match="at least one rule"):
-        compare_rules(one, rules={})
+    refused("at least one rule", compare_rules, one, rules={})
     nothing = compare_rules(np.full((1, 1, 1, 4), np.nan), rules=rules)[0]
     assert np.isnan(
         [nothing.per_head, nothing.rate, nothing.filtered, nothing.absorb, nothing.agreement]

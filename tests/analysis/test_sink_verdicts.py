@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 
+from refusals import refused
 from sinklab.lab.analysis import (
     Verdict,
     epsilon_curve,
@@ -67,8 +68,7 @@ def test_the_start_of_a_short_sequence_says_nothing():
         and none.sentence.startswith("There is no sink")
     )
     assert start_only(np.zeros((0, 0))).holds is None
-    with pytest.raises(ValueError, match="at least 0"):
-        start_only([[1, -1]])
+    refused("at least 0", start_only, [[1, -1]])
 
 
 def test_a_falling_accuracy_is_a_cost_over_the_problems_of_both():
@@ -118,12 +118,9 @@ def test_a_rising_loss_is_a_cost():
     assert few.holds is None and math.isnan(few.p) and few.sentence.endswith("(5 more are needed).")
     missing = masking_cost([4.0, math.nan], [math.nan, 4.0])
     assert missing.holds is None and missing.sentence == "Blocking the sinks was not measured."
-    with pytest.raises(ValueError, match="got 'perplexity'"):
-        masking_cost(plain, plain, measure="perplexity")
-    with pytest.raises(ValueError, match="plain accuracy above 0: got 0"):
-        masking_cost([0.0] * 6, [0.0] * 6, measure="accuracy")
-    with pytest.raises(ValueError, match=r"shapes \(8,\) and \(5,\)"):
-        masking_cost(plain, plain[:5])
+    refused("got 'perplexity'", masking_cost, plain, plain, measure="perplexity")
+    refused("plain accuracy above 0: got 0", masking_cost, [0.0] * 6, [0.0] * 6, measure="accuracy")
+    refused(r"shapes \(8,\) and \(5,\)", masking_cost, plain, plain[:5])
 
 
 def test_the_interval_of_a_cost_knows_that_the_base_varies_too():
@@ -163,8 +160,7 @@ def test_recovery_is_judged_by_what_is_written():
     assert few.estimate.samples == 8
     none = recovery([math.nan] * 6, [0.1] * 6)
     assert none.holds is None and none.sentence.startswith("No sample had both a sink and")
-    with pytest.raises(ValueError, match=r"recovery needs two \(sample,\)"):
-        recovery([0.1], [0.1, 0.2])
+    refused(r"recovery needs two \(sample,\)", recovery, [0.1], [0.1, 0.2])
 
 
 def judged(holds: bool | None, p: float) -> Verdict:
@@ -236,8 +232,7 @@ def test_renormalisation_builds_no_sink():
     none = new_sinks(*(np.zeros((6, 2), dtype=bool) for _ in range(3)))
     assert none == "No head had its main sink in what was blocked."
     assert "to take the base rate of new ones from" in new_sinks(*heads(6, 20, 16, 0))
-    with pytest.raises(ValueError, match=r"shapes \(2,\), \(3,\), \(2,\)"):
-        new_sinks([True] * 2, [True] * 3, [True] * 2)
+    refused(r"shapes \(2,\), \(3,\), \(2,\)", new_sinks, [True] * 2, [True] * 3, [True] * 2)
 
 
 def test_ninety_six_percent():

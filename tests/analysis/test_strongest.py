@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from refusals import refused
 from sinklab.lab.analysis.strongest import strongest, window_mobility
 
 
@@ -61,5 +62,4 @@ def test_steps_of_a_denoiser_are_compared_as_they_are():
     assert found.position_TLH[:, 0, 1].tolist() == [-2, -1, 1]
     given = strongest(key_TLH, np.full(key_TLH.shape, 0.1), mobility_LH=np.array([[0.1, np.nan]]))
     assert np.isnan(given.mobility_strong) and given.mobility_all == 0.1
-    with pytest.raises(ValueError, match=r"\(3, 1, 2\) and \(3, 2\)"):
-        strongest(key_TLH, np.ones((3, 2)))
+    refused(r"\(3, 1, 2\) and \(3, 2\)", strongest, key_TLH, np.ones((3, 2)))

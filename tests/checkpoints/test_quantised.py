@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import sinklab
+from refusals import refused
 from sinklab.core.models import DiffusionLM
 from sinklab.core.probing import MaskSinks, intervene, trace
 from sinklab.lab.checkpoints import describe, untrained_twins
@@ -66,22 +67,25 @@ def test_the_linear_layers_but_the_head_are_stored_and_the_rest_keeps_the_type_o
         if not torch.equal(tensor, before[name])
     }
     assert changed == {name for name in before if "proj" in name}
-    with pytest.raises(ValueError, match=r"torchao 0\.0 does not run int4"):
-        sinklab.load(folder, dtype="int4")
+    refused(r"torchao 0\.0 does not run int4", sinklab.load, folder, dtype="int4")
 
 
 def test_without_torchao_the_remedy_is_named(tmp_path, monkeypatch):
     folder = save_tiny(tmp_path / "model")
     monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(ValueError, match="dtype='int8' needs torchao"):
-        sinklab.load(folder, dtype="int8")
+    refused("dtype='int8' needs torchao", sinklab.load, folder, dtype="int8")
 
 
 @pytest.mark.ring("extras")
 def test_quantised_weights_are_not_divided_over_processes(tmp_path, monkeypatch):
     monkeypatch.setattr("sinklab.extras.parallel.dividing.place_of", lambda count, device: "cpu")
-    with pytest.raises(ValueError, match="leave out tensor_parallel"):
-        sinklab.load(save_tiny(tmp_path / "model"), dtype="int8", tensor_parallel=2)
+    refused(
+        "leave out tensor_parallel",
+        sinklab.load,
+        save_tiny(tmp_path / "model"),
+        dtype="int8",
+        tensor_parallel=2,
+    )
 
 
 def test_a_folder_whose_quantiser_is_not_there_is_refused_and_described_all_the_same(tmp_path):
@@ -91,8 +95,7 @@ def test_a_folder_whose_quantiser_is_not_there_is_refused_and_described_all_the_
     (tmp_path / "config.json").write_text(
         config[:-2] + ',"quantization_config": {"quant_method": "awq", "bits": 4}}'
     )
-    with pytest.raises(ValueError, match=r"is quantised \(awq\)"):
-        sinklab.load(tmp_path)
+    refused(r"is quantised \(awq\)", sinklab.load, tmp_path)
     assert describe(tmp_path).notes == ("its weights are quantised: awq",)
 
 
@@ -128,8 +131,7 @@ class TestTorchao:
         assert lm.generate("The old man", 6, cache="dual", block_length=3).startswith("The old man")
         assert lm.loss(TEXT) == pytest.approx(plain.loss(TEXT), rel=0.05)
         assert weights_hash(lm.model.state_dict()) != weights_hash(plain.model.state_dict())
-        with pytest.raises(ValueError, match="cannot be permuted as they are"):
-            untrained_twins(lm)
+        refused("cannot be permuted as they are", untrained_twins, lm)
 
     def test_four_bits_run_or_are_refused_by_name(self, tmp_path):
         folder = save_tiny(tmp_path / "model")

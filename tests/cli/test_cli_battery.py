@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers.utils import logging
 
+from refusals import refused
 from sinklab.lab.cli import main
 from sinklab.lab.cli.command import conduct
 from sinklab.lab.records import open_run
@@ -79,8 +80,7 @@ def test_models_of_both_kinds_are_scored_side_by_side(models, tmp_path, capsys, 
     runs = [open_run(tmp_path / "out" / name) for name in ("dlm", "ar")]
     assert [run.info.settings["conditions"] for run in runs] == [["pure", "blocks-2"], ["greedy"]]
     assert (tmp_path / "out" / "report" / "battery_by_skill.png").is_file()
-    with pytest.raises(ValueError, match="A run folder is written once"):
-        battery(models, tmp_path / "out", settings=settings)
+    refused("A run folder is written once", battery, models, tmp_path / "out", settings=settings)
     # drawn once is enough
     monkeypatch.setattr("sinklab.lab.studies.battery.figures.write_battery_figures", lambda *_: [])
     battery(models, tmp_path / "out", settings=settings, resume=True)
@@ -131,16 +131,22 @@ def test_the_command_line_reaches_every_setting(models, tmp_path, capsys, monkey
 
 
 def test_what_makes_no_sense_is_refused(models, tmp_path):
-    with pytest.raises(ValueError, match="battery needs at least one"):
-        battery((), tmp_path)
-    with pytest.raises(ValueError, match="did you mean 'copying'"):
-        battery(models, tmp_path / "out", settings=BatterySettings(skills=("copyng",)))
-    with pytest.raises(ValueError, match="model can be loaded from 'tny'"):
-        battery(("tny",), tmp_path / "out")
-    with pytest.raises(ValueError, match="dlm/model can have greedy"):
-        battery(
-            models[:1], tmp_path / "out", settings=BatterySettings(conditions=("greedy", "pure"))
-        )
+    refused("battery needs at least one", battery, (), tmp_path)
+    refused(
+        "did you mean 'copying'",
+        battery,
+        models,
+        tmp_path / "out",
+        settings=BatterySettings(skills=("copyng",)),
+    )
+    refused("model can be loaded from 'tny'", battery, ("tny",), tmp_path / "out")
+    refused(
+        "dlm/model can have greedy",
+        battery,
+        models[:1],
+        tmp_path / "out",
+        settings=BatterySettings(conditions=("greedy", "pure")),
+    )
     assert not (tmp_path / "out").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from refusals import refused
 from sinklab.lab.cli.command import conduct
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.caches import Caches, CacheSettings
@@ -66,8 +67,13 @@ def test_the_table_is_printed_and_kept(folder, tmp_path, capsys):
     )
     assert open_run(tmp_path / "run").info.kind == "caches"
     assert (tmp_path / "run" / "caches.png").is_file()
-    with pytest.raises(ValueError, match="is taken; choose another"):
-        caches(str(folder), tmp_path / "run", settings=settings(tmp_path))
+    refused(
+        "is taken; choose another",
+        caches,
+        str(folder),
+        tmp_path / "run",
+        settings=settings(tmp_path),
+    )
 
 
 def test_without_time_and_texts(folder, tmp_path, capsys):

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
+from refusals import refused
 from sinklab.lab.cli.command import conduct
 from sinklab.lab.cli.options import checked, typed
 from sinklab.lab.records import open_run
@@ -62,8 +63,7 @@ def test_a_benchmark_is_scored_masked_and_resumed(model, capsys):
     run = open_run("out")
     assert (run.info.settings["tasks"], run.info.settings["mask_sinks"]) == (["gsm8k"], 1)
     assert run.table("samples")["prompt"][0] == "Question: What is 0 and 0?\nAnswer:"
-    with pytest.raises(ValueError, match="out is taken; choose another"):
-        evaluated(model, settings)
+    refused("out is taken; choose another", evaluated, model, settings)
     evaluated(model, settings, resume=True)
     assert "writing 2 answers, 2 of them there already" in capsys.readouterr().err
 
@@ -77,8 +77,7 @@ def test_mistakes_show_before_a_model_is_read(model, monkeypatch):
         ({"control": "randon"}, "did you mean 'random'"),
         ({"tasks": ()}, "at least one task"),
     ):
-        with pytest.raises(ValueError, match=message):
-            evaluated(model, checked(typed(EvalSettings()), **settings))
+        refused(message, evaluated, model, checked(typed(EvalSettings()), **settings))
         assert not Path("out").exists()
 
 

@@ -19,6 +19,7 @@ from commands import cli, error_of, out_of
 from launched import PATIENCE
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
+from refusals import refused
 from sinklab.core.registry import commands as own_commands
 from sinklab.core.registry import studies
 from sinklab.lab.cli import main
@@ -414,8 +415,7 @@ def test_what_a_command_takes_and_leaves_of_a_file():
         ["seed", "run_code"]
     )
     assert (taken, left) == ({"seed": 1}, ["run_code", "other"])
-    with pytest.raises(ValueError, match="'sed'; did you mean 'seed'"):
-        Given("mine.toml", {"sed": 1}).divided(["seed"])
+    refused("'sed'; did you mean 'seed'", Given("mine.toml", {"sed": 1}).divided, ["seed"])
 
 
 LOST = """

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from commands import error_of, out_of
+from refusals import refused
 from sinklab.lab.cli.command import Inputs, Reading, command
 from sinklab.lab.cli.options import typed
 from sinklab.lab.records import RunWriter, open_run
@@ -78,8 +79,7 @@ def test_the_command_says_what_was_found(model, prompts, tmp_path, capsys, monke
     assert lines[7] == f"run folder: {tmp_path / 'run'}"
     assert lines[8] == f"drawn: {tmp_path / 'run' / 'contents-future.png'}"
     assert (tmp_path / "run" / "contents-future.png").read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(ValueError, match="is taken"):
-        probe((), model, tmp_path / "run", inputs, settings)
+    refused("is taken", probe, (), model, tmp_path / "run", inputs, settings)
     probe((), model, tmp_path / "run", inputs, settings, resume=True)
     assert capsys.readouterr().out.splitlines() == lines
     assert contents_places(open_run(tmp_path / "run")) == ["block", "future", "committed", "prompt"]
@@ -100,14 +100,14 @@ def test_places_without_sinks_are_said_and_not_drawn(model, prompts, tmp_path, c
 
 def test_bad_input_is_told(model, prompts, tmp_path):
     out, settings = tmp_path / "run", ContentsSettings(**SMALL)
-    with pytest.raises(ValueError, match="both: 'The' and --prompts"):
-        probe(("The",), model, out, Inputs(prompts=prompts), settings)
-    with pytest.raises(ValueError, match="give it with --prompts FILE"):
-        probe(("The",), model, out, Inputs(samples=3), settings)
-    with pytest.raises(ValueError, match="3 folds need as many texts"):
-        probe(("The",), model, out, Inputs(), settings)
-    with pytest.raises(ValueError, match="pairs must be at least 1"):
-        probe(("The",), model, out, Inputs(), ContentsSettings(pairs=0))
+    refused(
+        "both: 'The' and --prompts", probe, ("The",), model, out, Inputs(prompts=prompts), settings
+    )
+    refused("give it with --prompts FILE", probe, ("The",), model, out, Inputs(samples=3), settings)
+    refused("3 folds need as many texts", probe, ("The",), model, out, Inputs(), settings)
+    refused(
+        "pairs must be at least 1", probe, ("The",), model, out, Inputs(), ContentsSettings(pairs=0)
+    )
     assert not out.exists()
 
 
@@ -181,8 +181,7 @@ def test_sentences_count_differences_that_are_sure(tmp_path):
 def test_runs_of_another_kind_are_refused(tmp_path):
     with RunWriter(tmp_path, kind="study", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match="is of kind 'study'; make one"):
-        contents_places(open_run(tmp_path))
+    refused("is of kind 'study'; make one", contents_places, open_run(tmp_path))
 
 
 def test_through_the_command_line(model, prompts, tmp_path, capsys):

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from commands import cli
+from refusals import refused
 from sinklab.lab.cli import main
 from sinklab.lab.cli.command import conduct
 from sinklab.lab.cli.options import checked, typed
@@ -66,8 +67,9 @@ def test_a_curve_is_scored_once(model, capsys, monkeypatch):
     monkeypatch.setattr("sinklab.lab.studies.curve.reading.CostCurve.measure", None)
     curve((model,), Path("out"), settings=small(), figures=())
     assert "out/plain is there" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="out/plain holds a run of"):
-        curve((model,), Path("out"), settings=small(rows=2), figures=())
+    refused(
+        "out/plain holds a run of", curve, (model,), Path("out"), settings=small(rows=2), figures=()
+    )
 
 
 def test_an_unfinished_curve_goes_on_unless_it_is_another(model, monkeypatch):
@@ -81,25 +83,28 @@ def test_an_unfinished_curve_goes_on_unless_it_is_another(model, monkeypatch):
     assert open_run("out/plain").info.parts == {
         name: [0] for name in ("phenomenon.parquet", "grown.parquet", "curve_rows.parquet")
     }
-    with pytest.raises(ValueError, match="out/plain can be resumed only"):
-        curve((model,), Path("out"), settings=small(), figures=())
+    refused(
+        "out/plain can be resumed only", curve, (model,), Path("out"), settings=small(), figures=()
+    )
     curve((model,), Path("out"), settings=small(controls=("sinks",)), figures=("svg",))
     assert open_run("out/plain").info.status == "complete"
     assert Path("out/masking_curve.svg").stat().st_size > 1000
 
 
 def test_what_makes_no_sense_is_refused(model):
-    with pytest.raises(ValueError, match="curve needs at least one model"):
-        curve((), Path("out"), CurveSettings(), ())
-    with pytest.raises(ValueError, match="needs at least one model"):
-        table1((), Path("out"))
-    with pytest.raises(ValueError, match="onetoken needs a folder of"):
-        onetoken(())
-    with pytest.raises(ValueError, match=r"but nowhere is not a folder"):
-        onetoken((Path("nowhere"),))
+    refused("curve needs at least one model", curve, (), Path("out"), CurveSettings(), ())
+    refused("needs at least one model", table1, (), Path("out"))
+    refused("onetoken needs a folder of", onetoken, ())
+    refused(r"but nowhere is not a folder", onetoken, (Path("nowhere"),))
     # tyro does not check while it parses
-    with pytest.raises(ValueError, match="'sink'; did you mean 'sinks'"):
-        curve((model,), Path("out"), checked(typed(CurveSettings()), controls=("sink",)), ())
+    refused(
+        "'sink'; did you mean 'sinks'",
+        curve,
+        (model,),
+        Path("out"),
+        checked(typed(CurveSettings()), controls=("sink",)),
+        (),
+    )
 
 
 def test_folders_are_named_after_models():

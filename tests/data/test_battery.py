@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.lab.data import LEVELS, SKILLS, Problem, is_right, pair_rows, problems, read_pairs
 from sinklab.lab.data.battery import LONGEST_ANSWER, LONGEST_QUESTION, split_of
 from tiny_diffusion import tiny_tokenizer
@@ -124,8 +125,7 @@ def test_levels_and_skills_are_chosen():
 )
 def test_what_does_not_exist_is_refused(given, message):
     given = {"split": "test", "count": 10} | given
-    with pytest.raises(ValueError, match=message):
-        list(problems(given.pop("split"), given.pop("count"), **given))
+    refused(message, list, problems(given.pop("split"), given.pop("count"), **given))
 
 
 def test_the_battery_is_a_source_of_pairs():
@@ -135,8 +135,7 @@ def test_the_battery_is_a_source_of_pairs():
     ]
     assert next(iter(read_pairs("battery:train:1"))).question == next(problems("train", 1)).question
     for wrong in ("battery:tests", "battery:test:x", "battery:test:1:2"):
-        with pytest.raises(ValueError, match=r"split must be|called battery"):
-            read_pairs(wrong)
+        refused(r"split must be|called battery", read_pairs, wrong)
 
 
 def test_a_completion_is_what_a_canvas_holds():

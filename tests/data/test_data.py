@@ -6,6 +6,7 @@ from itertools import islice
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.lab.checkpoints import check_vocabulary
 from sinklab.lab.data import SPECIAL_TOKENS, pack, pack_with_documents, read_corpus, train_tokenizer
 from tiny_diffusion import TEXT, tiny_tokenizer
@@ -85,8 +86,7 @@ def test_the_field_of_json_lines_can_be_named(tmp_path):
     ],
 )
 def test_a_corpus_that_cannot_be_used_is_refused_by_name(tmp_path, contents, message):
-    with pytest.raises(ValueError, match=message):
-        list(read_corpus(write(tmp_path, contents)))
+    refused(message, list, read_corpus(write(tmp_path, contents)))
 
 
 def test_the_documentation_of_python_is_text():
@@ -134,8 +134,7 @@ def test_special_tokens_come_first_and_are_one_token_each():
 
 
 def test_a_vocabulary_must_hold_the_bytes():
-    with pytest.raises(ValueError, match=r"least 259 \(256 bytes and 3"):
-        train_tokenizer([TEXT], 258)
+    refused(r"least 259 \(256 bytes and 3", train_tokenizer, [TEXT], 258)
     assert len(train_tokenizer([TEXT], 259)) == 259
 
 
@@ -164,8 +163,7 @@ def test_packing_refuses_what_does_not_fit():
         ([], tiny_tokenizer(), 4, "has 0 tokens"),
         ([TEXT], endless, 4, "no eos_token, which separates"),
     ):
-        with pytest.raises(ValueError, match=message):
-            pack(texts, tokenizer, length)
+        refused(message, pack, texts, tokenizer, length)
 
 
 def test_documents_are_numbered_inside_their_rows():
@@ -194,5 +192,4 @@ def test_a_tokenizer_must_fit_the_embedding():
     check_vocabulary(tokenizer, 280)
     check_vocabulary(tokenizer, 300)
     last = tokenizer.convert_ids_to_tokens(279)
-    with pytest.raises(ValueError, match=rf"largest id is 279 \({last!r}\)"):
-        check_vocabulary(tokenizer, 279)
+    refused(rf"largest id is 279 \({last!r}\)", check_vocabulary, tokenizer, 279)

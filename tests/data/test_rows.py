@@ -3,6 +3,7 @@ import pickle
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.lab.data import Rows, collate
 
 
@@ -85,5 +86,4 @@ def test_parts_that_were_not_given_are_absent():
     ],
 )
 def test_rows_that_cannot_be_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+    refused(message, make)

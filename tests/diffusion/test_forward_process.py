@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.diffusion import corrupt, sample_times
 
 MASK = 9
@@ -100,19 +101,28 @@ def test_low_discrepancy_spreads_the_batch_evenly():
     ],
 )
 def test_times_refuse_what_makes_no_sense(options, message):
-    with pytest.raises(ValueError, match=message):
-        sample_times(**options)
+    refused(message, sample_times, **options)
 
 
 @pytest.mark.parametrize("t", [0.0, -0.1, 1.001, float("nan")])
 def test_times_outside_are_refused(t):
-    with pytest.raises(ValueError, match=r"times must lie in \(0, 1\]"):
-        corrupt(torch.zeros(2, 3, dtype=torch.long), torch.tensor([0.5, t]), mask_id=MASK)
+    refused(
+        r"times must lie in \(0, 1\]",
+        corrupt,
+        torch.zeros(2, 3, dtype=torch.long),
+        torch.tensor([0.5, t]),
+        mask_id=MASK,
+    )
 
 
 def test_shapes_that_disagree_are_refused():
     ids = torch.zeros(2, 3, dtype=torch.long)
-    with pytest.raises(ValueError, match=r"times must be of shape \(2\)"):
-        corrupt(ids, torch.ones(3), mask_id=MASK)
-    with pytest.raises(ValueError, match="maskable must be of shape"):
-        corrupt(ids, torch.ones(2), mask_id=MASK, maskable_BS=torch.ones(3, 2, dtype=torch.bool))
+    refused(r"times must be of shape \(2\)", corrupt, ids, torch.ones(3), mask_id=MASK)
+    refused(
+        "maskable must be of shape",
+        corrupt,
+        ids,
+        torch.ones(2),
+        mask_id=MASK,
+        maskable_BS=torch.ones(3, 2, dtype=torch.bool),
+    )

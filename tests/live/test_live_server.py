@@ -20,6 +20,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
 from launched import PATIENCE
+from refusals import refused
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.extras.live import LiveText
 from sinklab.extras.live.server import LONGEST, Guard, Live, parsed
@@ -195,8 +196,7 @@ def test_a_page_says_what_to_write_and_never_with_what():
         ("[]", "must hold a dict"),
         ("{", "Expecting"),
     ):
-        with pytest.raises(ValueError, match=message):
-            parsed(wrong)
+        refused(message, parsed, wrong)
 
 
 def heard(page, *kinds):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import published_toys
+from refusals import refused
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.extras.live import LiveText
 from sinklab.lab.checkpoints import load
@@ -227,8 +228,7 @@ def test_every_way_to_decode(tiny, settings):
 
 
 def test_what_makes_no_sense_is_refused(tiny, live_text):
-    with pytest.raises(ValueError, match="write one first"):
-        next(LiveText(tiny, SETTINGS).block(0, 0))
+    refused("write one first", next, LiveText(tiny, SETTINGS).block(0, 0))
     for wrong, message in (
         ((NEW, 0), f"step is 0 to {NEW - 1}"),
         ((0, 999), "the key is 0 to"),
@@ -236,13 +236,8 @@ def test_what_makes_no_sense_is_refused(tiny, live_text):
         ((0, 0, 6, 0), "the layer is 0 to 5"),
         ((0, 0, 0, 6), "the head is 0 to 5"),
     ):
-        with pytest.raises(ValueError, match=message):
-            next(live_text[0].block(*wrong))
-    with pytest.raises(ValueError, match="fit the model's context"):
-        next(live_text[0].write(PROMPT, 4000, 0))
-    with pytest.raises(ValueError, match="write one first"):
-        next(live_text[0].block(0, 0))
-    with pytest.raises(ValueError, match="tiny-causal is autoregressive"):
-        LiveText(load("tiny-causal"), SETTINGS)
-    with pytest.raises(ValueError, match="'elastic'"):
-        LiveText(tiny, DecodingSettings(schedule="elastic"))
+        refused(message, next, live_text[0].block(*wrong))
+    refused("fit the model's context", next, live_text[0].write(PROMPT, 4000, 0))
+    refused("write one first", next, live_text[0].block(0, 0))
+    refused("tiny-causal is autoregressive", LiveText, load("tiny-causal"), SETTINGS)
+    refused("'elastic'", LiveText, tiny, DecodingSettings(schedule="elastic"))

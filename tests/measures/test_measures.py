@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from refusals import refused
 from sinklab import find_sinks, intervene, trace
 from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.interventions.positions import WindowAttention
@@ -214,5 +215,4 @@ def test_patch_takes_keys_and_values_of_another_run(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("positions, source", [((), ()), ((1, 2), (3,))])
 def test_patch_needs_a_source_for_each_position(positions: Any, source: Any) -> None:
-    with pytest.raises(ValueError, match="one for each"):
-        Patch(file="run.safetensors", positions=positions, source=source)
+    refused("one for each", Patch, file="run.safetensors", positions=positions, source=source)

@@ -5,6 +5,7 @@ it.
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.models import masks
 from sinklab.core.probing import trace
 from sinklab.core.sampling import Canvas, DecodingSettings
@@ -165,10 +166,8 @@ def test_parts_of_a_block_are_decoded_one_after_the_other():
 )
 def test_what_does_not_fit_is_refused(block_length, call, message):
     model = tiny_lm(block_length=block_length)
-    with pytest.raises(ValueError, match=message):
-        call(model, texts(model)[0])
-    with pytest.raises(ValueError, match="block_length must be at least 1"):
-        tiny_lm(block_length=0)
+    refused(message, call, model, texts(model)[0])
+    refused("block_length must be at least 1", tiny_lm, block_length=0)
 
 
 def test_an_added_sink_is_a_committed_block_of_its_own():

@@ -5,6 +5,7 @@ Python.
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.probing import MaskSinks, intervene, trace
 from sinklab.core.sampling import Canvas, DecodingSettings, denoise
 from sinklab.extras.zoo.decoding import Dynamic, Editing
@@ -265,8 +266,7 @@ def test_edits_are_traced_and_edited_as_other_steps_are():
     ],
 )
 def test_fields_that_make_no_sense_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+    refused(message, make)
 
 
 @pytest.mark.parametrize(
@@ -281,8 +281,7 @@ def test_fields_that_make_no_sense_are_refused(make, message):
     ],
 )
 def test_what_does_not_go_together_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        steps_of(model_of(), canvas_of([[1]]), **settings)
+    refused(message, steps_of, model_of(), canvas_of([[1]]), **settings)
 
 
 def test_the_quota_alone_goes_with_any_order():

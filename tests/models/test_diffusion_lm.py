@@ -14,6 +14,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from refusals import refused
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 
 VOCAB, MASK = 61, 60
@@ -182,8 +183,7 @@ def test_gradient_checkpointing_keeps_the_sink():
 
 
 def test_reentrant_checkpointing_is_refused():
-    with pytest.raises(ValueError, match="use_reentrant=False"):
-        checkpoint_layers(build(), use_reentrant=True)
+    refused("use_reentrant=False", checkpoint_layers, build(), use_reentrant=True)
 
 
 class SeenMasks(TorchFunctionMode):
@@ -364,8 +364,7 @@ def test_denoiser_equals_forward_and_computes_the_sink_once(plain):
     ],
 )
 def test_config_refuses_by_name(given, fields, message):
-    with pytest.raises(ValueError, match=message):
-        DiffusionLMConfig(given, **{"mask_token_id": MASK, **fields})
+    refused(message, DiffusionLMConfig, given, **{"mask_token_id": MASK, **fields})
 
 
 def test_bad_input_is_refused():
@@ -378,7 +377,6 @@ def test_bad_input_is_refused():
         (lambda: model(ids[:, :0]), "S ≥ 1"),
         (lambda: model(ids, logits_to_keep=mask), "logits_to_keep must be bool"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            call()
+        refused(message, call)
     with pytest.raises(TypeError, match="label_ids"):
         model(ids, label_ids=ids)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import sinklab
+from refusals import refused
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.probing import trace
 from sinklab.lab.training import train
@@ -113,8 +114,14 @@ def test_the_fast_decoder_and_exact_caches_keep_the_form(form, variant):
 
 def test_caches_that_evict_are_refused():
     model = tiny_model(attention="causal")
-    with pytest.raises(ValueError, match="this one has 'causal'"):
-        model.generate(torch.arange(6)[None] + 5, max_new_tokens=8, block_length=4, cache="evict")
+    refused(
+        "this one has 'causal'",
+        model.generate,
+        torch.arange(6)[None] + 5,
+        max_new_tokens=8,
+        block_length=4,
+        cache="evict",
+    )
 
 
 def test_a_trace_counts_the_keys_that_each_query_sees():
@@ -132,10 +139,14 @@ def test_a_folder_keeps_the_form_and_an_old_one_has_full_attention(tmp_path):
     del config["attention"]
     file.write_text(json.dumps(config))
     assert sinklab.load(folder).model.config.attention == "full"
-    with pytest.raises(ValueError, match="attention"):
-        DiffusionLMConfig(tiny_backbone(), attention="left")
-    with pytest.raises(ValueError, match="blocks exclude one another"):
-        DiffusionLMConfig(tiny_backbone(), attention="causal", block_length=4)
+    refused("attention", DiffusionLMConfig, tiny_backbone(), attention="left")
+    refused(
+        "blocks exclude one another",
+        DiffusionLMConfig,
+        tiny_backbone(),
+        attention="causal",
+        block_length=4,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +181,11 @@ def test_a_run_trains_the_form_and_resumes(form, settings, tmp_path):
         train(stopped, progress=stop)
     train(replace(stopped, resume=True))
     assert losses_of(tmp_path / "stopped") == losses_of(tmp_path / "whole")
-    with pytest.raises(ValueError, match=f"--attention {form}"):
-        train(replace(settings, tokenizer=None, init_from=str(folder), out=str(tmp_path / "next")))
+    refused(
+        f"--attention {form}",
+        train,
+        replace(settings, tokenizer=None, init_from=str(folder), out=str(tmp_path / "next")),
+    )
 
 
 def test_an_autoregressive_run_trains_adapters(settings, tmp_path):
@@ -192,9 +206,6 @@ def test_an_autoregressive_run_trains_adapters(settings, tmp_path):
 
 def test_a_run_refuses_what_has_no_form(settings, tmp_path):
     here = replace(settings, out=str(tmp_path / "run"), attention="causal")
-    with pytest.raises(ValueError, match="leave out attention"):
-        train(replace(here, objective="autoregressive"))
-    with pytest.raises(ValueError, match=r"anneal=0\.5"):
-        train(replace(here, anneal=0.5))
-    with pytest.raises(ValueError, match="got block_length=4"):
-        train(replace(here, objective="block_diffusion", block_length=4))
+    refused("leave out attention", train, replace(here, objective="autoregressive"))
+    refused(r"anneal=0\.5", train, replace(here, anneal=0.5))
+    refused("got block_length=4", train, replace(here, objective="block_diffusion", block_length=4))

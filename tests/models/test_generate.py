@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import TextDiffusionStreamer
 
+from refusals import refused
 from sinklab.core.sampling import Canvas, DecodingSettings, Entropy, EntropyBound, Factor
 from sinklab.lab.caching import DualCache
 from tiny_diffusion import tiny_model, tiny_tokenizer
@@ -224,10 +225,13 @@ def test_the_streamer_of_transformers_prints_it(capsys):
     confirmed = "".join(part.partition("\033[J")[2] or part for part in printed.split("\0337")[-1:])
     assert confirmed.endswith(tokenizer.decode(out[0, ids.shape[1] :]) + "\n")
     assert printed.startswith("The old")
-    with pytest.raises(ValueError, match="batch size"):
-        model.generate(
-            ids.repeat(2, 1), max_new_tokens=2, streamer=TextDiffusionStreamer(tokenizer)
-        )
+    refused(
+        "batch size",
+        model.generate,
+        ids.repeat(2, 1),
+        max_new_tokens=2,
+        streamer=TextDiffusionStreamer(tokenizer),
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,8 +275,7 @@ def test_it_refuses_before_any_work(options, message):
     runs, streamer = [], FakeStreamer()
     model.model.register_forward_pre_hook(lambda *_: runs.append(1))
     given = {"input_ids": torch.tensor([[40, 41]]), "max_new_tokens": 4, "streamer": streamer}
-    with pytest.raises(ValueError, match=message):
-        model.generate(**{**given, **options})
+    refused(message, model.generate, **{**given, **options})
     assert not runs
     assert not streamer.events
 
@@ -282,8 +285,9 @@ def test_it_refuses_before_any_work(options, message):
     [(None, {}, "mask_token_id"), (MASK, {"stop_ids": 280}, r"got \[280\]")],
 )
 def test_an_id_that_the_model_has_not_is_refused(mask_id, options, message):
-    with pytest.raises(ValueError, match=message):
-        tiny_model(mask_token_id=mask_id).generate([[40, 41]], max_new_tokens=2, **options)
+    refused(
+        message, tiny_model(mask_token_id=mask_id).generate, [[40, 41]], max_new_tokens=2, **options
+    )
 
 
 @pytest.mark.parametrize(
@@ -354,8 +358,7 @@ def test_what_it_writes_can_be_trained_on(options):
 def test_unequal_holes_with_steps_and_blocks_are_refused_and_one_by_one_they_are_not():
     model = tiny_model()
     ids = torch.tensor([[40, MASK, MASK, MASK, 44], [50, MASK, 52, 53, 54]])
-    with pytest.raises(ValueError, match="splits steps=2 over 2 block"):
-        model.generate(ids, steps=2, block_length=2)
+    refused("splits steps=2 over 2 block", model.generate, ids, steps=2, block_length=2)
     for options in ({"steps": 2}, {"block_length": 2}):
         out = model.generate(ids, **options)
         alone = [model.generate(ids[:1], **options), model.generate(ids[1:], block_length=2)]
@@ -366,8 +369,7 @@ def test_logits_that_are_no_numbers_are_refused():
     model = tiny_model()
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight.fill_(float("nan"))
-    with pytest.raises(ValueError, match="numbers, but at step 0"):
-        model.generate(torch.tensor([[40, 41]]), max_new_tokens=2)
+    refused("numbers, but at step 0", model.generate, torch.tensor([[40, 41]]), max_new_tokens=2)
 
 
 def test_options_of_denoise_are_named_or_refused():

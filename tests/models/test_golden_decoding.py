@@ -11,6 +11,7 @@ import torch
 
 from golden_fast_dllm import DUAL, IDLE, PLAIN, PREFIX
 from golden_llada import golden_cases, golden_folder, golden_tensors
+from refusals import refused
 from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.checkpoints import load
 
@@ -169,8 +170,13 @@ def test_no_stored_case_is_left_out():
 
 def test_golden_masks_in_the_prompt_are_refused_where_the_original_lets_them_use_up_the_quota():
     prompt_BP, attention_BP, new_tokens = prompt_of("llada", "prompt_with_masks")
-    with pytest.raises(ValueError, match=r"Canvas.infill, or --new-tokens"):
-        model_of("llada").generate(prompt_BP, attention_BP, max_new_tokens=new_tokens)
+    refused(
+        r"Canvas.infill, or --new-tokens",
+        model_of("llada").generate,
+        prompt_BP,
+        attention_BP,
+        max_new_tokens=new_tokens,
+    )
 
 
 def test_golden_mmada_writes_text_alone_unless_asked():

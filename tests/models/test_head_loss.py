@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from refusals import refused
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.extras.fast import loss as fast
 
@@ -93,8 +94,14 @@ def test_a_head_with_fewer_rows_than_ids():
     same(model, 1e-12, highest=VOCAB - 7)
     ids, mask, labels, weights = question()
     labels[0, 0] = MASK
-    with pytest.raises(ValueError, match=rf"0…{VOCAB - 8}\), or -100 .*one is {MASK}"):
-        model(ids, mask, labels=labels, label_weights=weights)
+    refused(
+        rf"0…{VOCAB - 8}\), or -100 .*one is {MASK}",
+        model,
+        ids,
+        mask,
+        labels=labels,
+        label_weights=weights,
+    )
 
 
 def test_weights_are_one_when_left_out_and_no_question_costs_nothing():
@@ -193,8 +200,7 @@ def test_a_head_of_another_make_is_called_and_not_looked_into():
     model.lm_head = Doubled(model.lm_head)
     same(model, 1e-12)
     ids, mask, labels, _ = question()
-    with pytest.raises(ValueError, match="own head, not a Doubled"):
-        model(ids, mask, labels=labels, liger=True)
+    refused("own head, not a Doubled", model, ids, mask, labels=labels, liger=True)
 
 
 @pytest.mark.parametrize(
@@ -216,20 +222,21 @@ def test_a_head_of_another_make_is_called_and_not_looked_into():
 )
 def test_bad_questions_are_refused(change, message):
     ids, mask, labels, weights = question()
-    with pytest.raises(ValueError, match=message):
-        build(dtype=torch.float32)(
-            ids, mask, **{"labels": labels, "label_weights": weights, **change}
-        )
+    refused(
+        message,
+        build(dtype=torch.float32),
+        ids,
+        mask,
+        **{"labels": labels, "label_weights": weights, **change},
+    )
 
 
 def test_liger_is_refused_by_name_where_it_cannot_run(monkeypatch):
     ids, mask, labels, _ = question()
-    with pytest.raises(ValueError, match=r"on cpu; .*liger-kernel"):
-        build()(ids, mask, labels=labels, liger=True)
+    refused(r"on cpu; .*liger-kernel", build(), ids, mask, labels=labels, liger=True)
     assert not fast.Liger.serving(None, torch.device("cpu"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="liger-kernel, which is not"):
-        fast.Liger.serving(True, torch.device("cuda"))
+    refused("liger-kernel, which is not", fast.Liger.serving, True, torch.device("cuda"))
     assert not fast.Liger.serving(None, torch.device("cuda"))
 
 
@@ -256,8 +263,7 @@ def test_a_liger_that_forgets_the_weights_of_the_rows_is_found_out(monkeypatch, 
     cuda = torch.device("cuda")
     assert (fast.Liger.serving(None, cuda) is not None) is right
     if not right:
-        with pytest.raises(ValueError, match="wrong gradients"):
-            fast.Liger.serving(True, cuda)
+        refused("wrong gradients", fast.Liger.serving, True, cuda)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from sink_toys import IDS, MASK, NOISY, copied, kv_model, train
 
 import published_toys as toys
+from refusals import refused
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.probing import trace
 from sinklab.lab.checkpoints import SinkFile, attach_sink, load, save_sink, sink_file_of
@@ -33,14 +34,12 @@ def test_all_trains_everything():
     [(("snik",), "'snik'"), (("sink",), "'sink'"), (("lora", 0), "lora_rank .* 0")],
 )
 def test_what_cannot_be_trained_is_refused(given, message):
-    with pytest.raises(ValueError, match=message):
-        freeze(tiny_model(), *given)
+    refused(message, freeze, tiny_model(), *given)
 
 
 def test_lora_without_peft_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ValueError, match="peft"):
-        freeze(tiny_model(), "lora")
+    refused("peft", freeze, tiny_model(), "lora")
 
 
 @pytest.mark.parametrize("gate", ["none", "elementwise"])
@@ -55,8 +54,7 @@ def test_lora_learns_and_is_merged_into_a_plain_model(tmp_path, sink, gate):
     expected = {f"{name}.lora_{half}.default.weight" for name in adapted for half in "AB"}
     assert set(names) == expected | ({"sink_embeddings"} if sink else set())
     assert {name for name, p in model.named_parameters() if p.requires_grad} == set(names)
-    with pytest.raises(ValueError, match="has adapters already"):
-        freeze(model, "lora", 2)
+    refused("has adapters already", freeze, model, "lora", 2)
     losses = train(model)
     assert losses[-1] < losses[0] - 0.05
     learned = model(NOISY).logits.detach()
@@ -137,8 +135,7 @@ def test_a_sink_file_says_what_it_is(tmp_path):
 def test_a_model_that_is_not_all_there_gets_no_sink(tmp_path):
     file = save_sink(kv_model(1), tmp_path / "s")
     model = cpu_offload(tiny_model(), execution_device=torch.device("cpu"))
-    with pytest.raises(ValueError, match="of this model are offloaded"):
-        attach_sink(model, file)
+    refused("of this model are offloaded", attach_sink, model, file)
 
 
 def test_other_weights_are_noted_and_other_shapes_refused(tmp_path):
@@ -150,28 +147,22 @@ def test_other_weights_are_noted_and_other_shapes_refused(tmp_path):
     assert len(notes) == 2
     assert "the sink was trained on other weights of this shape (toy, SHA-256" in notes[1]
     folder, _ = toys.dream(tmp_path / "dream")
-    with pytest.raises(ValueError, match="llama there and qwen2 here"):
-        load(folder, sink=file)
+    refused("llama there and qwen2 here", load, folder, sink=file)
     folder, _ = toys.llada(tmp_path / "llada", n_layers=3)
-    with pytest.raises(ValueError, match="layers 2 there and 3 here"):
-        load(folder, sink=file)
+    refused("layers 2 there and 3 here", load, folder, sink=file)
     save_tiny(tmp_path / "own", 1)
-    with pytest.raises(ValueError, match=r"sink of its own \(1 token\)"):
-        load(tmp_path / "own", sink=file)
+    refused(r"sink of its own \(1 token\)", load, tmp_path / "own", sink=file)
     assert (
         load(tmp_path / "own", sink=file, sink_kind="none", sink_count=0).model.config.sink_kind
         == "kv"
     )
     tiny_llama().model.save_pretrained(tmp_path / "causal")
-    with pytest.raises(ValueError, match="and this one is a llama"):
-        load(tmp_path / "causal", sink=file)
+    refused("and this one is a llama", load, tmp_path / "causal", sink=file)
 
 
 def test_what_is_no_sink_file_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="give it one with sink_kind"):
-        save_sink(tiny_model(), tmp_path / "s")
-    with pytest.raises(ValueError, match=r"read from .*absent, which is"):
-        sink_file_of(tmp_path / "absent")
+    refused("give it one with sink_kind", save_sink, tiny_model(), tmp_path / "s")
+    refused(r"read from .*absent, which is", sink_file_of, tmp_path / "absent")
     file = save_sink(kv_model(1), tmp_path / "s")
     with safe_open(file, "pt") as opened:
         metadata = opened.metadata()
@@ -196,16 +187,13 @@ def test_what_is_no_sink_file_is_refused(tmp_path):
         ({"side": "end"}, tensors, "sink_side must be 'front' for sink_kind 'kv'"),
     ]:
         save_file(kept, file, metadata={**metadata, **change})
-        with pytest.raises(ValueError, match=message):
-            attach_sink(tiny_model(), file)
+        refused(message, attach_sink, tiny_model(), file)
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(ValueError, match="absent, cut short or damaged"):
-        load(save_tiny(tmp_path / "m"), sink=file)
+    refused("absent, cut short or damaged", load, save_tiny(tmp_path / "m"), sink=file)
     model = tiny_model(1)
     pytest.importorskip("peft")
     freeze(model, "lora", 2)
-    with pytest.raises(ValueError, match=r"merge_lora\(model\) first"):
-        save_sink(model, file)
+    refused(r"merge_lora\(model\) first", save_sink, model, file)
 
 
 @pytest.mark.parametrize("kind", ["kv", "token"])

@@ -13,6 +13,7 @@ from cached_twin import TwinSession
 from evicted_twin import EvictingTwin
 from test_cached_decoding import MASK, PROMPTS, VARIANTS, agree, build, canvas, wanted_at, written
 
+from refusals import refused
 from sinklab.core.attention import watching
 from sinklab.core.probing import MaskSinks, intervene, trace
 from sinklab.core.sampling import Canvas
@@ -287,8 +288,7 @@ def test_work_that_cannot_be_is_refused(policy, begun, work, message):
     wanted_BS, session = wanted_at(ids_BS, 8, 14), build().denoiser().begin(policy)
     for one in begun:
         session(ids_BS, wanted_BS, policy.work(*one))
-    with pytest.raises(ValueError, match=message):
-        session(ids_BS, wanted_BS, policy.work(*work))
+    refused(message, session, ids_BS, wanted_BS, policy.work(*work))
 
 
 def test_attention_that_nobody_can_read_is_refused():
@@ -299,8 +299,12 @@ def test_attention_that_nobody_can_read_is_refused():
     with watching(model):
         session(ids_BS, wanted_BS, policy.work(8, 14, 0, 0))
         # rows that refresh columns of their own, under a trace
-        with pytest.raises(ValueError, match="3 rows"):
-            session(ids_BS, wanted_BS, policy.work(8, 14, 0, 1))
+        refused("3 rows", session, ids_BS, wanted_BS, policy.work(8, 14, 0, 1))
     model.set_attn_implementation("eager")
-    with pytest.raises(ValueError, match="'eager'"):
-        model.denoiser(attention_BS).begin(policy)(ids_BS, wanted_BS, policy.work(8, 14, 0, 0))
+    refused(
+        "'eager'",
+        model.denoiser(attention_BS).begin(policy),
+        ids_BS,
+        wanted_BS,
+        policy.work(8, 14, 0, 0),
+    )

@@ -18,6 +18,7 @@ from test_diffusion_lm import (
 )
 from torch import nn
 
+from refusals import refused
 from sinklab.core.attention import watching
 
 pytestmark = pytest.mark.ring("extras")
@@ -174,8 +175,7 @@ def test_an_interrupted_call_leaves_nothing_behind():
 def test_an_unknown_form_is_refused():
     model = model_of()
     model.sink_form = "mask"
-    with pytest.raises(ValueError, match="sequence, but is 'mask'"):
-        model(ragged()[0])
+    refused("sequence, but is 'mask'", model, ragged()[0])
 
 
 @pytest.mark.filterwarnings(

@@ -15,6 +15,7 @@ import transformers
 from packaging.version import Version
 from probed import canvas_of
 
+from refusals import refused
 from sinklab.core.attention import is_observed
 from sinklab.core.probing import MaskSinks, intervene, position_states, trace
 from sinklab.core.probing.statistics import MassiveActivations
@@ -457,12 +458,10 @@ def test_keys_apart_by_the_state_of_their_position(cache):
             # of no key: NaN
             expected = recording.values(name)[nth][row][..., keys].mean(-1)
             np.testing.assert_allclose(mean[nth, row, state], expected, rtol=1e-5)
-    with pytest.raises(ValueError, match="row_entropy"):
-        recording.by_state("row_entropy")
+    refused("row_entropy", recording.by_state, "row_entropy")
     with trace(model) as recording:
         model(canvas.ids_BS)
-    with pytest.raises(ValueError, match="canvas"):
-        recording.by_state("value_norm")
+    refused("canvas", recording.by_state, "value_norm")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from probed import IDS, PADDED
 
+from refusals import refused
 from sinklab.core.probing import MaskPositions, MaskSinks, WindowAttention, intervene, trace
 from tiny_models import STYLES, HandWritten, Prefixed, llama
 
@@ -135,8 +136,7 @@ def test_reset_starts_a_new_sequence():
     plain = model(IDS[:1])
     with intervene(model, MaskSinks(1), allow_idle=True) as log:
         model(IDS)
-        with pytest.raises(ValueError, match=r"call log\.reset\(\)"):
-            model(IDS[:1])
+        refused(r"call log\.reset\(\)", model, IDS[:1])
         log.reset()
         assert torch.equal(plain, model(IDS[:1]))
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from probed import IDS, TEXTS, padding
 
+from refusals import refused
 from sinklab.core.probing import PROTOCOLS, Dose, MaskSinks, intervene, trace
 from sinklab.core.probing.interventions.controls import TOLERANCE, equal_mass
 from sinklab.core.probing.interventions.mask_sinks import by_protocol
@@ -165,5 +166,4 @@ def test_without_a_source_a_closed_loop_runs():
     with torch.no_grad(), intervene(llama(), MaskSinks(1), allow_idle=True) as log:
         pass
     assert log.handlers[0].options.when == "previous"
-    with pytest.raises(ValueError, match=r"paper, held, rule, clean.*'papr'"):
-        by_protocol("papr", 1)
+    refused(r"paper, held, rule, clean.*'papr'", by_protocol, "papr", 1)

@@ -10,6 +10,7 @@ import torch
 from dense_twin import dense
 from probed import EXACT, IDS, PADDED, canvas_of, padding
 
+from refusals import refused
 from sinklab.core.attention import running
 from sinklab.core.probing import (
     LoneRows,
@@ -316,10 +317,8 @@ def test_positions_that_are_never_there_are_refused(model, edit, message):
     ],
 )
 def test_wrong_positions_and_windows_are_refused_by_name(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+    refused(message, make)
 
 
 def test_steps_are_a_pair():
-    with pytest.raises(ValueError, match=r"\(3,\): write \(4, 8\)"):
-        MaskPositions(1, steps=3)
+    refused(r"\(3,\): write \(4, 8\)", MaskPositions, 1, steps=3)

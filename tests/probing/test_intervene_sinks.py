@@ -13,6 +13,7 @@ import torch
 from dense_twin import dense, received, top
 from probed import EXACT, IDS, PADDED, TEXTS, padding
 
+from refusals import refused
 from sinklab.core.probing import (
     BlockKeys,
     MaskPositions,
@@ -207,8 +208,12 @@ def test_a_selector_by_values_chooses_for_each_head_or_for_all(by_attention, mon
     _, log = edited(model, BlockKeys(ByLayer(LeastValue()), when="now", heads=(0, 3)))
     columns = log.removals[0].columns_BLHM.sort(-1).values
     assert torch.equal(columns[..., 0, :], columns[..., 1, :])
-    with pytest.raises(ValueError, match=r"least_value:alone=true.* 2 heads"):
-        edited(model, BlockKeys(ByLayer(LeastValue(alone=True)), when="now", heads=(0, 3)))
+    refused(
+        r"least_value:alone=true.* 2 heads",
+        edited,
+        model,
+        BlockKeys(ByLayer(LeastValue(alone=True)), when="now", heads=(0, 3)),
+    )
 
 
 @pytest.mark.parametrize("layers", [(1,), (-1,), ("layers.1",), "*.1.self_attn", 1])
@@ -348,8 +353,7 @@ def test_numbers_may_be_numpys_and_become_python_ints():
     assert interventions.parse(interventions.as_text(ours)) == ours
     assert MaskPositions(numbers, layers=numbers[1]) == MaskPositions((0, 1), layers=1)
     for wrong in (True, 2.0, np.float64(2)):
-        with pytest.raises(ValueError, match="k counts the keys to remove"):
-            MaskSinks(wrong)
+        refused("k counts the keys to remove", MaskSinks, wrong)
 
 
 @pytest.mark.parametrize(
@@ -376,8 +380,7 @@ def test_numbers_may_be_numpys_and_become_python_ints():
     ],
 )
 def test_fields_that_make_no_sense_are_refused(fields, message):
-    with pytest.raises(ValueError, match=message):
-        MaskSinks(**fields)
+    refused(message, MaskSinks, **fields)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import itertools
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.probing import MaskSinks, WindowAttention, intervene, trace
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.core.sinks import Excess, Gu, find_sinks
@@ -92,8 +93,7 @@ def test_the_sinks_of_a_padded_batch_are_not_found_without_the_counts():
     canvas, _ = padded("left", TEXTS, model.config.mask_token_id)
     _, recording, _ = decoded(model, canvas, "none", "none")
     received, visible = recording.array("received"), recording.array("visible")[:, :, None, None]
-    with pytest.raises(ValueError, match=r"recording\.visible"):
-        find_sinks(received, Excess())
+    refused(r"recording\.visible", find_sinks, received, Excess())
     whole = find_sinks(received[:, :1], Excess())
     assert (whole == find_sinks(received, Excess(), visible)[:, :1]).all(), (
         "the longest row has no padding"
@@ -128,8 +128,14 @@ def test_a_cache_refuses_rows_that_are_padded_on_the_right(cache):
     """Blocks of the rows would stand in columns of their own."""
     model = tiny_model()
     canvas, _ = padded("right", TEXTS, model.config.mask_token_id)
-    with pytest.raises(ValueError, match="block 0 stands in columns 6 to"):
-        denoise(model, canvas, cache=CACHES[cache], block_length=2)
+    refused(
+        "block 0 stands in columns 6 to",
+        denoise,
+        model,
+        canvas,
+        cache=CACHES[cache],
+        block_length=2,
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from probed import IDS, PADDED, padding
 
+from refusals import refused
 from sinklab.core import registry
 from sinklab.core.probing import MaskSinks, call, intervene, trace
 from tiny_models import HandWritten, llama
@@ -170,8 +171,7 @@ def test_no_step_that_was_chosen_ran():
         model(IDS)
     assert recording.step_numbers == [] and recording.received == []
     assert recording.layers == ["blocks.0", "blocks.1"]
-    with pytest.raises(ValueError, match="1 steps ran, and steps="):
-        recording.array("received")
+    refused("1 steps ran, and steps=", recording.array, "received")
 
 
 def test_numbers_may_be_numpys_and_name_a_head_twice():
@@ -233,10 +233,8 @@ def test_a_map_that_never_came_is_refused_with_those_there_are():
     with trace(model, maps=[(0, 0, 1), (9, 0, 1)]) as recording:
         model(IDS)
     assert recording.map(0, 0, 1).shape == (2, 12, 12)
-    with pytest.raises(ValueError, match="step 9, layer 0, head 1 was"):
-        recording.map(9, 0, 1)
-    with pytest.raises(ValueError, match=r"there are \[\(0, 0, 1\)\]"):
-        recording.map(0, 1, 0)
+    refused("step 9, layer 0, head 1 was", recording.map, 9, 0, 1)
+    refused(r"there are \[\(0, 0, 1\)\]", recording.map, 0, 1, 0)
 
 
 def test_a_map_shows_the_edited_call():

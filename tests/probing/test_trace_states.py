@@ -9,6 +9,7 @@ import pytest
 import torch
 from probed import canvas_of
 
+from refusals import refused
 from sinklab.core.probing import STATES, position_states, trace
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.lab.caching import DualCache, PrefixCache
@@ -176,7 +177,5 @@ def test_states_that_were_not_recorded_are_refused():
     model = HandWritten()
     with trace(model) as recording:
         model(torch.ones(1, 4, dtype=torch.long))
-    with pytest.raises(ValueError, match="canvas"):
-        recording.array("query_state")
-    with pytest.raises(ValueError, match="'received_by_state'"):
-        recording.dims("received_by_states")
+    refused("canvas", recording.array, "query_state")
+    refused("'received_by_state'", recording.dims, "received_by_states")

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from refusals import refused
 from sinklab.core.attention.scores import allowed, doubtful
 from sinklab.core.probing import trace
 from tiny_models import HandWritten, by_itself, llama
@@ -78,8 +79,7 @@ def test_a_mask_in_doubt_is_refused_with_step_and_layer(values):
     )
     with trace(model) as recording:
         model(*qkv)
-        with pytest.raises(ValueError, match=refused):
-            model(*qkv, mask)
+        refused(refused, model, *qkv, mask)
         model(*qkv, torch.zeros(6, 6))
     assert len(recording.received) == 2
     # what is low may stand before the fall, and not at the first key
@@ -131,8 +131,7 @@ def test_another_asynchronous_task_is_refused():
     async def second(other, done):
         await other.wait()
         one_at_a_time = r"task 'first' has a .* this HandWritten, and .* "
-        with pytest.raises(ValueError, match=one_at_a_time + "runs the model"):
-            model(IDS)
+        refused(one_at_a_time + "runs the model", model, IDS)
         with pytest.raises(ValueError, match=one_at_a_time + "asks for one"), trace(model):
             pass
         copy.deepcopy(model)(IDS)

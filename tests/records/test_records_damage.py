@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 import safetensors.numpy
 
+from refusals import refused
 from sinklab.lab.records import RunWriter, merge_runs, open_run, write_beside
 from sinklab.lab.records.info import read_info
 from sinklab.lab.records.reading import lost_files
@@ -31,42 +32,34 @@ def folder(tmp_path):
 @pytest.mark.parametrize("keep", [0, 5, -10])
 def test_truncated_files_are_refused_by_name(folder, name, keep):
     (folder / name).write_bytes((folder / name).read_bytes()[:keep])
-    with pytest.raises(ValueError, match=rf"{name} is damaged and cannot be read"):
-        open_run(folder)
+    refused(rf"{name} is damaged and cannot be read", open_run, folder)
 
 
 @pytest.mark.parametrize("name", ["attention.safetensors", "tokens.parquet"])
 def test_missing_files_are_refused_by_name(folder, name):
     (folder / name).unlink()
-    with pytest.raises(ValueError, match=f"{name} is missing"):
-        open_run(folder)
+    refused(f"{name} is missing", open_run, folder)
 
 
 def test_damage_after_opening_is_refused_too(folder):
     run = open_run(folder)
     for name in ("attention.safetensors", "tokens.parquet"):
         (folder / name).write_bytes(b"x" * 40)
-    with pytest.raises(ValueError, match=r"tokens.parquet is damaged"):
-        run.table("tokens")
-    with pytest.raises(ValueError, match="safetensors is damaged"):
-        run.arrays("attention")
+    refused(r"tokens.parquet is damaged", run.table, "tokens")
+    refused("safetensors is damaged", run.arrays, "attention")
 
 
 def test_safetensors_of_another_program_is_refused(folder):
     safetensors.numpy.save_file({"x": np.zeros(2)}, folder / "attention.safetensors")
-    with pytest.raises(ValueError, match="safetensors is damaged"):
-        open_run(folder)
+    refused("safetensors is damaged", open_run, folder)
 
 
 def test_not_a_run(tmp_path):
-    with pytest.raises(ValueError, match="nowhere is not a run folder"):
-        open_run(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"run folder: it has no run.json"):
-        open_run(tmp_path)
+    refused("nowhere is not a run folder", open_run, tmp_path / "nowhere")
+    refused(r"run folder: it has no run.json", open_run, tmp_path)
     # A run that was stopped during its very first write.
     (tmp_path / ".run.json.part").write_text('{"schema": 1')
-    with pytest.raises(ValueError, match=r"it has no run.json"):
-        open_run(tmp_path)
+    refused(r"it has no run.json", open_run, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +81,7 @@ def test_not_a_run(tmp_path):
 )
 def test_bad_run_json(folder, text, message):
     (folder / "run.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(ValueError, match=message):
-        open_run(folder)
+    refused(message, open_run, folder)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +98,7 @@ def test_bad_run_json(folder, text, message):
 def test_wrong_fields_are_named(folder, field, value):
     info = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(info | {field: value}))
-    with pytest.raises(ValueError, match=rf"run.json is damaged .*{field} is"):
-        open_run(folder)
+    refused(rf"run.json is damaged .*{field} is", open_run, folder)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("NaN logits at step 3")])
@@ -192,11 +183,9 @@ def test_existing_folders(tmp_path, folder):
     stranger = tmp_path / "home"
     stranger.mkdir()
     (stranger / "thesis.parquet").write_text("mine")
-    with pytest.raises(ValueError, match=r"nothing else.*thesis.parquet"):
-        writer(stranger, overwrite=True).__enter__()
+    refused(r"nothing else.*thesis.parquet", writer(stranger, overwrite=True).__enter__)
     assert (stranger / "thesis.parquet").read_text() == "mine"
-    with pytest.raises(ValueError, match="is a file"):
-        writer(stranger / "thesis.parquet").__enter__()
+    refused("is a file", writer(stranger / "thesis.parquet").__enter__)
 
 
 def test_arrays_that_the_disk_refuses_are_an_os_error(tmp_path, monkeypatch):
@@ -255,8 +244,7 @@ READS = {
 def test_a_file_that_is_not_what_was_written_is_refused_where_it_is_read(folder, name, read):
     flip(folder / name, 40 if name == "tokens.parquet" else -1)
     run = open_run(folder)
-    with pytest.raises(ValueError, match=f"{name} .*SHA-256.* --resume"):
-        READS[name][read](run)
+    refused(f"{name} .*SHA-256.* --resume", READS[name][read], run)
     # runs of earlier versions have no checksums
     without_checksums = json.loads((folder / "run.json").read_text()) | {"checksums": {}}
     (folder / "run.json").write_text(json.dumps(without_checksums))
@@ -269,8 +257,9 @@ def test_a_damaged_file_is_not_merged(tmp_path):
         with writer(tmp_path / str(number)) as run:
             run.arrays("attention", {"x": np.ones(8)}, dims={"x": ("key",)}, part=number)
     flip(tmp_path / "1" / "attention-0001.safetensors")
-    with pytest.raises(ValueError, match=r"attention-0001.*--resume"):
-        merge_runs([tmp_path / "0", tmp_path / "1"], tmp_path / "both")
+    refused(
+        r"attention-0001.*--resume", merge_runs, [tmp_path / "0", tmp_path / "1"], tmp_path / "both"
+    )
     assert (tmp_path / "0" / "attention-0000.safetensors").is_file()
     assert not any((tmp_path / "both").iterdir())
 
@@ -289,10 +278,8 @@ def test_a_reader_follows_a_run_that_is_being_written(tmp_path):
 def test_a_link_in_place_of_a_file_is_refused(folder, tmp_path, name):
     shutil.move(folder / name, tmp_path / name)
     (folder / name).symlink_to(tmp_path / name)
-    with pytest.raises(ValueError, match=rf"{name} is a link"):
-        open_run(folder)
+    refused(rf"{name} is a link", open_run, folder)
     if name != "run.json":
-        with pytest.raises(ValueError, match=rf"{name} is a link"):
-            merge_runs([folder], tmp_path / "merged")
+        refused(rf"{name} is a link", merge_runs, [folder], tmp_path / "merged")
         assert lost_files(folder, read_info(folder / "run.json")) == {name}
     assert (tmp_path / name).is_file()

@@ -15,6 +15,7 @@ import pytest
 
 import sinklab
 from launched import PATIENCE
+from refusals import refused
 from sinklab.lab.records import RunWriter, merge_runs, open_run
 from sinklab.lab.records.reading import lost_files
 
@@ -71,42 +72,34 @@ def test_what_is_whole_has_no_parts(tmp_path):
         assert not run.has("heldout", 0)
     run = open_run(tmp_path / "run")
     assert run.parts("heldout") == ()
-    with pytest.raises(ValueError, match="no part 3 of 'heldout'"):
-        run.table("heldout", part=3)
+    refused("no part 3 of 'heldout'", run.table, "heldout", part=3)
 
 
 def test_wrong_parts_are_named(tmp_path):
     run = write(tmp_path / "run", parts=(0, 1, 2))
-    with pytest.raises(ValueError, match=r"read one of 0–2, e\.g\. part=0"):
-        run.arrays("attention")
-    with pytest.raises(ValueError, match="no part 7 of 'tokens'"):
-        run.table("tokens", part=7)
-    with pytest.raises(ValueError, match="'token'; did you mean 'tokens'"):
-        run.parts("token")
-    with pytest.raises(ValueError, match="'attend'; did you mean"):
-        run.arrays("attend", part=0)
-    with pytest.raises(ValueError, match="'recieved'; did you mean"):
-        run.array("attention", "recieved", part=0)
+    refused(r"read one of 0–2, e\.g\. part=0", run.arrays, "attention")
+    refused("no part 7 of 'tokens'", run.table, "tokens", part=7)
+    refused("'token'; did you mean 'tokens'", run.parts, "token")
+    refused("'attend'; did you mean", run.arrays, "attend", part=0)
+    refused("'recieved'; did you mean", run.array, "attention", "recieved", part=0)
     with RunWriter(tmp_path / "other", **RUN) as run:
         run.table("tokens", {"a": [1]}, part=0)
-        with pytest.raises(ValueError, match="'tokens' is already written"):
-            run.table("tokens", {"a": [1]})
-        with pytest.raises(ValueError, match="numbered from 0: got part=-1"):
-            run.table("tokens", {"a": [1]}, part=-1)
-        with pytest.raises(ValueError, match="field 'recieved'; did you mean"):
-            run.arrays(
-                "x",
-                {"received": np.zeros(2)},
-                {"received": ("key",)},
-                dtype={"recieved": "float32"},
-            )
+        refused("'tokens' is already written", run.table, "tokens", {"a": [1]})
+        refused("numbered from 0: got part=-1", run.table, "tokens", {"a": [1]}, part=-1)
+        refused(
+            "field 'recieved'; did you mean",
+            run.arrays,
+            "x",
+            {"received": np.zeros(2)},
+            {"received": ("key",)},
+            dtype={"recieved": "float32"},
+        )
 
 
 def test_a_missing_part_is_refused_by_name(tmp_path):
     write(tmp_path / "run")
     (tmp_path / "run" / "tokens-0001.parquet").unlink()
-    with pytest.raises(ValueError, match=r"tokens-0001.parquet is missing"):
-        open_run(tmp_path / "run")
+    refused(r"tokens-0001.parquet is missing", open_run, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -121,8 +114,7 @@ def test_parts_that_no_run_writes_are_refused(tmp_path, parts):
     write(tmp_path / "run")
     path = tmp_path / "run" / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"parts": parts}))
-    with pytest.raises(ValueError, match=r"run.json is damaged .*parts is"):
-        open_run(tmp_path / "run")
+    refused(r"run.json is damaged .*parts is", open_run, tmp_path / "run")
 
 
 def test_an_interrupted_run_goes_on(tmp_path):
@@ -250,8 +242,14 @@ def test_another_run_cannot_be_continued(tmp_path, changes, message):
 
 
 def test_overwrite_and_resume_exclude_each_other(tmp_path):
-    with pytest.raises(ValueError, match=r"overwrite=True .*resume=True"):
-        RunWriter(tmp_path / "run", **RUN, overwrite=True, resume=True)
+    refused(
+        r"overwrite=True .*resume=True",
+        RunWriter,
+        tmp_path / "run",
+        **RUN,
+        overwrite=True,
+        resume=True,
+    )
 
 
 def test_overwriting_removes_parts_too(tmp_path):
@@ -326,15 +324,22 @@ def test_a_folder_that_is_being_written_is_not_merged(tmp_path):
 def test_runs_that_differ_or_overlap_are_not_merged(tmp_path):
     write(tmp_path / "a", parts=(0,))
     write(tmp_path / "b", parts=(1,), seed=9)
-    with pytest.raises(ValueError, match="its seed is 9, and now it is 3"):
-        merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "run")
+    refused(
+        "its seed is 9, and now it is 3",
+        merge_runs,
+        [tmp_path / "a", tmp_path / "b"],
+        tmp_path / "run",
+    )
     with RunWriter(tmp_path / "c", **RUN) as run:
         run.table("tokens", {"sample": [0, 0], "text": ["a", "another"]}, part=0)
-    with pytest.raises(ValueError, match=r"both hold tokens-0000.parquet"):
-        merge_runs([tmp_path / "a", tmp_path / "c"], tmp_path / "run")
+    refused(
+        r"both hold tokens-0000.parquet",
+        merge_runs,
+        [tmp_path / "a", tmp_path / "c"],
+        tmp_path / "run",
+    )
     assert open_run(tmp_path / "a").parts("tokens") == (0,)
-    with pytest.raises(ValueError, match="needs at least one folder"):
-        merge_runs([], tmp_path / "run")
+    refused("needs at least one folder", merge_runs, [], tmp_path / "run")
 
 
 def test_a_merge_that_was_cut_short_can_be_repeated(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.lab.records import SCHEMA, RunWriter, open_run, weights_hash
 
 
@@ -103,14 +104,22 @@ def test_float16_overflow_is_never_silent(tmp_path):
     with writer(tmp_path) as run:
         with pytest.warns(UserWarning, match="instead of float16.*'norm'"):
             run.arrays("auto", {"norm": np.array([1.0, 70000.0])}, dims={"norm": ("key",)})
-        with pytest.raises(ValueError, match=r"'norm' is 70000.*float16"):
-            run.arrays(
-                "asked", {"norm": np.array([70000.0])}, dims={"norm": ("key",)}, dtype="float16"
-            )
-        with pytest.raises(ValueError, match="float32 cannot hold"):
-            run.arrays(
-                "asked", {"norm": np.array([1e39])}, dims={"norm": ("key",)}, dtype="float32"
-            )
+        refused(
+            r"'norm' is 70000.*float16",
+            run.arrays,
+            "asked",
+            {"norm": np.array([70000.0])},
+            dims={"norm": ("key",)},
+            dtype="float16",
+        )
+        refused(
+            "float32 cannot hold",
+            run.arrays,
+            "asked",
+            {"norm": np.array([1e39])},
+            dims={"norm": ("key",)},
+            dtype="float32",
+        )
         run.arrays("wide", {"norm": np.array([1e39])}, dims={"norm": ("key",)}, dtype="float64")
     got = open_run(tmp_path)
     assert (
@@ -147,35 +156,41 @@ def test_settings_become_plain_json(tmp_path):
 
 @pytest.mark.parametrize("bad", [{"x": float("nan")}, {"x": object()}])
 def test_settings_that_json_cannot_hold_are_refused(tmp_path, bad):
-    with pytest.raises(ValueError, match=r"settings .*of JSON values"):
-        writer(tmp_path, settings=bad)
+    refused(r"settings .*of JSON values", writer, tmp_path, settings=bad)
 
 
 def test_bad_arguments_are_named(tmp_path):
-    with pytest.raises(ValueError, match="run is made of lower-case"):
-        writer(tmp_path, kind="../x")
+    refused("run is made of lower-case", writer, tmp_path, kind="../x")
     run = writer(tmp_path)
-    with pytest.raises(ValueError, match=r"block: table\('t'\) was called"):
-        run.table("t", {"a": [1]})
+    refused(r"block: table\('t'\) was called", run.table, "t", {"a": [1]})
     with run:
-        with pytest.raises(ValueError, match=r"name of a table.*'a/b'"):
-            run.table("a/b", {"a": [1]})
-        with pytest.raises(ValueError, match="table 't' do not form a table"):
-            run.table("t", {"a": [1], "b": [1, 2]})
-        with pytest.raises(ValueError, match="Every array needs the names"):
-            run.arrays("x", {"a": np.zeros(2)})
-        with pytest.raises(ValueError, match=r"per axis: 'a' has shape \(2,\)"):
-            run.arrays("x", {"a": np.zeros(2)}, dims={"a": ("step", "key")})
-        with pytest.raises(ValueError, match="'key' is 2 in 'a' and 3 in 'b'"):
-            run.arrays(
-                "x", {"a": np.zeros(2), "b": np.zeros(3)}, dims={"a": ("key",), "b": ("key",)}
-            )
-        with pytest.raises(ValueError, match="'a' has dtype <U1"):
-            run.arrays("x", {"a": np.array(["q"])}, dims={"a": ("key",)})
-        with pytest.raises(ValueError, match="float32, float64, but is 'f4'"):
-            run.arrays("x", {"a": np.zeros(2)}, dims={"a": ("key",)}, dtype="f4")
-    with pytest.raises(ValueError, match="called outside"):
-        run.arrays("x", {"a": np.zeros(2)}, dims={"a": ("key",)})
+        refused(r"name of a table.*'a/b'", run.table, "a/b", {"a": [1]})
+        refused("table 't' do not form a table", run.table, "t", {"a": [1], "b": [1, 2]})
+        refused("Every array needs the names", run.arrays, "x", {"a": np.zeros(2)})
+        refused(
+            r"per axis: 'a' has shape \(2,\)",
+            run.arrays,
+            "x",
+            {"a": np.zeros(2)},
+            dims={"a": ("step", "key")},
+        )
+        refused(
+            "'key' is 2 in 'a' and 3 in 'b'",
+            run.arrays,
+            "x",
+            {"a": np.zeros(2), "b": np.zeros(3)},
+            dims={"a": ("key",), "b": ("key",)},
+        )
+        refused("'a' has dtype <U1", run.arrays, "x", {"a": np.array(["q"])}, dims={"a": ("key",)})
+        refused(
+            "float32, float64, but is 'f4'",
+            run.arrays,
+            "x",
+            {"a": np.zeros(2)},
+            dims={"a": ("key",)},
+            dtype="f4",
+        )
+    refused("called outside", run.arrays, "x", {"a": np.zeros(2)}, dims={"a": ("key",)})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json"]
 
 
@@ -201,5 +216,4 @@ def test_weights_hash_sees_names_dtypes_shapes_and_bytes():
     ]
     assert len({digest, *map(weights_hash, changed)}) == 5
     assert weights_hash({"a": base["a"].T}) == weights_hash({"a": base["a"].T.contiguous()})
-    with pytest.raises(ValueError, match="'n' is a int"):
-        weights_hash({"n": 3})
+    refused("'n' is a int", weights_hash, {"n": 3})

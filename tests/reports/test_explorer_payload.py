@@ -9,6 +9,7 @@ import pytest
 from noted import noted_again
 from simulated import REMOVALS, Simulation, simulate
 
+from refusals import refused
 from sinklab.core.registry import interventions
 from sinklab.lab import analysis
 from sinklab.lab.records import open_run
@@ -94,8 +95,7 @@ def test_pack_takes_what_is_smallest():
     # Rows that grow by one everywhere deflate only as differences.
     rows = (noise[:200] + np.arange(20)[:, None].astype(np.uint8)).astype(np.uint8)
     assert pack(rows, 200)["delta"] == 200 and size(pack(rows, 200)) < 0.3 * size(pack(rows))
-    with pytest.raises(ValueError, match="uint8 or uint16 arrays"):
-        pack(np.zeros(3, np.float32))
+    refused("uint8 or uint16 arrays", pack, np.zeros(3, np.float32))
 
 
 def test_a_small_run_is_on_the_page_whole(tmp_path):

@@ -10,6 +10,7 @@ from matplotlib import pyplot
 from test_report_training import made
 
 from conftest import maker
+from refusals import refused
 from sinklab.core.registry import Registry, figures, load_plugin
 from sinklab.lab.records import open_run
 from sinklab.lab.reports import Curve, NotRecorded, draw_all, figure, figures_of
@@ -107,8 +108,7 @@ def test_a_figure_is_declared_over_expressions(runs, scratch):
 
     with pytest.raises(NotRecorded, match=r"else: .*plain has none"):
         absent(runs["study"])
-    with pytest.raises(ValueError, match="is defined twice"):
-        figure("absent", x="step", y=("missing",))(silent)
+    refused("is defined twice", figure("absent", x="step", y=("missing",)), silent)
 
 
 def test_runs_of_a_kind_without_a_page_have_figures(scratch, tmp_path):
@@ -124,8 +124,7 @@ def test_runs_of_a_kind_without_a_page_have_figures(scratch, tmp_path):
     assert [path.name for path in drawn.written] == ["bars.png"]
     with RunWriter(tmp_path / "scored", kind="benchmark", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match="is of kind 'benchmark'"):
-        draw_all(open_run(tmp_path / "scored"), tmp_path / "out")
+    refused("is of kind 'benchmark'", draw_all, open_run(tmp_path / "scored"), tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -138,5 +137,4 @@ def test_runs_of_a_kind_without_a_page_have_figures(scratch, tmp_path):
 )
 def test_a_misspelt_declaration_is_told(runs, scratch, x, y, kind, message):
     drawn = figure("misspelt", x=x, y=(y,), kind=kind, label="nothing")(lambda axes, look: None)
-    with pytest.raises(ValueError, match=message):
-        drawn(runs["study"])
+    refused(message, drawn, runs["study"])

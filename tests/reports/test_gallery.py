@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import pytest
 from chromium import PROGRAM
 
+from refusals import refused
 from sinklab.extras.sharing import shareable, without_places, write_gallery
 from sinklab.lab.records import Run
 
@@ -113,10 +114,13 @@ def test_what_a_page_says_of_a_run_names_no_place(make_study, tmp_path):
 
 
 def test_no_run_and_other_runs_are_refused(make_study, tmp_path):
-    with pytest.raises(ValueError, match="gallery needs at least one run"):
-        write_gallery([], tmp_path / "site")
-    with pytest.raises(ValueError, match="is of kind 'curve'"):
-        write_gallery([elsewhere(make_study(), kind="curve")], tmp_path / "site")
+    refused("gallery needs at least one run", write_gallery, [], tmp_path / "site")
+    refused(
+        "is of kind 'curve'",
+        write_gallery,
+        [elsewhere(make_study(), kind="curve")],
+        tmp_path / "site",
+    )
     assert not (tmp_path / "site").exists()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from refusals import refused
 from sinklab.lab.records import Run, RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.studies.battery.figures import (
@@ -338,8 +339,7 @@ def test_a_panel_per_skill_shows_shares_over_hidden_columns(runs):
         ),
     ]
     assert len(battery_by_skill(runs, levels=(1, 2)).axes) == 6
-    with pytest.raises(ValueError, match="labels name every curve"):
-        battery_by_skill(runs, labels=["one"])
+    refused("labels name every curve", battery_by_skill, runs, labels=["one"])
 
 
 def test_accuracy_stands_over_the_attention_taken_away(runs):

@@ -14,6 +14,7 @@ import scipy
 import torch
 from test_report_training import made
 
+from refusals import refused
 from sinklab.lab.analysis.estimates import mean_p
 from sinklab.lab.records import Run, RunWriter, open_run
 from sinklab.lab.reports.printed import latex
@@ -371,10 +372,11 @@ def test_runs_with_other_settings_or_weights_are_not_compared(tmp_path: Path) ->
     mine = numbers[numbers["source"] == "measured"]
     assert mine["drop"].isna().all()
     assert mine["model"].nunique() == 3
-    with pytest.raises(ValueError, match="d both hold gsm8k of tiny"):
-        table1_numbers(
-            [Benchmark(runs[0]), Benchmark(benchmark(tmp_path / "d", {"gsm8k": flags(100, 61)}))]
-        )
+    refused(
+        "d both hold gsm8k of tiny",
+        table1_numbers,
+        [Benchmark(runs[0]), Benchmark(benchmark(tmp_path / "d", {"gsm8k": flags(100, 61)}))],
+    )
 
 
 def test_verdicts() -> None:
@@ -449,17 +451,13 @@ def test_the_figure_has_a_panel_per_task_and_a_line_per_model(tmp_path: Path) ->
 
 
 def test_folders_without_runs_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"but .*nowhere is not a folder"):
-        found_in([tmp_path / "nowhere"])
-    with pytest.raises(ValueError, match=f"there is none below {tmp_path}"):
-        found_in([tmp_path])
+    refused(r"but .*nowhere is not a folder", found_in, [tmp_path / "nowhere"])
+    refused(f"there is none below {tmp_path}", found_in, [tmp_path])
     benchmark(tmp_path / "half", {"gsm8k": [1]}, finished=False)
-    with pytest.raises(ValueError, match="half is unfinished"):
-        write_table1([tmp_path], tmp_path / "out")
+    refused("half is unfinished", write_table1, [tmp_path], tmp_path / "out")
     with RunWriter(tmp_path / "odd", kind="benchmark", model={}, settings={}, seed=0) as run:
         run.table("scores", {"task": ["a"]})
-    with pytest.raises(ValueError, match="it lacks filter, metric"):
-        write_table1([tmp_path], tmp_path / "out")
+    refused("it lacks filter, metric", write_table1, [tmp_path], tmp_path / "out")
 
 
 # -- One Token Is Enough
@@ -802,8 +800,7 @@ def test_curves_without_doses_or_losses_of_rows_are_refused_by_name(tmp_path: Pa
             tmp_path / name, kind="curve", model={"family": "diffusion"}, settings={}, seed=0
         ) as run:
             run.table("curve", table)
-    with pytest.raises(ValueError, match="it lacks held, removed"):
-        masking_curve_sentences(open_run(tmp_path / "doses"))
+    refused("it lacks held, removed", masking_curve_sentences, open_run(tmp_path / "doses"))
     with pytest.raises(NotRecorded, match=r"rows is not\."):
         masking_curve_sentences(open_run(tmp_path / "rows"))
 
@@ -879,14 +876,18 @@ def test_verdicts_of_a_curve_are_corrected_for_all_that_are_judged(tmp_path: Pat
 
 def test_what_is_no_curve_is_refused(tmp_path: Path) -> None:
     run = curve(tmp_path / "a", "diffusion", 0.1)
-    with pytest.raises(ValueError, match="'loog'; did you mean 'log'"):
-        masking_curve_figure(run, scale="loog")
-    with pytest.raises(ValueError, match="needs at least one run"):
-        as_curves([])
-    with pytest.raises(ValueError, match=r"'curve': .* kind 'benchmark'"):
-        as_curves([run, benchmark(tmp_path / "b", {"piqa": [1]})])
-    with pytest.raises(ValueError, match="'jpg'; known are pdf, png, svg"):
-        write_masking_curves(run, tmp_path / "out", formats=("jpg",))
+    refused("'loog'; did you mean 'log'", masking_curve_figure, run, scale="loog")
+    refused("needs at least one run", as_curves, [])
+    refused(
+        r"'curve': .* kind 'benchmark'", as_curves, [run, benchmark(tmp_path / "b", {"piqa": [1]})]
+    )
+    refused(
+        "'jpg'; known are pdf, png, svg",
+        write_masking_curves,
+        run,
+        tmp_path / "out",
+        formats=("jpg",),
+    )
     written = write_masking_curves(run, tmp_path / "out")
     assert [path.name for path in written] == [
         "masking_curve.md",

@@ -8,6 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from commands import cli, error_of
+from refusals import refused
 from sinklab.core.registry import figures
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.cli import main
@@ -517,14 +518,10 @@ def test_refusals(make_study):
     with pytest.raises(NotRecorded, match="output_norm and noop_bound"):
         output_norm_against_bound(bare)
     whole = make_study("whole", recorded_layers=[3, 4])
-    with pytest.raises(ValueError, match=r"has layers 3 to 4: got layer=0"):
-        received_map(whole, 0)
-    with pytest.raises(ValueError, match=r"has heads 0 to 2: got head=3"):
-        sink_path_of_head(whole, 3, 3)
-    with pytest.raises(ValueError, match="samples 0 to 1: got sample=2"):
-        sink_paths(whole, sample=2)
-    with pytest.raises(ValueError, match="'drak'; did you mean 'dark'"):
-        sink_share(whole, theme="drak")
+    refused(r"has layers 3 to 4: got layer=0", received_map, whole, 0)
+    refused(r"has heads 0 to 2: got head=3", sink_path_of_head, whole, 3, 3)
+    refused("samples 0 to 1: got sample=2", sink_paths, whole, sample=2)
+    refused("'drak'; did you mean 'dark'", sink_share, whole, theme="drak")
 
 
 def test_numbers_are_short():

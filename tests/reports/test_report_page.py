@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from refusals import refused
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import report, summary
 
@@ -247,8 +248,7 @@ def test_the_size_of_the_page_can_be_chosen(make_study, tmp_path, shown):
     pages = [shown(run, megabytes=size) for size in (3, 0.002)]
     contents = [json.loads(page.scripts[0][1])["runs"][0]["samples"] for page in pages]
     assert [len(samples) for samples in contents] == [2, 1]
-    with pytest.raises(ValueError, match="megabytes says how large"):
-        report(run, tmp_path / "out", megabytes=0)
+    refused("megabytes says how large", report, run, tmp_path / "out", megabytes=0)
 
 
 def test_what_a_run_did_not_write_is_left_out(make_study, shown):
@@ -328,20 +328,16 @@ def test_summary_gives_the_sentences_that_open_the_page(make_study, shown):
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(ValueError, match="at least one run"):
-        report([], tmp_path / "out")
+    refused("at least one run", report, [], tmp_path / "out")
     with RunWriter(tmp_path / "notes", kind="notes", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match="notes is of kind 'notes'"):
-        report(open_run(tmp_path / "notes"), tmp_path / "out")
+    refused("notes is of kind 'notes'", report, open_run(tmp_path / "notes"), tmp_path / "out")
     with RunWriter(tmp_path / "scored", kind="benchmark", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match="is of kind 'benchmark'"):
-        report(open_run(tmp_path / "scored"), tmp_path / "out")
+    refused("is of kind 'benchmark'", report, open_run(tmp_path / "scored"), tmp_path / "out")
     with RunWriter(tmp_path / "odd", kind="study", model={}, settings={}, seed=0) as run:
         run.table("heldout", {"k": [1]})
-    with pytest.raises(ValueError, match="study: it lacks control, loss"):
-        report(open_run(tmp_path / "odd"), tmp_path / "out")
+    refused("study: it lacks control, loss", report, open_run(tmp_path / "odd"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

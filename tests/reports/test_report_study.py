@@ -4,6 +4,7 @@ import weakref
 import numpy as np
 import pytest
 
+from refusals import refused
 from sinklab.core.sinks import Excess, Top
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import NotRecorded, as_studies, report
@@ -582,10 +583,8 @@ def test_damaged_studies_are_refused_by_name(make_study, tmp_path):
     other = RunWriter(tmp_path / "training", kind="training", model={}, settings={}, seed=0)
     with other:
         pass
-    with pytest.raises(ValueError, match=r"'study': .* kind 'training'"):
-        as_studies(open_run(tmp_path / "training"))
-    with pytest.raises(ValueError, match="at least one run"):
-        as_studies([])
+    refused(r"'study': .* kind 'training'", as_studies, open_run(tmp_path / "training"))
+    refused("at least one run", as_studies, [])
 
 
 def test_labels_tell_runs_apart(make_study):
@@ -672,8 +671,7 @@ def test_a_rule_that_was_given_decides_what_is_a_sink(
 def test_a_rule_is_for_studies_alone(tmp_path):
     with RunWriter(tmp_path / "run", kind="training", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match="a rule is for runs"):
-        report(open_run(tmp_path / "run"), tmp_path / "out", rule=Top(1))
+    refused("a rule is for runs", report, open_run(tmp_path / "run"), tmp_path / "out", rule=Top(1))
 
 
 def test_massive_activations_are_told_with_the_sinks_at_their_positions(make_study, tmp_path):

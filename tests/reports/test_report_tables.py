@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from refusals import refused
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import (
     TABLES,
@@ -112,10 +113,8 @@ def test_markdown_keeps_cells_apart():
 
 def test_unknown_tables_and_formats_are_refused(make_study, tmp_path):
     run = make_study()
-    with pytest.raises(ValueError, match=r"'layer'; .*'layers'"):
-        table(run, "layer")
-    with pytest.raises(ValueError, match="table 'cvs'; known are csv, md"):
-        write_tables(run, tmp_path / "t", formats=("cvs",))
+    refused(r"'layer'; .*'layers'", table, run, "layer")
+    refused("table 'cvs'; known are csv, md", write_tables, run, tmp_path / "t", formats=("cvs",))
     assert not (tmp_path / "t").exists()
 
 
@@ -262,8 +261,7 @@ def test_unknown_figures_formats_and_themes_are_refused_before_drawing(make_stud
         ({"paper": "neurps"}, r"unknown paper 'neurps'; known are acl, .*; did you mean 'neurips'"),
         ({"themes": ("black",)}, r"one of light, dark, but is 'black'"),
     ):
-        with pytest.raises(ValueError, match=message):
-            draw_all(run, tmp_path / "out", **wrong)
+        refused(message, draw_all, run, tmp_path / "out", **wrong)
     assert not (tmp_path / "out").exists()
 
 
@@ -280,6 +278,11 @@ def test_a_damaged_run_is_no_reason_to_skip(make_study, tmp_path):
             run.dims("attention", part=0) | {"positions": ("step", "one")},
             part=0,
         )
-    with pytest.raises(ValueError, match="'positions' has axes"):
-        draw_all(open_run(tmp_path / "bad"), tmp_path / "out", names=("sink_share",))
+    refused(
+        "'positions' has axes",
+        draw_all,
+        open_run(tmp_path / "bad"),
+        tmp_path / "out",
+        names=("sink_share",),
+    )
     assert dataclasses.is_dataclass(draw_all(run, tmp_path / "out", names=()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.registry import caches
 from sinklab.core.sampling import (
     Cache,
@@ -85,8 +86,7 @@ def test_refreshes(kind):
 @pytest.mark.parametrize("kind", [PrefixCache, DualCache])
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_refresh_every_that_is_no_count_is_refused(kind, value):
-    with pytest.raises(ValueError, match=f"refresh_every must .*{value}"):
-        kind(refresh_every=value)
+    refused(f"refresh_every must .*{value}", kind, refresh_every=value)
 
 
 def test_caches_by_name():
@@ -96,10 +96,8 @@ def test_caches_by_name():
         PrefixCache(),
         DualCache(),
     )
-    with pytest.raises(ValueError, match=r"'duel'; known .*'dual'"):
-        cache_of("duel")
-    with pytest.raises(ValueError, match="or a cache object"):
-        cache_of("zzzzzz")
+    refused(r"'duel'; known .*'dual'", cache_of, "duel")
+    refused("or a cache object", cache_of, "zzzzzz")
 
 
 @pytest.mark.parametrize(
@@ -128,15 +126,19 @@ def test_rows_whose_blocks_stand_elsewhere_are_refused():
         "block 0 stands in columns 1 to 2 of row 0 and 2 to 4 of row 1; pad prompts on the "
         "left, decode these rows one"
     )
-    with pytest.raises(ValueError, match=message):
-        denoise(Notebook(), canvas, cache=PrefixCache())
+    refused(message, denoise, Notebook(), canvas, cache=PrefixCache())
     assert len(list(denoise(Notebook(), canvas))) == 2
 
 
 def test_a_denoiser_without_a_memory_is_refused():
     canvas = Canvas.from_prompts([[1]], new_tokens=2, mask_id=MASK)
-    with pytest.raises(ValueError, match=r"refresh_every=None\) needs"):
-        denoise(lambda ids_BS, wanted_BS: torch.zeros(2, MASK), canvas, cache=DualCache())
+    refused(
+        r"refresh_every=None\) needs",
+        denoise,
+        lambda ids_BS, wanted_BS: torch.zeros(2, MASK),
+        canvas,
+        cache=DualCache(),
+    )
 
 
 def test_a_cache_of_ones_own_may_name_columns():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.sampling import Canvas
 
 MASK, PAD = 9, 0
@@ -95,8 +96,7 @@ def test_moving_keeps_the_canvas(device):
 )
 def test_bad_prompts_are_refused(changes, message):
     rows = changes.pop("rows", [[1]])
-    with pytest.raises(ValueError, match=message):
-        prompts(rows, **changes)
+    refused(message, prompts, rows, **changes)
 
 
 def test_blocks_are_counted_from_the_first_of_each_row():
@@ -107,12 +107,21 @@ def test_blocks_are_counted_from_the_first_of_each_row():
 
 
 def test_bad_infilling_is_refused():
-    with pytest.raises(ValueError, match=r"\(id 9\) to fill; put mask_id"):
-        Canvas.infill(torch.tensor([[1, 2]]), mask_id=MASK)
-    with pytest.raises(ValueError, match=r"\(1, 2\), but .* \(1, 3\)"):
-        Canvas.infill(torch.tensor([[1, 9]]), mask_id=MASK, attention_BS=torch.ones(1, 3))
-    with pytest.raises(ValueError, match="context of 1 positions, got 2"):
-        Canvas.infill(torch.tensor([[1, 9]]), mask_id=MASK, context=1)
+    refused(r"\(id 9\) to fill; put mask_id", Canvas.infill, torch.tensor([[1, 2]]), mask_id=MASK)
+    refused(
+        r"\(1, 2\), but .* \(1, 3\)",
+        Canvas.infill,
+        torch.tensor([[1, 9]]),
+        mask_id=MASK,
+        attention_BS=torch.ones(1, 3),
+    )
+    refused(
+        "context of 1 positions, got 2",
+        Canvas.infill,
+        torch.tensor([[1, 9]]),
+        mask_id=MASK,
+        context=1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,5 +150,4 @@ def test_bad_infilling_is_refused():
     ],
 )
 def test_a_canvas_of_your_own_is_checked(ids, attention, opened, message):
-    with pytest.raises(ValueError, match=message):
-        Canvas(torch.tensor(ids), torch.tensor(attention), torch.tensor(opened), MASK)
+    refused(message, Canvas, torch.tensor(ids), torch.tensor(attention), torch.tensor(opened), MASK)

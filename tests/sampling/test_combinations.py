@@ -10,6 +10,7 @@ import pytest
 import torch
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
+from refusals import refused
 from sinklab.core.registry import schedules, unmasking_rules
 from sinklab.core.sampling import (
     Canvas,
@@ -138,8 +139,7 @@ def start(seed=0, **settings):
     ],
 )
 def test_what_makes_no_sense_is_refused_before_the_first_step(settings, message):
-    with pytest.raises(ValueError, match=message):
-        start(**settings)
+    refused(message, start, **settings)
 
 
 @pytest.mark.ring("extras")
@@ -170,8 +170,7 @@ def test_what_makes_no_sense_is_refused_before_the_first_step(settings, message)
     ],
 )
 def test_numbers_out_of_range_or_of_another_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+    refused(message, make)
 
 
 @pytest.mark.ring("extras")

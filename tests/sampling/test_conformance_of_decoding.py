@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.registry import caches, load_plugin, unmasking_rules
 from sinklab.core.sampling import Cache, Canvas, DecodingSettings, UnmaskingRule, denoise
 from sinklab.lab.caching import ChoosingCache
@@ -60,8 +61,9 @@ def test_the_cache_of_the_example_conforms(example, fields):
 def test_the_unmasking_rule_of_the_example_conforms(example):
     example("add_a_unmasking_rule")
     check_unmasking_rule("discounted:discount=0.2")
-    with pytest.raises(ValueError, match=r"alg_temp does .*'discounted'"):
-        DecodingSettings(rule="discounted", alg_temp=0.3).values()
+    refused(
+        r"alg_temp does .*'discounted'", DecodingSettings(rule="discounted", alg_temp=0.3).values
+    )
 
 
 @pytest.mark.parametrize("name", ["add_a_cache", "add_a_unmasking_rule"])
@@ -129,11 +131,13 @@ def test_an_unmasking_rule_that_does_not_conform_is_seen(monkeypatch):
 
 def test_what_is_chosen_in_text_and_in_an_option_is_refused():
     settings = DecodingSettings(cache="sink:keep=0.25", cache_keep=0.5)
-    with pytest.raises(ValueError, match=r"cache_keep=0\.5 stands beside"):
-        settings.values()
+    refused(r"cache_keep=0\.5 stands beside", settings.values)
     assert dataclasses.replace(settings, cache_keep=None).values()["cache"].keep == 0.25
-    with pytest.raises(ValueError, match="no registered unmasking rule"):
-        DecodingSettings(rule=lambda candidates: candidates.columns_M)
+    refused(
+        "no registered unmasking rule",
+        DecodingSettings,
+        rule=lambda candidates: candidates.columns_M,
+    )
 
 
 def test_denoise_takes_texts_with_fields():

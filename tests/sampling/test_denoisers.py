@@ -4,6 +4,7 @@ import pytest
 import torch
 from toy_denoiser import MASK, PAD, VOCABULARY, ToyDenoiser
 
+from refusals import refused
 from sinklab.core.sampling import (
     Canvas,
     Denoiser,
@@ -56,16 +57,16 @@ def test_wrappers_leave_the_denoisers_own_tensor_alone():
 
 def test_bad_wrappers_are_refused():
     toy = ToyDenoiser(CANVAS.attention_BS)
-    with pytest.raises(ValueError, match=r"guidance scale .*got nan"):
-        guided(toy, float("nan"), CANVAS.prompt_BS, MASK)
-    with pytest.raises(ValueError, match=r"\(2, 9\), but .* \(2, 3\)"):
-        guided(toy, 1.0, CANVAS.prompt_BS[:, :3], MASK)(CANVAS.ids_BS, CANVAS.open_BS)
-    with pytest.raises(ValueError, match="needs at least one token id"):
-        suppressed(toy, [])
-    with pytest.raises(ValueError, match=r"0 to 22, got \[3, 99\]"):
-        suppressed(toy, [99, 3])(CANVAS.ids_BS, CANVAS.open_BS)
-    with pytest.raises(ValueError, match="vocabulary must be at least 1"):
-        text_only(toy, 0)
+    refused(r"guidance scale .*got nan", guided, toy, float("nan"), CANVAS.prompt_BS, MASK)
+    refused(
+        r"\(2, 9\), but .* \(2, 3\)",
+        guided(toy, 1.0, CANVAS.prompt_BS[:, :3], MASK),
+        CANVAS.ids_BS,
+        CANVAS.open_BS,
+    )
+    refused("needs at least one token id", suppressed, toy, [])
+    refused(r"0 to 22, got \[3, 99\]", suppressed(toy, [99, 3]), CANVAS.ids_BS, CANVAS.open_BS)
+    refused("vocabulary must be at least 1", text_only, toy, 0)
 
 
 def test_a_limited_vocabulary_leaves_the_other_ids_out_of_every_probability():
@@ -115,8 +116,7 @@ WRAPPERS = {
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_wrappers_can_remember_if_and_only_if_their_denoiser_can(name):
     wrap = WRAPPERS[name]
-    with pytest.raises(ValueError, match="begin"):
-        wrap(ToyDenoiser(CANVAS.attention_BS)).begin(DualCache())
+    refused("begin", wrap(ToyDenoiser(CANVAS.attention_BS)).begin, DualCache())
     toy = Remembering(CANVAS.attention_BS)
     wrapped = wrap(toy)
     session = wrapped.begin(DualCache())

@@ -4,6 +4,7 @@ import pytest
 import torch
 from toy_denoiser import MASK, PAD, VOCABULARY, ToyDenoiser
 
+from refusals import refused
 from sinklab.core.sampling import Canvas, EvenQuota, denoise
 
 
@@ -26,16 +27,14 @@ def test_nan_logits_name_the_step():
     steps = denoise(breaks, canvas, block_length=4)
     seen = [next(steps).index for _ in range(5)]
     assert seen == [0, 1, 2, 3, 4]
-    with pytest.raises(ValueError, match=r"step 5 \(block 1\) 1 of 12"):
-        next(steps)
+    refused(r"step 5 \(block 1\) 1 of 12", next, steps)
 
 
 def test_logits_of_the_wrong_shape_are_refused():
     canvas = prompts()
     toy = ToyDenoiser(canvas.attention_BS)
     steps = denoise(lambda ids_BS, wanted_BS: toy.dense(ids_BS, canvas.attention_BS), canvas)
-    with pytest.raises(ValueError, match=r"\(48, any\), .* \(4, 17, 23\)"):
-        next(steps)
+    refused(r"\(48, any\), .* \(4, 17, 23\)", next, steps)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +49,11 @@ def test_positions_without_a_possible_token_are_refused(settings, value, message
     table = torch.zeros(48, VOCABULARY)
     table[7] = value
     generator = torch.Generator().manual_seed(0)
-    with pytest.raises(ValueError, match=message):
-        next(denoise(lambda ids_BS, wanted_BS: table, canvas, generator=generator, **settings))
+    refused(
+        message,
+        next,
+        denoise(lambda ids_BS, wanted_BS: table, canvas, generator=generator, **settings),
+    )
 
 
 def test_logits_whose_sum_overflows_are_fine():
@@ -69,8 +71,11 @@ def test_a_schedule_that_never_ends_is_refused():
             return torch.zeros_like(turn.size_B)
 
     canvas = prompts()
-    with pytest.raises(ValueError, match="in block 0 after 3 evaluations"):
-        list(denoise(ToyDenoiser(canvas.attention_BS), canvas, schedule=Idle(), steps=3))
+    refused(
+        "in block 0 after 3 evaluations",
+        list,
+        denoise(ToyDenoiser(canvas.attention_BS), canvas, schedule=Idle(), steps=3),
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,5 +88,6 @@ def test_a_schedule_that_never_ends_is_refused():
 )
 def test_scores_of_another_shape_or_kind_are_refused(rule, found):
     canvas = prompts()
-    with pytest.raises(ValueError, match=rf"step 0 .*{found}"):
-        next(denoise(ToyDenoiser(canvas.attention_BS), canvas, rule=rule))
+    refused(
+        rf"step 0 .*{found}", next, denoise(ToyDenoiser(canvas.attention_BS), canvas, rule=rule)
+    )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from toy_denoiser import MASK, VOCABULARY
 
+from refusals import refused
 from sinklab.core.registry import unmasking_rules
 from sinklab.core.sampling import (
     Candidates,
@@ -52,8 +53,7 @@ def test_deferred_tokens_have_confidence_zero_and_no_part_in_the_others():
     score_M = LowConfidence(defer_ids=(1,))(candidates(logits_MV))
     assert score_M[0] == 0
     assert score_M[1].item() == pytest.approx(1 / (1 + math.exp(-4)))
-    with pytest.raises(ValueError, match=r"defer_ids .*0 to 2, got \[3\]"):
-        LowConfidence(defer_ids=(3,))(candidates(logits_MV))
+    refused(r"defer_ids .*0 to 2, got \[3\]", LowConfidence(defer_ids=(3,)), candidates(logits_MV))
 
 
 def test_scores_are_not_those_of_the_proposal_where_the_rule_looks_at_the_distribution():
@@ -85,8 +85,7 @@ def test_random_order_ignores_the_logits_and_follows_the_generator():
     first = RandomOrder()(candidates(torch.zeros(200, 3), seeded(1)))
     assert torch.equal(first, RandomOrder()(candidates(torch.randn(200, 3), seeded(1))))
     assert not torch.equal(first, RandomOrder()(candidates(torch.zeros(200, 3), seeded(2))))
-    with pytest.raises(ValueError, match=r"RandomOrder\(\) needs a source"):
-        RandomOrder()(candidates(torch.zeros(2, 3)))
+    refused(r"RandomOrder\(\) needs a source", RandomOrder(), candidates(torch.zeros(2, 3)))
 
 
 def test_a_rule_reads_the_text_around_the_masks():
@@ -125,8 +124,7 @@ def test_positional_order_is_one_permutation_per_row_known_from_the_start():
     assert (steps[0].confidence_BS[:, 1:].argsort(1, descending=True) + 1 == order_BT).all()
     # 300 of 120 permutations: all but a few must come up.
     assert len({tuple(row) for row in order_BT.tolist()}) > 90
-    with pytest.raises(ValueError, match=r"start\(open_BS, generator\)"):
-        PositionalOrder()(candidates(torch.zeros(2, 3)))
+    refused(r"start\(open_BS, generator\)", PositionalOrder(), candidates(torch.zeros(2, 3)))
 
 
 @pytest.mark.parametrize("alg_temp", [0.3, 1.5])
@@ -207,7 +205,5 @@ def test_rules_are_values_with_names():
     assert unmasking_rules.make("entropy", alg_temp=0.5) == Entropy(alg_temp=0.5)
     with pytest.raises(dataclasses.FrozenInstanceError):
         LowConfidence().alg_temp = 0.9
-    with pytest.raises(ValueError, match=r"'low_confidance'.*did you mean"):
-        unmasking_rules.parse("low_confidance")
-    with pytest.raises(ValueError, match="left_to_right, low_confidence"):
-        unmasking_rules.parse("zzz")
+    refused(r"'low_confidance'.*did you mean", unmasking_rules.parse, "low_confidance")
+    refused("left_to_right, low_confidence", unmasking_rules.parse, "zzz")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
+from refusals import refused
 from sinklab.core.sampling import (
     Canvas,
     DecodingSettings,
@@ -186,8 +187,7 @@ def test_an_object_takes_the_place_of_a_name():
     ids=str,
 )
 def test_what_makes_no_sense_is_refused_by_values(settings, given, message):
-    with pytest.raises(ValueError, match=message):
-        DecodingSettings(**settings).values(**given)
+    refused(message, DecodingSettings(**settings).values, **given)
 
 
 @pytest.mark.parametrize(
@@ -207,5 +207,4 @@ def test_what_makes_no_sense_is_refused_by_values(settings, given, message):
     ids=str,
 )
 def test_what_the_model_or_canvas_cannot_do_is_refused_before_the_first_step(settings, message):
-    with pytest.raises(ValueError, match=message):
-        DecodingSettings(**settings).decode(ToyDenoiser(CANVAS.attention_BS), CANVAS)
+    refused(message, DecodingSettings(**settings).decode, ToyDenoiser(CANVAS.attention_BS), CANVAS)

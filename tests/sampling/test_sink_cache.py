@@ -9,6 +9,7 @@ import dataclasses
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.caching import (
     EvictCache,
@@ -246,12 +247,9 @@ def test_settings_make_caches(settings, expected):
     ids=str,
 )
 def test_what_makes_no_sense_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        DecodingSettings(**settings).values()
+    refused(message, DecodingSettings(**settings).values)
 
 
 def test_a_score_or_delay_that_is_none():
-    with pytest.raises(ValueError, match=r"score must .*'recieved'"):
-        EvictingCache(score="recieved")
-    with pytest.raises(ValueError, match="delay must be at least 0"):
-        EvictingCache(delay=-1)
+    refused(r"score must .*'recieved'", EvictingCache, score="recieved")
+    refused("delay must be at least 0", EvictingCache, delay=-1)

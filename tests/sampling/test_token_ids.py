@@ -4,6 +4,7 @@ import pytest
 import torch
 from toy_denoiser import MASK, VOCABULARY, ToyDenoiser
 
+from refusals import refused
 from sinklab.core.sampling import (
     Canvas,
     DecodingSettings,
@@ -71,8 +72,7 @@ def test_a_single_id_will_do_everywhere():
     ],
 )
 def test_what_is_no_id_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+    refused(message, make)
 
 
 def test_the_last_id_of_the_vocabulary_may_end_a_row():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from plain_decoders import cut
 
+from refusals import refused
 from sinklab.core.sampling import Candidates, Canvas, TokenSampling, denoise, sample_tokens
 
 
@@ -148,9 +149,11 @@ def test_the_best_token_in_two_levels_is_the_argmax(vocabulary, rows):
 )
 def test_bad_numbers_are_refused(name, values):
     for value in values:
-        with pytest.raises(ValueError, match=f"{name} must be"):
-            sample_tokens(
-                torch.zeros(1, 2), generator=seeded(), **{"temperature": 1.0, name: value}
-            )
-    with pytest.raises(ValueError, match="temperature above 0 needs"):
-        sample_tokens(torch.zeros(1, 2), 1.0)
+        refused(
+            f"{name} must be",
+            sample_tokens,
+            torch.zeros(1, 2),
+            generator=seeded(),
+            **{"temperature": 1.0, name: value},
+        )
+    refused("temperature above 0 needs", sample_tokens, torch.zeros(1, 2), 1.0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
+from refusals import refused
 from sinklab.core.sampling import Canvas, Threshold, Timed, denoise
 
 HOLES = [[MASK, 1, MASK, MASK, MASK, 3, MASK], [4, MASK, 5, MASK, 7, 8, 9], [0, 1, 2, 3, 4, 5, 6]]
@@ -79,8 +80,7 @@ def test_unequal_rows_get_what_they_get_alone(settings):
 )
 def test_what_would_change_a_row_is_refused(settings, message):
     canvas = Canvas.infill(HOLES, mask_id=MASK)
-    with pytest.raises(ValueError, match=message):
-        denoise(ToyDenoiser(canvas.attention_BS), canvas, **settings)
+    refused(message, denoise, ToyDenoiser(canvas.attention_BS), canvas, **settings)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from refusals import refused
 from sinklab.extras.sandbox import boundary as module
 from sinklab.extras.sandbox.boundary import (
     BOUNDARIES,
@@ -145,8 +146,7 @@ def test_a_boundary_is_what_held(monkeypatch):
                 "bubblewrap"
             ) and "reads a file of the user" in leaks("bubblewrap")
         if os.geteuid() == 0:
-            with pytest.raises(ValueError, match=r"without a boundary.*absent"):
-                boundary()
+            refused(r"without a boundary.*absent", boundary)
         else:
             assert boundary() == HOOK
     finally:
@@ -175,8 +175,7 @@ def test_results_come_in_the_order_of_their_programs():
     ],
 )
 def test_limits_that_let_nothing_run_are_refused(limits, message):
-    with pytest.raises(ValueError, match=message):
-        CodeLimits(**limits)
+    refused(message, CodeLimits, **limits)
 
 
 DOCUMENT = {
@@ -195,8 +194,7 @@ def test_completions_become_fates_and_fates_a_score():
     assert fates == [["passed", "failed: AssertionError"], ["passed"]]
     assert pass_at_k(["tests"], [fates[0]], k=[1, 2]) == {"pass@1": 0.5, "pass@2": 1.0}
     assert pass_at_k(["tests"], [["failed"]], k=[1]) == {"pass@1": 0.0}
-    with pytest.raises(ValueError, match=r"1 to 1 tries, .* k is 5"):
-        pass_at_k(["tests"], [fates[1]], k=[1, 5])
+    refused(r"1 to 1 tries, .* k is 5", pass_at_k, ["tests"], [fates[1]], k=[1, 5])
 
 
 @pytest.mark.slow
@@ -223,8 +221,7 @@ def test_lm_eval_scores_programs(tmp_path):
         gzip.compress((json.dumps(row) + "\n").encode() * 2)
     )
     tasks, manager = offline.tasks(["humaneval"], tmp_path, run_code=True, cache=tmp_path / "cache")
-    with pytest.raises(ValueError, match="unsafe"):
-        lm_eval.simple_evaluate(Twice(), tasks=tasks, task_manager=manager)
+    refused("unsafe", lm_eval.simple_evaluate, Twice(), tasks=tasks, task_manager=manager)
     tasks, manager = offline.tasks(["humaneval"], tmp_path, run_code=True, cache=tmp_path / "cache")
     results = lm_eval.simple_evaluate(
         Twice(), tasks=tasks, task_manager=manager, confirm_run_unsafe_code=True, bootstrap_iters=2

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.probing import MaskPositions, MaskSinks, by_protocol, intervene
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.scoring.distance import output_distances
@@ -98,8 +99,7 @@ def test_of_an_autoregressive_model_the_clean_text_is_read_token_after_token():
 def test_a_canvas_alone_does_not_repeat_guidance_or_a_cache():
     loaded = tiny_loaded()
     for settings in ({"cfg_scale": 1.0}, {"cache": "dual", "block_length": 3}):
-        with pytest.raises(ValueError, match="without guidance and cache"):
-            output_distances(texts(loaded, **settings), [()])
+        refused("without guidance and cache", output_distances, texts(loaded, **settings), [()])
     whole = texts(loaded)
     (alone,) = output_distances(replace(whole, edits=(MaskSinks(k=2),)), [()])
     assert alone.agreement_B.tolist() == [1, 1]

@@ -4,6 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from refusals import refused
 from sinklab.lab.scoring.requests import chain_rule, every_mask, monte_carlo
 from sinklab.lab.scoring.settings import LikelihoodSettings
 
@@ -137,5 +138,4 @@ def test_a_sample_that_masks_nothing_counts_as_nothing():
     ],
 )
 def test_settings_that_make_no_sense_are_refused(fields, message):
-    with pytest.raises(ValueError, match=message):
-        LikelihoodSettings(**fields)
+    refused(message, LikelihoodSettings, **fields)

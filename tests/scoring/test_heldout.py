@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.diffusion import corrupt, sample_times
 from sinklab.core.probing import MaskSinks
 from sinklab.lab.scoring import HeldoutRows, heldout_curve, heldout_rows, row_losses
@@ -121,5 +122,4 @@ def test_what_makes_no_sense_is_refused():
         (loaded, -1, "k counts the keys to remove"),
         (causal, 1, "but llama is autoregressive"),
     ):
-        with pytest.raises(ValueError, match=message):
-            heldout_curve(model, text, ks=(k,))
+        refused(message, heldout_curve, model, text, ks=(k,))

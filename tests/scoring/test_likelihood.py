@@ -6,6 +6,7 @@ import torch
 
 from golden_llada import golden_folder
 from likelihood_twin import ids, log_probabilities, plain_causal, plain_chain, plain_score
+from refusals import refused
 from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.checkpoints import SpecialIds, load
 from sinklab.lab.scoring import likelihood
@@ -319,8 +320,7 @@ def test_progress_is_called_for_every_request_that_is_done():
     ],
 )
 def test_requests_that_cannot_be_scored_are_refused(model, requests, message):
-    with pytest.raises(ValueError, match=message):
-        score(model(), requests)
+    refused(message, score, model(), requests)
 
 
 LLAMA, DIFFUSION = tiny_llama(), tiny_loaded()
@@ -343,20 +343,17 @@ GUIDED = LikelihoodSettings(cfg_scale=1.0)
     ],
 )
 def test_what_cannot_be_scored_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+    refused(message, call)
 
 
 def test_a_model_without_a_mask_is_refused():
     loaded = tiny_loaded()
     loaded.model.config.mask_token_id = None
-    with pytest.raises(ValueError, match="has mask_token_id None"):
-        score(loaded, REQUESTS)
+    refused("has mask_token_id None", score, loaded, REQUESTS)
 
 
 def test_nan_logits_are_named():
     for loaded in (tiny_loaded(), tiny_llama()):
         with torch.no_grad():
             loaded.model.lm_head.weight[5] = math.nan
-        with pytest.raises(ValueError, match="gave NaN logits while scoring"):
-            score(loaded, REQUESTS[:1])
+        refused("gave NaN logits while scoring", score, loaded, REQUESTS[:1])

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from likelihood_twin import ids
+from refusals import refused
 from sinklab.core.probing import (
     MaskPositions,
     MaskSinks,
@@ -219,16 +220,19 @@ def test_edits_become_such_as_a_single_reading_can_carry_out():
     ],
 )
 def test_edits_that_do_not_fit_are_refused(edit, message):
-    with pytest.raises(ValueError, match=message):
-        score(tiny_loaded(), REQUESTS, SETTINGS, edits=[edit])
+    refused(message, score, tiny_loaded(), REQUESTS, SETTINGS, edits=[edit])
 
 
 def test_an_edit_fits_its_model_and_may_be_spelt():
     loaded = tiny_loaded()
-    with pytest.raises(ValueError, match="names position 13, but"):
-        score(tiny_llama(), REQUESTS, edits=[MaskPositions((13,))])
-    with pytest.raises(ValueError, match="random control has no exact"):
-        exact(loaded, *REQUESTS[0], edits=[MaskSinks(k=1, control="random")])
+    refused("names position 13, but", score, tiny_llama(), REQUESTS, edits=[MaskPositions((13,))])
+    refused(
+        "random control has no exact",
+        exact,
+        loaded,
+        *REQUESTS[0],
+        edits=[MaskSinks(k=1, control="random")],
+    )
     spelt, made = (
         score(loaded, REQUESTS, edits=[edit]) for edit in ("mask_sinks:k=1", MaskSinks(k=1))
     )

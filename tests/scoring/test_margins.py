@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.sampling.canvas import Canvas
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.extras.referee.margins import first_difference, measure_margins, near_ties, rewritten
@@ -200,5 +201,4 @@ def test_near_ties_are_near_and_of_both_kinds(random):
     ],
 )
 def test_decoders_without_margins_are_refused(random, settings, message):
-    with pytest.raises(ValueError, match=message):
-        measure_margins(random, canvas(), settings)
+    refused(message, measure_margins, random, canvas(), settings)

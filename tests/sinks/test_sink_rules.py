@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.sinks import Excess, Gu, Top, find_sinks
 from sinklab.core.sinks.normalize import even_weight, is_defined, main_sink, mean_weight
 
@@ -145,15 +146,13 @@ def test_counts_that_are_forgotten_are_missed_where_there_is_padding(kind):
     """Two keys are padding, and so are two queries: six see six, whatever stands around them."""
     padded = kind([[1.0] * 8, [0.0, 0.0, 4.0, 0.4, 0.4, 0.4, 0.4, 0.4]])
     for given in (padded, padded[1], kind([3.4, 0.0, 0.6, 0.0, 0.0, 0.0])):
-        with pytest.raises(ValueError, match=r"as many .*recording\.visible"):
-            find_sinks(given, Excess())
+        refused(r"as many .*recording\.visible", find_sinks, given, Excess())
     visible = kind([[8] * 8, [0, 0, *[6] * 6]])
     assert find_sinks(padded, Excess(), visible).tolist() == [
         [False] * 8,
         [False, False, True, *[False] * 5],
     ]
-    with pytest.raises(ValueError, match="without visible"):
-        find_sinks(padded, Excess(), positions=kind([8, 8]))
+    refused("without visible", find_sinks, padded, Excess(), positions=kind([8, 8]))
     # a key that was hidden is no padding: the others received what all queries gave
     assert find_sinks(kind([0.0, 3.4, 0.3, 0.3]), Excess(1.0)).tolist() == [
         False,
@@ -184,21 +183,18 @@ def test_counts_that_are_forgotten_are_missed_where_the_answer_would_be_another(
     rows[8:] = 0.5 * np.eye(24)[[8] * 16] + 0.5 * rows[8:]
     sums, counts = causal(rows)
     sums, visible = kind(sums), kind(counts)
-    with pytest.raises(ValueError, match=r"recording\.visible"):
-        find_sinks(sums, Gu(0.4))
+    refused(r"recording\.visible", find_sinks, sums, Gu(0.4))
     assert np.flatnonzero(find_sinks(sums, Gu(0.4), visible)).tolist() == [8]
     assert not find_sinks(sums, Gu(0.4), 24).any()
     # a first key that uniform causal attention makes look like a sink
-    with pytest.raises(ValueError, match=r"recording\.visible"):
-        find_sinks(kind(uniform_rows(64).sum(0)), Excess())
+    refused(r"recording\.visible", find_sinks, kind(uniform_rows(64).sum(0)), Excess())
     # either way the same; and what no causal call leaves
     assert find_sinks(sums, Excess(5.0)).tolist() == find_sinks(sums, Excess(5.0), visible).tolist()
     assert find_sinks(kind([2.0, 0.6, 0.2, 1.2]), Gu(0.4)).tolist() == [True, False, False, False]
     assert find_sinks(kind([[2.0, 1.0, 0.1, 0.9], [0.5, 0.5, 2.0, 1.0]]), Gu(0.4)).sum() == 2
     # two added sinks, or two queries of four under a cache
     few = kind([1.4, 0.1, 0.3, 0.2])
-    with pytest.raises(ValueError, match="added sinks or a cache"):
-        find_sinks(few, Gu(0.4))
+    refused("added sinks or a cache", find_sinks, few, Gu(0.4))
     assert find_sinks(few, Gu(0.4), 2).tolist() == [True, False, False, False]
     assert not find_sinks(few, Gu(0.8)).any()
 
@@ -258,22 +254,16 @@ def test_top_gives_ties_to_the_earlier_key():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match=r"k=4 of 4 keys. Choose k < 4"):
-        find_sinks(np.ones(4), Top(4))
-    with pytest.raises(ValueError, match=r"k must be at least 1, but is 0"):
-        Top(0)
-    with pytest.raises(ValueError, match=r"'sums'; did you mean 'sum'\?"):
-        Excess(3.0, "sums")
-    with pytest.raises(ValueError, match="epsilon must be at least 0"):
-        Excess(float("nan"))
-    with pytest.raises(ValueError, match="weight must be at least 0"):
-        Gu(3)
-    with pytest.raises(ValueError, match=r"\(2, 3\) and \(2, 5, 3, 4\)"):
-        find_sinks(np.ones((2, 5, 3, 4)), Excess(), np.ones((2, 3)))
-    with pytest.raises(ValueError, match="one of Excess, Gu, Top: got 3"):
-        find_sinks(np.ones(4), 3)
-    with pytest.raises(ValueError, match="depends on the scores"):
-        Excess(3.0, "zscore").threshold(5)
+    refused(r"k=4 of 4 keys. Choose k < 4", find_sinks, np.ones(4), Top(4))
+    refused(r"k must be at least 1, but is 0", Top, 0)
+    refused(r"'sums'; did you mean 'sum'\?", Excess, 3.0, "sums")
+    refused("epsilon must be at least 0", Excess, float("nan"))
+    refused("weight must be at least 0", Gu, 3)
+    refused(
+        r"\(2, 3\) and \(2, 5, 3, 4\)", find_sinks, np.ones((2, 5, 3, 4)), Excess(), np.ones((2, 3))
+    )
+    refused("one of Excess, Gu, Top: got 3", find_sinks, np.ones(4), 3)
+    refused("depends on the scores", Excess(3.0, "zscore").threshold, 5)
 
 
 def golden_folder():

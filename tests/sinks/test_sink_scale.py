@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.sinks import Excess, Gu, Top, even_share, find_sinks, main_sink
 
 
@@ -83,12 +84,17 @@ def test_tensors_stay_tensors_and_agree_with_arrays(dtype, rule):
 
 
 def test_errors_name_the_shapes():
-    with pytest.raises(ValueError, match=r"shapes \(3,\) and \(3, 2, 2\)"):
-        even_share(np.ones((3, 2, 2, 8)), np.ones((3, 1, 1, 8)), np.ones(3))
-    with pytest.raises(ValueError, match=r"shapes \(5, 8\) and \(3, 8\)"):
-        even_share(np.ones((3, 8)), np.ones((5, 8)), np.ones(3))
-    with pytest.raises(ValueError, match=r"shapes \(2, 8\) and \(8,\)"):
-        find_sinks(torch.ones(8), Excess(), torch.ones(2, 8))
+    refused(
+        r"shapes \(3,\) and \(3, 2, 2\)",
+        even_share,
+        np.ones((3, 2, 2, 8)),
+        np.ones((3, 1, 1, 8)),
+        np.ones(3),
+    )
+    refused(
+        r"shapes \(5, 8\) and \(3, 8\)", even_share, np.ones((3, 8)), np.ones((5, 8)), np.ones(3)
+    )
+    refused(r"shapes \(2, 8\) and \(8,\)", find_sinks, torch.ones(8), Excess(), torch.ones(2, 8))
 
 
 def test_main_sink_passes_over_nan_and_gives_ties_to_the_earlier_key():
@@ -99,8 +105,7 @@ def test_main_sink_passes_over_nan_and_gives_ties_to_the_earlier_key():
     found = main_sink(torch.from_numpy(received))
     assert isinstance(found, torch.Tensor) and found.tolist() == [2, -1, 0, 1]
     assert main_sink(np.array([[[0.0, np.nan, 5.0], [1.0, 2.0, 3.0]]])).tolist() == [[2, 2]]
-    with pytest.raises(ValueError, match="at least one key"):
-        main_sink(np.ones((3, 0)))
+    refused("at least one key", main_sink, np.ones((3, 0)))
 
 
 def test_every_number_of_half_precision_is_widened_as_numpy_converts_it():

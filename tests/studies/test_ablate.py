@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from commands import cli
+from refusals import refused
 from sinklab.core.probing import MaskSinks, intervene
 from sinklab.lab.analysis.doses import rank_correlation
 from sinklab.lab.checkpoints.controls import UNTRAINED
@@ -232,16 +233,11 @@ def test_sentences_say_what_the_rows_say():
 
 def test_what_makes_no_sense_is_refused():
     loaded = tiny_loaded()
-    with pytest.raises(ValueError, match="head, layer, but is 'heads'"):
-        settings(by="heads")
-    with pytest.raises(ValueError, match="unknown sink rule"):
-        settings(sink_rule="exces")
-    with pytest.raises(ValueError, match="0 to 1, but no 5; leave it out"):
-        Ablate()(loaded, "a", settings(layers=(0, 5)))
-    with pytest.raises(ValueError, match="k is 16 and a row has 16"):
-        Ablate()(loaded, "a", settings(k=16))
-    with pytest.raises(ValueError, match="fit the context of tiny test"):
-        Ablate()(loaded, "a", settings(length=100))
+    refused("head, layer, but is 'heads'", settings, by="heads")
+    refused("unknown sink rule", settings, sink_rule="exces")
+    refused("0 to 1, but no 5; leave it out", Ablate(), loaded, "a", settings(layers=(0, 5)))
+    refused("k is 16 and a row has 16", Ablate(), loaded, "a", settings(k=16))
+    refused("fit the context of tiny test", Ablate(), loaded, "a", settings(length=100))
     assert not Path("a").exists()
     with (
         pytest.raises(KeyboardInterrupt),

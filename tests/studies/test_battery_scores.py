@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.probing import by_protocol
 from sinklab.core.probing.intervention import InterventionLog, RemovalRecord
 from sinklab.core.sinks import Excess, Gu
@@ -392,8 +393,14 @@ def test_an_interrupted_run_goes_on_and_comes_to_the_same(tmp_path, monkeypatch)
     assert len(calls) == 3
     for name in ("answers", "accuracy", "removed"):
         assert again.table(name).equals(whole.table(name)), name
-    with pytest.raises(ValueError, match=r"\['problems'\] is 3, and now"):
-        score_battery(loaded, tmp_path / "run", replace(settings, problems=4), resume=True)
+    refused(
+        r"\['problems'\] is 3, and now",
+        score_battery,
+        loaded,
+        tmp_path / "run",
+        replace(settings, problems=4),
+        resume=True,
+    )
 
 
 @pytest.mark.slow
@@ -460,8 +467,7 @@ def test_the_names_are_those_of_the_generator():
     ],
 )
 def test_settings_that_make_no_sense_are_refused(fields, message):
-    with pytest.raises(ValueError, match=message):
-        BatterySettings(**fields)
+    refused(message, BatterySettings, **fields)
 
 
 def test_nothing_hidden_is_always_asked_and_names_may_stand_alone():
@@ -504,8 +510,7 @@ def test_nothing_hidden_is_always_asked_and_names_may_stand_alone():
 def test_what_does_not_fit_the_model_is_refused_before_a_folder_is_taken(
     loaded, fields, message, tmp_path
 ):
-    with pytest.raises(ValueError, match=message):
-        score_battery(loaded(), tmp_path / "run", small(**fields))
+    refused(message, score_battery, loaded(), tmp_path / "run", small(**fields))
     assert not (tmp_path / "run").exists()
 
 

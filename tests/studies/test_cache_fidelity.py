@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.caches.figures import caches_sentences, draw_caches
 from sinklab.lab.studies.caches.policies import (
@@ -320,6 +321,5 @@ REFUSED = [
 def test_what_makes_no_sense_is_refused(changes, make, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("short.txt").write_text(TEXT * 2, "utf-8")
-    with pytest.raises(ValueError, match=message):
-        cache_fidelity(make(), Path("never"), dataclasses.replace(SMALL, **changes))
+    refused(message, cache_fidelity, make(), Path("never"), dataclasses.replace(SMALL, **changes))
     assert not Path("never").exists()

@@ -15,6 +15,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from tokenizers.processors import TemplateProcessing
 
+from refusals import refused
 from sinklab.core.probing import PROTOCOLS, MaskSinks, by_protocol
 from sinklab.core.registry import interventions
 from sinklab.core.sinks import Gu
@@ -366,17 +367,13 @@ def test_protocol_and_rule_are_recorded():
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(given, message):
-    with pytest.raises(ValueError, match=message):
-        SinklabLM(tiny_loaded(), **given)
+    refused(message, SinklabLM, tiny_loaded(), **given)
 
 
 def test_a_model_without_a_mask_token_and_contradictory_settings_are_refused():
-    with pytest.raises(ValueError, match="has mask_token_id None"):
-        SinklabLM(tiny_loaded(mask_token_id=None))
-    with pytest.raises(ValueError, match="fields, not both: got limit"):
-        SinklabLM(tiny_loaded(), settings=SETTINGS, limit=3)
-    with pytest.raises(ValueError, match="no tokenizer files"):
-        SinklabLM(replace(tiny_loaded(), tokenizer=None))
+    refused("has mask_token_id None", SinklabLM, tiny_loaded(mask_token_id=None))
+    refused("fields, not both: got limit", SinklabLM, tiny_loaded(), settings=SETTINGS, limit=3)
+    refused("no tokenizer files", SinklabLM, replace(tiny_loaded(), tokenizer=None))
     for given, message in (
         ({"chat": True}, "has no known chat format; leave out --chat"),
         ({"rule": "entropi"}, "entropi"),
@@ -385,10 +382,13 @@ def test_a_model_without_a_mask_token_and_contradictory_settings_are_refused():
             "decode without a cache",
         ),
     ):
-        with pytest.raises(ValueError, match=message):
-            SinklabLM(tiny_loaded(), settings=replace(SETTINGS, **given))
-    with pytest.raises(ValueError, match="rule can be set for diffusion"):
-        SinklabLM(tiny_llama(), settings=replace(SETTINGS, rule="entropy"))
+        refused(message, SinklabLM, tiny_loaded(), settings=replace(SETTINGS, **given))
+    refused(
+        "rule can be set for diffusion",
+        SinklabLM,
+        tiny_llama(),
+        settings=replace(SETTINGS, rule="entropy"),
+    )
 
 
 def test_chats_are_rendered_and_not_begun_twice():
@@ -402,8 +402,7 @@ def test_chats_are_rendered_and_not_begun_twice():
     assert model.apply_chat_template(history, add_generation_prompt=False) == "<user>a<assistant>b"
     assert model.tok_encode("The") == tokenizer("The", add_special_tokens=False)["input_ids"]
     tokenizer.chat_template = "{{ raise_exception('only one user') }}"
-    with pytest.raises(ValueError, match="user; leave out --chat"):
-        model.apply_chat_template(history)
+    refused("user; leave out --chat", model.apply_chat_template, history)
 
 
 def test_an_autoregressive_text_begins_as_its_tokenizer_begins_one():

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
+from refusals import refused
 from sinklab.lab.records import Run, open_run
 from sinklab.lab.records.leases import Claims
 from sinklab.lab.studies.benchmarks import requests
@@ -219,17 +220,27 @@ def test_an_interrupted_run_asks_for_what_is_missing(
 def test_other_settings_or_weights_are_refused_by_name(finished: Run, tmp_path: Path) -> None:
     settings = replace(SETTINGS, limit=1, record_sinks=0)
     run_toys(tmp_path, settings)
-    with pytest.raises(ValueError, match="run is taken; choose another"):
-        run_toys(tmp_path, settings)
+    refused("run is taken; choose another", run_toys, tmp_path, settings)
     for changes, field in (
         ({"mask_sinks": 2}, "mask_sinks"),
         ({"limit": 2}, "limit"),
         ({"seed": 1}, "seed"),
     ):
-        with pytest.raises(ValueError, match=f"same settings: its .*{field}"):
-            run_toys(tmp_path, replace(settings, **changes), resume=True)
-    with pytest.raises(ValueError, match=r"its model\['weights_sha256'\]"):
-        run_toys(tmp_path, settings, tiny_loaded(1, seed=5), resume=True)
+        refused(
+            f"same settings: its .*{field}",
+            run_toys,
+            tmp_path,
+            replace(settings, **changes),
+            resume=True,
+        )
+    refused(
+        r"its model\['weights_sha256'\]",
+        run_toys,
+        tmp_path,
+        settings,
+        tiny_loaded(1, seed=5),
+        resume=True,
+    )
 
 
 def test_an_autoregressive_model_is_scored_too(tmp_path: Path) -> None:
@@ -352,15 +363,15 @@ def test_without_lm_eval_the_remedy_is_named(
         "find_spec",
         lambda name, *rest: None if name == "lm_eval" else find(name, *rest),
     )
-    with pytest.raises(ValueError, match=r"pip install 'sinklab\[eval\]'"):
-        evaluate(SETTINGS, "tiny", tmp_path / "run")
+    refused(r"pip install 'sinklab\[eval\]'", evaluate, SETTINGS, "tiny", tmp_path / "run")
 
 
 def test_unknown_tasks_are_refused_before_a_model_is_read(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'gsm9k'; did you mean 'gsm8k'"):
-        evaluate(
-            replace(SETTINGS, tasks=("gsm9k",), data=str(tmp_path)),
-            "no such model",
-            tmp_path / "run",
-        )
+    refused(
+        "'gsm9k'; did you mean 'gsm8k'",
+        evaluate,
+        replace(SETTINGS, tasks=("gsm9k",), data=str(tmp_path)),
+        "no such model",
+        tmp_path / "run",
+    )
     assert not (tmp_path / "run").exists()

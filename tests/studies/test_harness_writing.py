@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from refusals import refused
 from sinklab.core.probing import BlockKeys, Dose, MaskSinks, WindowAttention, by_protocol, trace
 from sinklab.core.probing.dose import MEASURED
 from sinklab.core.sampling import Canvas
@@ -304,9 +305,16 @@ def test_a_task_may_want_its_answers_drawn():
 
 def test_nan_logits_and_long_prompts_are_refused():
     loaded = tiny_llama(context=16)
-    with pytest.raises(ValueError, match="16 positions, got 20"):
-        write_batch(loaded, [WritingRequest((5,) * 10, (), 0)], SETTINGS, 10)
+    refused(
+        "16 positions, got 20",
+        write_batch,
+        loaded,
+        [WritingRequest((5,) * 10, (), 0)],
+        SETTINGS,
+        10,
+    )
     with torch.no_grad():
         loaded.model.lm_head.weight.fill_(torch.nan)
-    with pytest.raises(ValueError, match="gave NaN logits at step 0"):
-        write_batch(loaded, [WritingRequest((5,), (), 0)], SETTINGS, 2)
+    refused(
+        "gave NaN logits at step 0", write_batch, loaded, [WritingRequest((5,), (), 0)], SETTINGS, 2
+    )

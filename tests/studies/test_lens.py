@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from refusals import refused
 from sinklab.core.probing import trace
 from sinklab.core.sinks import Excess
 from sinklab.lab.analysis import linear_probes as probes
@@ -122,10 +123,14 @@ def test_what_the_lens_measures_is_what_a_plain_loop_finds():
 
 def test_a_lens_needs_a_norm_a_head_and_equal_lengths():
     model = tiny_model()
-    with pytest.raises(ValueError, match="3 last states, 2 and 2 tokens"):
-        LogitLens.of(model).measures(
-            torch.zeros(2, 32), torch.zeros(3, 32), torch.zeros(2), torch.zeros(2)
-        )
+    refused(
+        "3 last states, 2 and 2 tokens",
+        LogitLens.of(model).measures,
+        torch.zeros(2, 32),
+        torch.zeros(3, 32),
+        torch.zeros(2),
+        torch.zeros(2),
+    )
     with pytest.raises(ValueError, match="DiffusionLM lacks the norm"):
         del model.model.norm
         LogitLens.of(model)
@@ -208,12 +213,9 @@ def test_any_rule_chooses_sinks():
 
 
 def test_unknown_choices_are_refused():
-    with pytest.raises(ValueError, match="top; did you mean 'strongest'"):
-        chosen_rule("strong", 3.0)
-    with pytest.raises(ValueError, match="epsilon must be at least 0"):
-        chosen_rule("excess", -1.0)
-    with pytest.raises(ValueError, match=r"3 positions .* keys, got 2"):
-        sink_heads(np.ones((1, 1, 2)), np.zeros(3))
+    refused("top; did you mean 'strongest'", chosen_rule, "strong", 3.0)
+    refused("epsilon must be at least 0", chosen_rule, "excess", -1.0)
+    refused(r"3 positions .* keys, got 2", sink_heads, np.ones((1, 1, 2)), np.zeros(3))
 
 
 def plain_ridge(
@@ -280,10 +282,8 @@ def test_folds_keep_a_text_together_and_are_even():
     fold = probes.folds_of(text, 5)
     assert all(len(fold[text == one].unique()) == 1 for one in range(10))
     assert fold.bincount().tolist() == [14] * 5
-    with pytest.raises(ValueError, match="there are 5 folds and 4 texts"):
-        probes.folds_of(torch.arange(4), 5)
-    with pytest.raises(ValueError, match="there are 2 folds and 4 texts"):
-        probes.folds_of(torch.arange(4), 2)
+    refused("there are 5 folds and 4 texts", probes.folds_of, torch.arange(4), 5)
+    refused("there are 2 folds and 4 texts", probes.folds_of, torch.arange(4), 2)
 
 
 def test_what_is_learned_of_a_text_by_heart_does_not_count():
@@ -389,13 +389,18 @@ def test_whole_texts_are_exchanged():
         whole = texts[found.pop()]
         first = whole.index(rows[0].item())
         assert rows.tolist() == [whole[(first + step) % len(whole)] for step in range(len(rows))]
-    with pytest.raises(ValueError, match="there is only one"):
-        probes.shuffled(target, torch.zeros(12, dtype=torch.int64))
+    refused("there is only one", probes.shuffled, target, torch.zeros(12, dtype=torch.int64))
 
 
 def test_probes_refuse_what_is_not_finite():
     fold = torch.arange(9) % 3
-    with pytest.raises(ValueError, match="got 3 folds, 1 states"):
-        probes.ridge(torch.tensor([[torch.nan]] + [[0.0]] * 8), {"y": torch.zeros(9, 1)}, fold)
-    with pytest.raises(ValueError, match="got 2 folds"):
-        probes.ridge(torch.zeros(9, 1), {"y": torch.zeros(9, 1)}, fold.clamp(max=1))
+    refused(
+        "got 3 folds, 1 states",
+        probes.ridge,
+        torch.tensor([[torch.nan]] + [[0.0]] * 8),
+        {"y": torch.zeros(9, 1)},
+        fold,
+    )
+    refused(
+        "got 2 folds", probes.ridge, torch.zeros(9, 1), {"y": torch.zeros(9, 1)}, fold.clamp(max=1)
+    )

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.core.probing import MaskPositions, MaskSinks, WindowAttention, intervene
 from sinklab.core.sinks.rules import Excess
@@ -321,8 +322,7 @@ def test_a_run_folder_says_it_all(tmp_path, family):
         if family == "autoregressive"
         else abs(loss - first) > 1e-4
     )
-    with pytest.raises(ValueError, match="A run folder is written once"):
-        masking_curve(loaded, path, settings)
+    refused("A run folder is written once", masking_curve, loaded, path, settings)
     # twins see the same rows under the same noise: theirs is what a run of their own gives
     for kind, make in UNTRAINED.items():
         alone = open_run(
@@ -358,30 +358,50 @@ def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one(tmp_path
 
 
 def test_what_makes_no_sense_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="'randm'; did you mean 'random'"):
-        CurveSettings(controls=("randm",))
-    with pytest.raises(ValueError, match="at least 0, but is -2"):
-        CurveSettings(ks=(-2,))
-    with pytest.raises(ValueError, match="rows must be at least 1"):
-        CurveSettings(rows=0)
-    with pytest.raises(ValueError, match=r"protocols=.*during=reading"):
-        masking_curve(tiny_loaded(), tmp_path / "a", CurveSettings(protocols=("rule",)))
-    with pytest.raises(ValueError, match="one of ks"):
-        masking_curve(tiny_loaded(), tmp_path / "a", CurveSettings(by="head", ks=(1, 2)))
+    refused("'randm'; did you mean 'random'", CurveSettings, controls=("randm",))
+    refused("at least 0, but is -2", CurveSettings, ks=(-2,))
+    refused("rows must be at least 1", CurveSettings, rows=0)
+    refused(
+        r"protocols=.*during=reading",
+        masking_curve,
+        tiny_loaded(),
+        tmp_path / "a",
+        CurveSettings(protocols=("rule",)),
+    )
+    refused(
+        "one of ks",
+        masking_curve,
+        tiny_loaded(),
+        tmp_path / "a",
+        CurveSettings(by="head", ks=(1, 2)),
+    )
     loaded = tiny_loaded(1)
-    with pytest.raises(ValueError, match="63 positions, got 65"):
-        masking_curve(loaded, tmp_path / "a", CurveSettings(ks=(1,), length=65))
+    refused(
+        "63 positions, got 65",
+        masking_curve,
+        loaded,
+        tmp_path / "a",
+        CurveSettings(ks=(1,), length=65),
+    )
     # 20 tokens and an added sink
-    with pytest.raises(ValueError, match="21 keys of a row, but k is 11"):
-        masking_curve(loaded, tmp_path / "a", CurveSettings(ks=(11,), length=20))
-    with pytest.raises(ValueError, match="21 keys of a row, but k is 21"):
-        masking_curve(
-            loaded, tmp_path / "a", CurveSettings(ks=(21,), length=20, controls=("sinks",))
-        )
-    with pytest.raises(ValueError, match="has no tokenizer files"):
-        masking_curve(replace(loaded, tokenizer=None), tmp_path / "a")
+    refused(
+        "21 keys of a row, but k is 11",
+        masking_curve,
+        loaded,
+        tmp_path / "a",
+        CurveSettings(ks=(11,), length=20),
+    )
+    refused(
+        "21 keys of a row, but k is 21",
+        masking_curve,
+        loaded,
+        tmp_path / "a",
+        CurveSettings(ks=(21,), length=20, controls=("sinks",)),
+    )
+    refused(
+        "has no tokenizer files", masking_curve, replace(loaded, tokenizer=None), tmp_path / "a"
+    )
     loaded = tiny_loaded()
     loaded.model.config.mask_token_id = None
-    with pytest.raises(ValueError, match="has mask_token_id None"):
-        masking_curve(loaded, tmp_path / "a")
+    refused("has mask_token_id None", masking_curve, loaded, tmp_path / "a")
     assert not (tmp_path / "a").exists()

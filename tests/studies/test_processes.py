@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from launched import torchrun
+from refusals import refused
 from sinklab.lab.records import Run, leases, open_run
 from sinklab.lab.records.leases import Claims
 from sinklab.lab.studies.processes import Processes, Units
@@ -149,11 +150,9 @@ def test_workers_are_named_by_the_command_or_the_environment(monkeypatch):
     )
     assert Processes().ordered([2, 0, 1]) == [0, 1, 2]
     monkeypatch.setenv("RANK", "3")
-    with pytest.raises(ValueError, match="number below WORLD_SIZE"):
-        Processes.here()
+    refused("number below WORLD_SIZE", Processes.here)
     for wrong in ("5/5", "1", "", "a/b", "-1/2", "1/2/3"):
-        with pytest.raises(ValueError, match="--shard is i/n with i from 0"):
-            Processes.here(wrong)
+        refused("--shard is i/n with i from 0", Processes.here, wrong)
 
 
 QUICK = StudySettings(
@@ -171,18 +170,30 @@ def test_workers_come_into_a_folder_of_their_run_and_of_no_other(tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "notes.txt").write_text("mine")
     worker = Processes.here("1/2")
-    with pytest.raises(ValueError, match=r"notes.txt but no run.json"):
-        study(tiny_loaded(), tmp_path / "notes", QUICK, worker=worker)
-    with pytest.raises(ValueError, match="notes is taken; choose another"):
-        study(tiny_loaded(), tmp_path / "notes", QUICK)
+    refused(
+        r"notes.txt but no run.json", study, tiny_loaded(), tmp_path / "notes", QUICK, worker=worker
+    )
+    refused("notes is taken; choose another", study, tiny_loaded(), tmp_path / "notes", QUICK)
     study(tiny_loaded(), tmp_path / "run", QUICK, worker=Processes.here("0/2"))
     before = open_run(tmp_path / "run").info
     study(tiny_loaded(), tmp_path / "run", QUICK, worker=worker)
     assert open_run(tmp_path / "run").info == before
-    with pytest.raises(ValueError, match=r"settings\['new_tokens'\] is 3"):
-        study(tiny_loaded(), tmp_path / "run", replace(QUICK, new_tokens=4), worker=worker)
-    with pytest.raises(ValueError, match=r"share its seed.*\(--seed\)"):
-        study(tiny_loaded(), tmp_path / "drawn", replace(QUICK, seed=None), worker=worker)
+    refused(
+        r"settings\['new_tokens'\] is 3",
+        study,
+        tiny_loaded(),
+        tmp_path / "run",
+        replace(QUICK, new_tokens=4),
+        worker=worker,
+    )
+    refused(
+        r"share its seed.*\(--seed\)",
+        study,
+        tiny_loaded(),
+        tmp_path / "drawn",
+        replace(QUICK, seed=None),
+        worker=worker,
+    )
     assert not (tmp_path / "drawn").exists()
 
 

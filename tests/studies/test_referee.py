@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import scipy
 
+from refusals import refused
 from sinklab.extras.referee import Referee, RefereeSettings
 from sinklab.extras.referee.margins import PROBES
 from sinklab.extras.referee.rounding import (
@@ -308,16 +309,23 @@ def test_a_trace_is_judged_by_its_margins(tmp_path):
 
 
 def test_what_cannot_be_judged_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="give RUN or RUN OTHER"):
-        Referee()(None, tmp_path / "out", RefereeSettings())
-    with pytest.raises(ValueError, match="got 3"):
-        RefereeSettings(runs=("a", "b", "c"))
-    with pytest.raises(ValueError, match="give RUN or RUN OTHER"):
-        Referee().amount(RefereeSettings(), None)
+    refused("give RUN or RUN OTHER", Referee(), None, tmp_path / "out", RefereeSettings())
+    refused("got 3", RefereeSettings, runs=("a", "b", "c"))
+    refused("give RUN or RUN OTHER", Referee().amount, RefereeSettings(), None)
     causal = benchmark(tmp_path / "causal", [1], ["a"], family="autoregressive")
-    with pytest.raises(ValueError, match="texts that a diffusion model"):
-        Referee()(None, tmp_path / "out", RefereeSettings(runs=(str(causal),)))
+    refused(
+        "texts that a diffusion model",
+        Referee(),
+        None,
+        tmp_path / "out",
+        RefereeSettings(runs=(str(causal),)),
+    )
     with RunWriter(tmp_path / "curve", kind="curve", model={"name": "x"}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match="is of kind 'curve'"):
-        Referee()(None, tmp_path / "out", RefereeSettings(runs=(str(tmp_path / "curve"),)))
+    refused(
+        "is of kind 'curve'",
+        Referee(),
+        None,
+        tmp_path / "out",
+        RefereeSettings(runs=(str(tmp_path / "curve"),)),
+    )

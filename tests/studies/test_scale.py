@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from refusals import refused
 from tiny_diffusion import TEXT
 
 pytestmark = pytest.mark.ring("extras")
@@ -138,8 +139,7 @@ def test_runs_come_seed_by_seed_and_those_that_cannot_be_are_refused():
         "variants-plain-1",
     ]
     assert [run.name for run in runs[24:26]] == ["twins-causal-0", "twins-diffusion-0"]
-    with pytest.raises(ValueError, match=r"plan\.json is not there; run"):
-        REAL.plan()
+    refused(r"plan\.json is not there; run", REAL.plan)
 
 
 def test_of_a_seed_all_kinds_see_the_same(tmp_path):
@@ -164,13 +164,14 @@ def test_what_is_packed_says_what_it_is_and_must_travel(toy, monkeypatch, tmp_pa
         path.stat().st_size for path in data.rglob("*") if path.is_file()
     ) - ((data / "packed.json").stat().st_size)
     monkeypatch.setattr(runbook, "LARGEST", 100)
-    with pytest.raises(ValueError, match=r"must fit .* MiB, but are"):
-        runbook.pack(
-            toy,
-            str(tmp_path / "text"),
-            str(tmp_path / "text" / "heldout.txt"),
-            str(data / "tokenizer"),
-        )
+    refused(
+        r"must fit .* MiB, but are",
+        runbook.pack,
+        toy,
+        str(tmp_path / "text"),
+        str(tmp_path / "text" / "heldout.txt"),
+        str(data / "tokenizer"),
+    )
 
 
 PLAN = {"stages": {"variants": {"seeds": 1, "tokens": 2560}, "twins": {"seeds": 1, "tokens": 384}}}

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.lab.records import Run, RunWriter, open_run
 from sinklab.lab.scoring.prompts import encode
 from sinklab.lab.scoring.task import Task
@@ -216,8 +217,14 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(run, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         sink_contents(tiny_loaded(), tmp_path / "run", SETTINGS, progress=stop)
     assert open_run(tmp_path / "run").info.status == "interrupted"
-    with pytest.raises(ValueError, match=r"\['pairs'\] is 2, and now"):
-        sink_contents(tiny_loaded(), tmp_path / "run", replace(SETTINGS, pairs=3), resume=True)
+    refused(
+        r"\['pairs'\] is 2, and now",
+        sink_contents,
+        tiny_loaded(),
+        tmp_path / "run",
+        replace(SETTINGS, pairs=3),
+        resume=True,
+    )
     told.clear()
     again = open_run(
         sink_contents(tiny_loaded(), tmp_path / "run", SETTINGS, progress=told.append, resume=True)
@@ -378,8 +385,7 @@ def test_what_a_control_shows_stands_beside_it(tmp_path):
     ],
 )
 def test_settings_that_make_no_sense(changes, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        replace(SETTINGS, **changes)
+    refused(re.escape(message), replace, SETTINGS, **changes)
 
 
 @pytest.mark.parametrize(
@@ -404,20 +410,23 @@ def test_settings_that_make_no_sense(changes, message):
     ],
 )
 def test_what_cannot_be_is_refused_before_a_folder_is_taken(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        sink_contents(tiny_loaded(), tmp_path / "run", replace(SETTINGS, **changes))
+    refused(
+        re.escape(message),
+        sink_contents,
+        tiny_loaded(),
+        tmp_path / "run",
+        replace(SETTINGS, **changes),
+    )
     assert not (tmp_path / "run").exists()
 
 
 def test_an_autoregressive_model_has_no_future(tmp_path):
-    with pytest.raises(ValueError, match="no positions that are still"):
-        sink_contents(tiny_llama(), tmp_path / "run", SETTINGS)
+    refused("no positions that are still", sink_contents, tiny_llama(), tmp_path / "run", SETTINGS)
 
 
 def test_a_taken_folder_is_refused(tmp_path):
     (tmp_path / "note.txt").write_text("mine")
-    with pytest.raises(ValueError, match="is taken"):
-        sink_contents(tiny_loaded(), tmp_path, SETTINGS)
+    refused("is taken", sink_contents, tiny_loaded(), tmp_path, SETTINGS)
 
 
 def test_values_are_finite_where_something_was_seen(run):

@@ -14,6 +14,7 @@ import torch
 
 import sinklab
 from commands import cli, out_of
+from refusals import refused
 from sinklab.lab.records import open_run
 from sinklab.lab.reports.words import percent
 from sinklab.lab.studies.strength import Strength, StrengthSettings
@@ -115,8 +116,7 @@ def test_natural_rows_are_consecutive_and_end_with_their_document():
     first = len(ids[0]) // 12
     assert rows[:first].ravel().tolist() == ids[0][: first * 12]
     assert natural_rows(loaded, settings(texts="two.jsonl", document=1))[0].tolist() == ids[1][:12]
-    with pytest.raises(ValueError, match="number 2 on"):
-        natural_rows(loaded, settings(texts="two.jsonl", document=2))
+    refused("number 2 on", natural_rows, loaded, settings(texts="two.jsonl", document=2))
 
 
 def test_masks_are_nested_and_spare_the_start_token():
@@ -186,12 +186,9 @@ def test_the_page_holds_both_readings_and_the_published_numbers_and_loads_nothin
 
 
 def test_what_a_model_cannot_do_is_refused():
-    with pytest.raises(ValueError, match="context"):
-        Strength()(tiny_llama(), "run", settings(length=65))
-    with pytest.raises(ValueError, match="start token"):
-        Strength()(tiny_loaded(), "run", settings(starts=("start",)))
-    with pytest.raises(ValueError, match="epsilon"):
-        settings(epsilon=1.0)
+    refused("context", Strength(), tiny_llama(), "run", settings(length=65))
+    refused("start token", Strength(), tiny_loaded(), "run", settings(starts=("start",)))
+    refused("epsilon", settings, epsilon=1.0)
 
 
 def test_a_loaded_model_answers():
@@ -199,8 +196,7 @@ def test_a_loaded_model_answers():
     run = lm.strength("held.txt", rows=3, length=12, ratios=(0.5,), twin=False)
     assert run.table("summary")["rows"].tolist() == [3, 3, 3]
     assert "50.0\u00a0% masked (3 sequences)" in strength_sentences([run])[0]
-    with pytest.raises(ValueError, match="epsilon"):
-        lm.strength(epsilom=0.2)
+    refused("epsilon", lm.strength, epsilom=0.2)
 
 
 def test_the_page_on_masked_models_says_what_the_study_measured():

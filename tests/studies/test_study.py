@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from refusals import refused
 from sinklab.core.probing import CallView, Statistic
 from sinklab.core.registry import statistics
 from sinklab.lab.records import open_run
@@ -182,26 +183,35 @@ def test_each_sample_has_a_seed_of_its_own(settings, tmp_path):
     ],
 )
 def test_bad_settings_are_refused_before_a_folder_is_taken(settings, tmp_path, change, message):
-    with pytest.raises(ValueError, match=message):
-        study(tiny_loaded(1), tmp_path / "run", replace(settings, **change))
+    refused(message, study, tiny_loaded(1), tmp_path / "run", replace(settings, **change))
     assert not (tmp_path / "run").exists()
 
 
 def test_models_and_folders_that_do_not_fit_are_refused(settings, tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="taken is taken; choose another"):
-        study(tiny_loaded(), tmp_path / "taken", settings)
-    with pytest.raises(ValueError, match="has mask_token_id None"):
-        study(tiny_loaded(mask_token_id=None), tmp_path / "maskless", settings)
-    with pytest.raises(ValueError, match="token ids such as '5 17 3'"):
-        study(replace(tiny_loaded(), tokenizer=None), tmp_path / "mute", settings)
-    with pytest.raises(ValueError, match="files; leave out heldout"):
-        study(
-            replace(tiny_loaded(), tokenizer=None),
-            tmp_path / "mute",
-            replace(settings, prompts=("5 6",)),
-        )
+    refused("taken is taken; choose another", study, tiny_loaded(), tmp_path / "taken", settings)
+    refused(
+        "has mask_token_id None",
+        study,
+        tiny_loaded(mask_token_id=None),
+        tmp_path / "maskless",
+        settings,
+    )
+    refused(
+        "token ids such as '5 17 3'",
+        study,
+        replace(tiny_loaded(), tokenizer=None),
+        tmp_path / "mute",
+        settings,
+    )
+    refused(
+        "files; leave out heldout",
+        study,
+        replace(tiny_loaded(), tokenizer=None),
+        tmp_path / "mute",
+        replace(settings, prompts=("5 6",)),
+    )
     assert not (tmp_path / "mute").exists()
     assert not (tmp_path / "maskless").exists()
 
@@ -220,8 +230,7 @@ def test_models_and_folders_that_do_not_fit_are_refused(settings, tmp_path):
     ],
 )
 def test_settings_that_fit_no_model_are_refused_as_they_are_made(change, message):
-    with pytest.raises(ValueError, match=message):
-        StudySettings(**change)
+    refused(message, StudySettings, **change)
 
 
 @dataclass(frozen=True)
@@ -240,8 +249,7 @@ def test_a_statistic_with_options_has_the_label_of_the_trace(monkeypatch):
     monkeypatch.setitem(statistics._classes, "powered", Powered)
     chosen = StudySettings(statistics=("powered:power=3", "powered:power=2"))
     assert chosen.statistics == ("received", "powered:power=3.0", "powered")
-    with pytest.raises(ValueError, match="'powr'; did you mean 'power'"):
-        StudySettings(statistics=("powered:powr=3",))
+    refused("'powr'; did you mean 'power'", StudySettings, statistics=("powered:powr=3",))
 
 
 def test_all_statistics_and_received_always():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
+from refusals import refused
 from sinklab.lab.checkpoints import Loaded, SpecialIds
 from sinklab.lab.records import Run, open_run
 from sinklab.lab.scoring import encode
@@ -166,8 +167,9 @@ def test_an_empty_prompt_begins_with_the_beginning_of_text(tmp_path):
     assert tokens["token_id"][0] == 7
     assert tokens["special"][0] == "bos"
     nothing = replace(tiny_llama(), special=SpecialIds())
-    with pytest.raises(ValueError, match="but the prompt is empty"):
-        study(nothing, tmp_path / "none", replace(QUICK, prompts=("",)))
+    refused(
+        "but the prompt is empty", study, nothing, tmp_path / "none", replace(QUICK, prompts=("",))
+    )
 
 
 def test_a_prompt_begins_as_the_tokenizer_begins_a_text(tmp_path):
@@ -270,8 +272,7 @@ def test_a_clean_pass_reads_its_own_past(tmp_path):
     ],
 )
 def test_what_an_autoregressive_model_cannot_do_is_refused(tmp_path, change, message):
-    with pytest.raises(ValueError, match=message):
-        study(tiny_llama(), tmp_path / "run", replace(QUICK, **change))
+    refused(message, study, tiny_llama(), tmp_path / "run", replace(QUICK, **change))
     assert not (tmp_path / "run").exists()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from commands import cli, error_of, out_of
+from refusals import refused
 from sinklab.core.errors import Checked, limited
 from sinklab.core.probing import MaskSinks
 from sinklab.core.registry import interventions, load_plugin, studies
@@ -139,14 +140,12 @@ def test_settings_in_groups_are_flat_in_a_run_folder_and_on_the_command_line():
     assert list(leaves(Composed())) == list(record)
     assert from_record(Composed(), record) == Composed(texts=4)
     assert from_record(Composed(), {"rows": 2}).source == Source(2, 32)
-    with pytest.raises(ValueError, match="'text'; did you mean 'texts'"):
-        from_record(Composed(), {"text": 3})
+    refused("'text'; did you mean 'texts'", from_record, Composed(), {"text": 3})
     given = typed(Composed())
     assert (given.texts, given.source.block_length, given.edits) == (3, 32, ("mask_sinks:k=2",))
     assert checked(given) == Composed()
     assert checked(given, rows=5).source == Source(5, 32)
-    with pytest.raises(ValueError, match="texts must be at least 1"):
-        checked(given, texts=0)
+    refused("texts must be at least 1", checked, given, texts=0)
 
 
 def test_settings_are_built_once(monkeypatch):
@@ -164,15 +163,13 @@ def test_settings_are_built_once(monkeypatch):
 
 def test_runs_of_another_kind_are_not_reproduced(tmp_path):
     Toy()(tiny_loaded(), tmp_path / "toy")
-    with pytest.raises(ValueError, match="kind 'toy' and not 'study'"):
-        Trace().settings_of(tmp_path / "toy")
+    refused("kind 'toy' and not 'study'", Trace().settings_of, tmp_path / "toy")
 
 
 def test_several_processes_need_a_study_that_is_sharded(monkeypatch, tmp_path):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="toy is scored by one process"):
-        Toy()(tiny_loaded(), tmp_path / "run")
+    refused("toy is scored by one process", Toy(), tiny_loaded(), tmp_path / "run")
 
 
 def test_folders_that_are_taken_show_before_a_model_is_read(tmp_path):
@@ -183,12 +180,25 @@ def test_folders_that_are_taken_show_before_a_model_is_read(tmp_path):
 
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="b is taken; choose another"):
-        conduct(Several(), ("no-such-model/a", "no-such-model/b"), tmp_path, CurveSettings())
+    refused(
+        "b is taken; choose another",
+        conduct,
+        Several(),
+        ("no-such-model/a", "no-such-model/b"),
+        tmp_path,
+        CurveSettings(),
+    )
 
 
 def test_models_that_are_not_there_show_before_the_first_is_run(tmp_path):
     model = str(save_tiny(tmp_path / "model"))
-    with pytest.raises(ValueError, match="loaded from 'tiny-snik'"):
-        conduct(Curve(), (model, "tiny-snik"), tmp_path / "out", CurveSettings(), resume=True)
+    refused(
+        "loaded from 'tiny-snik'",
+        conduct,
+        Curve(),
+        (model, "tiny-snik"),
+        tmp_path / "out",
+        CurveSettings(),
+        resume=True,
+    )
     assert not (tmp_path / "out").exists()

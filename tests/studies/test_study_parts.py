@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from refusals import refused
 from sinklab.lab.records import Run, open_run
 from sinklab.lab.studies.processes import Progress
 from sinklab.lab.studies.trace import run as observation
@@ -110,12 +111,23 @@ def test_a_run_resumes_as_it_was_begun_or_not_at_all(settings, tmp_path):
     seed = open_run(tmp_path / "run").info.seed
     study(tiny_loaded(), tmp_path / "run", short, resume=True)
     assert open_run(tmp_path / "run").info.seed == seed, "a drawn seed is taken up again"
-    with pytest.raises(ValueError, match=r"settings\['new_tokens'\] is 6"):
-        study(tiny_loaded(), tmp_path / "run", replace(short, new_tokens=5), resume=True)
-    with pytest.raises(ValueError, match=r"model\['weights_sha256'\]"):
-        study(tiny_loaded(seed=3), tmp_path / "run", short, resume=True)
-    with pytest.raises(ValueError, match="run is taken; choose another"):
-        study(tiny_loaded(), tmp_path / "run", short)
+    refused(
+        r"settings\['new_tokens'\] is 6",
+        study,
+        tiny_loaded(),
+        tmp_path / "run",
+        replace(short, new_tokens=5),
+        resume=True,
+    )
+    refused(
+        r"model\['weights_sha256'\]",
+        study,
+        tiny_loaded(seed=3),
+        tmp_path / "run",
+        short,
+        resume=True,
+    )
+    refused("run is taken; choose another", study, tiny_loaded(), tmp_path / "run", short)
 
 
 class Heard(Progress):

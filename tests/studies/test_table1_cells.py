@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from refusals import refused
 from sinklab.core.sinks import Gu
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.studies.benchmarks.offline import LIKELIHOODS
@@ -120,13 +121,14 @@ def test_protocols_stand_side_by_side_and_likelihoods_know_the_clean_pass_alone(
     moved = tmp_path / "b" / "gsm8k-k5"
     moved.parent.mkdir()
     (tmp_path / "a" / "gsm8k-k5-held").rename(moved)
-    with pytest.raises(ValueError, match="protocol='held', and now"):
-        table1(
-            {"b": tiny_loaded},
-            replace(settings, tasks=("gsm8k",)),
-            tmp_path,
-            replace(plan, protocols=("paper",)),
-        )
+    refused(
+        "protocol='held', and now",
+        table1,
+        {"b": tiny_loaded},
+        replace(settings, tasks=("gsm8k",)),
+        tmp_path,
+        replace(plan, protocols=("paper",)),
+    )
 
 
 def test_the_tasks_of_likelihoods_are_those_that_lm_eval_calls_so():
@@ -166,31 +168,40 @@ def test_a_folder_of_another_run_is_refused_before_anything_is_scored(asked, tmp
     asked += [SETTINGS] * 3
     settings = replace(SETTINGS, tasks=("gsm8k",))
     table1({"a": tiny_loaded}, settings, tmp_path, Plan(ks=(5,)))
-    with pytest.raises(ValueError, match="limit=None, and now it is 3"):
-        table1(
-            {"z": tiny_loaded, "a": tiny_loaded},
-            replace(settings, limit=3),
-            tmp_path,
-            Plan(ks=(5,)),
-        )
-    with pytest.raises(ValueError, match="chat=False, and now it is True"):
-        table1({"a": tiny_loaded}, settings, tmp_path, Plan(ks=(5,), chat=True))
+    refused(
+        "limit=None, and now it is 3",
+        table1,
+        {"z": tiny_loaded, "a": tiny_loaded},
+        replace(settings, limit=3),
+        tmp_path,
+        Plan(ks=(5,)),
+    )
+    refused(
+        "chat=False, and now it is True",
+        table1,
+        {"a": tiny_loaded},
+        settings,
+        tmp_path,
+        Plan(ks=(5,), chat=True),
+    )
     with RunWriter(tmp_path / "b" / "gsm8k-k0", kind="study", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match="gsm8k-k0 holds a run of kind"):
-        table1({"b": tiny_loaded}, settings, tmp_path, Plan(ks=(5,)))
+    refused(
+        "gsm8k-k0 holds a run of kind",
+        table1,
+        {"b": tiny_loaded},
+        settings,
+        tmp_path,
+        Plan(ks=(5,)),
+    )
     assert len(asked) == 5
 
 
 def test_plans_and_settings_that_make_no_sense(tmp_path):
-    with pytest.raises(ValueError, match="ks must be at least 0"):
-        Plan(ks=(-1,))
-    with pytest.raises(ValueError, match="'rndom'; did you mean 'random'"):
-        Plan(controls=("rndom",))
-    with pytest.raises(ValueError, match="controls must not be empty"):
-        Plan(controls=())
-    with pytest.raises(ValueError, match="leave out mask_sinks and"):
-        table1({}, EvalSettings(mask_sinks=5), tmp_path)
+    refused("ks must be at least 0", Plan, ks=(-1,))
+    refused("'rndom'; did you mean 'random'", Plan, controls=("rndom",))
+    refused("controls must not be empty", Plan, controls=())
+    refused("leave out mask_sinks and", table1, {}, EvalSettings(mask_sinks=5), tmp_path)
     assert cell_name("gsm8k", 0, "random") == "gsm8k-k0"
 
 
@@ -212,10 +223,11 @@ def test_real_cells_of_a_real_benchmark(tmp_path, monkeypatch):
     runs = [open_run(folder) for folder in folders]
     assert [run.info.settings["mask_sinks"] for run in runs] == [None, 2]
     assert all(run.info.status == "complete" and len(run.table("samples")) == 4 for run in runs)
-    with pytest.raises(ValueError, match="humaneval runs programs that"):
-        table1(
-            {"a": tiny_loaded},
-            replace(settings, tasks=("gsm8k", "humaneval")),
-            tmp_path / "out",
-            Plan(ks=(2,)),
-        )
+    refused(
+        "humaneval runs programs that",
+        table1,
+        {"a": tiny_loaded},
+        replace(settings, tasks=("gsm8k", "humaneval")),
+        tmp_path / "out",
+        Plan(ks=(2,)),
+    )

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
+from refusals import refused
 from sinklab.lab.studies.benchmarks import offline
 from sinklab.lab.studies.benchmarks.rows import SOURCES, rows_of
 
@@ -157,8 +158,13 @@ def test_few_shot_examples_come_from_the_training_file(tmp_path):
 
 def test_a_missing_training_file_is_no_matter_without_examples(tmp_path):
     write(tmp_path, "gsm8k")
-    with pytest.raises(ValueError, match=r"gsm8k needs .* for 5 examples"):
-        offline.tasks(["gsm8k"], tmp_path, cache=tmp_path / "cache")
+    refused(
+        r"gsm8k needs .* for 5 examples",
+        offline.tasks,
+        ["gsm8k"],
+        tmp_path,
+        cache=tmp_path / "cache",
+    )
     (task,), _ = offline.tasks(["gsm8k"], tmp_path, num_fewshot=0, cache=tmp_path / "cache")
     assert not task.has_training_docs()
     with pytest.raises(ValueError, match=r"piqa needs .* for 3 examples"):
@@ -225,29 +231,26 @@ def test_files_are_converted_once_and_anew_when_they_change(tmp_path):
     ],
 )
 def test_what_cannot_be_had_is_refused(names, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        offline.tasks(names, tmp_path, cache=tmp_path / "cache")
+    refused(message, offline.tasks, names, tmp_path, cache=tmp_path / "cache")
 
 
 def test_folders_that_are_none_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="absent is none; give"):
-        offline.tasks(["piqa"], tmp_path / "absent")
+    refused("absent is none; give", offline.tasks, ["piqa"], tmp_path / "absent")
     write(tmp_path, "piqa")
     (tmp_path / "taken").touch()
-    with pytest.raises(ValueError, match="choose another cache folder"):
-        offline.tasks(["piqa"], tmp_path, cache=tmp_path / "taken")
+    refused(
+        "choose another cache folder", offline.tasks, ["piqa"], tmp_path, cache=tmp_path / "taken"
+    )
 
 
 def test_programs_are_refused_without_the_extra_that_holds_them(monkeypatch, tmp_path):
     monkeypatch.setattr(offline, "sandboxes", {})
-    with pytest.raises(ValueError, match=r"sinklab\.extras\.sandbox"):
-        offline.tasks(["humaneval"], tmp_path, run_code=True)
+    refused(r"sinklab\.extras\.sandbox", offline.tasks, ["humaneval"], tmp_path, run_code=True)
 
 
 def test_lm_eval_is_an_extra(monkeypatch, tmp_path):
     monkeypatch.setattr(offline.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'sinklab\[eval\]'"):
-        offline.tasks(["piqa"], tmp_path)
+    refused(r"pip install 'sinklab\[eval\]'", offline.tasks, ["piqa"], tmp_path)
 
 
 @pytest.mark.ring("extras")
@@ -259,8 +262,14 @@ def test_without_the_hub_the_message_says_what_to_get(name, monkeypatch, tmp_pat
         raise ConnectionError("Couldn't reach it\non the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(ValueError, match=f"{name} needs .*ConnectionError"):
-        offline.tasks([name], None, run_code=True, cache=tmp_path)
+    refused(
+        f"{name} needs .*ConnectionError",
+        offline.tasks,
+        [name],
+        None,
+        run_code=True,
+        cache=tmp_path,
+    )
 
 
 def test_other_tasks_are_lm_evals_own(monkeypatch, tmp_path):
@@ -291,10 +300,15 @@ def test_other_tasks_are_lm_evals_own(monkeypatch, tmp_path):
     )
     (task,), _ = offline.tasks(["openbookqa"], None, cache=tmp_path)
     assert task.task_name == "openbookqa"
-    with pytest.raises(ValueError, match="task 'openbokqa'; did you mean"):
-        offline.tasks(["openbokqa"], None, cache=tmp_path)
-    with pytest.raises(ValueError, match=r"mbpp runs programs .*lm_eval"):
-        offline.tasks(["mbpp"], None, run_code=True, cache=tmp_path)
+    refused("task 'openbokqa'; did you mean", offline.tasks, ["openbokqa"], None, cache=tmp_path)
+    refused(
+        r"mbpp runs programs .*lm_eval",
+        offline.tasks,
+        ["mbpp"],
+        None,
+        run_code=True,
+        cache=tmp_path,
+    )
 
 
 SIZES = {

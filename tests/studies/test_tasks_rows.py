@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from refusals import refused
 from sinklab.lab.studies.benchmarks.rows import rows_of
 
 ARC = {
@@ -55,22 +56,18 @@ def test_hellaswag_text_sets_the_last_sentence_apart(tmp_path):
         "",
     )
     path.write_bytes(bz2.compress(("\n".join(text[:-1]) + "\n").encode()))
-    with pytest.raises(ValueError, match="but its 11 lines do not"):
-        rows_of("hellaswag", [path])
+    refused("but its 11 lines do not", rows_of, "hellaswag", [path])
 
 
 def test_labels_may_stand_in_a_file_beside(tmp_path):
     row = {"goal": "Dry a cup", "sol1": "Towel.", "sol2": "Cup."}
     path = lines(tmp_path / "valid.jsonl", row, row)
-    with pytest.raises(ValueError, match="document 1 has no label"):
-        rows_of("piqa", [path])
+    refused("document 1 has no label", rows_of, "piqa", [path])
     labels = tmp_path / "valid-labels.lst"
     labels.write_text("1\n")
-    with pytest.raises(ValueError, match="a label for each of 2 rows of"):
-        rows_of("piqa", [path])
+    refused("a label for each of 2 rows of", rows_of, "piqa", [path])
     labels.write_text("1\n2\n")
-    with pytest.raises(ValueError, match="document 2: label must be 0 to"):
-        rows_of("piqa", [path])
+    refused("document 2: label must be 0 to", rows_of, "piqa", [path])
     labels.write_text("1\n0\n")
     assert [row["label"] for row in rows_of("piqa", [path])] == [1, 0]
     social = lines(
@@ -132,8 +129,7 @@ def test_parquet_parts_are_joined(tmp_path):
         {"question": "Q1", "answer": "#### 1"},
     ]
     paths[0].write_bytes(b"PAR1 no more")
-    with pytest.raises(ValueError, match="cannot be read as Parquet"):
-        rows_of("gsm8k", paths)
+    refused("cannot be read as Parquet", rows_of, "gsm8k", paths)
 
 
 @pytest.mark.parametrize(
@@ -154,12 +150,10 @@ def test_parquet_parts_are_joined(tmp_path):
 def test_damaged_files_are_refused_by_place(text, message, tmp_path):
     path = tmp_path / "test.jsonl"
     path.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        rows_of("gsm8k", [path])
+    refused(message, rows_of, "gsm8k", [path])
 
 
 def test_truncated_archives_are_refused(tmp_path):
     path = tmp_path / "test.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"question": "Q", "answer": "1"}\n' * 99)[:-9])
-    with pytest.raises(ValueError, match=r"test.jsonl.gz cannot be read"):
-        rows_of("gsm8k", [path])
+    refused(r"test.jsonl.gz cannot be read", rows_of, "gsm8k", [path])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.probing import MaskSinks
 from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.checkpoints import Loaded
@@ -213,8 +214,11 @@ def test_no_more_questions_are_answered_together_than_asked_for(loaded, monkeypa
     parts = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, batch=2))
     assert sizes == [2, 1]
     assert [answer.text for answer in parts] == [answer.text for answer in whole]
-    with pytest.raises(ValueError, match="batch must be at least 1"):
-        list(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, batch=0))
+    refused(
+        "batch must be at least 1",
+        list,
+        two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, batch=0),
+    )
 
 
 def test_questions_without_room_are_counted(loaded):
@@ -224,8 +228,14 @@ def test_questions_without_room_are_counted(loaded):
     assert [answer.answer for answer in answers] == [None, None] and rights(
         answers, ["5", "5"]
     ) == [False, False]
-    with pytest.raises(ValueError, match="96 tokens: the shortest of 1"):
-        two_stage(loaded, questions[1:], settings=QUICK, length=LENGTH)
+    refused(
+        "96 tokens: the shortest of 1",
+        two_stage,
+        loaded,
+        questions[1:],
+        settings=QUICK,
+        length=LENGTH,
+    )
     (alone,) = two_stage(loaded, questions[1:], settings=QUICK, length=LENGTH, numbers=[1])
     assert not alone.fits
 
@@ -272,20 +282,17 @@ def test_the_protocols_numbers():
     ],
 )
 def test_what_cannot_be_done_is_refused(changes, message, loaded):
-    with pytest.raises(ValueError, match=message):
-        two_stage(loaded, QUESTIONS, **{"length": LENGTH, **changes})
+    refused(message, two_stage, loaded, QUESTIONS, **{"length": LENGTH, **changes})
 
 
 def test_autoregressive_models_are_sent_to_gsm8k():
-    with pytest.raises(ValueError, match=r"two stages .*no mask token"):
-        two_stage(tiny_llama(), QUESTIONS)
+    refused(r"two stages .*no mask token", two_stage, tiny_llama(), QUESTIONS)
 
 
 def test_documents_come_from_gsm8ks_files(tmp_path, monkeypatch):
     pytest.importorskip("lm_eval")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(ValueError, match="gsm8k needs its test split"):
-        two_stage_documents(tmp_path)
+    refused("gsm8k needs its test split", two_stage_documents, tmp_path)
     data = (
         Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared")
         / "data"
@@ -304,5 +311,4 @@ def test_without_the_hub_the_message_says_what_to_get(monkeypatch):
         raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(ValueError, match=r"openai/gsm8k.*no network"):
-        two_stage_documents(None)
+    refused(r"openai/gsm8k.*no network", two_stage_documents, None)

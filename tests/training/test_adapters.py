@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sinklab
+from refusals import refused
 from sinklab.lab.checkpoints import adapters as adapter_files
 from sinklab.lab.checkpoints import loading, published
 from sinklab.lab.checkpoints.adapters import read_adapters
@@ -103,8 +104,7 @@ def test_another_base_is_refused_in_two_lines(adapted, settings, tmp_path):
     assert load_adapters(half, tmp_path / "run" / FILE).family == "diffusion"
     weights = tmp_path / "weights.safetensors"
     save_file({"a": torch.zeros(2)}, weights)
-    with pytest.raises(ValueError, match="holds no adapters"):
-        read_adapters(weights)
+    refused("holds no adapters", read_adapters, weights)
 
 
 @pytest.mark.parametrize("name", ["sink", "causal"])
@@ -121,10 +121,12 @@ def test_a_run_goes_on_from_adapters(name, adapted, tmp_path):
     assert facts.tokens == 5 * 4 * 16
     assert all(torch.equal(tensors[key], tensor) for key, tensor in load_file(file).items())
     assert sinklab.open_run(tmp_path / "second").info.model["adapters"]["tokens"] == 4 * 4 * 16
-    with pytest.raises(ValueError, match="--lora-rank 4"):
-        train(replace(second, lora_rank=2, out=str(tmp_path / "third")))
-    with pytest.raises(ValueError, match="train_only='lora', got 'all'"):
-        train(replace(second, train_only="all", out=str(tmp_path / "third")))
+    refused("--lora-rank 4", train, replace(second, lora_rank=2, out=str(tmp_path / "third")))
+    refused(
+        "train_only='lora', got 'all'",
+        train,
+        replace(second, train_only="all", out=str(tmp_path / "third")),
+    )
 
 
 def test_a_packaged_name_takes_its_base(adapted, tmp_path, monkeypatch):
@@ -148,7 +150,5 @@ def test_a_packaged_name_takes_its_base(adapted, tmp_path, monkeypatch):
         atol=0,
     )
     assert published.read_plan("toy-diffusion")[0].settings["logit_shift"] is True
-    with pytest.raises(ValueError, match="got sink_kind"):
-        loading.load("toy-diffusion", sink_kind="token", sink_count=1)
-    with pytest.raises(ValueError, match="tiny is a whole model"):
-        loading.load("tiny", base=base)
+    refused("got sink_kind", loading.load, "toy-diffusion", sink_kind="token", sink_count=1)
+    refused("tiny is a whole model", loading.load, "tiny", base=base)

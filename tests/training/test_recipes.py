@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from refusals import refused
 from sinklab import load
 from sinklab.lab.training import train
 from sinklab.lab.training.checks import check
@@ -84,8 +85,7 @@ def test_smdms_start_is_small_where_layers_write_to_the_residual_stream(variant)
     assert {"o_proj", "down_proj", "q_proj", "up_proj", "embed_tokens"} <= seen
     # at the size of the paper: 12.9 times smaller than transformers' 0.02
     assert 0.02 * math.sqrt(1280) * 18 == pytest.approx(12.9, abs=0.05)
-    with pytest.raises(ValueError, match="init='smdm' draws new weights"):
-        check(recipe("laptop-retrofit", init="smdm"))
+    refused("init='smdm' draws new weights", check, recipe("laptop-retrofit", init="smdm"))
 
 
 def test_the_end_of_a_text_is_learned_where_it_is_the_padding_too(tmp_path):
@@ -139,8 +139,7 @@ def test_variants_of_a_recipe_differ_in_the_variant_alone(name):
     folders = []
     for variant in VARIANTS:
         if plain["objective"] == "autoregressive" and variant != "plain":
-            with pytest.raises(ValueError, match="plain autoregressive model"):
-                recipe(name, variant)
+            refused("plain autoregressive model", recipe, name, variant)
             continue
         if plain["train_only"] == "sink" and not VARIANTS[variant].get("sink_kind"):
             continue
@@ -171,7 +170,6 @@ def test_fine_tuning_goes_on_with_the_model_of_its_variant():
 
 def test_changes_and_mistakes():
     assert recipe("laptop-scratch", steps=3, out="here").out == "here"
-    with pytest.raises(ValueError, match="did you mean 'laptop-sft'"):
-        recipe("laptop-sfd")
+    refused("did you mean 'laptop-sft'", recipe, "laptop-sfd")
     with pytest.raises(TypeError, match="stepps"):
         recipe("laptop-scratch", stepps=3)

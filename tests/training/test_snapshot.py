@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.probing import trace
 from sinklab.lab.training.snapshots import LEVELS, MEASURES, measured_heads, nested_masks, snapshot
 from tiny_diffusion import tiny_model
@@ -160,8 +161,7 @@ def test_the_model_is_left_as_it_was():
 def test_everything_is_put_back_after_an_error():
     model = tiny_model(context=16).train()
     model.model.compile(backend="eager")
-    with pytest.raises(ValueError, match="the model's context is 16"):
-        snapshot(model, IDS)
+    refused("the model's context is 16", snapshot, model, IDS)
     assert model.training
     assert model.model._compiled_call_impl is not None
 
@@ -193,10 +193,8 @@ def test_an_even_share_is_that_of_attention_without_preference(causal):
 
 def test_bad_input_is_refused():
     model = tiny_model()
-    with pytest.raises(ValueError, match=r"\(R, S\).*got shape \(24,\)"):
-        snapshot(model, IDS[0])
-    with pytest.raises(ValueError, match=r"\(0, 1\], but are \(0.5, 0\)"):
-        snapshot(model, IDS, levels=(0.5, 0))
+    refused(r"\(R, S\).*got shape \(24,\)", snapshot, model, IDS[0])
+    refused(r"\(0, 1\], but are \(0.5, 0\)", snapshot, model, IDS, levels=(0.5, 0))
     with pytest.raises(ValueError, match="keeps no list `layers`"):
         broken = copy.deepcopy(model)
         broken.model.layers = torch.nn.Sequential(*broken.model.layers)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import sinklab
+from refusals import refused
 from sinklab.core.diffusion import corrupt, masked_token_loss
 from sinklab.lab.records import open_run
 from sinklab.lab.training import train
@@ -93,12 +94,18 @@ def test_from_a_causal_model_and_on_from_blocks(tmp_path):
     )
     train(causal)
     start = {"init_from": str(tmp_path / "causal/model"), "objective": "block_diffusion"}
-    with pytest.raises(ValueError, match="--block-length"):
-        train(tiny_settings(text, spike=0, steps=4, out=str(tmp_path / "none"), **start))
+    refused(
+        "--block-length",
+        train,
+        tiny_settings(text, spike=0, steps=4, out=str(tmp_path / "none"), **start),
+    )
     train(tiny_settings(text, spike=0, steps=4, out=str(tmp_path / "a2d"), block_length=4, **start))
     onward = {"init_from": str(tmp_path / "a2d/model")}
-    with pytest.raises(ValueError, match="--objective block_diffusion"):
-        train(tiny_settings(text, spike=0, steps=4, out=str(tmp_path / "wrong"), **onward))
+    refused(
+        "--objective block_diffusion",
+        train,
+        tiny_settings(text, spike=0, steps=4, out=str(tmp_path / "wrong"), **onward),
+    )
     train(
         tiny_settings(
             text,
@@ -122,5 +129,6 @@ def test_from_a_causal_model_and_on_from_blocks(tmp_path):
     ],
 )
 def test_what_does_not_go_together_is_refused(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        train(tiny_settings(repeated_text(tmp_path), out=str(tmp_path / "run"), **changes))
+    refused(
+        message, train, tiny_settings(repeated_text(tmp_path), out=str(tmp_path / "run"), **changes)
+    )

@@ -16,6 +16,7 @@ import torch
 from ran import interrupted, losses_of, same_weights, weights_of
 
 from launched import PATIENCE
+from refusals import refused
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.training import run, settings_of, train
 from sinklab.lab.training.checkpoints import whole_checkpoints
@@ -157,10 +158,8 @@ def test_runs_killed_before_their_first_checkpoint_begin_anew(settings, tmp_path
         )
         assert whole_checkpoints(folder / "checkpoints") == []
         if "run.json" in left:
-            with pytest.raises(ValueError, match=r"is written once: .*--resume"):
-                train(one)
-            with pytest.raises(ValueError, match=r"lr: 0.01 → 0.02"):
-                train(replace(one, resume=True, lr=0.02))
+            refused(r"is written once: .*--resume", train, one)
+            refused(r"lr: 0.01 → 0.02", train, replace(one, resume=True, lr=0.02))
         said: list[str] = []
         train(replace(one, resume=True), progress=said.append)
         assert (
@@ -193,14 +192,12 @@ def test_what_is_no_run_to_resume_is_refused_and_left_alone(settings, tmp_path):
     notes.parent.mkdir()
     notes.write_text("mine")
     (tmp_path / "run" / ".run.json.part").write_text("{")
-    with pytest.raises(ValueError, match=r"notes.txt but no run.json"):
-        train(here)
+    refused(r"notes.txt but no run.json", train, here)
     assert sorted(path.name for path in notes.parent.iterdir()) == [".run.json.part", "notes.txt"]
     notes.unlink()
     with RunWriter(tmp_path / "run", kind="study", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match=r"run holds .* kind 'study'"):
-        train(here)
+    refused(r"run holds .* kind 'study'", train, here)
     assert open_run(tmp_path / "run").info.kind == "study"
 
 
@@ -243,16 +240,17 @@ def test_a_stream_that_changed_is_refused(settings, tmp_path, monkeypatch):
     interrupted(here, 5)
     position = tmp_path / "run" / "checkpoints" / "checkpoint-4" / "position.json"
     assert json.loads(position.read_text())["row"] == 16
-    with pytest.raises(ValueError, match="rows: 7 → 8, monitor_every: 0"):
-        train(replace(here, resume=True, shuffle_rows=8, monitor_every=5))
+    refused(
+        "rows: 7 → 8, monitor_every: 0",
+        train,
+        replace(here, resume=True, shuffle_rows=8, monitor_every=5),
+    )
     kept = position.read_text()
     position.write_text("{}")
-    with pytest.raises(ValueError, match=r"position.json .*checkpoint-4"):
-        train(replace(here, resume=True))
+    refused(r"position.json .*checkpoint-4", train, replace(here, resume=True))
     position.write_text(kept)
     corpus.write_text(corpus.read_text() + '\n{"text": "one more"}')
-    with pytest.raises(ValueError, match="keep its data, but the corpus"):
-        train(replace(here, resume=True))
+    refused("keep its data, but the corpus", train, replace(here, resume=True))
 
 
 def test_a_run_is_reproduced_from_its_folder_alone(settings, tmp_path):
@@ -275,8 +273,7 @@ def test_a_run_is_reproduced_from_its_folder_alone(settings, tmp_path):
         ({"batches": 4}, "does not know: batches; use the version that wrote it"),
     ):
         path.write_text(json.dumps(written | {"settings": written["settings"] | change}))
-        with pytest.raises(ValueError, match=message):
-            settings_of(tmp_path / "run")
+        refused(message, settings_of, tmp_path / "run")
     # a run of an older version lacks what came later
     older = {key: value for key, value in written["settings"].items() if key != "spike"}
     path.write_text(json.dumps(written | {"settings": older}))
@@ -285,5 +282,4 @@ def test_a_run_is_reproduced_from_its_folder_alone(settings, tmp_path):
     path.write_text(json.dumps(written | {"settings": older | {"resume": True}}))
     assert settings_of(tmp_path / "run") == here
     path.write_text(json.dumps(written | {"kind": "study"}))
-    with pytest.raises(ValueError, match="run of the kind 'study'"):
-        settings_of(tmp_path / "run")
+    refused("run of the kind 'study'", settings_of, tmp_path / "run")

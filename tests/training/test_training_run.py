@@ -9,6 +9,7 @@ import torch
 from ran import interrupted, losses_of, same_weights, weights_of
 
 import sinklab
+from refusals import refused
 from sinklab.lab.checkpoints import materialize
 from sinklab.lab.records import open_run
 from sinklab.lab.training import checks, settings_of, train
@@ -124,16 +125,16 @@ def test_variants_start_from_the_same_weights_and_get_their_own_folders(settings
 
 def test_resuming_is_refused_where_it_would_not_be_the_same_run(settings, tmp_path, monkeypatch):
     here = replace(settings, out=str(tmp_path / "run"))
-    with pytest.raises(ValueError, match="run has no checkpoint"):
-        train(replace(here, resume=True))
+    refused("run has no checkpoint", train, replace(here, resume=True))
     interrupted(here, 5)
-    with pytest.raises(ValueError, match=r"batch: 4 → 8, lr: 0.01 → 0.1"):
-        train(replace(here, resume=True, batch=8, lr=0.1, log_every=3))
-    with pytest.raises(ValueError, match=r"written once: .*--resume"):
-        train(here)
+    refused(
+        r"batch: 4 → 8, lr: 0.01 → 0.1",
+        train,
+        replace(here, resume=True, batch=8, lr=0.1, log_every=3),
+    )
+    refused(r"written once: .*--resume", train, here)
     (tmp_path / "run" / "run.json").write_text("{")
-    with pytest.raises(ValueError, match=r"run.json is damaged"):
-        train(replace(here, resume=True))
+    refused(r"run.json is damaged", train, replace(here, resume=True))
 
 
 def test_resuming_a_complete_run_or_with_other_text_touches_nothing(
@@ -146,8 +147,7 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(
     interrupted(here, 5)
     (corpus / "text.txt").write_text(TEXT.upper() * 60)
     kept = {path: path.read_bytes() for path in (tmp_path / "run").glob("*") if path.is_file()}
-    with pytest.raises(ValueError, match="keep its data, but the corpus"):
-        train(replace(here, resume=True))
+    refused("keep its data, but the corpus", train, replace(here, resume=True))
     assert {
         path: path.read_bytes() for path in (tmp_path / "run").glob("*") if path.is_file()
     } == kept
@@ -198,23 +198,24 @@ def test_progress_tells_stages_steps_and_losses(settings, tmp_path, capsys):
     ],
 )
 def test_bad_settings_are_refused_before_a_folder_is_taken(settings, tmp_path, change, message):
-    with pytest.raises(ValueError, match=message):
-        train(replace(settings, out=str(tmp_path / "run"), **change))
+    refused(message, train, replace(settings, out=str(tmp_path / "run"), **change))
     assert not (tmp_path / "run").exists()
 
 
 def test_a_corpus_without_text_or_with_one_row_is_refused(settings, tmp_path):
     (tmp_path / "blank.txt").write_text("\n\n")
-    with pytest.raises(ValueError, match="holds no text; training needs"):
-        train(replace(settings, corpus=str(tmp_path / "blank.txt"), out=str(tmp_path / "run")))
+    refused(
+        "holds no text; training needs",
+        train,
+        replace(settings, corpus=str(tmp_path / "blank.txt"), out=str(tmp_path / "run")),
+    )
     (tmp_path / "short.txt").write_text(TEXT)
     one_row = replace(
         settings,
         corpus=str(tmp_path / "short.txt"),
         length=len(tiny_tokenizer()(TEXT)["input_ids"]),
     )
-    with pytest.raises(ValueError, match="only one row, so nothing"):
-        train(replace(one_row, out=str(tmp_path / "run")))
+    refused("only one row, so nothing", train, replace(one_row, out=str(tmp_path / "run")))
 
 
 def test_a_tokenizer_must_exist_and_is_given_a_mask(settings, tmp_path):
@@ -236,8 +237,11 @@ def test_a_tokenizer_must_exist_and_is_given_a_mask(settings, tmp_path):
     assert trained.model.config.mask_token_id == trained.tokenizer.mask_token_id
     assert trained.tokenizer.mask_token == "<|mask|>"
     assert trained.model.config.vocab_size == len(trained.tokenizer) >= len(words)
-    with pytest.raises(ValueError, match=r"loaded from '.*nowhere'"):
-        train(replace(settings, tokenizer=str(tmp_path / "nowhere"), out=str(tmp_path / "other")))
+    refused(
+        r"loaded from '.*nowhere'",
+        train,
+        replace(settings, tokenizer=str(tmp_path / "nowhere"), out=str(tmp_path / "other")),
+    )
 
 
 def test_a_held_out_corpus_of_its_own_is_packed_alike(settings, tmp_path):
@@ -268,8 +272,7 @@ def test_the_type_that_suits_the_machine_is_said_and_belongs_to_the_run(
     assert open_run(tmp_path / "run").info.settings["bf16"] is False
     # it goes on elsewhere as it began
     on("avx512_bf16", tmp_path, monkeypatch)
-    with pytest.raises(ValueError, match="bf16: False → True"):
-        train(replace(here, resume=True, bf16=True))
+    refused("bf16: False → True", train, replace(here, resume=True, bf16=True))
     train(replace(here, resume=True), progress=said.append)
     assert any(
         text.startswith("training ") and text.endswith(", computing in float32") for text in said
@@ -283,8 +286,7 @@ def test_the_type_that_suits_the_machine_is_said_and_belongs_to_the_run(
     assert settings_of(tmp_path / "new") == replace(here, bf16=True, out=str(tmp_path / "new"))
     assert all(value.dtype == torch.float32 for value in weights_of(tmp_path / "new").values())
     monkeypatch.setattr(checks, "gather_object", lambda found: [*found, True])
-    with pytest.raises(ValueError, match="--no-bf16"):
-        train(replace(here, bf16=False, out=str(tmp_path / "mixed")))
+    refused("--no-bf16", train, replace(here, bf16=False, out=str(tmp_path / "mixed")))
 
 
 def test_files_have_the_mode_that_their_user_wants(settings, tmp_path):

@@ -12,6 +12,7 @@ from ran import losses_of, weights_of
 from safetensors.torch import save_file
 
 import sinklab
+from refusals import refused
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.probing import WindowAttention, intervene
 from sinklab.lab.checkpoints import load
@@ -119,14 +120,11 @@ def test_a_causal_model_becomes_a_diffusion_model_with_each_variant(settings, ca
 def test_a_run_goes_on_with_the_variant_of_its_model_or_says_so(settings, tmp_path):
     source = save_tiny(tmp_path / "source", 2, gate="elementwise")
     here = replace(settings, init_from=str(source), steps=1, out=str(tmp_path / "run"))
-    with pytest.raises(ValueError, match=r"'token', .*--sink-kind token"):
-        train(here)
-    with pytest.raises(ValueError, match=r"gate='elementwise' .*--gate"):
-        train(replace(here, sink_kind="token", sink_count=2))
+    refused(r"'token', .*--sink-kind token", train, here)
+    refused(r"gate='elementwise' .*--gate", train, replace(here, sink_kind="token", sink_count=2))
     same = replace(here, sink_kind="token", sink_count=2, gate="elementwise")
     # a bias of 4 would open a gate that has learned when to close
-    with pytest.raises(ValueError, match=r"gate_bias=None .*4.0; leave"):
-        train(replace(same, gate_bias=4.0))
+    refused(r"gate_bias=None .*4.0; leave", train, replace(same, gate_bias=4.0))
     train(same)
     assert sinklab.load(tmp_path / "run" / "model").model.config.sink_count == 2
     opened = save_tiny(tmp_path / "opened", 2, gate="elementwise", gate_bias=4.0)
@@ -424,8 +422,7 @@ def test_tensorboard_has_the_curves(settings, tmp_path):
     ],
 )
 def test_settings_that_exclude_one_another_are_refused(settings, tmp_path, change, message):
-    with pytest.raises(ValueError, match=message):
-        train(replace(settings, out=str(tmp_path / "run"), **change))
+    refused(message, train, replace(settings, out=str(tmp_path / "run"), **change))
     assert not (tmp_path / "run").exists()
 
 
@@ -435,13 +432,13 @@ def test_a_tokenizer_and_a_model_that_do_not_belong_together_are_refused(setting
     larger.add_tokens(["one", "two"])
     larger.save_pretrained(tmp_path / "larger")
     here = replace(settings, init_from=str(source), out=str(tmp_path / "run"))
-    with pytest.raises(ValueError, match=r"281 \('two'\) .* 280 rows"):
-        train(replace(here, tokenizer=str(tmp_path / "larger")))
+    refused(r"281 \('two'\) .* 280 rows", train, replace(here, tokenizer=str(tmp_path / "larger")))
     other = tiny_tokenizer().__class__.from_pretrained(settings.tokenizer)
     other.mask_token = "<|pad|>"
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match=r"\[MASK\] must be one id, but"):
-        train(replace(here, tokenizer=str(tmp_path / "other")))
+    refused(
+        r"\[MASK\] must be one id, but", train, replace(here, tokenizer=str(tmp_path / "other"))
+    )
 
 
 def test_the_causal_model_shares_what_the_trained_one_learned(causal):

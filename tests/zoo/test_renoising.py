@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import sinklab
+from refusals import refused
 from sinklab.core.attention import is_observed, unobserved
 from sinklab.core.probing import MaskSinks, intervene, trace
 from sinklab.extras.zoo import ANNOUNCED, Renoising, renoise
@@ -238,8 +239,7 @@ def test_the_settings_are_those_of_the_generation_config(tmp_path):
         7,
         0.1,
     )
-    with pytest.raises(ValueError, match="max_denoising_steps must be"):
-        Renoising(max_denoising_steps=0)
+    refused("max_denoising_steps must be", Renoising, max_denoising_steps=0)
 
 
 def test_a_loaded_one_is_the_saved_one_to_the_bit(tmp_path):
@@ -291,7 +291,7 @@ def test_what_is_not_for_it_is_refused_by_name(tmp_path, monkeypatch):
     folder = save_gemma(tmp_path / "gemma")
     lm = sinklab.load(folder)
     save_sink(tiny_model(1), tmp_path / "sink.safetensors")
-    for refused, words in (
+    for call, words in (
         (
             lambda: sinklab.load(folder, sink_kind="token", sink_count=1),
             "own DiffusionGemmaForBlockDiffusion.*sink_kin",
@@ -326,15 +326,12 @@ def test_what_is_not_for_it_is_refused_by_name(tmp_path, monkeypatch):
             "the prompts to write behind must be int64 of shape",
         ),
     ):
-        with pytest.raises(ValueError, match=words):
-            refused()
+        refused(words, call)
     with monkeypatch.context() as older:
         older.setattr("transformers.__version__", "5.17.0")
-        with pytest.raises(ValueError, match=r"5\.17\.0 goes on otherwise"):
-            sinklab.load(folder)
+        refused(r"5\.17\.0 goes on otherwise", sinklab.load, folder)
     monkeypatch.setattr(DiffusionGemma, "own_class", "DiffusionGemmaThatIsNotThereYet")
-    with pytest.raises(ValueError, match=r"lacks DiffusionGemmaThat.*pip"):
-        sinklab.load(folder)
+    refused(r"lacks DiffusionGemmaThat.*pip", sinklab.load, folder)
 
 
 def test_a_trace_refuses_it_and_generate_writes(tmp_path, capsys):

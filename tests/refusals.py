@@ -1,0 +1,13 @@
+"""Refusals: a call, and a name or number of the message by which it is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+def refused(fragment: str, call: Callable, /, *given: Any, **options: Any) -> None:
+    """Check that a call is refused by a ValueError whose message has this fragment."""
+    __tracebackhide__ = True
+    with pytest.raises(ValueError, match=fragment):
+        call(*given, **options)
