@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 
 from refusals import refused
@@ -114,10 +115,10 @@ def test_what_could_have_been_seen_is_seen_four_times_in_five():
 
 def test_the_jackknife_of_a_mean_is_the_samples():
     values = np.random.default_rng(2).normal(size=9)
-    np.testing.assert_allclose(jackknife(lambda some: values[some].mean(), 9), values)
+    assert_allclose(jackknife(lambda some: values[some].mean(), 9), values)
     both = jackknife(lambda some: np.array([values[some].mean(), values[some].var()]), 9)
-    np.testing.assert_allclose(both.mean(1), [values.mean(), values.var()])
-    np.testing.assert_array_equal(jackknife(lambda some: values[some].mean(), 1), values[:1])
+    assert_allclose(both.mean(1), [values.mean(), values.var()])
+    assert_array_equal(jackknife(lambda some: values[some].mean(), 1), values[:1])
 
 
 def test_many_samples_are_left_out_in_groups():

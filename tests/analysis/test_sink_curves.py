@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 
 from refusals import refused
 from sinklab.core.sinks import Excess, find_sinks
@@ -23,8 +24,8 @@ def test_the_curve_of_one_strong_sink_per_head_by_hand():
     # a > 1 + epsilon * 63/64 holds for a = 21 up to epsilon = 20.3.
     assert curve.sinks_LE.tolist() == [[6, 6, 6, 6, 0], [0, 0, 0, 0, 0]]
     assert curve.places_L.tolist() == [384, 384]
-    np.testing.assert_allclose(curve.filtered, [1 - 6 / 768] * 4 + [1])
-    np.testing.assert_allclose(curve.filtered_by_layer, [[1 - 1 / 64] * 4 + [1], [1] * 5])
+    assert_allclose(curve.filtered, [1 - 6 / 768] * 4 + [1])
+    assert_allclose(curve.filtered_by_layer, [[1 - 1 / 64] * 4 + [1], [1] * 5])
     assert curve.at(3.0) == curve.at() == 1 - 6 / 768
     assert curve.at(3.0) >= 0.96
 
@@ -45,9 +46,9 @@ def test_the_curve_counts_what_find_sinks_finds(scale, cached):
     curve = epsilon_curve(received, visible, positions, epsilons=grid, scale=scale)
     for place, epsilon in enumerate(grid):
         flags = find_sinks(received, Excess(epsilon, scale), visible, positions)
-        np.testing.assert_array_equal(curve.sinks_LE[:, place], flags.sum((0, 2, 3)))
+        assert_array_equal(curve.sinks_LE[:, place], flags.sum((0, 2, 3)))
     assert 0 < curve.sinks_LE[:, 3].sum() < curve.sinks_LE[:, 0].sum()
-    np.testing.assert_array_equal(curve.places_L, (~np.isnan(received)).sum((0, 2, 3)))
+    assert_array_equal(curve.places_L, (~np.isnan(received)).sum((0, 2, 3)))
     assert (np.diff(curve.filtered) >= 0).all()
 
 
@@ -88,15 +89,11 @@ def test_curves_of_samples_add_up():
     one, two = attention(seed=1), attention((2, 3, 4, 64), seed=2)
     both = epsilon_curve(one) + epsilon_curve(two)
     together = epsilon_curve(np.concatenate([one, two]))
-    np.testing.assert_array_equal(both.sinks_LE, together.sinks_LE)
-    np.testing.assert_array_equal(both.filtered, together.filtered)
+    assert_array_equal(both.sinks_LE, together.sinks_LE)
+    assert_array_equal(both.filtered, together.filtered)
     # Any axes in front do the same.
-    np.testing.assert_array_equal(
-        epsilon_curve(one[None, None]).sinks_LE, epsilon_curve(one).sinks_LE
-    )
-    np.testing.assert_array_equal(
-        epsilon_curve(torch.from_numpy(one)).sinks_LE, epsilon_curve(one).sinks_LE
-    )
+    assert_array_equal(epsilon_curve(one[None, None]).sinks_LE, epsilon_curve(one).sinks_LE)
+    assert_array_equal(epsilon_curve(torch.from_numpy(one)).sinks_LE, epsilon_curve(one).sinks_LE)
 
 
 def test_a_run_without_attention_filters_nothing():
@@ -128,7 +125,7 @@ def test_histogram_by_hand():
     )
     assert found.below == 0 and found.above == 2
     logarithmic = score_histogram(scores, np.full(8, 8.0), bins=4, span=(0.25, 4.0), log=True)
-    np.testing.assert_allclose(logarithmic.edges, [0.25, 0.5, 1, 2, 4])
+    assert_allclose(logarithmic.edges, [0.25, 0.5, 1, 2, 4])
     assert (logarithmic.below, logarithmic.above) == (1, 2) and logarithmic.counts.sum() == 4
     assert logarithmic.counts[3] == 1
 
@@ -139,7 +136,7 @@ def test_histogram_agrees_with_numpy_and_adds_up(log):
     found = score_histogram(one, log=log) + score_histogram(two, log=log)
     values = np.concatenate([one.ravel(), two.ravel()])
     expected, edges = np.histogram(values, found.edges)
-    np.testing.assert_allclose(edges, found.edges)
+    assert_allclose(edges, found.edges)
     assert abs(found.counts - expected).max() <= 1
     assert found.counts.sum() + found.below + found.above == values.size
     assert found.below == (values < edges[0]).sum() and found.above == (values >= edges[-1]).sum()

@@ -1,4 +1,5 @@
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 
 from refusals import refused
 from sinklab.lab.analysis import enrichment
@@ -13,10 +14,10 @@ def test_enrichment_by_hand():
     found = enrichment(labels, events)
     assert found.label == [",", "mask", "a", "b"]
     assert found.events.tolist() == [3, 3, 0, 0] and found.occurrences.tolist() == [1, 4, 2, 1]
-    np.testing.assert_allclose(found.frequency, [0.5, 0.5, 0, 0])
-    np.testing.assert_allclose(found.occupancy, [1 / 8, 4 / 8, 2 / 8, 1 / 8])
+    assert_allclose(found.frequency, [0.5, 0.5, 0, 0])
+    assert_allclose(found.occupancy, [1 / 8, 4 / 8, 2 / 8, 1 / 8])
     # Equal raw frequency, yet the mask is there by chance and the comma is not.
-    np.testing.assert_allclose(found.enrichment, [4, 1, 0, 0])
+    assert_allclose(found.enrichment, [4, 1, 0, 0])
 
 
 def test_places_that_do_not_exist_do_not_count():
@@ -54,5 +55,5 @@ def test_samples_that_are_counted_one_by_one_are_counted_together():
     for one, other in zip(
         vars(apart).values(), vars(enrichment(labels, events)).values(), strict=True
     ):
-        np.testing.assert_array_equal(one, other)
+        assert_array_equal(one, other)
     assert apart.occurrences.sum() == (labels != None).sum()  # noqa: E711 - elementwise

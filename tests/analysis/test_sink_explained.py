@@ -2,6 +2,7 @@ from functools import reduce
 from operator import add
 
 import numpy as np
+from numpy.testing import assert_allclose
 
 from refusals import refused
 from sinklab.lab.analysis import Explained, explained_mass
@@ -34,7 +35,7 @@ def values(found: Explained) -> list[float]:
 def test_purely_semantic():
     classes = tokens()
     found = together(mean_of(classes), classes)
-    np.testing.assert_allclose(values(found), [1, 0], atol=0.03)
+    assert_allclose(values(found), [1, 0], atol=0.03)
     assert (
         found.word == "semantic"
         and found.by_class.low > 0.9
@@ -46,7 +47,7 @@ def test_purely_positional():
     classes = tokens()
     received = np.broadcast_to(np.where(np.arange(PLACES) < 2, 8.0, 0.4), classes.shape)
     found = together(received, classes)
-    np.testing.assert_allclose(values(found), [0, 1], atol=0.02)
+    assert_allclose(values(found), [0, 1], atol=0.02)
     assert found.word == "positional" and found.class_over_position.above() is False
 
 
@@ -60,7 +61,7 @@ def test_mixed_in_known_parts():
         np.where(classes == "a", 1.0, -1.0) + place + rng.normal(0, np.sqrt(2), classes.shape)
     )
     found = together(received, classes)
-    np.testing.assert_allclose(values(found), [0.25, 0.25], atol=0.01)
+    assert_allclose(values(found), [0.25, 0.25], atol=0.01)
     assert found.word is None
 
 
@@ -70,7 +71,7 @@ def test_what_class_and_position_share_is_told_by_either():
     classes = np.full((8, 20, 10), "words", dtype=object)
     classes[:, :, 0] = "bos"
     found = together(np.where(classes == "bos", 5.0, 0.5), classes)
-    np.testing.assert_allclose(values(found), 1)
+    assert_allclose(values(found), 1)
     assert found.word is None
 
 
@@ -100,7 +101,7 @@ def test_the_fits_are_least_squares_on_the_other_samples():
             rows = design[others].reshape(-1, design.shape[-1])
             fit = design[out] @ np.linalg.lstsq(rows, received[others].reshape(-1), rcond=None)[0]
             told[which] += ((received[out] - mean) * (fit - mean)).sum()
-    np.testing.assert_allclose(values(together(received, classes, place)), told / spread)
+    assert_allclose(values(together(received, classes, place)), told / spread)
 
 
 def test_another_notion_of_position():
@@ -112,7 +113,7 @@ def test_another_notion_of_position():
     signed = np.broadcast_to(np.arange(width) - np.arange(steps)[:, None] + steps, received.shape)
     classes = np.full(received.shape, "words")
     assert together(received, classes).by_position.value < 0.1
-    np.testing.assert_allclose(together(received, classes, signed).by_position.value, 1)
+    assert_allclose(together(received, classes, signed).by_position.value, 1)
 
 
 def test_samples_of_different_lengths_add_up():
@@ -128,7 +129,7 @@ def test_samples_of_different_lengths_add_up():
     whole = together(received, classes)
     found = reduce(add, short)
     assert found.labels == whole.labels and found.by_class.samples == SAMPLES
-    np.testing.assert_allclose(values(found), values(whole))
+    assert_allclose(values(found), values(whole))
 
 
 def test_too_few_samples_nothing_to_explain_and_errors():

@@ -3,6 +3,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 
 from refusals import refused
 from sinklab.core.sinks import Top
@@ -47,15 +48,15 @@ def heads(*paths: np.ndarray) -> np.ndarray:
 )
 def test_mobility_of_known_paths(positions, mobility, word):
     found = motion(path(positions))
-    np.testing.assert_allclose(found.mobility.item(), mobility, atol=1e-12)
+    assert_allclose(found.mobility.item(), mobility, atol=1e-12)
     assert motion_word(found.mobility.item()) == word
     # One sample is none too many for a word; eight that agree are enough.
     eight = motion(np.stack([path(positions)] * 8)).overall
     assert eight.word == word and found.overall.word == (word if word == "no sink" else None)
-    np.testing.assert_allclose(found.overall.mobility, mobility, atol=1e-12)
+    assert_allclose(found.overall.mobility, mobility, atol=1e-12)
     # Leaving and coming back in another order makes no difference to where the sink is.
     shuffled = list(np.random.default_rng(0).permutation(positions))
-    np.testing.assert_allclose(motion(path(shuffled)).mobility.item(), mobility, atol=1e-12)
+    assert_allclose(motion(path(shuffled)).mobility.item(), mobility, atol=1e-12)
 
 
 def test_mobility_is_unbiased_for_random_places():
@@ -86,7 +87,7 @@ def test_moves_and_drift(positions, moves, drift):
     assert found.counted[:, 0, 0].tolist() == exists and found.steps.item() == sum(exists)
     assert found.moves.item() == moves
     assert found.transitions.item() == sum(a and b for a, b in pairwise(exists))
-    np.testing.assert_allclose(found.drift.item(), drift, atol=1e-12)
+    assert_allclose(found.drift.item(), drift, atol=1e-12)
 
 
 def test_jumps_are_far_moves():
@@ -105,10 +106,10 @@ def test_steps_without_a_sink_do_not_count():
     found = motion(received)
     assert found.counted[:, 0, 0].tolist() == [True, True, False, False, True, True]
     assert found.mobility.item() == 0 and found.moves.item() == 0 and found.transitions.item() == 2
-    np.testing.assert_allclose(found.strength.item(), 10 / 64)
+    assert_allclose(found.strength.item(), 10 / 64)
     every = motion(received, rule=Top(1))
     assert every.counted.all() and every.moves.item() == 3
-    np.testing.assert_allclose(every.mobility.item(), 1 - 4 * 3 / 30)
+    assert_allclose(every.mobility.item(), 1 - 4 * 3 / 30)
     weak = motion(path([1, 2, 3], strength=2.0))
     assert (
         weak.overall.word == "no sink"
@@ -173,7 +174,7 @@ def test_added_sinks_take_part_but_have_no_place():
     found = motion(received, added=1)
     assert found.moves.item() == 3 and found.jumps.item() == 0
     # Only steps 1, 3, 4 lie on the canvas: positions 9, 20, 20.
-    np.testing.assert_allclose(found.drift.item(), np.polyfit([1, 3, 4], [9, 20, 20], 1)[0])
+    assert_allclose(found.drift.item(), np.polyfit([1, 3, 4], [9, 20, 20], 1)[0])
     assert motion(received).jumps.item() == 3
     static = motion(path([0] * 12), added=1)
     assert (
@@ -186,9 +187,9 @@ def test_added_sinks_take_part_but_have_no_place():
 def test_drift_is_relative_to_the_length_of_the_sequence():
     # One position a step over 33 steps: 32 of 64 positions.
     found = motion(path(list(range(33))))
-    np.testing.assert_allclose(found.drift.item(), 1)
-    np.testing.assert_allclose(found.drift_relative.item(), 0.5)
-    np.testing.assert_allclose([found.drift_low.item(), found.drift_high.item()], 1, atol=1e-9)
+    assert_allclose(found.drift.item(), 1)
+    assert_allclose(found.drift_relative.item(), 0.5)
+    assert_allclose([found.drift_low.item(), found.drift_high.item()], 1, atol=1e-9)
     assert found.overall.drift_word is None, "one sample"
     right, left, rest = (list(range(33)), list(range(33, 0, -1)), [9] * 33)
     words = [motion(np.stack([path(way)] * 8)).overall.drift_word for way in (right, left, rest)]
@@ -213,9 +214,7 @@ def test_steps_of_a_cached_decoder_are_on_one_footing():
         "strength",
         "drift_relative",
     ):
-        np.testing.assert_allclose(
-            getattr(found, name), getattr(whole, name), rtol=1e-6, err_msg=name
-        )
+        assert_allclose(getattr(found, name), getattr(whole, name), rtol=1e-6, err_msg=name)
     assert not motion(partial, seen).counted[2:].any()
 
 
@@ -232,7 +231,7 @@ def test_tokens_of_a_growing_sequence():
     # 0.6 n > 1 + 3 (n - 1) / n from n = 6 on.
     assert found.counted[:, 0, 0].tolist() == [False] * 2 + [True] * 18
     assert found.mobility.item() == 0 and found.births.item() == 1 and found.overall.mobility == 0
-    np.testing.assert_allclose(found.strength.item(), 0.6, rtol=1e-6)
+    assert_allclose(found.strength.item(), 0.6, rtol=1e-6)
 
 
 def test_samples_layers_and_heads_keep_their_places():
@@ -246,10 +245,10 @@ def test_samples_layers_and_heads_keep_their_places():
         [1, 0],
         [0, 1],
     ]
-    np.testing.assert_array_equal(motion(torch.from_numpy(received)).mobility, found.mobility)
+    assert_array_equal(motion(torch.from_numpy(received)).mobility, found.mobility)
     halved = motion(received.astype(np.float16))
-    np.testing.assert_array_equal(halved.moves, found.moves)
-    np.testing.assert_allclose(halved.strength, found.strength, rtol=1e-3)
+    assert_array_equal(halved.moves, found.moves)
+    assert_allclose(halved.strength, found.strength, rtol=1e-3)
 
 
 def test_overall_weighs_heads_by_what_their_sinks_draw():
@@ -257,9 +256,9 @@ def test_overall_weighs_heads_by_what_their_sinks_draw():
     # one.
     strong, weak = path([9] * 20, strength=32.0), path(list(range(20)), strength=8.0)
     overall = motion(heads(strong, weak)).overall
-    np.testing.assert_allclose(overall.mobility, 0.2)
-    np.testing.assert_allclose(overall.moves_per_step, 0.2)
-    np.testing.assert_allclose(overall.drift, 0.2)
+    assert_allclose(overall.mobility, 0.2)
+    assert_allclose(overall.moves_per_step, 0.2)
+    assert_allclose(overall.drift, 0.2)
     assert (overall.heads, overall.heads_with_sink) == (2, 2)
 
 
@@ -268,7 +267,7 @@ def test_overall_weighs_heads_by_how_long_they_have_a_sink():
     short = path(list(range(20)), strength=2.0)
     short[:4] = path([0, 1, 2, 3])
     overall = motion(heads(path([9] * 20), short)).overall
-    np.testing.assert_allclose([overall.mobility, overall.moves_per_step], 1 / 6)
+    assert_allclose([overall.mobility, overall.moves_per_step], 1 / 6)
 
 
 def test_keys_that_nobody_sees_and_steps_without_queries():
@@ -295,7 +294,7 @@ def test_samples_pool_into_one_summary():
         "drift_relative",
         "heads",
     ):
-        np.testing.assert_allclose(getattr(pooled, name), getattr(together, name), err_msg=name)
+        assert_allclose(getattr(pooled, name), getattr(together, name), err_msg=name)
     assert (
         pooled.mobility_over == together.mobility_over and pooled.drift_over == together.drift_over
     )

@@ -2,6 +2,7 @@ import warnings
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from refusals import refused
 from sinklab.core.sinks import Excess, Gu, Top, find_sinks
@@ -24,7 +25,7 @@ def test_rules_side_by_side_by_hand():
         and first.filtered == 1 - 2 / 128
         and first.agreement == 1
     )
-    np.testing.assert_allclose(first.absorb, 25 / 128)
+    assert_allclose(first.absorb, 25 / 128)
     printed = rows["excess, mean, 3 (as printed)"]
     assert (
         printed.sinks == 0
@@ -43,7 +44,7 @@ def test_rules_side_by_side_by_hand():
     top = rows["top 1"]
     # Of the even head the first key: 2 of 3 flagged keys are not shared.
     assert top.sinks == 2 and top.agreement == 1 / 3
-    np.testing.assert_allclose(top.absorb, 21 / 128)
+    assert_allclose(top.absorb, 21 / 128)
 
 
 def test_rows_of_samples_add_up():
@@ -70,7 +71,7 @@ def test_rows_of_samples_add_up():
             both.either,
             both.with_sink,
         )
-        np.testing.assert_allclose([added.absorb, added.agreement], [both.absorb, both.agreement])
+        assert_allclose([added.absorb, added.agreement], [both.absorb, both.agreement])
     with pytest.raises(ValueError, match="got 'sum' and 'top'"):
         parts[0][0] + parts[1][1]
     refused("at least one rule", compare_rules, one, rules={})

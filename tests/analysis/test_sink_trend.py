@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from sinklab.lab.analysis.movement import trend
 
@@ -40,7 +41,7 @@ def test_the_interval_fits_the_stretch_that_has_points(present):
     assert 0.935 <= ((found.low <= 0) & (found.high >= 0)).mean() <= 0.965
     # A record that goes on without points says the same.
     longer = trend(np.concatenate([path, path]), np.concatenate([here, np.zeros_like(here)]))
-    np.testing.assert_allclose(longer.high, found.high)
+    assert_allclose(longer.high, found.high)
 
 
 def test_a_clear_drift_is_seen_through_block_jumps():
@@ -58,10 +59,8 @@ def test_slope_equals_least_squares_where_points_are_missing():
     found = trend(np.where(here, path, 1e6), here)
     for place in range(5):
         steps = np.flatnonzero(here[:, place])
-        np.testing.assert_allclose(
-            found.slope[place], np.polyfit(steps, path[steps, place], 1)[0], atol=1e-9
-        )
-    np.testing.assert_allclose(found.scores.sum(0), 0, atol=1e-12)
+        assert_allclose(found.slope[place], np.polyfit(steps, path[steps, place], 1)[0], atol=1e-9)
+    assert_allclose(found.scores.sum(0), 0, atol=1e-12)
     assert (found.scores[~here] == 0).all()
     assert (found.low < found.slope).all() and (found.slope < found.high).all()
 
@@ -70,6 +69,6 @@ def test_too_few_points_have_no_interval():
     steps = np.arange(10)[:, None]
     here = steps < np.array([0, 1, 2, 7, 8])
     found = trend(np.broadcast_to(2.0 * steps, here.shape), here)
-    np.testing.assert_allclose(found.slope, [np.nan, np.nan, 2, 2, 2])
+    assert_allclose(found.slope, [np.nan, np.nan, 2, 2, 2])
     assert np.isnan(found.low).tolist() == [True, True, True, True, False]
-    np.testing.assert_allclose(found.high[-1], 2)
+    assert_allclose(found.high[-1], 2)

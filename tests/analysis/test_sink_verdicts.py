@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from refusals import refused
 from sinklab.lab.analysis import (
@@ -26,7 +27,7 @@ def events(*at_start: float, length: int = 100) -> np.ndarray:
 
 def test_sinks_only_at_the_start():
     found = start_only(events(19, 20, 19, 20, 19, 20, 19, 19))
-    np.testing.assert_allclose(found.value, 0.95)
+    assert_allclose(found.value, 0.95)
     assert found.holds is True and found.signature and found.estimate.samples == 8
     assert found.sentence == (
         "95 % of the sinks in the text are at the first 4 positions (median of 8 samples, "
@@ -102,7 +103,7 @@ def test_a_rising_loss_is_a_cost():
     plain = np.array([3.8, 4.1, 4.0, 4.2, 3.9, 4.0, 3.9, 4.1])
     wobble = np.array([0.01, -0.01, 0.02, -0.02, 0.01, -0.01, 0.01, -0.01])
     found = masking_cost(plain, 1.1 * plain + wobble)
-    np.testing.assert_allclose(found.value, 0.1)
+    assert_allclose(found.value, 0.1)
     assert (
         found.holds is True
         and "loss goes from 4 to 4.4, 10 % worse (mean of 8 samples" in found.sentence

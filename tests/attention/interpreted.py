@@ -8,6 +8,7 @@ import math
 
 import torch
 from dense import dense_attention
+from torch.testing import assert_close
 
 from sinklab.core.attention import Scores, attention_statistics, row_logsumexp
 from sinklab.core.attention.received import value_norms
@@ -63,14 +64,12 @@ def compare(shape, kind, mask, how):
             by_group = name == "received" and groups is not None
             value = found[name].transpose(1, 2) if by_group else found[name]
             value = value[:, :, 0] if name == "received" and groups is None else value
-            torch.testing.assert_close(
+            assert_close(
                 value, looped[name], rtol=2e-5, atol=2e-5, msg=f"{shape} {kind} {how} {name}"
             )
     if groups is None and chosen is None:
         received = found["received"][:, :, 0].double()
-        torch.testing.assert_close(
-            received, dense_attention(q, k, mask, is_causal).sum(-2), rtol=2e-5, atol=2e-5
-        )
+        assert_close(received, dense_attention(q, k, mask, is_causal).sum(-2), rtol=2e-5, atol=2e-5)
 
 
 def main():

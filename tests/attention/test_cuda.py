@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from dense import twins
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.testing import assert_close
 
 from sinklab.core.attention import Scores, attention_statistics, received_attention, row_logsumexp
 from sinklab.core.compat import attend_with_logsumexp
@@ -108,7 +109,7 @@ def test_every_statistic_is_that_of_the_dense_map(shape, kind, dtype):
         # a row that sees nothing is even; beside -65504 the scores of such a row are known to two
         # digits
         wide = 5e-3 if kind == "least" and dtype == torch.float16 else 2e-5
-        torch.testing.assert_close(found[name].double(), twin, rtol=wide, atol=wide)
+        assert_close(found[name].double(), twin, rtol=wide, atol=wide)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
@@ -124,7 +125,7 @@ def test_groups_heads_and_a_known_logsumexp(count, heads):
             found = attention_statistics(scores, names, v_BKSD=v, groups_BGQ=groups)
             looped = attention_statistics(scores, names, v_BKSD=v, groups_BGQ=groups, chunk=128)
             for name in names:
-                torch.testing.assert_close(found[name], looped[name], rtol=3e-5, atol=3e-5)
+                assert_close(found[name], looped[name], rtol=3e-5, atol=3e-5)
 
 
 @pytest.mark.parametrize("size", [30.0, 300.0])
@@ -134,7 +135,7 @@ def test_sharp_rows(size):
     found = attention_statistics(Scores.of(q * size, k), ALL, v_BKSD=v)
     for name, twin in dense.items():
         twin = twin[:, 0] if name == "received" else twin
-        torch.testing.assert_close(found[name].double(), twin, rtol=2e-6 * size, atol=2e-6 * size)
+        assert_close(found[name].double(), twin, rtol=2e-6 * size, atol=2e-6 * size)
     assert bool((found["row_entropy"] >= 0).all())
 
 
@@ -146,9 +147,7 @@ def test_float32_is_never_rounded_to_tf32():
         twin = twins(q * 4, k, k, None, False, torch.ones(2, 1, 256, device="cuda"))["received"][
             :, 0
         ]
-        torch.testing.assert_close(
-            received_attention(q * 4, k).double(), twin, rtol=2e-5, atol=2e-5
-        )
+        assert_close(received_attention(q * 4, k).double(), twin, rtol=2e-5, atol=2e-5)
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -171,7 +170,7 @@ def test_the_loop_over_chunks_is_as_exact(kind, dtype):
     for name, twin in twins(q, k, v, mask, is_causal, groups).items():
         twin = twin[:, :, [5, 0, 1]] if name == "received" else twin[:, [5, 0, 1]]
         if name != "row_logsumexp":
-            torch.testing.assert_close(found[name].double(), twin, rtol=wide, atol=wide)
+            assert_close(found[name].double(), twin, rtol=wide, atol=wide)
 
 
 def test_what_the_kernels_do_not_serve_goes_by_chunks():
@@ -179,7 +178,7 @@ def test_what_the_kernels_do_not_serve_goes_by_chunks():
     assert Fused.serving(Scores.of(q, k), ALL) is None
     received = received_attention(q, k)
     twin = twins(q, k, k, None, False, torch.ones(2, 1, 40, device="cuda"))["received"][:, 0]
-    torch.testing.assert_close(received, twin, rtol=1e-12, atol=1e-12)
+    assert_close(received, twin, rtol=1e-12, atol=1e-12)
     assert Fused.serving(Scores.of(q.float().cpu(), k.float().cpu()), ALL) is None
 
 
@@ -222,7 +221,7 @@ def test_a_kernel_is_overheard_and_its_output_stays(backend, kind, dtype, shape)
                 q, k, mask=options["attn_mask"], is_causal=options["is_causal"], chunk=64
             )
             seen = looped > -1e30
-            torch.testing.assert_close(lse[seen], looped[seen], rtol=2e-5, atol=1e-4)
+            assert_close(lse[seen], looped[seen], rtol=2e-5, atol=1e-4)
     if backend == "FLASH_ATTENTION":
         assert lse is not None
 
@@ -256,9 +255,7 @@ def test_a_trace_changes_no_bit_and_gives_what_the_chunks_give(shape, kind):
     looped = attention_statistics(Scores.of(q, k, mask), ALL, v_BKSD=v, groups_BGQ=real, chunk=64)
     for name, expected in looped.items():
         expected = expected[:, 0] if name == "received" else expected
-        torch.testing.assert_close(
-            recording.values(name)[0][:, 0], expected.cpu(), rtol=5e-5, atol=5e-5
-        )
+        assert_close(recording.values(name)[0][:, 0], expected.cpu(), rtol=5e-5, atol=5e-5)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.testing import assert_close
 
 from sinklab.core import compat
 from sinklab.core.attention import Scores, attention_statistics, received, row_logsumexp
@@ -93,7 +94,7 @@ def test_an_attention_call_is_heard_and_unchanged(mode, shared, monkeypatch):
                 else:
                     out, logsumexp = attend_with_logsumexp(attention, (q, k, v), named)
                 assert torch.equal(out, plain) and out.stride() == plain.stride()
-                torch.testing.assert_close(logsumexp, by_loop, rtol=1e-5, atol=1e-5)
+                assert_close(logsumexp, by_loop, rtol=1e-5, atol=1e-5)
                 # made both ways at first; then its kernel is called at once, but where there is a
                 # mask
                 assert len(calls) == (2 if turn == 0 else int("attn_mask" in named))
@@ -177,7 +178,7 @@ def test_a_trace_hands_what_it_heard_to_the_fused_pass(monkeypatch):
     heard = [pair for pair in given if pair[0].lse_BHQ is not None]
     assert len(heard) == 4
     for scores, lse_BHQ in heard:
-        torch.testing.assert_close(scores.lse_BHQ, lse_BHQ, rtol=1e-5, atol=1e-5)
+        assert_close(scores.lse_BHQ, lse_BHQ, rtol=1e-5, atol=1e-5)
     assert bool((seen.received[1][..., 2] == 0).all())
 
 

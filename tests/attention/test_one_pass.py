@@ -8,6 +8,7 @@ import pytest
 import torch
 from dense import dense_scores, twins
 from torch.nn import functional as F
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from refusals import refused
@@ -51,7 +52,7 @@ def test_all_at_once_are_each_of_them(kind, heads, chunk):
     chosen = list(range(H)) if heads is None else list(heads)
     for name, twin in twins(q, k, v, mask, is_causal, groups).items():
         twin = twin[:, :, chosen] if name == "received" else twin[:, chosen]
-        torch.testing.assert_close(found[name].double(), twin, rtol=3e-5, atol=1e-5)
+        assert_close(found[name].double(), twin, rtol=3e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["none", "causal", "padding"])
@@ -67,7 +68,7 @@ def test_sizes_that_take_the_fast_product(kind, size):
     found = attention_statistics(Scores.of(q, k, mask, is_causal), ALL, v_BKSD=v)
     for name, twin in twins(q, k, v, mask, is_causal, everyone).items():
         twin = twin[:, 0] if name == "received" else twin
-        torch.testing.assert_close(found[name].double(), twin, rtol=2e-5 * size, atol=2e-5 * size)
+        assert_close(found[name].double(), twin, rtol=2e-5 * size, atol=2e-5 * size)
 
 
 def test_the_fast_product_is_exact_and_asks_for_float32():
@@ -85,9 +86,7 @@ def test_the_fast_product_is_exact_and_asks_for_float32():
     if product is None:
         pytest.skip("this processor or build of torch gains nothing by another product")
     q, k = torch.randn(33, 24), torch.randn(70, 24)
-    torch.testing.assert_close(
-        product(q, k).double(), q.double() @ k.double().T, rtol=1e-6, atol=3e-6
-    )
+    assert_close(product(q, k).double(), q.double() @ k.double().T, rtol=1e-6, atol=3e-6)
 
 
 @pytest.mark.parametrize(
@@ -106,11 +105,9 @@ def test_precision_set_by_the_newer_switches_stops_nothing(where):
         product = product_for(torch.device("cpu"), torch.float32, WORTHWHILE)
         if product is not None:
             dense = q[0, 0].double() @ k[0, 0].double().T
-            torch.testing.assert_close(
-                product(q[0, 0], k[0, 0]).double(), dense, rtol=1e-5, atol=1e-5
-            )
+            assert_close(product(q[0, 0], k[0, 0]).double(), dense, rtol=1e-5, atol=1e-5)
         # what torch's own products round to is the user's choice
-        torch.testing.assert_close(received_attention(q, k), expected, rtol=0.05, atol=0.05)
+        assert_close(received_attention(q, k), expected, rtol=0.05, atol=0.05)
     finally:
         switch.fp32_precision = before
 
@@ -145,7 +142,7 @@ def test_a_linear_layer_by_the_fast_product_stands_in_inference_alone(
     assert linear(x).requires_grad and not calls
     with torch.inference_mode():
         expected = F.linear(x.double(), layer.weight.double(), layer.bias.double())
-        torch.testing.assert_close(linear(x).double(), expected, rtol=1e-5, atol=1e-5)
+        assert_close(linear(x).double(), expected, rtol=1e-5, atol=1e-5)
         assert calls == [x.shape]
         with torch.autocast("cpu", torch.bfloat16):
             assert linear(x).dtype == torch.bfloat16
@@ -189,7 +186,7 @@ def test_half_precision_is_widened_and_takes_the_same_product():
     assert found.dtype == torch.float32
     assert torch.equal(found, received_attention(q.float(), k.float()))
     dense = torch.softmax(dense_scores(q, k, None, False), -1).sum(-2)
-    torch.testing.assert_close(found.double(), dense, rtol=1e-5, atol=1e-5)
+    assert_close(found.double(), dense, rtol=1e-5, atol=1e-5)
 
 
 def test_everything_costs_one_pass_over_the_scores():
@@ -218,9 +215,7 @@ def test_the_map_is_the_softmax(kind, heads):
     dense = torch.softmax(dense_scores(q, k, mask, is_causal), -1).nan_to_num(0.0)
     found = attention_map(q, k, mask=mask, is_causal=is_causal, heads=heads)
     assert found.dtype == torch.float32
-    torch.testing.assert_close(
-        found.double(), dense[:, list(heads or range(H))], rtol=1e-5, atol=1e-6
-    )
+    assert_close(found.double(), dense[:, list(heads or range(H))], rtol=1e-5, atol=1e-6)
     assert attention_map(q.double(), k.double()).dtype == torch.float64
 
 

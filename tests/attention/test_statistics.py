@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dense import dense_attention, twins
+from torch.testing import assert_close
 
 from refusals import refused
 from sinklab.core.attention import (
@@ -58,7 +59,7 @@ def test_received_row_statistics_and_bound(kind, size, chunk):
     twin = twins(q, k, v, mask, causal, torch.ones(B, 1, Q))
     options = {"mask": mask, "is_causal": causal, "chunk": chunk}
     # Scores of magnitude `size` carry that much float32 rounding into the exponent.
-    close = partial(torch.testing.assert_close, rtol=1e-5 * size, atol=2e-6 * size)
+    close = partial(assert_close, rtol=1e-5 * size, atol=2e-6 * size)
     close(received_attention(q, k, **options).double(), twin["received"][:, 0])
     close(row_entropy(q, k, **options).double(), twin["row_entropy"])
     close(noop_bound(q, k, v, **options).double(), twin["noop_bound"])
@@ -74,7 +75,7 @@ def test_many_blocks_and_long_rows(queries):
     twin = dense_attention(q, k, scale=0.7).sum(-2)
     received = received_attention(q, k, scale=0.7)
     assert received.dtype == torch.float64
-    torch.testing.assert_close(received, twin, rtol=1e-12, atol=1e-12)
+    assert_close(received, twin, rtol=1e-12, atol=1e-12)
 
 
 def test_a_product_of_ones_own_is_given_rows_without_gaps(monkeypatch):
@@ -88,7 +89,7 @@ def test_a_product_of_ones_own_is_given_rows_without_gaps(monkeypatch):
     # as a model lays them out, heads behind positions
     q, k = (torch.randn(1, 40, 2, 4).transpose(1, 2) for _ in range(2))
     twin = dense_attention(q, k).sum(-2)
-    torch.testing.assert_close(received_attention(q, k).double(), twin, rtol=1e-5, atol=1e-6)
+    assert_close(received_attention(q, k).double(), twin, rtol=1e-5, atol=1e-6)
     assert given and all(given)
 
 
@@ -96,7 +97,7 @@ def test_scores_that_overflow_only_in_a_later_chunk():
     q, k = torch.randn(2, 1, 1, 40, 4, dtype=torch.float64)
     q[0, 0, 25] *= 1e4
     twin = dense_attention(q, k).sum(-2)
-    torch.testing.assert_close(received_attention(q, k, chunk=8), twin, rtol=1e-9, atol=1e-12)
+    assert_close(received_attention(q, k, chunk=8), twin, rtol=1e-9, atol=1e-12)
 
 
 def test_statistics_carry_no_gradient_and_leave_inputs_alone():
@@ -130,7 +131,7 @@ def test_no_tensor_with_two_sequence_axes_outlives_a_chunk():
 def test_value_norms_against_the_formula():
     v = torch.randn(B, K, S, D)
     expected = torch.stack([(v[:, m] ** 2).sum(-1).sqrt() for m in range(K)]).mean(0)
-    torch.testing.assert_close(value_norms(v), expected)
+    assert_close(value_norms(v), expected)
     assert value_norms(v, per_head=True).shape == (B, K, S)
     half = v.bfloat16()
     assert torch.equal(value_norms(half), value_norms(half.float()))

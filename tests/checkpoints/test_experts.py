@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
+from torch.testing import assert_close
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import published_toys as toys
@@ -143,7 +144,7 @@ def test_a_layer_of_experts_is_what_is_written(tmp_path, make, reference, fields
         outcomes.append((out_TE.detach(), given_TE.grad))
     # routers go through float32
     for ours, theirs in zip(*outcomes, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     assert len(block.gate(x_TE)[2].unique()) >= 4, (
         "one set of experts would not show how they are chosen"
     )
@@ -168,10 +169,8 @@ def test_a_mixture_is_a_model_like_any_other(tmp_path, make):
         mask = torch.ones_like(rows)
         mask[1, :5] = 0
         together = model(rows, mask).logits
-        torch.testing.assert_close(together[:1], traced, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(
-            together[1:, 5:], model(IDS.flip(1)[:, 5:]).logits, rtol=1e-4, atol=1e-4
-        )
+        assert_close(together[:1], traced, rtol=1e-4, atol=1e-4)
+        assert_close(together[1:, 5:], model(IDS.flip(1)[:, 5:]).logits, rtol=1e-4, atol=1e-4)
         with intervene(model, MaskSinks(k=2)):
             # the second step loses what received most in the first
             first, masked = model(IDS).logits, model(IDS).logits
@@ -232,7 +231,7 @@ def test_a_sink_and_a_gate_start_on_a_mixture(tmp_path, make):
     plain = load(tmp_path / "again", sink_kind="none", sink_count=0, gate="none").model
     assert torch.equal(plain(IDS).logits, load(folder).model(IDS).logits)
     through_class = DiffusionLM.from_pretrained(tmp_path / "again").eval()
-    torch.testing.assert_close(through_class(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-4)
+    assert_close(through_class(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-4)
 
 
 @every_make
@@ -274,13 +273,11 @@ def test_a_causal_mixture_is_the_start_of_a_diffusion_model(tmp_path, kind, conf
     }
     causal = kind(config(**sizes)).eval()
     model = DiffusionLM.from_backbone(causal, mask_token_id=59).eval()
-    torch.testing.assert_close(model(IDS, causal=True).logits, causal(IDS).logits)
+    assert_close(model(IDS, causal=True).logits, causal(IDS).logits)
     assert not torch.allclose(model(IDS).logits, causal(IDS).logits, atol=1e-4)
     causal.save_pretrained(tmp_path)
     start = load(tmp_path, as_diffusion=True, mask_token_id=59).model
-    torch.testing.assert_close(
-        start(IDS, causal=True).logits, causal(IDS).logits, rtol=1e-4, atol=1e-4
-    )
+    assert_close(start(IDS, causal=True).logits, causal(IDS).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.testing import assert_close
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, PythonBackend, Qwen2Config
 
 import published_toys as toys
@@ -137,7 +138,7 @@ def test_plain_transformers_computes_and_writes_the_same(keys, tmp_path):
         with torch.no_grad():
             wanted = loaded.model(ids, real).logits
         assert wanted[..., :50].std() > 0.01
-        torch.testing.assert_close(found.pop(f"{name} logits"), wanted, rtol=0, atol=1e-6)
+        assert_close(found.pop(f"{name} logits"), wanted, rtol=0, atol=1e-6)
         caches = {"blocks": ("none", "committed"), "token": CACHES}.get(name, CACHES[-2:])
         for cache in caches:
             written = loaded.model.generate(
@@ -147,7 +148,7 @@ def test_plain_transformers_computes_and_writes_the_same(keys, tmp_path):
     with torch.no_grad():
         wanted = models["token"].model(ids, real).logits
     for name in ("again", "hub"):
-        torch.testing.assert_close(found.pop(name), wanted, rtol=0, atol=1e-6)
+        assert_close(found.pop(name), wanted, rtol=0, atol=1e-6)
     assert found.pop("text").tolist() == tiny_tokenizer()("The old man")["input_ids"] and not found
 
 

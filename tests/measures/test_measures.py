@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 from refusals import refused
 from sinklab import find_sinks, intervene, trace
@@ -71,7 +72,7 @@ def test_norms_and_cosines_of_every_head(causal: bool) -> None:
         found = {name: recording.array(name)[0, :, layer] for name in names}
         expected = call.v.norm(dim=-1), call.k.norm(dim=-1)
         for name, norm_BHS in zip(names, expected, strict=False):
-            np.testing.assert_allclose(found[name], norm_BHS, rtol=1e-5)
+            assert_allclose(found[name], norm_BHS, rtol=1e-5)
         cosine_BHS = np.zeros(call.k.shape[:3])
         for place in np.ndindex(*cosine_BHS.shape):
             row, head, key = place
@@ -81,15 +82,15 @@ def test_norms_and_cosines_of_every_head(causal: bool) -> None:
                 if call.seen[i, key]
             ]
             cosine_BHS[place] = np.mean(of)
-        np.testing.assert_allclose(found["key_cosine"], cosine_BHS, atol=1e-5)
+        assert_allclose(found["key_cosine"], cosine_BHS, atol=1e-5)
         out_BHQD = call.weights @ call.v
         square_BHD = torch.linalg.svdvals(out_BHQD) ** 2
-        np.testing.assert_allclose(
+        assert_allclose(
             found["head_output"][..., 0], square_BHD.sum(-1) / square_BHD[..., 0], rtol=1e-4
         )
         mean_BH1D = out_BHQD.mean(2, keepdim=True)
         cosine_BHQ = torch.cosine_similarity(out_BHQD, mean_BH1D, dim=-1)
-        np.testing.assert_allclose(found["head_output"][..., 1], cosine_BHQ.mean(-1), atol=1e-5)
+        assert_allclose(found["head_output"][..., 1], cosine_BHQ.mean(-1), atol=1e-5)
 
 
 def test_outliers_of_hidden_states() -> None:
@@ -113,7 +114,7 @@ def test_outliers_of_hidden_states() -> None:
             state_SD.abs().amax(-1) / state_SD.abs().sort(-1).values[:, state_SD.shape[1] // 2 - 1]
         )
         found = recording.array("outliers")[0, 0, layer]
-        np.testing.assert_allclose(found, [kurtosis.mean(), ratio.mean()], rtol=1e-4)
+        assert_allclose(found, [kurtosis.mean(), ratio.mean()], rtol=1e-4)
 
 
 def test_drift_from_step_to_step() -> None:
@@ -133,7 +134,7 @@ def test_drift_from_step_to_step() -> None:
         for found, name in ((key, "k"), (value, "v")):
             vectors = (getattr(call[layer], name) for call in (before, now))
             expected_BHS = 1 - torch.cosine_similarity(*vectors, dim=-1)
-            np.testing.assert_allclose(found[1, :, layer], expected_BHS, atol=1e-5)
+            assert_allclose(found[1, :, layer], expected_BHS, atol=1e-5)
     # below the first attention only the written token has another key
     assert (key[1, :, 0].max(1).argmax(-1) == 5).all()
 

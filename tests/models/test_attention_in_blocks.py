@@ -4,6 +4,7 @@ it.
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from refusals import refused
 from sinklab.core.models import masks
@@ -59,10 +60,10 @@ def test_a_block_of_the_whole_length_gives_the_loss_and_gradients_of_full_attent
     other, others = loss_and_gradients(
         blocks, noisy_BS, masked_BS, ids_BS, attention_mask=real_BS, clean=ids_BS
     )
-    torch.testing.assert_close(other, loss)
+    assert_close(other, loss)
     assert gradients.keys() == others.keys()
     for name, gradient in gradients.items():
-        torch.testing.assert_close(others[name], gradient, msg=name)
+        assert_close(others[name], gradient, msg=name)
 
 
 def test_with_blocks_of_one_the_clean_half_attends_causally():
@@ -78,7 +79,7 @@ def test_with_blocks_of_one_the_clean_half_attends_causally():
         lambda module, args, out: states.append(out.last_hidden_state)
     )
     model(ids_BS, clean=ids_BS), model(ids_BS, causal=True)
-    torch.testing.assert_close(states[0][:, 12:], states[1])
+    assert_close(states[0][:, 12:], states[1])
 
 
 @pytest.mark.parametrize("variant", VARIANTS[:-1], ids=str)
@@ -96,7 +97,7 @@ def test_each_block_sees_what_it_sees_when_it_is_written(variant, length, clean)
         wanted_BS = torch.zeros_like(masked_BS)
         wanted_BS[:, block] = True
         logits_MV = model.denoiser(plain=True)(canvas_BS, wanted_BS)
-        torch.testing.assert_close(logits_MV, at_once_BSV[:, block].flatten(0, 1).detach())
+        assert_close(logits_MV, at_once_BSV[:, block].flatten(0, 1).detach())
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_an_added_sink_is_a_committed_block_of_its_own():
     block_S = torch.cat([torch.tensor([-1]), torch.arange(noisy_BS.shape[1]) // length])
     ordinary.config.block_length = None
     found = ordinary(ids_BS, visible=block_S[:, None] >= block_S[None]).logits[:, 1:]
-    torch.testing.assert_close(found, expected)
+    assert_close(found, expected)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from cached_twin import TwinSession
 from torch import nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from refusals import refused
@@ -171,8 +172,8 @@ def road(model, attention_BS=None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fast.FastDecoder, "__call__", spy)
         logits = [session(ids_BS, wanted_BS), session(ids_BS, wanted_BS, slice(8, 14))]
-    torch.testing.assert_close(logits[0], logits[1])
-    torch.testing.assert_close(logits[0], model.denoiser()(ids_BS, wanted_BS))
+    assert_close(logits[0], logits[1])
+    assert_close(logits[0], model.denoiser()(ids_BS, wanted_BS))
     return taken
 
 
@@ -364,7 +365,7 @@ def test_long_canvases_go_through_the_mlp_in_pieces(monkeypatch):
 
     monkeypatch.setattr(fast, "_PIECE", 7)
     monkeypatch.setattr(fast.F, "silu", spy)
-    torch.testing.assert_close(model.denoiser(attention_BS).begin()(ids_BS, wanted_BS), expected)
+    assert_close(model.denoiser(attention_BS).begin()(ids_BS, wanted_BS), expected)
     assert widths == [7, 7, 6, 7, 7, 6, 6]
 
 
@@ -376,10 +377,8 @@ def test_another_attention_backend_is_taken_up():
     expected = session(ids_BS, wanted_BS)
     model.set_attn_implementation("eager")
     # transformers' eager softmax is in float32
-    torch.testing.assert_close(session(ids_BS, wanted_BS), expected, rtol=0, atol=1e-4)
-    torch.testing.assert_close(
-        session(ids_BS, wanted_BS, slice(8, 14)), expected, rtol=0, atol=1e-4
-    )
+    assert_close(session(ids_BS, wanted_BS), expected, rtol=0, atol=1e-4)
+    assert_close(session(ids_BS, wanted_BS, slice(8, 14)), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("is_cast", [False, True])
@@ -415,9 +414,7 @@ def test_a_plain_or_watched_denoiser_is_the_models_own_forward_bit_for_bit():
     assert torch.equal(model.denoiser(attention_BS, plain=True)(ids_BS, wanted_BS), expected)
     with watching(model):
         assert torch.equal(model.denoiser(attention_BS)(ids_BS, wanted_BS), expected)
-    torch.testing.assert_close(
-        model.denoiser(attention_BS)(ids_BS, wanted_BS), expected, rtol=0, atol=3e-5
-    )
+    assert_close(model.denoiser(attention_BS)(ids_BS, wanted_BS), expected, rtol=0, atol=3e-5)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -432,9 +429,7 @@ def test_a_fast_evaluation_without_memory_is_the_models_own(variant, batch):
         torch.zeros_like(ids_BS, dtype=torch.bool),
         ids_BS == MASK,
     ):
-        torch.testing.assert_close(
-            quick(ids_BS, wanted_BS), plain(ids_BS, wanted_BS), rtol=0, atol=1e-12
-        )
+        assert_close(quick(ids_BS, wanted_BS), plain(ids_BS, wanted_BS), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -456,7 +451,7 @@ def test_padding_is_not_computed_wherever_it_stands(variant):
         for layer in model.model.layers:
             layer.self_attn.k_proj = Counted(layer.self_attn.k_proj)
         for _ in range(2):
-            torch.testing.assert_close(quick(ids_BS, wanted_BS), expected, rtol=0, atol=1e-12)
+            assert_close(quick(ids_BS, wanted_BS), expected, rtol=0, atol=1e-12)
         assert [layer.self_attn.k_proj.rows for layer in model.model.layers] == [
             [int(attention_BS.sum())] * 2
         ] * 3
@@ -468,9 +463,7 @@ def test_nothing_wanted_gives_no_rows_and_fills_the_memory():
     session = model.denoiser().begin()
     assert session(ids_BS, torch.zeros_like(ids_BS, dtype=torch.bool)).shape == (0, MASK + 1)
     wanted_BS = wanted_at(ids_BS, 8, 14)
-    torch.testing.assert_close(
-        session(ids_BS, wanted_BS, slice(8, 14)), model.denoiser()(ids_BS, wanted_BS)
-    )
+    assert_close(session(ids_BS, wanted_BS, slice(8, 14)), model.denoiser()(ids_BS, wanted_BS))
     assert session(ids_BS, torch.zeros_like(wanted_BS), slice(8, 14)).shape == (0, MASK + 1)
 
 
@@ -488,8 +481,8 @@ def test_a_new_denoiser_sees_new_weights(change):
     with torch.no_grad():
         expected = model(ids_BS, logits_to_keep=wanted_BS).logits
     assert not torch.allclose(before, expected)
-    torch.testing.assert_close(session(ids_BS, wanted_BS), expected)
-    torch.testing.assert_close(session(ids_BS, wanted_BS, slice(8, 14)), expected)
+    assert_close(session(ids_BS, wanted_BS), expected)
+    assert_close(session(ids_BS, wanted_BS, slice(8, 14)), expected)
 
 
 def test_an_interrupted_gated_forward_leaves_nothing_behind():
@@ -501,7 +494,7 @@ def test_an_interrupted_gated_forward_leaves_nothing_behind():
     with pytest.raises(ZeroDivisionError):
         model.denoiser()(ids_BS, wanted_BS)
     model.model.layers[1].self_attn.k_proj._forward_pre_hooks.clear()
-    torch.testing.assert_close(model.denoiser().begin()(ids_BS, wanted_BS), expected)
+    assert_close(model.denoiser().begin()(ids_BS, wanted_BS), expected)
 
 
 def part(ids_BS):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.testing import assert_close
 
 import sinklab
 from refusals import refused
@@ -49,10 +50,10 @@ def test_a_causal_model_is_the_causal_pass_of_its_twin(variant, backend):
     model.set_attn_implementation(backend), full.set_attn_implementation(backend)
     with torch.no_grad():
         logits = model(ids_BS).logits
-        torch.testing.assert_close(logits, full(ids_BS, causal=True).logits)
+        assert_close(logits, full(ids_BS, causal=True).logits)
         changed = ids_BS.clone()
         changed[:, 7:] = 3
-        torch.testing.assert_close(model(changed).logits[:, :7], logits[:, :7], rtol=0, atol=0)
+        assert_close(model(changed).logits[:, :7], logits[:, :7], rtol=0, atol=0)
         assert (full(changed).logits[:, :7] - full(ids_BS).logits[:, :7]).abs().max() > 1e-3
 
 
@@ -64,7 +65,7 @@ def test_a_lone_first_token_is_a_visible_mask(variant):
     visible_SS[0, 1:] = False
     with torch.no_grad():
         expected = full(ids_BS, visible=visible_SS).logits
-        torch.testing.assert_close(model(ids_BS).logits, expected)
+        assert_close(model(ids_BS).logits, expected)
         assert (full(ids_BS).logits - expected).abs().max() > 1e-3
 
 
@@ -79,9 +80,7 @@ def test_padding_does_not_change_a_row(form, side):
     padded_BS, mask_BS = (torch.cat(part if side == "left" else part[::-1], 1) for part in parts)
     columns = slice(3, None) if side == "left" else slice(0, 9)
     with torch.no_grad():
-        torch.testing.assert_close(
-            model(padded_BS, mask_BS).logits[:, columns], model(ids_BS).logits
-        )
+        assert_close(model(padded_BS, mask_BS).logits[:, columns], model(ids_BS).logits)
 
 
 @pytest.mark.ring("extras")
@@ -93,8 +92,8 @@ def test_the_fast_decoder_and_exact_caches_keep_the_form(form, variant):
     with torch.no_grad():
         expected = model(ids_BS).logits[masked_BS]
     fast, plain = model.denoiser(), model.denoiser(plain=True)
-    torch.testing.assert_close(plain(ids_BS, masked_BS), expected)
-    torch.testing.assert_close(fast(ids_BS, masked_BS), expected)
+    assert_close(plain(ids_BS, masked_BS), expected)
+    assert_close(fast(ids_BS, masked_BS), expected)
     assert fast.is_fast
     # a block that is computed again over an unchanged canvas gives what the whole pass gave
     for denoiser in (fast, plain):
@@ -103,7 +102,7 @@ def test_the_fast_decoder_and_exact_caches_keep_the_form(form, variant):
         session(ids_BS, masked_BS)
         part = session(ids_BS, block_BS, slice(4, 12))
         with torch.no_grad():
-            torch.testing.assert_close(part, model(ids_BS).logits[block_BS])
+            assert_close(part, model(ids_BS).logits[block_BS])
     prompts_BP = torch.arange(6).view(2, 3) + 5
     written_BS = model.generate(prompts_BP, max_new_tokens=8, block_length=4)
     refreshed_BS = model.generate(

@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from golden_llada import golden_cases, golden_folder, golden_tensors
 from sinklab.core.probing import trace
@@ -88,7 +89,7 @@ def test_golden_attention(family, name):
         ours_HQK = torch.stack(
             [torch.as_tensor(recording.map(0, layer, head))[0] for head in heads]
         )
-        torch.testing.assert_close(ours_HQK, case[f"probs.{layer}"][0], rtol=0, atol=3e-4)
+        assert_close(ours_HQK, case[f"probs.{layer}"][0], rtol=0, atol=3e-4)
 
 
 @pytest.mark.parametrize("family", [family for family in CASES if "2" in family])
@@ -106,7 +107,7 @@ def test_golden_routers(family):
             hook.remove()
     assert len(seen) == len(blocks) == sum(key.startswith("experts.") for key in case)
     for number, (logits_TX, _, chosen_TC) in enumerate(seen):
-        torch.testing.assert_close(logits_TX, case[f"router_logits.{number}"][0], rtol=0, atol=5e-4)
+        assert_close(logits_TX, case[f"router_logits.{number}"][0], rtol=0, atol=5e-4)
         assert torch.equal(chosen_TC.sort(-1).values, case[f"experts.{number}"][0].long())
 
 

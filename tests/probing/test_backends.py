@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import transformers
 from dense_twin import dense, received
 from torch import nn
+from torch.testing import assert_close
 from transformers import masking_utils
 from transformers.integrations import flex_attention as flex
 
@@ -59,7 +60,7 @@ def test_both_ways_record_the_same(padded, request):
     others, wide = recorded(model, **given)
     assert torch.equal(logits, others)
     for name, found in wide.items():
-        torch.testing.assert_close(narrow[name], found, rtol=0, atol=0, equal_nan=True)
+        assert_close(narrow[name], found, rtol=0, atol=0, equal_nan=True)
 
 
 def test_nothing_but_attention_is_heard_of_a_model_of_transformers(
@@ -180,7 +181,7 @@ def test_edits(base, padded, uncompiled):
             untouched = model(IDS, **given).logits[LEFT.bool()]
         assert (untouched - logits[-1]).abs().max() > 1e-2
     assert all(torch.equal(one, other) for one, other in zip(*gone, strict=True))
-    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+    assert_close(*logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ def test_our_own_models_whatever_their_backend(base, settings, uncompiled):
         assert recording.prefix == settings.get("sink", 0) and len(recording.received) == 2
         found.append((logits[LEFT.bool()], recording.received[1], recording.visible[1]))
     for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -426,7 +427,7 @@ def test_attention_within_a_function_of_torch_is_seen(cross):
     with trace(model) as recording:
         assert torch.equal(model(x, y), plain)
     heads = model.attention(x, y, y, average_attn_weights=False)[1]
-    torch.testing.assert_close(recording.received[0][:, 0], heads.sum(-2))
+    assert_close(recording.received[0][:, 0], heads.sum(-2))
     with intervene(model, MaskPositions(positions=(1,))):
         assert not torch.equal(model(x, y), plain)
     with (

@@ -7,6 +7,7 @@ import pytest
 import torch
 from dense_twin import dense
 from torch import nn
+from torch.testing import assert_close
 
 from sinklab.core.probing import MaskPositions, MaskSinks, WindowAttention, intervene, trace
 
@@ -71,7 +72,7 @@ def test_a_padded_source_hides_no_query_of_the_decoder(kind, queries, side):
     received_BLHS = torch.from_numpy(recording.array("received")[0])
     for number in (3, 5):
         found_BHS = received_BLHS[:, number, :, :12]
-        torch.testing.assert_close(found_BHS, maps[number].sum(2), rtol=1e-5, atol=1e-5)
+        assert_close(found_BHS, maps[number].sum(2), rtol=1e-5, atol=1e-5)
         visible_BS = recording.visible_by_layer[0][:, number, :12]
         assert torch.equal(visible_BS, given["attention_mask"].float() * queries)
 
@@ -86,9 +87,7 @@ def test_a_key_hidden_in_cross_attention_is_the_strongest_of_all_queries():
         model(**given)
     (record,) = log.removals
     assert torch.equal(record.columns_BLHM[:, 0, :, 0], top_BHS.long().argmax(-1))
-    torch.testing.assert_close(
-        record.held_BLH[:, 0], maps[5].mean(2).amax(-1), rtol=1e-5, atol=1e-6
-    )
+    assert_close(record.held_BLH[:, 0], maps[5].mean(2).amax(-1), rtol=1e-5, atol=1e-6)
 
 
 def test_queries_that_are_padding_are_told_by_a_mask_of_their_own():
@@ -102,7 +101,7 @@ def test_queries_that_are_padding_are_told_by_a_mask_of_their_own():
     expected = torch.stack(
         [(maps[number] * real_BQ[:, None, :, None]).sum(2) for number in (3, 5)], 1
     )
-    torch.testing.assert_close(recording.received[0], expected, rtol=1e-5, atol=1e-5)
+    assert_close(recording.received[0], expected, rtol=1e-5, atol=1e-5)
     wrong = pytest.raises(ValueError, match=r"query_mask must be bool of shape \(2, 12\)")
     with torch.no_grad(), wrong, trace(model, query_mask=real_BQ[:, 1:], layers=layers):
         model(**given)

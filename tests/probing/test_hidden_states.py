@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from numpy.testing import assert_allclose
 from packaging.version import Version
 from probed import canvas_of
+from torch.testing import assert_close
 
 from refusals import refused
 from sinklab.core.attention import is_observed
@@ -152,7 +154,7 @@ def test_massive_activations_are_those_of_the_hooks(model, given):
             # padding is neither great nor in the median
             real_S = given["attention_mask"][row].numpy() if given else None
             expected = greatest(states_BSD[row], 5, real_S)
-            np.testing.assert_allclose(found[0, row, layer], expected, rtol=1e-5)
+            assert_allclose(found[0, row, layer], expected, rtol=1e-5)
 
 
 def test_positions_are_those_of_the_canvas_under_a_cache():
@@ -240,10 +242,10 @@ def test_a_clip_is_that_of_the_hooks(model, name):
     ):
         logits = run()
         run()
-    torch.testing.assert_close(logits, expected)
+    assert_close(logits, expected)
     assert not torch.equal(logits, hooked(model, run)[0])
     # a trace sees what the next layer reads
-    np.testing.assert_allclose(
+    assert_allclose(
         recording.array("massive_activations")[1, 0, -1], greatest(states[-1][0]), rtol=1e-5
     )
     found = state_records(log)
@@ -328,7 +330,7 @@ def test_layers_that_a_backward_pass_replays_are_clipped_too():
         assert len(state_records(log)) == 2
         grads.append(model.model.embed_tokens.weight.grad.clone())
     assert float(grads[0].abs().max()) > 0
-    torch.testing.assert_close(grads[0], grads[1])
+    assert_close(grads[0], grads[1])
 
 
 SPIKE, CONSTANT, TOKEN = 7, 8, 17
@@ -413,7 +415,7 @@ def test_received_from_masked_against_the_maps(sinks, shift):
             if masked_Q.sum() >= least:
                 # an even share is 1, as in "received"
                 expected_K = map_QK[masked_Q].mean(0) * real
-                torch.testing.assert_close(found_K.double(), expected_K, rtol=1e-4, atol=1e-5)
+                assert_close(found_K.double(), expected_K, rtol=1e-4, atol=1e-5)
                 told += 1
     assert told
 
@@ -457,7 +459,7 @@ def test_keys_apart_by_the_state_of_their_position(cache):
             keys = 2 + (states_BS[row] == state).nonzero()[:, 0]
             # of no key: NaN
             expected = recording.values(name)[nth][row][..., keys].mean(-1)
-            np.testing.assert_allclose(mean[nth, row, state], expected, rtol=1e-5)
+            assert_allclose(mean[nth, row, state], expected, rtol=1e-5)
     refused("row_entropy", recording.by_state, "row_entropy")
     with trace(model) as recording:
         model(canvas.ids_BS)
@@ -475,4 +477,4 @@ def test_the_fast_medians_are_the_median(dtype, size):
         bisected_median(size_BN, is_short=dtype == torch.bfloat16),
         partitioned_median(size_BN),
     ):
-        torch.testing.assert_close(found_B1, expected_B1, rtol=0, atol=0, equal_nan=True)
+        assert_close(found_B1, expected_B1, rtol=0, atol=0, equal_nan=True)

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 from probed import IDS, PADDED
+from torch.testing import assert_close
 
 from refusals import refused
 from sinklab.core.probing import MaskPositions, MaskSinks, WindowAttention, intervene, trace
@@ -61,7 +62,7 @@ def test_the_first_rows_of_a_causal_map_keep_their_only_key():
     with intervene(model, MaskSinks(11)):
         model(IDS)
         edited = model(IDS)
-    torch.testing.assert_close(edited[:, 0], plain[:, 0])
+    assert_close(edited[:, 0], plain[:, 0])
 
 
 def test_restored_after_an_exception():
@@ -171,7 +172,7 @@ def test_autoregressive_last_row_with_a_growing_cache(padded, removal):
         if removal == "mask":
             assert bool((now.gather(-1, removed.columns_BLHM) == 0).all())
         # One query only: its row is the column sum.
-        torch.testing.assert_close(removed.held_BLH, before.topk(2, -1).values.sum(-1))
+        assert_close(removed.held_BLH, before.topk(2, -1).values.sum(-1))
 
 
 def test_what_cannot_be_counted_is_refused():

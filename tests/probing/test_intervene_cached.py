@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from probed import PROMPTS, canvas_of
+from torch.testing import assert_close
 
 from sinklab.core.probing import (
     MaskPositions,
@@ -160,8 +161,8 @@ def test_an_autoregressive_memory_of_a_padded_batch(edit, removal):
         )
     assert torch.equal(both[:1, 4:], alone)
     for one, other in zip(log.removals, alone_log.removals, strict=True):
-        torch.testing.assert_close(one.removed_BLH[:1], other.removed_BLH, rtol=0, atol=1e-5)
-        torch.testing.assert_close(one.left_BLH[:1], other.left_BLH)
+        assert_close(one.removed_BLH[:1], other.removed_BLH, rtol=0, atol=1e-5)
+        assert_close(one.left_BLH[:1], other.left_BLH)
     for row in recording.received[1:]:
         keys = row.shape[-1]
         if edit == "window":
@@ -187,8 +188,8 @@ def equal(one, other):
     assert one
     for left, right in zip(one, other, strict=True):
         assert torch.equal(left.columns_BLHM, right.columns_BLHM)
-        torch.testing.assert_close(left.overlap_BLH, right.overlap_BLH, equal_nan=True)
-        torch.testing.assert_close(left.removed_BLH, right.removed_BLH)
+        assert_close(left.overlap_BLH, right.overlap_BLH, equal_nan=True)
+        assert_close(left.removed_BLH, right.removed_BLH)
 
 
 @pytest.mark.parametrize("cache", [None, DualCache(refresh_every=2)])

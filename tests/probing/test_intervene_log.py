@@ -10,6 +10,7 @@ import pytest
 import torch
 from dense_twin import dense, received, top
 from probed import IDS, padding
+from torch.testing import assert_close
 
 from sinklab.core.probing import (
     BlockKeys,
@@ -44,7 +45,7 @@ def test_realised_is_what_the_keys_would_have_held_in_the_forward_that_lost_them
             (received(a, real) * g.squeeze(2)).sum(-1) / real.sum(-1, keepdim=True)
             for a, g in zip(maps, gone, strict=True)
         ]
-        torch.testing.assert_close(found_BLH, torch.stack(expected, 1).float())
+        assert_close(found_BLH, torch.stack(expected, 1).float())
     # the text has changed between them
     assert not torch.allclose(record.removed_BLH, record.held_BLH, atol=0.01)
     assert record.left_BLH[:, 0, 0].tolist() == [5 if padded else 9, 9]
@@ -225,5 +226,5 @@ def test_checkpointed_gradients_are_those_of_the_edited_model(edit):
             model(IDS).logits.square().sum().backward()
         grads.append(model.model.layers[0].self_attn.v_proj.weight.grad)
         logs.append(log)
-    torch.testing.assert_close(grads[0], grads[1])
+    assert_close(grads[0], grads[1])
     assert len(logs[0].removals) == len(logs[1].removals) and logs[1].forwards == 2

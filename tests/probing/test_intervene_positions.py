@@ -9,6 +9,7 @@ import pytest
 import torch
 from dense_twin import dense
 from probed import EXACT, IDS, PADDED, canvas_of, padding
+from torch.testing import assert_close
 
 from refusals import refused
 from sinklab.core.attention import running
@@ -49,14 +50,14 @@ def test_fixed_positions_against_the_slow_twin(removal, causal, padded):
     zeroed = (lambda layer, a: at(5, 7).expand(2, 4, 12)) if removal == "zero_value" else None
     hide = () if zeroed else (lambda layer, a: at(5, 7),)
     theirs, twin = dense(model, lambda: model(IDS, **given).logits, *hide, zeroed=zeroed)
-    torch.testing.assert_close(ours[real], theirs[real], **EXACT)
+    assert_close(ours[real], theirs[real], **EXACT)
     removal_ = log.removals[0]
     before = twin.maps if zeroed else [layer[0] for layer in twin.before]
     held = torch.stack(
         [(a[..., [5, 7]].sum(-1) * real[:, None]).sum(-1) / real.sum(-1)[:, None] for a in before],
         1,
     )
-    torch.testing.assert_close(removal_.removed_BLH, held.float())
+    assert_close(removal_.removed_BLH, held.float())
     assert bool(removal_.held_BLH.isnan().all()), "nobody chose them"
     assert removal_.columns_BLHM.unique().tolist() == [5, 7]
     assert torch.equal(removal_.keys_BLH, torch.full((2, 2, 4), 2.0))
@@ -112,11 +113,11 @@ def test_truncation_hides_a_stretch_from_some_step_on():
         outs = [model(IDS) for _ in range(4)]
     hidden, twin = dense(model, lambda: model(IDS), lambda layer, a: at(3, 4, 5))
     for step, out in enumerate(outs):
-        torch.testing.assert_close(out, hidden if step >= 2 else model(IDS), **EXACT)
+        assert_close(out, hidden if step >= 2 else model(IDS), **EXACT)
     # The share it held just before is what the first removal takes.
     realised = log.removals[0].removed_BLH[:, 0]
-    torch.testing.assert_close(realised, recording.received[1][:, 0, :, 3:6].sum(-1).float() / 12)
-    torch.testing.assert_close(realised, twin.before[0][0][..., 3:6].sum((-1, -2)).float() / 12)
+    assert_close(realised, recording.received[1][:, 0, :, 3:6].sum(-1).float() / 12)
+    assert_close(realised, twin.before[0][0][..., 3:6].sum((-1, -2)).float() / 12)
 
 
 @pytest.mark.parametrize("cache", [None, PrefixCache(), DualCache()])
@@ -146,13 +147,13 @@ def test_window_against_the_slow_twin(causal, padded):
     theirs, twin = dense(
         model, lambda: model(IDS, **given).logits, lambda layer, a: None if layer else far
     )
-    torch.testing.assert_close(ours[real], theirs[real], **EXACT)
+    assert_close(ours[real], theirs[real], **EXACT)
     removal = log.removals[0]
     lost = (twin.before[0][0] * far).sum(-1)[:, [0, 2]]
     expected = (lost * real[:, None]).sum(-1) / real.sum(-1)[:, None]
-    torch.testing.assert_close(removal.removed_BLH[:, 0], expected.float())
+    assert_close(removal.removed_BLH[:, 0], expected.float())
     seen = (twin.maps[0] > 0).sum(-1)[:, [0, 2]]
-    torch.testing.assert_close(
+    assert_close(
         removal.left_BLH[:, 0], ((seen * real[:, None]).sum(-1) / real.sum(-1)[:, None]).float()
     )
     assert removal.columns_BLHM.shape == (2, 1, 2, 0) and bool(removal.held_BLH.isnan().all())
@@ -170,9 +171,7 @@ def test_a_window_of_none_leaves_the_own_key_and_the_prefix(keep_prefix):
     if keep_prefix:
         assert bool((received[..., :2] > 0).all()) and bool((received[..., 2:] < 1).all())
     else:
-        torch.testing.assert_close(
-            received, torch.tensor([0.0] * 2 + [1.0] * 12).expand_as(received)
-        )
+        assert_close(received, torch.tensor([0.0] * 2 + [1.0] * 12).expand_as(received))
     assert log.removals[0].left_BLH.unique().tolist() == [3.0 if keep_prefix else 1.0]
     assert log.removals[0].keys_BLH.unique().tolist() == [11.0 if keep_prefix else 13.0]
 
@@ -200,9 +199,7 @@ def test_a_window_stands_where_the_denoiser_says_its_queries_stand(columns):
         out = model(columns)
     x = model.q[:, :, 2:][:, :, places] @ model.k.transpose(-1, -2) / 2
     sees = torch.cat([torch.ones(len(places), 2, dtype=torch.bool), near(2, places)], 1)
-    torch.testing.assert_close(
-        out, torch.softmax(x.masked_fill(~sees, -torch.inf), -1) @ model.v, **EXACT
-    )
+    assert_close(out, torch.softmax(x.masked_fill(~sees, -torch.inf), -1) @ model.v, **EXACT)
     assert log.prefix == 2
 
 
@@ -236,17 +233,13 @@ def test_edits_compose_each_on_the_call_the_other_left():
     with intervene(model, WindowAttention(3), MaskPositions((4, 5))) as log:
         ours = model(IDS)
     theirs, twin = dense(model, lambda: model(IDS), lambda layer, a: far, lambda layer, a: at(4, 5))
-    torch.testing.assert_close(ours, theirs, **EXACT)
+    assert_close(ours, theirs, **EXACT)
     window, fixed = log.removals
     for layer, (first, second) in enumerate(twin.before):
-        torch.testing.assert_close(
-            window.removed_BLH[:, layer], ((first * far).sum(-1).mean(-1)).float()
-        )
-        torch.testing.assert_close(
-            fixed.removed_BLH[:, layer], second[..., 4:6].sum(-1).mean(-1).float()
-        )
+        assert_close(window.removed_BLH[:, layer], ((first * far).sum(-1).mean(-1)).float())
+        assert_close(fixed.removed_BLH[:, layer], second[..., 4:6].sum(-1).mean(-1).float())
     seen = (twin.maps[0] > 0).sum(-1).double().mean(-1).float()
-    torch.testing.assert_close(fixed.left_BLH[:, 0], seen)
+    assert_close(fixed.left_BLH[:, 0], seen)
 
 
 def test_a_query_that_would_lose_all_its_keys_keeps_them_and_it_is_not_counted():
@@ -254,9 +247,9 @@ def test_a_query_that_would_lose_all_its_keys_keeps_them_and_it_is_not_counted()
     with intervene(model, MaskPositions((0, 1))) as log:
         ours = model(IDS)
     theirs, twin = dense(model, lambda: model(IDS), lambda layer, a: at(0, 1))
-    torch.testing.assert_close(ours, theirs, **EXACT)
+    assert_close(ours, theirs, **EXACT)
     lost = (twin.before[0][0] - twin.maps[0]).clamp(min=0)[..., 2:, :2].sum((-1, -2)) / 12
-    torch.testing.assert_close(log.removals[0].removed_BLH[:, 0], lost.float())
+    assert_close(log.removals[0].removed_BLH[:, 0], lost.float())
     assert log.removals[0].left_BLH.unique().item() == pytest.approx(
         (1 + 2 + sum(range(1, 11))) / 12
     )

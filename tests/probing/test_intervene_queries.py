@@ -14,6 +14,7 @@ import pytest
 import torch
 from dense_twin import dense, received, top
 from probed import EXACT, IDS, PADDED, padding
+from torch.testing import assert_close
 
 from sinklab.core.attention import running
 from sinklab.core.attention.context import decoding
@@ -58,13 +59,13 @@ def test_lone_rows_see_themselves_alone(causal, heads):
     for head in range(4) if heads else ():
         hidden_HQS[head] &= head in heads
     theirs, twin = dense(model, lambda: model(IDS).logits, lambda layer, a: hidden_HQS)
-    torch.testing.assert_close(ours, theirs, **EXACT)
+    assert_close(ours, theirs, **EXACT)
     some = list(heads or range(4))
     lost = torch.stack(
         [layer[0].masked_fill(~hidden_HQS, 0.0).sum(-1).mean(-1)[:, some] for layer in twin.before],
         1,
     )
-    torch.testing.assert_close(log.removals[0].removed_BLH, lost.float())
+    assert_close(log.removals[0].removed_BLH, lost.float())
     assert LoneRows().rows == (0,)
 
 
@@ -74,7 +75,7 @@ def test_a_lone_row_is_the_form_of_attention_that_is_trained():
     with torch.no_grad(), intervene(full, LoneRows()):
         inside = full(IDS).logits
     with torch.no_grad():
-        torch.testing.assert_close(inside, lone(IDS).logits, **EXACT)
+        assert_close(inside, lone(IDS).logits, **EXACT)
         assert not torch.allclose(inside, full(IDS).logits)
 
 
@@ -85,7 +86,7 @@ def test_a_lone_row_and_the_models_own_sink_columns(keep):
         ours = model(IDS)
     seen_QS = torch.cat([torch.full((12, 2), keep), OWN], 1)
     theirs, _ = dense(model, lambda: model(IDS), lambda layer, a: rows(0)[:, None] & ~seen_QS)
-    torch.testing.assert_close(ours, theirs, **EXACT)
+    assert_close(ours, theirs, **EXACT)
 
 
 @pytest.mark.parametrize("queries", QUERIES)
@@ -102,17 +103,15 @@ def test_keys_are_blocked_for_some_queries(queries, causal, padded):
         return hidden[-1]
 
     theirs, twin = dense(model, lambda: model(IDS, **given).logits, hide)
-    torch.testing.assert_close(ours[real], theirs[real], **EXACT)
+    assert_close(ours[real], theirs[real], **EXACT)
     (removal,) = log.removals
     count_B1 = real.sum(-1)[:, None]
     for layer in range(2):
         before = twin.before[layer][0] * real[:, None, :, None]
         lost_BH = before.masked_fill(~hidden[layer], 0.0).sum((-1, -2)) / count_B1
-        torch.testing.assert_close(
-            removal.removed_BLH[:, layer], lost_BH.float(), rtol=1e-5, atol=1e-6
-        )
+        assert_close(removal.removed_BLH[:, layer], lost_BH.float(), rtol=1e-5, atol=1e-6)
         strongest = (received(twin.maps[layer], real) / count_B1.unsqueeze(-1)).max(-1)
-        torch.testing.assert_close(
+        assert_close(
             removal.strongest_BLH[:, layer], strongest.values.float(), rtol=1e-5, atol=1e-6
         )
         assert torch.equal(removal.strongest_at_BLH[:, layer].long(), strongest.indices)
@@ -158,7 +157,7 @@ def test_states_of_queries(queries):
     gone_S[[1, 4]] = True
     hidden = (state[queries][:, :, None] & gone_S & ~OWN)[:, None]
     theirs, _ = dense(model, lambda: model(ids_BS).logits, lambda layer, a: hidden)
-    torch.testing.assert_close(ours, theirs, **EXACT)
+    assert_close(ours, theirs, **EXACT)
     # without a canvas masks are seen in the ids, and nobody knows what was given
     if queries == "prompt":
         with pytest.raises(ValueError, match="queries='prompt'"), intervene(model, edit):
@@ -169,7 +168,7 @@ def test_states_of_queries(queries):
     if queries == "committed":
         hidden = (~state["masked"][:, :, None] & gone_S & ~OWN)[:, None]
     theirs, _ = dense(model, lambda: model(ids_BS).logits, lambda layer, a: hidden)
-    torch.testing.assert_close(ours, theirs, **EXACT)
+    assert_close(ours, theirs, **EXACT)
 
 
 def test_pooled_values_are_the_mean_of_the_other_keys():
@@ -185,12 +184,12 @@ def test_pooled_values_are_the_mean_of_the_other_keys():
         return torch.where(gone[..., None], mean[:, :, None], v)
 
     theirs, twin = dense(model, lambda: model(IDS, attention_mask=PADDED).logits, values=pooled)
-    torch.testing.assert_close(ours[real], theirs[real], **EXACT)
+    assert_close(ours[real], theirs[real], **EXACT)
     # attention stays as it is
     held = torch.stack(
         [received(a, real).topk(2).values.sum(-1) / real.sum(-1)[:, None] for a in twin.maps], 1
     )
-    torch.testing.assert_close(log.removals[0].removed_BLH, held.float())
+    assert_close(log.removals[0].removed_BLH, held.float())
 
 
 def test_shuffled_values_are_those_of_other_keys_drawn_by_the_seed():
@@ -214,7 +213,7 @@ def test_shuffled_values_are_those_of_other_keys_drawn_by_the_seed():
         ):
             logits = model(IDS, attention_mask=PADDED).logits
         held = log.removals[0].removed_BLH
-        torch.testing.assert_close(held, log.removals[0].held_BLH)
+        assert_close(held, log.removals[0].held_BLH)
         return logits, changed[0]
 
     logits, (old_BHSD, gone_BHS, new_BHSD) = outputs(0)
@@ -292,7 +291,7 @@ def test_mean_values_come_from_reference_texts(causal, tmp_path):
         return torch.where(gone[..., None], means[layer][None, :, None], v)
 
     theirs, _ = dense(model, lambda: model(IDS).logits, values=replaced)
-    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
     with (
         pytest.raises(ValueError, match="no reference values"),
         intervene(

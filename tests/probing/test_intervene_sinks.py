@@ -12,6 +12,7 @@ import pytest
 import torch
 from dense_twin import dense, received, top
 from probed import EXACT, IDS, PADDED, TEXTS, padding
+from torch.testing import assert_close
 
 from refusals import refused
 from sinklab.core.probing import (
@@ -105,7 +106,7 @@ def test_a_closed_loop_is_that_of_dense_attention(name, padded):
     ours, log = edited(model, edit, **given)
     theirs = by_hand(model, choose, name == "values", **given)
     for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one[real_BS], other[real_BS], **EXACT)
+        assert_close(one[real_BS], other[real_BS], **EXACT)
     assert [removal.forward for removal in log.removals] == [1, 2, 3]
 
 
@@ -127,9 +128,7 @@ def test_rows_of_unequal_length_lose_unequal_numbers_of_keys(epsilon):
             model(part)
             logits = model(part).logits
         assert torch.equal(alone.removals[0].keys_BLH[0], keys_BLH[row])
-        torch.testing.assert_close(
-            logits, together[row : row + 1, -part.shape[1] :], rtol=1e-3, atol=1e-5
-        )
+        assert_close(logits, together[row : row + 1, -part.shape[1] :], rtol=1e-3, atol=1e-5)
 
 
 def test_nobody_above_epsilon_leaves_the_call_alone():
@@ -291,7 +290,7 @@ def test_evicted_keys_are_out_of_the_memory_until_everything_is_computed_anew():
             stay = [key for key in range(9) if key not in memory[head]]
             # Keys and values are really deleted here, not masked.
             a = torch.softmax(model.q[0, head, step] @ model.k[0, head, stay].T / 2, -1)
-            torch.testing.assert_close(out[0, head], a @ model.v[0, head, stay], **EXACT)
+            assert_close(out[0, head], a @ model.v[0, head, stay], **EXACT)
             fresh[head] = stay[int(a.sum(0).argmax())]
         if number:
             assert log.removals[number - 1].keys_BLH[0, 0].tolist() == [len(m) for m in memory]
@@ -314,7 +313,7 @@ def test_an_autoregressive_memory_shrinks_down_to_the_limit(limit):
             ).all()
         )
         left = torch.full_like(removal.left_BLH, row.shape[-1]) - removal.keys_BLH
-        torch.testing.assert_close(removal.left_BLH, left)
+        assert_close(removal.left_BLH, left)
 
 
 def test_a_memory_that_runs_empty_is_refused():

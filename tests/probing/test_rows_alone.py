@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from refusals import refused
 from sinklab.core.probing import MaskSinks, WindowAttention, intervene, trace
@@ -75,17 +76,13 @@ def test_a_row_of_a_padded_batch_is_what_it_is_alone(kind, side, cache, edit):
         for step in range(NEW):
             assert torch.equal(written[step][row, own], alone[step][0]), (row, step)
             received_LHK, visible_K = recording.received[step][row], recording.visible[step][row]
-            torch.testing.assert_close(
-                received_LHK[..., columns_K], heard.received[step][0], rtol=0, atol=1e-5
-            )
+            assert_close(received_LHK[..., columns_K], heard.received[step][0], rtol=0, atol=1e-5)
             assert torch.equal(visible_K[columns_K], heard.visible[step][0]), (row, step)
             padding_K = [key for key in range(len(visible_K)) if key not in columns_K]
             assert not received_LHK[..., padding_K].any() and not visible_K[padding_K].any()
         for one, other in zip(removals, removed, strict=True):
-            torch.testing.assert_close(
-                one.removed_BLH[row], other.removed_BLH[0], rtol=0, atol=1e-5
-            )
-            torch.testing.assert_close(one.left_BLH[row], other.left_BLH[0])
+            assert_close(one.removed_BLH[row], other.removed_BLH[0], rtol=0, atol=1e-5)
+            assert_close(one.left_BLH[row], other.left_BLH[0])
 
 
 def test_the_sinks_of_a_padded_batch_are_not_found_without_the_counts():
@@ -165,7 +162,7 @@ def test_a_row_of_a_padded_batch_that_transformers_writes_is_what_it_is_alone(
         for step in range(NEW):
             keys = len(text) + step
             columns = slice(own.start, own.start + keys)
-            torch.testing.assert_close(
+            assert_close(
                 recording.received[step][row, ..., columns], heard.received[step][0, ..., :keys]
             )
             assert torch.equal(recording.visible[step][row, columns], heard.visible[step][0, :keys])

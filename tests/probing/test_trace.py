@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from probed import IDS, padding
 from torch import nn
+from torch.testing import assert_close
 
 from refusals import refused
 from sinklab.core.attention import unobserved, value_norms
@@ -41,10 +42,10 @@ def test_transformers_bits_and_eager_twin(kind, kv_heads, causal, padded):
         model.set_attn_implementation("eager")
         maps = torch.stack(model(IDS, **given, output_attentions=True).attentions, 1)
     expected = (maps * real[:, None, None, :, None]).sum(-2)
-    torch.testing.assert_close(recording.received[0], expected, rtol=1e-4, atol=1e-5)
+    assert_close(recording.received[0], expected, rtol=1e-4, atol=1e-5)
     entropy = torch.special.entr(maps).sum(-1)
     seen = real[:, None, None].expand_as(entropy)
-    torch.testing.assert_close(recording.row_entropy[0][seen], entropy[seen], rtol=1e-4, atol=1e-5)
+    assert_close(recording.row_entropy[0][seen], entropy[seen], rtol=1e-4, atol=1e-5)
     square = torch.ones(12, 12, dtype=torch.bool)
     if causal:
         square = square.tril()
@@ -66,7 +67,7 @@ def test_hand_written_module(style):
     assert recording.layers == ["blocks.0", "blocks.1"]
     heads = 1 if style == "headless" else 2
     assert recording.received[0].shape == (2, 2, heads, 12)
-    torch.testing.assert_close(recording.received[0].sum(-1), torch.full((2, 2, heads), 12.0))
+    assert_close(recording.received[0].sum(-1), torch.full((2, 2, heads), 12.0))
     values = (
         model.blocks[0]
         .qkv(model.embed(IDS))
@@ -74,7 +75,7 @@ def test_hand_written_module(style):
         .unflatten(-1, (heads, -1))
         .transpose(1, 2)
     )
-    torch.testing.assert_close(recording.value_norm[0][:, 0], value_norms(values))
+    assert_close(recording.value_norm[0][:, 0], value_norms(values))
 
 
 def test_layers_that_see_differently_are_told_apart():

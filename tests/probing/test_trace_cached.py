@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 from probed import canvas_of
+from torch.testing import assert_close
 
 from sinklab.core.probing import trace
 from sinklab.core.sampling import denoise
@@ -38,7 +39,7 @@ def test_every_layer_and_key_is_seen_at_every_step(cache, sinks):
     for received, queries in zip(recording.received, QUERIES[cache], strict=True):
         # every query gives away a mass of 1, those of padding none
         real_B1 = torch.tensor([[queries], [queries - 3 if queries == CANVAS else queries]])
-        torch.testing.assert_close(
+        assert_close(
             received.sum(-1), real_B1[..., None].expand(2, 2, 4).float(), rtol=0, atol=1e-4
         )
         assert (received[1, :, :, sinks : sinks + 3] == 0).all()
@@ -49,7 +50,7 @@ def test_every_layer_and_key_is_seen_at_every_step(cache, sinks):
     assert not torch.equal(first[..., block : block + BLOCK], second[..., block : block + BLOCK])
     for one, other in zip(untraced, traced, strict=True):
         assert torch.equal(one.ids_BS, other.ids_BS)
-        torch.testing.assert_close(one.confidence_BS, other.confidence_BS, equal_nan=True)
+        assert_close(one.confidence_BS, other.confidence_BS, equal_nan=True)
 
 
 def test_the_lean_road_is_left_for_the_length_of_the_block(monkeypatch):

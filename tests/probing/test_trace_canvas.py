@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from sinklab.core.attention import running_canvas
 from sinklab.core.probing import Listener, trace
@@ -103,12 +104,12 @@ def test_layers_with_unlike_numbers_of_heads_and_more_of_them_than_expected():
     for name in ("received", "output_norm"):
         first, second = recording.values(name)
         assert first.shape == (2, 4, 2, 12)
-        torch.testing.assert_close(first, second, equal_nan=True)
+        assert_close(first, second, equal_nan=True)
         assert bool(first[:, 1, 1].isnan().all())
         assert not bool(first[:, [0, 2, 3]].isnan().any()) and not bool(
             first[:, 1, 0].isnan().any()
         )
-    torch.testing.assert_close(recording.received[0][:, 2].sum(-1), torch.full((2, 2), 12.0))
+    assert_close(recording.received[0][:, 2].sum(-1), torch.full((2, 2), 12.0))
 
 
 def test_listeners_without_an_interest_in_outputs_need_not_say_so():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from probed import IDS, PADDED, padding
+from torch.testing import assert_close
 
 from refusals import refused
 from sinklab.core import registry
@@ -54,7 +55,7 @@ def test_layers_by_number_and_by_name(layers, expected):
         for step in range(2):
             # layers are measured as rows of one batch, and a processor may round a smaller one
             # otherwise
-            torch.testing.assert_close(
+            assert_close(
                 torch.from_numpy(recording.array(name))[step], chosen[0], rtol=1e-6, atol=1e-7
             )
 
@@ -89,9 +90,7 @@ def test_heads_under_grouped_keys(kv_heads, heads, padded):
     for name in BY_HEAD:
         axis = recording.dims(name).index("head")
         chosen = torch.from_numpy(full.array(name)).index_select(axis, torch.tensor(numbers))
-        torch.testing.assert_close(
-            torch.from_numpy(recording.array(name)), chosen, rtol=1e-5, atol=1e-6
-        )
+        assert_close(torch.from_numpy(recording.array(name)), chosen, rtol=1e-5, atol=1e-6)
     # norms of values and keys are means over all heads, whichever are recorded
     assert torch.equal(recording.value_norm[0], full.value_norm[0])
 
@@ -214,9 +213,7 @@ def test_maps_are_those_of_eager_attention(causal, marked):
     for step, layer, head in places:
         found = recording.map(step, layer, head)
         assert found.dtype == torch.float32 and found.shape == (2, 12, 12)
-        torch.testing.assert_close(
-            found[seen_BQ], eager[step][layer][:, head][seen_BQ], rtol=1e-4, atol=1e-6
-        )
+        assert_close(found[seen_BQ], eager[step][layer][:, head][seen_BQ], rtol=1e-4, atol=1e-6)
 
 
 def test_a_map_of_one_step_alone_is_taken_where_nothing_else_is_recorded():
@@ -225,7 +222,7 @@ def test_a_map_of_one_step_alone_is_taken_where_nothing_else_is_recorded():
         for ids in (IDS, IDS + 1, IDS + 2):
             model(ids)
     assert recording.received == [] and set(recording.maps) == {(1, 0, 1)}
-    torch.testing.assert_close(recording.map(1, 0, 1).sum(-2), full.received[1][:, 0, 1])
+    assert_close(recording.map(1, 0, 1).sum(-2), full.received[1][:, 0, 1])
 
 
 def test_a_map_that_never_came_is_refused_with_those_there_are():
@@ -245,4 +242,4 @@ def test_a_map_shows_the_edited_call():
     taken = log.removals[0].columns_BLHM[:, 1, 0]
     found = recording.map(1, 1, 0)
     assert bool((found.gather(2, taken.unsqueeze(1).expand(-1, 12, -1)) == 0).all())
-    torch.testing.assert_close(found.sum(1), recording.received[1][:, 1, 0], rtol=1e-5, atol=1e-5)
+    assert_close(found.sum(1), recording.received[1][:, 1, 0], rtol=1e-5, atol=1e-5)

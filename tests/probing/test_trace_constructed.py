@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.testing import assert_close
 
 from sinklab.core.probing import trace
 from sinklab.core.sampling import Canvas, denoise
@@ -56,15 +57,15 @@ def test_uniform_attention_gives_every_key_one_and_has_no_sink():
     with trace(model, NAMES) as recording:
         model(torch.zeros(1, 1, S, S), torch.ones(1, 1, S, 4))
     at = {name: torch.from_numpy(recording.array(name))[0, 0, 0] for name in NAMES}
-    torch.testing.assert_close(at["received"][0], torch.ones(S))
-    torch.testing.assert_close(at["row_entropy"][0], torch.full((S,), math.log(S)))
-    torch.testing.assert_close(at["row_logsumexp"][0], torch.full((S,), math.log(S)))
-    torch.testing.assert_close(at["last_row"][0], torch.full((S,), 1 / S))
+    assert_close(at["received"][0], torch.ones(S))
+    assert_close(at["row_entropy"][0], torch.full((S,), math.log(S)))
+    assert_close(at["row_logsumexp"][0], torch.full((S,), math.log(S)))
+    assert_close(at["last_row"][0], torch.full((S,), 1 / S))
     # equal values add up to themselves: the bound is met
-    torch.testing.assert_close(at["output_norm"][0], torch.full((S,), 2.0))
-    torch.testing.assert_close(at["noop_bound"][0], torch.full((S,), 2.0))
-    torch.testing.assert_close(at["value_norm"], torch.full((S,), 2.0))
-    torch.testing.assert_close(at["key_norm"], torch.ones(S))
+    assert_close(at["output_norm"][0], torch.full((S,), 2.0))
+    assert_close(at["noop_bound"][0], torch.full((S,), 2.0))
+    assert_close(at["value_norm"], torch.full((S,), 2.0))
+    assert_close(at["key_norm"], torch.ones(S))
     assert not find_sinks(recording.array("received"), Excess(0.5)).any()
 
 
@@ -78,13 +79,11 @@ def test_a_one_hot_column_receives_all(column):
     received = torch.from_numpy(recording.array("received"))[0, 0, 0, 0]
     expected = torch.zeros(S)
     expected[column] = S
-    torch.testing.assert_close(received, expected, rtol=1e-6, atol=1e-6)
+    assert_close(received, expected, rtol=1e-6, atol=1e-6)
     assert float(recording.values("row_entropy")[0].max()) < 1e-4
-    torch.testing.assert_close(
-        recording.values("row_logsumexp")[0], torch.full((1, 1, 1, S), SHARP)
-    )
-    torch.testing.assert_close(recording.values("output_norm")[0], torch.ones(1, 1, 1, S))
-    torch.testing.assert_close(recording.values("noop_bound")[0], torch.ones(1, 1, 1, S))
+    assert_close(recording.values("row_logsumexp")[0], torch.full((1, 1, 1, S), SHARP))
+    assert_close(recording.values("output_norm")[0], torch.ones(1, 1, 1, S))
+    assert_close(recording.values("noop_bound")[0], torch.ones(1, 1, 1, S))
     sinks = find_sinks(recording.array("received"), Excess(3.0))
     assert sinks[0, 0, 0, 0].nonzero()[0].tolist() == [column]
 
@@ -101,7 +100,7 @@ def test_two_sinks_that_move_are_found_where_they_are():
     sinks = find_sinks(received, Excess(3.0))
     for step, (first, second) in enumerate(paths):
         assert sinks[step, 0, 0, 0].nonzero()[0].tolist() == sorted((first, second))
-        torch.testing.assert_close(
+        assert_close(
             torch.from_numpy(received[step, 0, 0, 0, [first, second]]), torch.full((2,), S / 2)
         )
     assert recording.steps == paths

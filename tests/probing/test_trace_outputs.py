@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from probed import IDS, PADDED
+from torch.testing import assert_close
 
 from sinklab.core.attention import attention_map, received_attention, running, value_norms
 from sinklab.core.probing import Listener, MaskSinks, intervene, trace
@@ -52,7 +53,7 @@ def test_output_norms_are_those_of_the_outputs_and_keep_the_bound(style):
         model(IDS)
     norms, bounds = recording.values("output_norm")[0], recording.values("noop_bound")[0]
     assert norms.shape == bounds.shape == (2, 2, 1 if style == "headless" else 2, 12)
-    torch.testing.assert_close(norms, torch.stack(outputs.norms, 1))
+    assert_close(norms, torch.stack(outputs.norms, 1))
     assert bool((norms <= bounds * (1 + 1e-5)).all())
     # far below in some rows: the bound is no equality
     assert bool((norms < 0.9 * bounds).any())
@@ -102,14 +103,14 @@ def test_autoregressive_decoding_with_a_cache(padded, kv_heads):
     assert torch.equal(recording.visible[1][:, :12], (mask > 0).long())
     for step in range(1, 4):
         # one query ran: its row is the column sum
-        torch.testing.assert_close(recording.values("last_row")[step], recording.received[step])
+        assert_close(recording.values("last_row")[step], recording.received[step])
         norms, bounds = recording.values("output_norm")[step], recording.values("noop_bound")[step]
         assert norms.shape == (2, 2, 4, 1) and bool((norms <= bounds * (1 + 1e-5)).all())
     model.set_attn_implementation("eager")
     full = torch.cat([mask, torch.ones(2, 3, dtype=torch.long)], 1)
     maps = model(traced.sequences[:, :15], attention_mask=full, output_attentions=True).attentions
     last = torch.stack(maps, 1)[..., -1, :]
-    torch.testing.assert_close(recording.received[3], last, rtol=1e-4, atol=1e-5)
+    assert_close(recording.received[3], last, rtol=1e-4, atol=1e-5)
     for name, keys in (("received", 15), ("row_entropy", 15)):
         assert recording.array(name).shape == (4, 2, 2, 4, keys)
     is_there = torch.from_numpy(recording.array("row_entropy"))[1].isfinite().all(0)
@@ -127,7 +128,7 @@ def test_the_last_row_is_that_of_the_last_real_query(causal, side):
     with torch.no_grad():
         maps = torch.stack(model(IDS, attention_mask=mask, output_attentions=True).attentions, 1)
     expected = torch.stack([maps[0, :, :, 11 if side == "left" else 7], maps[1, :, :, 11]])
-    torch.testing.assert_close(recording.values("last_row")[0], expected, rtol=1e-4, atol=1e-6)
+    assert_close(recording.values("last_row")[0], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_key_norms_and_prefix_columns():
@@ -136,9 +137,9 @@ def test_key_norms_and_prefix_columns():
         model(IDS)
     keys = model.blocks[0].qkv(model.embed(IDS)).unflatten(-1, (3, 2, -1))[:, :, 1].transpose(1, 2)
     norms = recording.values("key_norm")[0][:, 0]
-    torch.testing.assert_close(norms[:, 2:], value_norms(keys))
+    assert_close(norms[:, 2:], value_norms(keys))
     # the sink columns of this model are ones of width 8
-    torch.testing.assert_close(norms[:, :2], torch.full((2, 2), 8.0**0.5))
+    assert_close(norms[:, :2], torch.full((2, 2), 8.0**0.5))
     assert bool((recording.value_norm[0][..., :2] == 0).all())
     assert recording.dims("key_norm") == ("step", "batch", "layer", "key")
 
@@ -160,7 +161,7 @@ def test_what_a_call_says_of_itself_is_what_the_public_functions_say():
                 (call.received_BHS, received_attention(call.query_BHQD, call.key_BKSD, **given))
             )
             rows = attention_map(call.query_BHQD, call.key_BKSD, **given)
-            torch.testing.assert_close(call.last_row_BHS, rows[:, :, -1])
+            assert_close(call.last_row_BHS, rows[:, :, -1])
 
     for style in STYLES:
         model = HandWritten(style)

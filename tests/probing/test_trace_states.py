@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from probed import canvas_of
+from torch.testing import assert_close
 
 from refusals import refused
 from sinklab.core.probing import STATES, position_states, trace
@@ -73,8 +74,8 @@ def test_by_state_against_the_maps(cache, sinks, shift, state_of):
                             nth, layer, head
                         )[row, query]
         found = recording.values("received_by_state")[nth]
-        torch.testing.assert_close(found, by_state, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(found.sum(1), recording.received[nth], rtol=1e-5, atol=1e-5)
+        assert_close(found, by_state, rtol=1e-5, atol=1e-5)
+        assert_close(found.sum(1), recording.received[nth], rtol=1e-5, atol=1e-5)
     # the last full evaluation sees all three states
     assert all(
         bool((recording.values("received_by_state")[3][:, state] > 0).any()) for state in range(3)
@@ -96,7 +97,7 @@ def test_a_shifted_predecessor_in_the_padding_is_no_query():
         int(canvas.mask_id != steps[1].before_BS[0, 6]),
         -1,
     ]
-    torch.testing.assert_close(recording.received[1].sum(-1)[:, 0, 0], torch.tensor([4.0, 3.0]))
+    assert_close(recording.received[1].sum(-1)[:, 0, 0], torch.tensor([4.0, 3.0]))
     assert recording.visible[1].tolist() == [[4] * 12, [0] * 6 + [3] * 6]
     assert recording.positions[1].tolist() == [12, 6]
 
@@ -138,7 +139,7 @@ def test_ids_come_from_the_model_itself_without_a_denoiser():
                 model(input_ids=ids, **call)
         assert all(state.tolist() == [[2, 2, 0, 1, 0]] for state in recording.query_state)
         queries = recording.values("received_by_state")[0].sum(-1)[0, :, 0, 0]
-        torch.testing.assert_close(queries, torch.tensor([2.0, 1.0, 2.0]))
+        assert_close(queries, torch.tensor([2.0, 1.0, 2.0]))
     states = trace(model, ("received_by_state",), canvas=canvas)
     with (
         pytest.raises(ValueError, match=r"model\.denoiser\(\)"),

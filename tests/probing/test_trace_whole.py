@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from refusals import refused
 from sinklab.core.attention.scores import allowed, doubtful
@@ -173,7 +174,7 @@ def test_cross_attention_with_more_queries_than_keys():
     with trace(model := Attends()) as recording:
         model(q, k, k)
     expected = torch.softmax(q @ k.transpose(-1, -2) / 2, -1).sum(-2)
-    torch.testing.assert_close(recording.received[0][:, 0], expected)
+    assert_close(recording.received[0][:, 0], expected)
     assert recording.visible[0].tolist() == [[9, 9, 9]] and recording.prefix == 0
     refused = (
         r"row_entropy is told by canvas position, but .* 9 queries over 3 keys, as cross "
@@ -337,7 +338,7 @@ def test_small_layers_measured_as_one_are_those_measured_alone():
         for name in NAMES:
             found, expected = recording.values(name)[0], alone.values(name)[0]
             assert found.shape == expected.shape and found.dtype == expected.dtype
-            torch.testing.assert_close(
+            assert_close(
                 found, expected, rtol=1e-5, atol=2e-6, equal_nan=True, msg=f"case {seed}: {name}"
             )
         assert torch.equal(recording.visible[0], alone.visible[0])

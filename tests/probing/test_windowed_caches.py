@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from sinklab.core.probing import MaskPositions, MaskSinks, intervene, trace
 from sinklab.core.probing.intervention import InterventionLog
@@ -83,7 +84,7 @@ def test_every_step_is_the_last_row_of_a_pass_over_the_whole_text(kind, attentio
             whole(model, text_BS)
         keys = text_BS.shape[1]
         expected = alone.received[0] if step == 0 else alone.last_row[0]
-        torch.testing.assert_close(received[..., :keys], expected, rtol=1e-4, atol=1e-5)
+        assert_close(received[..., :keys], expected, rtol=1e-4, atol=1e-5)
         assert not received[..., keys:].nansum()
         assert recording.columns[step].tolist() == (
             list(range(PROMPT)) if step == 0 else [keys - 1]
@@ -117,9 +118,7 @@ def test_a_position_stays_hidden_as_long_as_it_is_there(kind, removal, attention
         ):
             whole(model, text_BS)
         keys = text_BS.shape[1]
-        torch.testing.assert_close(
-            recording.received[step][..., :keys], alone.last_row[0], rtol=1e-4, atol=1e-5
-        )
+        assert_close(recording.received[step][..., :keys], alone.last_row[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -143,11 +142,9 @@ def test_several_tokens_behind_a_window_stand_at_their_positions(kind):
         )
     assert recording.columns[1].tolist() == [7, 8, 9, 10]
     expected = torch.from_numpy(alone.array("row_entropy"))[0, ..., PROMPT:]
-    torch.testing.assert_close(recording.row_entropy[1], expected, rtol=1e-4, atol=1e-5)
+    assert_close(recording.row_entropy[1], expected, rtol=1e-4, atol=1e-5)
     every = torch.ones(2, 1, 1, 1) * 4
-    torch.testing.assert_close(
-        recording.received[1].nansum(-1, keepdim=True), every.expand(2, 2, 4, 1)
-    )
+    assert_close(recording.received[1].nansum(-1, keepdim=True), every.expand(2, 2, 4, 1))
 
 
 @pytest.mark.parametrize("kind", ["Mistral", "Qwen2"])

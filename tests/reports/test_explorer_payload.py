@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 from noted import noted_again
+from numpy.testing import assert_allclose, assert_array_equal
 from simulated import REMOVALS, Simulation, simulate
 
 from refusals import refused
@@ -70,7 +71,7 @@ def test_a_log_scale_of_nothing_and_of_small_numbers():
     for values in (np.full(3, np.nan), np.zeros(3), np.full(3, 1e-4)):
         scale = LogScale.covering(values, LOW)
         assert scale.high == LOW + 1
-        np.testing.assert_array_equal(
+        assert_array_equal(
             decode(scale, scale.encode(values)), np.where(np.isnan(values), np.nan, 0)
         )
     top = LogScale.covering(np.array([8.0]), LOW)
@@ -84,7 +85,7 @@ def test_packed_arrays_come_back(dtype, row):
     same = np.repeat(rng.integers(0, np.iinfo(dtype).max, (1, 50)), 20, axis=0).astype(dtype)
     noise = rng.integers(0, np.iinfo(dtype).max, (20, 51)).astype(dtype)
     for array in (same, noise, same[:1], same[:0], same.T):
-        np.testing.assert_array_equal(unpack(pack(array, row)), array.ravel())
+        assert_array_equal(unpack(pack(array, row)), array.ravel())
 
 
 def test_pack_takes_what_is_smallest():
@@ -116,16 +117,16 @@ def test_a_small_run_is_on_the_page_whole(tmp_path):
         arrays, scale = shown["arrays"], scale_of(shown)
         received = sample.received_TLHK
         heads = decode(scale, codes(arrays["heads"], (3, 4, 12, 25))).transpose(2, 0, 1, 3)
-        np.testing.assert_allclose(heads, received, rtol=scale.error * 1.01, atol=2.0**LOW)
+        assert_allclose(heads, received, rtol=scale.error * 1.01, atol=2.0**LOW)
         mean = decode(scale, codes(arrays["mean"], (3, 12, 25))).transpose(1, 0, 2)
-        np.testing.assert_allclose(mean, received.mean(2), rtol=scale.error * 1.01, atol=2.0**LOW)
+        assert_allclose(mean, received.mean(2), rtol=scale.error * 1.01, atol=2.0**LOW)
         main = codes(arrays["main"], (3, 4, 12)).astype(int).transpose(2, 0, 1) - 1
-        np.testing.assert_array_equal(main, sample.main_TLH)
+        assert_array_equal(main, sample.main_TLH)
         norms, norm_scale = codes(arrays["norms"], (3, 12, 25)), scale_of(shown, "norm_scale")
         decoded = decode(norm_scale, norms).transpose(1, 0, 2)
-        np.testing.assert_allclose(decoded, sample.value_norm_TLK, rtol=norm_scale.error * 1.01)
+        assert_allclose(decoded, sample.value_norm_TLK, rtol=norm_scale.error * 1.01)
         assert "key_norms" in arrays and not shown["visible_per_key"]
-        np.testing.assert_array_equal(unpack(arrays["visible"]), np.full(12, 24))
+        assert_array_equal(unpack(arrays["visible"]), np.full(12, 24))
         assert shown["steps"] == list(range(12)) and shown["blocks"] == sample.blocks_T.tolist()
 
 
@@ -137,11 +138,11 @@ def test_tokens_of_every_step_are_on_the_page(tmp_path):
     tokens = np.array([content["vocabulary"][row] for row in rows.ravel()], dtype=object).reshape(
         12, 24, 4
     )
-    np.testing.assert_array_equal(tokens[..., 0].astype(int), sample.ids_TS)
-    np.testing.assert_array_equal(tokens[..., 1], sample.texts_TS)
-    np.testing.assert_array_equal(tokens[..., 2], sample.classes_TS)
+    assert_array_equal(tokens[..., 0].astype(int), sample.ids_TS)
+    assert_array_equal(tokens[..., 1], sample.texts_TS)
+    assert_array_equal(tokens[..., 2], sample.classes_TS)
     ages = np.array(["", *AGES], dtype=object)[codes(arrays["ages"], (12, 24))]
-    np.testing.assert_array_equal(ages, sample.ages_TS)
+    assert_array_equal(ages, sample.ages_TS)
     assert analysis.AGES == AGES and set(ages.ravel()) == set(AGES)
 
 
@@ -150,11 +151,11 @@ def test_a_decoder_that_grows_leaves_later_keys_absent(tmp_path):
     study = as_studies(simulate(tmp_path / "run", size))[0]
     shown, sample = arrays_of(study)["samples"][0], study.samples[0]
     mean = codes(shown["arrays"]["mean"], (3, 10, sample.received_TLHK.shape[-1]))
-    np.testing.assert_array_equal(mean == 0, np.broadcast_to(~sample.exists_TK, mean.shape))
+    assert_array_equal(mean == 0, np.broadcast_to(~sample.exists_TK, mean.shape))
     assert (
         codes(shown["arrays"]["ages"], sample.exists_TK.shape) > 0
     ).tolist() == sample.exists_TK.tolist()
-    np.testing.assert_array_equal(unpack(shown["arrays"]["visible"]), sample.positions_T)
+    assert_array_equal(unpack(shown["arrays"]["visible"]), sample.positions_T)
 
 
 def test_within_a_small_budget_the_greatest_keys_of_every_head_remain(tmp_path):
@@ -172,10 +173,10 @@ def test_within_a_small_budget_the_greatest_keys_of_every_head_remain(tmp_path):
         keys = codes(rank["keys"], (4, 6, 16)).astype(int) - 1
         values = decode(scale, codes(rank["codes"], (4, 6, 16)))
         there = np.take_along_axis(received.transpose(1, 2, 0, 3), keys[..., None], -1)[..., 0]
-        np.testing.assert_allclose(values, there, rtol=scale.error * 1.01)
+        assert_allclose(values, there, rtol=scale.error * 1.01)
         # Equal values may stand in either order.
         best = np.take_along_axis(received.transpose(1, 2, 0, 3), expected[..., None], -1)[..., 0]
-        np.testing.assert_array_equal(there, best)
+        assert_array_equal(there, best)
     used = len(json.dumps(content["samples"]))
     assert used < 16_000 * 1.1
 
@@ -232,7 +233,7 @@ def test_long_samples_are_thinned_to_every_nth_step(tmp_path, monkeypatch):
         and "one recorded step in 3" in content["shown"]
     )
     main = codes(shown["arrays"]["main"], (3, 4, 4)).astype(int).transpose(2, 0, 1) - 1
-    np.testing.assert_array_equal(main, sample.main_TLH[::3])
+    assert_array_equal(main, sample.main_TLH[::3])
 
 
 def test_norms_that_take_too_much_room_are_stored_more_coarsely():
@@ -244,7 +245,7 @@ def test_norms_that_take_too_much_room_are_stored_more_coarsely():
     coarse, scale = _norms(norms, there, 0.9 * size(fine))
     assert scale.levels == 62 and size(coarse) < size(fine)
     decoded = decode(scale, unpack(coarse).reshape(4, 20, 50)).transpose(1, 0, 2)
-    np.testing.assert_allclose(decoded, norms, rtol=scale.error * 1.01)
+    assert_allclose(decoded, norms, rtol=scale.error * 1.01)
     assert _norms(norms, there, 0)[1].levels == 30
 
 
@@ -278,9 +279,9 @@ def test_keys_of_causal_runs_are_shown_by_their_mean_weight(make_study):
         for name, change in (("a", lambda *of: None), ("b", causal))
     )
     shown, whole = (arrays_of(one)["samples"][0] for one in (study, plain))
-    np.testing.assert_array_equal(codes(shown["arrays"]["visible"], (12,)), [24] * 12)
+    assert_array_equal(codes(shown["arrays"]["visible"], (12,)), [24] * 12)
     mean = [codes(one["arrays"]["mean"], (2, 12, 24)) for one in (shown, whole)]
-    np.testing.assert_array_equal(mean[0][..., :17], mean[1][..., :17])
+    assert_array_equal(mean[0][..., :17], mean[1][..., :17])
     # fewer than eight queries see the last seven
     assert (mean[0][..., 17:] == 0).all() and (mean[1][..., 17:] > 0).all()
 
@@ -290,7 +291,7 @@ def test_head_maps_of_a_run(make_study):
     run = payload([study])["runs"][0]
     assert run["layers"] == [0, 1] and run["heads"] == [0, 1, 2]
     weight, motion = run["head_maps"]
-    np.testing.assert_allclose(weight["values"], [50] * 6, rtol=1e-3)
+    assert_allclose(weight["values"], [50] * 6, rtol=1e-3)
     assert motion["values"] == [0] * 6 and (motion["low"], motion["high"]) == (0, 1)
     assert weight["low"] < 50 < weight["high"]
     json.dumps(run, allow_nan=False)
@@ -342,7 +343,7 @@ def test_the_keys_that_are_hatched_are_those_that_received_nothing(tmp_path, sin
         received_TLHK = run.run.arrays("attention", sample)["received"]
         hidden_LHTK = hidden_of(content, len(run.layers), len(run.heads))
         assert hidden_LHTK.any() and not hidden_LHTK.all()
-        np.testing.assert_array_equal(hidden_LHTK, received_TLHK.transpose(1, 2, 0, 3) == 0)
+        assert_array_equal(hidden_LHTK, received_TLHK.transpose(1, 2, 0, 3) == 0)
 
 
 def test_bytes_of_one_character_are_read_as_that_and_named_by_themselves(tmp_path):
@@ -362,7 +363,7 @@ def test_bytes_of_one_character_are_read_as_that_and_named_by_themselves(tmp_pat
 def test_keys_that_were_hidden_are_left_out_where_they_do_not_fit_and_that_is_said(tmp_path):
     (run,) = as_studies(simulate(tmp_path / "run", Simulation(heads=8), removals=REMOVALS))
     (whole,), (small,) = arrays_of(run)["samples"], arrays_of(run, 1_000)["samples"]
-    np.testing.assert_array_equal(
+    assert_array_equal(
         np.argwhere(hidden_of(whole, 3, 8)), [[1, 2, 4, 5], [1, 2, 4, 7], [1, 2, 5, 7]]
     )
     assert "blocked" not in small and "blocked" not in small["arrays"]

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from noted import noted_again
+from numpy.testing import assert_allclose, assert_array_equal
 from simulated import Simulation, simulate, whole_of
 
 from sinklab.core.sinks import Excess, Top, main_sink
@@ -76,27 +77,25 @@ def test_numbers_of_a_pass_are_those_of_whole_arrays(tmp_path, name, rule):
     seen, added = sample.seen, sample.added
     received, (share, sinks) = sample.received_TLHK, whole_of(sample)
     known = np.where(sample.exists_TK[:, None, None], received, 0)
-    np.testing.assert_array_equal(seen.main_TLH, main_sink(share))
-    np.testing.assert_array_equal(seen.text_main_TLH, main_sink(share[..., added:]))
-    np.testing.assert_array_equal(seen.events_TLK, sinks.sum(2))
-    np.testing.assert_array_equal(seen.sinks_TLH, sinks.sum(-1))
+    assert_array_equal(seen.main_TLH, main_sink(share))
+    assert_array_equal(seen.text_main_TLH, main_sink(share[..., added:]))
+    assert_array_equal(seen.events_TLK, sinks.sum(2))
+    assert_array_equal(seen.sinks_TLH, sinks.sum(-1))
     alike = {"rtol": 1e-6, "atol": 1e-7}
-    np.testing.assert_allclose(seen.share_TLH, np.fmax.reduce(share, axis=-1), **alike)
-    np.testing.assert_allclose(
-        seen.text_share_TLH, np.fmax.reduce(share[..., added:], axis=-1), **alike
-    )
-    np.testing.assert_allclose(seen.taken_TLH, np.where(sinks, known, 0).sum(-1), **alike)
+    assert_allclose(seen.share_TLH, np.fmax.reduce(share, axis=-1), **alike)
+    assert_allclose(seen.text_share_TLH, np.fmax.reduce(share[..., added:], axis=-1), **alike)
+    assert_allclose(seen.taken_TLH, np.where(sinks, known, 0).sum(-1), **alike)
     there = np.where(np.nan_to_num(sample.visible_TK[:, None, None]) > 0, received, 0)
-    np.testing.assert_allclose(seen.total_TLH, there.sum(-1), **alike)
-    np.testing.assert_allclose(seen.share_TLK, share.mean(2), **alike)
+    assert_allclose(seen.total_TLH, there.sum(-1), **alike)
+    assert_allclose(seen.share_TLK, share.mean(2), **alike)
     scores = np.where(sinks, share * sample.positions_T[:, None, None, None], 0)
-    np.testing.assert_allclose(seen.score_TL, scores.sum((2, 3), dtype=float), **alike)
-    np.testing.assert_allclose(seen.stays_TLH[1:], overlap_by_step(sinks), **alike)
-    np.testing.assert_allclose(seen.alike_TL, overlap_by_head(sinks), **alike)
+    assert_allclose(seen.score_TL, scores.sum((2, 3), dtype=float), **alike)
+    assert_allclose(seen.stays_TLH[1:], overlap_by_step(sinks), **alike)
+    assert_allclose(seen.alike_TL, overlap_by_head(sinks), **alike)
     most_T111 = np.nanmax(np.nan_to_num(sample.visible_TK), axis=1)[:, None, None, None]
     assert seen.greatest == pytest.approx(np.nanmax(share * most_T111), rel=1e-6)
     if added:
-        np.testing.assert_allclose(seen.added_share_TLH, share[..., :added].sum(-1), **alike)
+        assert_allclose(seen.added_share_TLH, share[..., :added].sum(-1), **alike)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -121,9 +120,9 @@ def test_a_study_of_one_pass_a_sample_is_the_sum_of_its_functions(tmp_path, name
         moved = motion(*whole, added=sample.added)
         parts.append((*found, moved, motion(*text).overall, overlap_by_layer(whole_of(sample)[1])))
     curves, histograms, rules, motions, texts, shared = zip(*parts, strict=True)
-    np.testing.assert_array_equal(measured.curve.sinks_LE, sum(one.sinks_LE for one in curves))
-    np.testing.assert_array_equal(measured.curve.places_L, sum(one.places_L for one in curves))
-    np.testing.assert_array_equal(measured.histogram.counts, sum(one.counts for one in histograms))
+    assert_array_equal(measured.curve.sinks_LE, sum(one.sinks_LE for one in curves))
+    assert_array_equal(measured.curve.places_L, sum(one.places_L for one in curves))
+    assert_array_equal(measured.histogram.counts, sum(one.counts for one in histograms))
     for place, row in enumerate(measured.rules):
         assert row.sinks == sum(rows[place].sinks for rows in rules)
         absorbed, received = (
@@ -131,17 +130,15 @@ def test_a_study_of_one_pass_a_sample_is_the_sum_of_its_functions(tmp_path, name
         )
         assert row.absorb == pytest.approx(absorbed / received)
     mobility = np.concatenate([one.mobility.ravel() for one in motions])
-    np.testing.assert_array_equal(measured.motions["mobility"], mobility)
-    np.testing.assert_array_equal(
+    assert_array_equal(measured.motions["mobility"], mobility)
+    assert_array_equal(
         measured.motions["births"], np.concatenate([one.births.ravel() for one in motions])
     )
     if study.sink_count:
         assert study.text_motion.mobility == pytest.approx(texts[0].mobility, nan_ok=True)
-    np.testing.assert_allclose(measured.overlap_by_layer_LL, np.nanmean(shared, axis=0), rtol=1e-6)
+    assert_allclose(measured.overlap_by_layer_LL, np.nanmean(shared, axis=0), rtol=1e-6)
     scaled = even_share(sample.received_TLHK, *whole[1:])[0]
-    np.testing.assert_allclose(
-        np.concatenate([slab.received for slab in sample.slabs()]), scaled, rtol=1e-6
-    )
+    assert_allclose(np.concatenate([slab.received for slab in sample.slabs()]), scaled, rtol=1e-6)
 
 
 @pytest.mark.parametrize("together", [1, 5])
@@ -163,12 +160,10 @@ def test_steps_leave_the_same_however_many_are_taken_together(
     other = vars(parts.samples[0].seen)
     for key, value in one.items():
         if isinstance(value, np.ndarray) and key != "_before":
-            np.testing.assert_allclose(other[key], value, rtol=1e-6, err_msg=key)
+            assert_allclose(other[key], value, rtol=1e-6, err_msg=key)
     for key in ("sinks_LE", "places_L"):
-        np.testing.assert_array_equal(
-            getattr(parts.measured.curve, key), getattr(whole.measured.curve, key)
-        )
-    np.testing.assert_array_equal(parts.measured.histogram.counts, whole.measured.histogram.counts)
+        assert_array_equal(getattr(parts.measured.curve, key), getattr(whole.measured.curve, key))
+    assert_array_equal(parts.measured.histogram.counts, whole.measured.histogram.counts)
     pd.testing.assert_frame_equal(parts.measured.motions, whole.measured.motions)
     for row, expected in zip(parts.measured.rules, whole.measured.rules, strict=True):
         assert (row.sinks, row.keys, row.with_sink, row.both) == (

@@ -6,6 +6,7 @@ import pytest
 from matplotlib import image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from numpy.testing import assert_allclose, assert_array_equal
 
 from commands import cli, error_of
 from refusals import refused
@@ -52,8 +53,8 @@ def lines(axes) -> dict[str, np.ndarray]:
 def test_sink_share_draws_the_shares(make_study):
     axes = sink_share([make_study("plain"), make_study("sink", added=2, share=0.4)])
     drawn = lines(axes)
-    np.testing.assert_allclose(drawn["plain: greatest text position"], [30] * LAYERS, rtol=1e-3)
-    np.testing.assert_allclose(drawn["sink: added sink"], [40] * LAYERS, rtol=1e-3)
+    assert_allclose(drawn["plain: greatest text position"], [30] * LAYERS, rtol=1e-3)
+    assert_allclose(drawn["sink: added sink"], [40] * LAYERS, rtol=1e-3)
     assert "plain: added sink" not in drawn
 
 
@@ -61,8 +62,8 @@ def test_statistics_without_a_figure_of_their_own_are_drawn_by_layer_and_step(ma
     run = make_study("plain")
     maps = {one.title: one for one in figures["statistics"].prepare(run)}
     assert [*maps] == ["key_norm", "row_entropy", "row_logsumexp"]
-    np.testing.assert_allclose(maps["row_entropy"].values_RC, np.full((LAYERS, STEPS), 2.5))
-    np.testing.assert_allclose(maps["key_norm"].values_RC, np.full((LAYERS, STEPS), 8.0))
+    assert_allclose(maps["row_entropy"].values_RC, np.full((LAYERS, STEPS), 2.5))
+    assert_allclose(maps["key_norm"].values_RC, np.full((LAYERS, STEPS), 8.0))
     assert maps["row_entropy"].scale == "mean over samples, states and heads"
     frame = table(run, "statistics")
     assert (
@@ -107,17 +108,17 @@ def test_labels_of_sink_tokens_stay_inside_a_narrow_column(make_study):
 
 def test_value_norms_draws_the_norms(make_study):
     drawn = lines(value_norms(make_study(added=1, norm=0.25)))
-    np.testing.assert_allclose(drawn["added sink"], [0.25] * LAYERS)
-    np.testing.assert_allclose(drawn["other text"], [2] * LAYERS)
+    assert_allclose(drawn["added sink"], [0.25] * LAYERS)
+    assert_allclose(drawn["other text"], [2] * LAYERS)
     # the sinks in the text are masks
-    np.testing.assert_allclose(drawn["masks"], [2] * LAYERS)
+    assert_allclose(drawn["masks"], [2] * LAYERS)
     assert "text sinks" not in drawn
 
     def visible(sample, arrays):
         arrays["received"][..., 0] = 9.0
         arrays["value_norm"][..., 0] = 3.0
 
-    np.testing.assert_allclose(
+    assert_allclose(
         lines(value_norms(make_study("other", change=visible)))["text sinks"], [3] * LAYERS
     )
 
@@ -126,10 +127,8 @@ def test_received_map_draws_received_attention(make_study):
     axes = received_map(make_study(added=1, share=0.25, text_share=0.5), layer=1)
     text, added = (np.asarray(image.get_array()) for image in axes.images)
     assert text.shape == (STEPS, TEXT) and added.shape == (STEPS, 1)
-    np.testing.assert_allclose(added, 0.25 * TEXT, rtol=1e-3)
-    np.testing.assert_allclose(
-        text[np.arange(STEPS), PROMPT + np.arange(STEPS)], 0.5 * TEXT, rtol=1e-3
-    )
+    assert_allclose(added, 0.25 * TEXT, rtol=1e-3)
+    assert_allclose(text[np.arange(STEPS), PROMPT + np.arange(STEPS)], 0.5 * TEXT, rtol=1e-3)
     # The second sample is two steps shorter; its padding is not drawn.
     assert (
         np.asarray(received_map(make_study("b"), 0, sample=1).images[0].get_array()).shape[0]
@@ -184,7 +183,7 @@ def test_attention_map_draws_the_map_that_was_kept(make_study):
     assert axes.get_title(loc="left") == "step 3, layer 1, head 2"
     text, added = (np.asarray(image.get_array()) for image in axes.images)
     assert text.shape == (TEXT, TEXT) and added.shape == (TEXT, 1)
-    np.testing.assert_allclose(text[:, 3], 0.5 * (TEXT + 1), rtol=1e-3)
+    assert_allclose(text[:, 3], 0.5 * (TEXT + 1), rtol=1e-3)
     assert attention_map(run, layer=0).get_title(loc="left") == "step 4, layer 0, head 0"
     with pytest.raises(NotRecorded, match=r"\(5, any, any\) of sample 0"):
         attention_map(run, 5)
@@ -197,7 +196,7 @@ def test_layer_head_map_draws_the_mean_share_of_the_main_sink(make_study):
         arrays["received"][:, 1, 2] *= 2
 
     axes = layer_head_map(make_study(change=stronger, recorded_layers=[4, 9]))
-    np.testing.assert_allclose(axes.images[0].get_array(), [[30, 30, 30], [30, 30, 60]], rtol=1e-3)
+    assert_allclose(axes.images[0].get_array(), [[30, 30, 30], [30, 30, 60]], rtol=1e-3)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["4", "9"]
 
 
@@ -234,8 +233,8 @@ def test_overlap_by_step_draws_what_stays(make_study):
     ]
     drawn = lines(overlap_by_step(runs))
     assert set(drawn) == {"plain", "sink"}, "a run without sinks has nothing to stay"
-    np.testing.assert_allclose(drawn["plain"], np.zeros(STEPS - 1))
-    np.testing.assert_allclose(drawn["sink"], np.full(STEPS - 1, 1 / 3))
+    assert_allclose(drawn["plain"], np.zeros(STEPS - 1))
+    assert_allclose(drawn["sink"], np.full(STEPS - 1, 1 / 3))
     with pytest.raises(NotRecorded, match="two steps with sinks"):
         overlap_by_step(runs[2])
 
@@ -259,7 +258,7 @@ def test_split_sinks_draws_the_share_of_heads(make_study):
     ]
     drawn = lines(split_sinks(runs))
     assert set(drawn) == {"split"}
-    np.testing.assert_allclose(drawn["split"], [0, 100 * 20 / 22])
+    assert_allclose(drawn["split"], [0, 100 * 20 / 22])
     with pytest.raises(NotRecorded, match="main sinks by state"):
         split_sinks(runs[1])
 
@@ -271,8 +270,8 @@ def test_block_moves_draws_rates_at_borders_and_inside(make_study):
         arrays["received"][:6, 1, :, 3] = arrays["received"][6:, 1, :, 8] = 0.9 * TEXT
 
     drawn = lines(block_moves(make_study(change=jumpy)))
-    np.testing.assert_allclose(drawn["at block borders"], [100, 100])
-    np.testing.assert_allclose(drawn["inside blocks"], [100, 0])
+    assert_allclose(drawn["at block borders"], [100, 100])
+    assert_allclose(drawn["inside blocks"], [100, 0])
     with pytest.raises(NotRecorded, match="several blocks"):
         block_moves(make_study("ar", family="autoregressive"))
 
@@ -281,20 +280,20 @@ def test_epsilon_curve_draws_the_filtered_share(make_study):
     axes = epsilon_curve(make_study(text_share=0.3))
     drawn = next(line for line in axes.lines if line.get_label().startswith("tiny"))
     assert drawn.get_label() == "tiny: 95.8 % at 3" and list(drawn.get_xdata())[:3] == [0, 0.5, 1]
-    np.testing.assert_allclose(drawn.get_ydata(), [100 * 23 / 24] * 13 + [100] * 8)
+    assert_allclose(drawn.get_ydata(), [100 * 23 / 24] * 13 + [100] * 8)
 
 
 def test_score_histogram_draws_shares_that_sum_to_one(make_study):
     axes = score_histogram(make_study(text_share=0.3))
     (steps,) = axes.patches
     values, edges, _ = steps.get_data()
-    np.testing.assert_allclose(np.nansum(values), 100)
+    assert_allclose(np.nansum(values), 100)
     full = np.flatnonzero(np.nan_to_num(values))
     assert (
         len(full) == 2
         and edges[full[0]] < 0.7 / 23 * 24 < edges[full[0] + 1] < edges[full[1]] < 7.2
     )
-    np.testing.assert_allclose(values[full], [100 * 23 / 24, 100 / 24])
+    assert_allclose(values[full], [100 * 23 / 24, 100 / 24])
 
 
 def test_scores_below_the_scale_are_drawn_in_its_first_bin(make_study):
@@ -305,7 +304,7 @@ def test_scores_below_the_scale_are_drawn_in_its_first_bin(make_study):
     values, edges, _ = steps.get_data()
     assert edges[0] == 2**-8
     # Half of the keys receive next to nothing.
-    np.testing.assert_allclose([np.nansum(values), values[0]], [100, 50])
+    assert_allclose([np.nansum(values), values[0]], [100, 50])
 
 
 def test_norms_of_each_state_are_held_against_their_own_kind(make_study):
@@ -316,7 +315,7 @@ def test_norms_of_each_state_are_held_against_their_own_kind(make_study):
             arrays["value_norm"][step, :, PROMPT + step] = 3.0
 
     drawn = lines(value_norms_by_state(make_study(change=planted)))
-    np.testing.assert_allclose(drawn["masked"], [3] * LAYERS, rtol=1e-3)
+    assert_allclose(drawn["masked"], [3] * LAYERS, rtol=1e-3)
     assert set(drawn) == {"masked", "_child1"}, "no other state has a sink, and a line at 1"
 
 
@@ -374,7 +373,7 @@ def test_page_files_and_numbers_show_what_was_prepared_once(make_study, draw_onl
     numbers = chart.numbers()
     assert len(drawn) == len(chart.lines) == len(numbers.columns)
     for line, on_file, column in zip(chart.lines, drawn, numbers.columns, strict=True):
-        np.testing.assert_array_equal(on_file.get_ydata(), line.y)
+        assert_array_equal(on_file.get_ydata(), line.y)
         cells = numbers[column]
         assert all(
             cell.startswith(number(value)) for cell, value in zip(cells, line.y, strict=True)
@@ -418,20 +417,20 @@ def test_sink_tokens_draws_frequency_and_occupancy(make_study):
     masks = sum(TEXT - PROMPT - step for steps in (12, 10) for step in range(steps))
     assert [label.get_text() for label in axes.get_yticklabels()] == ["[MASK]"]
     assert axes.patches[0].get_width() == 100
-    np.testing.assert_allclose(axes.lines[0].get_xdata(), [100 * masks / (22 * TEXT)])
+    assert_allclose(axes.lines[0].get_xdata(), [100 * masks / (22 * TEXT)])
     assert axes.texts[0].get_text() == f"{22 * TEXT / masks:.1f}×"
 
 
 def test_heldout_draws_paired_changes_with_error_bars(make_study):
     axes = heldout_loss([make_study("a", sinks=0.5), make_study("b", leave_out=("heldout",))])
     drawn = lines(axes)
-    np.testing.assert_allclose(drawn["sinks blocked"], [0.0, 0.1, 0.5])
-    np.testing.assert_allclose(drawn["random keys blocked"], [0.0, 0.01, 0.02])
+    assert_allclose(drawn["sinks blocked"], [0.0, 0.1, 0.5])
+    assert_allclose(drawn["random keys blocked"], [0.0, 0.01, 0.02])
     ends = figures["heldout_loss"].prepare(make_study("c", sinks=0.5)).lines[0]
     wanted = mean_over(
         [0.5 * (1 + wobble) for wobble in (-0.05, 0.03, 0.02, -0.01, 0.04, -0.03, 0.01, -0.01)]
     )
-    np.testing.assert_allclose((ends.low[-1], ends.high[-1]), wanted.interval)
+    assert_allclose((ends.low[-1], ends.high[-1]), wanted.interval)
     assert len(axes.containers) == 2
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "5"]
 
@@ -441,8 +440,8 @@ def test_a_table_without_paired_differences_gets_unpaired_ones(make_study):
     frame = run.table("heldout")
     bare = {name: list(frame[name]) for name in ("k", "control", "loss", "stderr")}
     got = as_studies(make_study("bare", leave_out=("heldout",), whole={"heldout": bare}))[0].heldout
-    np.testing.assert_allclose(got["delta"], frame["delta"])
-    np.testing.assert_allclose(got["delta_stderr"], 0.01 * np.sqrt(2))
+    assert_allclose(got["delta"], frame["delta"])
+    assert_allclose(got["delta_stderr"], 0.01 * np.sqrt(2))
 
 
 @pytest.mark.slow

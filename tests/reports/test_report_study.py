@@ -3,6 +3,7 @@ import weakref
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from refusals import refused
 from sinklab.core.sinks import Excess, Top
@@ -37,7 +38,7 @@ def test_a_sample_has_its_arrays_and_tokens_on_one_grid(make_study):
         and sample.received_TLHK.dtype == np.float32
     )
     assert sample.received_TLHK.shape == (steps, LAYERS, HEADS, 1 + TEXT)
-    np.testing.assert_allclose(sample.mean_share_TK[:, 0], 0.5, rtol=1e-3)
+    assert_allclose(sample.mean_share_TK[:, 0], 0.5, rtol=1e-3)
     # 0.25 * 24 = 6 and 0.5 * 24 = 12 exceed 1 + 3 * 23/24: two sinks a head, the added one is the
     # main one.
     assert sample.seen.sinks_TLH.sum() == 2 * steps * LAYERS * HEADS and not sample.main_TLH.any()
@@ -73,11 +74,9 @@ def test_steps_of_a_cache_are_scaled_to_all_positions(make_study):
     whole, part = as_studies([make_study("whole", added=1), make_study("part", added=1, ran=0.25)])
     raw = part.run.array("attention", "received", part=0)
     assert raw[1, 0, 0, 0] < 0.3 * raw[0, 0, 0, 0]
-    np.testing.assert_allclose(
-        part.samples[0].received_TLHK, whole.samples[0].received_TLHK, rtol=2e-3
-    )
-    np.testing.assert_allclose(part.samples[0].visible_TK, TEXT)
-    np.testing.assert_array_equal(part.samples[0].events_TK, whole.samples[0].events_TK)
+    assert_allclose(part.samples[0].received_TLHK, whole.samples[0].received_TLHK, rtol=2e-3)
+    assert_allclose(part.samples[0].visible_TK, TEXT)
+    assert_array_equal(part.samples[0].events_TK, whole.samples[0].events_TK)
 
 
 def test_one_query_a_step_is_scaled_too_and_keys_grow(make_study):
@@ -87,8 +86,8 @@ def test_one_query_a_step_is_scaled_too_and_keys_grow(make_study):
         range(PROMPT, PROMPT + STEPS)
     )
     here = sample.positions_T[3]
-    np.testing.assert_allclose(sample.received_TLHK[3, 0, 0, 0], 0.8 * here, rtol=1e-3)
-    np.testing.assert_allclose(sample.visible_TK[3, : int(here)], here)
+    assert_allclose(sample.received_TLHK[3, 0, 0, 0], 0.8 * here, rtol=1e-3)
+    assert_allclose(sample.visible_TK[3, : int(here)], here)
     assert not sample.main_TLH.any()
     assert (sample.events_TK[:, 0] == LAYERS * HEADS).all() and not sample.events_TK[:, 1:].any()
     # The token written at the step before is the youngest; before the first step there is only the
@@ -121,7 +120,7 @@ def test_facts_of_the_layers_are_those_that_were_put_in(make_study, added):
     study = one(make_study(added=added, share=0.4, text_share=0.3, norm=0.25))
     for place, facts in enumerate(layers_of(study)):
         assert facts.layer == place
-        np.testing.assert_allclose(facts.text_share, 0.3, rtol=1e-3)
+        assert_allclose(facts.text_share, 0.3, rtol=1e-3)
         # every sink is a mask, about to be committed: there is no visible one to compare with
         # visible text
         norms = [
@@ -131,20 +130,18 @@ def test_facts_of_the_layers_are_those_that_were_put_in(make_study, added):
             facts.text_norm,
             facts.mask_norm,
         ]
-        np.testing.assert_allclose(norms, 2)
-        np.testing.assert_allclose(
+        assert_allclose(norms, 2)
+        assert_allclose(
             [facts.sink_key_norm_masked, facts.rest_key_norm, facts.rest_key_norm_prompt], 8
         )
         assert np.isnan([facts.sink_norm, facts.sink_norm_committed, facts.sink_key_norm]).all()
         even = (1 - 0.3 - 0.4 * bool(added)) * 24 / 23
-        np.testing.assert_allclose(
-            [facts.received_committed, facts.received_prompt], even, rtol=2e-3
-        )
+        assert_allclose([facts.received_committed, facts.received_prompt], even, rtol=2e-3)
         # two added sinks of 0.2 * 24 = 4.8 each, a text sink of 7.2, all above 3.875
-        np.testing.assert_allclose(facts.sinks, 1 + added)
-        np.testing.assert_allclose(facts.score, np.mean([7.2, *[4.8] * added]), rtol=1e-3)
-        np.testing.assert_allclose(facts.absorbed, 0.3 + 0.2 * added, rtol=2e-3)
-        np.testing.assert_allclose(facts.main_share, 0.3, rtol=1e-3)
+        assert_allclose(facts.sinks, 1 + added)
+        assert_allclose(facts.score, np.mean([7.2, *[4.8] * added]), rtol=1e-3)
+        assert_allclose(facts.absorbed, 0.3 + 0.2 * added, rtol=2e-3)
+        assert_allclose(facts.main_share, 0.3, rtol=1e-3)
         cases, pairs = HEADS * (STEPS + STEPS - 2), HEADS * (STEPS + STEPS - 4)
         assert (facts.mains, facts.added_mains, facts.events) == (cases, 0, cases * (1 + added))
         assert (facts.moves, facts.text_moves, facts.transitions, facts.added_events) == (
@@ -155,7 +152,7 @@ def test_facts_of_the_layers_are_those_that_were_put_in(make_study, added):
         )
         if added:
             got = [facts.added_share, facts.added_norm, facts.added_key_norm]
-            np.testing.assert_allclose(got, [0.4, 0.25, 1.0], rtol=1e-3)
+            assert_allclose(got, [0.4, 0.25, 1.0], rtol=1e-3)
         else:
             assert np.isnan([facts.added_share, facts.added_norm, facts.added_key_norm]).all()
 
@@ -199,7 +196,7 @@ def test_motion_is_that_of_the_paths_that_were_put_in(make_study):
     # The added sink stays, the text sink moves: one of three keys in common.
     assert overlap_by_step(added) == {step: pytest.approx(1 / 3) for step in range(STEPS - 1)}
     assert plain.over("layer")["overlap_between_heads"].tolist() == [1, 1]
-    np.testing.assert_allclose(plain.measured.overlap_by_layer_LL, 1)
+    assert_allclose(plain.measured.overlap_by_layer_LL, 1)
 
 
 def test_split_sinks_count_heads_whose_masked_and_other_queries_differ(make_study):
@@ -209,9 +206,9 @@ def test_split_sinks_count_heads_whose_masked_and_other_queries_differ(make_stud
 
     same, differ = as_studies([make_study("same"), make_study("differ", change=split)])
     assert same.measured.split.share == 0
-    np.testing.assert_allclose(differ.measured.split.share_by_layer[0], 0)
+    assert_allclose(differ.measured.split.share_by_layer[0], 0)
     # Before the first step nothing is committed, and prompt queries stand in.
-    np.testing.assert_allclose(differ.measured.split.share_by_layer[1], (22 - SAMPLES) / 22)
+    assert_allclose(differ.measured.split.share_by_layer[1], (22 - SAMPLES) / 22)
     assert (
         one(make_study("none", leave_out=("main_by_state", "share_by_state"))).measured.split
         is None
@@ -229,7 +226,7 @@ def test_tokens_that_are_sinks_are_counted_with_where_they_stood(make_study):
     study = one(make_study(samples=SAMPLES))
     masks = sum(TEXT - PROMPT - step for steps in (STEPS, STEPS - 2) for step in range(steps))
     assert study.sink_tokens.label[0] == "[MASK]" and study.sink_tokens.events[0] == EVENTS
-    np.testing.assert_allclose(study.sink_tokens.occupancy[0], masks / (22 * TEXT))
+    assert_allclose(study.sink_tokens.occupancy[0], masks / (22 * TEXT))
     assert dict(zip(study.classes.label, study.classes.events, strict=True))["mask"] == EVENTS
     assert set(study.ages.label) == {"masked", "just committed", "committed", "prompt"}
     # All sinks are masks, yet most masks are no sinks; and the one sink is everywhere once.
@@ -260,7 +257,7 @@ def test_added_sinks_are_no_tokens_and_have_no_position(make_study):
             (found.value, found.low, found.high)
             for found in (getattr(r.explained, name) for r in (plain, added))
         ]
-        np.testing.assert_allclose(*ends, atol=1e-9)
+        assert_allclose(*ends, atol=1e-9)
     assert added.explained.labels == plain.explained.labels
     both = one(make_study("both", added=1, text_share=0.25))
     assert both.measured.events_NS[0].nonzero()[0].tolist() == list(range(PROMPT, PROMPT + STEPS))
@@ -451,7 +448,7 @@ def test_maps_are_read_by_their_numbers(make_study):
     study = one(make_study(maps={"step3-layer1-head2": weights, "step12-layer0-head0": weights}))
     sample = study.samples[0]
     assert sample.map_names == ((3, 1, 2), (12, 0, 0)) and study.samples[1].map_names == ()
-    np.testing.assert_allclose(sample.map(3, 1, 2), weights, rtol=1e-3)
+    assert_allclose(sample.map(3, 1, 2), weights, rtol=1e-3)
     with pytest.raises(NotRecorded, match=r"\(3, 1, 1\).*\(3, 1, 2\)"):
         sample.map(3, 1, 1)
 
@@ -659,7 +656,7 @@ def test_a_rule_that_was_given_decides_what_is_a_sink(
     run = make_study(text_share=0.3)
     study = as_studies(run, rule=rule)[0]
     assert sum(facts.events for facts in layers_of(study)) == events * EVENTS
-    np.testing.assert_allclose(study.measured.threshold, threshold)
+    assert_allclose(study.measured.threshold, threshold)
     assert study.measured.rules[0].sinks == events * EVENTS and len(study.measured.rules) == 7
     page = report(run, tmp_path, rule=rule, tables=()).read_text("utf-8")
     assert study.rule_words in page and study.rule_words in (

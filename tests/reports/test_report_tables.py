@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from numpy.testing import assert_allclose
 
 from refusals import refused
 from sinklab.lab.records import RunWriter, open_run
@@ -44,8 +45,8 @@ def test_tables_hold_the_numbers_of_the_study(make_study):
         == layers["border_moves"].tolist()
         == [1, 1]
     )
-    np.testing.assert_allclose(layers["main_share"], 0.3, rtol=1e-3)
-    np.testing.assert_allclose(layers["overlap_with_next_layer"], [1, np.nan])
+    assert_allclose(layers["main_share"], 0.3, rtol=1e-3)
+    assert_allclose(layers["overlap_with_next_layer"], [1, np.nan])
     motion = table(study, "motion")
     assert motion[["layer", "head"]].drop_duplicates().to_numpy().tolist() == [
         [a, b] for a in (2, 5) for b in range(3)
@@ -129,29 +130,17 @@ def test_compare_sets_two_runs_side_by_side(make_study):
     def row(name):
         return rows.loc[name].tolist()
 
-    np.testing.assert_allclose(
-        row("attention on the greatest text position, %"), [30, 20, -10], rtol=2e-3
-    )
-    np.testing.assert_allclose(
-        row("attention on the added sink, %"), [np.nan, 40, np.nan], rtol=2e-3
-    )
-    np.testing.assert_allclose(row("sinks per head and step"), [1, 2, 1])
-    np.testing.assert_allclose(
-        row("mobility of the main sink (0 static, 1 moving)"), [1, 0, -1], atol=1e-9
-    )
-    np.testing.assert_allclose(
+    assert_allclose(row("attention on the greatest text position, %"), [30, 20, -10], rtol=2e-3)
+    assert_allclose(row("attention on the added sink, %"), [np.nan, 40, np.nan], rtol=2e-3)
+    assert_allclose(row("sinks per head and step"), [1, 2, 1])
+    assert_allclose(row("mobility of the main sink (0 static, 1 moving)"), [1, 0, -1], atol=1e-9)
+    assert_allclose(
         row("mobility of the greatest text sink (0 static, 1 moving)"), [1, 1, 0], atol=1e-9
     )
-    np.testing.assert_allclose(
-        row("value norm, added sink over other text"), [np.nan, 0.125, np.nan]
-    )
-    np.testing.assert_allclose(
-        row("change of held-out loss, 5 greatest sinks blocked"), [0.5, 0.3, -0.2]
-    )
-    np.testing.assert_allclose(
-        row("overlap of sinks with those of the next step, %"), [0, 100 / 3, 100 / 3]
-    )
-    np.testing.assert_allclose(row("prompts that both runs have"), [2, 2, 0])
+    assert_allclose(row("value norm, added sink over other text"), [np.nan, 0.125, np.nan])
+    assert_allclose(row("change of held-out loss, 5 greatest sinks blocked"), [0.5, 0.3, -0.2])
+    assert_allclose(row("overlap of sinks with those of the next step, %"), [0, 100 / 3, 100 / 3])
+    assert_allclose(row("prompts that both runs have"), [2, 2, 0])
     # The same texts under different weights are compared word by word.
     assert row("words that stand at the same place in both, %")[1] == 100
     assert not rows.isna().all(axis=1).any()

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
+from numpy.testing import assert_allclose
 from test_report_page import read
 
 from refusals import refused
@@ -150,10 +151,10 @@ def test_the_loss_has_the_interval_of_its_rows(pair, tmp_path):
     plain, sink = as_trainings(pair)
     assert plain.loss is not None and (plain.loss.samples, plain.has_ended) == (ROWS, True)
     expected = mean_over(4 + np.linspace(-1, 1, ROWS))
-    np.testing.assert_allclose([plain.loss.value, *plain.loss.interval], [4, *expected.interval])
+    assert_allclose([plain.loss.value, *plain.loss.interval], [4, *expected.interval])
     # paired, the rows differ by a constant
     apart = sink.against(plain)
-    np.testing.assert_allclose([apart.value, apart.low, apart.high], -0.1, atol=1e-9)
+    assert_allclose([apart.value, apart.low, apart.high], -0.1, atol=1e-9)
     bare = as_trainings(made(tmp_path / "no-rows", leave_out=("heldout_rows",)))[0]
     assert bare.loss is not None and bare.loss.value == 4 and math.isnan(bare.loss.low)
     assert bare.against(plain) is None
@@ -324,7 +325,7 @@ def test_curves_draw_what_was_recorded(pair):
         "tokens per second",
     ]
     axes = emergence_map(pair[1])
-    np.testing.assert_allclose(
+    assert_allclose(
         axes.images[0].get_array(), 100 * np.outer([2 / 3, 4 / 3], [0.01, 0.2, 0.05, 0.3])
     )
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "10", "20", "30"]
@@ -405,7 +406,7 @@ def test_tables_lie_beside_the_page(pair, tmp_path, monkeypatch):
         outcome.loc["bare", "takeover_step"]
     )
     assert outcome["variant"].to_dict() == {"bare": "plain", "one": "sink"}
-    np.testing.assert_allclose(
+    assert_allclose(
         outcome.loc["one", ["heldout_loss", "sink_share", "value_added"]], [3.9, 0.3, 0.5]
     )
     assert len(pd.read_csv(folder / "tables" / "monitor.csv")) == 2 * 3 * len(STEPS)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.testing import assert_close
 from toy_denoiser import MASK, VOCABULARY
 
 from refusals import refused
@@ -63,9 +64,9 @@ def test_scores_are_not_those_of_the_proposal_where_the_rule_looks_at_the_distri
     p = torch.tensor([[0.6, 0.3, 0.1]] * 400).log()
     drawn = candidates(p, seeded(), temperature=1.0)
     assert set(drawn.tokens_M.tolist()) == {0, 1, 2}
-    torch.testing.assert_close(MaskgitPlus()(drawn), p.exp()[0][drawn.tokens_M])
-    torch.testing.assert_close(TopkMargin()(drawn), torch.full((400,), 0.3))
-    torch.testing.assert_close(
+    assert_close(MaskgitPlus()(drawn), p.exp()[0][drawn.tokens_M])
+    assert_close(TopkMargin()(drawn), torch.full((400,), 0.3))
+    assert_close(
         Entropy()(drawn), torch.full((400,), sum(x * math.log(x) for x in (0.6, 0.3, 0.1)))
     )
 
@@ -73,12 +74,10 @@ def test_scores_are_not_those_of_the_proposal_where_the_rule_looks_at_the_distri
 def test_temperature_shapes_dreams_scores_and_not_lladas():
     logits_MV = torch.randn(6, 5, generator=seeded())
     hot = candidates(logits_MV, seeded(), temperature=2.0)
-    torch.testing.assert_close(
+    assert_close(
         MaskgitPlus()(hot), (logits_MV / 2).softmax(-1).gather(1, hot.tokens_M[:, None])[:, 0]
     )
-    torch.testing.assert_close(
-        LowConfidence()(hot), logits_MV.softmax(-1).gather(1, hot.tokens_M[:, None])[:, 0]
-    )
+    assert_close(LowConfidence()(hot), logits_MV.softmax(-1).gather(1, hot.tokens_M[:, None])[:, 0])
 
 
 def test_random_order_ignores_the_logits_and_follows_the_generator():
@@ -148,7 +147,7 @@ def test_alg_temp_draws_positions_like_successive_draws_without_replacement(alg_
         chi_square += (found - rows * chance) ** 2 / (rows * chance)
     # 5 degrees of freedom: 20.5 is passed once in a thousand seeds.
     assert chi_square < 20.5
-    torch.testing.assert_close(step.confidence_BS[0], torch.tensor(confidence, dtype=torch.float64))
+    assert_close(step.confidence_BS[0], torch.tensor(confidence, dtype=torch.float64))
 
 
 def test_alg_temp_zero_takes_the_best_and_needs_no_generator():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from plain_decoders import cut
+from torch.testing import assert_close
 
 from refusals import refused
 from sinklab.core.sampling import Candidates, Canvas, TokenSampling, denoise, sample_tokens
@@ -80,14 +81,12 @@ def test_shaped_logits_equal_the_definition(top_p, top_k):
             cut([logit / (temperature or 1) for logit in row], top_p, top_k)
             for row in logits_MV.tolist()
         ]
-        torch.testing.assert_close(
-            ours, torch.tensor(rows, dtype=torch.float64), rtol=1e-12, atol=1e-15
-        )
+        assert_close(ours, torch.tensor(rows, dtype=torch.float64), rtol=1e-12, atol=1e-15)
 
 
 def test_one_row_alone_is_cut_as_among_others():
     logits_MV = torch.randn(2, 5, generator=seeded(6))
-    torch.testing.assert_close(shaped_of(logits_MV[:1], top_k=2), shaped_of(logits_MV, top_k=2)[:1])
+    assert_close(shaped_of(logits_MV[:1], top_k=2), shaped_of(logits_MV, top_k=2)[:1])
     assert shaped_of(logits_MV[:1], top_k=2).isinf().sum() == 3
 
 

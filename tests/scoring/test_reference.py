@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.testing import assert_close
 
 import published_toys
 from golden_llada import golden_cases, golden_folder, golden_tensors
@@ -82,8 +83,8 @@ def test_what_is_written_is_what_the_model_computes(folder):
         logits_BSV = model(ids_BS, real_BS).logits
         given.remove()
         written = model.generate(ids_BS[:, :5], real_BS[:, :5], max_new_tokens=6)
-    torch.testing.assert_close(tensors["logits.start.logits"], logits_BSV)
-    torch.testing.assert_close(tensors["logits.start.hidden.0"], kept[0])
+    assert_close(tensors["logits.start.logits"], logits_BSV)
+    assert_close(tensors["logits.start.hidden.0"], kept[0])
     assert torch.equal(tensors["gen.written.canvas"][-1].long(), written)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 from refusals import refused
 from sinklab.core.sinks import Excess, Gu, Top, find_sinks
@@ -25,7 +26,7 @@ RULES = [Excess(), Excess(2.0, "zscore"), Excess(3.0, "percent"), Excess(0.1, "m
 @pytest.mark.parametrize("keys", [8, 64, 3000])
 def test_uniform_attention_has_no_sink_and_one_hot_attention_one(rule, keys):
     uniform = np.full((keys, keys), 1 / keys).sum(0)
-    np.testing.assert_allclose(uniform, 1)
+    assert_allclose(uniform, 1)
     assert not find_sinks(uniform, rule).any()
     assert np.flatnonzero(find_sinks(one_hot(keys), rule)).tolist() == [1]
     assert one_hot(keys)[1] == keys
@@ -115,12 +116,10 @@ def test_the_even_weight_is_the_mean_of_one_over_the_keys_that_are_seen():
         visible = (sees_QS & (number_Q > 0)[:, None]).sum(0).astype(float)
         with np.errstate(invalid="ignore"):
             expected = (sees_QS * inverse_Q[:, None]).sum(0) / visible
-        np.testing.assert_allclose(even_weight(visible), expected, rtol=1e-12)
-        np.testing.assert_allclose(
-            even_weight(torch.from_numpy(visible)).numpy(), expected, rtol=1e-12
-        )
+        assert_allclose(even_weight(visible), expected, rtol=1e-12)
+        assert_allclose(even_weight(torch.from_numpy(visible)).numpy(), expected, rtol=1e-12)
         # counts that were scaled say the same
-        np.testing.assert_allclose(even_weight(1.5 * visible), expected, rtol=1e-12)
+        assert_allclose(even_weight(1.5 * visible), expected, rtol=1e-12)
     assert even_weight(np.array([8.0, 8.0, 0.0])).tolist()[:2] == [1 / 8, 1 / 8]
 
 

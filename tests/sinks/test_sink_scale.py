@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 
 from refusals import refused
 from sinklab.core.sinks import Excess, Gu, Top, even_share, find_sinks, main_sink
@@ -12,14 +13,14 @@ def test_one_query_of_a_cached_decoder_counts_as_if_all_had_run():
     received = np.array([0.4] + [0.06] * 10 + [np.nan], dtype=np.float32)
     visible = np.array([1.0] * 11 + [0.0])
     scaled, seen = even_share(received, visible, np.array(11))
-    np.testing.assert_allclose(scaled[:11], 11 * received[:11], rtol=1e-6)
+    assert_allclose(scaled[:11], 11 * received[:11], rtol=1e-6)
     assert np.isnan(scaled[11]) and seen.tolist() == [11.0] * 11 + [0.0]
     # 4.4 exceeds 1 + 3 * 10/11 = 3.73; the raw 0.4 could never exceed 1 + 0.
     assert np.flatnonzero(find_sinks(received, Excess(), visible, np.array(11))).tolist() == [0]
     assert not find_sinks(received, Excess(), visible).any()
     # The mean weight does not change, so neither do rules that only look at it or at the order.
     for rule in (Gu(), Top(1)):
-        np.testing.assert_array_equal(
+        assert_array_equal(
             find_sinks(received, rule, visible, np.array(11)), find_sinks(received, rule, visible)
         )
 
@@ -30,8 +31,8 @@ def test_an_even_share_is_one_at_every_step():
     received_TLHK = np.broadcast_to((ran_T / 8)[:, None, None, None], (3, 2, 2, 8))
     visible_TK = np.broadcast_to(ran_T[:, None], (3, 8))
     scaled, seen = even_share(received_TLHK, visible_TK[:, None, None], np.full((3, 1, 1), 8))
-    np.testing.assert_allclose(scaled, 1)
-    np.testing.assert_allclose(seen, 8)
+    assert_allclose(scaled, 1)
+    assert_allclose(seen, 8)
     assert seen.shape == (3, 1, 1, 8)
 
 
@@ -73,11 +74,11 @@ def test_tensors_stay_tensors_and_agree_with_arrays(dtype, rule):
     visible, positions = torch.full((3, 1, 10), 4), torch.full((3, 1), 10)
     scaled, seen = even_share(received, visible, positions)
     assert isinstance(scaled, torch.Tensor) and scaled.dtype in (torch.float32, torch.float64)
-    np.testing.assert_allclose(scaled.numpy(), received.double().numpy() * 2.5, rtol=1e-6)
-    np.testing.assert_allclose(seen.numpy(), 10)
+    assert_allclose(scaled.numpy(), received.double().numpy() * 2.5, rtol=1e-6)
+    assert_allclose(seen.numpy(), 10)
     flags = find_sinks(received, rule, visible, positions)
     assert isinstance(flags, torch.Tensor) and flags.any()
-    np.testing.assert_array_equal(
+    assert_array_equal(
         flags.numpy(),
         find_sinks(received.double().numpy(), rule, visible.numpy(), positions.numpy()),
     )
@@ -111,4 +112,4 @@ def test_main_sink_passes_over_nan_and_gives_ties_to_the_earlier_key():
 def test_every_number_of_half_precision_is_widened_as_numpy_converts_it():
     halves = np.arange(2**16, dtype=np.uint16).view(np.float16).reshape(256, 256)
     for array in (halves, halves[:, ::3], halves.T):
-        np.testing.assert_array_equal(even_share(array)[0], array.astype(np.float32))
+        assert_array_equal(even_share(array)[0], array.astype(np.float32))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 
 from refusals import refused
 from sinklab import intervene, trace
@@ -67,16 +68,14 @@ def test_rows_of_a_cached_decode_are_the_columns_of_a_full_pass(texts, edit):
         padding = ids_BS.shape[1] - len(text)
         assert one.queries == len(ids)
         assert not one.visible[:padding].any() and not one.received[..., :padding].any()
-        np.testing.assert_allclose(one.received[..., padding:], received_LHK, atol=1e-5)
+        assert_allclose(one.received[..., padding:], received_LHK, atol=1e-5)
         assert one.visible[padding:].tolist() == visible_K.tolist() == [*range(len(ids), 0, -1)]
         windows = one.windows(padding + len(ids), padding=padding)
         assert len(windows) == len(ids) // 8
         for number, window_LHK in enumerate(windows):
             seen = 8 * number + 1
             expected = map_LHQS[:, :, 8 * number : 8 * number + 8].mean(2)[..., :seen]
-            np.testing.assert_allclose(
-                window_LHK[..., padding : padding + seen], expected, atol=1e-5
-            )
+            assert_allclose(window_LHK[..., padding : padding + seen], expected, atol=1e-5)
             assert (
                 np.isnan(window_LHK[..., padding + seen :]).all()
                 and np.isnan(window_LHK[..., :padding]).all()
@@ -108,8 +107,8 @@ def test_steps_that_are_not_recorded_are_added_up(tmp_path, edits):
             keys = runs[name]["received"].shape[-1]
             wanted = runs["all"][key][steps]
             wanted = wanted[..., :keys] if key != "last_row_main" else wanted
-            np.testing.assert_array_equal(runs[name][key], wanted)
+            assert_array_equal(runs[name][key], wanted)
         windows = runs[name]["window_received"]
-        np.testing.assert_array_equal(
+        assert_array_equal(
             windows, runs["all"]["window_received"][: len(windows), ..., : windows.shape[-1]]
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
 
 import sinklab
 from refusals import refused
@@ -67,7 +68,7 @@ def test_a_base_and_a_small_file_are_the_saved_model(name, adapted, tmp_path):
             changed += bool((expected != before[key]).any())
         elif key == "sink_embeddings":
             room = float(expected.abs().max()) / 256
-        torch.testing.assert_close(found, expected, rtol=0, atol=room + 1e-6)
+        assert_close(found, expected, rtol=0, atol=room + 1e-6)
     assert changed == 8
     if name != "next token":
         for setting, value in VARIANTS[name].items():
@@ -143,7 +144,7 @@ def test_a_packaged_name_takes_its_base(adapted, tmp_path, monkeypatch):
         loading.load("toy-diffusion")
     assert str(raised.value).count("\n") == 1
     monkeypatch.setitem(adapter_files.PACKAGED, "toy-diffusion", (base, "toy==1"))
-    torch.testing.assert_close(
+    assert_close(
         loading.load("toy-diffusion").model.lm_head.weight,
         loaded.model.lm_head.weight,
         rtol=0,

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 from refusals import refused
 from sinklab.core.probing import trace
@@ -17,9 +18,7 @@ IDS = torch.randint(3, 280, (3, 24), generator=torch.Generator().manual_seed(5))
 
 def same(one, other, tolerance=0.0):
     for name in MEASURES:
-        np.testing.assert_allclose(
-            one[name], other[name], rtol=tolerance, atol=tolerance, err_msg=name
-        )
+        assert_allclose(one[name], other[name], rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 def test_a_token_once_open_stays_open():
@@ -83,12 +82,12 @@ def test_holders_mobility_and_values_of_a_constructed_text():
         assert layers[name].tolist() == expected, name
     # of six pairs of levels five have their sinks apart; the text alone has two, apart; the other
     # layer stands still
-    np.testing.assert_allclose(layers["mobility"], [5 / 6, 0], atol=1e-12)
-    np.testing.assert_allclose(layers["text_mobility"], [1, 0], atol=1e-12)
+    assert_allclose(layers["mobility"], [5 / 6, 0], atol=1e-12)
+    assert_allclose(layers["text_mobility"], [1, 0], atol=1e-12)
     assert overall["mobility"] == pytest.approx(5 / 6 * 4 / 7)
-    np.testing.assert_allclose(layers["value_added"], [0.25, 0.25])
-    np.testing.assert_allclose(layers["value_sink"], [2, 1])
-    np.testing.assert_allclose(layers["value_other"], [72 / 38, 73 / 37])
+    assert_allclose(layers["value_added"], [0.25, 0.25])
+    assert_allclose(layers["value_sink"], [2, 1])
+    assert_allclose(layers["value_other"], [72 / 38, 73 / 37])
     assert layers["sink_share"] == pytest.approx([(5 + 5 + 0.5 + 0.5) / 40, 0.05])
     assert np.isnan(layers["value_masked"]).all()
     # the last five tokens, one of which is a sink of the first layer, are masks of short values:
@@ -96,9 +95,9 @@ def test_holders_mobility_and_values_of_a_constructed_text():
     masked[..., 5:] = True
     values[..., 6:] = 0.5
     layers, _ = measured_heads(received, values, np.full((1, 4, 11), 10.0), masked, 1)
-    np.testing.assert_allclose(layers["value_masked"], [0.5, 0.5])
-    np.testing.assert_allclose(layers["value_sink"], [2, 1])
-    np.testing.assert_allclose(layers["value_other"], [(4 * 1 + 15 * 2) / 19, (1 + 16 * 2) / 17])
+    assert_allclose(layers["value_masked"], [0.5, 0.5])
+    assert_allclose(layers["value_sink"], [2, 1])
+    assert_allclose(layers["value_other"], [(4 * 1 + 15 * 2) / 19, (1 + 16 * 2) / 17])
 
 
 def test_activations_are_those_of_the_hidden_states():
@@ -122,7 +121,7 @@ def test_activations_are_those_of_the_hidden_states():
         "activation_ratio": [each.max() / each.flatten(1).median(1).values.mean() for each in text],
     }
     for name, values in expected.items():
-        np.testing.assert_allclose(seen.layers[name], np.array(values), rtol=1e-6, err_msg=name)
+        assert_allclose(seen.layers[name], np.array(values), rtol=1e-6, err_msg=name)
     assert seen.overall["activation_other"] == seen.layers["activation_other"].max()
     assert np.isnan(snapshot(tiny_model(), IDS).layers["activation_added"]).all()
 
@@ -178,7 +177,7 @@ def test_causal_models_read_the_clean_text():
     with trace(model) as recording, torch.no_grad():
         model(IDS, causal=True)
     expected = recording.array("received")[0, ..., 0].mean((0, 2)) / 24
-    np.testing.assert_allclose(causal.layers["first_share"], expected, rtol=1e-6)
+    assert_allclose(causal.layers["first_share"], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("causal", [False, True])

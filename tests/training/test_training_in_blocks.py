@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import sinklab
 from refusals import refused
@@ -51,12 +52,12 @@ def test_the_loss_weighs_each_token_by_the_time_of_its_block():
     logits_MV = model(noisy_BS, logits_to_keep=masked_BS, clean=ids_BS).logits
     loss = masked_token_loss(logits_MV, ids_BS, masked_BS, t_BS)
     cost_M = torch.nn.functional.cross_entropy(logits_MV, ids_BS[masked_BS], reduction="none")
-    torch.testing.assert_close(loss, (cost_M / t_BS[masked_BS]).sum() / ids_BS.numel())
+    assert_close(loss, (cost_M / t_BS[masked_BS]).sum() / ids_BS.numel())
     labels_BS = ids_BS.masked_fill(~masked_BS, -100)
     asked = model(
         noisy_BS, labels=labels_BS, label_weights=(1 / t_BS / ids_BS.numel()).double(), clean=ids_BS
     )
-    torch.testing.assert_close(asked.loss, loss)
+    assert_close(asked.loss, loss)
 
 
 def losses(folder):
@@ -70,9 +71,7 @@ def test_a_block_of_the_whole_row_trains_what_full_attention_trains(tmp_path):
     train(replace(base, out=str(tmp_path / "full")))
     blocks = {"objective": "block_diffusion", "block_length": base.length}
     train(replace(base, out=str(tmp_path / "blocks"), **blocks))
-    torch.testing.assert_close(
-        losses(tmp_path / "blocks"), losses(tmp_path / "full"), atol=1e-4, rtol=1e-4
-    )
+    assert_close(losses(tmp_path / "blocks"), losses(tmp_path / "full"), atol=1e-4, rtol=1e-4)
     small = {
         "objective": "block_diffusion",
         "block_length": 4,

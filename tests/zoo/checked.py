@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from architectures import HEADS, VOCABULARY
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from sinklab.core.probing import MaskSinks, intervene, trace
 
@@ -178,7 +179,7 @@ def held(architecture, way):
             if architecture.kind != "both"
             else torch.ones(ROWS, ANSWER, dtype=torch.bool)
         )
-        torch.testing.assert_close(found[0][real_BQ], expected[0][real_BQ], rtol=1e-3, atol=1e-4)
+        assert_close(found[0][real_BQ], expected[0][real_BQ], rtol=1e-3, atol=1e-4)
         return "right"
     for one, two in zip(found, expected, strict=True):
         assert torch.equal(one, two), "the model gives something else while it is traced"
@@ -229,7 +230,5 @@ def compare(recording, calls):
                 "visible queries"
             )
             found_BHT = found_BHT[:, : expected_BHT.shape[1]].nan_to_num().double()
-            torch.testing.assert_close(
-                found_BHT, F.pad(expected_BHT, (0, room)), rtol=1e-4, atol=1e-4
-            )
+            assert_close(found_BHT, F.pad(expected_BHT, (0, room)), rtol=1e-4, atol=1e-4)
     assert next(waiting, None) is None, "a call was not recorded"

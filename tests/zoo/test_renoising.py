@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import sinklab
 from refusals import refused
@@ -141,9 +142,7 @@ def test_a_trace_sees_every_step_of_the_decoder_and_its_columns():
         recording.received, recording.columns, keys, strict=True
     ):
         assert columns_Q.tolist() == list(range(number - CANVAS, number))
-        torch.testing.assert_close(
-            received_BLHK.sum(-1), torch.full((1, 3, 4), float(CANVAS)), rtol=0, atol=1e-4
-        )
+        assert_close(received_BLHK.sum(-1), torch.full((1, 3, 4), float(CANVAS)), rtol=0, atol=1e-4)
         # a sliding layer sees the last window − 1 of what stands already, and the whole canvas
         outside = number - CANVAS - (WINDOW - 1)
         assert (received_BLHK[:, :2, :, :outside] == 0).all() and (
@@ -179,7 +178,7 @@ def test_a_place_with_noise_is_a_masked_query():
             query == 1, ~step.masked_BS[:, past:]
         )
         assert key[0, :past].tolist() == [2] * 8 + [1] * (past - 8)
-        torch.testing.assert_close(by_state.sum(1), received)
+        assert_close(by_state.sum(1), received)
         assert bool((by_state[:, 1] > 0).any()) == (not step.masked_BS[:, past:].all())
 
 
