@@ -10,7 +10,6 @@ os.environ.update(
 )
 
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,13 +39,13 @@ LONGEST = (
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def seeded():
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
+def pytest_ignore_collect(collection_path):
     """Leave out files of a ring whose folder was deleted, and folders whose conftest.py is one."""
     file = collection_path
     if file.is_dir():
@@ -57,7 +56,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Leave out tests marked for a ring that is not there. A test with a browser is slow.
 
     Slow tests begin first, the longest of all, lest one worker end alone with them.
@@ -75,7 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     )
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """What was imported and collected stays: collections of garbage need not look at it again.
 
     Each training begins and ends by collecting, to give memory back to a GPU: a tenth of its time

@@ -81,7 +81,7 @@ FUNCTION_LINES, PARAMETERS = 90, 12
 FUNCTION_LINES_P90, PARAMETERS_P90 = 45, 4
 
 
-def modules(source: Path) -> dict[str, ast.Module]:
+def modules(source):
     """Dotted name -> syntax tree; a package has the name of its folder."""
     names = {
         path: ".".join(("sinklab", *path.relative_to(source).with_suffix("").parts))
@@ -96,7 +96,7 @@ def modules(source: Path) -> dict[str, ast.Module]:
 parsed = functools.cache(ast.parse)
 
 
-def imports(name: str, trees: dict[str, ast.Module], is_package: bool) -> set[str]:
+def imports(name, trees, is_package):
     """Modules of ours that `name` imports anywhere: in functions, under TYPE_CHECKING, by
     import_module("…").
     """
@@ -128,7 +128,7 @@ def imports(name: str, trees: dict[str, ast.Module], is_package: bool) -> set[st
     return {target for target in found if target.split(".")[0] == "sinklab"}
 
 
-def import_graph(source: Path) -> dict[str, set[str]]:
+def import_graph(source):
     trees = modules(source)
     # The package's own __init__ re-exports the rooms: it is nobody's room and imports what it
     # likes.
@@ -139,17 +139,17 @@ def import_graph(source: Path) -> dict[str, set[str]]:
     }
 
 
-def room_of(name: str) -> str:
+def room_of(name):
     parts = name.split(".")[1:]
     depth = 2 if parts[:1] and parts[0] in RINGS else 1
     return ".".join(parts[:depth]) or "sinklab"
 
 
-def study_of(name: str) -> str:
+def study_of(name):
     return ".".join(name.split(".")[3:4])
 
 
-def broken_rules(source: Path) -> list[str]:
+def broken_rules(source):
     graph = import_graph(source)
     broken = []
     for name, targets in graph.items():
@@ -173,7 +173,7 @@ def broken_rules(source: Path) -> list[str]:
     return broken + oversized(modules(source))
 
 
-def oversized(trees: dict[str, ast.Module]) -> list[str]:
+def oversized(trees):
     """Modules and functions that are too long, and functions with too many parameters."""
     spans = {
         name: max((node.end_lineno or 0 for node in tree.body), default=0)
@@ -219,7 +219,7 @@ def oversized(trees: dict[str, ast.Module]) -> list[str]:
 
 
 @functools.cache
-def code_lines(text: str) -> int:
+def code_lines(text):
     """Lines that bear a token which is neither comment nor docstring."""
     docstrings = {
         line
@@ -247,7 +247,7 @@ def code_lines(text: str) -> int:
     return len(lines - docstrings)
 
 
-def sizes(source: Path) -> dict[str, int]:
+def sizes(source):
     return {
         ".".join(("sinklab", *path.relative_to(source).with_suffix("").parts)): code_lines(
             path.read_text("utf-8")
@@ -256,7 +256,7 @@ def sizes(source: Path) -> dict[str, int]:
     }
 
 
-def splinters(source: Path) -> list[str]:
+def splinters(source):
     """Small modules with one importer: they belong to it, unless they are small because they are
     registered.
     """
@@ -273,7 +273,7 @@ def splinters(source: Path) -> list[str]:
     ]
 
 
-def registers(node: ast.AST) -> bool:
+def registers(node):
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -307,7 +307,7 @@ def test_the_files_that_the_page_names_exist():
     ] == []
 
 
-def spelt_out(path: str) -> list[str]:
+def spelt_out(path):
     """``a/{b,c}.py`` as a/b.py and a/c.py."""
     if (braces := re.search(r"{([^}]*)}", path)) is None:
         return [path]

@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +108,10 @@ class TooLong(BaseException):
 
 
 @contextlib.contextmanager
-def watched(case: str) -> Iterator[None]:
+def watched(case):
     """The block may raise ValueError or OSError, and must end."""
 
-    def ring(*signal: object) -> None:
+    def ring(*signal):
         raise TooLong
 
     before = signal.signal(signal.SIGALRM, ring)
@@ -135,7 +134,7 @@ def watched(case: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def bent(value: Any, rng: random.Random) -> Any:
+def bent(value, rng):
     """A JSON value with one of its places, at any depth, made another."""
     odd = rng.choice([*ODD, nested(rng.choice([50, 150, 900]))])
     if not isinstance(value, dict | list) or not value or rng.random() < 0.15:
@@ -152,14 +151,14 @@ def bent(value: Any, rng: random.Random) -> Any:
     return value
 
 
-def nested(depth: int) -> Any:
+def nested(depth):
     value: Any = 0
     for _ in range(depth):
         value = [value]
     return value
 
 
-def damaged(content: bytes, rng: random.Random) -> bytes:
+def damaged(content, rng):
     """Bytes with some of them lost, changed, said twice or put in between."""
     start = rng.randrange(len(content) + 1)
     stop = min(len(content), start + rng.choice([1, 8, 200]))
@@ -176,7 +175,7 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
     )
 
 
-def spoilt(file: Path, rng: random.Random) -> None:
+def spoilt(file, rng):
     """A file whose JSON, or whose bytes, are no longer what they were."""
     content = file.read_bytes()
     if file.suffix == ".json" and rng.random() < 0.6:
@@ -188,12 +187,12 @@ def spoilt(file: Path, rng: random.Random) -> None:
 
 
 def cases(
-    folder: Path,
-    work: Path,
-    count: int,
-    read: Callable[[Path], object],
-    only: tuple[str, ...] = ("*",),
-) -> None:
+    folder,
+    work,
+    count,
+    read,
+    only=("*",),
+):
     """Spoil one file of a folder, again and again from the start, and read the folder."""
     rng = random.Random(f"{SEED} {folder.name} {only}")
     files = sorted(
@@ -216,7 +215,7 @@ def cases(
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
     with RunWriter(
         folder,
@@ -233,12 +232,12 @@ def run(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Path:
+def checkpoint(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("checkpoint") / "checkpoint")
 
 
 def test_run_folders(run, tmp_path):
-    def read(folder: Path) -> None:
+    def read(folder):
         opened = open_run(folder)
         for name in opened.tables:
             opened.table(name)
@@ -279,7 +278,7 @@ def test_prompts_corpora_and_answers(tmp_path):
         '{"run": "x", "key": "k", "answer": {"text": "t"}}\n' * 3
     )
 
-    def read(folder: Path) -> None:
+    def read(folder):
         for file in sorted(folder.iterdir()):
             with contextlib.suppress(ValueError):
                 read_prompts(file)
@@ -297,7 +296,7 @@ def test_what_training_resumes_from(tmp_path):
     (folder / "position.json").write_text('{"row": 4, "cursor": [1, 2]}')
     (folder / History.file).write_text('[{"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.25}]')
 
-    def read(copied: Path) -> None:
+    def read(copied):
         with contextlib.suppress(ValueError):
             read_position(copied)
         History(copied)
@@ -456,7 +455,7 @@ COMMANDS = (
 
 
 @pytest.fixture(scope="module")
-def places(checkpoint, tmp_path_factory) -> dict[str, str]:
+def places(checkpoint, tmp_path_factory):
     work = tmp_path_factory.mktemp("commands")
     for name in ("deep", "model"):
         (work / name).mkdir()
@@ -490,7 +489,7 @@ def test_a_process_that_is_given_raw_bytes_ends_with_one_line(tmp_path):
 
 
 def test_the_last_resort(monkeypatch, capsys):
-    def fails(*given: object, **named: object) -> None:
+    def fails(*given, **named):
         raise RecursionError("too\ndeep")
 
     monkeypatch.setattr("sinklab.lab.checkpoints.info.describe", fails)
@@ -510,7 +509,7 @@ def test_the_last_resort(monkeypatch, capsys):
     ],
 )
 def test_too_little_memory_says_what_to_do(monkeypatch, capsys, error):
-    def fails(*given: object, **named: object) -> None:
+    def fails(*given, **named):
         raise error
 
     monkeypatch.setattr("sinklab.lab.checkpoints.info.describe", fails)

@@ -20,7 +20,7 @@ ARMS = {
 }
 
 
-def an_lm(family: str) -> LM:
+def an_lm(family):
     return LM(**vars(tiny_loaded(1) if family == "diffusion" else tiny_llama()))
 
 

@@ -20,11 +20,9 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -55,7 +53,7 @@ NUMBER = re.compile(r"[-+]?\d+\.\d+")
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[Forks | None]:
+def forks():
     if sys.platform != "linux":
         yield None
         return
@@ -63,7 +61,7 @@ def forks() -> Iterator[Forks | None]:
         yield forks
 
 
-def shell(command: list[str], folder: Path, forks: Forks | None = None) -> None:
+def shell(command, folder, forks=None):
     """Run in `folder`, first on the path `sinklab` as a fork or else this interpreter's; a failure
     shows the output.
     """
@@ -75,7 +73,7 @@ def shell(command: list[str], folder: Path, forks: Forks | None = None) -> None:
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
-def same_answer(printed: str, said: str) -> None:
+def same_answer(printed, said):
     """The same words and whole numbers; other numbers, which another processor rounds, within
     0.02.
     """
@@ -85,7 +83,7 @@ def same_answer(printed: str, said: str) -> None:
     )
 
 
-def run_page(page: Path, folder: Path, forks: Forks | None = None) -> int:
+def run_page(page, folder, forks=None):
     """Run the blocks of a page in `folder`; returns how many ran."""
     text, namespace, ran = page.read_text("utf-8"), {"__name__": page.stem}, 0
     for block in BLOCK.finditer(text):
@@ -228,7 +226,7 @@ EXPLAINS = re.compile(r"explains? \d+(?:\.\d+)?(?!\d|\.\d|<!-- findings)")
 
 
 @pytest.fixture(scope="module")
-def findings() -> ModuleType:
+def findings():
     path = ROOT / "studies" / "findings.py"
     spec = importlib.util.spec_from_file_location("findings", path)
     assert spec is not None and spec.loader is not None
@@ -256,7 +254,7 @@ def test_numbers_of_the_packaged_models_come_from_one_file(page, findings):
         assert unmarked(text, findings, measured) == []
 
 
-def unmarked(text: str, findings: ModuleType, measured: dict) -> list[str]:
+def unmarked(text, findings, measured):
     """Numbers beside the name of a packaged model that are in the findings, or said of what is,
     without a mark.
     """

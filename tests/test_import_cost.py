@@ -25,7 +25,7 @@ HEAVY = {
 }
 
 
-def packages_after(statement: str) -> set[str]:
+def packages_after(statement):
     """Names of the top-level packages that a fresh interpreter holds after `statement`."""
     script = (
         f"import json, sys\n{statement}\nprint(json.dumps(sorted({{m.partition('.')[0] for "

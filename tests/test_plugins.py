@@ -73,9 +73,7 @@ for kind, (known, name, command) in json.loads(sys.argv[1]).items():
 """
 
 
-def python(
-    folder: Path, *arguments: str, installed: Path | None = None
-) -> subprocess.CompletedProcess:
+def python(folder, *arguments, installed=None):
     """A fresh interpreter in `folder`, with the packages in `installed`."""
     paths = [*([str(installed)] if installed else []), *sys.path]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NO_COLOR": "1"}
@@ -83,7 +81,7 @@ def python(
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def distribution(folder: Path, name: str, **modules: str) -> None:
+def distribution(folder, name, **modules):
     """An installed package: modules by name, each an entry point of sinklab's plug-ins."""
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
@@ -95,7 +93,7 @@ def distribution(folder: Path, name: str, **modules: str) -> None:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
+def here(tmp_path, monkeypatch):
     """A folder with three models: one of the package, one with the sink kind and one of the family
     of the examples.
     """

@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -63,7 +62,7 @@ class Kite(Made):
     tail: int
 
 
-def test_a_registry_is_a_mapping_of_classes_by_name() -> None:
+def test_a_registry_is_a_mapping_of_classes_by_name():
     assert (
         list(toys) == ["ball", "box", "kite"]
         and len(toys) == 3
@@ -79,7 +78,7 @@ def test_a_registry_is_a_mapping_of_classes_by_name() -> None:
     refused("3 is no registered toy", toys.name_of, 3)
 
 
-def test_a_name_belongs_to_one_class() -> None:
+def test_a_name_belongs_to_one_class():
     refused(
         "toy 'ball' is defined twice",
         toys.register("ball"),
@@ -104,12 +103,12 @@ def test_a_name_belongs_to_one_class() -> None:
         ("kite:tail=2,maker=me", Kite(2, maker="me")),
     ],
 )
-def test_values_are_read_from_text(text: str, value: object) -> None:
+def test_values_are_read_from_text(text, value):
     assert toys.parse(text) == value and toys.parse(value) is value
     assert toys.parse(toys.as_text(value)) == value
 
 
-def test_words_name_every_option_and_text_stands_for_a_value() -> None:
+def test_words_name_every_option_and_text_stands_for_a_value():
     assert toys.words(Ball()) == "ball (size = 1, weight = none, color = red)"
     assert toys.words(Ball(2, 0.25)) == "ball (size = 2, weight = 0.25, color = red)"
     other = object()
@@ -121,13 +120,13 @@ def test_words_name_every_option_and_text_stands_for_a_value() -> None:
     refused("did you mean 'ball'", toys.parsed, "bal:size=3")
 
 
-def test_text_of_values_that_hold_values() -> None:
+def test_text_of_values_that_hold_values():
     assert toys.as_text(Box(Ball(2, 0.5))) == "box:content=(ball:size=2,weight=0.5)"
     assert toys.as_text(Box(Ball(2))) == "box:content=ball:size=2"
     assert toys.make("box", content=Ball(2), corners=(1,)) == Box(Ball(2), corners=(1,))
 
 
-def test_what_only_keywords_reach_comes_last() -> None:
+def test_what_only_keywords_reach_comes_last():
     assert toys.as_text(Kite(2, maker="me")) == "kite:tail=2,maker=me"
 
 
@@ -144,11 +143,11 @@ def test_what_only_keywords_reach_comes_last() -> None:
         ({"size": 1}, "{'size': 1} is no registered toy; known are"),
     ],
 )
-def test_what_is_no_value_is_refused_by_name(given: object, message: str) -> None:
+def test_what_is_no_value_is_refused_by_name(given, message):
     refused(message, toys.parse, given)
 
 
-def test_a_class_is_no_value() -> None:
+def test_a_class_is_no_value():
     refused("got the class Ball", toys.as_text, Ball)
 
 
@@ -186,7 +185,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("text", EXAMPLES)
-def test_edits_are_written_as_text(text: str) -> None:
+def test_edits_are_written_as_text(text):
     edit = interventions.parse(text)
     assert edit == EXAMPLES[text]
     assert interventions.parse(interventions.as_text(edit)) == edit
@@ -215,11 +214,11 @@ def test_edits_are_written_as_text(text: str) -> None:
         ("mask_positions:positions=a", "whole numbers are expected, got"),
     ],
 )
-def test_text_that_is_no_edit_is_refused_by_name(text: str, message: str) -> None:
+def test_text_that_is_no_edit_is_refused_by_name(text, message):
     refused(message, interventions.parse, text)
 
 
-def test_the_short_text_of_an_edit_names_what_is_not_default() -> None:
+def test_the_short_text_of_an_edit_names_what_is_not_default():
     assert interventions.as_text(MaskSinks(5)) == "mask_sinks:k=5"
     assert interventions.as_text(MaskPositions((3, 4), layers=-1, steps=(2, None))) == (
         "mask_positions:positions=3+4,layers=-1,steps=2+none"
@@ -239,7 +238,7 @@ class Plugged:
 """
 
 
-def test_a_plugin_file_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_file_is_run_once(tmp_path, monkeypatch):
     monkeypatch.setattr(interventions, "_classes", dict(interventions._all()))
     file = tmp_path / "mine.py"
     file.write_text(PLUGIN.format(name="mine"), "utf-8")
@@ -249,9 +248,7 @@ def test_a_plugin_file_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     sys.modules.pop("sinklab_plugin_mine")
 
 
-def test_a_plugin_file_that_was_imported_is_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugin_file_that_was_imported_is_not_run_again(tmp_path, monkeypatch):
     monkeypatch.setattr(interventions, "_classes", dict(interventions._all()))
     (tmp_path / "mine_imported.py").write_text(PLUGIN.format(name="mine"), "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
@@ -261,9 +258,7 @@ def test_a_plugin_file_that_was_imported_is_not_run_again(
     del sys.modules["mine_imported"]
 
 
-def test_a_plugin_file_that_fails_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugin_file_that_fails_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(interventions, "_classes", dict(interventions._all()))
     before = {name for name in sys.modules if name.startswith("sinklab_plugin_")}
     missing, broken, taken = (tmp_path / f"{name}.py" for name in ("missing", "broken", "taken"))
@@ -276,7 +271,7 @@ def test_a_plugin_file_that_fails_is_refused(
     assert interventions["mask_sinks"] is MaskSinksOptions
 
 
-def test_near_names_are_offered() -> None:
+def test_near_names_are_offered():
     assert errors.near("recieved", ("received", "value_norm")) == "did you mean 'received'?"
     assert errors.near("masked", ("mask", "masks", "value")) == "did you mean 'mask' or 'masks'?"
     assert errors.near("what", ("received",)) == ""
@@ -296,7 +291,7 @@ class Settings(errors.Checked):
     kinds: tuple[str, ...] = errors.limited(("a",), one_of=("a", "b"), needed=True)
 
 
-def test_settings_are_checked_in_one_place() -> None:
+def test_settings_are_checked_in_one_place():
     assert Settings(kinds="b") == Settings(kinds=["b"]) == Settings(kinds=("b",))  # type: ignore[arg-type]
     for given, message in (
         ({"count": 0}, "count must be at least 1 and at most 9, but is 0"),
@@ -311,5 +306,5 @@ def test_settings_are_checked_in_one_place() -> None:
 @pytest.mark.parametrize(
     ("given", "remedy"), [("top:k=1", r"parse\("), (object(), r"@dataclass\(frozen=True\)")]
 )
-def test_what_has_no_fields_has_no_text(given: object, remedy: str) -> None:
+def test_what_has_no_fields_has_no_text(given, remedy):
     refused(f"made of the fields .*{remedy}", interventions.as_text, given)

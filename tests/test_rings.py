@@ -46,7 +46,7 @@ print(*recording.received[0].shape)
 """
 
 
-def without(folder: Path, *rings: str) -> Path:
+def without(folder, *rings):
     """A copy of the package that lacks these rings."""
     shutil.copytree(
         SOURCE, folder / "sinklab", ignore=shutil.ignore_patterns("__pycache__", "packaged")
@@ -56,7 +56,7 @@ def without(folder: Path, *rings: str) -> Path:
     return folder
 
 
-def ran(folder: Path, program: str, *arguments: str) -> str:
+def ran(folder, program, *arguments):
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(
         command, env={"PYTHONPATH": str(folder)}, cwd=folder, capture_output=True, text=True

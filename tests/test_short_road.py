@@ -13,7 +13,7 @@ import sinklab
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from refusals import refused
-from sinklab.core.probing import CallView, MaskSinks, Statistic, intervene
+from sinklab.core.probing import MaskSinks, Statistic, intervene
 from sinklab.core.registry import statistics
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.core.sinks import DEFAULT, Excess, Gu, Top, find_sinks
@@ -23,7 +23,7 @@ from sinklab.lab.records import open_run
 from sinklab.lab.reports import table
 from sinklab.lab.scoring import LikelihoodSettings, rolling, score
 from sinklab.lab.scoring.heldout import row_losses
-from sinklab.lab.short_road import LM, Run
+from sinklab.lab.short_road import LM
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded, tiny_tokenizer
 from tiny_llama import tiny_llama
@@ -117,12 +117,12 @@ def test_what_cannot_be_scored_is_refused(tmp_path):
     )
 
 
-def short(sink: int = 0) -> LM:
+def short(sink=0):
     return LM(**vars(tiny_loaded(sink)))
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
+def run():
     """Two samples of unequal length, with an added sink."""
     return short(1).watch(["The old", "The old man sat"], 8, block_length=4)
 
@@ -130,7 +130,7 @@ def run() -> Run:
 AXES = ("step", "layer", "head", "position")
 
 
-def arrays(run: Run, sample: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def arrays(run, sample):
     found = run.arrays("attention", sample)
     return (
         found["received"].astype(np.float32),
@@ -257,7 +257,7 @@ def test_a_statistic_of_ones_own_is_seen(draw_only, tmp_path, monkeypatch):
         axes = ("batch", "layer", "head")
         reads = ("received",)
 
-        def measure(self, view: CallView) -> torch.Tensor:
+        def measure(self, view):
             received_BHS = view.shared["received"]
             return received_BHS.amax(-1) / received_BHS.sum(-1)
 
@@ -363,7 +363,7 @@ def test_what_is_shown_of_objects_is_short(run):
     ] == []
 
 
-def padded() -> Canvas:
+def padded():
     prompts = [
         tiny_tokenizer()(text)["input_ids"] for text in ("The old", "The old man sat by the")
     ]

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -25,7 +24,7 @@ HOST = re.compile(
 )
 
 
-def run(*command: str, **environment: str) -> str:
+def run(*command, **environment):
     """What a command of this interpreter says; a failure shows it."""
     done = subprocess.run(
         [sys.executable, *command],
@@ -39,7 +38,7 @@ def run(*command: str, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def pages() -> ModuleType:
+def pages():
     path = ROOT / "docs" / "site_pages.py"
     spec = importlib.util.spec_from_file_location("site_pages", path)
     assert spec is not None and spec.loader is not None
@@ -49,7 +48,7 @@ def pages() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
+def site(tmp_path_factory):
     """Every page, built without a warning."""
     folder = tmp_path_factory.mktemp("site")
     run(

@@ -34,9 +34,7 @@ needs_division = pytest.mark.skipif(
 )
 
 
-def save_model(
-    folder: Path, backbone: object = None, heads: tuple[int, int] = (8, 4), **settings: object
-) -> Path:
+def save_model(folder, backbone=None, heads=(8, 4), **settings):
     """A model whose sink and gate do something."""
     tokenizer = tiny_tokenizer()
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -55,7 +53,7 @@ def save_model(
     return folder
 
 
-def save_models(folder: Path, count: int) -> None:
+def save_models(folder, count):
     """Every kind of sink, a gate, experts and blocks; of two models each process of ``count`` holds
     a single head.
     """
@@ -92,7 +90,7 @@ def save_models(folder: Path, count: int) -> None:
     llama(causal=True, kv_heads=count).double().save_pretrained(folder / "causal")
 
 
-def noted(folder: Path, processes: int = 2, count: int = 2) -> list[dict]:
+def noted(folder, processes=2, count=2):
     """What each of some processes notes, by model, of which so many hold one together."""
     save_models(folder, count)
     done = torchrun(ROOT / "tests" / "divided_twin.py", folder, count, processes=processes)
@@ -223,7 +221,7 @@ def one_process():
 
 
 def test_projections_that_are_divided_otherwise_are_refused(one_process):
-    def attention(**placements: Shard | Replicate) -> nn.Module:
+    def attention(**placements):
         module = nn.Module()
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             layer = nn.Linear(8, 8, bias=False)

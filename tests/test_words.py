@@ -4,7 +4,6 @@ and grow no more in docstrings, help and printed sentences.
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ GENERATED = re.compile(r"<!-- findings: `.*?<!-- end -->", re.S)
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.S | re.M)
 
 
-def other_words(text: str) -> list[str]:
+def other_words(text):
     """Every synonym of a word of the glossary, with the word."""
     flat = " ".join(CODE.sub("", text).split())
     return [
@@ -41,7 +40,7 @@ def other_words(text: str) -> list[str]:
     ]
 
 
-def texts_of(path: Path) -> Iterator[str]:
+def texts_of(path):
     """Docstrings and other texts of a module; the whole of a template."""
     text = path.read_text("utf-8")
     if path.suffix != ".py":

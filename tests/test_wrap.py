@@ -5,7 +5,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import GPT2Config, GPT2LMHeadModel, ModernBertConfig, ModernBertForMaskedLM
 
@@ -40,7 +40,7 @@ TEXT = "the house stood at the end of a lane"
 class Plain(nn.Module):
     """Attention without a config, a mask or a list of layers."""
 
-    def __init__(self, *, causal: bool) -> None:
+    def __init__(self, *, causal):
         super().__init__()
         torch.manual_seed(5)
         self.embed, self.first, self.second = (
@@ -50,7 +50,7 @@ class Plain(nn.Module):
         )
         self.head, self.causal = nn.Linear(16, ROWS), causal
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         states_BSD = self.embed(ids)
         for layer in (self.first, self.second):
             q, k, v = (
@@ -62,7 +62,7 @@ class Plain(nn.Module):
         return self.head(states_BSD)
 
 
-def logits_of(lm: Any, ids_BS: Tensor, real_BS: Tensor | None = None) -> Tensor:
+def logits_of(lm, ids_BS, real_BS=None):
     """Logits of every position, through the denoiser."""
     everywhere_BS = torch.ones_like(ids_BS, dtype=torch.bool)
     return lm.model.denoiser(real_BS)(ids_BS, everywhere_BS).view(*ids_BS.shape, -1)

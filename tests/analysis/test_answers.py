@@ -25,19 +25,17 @@ from sinklab.lab.analysis.estimates import mean_over
 SPREAD = 0.01 * np.array([-1.0, 1.0, -0.5, 0.5, -0.8, 0.8, -0.2, 0.2])
 
 
-def existence(
-    strongest: float, strong: float = 0.0, ruled: float = 0.0, samples: int = 8
-) -> Existence:
+def existence(strongest, strong=0.0, ruled=0.0, samples=8):
     strong_S, ruled_S = (np.full(samples, share) for share in (strong, ruled))
     return Existence(strongest + SPREAD[:samples], strong_S, ruled_S, even=0.016)
 
 
-def words_in(sentence: str) -> int:
+def words_in(sentence):
     """Numbers and words; signs that stand alone are none."""
     return len(re.findall(r"\S*\w\S*", sentence))
 
 
-def spoken(answer: Answer) -> str:
+def spoken(answer):
     return answer.sentence.replace("\u00a0", " ")
 
 
@@ -133,7 +131,7 @@ def test_the_tokens_that_are_sinks_are_named():
     assert stays(Staying(np.full(8, np.nan)), {}).word == "nothing to follow"
 
 
-def cost(delta: float, random: float, rows: int = 8, wobble: float = 1.0) -> Cost:
+def cost(delta, random, rows=8, wobble=1.0):
     masked_R, random_R = delta + wobble * SPREAD[:rows], random + wobble * SPREAD[:rows][::-1]
     gap = mean_over(masked_R - random_R)
     return Cost(1, 3.73, 3.73 + delta, mean_over(masked_R), gap, random, equal_mass=0.73)
@@ -158,7 +156,7 @@ def test_what_masking_costs_is_held_against_random_keys():
     assert none.word == "not measured" and "`sinklab curve --model x`" in none.sentence
 
 
-def model(name: str, exist: str, mobility_S: np.ndarray) -> Compared:
+def model(name, exist, mobility_S):
     answers = [Answer("exist", exist, ""), Answer("stay", "", ""), Answer("cost", "", "")]
     return Compared(Answers(name, tuple(answers)), mobility_S)
 

@@ -8,7 +8,7 @@ from sinklab.core.sinks import Excess, find_sinks
 from sinklab.lab.analysis import EPSILONS, epsilon_curve, score_histogram
 
 
-def attention(shape=(5, 3, 4, 64), seed=0) -> np.ndarray:
+def attention(shape=(5, 3, 4, 64), seed=0):
     """Column sums of random attention: (step, layer, head, key), an even share is 1."""
     rng = np.random.default_rng(seed)
     received = rng.standard_exponential(shape) ** 3

@@ -5,30 +5,30 @@ import numpy as np
 from numpy.testing import assert_allclose
 
 from refusals import refused
-from sinklab.lab.analysis import Explained, explained_mass
+from sinklab.lab.analysis import explained_mass
 
 SAMPLES, STEPS, PLACES = 8, 12, 24
 WEIGHTS = {"words": 0.5, "newline": 6.0, "punctuation": 2.0}
 SHARES = ("by_class", "by_position")
 
 
-def tokens(seed: int = 0) -> np.ndarray:
+def tokens(seed=0):
     """(sample, step, position) classes that stand anywhere, drawn afresh at every step."""
     return np.random.default_rng(seed).choice(
         [*WEIGHTS], (SAMPLES, STEPS, PLACES), p=[0.7, 0.1, 0.2]
     )
 
 
-def mean_of(classes: np.ndarray) -> np.ndarray:
+def mean_of(classes):
     return np.vectorize(WEIGHTS.get)(classes)
 
 
-def together(received: np.ndarray, classes: np.ndarray, *positions: np.ndarray) -> Explained:
+def together(received, classes, *positions):
     """Samples, on the first axis, added up."""
     return reduce(add, map(explained_mass, received, classes, *positions))
 
 
-def values(found: Explained) -> list[float]:
+def values(found):
     return [getattr(found, name).value for name in SHARES]
 
 

@@ -12,7 +12,7 @@ from sinklab.lab.analysis import MotionSummary, motion, motion_word
 ROUND = 128
 
 
-def path(positions: list[int | None], keys: int = 64, strength: float = 10.0) -> np.ndarray:
+def path(positions, keys=64, strength=10.0):
     """Received attention (step, 1 layer, 1 head, key) whose main sink visits ``positions``; None:
     no such step.
     """
@@ -25,7 +25,7 @@ def path(positions: list[int | None], keys: int = 64, strength: float = 10.0) ->
     return received
 
 
-def heads(*paths: np.ndarray) -> np.ndarray:
+def heads(*paths):
     """Paths as the heads of one layer."""
     return np.concatenate(paths, axis=2)
 

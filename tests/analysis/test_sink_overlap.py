@@ -14,7 +14,7 @@ from sinklab.lab.analysis import (
 )
 
 
-def flags(*sets: list[int], keys: int = 8) -> np.ndarray:
+def flags(*sets, keys=8):
     """(set, key) boolean rows."""
     rows = np.zeros((len(sets), keys), dtype=bool)
     for row, members in zip(rows, sets, strict=True):

@@ -5,7 +5,7 @@ from numpy.testing import assert_allclose
 from sinklab.lab.analysis.movement import trend
 
 
-def walks(kind: str, steps: int, paths: int) -> np.ndarray:
+def walks(kind, steps, paths):
     """Paths (step, path) without drift whose wobble has no, some or endless memory, or changes with
     the block.
     """

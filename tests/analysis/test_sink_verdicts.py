@@ -17,7 +17,7 @@ from sinklab.lab.analysis import (
 )
 
 
-def events(*at_start: float, length: int = 100) -> np.ndarray:
+def events(*at_start, length=100):
     """(sample, step, position): of 20 sinks this many are at position 0, the others at 50."""
     found = np.zeros((len(at_start), 2, length))
     found[:, 0, 0] = at_start
@@ -164,7 +164,7 @@ def test_recovery_is_judged_by_what_is_written():
     refused(r"recovery needs two \(sample,\)", recovery, [0.1], [0.1, 0.2])
 
 
-def judged(holds: bool | None, p: float) -> Verdict:
+def judged(holds, p):
     return Verdict("one", holds, 0.2, 0.1, "There are 2: more than 1.", p=p)
 
 
@@ -195,9 +195,7 @@ def test_verdicts_of_a_page_are_corrected_for_their_number():
     assert [one.holds for one in holm(kept)] == [one.holds for one in kept] and holm([]) == []
 
 
-def heads(
-    samples: int, lost: int, back: int, others: int = 10, others_back: int = 0
-) -> tuple[np.ndarray, ...]:
+def heads(samples, lost, back, others=10, others_back=0):
     """(sample, head) lost, renormalised, recovered: ``back`` of ``lost`` heads, ``others_back`` of
     the others.
     """

@@ -5,7 +5,7 @@ from refusals import refused
 from sinklab.lab.analysis.strongest import strongest, window_mobility
 
 
-def windows_of(places: list[list[int]], share: float = 0.6) -> np.ndarray:
+def windows_of(places, share=0.6):
     """(W, 1, H, K) mean weights: the key of each head that gets ``share`` in every window; the rest
     is even.
     """

@@ -2,7 +2,6 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ COMMANDS = (
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch, tmp_path) -> Iterator[None]:
+def quiet(monkeypatch, tmp_path):
     """In a fresh process `main` silences transformers by variables; here it was imported long
     ago.
     """
@@ -49,18 +48,18 @@ def quiet(monkeypatch, tmp_path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
+def model(tmp_path_factory):
     return str(save_tiny(tmp_path_factory.mktemp("model"), 1))
 
 
-def help_of(command: str, capsys: pytest.CaptureFixture) -> str:
+def help_of(command, capsys):
     with pytest.raises(SystemExit) as end:
         cli(f"{command} --help")
     assert end.value.code == 0
     return capsys.readouterr().out
 
 
-def examples(text: str) -> list[str]:
+def examples(text):
     whole = re.sub(r"\\\n\s*", "", text.partition("Try")[2])
     lines = [line.strip() for line in whole.splitlines()]
     # a launcher runs the same command as a module

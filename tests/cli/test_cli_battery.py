@@ -1,10 +1,5 @@
 """`sinklab battery`: several models of both kinds, their report, and what is refused."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from transformers.utils import logging
 
@@ -28,14 +23,12 @@ SMALL = {
 }
 
 
-def battery(
-    models: tuple[str, ...], out: Path, *, settings: Any = None, resume: bool = False
-) -> None:
+def battery(models, out, *, settings=None, resume=False):
     print("\n".join(conduct(Battery(), models, out, settings or BatterySettings(), resume=resume)))
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory) -> tuple[str, str]:
+def models(tmp_path_factory):
     """A diffusion model and an autoregressive one, as training leaves them: RUN/model."""
     logging.disable_progress_bar()
     root = tmp_path_factory.mktemp("models")

@@ -6,7 +6,6 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -23,13 +22,13 @@ pytestmark = [pytest.mark.ring("extras"), pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory) -> Path:
+def traced(tmp_path_factory):
     place = tmp_path_factory.mktemp("traced") / "run"
     settings = StudySettings(prompts=("The old man", "The sea"), new_tokens=3, block_length=None)
     return Path(study(tiny_loaded(1), place, settings))
 
 
-def scored(place: Path) -> Path:
+def scored(place):
     """A folder as `sinklab eval` leaves it."""
     model = {
         "name": "x",
@@ -51,7 +50,7 @@ def scored(place: Path) -> Path:
     return place
 
 
-def flip(file: Path, place: int = -1) -> None:
+def flip(file, place=-1):
     """Flip a bit of a byte."""
     content = bytearray(file.read_bytes())
     content[place] ^= 1
@@ -87,7 +86,7 @@ def test_the_referee_names_a_damaged_file(tmp_path, capsys):
     )
 
 
-def rewritten(folder: Path, **changes: Any) -> None:
+def rewritten(folder, **changes):
     told = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(told | changes))
 
@@ -118,7 +117,7 @@ def test_runs_that_say_less_than_a_trace_writes(traced, tmp_path, capsys, damage
 PWN = "\x1b]0;pwn\x07"
 
 
-def hostile(value: Any) -> Any:
+def hostile(value):
     """A JSON value with an escape sequence in every string and key of its own."""
     if isinstance(value, dict):
         return {key: hostile(one) for key, one in value.items()}
@@ -127,7 +126,7 @@ def hostile(value: Any) -> Any:
     return f"{value}{PWN}" if isinstance(value, str) else value
 
 
-def with_escapes(traced: Path, place: Path, *, free: bool) -> Path:
+def with_escapes(traced, place, *, free):
     """A copy of a run, and of its name, with escapes in texts that may be anything, or in all.
 
     Args:

@@ -5,7 +5,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ from tiny_diffusion import save_tiny
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch, tmp_path) -> None:
+def quiet(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     monkeypatch.setenv("TQDM_DISABLE", "1")
     monkeypatch.setenv("COLUMNS", "200")
@@ -29,7 +28,7 @@ def quiet(monkeypatch, tmp_path) -> None:
 
 
 @pytest.fixture
-def model(tmp_path) -> str:
+def model(tmp_path):
     data = tmp_path / "data" / "gsm8k"
     data.mkdir(parents=True)
     rows = [
@@ -40,7 +39,7 @@ def model(tmp_path) -> str:
     return str(save_tiny(tmp_path / "model", 1, context=160))
 
 
-def evaluated(model: str, settings: EvalSettings, **how: Any) -> None:
+def evaluated(model, settings, **how):
     print("\n".join(conduct(Evaluation(), (model,), Path("out"), settings, **how)))
 
 
@@ -114,7 +113,7 @@ metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}
 
 
 @pytest.fixture
-def own_tasks(tmp_path) -> str:
+def own_tasks(tmp_path):
     """A task file of one's own."""
     folder = tmp_path / "own"
     folder.mkdir()

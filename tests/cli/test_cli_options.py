@@ -41,18 +41,18 @@ QUICK = "--new-tokens 4 --block-length None --statistics received"
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path) -> None:
+def here(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
+def model(tmp_path_factory):
     return str(save_tiny(tmp_path_factory.mktemp("model"), 1))
 
 
-def shown(command: str, capsys: pytest.CaptureFixture) -> str:
+def shown(command, capsys):
     with pytest.raises(SystemExit) as end:
         cli(command)
     assert not end.value.code
@@ -278,7 +278,7 @@ def test_a_plan_grows_with_what_is_asked_and_counts_what_a_trace_evaluates(model
     )
     assert open_run("one").table("generations")["steps"].sum() == 16
 
-    def seconds(evaluations: int) -> float:
+    def seconds(evaluations):
         line = plan_of(lambda *_: Amount("", evaluations, 10**6), None, "tiny", Reading())
         number, unit = re.search(r"about ([\d.,]+) (s|min|h)", line).groups()
         return float(number.replace(",", "")) * {"s": 1, "min": 60, "h": 3600}[unit]
@@ -369,7 +369,7 @@ def test_no_permission_folder_or_plugin_comes_from_a_file(command, monkeypatch, 
     Path("run.json").write_text(json.dumps({"kind": "study", "settings": {**HOSTILE, "seed": 3}}))
     seen: dict[str, Any] = {}
 
-    def stop(*given: Any, **how: Any) -> Any:
+    def stop(*given, **how):
         seen.update(settings=given[3] if len(given) > 3 else given[-1], how=how, given=given)
         raise KeyboardInterrupt
 
@@ -394,7 +394,7 @@ def test_no_permission_folder_or_plugin_comes_from_a_file(command, monkeypatch, 
     assert all(str(given) != "stolen" for given in seen["given"])
 
 
-def _flat(group: Any) -> list[tuple[str, Any]]:
+def _flat(group):
     return [(name, value) for name, (_, value) in leaves(group).items()]
 
 

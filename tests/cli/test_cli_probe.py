@@ -1,7 +1,6 @@
 """`sinklab probe`, its figures and its sentences."""
 
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -32,14 +31,14 @@ SMALL = {
 
 
 def probe(
-    prompt: tuple[str, ...],
-    model: str,
-    out: Path,
-    inputs: Inputs,
-    settings: ContentsSettings,
+    prompt,
+    model,
+    out,
+    inputs,
+    settings,
     *,
-    resume: bool = False,
-) -> None:
+    resume=False,
+):
     given = {
         "prompt": prompt,
         "model": model,
@@ -52,12 +51,12 @@ def probe(
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
+def model(tmp_path_factory):
     return str(save_tiny(tmp_path_factory.mktemp("model"), 1))
 
 
 @pytest.fixture(scope="module")
-def prompts(tmp_path_factory) -> Path:
+def prompts(tmp_path_factory):
     path = tmp_path_factory.mktemp("prompts") / "prompts.txt"
     path.write_text("\n".join(TEXT[start : start + 10] for start in range(0, 40, 8)))
     return path

@@ -1,10 +1,7 @@
 """How far a pass is, said while it lasts; and the plan that its first part corrects."""
 
-from __future__ import annotations
-
 import io
 import re
-from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
@@ -19,24 +16,24 @@ class Clock:
 
     now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def shown(clock) -> Iterator[Shown]:
+def shown(clock):
     """Progress away from a terminal."""
     console = Console(file=io.StringIO(), width=200)
     with Bars(console=console, disable=True) as bars:
         yield Shown(console, bars, clock)
 
 
-def lines(shown: Shown) -> list[str]:
+def lines(shown):
     return [line[10:].strip() for line in shown._console.file.getvalue().splitlines()]
 
 

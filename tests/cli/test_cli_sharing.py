@@ -5,7 +5,6 @@ and asked for.
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,29 +30,27 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 class Hub:
     """Stands in for the Hub: what it was asked, and the files that it was given."""
 
-    def __init__(self, *, private: bool | None = None) -> None:
+    def __init__(self, *, private=None):
         self.private, self.asked, self.files = private, [], {}
 
-    def create_repo(self, repo: str, *, repo_type: str, private: bool, exist_ok: bool) -> str:
+    def create_repo(self, repo, *, repo_type, private, exist_ok):
         assert exist_ok
         self.asked.append(("create", repo, repo_type, private))
         self.private = private if self.private is None else self.private
         return f"https://hub/{repo}"
 
-    def repo_info(self, repo: str, *, repo_type: str) -> SimpleNamespace:
+    def repo_info(self, repo, *, repo_type):
         return SimpleNamespace(private=self.private)
 
-    def upload_folder(
-        self, *, repo_id: str, repo_type: str, folder_path: Path, commit_message: str
-    ) -> None:
+    def upload_folder(self, *, repo_id, repo_type, folder_path, commit_message):
         self.asked.append(("upload", repo_id, repo_type))
         found = [path for path in folder_path.rglob("*") if path.is_file()]
         self.files = {path.relative_to(folder_path).as_posix(): path.read_bytes() for path in found}
 
 
 @pytest.fixture
-def hub(monkeypatch) -> Callable[..., Hub]:
-    def put(**how: bool) -> Hub:
+def hub(monkeypatch):
+    def put(**how):
         made = Hub(**how)
         monkeypatch.setattr(huggingface_hub, "HfApi", lambda: made)
         return made
@@ -62,14 +59,14 @@ def hub(monkeypatch) -> Callable[..., Hub]:
 
 
 @pytest.fixture(autouse=True)
-def no_network(monkeypatch, tmp_path) -> None:
+def no_network(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: pytest.fail("the Hub was asked"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory) -> Path:
+def traced(tmp_path_factory):
     """A run that names places, with what workers and an editor left beside it."""
     place = tmp_path_factory.mktemp("secret") / "run"
     run = study(
@@ -87,11 +84,11 @@ def traced(tmp_path_factory) -> Path:
     return Path(run)
 
 
-def copy_of(printed: str) -> Path:
+def copy_of(printed):
     return Path(re.search(r"the copy: (\S+)", printed)[1])
 
 
-def listed(printed: str) -> dict[str, int]:
+def listed(printed):
     rows = re.findall(r"^ +([\d,]+)  (\S+)$", printed, re.M)
     return {name: int(size.replace(",", "")) for size, name in rows}
 
@@ -181,7 +178,7 @@ def test_somebody_at_a_terminal_is_asked(traced, hub, monkeypatch, capsys, answe
     it, asked = hub(), []
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
 
-    def reply(question: str) -> str:
+    def reply(question):
         asked.append((question, listed(capsys.readouterr().out)))
         return answer
 

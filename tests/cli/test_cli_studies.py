@@ -2,9 +2,7 @@
 
 import re
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -23,7 +21,7 @@ QUICK = "--new-tokens 6 --block-length None --steps 3 --statistics received"
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch, tmp_path) -> Iterator[None]:
+def quiet(monkeypatch, tmp_path):
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -35,7 +33,7 @@ def quiet(monkeypatch, tmp_path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
+def model(tmp_path_factory):
     return str(save_tiny(tmp_path_factory.mktemp("model"), 1))
 
 
@@ -177,7 +175,7 @@ def test_each_process_takes_a_gpu_of_its_own(world, device, used, monkeypatch):
     asked = []
     loaded = tiny_loaded()
 
-    def load(name: str, **options: Any) -> Any:
+    def load(name, **options):
         asked.append(options["device"])
         return loaded
 

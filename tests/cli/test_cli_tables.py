@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -23,20 +22,18 @@ from tiny_llama import tiny_llama
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path) -> None:
+def here(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     monkeypatch.setenv("COLUMNS", "240")
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
+def model(tmp_path_factory):
     return str(save_tiny(tmp_path_factory.mktemp("models") / "plain"))
 
 
-def curve(
-    models: tuple[str, ...], out: Path, settings: CurveSettings, figures: tuple[str, ...]
-) -> None:
+def curve(models, out, settings, figures):
     print(
         "\n".join(
             conduct(
@@ -46,7 +43,7 @@ def curve(
     )
 
 
-def small(**changes: object) -> CurveSettings:
+def small(**changes):
     Path("held.txt").write_text(TEXT * 10)
     fields = {"ks": (0, 2), "rows": 3, "length": 20, "heldout": "held.txt"}
     return CurveSettings(**{**fields, **changes})
@@ -73,7 +70,7 @@ def test_a_curve_is_scored_once(model, capsys, monkeypatch):
 
 
 def test_an_unfinished_curve_goes_on_unless_it_is_another(model, monkeypatch):
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -126,12 +123,12 @@ def test_folders_are_named_after_models():
     ]
 
 
-def scored(right: Callable[[int], list[int]]) -> Callable[..., Path]:
+def scored(right):
     """What stands in for `evaluate`: it writes which documents are right by the number of masked
     sinks.
     """
 
-    def evaluate(settings, model, out, **how) -> Path:
+    def evaluate(settings, model, out, **how):
         about = {"name": "tiny", "family": "diffusion", "weights_sha256": "w"}
         with RunWriter(out, kind="benchmark", model=about, settings=settings.kept(), seed=0) as run:
             (task,), flags = settings.tasks, right(settings.mask_sinks or 0)
@@ -159,7 +156,7 @@ def scored(right: Callable[[int], list[int]]) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def no_tasks(monkeypatch) -> None:
+def no_tasks(monkeypatch):
     monkeypatch.setattr("sinklab.lab.studies.benchmarks.run._check_tasks", lambda settings: None)
     monkeypatch.setattr(
         "sinklab.lab.studies.benchmarks.asked.amount_of", lambda settings, info, cells: None
@@ -227,7 +224,7 @@ def test_table1_of_two_models_prints_protocols_doses_and_controls(tmp_path, monk
     assert overlap.max().to_dict() == {"held": 1.0, "paper": 0.0}
 
 
-def paper_toys() -> list[str]:
+def paper_toys():
     """Tiny models in the formats of the paper's, in folders that are called as theirs are."""
     import published_toys as toys
 

@@ -18,7 +18,7 @@ from tiny_diffusion import save_tiny
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch, tmp_path) -> None:
+def quiet(monkeypatch, tmp_path):
     for name, value in {
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TQDM_DISABLE": "1",
@@ -30,7 +30,7 @@ def quiet(monkeypatch, tmp_path) -> None:
     logging.disable_progress_bar()
 
 
-def terminated_after(call: int, owner: type, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def terminated_after(call, owner, method, monkeypatch):
     """SIGTERM comes once this method has been called so many times."""
     usual, calls = getattr(owner, method), [0]
 

@@ -20,12 +20,12 @@ SIZES = (
 
 
 @pytest.fixture
-def settings(monkeypatch, tmp_path) -> list[TrainSettings]:
+def settings(monkeypatch, tmp_path):
     """What the command would have trained."""
     monkeypatch.chdir(tmp_path)
     seen: list[TrainSettings] = []
 
-    def train(given: TrainSettings, progress: object, count: object) -> Path:
+    def train(given, progress, count):
         seen.append(given)
         return Path(given.out) / "model"
 

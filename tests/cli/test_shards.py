@@ -24,7 +24,7 @@ exec "$@"
 ASKED = ["trace", *(f"The sea {number}" for number in range(6)), "--new-tokens", "16", "--out"]
 
 
-def array(folder: Path, tasks: range, out: str) -> dict[int, subprocess.Popen]:
+def array(folder, tasks, out):
     """The tasks of an array, as `sbatch --array` starts them."""
     environment = {
         **os.environ,

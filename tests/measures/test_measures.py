@@ -25,7 +25,7 @@ from tiny_diffusion import tiny_model
 from tiny_models import llama
 
 
-def test_those_with_options_hold_the_contract(tmp_path: Any) -> None:
+def test_those_with_options_hold_the_contract(tmp_path):
     check_statistic("drift:of=value")
     check_rule("soft:alpha=2,least=0.3")
     model = tiny_model()
@@ -37,10 +37,10 @@ def test_those_with_options_hold_the_contract(tmp_path: Any) -> None:
 class Kept(Listener):
     """Calls as they were made, in float64."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls: list[Any] = []
 
-    def observe(self, call: Any, out: Any) -> None:
+    def observe(self, call, out):
         groups = call.query_BHQD.shape[1] // call.key_BKSD.shape[1]
         q_BHQD = call.query_BHQD.double()
         k_BHSD = call.key_BKSD.double().repeat_interleave(groups, 1)
@@ -54,7 +54,7 @@ class Kept(Listener):
         self.calls.append(SimpleNamespace(**kept))
 
 
-def both(names: tuple[str, ...], *, causal: bool = False) -> tuple[Any, list[Any], torch.Tensor]:
+def both(names, *, causal=False):
     """A recording of a tiny model, its calls densely, and the ids (B, S)."""
     model = llama(causal=causal)
     ids_BS = torch.arange(1, 25).view(2, 12)
@@ -65,7 +65,7 @@ def both(names: tuple[str, ...], *, causal: bool = False) -> tuple[Any, list[Any
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_norms_and_cosines_of_every_head(causal: bool) -> None:
+def test_norms_and_cosines_of_every_head(causal):
     names = ("value_norm_by_head", "key_norm_by_head", "key_cosine", "head_output")
     recording, calls, _ = both(names, causal=causal)
     for layer, call in enumerate(calls):
@@ -93,7 +93,7 @@ def test_norms_and_cosines_of_every_head(causal: bool) -> None:
         assert_allclose(found["head_output"][..., 1], cosine_BHQ.mean(-1), atol=1e-5)
 
 
-def test_outliers_of_hidden_states() -> None:
+def test_outliers_of_hidden_states():
     model = llama()
     ids_BS = torch.arange(1, 13)[None]
     states = []
@@ -117,7 +117,7 @@ def test_outliers_of_hidden_states() -> None:
         assert_allclose(found, [kurtosis.mean(), ratio.mean()], rtol=1e-4)
 
 
-def test_drift_from_step_to_step() -> None:
+def test_drift_from_step_to_step():
     model = llama()
     ids_BS = torch.arange(1, 25).view(2, 12)
     written_BS = ids_BS.clone()
@@ -139,7 +139,7 @@ def test_drift_from_step_to_step() -> None:
     assert (key[1, :, 0].max(1).argmax(-1) == 5).all()
 
 
-def test_soft_rule_is_the_written_formula() -> None:
+def test_soft_rule_is_the_written_formula():
     received_NS = np.random.default_rng(0).gamma(0.3, 3.0, (6, 40))
     received_NS *= 40 / received_NS.sum(-1, keepdims=True)
     mass, mean, deviation = (
@@ -153,7 +153,7 @@ def test_soft_rule_is_the_written_formula() -> None:
     assert (find_sinks(received_NS, Soft()) == zscore).all() and zscore.any()
 
 
-def test_a_query_reads_its_neighbours_and_the_sinks_alone() -> None:
+def test_a_query_reads_its_neighbours_and_the_sinks_alone():
     model = llama()
     ids_BS = torch.arange(1, 25).view(2, 12)
     edit = BlockKeys(Others(TopKeys(2)), beyond=2, when="now")
@@ -175,7 +175,7 @@ def test_a_query_reads_its_neighbours_and_the_sinks_alone() -> None:
     assert (log.removals[0].keys_BLH == 10).all()
 
 
-def test_without_sinks_the_window_alone_is_left() -> None:
+def test_without_sinks_the_window_alone_is_left():
     model = llama()
     ids_BS = torch.arange(1, 13)[None]
     none = BlockKeys(Others(SinkKeys("gu:weight=0.99")), beyond=3, when="now")
@@ -186,7 +186,7 @@ def test_without_sinks_the_window_alone_is_left() -> None:
     torch.testing.assert_close(*found)
 
 
-def test_patch_takes_keys_and_values_of_another_run(tmp_path: Any) -> None:
+def test_patch_takes_keys_and_values_of_another_run(tmp_path):
     model = llama()
     one_BS, two_BS = torch.arange(1, 13)[None], torch.arange(20, 32)[None]
     file = tmp_path / "run.safetensors"
@@ -215,5 +215,5 @@ def test_patch_takes_keys_and_values_of_another_run(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("positions, source", [((), ()), ((1, 2), (3,))])
-def test_patch_needs_a_source_for_each_position(positions: Any, source: Any) -> None:
+def test_patch_needs_a_source_for_each_position(positions, source):
     refused("one for each", Patch, file="run.safetensors", positions=positions, source=source)

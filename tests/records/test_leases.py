@@ -15,7 +15,7 @@ import pytest
 
 import sinklab
 from sinklab.lab.records import RunWriter, leases, open_run
-from sinklab.lab.records.leases import RUN, Claims, Lease
+from sinklab.lab.records.leases import RUN, Claims
 
 RUN_OF = {"kind": "study", "model": {}, "settings": {}, "seed": 0}
 HOLDER = """
@@ -35,34 +35,34 @@ class Clock:
     tests alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 1000.0
         self.meanwhile: Callable[[], object] = lambda: None
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.now += seconds
         self.meanwhile()
 
 
 @pytest.fixture
-def clock(monkeypatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(leases, "time", clock)
     monkeypatch.setattr(leases, "BEAT", threading.TIMEOUT_MAX)
     return clock
 
 
-def elsewhere(lease: Lease) -> Lease:
+def elsewhere(lease):
     """The same claim, as if its holder ran under another kernel."""
     lease._holder = lease._holder.replace(lease._holder.split(" ")[0], "another-kernel", 1)
     lease._sign()
     return lease
 
 
-def silent(lease: Lease) -> Lease:
+def silent(lease):
     """The same claim, whose holder gives no signs of life any more, but keeps the file open."""
     lease._ends.set()
     lease._thread.join()
@@ -200,7 +200,7 @@ def test_many_take_turns(tmp_path, monkeypatch):
     count = tmp_path / "count"
     count.write_text("0")
 
-    def add() -> None:
+    def add():
         claims = Claims(tmp_path)
         for _ in range(40):
             with claims.hold("count") as lease:
@@ -244,7 +244,7 @@ def test_a_writer_that_was_stopped_for_too_long_writes_no_list_any_more(tmp_path
 
 
 def test_several_writers_of_one_run_keep_what_the_others_wrote(tmp_path):
-    def write(first: int) -> None:
+    def write(first):
         with RunWriter(tmp_path / "run", **RUN_OF, resume=True, shared=True) as run:
             run.is_last = False
             for part in range(first, 20, 4):

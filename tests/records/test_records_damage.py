@@ -15,7 +15,7 @@ from sinklab.lab.records.info import read_info
 from sinklab.lab.records.reading import lost_files
 
 
-def writer(path: Path, **changes) -> RunWriter:
+def writer(path, **changes):
     return RunWriter(path, **({"kind": "study", "model": {}, "settings": {}, "seed": 0} | changes))
 
 
@@ -209,7 +209,7 @@ def test_every_file_can_be_read_by_whom_run_json_can(folder):
 
 
 def test_processes_that_write_the_same_file_do_not_take_each_others_half(tmp_path):
-    def meanwhile(part: Path) -> None:
+    def meanwhile(part):
         part.write_text("the same")
         write_beside(tmp_path / "kept.txt", lambda other: other.write_text("the same"))
 
@@ -218,7 +218,7 @@ def test_processes_that_write_the_same_file_do_not_take_each_others_half(tmp_pat
     assert (tmp_path / "kept.txt").read_text() == "the same"
 
 
-def flip(file: Path, place: int = -1) -> None:
+def flip(file, place=-1):
     """Flip a bit of a byte, by default of the last one: the file is as long as before and its head
     is whole.
     """

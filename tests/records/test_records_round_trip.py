@@ -11,7 +11,7 @@ from refusals import refused
 from sinklab.lab.records import SCHEMA, RunWriter, open_run, weights_hash
 
 
-def writer(path: Path, **changes) -> RunWriter:
+def writer(path, **changes):
     arguments = {
         "kind": "study",
         "model": {"name": "tiny", "layers": 2},

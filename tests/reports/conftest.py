@@ -1,11 +1,5 @@
 """A synthetic study: the numbers of every figure are chosen here, so a report must print them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from browsing import browser as browser
@@ -15,7 +9,7 @@ from browsing import two as two
 
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
-from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import report
 
 SAMPLES, STEPS, LAYERS, HEADS, TEXT, PROMPT, BLOCK = 2, 12, 2, 3, 24, 6, 6
@@ -51,14 +45,12 @@ DIMS = {
 }
 
 
-def steps_of(sample: int) -> int:
+def steps_of(sample):
     """Every other sample is two steps shorter."""
     return STEPS - 2 * (sample % 2)
 
 
-def attention(
-    sample: int, added: int, share: float, text_share: float, norm: float
-) -> dict[str, np.ndarray]:
+def attention(sample, added, share, text_share, norm):
     """Every head gives ``share`` to the added sinks, ``text_share`` to one moving text position,
     the rest evenly.
     """
@@ -95,7 +87,7 @@ def attention(
     }
 
 
-def one_query_a_step(sample: int, share: float) -> dict[str, np.ndarray]:
+def one_query_a_step(sample, share):
     """An autoregressive run: keys grow, one query runs, it gives ``share`` to the first position,
     the rest evenly.
     """
@@ -117,9 +109,7 @@ def one_query_a_step(sample: int, share: float) -> dict[str, np.ndarray]:
     }
 
 
-def tokens(
-    sample: int, family: str = "diffusion", words: list[str] = WORDS
-) -> dict[str, list[Any]]:
+def tokens(sample, family="diffusion", words=WORDS):
     rows = []
     for step in range(steps_of(sample)):
         for position in range(TEXT if family == "diffusion" else PROMPT + step):
@@ -133,7 +123,7 @@ def tokens(
     return dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
 
 
-def steps_table(sample: int) -> dict[str, list[int]]:
+def steps_table(sample):
     count = steps_of(sample)
     return {
         "sample": [sample] * count,
@@ -145,7 +135,7 @@ def steps_table(sample: int) -> dict[str, list[int]]:
     }
 
 
-def generations(sample: int) -> dict[str, list[Any]]:
+def generations(sample):
     rows = [("It was", " a dark, stormy night.", 0), ("It was", " a dark dark dark", 5)]
     if sample:
         rows = [("A <script>alert(1)</script>", " & more\n语", 0)]
@@ -159,7 +149,7 @@ def generations(sample: int) -> dict[str, list[Any]]:
     }
 
 
-def heldout(loss: float, sinks: float) -> dict[str, list[Any]]:
+def heldout(loss, sinks):
     return {
         "k": [0, 1, 1, 5, 5],
         "control": ["none", "sinks", "random", "sinks", "random"],
@@ -180,30 +170,30 @@ def heldout(loss: float, sinks: float) -> dict[str, list[Any]]:
 
 
 @pytest.fixture
-def make_study(tmp_path) -> Callable[..., Run]:
+def make_study(tmp_path):
     return maker(tmp_path)
 
 
-def maker(root: Path) -> Callable[..., Run]:
+def maker(root):
     def make(
-        name: str = "tiny",
+        name="tiny",
         *,
-        added: int = 0,
-        share: float = 0.5,
-        samples: int = SAMPLES,
-        text_share: float = 0.3,
-        norm: float = 0.25,
-        sinks: float = 0.5,
-        leave_out: tuple[str, ...] = (),
-        folder: str | None = None,
-        ran: float = 1.0,
-        family: str = "diffusion",
-        words: list[str] = WORDS,
-        maps: Mapping[str, np.ndarray] | None = None,
-        whole: Mapping[str, Mapping[str, list[Any]]] | None = None,
-        change: Callable[[int, dict[str, np.ndarray]], None] = lambda sample, arrays: None,
-        **changes: Any,
-    ) -> Run:
+        added=0,
+        share=0.5,
+        samples=SAMPLES,
+        text_share=0.3,
+        norm=0.25,
+        sinks=0.5,
+        leave_out=(),
+        folder=None,
+        ran=1.0,
+        family="diffusion",
+        words=WORDS,
+        maps=None,
+        whole=None,
+        change=lambda sample, arrays: None,
+        **changes,
+    ):
         """A run folder.
 
         added, share, norm: added sinks, the attention they take together, the length of their
@@ -256,7 +246,7 @@ def maker(root: Path) -> Callable[..., Run]:
 
 
 @pytest.fixture(scope="session")
-def drawn_report(tmp_path_factory) -> Path:
+def drawn_report(tmp_path_factory):
     """report.html of a run without and one with an added sink, with its figures."""
     make = maker(tmp_path_factory.mktemp("runs"))
     runs = [make("plain"), make("sink", added=1, text_share=0.1)]

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browsing import MAP, readout
-from chromium import PROGRAM, Page
+from chromium import PROGRAM
 from simulated import Simulation, simulate
 
-from sinklab.lab.records import Run, open_run
+from sinklab.lab.records import open_run
 from sinklab.lab.reports import report
 from sinklab.lab.reports.style import THEMES
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 # K keys.
 
 
-def arrays(run: Run, part: int = 0) -> dict[str, np.ndarray]:
+def arrays(run, part=0):
     """As recorded, in double precision; ``even`` is received attention over an even share."""
     names = ("received", "visible", "positions", "value_norm")
     found = {name: run.array("attention", name, part=part).astype(float) for name in names}
@@ -29,7 +29,7 @@ def arrays(run: Run, part: int = 0) -> dict[str, np.ndarray]:
     return found | {"even": found["weight"] * found["positions"][:, None, None, None]}
 
 
-def said(page: Page, label: str) -> float:
+def said(page, label):
     return float(re.search(rf"{label}\n([0-9.e−-]+)", readout(page)).group(1).replace("−", "-"))
 
 
@@ -54,7 +54,7 @@ def test_the_readout_says_what_numpy_finds_in_the_run_folder(page, two, run, lay
         assert f"main sink of\n{(of == key).sum()} of {of.size} heads" in readout(page)
 
 
-def pixel(page: Page, selector: str, x: float, y: float) -> tuple[int, ...]:
+def pixel(page, selector, x, y):
     """Colour of a canvas at a place in CSS pixels."""
     rgb = page.run(
         f"[...document.querySelector('{selector}').getContext('2d').getImageData({round(x)}, "
@@ -64,13 +64,13 @@ def pixel(page: Page, selector: str, x: float, y: float) -> tuple[int, ...]:
     return tuple(rgb[:3])
 
 
-def extent(page: Page, selector: str) -> tuple[float, float]:
+def extent(page, selector):
     return tuple(
         page.run(f"(c => [c.clientWidth, c.clientHeight])(document.querySelector('{selector}'))")
     )
 
 
-def on_scale(value: float, high: float) -> np.ndarray:
+def on_scale(value, high):
     """The colour of a value on the logarithmic scale from 1 to ``high``."""
     stops = np.array(
         [[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in THEMES["light"].scale]

@@ -1,7 +1,6 @@
 """Nothing of a run is read as markup, nothing leaves the page, and no other script enters it."""
 
 import time
-from collections.abc import Callable
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -61,11 +60,11 @@ def test_signs_that_cannot_be_seen_are_named(page, make_study, tmp_path):
 class Listener(BaseHTTPRequestHandler):
     """Notes every request that arrives."""
 
-    def __init__(self, heard: list[str], *args: object) -> None:
+    def __init__(self, heard, *args):
         self.heard = heard
         super().__init__(*args)
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.heard.append(self.path)
         self.send_response(204)
         self.send_header("Access-Control-Allow-Origin", "*")
@@ -73,7 +72,7 @@ class Listener(BaseHTTPRequestHandler):
 
     do_POST = do_GET
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
 
@@ -107,7 +106,7 @@ REPORTED = """document.addEventListener("securitypolicyviolation", (event) => {
 OPEN = {"/fetch", "/beacon", "/events", "/image", "/script.js", "/frame", "/video", "/style.css"}
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition):
     """Wait for what the browser is about to do."""
     end = time.monotonic() + PATIENCE
     while not condition():

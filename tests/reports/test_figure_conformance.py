@@ -11,7 +11,7 @@ from test_report_training import made
 
 from conftest import maker
 from refusals import refused
-from sinklab.core.registry import Registry, figures, load_plugin
+from sinklab.core.registry import figures, load_plugin
 from sinklab.lab.records import open_run
 from sinklab.lab.reports import Curve, NotRecorded, draw_all, figure, figures_of
 from sinklab.lab.testing import check_figure
@@ -30,7 +30,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture
-def scratch(monkeypatch) -> Registry:
+def scratch(monkeypatch):
     """The registry of figures; what a test registers is gone after it."""
     monkeypatch.setattr(figures, "_classes", dict(figures._all()))
     return figures

@@ -16,7 +16,7 @@ from sinklab.extras.sharing import shareable, without_places, write_gallery
 from sinklab.lab.records import Run
 
 
-def elsewhere(run: Run, **changes: object) -> Run:
+def elsewhere(run, **changes):
     """The run with other words in its run.json."""
     return Run(run.path, dataclasses.replace(run.info, **changes))
 

@@ -5,11 +5,9 @@ away.
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from chromium import PROGRAM, Page
+from chromium import PROGRAM
 
 pytestmark = [
     pytest.mark.ring("extras"),
@@ -25,7 +23,7 @@ NAMES = "[...document.querySelectorAll('.step-name')].map((name) => name.textCon
 
 
 @pytest.fixture(scope="module")
-def served(browser: Page) -> Iterator[Page]:
+def served(browser):
     """The page of `sinklab serve tiny-sink`; it must not complain, nor ask for anything from
     elsewhere.
     """
@@ -58,7 +56,7 @@ def served(browser: Page) -> Iterator[Page]:
 
 
 @pytest.fixture
-def page(served: Page) -> Page:
+def page(served):
     """With a text of 12 tokens, written a moment ago behind a prompt that was typed."""
     served.size(1440, 900)
     served.run("document.getElementById('prompt').select()")
@@ -73,16 +71,16 @@ def page(served: Page) -> Page:
     return served
 
 
-def text(page: Page, selector: str) -> str:
+def text(page, selector):
     return page.run(f"document.querySelector('{selector}').textContent")
 
 
-def write(page: Page, tokens: int) -> None:
+def write(page, tokens):
     page.run(f"document.getElementById('tokens').value = {tokens}")
     page.run("document.getElementById('write').click()")
 
 
-def block(page: Page, key: int, scope: str) -> list[str]:
+def block(page, key, scope):
     """Click a token and block it; what the table says of it."""
     page.run("document.getElementById('cost').hidden = true")
     page.point(f'.canvas-text [data-key="{key}"]', 0.5, 0.5, click=True)
@@ -95,7 +93,7 @@ def block(page: Page, key: int, scope: str) -> list[str]:
     )
 
 
-def test_a_prompt_is_typed_and_a_sink_clicked_and_blocked(page: Page) -> None:
+def test_a_prompt_is_typed_and_a_sink_clicked_and_blocked(page):
     assert page.run(NAMES) == ["step 6 of 11"]
     assert page.run("document.querySelectorAll('.canvas-text .masked').length") == 6
     assert page.run("document.querySelectorAll('.canvas-text .just-committed').length") == 1
@@ -117,7 +115,7 @@ def test_a_prompt_is_typed_and_a_sink_clicked_and_blocked(page: Page) -> None:
     assert page.run(NAMES) == ["step 0 of 11"] * 2 and page.run(BLOCKED) == [0, 1]
 
 
-def test_only_from_a_step_on_and_only_in_a_head_and_by_keys_alone(page: Page) -> None:
+def test_only_from_a_step_on_and_only_in_a_head_and_by_keys_alone(page):
     page.press("Home")
     for _ in range(4):
         page.press("ArrowRight")
@@ -141,7 +139,7 @@ def test_only_from_a_step_on_and_only_in_a_head_and_by_keys_alone(page: Page) ->
 
 
 @pytest.mark.parametrize("look", ["light", "dark", "deuteranopia"])
-def test_it_fits_and_is_told_apart_without_colours(page: Page, tmp_path: Path, look: str) -> None:
+def test_it_fits_and_is_told_apart_without_colours(page, tmp_path, look):
     block(page, 1, "all")
     for width, height in ((390, 844), (1440, 900), (2560, 1300)):
         page.size(width, height, phone=width == 390, dark=look == "dark")
@@ -164,7 +162,7 @@ def test_it_fits_and_is_told_apart_without_colours(page: Page, tmp_path: Path, l
     page.call("Emulation.setEmulatedVisionDeficiency", type="none")
 
 
-def test_a_page_comes_back_to_its_server_and_writes_again(served: Page) -> None:
+def test_a_page_comes_back_to_its_server_and_writes_again(served):
     """The first script of all keeps the sockets that the page opens."""
     keep = "const Own = WebSocket; self.sockets = []; self.WebSocket = function (...given) { "
     keep += "self.sockets.push(new Own(...given)); return self.sockets.at(-1); };"
@@ -190,7 +188,7 @@ def test_a_page_comes_back_to_its_server_and_writes_again(served: Page) -> None:
     served.call("Page.removeScriptToEvaluateOnNewDocument", identifier=kept)
 
 
-def test_writing_is_stopped_begins_anew_and_says_what_cannot_be(page: Page) -> None:
+def test_writing_is_stopped_begins_anew_and_says_what_cannot_be(page):
     block(page, 1, "all")
     write(page, 200)
     page.wait("/step [2-9]/.test(document.getElementById('state').textContent)")

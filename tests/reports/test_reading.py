@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ QUICK = replace(SETTINGS, statistics=())
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "run"
     study(tiny_llama(), path, replace(QUICK, edits=("mask_sinks:k=2,selector=last_row",)))
     return path

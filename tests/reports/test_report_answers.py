@@ -12,7 +12,7 @@ from test_report_twins import beside
 
 from commands import cli, error_of, out_of
 from sinklab.lab.cli import main
-from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import answers, as_studies, report
 from sinklab.lab.short_road.runs import open_run as open_short
 
@@ -20,7 +20,7 @@ SAMPLES = 8
 
 
 @pytest.fixture
-def runs(make_study) -> list[Run]:
+def runs(make_study):
     """A model with strong sinks that move, and one whose sinks are weak; with controls."""
 
     def jittered(seed):
@@ -39,7 +39,7 @@ def runs(make_study) -> list[Run]:
     return [strong, weak]
 
 
-def cards(path) -> str:
+def cards(path):
     """The opening cards of a page, without the marks of words that are explained."""
     story = re.search(r'<section class="story".*?</section>', path.read_text("utf-8"), re.S).group()
     return re.sub(r"</?abbr[^>]*>", "", story)
@@ -82,7 +82,7 @@ def test_everything_else_is_behind_one_flag(runs, tmp_path, capsys):
     assert re.search(r'<details class="all">.*?<h2>In short</h2>.*?</details>', page, re.S)
 
 
-def true_indices(run: Run, kind: str = "") -> tuple[float, float]:
+def true_indices(run, kind=""):
     """Weight on the strongest key, and mobility, of a run's arrays, by plain loops over heads."""
     name = f"attention-{kind}" if kind else "attention"
     strongest, moved = [], []
@@ -163,7 +163,7 @@ def test_a_masking_curve_beside_a_trace_is_the_third_answer(make_study, tmp_path
     assert answers([run, other])[0][0]["cost"].word == "not measured", "of another model"
 
 
-def grown(folder, after: np.ndarray, at, before: float = 0.1) -> Run:
+def grown(folder, after, at, before=0.1):
     """A masking curve of 10 rows with 40 heads: what the strongest of the other keys receives then,
     (10, 40).
     """
@@ -183,7 +183,7 @@ def grown(folder, after: np.ndarray, at, before: float = 0.1) -> Run:
 def test_a_new_sink_is_said_to_grow_where_the_arrays_have_one(make_study, tmp_path):
     trace = make_study("tiny", samples=SAMPLES, leave_out=("heldout",))
 
-    def said(name: str, *what, **how) -> list[str]:
+    def said(name, *what, **how):
         (found,), _ = answers([trace, grown(tmp_path / name / "tiny", *what, **how)])
         first, *more = found["cost"].sentence.split(". ")
         assert first.startswith("Costs +0.10 nats")

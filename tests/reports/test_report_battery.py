@@ -4,14 +4,13 @@ planted.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
 from refusals import refused
-from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.studies.battery.figures import (
     as_series,
@@ -32,14 +31,14 @@ Marks = dict[tuple[str, str, int, str, int], int]
 
 
 def planted(
-    folder: Path,
-    marks: Marks,
+    folder,
+    marks,
     *,
-    kind: str = "battery",
-    finished: bool = True,
-    dose: dict[str, float] | None = None,
-    rate: float | None = None,
-) -> Run:
+    kind="battery",
+    finished=True,
+    dose=None,
+    rate=None,
+):
     answers, removed = list[dict[str, Any]](), list[dict[str, Any]]()
     for (condition, control, k, skill, level), right in marks.items():
         facts = {"condition": condition, "control": control, "k": k, "skill": skill, "level": level}
@@ -76,7 +75,7 @@ def planted(
 SKILLS = ("arithmetic", "copying")
 
 
-def robust(folder: Path, rate: float | None = None) -> Run:
+def robust(folder, rate=None):
     """Loses 2 of 20 in copying at k = 5, and nothing else; too weak at level 2 of arithmetic to
     tell.
     """
@@ -93,7 +92,7 @@ def robust(folder: Path, rate: float | None = None) -> Run:
     return planted(folder, marks, rate=rate)
 
 
-def fragile(folder: Path, rate: float | None = None) -> Run:
+def fragile(folder, rate=None):
     """Loses 10 and 16 of 20 everywhere; random columns cost 5; 5 do not fit level 1 of
     arithmetic.
     """
@@ -110,7 +109,7 @@ def fragile(folder: Path, rate: float | None = None) -> Run:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> list[Run]:
+def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     return [robust(root / "dlm"), fragile(root / "ar")]
 
@@ -311,7 +310,7 @@ def test_tables_are_written_as_csv_and_markdown(tmp_path, runs):
     assert len(write_battery_tables(runs[:1], tmp_path / "one")) == 6
 
 
-def lines_of(axes: Any) -> dict[tuple[str, str], list[float]]:
+def lines_of(axes):
     return {
         (line.get_color(), str(line.get_linestyle())): line.get_ydata().tolist()
         for line in axes.lines

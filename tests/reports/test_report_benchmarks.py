@@ -5,7 +5,6 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,7 @@ from test_report_training import made
 
 from refusals import refused
 from sinklab.lab.analysis.estimates import mean_p
-from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.printed import latex
 from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.scoring.heldout import HeldoutRows
@@ -60,15 +59,15 @@ from sinklab.lab.studies.curve.reading import curve_table
 
 
 def benchmark(
-    folder: Path,
-    right: dict[str, list[int]],
+    folder,
+    right,
     *,
-    k: int = 0,
-    control: str = "sinks",
-    model: dict[str, Any] | None = None,
-    finished: bool = True,
-    **settings: Any,
-) -> Run:
+    k=0,
+    control="sinks",
+    model=None,
+    finished=True,
+    **settings,
+):
     """A run of kind "benchmark": task -> which documents are right."""
     about = {
         "name": "tiny",
@@ -131,14 +130,14 @@ def benchmark(
 
 
 def dosed(
-    folder: Path,
-    right: list[int],
-    k: int = 0,
-    control: str = "sinks",
+    folder,
+    right,
+    k=0,
+    control="sinks",
     *,
-    gu: float | None = 0.5,
-    **how: Any,
-) -> Run:
+    gu=0.5,
+    **how,
+):
     """A run of the task piqa with two choices: `how` may hold a dose, a protocol, a model and its
     family.
     """
@@ -170,8 +169,8 @@ DOSE = {"keys": 2.0, "sinks": 0.25, "held": 0.3, "removed": 0.2, "overlap": 0.5,
 
 
 def test_each_masked_score_has_its_dose_in_its_cell_and_protocols_are_columns(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     dosed(tmp_path / "0", flags(100, 90))
     dosed(tmp_path / "2", flags(100, 90, lost=60), 2, dose=DOSE | {"matched": math.nan})
     dosed(
@@ -205,8 +204,8 @@ def test_each_masked_score_has_its_dose_in_its_cell_and_protocols_are_columns(
 
 
 def test_keys_are_held_against_others_of_equal_mass_where_enough_heads_have_such(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     dosed(tmp_path / "0", flags(100, 90))
     dosed(tmp_path / "m", flags(100, 90, lost=40), 2, "matched", dose=DOSE)
     dosed(tmp_path / "e", flags(100, 90, lost=10), 2, "equal_mass", dose=DOSE)
@@ -225,7 +224,7 @@ def test_keys_are_held_against_others_of_equal_mass_where_enough_heads_have_such
     )
 
 
-def pair(root: Path, lost: tuple[int, int], right: int = 90, **how: tuple[Any, Any]) -> list[str]:
+def pair(root, lost, right=90, **how):
     """What is said of a diffusion and an autoregressive model; `how`: their Gu rates and what was
     removed.
     """
@@ -240,8 +239,8 @@ def pair(root: Path, lost: tuple[int, int], right: int = 90, **how: tuple[Any, A
 
 @pytest.mark.slow
 def test_two_models_are_compared_by_one_protocol_where_both_have_something_to_lose(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     line, equal = pair(tmp_path / "0", (10, 60))
     words = (
         "piqa, both by protocol clean, 5 most attended keys: they cost a +10.0 points, b "
@@ -276,14 +275,14 @@ def test_two_models_are_compared_by_one_protocol_where_both_have_something_to_lo
     assert apart[1] == f"{words}, no share of it was removed from both"
 
 
-def flags(count: int, right: int, lost: int = 0, gained: int = 0) -> list[int]:
+def flags(count, right, lost=0, gained=0):
     """The first `right` are right; of these `lost` become wrong, and `gained` of the others
     right.
     """
     return [0] * lost + [1] * (right - lost) + [1] * gained + [0] * (count - right - gained)
 
 
-def table1_runs(root: Path) -> list[Path]:
+def table1_runs(root):
     for k, (lost, gained) in {0: (0, 0), 1: (4, 2), 5: (25, 5), 10: (150, 0)}.items():
         benchmark(root / "tiny" / f"gsm8k-k{k}", {"gsm8k": flags(400, 200, lost, gained)}, k=k)
     random = {"gsm8k": flags(400, 200, 0, 0)}
@@ -291,7 +290,7 @@ def table1_runs(root: Path) -> list[Path]:
     return [root]
 
 
-def test_table_1_pairs_by_question_and_says_what_is_sure(tmp_path: Path) -> None:
+def test_table_1_pairs_by_question_and_says_what_is_sure(tmp_path):
     found = found_in(table1_runs(tmp_path))
     numbers = table1_numbers(found.benchmarks)
     mine = numbers[numbers["source"] == "measured"].set_index(["control", "k"])
@@ -332,7 +331,7 @@ def test_table_1_pairs_by_question_and_says_what_is_sure(tmp_path: Path) -> None
     assert mine["no_answer"]["sinks", 0] == 0.25
 
 
-def test_table_1_stands_beside_the_paper(tmp_path: Path) -> None:
+def test_table_1_stands_beside_the_paper(tmp_path):
     text = table1_text(table1_numbers(found_in(table1_runs(tmp_path)).benchmarks))
     rows = text.set_index(["source", "model"])
     assert rows.loc[("measured", "tiny"), "10"] == "0.125 ± 0.017"
@@ -346,7 +345,7 @@ def test_table_1_stands_beside_the_paper(tmp_path: Path) -> None:
     assert set(text["task"]) == {"GSM8K"}
 
 
-def test_a_published_model_that_was_measured_comes_first(tmp_path: Path) -> None:
+def test_a_published_model_that_was_measured_comes_first(tmp_path):
     run = benchmark(tmp_path / "a", {"gsm8k": [1, 0]}, model={"name": "/models/LLaDA-8B-Instruct"})
     text = table1_text(table1_numbers([Benchmark(run)]))
     assert list(text["model"])[:2] == ["LLaDA-8B-Instruct", "LLaDA-8B"]
@@ -362,7 +361,7 @@ def test_a_published_model_that_was_measured_comes_first(tmp_path: Path) -> None
     assert {name: published_model(name) for name in named} == named
 
 
-def test_runs_with_other_settings_or_weights_are_not_compared(tmp_path: Path) -> None:
+def test_runs_with_other_settings_or_weights_are_not_compared(tmp_path):
     runs = [
         benchmark(tmp_path / "a", {"gsm8k": flags(100, 60)}),
         benchmark(tmp_path / "b", {"gsm8k": flags(50, 10)}, k=5, limit=50),
@@ -379,7 +378,7 @@ def test_runs_with_other_settings_or_weights_are_not_compared(tmp_path: Path) ->
     )
 
 
-def test_verdicts() -> None:
+def test_verdicts():
     assert verdict(0.5, 0.051, 0.2) == "drops"
     assert verdict(0.5, 0.05, 0.2) == "undecided"
     assert verdict(0.5, -0.1, 0.05) == "holds"
@@ -395,7 +394,7 @@ def test_verdicts() -> None:
     assert high > 0.3
 
 
-def test_table_1_is_written_in_every_form(tmp_path: Path) -> None:
+def test_table_1_is_written_in_every_form(tmp_path):
     runs = table1_runs(tmp_path / "runs")
     benchmark(tmp_path / "runs" / "tiny" / "half", {"gsm8k": [1]}, k=2, finished=False)
     printed = write_table1(runs, tmp_path / "out", ("png", "svg"))
@@ -422,7 +421,7 @@ def test_table_1_is_written_in_every_form(tmp_path: Path) -> None:
     assert len(numbers) == 5 + 16
 
 
-def test_where_nothing_is_right_nothing_can_be_lost(tmp_path: Path) -> None:
+def test_where_nothing_is_right_nothing_can_be_lost(tmp_path):
     for k in (0, 5):
         benchmark(tmp_path / str(k), {"humaneval": [0] * 100}, k=k)
     printed = write_table1([tmp_path], tmp_path / "out", ())
@@ -430,7 +429,7 @@ def test_where_nothing_is_right_nothing_can_be_lost(tmp_path: Path) -> None:
     assert "tiny is near zero on HumanEval, so no loss can be measured" in printed.notes
 
 
-def test_latex_escapes() -> None:
+def test_latex_escapes():
     table = pd.DataFrame({"a_b": ["50 % & {x} ± 1", "−3 \\ ~"]})
     assert r"a\_b \\" in latex(table, "c#")
     assert r"50 \% \& \{x\} $\pm$ 1 \\" in latex(table, "c#")
@@ -438,7 +437,7 @@ def test_latex_escapes() -> None:
     assert r"\caption{c\#}" in latex(table, "c#")
 
 
-def test_the_figure_has_a_panel_per_task_and_a_line_per_model(tmp_path: Path) -> None:
+def test_the_figure_has_a_panel_per_task_and_a_line_per_model(tmp_path):
     table1_runs(tmp_path)
     benchmark(tmp_path / "h", {"humaneval": [1, 0, 1, 1]})
     figure = table1_figure(table1_numbers(found_in([tmp_path]).benchmarks))
@@ -450,7 +449,7 @@ def test_the_figure_has_a_panel_per_task_and_a_line_per_model(tmp_path: Path) ->
     assert line.get_ydata() == pytest.approx([50, 49.5, 45, 12.5])
 
 
-def test_folders_without_runs_are_named(tmp_path: Path) -> None:
+def test_folders_without_runs_are_named(tmp_path):
     refused(r"but .*nowhere is not a folder", found_in, [tmp_path / "nowhere"])
     refused(f"there is none below {tmp_path}", found_in, [tmp_path])
     benchmark(tmp_path / "half", {"gsm8k": [1]}, finished=False)
@@ -463,7 +462,7 @@ def test_folders_without_runs_are_named(tmp_path: Path) -> None:
 # -- One Token Is Enough
 
 
-def test_published_numbers_are_the_paper_s() -> None:
+def test_published_numbers_are_the_paper_s():
     shared = Path(
         os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
     )
@@ -492,20 +491,20 @@ def test_published_numbers_are_the_paper_s() -> None:
 
 
 def trained(
-    root: Path,
-    name: str,
+    root,
+    name,
     *,
-    seed: int = 0,
-    start: str | None = "runs/causal/model",
-    **settings: Any,
-) -> Run:
+    seed=0,
+    start="runs/causal/model",
+    **settings,
+):
     return made(
         root / name, seed=seed, init_from=start, hidden_size=8, batch=4, length=16, **settings
     )
 
 
 @pytest.fixture
-def onetoken_folder(tmp_path: Path) -> Path:
+def onetoken_folder(tmp_path):
     """A plain model and one with a sink, two seeds; scores of the first seed's."""
     for seed in (0, 1):
         trained(tmp_path, f"plain-{seed}", seed=seed, loss=4.0 + seed)
@@ -538,7 +537,7 @@ def onetoken_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_cell_stands_beside_the_published_one(onetoken_folder: Path) -> None:
+def test_each_cell_stands_beside_the_published_one(onetoken_folder):
     found = found_in([onetoken_folder])
     numbers = onetoken_numbers(experiments(found.benchmarks, found.trainings))
     mine = numbers[(numbers["table"] == 1) & (numbers["source"] == "measured")].set_index(
@@ -575,7 +574,7 @@ def test_each_cell_stands_beside_the_published_one(onetoken_folder: Path) -> Non
     assert set(scratch["block"]) == {"from scratch, 1.92k tokens"}
 
 
-def test_missing_cells_name_the_command_and_share_it(onetoken_folder: Path) -> None:
+def test_missing_cells_name_the_command_and_share_it(onetoken_folder):
     found = found_in([onetoken_folder])
     numbers = onetoken_numbers(experiments(found.benchmarks, found.trainings))
     commands = missing_commands(numbers, 1)
@@ -596,7 +595,7 @@ def test_missing_cells_name_the_command_and_share_it(onetoken_folder: Path) -> N
     assert text["runs"].tolist()[-3:] == ["2", "2", "0"]
 
 
-def test_a_fine_tuned_model_answers_for_the_one_it_was_made_of(onetoken_folder: Path) -> None:
+def test_a_fine_tuned_model_answers_for_the_one_it_was_made_of(onetoken_folder):
     base = onetoken_folder / "sink-0" / "model"
     extra = {"added": 1, "sink_kind": "token", "sink_count": 1, "pairs": "published"}
     tuned = trained(onetoken_folder, "sft", start=str(base), loss=1.0, **extra)
@@ -612,7 +611,7 @@ def test_a_fine_tuned_model_answers_for_the_one_it_was_made_of(onetoken_folder: 
     assert mine["value"]["DLM + extra token", LESS] == pytest.approx(-0.1)
 
 
-def test_a_metric_can_be_asked_for(onetoken_folder: Path) -> None:
+def test_a_metric_can_be_asked_for(onetoken_folder):
     tables = write_onetoken([onetoken_folder], onetoken_folder / "out", metric="acc_norm")
     assert [path.name for table in tables for path in table.paths][:4] == [
         "onetoken-1.md",
@@ -639,14 +638,14 @@ def test_a_metric_can_be_asked_for(onetoken_folder: Path) -> None:
 
 
 def curve(
-    folder: Path,
-    family: str,
-    rise: float,
+    folder,
+    family,
+    rise,
     *,
-    controls: tuple[str, ...] = ("top", "random"),
-    mass: float = 0.02,
-    **how: Any,
-) -> Run:
+    controls=("top", "random"),
+    mass=0.02,
+    **how,
+):
     """A run of 10 rows: `rise` nats a key, and `mass` of the attention removed by one."""
     spread_R = 0.02 * np.linspace(-1, 1, 10)
     sizes = {
@@ -689,7 +688,7 @@ def curve(
     return open_run(folder)
 
 
-def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
+def test_a_curve_as_figure_table_and_words(tmp_path):
     runs = [
         curve(tmp_path / "tiny", "diffusion", 0.1),
         curve(tmp_path / "llama", "autoregressive", 0.002),
@@ -743,11 +742,11 @@ def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
 
 
 def test_models_are_contrasted_where_both_have_the_phenomenon_and_a_dose_in_common(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     tiny = curve(tmp_path / "tiny", "diffusion", 0.1)
 
-    def against(name: str, **how: Any) -> str:
+    def against(name, **how):
         said = masking_curve_sentences([tiny, curve(tmp_path / name, "autoregressive", 0.4, **how)])
         return next(line for line in said if " against " in line)
 
@@ -764,7 +763,7 @@ def test_models_are_contrasted_where_both_have_the_phenomenon_and_a_dose_in_comm
     assert ruled.endswith("no comparison: not the same keys were blocked in both.")
 
 
-def test_curves_without_controls_or_of_one_family(tmp_path: Path) -> None:
+def test_curves_without_controls_or_of_one_family(tmp_path):
     alone = curve(tmp_path / "a", "diffusion", 0.1, controls=("top",))
     assert masking_curve_sentences(alone)[1:] == [
         "a: the loss rises from k = 1 on.",
@@ -776,7 +775,7 @@ def test_curves_without_controls_or_of_one_family(tmp_path: Path) -> None:
     )
 
 
-def test_keys_of_equal_mass_need_half_of_the_heads(tmp_path: Path) -> None:
+def test_keys_of_equal_mass_need_half_of_the_heads(tmp_path):
     controls = ("sinks", "equal_mass", "matched")
     ruled = masking_curve_sentences(
         curve(tmp_path / "a", "diffusion", 0.1, controls=controls, sink_rule="excess")
@@ -793,7 +792,7 @@ def test_keys_of_equal_mass_need_half_of_the_heads(tmp_path: Path) -> None:
     )
 
 
-def test_curves_without_doses_or_losses_of_rows_are_refused_by_name(tmp_path: Path) -> None:
+def test_curves_without_doses_or_losses_of_rows_are_refused_by_name(tmp_path):
     frame = curve(tmp_path / "new", "diffusion", 0.1).table("curve")
     for name, table in (("doses", frame.drop(columns=["held", "removed"])), ("rows", frame)):
         with RunWriter(
@@ -805,7 +804,7 @@ def test_curves_without_doses_or_losses_of_rows_are_refused_by_name(tmp_path: Pa
         masking_curve_sentences(open_run(tmp_path / "rows"))
 
 
-def test_what_controls_show_stands_beside_every_finding(tmp_path: Path) -> None:
+def test_what_controls_show_stands_beside_every_finding(tmp_path):
     """A control that loses a fifth of what the model loses, and one that loses exactly as much."""
     for rise, is_same in ((0.02, False), (0.1, True)):
         controls = ("top", "random", "equal_mass", "matched")
@@ -842,7 +841,7 @@ def test_what_controls_show_stands_beside_every_finding(tmp_path: Path) -> None:
         assert same == ([0, 2, 1, 0, 2, 1, 0, 0] if is_same else [0] * 8), said
 
 
-def test_verdicts_of_a_curve_are_corrected_for_all_that_are_judged(tmp_path: Path) -> None:
+def test_verdicts_of_a_curve_are_corrected_for_all_that_are_judged(tmp_path):
     """A rise with p = 0.013 stands alone, and not beside the other curves of a page."""
     runs = []
     for name in ("a", "b", "c"):
@@ -874,7 +873,7 @@ def test_verdicts_of_a_curve_are_corrected_for_all_that_are_judged(tmp_path: Pat
     assert "corrected for the 6 that are judged here" in told[6]
 
 
-def test_what_is_no_curve_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_curve_is_refused(tmp_path):
     run = curve(tmp_path / "a", "diffusion", 0.1)
     refused("'loog'; did you mean 'log'", masking_curve_figure, run, scale="loog")
     refused("needs at least one run", as_curves, [])

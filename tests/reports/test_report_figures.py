@@ -46,7 +46,7 @@ from sinklab.lab.reports.words import number, percent, words_of
 STEPS, LAYERS, TEXT, PROMPT = 12, 2, 24, 6
 
 
-def lines(axes) -> dict[str, np.ndarray]:
+def lines(axes):
     return {line.get_label(): np.asarray(line.get_ydata(), dtype=float) for line in axes.lines}
 
 

@@ -23,7 +23,7 @@ RAW = {"style", "script"}
 class Page(HTMLParser):
     """Text, tags and addresses of a page; fails on tags that are not closed in order."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html):
         super().__init__()
         self.tags: list[str] = []
         self.addresses: list[str] = []
@@ -60,7 +60,7 @@ class Page(HTMLParser):
             self.content += data
 
 
-def read(path: Path) -> Page:
+def read(path):
     page = Page(path.read_text("utf-8"))
     page.content = page.content.replace("\u00a0", " ")
     return page
@@ -71,7 +71,7 @@ def shown(tmp_path):
     """The page of runs, without tables."""
     numbers = itertools.count()
 
-    def show(runs, **how) -> Page:
+    def show(runs, **how):
         return read(report(runs, tmp_path / f"page-{next(numbers)}", tables=(), **how))
 
     return show

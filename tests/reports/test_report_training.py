@@ -5,7 +5,6 @@ them back.
 import math
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from test_report_page import read
 from refusals import refused
 from sinklab.lab.analysis import mean_over
 from sinklab.lab.analysis.estimates import Estimate
-from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import (
     NotRecorded,
     as_trainings,
@@ -46,7 +45,7 @@ STEPS = (0, 10, 20, 30)
 ROWS = 16
 
 
-def history() -> dict[str, list[float]]:
+def history():
     nan = math.nan
     return {
         "step": [10, 20, 20, 30],
@@ -60,7 +59,7 @@ def history() -> dict[str, list[float]]:
     }
 
 
-def monitor(added: int, share: tuple[float, ...], mobility: float) -> dict[str, list[Any]]:
+def monitor(added, share, mobility):
     """Two layers of which the second has all shares doubled; half of all heads have a sink from
     step 20 on.
     """
@@ -102,16 +101,16 @@ def monitor(added: int, share: tuple[float, ...], mobility: float) -> dict[str, 
 
 
 def made(
-    folder: Path,
+    folder,
     *,
-    added: int = 0,
-    share: tuple[float, ...] = (0.01, 0.2, 0.05, 0.3),
-    mobility: float = 0.1,
-    loss: float = 4.0,
-    leave_out: tuple[str, ...] = (),
-    seed: int = 0,
-    **settings: Any,
-) -> Run:
+    added=0,
+    share=(0.01, 0.2, 0.05, 0.3),
+    mobility=0.1,
+    loss=4.0,
+    leave_out=(),
+    seed=0,
+    **settings,
+):
     """A run folder; held-out rows lie evenly from ``loss`` - 1 to ``loss`` + 1."""
     model = {"name": folder.name, "family": "diffusion", "data_sha256": "text", "gate": "none"}
     model |= {"sink_kind": "token" if added else "none", "sink_count": added, "sink_side": "front"}
@@ -139,11 +138,11 @@ def made(
 
 
 @pytest.fixture
-def pair(tmp_path) -> list[Run]:
+def pair(tmp_path):
     return [made(tmp_path / "bare"), made(tmp_path / "one", added=1, mobility=0.8, loss=3.9)]
 
 
-def page_alone(runs: Any, out: Path) -> Any:
+def page_alone(runs, out):
     return read(report(runs, out, tables=()))
 
 
@@ -288,7 +287,7 @@ def test_seven_runs_have_seven_colours(tmp_path):
     assert [look.name for look in looks] == [f"run-{place}" for place in range(8)]
 
 
-def curve(axes: Any, colour: str, style: str) -> list[float]:
+def curve(axes, colour, style):
     """The one line of this colour and style that has points."""
     (line,) = (
         line

@@ -7,14 +7,14 @@ import re
 import numpy as np
 import pytest
 
-from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import as_studies, report
 from sinklab.lab.reports import sentences as say
 from sinklab.lab.reports.build import judged
 from sinklab.lab.reports.tables import measures, table
 
 
-def beside(run: Run, **twins: Run) -> Run:
+def beside(run, **twins):
     """The run with the attention and the losses of other runs as those of its twins."""
     info = run.info
     about = {"kind": info.kind, "model": info.model, "settings": info.settings, "seed": info.seed}

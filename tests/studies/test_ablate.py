@@ -32,13 +32,13 @@ from tiny_llama import tiny_llama
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path) -> None:
+def here(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     monkeypatch.chdir(tmp_path)
     Path("held.txt").write_text(TEXT * 20)
 
 
-def settings(**changes: object) -> AblateSettings:
+def settings(**changes):
     return AblateSettings(**{"rows": 4, "length": 16, "heldout": "held.txt", "batch": 3, **changes})
 
 
@@ -66,7 +66,7 @@ def test_every_cell_is_what_an_edit_of_this_head_alone_costs(changes):
     )
     ids_RS = heldout_rows(loaded, "held.txt", rows=4, length=16).ids_RS
 
-    def losses() -> torch.Tensor:
+    def losses():
         logits_BSV = loaded.model(ids_RS).logits
         return torch.nn.functional.cross_entropy(
             logits_BSV[:, :-1].mT, ids_RS[:, 1:], reduction="none"
@@ -151,9 +151,7 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys):
     )
 
 
-def made_up(
-    folder: Path, deltas: np.ndarray, twin: np.ndarray | None = None, **settings_: object
-) -> list[str]:
+def made_up(folder, deltas, twin=None, **settings_):
     """Sentences of a run whose rows lose this, (R, C); the weight of a cell is its number. And of
     one with a twin.
     """
@@ -248,7 +246,7 @@ def test_what_makes_no_sense_is_refused():
         ablation_sentences([open_run("cut")])
 
 
-def shorter(**changes: object) -> DistanceSettings:
+def shorter(**changes):
     small = {
         "rows": 3,
         "prompt_tokens": 8,

@@ -4,7 +4,6 @@ where they stopped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +13,9 @@ import torch
 
 from refusals import refused
 from sinklab.core.probing import by_protocol
-from sinklab.core.probing.intervention import InterventionLog, RemovalRecord
+from sinklab.core.probing.intervention import RemovalRecord
 from sinklab.core.sinks import Excess, Gu
 from sinklab.lab.analysis.intervals import paired_share_interval, wilson
-from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.data.battery import LEVELS, SKILLS, Problem, problems
 from sinklab.lab.records import open_run
@@ -45,15 +43,15 @@ from tiny_llama import tiny_llama
 NEW = 6
 
 
-def some_problems(count: int = 5) -> list[Problem]:
+def some_problems(count=5):
     return list(problems("test", count, seed=3))
 
 
-def cell(condition: str, control: str = "none", k: int = 0) -> Cell:
+def cell(condition, control="none", k=0):
     return Cell(Condition.named(condition), control, k, "planning", 1)
 
 
-def alone(loaded: Loaded, one: Cell, problem: Problem) -> str:
+def alone(loaded, one, problem):
     """The same text by the writer of studies, one prompt at a time."""
     decoding = one.condition.decoding(0)
     given = (
@@ -190,7 +188,7 @@ def test_rows_that_are_over_and_windows_are_not_counted_as_removed():
     answer(loaded, cell("pure", "sinks", 2), asked[:1], NEW, 0, one)
 
     class Half(writing.DenoisingWriter):
-        def steps(self) -> Iterator[Any]:
+        def steps(self):
             for step in super().steps():
                 step.active_B = torch.tensor([True, False])
                 yield step
@@ -202,17 +200,17 @@ def test_rows_that_are_over_and_windows_are_not_counted_as_removed():
         assert now == pytest.approx(was, abs=1e-5)
 
 
-def spoken(texts: list[str], *, ends: list[bool]) -> type:
+def spoken(texts, *, ends):
     """Rows that write these texts, with or without an end of text."""
 
     class Spoken:
-        def __init__(self, texts: writing.Writing, log: InterventionLog) -> None:
+        def __init__(self, texts, log):
             self.loaded, self.count, self.log = texts.loaded, len(texts.requests), log
 
-        def steps(self) -> Iterator[Any]:
+        def steps(self):
             yield SimpleNamespace(active_B=torch.ones(self.count, dtype=torch.bool))
 
-        def row(self, row: int) -> list[int]:
+        def row(self, row):
             tokenizer = self.loaded.needed_tokenizer()
             ids: Any = tokenizer(texts[row], add_special_tokens=False)["input_ids"]
             return [*ids, *([tokenizer.eos_token_id, *ids] if ends[row] else [])]
@@ -240,7 +238,7 @@ def test_answers_are_judged_up_to_their_end(monkeypatch):
     assert (counted["n"], counted["right"], counted["empty"], counted["endless"]) == (5, 3, 1, 1)
 
 
-def graded(control: str, k: int, marks: dict[tuple[str, int], str]) -> list[dict[str, Any]]:
+def graded(control, k, marks):
     return [
         {
             "condition": "pure",
@@ -311,7 +309,7 @@ def test_each_way_to_hide_sinks_has_its_random_control():
     )
 
 
-def small(**changes: Any) -> BatterySettings:
+def small(**changes):
     fields = {
         "skills": ("arithmetic", "copying"),
         "levels": (1,),
@@ -373,8 +371,8 @@ def test_an_interrupted_run_goes_on_and_comes_to_the_same(tmp_path, monkeypatch)
     whole = open_run(score_battery(loaded, tmp_path / "whole", settings))
     real, calls = battery.answer, list[str]()
 
-    def failing(after: int) -> Callable[..., Any]:
-        def call(loaded: Loaded, one: Cell, *rest: Any) -> Any:
+    def failing(after):
+        def call(loaded, one, *rest):
             calls.append(one.skill)
             if len(calls) > after:
                 raise KeyboardInterrupt

@@ -2,8 +2,6 @@
 read back.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -214,7 +212,7 @@ def test_costs_have_a_line_for_every_length_and_policy():
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
+def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(TEXT * 12, "utf-8")
     return path

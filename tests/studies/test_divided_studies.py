@@ -57,10 +57,10 @@ class Told:
     others read.
     """
 
-    def __init__(self, heard: list, leads: bool) -> None:
+    def __init__(self, heard, leads):
         self.heard, self.leads = heard, leads
 
-    def told(self, value: object) -> object:
+    def told(self, value):
         if self.leads:
             self.heard.append(value)
             return value

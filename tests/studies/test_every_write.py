@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,7 +32,7 @@ SHARES = {
 WITH_HARNESS = {"eval": (0.02, 0.03), "table1": (0.01, 0.002)}
 
 
-def told(script: str, *arguments: Any) -> Any:
+def told(script, *arguments):
     """What a script of tests prints; it forks, which this process must not."""
     done = subprocess.run(
         [sys.executable, str(TESTS / script), *map(str, arguments)],

@@ -5,7 +5,6 @@ arguments.
 import copy
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,6 @@ from refusals import refused
 from sinklab.core.probing import PROTOCOLS, MaskSinks, by_protocol
 from sinklab.core.registry import interventions
 from sinklab.core.sinks import Gu
-from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.scoring import exact, rolling, score
 from sinklab.lab.studies.base import from_record
 from sinklab.lab.studies.benchmarks import asked as benchmark_asked
@@ -37,17 +35,17 @@ CONTEXT = "The old man sat by"
 
 
 def instance(
-    kind: str,
-    *arguments: Any,
-    task: str = "toy",
-    document: int = 0,
-    number: int = 0,
-    repeats: int = 1,
-) -> Any:
+    kind,
+    *arguments,
+    task="toy",
+    document=0,
+    number=0,
+    repeats=1,
+):
     return Instance(kind, {}, arguments, number, (task, document, repeats))
 
 
-def choices(loaded: Loaded, document: int = 0) -> list[Any]:
+def choices(loaded, document=0):
     ends = (" the sea", " the boats", " rain")
     return [
         instance("loglikelihood", CONTEXT, end, document=document, number=at)
@@ -55,7 +53,7 @@ def choices(loaded: Loaded, document: int = 0) -> list[Any]:
     ]
 
 
-def ids(loaded: Loaded, text: str) -> list[int]:
+def ids(loaded, text):
     return loaded.tokenizer(text)["input_ids"]
 
 
@@ -96,11 +94,11 @@ def test_choices_are_scored_under_the_same_noise(make, specs):
 class Counts(Progress):
     """Keeps what was counted."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.found: list[tuple[float, float]] = []
 
-    def count(self, done: float, total: float) -> None:
+    def count(self, done, total):
         self.found.append((done, total))
 
 
@@ -243,7 +241,7 @@ def test_equal_requests_are_answered_once_unless_noise_decides(monkeypatch):
     batches: list[int] = []
     write = requests.write_batch
 
-    def counted(*given: Any, **named: Any) -> Any:
+    def counted(*given, **named):
         batches.append(len(given[1]))
         return write(*given, **named)
 

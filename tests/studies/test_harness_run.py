@@ -4,15 +4,13 @@ import json
 import math
 import shutil
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("lm_eval")
 
 from refusals import refused
-from sinklab.lab.records import Run, open_run
+from sinklab.lab.records import open_run
 from sinklab.lab.records.leases import Claims
 from sinklab.lab.studies.benchmarks import requests
 from sinklab.lab.studies.benchmarks.run import evaluate
@@ -31,9 +29,7 @@ SETTINGS = EvalSettings(
 CHOSEN = ", blocked keys chosen in a clean pass over each text"
 
 
-def run_toys(
-    folder: Path, settings: EvalSettings = SETTINGS, loaded: Any = None, **named: Any
-) -> Run:
+def run_toys(folder, settings=SETTINGS, loaded=None, **named):
     folder.mkdir(exist_ok=True)
     loaded = tiny_loaded(1) if loaded is None else loaded
     return open_run(
@@ -42,11 +38,11 @@ def run_toys(
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def finished(tmp_path_factory):
     return run_toys(tmp_path_factory.mktemp("toys"))
 
 
-def test_scores_are_means_over_samples(finished: Run) -> None:
+def test_scores_are_means_over_samples(finished):
     assert (finished.info.kind, finished.info.status) == ("benchmark", "complete")
     assert finished.info.settings["tasks"] == ["toy_texts", "toy_choices", "toy_ends"]
     assert finished.info.settings["mask_sinks"] == 1
@@ -71,7 +67,7 @@ def test_scores_are_means_over_samples(finished: Run) -> None:
     assert texts["prompt"].str.startswith("The old man sat").all()
 
 
-def test_the_likelier_choice_is_the_answer(finished: Run) -> None:
+def test_the_likelier_choice_is_the_answer(finished):
     samples = finished.table("samples")
     rows = samples[samples["task"] == "toy_choices"].to_dict("records")
     for row in rows:
@@ -82,7 +78,7 @@ def test_the_likelier_choice_is_the_answer(finished: Run) -> None:
     assert all(len(row) == 1 for row in samples[samples["task"] == "toy_ends"]["logprobs"])
 
 
-def test_sinks_are_those_of_the_watched_requests(finished: Run) -> None:
+def test_sinks_are_those_of_the_watched_requests(finished):
     sinks = finished.table("sinks")
     assert set(sinks["task"]) == {"toy_texts", "toy_choices", "toy_ends"}
     assert set(sinks["doc_id"]) == {0, 1}
@@ -94,7 +90,7 @@ def test_sinks_are_those_of_the_watched_requests(finished: Run) -> None:
     assert sinks[sinks["task"] == "toy_choices"]["in_masked"].isna().all()
 
 
-def test_lm_evals_own_files_lie_beside(finished: Run) -> None:
+def test_lm_evals_own_files_lie_beside(finished):
     (file,) = finished.path.glob("results_*.json")
     whole = json.loads(file.read_text())
     assert whole["config"]["model"] == "sinklab"
@@ -109,7 +105,7 @@ def test_lm_evals_own_files_lie_beside(finished: Run) -> None:
     assert not list(finished.path.glob(".*"))
 
 
-def test_lines_say_what_was_not_found(finished: Run) -> None:
+def test_lines_say_what_was_not_found(finished):
     lines = score_sentences([finished])
     missing = finished.table("scores")["no_answer"][0]
     expected = f"; no answer found in {missing:.0%}" if missing else ""
@@ -126,7 +122,7 @@ def test_lines_say_what_was_not_found(finished: Run) -> None:
     assert lines[5].endswith(rests)
 
 
-def test_the_dose_of_each_task_is_recorded(finished: Run) -> None:
+def test_the_dose_of_each_task_is_recorded(finished):
     doses = finished.table("doses").set_index("task")
     assert doses["protocol"].to_dict() == {
         "toy_texts": "paper",
@@ -146,7 +142,7 @@ def test_the_dose_of_each_task_is_recorded(finished: Run) -> None:
     )
 
 
-def test_edits_of_ones_own_have_a_dose_and_windows_have_none(tmp_path: Path) -> None:
+def test_edits_of_ones_own_have_a_dose_and_windows_have_none(tmp_path):
     settings = replace(
         SETTINGS,
         mask_sinks=None,
@@ -162,16 +158,16 @@ def test_edits_of_ones_own_have_a_dose_and_windows_have_none(tmp_path: Path) -> 
     assert "doses" not in bare.tables
 
 
-def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def asked_for(monkeypatch):
     """Numbers of texts and continuations that the model is asked for from now on."""
     sizes: list[int] = []
     write, score = requests.write_batch, requests.score
 
-    def writes(*given: Any, **named: Any) -> Any:
+    def writes(*given, **named):
         sizes.append(len(given[1]))
         return write(*given, **named)
 
-    def scores(*given: Any, **named: Any) -> Any:
+    def scores(*given, **named):
         sizes.append(len(given[1]))
         return score(*given, **named)
 
@@ -180,18 +176,16 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def same(one: Run, other: Run) -> None:
+def same(one, other):
     for name in ("scores", "samples", "sinks", "doses"):
         left, right = one.table(name), other.table(name)
         assert left.equals(right), (name, left, right)
 
 
-def test_an_interrupted_run_asks_for_what_is_missing(
-    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_asks_for_what_is_missing(finished, tmp_path, monkeypatch):
     said: list[str] = []
 
-    def stop(text: str) -> None:
+    def stop(text):
         said.append(text)
         if text.startswith("scoring"):
             raise KeyboardInterrupt
@@ -217,7 +211,7 @@ def test_an_interrupted_run_asks_for_what_is_missing(
     assert sizes == []
 
 
-def test_other_settings_or_weights_are_refused_by_name(finished: Run, tmp_path: Path) -> None:
+def test_other_settings_or_weights_are_refused_by_name(finished, tmp_path):
     settings = replace(SETTINGS, limit=1, record_sinks=0)
     run_toys(tmp_path, settings)
     refused("run is taken; choose another", run_toys, tmp_path, settings)
@@ -243,7 +237,7 @@ def test_other_settings_or_weights_are_refused_by_name(finished: Run, tmp_path: 
     )
 
 
-def test_an_autoregressive_model_is_scored_too(tmp_path: Path) -> None:
+def test_an_autoregressive_model_is_scored_too(tmp_path):
     run = run_toys(tmp_path, replace(SETTINGS, mask_sinks=2), tiny_llama())
     assert run.info.model["family"] == "autoregressive"
     assert len(run.table("scores")) == 3
@@ -251,7 +245,7 @@ def test_an_autoregressive_model_is_scored_too(tmp_path: Path) -> None:
     assert (samples[samples["task"] == "toy_choices"]["stderrs"].map(max) == 0).all()
 
 
-def test_long_prompts_are_cut_and_counted(tmp_path: Path) -> None:
+def test_long_prompts_are_cut_and_counted(tmp_path):
     settings = replace(SETTINGS, new_tokens=30, mask_sinks=None, record_sinks=0)
     run = run_toys(tmp_path, settings, tiny_loaded(context=48))
     cut = run.table("samples").query("task == 'toy_texts'")["cut"]
@@ -263,13 +257,13 @@ def test_long_prompts_are_cut_and_counted(tmp_path: Path) -> None:
     assert line in score_sentences([run])
 
 
-def test_a_killed_process_loses_nothing_that_it_answered(tmp_path: Path) -> None:
+def test_a_killed_process_loses_nothing_that_it_answered(tmp_path):
     left = tmp_path / "left"
 
     class Killed(BaseException):
         pass
 
-    def kill(text: str) -> None:
+    def kill(text):
         if text.startswith("scoring"):
             # what a kill leaves: all that was written, and nothing that is done on the way out
             shutil.copytree(tmp_path / "run", left / "run")
@@ -290,7 +284,7 @@ def test_a_killed_process_loses_nothing_that_it_answered(tmp_path: Path) -> None
             json.loads(line)
 
 
-def test_right_is_no_metric_of_which_less_is_better() -> None:
+def test_right_is_no_metric_of_which_less_is_better():
     row = {
         "doc_id": 0,
         "filter": "none",
@@ -316,8 +310,8 @@ def test_right_is_no_metric_of_which_less_is_better() -> None:
     assert math.isnan(rows_of(results, {})[1][0]["right"])
 
 
-def test_the_cache_leaves_out_cut_and_foreign_lines(tmp_path: Path) -> None:
-    def cache(fingerprint: str = "one") -> RequestCache:
+def test_the_cache_leaves_out_cut_and_foreign_lines(tmp_path):
+    def cache(fingerprint="one"):
         return RequestCache(tmp_path, Claims(tmp_path), fingerprint)
 
     with cache() as first, cache() as second, cache("other") as third:
@@ -344,7 +338,7 @@ def test_the_cache_leaves_out_cut_and_foreign_lines(tmp_path: Path) -> None:
     assert RequestCache(None, None, "").get("a") is None
 
 
-def test_tasks_keep_examples_that_nobody_may_change(tmp_path: Path) -> None:
+def test_tasks_keep_examples_that_nobody_may_change(tmp_path):
     said: list[str] = []
     run_toys(
         tmp_path, replace(SETTINGS, limit=1, num_fewshot=2, record_sinks=0), progress=said.append
@@ -352,9 +346,7 @@ def test_tasks_keep_examples_that_nobody_may_change(tmp_path: Path) -> None:
     assert said[0] == "toy_texts keeps its 0 worked examples: lm-eval does not allow another number"
 
 
-def test_without_lm_eval_the_remedy_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_lm_eval_the_remedy_is_named(tmp_path, monkeypatch):
     import importlib.util
 
     find = importlib.util.find_spec
@@ -366,7 +358,7 @@ def test_without_lm_eval_the_remedy_is_named(
     refused(r"pip install 'sinklab\[eval\]'", evaluate, SETTINGS, "tiny", tmp_path / "run")
 
 
-def test_unknown_tasks_are_refused_before_a_model_is_read(tmp_path: Path) -> None:
+def test_unknown_tasks_are_refused_before_a_model_is_read(tmp_path):
     refused(
         "'gsm9k'; did you mean 'gsm8k'",
         evaluate,

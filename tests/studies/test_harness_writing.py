@@ -3,7 +3,6 @@ same run.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +15,7 @@ from sinklab.core.probing import BlockKeys, Dose, MaskSinks, WindowAttention, by
 from sinklab.core.probing.dose import MEASURED
 from sinklab.core.sampling import Canvas
 from sinklab.core.sinks import Excess
-from sinklab.lab.checkpoints import Loaded
-from sinklab.lab.scoring.answers import Answer, needs_own_batch, write_batch
+from sinklab.lab.scoring.answers import needs_own_batch, write_batch
 from sinklab.lab.scoring.prompts import Prompt
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Writing, WritingRequest, ended, is_over, seeded
@@ -39,12 +37,12 @@ SETTINGS = EvalSettings(block_length=4)
 NEW = 8
 
 
-def asked(loaded: Loaded, until: tuple[str, ...] = ()) -> list[WritingRequest]:
+def asked(loaded, until=()):
     ids = [tuple(loaded.tokenizer(text)["input_ids"]) for text in PROMPTS]
     return [WritingRequest(each, until, 100 + number) for number, each in enumerate(ids)]
 
 
-def one_by_one(loaded: Loaded, each: WritingRequest, edits: tuple[Any, ...] = ()) -> list[int]:
+def one_by_one(loaded, each, edits=()):
     """The tokens that a study writes, which knows no batches."""
     settings = StudySettings(new_tokens=NEW, block_length=4 if loaded.family == "diffusion" else 32)
     task = Task(
@@ -91,7 +89,7 @@ def test_an_answer_of_one_step_has_no_step_before_to_choose_in(family):
     assert edited == plain and [answer.steps for answer in edited] == [1] * len(PROMPTS)
 
 
-def close(one: Answer, other: Answer) -> None:
+def close(one, other):
     assert len(one.sinks) == len(other.sinks) > 0
     assert Dose(one.dose).row() == pytest.approx(Dose(other.dose).row(), abs=1e-4, nan_ok=True)
     for left, right in zip(one.sinks, other.sinks, strict=True):
@@ -231,7 +229,7 @@ def test_an_answer_ends_at_its_end():
     assert ended(loaded, [loaded.tokenizer.mask_token_id, 5], (mask,)) == ([], "")
 
 
-def spelled(*tokens: str) -> Any:
+def spelled(*tokens):
     """A tokenizer of these tokens that decodes as SentencePiece's do: without the first space."""
     tokenizer = Tokenizer(models.WordLevel({token: number for number, token in enumerate(tokens)}))
     tokenizer.decoder = decoders.Sequence(

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from refusals import refused
 from sinklab.core.probing import trace
@@ -22,13 +22,13 @@ from tiny_llama import tiny_llama
 BLOCK, FUTURE, COMMITTED, PROMPT = range(4)
 
 
-def noisy_ids(model: nn.Module, length: int = 12) -> Tensor:
+def noisy_ids(model, length=12):
     ids = torch.randint(3, 250, (1, length), generator=torch.Generator().manual_seed(1))
     ids[0, 5:9] = model.config.mask_token_id
     return ids
 
 
-def hooks_of(model: nn.Module) -> int:
+def hooks_of(model):
     return sum(
         len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
     )
@@ -218,14 +218,12 @@ def test_unknown_choices_are_refused():
     refused(r"3 positions .* keys, got 2", sink_heads, np.ones((1, 1, 2)), np.zeros(3))
 
 
-def plain_ridge(
-    x: Tensor, y: Tensor, fold: Tensor, penalties: tuple[float, ...]
-) -> tuple[Tensor, float]:
+def plain_ridge(x, y, fold, penalties):
     """Normal equations written out, fold by fold; the prediction and the penalty of the last
     fold.
     """
 
-    def fit(rows: Tensor, at: Tensor, penalty: float) -> Tensor:
+    def fit(rows, at, penalty):
         centred = x[rows] - x[rows].mean(0)
         gram = centred.T @ centred / rows.sum() + penalty * torch.eye(x.shape[1], dtype=x.dtype)
         weight = torch.linalg.solve(gram, centred.T @ (y[rows] - y[rows].mean(0)) / rows.sum())

@@ -24,11 +24,11 @@ from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
 
 
-def text(rows: int = 6, length: int = 24) -> torch.Tensor:
+def text(rows=6, length=24):
     return torch.randint(3, 280, (rows, length))
 
 
-def attention_of(model, ids_BS: torch.Tensor, hidden_LBHS: torch.Tensor | None = None):
+def attention_of(model, ids_BS, hidden_LBHS=None):
     """Logits of a causal model, written out densely, with keys hidden from all queries; what each
     key received then.
 
@@ -140,7 +140,7 @@ def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(fam
     loaded = tiny_llama() if family == "autoregressive" else tiny_loaded(int(family == "sink"))
     if family == "autoregressive":
 
-        def losses() -> torch.Tensor:
+        def losses():
             logits_BSV = loaded.model(ids_RS).logits
             return torch.nn.functional.cross_entropy(
                 logits_BSV[:, :-1].mT, ids_RS[:, 1:], reduction="none"
@@ -152,7 +152,7 @@ def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(fam
         mask_id = loaded.model.config.mask_token_id
         noisy_RS, masked_RS = corrupt(ids_RS, t_R, mask_id=mask_id, generator=generator)
 
-        def losses() -> torch.Tensor:
+        def losses():
             logits_MV = loaded.model(noisy_RS, logits_to_keep=masked_RS).logits
             return masked_token_loss(logits_MV, ids_RS, masked_RS, t_R, reduction="row")
 
@@ -206,7 +206,7 @@ def test_arms_do_not_disturb_each_other_and_the_number_of_a_row_is_what_it_draws
         assert (together[2].doses_by_row()["held"] > together[3].doses_by_row()["held"]).all()
 
 
-def rows_of(losses: dict) -> pd.DataFrame:
+def rows_of(losses):
     """The table ``curve_rows`` of these losses, of unknown doses."""
     frames = []
     for (k, control), loss_R in losses.items():
@@ -215,7 +215,7 @@ def rows_of(losses: dict) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def made_up(rows: int = 40) -> dict:
+def made_up(rows=40):
     generator = np.random.default_rng(1)
     clean = generator.normal(4, 1, rows)
     losses = {(0, "none"): clean}

@@ -4,19 +4,17 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from launched import torchrun
 from refusals import refused
-from sinklab.lab.records import Run, leases, open_run
+from sinklab.lab.records import leases, open_run
 from sinklab.lab.records.leases import Claims
 from sinklab.lab.studies.processes import Processes, Units
 from sinklab.lab.studies.trace.study import StudySettings, study
@@ -44,14 +42,14 @@ print(done, flush=True)
 """
 
 
-def launch(folder: Path, settings: dict, *, resume: bool = False) -> subprocess.CompletedProcess:
+def launch(folder, settings, *, resume=False):
     (folder / "program.py").write_text(PROGRAM, "utf-8")
     again = "resume" if resume else "anew"
     return torchrun(folder / "program.py", folder / "run", json.dumps(settings), again)
 
 
 @pytest.fixture
-def settings(tmp_path) -> dict:
+def settings(tmp_path):
     (tmp_path / "held.txt").write_text(TEXT * 20)
     return {**SETTINGS, "heldout": str(tmp_path / "held.txt")}
 
@@ -85,7 +83,7 @@ def test_two_processes_write_what_one_writes(settings, tmp_path):
             )
 
 
-def same_tables(run: Run, whole: Run) -> None:
+def same_tables(run, whole):
     """Tables by key, whoever wrote their parts in whatever order."""
     assert (run.info.status, run.info.parts) == ("complete", whole.info.parts)
     assert sorted(run.tables) == sorted(whole.tables)
@@ -209,12 +207,12 @@ def test_units_are_done_once_and_those_of_the_dead_again(tmp_path, monkeypatch):
         sleep = staticmethod(time.sleep)
 
         @staticmethod
-        def monotonic() -> float:
+        def monotonic():
             return 0.0 if len(done) < 29 else 2 * leases.EXPIRY
 
     monkeypatch.setattr(leases, "time", Clock)
 
-    def work(rank: int) -> None:
+    def work(rank):
         claims = Claims(tmp_path)
         assert not claims.is_held("unit-4"), "nobody knows yet"
         # all have seen it, and all have a unit, before one can have done the rest

@@ -3,7 +3,6 @@ runs.
 """
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,7 +55,7 @@ def test_noise_is_pooled_as_far_as_margins_are_alike():
     assert pooled_noise(np.array([0.0, 1.0, 2.0]), 4)[0][0] == 0
 
 
-def world(draw: np.random.Generator, multiple: float, probes: int = 4) -> tuple[pd.DataFrame, int]:
+def world(draw, multiple, probes=4):
     """Margins of 12 texts with the noise that probes saw, and how many texts rounding of this size
     changed.
     """
@@ -131,9 +130,7 @@ def test_draws_of_likelihoods_change_what_is_near():
     assert draws_variance(items) == pytest.approx(0.25 / 4, abs=0.005)
 
 
-def benchmark(
-    path: Path, rights: list[float], texts: list[str], more: Any = None, seed: int = 0, **model: Any
-) -> Path:
+def benchmark(path, rights, texts, more=None, seed=0, **model):
     """A folder as `sinklab eval` leaves it, with these columns in place of those of written
     answers.
     """

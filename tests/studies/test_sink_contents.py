@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from refusals import refused
-from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.scoring.prompts import encode
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.studies.contents.figures import contents_sentences
@@ -37,7 +37,7 @@ SETTINGS = ContentsSettings(
 
 
 @pytest.fixture(scope="module", params=[0, 1])
-def run(request, tmp_path_factory) -> Run:
+def run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("contents") / "run"
     return open_run(sink_contents(tiny_loaded(request.param), folder, SETTINGS))
 
@@ -209,7 +209,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(run, tmp_path):
         return
     told: list[str] = []
 
-    def stop(text: str) -> None:
+    def stop(text):
         told.append(text)
         if text.startswith("writing text 4"):
             raise KeyboardInterrupt

@@ -6,7 +6,6 @@ import importlib.util
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from tiny_training import tiny_settings, uneven_documents
 STUDIES = Path(__file__).parents[2] / "studies"
 
 
-def script(name: str) -> Any:
+def script(name):
     """A script of the study, which imports its neighbours."""
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, STUDIES / f"{name}.py")
@@ -42,7 +41,7 @@ study, measures, costs, contrasts, runs = (
 
 
 @pytest.fixture
-def toy(tmp_path, monkeypatch) -> Path:
+def toy(tmp_path, monkeypatch):
     """The study with a tiny parent, text of seconds, and stages of 2, 2 and 2 steps."""
     corpus = uneven_documents(tmp_path)
     out = tmp_path / "parent"
@@ -78,7 +77,7 @@ def toy(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(study, "LONGER", ((2, 4), (4, 6)))
     monkeypatch.setattr(study, "POINTS", (1, 2, 3, 4, 6))
 
-    def shrunk(name: str, **fields: Any) -> Any:
+    def shrunk(name, **fields):
         fields["heldout"] = fields["heldout"].removesuffix(".gz")
         return recipe(name, **(fields | tiny))
 
@@ -89,8 +88,8 @@ def toy(tmp_path, monkeypatch) -> Path:
 def test_a_longer_stage_goes_on_from_the_adapters_and_resumes(toy, monkeypatch):
     whole = study.train
 
-    def interrupted(settings: Any, **how: Any) -> Any:
-        def stop(text: str) -> None:
+    def interrupted(settings, **how):
+        def stop(text):
             how["progress"](text)
             if settings.adapters and whole_checkpoints(toy / "runs/iii-0-4/checkpoints"):
                 raise KeyboardInterrupt
@@ -135,7 +134,7 @@ def test_the_order_is_the_registered_one():
 
 
 @pytest.fixture
-def texts() -> torch.Tensor:
+def texts():
     return torch.randint(5, 200, (3, 128), generator=torch.Generator().manual_seed(0))
 
 

@@ -4,7 +4,6 @@ text.
 
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ NEW = 11
 NAMES = ("received", "received_by_window")
 
 
-def whole(model: Any, ids: list[int], edit: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def whole(model, ids, edit):
     """Column sums, queries that see each key and the map, of one forward over one text."""
     maps = [(0, layer, head) for layer in range(2) for head in range(4)]
     edited = intervene(model, edit, measure=False) if edit else nullcontext()

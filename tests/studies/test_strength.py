@@ -33,13 +33,13 @@ SMALL = {"rows": 9, "length": 12, "batch": 3, "texts": "held.txt"}
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path) -> None:
+def here(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     monkeypatch.chdir(tmp_path)
     Path("held.txt").write_text(TEXT * 20)
 
 
-def settings(**changes: object) -> StrengthSettings:
+def settings(**changes):
     return StrengthSettings(**{**SMALL, **changes})
 
 
@@ -222,7 +222,7 @@ def test_the_page_on_masked_models_says_what_the_study_measured():
             )
 
 
-def books() -> Path:
+def books():
     shared = Path(
         os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
     )

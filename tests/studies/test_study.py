@@ -3,10 +3,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from refusals import refused
-from sinklab.core.probing import CallView, Statistic
+from sinklab.core.probing import Statistic
 from sinklab.core.registry import statistics
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.trace.study import StudySettings, study
@@ -17,7 +16,7 @@ PROMPTS = ("The old man", "")
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory) -> StudySettings:
+def settings(tmp_path_factory):
     corpus = tmp_path_factory.mktemp("heldout") / "text.txt"
     corpus.write_text(TEXT * 20)
     return StudySettings(
@@ -241,7 +240,7 @@ class Powered(Statistic):
     reads = ("received",)
     power: float = 2.0
 
-    def measure(self, view: CallView) -> Tensor:
+    def measure(self, view):
         return (view.shared["received"] ** self.power).sum(-1)
 
 

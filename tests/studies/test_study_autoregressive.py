@@ -11,8 +11,8 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from refusals import refused
-from sinklab.lab.checkpoints import Loaded, SpecialIds
-from sinklab.lab.records import Run, open_run
+from sinklab.lab.checkpoints import SpecialIds
+from sinklab.lab.records import open_run
 from sinklab.lab.scoring import encode
 from sinklab.lab.studies.trace.study import StudySettings, study
 from small_runs import traced
@@ -24,7 +24,7 @@ END = ("<|endoftext|>", tiny_tokenizer().convert_tokens_to_ids("<|endoftext|>"))
 QUICK = StudySettings(prompts=(PROMPT,), new_tokens=5, statistics=("all",), heldout=None)
 
 
-def eager_maps(loaded: Loaded, ids: list[int]) -> list[torch.Tensor]:
+def eager_maps(loaded, ids):
     """Per layer the attention (H, S, S) over this text, as transformers computes it outright."""
     loaded.model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -33,7 +33,7 @@ def eager_maps(loaded: Loaded, ids: list[int]) -> list[torch.Tensor]:
     return [layer_BHQS[0] for layer_BHQS in maps]
 
 
-def written(run: Run) -> list[int]:
+def written(run):
     return run.table("generations")["token_ids"][0].tolist()
 
 

@@ -19,7 +19,7 @@ from sinklab.core.registry import interventions, load_plugin, studies
 from sinklab.lab.cli.command import command, conduct
 from sinklab.lab.cli.options import checked, typed
 from sinklab.lab.records import open_run
-from sinklab.lab.studies.base import Study, Work, as_record, from_record, leaves
+from sinklab.lab.studies.base import Study, as_record, from_record, leaves
 from sinklab.lab.studies.curve import Curve, CurveSettings
 from sinklab.lab.studies.trace.study import StudySettings, Trace
 from sinklab.lab.testing import check_study
@@ -45,7 +45,7 @@ class Composed(Checked):
     source: Source = field(default_factory=lambda: Source(block_length=32))
     edits: tuple[Any, ...] = field(default=(MaskSinks(k=2),), metadata={"registry": interventions})
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         super().__post_init__()
         object.__setattr__(self, "edits", tuple(map(interventions.parse, self.edits)))
 
@@ -55,19 +55,19 @@ class Toy(Study):
 
     Settings = CurveSettings
 
-    def run(self, work: Work) -> None:
+    def run(self, work):
         work.run.table("toy", {"rows": [work.settings.rows]})
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path) -> None:
+def here(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     monkeypatch.chdir(tmp_path)
     Path("held.txt").write_text(TEXT * 20)
 
 
 @pytest.fixture
-def lengths(monkeypatch) -> Study:
+def lengths(monkeypatch):
     """The study of the example; it is forgotten afterwards."""
     monkeypatch.setattr(studies, "_classes", dict(studies._all()))
     monkeypatch.delitem(sys.modules, "sinklab_plugin_add_a_study", raising=False)
@@ -90,7 +90,7 @@ def test_a_suite_sees_a_study_that_does_not_conform():
     class Forgetful(Toy):
         """It makes its settings up."""
 
-        def settings_of(self, folder: str | Path) -> CurveSettings:
+        def settings_of(self, folder):
             return CurveSettings(rows=7)
 
     with pytest.raises(AssertionError, match="settings do not come back"):
@@ -101,7 +101,7 @@ def test_a_suite_sees_a_study_that_does_not_conform():
 
         runs = 0
 
-        def run(self, work: Work) -> None:
+        def run(self, work):
             self.runs += 1
             work.run.table("toy", {"rows": [self.runs]})
 
@@ -111,7 +111,7 @@ def test_a_suite_sees_a_study_that_does_not_conform():
     class Silent(Toy):
         """It writes nothing."""
 
-        def run(self, work: Work) -> None:
+        def run(self, work):
             pass
 
     with pytest.raises(AssertionError, match="writes no table and no array"):

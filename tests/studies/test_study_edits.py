@@ -1,13 +1,12 @@
 """Studies written under interventions, and the truncation experiment."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from sinklab.lab.records import Run, open_run
+from sinklab.lab.records import open_run
 from sinklab.lab.studies.trace.recording import Selection
 from sinklab.lab.studies.trace.run import agreement
 from sinklab.lab.studies.trace.study import StudySettings, study
@@ -24,7 +23,7 @@ QUICK = StudySettings(
 )
 
 
-def received(run: Run, part: int = 0) -> np.ndarray:
+def received(run, part=0):
     return run.array("attention", "received", part=part).astype(np.float32)
 
 
@@ -151,7 +150,7 @@ def test_truncation_hides_where_the_sink_is_and_follows_the_heads(tmp_path):
     assert facts["agreement"] < 1, "the text changes"
 
 
-def heads_that_read(length: int, **places: list[int]) -> np.ndarray:
+def heads_that_read(length, **places):
     """(1 layer, heads, keys) of four even shares, in each head at one position; the rest is
     spread.
     """
@@ -193,7 +192,7 @@ def test_tokens_of_the_uncut_text_are_scored_with_either_stretch_hidden(tmp_path
     assert found["sample"].unique().tolist() == [0, 1], "both samples have a sink and a control"
     attend, column = torch.nn.functional.scaled_dot_product_attention, slice(0)
 
-    def hidden(query: torch.Tensor, key: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    def hidden(query, key, *args, **options):
         mask = torch.zeros(query.shape[-2], key.shape[-2])
         mask[:, column] = -torch.inf
         return attend(

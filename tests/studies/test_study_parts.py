@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from refusals import refused
-from sinklab.lab.records import Run, open_run
+from sinklab.lab.records import open_run
 from sinklab.lab.studies.processes import Progress
 from sinklab.lab.studies.trace import run as observation
 from sinklab.lab.studies.trace.study import StudySettings, study
@@ -18,7 +18,7 @@ PROMPTS = ("The old man", "", "The sea")
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory) -> StudySettings:
+def settings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("heldout")
     (folder / "held.txt").write_text(TEXT * 20)
     return StudySettings(
@@ -36,13 +36,13 @@ def settings(tmp_path_factory) -> StudySettings:
 
 
 @pytest.fixture(scope="module")
-def whole(settings, tmp_path_factory) -> Run:
+def whole(settings, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "whole"
     study(tiny_loaded(1), folder, settings)
     return open_run(folder)
 
 
-def same(one: Run, other: Run) -> bool:
+def same(one, other):
     """Whether two runs hold the same numbers and texts, bit for bit."""
     assert one.tables == other.tables
     assert one.info.parts == other.info.parts
@@ -58,7 +58,7 @@ def same(one: Run, other: Run) -> bool:
     )
 
 
-def breaking(whole, times: int):
+def breaking(whole, times):
     """The function, interrupted at its n-th call."""
     calls = []
 
@@ -131,14 +131,14 @@ def test_a_run_resumes_as_it_was_begun_or_not_at_all(settings, tmp_path):
 
 
 class Heard(Progress):
-    def __init__(self) -> None:
+    def __init__(self):
         self.counts: list[tuple[int, int]] = []
         self.stages: list[str] = []
 
-    def stage(self, text: str) -> None:
+    def stage(self, text):
         self.stages.append(text)
 
-    def count(self, done: int, total: int) -> None:
+    def count(self, done, total):
         self.counts.append((done, total))
 
 

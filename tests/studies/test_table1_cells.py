@@ -23,13 +23,11 @@ SETTINGS = EvalSettings(tasks=("gsm8k", "humaneval"))
 
 
 @pytest.fixture
-def asked(monkeypatch) -> list[EvalSettings]:
+def asked(monkeypatch):
     """The settings of every cell that was scored; the third fails once."""
     seen: list[EvalSettings] = []
 
-    def evaluate(
-        settings: EvalSettings, model: Any, out: Path, *, progress: Any, resume: bool
-    ) -> Path:
+    def evaluate(settings, model, out, *, progress, resume):
         seen.append(settings)
         model()
         about: dict[str, Any] = {
@@ -146,7 +144,7 @@ def test_the_tasks_of_likelihoods_are_those_that_lm_eval_calls_so():
 def test_an_interrupted_table_goes_on(asked, tmp_path):
     loads: list[str] = []
 
-    def loader(name: str) -> Any:
+    def loader(name):
         return lambda: (loads.append(name), tiny_loaded() if name == "a" else tiny_llama())[1]
 
     models = {"a": loader("a"), "b": loader("b")}

@@ -83,7 +83,7 @@ def graded(name):
     return "test" if "test" in SOURCES[name].files else "validation"
 
 
-def write(folder: Path, name: str, rows=None, split: str | None = None) -> Path:
+def write(folder, name, rows=None, split=None):
     """The documents under the first name that is looked for."""
     source = SOURCES[name]
     path = folder / source.folders[0] / source.files[split or graded(name)][0]
@@ -101,7 +101,7 @@ def asked(task, **how):
     return [(request.request_type, request.doc_id, request.args) for request in task.instances]
 
 
-def own_task(name: str, rows):
+def own_task(name, rows):
     """lm-eval's own task of that name, its documents handed to it."""
     import datasets
     import lm_eval
@@ -258,7 +258,7 @@ def test_lm_eval_is_an_extra(monkeypatch, tmp_path):
 def test_without_the_hub_the_message_says_what_to_get(name, monkeypatch, tmp_path):
     import datasets
 
-    def unreachable(*_: object, **__: object) -> None:
+    def unreachable(*_, **__):
         raise ConnectionError("Couldn't reach it\non the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
@@ -322,7 +322,7 @@ SIZES = {
 
 
 @pytest.fixture(scope="module")
-def benchmarks() -> Path:
+def benchmarks():
     data = (
         Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared")
         / "data"

@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ ARC = {
 }
 
 
-def lines(path: Path, *rows: object) -> Path:
+def lines(path, *rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     return path

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sinklab.lab.checkpoints import Loaded
-from sinklab.lab.records import Run, open_run
+from sinklab.lab.records import open_run
 from sinklab.lab.studies.processes import Progress
 from sinklab.lab.studies.trace import twins
 from sinklab.lab.studies.trace.run import prepare
@@ -64,7 +64,7 @@ def test_on_its_own_canvases_a_model_does_what_it_did(tmp_path, case):
             )
 
 
-def arrays_of(run: Run) -> dict[tuple[str, int, str], np.ndarray]:
+def arrays_of(run):
     names = run.array_files
     files = [(name, part) for name in names for part in run.parts(name)]
     return {
@@ -74,7 +74,7 @@ def arrays_of(run: Run) -> dict[tuple[str, int, str], np.ndarray]:
     }
 
 
-def same(one: Run, other: Run) -> bool:
+def same(one, other):
     mine, theirs = arrays_of(one), arrays_of(other)
     assert mine.keys() == theirs.keys()
     assert sorted(one.tables) == sorted(other.tables)
@@ -87,7 +87,7 @@ def same(one: Run, other: Run) -> bool:
 
 
 @pytest.fixture
-def scored(tmp_path) -> StudySettings:
+def scored(tmp_path):
     (tmp_path / "held.txt").write_text(TEXT * 20)
     heldout = {
         "heldout": str(tmp_path / "held.txt"),

@@ -12,11 +12,9 @@ import torch
 from refusals import refused
 from sinklab.core.probing import MaskSinks
 from sinklab.core.sampling import DecodingSettings
-from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.studies.benchmarks.study import TWO_STAGE, EvalSettings
 from sinklab.lab.studies.benchmarks.two_stage import (
     TwoStage,
-    TwoStageAnswer,
     rights,
     rows,
     two_stage_documents,
@@ -37,22 +35,22 @@ QUICK = replace(two_stage_settings(), steps=6)
 
 
 @pytest.fixture(scope="module")
-def loaded() -> Loaded:
+def loaded():
     return tiny_loaded(context=128)
 
 
-def two_stage(loaded: Loaded, questions, *, numbers=None, **protocol):
+def two_stage(loaded, questions, *, numbers=None, **protocol):
     return TwoStage(loaded, **protocol).answers(questions, numbers)
 
 
-def ordered(answers) -> list[TwoStageAnswer]:
+def ordered(answers):
     return sorted(answers, key=lambda answer: answer.number)
 
 
 class Oracle:
     """Writes steps behind a question and the answer behind steps; what follows are ends of text."""
 
-    def __init__(self, loaded: Loaded, thought: str, answer: str) -> None:
+    def __init__(self, loaded, thought, answer):
         tokenizer = loaded.tokenizer
         self.canvases: list[torch.Tensor] = []
         self._tokenizer, self._parts = tokenizer, (thought, answer)
@@ -112,7 +110,7 @@ def test_as_published_equals_the_loop_written_out(loaded):
     """
     steps, tokenizer, mask = 9, loaded.tokenizer, loaded.tokenizer.mask_token_id
 
-    def sample(prompts: list[list[int]]) -> torch.Tensor:
+    def sample(prompts):
         ids_BS = torch.full((len(prompts), LENGTH), mask)
         for row, ids in enumerate(prompts):
             ids_BS[row, : len(ids)] = torch.tensor(ids)
@@ -307,7 +305,7 @@ def test_without_the_hub_the_message_says_what_to_get(monkeypatch):
     pytest.importorskip("lm_eval")
     import datasets
 
-    def unreachable(*_: object, **__: object) -> None:
+    def unreachable(*_, **__):
         raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
