@@ -125,7 +125,7 @@ def test_levels_and_skills_are_chosen():
 )
 def test_what_does_not_exist_is_refused(given, message):
     given = {"split": "test", "count": 10} | given
-    refused(message, list, problems(given.pop("split"), given.pop("count"), **given))
+    refused(message, lambda: list(problems(given.pop("split"), given.pop("count"), **given)))
 
 
 def test_the_battery_is_a_source_of_pairs():
