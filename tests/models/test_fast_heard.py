@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 from test_cached_decoding import MASK, VARIANTS, build
+from torch.testing import assert_close
 
 from sinklab.core.attention import watching
 from sinklab.core.probing import MaskSinks, intervene, trace
@@ -53,7 +54,7 @@ def agree(ours, theirs, tolerance):
     for mine, other in pairs:
         assert len(mine) == len(other)
         for one, two in zip(mine, other, strict=True):
-            torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance, equal_nan=True)
+            assert_close(one, two, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -126,7 +127,7 @@ def test_a_forward_of_ones_own_is_heard_beside_it():
         model.denoiser()(ids_BS, ids_BS == MASK)
         model(ids_BS)
     first, fast, last = recording.received
-    torch.testing.assert_close(first, fast)
+    assert_close(first, fast)
     assert torch.equal(first, last)
 
 

@@ -18,6 +18,7 @@ from torch.testing import assert_close
 from transformers import masking_utils
 from transformers.integrations import flex_attention as flex
 
+from refusals import refused
 from sinklab.core.compat import attention_of, register_route
 from sinklab.core.probing import MaskPositions, MaskSinks, intervene, trace
 from sinklab.core.probing import backends as ways
@@ -443,6 +444,5 @@ def test_a_forward_that_is_not_seen_is_refused():
     with trace(model) as recording:
         model(IDS)
         model.set_attn_implementation("eager")
-        with pytest.raises(ValueError, match="forward 2 made no attention"):
-            model(IDS)
+        refused("forward 2 made no attention", model, IDS)
     assert len(recording.received) == 1 and model.config._attn_implementation == "eager"

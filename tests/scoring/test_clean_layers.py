@@ -11,7 +11,7 @@ from sinklab.core.attention.context import is_observed
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.probing import MaskPositions, MaskSinks, WindowAttention, trace
 from sinklab.lab.scoring.clean_layers import CleanLayers
-from sinklab.lab.scoring.heldout import EditedLosses, edited_losses
+from sinklab.lab.scoring.heldout import edited_losses
 from tiny_diffusion import END, MASK, PAD, tiny_backbone, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -27,7 +27,7 @@ LEFT_OUT = 0 + 1 + 2 + 3 + 3 + 2 + 3
 """Layers that these arms leave out."""
 
 
-def deep(family: str):
+def deep(family):
     """A tiny model with four layers."""
     torch.manual_seed(1)
     config = tiny_backbone(pad_token_id=PAD, eos_token_id=END, num_hidden_layers=4)
@@ -40,7 +40,7 @@ def deep(family: str):
     return replace(tiny_loaded(), model=model.eval())
 
 
-def layers_run(loaded, ids_RS: torch.Tensor) -> tuple[int, list[EditedLosses]]:
+def layers_run(loaded, ids_RS):
     """Layers that were computed for all arms, and the losses."""
     ran, model = [], loaded.model
     hooks = [
@@ -78,13 +78,13 @@ def test_a_trace_around_it_sees_every_layer():
 
 def test_a_layer_that_changes_its_input_or_runs_twice_is_no_trap():
     class Adds(torch.nn.Module):
-        def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        def forward(self, x_BSD):
             return x_BSD.add_(1)
 
     model = torch.nn.Module()
     model.layers = torch.nn.ModuleList([Adds(), Adds(), Adds()])
 
-    def run(order: tuple[int, ...]) -> torch.Tensor:
+    def run(order):
         x_BSD = torch.zeros(1, 2, 3)
         for number in order:
             x_BSD = model.layers[number](x_BSD)
