@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from launched import PATIENCE
+from refusals import refused
 from sinklab.core.attention import is_watched, watching
 from sinklab.core.probing import MaskSinks, intervene, trace
 from sinklab.core.sampling import Canvas, denoise
@@ -152,7 +153,7 @@ def test_another_thread_that_runs_a_traced_model_is_refused(other_thread):
     with trace(model) as alone:
         model(IDS)
         model(IDS)
-    refused = (
+    message = (
         r"'MainThread' has .* on this DiffusionLM, and 'second_0' "
         r"runs the model"
     )
@@ -164,7 +165,7 @@ def test_another_thread_that_runs_a_traced_model_is_refused(other_thread):
             lambda: model.model(input_ids=IDS),
             lambda: written(model, DualCache()),
         ):
-            refused(refused, run)
+            refused(message, run)
 
     with trace(model) as recording, intervene(model):
         model(IDS)

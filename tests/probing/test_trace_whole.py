@@ -74,13 +74,13 @@ def test_a_mask_in_doubt_is_refused_with_step_and_layer(values):
     model, qkv = nn.Sequential(), torch.randn(3, 1, 2, 6, 4)
     model.add_module("attention", Attends())
     model.forward = lambda *given: model.attention(*given)  # type: ignore[method-assign]
-    refused = (
+    message = (
         r"forward 2, attention: the additive mask could block keys or bias them.*give -inf, "
         r"or a boolean mask"
     )
     with trace(model) as recording:
         model(*qkv)
-        refused(refused, model, *qkv, mask)
+        refused(message, model, *qkv, mask)
         model(*qkv, torch.zeros(6, 6))
     assert len(recording.received) == 2
     # what is low may stand before the fall, and not at the first key
