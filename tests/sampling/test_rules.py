@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
@@ -10,7 +9,6 @@ from torch.testing import assert_close
 from toy_denoiser import MASK, VOCABULARY
 
 from refusals import refused
-from sinklab.core.registry import unmasking_rules
 from sinklab.core.sampling import (
     Candidates,
     Canvas,
@@ -195,14 +193,3 @@ def test_origin_takes_the_time_schedule_by_itself_and_ends_when_all_is_committed
     explicit = denoise(zeros, canvas, rule="origin", schedule=Timed(), steps=6, generator=seeded(7))
     alone = denoise(zeros, canvas, rule="origin", steps=6, generator=seeded(7))
     assert [s.committed_BS.tolist() for s in explicit] == [s.committed_BS.tolist() for s in alone]
-
-
-def test_rules_are_values_with_names():
-    assert {name: type(unmasking_rules.make(name)) for name in unmasking_rules} == dict(
-        unmasking_rules
-    )
-    assert unmasking_rules.make("entropy", alg_temp=0.5) == Entropy(alg_temp=0.5)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        LowConfidence().alg_temp = 0.9
-    refused(r"'low_confidance'.*did you mean", unmasking_rules.parse, "low_confidance")
-    refused("left_to_right, low_confidence", unmasking_rules.parse, "zzz")

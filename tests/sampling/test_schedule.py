@@ -31,21 +31,6 @@ def test_every_row_has_its_own_counts():
         assert (counts_BT.max(-1).values - counts_BT.min(-1).values <= 1).all()
 
 
-@pytest.mark.parametrize(
-    "sizes, steps, expected",
-    [
-        ([8, 8, 8], 24, [8, 8, 8]),
-        ([8, 8, 8], 10, [4, 3, 3]),
-        ([8, 8, 8], None, [8, 8, 8]),
-        ([8, 8, 4], 20, [8, 8, 4]),
-        ([8, 2], 9, [7, 2]),
-        ([4], 3, [3]),
-    ],
-)
-def test_steps_are_dealt_evenly_and_never_wasted(sizes, steps, expected):
-    assert split_steps(sizes, steps) == expected
-
-
 def test_any_deal_uses_every_step_and_leaves_no_block_out():
     for last in range(1, 6):
         sizes = [5, 5, 5, last]
@@ -60,40 +45,6 @@ def test_counts_that_cannot_be_are_refused():
     refused("cannot be negative, got -2", commit_counts, torch.tensor([3, -2]), 2)
     refused("got 2 steps for 3 blocks", split_steps, [8, 8, 8], 2)
     refused("got 25 steps for 24 positions", split_steps, [8, 8, 8], 25)
-
-
-@pytest.mark.parametrize(
-    "sizes, steps, expected",
-    [([8, 8, 4], 10, [4, 3, 3]), ([4], 9, [9]), ([2, 2], 7, [4, 3]), ([3, 1], None, [3, 1])],
-)
-def test_idle_steps_are_dealt_evenly_too(sizes, steps, expected):
-    assert split_steps(sizes, steps, surplus=True) == expected
-    refused("block needs at least 1 step", split_steps, [1, 1, 1], 2, surplus=True)
-
-
-@pytest.mark.parametrize(
-    "new_tokens, steps, expected",
-    [
-        (16, 16, [0, *[1] * 14, 2]),
-        (64, 64, [0, *[1] * 62, 2]),
-        (16, 8, [1, 2, 2, 2, 2, 2, 2, 3]),
-        (8, 16, [*[0] * 9, *[1] * 6, 2]),
-        (768, 768, [0, *[1] * 766, 2]),
-    ],
-)
-def test_dreams_counts_with_their_idle_steps(new_tokens, steps, expected):
-    canvas = Canvas.from_prompts([[1]], new_tokens=new_tokens, mask_id=5)
-    zeros = torch.zeros(new_tokens, 6)
-    done = list(
-        denoise(
-            lambda ids_BS, wanted_BS: zeros[: int(wanted_BS.sum())],
-            canvas,
-            schedule="timed",
-            steps=steps,
-        )
-    )
-    assert [int(step.committed_BS.sum()) for step in done] == expected
-    assert [step.total for step in done] == [steps] * steps
 
 
 @pytest.mark.ring("extras")

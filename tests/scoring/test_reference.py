@@ -256,7 +256,7 @@ def test_their_type_sets_the_tolerance(folder):
 )
 def test_a_folder_that_cannot_be_held_is_refused_by_name(folder, spoil, message):
     spoil(folder)
-    refused(message, Reference(folder).hold, tiny_loaded())
+    refused(message, lambda: Reference(folder).hold(tiny_loaded()))
 
 
 def test_a_full_disk_is_told_with_the_file_and_leaves_no_folder(tmp_path, monkeypatch):
