@@ -127,18 +127,20 @@ def test_what_makes_no_sense_is_refused(models, tmp_path):
     refused("battery needs at least one", battery, (), tmp_path)
     refused(
         "did you mean 'copying'",
-        battery,
-        models,
-        tmp_path / "out",
-        settings=BatterySettings(skills=("copyng",)),
+        lambda: battery(
+            models,
+            tmp_path / "out",
+            settings=BatterySettings(skills=("copyng",)),
+        ),
     )
     refused("model can be loaded from 'tny'", battery, ("tny",), tmp_path / "out")
     refused(
         "dlm/model can have greedy",
-        battery,
-        models[:1],
-        tmp_path / "out",
-        settings=BatterySettings(conditions=("greedy", "pure")),
+        lambda: battery(
+            models[:1],
+            tmp_path / "out",
+            settings=BatterySettings(conditions=("greedy", "pure")),
+        ),
     )
     assert not (tmp_path / "out").exists()
 

@@ -76,7 +76,8 @@ def test_mistakes_show_before_a_model_is_read(model, monkeypatch):
         ({"control": "randon"}, "did you mean 'random'"),
         ({"tasks": ()}, "at least one task"),
     ):
-        refused(message, evaluated, model, checked(typed(EvalSettings()), **settings))
+        with pytest.raises(ValueError, match=message):
+            evaluated(model, checked(typed(EvalSettings()), **settings))
         assert not Path("out").exists()
 
 

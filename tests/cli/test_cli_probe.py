@@ -105,7 +105,8 @@ def test_bad_input_is_told(model, prompts, tmp_path):
     refused("give it with --prompts FILE", probe, ("The",), model, out, Inputs(samples=3), settings)
     refused("3 folds need as many texts", probe, ("The",), model, out, Inputs(), settings)
     refused(
-        "pairs must be at least 1", probe, ("The",), model, out, Inputs(), ContentsSettings(pairs=0)
+        "pairs must be at least 1",
+        lambda: probe(("The",), model, out, Inputs(), ContentsSettings(pairs=0)),
     )
     assert not out.exists()
 

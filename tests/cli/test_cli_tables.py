@@ -96,11 +96,12 @@ def test_what_makes_no_sense_is_refused(model):
     # tyro does not check while it parses
     refused(
         "'sink'; did you mean 'sinks'",
-        curve,
-        (model,),
-        Path("out"),
-        checked(typed(CurveSettings()), controls=("sink",)),
-        (),
+        lambda: curve(
+            (model,),
+            Path("out"),
+            checked(typed(CurveSettings()), controls=("sink",)),
+            (),
+        ),
     )
 
 

@@ -319,5 +319,8 @@ REFUSED = [
 def test_what_makes_no_sense_is_refused(changes, make, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("short.txt").write_text(TEXT * 2, "utf-8")
-    refused(message, cache_fidelity, make(), Path("never"), dataclasses.replace(SMALL, **changes))
+    refused(
+        message,
+        lambda: cache_fidelity(make(), Path("never"), dataclasses.replace(SMALL, **changes)),
+    )
     assert not Path("never").exists()

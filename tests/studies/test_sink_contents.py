@@ -412,10 +412,11 @@ def test_settings_that_make_no_sense(changes, message):
 def test_what_cannot_be_is_refused_before_a_folder_is_taken(tmp_path, changes, message):
     refused(
         re.escape(message),
-        sink_contents,
-        tiny_loaded(),
-        tmp_path / "run",
-        replace(SETTINGS, **changes),
+        lambda: sink_contents(
+            tiny_loaded(),
+            tmp_path / "run",
+            replace(SETTINGS, **changes),
+        ),
     )
     assert not (tmp_path / "run").exists()
 

@@ -179,7 +179,7 @@ def test_each_sample_has_a_seed_of_its_own(settings, tmp_path):
     ],
 )
 def test_bad_settings_are_refused_before_a_folder_is_taken(settings, tmp_path, change, message):
-    refused(message, study, tiny_loaded(1), tmp_path / "run", replace(settings, **change))
+    refused(message, lambda: study(tiny_loaded(1), tmp_path / "run", replace(settings, **change)))
     assert not (tmp_path / "run").exists()
 
 

@@ -272,7 +272,7 @@ def test_a_clean_pass_reads_its_own_past(tmp_path):
     ],
 )
 def test_what_an_autoregressive_model_cannot_do_is_refused(tmp_path, change, message):
-    refused(message, study, tiny_llama(), tmp_path / "run", replace(QUICK, **change))
+    refused(message, lambda: study(tiny_llama(), tmp_path / "run", replace(QUICK, **change)))
     assert not (tmp_path / "run").exists()
 
 

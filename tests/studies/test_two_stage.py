@@ -214,8 +214,9 @@ def test_no_more_questions_are_answered_together_than_asked_for(loaded, monkeypa
     assert [answer.text for answer in parts] == [answer.text for answer in whole]
     refused(
         "batch must be at least 1",
-        list,
-        two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, batch=0),
+        lambda: list(
+            two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, batch=0),
+        ),
     )
 
 

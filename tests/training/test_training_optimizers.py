@@ -134,7 +134,7 @@ def test_a_run_with_muon_goes_on_to_the_same_end(settings, tmp_path, monkeypatch
     ],
 )
 def test_what_does_not_go_together_is_refused(settings, changes, message):
-    refused(message, train, replace(settings, **changes))
+    refused(message, lambda: train(replace(settings, **changes)))
 
 
 def test_rows_begin_with_a_start_token_that_is_given(settings, tmp_path):

@@ -198,7 +198,7 @@ def test_progress_tells_stages_steps_and_losses(settings, tmp_path, capsys):
     ],
 )
 def test_bad_settings_are_refused_before_a_folder_is_taken(settings, tmp_path, change, message):
-    refused(message, train, replace(settings, out=str(tmp_path / "run"), **change))
+    refused(message, lambda: train(replace(settings, out=str(tmp_path / "run"), **change)))
     assert not (tmp_path / "run").exists()
 
 

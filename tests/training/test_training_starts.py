@@ -422,7 +422,7 @@ def test_tensorboard_has_the_curves(settings, tmp_path):
     ],
 )
 def test_settings_that_exclude_one_another_are_refused(settings, tmp_path, change, message):
-    refused(message, train, replace(settings, out=str(tmp_path / "run"), **change))
+    refused(message, lambda: train(replace(settings, out=str(tmp_path / "run"), **change)))
     assert not (tmp_path / "run").exists()
 
 
