@@ -11,7 +11,7 @@ from torch import Tensor
 import sinklab
 from sinklab import Canvas, Excess, denoise, intervene, trace
 from sinklab.core.probing import KeyView, Selector
-from sinklab.core.registry import of, rules, selectors
+from sinklab.core.registry import registered, rules, selectors
 from sinklab.core.sinks.rules import Rule
 
 
@@ -21,7 +21,7 @@ class SharedSinks(Selector):
     """The keys that a rule calls sinks in at least this share of the heads."""
 
     share: float = 0.5
-    rule: Rule = of(rules, Excess(epsilon=3.0))  # noqa: RUF009
+    rule: Rule = registered(rules, Excess(epsilon=3.0))  # noqa: RUF009
 
     def select(self, view: KeyView) -> Tensor:
         shares_B1S = view.sinks(self.rule).float().mean(1, keepdim=True)

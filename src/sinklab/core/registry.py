@@ -302,8 +302,8 @@ def _split(text: str) -> list[str]:
     return [part for part in parts if part]
 
 
-def of(registry: Registry, default: Any = dataclasses.MISSING) -> Any:
-    """A dataclass field that holds a value of a registry: its text nests."""
+def registered(registry: Registry, default: Any = dataclasses.MISSING) -> Any:
+    """A dataclass field for a value that is registered, which may be given as its text."""
     return dataclasses.field(default=default, metadata={"registry": registry})
 
 

@@ -16,7 +16,7 @@ from sinklab.core.probing.interventions.removals import Mask, Removal
 from sinklab.core.probing.interventions.selectors import SCORES, Selector
 from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.scope import checked_count, whole_numbers
-from sinklab.core.registry import interventions, of, removals, rules, selectors
+from sinklab.core.registry import interventions, registered, removals, rules, selectors
 from sinklab.core.sinks.rules import Rule
 
 WHEN = ("now", "previous", "clean", "kept")
@@ -37,7 +37,7 @@ class BlockKeys(LayerIntervention):
     Raises ValueError for values outside those listed, and for ones that do not go together.
     """
 
-    keys: Selector = of(selectors)  # noqa: RUF009
+    keys: Selector = registered(selectors)  # noqa: RUF009
     """Selector of the keys, or its text such as ``"top:k=5"``."""
     _: KW_ONLY
     queries: str | None = None
@@ -56,7 +56,7 @@ class BlockKeys(LayerIntervention):
     taken. None is "previous"; scores of whole texts (`sinklab.lab.scoring`), which have no step
     before, replace it by "clean".
     """
-    how: Removal = of(removals, Mask())  # noqa: RUF009
+    how: Removal = registered(removals, Mask())  # noqa: RUF009
     """Removal, or its text: "mask", "zero_value", "mean_value:file=…", "pool_value",
     "shuffle_value" or "evict".
     """
@@ -71,7 +71,7 @@ class BlockKeys(LayerIntervention):
     """(start, stop): only in steps start, …, stop - 1 of the sequence; stop None means to the
     end.
     """
-    counted_by: Rule | None = of(rules, None)  # noqa: RUF009
+    counted_by: Rule | None = registered(rules, None)  # noqa: RUF009
     """Rule by which the log counts sinks among the chosen keys; None: that of the selector, or
     `DEFAULT`.
     """

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sinklab.core.errors import limited
 from sinklab.core.probing.interventions.selectors import KeyView, Wrapper
-from sinklab.core.registry import of, rules, selectors
+from sinklab.core.registry import registered, rules, selectors
 from sinklab.core.sinks.rules import DEFAULT, Rule
 
 
@@ -90,7 +90,7 @@ class MassControl(Wrapper):
     that are no sinks together receive as much as the chosen ones, within 10 %.
     """
 
-    rule: Rule | None = of(rules, None)  # noqa: RUF009
+    rule: Rule | None = registered(rules, None)  # noqa: RUF009
     """Rule that says which keys are no sinks; None: that of `like`, or `DEFAULT`."""
 
     @property

@@ -24,7 +24,7 @@ from sinklab.core.probing.interventions.selectors import (
     TopKeys,
 )
 from sinklab.core.probing.scope import CONTROLS, PROTOCOLS
-from sinklab.core.registry import interventions, of, removals, rules
+from sinklab.core.registry import interventions, registered, removals, rules
 from sinklab.core.sinks.rules import DEFAULT, Excess, Rule
 
 SOURCES = {"now": "now", "closed_loop": "previous", "clean_pass": "clean", "carried": "kept"}
@@ -102,7 +102,7 @@ class MaskSinksOptions(Checked):
     _: KW_ONLY
     layers: tuple[int | str, ...] | None = None
     heads: tuple[int, ...] | None = None
-    removal: Removal = of(removals, Mask())  # noqa: RUF009
+    removal: Removal = registered(removals, Mask())  # noqa: RUF009
     """`BlockKeys.how`."""
     source: str | None = limited(None, one_of=SOURCES)
     """`BlockKeys.when`: "now", "closed_loop" (previous), "clean_pass" (clean), "carried" (kept)."""
@@ -112,13 +112,13 @@ class MaskSinksOptions(Checked):
     values: str | None = None
     """With the removal "mean_value": its file."""
     limit: int | None = None
-    rule: Rule | None = of(rules, None)  # noqa: RUF009
+    rule: Rule | None = registered(rules, None)  # noqa: RUF009
     """Takes `SinkKeys` in place of `TopKeys`."""
     control: str = limited("sinks", one_of=CONTROLS)
     """Other keys in their place: `Random`, `Recent`, `Lowest` or `EqualMass`."""
     matched: bool = False
     """Takes `Matched`, the arm that `EqualMass` is compared with."""
-    counted_by: Rule | None = of(rules, None)  # noqa: RUF009
+    counted_by: Rule | None = registered(rules, None)  # noqa: RUF009
     seed: int = 0
     spare_prefix: bool = False
     spare: tuple[int, ...] = ()

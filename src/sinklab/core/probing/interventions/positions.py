@@ -20,7 +20,7 @@ from sinklab.core.probing.interventions.queries import near_keys, query_position
 from sinklab.core.probing.interventions.removals import Mask, Removal, restricted
 from sinklab.core.probing.interventions.selectors import Positions
 from sinklab.core.probing.scope import whole_numbers
-from sinklab.core.registry import interventions, of, removals
+from sinklab.core.registry import interventions, registered, removals
 
 
 def mask_positions_fields(edit: Any) -> dict[str, Any] | None:
@@ -58,7 +58,7 @@ class MaskPositionsOptions(Checked):
     heads: tuple[int, ...] | None = None
     added: tuple[int, ...] = ()
     """Added sinks to take as well, from 0."""
-    removal: Removal = of(removals, Mask())  # noqa: RUF009
+    removal: Removal = registered(removals, Mask())  # noqa: RUF009
     """`BlockKeys.how`."""
     queries: str | None = None
     values: str | None = None

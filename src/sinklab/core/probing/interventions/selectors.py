@@ -26,7 +26,7 @@ from sinklab.core.probing.interventions.removals import (
     real_queries_B1,
 )
 from sinklab.core.probing.scope import checked_count, whole_numbers
-from sinklab.core.registry import of, rules, selectors
+from sinklab.core.registry import registered, rules, selectors
 from sinklab.core.sinks.rules import DEFAULT, Rule, find_sinks
 
 SCORES = ("received", "last_row")
@@ -286,7 +286,7 @@ class SinkKeys(Selector):
     that an even share is 1 in every forward.
     """
 
-    rule: Rule = of(rules, DEFAULT)  # noqa: RUF009
+    rule: Rule = registered(rules, DEFAULT)  # noqa: RUF009
     k: int | None = None
 
     def __post_init__(self) -> None:
@@ -355,7 +355,7 @@ class Positions(Selector):
 class Wrapper(Selector):
     """Base of selectors that wrap another one."""
 
-    like: Selector = of(selectors)  # noqa: RUF009
+    like: Selector = registered(selectors)  # noqa: RUF009
 
     @property
     def most(self) -> int | None:

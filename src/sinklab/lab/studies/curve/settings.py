@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.probing.scope import CONTROLS, PROTOCOLS
-from sinklab.core.registry import interventions, of, rules
+from sinklab.core.registry import interventions, registered, rules
 from sinklab.lab.studies.scored import ScoredStudy
 
 KIND = ("by", "during")
@@ -42,7 +42,7 @@ class CurveSettings(Checked):
     least attended (lowest), the last (recent). When left out the first three; sinks by layer or
     head, and while writing.
     """
-    sink_rule: Any = of(rules, None)  # noqa: RUF009
+    sink_rule: Any = registered(rules, None)  # noqa: RUF009
     """Rule for sinks, NAME:field=value: of the most attended keys only such are blocked, at most k.
     When left out all k are, and excess:epsilon=3 counts how many of them are sinks.
     """
