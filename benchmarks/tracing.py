@@ -10,12 +10,14 @@ of 64 or of 128 (LLaDA's and Dream's width), or with `--shape llada` that of LLa
 and its whole vocabulary. Traced with the default statistics, with those that a study records by
 default, and with all of them. Rivals: an attention function that multiplies q · kᵀ beside it and
 throws that away; the twelve lines that also take its softmax and sum its columns; eager attention
-with `output_attentions`, whose maps are summed; and the same by nnsight where it is installed.
+with `output_attentions`, whose maps are summed; the same by nnsight where it is installed; and the
+plainest loop over heads that computes the default statistics, over which the trace is held too.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib.util
 import json
 import os
@@ -28,7 +30,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from measure import interleaved, memory_mb, ratios, reset_peak, synchronize, write_result
+from measure import (
+    RESULTS,
+    interleaved,
+    memory_mb,
+    ratios,
+    reset_peak,
+    synchronize,
+    write_result,
+)
 
 from sinklab.core.probing import trace
 from sinklab.core.registry import statistics
@@ -138,6 +148,27 @@ def twelve_lines(model: Any, ids_BS: torch.Tensor) -> torch.Tensor:
     return torch.stack(received).cpu()
 
 
+def plainest_loop(model: Any, ids_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Column sums (layer, head, key) and value norms (layer, key), head by head: the product,
+    exponentials, sums of rows and of columns.
+    """
+    plain, received, norms = F.scaled_dot_product_attention, [], []
+
+    def attention(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
+        scale = options.get("scale", q.shape[-1] ** -0.5)
+        for q_QD, k_SD in zip(q[0], k[0], strict=True):
+            weights_QS = (q_QD @ k_SD.mT).float().mul_(scale).exp_()
+            received.append(weights_QS.sum(-1).reciprocal() @ weights_QS)
+        norms.append(v[0].float().norm(dim=-1).mean(0))
+        return plain(q, k, v, **options)
+
+    with patched(attention):
+        model(ids_BS, use_cache=False)
+    return torch.stack(received).cpu(), torch.stack(norms).cpu()
+
+
 def output_attentions(model: Any, ids_BS: torch.Tensor) -> torch.Tensor:
     """Column sums of the maps that eager attention gives out."""
     model.set_attn_implementation("eager")
@@ -164,17 +195,22 @@ def by_nnsight(model: Any, ids_BS: torch.Tensor) -> torch.Tensor:
         model.set_attn_implementation("sdpa")
 
 
-def rivals(model: Any, ids_BS: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """Those that run here; one that does not says why."""
+def rivals(
+    model: Any, ids_BS: torch.Tensor, only: list[str] | None
+) -> dict[str, Callable[[], object]]:
+    """Those of these names that run here, all without names; one that does not says why."""
     known = {
         "only_multiplied": only_multiplied,
         "twelve_lines": twelve_lines,
         "output_attentions": output_attentions,
+        "plainest_loop": plainest_loop,
     }
     if importlib.util.find_spec("nnsight"):
         known["nnsight"] = by_nnsight
     found: dict[str, Callable[[], object]] = {}
     for name, run in known.items():
+        if only and name not in only:
+            continue
         try:
             run(model, ids_BS)
             found[name] = lambda run=run: run(model, ids_BS)
@@ -199,13 +235,19 @@ def time_ratios(shape: str, options: argparse.Namespace) -> dict[str, dict]:
             name: (lambda name=name, run=run: run(name)) for name in MODES
         }
         if options.rivals:
-            runs |= rivals(model, ids_BS)
+            runs |= rivals(model, ids_BS, options.only)
+        if options.only:
+            runs = {name: run for name, run in runs.items() if name in options.only}
         timing: dict[str, Any] = interleaved(runs, options.repeats, device)
         base, over = timing["untraced"], ratios(timing, "untraced")
         if device == "cuda":
             for name, one in runs.items():
                 timing[name]["peak_over_model_mb"] = round(peak_of(one), 1)
         results[str(length)] = timing | {"ratio": over}
+        if "plainest_loop" in runs:
+            over_plainest = ratios(timing, "plainest_loop")
+            results[str(length)]["ratio_over_plainest_loop"] = over_plainest
+            print(f"default over the plainest loop: {over_plainest['default']}", flush=True)
         print(
             f"{shape} S={length}: untraced {base['median_wall_s'] * 1e3:.1f} ms, over it:",
             flush=True,
@@ -300,6 +342,7 @@ def main() -> None:
     parser.add_argument(
         "--rivals", action="store_true", help="time what else one would write in the same turns"
     )
+    parser.add_argument("--only", nargs="+", help="ways to time, untraced and default among them")
     parser.add_argument("--memory-of", choices=MODES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     shapes = options.shape or list(SHAPES)[:2]
@@ -315,13 +358,23 @@ def main() -> None:
         "traces": TRACES,
         "time": {shape: time_ratios(shape, options) for shape in shapes},
     }
-    if options.device == "cpu":
+    if options.device == "cpu" and not options.only:
         # on a GPU it is measured beside the time: its allocator keeps count
         memory = {
             shape: memory_beside_untraced(shape, options.device, options.dtype) for shape in shapes
         }
         result["memory_at_longest"] = memory
-    print(f"written to {write_result('tracing', result, options.device)}")
+    name = "tracing"
+    if options.only:
+        # a file of its own, to which runs of the same day add their shapes and lengths
+        name = "tracing_some"
+        known = RESULTS / f"{name}_{options.device}_{datetime.date.today().isoformat()}.json"
+        if known.exists():
+            before = json.loads(known.read_text())
+            for shape, lengths in before["time"].items():
+                result["time"][shape] = lengths | result["time"].get(shape, {})
+            result["shapes"] = before["shapes"] | result["shapes"]
+    print(f"written to {write_result(name, result, options.device)}")
 
 
 if __name__ == "__main__":

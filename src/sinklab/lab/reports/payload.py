@@ -11,6 +11,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -87,14 +88,16 @@ def pack(array: np.ndarray, row: int = 0) -> dict[str, Any]:
             f"pack takes uint8 or uint16 arrays: got {flat.dtype}. Encode them on a LogScale first."
         )
     flat = flat.astype(flat.dtype.newbyteorder("<"))
-    plain = zlib.compress(flat.tobytes(), LEVEL)
-    best, delta, deflate = plain, 0, True
+    forms = [flat]
     if 0 < row < flat.size:
-        differences = flat.copy()
-        differences[row:] -= flat[:-row]
-        smaller = zlib.compress(differences.tobytes(), LEVEL)
-        if len(smaller) < WORTH * len(plain):
-            best, delta = smaller, row
+        forms.append(flat.copy())
+        forms[1][row:] -= flat[:-row]
+    # zlib works outside the lock of the interpreter
+    with ThreadPoolExecutor() as pool:
+        plain, *smaller = pool.map(lambda form: zlib.compress(form.tobytes(), LEVEL), forms)
+    best, delta, deflate = plain, 0, True
+    if smaller and len(smaller[0]) < WORTH * len(plain):
+        best, delta = smaller[0], row
     if len(best) >= WORTH * flat.nbytes:
         best, delta, deflate = flat.tobytes(), 0, False
     return {
