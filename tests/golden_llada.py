@@ -5,14 +5,14 @@ parity tests.
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
+
+from shared_data import shared
 
 # B batch rows, S positions, M wanted positions, V vocabulary, D width
 
@@ -37,11 +37,7 @@ def golden_folder(family: str) -> Path:
     """The folder of one golden family; skips the calling test where the golden data are not at
     hand.
     """
-    shared = os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[2] / "shared"
-    folder = Path(shared) / "golden" / family
-    if not (folder / "cases.json").is_file():
-        pytest.skip(f"no golden data at {folder}; set SINKLAB_SHARED")
-    return folder
+    return shared(f"golden/{family}/cases.json").parent
 
 
 def golden_cases(family: str) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """What a model is and needs, from its config alone; real configs give the real sizes."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,16 +8,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import published_toys as toys
 from refusals import refused
+from shared_data import shared
 from sinklab.lab.checkpoints import ModelInfo, describe, load
 from tiny_diffusion import save_tiny, tiny_model
 
 
 def real(name):
-    shared = os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
-    path = Path(shared) / "data" / "configs" / name
-    if not path.is_file():
-        pytest.skip(f"no real config at {path}; set SINKLAB_SHARED")
-    return path
+    return shared(f"data/configs/{name}")
 
 
 def counted(vocabulary, width, inner, layers, heads, kv_heads, *, tied=False, biased=False):

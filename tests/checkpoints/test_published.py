@@ -5,8 +5,6 @@ table itself.
 import copy
 import json
 import logging
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from transformers import Qwen2Tokenizer
 
 import published_toys as toys
 from refusals import refused
+from shared_data import shared
 from sinklab.core.errors import near
 from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.checkpoints import PUBLISHED, Published, SpecialIds, describe, load, published
@@ -81,10 +80,7 @@ def test_dreamons_tokens_of_length_are_no_words(tmp_path, said_by, monkeypatch):
 
 
 def test_dreams_vocabulary_is_the_published_one(tmp_path):
-    shared = os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
-    qwen = Path(shared) / "data" / "tok_qwen"
-    if not (qwen / "vocab.json").is_file():
-        pytest.skip(f"no Qwen vocabulary at {qwen}; set SINKLAB_SHARED")
+    qwen = shared("data/tok_qwen/vocab.json").parent
     folder, _ = toys.dream(tmp_path)
     for name in ("vocab.json", "merges.txt"):
         (folder / name).write_bytes((qwen / name).read_bytes())

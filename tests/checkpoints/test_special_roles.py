@@ -1,13 +1,12 @@
 import copy
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from transformers import AddedToken, PreTrainedTokenizerFast, Qwen2Tokenizer
 
+from shared_data import shared
 from sinklab.lab.analysis import characters
 from sinklab.lab.checkpoints import SpecialIds, load
 from sinklab.lab.checkpoints.llada import LLaDA
@@ -90,12 +89,7 @@ def test_lladas_chat_format():
 
 
 def test_qwen_as_published():
-    shared = Path(
-        os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
-    )
-    folder = shared / "data" / "tok_qwen"
-    if not (folder / "vocab.json").is_file():
-        pytest.skip(f"no published tokenizer at {folder}; set SINKLAB_SHARED")
+    folder = shared("data/tok_qwen/vocab.json").parent
     tokenizer = Qwen2Tokenizer.from_pretrained(str(folder))
     # Qwen names <|endoftext|> as beginning, end and padding
     ids = SpecialIds(bos=151643, pad=151643, stop=(151645,))

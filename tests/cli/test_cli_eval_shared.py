@@ -2,30 +2,26 @@
 hand.
 """
 
-import os
-from pathlib import Path
-
 import pytest
 
+from shared_data import shared
 from sinklab.lab.cli import main
 from sinklab.lab.records import open_run
 
-DATA = Path(os.environ.get("SINKLAB_SHARED", "../shared")) / "data"
 TASKS = ("gsm8k", "humaneval", "hellaswag", "arc_easy", "piqa", "lambada_openai")
 
 
 @pytest.mark.slow
 def test_the_benchmarks_run_offline_on_the_packaged_model(tmp_path, capsys, monkeypatch):
     pytest.importorskip("lm_eval")
-    if not DATA.is_dir():
-        pytest.skip("no shared data here")
+    data = str(shared("data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     words = [
         "eval",
         "--tasks",
         *TASKS,
         "--data",
-        str(DATA),
+        data,
         "--run-code",
         "--limit",
         "2",

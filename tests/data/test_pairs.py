@@ -1,15 +1,14 @@
 import copy
 import gzip
 import json
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
 from refusals import refused
+from shared_data import shared
 from sinklab.lab.data import Pair, pair_rows, read_pairs
 from tiny_diffusion import tiny_tokenizer
 
@@ -215,9 +214,7 @@ def test_rows_take_the_room_of_their_own_tokens_and_are_read_as_if_they_were_fil
 
 
 def test_real_pairs_give_the_published_rows():
-    folder = Path(os.environ.get("SINKLAB_SHARED", "../shared")) / "data" / "gsm8k_aug"
-    if not folder.is_dir():
-        pytest.skip("no shared data here")
+    folder = shared("data/gsm8k_aug")
     assert len(read_pairs(folder / "train_eq_derived.txt.gz")) == 6973
     pairs = read_pairs(folder / "valid.txt")
     assert (len(pairs), pairs.skipped) == (500, 0)

@@ -1,14 +1,13 @@
 import json
-import os
 import pickle
 from itertools import islice
-from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from refusals import refused
+from shared_data import shared
 from sinklab.lab.data import (
     StreamedRows,
     collate,
@@ -194,11 +193,7 @@ def test_streams_that_cannot_be_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_real_books_stream_as_they_pack(tmp_path):
-    books = (
-        Path(os.environ.get("SINKLAB_SHARED", "../shared")) / "data" / "books_pd" / "valid.jsonl.gz"
-    )
-    if not books.is_file():
-        pytest.skip("no shared data here")
+    books = shared("data/books_pd/valid.jsonl.gz")
     texts = [text[:10_000] for text in corpus_documents(books)]
     assert len(texts) == 5
     folder = corpus(tmp_path, texts)

@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import re
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,6 +12,7 @@ import torch
 from test_report_training import made
 
 from refusals import refused
+from shared_data import shared
 from sinklab.lab.analysis.estimates import mean_p
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.printed import latex
@@ -463,12 +462,7 @@ def test_folders_without_runs_are_named(tmp_path):
 
 
 def test_published_numbers_are_the_paper_s():
-    shared = Path(
-        os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
-    )
-    papers = sorted((shared / "seeds").glob("002*"))
-    if not papers:
-        pytest.skip(f"no text of the paper below {shared}; set SINKLAB_SHARED")
+    papers = sorted(shared("seeds").glob("002*"))
     text = papers[0].read_text(encoding="utf-8")
     printed = [
         tuple(map(float, re.findall(r"\d+\.\d\d", line)))
@@ -480,7 +474,7 @@ def test_published_numbers_are_the_paper_s():
         (rows,) = table.blocks.values()
         for place, name in enumerate(table.benchmarks):
             assert "\t".join([name, *(f"{row.scores[place]:.2f}" for row in rows)]) in text
-    facts = shared / "facts" / "papers.md"
+    facts = shared("facts/papers.md")
     for task, models in TABLE1.items():
         for place, words in enumerate(("unmasked", "mask 1", "mask 5", "mask 10")):
             cells = [

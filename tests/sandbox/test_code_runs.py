@@ -6,12 +6,12 @@ import gzip
 import json
 import os
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from refusals import refused
+from shared_data import shared
 from sinklab.extras.sandbox import boundary as module
 from sinklab.extras.sandbox.boundary import (
     BOUNDARIES,
@@ -235,10 +235,7 @@ def test_lm_eval_scores_programs(tmp_path):
 
 @pytest.mark.slow
 def test_humanevals_own_solutions_pass():
-    shared = os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
-    path = Path(shared) / "data" / "humaneval" / "HumanEval.jsonl.gz"
-    if not path.is_file():
-        pytest.skip(f"no benchmark files at {path}; set SINKLAB_SHARED")
+    path = shared("data/humaneval/HumanEval.jsonl.gz")
     documents = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()[::20]]
     solutions = [[document["canonical_solution"], "    return None\n"] for document in documents]
     assert all(right == "passed" != wrong for right, wrong in run_completions(solutions, documents))

@@ -1,6 +1,4 @@
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +6,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from refusals import refused
+from shared_data import shared
 from sinklab.core.sinks import Excess, Gu, Top, find_sinks
 from sinklab.core.sinks.normalize import even_weight, is_defined, main_sink, mean_weight
 
@@ -265,17 +264,11 @@ def test_errors():
     refused("depends on the scores", Excess(3.0, "zscore").threshold, 5)
 
 
-def golden_folder():
-    shared = os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
-    return Path(shared) / "golden" / "attention"
-
-
-@pytest.mark.skipif(not golden_folder().is_dir(), reason="golden data not at hand (SINKLAB_SHARED)")
 def test_sinks_equal_those_of_the_original_code():
     from safetensors.numpy import load_file
 
-    expected = load_file(golden_folder() / "expected.safetensors")
-    cases = json.loads((golden_folder() / "cases.json").read_text())
+    expected = load_file(shared("golden/attention/expected.safetensors"))
+    cases = json.loads(shared("golden/attention/cases.json").read_text())
     sinks = cases["runs"][0]["sinks"]
     assert len(sinks) > 1
     for case in sinks:

@@ -3,7 +3,6 @@
 """
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 import sinklab
 from commands import cli, out_of
 from refusals import refused
+from shared_data import shared
 from sinklab.lab.records import open_run
 from sinklab.lab.reports.words import percent
 from sinklab.lab.studies.strength import Strength, StrengthSettings
@@ -223,13 +223,7 @@ def test_the_page_on_masked_models_says_what_the_study_measured():
 
 
 def books():
-    shared = Path(
-        os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
-    )
-    path = shared / "data" / "books_pd" / "valid.jsonl.gz"
-    if not path.is_file():
-        pytest.skip(f"no books at {path}; set SINKLAB_SHARED")
-    return path
+    return shared("data/books_pd/valid.jsonl.gz")
 
 
 @pytest.mark.slow

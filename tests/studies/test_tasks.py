@@ -3,10 +3,11 @@ documents.
 """
 
 import json
-import os
 from pathlib import Path
 
 import pytest
+
+from shared_data import shared
 
 pytest.importorskip("lm_eval")
 
@@ -323,13 +324,7 @@ SIZES = {
 
 @pytest.fixture(scope="module")
 def benchmarks():
-    data = (
-        Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared")
-        / "data"
-    )
-    if not data.is_dir():
-        pytest.skip(f"no benchmark files at {data}; set SINKLAB_SHARED")
-    return data
+    return shared("data")
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -2,14 +2,13 @@
 row.
 """
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from refusals import refused
+from shared_data import shared
 from sinklab.core.probing import MaskSinks
 from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.studies.benchmarks.study import TWO_STAGE, EvalSettings
@@ -292,13 +291,7 @@ def test_documents_come_from_gsm8ks_files(tmp_path, monkeypatch):
     pytest.importorskip("lm_eval")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     refused("gsm8k needs its test split", two_stage_documents, tmp_path)
-    data = (
-        Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared")
-        / "data"
-    )
-    if not data.is_dir():
-        pytest.skip(f"no benchmark files at {data}; set SINKLAB_SHARED")
-    documents = two_stage_documents(data, 3)
+    documents = two_stage_documents(shared("data"), 3)
     assert [row["answer"].rpartition("#### ")[2] for row in documents] == ["18", "3", "70000"]
 
 
