@@ -12,11 +12,12 @@ come from the environment, as smollm2_diffusion.py has them.
 # M masked positions, C channels, F neurons
 import argparse
 import json
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,16 @@ from sinklab.core.probing.interventions.controls import EqualMass, Random
 from sinklab.core.probing.interventions.mask_sinks import MaskSinks
 from sinklab.core.probing.interventions.positions import WindowAttention
 from sinklab.core.probing.interventions.selectors import SinkKeys, TopKeys
+from sinklab.core.registry import load_plugin
 from sinklab.lab.measures.others import Others
-from sinklab.lab.measures.patch import Patch, save_keys_and_values
+from sinklab.lab.measures.patch import Patch, save_run
+from sinklab.lab.measures.similarity import LayerSimilarity
 from sinklab.lab.scoring.reference_values import save_reference_values
 
 RESULTS = Path(__file__).with_suffix("")
-MODELS = ("parent", "lifted", "i-0-500", "ii-0-500", "iii-0-500", "iv-0-500")
+SEEDS = ("iii-0-500", "iii-1-500", "iii-2-500")
+"""Training seeds of the model of the primary outcomes."""
+MODELS = ("parent", "lifted", "i-0-500", "ii-0-500", *SEEDS, "iv-0-500")
 ASKED = "iii-0-500"
 """Model of the primary outcomes."""
 TEXTS, DRAWS, RATIO, LENGTH, NEW = 24, 3, 0.15, 64, 32
@@ -233,15 +238,28 @@ def values(asked: Asked) -> dict[str, Any]:
     return {"primary": (nats["zero_value"] - nats["mean_value"]).tolist(), **told, **patched}
 
 
-@torch.inference_mode()
-def patches(asked: Asked, folder: Path) -> dict[str, list[float]]:
-    """Weight of another position of a text, over the heads in which its modal strongest key is
-    strong: as it is, with that key's key vector, and with its value.
-    """
+@dataclass(frozen=True)
+class Place:
+    """A text whose modal strongest key is strong, and another position of it."""
+
+    row: int
+    ids_1S: Tensor
+    sink: int
+    other: int
+    heads_LH: Tensor
+    """Heads in which the sink is strong."""
+
+    def weight(self, asked: Asked, *edits: Any) -> float:
+        """Mean weight of the other position in these heads under these edits."""
+        weight_LHS = weights(asked, self.ids_1S, *edits)[..., -self.ids_1S.shape[1] :]
+        return float(weight_LHS[..., self.other][self.heads_LH].mean())
+
+
+def places(asked: Asked) -> Iterator[Place]:
+    """One of each text that has a strong key in it."""
     noisy_NS = asked.noisy()
     found = strong_keys(asked, noisy_NS, ())
     added = found.numbers["weight"].shape[-1] - noisy_NS.shape[1]
-    told: dict[str, list[float]] = {"as it is": [], "its key": [], "its value": []}
     for row, ids_S in enumerate(noisy_NS):
         strong_LH, key_LH = found.strong_NLH[row], found.key_NLH[row] - added
         counted = Counter(key for key in key_LH[strong_LH].tolist() if key >= 0)
@@ -250,22 +268,51 @@ def patches(asked: Asked, folder: Path) -> dict[str, list[float]]:
         sink = counted.most_common(1)[0][0]
         generator = torch.Generator().manual_seed(row)
         # half of the text away, where its queries see both under a causal mask too
-        place = int(torch.randint(LENGTH // 4, LENGTH // 2, (1,), generator=generator))
-        place = place + 1 if place == sink else place
-        heads_LH = strong_LH & (key_LH == sink)
-        file = folder / f"{row}.safetensors"
-        save_keys_and_values(asked.model, file, ids_S[None], logits_to_keep=NOTHING_KEPT)
-        for name, what in (("as it is", ""), ("its key", "key"), ("its value", "value")):
-            edit = Patch(file=str(file), positions=(place,), source=(sink,), what=what or "both")
-            with ExitStack() as stack:
-                if what:
-                    stack.enter_context(intervene(asked.model, edit))
-                recording = stack.enter_context(trace(asked.model, ("received",)))
-                asked.run(ids_S[None])
-            seen_K = recording.visible[0][0].float()
-            weight_LHK = recording.received[0][0] / seen_K
-            told[name].append(float(weight_LHK[..., added + place][heads_LH].mean()))
+        other = int(torch.randint(LENGTH // 4, LENGTH // 2, (1,), generator=generator))
+        other = other + 1 if other == sink else other
+        yield Place(row, ids_S[None], sink, other, strong_LH & (key_LH == sink))
+
+
+@torch.inference_mode()
+def patches(asked: Asked, folder: Path) -> dict[str, list[float]]:
+    """Weight of another position of a text, over the heads in which its modal strongest key is
+    strong: as it is, with that key's key vector, and with its value.
+    """
+    told: dict[str, list[float]] = {"as it is": [], "its key": [], "its value": []}
+    for place in places(asked):
+        file = f"{folder}/{place.row}.safetensors"
+        save_run(asked.model, file, place.ids_1S, logits_to_keep=NOTHING_KEPT)
+        told["as it is"].append(place.weight(asked))
+        where = {"file": file, "positions": place.other, "source": place.sink}
+        for what in ("key", "value"):
+            told[f"its {what}"].append(place.weight(asked, Patch(**where, what=what)))
     return {f"weight of another position, {name}": some for name, some in told.items()}
+
+
+@torch.inference_mode()
+def states(asked: Asked) -> dict[str, Any]:
+    """Beside question 4, not registered: the same weight with hidden states behind every layer, of
+    the sink, of the parent's sink (its first token), and of one more position, a control.
+    """
+    told: dict[str, list[float]] = {"as it is": []}
+    parent = next(siblings.points()).load().model.eval()
+    with tempfile.TemporaryDirectory() as folder:
+        for place in places(asked):
+            own, its = f"{folder}/{place.row}", f"{folder}/parent, {place.row}"
+            save_run(asked.model, own, place.ids_1S, logits_to_keep=NOTHING_KEPT)
+            with costs.attending(parent, "causal"):
+                row_1S = asked.rows_NS[place.row, None]
+                save_run(parent, its, row_1S, logits_to_keep=NOTHING_KEPT)
+            control = place.other + 1 + (place.other + 1 == place.sink)
+            told["as it is"].append(place.weight(asked))
+            for name, file, source in (
+                ("the sink's state", own, place.sink),
+                ("the parent's sink's state", its, 0),
+                ("one more position's state", own, control),
+            ):
+                edit = Patch(file=file, positions=place.other, source=source, what="state")
+                told.setdefault(name, []).append(place.weight(asked, edit))
+    return told
 
 
 @torch.inference_mode()
@@ -305,29 +352,12 @@ def layers(asked: Asked) -> dict[str, Any]:
     """Question 6: how like the hidden states of two layers are, mean over all pairs."""
 
     def of(draw: int) -> dict[str, list[float]]:
-        told: dict[str, list[float]] = {"raw": [], "pooled": [], "detrended": []}
-        for ids_S in asked.noisy(draw):
-            with ExitStack() as stack:
-                count = len(asked.model.model.layers)
-                kept = [
-                    stack.enter_context(measures.states_behind(asked.model, layer + 1, LENGTH))
-                    for layer in range(count)
-                ]
-                asked.run(ids_S[None])
-            states_LSC = torch.stack([one[0][0].double() for one in kept])
-            apart_LSC = states_LSC - states_LSC.mean(0)
-            spread_LSC = apart_LSC / states_LSC.std(0).clamp_min(1e-12)
-            pooled_L1C = states_LSC.mean(1, keepdim=True)
-            upper_LL = torch.ones(count, count, dtype=torch.bool).triu(1)
-            for name, some_LSC in (
-                ("raw", states_LSC),
-                ("pooled", pooled_L1C),
-                ("detrended", spread_LSC),
-            ):
-                unit_LSC = torch.nn.functional.normalize(some_LSC, dim=-1)
-                alike_LL = torch.einsum("asc,bsc->ab", unit_LSC, unit_LSC) / some_LSC.shape[1]
-                told[name].append(float(alike_LL[upper_LL].mean()))
-        return told
+        found = []
+        for ids_BS in asked.noisy(draw).split(8):
+            with trace(asked.model, ("layer_similarity",)) as recording:
+                asked.run(ids_BS)
+            found.append(recording.values("layer_similarity")[0][:, -1])
+        return dict(zip(LayerSimilarity.columns, torch.cat(found).T.tolist(), strict=True))
 
     return over_draws(of, asked.draws)
 
@@ -400,79 +430,39 @@ def drift(asked: Asked) -> dict[str, Any]:
     return told
 
 
-@contextmanager
-def neurons(model: Any, change: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
-    """The activations (B, S, F) of every MLP's neurons, changed before they are written."""
-    hooks = []
-    for number, layer in enumerate(model.model.layers):
-
-        def hook(module: Any, args: Any, number: int = number) -> tuple[Tensor]:
-            return (change(number, args[0]),)
-
-        hooks.append(layer.mlp.down_proj.register_forward_pre_hook(hook))
-    try:
-        yield
-    finally:
-        for one in hooks:
-            one.remove()
-
-
 @torch.inference_mode()
 def registers(asked: Asked) -> dict[str, Any]:
     """Question 9: the neurons of the sink, moved to an added token (arXiv 2506.08010)."""
     told: dict[str, list[float]] = {"as it is": [], "its neurons": [], "random neurons": []}
-    model, mask_id = asked.model, asked.model.config.mask_token_id
-    for row, ids_S in enumerate(asked.noisy()):
-        ids_1S = torch.cat([torch.tensor([mask_id]), ids_S])[None]
-        acts: list[Tensor] = []
-
-        def keep(number: int, act_BSF: Tensor, acts: list[Tensor] = acts) -> Tensor:
-            if act_BSF.shape[1] == LENGTH + 1:
-                acts.append(act_BSF[0].clone())
-            return act_BSF
-
-        with trace(model, ("received",)) as plain, neurons(model, keep):
-            asked.run(ids_1S)
-        weight_LHK = plain.received[0][0] / plain.visible[0][0].float()
-        added = weight_LHK.shape[-1] - LENGTH - 1
-        top_LH, key_LH = weight_LHK[..., added + 1 :].max(-1)
-        counted = Counter(key_LH[top_LH > measures.STRONG].tolist())
-        if not counted:
-            continue
-        sink = 1 + counted.most_common(1)[0][0]
-        told["as it is"].append(float(weight_LHK[..., added].mean()))
-        act_LSF = torch.stack(acts)
-        median_LF = act_LSF.median(1).values
-        size_LF = torch.stack([one.mlp.down_proj.weight.norm(dim=0) for one in model.model.layers])
-        excess_LF = (act_LSF[:, sink] - median_LF).abs() * size_LF
-        best = excess_LF.flatten().topk(NEURONS).indices
-        generator = torch.Generator().manual_seed(row)
-        drawn = torch.randperm(excess_LF.numel(), generator=generator)[:NEURONS]
-        for name, chosen in (("its neurons", best), ("random neurons", drawn)):
-            flags_LF = torch.zeros_like(excess_LF, dtype=torch.bool)
-            flags_LF.view(-1)[chosen] = True
-
-            def move(
-                number: int,
-                act_BSF: Tensor,
-                flags_LF: Tensor = flags_LF,
-                sink: int = sink,
-                act_LSF: Tensor = act_LSF,
-                median_LF: Tensor = median_LF,
-            ) -> Tensor:
-                if act_BSF.shape[1] != LENGTH + 1:
-                    return act_BSF
-                moved_BSF, flags_F = act_BSF.clone(), flags_LF[number]
-                moved_BSF[0, 0, flags_F] = act_LSF[number, sink, flags_F].to(moved_BSF)
-                moved_BSF[0, sink, flags_F] = median_LF[number, flags_F].to(moved_BSF)
-                return moved_BSF
-
-            with trace(model, ("received",)) as edited, neurons(model, move):
-                asked.run(ids_1S)
-            weight_LHK = edited.received[0][0] / edited.visible[0][0].float()
-            told[name].append(float(weight_LHK[..., added].mean()))
+    load_plugin(RESULTS / "move_neurons.py")
+    moves = sys.modules["sinklab_plugin_move_neurons"]
+    mask_id = asked.model.config.mask_token_id
+    with tempfile.TemporaryDirectory() as folder:
+        for row, ids_S in enumerate(asked.noisy()):
+            ids_1S = torch.cat([torch.tensor([mask_id]), ids_S])[None]
+            weight_LHK = weights(asked, ids_1S)
+            added = weight_LHK.shape[-1] - LENGTH - 1
+            top_LH, key_LH = weight_LHK[..., added + 1 :].max(-1)
+            counted = Counter(key_LH[top_LH > measures.STRONG].tolist())
+            if not counted:
+                continue
+            sink = 1 + counted.most_common(1)[0][0]
+            told["as it is"].append(float(weight_LHK[..., added].mean()))
+            for name, seed in (("its neurons", None), ("random neurons", row)):
+                file = f"{folder}/{row}, {name}"
+                kept = {"count": NEURONS, "seed": seed, "logits_to_keep": NOTHING_KEPT}
+                moves.save_neurons(asked.model, file, sink, ids_1S, **kept)
+                moved_LHK = weights(asked, ids_1S, moves.MoveNeurons(file=file))
+                told[name].append(float(moved_LHK[..., added].mean()))
     apart = zip(told["its neurons"], told["as it is"], strict=True)
     return {"primary": [one - other for one, other in apart], **told}
+
+
+def weights(asked: Asked, ids_1S: Tensor, *edits: Any) -> Tensor:
+    """Mean weight of every key of one text under these edits, (L, H, K)."""
+    with intervene(asked.model, *edits, measure=False), trace(asked.model) as recording:
+        asked.run(ids_1S)
+    return recording.received[0][0] / recording.visible[0][0].float()
 
 
 QUESTIONS: dict[str, tuple[Callable[[Asked], dict[str, Any]], int]] = {
@@ -480,6 +470,7 @@ QUESTIONS: dict[str, tuple[Callable[[Asked], dict[str, Any]], int]] = {
     "directions": (directions, LENGTH),
     "route": (route, 128),
     "values": (values, LENGTH),
+    "states": (states, LENGTH),
     "spikes": (spikes, LENGTH),
     "layers": (layers, LENGTH),
     "agreement": (agreement, LENGTH),
@@ -546,12 +537,16 @@ def shown(values: list[float]) -> str:
     return f"{mean:.3f} ({low:.3f} … {high:.3f})".replace("-", "−")
 
 
-def primaries(results: dict[str, Any]) -> dict[str, list[float]]:
-    """The nine primary outcomes, a number a text."""
-    mine = results[ASKED]
-    found = {name: mine[name]["primary"] for name in QUESTIONS if name != "layers"}
-    pairs = zip(mine["layers"]["raw"], results["parent"]["layers"]["raw"], strict=True)
-    return found | {"layers": [one - other for one, other in pairs]}
+def primaries(results: dict[str, Any], model: str = ASKED) -> dict[str, list[float]]:
+    """The nine primary outcomes of a model, a number a text; without those that it was not
+    asked.
+    """
+    mine = results.get(model, {})
+    found = {name: some["primary"] for name, some in mine.items() if "primary" in some}
+    if "layers" in mine:
+        pairs = zip(mine["layers"]["raw"], results["parent"]["layers"]["raw"], strict=True)
+        found["layers"] = [one - other for one, other in pairs]
+    return {name: found[name] for name in QUESTIONS if name in found}
 
 
 def report() -> None:
@@ -572,16 +567,18 @@ def report() -> None:
         worst = max(worst, min(1.0, p[name] * (len(ranked) - place)))
         corrected[name] = worst
     lines = ["# Numbers of «What a sink does»", "", "Made by `what_sinks_do.py report`.", ""]
-    lines += [
-        "| question | primary outcome | could have been seen | p (Holm) |",
-        "|---|---|---|---|",
-    ]
-    for name in QUESTIONS:
+    seeds = [primaries(results, model) for model in SEEDS[1:]]
+    heads = ["question", "seed 0", "could have been seen", "p (Holm)"]
+    heads += [f"seed {number}" for number in range(1, len(SEEDS))]
+    lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for name in outcomes:
         mean, low, _ = estimate(outcomes[name])
         known = sum(not np.isnan(one) for one in outcomes[name])
         quantiles = stats.t.ppf(0.8, known - 1) / stats.t.ppf(0.975, known - 1)
         reach = (mean - low) * (1 + quantiles)
-        lines.append(f"| {name} | {shown(outcomes[name])} | {reach:.3f} | {corrected[name]:.2g} |")
+        cells = [name, shown(outcomes[name]), f"{reach:.3f}", f"{corrected[name]:.2g}"]
+        cells += [shown(one[name]) if name in one else "–" for one in seeds]
+        lines.append("| " + " | ".join(cells) + " |")
     for question in QUESTIONS:
         asked = {name: one[question] for name, one in results.items() if question in one}
         columns = list(dict.fromkeys(column for one in asked.values() for column in one))

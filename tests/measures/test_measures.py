@@ -1,6 +1,7 @@
 """Every measurement against a dense float64 computation on a model of two layers."""
 
 # B batch, H query heads, Q queries, S keys, D head dim
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +16,14 @@ from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.interventions.positions import WindowAttention
 from sinklab.core.probing.interventions.selectors import SinkKeys, TopKeys
 from sinklab.core.probing.listener import Listener
+from sinklab.core.probing.statistics import StatesView
 from sinklab.core.probing.tap import tapped
 from sinklab.core.sinks.rules import Excess
 from sinklab.lab.measures.others import Others
-from sinklab.lab.measures.patch import Patch, save_keys_and_values
+from sinklab.lab.measures.patch import Patch, save_run
+from sinklab.lab.measures.similarity import LayerSimilarity
 from sinklab.lab.measures.soft_rule import Soft
+from sinklab.lab.scoring import state_records
 from sinklab.lab.testing.probing import check_intervention, check_rule, check_statistic
 from tiny_diffusion import tiny_model
 from tiny_models import llama
@@ -30,8 +34,9 @@ def test_those_with_options_hold_the_contract(tmp_path):
     check_rule("soft:alpha=2,least=0.3")
     model = tiny_model()
     file = tmp_path / "run.safetensors"
-    save_keys_and_values(model, file, torch.arange(1, 13)[None])
+    save_run(model, file, torch.arange(1, 13)[None])
     check_intervention(Patch(file=str(file), positions=(1, 2), source=(4, 3)), model)
+    check_intervention(Patch(file=str(file), positions=(1, 2), what="state"), model)
 
 
 class Kept(Listener):
@@ -190,7 +195,7 @@ def test_patch_takes_keys_and_values_of_another_run(tmp_path):
     model = llama()
     one_BS, two_BS = torch.arange(1, 13)[None], torch.arange(20, 32)[None]
     file = tmp_path / "run.safetensors"
-    save_keys_and_values(model, file, two_BS)
+    save_run(model, file, two_BS)
     kept = Kept()
     edit = Patch(file=str(file), positions=(3,), source=(7,), what="value", layers=(1,), heads=(2,))
     with torch.no_grad(), tapped(model, kept):
@@ -217,3 +222,101 @@ def test_patch_takes_keys_and_values_of_another_run(tmp_path):
 @pytest.mark.parametrize("positions, source", [((), ()), ((1, 2), (3,))])
 def test_patch_needs_a_source_for_each_position(positions, source):
     refused("one for each", Patch, file="run.safetensors", positions=positions, source=source)
+
+
+@contextmanager
+def outputs(modules, change):
+    """What these layers give, or `change` of it and the number of the layer."""
+    hooks = [
+        module.register_forward_hook(lambda _module, _given, out, n=n: change(n, out))
+        for n, module in enumerate(modules)
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_similarity_of_layers_is_the_written_formula(causal):
+    model = llama(causal=causal)
+    states = []
+    ids_BS = torch.arange(1, 25).view(2, 12)
+    keep = outputs(model.model.layers, lambda _n, out: states.append(out.double()) or out)
+    with torch.no_grad(), keep, trace(model, ("layer_similarity",)) as recording:
+        model(ids_BS)
+    found_BL3 = recording.array("layer_similarity")[0]
+    np.testing.assert_array_equal(found_BL3[:, 0], 1.0)
+    states_LBSD = torch.stack(states).numpy()
+    apart_LBSD = (states_LBSD - states_LBSD.mean(0)) / states_LBSD.std(0, ddof=1)
+    pooled_LB1D = states_LBSD.mean(2, keepdims=True)
+    for column, some in enumerate((states_LBSD, pooled_LB1D, apart_LBSD)):
+        unit = some / np.linalg.norm(some, axis=-1, keepdims=True)
+        expected_B = (unit[0] * unit[1]).sum(-1).mean(-1)
+        np.testing.assert_allclose(found_BL3[:, 1, column], expected_B, atol=1e-5)
+
+
+def test_similarity_is_the_mean_over_all_pairs_of_layers_so_far():
+    states_LBSD = torch.randn(4, 2, 5, 8, generator=torch.Generator().manual_seed(0))
+    measure, memory = LayerSimilarity().measure, {}
+    for layer, states_BSD in enumerate(states_LBSD):
+        found_B3 = measure(StatesView(states_BSD, None, torch.arange(5), memory))
+        if layer == 0:
+            continue
+        part = states_LBSD[: layer + 1].double()
+        apart = (part - part.mean(0)) / part.std(0)
+        for column, some in enumerate((part, part.mean(2, keepdim=True), apart)):
+            pairs = [
+                torch.cosine_similarity(some[a], some[b], dim=-1).mean(-1)
+                for a in range(layer + 1)
+                for b in range(a)
+            ]
+            torch.testing.assert_close(
+                found_B3[:, column].double(), torch.stack(pairs).mean(0), rtol=1e-4, atol=1e-5
+            )
+
+
+def test_padding_does_not_count_in_the_similarity_of_layers():
+    model, ids_1S = llama(), torch.arange(1, 13)[None]
+    padded_1S = torch.nn.functional.pad(ids_1S, (0, 4))
+    with torch.no_grad(), trace(model, ("layer_similarity",)) as recording:
+        model(ids_1S)
+        model(padded_1S, attention_mask=(padded_1S > 0).long())
+    alone, padded = recording.array("layer_similarity")[:, 0]
+    np.testing.assert_allclose(padded, alone, atol=1e-5)
+
+
+def test_patch_takes_hidden_states_of_another_model(tmp_path):
+    model, other = llama(), llama()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+    ids_BS, other_BS = torch.arange(1, 25).view(2, 12), torch.arange(20, 35)[None]
+    file = tmp_path / "states.safetensors"
+    save_run(other, file, other_BS)
+    taken = []
+    keep = outputs(other.double().model.layers, lambda _n, out: taken.append(out) or out)
+    with torch.no_grad(), keep:
+        other(other_BS)
+
+    def change(layer, out_BSD):
+        out_BSD = out_BSD.clone()
+        if layer == 0:
+            out_BSD[:, [3, 8]] = taken[0][:, [14, 2]]
+        return out_BSD
+
+    edit = Patch(file=str(file), positions=(3, 8), source=(14, 2), what="state", layers=(0,))
+    with torch.no_grad(), intervene(model, edit) as log:
+        found = model(ids_BS).logits
+    with torch.no_grad(), outputs(model.double().model.layers, change):
+        expected = model(ids_BS).logits
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+    assert [(one.layer, one.row, one.changed) for one in state_records(log)] == [
+        (0, 0, 1.0),
+        (0, 1, 1.0),
+    ]
+    for wrong in ({"positions": (12,), "source": (0,)}, {"positions": (0,), "source": (15,)}):
+        edit = Patch(file=str(file), what="state", **wrong)
+        with pytest.raises(ValueError, match=r"\((12|15),\)"), intervene(model, edit):
+            model(ids_BS)
+    with pytest.raises(ValueError, match=r"heads=\(1,\)"):
+        Patch(file="run.safetensors", positions=(1,), what="state", heads=1)

@@ -11,7 +11,8 @@ PROVIDES = {
     "rules": "measures.soft_rule",
     "selectors": "measures.others",
     "statistics": (
-        "measures.directions measures.drift measures.head_output measures.norms measures.outliers"
+        "measures.directions measures.drift measures.head_output measures.norms measures.outliers "
+        "measures.similarity"
     ),
     "studies": (
         "studies.battery.study studies.benchmarks.study studies.caches.study "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -111,6 +111,8 @@ class Frame:
     indices: list[int] = field(default_factory=list)
     """Indices of the measured ones."""
     parts: dict[str, LayerStack] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+    """What statistics of hidden states keep from layer to layer, until the forward ends."""
     values: dict[str, Tensor] = field(default_factory=dict)
     visible: list[Tensor] = field(default_factory=list)
     maps: dict[tuple[MapKey, int], Tensor] = field(default_factory=dict)
@@ -140,6 +142,7 @@ class Frame:
         if rows:
             self.values = {name: parts.stacked(rows) for name, parts in self.parts.items()}
         self.parts.clear()
+        self.memory.clear()
         self.visible = [self.visible[row] for row in rows]
         tensors = (*self.values.values(), *self.visible, self.columns_Q, self.state_BS)
         devices = {tensor.device for tensor in tensors if tensor is not None and tensor.is_cuda}

@@ -57,6 +57,8 @@ class StatesView:
     """False for padding; None: all are real."""
     columns_Q: Tensor
     """Canvas position of each query, int64."""
+    memory: dict[str, Any]
+    """What a statistic keeps of this forward, from one layer to the next."""
 
 
 @dataclass(frozen=True)

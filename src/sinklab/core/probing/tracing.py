@@ -130,7 +130,8 @@ class FrameRecorder(Listener):
             return
         with torch.no_grad():
             for layer in {frame.paths[index] for index in frame.indices}.intersection(calls):
-                self._add(frame, layer, StatesView(states_BQD, self._real_BQ, frame.columns_Q))
+                view = StatesView(states_BQD, self._real_BQ, frame.columns_Q, frame.memory)
+                self._add(frame, layer, view)
 
     def _add(self, frame: Frame, layer: str, view: CallView | StatesView) -> None:
         """Measure a layer: the statistics that read attention calls, or those that read the hidden

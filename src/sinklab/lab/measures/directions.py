@@ -6,8 +6,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from sinklab.core.attention.scores import allowed
+from sinklab.core.probing.interventions.removals import own_mask
 from sinklab.core.probing.statistics import KEYS, CallView, Statistic
 from sinklab.core.registry import statistics
+from sinklab.lab.scoring.hidden_states import real_weight
 
 
 @statistics.register("key_cosine")
@@ -25,15 +27,9 @@ class KeyCosine(Statistic):
         query_BHQD = normalize(call.query_BHQD.detach().float(), dim=-1)
         key_BHSD = normalize(call.key_BKSD.detach().float(), dim=-1)
         key_BHSD = call.for_query_heads(key_BHSD)
-        if call.visibility.real_BQ is not None:
-            query_BHQD = query_BHQD * call.visibility.real_BQ[:, None, :, None]
-        queries, keys = query_BHQD.shape[2], key_BHSD.shape[2]
-        seen_BHQS = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=key_BHSD.device)
-        if call.is_causal:
-            seen_BHQS = seen_BHQS.tril()
-        if call.mask is not None:
-            seen_BHQS = seen_BHQS & allowed(call.mask)
+        real_BQ1 = real_weight(call.visibility.real_BQ, query_BHQD[:, 0])
+        seen_BHQS = allowed(own_mask(call))
         seen_BHQS = seen_BHQS.expand(*query_BHQD.shape[:3], -1).to(query_BHQD)
-        sum_BHSD = torch.einsum("bhqs,bhqd->bhsd", seen_BHQS, query_BHQD)
+        sum_BHSD = torch.einsum("bhqs,bhqd->bhsd", seen_BHQS, query_BHQD * real_BQ1[:, None])
         count_BHS = call.visibility.visible_BHS.clamp_min(1)
         return view.of_heads((sum_BHSD * key_BHSD).sum(-1) / count_BHS)

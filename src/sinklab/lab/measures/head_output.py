@@ -7,6 +7,7 @@ from torch.nn.functional import cosine_similarity
 
 from sinklab.core.probing.statistics import CallView, Statistic
 from sinklab.core.registry import statistics
+from sinklab.lab.scoring.hidden_states import real_weight
 
 
 @statistics.register("head_output")
@@ -23,14 +24,11 @@ class HeadOutput(Statistic):
 
     def measure(self, view: CallView) -> Tensor:
         out_BHQD = view.of_heads(view.output_BHQD.detach().float())
-        count: Tensor | int = out_BHQD.shape[2]
-        real_BQ = view.call.visibility.real_BQ
-        if real_BQ is not None:
-            out_BHQD = out_BHQD * real_BQ[:, None, :, None]
-            count = real_BQ.sum(-1).clamp_min(1)[:, None]
+        real_BQ1 = real_weight(view.call.visibility.real_BQ, out_BHQD[:, 0])
+        out_BHQD = out_BHQD * real_BQ1[:, None]
         singular_BHD = torch.linalg.svdvals(out_BHQD)
         square_BHD = singular_BHD.square()
         rank_BH = square_BHD.sum(-1) / square_BHD[..., 0].clamp_min(1e-30)
         # the mean's length does not count, nor do rows of padding, whose cosine is 0
         cosine_BHQ = cosine_similarity(out_BHQD, out_BHQD.sum(2, keepdim=True), dim=-1)
-        return torch.stack([rank_BH, cosine_BHQ.sum(-1) / count], -1)
+        return torch.stack([rank_BH, cosine_BHQ.sum(-1) / real_BQ1.sum(1).clamp_min(1)], -1)

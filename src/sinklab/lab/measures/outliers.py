@@ -6,6 +6,7 @@ from torch import Tensor
 
 from sinklab.core.probing.statistics import StatesView, Statistic
 from sinklab.core.registry import statistics
+from sinklab.lab.scoring.hidden_states import mean_over_positions
 
 
 @statistics.register("outliers")
@@ -29,7 +30,4 @@ class Outliers(Statistic):
         size_BQD = states_BQD.abs()
         ratio_BQ = size_BQD.amax(-1) / size_BQD.median(-1).values.clamp_min(1e-30)
         numbers_BQ2 = torch.stack([kurtosis_BQ, ratio_BQ], -1)
-        if view.real_BQ is None:
-            return numbers_BQ2.mean(1)
-        real_BQ1 = view.real_BQ.to(numbers_BQ2)[..., None]
-        return (numbers_BQ2 * real_BQ1).sum(1) / real_BQ1.sum(1).clamp_min(1)
+        return mean_over_positions(numbers_BQ2, view.real_BQ)

@@ -1,6 +1,8 @@
-"""Patching: keys and values of one run in another."""
+"""Patching: keys, values and hidden states of one run in another."""
 
-# B batch (1: alike in all rows), H query heads, K key/value heads, S keys, D head dim
+# B batch (1: alike in all rows), H query heads, K key/value heads, Q queries, S keys, D head dim
+# (width of hidden states)
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,31 +13,43 @@ from torch import Tensor
 
 from sinklab.core.errors import limited
 from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.base import CallSite, LayerIntervention
+from sinklab.core.probing.interventions.queries import query_positions
 from sinklab.core.probing.interventions.removals import reference_values
 from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.probing.tap import tapped
 from sinklab.core.registry import interventions
-
-WHAT = ("key", "value", "both")
+from sinklab.lab.scoring.hidden_states import Part, StateHandler
 
 
 class Keeper(Listener):
-    """Keeps keys and values of every layer of the last forward."""
+    """Keeps keys, values and hidden states of every layer of the last forward."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Tensor] = {}
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
-        for name, own_BKSD in (("key", call.key_BKSD), ("value", call.value_BKSD)):
-            kept_BKSD = own_BKSD.detach().cpu().clone(memory_format=torch.contiguous_format)
-            self.kept[f"{call.layer}.{name}"] = kept_BKSD
+        self._keep(call.layer, key=call.key_BKSD, value=call.value_BKSD)
+
+    def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
+        self._keep(calls[0], state=states_BQD)
+
+    def _keep(self, layer: str, **vectors: Tensor) -> None:
+        for name, own in vectors.items():
+            kept = own.detach().cpu().clone(memory_format=torch.contiguous_format)
+            self.kept[f"{layer}.{name}"] = kept
 
 
-def save_keys_and_values(model: Any, file: str | Path, *args: Any, **kwargs: Any) -> None:
-    """Run ``model(*args, **kwargs)`` once, and write keys and values of every layer for `Patch`."""
+def save_run(model: Any, file: str | Path, *args: Any, states: bool = True, **kwargs: Any) -> None:
+    """Run ``model(*args, **kwargs)`` once, and write for `Patch` keys and values of every layer
+    and the hidden states behind it. A model without a list of decoder layers takes
+    ``states=False``.
+    """
     keeper = Keeper()
+    if states:
+        keeper.of_states = "save_run"
     with torch.no_grad(), tapped(model, keeper):
         model(*args, **kwargs)
     save_file(keeper.kept, str(file))
@@ -44,21 +58,24 @@ def save_keys_and_values(model: Any, file: str | Path, *args: Any, **kwargs: Any
 @interventions.register("patch")
 @dataclass(frozen=True, kw_only=True)
 class Patch(LayerIntervention):
-    """Keys or values of chosen positions become those of another run (activation patching): does a
-    sink follow its key or its value?
+    """Keys, values or hidden states of chosen positions become those of another run, of this model
+    or of one of the same architecture (activation patching): does a sink follow its key or its
+    value?
 
-    Raises ValueError for no position, and in a call for a file, layer or position that is not
-    there, or of another shape.
+    A hidden state is patched behind each of `layers`, where its position runs.
+
+    Raises ValueError for no position and for heads of hidden states, and in a call for a file,
+    layer or position that is not there, or of another shape.
     """
 
     file: str
-    """A file of `save_keys_and_values`, of one row or as many as the call has."""
+    """A file of `save_run`, of one row or as many as the call has."""
     positions: tuple[int, ...]
     """Canvas positions that are overwritten."""
     source: tuple[int, ...] = ()
     """Positions in the other run, one for each; none for the same ones."""
-    what: str = limited("both", one_of=WHAT)
-    """Vectors that are overwritten."""
+    what: str = limited("both", one_of=("key", "value", "both", "state"))
+    """Vectors that are overwritten; both: key and value."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,41 +86,54 @@ class Patch(LayerIntervention):
                 "positions name what is overwritten, and source as many positions or none, got "
                 f"{len(self.positions)} and {len(self.source)}: name one for each"
             )
+        if self.what == "state" and self.heads is not None:
+            raise ValueError(
+                f"hidden states belong to no head, got heads={self.heads}: leave out heads"
+            )
+
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
+        """The listener that carries this intervention out and writes into the log."""
+        if self.what == "state":
+            return StateHandler(self, log, forwards_per_step)
+        return super().handler(log, forwards_per_step)
 
     def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
         """The call with these keys or values overwritten in the edited heads."""
-        key_BHSD = call.for_query_heads(call.key_BKSD)
-        value_BHSD = call.for_query_heads(call.value_BKSD)
-        if self.what != "value":
-            key_BHSD = self._patched(key_BHSD, "key", call, site)
-        if self.what != "key":
-            value_BHSD = self._patched(value_BHSD, "value", call, site)
-        return replace(call, key_BKSD=key_BHSD, value_BKSD=value_BHSD)
+        own = {"key": call.key_BKSD, "value": call.value_BKSD}
+        heads = torch.tensor(site.heads)[:, None]
+        for name in own:
+            own[name] = call.for_query_heads(own[name]).clone()
+            if self.what in (name, "both"):
+                other_BKSD, to, source = self._taken(name, call, own[name].shape, site.prefix)
+                other_BHSD = call.for_query_heads(other_BKSD)
+                own[name][:, heads, to] = other_BHSD[:, heads, source].to(own[name])
+        return replace(call, key_BKSD=own["key"], value_BKSD=own["value"])
 
-    def _patched(self, own_BHSD: Tensor, name: str, call: AttentionCall, site: CallSite) -> Tensor:
-        source = self.source or self.positions
-        other_BKSD = self._saved(f"{call.layer}.{name}")
-        own, other = own_BHSD.shape, other_BKSD.shape
-        fits = own[1] % other[1] == 0 and own[3] == other[3] and other[0] in (1, own[0])
-        is_there = site.prefix + max(self.positions) < own[2]
-        if not (fits and is_there and site.prefix + max(source) < other[2]):
+    def change(self, states_BQD: Tensor, call: AttentionCall, site: CallSite) -> Part:
+        """Hidden states of these positions, of those that run."""
+        batch, _, width = states_BQD.shape
+        own = batch, call.key_BKSD.shape[2] - site.prefix, width
+        other_BSD, *places = self._taken("state", call, own)
+        place = query_positions(call, site.prefix).tolist()
+        run = {place.index(to): source for to, source in zip(*places, strict=True) if to in place}
+        if not run:
+            return None
+        return (slice(None), [*run]), other_BSD[:, [*run.values()]].to(states_BQD)
+
+    def _taken(
+        self, name: str, call: AttentionCall, own: Sequence[int], prefix: int = 0
+    ) -> tuple[Tensor, list[int], list[int]]:
+        """Vectors of the other run, and the places here and there behind so many columns."""
+        found = reference_values(self.file).get(f"{call.layer}.{name}", torch.empty(0, 1, 0))
+        to = [prefix + position for position in self.positions]
+        source = [prefix + position for position in self.source or self.positions]
+        other = found.shape
+        fits = other[0] in (1, own[0]) and other[-1] == own[-1] and own[-3] % other[-3] == 0
+        if not (fits and max(to) < own[-2] and max(source) < other[-2]):
             raise ValueError(
                 f"{self.file} has {name}s {tuple(other)} of {call.layer}, which has {tuple(own)}: "
-                f"positions {source} cannot be taken to {self.positions}; save a run of the same "
-                "architecture, with one row or as many, and name positions of both"
+                f"positions {self.source or self.positions} cannot be taken to {self.positions}; "
+                "save a run of the same architecture, with one row or as many, and name positions "
+                "of both"
             )
-        other_BHSD = call.for_query_heads(other_BKSD.to(own_BHSD))
-        patched_BHSD = own_BHSD.clone()
-        for to, from_ in zip(self.positions, source, strict=True):
-            part_BHD = other_BHSD[:, site.heads, site.prefix + from_]
-            patched_BHSD[:, site.heads, site.prefix + to] = part_BHD
-        return patched_BHSD
-
-    def _saved(self, name: str) -> Tensor:
-        saved = reference_values(self.file)
-        if name not in saved:
-            raise ValueError(
-                f"{self.file} has no {name}, but {', '.join(sorted(saved)[:4])} …: save a run of "
-                "the same architecture"
-            )
-        return saved[name]
+        return found, to, source

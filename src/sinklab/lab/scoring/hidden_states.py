@@ -1,12 +1,12 @@
-"""Interventions on hidden states: the output of a decoder layer is changed before the next one
-reads it.
+"""Interventions on hidden states: the output of a decoder layer, or a tensor within it, is changed
+before it is read.
 """
 
 # B batch, Q positions that run, D width of hidden states, C channels
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,11 +31,11 @@ class StateRecord(NamedTuple):
     """Number in the order of execution."""
     row: int
     before: float
-    """The greatest magnitude in the channels as the layer gave them."""
+    """The greatest magnitude among the numbers that are edited, as the layer gave them."""
     after: float
-    """The greatest magnitude in the channels as the next layer reads them."""
+    """The greatest magnitude among them as they are read."""
     changed: float
-    """Share of the numbers in these channels that are others now, 0 to 1."""
+    """Share of them that are others now, 0 to 1."""
 
 
 def state_records(log: InterventionLog) -> list[StateRecord]:
@@ -85,74 +85,90 @@ class ClipChannel(Checked):
         if not self.channels:
             raise ValueError("channels name what to clip, got none: leave out the edit")
 
-    def edited(self, states_BQC: Tensor, weight_BQ1: Tensor) -> Tensor:
-        """New values of the channels; the weight is 0 for padding, else 1."""
+    def change(self, states_BQD: Tensor, call: AttentionCall, site: CallSite) -> Part:
+        """New values of the channels."""
+        width = states_BQD.shape[2]
+        if self.channels[-1] >= width:
+            raise ValueError(
+                f"hidden states have channels 0 to {width - 1}, got {self.channels[-1]}: name one "
+                "of those"
+            )
+        part = (..., list(self.channels))
+        states_BQC = states_BQD[part]
         if self.limit is not None:
-            return states_BQC.clamp(-self.limit, self.limit)
-        mean_B1C = (states_BQC * weight_BQ1).sum(1, keepdim=True) / weight_BQ1.sum(
-            1, keepdim=True
-        ).clamp_min(1)
-        return mean_B1C.expand_as(states_BQC)
+            return part, states_BQC.clamp(-self.limit, self.limit)
+        mean_BC = mean_over_positions(states_BQC, call.visibility.real_BQ)
+        return part, mean_BC[:, None].expand_as(states_BQC)
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this intervention out and writes into the log."""
         return StateHandler(self, log, forwards_per_step)
 
 
+Part = tuple[Any, Tensor] | None
+"""Index of the part of the hidden states that an edit changes, and its new numbers; None where it
+changes nothing."""
+
+
+def real_weight(real_BQ: Tensor | None, states_BQD: Tensor) -> Tensor:
+    """1 for positions that are real, 0 for padding, (B, Q, 1)."""
+    if real_BQ is None:
+        return torch.ones_like(states_BQD[..., :1])
+    return real_BQ.to(states_BQD)[..., None]
+
+
+def mean_over_positions(numbers_BQX: Tensor, real_BQ: Tensor | None) -> Tensor:
+    """Mean over the positions of a row that are not padding."""
+    real_BQ1 = real_weight(real_BQ, numbers_BQX)
+    return (numbers_BQX * real_BQ1).sum(1) / real_BQ1.sum(1).clamp_min(1)
+
+
 class StateHandler(InterventionHandler):
     """Edits the output of decoder layers that contain an attention call to edit, and records the
-    effect.
+    effect. The edit has a method `change(states_BQD, call, site)` that gives a `Part`.
     """
 
-    options: ClipChannel
-
-    def __init__(self, options: ClipChannel, log: InterventionLog, forwards_per_step: int) -> None:
+    def __init__(self, options: Any, log: InterventionLog, forwards_per_step: int) -> None:
         self.records: list[StateRecord] = []
         super().__init__(options, log, forwards_per_step)
         self.of_states = self.label
 
     def discard(self) -> None:
         super().discard()
-        self.real_BQ: dict[str, Tensor | None] = {}
-        """Entries by attention call of the layers that run now."""
+        self.running: dict[str, tuple[AttentionCall, CallSite]] = {}
+        """Attention calls of the layers that run now."""
         self.done: dict[int, tuple[Tensor, ...]] = {}
         """Layer number -> effect in this forward."""
 
     def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
-        self.real_BQ[call.layer] = call.visibility.real_BQ
+        self.running[call.layer] = call, site
         return call, None
 
     def edit_states(self, calls: list[str], states_BQD: Tensor) -> Tensor:
-        named = [layer for layer in calls if layer in self.real_BQ]
+        named = [(layer, *self.running.pop(layer)) for layer in calls if layer in self.running]
         if not named:
             return states_BQD
-        channels, width = list(self.options.channels), states_BQD.shape[2]
-        if channels[-1] >= width:
-            raise ValueError(
-                f"{self.label}: hidden states have channels 0 to {width - 1}, got {channels[-1]}: "
-                "name one of those"
-            )
-        old_BQC = states_BQD[..., channels]
-        real_BQ, *_ = [self.real_BQ.pop(layer) for layer in named]
-        weight_BQ1 = torch.ones_like(old_BQC[..., :1])
-        if real_BQ is not None:
-            weight_BQ1 = real_BQ.to(old_BQC)[..., None]
-        new_BQC = self.options.edited(old_BQC, weight_BQ1)
-        edited_BQD = states_BQD.clone()
-        edited_BQD[..., channels] = new_BQC
+        return self.changed(states_BQD, *named[0])
+
+    def changed(self, old_BQD: Tensor, layer: str, call: AttentionCall, site: CallSite) -> Tensor:
+        """Numbers of this layer with the part changed that the edit names."""
+        found = self.options.change(old_BQD, call, site)
+        if found is None:
+            return old_BQD
+        part, new = found
+        edited_BQD = old_BQD.clone()
+        edited_BQD[part] = new
         # Layers replayed by a backward pass come after the end of their forward, and are recorded
         # already.
         if self.is_open:
             self.acted = True
-            before_BQC, after_BQC = (
-                old_BQC.detach().float() * weight_BQ1,
-                new_BQC.detach().float() * weight_BQ1,
+            real = real_weight(call.visibility.real_BQ, old_BQD).expand_as(old_BQD)[part]
+            before, after = (
+                (one[part].detach().float() * real).flatten(1) for one in (old_BQD, edited_BQD)
             )
-            changed_B = (before_BQC != after_BQC).sum((1, 2)) / (
-                weight_BQ1.sum((1, 2)) * len(channels)
-            )
-            greatest = (part_BQC.abs().amax((1, 2)) for part_BQC in (before_BQC, after_BQC))
-            self.done[self.log.layers[named[0]]] = (*greatest, changed_B)
+            changed_B = (before != after).sum(1) / real.flatten(1).sum(1)
+            greatest = (one.abs().amax(1) for one in (before, after))
+            self.done[self.log.layers[layer]] = (*greatest, changed_B)
         return edited_BQD
 
     def finish(self) -> None:

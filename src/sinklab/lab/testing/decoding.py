@@ -76,13 +76,12 @@ def check_cache(cache: Any) -> None:
         )
     model = tiny_model(**blocks).double()
     canvas = _canvas(PROMPTS[:1])
-    cases: list[tuple[Any, dict[str, Any]]] = []
+    once = {"steps": 3}
+    if blocks:
+        once = {}
+    cases = [(cache, once)]
     if "refresh_every" in {field.name for field in dataclasses.fields(cache)}:
         cases.append((dataclasses.replace(cache, refresh_every=1), {}))
-    if blocks:
-        cases.append((cache, {}))
-    else:
-        cases.append((cache, {"steps": 3}))
     for one, how in cases:
         assert _written(model, canvas, cache=one, **how) == _written(model, canvas, **how), (
             f"{one} is not no cache"

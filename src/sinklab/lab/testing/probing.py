@@ -109,16 +109,10 @@ def check_intervention(edit: Intervention | str, model: Any = None) -> None:
     weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     plain = [model(ids_BS).logits for ids_BS in _three_texts(model)]
     logits, recording, log = _edited(model, edit)
-    for again, measure in (
-        (_edited(model, edit), True),
-        (_edited(model, edit, measure=False), False),
-    ):
-        same = all(map(torch.equal, again[0], logits))
-        assert same, (
-            f"{name}: the outputs differ from run to run"
-            if measure
-            else f"{name}: measuring changes outputs"
-        )
+    for measure in (True, False):
+        again, *_ = _edited(model, edit, measure=measure)
+        same = all(map(torch.equal, again, logits))
+        assert same, f"{name}: outputs differ from run to run, with measure={measure}"
     after = [model(ids_BS).logits for ids_BS in _three_texts(model)]
     assert all(map(torch.equal, plain, after)), (
         f"{name} changes what the model gives after the block"
@@ -134,8 +128,12 @@ def _three_texts(model: Any) -> list[Tensor]:
     """Ids (2, 16) of three steps, among them masks and one row of its own, the same every time."""
     generator = torch.Generator().manual_seed(0)
     whole_BS = torch.randint(1, model.config.vocab_size - 2, (2, 16), generator=generator)
-    masked = [torch.rand(whole_BS.shape, generator=generator) < share for share in (0.7, 0.5, 0.3)]
-    return [whole_BS.masked_fill(masked_BS, model.config.mask_token_id) for masked_BS in masked]
+    return [
+        whole_BS.masked_fill(
+            torch.rand(whole_BS.shape, generator=generator) < share, model.config.mask_token_id
+        )
+        for share in (0.7, 0.5, 0.3)
+    ]
 
 
 def _hooks(model: Any) -> int:
@@ -168,17 +166,11 @@ def _check_log(name: str, edit: Any, log: InterventionLog, recording: Recording)
             f"{name}: logged as {entry.label}"
         )
         columns_BLHM, keys_BLH = entry.columns_BLHM, entry.keys_BLH
-        rows = (*columns_BLHM.shape[:1], len(entry.layers), len(entry.heads))
-        shares = [
-            entry.held_BLH,
-            entry.removed_BLH,
-            entry.overlap_BLH,
-            entry.left_BLH,
-            keys_BLH,
-        ]
-        fits = all(part.shape == rows for part in [*shares, columns_BLHM[..., 0:].sum(-1)])
-        assert fits, f"{name}: shapes in the log"
-        for share_BLH in shares[:3]:
+        rows = (len(columns_BLHM), len(entry.layers), len(entry.heads))
+        shares = [entry.held_BLH, entry.removed_BLH, entry.overlap_BLH]
+        for part in (*shares, entry.left_BLH, keys_BLH, columns_BLHM.sum(-1)):
+            assert part.shape == rows, f"{name}: shapes in the log"
+        for share_BLH in shares:
             known = share_BLH[~share_BLH.isnan()]
             assert ((known > -1e-4) & (known < 1 + 1e-4)).all(), (
                 f"{name}: a share in the log outside 0 to 1"
@@ -191,10 +183,8 @@ def _check_log(name: str, edit: Any, log: InterventionLog, recording: Recording)
                 received_BLHS = recording.received[entry.forward][:, list(entry.layer_numbers)][
                     :, :, list(entry.heads)
                 ]
-                left_BLHM = received_BLHS.gather(-1, columns_BLHM.clamp(min=0)).masked_fill(
-                    columns_BLHM < 0, 0.0
-                )
-                assert not left_BLHM.any(), (
+                left_BLHM = received_BLHS.gather(-1, columns_BLHM.clamp(min=0))
+                assert not left_BLHM[columns_BLHM >= 0].any(), (
                     f"{name}: keys that are logged as gone receive attention"
                 )
 
@@ -234,8 +224,6 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
         "batch": 2,
         "layer": config.num_hidden_layers,
         "head": config.num_attention_heads,
-    }
-    sizes |= {
         "state": 3,
         "key": recording.received[0].shape[-1],
         "position": canvas.ids_BS.shape[1],
@@ -248,24 +236,18 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
     # one that remembers has nothing to compare the first step with
     told = array[1:] if value.remembers else array
     assert told.isfinite().all(), f"{name} has numbers that are not finite where every query runs"
-    others: list[tuple[str, Tensor, dict[str, Any]]] = [
-        (f"{name} depends on chunks", array, {"chunk": 3})
-    ]
-    others.append(
-        (f"{name} of all layers at once differs from each alone", array, {"beside": True})
-    )
+    others: dict[str, tuple[Tensor, dict[str, Any]]] = {
+        "depends on chunks": (array, {"chunk": 3}),
+        "of all layers at once differs from each alone": (array, {"beside": True}),
+    }
     if "head" in dims:
         swapped = array.index_select(dims.index("head"), torch.tensor([1, 0]))
-        others.append(
-            (
-                f"{name} of some heads differs from the same heads among all",
-                swapped,
-                {"heads": (1, 0)},
-            )
-        )
-    for message, alike, how in others:
+        what = "of some heads differs from the same heads among all"
+        others[what] = swapped, {"heads": (1, 0)}
+    for what, (alike, how) in others.items():
         found = torch.from_numpy(_traced(model, canvas, name, **how)[1].array(name))
-        assert torch.allclose(found, alike, rtol=1e-4, atol=1e-5, equal_nan=True), message
+        same = torch.allclose(found, alike, rtol=1e-4, atol=1e-5, equal_nan=True)
+        assert same, f"{name} {what}"
 
 
 def _traced(

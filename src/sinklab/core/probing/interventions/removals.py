@@ -46,7 +46,7 @@ def restricted(
 
     Raises ValueError when in some row and head no query would see a key any more.
     """
-    mask = _own_mask(call)
+    mask = own_mask(call)
     before_BHQS = allowed(mask)
     if kept_QS is not None:
         keep_BHQS = keep_BHQS | kept_QS
@@ -80,7 +80,7 @@ def _real_queries(call: AttentionCall, some_BHQ: Tensor) -> Tensor:
     return (some_BHQ & call.visibility.counted_BQ.unsqueeze(1)).sum(-1)
 
 
-def _own_mask(call: AttentionCall) -> Tensor:
+def own_mask(call: AttentionCall) -> Tensor:
     """The mask of the call with its causality written out; one row if it is the same for every
     query.
     """
@@ -257,7 +257,7 @@ class MeanValue(ValueRemoval):
 
 def _others(call: AttentionCall, gone_BHS: Tensor, removal: str) -> Tensor:
     """Keys (B, H, S) that are seen and stay. Raises ValueError if queries see different keys."""
-    mask = _own_mask(call)
+    mask = own_mask(call)
     if mask.shape[2] > 1:
         raise ValueError(
             f"{removal} takes the values that a query sees, but in {call.layer} queries see "
@@ -301,7 +301,7 @@ def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
     not padding, (B, H).
     """
     batch, heads = call.query_BHQD.shape[:2]
-    may_BHQS = allowed(_own_mask(call))
+    may_BHQS = allowed(own_mask(call))
     if gone_BHS is not None:
         may_BHQS = may_BHQS & ~gone_BHS.unsqueeze(2)
     seen_BHQ = may_BHQS.sum(-1).expand(batch, heads, call.query_BHQD.shape[2]).float()

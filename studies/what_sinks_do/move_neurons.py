@@ -1,0 +1,152 @@
+"""Registers without training: the neurons of a sink, moved to another position. A plug-in:
+
+sinklab trace --plugin studies/what_sinks_do/move_neurons.py --edits move_neurons:file=FILE
+"""
+
+# B batch, S positions that run, F neurons of a layer, N neurons that are moved
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from sinklab.core.errors import Checked
+from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.intervention import InterventionLog
+from sinklab.core.probing.interventions.base import CallSite, Effect
+from sinklab.core.probing.interventions.queries import query_positions
+from sinklab.core.probing.interventions.removals import reference_values
+from sinklab.core.probing.listener import Listener
+from sinklab.core.registry import interventions
+from sinklab.lab.scoring.hidden_states import Part, StateHandler
+
+
+@torch.no_grad()
+def save_neurons(
+    model: nn.Module,
+    file: str | Path,
+    position: int,
+    *args: Any,
+    count: int = 10,
+    seed: int | None = None,
+    module: str = "mlp.down_proj",
+    **kwargs: Any,
+) -> None:
+    """Run ``model(*args, **kwargs)`` once, and write for `MoveNeurons` the neurons, over all
+    layers, whose activation at a position exceeds their median over positions most, in units of
+    what they add to the hidden state (after arXiv 2506.08010).
+
+    Args:
+        model: a model whose decoder layers have a linear `module`.
+        file: path to write.
+        position: that of the sink among those that run, in the first row.
+        count: number of neurons.
+        seed: neurons are drawn with it in their place, a control; None for those of the sink.
+        module: module of a decoder layer that reads the activations of its neurons.
+    """
+    acts: dict[str, Tensor] = {}
+    sizes: dict[str, Tensor] = {}
+
+    def keep(path: str, reader: Any, given: tuple[Any, ...]) -> None:
+        # added sinks run alone, before the text
+        acts[path] = given[0][0].clone()
+        sizes[path] = reader.weight.norm(dim=0)
+
+    with ExitStack() as hooks:
+        for path, reader in model.named_modules():
+            if path.endswith(module):
+                hooks.callback(reader.register_forward_pre_hook(partial(keep, path)).remove)
+        model(*args, **kwargs)
+    act_LSF = torch.stack(list(acts.values()))
+    values_L2F = torch.stack([act_LSF[:, position], act_LSF.median(1).values], 1)
+    excess_LF = values_L2F.diff(dim=1)[:, 0].abs() * torch.stack(list(sizes.values()))
+    chosen_N = excess_LF.flatten().topk(count).indices
+    if seed is not None:
+        generator = torch.Generator().manual_seed(seed)
+        chosen_N = torch.randperm(excess_LF.numel(), generator=generator)[:count]
+    layer_N, neuron_N = torch.unravel_index(chosen_N, excess_LF.shape)
+    kept = {"position": torch.tensor(position)}
+    for number, path in enumerate(acts):
+        mine_N = neuron_N[layer_N == number]
+        kept[f"{path}/neurons"] = mine_N
+        kept[f"{path}/values"] = values_L2F[number, :, mine_N]
+    save_file(kept, str(file))
+
+
+@interventions.register("move_neurons")
+@dataclass(frozen=True, kw_only=True)
+class MoveNeurons(Checked):
+    """The neurons that make a sink, moved to another position (arXiv 2506.08010): there they get
+    the activations that they had at the sink, and at the sink their median over positions.
+
+    Does the sink follow? Nothing is trained. Raises ValueError in a call for a file that cannot be
+    read.
+    """
+
+    file: str
+    """A file of `save_neurons`."""
+    to: int = 0
+    """Canvas position that gets them, such as that of an added token."""
+    layers: ClassVar[None] = None
+    heads: ClassVar[None] = None
+
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
+        """The listener that carries this intervention out and writes into the log."""
+        return NeuronHandler(self, log, forwards_per_step)
+
+    def reader(self, layer: str) -> str:
+        """Path of the module that reads the neurons to move behind this attention; empty if none
+        are there.
+        """
+        holder = layer.split("#")[0].rpartition(".")[0]
+        for name, tensor in reference_values(self.file).items():
+            if name.startswith(f"{holder}.") and tensor.numel():
+                return name.rpartition("/")[0]
+        return ""
+
+    def change(self, act_BSF: Tensor, call: AttentionCall, site: CallSite) -> Part:
+        """New activations at both positions, of those that run."""
+        saved, path = reference_values(self.file), self.reader(call.layer)
+        place = query_positions(call, site.prefix).tolist()
+        moved = (self.to, int(saved["position"]))
+        there = [number for number, position in enumerate(moved) if position in place]
+        if not there:
+            return None
+        rows = torch.tensor([place.index(moved[number]) for number in there])
+        part = (slice(None), rows[:, None], saved[f"{path}/neurons"])
+        return part, saved[f"{path}/values"][there].to(act_BSF).expand(len(act_BSF), -1, -1)
+
+
+class NeuronHandler(StateHandler):
+    """Edits what a module reads, the activations of neurons, in place of hidden states."""
+
+    def __init__(self, options: Any, log: InterventionLog, forwards_per_step: int) -> None:
+        self.hooks = ExitStack()
+        super().__init__(options, log, forwards_per_step)
+        self.of_states = ""
+
+    def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
+        path = self.options.reader(call.layer)
+        if path:
+            reader = self.tap.model.get_submodule(path)
+            hook = reader.register_forward_pre_hook(partial(self._read, call, site))
+            self.hooks.callback(hook.remove)
+        return call, None
+
+    def _read(
+        self, call: AttentionCall, site: CallSite, _module: nn.Module, given: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        self.hooks.close()
+        return (self.changed(given[0], call.layer, call, site), *given[1:])
+
+    def finish(self) -> None:
+        super().finish()
+        self.hooks.close()
+
+    def discard(self) -> None:
+        super().discard()
+        self.hooks.close()
