@@ -25,11 +25,9 @@ class KeyCosine(Statistic):
     def measure(self, view: CallView) -> Tensor:
         call = view.call
         query_BHQD = normalize(call.query_BHQD.detach().float(), dim=-1)
-        key_BHSD = normalize(call.key_BKSD.detach().float(), dim=-1)
-        key_BHSD = call.for_query_heads(key_BHSD)
+        key_BHSD = call.for_query_heads(normalize(call.key_BKSD.detach().float(), dim=-1))
         real_BQ1 = real_weight(call.visibility.real_BQ, query_BHQD[:, 0])
-        seen_BHQS = allowed(own_mask(call))
-        seen_BHQS = seen_BHQS.expand(*query_BHQD.shape[:3], -1).to(query_BHQD)
+        seen_BHQS = allowed(own_mask(call)).expand(*query_BHQD.shape[:3], -1).to(query_BHQD)
         sum_BHSD = torch.einsum("bhqs,bhqd->bhsd", seen_BHQS, query_BHQD * real_BQ1[:, None])
         count_BHS = call.visibility.visible_BHS.clamp_min(1)
         return view.of_heads((sum_BHSD * key_BHSD).sum(-1) / count_BHS)

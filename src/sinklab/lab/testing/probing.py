@@ -111,8 +111,9 @@ def check_intervention(edit: Intervention | str, model: Any = None) -> None:
     logits, recording, log = _edited(model, edit)
     for measure in (True, False):
         again, *_ = _edited(model, edit, measure=measure)
-        same = all(map(torch.equal, again, logits))
-        assert same, f"{name}: outputs differ from run to run, with measure={measure}"
+        assert all(map(torch.equal, again, logits)), (
+            f"{name}: outputs differ from run to run, with measure={measure}"
+        )
     after = [model(ids_BS).logits for ids_BS in _three_texts(model)]
     assert all(map(torch.equal, plain, after)), (
         f"{name} changes what the model gives after the block"
@@ -246,8 +247,7 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
         others[what] = swapped, {"heads": (1, 0)}
     for what, (alike, how) in others.items():
         found = torch.from_numpy(_traced(model, canvas, name, **how)[1].array(name))
-        same = torch.allclose(found, alike, rtol=1e-4, atol=1e-5, equal_nan=True)
-        assert same, f"{name} {what}"
+        assert torch.allclose(found, alike, rtol=1e-4, atol=1e-5, equal_nan=True), f"{name} {what}"
 
 
 def _traced(
