@@ -39,7 +39,7 @@ class LayerSimilarity(Statistic):
 
 def mean_cosine(states_LXD: Tensor) -> Tensor:
     """Mean cosine of two different layers, (…)."""
-    unit_LXD = normalize(states_LXD, dim=-1)
+    layers = len(states_LXD)
     # the square of a sum holds every pair twice, and each layer with itself
-    both_X = unit_LXD.sum(0).square().sum(-1) - unit_LXD.square().sum((0, -1))
-    return both_X / (len(unit_LXD) * (len(unit_LXD) - 1))
+    square_X = normalize(states_LXD, dim=-1).sum(0).square().sum(-1)
+    return (square_X - layers) / (layers * (layers - 1))

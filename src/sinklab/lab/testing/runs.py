@@ -63,8 +63,7 @@ def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
             "settings do not come back from run.json"
         )
         said = refusal(ValueError, study, loaded, whole.path, settings)
-        assert said, "a folder that is taken is not refused"
-        assert str(whole.path) in said, "the refusal of a folder that is taken does not name it"
+        assert str(whole.path) in said, f"a folder that is taken is not refused by name: {said!r}"
         for number in range(len(written)):
             folder = place / f"killed-{number}"
             try:
