@@ -56,9 +56,6 @@ class ModelDenoiser(Denoiser):
     ``plain=True`` nothing is remembered between evaluations, whatever the attention.
     """
 
-    is_fast = False
-    """Whether evaluations made now leave out what is not wanted (a subclass may)."""
-
     def __init__(
         self, model: Any, attention_BS: Tensor | None = None, *, plain: bool = False
     ) -> None:

@@ -56,6 +56,9 @@ class Denoiser:
     logits_MV becomes one by `denoiser_of`.
     """
 
+    is_fast = False
+    """Whether evaluations made now leave out what is not wanted, as a fast decoder does."""
+
     def logits(self, ids_BS: Tensor, at: Places) -> Tensor:
         """Logits (M, V) at the wanted positions of a canvas int64 (B, S), everything computed."""
         raise NotImplementedError
