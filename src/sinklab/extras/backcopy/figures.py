@@ -13,10 +13,8 @@ import pandas as pd
 from sinklab.extras.backcopy.source import Source
 from sinklab.lab.analysis.estimates import SEEDS, mean_over
 from sinklab.lab.records.reading import Run
-from sinklab.lab.reports.charts import Axis, Chart, Line, Mark
-from sinklab.lab.reports.drawing import figure
+from sinklab.lab.reports import Axis, Chart, Line, Mark, Reader, figure
 from sinklab.lab.reports.printed import save_figure, write_page
-from sinklab.lab.reports.samples import Reader
 from sinklab.lab.reports.words import percent, statements
 
 WEIGHT, NEAR = 0.3, 0.05

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from sinklab.core.probing.intervention import InterventionLog, intervene
-from sinklab.core.probing.interventions.mask_sinks import MaskSinks, by_protocol
-from sinklab.core.probing.scope import PROTOCOLS
+from sinklab.core.probing import PROTOCOLS, InterventionLog, MaskSinks, by_protocol, intervene
 
 KEYS = (1, 2, 4, 8, 16, 24, 32, 40)
 """Keys blocked in every head of whole rows: the doses."""

@@ -17,12 +17,9 @@ from torch import Tensor
 from transformers import LlamaConfig, get_scheduler
 
 from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
-from sinklab.core.models.config import DiffusionLMConfig
-from sinklab.core.models.diffusion_lm import DiffusionLM
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.models.sinks.base import tensors_of
-from sinklab.core.probing.intervention import intervene
-from sinklab.core.probing.interventions.positions import MaskPositions
-from sinklab.core.probing.tracing import trace
+from sinklab.core.probing import MaskPositions, intervene, trace
 from sinklab.core.sampling.canvas import Canvas
 from sinklab.core.sinks.rules import Gu
 from sinklab.extras.backcopy.masking import hidden, revealed
@@ -30,8 +27,7 @@ from sinklab.extras.backcopy.source import Source
 from sinklab.extras.backcopy.study import BLOCKS, BackcopySettings
 from sinklab.lab.records.storage import write_beside
 from sinklab.lab.studies.base import Work, columns_of
-from sinklab.lab.training.settings import VARIANTS
-from sinklab.lab.training.trainer import causal_loss
+from sinklab.lab.training import VARIANTS, causal_loss
 
 STAGES = {name: (name,) for name in ("causal", "diffusion", *BLOCKS)} | {
     "converted": ("causal", "diffusion")

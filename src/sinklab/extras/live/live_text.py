@@ -19,14 +19,8 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from sinklab.core.probing.intervention import intervene
-from sinklab.core.probing.interventions.block_keys import BlockKeys
-from sinklab.core.probing.interventions.positions import MaskPositions
-from sinklab.core.probing.statistics import position_states
-from sinklab.core.probing.tracing import trace
-from sinklab.core.sampling.canvas import Canvas
-from sinklab.core.sampling.loop import Step
-from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.core.probing import BlockKeys, MaskPositions, intervene, position_states, trace
+from sinklab.core.sampling import Canvas, DecodingSettings, Step
 from sinklab.core.sinks.normalize import even_share, main_sink
 from sinklab.lab.analysis.tokens import characters, token_class
 from sinklab.lab.checkpoints.loading import Loaded

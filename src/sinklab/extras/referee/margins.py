@@ -21,10 +21,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from sinklab.core.sampling.canvas import Canvas
-from sinklab.core.sampling.loop import Step, WritingSchedule
-from sinklab.core.sampling.rules import UnmaskingRule
-from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.core.sampling import Canvas, DecodingSettings, Step, UnmaskingRule, WritingSchedule
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.writing import sample_seed
 

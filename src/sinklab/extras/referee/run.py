@@ -32,8 +32,7 @@ from sinklab.extras.referee.rounding import (
 from sinklab.extras.referee.study import RefereeSettings
 from sinklab.lab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.lab.checkpoints.loading import load
-from sinklab.lab.records.reading import Run, open_run
-from sinklab.lab.records.storage import weights_hash
+from sinklab.lab.records import Run, open_run, weights_hash
 from sinklab.lab.reports.words import statements
 from sinklab.lab.scoring.prompts import encode
 from sinklab.lab.scoring.writing import WritingRequest, canvas_of, ending

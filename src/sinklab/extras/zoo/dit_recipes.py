@@ -17,9 +17,7 @@ from torch.nn import functional as F
 
 from sinklab.core.attention.context import decoding
 from sinklab.core.errors import check_count
-from sinklab.core.sampling.canvas import Canvas
-from sinklab.core.sampling.denoisers import Denoiser
-from sinklab.core.sampling.loop import Step
+from sinklab.core.sampling import Canvas, Denoiser, Step
 from sinklab.lab.scoring.likelihood import at_least_float32
 
 

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from sinklab.core.attention.context import is_watched
+from sinklab.core.attention import is_watched, received_attention
 from sinklab.core.attention.heads import HeadShare, share_of_model
-from sinklab.core.attention.received import received_attention
 from sinklab.core.compat import attention_of
 from sinklab.core.models.denoising import ModelDenoiser, Read
 from sinklab.core.models.geometry import CanvasGeometry, KeyValueStore

@@ -23,8 +23,7 @@ from sinklab.core.compat import (
     mark_initialized,
 )
 from sinklab.core.errors import near, one_of, refused
-from sinklab.core.models.config import DiffusionLMConfig
-from sinklab.core.models.diffusion_lm import DiffusionLM
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import families
 from sinklab.lab.checkpoints.families import CheckpointPlan, Source
 from sinklab.lab.checkpoints.weights import Part, Weights

@@ -18,8 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from sinklab.core.attention.context import running
 from sinklab.core.models import masks
 from sinklab.core.models.generation import GenerateByDenoising
-from sinklab.core.sampling.canvas import Places
-from sinklab.core.sampling.denoisers import Denoiser
+from sinklab.core.sampling import Denoiser, Places
 
 UNLIMITED = 2**20
 """Positions of a module that states no limit."""

@@ -12,12 +12,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sinklab.core.errors import limited
-from sinklab.core.probing.call import AttentionCall
-from sinklab.core.probing.intervention import InterventionLog
-from sinklab.core.probing.interventions.base import CallSite, LayerIntervention
+from sinklab.core.probing import (
+    AttentionCall,
+    CallSite,
+    InterventionLog,
+    LayerIntervention,
+    Listener,
+)
 from sinklab.core.probing.interventions.queries import query_positions
 from sinklab.core.probing.interventions.removals import reference_values
-from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.probing.tap import tapped
 from sinklab.core.registry import interventions

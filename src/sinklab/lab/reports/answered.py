@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sinklab.lab.analysis import MotionSummary, mean_over
 from sinklab.lab.analysis.answers import (
     Answer,
     Answers,
@@ -25,8 +26,6 @@ from sinklab.lab.analysis.answers import (
     stays,
 )
 from sinklab.lab.analysis.counts import ratio
-from sinklab.lab.analysis.estimates import mean_over
-from sinklab.lab.analysis.movement import MotionSummary
 from sinklab.lab.analysis.strongest import STRONG
 from sinklab.lab.records.info import SO_FAR
 from sinklab.lab.reports.samples import ADDED, Sample

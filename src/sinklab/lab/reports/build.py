@@ -13,8 +13,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from sinklab.core.registry import figures as registered
 from sinklab.core.sinks.rules import Rule
-from sinklab.lab.analysis.answers import Answers
-from sinklab.lab.analysis.verdicts import holm
+from sinklab.lab.analysis import Answers, holm
 from sinklab.lab.records.reading import Run
 from sinklab.lab.records.storage import remove_half_written, write_beside
 from sinklab.lab.reports import sentences as say

@@ -12,10 +12,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from sinklab.lab.analysis import Enrichment, mean_over
 from sinklab.lab.analysis.answers import beside
 from sinklab.lab.analysis.counts import ratio
-from sinklab.lab.analysis.estimates import mean_over
-from sinklab.lab.analysis.tokens import Enrichment
 from sinklab.lab.reports.answered import mobility_of
 from sinklab.lab.reports.samples import ADDED
 from sinklab.lab.reports.words import number, percent, same

@@ -19,10 +19,8 @@ import pandas as pd
 
 from sinklab.core.sinks.normalize import only
 from sinklab.core.sinks.states import STATES
-from sinklab.lab.analysis import overlap, thresholds
+from sinklab.lab.analysis import Estimate, Explained, explained_mass, mean_over, overlap, thresholds
 from sinklab.lab.analysis.counts import ratio, spans
-from sinklab.lab.analysis.estimates import Estimate, mean_over
-from sinklab.lab.analysis.explained import Explained, explained_mass
 from sinklab.lab.analysis.movement import Motion, MotionCounter, MotionSummary, motion_word
 from sinklab.lab.analysis.tokens import Enrichment, enriched, tallied
 from sinklab.lab.records.info import SO_FAR

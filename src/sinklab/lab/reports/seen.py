@@ -5,8 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from sinklab.core.sinks.normalize import even_share, main_sink
-from sinklab.core.sinks.rules import Rule
+from sinklab.core.sinks import Rule, even_share, main_sink
 from sinklab.lab.analysis.counts import Slab, counted, ratio
 from sinklab.lab.analysis.movement import MotionCounter
 from sinklab.lab.analysis.overlap import overlap_by_head

@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 
 from sinklab.core.sinks.rules import DEFAULT, Rule
-from sinklab.lab.analysis.answers import Answers
-from sinklab.lab.analysis.estimates import mean_over
-from sinklab.lab.analysis.verdicts import (
+from sinklab.lab.analysis import (
+    Answers,
     Verdict,
     holm,
     masking_cost,
+    mean_over,
     new_sinks,
     ninety_six,
     recovery,

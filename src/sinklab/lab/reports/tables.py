@@ -13,11 +13,9 @@ import numpy as np
 import pandas as pd
 
 from sinklab.core.errors import unknown
+from sinklab.lab.analysis import Enrichment, mean_over
 from sinklab.lab.analysis.counts import ratio
-from sinklab.lab.analysis.estimates import mean_over
-from sinklab.lab.analysis.tokens import Enrichment
-from sinklab.lab.records.reading import Run
-from sinklab.lab.records.storage import write_beside
+from sinklab.lab.records import Run, write_beside
 from sinklab.lab.reports.recorded import statistics_table
 from sinklab.lab.reports.runs import Runs, as_shown, as_studies
 from sinklab.lab.reports.samples import MASK

@@ -12,14 +12,10 @@ import torch
 from torch import Tensor
 
 from sinklab.core.compat import stated
+from sinklab.core.probing import BlockKeys, InterventionLog, Recording, trace
 from sinklab.core.probing.dose import MEASURED, by_row
-from sinklab.core.probing.intervention import InterventionLog
-from sinklab.core.probing.interventions.block_keys import BlockKeys
-from sinklab.core.probing.recording import Recording
-from sinklab.core.probing.tracing import trace
 from sinklab.core.sampling.settings import DecodingSettings
-from sinklab.core.sinks.rules import DEFAULT, Gu, find_sinks
-from sinklab.core.sinks.states import STATES
+from sinklab.core.sinks import DEFAULT, STATES, Gu, find_sinks
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.writing import Writer, Writing, WritingRequest, ended, is_random, seeded
 

@@ -15,13 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.core.probing.dose import Dose
-from sinklab.core.probing.intervention import (
-    Intervention,
-    InterventionLog,
-    RemovalRecord,
-    intervene,
-)
+from sinklab.core.probing import Dose, Intervention, InterventionLog, RemovalRecord, intervene
 from sinklab.lab.scoring.writing import ContinuingWriter, Writing, WritingStep, needs_clean_pass
 
 

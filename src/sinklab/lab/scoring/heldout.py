@@ -17,18 +17,10 @@ from torch.nn.functional import cross_entropy
 
 from sinklab.core.compat import stated
 from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
-from sinklab.core.probing.dose import Dose
-from sinklab.core.probing.intervention import (
-    Intervention,
-    RemovalRecord,
-    intervene,
-)
+from sinklab.core.probing import Dose, Intervention, Listener, MaskSinks, RemovalRecord, intervene
 from sinklab.core.probing.interventions.base import InterventionHandler
-from sinklab.core.probing.interventions.mask_sinks import MaskSinks
-from sinklab.core.probing.listener import Listener
 from sinklab.lab.checkpoints.loading import Loaded
-from sinklab.lab.data.corpora import read_corpus
-from sinklab.lab.data.rows import pack, row_start
+from sinklab.lab.data import pack, read_corpus, row_start
 from sinklab.lab.scoring.clean_layers import CleanLayers
 from sinklab.lab.scoring.requests import Place, placed, scoring_edits
 from sinklab.lab.scoring.writing import needs_clean_pass

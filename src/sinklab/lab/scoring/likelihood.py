@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from sinklab.core.probing.dose import Dose
-from sinklab.core.probing.intervention import Intervention
+from sinklab.core.probing import Dose, Intervention
 from sinklab.core.sampling.tokens import TokenSampling, proposals
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring import requests as asked

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from sinklab.core.compat import stated
+from sinklab.core.probing import BlockKeys, Listener
 from sinklab.core.probing.intervention import Intervention, InterventionLog, as_edits, intervene
-from sinklab.core.probing.interventions.block_keys import BlockKeys
-from sinklab.core.probing.listener import Listener
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.data.rows import place_generator

@@ -5,9 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
-from sinklab.core.sampling.canvas import Canvas
-from sinklab.core.sampling.settings import DecodingSettings
-from sinklab.core.sampling.tokens import TokenSampling
+from sinklab.core.sampling import Canvas, DecodingSettings, TokenSampling
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.prompts import Prompt
 from sinklab.lab.scoring.requests import needs_mask, start_token

@@ -24,13 +24,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.core.compat import stated
-from sinklab.core.probing.intervention import InterventionLog, intervene
-from sinklab.core.probing.statistics import position_states
+from sinklab.core.probing import InterventionLog, intervene, position_states
+from sinklab.core.sampling import DecodingSettings, Step, sample_tokens
 from sinklab.core.sampling.canvas import Canvas, left_padded
 from sinklab.core.sampling.denoisers import FunctionDenoiser
-from sinklab.core.sampling.loop import Step
-from sinklab.core.sampling.settings import DecodingSettings
-from sinklab.core.sampling.tokens import sample_tokens
 from sinklab.lab.checkpoints.loading import Loaded
 
 

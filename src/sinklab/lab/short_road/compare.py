@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from sinklab.core.probing.dose import Dose
-from sinklab.core.probing.intervention import Intervention, RemovalRecord
-from sinklab.core.probing.tracing import trace
+from sinklab.core.probing import Dose, Intervention, RemovalRecord, trace
 from sinklab.lab.analysis.answers import CONTROLS
 from sinklab.lab.analysis.estimates import FEWEST, Estimate, mean_over, mean_p
 from sinklab.lab.analysis.strongest import STRONG

@@ -68,8 +68,7 @@ from sinklab.lab.studies.processes import (
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints.loading import Loaded
-    from sinklab.lab.records.reading import Run
-    from sinklab.lab.records.writing import RunWriter
+    from sinklab.lab.records import Run, RunWriter
 
 
 def heldout_text(given: str | None) -> str:

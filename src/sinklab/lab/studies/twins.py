@@ -33,8 +33,7 @@ def write_twins(
         write: takes a twin and its name, of which `of_twin` makes the names of its tables.
     """
     from sinklab.lab.checkpoints.controls import UNTRAINED
-    from sinklab.lab.records.reading import open_run
-    from sinklab.lab.records.storage import weights_hash
+    from sinklab.lab.records import open_run, weights_hash
 
     run = work.run
     wanted = work.settings.twin

@@ -19,11 +19,9 @@ from sinklab.core.attention.context import watching
 from sinklab.core.compat import stated
 from sinklab.core.probing.tracing import trace
 from sinklab.core.registry import caches, sinks
+from sinklab.lab.checkpoints import attach_sink, describe, load, save_sink
 from sinklab.lab.checkpoints import families as readers
-from sinklab.lab.checkpoints.info import describe
-from sinklab.lab.checkpoints.loading import load
 from sinklab.lab.checkpoints.materialize import empty_model, names_of, tensor_plan
-from sinklab.lab.checkpoints.sinkfile import attach_sink, save_sink
 from sinklab.lab.checkpoints.weights import open_weights
 from sinklab.lab.testing.values import refusal, tiny_model
 from sinklab.lab.training.model import trainable_parameters

@@ -13,11 +13,15 @@ from torch import Tensor
 
 from sinklab.core.attention.received import attention_statistics
 from sinklab.core.compat import forward_hooks
-from sinklab.core.probing.intervention import Intervention, InterventionLog, intervene
-from sinklab.core.probing.interventions.block_keys import BlockKeys
-from sinklab.core.probing.recording import Recording
-from sinklab.core.probing.statistics import Statistic
-from sinklab.core.probing.tracing import trace
+from sinklab.core.probing import (
+    BlockKeys,
+    Intervention,
+    InterventionLog,
+    Recording,
+    Statistic,
+    intervene,
+    trace,
+)
 from sinklab.core.registry import interventions, rules, statistics
 from sinklab.core.sampling.canvas import Canvas
 from sinklab.core.sinks.rules import Rule, find_sinks

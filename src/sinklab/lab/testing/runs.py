@@ -17,8 +17,7 @@ from matplotlib.figure import Figure as Canvas
 
 from sinklab.core.registry import figures
 from sinklab.lab.checkpoints.loading import Loaded
-from sinklab.lab.records.reading import Run, open_run
-from sinklab.lab.records.writing import RunWriter
+from sinklab.lab.records import Run, RunWriter, open_run
 from sinklab.lab.reports.drawing import Figure, draw_all, figure_of, save
 from sinklab.lab.reports.runs import as_shown
 from sinklab.lab.reports.samples import NotRecorded

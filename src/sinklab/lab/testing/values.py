@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig
 
-from sinklab.core.models.config import DiffusionLMConfig
-from sinklab.core.models.diffusion_lm import DiffusionLM
+from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.registry import Registry
 
 

@@ -18,12 +18,10 @@ from sinklab.core.errors import one_of, refused
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.models.diffusion_lm import DiffusionLM, Gate
 from sinklab.core.models.sinks.base import tensors_of
+from sinklab.lab.checkpoints import Loaded, check_vocabulary, from_causal, load, save_sink
 from sinklab.lab.checkpoints.convert import MASK_TOKEN
-from sinklab.lab.checkpoints.loading import Loaded, from_causal, load
 from sinklab.lab.checkpoints.materialize import compute_rotary
 from sinklab.lab.checkpoints.published import read_plan
-from sinklab.lab.checkpoints.sinkfile import save_sink
-from sinklab.lab.checkpoints.tokens import check_vocabulary
 from sinklab.lab.records.storage import weights_hash
 from sinklab.lab.training.checkpoints import settle
 from sinklab.lab.training.checks import variant

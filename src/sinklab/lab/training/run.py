@@ -13,8 +13,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from sinklab.core.diffusion import TimeSampler
 from sinklab.core.registry import rules
-from sinklab.lab.data.rows import row_start
-from sinklab.lab.data.streams import StreamedRows
+from sinklab.lab.data import StreamedRows, row_start
 from sinklab.lab.files import Terminated, on_sigterm
 from sinklab.lab.records.reading import lost_files, open_run
 from sinklab.lab.records.writing import RunWriter

@@ -18,10 +18,8 @@ from transformers import PreTrainedModel
 from sinklab.core.attention.context import is_observed, running
 from sinklab.core.compat import compiled_module
 from sinklab.core.models.config import DiffusionLMConfig
-from sinklab.core.probing.recording import Recording
-from sinklab.core.probing.tracing import trace
-from sinklab.core.sinks.normalize import main_sink
-from sinklab.core.sinks.rules import DEFAULT, Rule, find_sinks
+from sinklab.core.probing import Recording, trace
+from sinklab.core.sinks import DEFAULT, Rule, find_sinks, main_sink
 from sinklab.lab.analysis.counts import ratio
 from sinklab.lab.analysis.movement import motion
 

@@ -14,10 +14,19 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from sinklab.core.errors import refused
-from sinklab.lab.data.corpora import fingerprint, read_corpus
-from sinklab.lab.data.pairs import Pairs, pair_rows, read_pairs
-from sinklab.lab.data.rows import Rows, begin_rows, pack_with_documents, row_start, train_tokenizer
-from sinklab.lab.data.streams import StreamedRows
+from sinklab.lab.data import (
+    Pairs,
+    Rows,
+    StreamedRows,
+    begin_rows,
+    fingerprint,
+    pack_with_documents,
+    pair_rows,
+    read_corpus,
+    read_pairs,
+    row_start,
+    train_tokenizer,
+)
 from sinklab.lab.files import ordinary_files
 from sinklab.lab.training.settings import TrainSettings
 

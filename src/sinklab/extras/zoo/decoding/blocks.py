@@ -18,15 +18,16 @@ from sinklab.core.attention.context import decoding, running
 from sinklab.core.errors import Checked, limited
 from sinklab.core.probing.statistics import position_states
 from sinklab.core.registry import schedules
-from sinklab.core.sampling.canvas import Canvas, Places, block_columns
-from sinklab.core.sampling.loop import Run, Step, WritingSchedule, check_best, check_scores
-from sinklab.core.sampling.rules import Candidates, UnmaskingRule
-from sinklab.core.sampling.schedules import (
+from sinklab.core.sampling import (
+    Candidates,
     EvenQuota,
     Threshold,
     Turn,
+    UnmaskingRule,
     commit_counts,
 )
+from sinklab.core.sampling.canvas import Canvas, Places, block_columns
+from sinklab.core.sampling.loop import Run, Step, WritingSchedule, check_best, check_scores
 from sinklab.core.sampling.token_ids import check_vocabulary
 
 

@@ -16,13 +16,11 @@ import pandas as pd
 from sinklab.core.probing.dose import DOSE_COLUMNS, Dose
 from sinklab.lab.analysis.doses import MATCHED, no_phenomenon
 from sinklab.lab.analysis.estimates import mean_over
+from sinklab.lab.records import Run, write_beside
 from sinklab.lab.records.info import of_twin
-from sinklab.lab.records.reading import Run
-from sinklab.lab.records.storage import write_beside
-from sinklab.lab.reports.charts import Axis, Chart
+from sinklab.lab.reports import Axis, Chart, NotRecorded, Reader
 from sinklab.lab.reports.drawing import Look, drawn_as, figure
 from sinklab.lab.reports.printed import save_figure
-from sinklab.lab.reports.samples import NotRecorded, Reader
 from sinklab.lab.reports.tables import WRITERS
 from sinklab.lab.reports.words import statements
 from sinklab.lab.studies.base import hidden_words

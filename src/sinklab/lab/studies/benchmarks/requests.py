@@ -16,11 +16,9 @@ import torch
 
 from sinklab.core.probing.tracing import trace
 from sinklab.core.sinks.states import MASKED, PROMPT
+from sinklab.lab.scoring import LikelihoodSettings, Scored, WritingRequest, rolling, score
 from sinklab.lab.scoring.answers import SinkFacts, needs_own_batch, write_batch
-from sinklab.lab.scoring.likelihood import rolling, score
 from sinklab.lab.scoring.requests import limit_of, start_token
-from sinklab.lab.scoring.settings import LikelihoodSettings, Scored
-from sinklab.lab.scoring.writing import WritingRequest
 from sinklab.lab.studies.benchmarks.study import EvalSettings
 from sinklab.lab.studies.request_cache import request_key, request_number
 

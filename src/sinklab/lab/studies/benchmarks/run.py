@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from sinklab.core.probing.dose import Dose
-from sinklab.core.probing.interventions.block_keys import BlockKeys
+from sinklab.core.probing import BlockKeys, Dose
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints.loading import Loaded, load
 from sinklab.lab.records.info import read_info

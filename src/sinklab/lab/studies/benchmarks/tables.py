@@ -23,8 +23,7 @@ from sinklab.core.probing.dose import Dose
 from sinklab.lab.analysis.doses import MATCHED
 from sinklab.lab.analysis.estimates import Estimate
 from sinklab.lab.analysis.intervals import paired_share_interval
-from sinklab.lab.records.reading import Run, open_run
-from sinklab.lab.records.writing import RunWriter
+from sinklab.lab.records import Run, RunWriter, open_run
 from sinklab.lab.reports.samples import checked
 from sinklab.lab.studies.base import columns_of, hidden_words
 from sinklab.lab.studies.benchmarks.offline import RUNS_CODE, sandbox

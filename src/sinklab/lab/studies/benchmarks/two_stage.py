@@ -20,8 +20,7 @@ import torch
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.probing.dose import Dose
-from sinklab.core.sampling.canvas import Canvas
-from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.data.pairs import Pair
 from sinklab.lab.scoring.answers import SinkFacts, Totals, followed, needs_own_batch

@@ -9,10 +9,8 @@ from typing import Any
 import pandas as pd
 
 from sinklab.lab.records.reading import Run
-from sinklab.lab.reports.charts import Axis, Chart, Line, Mark
-from sinklab.lab.reports.drawing import figure
+from sinklab.lab.reports import Axis, Chart, Line, Mark, Reader, figure
 from sinklab.lab.reports.printed import save_figure
-from sinklab.lab.reports.samples import Reader
 from sinklab.lab.reports.words import statements
 from sinklab.lab.studies.base import labels_of
 

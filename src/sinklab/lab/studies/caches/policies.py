@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.probing.tracing import trace
-from sinklab.core.sampling.caches import Cache, cache_of
-from sinklab.core.sampling.canvas import Places
-from sinklab.core.sampling.denoisers import Denoiser
+from sinklab.core.sampling import Cache, Denoiser, Places, cache_of
 from sinklab.lab.caching.policies import SCORES, EvictingCache
 from sinklab.lab.studies.caches.study import CacheSettings
 

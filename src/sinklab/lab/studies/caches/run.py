@@ -17,10 +17,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sinklab.core.sampling.caches import Cache
+from sinklab.core.sampling import Cache, denoise
 from sinklab.core.sampling.canvas import Canvas, Places, numbered_blocks
 from sinklab.core.sampling.denoisers import ChangedDenoiser, Evaluation, Session
-from sinklab.core.sampling.loop import denoise
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.heldout import heldout_rows
 from sinklab.lab.studies.base import Work, check_fits, columns_of, heldout_text

@@ -12,11 +12,9 @@ import pandas as pd
 
 from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import Run
-from sinklab.lab.reports.charts import Axis, Chart, Line
-from sinklab.lab.reports.drawing import figure
+from sinklab.lab.reports import Axis, Chart, Line, NotRecorded, Reader, figure
 from sinklab.lab.reports.printed import save_figure
 from sinklab.lab.reports.runs import as_shown
-from sinklab.lab.reports.samples import NotRecorded, Reader
 from sinklab.lab.reports.words import statements
 from sinklab.lab.studies.base import labels_of
 from sinklab.lab.studies.twins import no_twins, shown_by, twins_of

@@ -20,8 +20,7 @@ from sinklab.lab.analysis import linear_probes as probes
 from sinklab.lab.analysis.linear_probes import Score
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.tokens import token_text
-from sinklab.lab.data.corpora import read_corpus
-from sinklab.lab.data.rows import pack
+from sinklab.lab.data import pack, read_corpus
 from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import Run, open_run
 from sinklab.lab.scoring.prompts import Prompt, encode

@@ -15,10 +15,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sinklab.core.probing.recording import Recording
-from sinklab.core.probing.tracing import trace
-from sinklab.core.sinks.rules import DEFAULT, Rule, find_sinks
-from sinklab.core.sinks.states import MASKED, PROMPT
+from sinklab.core.probing import Recording, trace
+from sinklab.core.sinks import DEFAULT, MASKED, PROMPT, Rule, find_sinks
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment
 from sinklab.lab.studies.contents.lens import LogitLens, ResidualStates, residual_states

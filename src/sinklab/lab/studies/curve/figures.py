@@ -11,10 +11,9 @@ from sinklab.core.errors import one_of
 from sinklab.core.registry import rules
 from sinklab.lab.analysis.doses import MATCHED
 from sinklab.lab.analysis.estimates import FEWEST
-from sinklab.lab.reports.charts import Axis, Chart
+from sinklab.lab.reports import Axis, Chart, Reader
 from sinklab.lab.reports.drawing import drawn_as, figure
 from sinklab.lab.reports.printed import save_figure, write_csv, write_page
-from sinklab.lab.reports.samples import Reader
 from sinklab.lab.reports.words import number, percent, ranged, signed, statements
 from sinklab.lab.studies.base import labels_of
 from sinklab.lab.studies.curve import maps as maps  # registers its figure

@@ -16,8 +16,7 @@ from sinklab.lab.analysis.doses import FEWEST_CELLS, rank_correlation
 from sinklab.lab.analysis.estimates import FEWEST, Estimate
 from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import Run
-from sinklab.lab.reports.charts import Axis, Map
-from sinklab.lab.reports.drawing import figure
+from sinklab.lab.reports import Axis, Map, figure
 from sinklab.lab.reports.printed import save_figure, write_csv, write_page
 from sinklab.lab.reports.samples import Reader, finished
 from sinklab.lab.reports.words import number, percent, ranged, signed, statements

@@ -17,11 +17,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sinklab.core.probing.call import AttentionCall
-from sinklab.core.probing.intervention import InterventionLog
-from sinklab.core.probing.interventions.mask_sinks import MaskSinks
+from sinklab.core.probing import AttentionCall, InterventionLog, Listener, MaskSinks
 from sinklab.core.probing.interventions.removals import real_queries_B1
-from sinklab.core.probing.listener import Listener
 from sinklab.core.registry import interventions
 from sinklab.core.sinks.rules import Gu, find_sinks
 from sinklab.lab.analysis.doses import told_apart

@@ -16,8 +16,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from sinklab.core.probing.interventions.block_keys import BlockKeys
-from sinklab.core.probing.interventions.mask_sinks import by_protocol
+from sinklab.core.probing import BlockKeys, by_protocol
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.analysis.doses import told_apart
 from sinklab.lab.analysis.estimates import FEWEST
@@ -25,11 +24,9 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.records.reading import Run
 from sinklab.lab.reports.printed import write_page
 from sinklab.lab.reports.words import number, percent, ranged
-from sinklab.lab.scoring.distance import Distance, output_distances
-from sinklab.lab.scoring.heldout import heldout_rows
+from sinklab.lab.scoring import Distance, Writing, WritingRequest, heldout_rows, output_distances
 from sinklab.lab.scoring.likelihood import LikelihoodSettings
 from sinklab.lab.scoring.likelihood import score as likelihoods
-from sinklab.lab.scoring.writing import Writing, WritingRequest
 from sinklab.lab.studies.base import check_fits, heldout_text
 from sinklab.lab.studies.curve.settings import REMOVALS, CostStudy, CurveSettings
 from sinklab.lab.studies.processes import Amount, Progress

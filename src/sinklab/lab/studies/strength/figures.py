@@ -15,9 +15,8 @@ import pandas as pd
 
 from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import Run
+from sinklab.lab.reports import Axis, Map, figure
 from sinklab.lab.reports.build import Card, Part, as_it_is, picture, plain_page
-from sinklab.lab.reports.charts import Axis, Map
-from sinklab.lab.reports.drawing import figure
 from sinklab.lab.reports.printed import save_figure, write_csv, write_page
 from sinklab.lab.reports.samples import Reader, finished
 from sinklab.lab.reports.tables import markdown

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.probing.tracing import trace
-from sinklab.lab.analysis.estimates import mean_over
-from sinklab.lab.analysis.tokens import token_classes
+from sinklab.lab.analysis import mean_over, token_classes
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.tokens import special_roles, token_text
 from sinklab.lab.data.corpora import corpus_documents

@@ -11,16 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.core.probing.intervention import InterventionLog
-from sinklab.core.probing.interventions.block_keys import BlockKeys
+from sinklab.core.probing import STATES, BlockKeys, InterventionLog, MaskSinks
 from sinklab.core.probing.interventions.controls import CountControl
-from sinklab.core.probing.interventions.mask_sinks import MaskSinks
-from sinklab.core.probing.statistics import STATES
 from sinklab.core.registry import interventions
 from sinklab.lab.caching.policies import EvictingCache
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.tokens import special_roles, token_text
 from sinklab.lab.records.writing import RunWriter
+from sinklab.lab.scoring import encode, state_records
 from sinklab.lab.scoring.heldout import (
     BATCH,
     HeldoutRows,
@@ -28,8 +26,6 @@ from sinklab.lab.scoring.heldout import (
     heldout_curve,
     heldout_rows,
 )
-from sinklab.lab.scoring.hidden_states import state_records
-from sinklab.lab.scoring.prompts import encode
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, sample_seed, seeded
 from sinklab.lab.studies.base import Work, columns_of, heldout_text, text_of

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sinklab.core.probing.intervention import intervene
-from sinklab.core.probing.interventions.positions import TruncateContext
+from sinklab.core.probing import TruncateContext, intervene
 from sinklab.core.sinks.rules import DEFAULT
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, stop_ids

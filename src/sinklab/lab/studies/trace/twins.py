@@ -14,9 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.core.attention.context import decoding
-from sinklab.core.probing.intervention import intervene
-from sinklab.core.probing.interventions.positions import TruncateContext
-from sinklab.core.probing.statistics import STATES
+from sinklab.core.probing import STATES, TruncateContext, intervene
 from sinklab.core.sampling.canvas import Places, numbered_blocks
 from sinklab.core.sampling.denoisers import Evaluation
 from sinklab.lab.checkpoints.loading import Loaded
