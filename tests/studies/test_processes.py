@@ -143,8 +143,8 @@ def test_workers_are_named_by_the_command_or_the_environment(monkeypatch):
     second = Processes.here()
     assert second == Processes(1, 3, joins=True)
     assert not second.is_first
-    assert second.ordered([0, 1, 2, 3, 4, 7]) == [1, 4, 7, 0, 2, 3], (
-        "its own first, then those of the others"
+    assert second.ordered([0, 1, 2, 3, 4, 7]) == [4, 7, 0, 1, 2, 3], (
+        "its own four in a row first, then those of the others"
     )
     assert Processes().ordered([2, 0, 1]) == [0, 1, 2]
     monkeypatch.setenv("RANK", "3")

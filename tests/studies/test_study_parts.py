@@ -5,6 +5,7 @@ have been.
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from refusals import refused
@@ -15,6 +16,7 @@ from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_loaded
 
 PROMPTS = ("The old man", "", "The sea")
+FULL = ("The old man", "Will", "The sea", "He said")
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +164,75 @@ def test_progress_shrinks_where_texts_end_early(settings, tmp_path):
     assert steps < 18
     assert heard.counts[0] == (0, 18)
     assert heard.counts[-1] == (steps, steps)
+
+
+@pytest.mark.ring("extras")
+def test_short_texts_are_written_in_one_batch_and_resume_bit_for_bit(
+    settings, tmp_path, monkeypatch
+):
+    settings = replace(settings, temperature=0.0, heldout="", mask_sinks=())
+    settings = replace(settings, statistics=("all",), prompts=(*FULL, "A boat"))
+    together, own = [], observation.follow_together
+    monkeypatch.setattr(
+        observation,
+        "follow_together",
+        lambda tasks, some, *given: together.append(len(some)) or own(tasks, some, *given),
+    )
+    whole = open_run(study(tiny_loaded(1), tmp_path / "whole", settings))
+    # the fifth has nobody beside it
+    assert together == [4, 1]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(observation, "_steps", breaking(observation._steps, 3))
+        study(tiny_loaded(1), tmp_path / "run", settings)
+    assert open_run(tmp_path / "run").parts("generations") == (0, 1)
+    study(tiny_loaded(1), tmp_path / "run", settings, resume=True)
+    assert together == [4, 1, 4, 4, 1]
+    assert same(open_run(tmp_path / "run"), whole)
+
+
+ALONE = {
+    "drawn": {"temperature": 0.7},
+    "under a cache": {"cache": "dual"},
+    "edited": {"edits": ("mask_sinks:k=1",)},
+    "exact": {"exact": True},
+    "long": {"new_tokens": 200},
+    "with maps": {"maps": ("0:0:0",)},
+    "to an end": {"stop_ids": (7,)},
+    "guided": {"cfg_scale": 1.0},
+    "by confidence": {"schedule": "threshold"},
+    "drawn positions": {"rule": "random"},
+    "without a prompt": {"prompts": ("The old man", "", "The sea")},
+    "another statistic": {"statistics": ("drift",)},
+}
+
+
+@pytest.mark.ring("extras")
+@pytest.mark.parametrize("why", ALONE)
+def test_other_texts_are_written_alone(why, settings):
+    loaded = tiny_loaded(1, context=256)
+    quick = StudySettings(prompts=FULL, new_tokens=6)
+    plan = observation.prepare(loaded, quick, Progress())
+    assert observation.companions(plan.tasks, 1) == [0, 1, 2, 3]
+    plan = observation.prepare(loaded, replace(quick, **ALONE[why]), Progress())
+    assert observation.companions(plan.tasks, 1) == [1]
+
+
+@pytest.mark.ring("extras")
+@pytest.mark.parametrize(("sink", "shift"), [(0, False), (2, True)])
+def test_a_text_in_a_batch_is_what_it_is_alone(sink, shift, tmp_path, monkeypatch):
+    loaded = tiny_loaded(sink, logit_shift=shift)
+    settings = StudySettings(
+        prompts=FULL, new_tokens=6, block_length=3, statistics=("all",), layers=(1,), every=2
+    )
+    batch = open_run(study(loaded, tmp_path / "batch", settings))
+    monkeypatch.setattr(observation, "TOGETHER", 0)
+    alone = open_run(study(loaded, tmp_path / "alone", settings))
+    assert batch.tables == alone.tables
+    for name in alone.tables:
+        pd.testing.assert_frame_equal(batch.table(name), alone.table(name), rtol=1e-4, atol=1e-5)
+    for part in alone.parts("attention"):
+        ours, theirs = (run.arrays("attention", part=part) for run in (batch, alone))
+        assert ours.keys() == theirs.keys()
+        for name, one in theirs.items():
+            # stored as float16
+            np.testing.assert_allclose(ours[name], one, rtol=2e-3, atol=1e-4, err_msg=name)

@@ -139,13 +139,11 @@ class Layer:
         if self.gate is not None:
             self.gate.pending = self.gate(y_BWE)
         out_BWA = view.attend(q_BHWD, k_BGKD, v_BGKD, memory, self.index, self.scale)
-        if view.heard is not None:
-            given = {"query": q_BHWD, "key": k_BGKD, "value": v_BGKD, "attn_mask": mask}
-            view.heard.call(self.index, given | {"scale": self.scale}, out_BWA)
         x_BWE = self.o(out_BWA, x_BWE)
         x_BWE = self.mlp(self.post_norm(x_BWE), x_BWE)
         if view.heard is not None:
-            view.heard.states(self.index, x_BWE)
+            given = {"query": q_BHWD, "key": k_BGKD, "value": v_BGKD, "attn_mask": mask}
+            view.heard.layer(self.index, given | {"scale": self.scale}, out_BWA, x_BWE)
         return x_BWE
 
 

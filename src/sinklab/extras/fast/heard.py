@@ -24,22 +24,21 @@ class Heard:
         self.tap = tap
         self._known: dict[tuple, Any] = {}
 
-    def call(self, layer: int, given: dict[str, Any], out_BWA: Tensor) -> None:
-        """The attention call of this layer, by the names of `scaled_dot_product_attention`, and
-        its output.
+    def layer(self, index: int, given: dict[str, Any], out_BWA: Tensor, states_BWE: Tensor) -> None:
+        """A layer has run.
+
+        Args:
+            index: its number.
+            given: its attention call, by the names of `scaled_dot_product_attention`.
+            out_BWA: output of the heads.
+            states_BWE: hidden states that leave the layer.
         """
-        path = f"model.layers.{layer}.self_attn"
-        module = self.tap.model.get_submodule(path)
-        call = AttentionCall.of(path, module, given, self._known)
-        heads = given["query"].shape[1]
-        out_BHWD = out_BWA.unflatten(2, (heads, -1)).transpose(1, 2)
+        path = f"model.layers.{index}.self_attn"
+        call = AttentionCall.of(path, self.tap.model.get_submodule(path), given, self._known)
+        out_BHWD = out_BWA.unflatten(2, (call.query_BHQD.shape[1], -1)).transpose(1, 2)
         for listener in self.tap.listeners:
             listener.observe(call, out_BHWD)
-
-    def states(self, layer: int, states_BWE: Tensor) -> None:
-        """The hidden states (B, W, E) that leave this layer."""
-        for listener in self.tap.listeners:
-            listener.observe_states([f"model.layers.{layer}.self_attn"], states_BWE)
+            listener.observe_states([path], states_BWE)
 
 
 @contextmanager

@@ -37,7 +37,6 @@ def begun_before(path: Path, given: RunInfo) -> RunInfo:
     before = read_info(path / RUN_FILE)
     if "reading" in given.model:
         before.model.setdefault("reading", reading_of(before))
-    if "forward" in given.model:
         before.model.setdefault("forward", OWN)
         before.settings.setdefault("exact", True)
     old_fields = dataclasses.asdict(before)

@@ -74,9 +74,8 @@ class Task:
     def is_fast(self) -> bool:
         """Whether a trace that is not to be exact may measure a fast decoder."""
         model: Any = self.loaded.model
-        if not self.is_diffusion or self.edits or self.settings.exact:
-            return False
-        return bool(model.denoiser().is_fast)
+        may_be = self.is_diffusion and not self.edits and not self.settings.exact
+        return may_be and model.denoiser().is_fast
 
     @property
     def positions(self) -> int:

@@ -116,6 +116,8 @@ class Meter:
         self.progress.count(self.done, max(self.total, self.done))
 
 
+# samples in a row that one worker tries: a study may compute them together
+PORTION = 4
 # lm-eval's own command has processes wait for each other: hours on large models
 PATIENCE = timedelta(days=7)
 
@@ -201,10 +203,13 @@ class Processes:
         return int(os.environ.get("RANK", "0")) == 0
 
     def ordered(self, samples: Iterable[int]) -> list[int]:
-        """Samples in the order in which this worker tries them: its own first, by their numbers,
-        then the others'.
+        """Samples in the order in which this worker tries them: its own portions first, by their
+        numbers, then the others'.
         """
-        return sorted(samples, key=lambda sample: ((sample - self.rank) % self.world != 0, sample))
+        return sorted(
+            samples,
+            key=lambda sample: ((sample // PORTION - self.rank) % self.world != 0, sample),
+        )
 
     def gathered(self, value: Any) -> list[Any]:
         """The values of all processes, in every process."""

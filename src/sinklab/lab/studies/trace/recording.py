@@ -84,14 +84,22 @@ class Recorder:
     they will be stored.
 
     Received attention of an autoregressive model is that of all queries so far, so that its other
-    steps are watched as well (`needs`). Statistics by query, and by the state of queries, are those
+    steps are watched as well. Statistics by query, and by the state of queries, are those
     of the query that runs.
     """
 
-    def __init__(self, task: Task, selection: Selection, *, last_row: bool = False) -> None:
-        """`last_row`: for an autoregressive model under its cache, read the attention of the last
-        query alone.
+    def __init__(
+        self, task: Task, selection: Selection, *, last_row: bool = False, pad: int = 0
+    ) -> None:
         """
+        Args:
+            task: the text.
+            selection: of layers and heads.
+            last_row: for an autoregressive model under its cache, read the attention of the last
+                query alone.
+            pad: padding columns in front of the text, if it is written beside longer ones.
+        """
+        self._pad = pad
         self._task = task
         self._selection = selection
         self._wanted = set(task.settings.statistics)
@@ -133,34 +141,32 @@ class Recorder:
                 names.append("received_from_masked")
         return tuple(dict.fromkeys(names))
 
-    def needs(self, step: int) -> bool:
-        """Whether the model is to run under the trace at this step: it is recorded, or a recorded
-        one adds it up.
+    @contextmanager
+    def watching(self, step: int, rows: int = 1, canvas: Canvas | None = None) -> Iterator[Any]:
+        """The trace under which the model runs at this step, None if it does not need one; with
+        more rows, on so many canvases at once, or on this one of several texts.
         """
         settings = self._task.settings
-        if settings.records(step) or self._so_far is None or not self._by_rows:
-            return settings.records(step)
-        last = max(settings.only_steps, default=step)
-        return step <= last
-
-    @contextmanager
-    def watching(self, step: int, rows: int = 1) -> Iterator[Recording]:
-        """The trace under which the model runs at this step; with more rows, on so many canvases at
-        once.
-        """
+        # a recorded step may add up those before it
+        adds_up = self._by_rows and self._so_far is not None
+        if not settings.records(step) and not (
+            adds_up and step <= max(settings.only_steps, default=step)
+        ):
+            yield None
+            return
         # the trace lasts one step, its number 0; a second forward (guidance) is not measured
         chosen: dict[str, Any] = {"steps": (0,), **self._selection.for_trace()}
         maps = self._maps(step)
         if maps:
             chosen["maps"] = [(0, layer, head) for layer, head in maps]
         if self._needs_states:
-            chosen["canvas"] = self._canvas(step, rows)
+            chosen["canvas"] = canvas or self._canvas(step, rows)
             chosen["state_of"] = "predicted" if self._task.is_diffusion else "own"
         names = self._traced
-        if self._so_far is not None and not self._task.settings.records(step):
+        if self._so_far is not None and not settings.records(step):
             # what later steps add up
             names = ("received", "received_by_window")
-        chosen["exact"] = self._task.settings.exact
+        chosen["exact"] = settings.exact
         with trace(self._task.loaded.model, names, **chosen) as recording:
             yield recording
 
@@ -200,7 +206,7 @@ class Recorder:
 
         def first(name: str) -> np.ndarray:
             # one forward; under guidance the first of two, which saw the real prompt
-            value = recording.values(name)[0][row].float().numpy()
+            value = self._unpadded(name, recording.values(name)[0][row].float().numpy())
             if self._by_rows and self._axes[name][-1] in _TEXT:
                 # behind a text that was run beside longer ones stands padding
                 return value[..., : self._added + length]
@@ -210,7 +216,8 @@ class Recorder:
         if self._by_last_row:
             main = "last_row"
         received_LHK = first(main)
-        visible_K = recording.visible[0][row].float().numpy()[: received_LHK.shape[-1]]
+        visible_K = self._unpadded(main, recording.visible[0][row].float().numpy())
+        visible_K = visible_K[: received_LHK.shape[-1]]
         ran = int(visible_K.max())
         if self._by_last_row:
             visible_K = (visible_K > 0).astype(np.float32)
@@ -228,7 +235,7 @@ class Recorder:
         self._of_states(first, step, moment.state_S)
         state_Q = moment.state_S[-1:]
         if self._needs_states:
-            state_Q = recording.query_state[0][row].numpy()
+            state_Q = recording.query_state[0][row].numpy()[self._pad :]
         self._of_others(first, step, main, moment.state_S, state_Q)
         self.queries[moment.index] = ran
         if self._by_rows:
@@ -241,6 +248,16 @@ class Recorder:
             self.maps[f"step{moment.index}-layer{layer}-head{head}"] = (
                 recording.map(0, layer, head)[0].float().numpy()
             )
+
+    def _unpadded(self, name: str, value: np.ndarray) -> np.ndarray:
+        """The values of a statistic without the padding in front of the text."""
+        if not self._pad:
+            return value
+        if self._axes[name][-1] == "key":
+            return np.delete(value, slice(self._added, self._added + self._pad), -1)
+        if self._axes[name][-1] == "position":
+            return value[..., self._pad :]
+        return value - np.float32(self._pad) * (np.array(self._kinds[name].columns) == "position")
 
     def _of_others(
         self,

@@ -5,8 +5,8 @@ text scored.
 # T recorded steps, L layers, H heads, K keys, S canvas positions
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from sinklab.core.probing import STATES, BlockKeys, InterventionLog, MaskSinks
 from sinklab.core.probing.interventions.controls import CountControl
 from sinklab.core.registry import interventions
+from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.caching.policies import EvictingCache
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.tokens import special_roles, token_text
@@ -27,12 +28,15 @@ from sinklab.lab.scoring.heldout import (
     heldout_rows,
 )
 from sinklab.lab.scoring.task import Task
-from sinklab.lab.scoring.writing import Moment, sample_seed, seeded
+from sinklab.lab.scoring.writing import Moment, Writing, WritingRequest, sample_seed, seeded
 from sinklab.lab.studies.base import Work, columns_of, heldout_text, text_of
-from sinklab.lab.studies.processes import Meter, Progress
+from sinklab.lab.studies.processes import PORTION, Meter, Progress
 from sinklab.lab.studies.trace.recording import Recorder, Selection
-from sinklab.lab.studies.trace.study import StudySettings
+from sinklab.lab.studies.trace.study import STATISTICS, StudySettings
 from sinklab.lab.studies.trace.truncation import looked_at, stretches, token_costs, truncation_table
+
+# canvas positions of texts that are written in one batch, at most
+TOGETHER = 512
 
 
 def follow(
@@ -42,12 +46,9 @@ def follow(
     trace.
     """
     moments: list[Moment] = []
-
-    def watch(index: int) -> Any:
-        if recorder is None or not recorder.needs(index):
-            return nullcontext()
-        return recorder.watching(index)
-
+    watch = None
+    if recorder is not None:
+        watch = recorder.watching
     with task.writing(*more_edits) as writer:
         for step in writer.steps(watch):
             moments.append(step.moment())
@@ -58,6 +59,65 @@ def follow(
     return moments, writer.log
 
 
+# a text that was written under observation
+Followed = tuple[Recorder, list[Moment], InterventionLog]
+
+
+def companions(tasks: list[Task], sample: int) -> list[int]:
+    """Samples to write in one batch with this one, itself among them.
+
+    Short texts take most of their time to read the weights, which a batch reads once. Its rows are
+    what they would be alone, up to rounding; bit for bit they depend on the batch, which is
+    therefore the same whatever is missing when a run is resumed or shared.
+    """
+    task = tasks[sample]
+    settings = task.settings
+    usual = DecodingSettings(
+        steps=settings.steps, block_length=settings.block_length, seed=settings.seed
+    )
+    some = [one for one in range(len(tasks)) if one // PORTION == sample // PORTION]
+    model: Any = task.loaded.model
+    stands_alone = (
+        not vars(usual).items() <= vars(settings).items()
+        or settings.maps
+        or not settings.new_tokens
+        or not {*settings.statistics} <= {*STATISTICS}
+        # masks alone are all alike: a tie, which rounding would decide
+        or not all(tasks[one].prompt.ids for one in some)
+        or len(some) * max(tasks[one].positions for one in some) > TOGETHER
+        or not task.is_fast
+        or model.config.block_length
+    )
+    if stands_alone:
+        return [sample]
+    return some
+
+
+def follow_together(
+    tasks: list[Task], some: list[int], selection: Selection, meter: Meter
+) -> dict[int, Followed]:
+    """Write these samples, several of them in one batch, each with a recorder of its own."""
+    task = tasks[some[0]]
+    if len(some) == 1:
+        recorder = Recorder(task, selection)
+        return {some[0]: (recorder, *follow(task, meter, recorder))}
+    requests = [WritingRequest(tasks[one].prompt.ids) for one in some]
+    texts = Writing(task.loaded, requests, task.settings, task.settings.new_tokens, ends=False)
+    followed: dict[int, Followed] = {}
+    writer: Any
+    with texts.begin() as writer:
+        for one, pad in zip(some, writer.pad_B.tolist(), strict=True):
+            followed[one] = Recorder(tasks[one], selection, pad=pad), [], writer.log
+        first = followed[some[0]][0]
+        for step in writer.steps(partial(first.watching, canvas=writer.canvas)):
+            for row, (recorder, moments, _) in enumerate(followed.values()):
+                moments.append(step.moment(row))
+                if step.seen is not None:
+                    recorder.add(step.seen, moments[-1], row)
+                meter.step()
+    return followed
+
+
 def write_sample(
     run: RunWriter,
     task: Task,
@@ -65,12 +125,12 @@ def write_sample(
     selection: Selection,
     roles: Mapping[int, str],
     meter: Meter,
+    followed: Followed,
 ) -> None:
     """Write everything about one sample as part `sample` of the run; its texts last, so that they
     mark the end.
     """
-    recorder = Recorder(task, selection)
-    moments, log = follow(task, meter, recorder)
+    recorder, moments, log = followed
     run.table("tokens", _tokens(task, moments, sample, roles), part=sample)
     run.table("steps", _steps(moments, recorder.queries, sample), part=sample)
     recorder.write(run, sample)
@@ -232,14 +292,18 @@ def _tokens(
 
 
 def _steps(moments: list[Moment], queries: Mapping[int, int], sample: int) -> dict[str, list[Any]]:
-    return {
-        "sample": [sample] * len(moments),
-        "step": [moment.index for moment in moments],
-        "block": [moment.block for moment in moments],
-        "masked": [int((moment.state_S == 0).sum()) for moment in moments],
-        "committed": [moment.committed for moment in moments],
-        "queries": [queries.get(moment.index) for moment in moments],
-    }
+    rows = (
+        {
+            "sample": sample,
+            "step": moment.index,
+            "block": moment.block,
+            "masked": int((moment.state_S == 0).sum()),
+            "committed": moment.committed,
+            "queries": queries.get(moment.index),
+        }
+        for moment in moments
+    )
+    return columns_of(rows)
 
 
 @dataclass(frozen=True)
@@ -364,9 +428,14 @@ def write_samples(work: Work) -> None:
     roles = special_roles(work.loaded)
     texts = len(work.samples) * (1 + len(settings.mask_sinks) + 2 * settings.truncate)
     meter = Meter(work.progress, texts, settings.steps or max(task.most_steps for task in tasks))
+    selection = work.plan.selection
+    written: dict[int, Followed] = {}
     for sample in work.samples:
         meter.stage(f"writing sample {sample + 1} of {len(tasks)} under observation")
-        write_sample(work.run, tasks[sample], sample, work.plan.selection, roles, meter)
+        if sample not in written:
+            written = follow_together(tasks, companions(tasks, sample), selection, meter)
+        text = written.pop(sample)
+        write_sample(work.run, tasks[sample], sample, selection, roles, meter, text)
 
 
 def score(work: Work) -> None:

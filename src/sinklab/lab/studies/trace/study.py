@@ -216,12 +216,11 @@ class Trace(Study):
         (`reading_of`), and whose forward (`OWN` or `FAST`).
         """
         about = describe(loaded, plan.selection.layers, plan.selection.heads)
-        about["reading"] = SO_FAR
-        about["forward"] = OWN
+        about |= {"reading": SO_FAR, "forward": OWN}
         if loaded.family == "diffusion":
             about["reading"] = ALL_QUERIES
-            if any(task.is_fast for task in plan.tasks):
-                about["forward"] = FAST
+        if plan.tasks[0].is_fast:
+            about["forward"] = FAST
         return about
 
     def renamed(self, record: dict[str, Any]) -> dict[str, Any]:
