@@ -57,9 +57,10 @@ def contrast_table(found: dict[str, Any]) -> list[str]:
         "| keys | contrast | nats | seeds × texts | could have been seen |",
         "|---|---|---|---|---|",
     ]
+    first = contrasts.contrasts(found, "1")
     for keys in ("1", "25 %"):
         for name, one in contrasts.contrasts(found, keys).items():
-            if one.texts:
+            if one.texts and (keys == "1" or one != first[name]):
                 lines.append(
                     f"| {keys} | {name} | {one} | {one.seeds} × {one.texts} | {one.reach:.3f} |"
                 )
@@ -260,6 +261,9 @@ def cost_table(found: dict[str, Any]) -> list[str]:
     for name, one in having(found, "costs").items():
         none = np.array(one["none"])
         for which, keys in one["keys"].items():
+            if which != "1" and keys == one["keys"]["1"]:
+                # one key takes as much by itself
+                continue
             loss = {arm: np.array(values) - none for arm, values in keys["loss"].items()}
             kept = found[name].get("kept", {}).get("loss") if which == "1" else None
             memory = (
@@ -267,6 +271,8 @@ def cost_table(found: dict[str, Any]) -> list[str]:
             )
             cells = [shown(loss["all"]), shown(loss["late"]), memory, shown(loss["random all"])]
             said = f"{which}: {keys['k']}" if which != "1" else "1"
+            if len([other for other in one["keys"].values() if other == keys]) > 1:
+                said = ", ".join(one["keys"])
             removed = 100 * keys["removed"]
             lines.append(
                 f"| {name} | {none.mean():.2f} | {said} | {removed:.1f} | {' | '.join(cells)} | "
@@ -282,12 +288,16 @@ def draw(found: dict[str, Any], folder: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True, layout="constrained")
+    colours: dict[str, str] = {}
     for name, by_ratio in having(found, "strength").items():
+        # seeds of a sibling share its colour
+        sibling = name.split("-")[0]
+        label = None if sibling in colours else sibling
+        colour = colours.setdefault(sibling, f"C{len(colours)}")
         ratios = [float(ratio) for ratio in by_ratio]
         for axis, field in zip(axes, ("strongest_share", "first_share"), strict=True):
-            axis.plot(
-                ratios, [np.mean(row[field]) for row in by_ratio.values()], marker="o", label=name
-            )
+            shares = [np.mean(row[field]) for row in by_ratio.values()]
+            axis.plot(ratios, shares, marker="o", color=colour, label=label)
     axes[0].set_ylabel("mean weight")
     axes[0].set_title("strongest key of a head")
     axes[1].set_title("first token")
