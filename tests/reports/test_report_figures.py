@@ -30,6 +30,7 @@ from sinklab.lab.reports import (
     sink_path_of_head,
     sink_paths,
     sink_share,
+    sink_share_by_state,
     sink_tokens,
     sinks_per_layer,
     split_sinks,
@@ -261,6 +262,19 @@ def test_split_sinks_draws_the_share_of_heads(make_study):
     assert_allclose(drawn["split"], [0, 100 * 20 / 22])
     with pytest.raises(NotRecorded, match="main sinks by state"):
         split_sinks(runs[1])
+
+
+def test_the_share_of_the_strongest_key_is_drawn_by_the_state_of_the_query(make_study):
+    def split(sample, arrays):
+        arrays["share_by_state"][:] = np.array([0.5, 0.25, 0.125])[:, None, None]
+        arrays["share_by_state"][0, 1] = np.nan  # nothing is committed yet
+
+    drawn = lines(sink_share_by_state(make_study(change=split)))
+    assert {name.split(":")[-1].strip(): [*line] for name, line in drawn.items()} == {
+        "masked queries": [50, 50],
+        "committed queries": [25, 25],
+        "prompt queries": [12.5, 12.5],
+    }
 
 
 def test_block_moves_draws_rates_at_borders_and_inside(make_study):

@@ -25,6 +25,7 @@ from .figures import overlap_by_step as overlap_by_step
 from .figures import score_histogram as score_histogram
 from .figures import sink_emergence as sink_emergence
 from .figures import sink_share as sink_share
+from .figures import sink_share_by_state as sink_share_by_state
 from .figures import sink_tokens as sink_tokens
 from .figures import sinks_over_training as sinks_over_training
 from .figures import sinks_per_layer as sinks_per_layer

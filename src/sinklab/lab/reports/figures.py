@@ -38,6 +38,25 @@ def sink_share(axes: Axes, look: Theme) -> None:
 
 
 @figure(
+    "sink_share_by_state",
+    x="layer",
+    y=tuple(
+        Curve(f"100 * share_{state}", f"{state} queries", dashes)
+        for state, dashes in zip(STATES, ("-", "--", ":"), strict=True)
+    ),
+    label="share of attention, %",
+    needs="states",
+)
+def sink_share_by_state(axes: Axes, look: Theme) -> None:
+    """Share of attention that masked, committed and prompt queries give to the key that they attend
+    to most, per layer.
+
+    Mean over heads, recorded steps and samples. Each state has a key of its own, which few queries
+    make stronger by chance.
+    """
+
+
+@figure(
     "trained_share",
     kind="training",
     x="layer",

@@ -29,6 +29,7 @@ from sinklab.lab.reports.samples import Sample, rule_name
 from sinklab.lab.reports.seen import TextMotion
 
 SUMMED = (
+    *(f"share_{state}" for state in STATES),
     "added_share",
     "text_share",
     "absorbed",
@@ -256,6 +257,10 @@ class Measured:
             means.add(("sinks", layer), sinks_TH[here_TH])
             means.add(("score", layer), ratio(seen.score_TL[:, place], sinks_T), sinks_T)
             means.add(("overlap_between_heads", layer), seen.alike_TL[:, place])
+            if sample.share_by_state_TGLH is not None:
+                for number, state in enumerate(STATES):
+                    share_TH = sample.share_by_state_TGLH[:, number, place]
+                    means.add((f"share_{state}", layer), share_TH)
             pairs, moves = _moves(main_TH)
             counts.update(
                 {
@@ -350,6 +355,8 @@ class Measured:
         added_share: mean attention weight on the added sink columns together; NaN without any
         text_share: mean attention weight on the one text position that receives most, per head and
             step
+        share_masked, share_committed, share_prompt: mean weight that queries in this state give to
+            the key that they attend to most; NaN without such queries, or if states are not known
         absorbed: mean share of the attention that all sinks of a head receive together
         added_norm: mean length of the added sinks' value vectors; NaN without any, or without
             value_norm
