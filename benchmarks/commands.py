@@ -2,11 +2,13 @@
 and load.
 
     python benchmarks/commands.py [--repeats 7] [--quick]
+    python benchmarks/commands.py --model smollm2-diffusion [--base FOLDER]
 
-Both run in this process on the loaded model `tiny`, in turns, and process time counts. `generate`
-writes all prompts in one batch; a trace writes one text after the other, watches every evaluation
-and writes a run folder. Beside them: each prompt generated alone, the trace's own loop without a
-watch, with `received` alone, and without a run folder.
+Both run in this process on the loaded model, in turns. `generate` writes all prompts in one batch;
+a trace watches every evaluation and writes a run folder, texts in a batch where it may. With `tiny`
+process time counts on one thread; beside them each prompt generated alone, the trace's own loop
+without a watch, with `received` alone, and without a run folder. With a larger model wall time
+counts on two threads, four prompts of 32 tokens; beside them a trace of the model's own forward.
 """
 
 import argparse
@@ -20,6 +22,7 @@ from statistics import median
 import torch
 from measure import write_result
 
+import sinklab
 import sinklab.lab.checkpoints.loading as loading
 from sinklab.lab.cli.models import generate
 from sinklab.lab.studies.processes import Meter, Progress
@@ -27,7 +30,12 @@ from sinklab.lab.studies.trace.recording import Recorder
 from sinklab.lab.studies.trace.run import follow, prepare
 from sinklab.lab.studies.trace.study import StudySettings, study
 
-PROMPTS = ("It was a dark and stormy night, and", "The house stood at the end of a")
+PROMPTS = (
+    "It was a dark and stormy night, and",
+    "The house stood at the end of a",
+    '"My dear sir," said the old man,',
+    "In the spring of that year the river",
+)
 
 
 def main() -> None:
@@ -36,49 +44,59 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="two turns, written down nowhere")
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--base", help="folder or file of the model below adapters")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    loaded = loading.load("tiny")
+    is_tiny = options.model == "tiny"
+    torch.set_num_threads(1 if is_tiny else 2)
+    clock = time.process_time if is_tiny else time.perf_counter
+    texts, new_tokens = (PROMPTS[:2], 16) if is_tiny else (PROMPTS, 32)
+    loaded = sinklab.load(options.model, **({"base": options.base} if options.base else {}))
     loading.load = lambda *_, **__: loaded
 
     def written(*batches: tuple[str, ...]) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             for prompts in batches:
-                generate(prompts, new_tokens=16)
+                generate(prompts, new_tokens=new_tokens)
 
     def traced(**settings: object) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            study(
-                loaded, f"{folder}/run", StudySettings(prompts=PROMPTS, new_tokens=16, **settings)
-            )
+            wanted = StudySettings(prompts=texts, new_tokens=new_tokens, **settings)
+            study(loaded, f"{folder}/run", wanted)
 
     def followed(watched: bool) -> None:
-        plan = prepare(loaded, StudySettings(prompts=PROMPTS, new_tokens=16), Progress())
+        plan = prepare(loaded, StudySettings(prompts=texts, new_tokens=new_tokens), Progress())
         for task in plan.tasks:
             follow(
                 task, Meter(Progress(), 2, 16), Recorder(task, plan.selection) if watched else None
             )
 
     jobs = {
-        "generate": partial(written, PROMPTS),
-        "generate, one by one": partial(written, *((one,) for one in PROMPTS)),
-        "the loop of a trace": partial(followed, False),
-        "the loop, watched": partial(followed, True),
+        "generate": partial(written, texts),
+        "generate, one by one": partial(written, *((one,) for one in texts)),
         "trace": traced,
-        "trace, received alone": partial(traced, statistics=("received",)),
+        "trace, exact": partial(traced, exact=True),
     }
+    if is_tiny:
+        jobs |= {
+            "the loop of a trace": partial(followed, False),
+            "the loop, watched": partial(followed, True),
+            "trace, received alone": partial(traced, statistics=("received",)),
+        }
     taken: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(1 + (2 if options.quick else options.repeats)):
         for name, job in jobs.items():
-            started = time.process_time()
+            started = clock()
             job()
-            taken[name] += [time.process_time() - started] if turn else []
+            taken[name] += [clock() - started] if turn else []
     seconds = {name: median(some) for name, some in taken.items()}
     ratios = {name: one / seconds["generate"] for name, one in seconds.items()}
     for name, one in seconds.items():
-        print(f"{name:24s} {one:.3f} s  {ratios[name]:.2f}")
+        span = f"{min(taken[name]):.3f} to {max(taken[name]):.3f}"
+        print(f"{name:24s} {one:.3f} s ({span})  {ratios[name]:.2f}")
     if not options.quick:
-        write_result("commands", {"seconds": seconds, "over_generate": ratios})
+        what = "commands" if is_tiny else "commands_" + options.model.replace("-", "_")
+        write_result(what, {"seconds": seconds, "over_generate": ratios, "turns": taken})
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class LayerSimilarity(Statistic):
         before: list[Tensor] = view.memory.setdefault("states", [])
         before.append(view.states_BQD.detach().float())
         if len(before) == 1:
-            return torch.ones(len(before[0]), 3)
+            return before[0].new_ones(len(before[0]), 3)
         states_LBQD = torch.stack(before)
         pooled_LBD = torch.stack([mean_over_positions(one, view.real_BQ) for one in before])
         detrended_LBQD = (states_LBQD - states_LBQD.mean(0)) / states_LBQD.std(0).clamp_min(1e-12)

@@ -46,7 +46,7 @@ def restricted(
 
     Raises ValueError when in some row and head no query would see a key any more.
     """
-    mask = own_mask(call)
+    mask = _short_mask(call)
     before_BHQS = allowed(mask)
     if kept_QS is not None:
         keep_BHQS = keep_BHQS | kept_QS
@@ -81,8 +81,8 @@ def _real_queries(call: AttentionCall, some_BHQ: Tensor) -> Tensor:
 
 
 def own_mask(call: AttentionCall) -> Tensor:
-    """The mask of the call with its causality written out; one row if it is the same for every
-    query.
+    """The mask of the call with its causality written out; one row where that is known without a
+    look at its numbers.
     """
     mask = call.mask
     device = call.query_BHQD.device
@@ -93,8 +93,13 @@ def own_mask(call: AttentionCall) -> Tensor:
         return narrowed(mask, seen_QS[None, None])
     if mask is None:
         return torch.ones(1, 1, 1, keys, dtype=torch.bool, device=device)
-    mask = compact(mask)
-    if mask.shape[2] > 1 and bool((mask == mask[:, :, :1]).all()):
+    return compact(mask)
+
+
+def _short_mask(call: AttentionCall) -> Tensor:
+    """The same, one row if it is the same for every query, which is read from the device."""
+    mask = own_mask(call)
+    if not call.is_causal and mask.shape[2] > 1 and bool((mask == mask[:, :, :1]).all()):
         return mask[:, :, :1]
     return mask
 
@@ -257,7 +262,7 @@ class MeanValue(ValueRemoval):
 
 def _others(call: AttentionCall, gone_BHS: Tensor, removal: str) -> Tensor:
     """Keys (B, H, S) that are seen and stay. Raises ValueError if queries see different keys."""
-    mask = own_mask(call)
+    mask = _short_mask(call)
     if mask.shape[2] > 1:
         raise ValueError(
             f"{removal} takes the values that a query sees, but in {call.layer} queries see "
@@ -301,7 +306,7 @@ def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
     not padding, (B, H).
     """
     batch, heads = call.query_BHQD.shape[:2]
-    may_BHQS = allowed(own_mask(call))
+    may_BHQS = allowed(_short_mask(call))
     if gone_BHS is not None:
         may_BHQS = may_BHQS & ~gone_BHS.unsqueeze(2)
     seen_BHQ = may_BHQS.sum(-1).expand(batch, heads, call.query_BHQD.shape[2]).float()
