@@ -17,7 +17,10 @@ from sinklab.core.probing import MaskSinks, call, intervene, trace
 from tiny_models import HandWritten, llama
 
 NAMES = tuple(
-    name for name, kind in registry.statistics.items() if not (kind.needs_canvas or kind.remembers)
+    name
+    for name, kind in registry.statistics.items()
+    # the last compares the recorded layers with each other
+    if not (kind.needs_canvas or kind.remembers or name == "layer_similarity")
 )
 BY_HEAD = tuple(name for name in NAMES if "head" in registry.statistics[name].axes)
 
