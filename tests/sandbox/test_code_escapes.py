@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import lazy_loader
 import pytest
 
 from sinklab.extras.sandbox.boundary import BOUNDARIES, HOOK, CodeLimits, leaks, run_program
@@ -282,12 +283,15 @@ def test_no_program_of_an_ordinary_user_does(outside):
     names = ("__init__", "core/__init__", "core/errors", "core/registry")
     names += ("extras/__init__",)
     sources = [root / f"{name}.py" for name in names]
+    sources += [root / "__init__.pyi", root / "extras" / "sandbox" / "__init__.pyi"]
     with tempfile.TemporaryDirectory() as copy:
         os.chmod(copy, 0o755)
         for source in [*sources, *(root / "extras" / "sandbox").glob("*.*")]:
             target = Path(copy) / source.relative_to(root.parent)
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
             shutil.copyfile(source, target)
+        # a dependency, which the system's Python need not have
+        shutil.copytree(Path(lazy_loader.__file__).parent, Path(copy) / "lazy_loader")
         script = f"import json, sys\nsys.path.insert(0, {copy!r})\n{CHILD}"
         given = {
             "outside": str(outside),
