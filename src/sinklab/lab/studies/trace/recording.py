@@ -257,6 +257,7 @@ class Recorder:
             return np.delete(value, slice(self._added, self._added + self._pad), -1)
         if self._axes[name][-1] == "position":
             return value[..., self._pad :]
+        # a column that is a position counts from the first token of the text
         return value - np.float32(self._pad) * (np.array(self._kinds[name].columns) == "position")
 
     def _of_others(
