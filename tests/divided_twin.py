@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,8 +35,8 @@ STATISTICS = (
     "noop_bound",
 )
 STATISTICS += ("last_row", "massive_activations")
-NOW: dict[str, Any] = {"source": "now"}
-EDITS: dict[str, Any] = {
+NOW = {"source": "now"}
+EDITS = {
     "sinks of each head": MaskSinks(k=2, source="clean_pass"),
     "sinks of a layer": MaskSinks(k=2, shared="layer", **NOW),
     "random keys": MaskSinks(k=2, control="random", seed=3, **NOW),
@@ -53,7 +52,7 @@ CACHES = (None, "prefix", "dual", "sink:keep=0.3,sinks=2", "evict:keep=0.3", "ra
 CACHES += ("received:keep=0.3,protect=earlier,sinks=2", "sink_refresh:sinks=3")
 
 
-def apart(one: Any, other: Any) -> float:
+def apart(one, other):
     """The greatest difference; NaN stands where NaN stands."""
     one, other = (np.asarray(value, dtype=np.float64) for value in (one, other))
     np.testing.assert_equal(np.isnan(one), np.isnan(other))
@@ -61,9 +60,7 @@ def apart(one: Any, other: Any) -> float:
 
 
 @torch.no_grad()
-def edited(
-    model: Any, edit: Any, ids: torch.Tensor, real: torch.Tensor
-) -> tuple[Any, dict[str, Any]]:
+def edited(model, edit, ids, real):
     with intervene(model, edit) as log:
         if getattr(edit, "when", None) == "clean":
             with log.probing():
@@ -73,9 +70,7 @@ def edited(
 
 
 @torch.no_grad()
-def compared(
-    whole: Any, divided: Any, ids: torch.Tensor, real: torch.Tensor, edits: dict[str, Any] = EDITS
-) -> dict[str, float]:
+def compared(whole, divided, ids, real, edits=EDITS):
     found = {"logits": apart(whole(ids).logits, divided(ids).logits)}
     plain = whole(ids, real).logits
     maps = [(0, 1, getattr(whole.config, "backbone", whole.config).num_attention_heads - 1)]
@@ -100,9 +95,9 @@ def compared(
     return found
 
 
-def texts(whole: Any, divided: Any, ids: torch.Tensor) -> dict[str, bool]:
+def texts(whole, divided, ids):
     """Whether what both write is equal, token by token, and with a trace, what it saw."""
-    how: dict[str, Any] = {
+    how = {
         "max_new_tokens": 16,
         "seed": 4,
         "temperature": 0.7,
@@ -124,20 +119,20 @@ def texts(whole: Any, divided: Any, ids: torch.Tensor) -> dict[str, bool]:
     return same
 
 
-def divided_and_read(folder: Path, count: int) -> tuple[Any, dict[str, int]]:
+def divided_and_read(folder, count):
     """The model, and how many numbers this process read of divided tensors and of the others, and
     holds.
     """
     read, pieces = {"read": 0}, weights.Safetensors.pieces
 
-    def counting(self: Any, *given: Any) -> Any:
+    def counting(self, *given):
         for rows, piece in pieces(self, *given):
             read["read"] += piece.numel()
             yield rows, piece
 
     weights.Safetensors.pieces = counting  # type: ignore[method-assign]
     try:
-        model: Any = load(folder, dtype="float64", tensor_parallel=count).model
+        model = load(folder, dtype="float64", tensor_parallel=count).model
     finally:
         weights.Safetensors.pieces = pieces  # type: ignore[method-assign]
     # what is tied is one
@@ -146,21 +141,21 @@ def divided_and_read(folder: Path, count: int) -> tuple[Any, dict[str, int]]:
     return model, read | {"held": here, "whole": sum(one.numel() for one in every)}
 
 
-def of_transformers(folder: Path, count: int) -> dict[str, float]:
+def of_transformers(folder, count):
     """A model that `from_pretrained` divides is traced and edited as the whole one too."""
     whole = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    how: Any = {"distributed_config": DistributedConfig(tp_size=count)}
+    how = {"distributed_config": DistributedConfig(tp_size=count)}
     divided = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64, **how)
     ids = torch.randint(1, 50, (2, 9), generator=torch.Generator().manual_seed(0))
     edits = {name: EDITS[name] for name in ("sinks of a layer", "random keys", "values of zero")}
     return compared(whole, divided, ids, torch.ones_like(ids), edits)
 
 
-def main(folder: Path, count: int) -> None:
+def main(folder, count):
     torch.set_num_threads(1)
     # what the caller draws in each process is another number
     torch.manual_seed(int(os.environ["RANK"]))
-    results: dict[str, Any] = {}
+    results = {}
     logging.disable_progress_bar()
     for path in sorted(one for one in folder.iterdir() if one.is_dir()):
         if path.name == "causal":
@@ -175,7 +170,7 @@ def main(folder: Path, count: int) -> None:
         ids = torch.randint(5, 200, (2, 14), generator=torch.Generator().manual_seed(place))
         real = torch.ones_like(ids)
         real[1, :3] = 0
-        about: dict[str, Any] = {"float64": compared(whole, divided, ids, real)} | read
+        about = {"float64": compared(whole, divided, ids, real)} | read
         about["float64"]["gradients on"] = apart(
             whole(ids).logits.detach(), divided(ids).logits.detach()
         )

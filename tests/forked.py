@@ -17,7 +17,6 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
-from typing import Self
 
 COMMAND = """#!{python} -IS
 import json, os, socket, sys
@@ -35,24 +34,24 @@ class Forks:
     first argument.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder, address = folder, str(folder / "socket")
         self.command = folder / "sinklab"
         self.command.write_text(COMMAND.format(python=sys.executable, address=address), "utf-8")
         self.command.chmod(0o755)
         self.process = subprocess.Popen([sys.executable, __file__, address], stdout=subprocess.PIPE)
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         assert self.process.stdout.readline() == b"listening\n"
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self.process.terminate()
         self.process.wait()
         self.process.stdout.close()
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments):
     """The exit status of a command or of a Python file, as of a process of its own."""
     from sinklab.lab.cli import main
 
@@ -72,7 +71,7 @@ def run(arguments: list[str]) -> int:
     return 1
 
 
-def fork(asked: socket.socket) -> int:
+def fork(asked):
     """The exit status of what is asked for, from a fork."""
     _, streams, *_ = socket.recv_fds(asked, 1, 3)
     with asked.makefile("rb") as given:
@@ -94,7 +93,7 @@ def fork(asked: socket.socket) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def listen(address: str) -> None:
+def listen(address):
     """Import what commands import, then fork for each that asks, one after the other, until the
     parent is gone.
     """

@@ -59,12 +59,12 @@ class FastDLLMCase:
     nfe: int
 
 
-def fast_dllm_case(name: str) -> FastDLLMCase:
+def fast_dllm_case(name):
     """The case of this name; skips the calling test where the golden data are not at hand."""
     cases, tensors = golden_cases("fast_dllm"), golden_tensors("fast_dllm")
     case = next(case for case in cases["generate"] if case["name"] == name)
     settings = case["settings"]
-    arguments: dict[str, Any] = {"block_length": settings["block_length"]}
+    arguments = {"block_length": settings["block_length"]}
     if settings.get("factor") is not None:
         arguments["schedule"] = Factor(settings["factor"])
     elif settings["threshold"] is not None:

@@ -2,15 +2,10 @@
 parity tests.
 """
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from shared_data import shared
 
@@ -33,24 +28,24 @@ RENAMED = [
 ]
 
 
-def golden_folder(family: str) -> Path:
+def golden_folder(family):
     """The folder of one golden family; skips the calling test where the golden data are not at
     hand.
     """
     return shared(f"golden/{family}/cases.json").parent
 
 
-def golden_cases(family: str) -> dict[str, Any]:
+def golden_cases(family):
     return json.loads((golden_folder(family) / "cases.json").read_text())
 
 
-def golden_tensors(family: str) -> dict[str, Tensor]:
+def golden_tensors(family):
     from safetensors.torch import load_file
 
     return load_file(golden_folder(family) / "expected.safetensors")
 
 
-def load_llada(dtype: torch.dtype = torch.float32) -> Any:
+def load_llada(dtype=torch.float32):
     """A bidirectional `LlamaForCausalLM` with the golden weights; every tensor of both sides must
     find its partner.
     """
@@ -81,10 +76,10 @@ def load_llada(dtype: torch.dtype = torch.float32) -> Any:
     return model
 
 
-def llada_denoiser(model: Any, attention_BS: Tensor | None = None) -> Any:
+def llada_denoiser(model, attention_BS=None):
     """(ids_BS, wanted_BS) -> logits_MV; without an attention mask every position is real."""
 
-    def denoiser(ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+    def denoiser(ids_BS, wanted_BS):
         mask_BS = None if attention_BS is None else attention_BS.long()
         hidden_BSD = model.model(ids_BS, attention_mask=mask_BS, use_cache=False).last_hidden_state
         return model.lm_head(hidden_BSD[wanted_BS])
@@ -92,7 +87,7 @@ def llada_denoiser(model: Any, attention_BS: Tensor | None = None) -> Any:
     return denoiser
 
 
-def _native(name: str) -> str:
+def _native(name):
     for pattern, replacement in RENAMED:
         name, hits = re.subn(pattern, replacement, name)
         if hits:

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 900
@@ -13,7 +12,7 @@ needs.
 """
 
 
-def torchrun(*program: Any, processes: int = 2) -> subprocess.CompletedProcess[str]:
+def torchrun(*program, processes=2):
     """A program of some processes that find the package and the tests; what they printed, and how
     it ended.
     """

@@ -4,8 +4,6 @@ import math
 
 import torch
 
-from sinklab.lab.scoring.requests import Plan
-
 
 def log_probabilities(loaded, context, continuation, masked, cfg_scale=0.0):
     """log p (L,) of every token of the continuation where those of `masked` (L,) are hidden."""
@@ -25,7 +23,7 @@ def log_probabilities(loaded, context, continuation, masked, cfg_scale=0.0):
     return logits_LV.log_softmax(-1)[torch.arange(len(continuation)), torch.tensor(continuation)]
 
 
-def plain_score(loaded, context, continuation, plan: Plan, cfg_scale=0.0):
+def plain_score(loaded, context, continuation, plan, cfg_scale=0.0):
     """A plan carried out sample by sample."""
     values = []
     for row, weight in zip(plan.rows_n.tolist(), plan.weights_n.tolist(), strict=True):

@@ -1,8 +1,6 @@
 """Fixtures for pages of which a test reads words alone: drawing takes most of their time."""
 
-from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
 import pytest
 
@@ -11,7 +9,7 @@ from sinklab.lab.reports import NotRecorded
 from sinklab.lab.reports.inline import Picture
 
 
-def undrawn(name: str, runs: Any, words: str, place: str, **options: Any) -> list[Picture]:
+def undrawn(name, runs, words, place, **options):
     """A picture that was prepared and not drawn."""
     shown = figures[name]
     try:
@@ -22,13 +20,13 @@ def undrawn(name: str, runs: Any, words: str, place: str, **options: Any) -> lis
 
 
 @pytest.fixture
-def draw_only(monkeypatch) -> Callable[..., None]:
+def draw_only(monkeypatch):
     """Pages show these pictures and leave the drawing of others out."""
     build = import_module("sinklab.lab.reports.build")
     every = build.picture
 
-    def only(*drawn: str) -> None:
-        def some(name: str, *about: Any, **options: Any) -> list[Picture]:
+    def only(*drawn):
+        def some(name, *about, **options):
             return (every if name in drawn else undrawn)(name, *about, **options)
 
         monkeypatch.setattr(build, "picture", some)
@@ -37,5 +35,5 @@ def draw_only(monkeypatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def no_pictures(draw_only) -> None:
+def no_pictures(draw_only):
     draw_only()

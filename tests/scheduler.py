@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,14 +26,14 @@ from tiny_tasks import toy_tasks
 Job = Callable[[Path, Processes], object]
 
 
-def sleeping(out: Path, worker: Processes) -> None:
+def sleeping(out, worker):
     Sleeping()(None, out, Sleeping.Settings(units=40, least=0.01), worker=worker)
 
 
-def traced(out: Path, worker: Processes) -> None:
+def traced(out, worker):
     from sinklab.lab.studies.trace.study import StudySettings, study
 
-    how: dict[str, Any] = {
+    how = {
         "new_tokens": 6,
         "block_length": None,
         "mask_sinks": (1,),
@@ -47,7 +46,7 @@ def traced(out: Path, worker: Processes) -> None:
     )
 
 
-def evaluated(out: Path, worker: Processes) -> None:
+def evaluated(out, worker):
     from sinklab.lab.studies.benchmarks.run import evaluate
     from sinklab.lab.studies.benchmarks.study import EvalSettings
 
@@ -57,13 +56,13 @@ def evaluated(out: Path, worker: Processes) -> None:
     evaluate(settings, tiny_loaded(1), out, task_objects=toy_tasks(given_text()), worker=worker)
 
 
-JOBS: dict[str, Job] = {"sleeping": sleeping, "trace": traced, "eval": evaluated}
+JOBS = {"sleeping": sleeping, "trace": traced, "eval": evaluated}
 
 
-def together(job: Job, out: Path, count: int, kills: list[float], log: Path) -> list[int]:
+def together(job, out, count, kills, log):
     """How so many workers ended; after each of these pauses one of them is killed."""
 
-    def work(rank: int) -> Callable[[], object]:
+    def work(rank):
         return lambda: job(out, Processes.here(f"{rank}/{count}"))
 
     running = [launched(work(rank), log) for rank in range(count)]
@@ -73,7 +72,7 @@ def together(job: Job, out: Path, count: int, kills: list[float], log: Path) -> 
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in running]
 
 
-def sweep(kind: str, folder: Path, seed: int) -> dict[str, Any]:
+def sweep(kind, folder, seed):
     """A run by 1 to 4 workers, of which all are killed, then by another number, and so on until it
     is whole.
     """
@@ -82,7 +81,7 @@ def sweep(kind: str, folder: Path, seed: int) -> dict[str, Any]:
     assert together(JOBS[kind], out, 2, [], log) == [0, 0], log.read_text()
     seconds, whole = time.perf_counter() - began, _by_key(contents(out))
     shutil.rmtree(out)
-    ends: list[list[int]] = []
+    ends = []
     counts = dice.sample([1, 2, 3, 4], 3)
     for number, count in enumerate(counts):
         last = number == len(counts) - 1
@@ -99,7 +98,7 @@ def sweep(kind: str, folder: Path, seed: int) -> dict[str, Any]:
     }
 
 
-def _by_key(files: dict[str, Any]) -> dict[str, Any]:
+def _by_key(files):
     """What differs by worker left out or joined: who answered what stands in files of its own."""
     answers = sorted(
         line for name, lines in files.items() if name.startswith("requests-") for line in lines
@@ -108,7 +107,7 @@ def _by_key(files: dict[str, Any]) -> dict[str, Any]:
     return kept | ({"requests": answers} if answers else {})
 
 
-def efficiency(folder: Path, units: int, least: float, workers: int) -> dict[str, Any]:
+def efficiency(folder, units, least, workers):
     """Seconds that units asked for, over those that workers had, from the first start to the last
     end.
     """

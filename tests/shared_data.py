@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 
-def shared(path: str) -> Path:
+def shared(path):
     """A file or folder of the shared data; skips the calling test where it is not at hand."""
     root = os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[2] / "shared"
     found = Path(root) / path

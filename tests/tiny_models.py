@@ -3,19 +3,14 @@ itself.
 """
 
 # B batch, H heads, S sequence, D width
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 
-def llama(
-    *, causal: bool = False, kv_heads: int = 2, kind: str = "llama", attention: str = "sdpa"
-) -> Any:
+def llama(*, causal=False, kv_heads=2, kind="llama", attention="sdpa"):
     """A two-layer decoder with four query heads; kv_heads < 4 makes transformers use enable_gqa."""
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -43,7 +38,7 @@ def llama(
     return model_class(config).eval()
 
 
-def by_itself(model: Any) -> Any:
+def by_itself(model):
     """A model of transformers whose first attention was changed: nothing says that it asks for its
     function still.
     """
@@ -52,7 +47,7 @@ def by_itself(model: Any) -> Any:
     return model
 
 
-def checkpointed(model: Any) -> Any:
+def checkpointed(model):
     """In training mode with gradient checkpointing; transformers renamed the switch in 5.2x."""
     enable = (
         getattr(model, "activation_checkpointing_enable", None)
@@ -63,12 +58,12 @@ def checkpointed(model: Any) -> Any:
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, style: str) -> None:
+    def __init__(self, width, heads, style):
         super().__init__()
         self.qkv = nn.Linear(width, 3 * width)
         self.heads, self.style = heads, style
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
+    def forward(self, x_BSD):
         q, k, v = (
             part
             if self.style == "headless"
@@ -102,17 +97,17 @@ class HandWritten(nn.Module):
 
     def __init__(
         self,
-        style: str = "plain",
-        width: int = 16,
-        heads: int = 2,
-        layers: int = 2,
-        vocab: int = 30,
-    ) -> None:
+        style="plain",
+        width=16,
+        heads=2,
+        layers=2,
+        vocab=30,
+    ):
         super().__init__()
         self.embed = nn.Embedding(vocab, width)
         self.blocks = nn.ModuleList(Block(width, heads, style) for _ in range(layers))
 
-    def forward(self, ids_BS: Tensor) -> Tensor:
+    def forward(self, ids_BS):
         x_BSD = self.embed(ids_BS)
         for block in self.blocks:
             x_BSD = block(x_BSD)
@@ -122,7 +117,7 @@ class HandWritten(nn.Module):
 class Prefixed(HandWritten):
     """Two learned sink columns in front of the keys of every layer."""
 
-    def forward(self, ids_BS: Tensor) -> Tensor:
+    def forward(self, ids_BS):
         x_BSD = self.embed(ids_BS)
         for block in self.blocks:
             q, k, v = block.qkv(x_BSD).unflatten(-1, (3, block.heads, -1)).permute(2, 0, 3, 1, 4)

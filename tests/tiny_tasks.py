@@ -1,14 +1,12 @@
 """Two toy benchmarks of lm-eval on a JSON file, as dicts of their configuration."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 VOWEL = {"function": "regex", "regex_pattern": "([aeiou])"}
 PATTERN = [{"name": "vowel", "filter": [VOWEL, {"function": "take_first"}]}]
 
 
-def toy_tasks(folder: Path, documents: int = 6) -> list[dict[str, Any]]:
+def toy_tasks(folder, documents=6):
     """One that asks for texts, one that offers choices, one that scores the one right end."""
     rows = [
         {
@@ -31,7 +29,7 @@ def toy_tasks(folder: Path, documents: int = 6) -> list[dict[str, Any]]:
         "num_fewshot": 0,
     }
 
-    def metric(name: str) -> list[dict[str, Any]]:
+    def metric(name):
         return [{"metric": name, "aggregation": "mean", "higher_is_better": True}]
 
     texts = {

@@ -1,21 +1,19 @@
 """Training runs of seconds: a little text, a tiny model, and settings that the tests vary."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 from sinklab.lab.training import TrainSettings
 from tiny_diffusion import TEXT, tiny_tokenizer
 
 
-def repeated_text(folder: Path) -> Path:
+def repeated_text(folder):
     """A corpus that repeats itself, so that a little training shows."""
     corpus = folder / "text.txt"
     corpus.write_text(TEXT * 60)
     return corpus
 
 
-def uneven_documents(folder: Path) -> Path:
+def uneven_documents(folder):
     """Documents of unequal length: a stream that lost its place would show."""
     corpus = folder / "text.jsonl"
     corpus.write_text(
@@ -26,11 +24,11 @@ def uneven_documents(folder: Path) -> Path:
     return corpus
 
 
-def tiny_settings(corpus: Path, **changes: Any) -> TrainSettings:
+def tiny_settings(corpus, **changes):
     """Settings of a run on this corpus, with a tokenizer beside it."""
     tokenizer = corpus.parent / "tokenizer"
     tiny_tokenizer().save_pretrained(tokenizer)
-    fields: dict[str, Any] = {
+    fields = {
         "corpus": str(corpus),
         "tokenizer": str(tokenizer),
         "hidden_size": 32,

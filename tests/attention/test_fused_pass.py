@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -57,7 +56,7 @@ def test_a_cpu_is_not_served_and_triton_stays_unloaded():
 @pytest.mark.parametrize("shared", [1, 2])
 def test_an_attention_call_is_heard_and_unchanged(mode, shared, monkeypatch):
     monkeypatch.setattr(compat, "_known", {})
-    calls: list[int] = []
+    calls = []
 
     def attention(*given, **options):
         calls.append(1)
@@ -75,7 +74,7 @@ def test_an_attention_call_is_heard_and_unchanged(mode, shared, monkeypatch):
             {"attn_mask": mask},
             {"is_causal": False},
         ):
-            named: dict[str, Any] = {"enable_gqa": shared > 1, **options}
+            named = {"enable_gqa": shared > 1, **options}
             by_loop = row_logsumexp(
                 q,
                 k,
@@ -179,7 +178,7 @@ def test_a_trace_hands_what_it_heard_to_the_fused_pass(monkeypatch):
     assert len(heard) == 4
     for scores, lse_BHQ in heard:
         assert_close(scores.lse_BHQ, lse_BHQ, rtol=1e-5, atol=1e-5)
-    assert bool((seen.received[1][..., 2] == 0).all())
+    assert (seen.received[1][..., 2] == 0).all()
 
 
 def test_a_chunk_that_is_named_is_kept_to(monkeypatch):

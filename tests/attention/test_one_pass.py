@@ -203,7 +203,7 @@ def test_everything_costs_one_pass_over_the_scores():
 def test_entropy_of_rows_that_rest_on_one_key_is_zero_and_never_less(sharp):
     keys = torch.eye(16).view(1, 1, 16, 16) * sharp
     entropy = row_entropy(keys, keys)
-    assert bool((entropy >= 0).all())
+    assert (entropy >= 0).all()
     assert float(entropy.max()) < 1e-3
 
 

@@ -99,7 +99,7 @@ def test_a_converted_model_is_saved_and_loaded(tmp_path, family, tied, mask_toke
     with torch.inference_mode():
         assert torch.equal(first.model(IDS).logits, second.model(IDS).logits)
     written = second.model.generate(IDS[:, :3], max_new_tokens=4)
-    assert not bool((written == WORDS).any())
+    assert not (written == WORDS).any()
 
 
 def test_where_mask_comes_from(tmp_path):

@@ -1,7 +1,5 @@
 """`sinklab caches`: the table, the verdicts, the run folder and the figure."""
 
-from __future__ import annotations
-
 import pytest
 
 from refusals import refused

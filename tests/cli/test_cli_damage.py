@@ -4,7 +4,6 @@ import inspect
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -57,7 +56,7 @@ def flip(file, place=-1):
     file.write_bytes(content)
 
 
-READERS: dict[str, Callable[[Path, Path], list[str]]] = {
+READERS = {
     "report": lambda bad, good: ["report", str(good), str(bad), "--out", "page"],
     "compare": lambda bad, good: ["compare", str(good), str(bad), "--out", "page"],
     "gallery": lambda bad, good: ["gallery", str(good), str(bad), "--out", "site"],
@@ -156,7 +155,7 @@ def with_escapes(traced, place, *, free):
     return run
 
 
-OVER: dict[str, list[str]] = {
+OVER = {
     "report": ["report", "{run}", "--out", "page", "--all"],
     "compare": ["compare", "{run}", "{run}", "--out", "page"],
     "gallery": ["gallery", "{run}", "--out", "site"],

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -180,7 +179,7 @@ def test_serve_takes_the_real_model_where_it_can_be_had(here, base, taken, tmp_p
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     for module in (gguf_files, commands):
         monkeypatch.setattr(module, "find_spec", lambda name: spec if name in here else None)
-    loaded: list[str] = []
+    loaded = []
     monkeypatch.setattr(Reading, "load", lambda reading, model: loaded.append(model))
     monkeypatch.setattr("sinklab.extras.live.serve", lambda *given, **how: None)
     commands.serve(reading=Reading(base=base))
@@ -347,7 +346,7 @@ def test_a_file_that_makes_no_sense_is_refused(text, message, capsys):
     assert "give one of them" in error_of("trace --config mine.toml --reproduce one", capsys)
 
 
-HOSTILE: dict[str, Any] = {
+HOSTILE = {
     "out": "stolen",
     "resume": True,
     "overwrite": True,
@@ -367,7 +366,7 @@ def test_no_permission_folder_or_plugin_comes_from_a_file(command, monkeypatch, 
     assert {*HOSTILE} - {"push"} <= PERMISSIONS
     Path("evil.py").write_text("open('ran', 'w').write('')")
     Path("run.json").write_text(json.dumps({"kind": "study", "settings": {**HOSTILE, "seed": 3}}))
-    seen: dict[str, Any] = {}
+    seen = {}
 
     def stop(*given, **how):
         seen.update(settings=given[3] if len(given) > 3 else given[-1], how=how, given=given)

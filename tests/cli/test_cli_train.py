@@ -10,7 +10,7 @@ import pytest
 from commands import cli, error_of, out_of
 from sinklab.lab.cli.plans import Plan
 from sinklab.lab.records import open_run
-from sinklab.lab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
+from sinklab.lab.training.settings import RECIPES, VARIANTS, recipe
 from tiny_diffusion import TEXT
 
 SIZES = (
@@ -23,7 +23,7 @@ SIZES = (
 def settings(monkeypatch, tmp_path):
     """What the command would have trained."""
     monkeypatch.chdir(tmp_path)
-    seen: list[TrainSettings] = []
+    seen = []
 
     def train(given, progress, count):
         seen.append(given)

@@ -101,7 +101,7 @@ def test_going_on_tokenizes_nothing_before_the_block(tmp_path, monkeypatch):
     folder = corpus(tmp_path, texts)
     rows = list(islice(stream(folder, shuffle_rows=8), 1000))
     at = next(n for n, row in enumerate(rows) if row["cursor"][2] >= 100)
-    read: list[str] = []
+    read = []
 
     def encode(documents, tokenizer):
         for text in documents:
@@ -119,7 +119,7 @@ def test_going_on_tokenizes_nothing_before_the_block(tmp_path, monkeypatch):
 
 
 def test_the_next_block_is_read_while_this_one_is_consumed(tmp_path, monkeypatch):
-    cut: list[bool] = []
+    cut = []
     packed = StreamedRows._packed
     monkeypatch.setattr(
         StreamedRows,

@@ -2,8 +2,6 @@
 sockets.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

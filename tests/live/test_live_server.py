@@ -1,7 +1,5 @@
 """Who may ask the live page's server, what, and what becomes of a request that is given up."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
@@ -252,7 +250,7 @@ class Slow:
     def __init__(self):
         self.began, self.ended = (threading.Semaphore(0) for _ in range(2))
         self.permits = threading.Semaphore(0)
-        self.running: list[str] = []
+        self.running = []
 
     def end(self):
         """Let steps run until one request has ended: when the server has heard of its end, nobody

@@ -3,8 +3,6 @@ left out.
 """
 
 # S canvas positions, L layers, H heads, K keys
-from __future__ import annotations
-
 import base64
 
 import numpy as np

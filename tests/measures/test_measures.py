@@ -3,7 +3,6 @@
 # B batch, H query heads, Q queries, S keys, D head dim
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +42,7 @@ class Kept(Listener):
     """Calls as they were made, in float64."""
 
     def __init__(self):
-        self.calls: list[Any] = []
+        self.calls = []
 
     def observe(self, call, out):
         groups = call.query_BHQD.shape[1] // call.key_BKSD.shape[1]

@@ -2,8 +2,6 @@
 same numbers.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cached_twin import TwinSession

@@ -2,8 +2,6 @@
 its slow twin.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from test_cached_decoding import MASK, VARIANTS, build

@@ -100,7 +100,7 @@ def test_infilling_fills_the_masks_and_nothing_else():
 
 
 def calls_of(model):
-    calls: list[int] = []
+    calls = []
     model.lm_head.register_forward_pre_hook(lambda module, args: calls.append(args[0].shape[0]))
     return calls
 
@@ -182,7 +182,7 @@ def test_settings_in_one_record_and_by_keyword_are_the_same():
 
 class FakeStreamer:
     def __init__(self):
-        self.events: list[tuple[str, list[int]]] = []
+        self.events = []
 
     def put(self, value):
         self.events.append(("put", value.flatten().tolist()))

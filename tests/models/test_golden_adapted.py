@@ -3,8 +3,6 @@ the canvases of those that attend to everything.
 """
 
 # B batch rows, S canvas positions, Q queries, K keys, V vocabulary
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 

@@ -9,8 +9,6 @@ evaluations.
 
 # B batch rows, S canvas positions, M wanted positions, V vocabulary, T evaluations, N positions of
 # a draw
-from __future__ import annotations
-
 import functools
 from contextlib import contextmanager
 

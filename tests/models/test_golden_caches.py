@@ -2,8 +2,6 @@
 evaluation.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -2,8 +2,6 @@
 many there were.
 """
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -68,7 +68,7 @@ def test_golden_losses_and_gradients(family):
     checkpoint = families.read(
         families.read_config(folder / "config.json", family), family, stored.shapes
     )
-    plan: dict[str, list[str]] = {}
+    plan = {}
     for target, (source, _) in materialize.tensor_plan(
         checkpoint, model, stored, {}, family
     ).sources.items():

@@ -224,7 +224,7 @@ def test_a_published_model_gets_a_sink(tmp_path, family, kind):
     assert torch.equal(traced, model(ids).logits)
     received_BLHK = recording.received[0]
     assert received_BLHK.shape[-1] == ids.shape[1] + 1
-    assert bool((received_BLHK[..., 0] > 0).all())
+    assert (received_BLHK[..., 0] > 0).all()
 
 
 @pytest.mark.parametrize("settings", [{"sink_kind": "kv"}, {"sink_kind": "token"}], ids=str)

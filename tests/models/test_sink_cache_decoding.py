@@ -2,8 +2,6 @@
 equal rows alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 
@@ -103,7 +101,7 @@ def test_sinks_of_the_first_block_are_its_own_and_as_many_later(protect):
         seen = Seen(0, window, None, None, None, 1.0, history)
         vars(seen)["received_BGS"] = received_BGS
         sinks_BGS = policy.protected(seen)
-        assert sinks_BGS.sum(-1).tolist() == [[3, 3]] and not bool(sinks_BGS[..., 8:14].any())
+        assert sinks_BGS.sum(-1).tolist() == [[3, 3]] and not sinks_BGS[..., 8:14].any()
 
 
 def test_the_road_may_change_in_the_middle_of_a_block():
@@ -270,7 +268,7 @@ def test_an_intervention_may_hide_what_a_cache_would_keep():
         hidden = [plain(*call) for call in calls]
     torch.testing.assert_close(hidden[0], expected[0])
     assert not torch.allclose(hidden[1], expected[1])
-    assert bool(torch.stack([part.isfinite().all() for part in hidden]).all())
+    assert torch.stack([part.isfinite().all() for part in hidden]).all()
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@ the edits.
 """
 
 # B batch, H heads, Q queries, S keys
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -24,8 +22,8 @@ class DenseTwin:
 
     def __init__(self, *edits, zeroed=None, values=None):
         self.edits, self.zeroed, self.values = edits, zeroed, values
-        self.before: list[list[Tensor]] = []
-        self.maps: list[Tensor] = []
+        self.before = []
+        self.maps = []
 
     def __call__(
         self, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False

@@ -1,8 +1,6 @@
 """Keys of another sequence: their padding says nothing of the queries, whatever the lengths."""
 
 # B batch, H heads, Q queries, S keys, D width
-from __future__ import annotations
-
 import pytest
 import torch
 from dense_twin import dense

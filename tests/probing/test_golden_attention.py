@@ -1,8 +1,6 @@
 """Received attention, sinks and sink masking against the numbers of the original LLaDA code."""
 
 # L layers, H heads, S positions
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest
@@ -53,7 +51,7 @@ def test_whole_run(golden, name, trace_first):
     if run["K"]:
         taken = torch.stack([removal.columns_BLHM[0] for removal in log.removals])
         assert torch.equal(taken.int(), tensors[f"{name}.masked_columns"][1:].int())
-        assert bool((tensors[f"{name}.masked_columns"][0] == -1).all())
+        assert (tensors[f"{name}.masked_columns"][0] == -1).all()
     else:
         for case in run["sinks"]:
             found = find_sinks(recording.array("received")[:, 0], Excess(case["eps"]))

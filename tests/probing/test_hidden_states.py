@@ -3,8 +3,6 @@ of positions.
 """
 
 # B batch, L layers, H heads, Q queries, S positions, D width, K keys (sink columns first), R ranks
-from __future__ import annotations
-
 import itertools
 from contextlib import ExitStack
 

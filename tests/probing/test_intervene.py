@@ -3,8 +3,6 @@ stays.
 """
 
 # B batch, L layers, H heads, S keys
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import pytest
@@ -29,8 +27,8 @@ def test_trace_sees_the_edited_call_in_either_order(trace_first):
         model(IDS)
         model(IDS)
     taken = log.removals[0].columns_BLHM
-    assert bool((recording.received[1].gather(-1, taken) == 0).all())
-    assert bool((recording.received[0].gather(-1, taken) > 0).all())
+    assert (recording.received[1].gather(-1, taken) == 0).all()
+    assert (recording.received[0].gather(-1, taken) > 0).all()
     assert recording.visible[1].tolist() == [[12] * 12] * 2
 
 
@@ -52,7 +50,7 @@ def test_every_kind_of_call_can_be_edited_and_is_restored(style, edit):
         model(IDS)
         second = model(IDS)
     assert not torch.allclose(plain, second, atol=1e-3)
-    assert bool(second.isfinite().all())
+    assert second.isfinite().all()
     assert torch.equal(plain, model(IDS))
 
 
@@ -119,7 +117,7 @@ def test_overlap_and_summary():
     with torch.no_grad(), intervene(model, MaskSinks(1)) as log:
         for _ in range(4):
             model(IDS)
-    assert bool(log.removals[0].overlap_BLH.isnan().all())
+    assert log.removals[0].overlap_BLH.isnan().all()
     # A blocked key receives nothing, so with one key the closed loop alternates (papers: removal
     # by turns).
     assert log.removals[1].overlap_BLH.max() == 0
@@ -151,8 +149,8 @@ def test_spare_prefix_never_takes_the_models_own_sinks():
             model(IDS)
         assert log.prefix == 2
         taken[spare] = log.removals[0].columns_BLHM
-    assert bool((taken[True] >= 2).all())
-    assert bool((taken[False] < 2).any())
+    assert (taken[True] >= 2).all()
+    assert (taken[False] < 2).any()
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -170,7 +168,7 @@ def test_autoregressive_last_row_with_a_growing_cache(padded, removal):
     ):
         assert torch.equal(removed.columns_BLHM, before.topk(2, -1).indices)
         if removal == "mask":
-            assert bool((now.gather(-1, removed.columns_BLHM) == 0).all())
+            assert (now.gather(-1, removed.columns_BLHM) == 0).all()
         # One query only: its row is the column sum.
         assert_close(removed.held_BLH, before.topk(2, -1).values.sum(-1))
 

@@ -3,8 +3,6 @@ packs its heads.
 """
 
 # B batch, L layers, H heads, S keys
-from __future__ import annotations
-
 import pytest
 import torch
 from probed import PROMPTS, canvas_of
@@ -67,11 +65,11 @@ def test_evicted_keys_stay_gone_within_a_block_and_come_back_with_the_next_full_
         log.removals, recording.received[1:], recording.received, strict=False
     ):
         columns = removal.columns_BLHM
-        assert bool((row.gather(-1, columns) == 0).all())
+        assert (row.gather(-1, columns) == 0).all()
         assert torch.equal(columns[..., 0], before.argmax(-1)), (
             "the newest is what received most one step before"
         )
-        assert bool((columns.sort(-1).values.diff() > 0).all())
+        assert (columns.sort(-1).values.diff() > 0).all()
 
 
 def test_evicted_positions_outlast_the_steps_that_evicted_them():
@@ -116,7 +114,7 @@ def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording(cache):
         sinks = find_sinks(a, Excess(1.0), (visible_BS * scale_B[:, None])[:, None, None])
         assert torch.equal(sinks.sum(-1), removal.keys_BLH.long())
         columns = removal.columns_BLHM
-        assert bool((sinks.gather(-1, columns.clamp(min=0)) | (columns < 0)).all())
+        assert (sinks.gather(-1, columns.clamp(min=0)) | (columns < 0)).all()
         counts.append(int(sinks.sum()))
     assert min(counts) > 0
 
@@ -171,7 +169,7 @@ def test_an_autoregressive_memory_of_a_padded_batch(edit, removal):
             ]
         if edit == "positions" and removal != "zero_value":
             gone = [6, 13] if keys > 13 else [6]
-            assert bool((row[..., gone] == 0).all())
+            assert (row[..., gone] == 0).all()
 
 
 RUNS = [

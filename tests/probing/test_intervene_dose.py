@@ -1,8 +1,6 @@
 """Matched controls, named protocols and the dose beside a score, held to loops written out."""
 
 # B batch, L layers, H heads, S keys
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -2,8 +2,6 @@
 nothing is not.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from probed import IDS

@@ -1,8 +1,6 @@
 """What the log says: what was really taken, in numbers and as a table."""
 
 # B batch, L layers, H heads, S keys
-from __future__ import annotations
-
 import math
 
 import pandas as pd
@@ -57,7 +55,7 @@ def test_measuring_can_be_left_out():
         model(IDS)
         model(OTHER)
     for removal in log.removals:
-        assert bool(removal.removed_BLH.isnan().all() & removal.left_BLH.isnan().all())
+        assert removal.removed_BLH.isnan().all() and removal.left_BLH.isnan().all()
     assert math.isnan(log.summary()["removed"]) and log.summary()["held"] > 0
 
 

@@ -3,8 +3,6 @@ attention edited by hand.
 """
 
 # B batch, L layers, H heads, Q queries, S keys
-from __future__ import annotations
-
 import pytest
 import torch
 from dense_twin import dense
@@ -58,7 +56,7 @@ def test_fixed_positions_against_the_slow_twin(removal, causal, padded):
         1,
     )
     assert_close(removal_.removed_BLH, held.float())
-    assert bool(removal_.held_BLH.isnan().all()), "nobody chose them"
+    assert removal_.held_BLH.isnan().all(), "nobody chose them"
     assert removal_.columns_BLHM.unique().tolist() == [5, 7]
     assert torch.equal(removal_.keys_BLH, torch.full((2, 2, 4), 2.0))
 
@@ -81,8 +79,8 @@ def test_positions_stand_behind_the_prefix_and_added_sinks_are_named_apart():
     with intervene(model, *edits) as log, trace(model) as recording:
         model(IDS)
     received = recording.received[0]
-    assert bool((received[:, 1, 1, [2, 13]] == 0).all())
-    assert bool((received[:, 0, :, [0, 5]] == 0).all()) and int((received == 0).sum()) == 4 + 8
+    assert (received[:, 1, 1, [2, 13]] == 0).all()
+    assert (received[:, 0, :, [0, 5]] == 0).all() and int((received == 0).sum()) == 4 + 8
     assert log.removals[0].heads == (1,) and log.removals[0].layer_numbers == (1,)
     assert log.removals[0].columns_BLHM.tolist() == [[[[2, 13]]]] * 2
 
@@ -128,7 +126,7 @@ def test_truncation_in_the_middle_of_a_decoding(cache):
         list(denoise(model.denoiser(canvas.attention_BS), canvas, cache=cache, block_length=3))
     for number, row in enumerate(recording.received):
         assert bool((row[0, ..., 3:7] == 0).all()) == (number >= 2)
-        assert bool((row[0, ..., :3] > 0).all())
+        assert (row[0, ..., :3] > 0).all()
     assert [removal.forward for removal in log.removals] == [2, 3, 4, 5] and log.prefix == 2
     assert log.removals[0].keys_BLH[:, 0, 0].tolist() == [4, 2]
 
@@ -156,7 +154,7 @@ def test_window_against_the_slow_twin(causal, padded):
     assert_close(
         removal.left_BLH[:, 0], ((seen * real[:, None]).sum(-1) / real.sum(-1)[:, None]).float()
     )
-    assert removal.columns_BLHM.shape == (2, 1, 2, 0) and bool(removal.held_BLH.isnan().all())
+    assert removal.columns_BLHM.shape == (2, 1, 2, 0) and removal.held_BLH.isnan().all()
 
 
 @pytest.mark.parametrize("keep_prefix", [False, True])
@@ -169,7 +167,7 @@ def test_a_window_of_none_leaves_the_own_key_and_the_prefix(keep_prefix):
         model(IDS)
     received = recording.received[0]
     if keep_prefix:
-        assert bool((received[..., :2] > 0).all()) and bool((received[..., 2:] < 1).all())
+        assert (received[..., :2] > 0).all() and (received[..., 2:] < 1).all()
     else:
         assert_close(received, torch.tensor([0.0] * 2 + [1.0] * 12).expand_as(received))
     assert log.removals[0].left_BLH.unique().tolist() == [3.0 if keep_prefix else 1.0]
@@ -224,7 +222,7 @@ def test_a_window_in_a_cached_decoding_sees_its_neighbours(cache, shift):
         first, last = int(columns.min()), int(columns.max())
         seen = [key for key in range(12) if bool((row[..., 1 + key] > 0).all())]
         assert seen == list(range(max(0, first - 1), min(12, last + 2)))
-        assert bool((row[..., 0] > 0).all())
+        assert (row[..., 0] > 0).all()
 
 
 def test_edits_compose_each_on_the_call_the_other_left():
@@ -267,7 +265,7 @@ def test_edits_that_together_take_everything_are_refused(second):
         model(IDS)
     # Zeroed values are still seen: nothing is lost but what they say.
     with intervene(model, first, MaskPositions(range(6, 12), removal="zero_value")):
-        assert bool(model(IDS).isfinite().all())
+        assert model(IDS).isfinite().all()
 
 
 def test_positions_that_are_not_there_yet():

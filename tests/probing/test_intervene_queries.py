@@ -3,8 +3,6 @@ attention.
 """
 
 # B batch, H heads, Q queries, S keys
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from unittest import mock
@@ -269,7 +267,7 @@ def test_mean_values_come_from_reference_texts(causal, tmp_path):
         for seed in (3, 4, 5)
     ]
     file = save_reference_values(model, MaskSinks(1), texts, tmp_path / "values.safetensors")
-    kept: list[list[torch.Tensor]] = [[], []]
+    kept = [[], []]
 
     def collect(layer, a, v):
         kept[layer].append(

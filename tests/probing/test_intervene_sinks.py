@@ -239,7 +239,7 @@ def test_spared_positions_count_from_the_canvas():
     model = Prefixed()
     spare = tuple(range(3, 12))
     _, log = edited(model, MaskSinks(4, spare=spare), [IDS, IDS])
-    assert bool((log.removals[0].columns_BLHM < 2 + 3).all())
+    assert (log.removals[0].columns_BLHM < 2 + 3).all()
     _, log = edited(model, MaskSinks(3, spare=spare, spare_prefix=True), [IDS, IDS])
     assert log.removals[0].columns_BLHM.sort(-1).values.flatten(0, 2).unique(dim=0).tolist() == [
         [2, 3, 4]
@@ -281,8 +281,8 @@ def test_evicted_keys_are_out_of_the_memory_until_everything_is_computed_anew():
     )
     with intervene(model, MaskSinks(1, removal="evict")) as log:
         outs = [model(step) for step in steps]
-    memory: list[list[int]] = [[], []]
-    fresh: list[int | None] = [None, None]
+    memory = [[], []]
+    fresh = [None, None]
     for number, (step, out) in enumerate(zip(steps, outs, strict=True)):
         for head in range(2):
             kept = [] if step == slice(0, 9) else memory[head]
@@ -307,11 +307,9 @@ def test_an_autoregressive_memory_shrinks_down_to_the_limit(limit):
     gone = [int(removal.keys_BLH.min()) for removal in log.removals]
     assert gone == ([2, 4, 6, 8] if limit is None else [2, 3, 3, 3])
     for removal, row in zip(log.removals, recording.received[1:], strict=True):
-        assert bool(
-            (
-                row.gather(-1, removal.columns_BLHM.clamp(min=0)) * (removal.columns_BLHM >= 0) == 0
-            ).all()
-        )
+        assert (
+            row.gather(-1, removal.columns_BLHM.clamp(min=0)) * (removal.columns_BLHM >= 0) == 0
+        ).all()
         left = torch.full_like(removal.left_BLH, row.shape[-1]) - removal.keys_BLH
         assert_close(removal.left_BLH, left)
 

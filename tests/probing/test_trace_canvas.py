@@ -2,8 +2,6 @@
 another.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -21,7 +19,7 @@ class Announced(Listener):
     """Keeps the canvas that was announced for the first call of every forward."""
 
     def __init__(self):
-        self.canvases: list = []
+        self.canvases = []
 
     def begin(self):
         self.canvases.append(running_canvas())
@@ -105,10 +103,8 @@ def test_layers_with_unlike_numbers_of_heads_and_more_of_them_than_expected():
         first, second = recording.values(name)
         assert first.shape == (2, 4, 2, 12)
         assert_close(first, second, equal_nan=True)
-        assert bool(first[:, 1, 1].isnan().all())
-        assert not bool(first[:, [0, 2, 3]].isnan().any()) and not bool(
-            first[:, 1, 0].isnan().any()
-        )
+        assert first[:, 1, 1].isnan().all()
+        assert not first[:, [0, 2, 3]].isnan().any() and not first[:, 1, 0].isnan().any()
     assert_close(recording.received[0][:, 2].sum(-1), torch.full((2, 2), 12.0))
 
 

@@ -3,8 +3,6 @@ else is computed.
 """
 
 # B batch, L layers, H heads, Q queries, S keys
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -244,5 +242,5 @@ def test_a_map_shows_the_edited_call():
         model(IDS)
     taken = log.removals[0].columns_BLHM[:, 1, 0]
     found = recording.map(1, 1, 0)
-    assert bool((found.gather(2, taken.unsqueeze(1).expand(-1, 12, -1)) == 0).all())
+    assert (found.gather(2, taken.unsqueeze(1).expand(-1, 12, -1)) == 0).all()
     assert_close(found.sum(1), recording.received[1][:, 1, 0], rtol=1e-5, atol=1e-5)

@@ -1,8 +1,6 @@
 """Attention that is known because it was made: every number a trace gives of it is pinned."""
 
 # B batch, H heads, S positions, D head dim
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -3,8 +3,6 @@ changed.
 """
 
 # B batch, L layers, H heads, Q queries, S keys
-from __future__ import annotations
-
 import pytest
 import torch
 from probed import IDS, PADDED
@@ -25,7 +23,7 @@ class Outputs(Listener):
     """Keeps what every call gave."""
 
     def __init__(self):
-        self.norms: list[torch.Tensor] = []
+        self.norms = []
 
     def observe(self, call, out):
         self.norms.append(call.unrolled(out).norm(dim=-1))
@@ -54,9 +52,9 @@ def test_output_norms_are_those_of_the_outputs_and_keep_the_bound(style):
     norms, bounds = recording.values("output_norm")[0], recording.values("noop_bound")[0]
     assert norms.shape == bounds.shape == (2, 2, 1 if style == "headless" else 2, 12)
     assert_close(norms, torch.stack(outputs.norms, 1))
-    assert bool((norms <= bounds * (1 + 1e-5)).all())
+    assert (norms <= bounds * (1 + 1e-5)).all()
     # far below in some rows: the bound is no equality
-    assert bool((norms < 0.9 * bounds).any())
+    assert (norms < 0.9 * bounds).any()
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -105,7 +103,7 @@ def test_autoregressive_decoding_with_a_cache(padded, kv_heads):
         # one query ran: its row is the column sum
         assert_close(recording.values("last_row")[step], recording.received[step])
         norms, bounds = recording.values("output_norm")[step], recording.values("noop_bound")[step]
-        assert norms.shape == (2, 2, 4, 1) and bool((norms <= bounds * (1 + 1e-5)).all())
+        assert norms.shape == (2, 2, 4, 1) and (norms <= bounds * (1 + 1e-5)).all()
     model.set_attn_implementation("eager")
     full = torch.cat([mask, torch.ones(2, 3, dtype=torch.long)], 1)
     maps = model(traced.sequences[:, :15], attention_mask=full, output_attentions=True).attentions
@@ -140,7 +138,7 @@ def test_key_norms_and_prefix_columns():
     assert_close(norms[:, 2:], value_norms(keys))
     # the sink columns of this model are ones of width 8
     assert_close(norms[:, :2], torch.full((2, 2), 8.0**0.5))
-    assert bool((recording.value_norm[0][..., :2] == 0).all())
+    assert (recording.value_norm[0][..., :2] == 0).all()
     assert recording.dims("key_norm") == ("step", "batch", "layer", "key")
 
 

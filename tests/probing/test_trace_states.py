@@ -1,8 +1,6 @@
 """Where the queries of a step stand, in which state, and what each state gives to every key."""
 
 # B batch, L layers, H heads, Q queries, S canvas positions
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -117,7 +115,7 @@ def test_row_statistics_stand_at_their_canvas_positions(cache, sinks):
             columns = expected_columns(cache, nth, 0)
             others = [position for position in range(CANVAS) if position not in columns]
             assert torch.equal(array[nth][..., columns], compact)
-            assert bool(array[nth][..., others].isnan().all())
+            assert array[nth][..., others].isnan().all()
     states = torch.from_numpy(recording.array("query_state"))
     assert recording.dims("query_state") == ("step", "batch", "position")
     for nth, compact in enumerate(recording.query_state):

@@ -247,7 +247,7 @@ def drawn(seed):
     q = torch.randn(batch, heads, queries, dim, generator=made)
     k, v = (torch.randn(batch, kv, keys, dim, generator=made) for _ in range(2))
     real_BQ, bias = there_BS[:, before : before + queries], 0.0
-    options: dict = {"enable_gqa": kv != heads}
+    options = {"enable_gqa": kv != heads}
     if rng.random() < 0.3:
         options["scale"] = rng.choice((0.1, 1.0))
     if causal and kind == "canvas" and padding == "none":

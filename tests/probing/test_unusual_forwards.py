@@ -5,12 +5,9 @@ in float64.
 # B batch, S sequence
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
 
 from sinklab.core import compat
 from sinklab.core.attention import attention_map
@@ -118,7 +115,7 @@ def test_what_a_step_changes_is_no_other_text():
     assert not is_other_text(both, after, mask_id)
 
 
-SMALL: dict[str, Any] = {
+SMALL = {
     "vocab_size": 40,
     "n_embd": 16,
     "n_layer": 2,
@@ -152,7 +149,7 @@ OWN = {
 @pytest.mark.parametrize("name", OWN)
 def test_no_remedy_is_given_that_changes_nothing(name):
     kind = getattr(transformers, name)
-    model: nn.Module = kind(kind.config_class(**SMALL | OWN[name])).eval()
+    model = kind(kind.config_class(**SMALL | OWN[name])).eval()
     assert compat.lacks_sdpa(model) == name
     with torch.no_grad(), pytest.raises(ValueError) as refused, trace(model):
         model(IDS)
@@ -163,7 +160,7 @@ def test_no_remedy_is_given_that_changes_nothing(name):
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_an_eager_model_in_float64_is_read_in_float64(kv_heads):
     model = llama(causal=True, kv_heads=kv_heads, attention="eager").double()
-    seen: list[Tensor] = []
+    seen = []
     attention = model.model.layers[1].self_attn
     attention.register_forward_hook(lambda module, args, output: seen.append(output[1]))
     with torch.no_grad(), trace(model, maps=[(0, 1, 3)]) as recording:

@@ -1,9 +1,6 @@
 """Caches that drop keys in front of a window: columns are positions all the same."""
 
 # B batch, L layers, H heads, Q queries, S keys
-from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
@@ -33,7 +30,7 @@ SIZES = {
 def windowed(kind, attention="sdpa"):
     import transformers
 
-    options: dict[str, Any] = {
+    options = {
         "num_hidden_layers": 2,
         "sliding_window": WINDOW,
         "attn_implementation": attention,

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,7 +36,7 @@ class Clock:
 
     def __init__(self):
         self.now = 1000.0
-        self.meanwhile: Callable[[], object] = lambda: None
+        self.meanwhile = lambda: None
 
     def monotonic(self):
         return self.now

@@ -2,8 +2,6 @@
 slow twins.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Which columns a cache recomputes, what the loop is handed, and what a cache cannot do."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

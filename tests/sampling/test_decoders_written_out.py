@@ -2,8 +2,6 @@
 canvas, in float64.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from plain_decoders import entropy_bound, even, factor, plain_row, threshold, timed

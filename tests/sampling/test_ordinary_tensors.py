@@ -1,7 +1,5 @@
 """Logits may come from inference mode; nothing that the loop hands out does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from toy_denoiser import MASK, PAD, ToyDenoiser

@@ -137,7 +137,7 @@ def test_random_columns_differ_by_head_layer_and_block_and_are_even():
         for head in kept(Budget(0.5, score="random"), number=number)[0]:
             counts[head] += 1
     # 600 draws of 6 of 12 columns: 300 each, standard deviation 12
-    assert bool(((counts[candidates()[0]] - 300).abs() < 60).all())
+    assert ((counts[candidates()[0]] - 300).abs() < 60).all()
     assert int(counts[BLOCK].sum()) == 0
 
 

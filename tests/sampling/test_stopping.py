@@ -1,7 +1,5 @@
 """Rows that end at a stop id: what is written, and how many evaluations it saves."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from plain_decoders import even, plain_row, threshold

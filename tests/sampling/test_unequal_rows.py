@@ -2,8 +2,6 @@
 name.
 """
 
-from __future__ import annotations
-
 import pytest
 from toy_denoiser import MASK, PAD, ToyDenoiser
 

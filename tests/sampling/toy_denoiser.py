@@ -1,9 +1,6 @@
 """A one-layer bidirectional attention model in float64, that tests decode with."""
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor
 
 # B batch rows, S positions, M wanted positions, V vocabulary, D width
 
@@ -23,7 +20,7 @@ class ToyDenoiser:
             torch.randn(16, VOCABULARY, generator=generator, dtype=torch.float64) * sharpness
         )
         self.attention_BS = attention_BS
-        self.calls: list[tuple[Tensor, Tensor]] = []
+        self.calls = []
 
     def dense(self, ids_BS, attention_BS):
         place_BS = (attention_BS.cumsum(1) - 1).clamp(min=0)

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import lazy_loader
 import pytest
@@ -300,7 +299,7 @@ def test_no_program_of_an_ordinary_user_does(outside):
             "tests": TESTS,
             "patient": PATIENT,
         }
-        who: dict[str, Any] = {"user": 1000, "group": 1000, "extra_groups": [], "cwd": "/"}
+        who = {"user": 1000, "group": 1000, "extra_groups": [], "cwd": "/"}
         before = left(outside)
         ran = subprocess.run(
             [python, "-c", script], input=json.dumps(given).encode(), stdout=subprocess.PIPE, **who

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import shutil
-from typing import Any
 
 import pytest
 
@@ -76,7 +75,7 @@ def test_a_program_may_import_what_it_needs():
 
 
 def test_literals_arrive_as_they_are():
-    values: list[Any] = [
+    values = [
         None,
         True,
         3,
@@ -260,7 +259,7 @@ BODY = "    return math.pi * half(2 * r) ** 2\n"
     ],
 )
 def test_programs_of_plain_and_chat_completions(completion):
-    space: dict = {}
+    space = {}
     exec(program_of(PROMPT, completion, "area"), space)
     assert space["area"](1) == pytest.approx(3.14159, abs=1e-5)
 

@@ -102,13 +102,13 @@ def test_a_layer_that_changes_its_input_or_runs_twice_is_no_trap():
 
 def test_layers_that_share_keys_by_a_dictionary_all_run():
     class Shares(torch.nn.Module):
-        def forward(self, x_BSD: torch.Tensor, *, shared: dict) -> torch.Tensor:
+        def forward(self, x_BSD, *, shared):
             return x_BSD + shared.setdefault("keys", x_BSD)
 
     model = torch.nn.Module()
     model.layers = torch.nn.ModuleList([Shares(), Shares()])
 
-    def run() -> torch.Tensor:
+    def run():
         shared, x_BSD = {}, torch.ones(1, 2, 3)
         for layer in model.layers:
             x_BSD = layer(x_BSD, shared=shared)

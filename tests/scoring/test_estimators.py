@@ -42,7 +42,7 @@ def test_smdm_masks_each_token_with_the_probability_it_is_weighted_by():
 def test_the_expectation_is_the_weight_of_every_mask(noise):
     tokens, samples = 3, 20_000
     plan = monte_carlo(tokens, 0, LikelihoodSettings(samples=samples, noise=noise))
-    weights: dict[tuple, float] = {}
+    weights = {}
     for mask, weight in zip(map(tuple, shown(plan).tolist()), plan.weights_n, strict=True):
         weights[mask] = weights.get(mask, 0.0) + weight / samples
     weights.pop((False,) * tokens, None)

@@ -59,7 +59,7 @@ def test_hidden_sinks_change_the_loss_and_random_columns_change_it_otherwise():
 
 def test_the_noise_is_the_same_whatever_is_hidden(monkeypatch):
     loaded, text = tiny_loaded(), rows()
-    seen: list[torch.Tensor] = []
+    seen = []
     loaded.model.model.embed_tokens.register_forward_pre_hook(
         lambda module, args: seen.append(args[0].clone())
     )
@@ -71,7 +71,7 @@ def test_the_noise_is_the_same_whatever_is_hidden(monkeypatch):
 
 def test_the_curve_is_a_table_of_paired_differences():
     loaded, text = tiny_loaded(), rows()
-    calls: list[None] = []
+    calls = []
     table = heldout_curve(loaded, text, ks=(4, 1), seed=3, progress=lambda: calls.append(None))
     assert table["k"] == [0, 1, 1, 4, 4]
     assert table["control"] == ["none", "sinks", "random", "sinks", "random"]

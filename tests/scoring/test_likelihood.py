@@ -115,7 +115,7 @@ def test_neither_batches_nor_order_nor_company_matter(settings):
 
 def test_a_forward_has_so_many_rows_at_most():
     for loaded, cfg_scale in ((tiny_loaded(), 0.0), (tiny_loaded(), 1.0), (tiny_llama(), 0.0)):
-        sizes: list[int] = []
+        sizes = []
         loaded.model.model.embed_tokens.register_forward_pre_hook(
             lambda module, args, sizes=sizes: (
                 sizes.append(len(args[0])) if args[0].shape[1] > 1 else None
@@ -217,7 +217,7 @@ def test_greedy_never_writes_the_mask_itself():
     assert [one.greedy for one in found] == [True, False] * 4
     context, written = requests[4]
     first_L = log_probabilities(loaded, context, written, [True] * 6)
-    assert bool((log_probabilities(loaded, context, [mask_id] * 6, [True] * 6) > first_L).any())
+    assert (log_probabilities(loaded, context, [mask_id] * 6, [True] * 6) > first_L).any()
 
 
 @pytest.mark.parametrize("family", ["llada", "mmada", "dream", "smdm_vanilla", "smdm_sink"])
@@ -298,7 +298,7 @@ def test_chunks_of_one_text_have_their_own_noise(monkeypatch):
 
 def test_progress_is_called_for_every_request_that_is_done():
     for loaded in (tiny_loaded(), tiny_llama()):
-        calls: list[None] = []
+        calls = []
         score(
             loaded,
             REQUESTS,

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from torch.testing import assert_close
 
 import published_toys
@@ -79,7 +78,7 @@ def test_what_is_written_is_what_the_model_computes(folder):
     assert torch.equal(ids_BS, tensors["gen.written.canvas"][0].long())
     with torch.inference_mode():
         given = model.model.layers[0].register_forward_hook(lambda *call: kept.append(call[2]))
-        kept: list[Tensor] = []
+        kept = []
         logits_BSV = model(ids_BS, real_BS).logits
         given.remove()
         written = model.generate(ids_BS[:, :5], real_BS[:, :5], max_new_tokens=6)

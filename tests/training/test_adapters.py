@@ -113,7 +113,7 @@ def test_a_run_goes_on_from_adapters(name, adapted, tmp_path):
     first = replace(adapted, out=str(tmp_path / "first"), **VARIANTS[name])
     train(first)
     file = tmp_path / "first" / FILE
-    said: list[str] = []
+    said = []
     # almost nothing is learned: what is saved is what it began with
     second = replace(first, adapters=str(file), steps=1, lr=1e-12, out=str(tmp_path / "second"))
     train(second, progress=said.append)

@@ -37,7 +37,7 @@ class Denoising(Trainer):
 
 class Losses(TrainerCallback):
     def __init__(self):
-        self.seen: list[float] = []
+        self.seen = []
 
     def on_log(self, args, state, control, logs=None, **_):
         if "loss" in logs:
@@ -117,7 +117,7 @@ class State:
 
 
 def test_a_few_numbers_go_to_the_log():
-    said: list[dict[str, float]] = []
+    said = []
     monitor = SinkMonitor(HELD, every=1, log=said.append)
     monitor.look(tiny_model(1), State(3))
     monitor.look(tiny_model(1), State(3))

@@ -67,7 +67,7 @@ def test_masks_are_those_of_corrupt_and_stay_out_of_prompts():
     noisy = NoisyCollator(3, 8, "iid")(rows)
     free = row_masks(3, ROWS, noisy["t"])
     assert torch.equal(noisy["masked"], free & batch["maskable"])
-    assert bool((free & ~batch["maskable"]).any())
+    assert (free & ~batch["maskable"]).any()
     # the same draw as corrupt makes of it with this row's generator
     from sinklab.lab.data.rows import place_generator
 
@@ -183,7 +183,7 @@ def test_annealing_opens_the_right_side_pair_by_pair():
     left = torch.ones(64, 64, dtype=torch.bool).tril()
     assert torch.equal(phases.visible(3, 64), left)
     half, next_one = phases.visible(8, 64), phases.visible(9, 64)
-    assert bool(half[left].all())
+    assert half[left].all()
     assert abs(half[~left].float().mean() - 0.5) < 0.05
     assert abs(next_one[~left].float().mean() - 0.6) < 0.05
     assert torch.equal(half, visible_keys(5, 8, 0.5, 64)), "from (seed, step) alone"

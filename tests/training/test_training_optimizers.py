@@ -31,7 +31,7 @@ def settings(corpus):
 
 def made(settings, monkeypatch):
     """The Trainer of a run of these settings."""
-    kept: list[trainer.DiffusionTrainer] = []
+    kept = []
 
     class Kept(trainer.DiffusionTrainer):
         def __init__(self, *args, **kwargs):
@@ -205,7 +205,7 @@ def test_a_model_remembers_how_its_rows_began(settings, tmp_path, objective):
 
 def test_noise_of_a_score_spares_the_start_token(settings, tmp_path):
     loaded = load(train(replace(settings, steps=2, out=str(tmp_path / "run"))))
-    seen: list[torch.Tensor] = []
+    seen = []
     loaded.model.get_input_embeddings().register_forward_pre_hook(
         lambda table, args: seen.append(args[0])
     )

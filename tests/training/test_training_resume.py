@@ -160,7 +160,7 @@ def test_runs_killed_before_their_first_checkpoint_begin_anew(settings, tmp_path
         if "run.json" in left:
             refused(r"is written once: .*--resume", train, one)
             refused(r"lr: 0.01 → 0.02", train, replace(one, resume=True, lr=0.02))
-        said: list[str] = []
+        said = []
         train(replace(one, resume=True), progress=said.append)
         assert (
             said[0]

@@ -156,7 +156,7 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(
     train(replace(here, resume=True))
     (corpus / "text.txt").write_text("Quite another corpus.\n" * 200)
     kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    said: list[str] = []
+    said = []
     assert train(replace(here, resume=True), progress=said.append) == tmp_path / "run" / "model"
     assert said == [f"the run in {tmp_path / 'run'} is complete; nothing is left to do"]
     assert {
@@ -165,7 +165,7 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(
 
 
 def test_progress_tells_stages_steps_and_losses(settings, tmp_path, capsys):
-    said: list[str] = []
+    said = []
     train(
         replace(settings, tokenizer=None, vocab_size=280, steps=6, out=str(tmp_path / "run")),
         progress=said.append,

@@ -272,7 +272,7 @@ def test_questions_and_answers_are_trained_on_in_passes(settings, tmp_path, styl
         epochs=2,
         heldout_rows=2,
     )
-    said: list[str] = []
+    said = []
     train(replace(here, batch=6, out=str(tmp_path / "run")), progress=said.append)
     assert "12 questions in rows" in said
     # 24 rows, one in twenty of them held out: two passes over 23 in steps of 6
@@ -298,11 +298,9 @@ def test_questions_and_answers_are_trained_on_in_passes(settings, tmp_path, styl
     assert all((mask is None) is (style == "published") for _, mask, _, _ in seen)
     for noisy, _, labels, weights in seen:
         prompt = noisy[:, :3]
-        assert not bool((prompt == tiny_tokenizer().mask_token_id).any()), (
-            "the question is never masked"
-        )
-        assert bool((labels[:, :3] == -100).all())
-        assert bool((weights > 0).all())
+        assert not (prompt == tiny_tokenizer().mask_token_id).any(), "the question is never masked"
+        assert (labels[:, :3] == -100).all()
+        assert (weights > 0).all()
 
 
 def test_a_run_is_causal_then_sees_more_and_more_then_everything(settings, tmp_path, monkeypatch):

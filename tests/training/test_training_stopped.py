@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from ran import same_weights, weights_of
@@ -85,7 +84,7 @@ def test_sigterm_ends_a_run_behind_its_step_and_it_goes_on_to_the_same_end(
 
 
 def test_the_history_is_on_the_disk_while_a_run_goes_on(settings, tmp_path, monkeypatch):
-    seen: dict[int, tuple[pd.DataFrame, pd.DataFrame]] = {}
+    seen = {}
     usual = History.on_step_end
 
     def looked(self, args, state, control, **more):

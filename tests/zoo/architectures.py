@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 LAYERS, HEADS, WINDOW, VOCABULARY = 2, 4, 5, 64
-COMMON: dict[str, Any] = {
+COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,

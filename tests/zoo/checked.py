@@ -49,7 +49,7 @@ class Spy:
     """
 
     def __init__(self, model, real_BT, kind, edits=False):
-        self.calls: list[Call] = []
+        self.calls = []
         self.real_BT, self.kind, self.edits = real_BT, kind, edits
         self.where, self.past = "", 0
         model.register_forward_hook(self._ends, with_kwargs=True)
