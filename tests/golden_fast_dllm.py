@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from golden_llada import golden_cases, golden_tensors
+from golden import golden_case, golden_cases, tensors_of
 from sinklab.core.sampling import Canvas, Factor, Threshold
 
 # B batch rows, S positions, T evaluations
@@ -61,8 +61,10 @@ class FastDLLMCase:
 
 def fast_dllm_case(name):
     """The case of this name; skips the calling test where the golden data are not at hand."""
-    cases, tensors = golden_cases("fast_dllm"), golden_tensors("fast_dllm")
-    case = next(case for case in cases["generate"] if case["name"] == name)
+    case, tensors = (
+        golden_case("fast_dllm", "generate", name),
+        tensors_of("fast_dllm", f"gen.{name}."),
+    )
     settings = case["settings"]
     arguments = {"block_length": settings["block_length"]}
     if settings.get("factor") is not None:
@@ -73,13 +75,13 @@ def fast_dllm_case(name):
         arguments["steps"] = settings["steps"]
     return FastDLLMCase(
         Canvas.from_prompts(
-            tensors[f"gen.{name}.prompt"],
+            tensors["prompt"],
             new_tokens=settings["gen_length"],
-            mask_id=cases["special_ids"]["mask"],
+            mask_id=golden_cases("fast_dllm")["special_ids"]["mask"],
         ),
         FUNCTIONS[case["function"]],
         arguments,
-        tensors[f"gen.{name}.canvas"].long(),
-        tensors[f"gen.{name}.confidence"],
+        tensors["canvas"],
+        tensors["confidence"],
         case["nfe"],
     )

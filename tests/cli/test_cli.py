@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 import sinklab
 from commands import cli, error_of, out_of
-from golden_llada import golden_folder
+from golden import golden_folder
 from sinklab.lab.cli import main
 from sinklab.lab.records import open_run
 from tiny_diffusion import TEXT, save_tiny, tiny_model, tiny_tokenizer

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from golden_llada import golden_cases, golden_folder, golden_tensors
+from golden import golden_cases, golden_folder, tensors_of
 from refusals import refused
 from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.core.sampling.denoisers import guided
@@ -48,41 +48,40 @@ def loaded(family, **settings):
     return load(golden_folder(family), **GIVEN.get(family, {}), **settings)
 
 
-def places(tensors, prefix, case, length):
+def places(stored, case, length):
     """What the model is given besides ids: padding, and the keys that each query sees, as the
     original was.
     """
-    mask = tensors.get(prefix + "attention_mask", tensors.get(prefix + "attention"))
+    mask = stored.get("attention_mask", stored.get("attention"))
     if mask is None and "block_size" in case:
         block_S = torch.arange(length) // case["block_size"]
         return None, block_S[None, :] <= block_S[:, None]
     if mask is None:
         return None, None
     mask = mask.bool()
-    if mask.ndim == 2 and prefix + "position_ids" in tensors:
+    if mask.ndim == 2 and "position_ids" in stored:
         return mask, None
     if mask.ndim == 2:
         # positions that count padding too
         return None, mask[:, None].expand(-1, length, -1)
     visible_BQK = mask.flatten(0, -3)
     real_BS = visible_BQK.diagonal(dim1=1, dim2=2)
-    if len(real_BS) < len(tensors[prefix + "input_ids"]):
+    if len(real_BS) < len(stored["input_ids"]):
         return None, visible_BQK[0]
     return (None if bool(real_BS.all()) else real_BS), visible_BQK
 
 
 def golden_logits(family):
     """Name, ids, padding, who sees whom, expected logits, and where they compare."""
-    tensors = golden_tensors(family)
     for case in golden_cases(family)["logits"]:
-        prefix = f"logits.{case['name']}."
-        ids_BS = tensors[prefix + "input_ids"].long()
-        valid_BS = tensors.get(prefix + "valid", torch.ones_like(ids_BS, dtype=torch.bool))
-        expected_BSV = tensors.get(prefix + "shifted", tensors[prefix + "logits"])
-        if family == "fast_dllm_v2" and prefix + "shifted" not in tensors:
+        stored = tensors_of(family, f"logits.{case['name']}.")
+        ids_BS = stored["input_ids"]
+        valid_BS = stored.get("valid", torch.ones_like(ids_BS, dtype=torch.bool))
+        expected_BSV = stored.get("shifted", stored["logits"])
+        if family == "fast_dllm_v2" and "shifted" not in stored:
             # raw logits: the row before is the one that is used, and the first is used twice
             expected_BSV = torch.cat([expected_BSV[:, :1], expected_BSV[:, :-1]], 1)
-        real_BS, visible = places(tensors, prefix, case, ids_BS.shape[1])
+        real_BS, visible = places(stored, case, ids_BS.shape[1])
         yield case["name"], ids_BS, real_BS, visible, expected_BSV, valid_BS
 
 
@@ -171,11 +170,9 @@ def settings_of(case, family):
 
 def canvas_of(family, case, kind):
     """The first canvas: prompts on the left, rows of dLLM padded on the right."""
-    tensors, mask_id = (
-        golden_tensors(family),
-        case.get("special_ids", golden_cases(family)["special_ids"])["mask"],
-    )
-    ids_BS = tensors[f"{kind}.{case['name']}.canvas"][0].long()
+    stored = tensors_of(family, f"{kind}.{case['name']}.")
+    mask_id = case.get("special_ids", golden_cases(family)["special_ids"])["mask"]
+    ids_BS = stored["canvas"][0]
     real_BS = torch.ones_like(ids_BS, dtype=torch.bool)
     if family != "illada":
         new_B = (
@@ -183,7 +180,7 @@ def canvas_of(family, case, kind):
             if kind == "gen"
             else torch.zeros(len(ids_BS), dtype=torch.int64)
         )
-        width_B = tensors[f"{kind}.{case['name']}.prompt_lengths"].long() + new_B
+        width_B = stored["prompt_lengths"] + new_B
         real_BS = torch.arange(ids_BS.shape[1]) < width_B[:, None]
     return Canvas(ids_BS, real_BS, (ids_BS == mask_id) & real_BS, mask_id)
 
@@ -193,12 +190,12 @@ class Noisy:
 
     def __init__(self, denoiser, family, case):
         self.denoiser, self.drawn = denoiser, 0
-        self.tensors, self.prefix = golden_tensors(family), f"gen.{case['name']}.noise."
+        self.noise = tensors_of(family, f"gen.{case['name']}.noise.")
         self.temperature = case["settings"].get("temperature", 0.0)
 
     def __call__(self, ids_BS, wanted_BS):
         self.plain_MV = self.denoiser(ids_BS, wanted_BS)
-        self.noise_M = self.tensors[f"{self.prefix}{self.drawn}"][wanted_BS]
+        self.noise_M = self.noise[str(self.drawn)][wanted_BS]
         self.drawn += 1
         if not self.temperature:
             return self.plain_MV
@@ -259,22 +256,22 @@ def cases_of(family, kind):
 @pytest.mark.parametrize("family", A2D)
 def test_every_canvas_of_dllm(family, kind):
     for case in cases_of(family, kind):
-        prefix, steps = f"{kind}.{case['name']}.", decoded(family, case, kind)
-        canvas_TBS = golden_tensors(family)[prefix + "canvas"].long()
+        stored, steps = tensors_of(family, f"{kind}.{case['name']}."), decoded(family, case, kind)
+        canvas_TBS = stored["canvas"]
         assert len(steps) == case["denoising_evaluations"] == len(canvas_TBS) - 1, case["name"]
         assert [int(step.committed_BS.sum()) for step in steps] == case["committed"], case["name"]
         for step, after_BS in zip(steps, canvas_TBS[1:], strict=True):
             assert torch.equal(step.ids_BS, after_BS), (
                 f"{case['name']}: the canvas after evaluation {step.index}"
             )
-        assert torch.equal(steps[-1].ids_BS, golden_tensors(family)[prefix + "sequences"].long())
+        assert torch.equal(steps[-1].ids_BS, stored["sequences"])
 
 
 @pytest.mark.parametrize("family", A2D)
 def test_rows_that_would_change_one_another_are_refused_and_decode_alone(family):
     case = next(one for one in golden_cases(family)["infill"] if one["name"] in REFUSED)
     refused("same in every row, got rows", decoded, family, case, "infill")
-    for row, text_S in enumerate(golden_tensors(family)[f"infill.{case['name']}.sequences"].long()):
+    for row, text_S in enumerate(tensors_of(family, f"infill.{case['name']}.")["sequences"]):
         assert torch.equal(
             decoded(family, case, "infill", slice(row, row + 1))[-1].ids_BS[0], text_S
         )
@@ -288,7 +285,7 @@ def test_illada_reveals_what_the_original_reveals():
     assert {case["name"] for case in golden_cases("illada")["generate"]} == set(QUIRKS_ILLADA)
     for case in golden_cases("illada")["generate"]:
         theirs, canvas, lm = case["settings"], canvas_of("illada", case, "gen"), loaded("illada")
-        canvas_TBS = golden_tensors("illada")[f"gen.{case['name']}.canvas"].long()
+        canvas_TBS = tensors_of("illada", f"gen.{case['name']}.")["canvas"]
         assert all(torch.equal(one_BS, canvas.ids_BS) for one_BS in canvas_TBS)
         block_BS = canvas.open_BS & (canvas.open_BS.cumsum(1) <= theirs["block_length"])
         denoiser = guided(

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from golden_llada import golden_cases, golden_folder, golden_tensors
+from golden import golden_case, golden_cases, golden_folder, tensors_of
 from sinklab.core.sampling import Canvas, DecodingSettings, Denoiser, TokenSampling
 from sinklab.core.sampling.denoisers import guided
 from sinklab.core.sampling.tokens import shaped
@@ -47,15 +47,18 @@ def loaded(family, **settings):
     return load(golden_folder(family), **settings)
 
 
-tensors_of = functools.cache(golden_tensors)
+def cases_of(family):
+    return [case for case in golden_cases(family)["generate"] if case["name"] not in UNEQUAL]
 
 
-def cases_of(family, group="generate"):
-    return [case for case in golden_cases(family)[group] if case["name"] not in UNEQUAL]
+def stored(family, case):
+    """The tensors of a run."""
+    return tensors_of(family, f"gen.{case['name']}.")
 
 
-def case_of(family, name, group="generate"):
-    return next(case for case in golden_cases(family)[group] if case["name"] == name)
+def noises(family, case, count):
+    """The draws of a run, in their order."""
+    return [stored(family, case)[f"noise.{number}"] for number in range(count)]
 
 
 @contextmanager
@@ -119,7 +122,7 @@ def bd3lm_canvas(family, case):
     """Prompts as the original pads them, on the left to whole blocks, and the masks of all
     blocks.
     """
-    given_BP, ids = tensors_of(family)[f"gen.{case['name']}.canvas"][0].long(), case["special_ids"]
+    given_BP, ids = stored(family, case)["canvas"][0], case["special_ids"]
     prompt_BP = given_BP[:, (given_BP >= 0).all(0)]
     assert prompt_BP.shape[1] % case["settings"]["block_size"] == 0
     masks_BN = torch.full((len(prompt_BP), case["settings"]["max_new_tokens"]), ids["mask"])
@@ -143,9 +146,7 @@ def bd3lm(family, case, **settings):
     if scale := theirs.get("cfg_scale"):
         denoiser = guided(denoiser, scale, canvas.prompt_BS, canvas.mask_id)
     if case["noise_draws"]:
-        noise = [
-            tensors_of(family)[f"gen.{case['name']}.noise.{n}"] for n in range(case["noise_draws"])
-        ]
+        noise = noises(family, case, case["noise_draws"])
         if theirs.get("remasking") == "random":
             # the scores themselves
             drawn = Drawn(
@@ -171,7 +172,7 @@ def bd3lm(family, case, **settings):
 @pytest.mark.parametrize("family", DLLM)
 def test_every_canvas_of_bd3lm(family):
     for case in cases_of(family):
-        name, canvas_TBS = case["name"], tensors_of(family)[f"gen.{case['name']}.canvas"].long()[1:]
+        name, canvas_TBS = case["name"], stored(family, case)["canvas"][1:]
         steps, calls = bd3lm(family, case)
         if name == "eos_stop":
             # theirs ends with the block, for all rows at once: the caller's loop is where to do so
@@ -182,22 +183,18 @@ def test_every_canvas_of_bd3lm(family):
         assert len(steps) == case["denoising_evaluations"], name
         evaluation = 2 if "cfg_scale" in case["settings"] else 1
         assert calls == evaluation * len(steps) < case["model_calls"], name
-        assert torch.equal(
-            steps[-1].ids_BS[:, : canvas_TBS.shape[-1]],
-            tensors_of(family)[f"gen.{name}.sequences"].long(),
-        )
+        written_BS = steps[-1].ids_BS[:, : canvas_TBS.shape[-1]]
+        assert torch.equal(written_BS, stored(family, case)["sequences"])
 
 
 # SDAR
 
 
 def sdar(case):
-    theirs, name, family = case["settings"], case["name"], "sdar"
-    length, prompt = theirs["block_length"], tensors_of(family)[f"gen.{case['name']}.prompt"].long()
-    model, mask_id = (
-        loaded(family, block_length=length).model,
-        golden_cases(family)["special_ids"]["mask"],
-    )
+    theirs, family = case["settings"], "sdar"
+    length, prompt = theirs["block_length"], stored(family, case)["prompt"]
+    model = loaded(family, block_length=length).model
+    mask_id = golden_cases(family)["special_ids"]["mask"]
     total = -(-(len(prompt) + theirs["gen_length"]) // length) * length
     canvas = Canvas.from_prompts([prompt.tolist()], new_tokens=total - len(prompt), mask_id=mask_id)
     is_copy = case["function"] == "huggingface_bd3.py"
@@ -213,10 +210,7 @@ def sdar(case):
     )
     given, denoiser, options = {}, model.denoiser(), {}
     if "noise" in case["sampling"]:
-        noise = [
-            tensors_of(family)[f"gen.{name}.noise.{n}"]
-            for n in range(case["denoising_evaluations"])
-        ]
+        noise = noises(family, case, case["denoising_evaluations"])
         sampling = TokenSampling(theirs["temperature"], theirs["top_p"], theirs["top_k"])
 
         def probabilities(logits_MV):
@@ -252,7 +246,7 @@ def sdar(case):
 
 def test_every_canvas_of_sdar():
     for case in cases_of("sdar"):
-        name, canvas_TBS = case["name"], tensors_of("sdar")[f"gen.{case['name']}.canvas"].long()
+        name, canvas_TBS = case["name"], stored("sdar", case)["canvas"]
         steps, calls, prompt = sdar(case)
         assert torch.equal(steps[0].before_BS, canvas_TBS[0])
         if name in CUT:
@@ -266,7 +260,7 @@ def test_every_canvas_of_sdar():
         else:
             assert calls == len(steps) == case["denoising_evaluations"] < case["model_calls"], name
             assert [int(step.committed_BS.sum()) for step in steps] == case["committed"], name
-            assert torch.equal(steps[-1].ids_BS, tensors_of("sdar")[f"gen.{name}.sequences"].long())
+            assert torch.equal(steps[-1].ids_BS, stored("sdar", case)["sequences"])
         check_canvases(name, steps, canvas_TBS[1:])
 
 
@@ -287,10 +281,7 @@ def fast_dllm(case, prompts, total):
     )
     denoiser, given = model.denoiser(canvas.attention_BS), {}
     if "temperature" in theirs:
-        noise = [
-            tensors_of(family)[f"gen.{case['name']}.noise.{n}"]
-            for n in range(case["denoising_evaluations"])
-        ]
+        noise = noises(family, case, case["denoising_evaluations"])
         sampling = TokenSampling(theirs["temperature"], theirs["top_p"])
         plain = denoiser
 
@@ -326,17 +317,16 @@ def fast_dllm(case, prompts, total):
 
 def test_every_canvas_of_fast_dllm_v2():
     for case in cases_of("fast_dllm_v2"):
-        name, theirs, tensors = case["name"], case["settings"], tensors_of("fast_dllm_v2")
-        prompt, length = tensors[f"gen.{name}.prompt"].tolist(), case["settings"]["block_size"]
+        name, theirs, tensors = case["name"], case["settings"], stored("fast_dllm_v2", case)
+        prompt, length = tensors["prompt"].tolist(), theirs["block_size"]
         total = (len(prompt) // length + theirs["max_new_tokens"] // length) * length + 1
         steps, first = fast_dllm(case, [prompt], total)
-        written = tensors[f"gen.{name}.sequences"][0].tolist()
+        written = tensors["sequences"][0].tolist()
         assert first_stop(steps[-1].ids_BS[0], [case["stop_token"]]) == written, name
         kinds = [call[2] for call in case["calls"]]
         assert first.count(False) == case["denoising_evaluations"] == kinds.count("block"), name
         assert len(steps) <= case["model_calls"], name
-        shown_TBS = tensors[f"gen.{name}.shown"].long()
-        shown_TBS = shown_TBS[[place for place, kind in enumerate(kinds) if kind == "block"]]
+        shown_TBS = tensors["shown"][[place for place, kind in enumerate(kinds) if kind == "block"]]
         for step, shown_BS in zip(
             (step for step, alone in zip(steps, first, strict=True) if not alone),
             shown_TBS,
@@ -351,14 +341,15 @@ def test_every_canvas_of_fast_dllm_v2():
 
 @pytest.mark.parametrize("name", ["same_block", "other_blocks"])
 def test_a_batch_of_fast_dllm_v2_is_written_as_its_rows(name):
-    case, tensors = case_of("fast_dllm_v2", name, "batch"), tensors_of("fast_dllm_v2")
+    case = golden_case("fast_dllm_v2", "batch", name)
+    tensors = tensors_of("fast_dllm_v2", f"batch.{name}.")
     lengths = case["lengths"]
     if name == "other_blocks":
         # the 17th token of this prompt is the first of a block, and the original writes its own
         # prediction over it
         lengths = [10, 16]
-    prompts = [tensors[f"batch.{name}.prompt"][row, :n].tolist() for row, n in enumerate(lengths)]
-    texts = [tensors[f"batch.{name}.sequences.{row}"] for row in range(2)]
+    prompts = [tensors["prompt"][row, :n].tolist() for row, n in enumerate(lengths)]
+    texts = [tensors[f"sequences.{row}"] for row in range(2)]
     total, stops = len(texts[0]), [case["stop_token"]]
     together = fast_dllm(case, prompts, total)[0][-1].ids_BS
     for row, text in enumerate(texts):
@@ -374,8 +365,8 @@ def test_a_batch_of_fast_dllm_v2_is_written_as_its_rows(name):
 
 
 def llada2(family, case):
-    theirs, tensors, prefix = case["settings"], tensors_of(family), f"gen.{case['name']}."
-    length, prompt = theirs["block_length"], tensors[prefix + "prompt"][0].tolist()
+    theirs, tensors = case["settings"], stored(family, case)
+    length, prompt = theirs["block_length"], tensors["prompt"][0].tolist()
     model, mask_id = loaded(family, block_length=length).model, theirs["mask_id"]
     total = -(-(len(prompt) + theirs["gen_length"]) // length) * length
     canvas = Canvas.from_prompts([prompt], new_tokens=total - len(prompt), mask_id=mask_id)
@@ -394,10 +385,7 @@ def llada2(family, case):
     denoiser, options = model.denoiser(), {}
     if "temperature" in theirs:
         # its draws are stored
-        draws_TC, confidence_TC = (
-            tensors[prefix + "proposed"].long(),
-            tensors[prefix + "confidence"],
-        )
+        draws_TC, confidence_TC = tensors["proposed"], tensors["confidence"]
         sampling = TokenSampling(theirs["temperature"], None, theirs["top_k"])
 
         def probabilities(logits_MV):
@@ -430,9 +418,9 @@ def llada2(family, case):
 @pytest.mark.parametrize("family", LLADA2)
 def test_every_canvas_of_llada2(family):
     for case in cases_of(family):
-        name, theirs, tensors = case["name"], case["settings"], tensors_of(family)
+        name, theirs, tensors = case["name"], case["settings"], stored(family, case)
         steps, prompt = llada2(family, case)
-        canvas_TS = tensors[f"gen.{name}.canvas"].long()
+        canvas_TS = tensors["canvas"]
         if name == "eos_stop":
             # the original stops after the block
             stops = torch.tensor([theirs["eos_id"]])
@@ -446,9 +434,7 @@ def test_every_canvas_of_llada2(family):
                 f"{name}: the canvas of evaluation {step.index}"
             )
         text = steps[-1].ids_BS[0, prompt : prompt + theirs["gen_length"]]
-        assert first_stop(text, [theirs["eos_id"]]) == tensors[f"gen.{name}.output"][0].tolist(), (
-            name
-        )
+        assert first_stop(text, [theirs["eos_id"]]) == tensors["output"][0].tolist(), name
         if family == "llada21_moe":
             edits = sum(int((step.committed_BS & ~step.masked_BS).sum()) for step in steps)
             assert (edits > 0) == (case["tokens_changed_after_commit"] > 0), name

@@ -5,8 +5,8 @@ evaluation.
 import pytest
 import torch
 
+from golden import golden_cases, golden_folder
 from golden_fast_dllm import DUAL, IDLE, PLAIN, PREFIX, fast_dllm_case
-from golden_llada import golden_cases, golden_folder
 from sinklab.core.attention import watching
 from sinklab.core.sampling import denoise
 from sinklab.lab.checkpoints import load

@@ -7,8 +7,8 @@ import functools
 import pytest
 import torch
 
+from golden import golden_case, golden_cases, golden_folder, tensors_of
 from golden_fast_dllm import DUAL, IDLE, PLAIN, PREFIX
-from golden_llada import golden_cases, golden_folder, golden_tensors
 from refusals import refused
 from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.checkpoints import load
@@ -68,14 +68,10 @@ def model_of(family):
     return load(golden_folder(family), **settings).model.eval()
 
 
-@functools.cache
-def case_of(family, name):
-    return next(case for case in golden_cases(family)["generate"] if case["name"] == name)
-
-
 def settings_of(family, name):
     """The original's settings as ours."""
-    theirs, special = case_of(family, name)["settings"], golden_cases(family)["special_ids"]
+    theirs = golden_case(family, "generate", name)["settings"]
+    special = golden_cases(family)["special_ids"]
     common = {
         "steps": theirs["steps"],
         "temperature": theirs["temperature"],
@@ -99,9 +95,9 @@ def settings_of(family, name):
 
 
 def prompt_of(family, name):
-    theirs, tensors = case_of(family, name)["settings"], golden_tensors(family)
-    prompt_BP = tensors[f"gen.{name}.prompt"].long()
-    attention = tensors.get(f"gen.{name}.attention_mask")
+    theirs = golden_case(family, "generate", name)["settings"]
+    stored = tensors_of(family, f"gen.{name}.")
+    prompt_BP, attention = stored["prompt"], stored.get("attention_mask")
     new_tokens = theirs.get("gen_length") or theirs.get("max_new_tokens")
     new_tokens = new_tokens or theirs["context_length"] - prompt_BP.shape[1]
     # MMaDA's mask covers the generation too.
@@ -128,8 +124,8 @@ def assert_same_run(steps, canvases_TBS, confidence_TBS=None):
 
 
 @pytest.mark.parametrize("family, name", CASES, ids="-".join)
-def test_every_canvas(family, name):
-    model, tensors = model_of(family), golden_tensors(family)
+def test_every_canvas_and_what_generate_returns(family, name):
+    model, stored = model_of(family), tensors_of(family, f"gen.{name}.")
     prompt_BP, attention_BP, new_tokens = prompt_of(family, name)
     mask_id = golden_cases(family)["special_ids"]["mask"]
     assert model.config.mask_token_id == mask_id
@@ -137,23 +133,13 @@ def test_every_canvas(family, name):
         prompt_BP, new_tokens=new_tokens, mask_id=mask_id, attention_BP=attention_BP
     )
     denoiser = model.denoiser(None if attention_BP is None else canvas.attention_BS)
-    steps = list(
-        settings_of(family, name).decode(
-            denoiser, canvas, text_vocabulary=model.config.text_vocab_size
-        )
+    settings = settings_of(family, name)
+    steps = list(settings.decode(denoiser, canvas, text_vocabulary=model.config.text_vocab_size))
+    assert_same_run(steps, stored["canvas"], stored.get("confidence"))
+    written_BS = model.generate(
+        prompt_BP, attention_BP, max_new_tokens=new_tokens, settings=settings
     )
-    assert_same_run(
-        steps, tensors[f"gen.{name}.canvas"].long(), tensors.get(f"gen.{name}.confidence")
-    )
-
-
-@pytest.mark.parametrize("family, name", CASES, ids="-".join)
-def test_generate_returns_the_sequences(family, name):
-    prompt_BP, attention_BP, new_tokens = prompt_of(family, name)
-    written_BS = model_of(family).generate(
-        prompt_BP, attention_BP, max_new_tokens=new_tokens, settings=settings_of(family, name)
-    )
-    assert torch.equal(written_BS, golden_tensors(family)[f"gen.{name}.sequences"].long())
+    assert torch.equal(written_BS, stored["sequences"])
 
 
 def test_no_stored_case_is_left_out():
@@ -188,7 +174,6 @@ def test_golden_mmada_writes_text_alone_unless_asked():
         for text_only in (False, True)
     )
     assert (words < text).all()
-    assert torch.equal(
-        every, golden_tensors("mmada")["gen.full.sequences"][:, prompt_BP.shape[1] :].long()
-    )
+    expected = tensors_of("mmada", "gen.full.")["sequences"][:, prompt_BP.shape[1] :]
+    assert torch.equal(every, expected)
     assert (every >= text).any(), "the original writes image codes"

@@ -5,7 +5,7 @@ authors' code.
 import pytest
 import torch
 
-from golden_llada import golden_cases, golden_folder, golden_tensors
+from golden import golden_case, golden_cases, golden_folder, tensors_of
 from sinklab.core.diffusion import masked_token_loss
 from sinklab.core.probing.tracing import trace
 from sinklab.core.sampling import Canvas
@@ -31,17 +31,6 @@ QUIRK = {
 }
 
 
-def expected(family, prefix):
-    found = golden_tensors(family)
-    values = {
-        name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)
-    }
-    return {
-        name: value.long() if value.dtype == torch.int32 else value
-        for name, value in values.items()
-    }
-
-
 def logits_of(model, ids, *, clean=False):
     """Logits as the file has them: the head lowers [MASK] by 1e6, which the authors do behind their
     forward.
@@ -53,7 +42,7 @@ def logits_of(model, ids, *, clean=False):
 
 @pytest.mark.parametrize("family, case", LOGITS)
 def test_golden_logits(family, case):
-    loaded, right = load(golden_folder(family)), expected(family, f"logits.{case}.")
+    loaded, right = load(golden_folder(family)), tensors_of(family, f"logits.{case}.")
     ids, mask = golden_cases(family)["special_ids"], loaded.model.config.mask_token_id
     assert (loaded.family, loaded.published_family, loaded.special.mask, mask) == (
         "diffusion",
@@ -78,7 +67,7 @@ def subs(logits_BSV, ids_BS, mask_id):
 
 @pytest.mark.parametrize("case", ["full", "short"])
 def test_golden_log_probabilities(case):
-    loaded, right = load(golden_folder("mdlm")), expected("mdlm", f"logits.{case}.")
+    loaded, right = load(golden_folder("mdlm")), tensors_of("mdlm", f"logits.{case}.")
     mask = loaded.model.config.mask_token_id
     ours = subs(logits_of(loaded.model, right["input_ids"]), right["input_ids"], mask)
     away = (ours - right["log_probs_subs"]).abs()
@@ -88,7 +77,7 @@ def test_golden_log_probabilities(case):
 
 @pytest.mark.parametrize("family, case", [("mdlm", "short"), ("bd3lm", "sample_two")])
 def test_golden_attention(family, case):
-    model, right = load(golden_folder(family)).model, expected(family, f"logits.{case}.")
+    model, right = load(golden_folder(family)).model, tensors_of(family, f"logits.{case}.")
     maps = [(0, layer, head) for layer in range(2) for head in range(4)]
     with trace(model, maps=maps) as recording:
         model(right["input_ids"])
@@ -105,14 +94,10 @@ def seeded(case):
     return torch.Generator().manual_seed(case["torch_seed"])
 
 
-def case_of(family, kind, name):
-    return next(case for case in golden_cases(family)[kind] if case["name"] == name)
-
-
 @pytest.mark.parametrize("family, name", LOSSES)
 def test_golden_losses(family, name):
-    model, case = load(golden_folder(family)).model, case_of(family, "loss", name)
-    right, mask = expected(family, f"loss.{name}."), model.config.mask_token_id
+    model, case = load(golden_folder(family)).model, golden_case(family, "loss", name)
+    right, mask = tensors_of(family, f"loss.{name}."), model.config.mask_token_id
     own = (case.get("sampling_eps_min", 1e-3), case.get("sampling_eps_max", 1.0))
     noisy, masked, t = published_noise(
         model.config, right["input_ids"], times=own, generator=seeded(case)
@@ -147,8 +132,8 @@ def test_golden_losses(family, name):
 
 @pytest.mark.parametrize("name", ["steps8", "steps20"])
 def test_golden_mdlm_sampler(name):
-    loaded, case = load(golden_folder("mdlm")), case_of("mdlm", "generate", name)
-    right, mask = expected("mdlm", f"gen.{name}."), loaded.model.config.mask_token_id
+    loaded, case = load(golden_folder("mdlm")), golden_case("mdlm", "generate", name)
+    right, mask = tensors_of("mdlm", f"gen.{name}."), loaded.model.config.mask_token_id
     canvas = Canvas.infill(torch.full((case["batch"], case["length"]), mask), mask_id=mask)
     options = {"steps": case["num_steps"], "eps": case["eps"], "generator": seeded(case)}
     steps = list(ddpm_cache(loaded.model.denoiser(), canvas, **options))
@@ -163,8 +148,8 @@ def test_golden_mdlm_sampler(name):
 
 @pytest.mark.parametrize("name", ["first_hitting", "first_hitting_kv", "ddpm_cache", "nucleus"])
 def test_golden_bd3lm_sampler(name):
-    loaded, case = load(golden_folder("bd3lm")), case_of("bd3lm", "generate", name)
-    right, mask = expected("bd3lm", f"gen.{name}."), loaded.model.config.mask_token_id
+    loaded, case = load(golden_folder("bd3lm")), golden_case("bd3lm", "generate", name)
+    right, mask = tensors_of("bd3lm", f"gen.{name}."), loaded.model.config.mask_token_id
     ids = torch.full((1, case["length"]), mask)
     ids[0, 0] = case["bos_token_id"]
     steps = list(

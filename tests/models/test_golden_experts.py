@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from golden_llada import golden_cases, golden_folder, golden_tensors
+from golden import golden_cases, golden_folder, tensors_of
 from sinklab.core.probing import trace
 from sinklab.lab.checkpoints import load
 
@@ -33,13 +33,7 @@ def loaded_of(family):
 
 def case_of(family, name):
     """The tensors of a case, by their short names."""
-    prefix = f"logits.{name}."
-    found = {
-        key.removeprefix(prefix): value
-        for key, value in golden_tensors(family).items()
-        if key.startswith(prefix)
-    }
-    return found | {"input_ids": found["input_ids"].long()}
+    return tensors_of(family, f"logits.{name}.")
 
 
 def logits_of(model, case):
@@ -108,7 +102,7 @@ def test_golden_routers(family):
     assert len(seen) == len(blocks) == sum(key.startswith("experts.") for key in case)
     for number, (logits_TX, _, chosen_TC) in enumerate(seen):
         assert_close(logits_TX, case[f"router_logits.{number}"][0], rtol=0, atol=5e-4)
-        assert torch.equal(chosen_TC.sort(-1).values, case[f"experts.{number}"][0].long())
+        assert torch.equal(chosen_TC.sort(-1).values, case[f"experts.{number}"][0])
 
 
 @pytest.mark.parametrize("family", CASES)

@@ -7,7 +7,7 @@ import torch
 import transformers
 from packaging.version import Version
 
-from golden_llada import golden_cases, golden_folder, golden_tensors
+from golden import golden_case, golden_cases, golden_folder, tensors_of
 from sinklab.core.probing import trace
 from sinklab.core.sinks.states import COMMITTED, PROMPT
 from sinklab.extras.zoo.renoising import AdaptiveStop, CanvasDenoiser, Renoising, entropy, renoise
@@ -27,13 +27,7 @@ def loaded():
 
 
 def expected(kind, case):
-    prefix = f"{kind}.{case}."
-    tensors = {
-        name.removeprefix(prefix): one
-        for name, one in golden_tensors(FAMILY).items()
-        if name.startswith(prefix)
-    }
-    return {name: one.long() if one.dtype == torch.int32 else one for name, one in tensors.items()}
+    return tensors_of(FAMILY, f"{kind}.{case}.")
 
 
 def read(model, case):
@@ -98,7 +92,7 @@ def settings(case):
 @pytest.mark.parametrize("name", WRITTEN)
 def test_golden_writing_step_by_step(name):
     model, want = loaded().model, expected("gen", name)
-    case = next(one for one in golden_cases(FAMILY)["generate"] if one["name"] == name)
+    case = golden_case(FAMILY, "generate", name)
     steps = list(renoise(model, want["prompt"], settings(case)))
     assert len(steps) == case["decoder_evaluations"] == len(want["block"])
     for step, block, number in zip(
@@ -135,7 +129,7 @@ def test_golden_writing_step_by_step(name):
 @torch.inference_mode()
 def test_golden_raw_logits_of_every_evaluation():
     model, want = loaded().model, expected("gen", "greedyish")
-    case = next(one for one in golden_cases(FAMILY)["generate"] if one["name"] == "greedyish")
+    case = golden_case(FAMILY, "generate", "greedyish")
     chosen, denoiser, before_BLV = settings(case), read(model, {"input_ids": want["prompt"]}), None
     for row, left in enumerate(want["step"].tolist()):
         if row and left == chosen.max_denoising_steps:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from golden_llada import golden_cases, golden_folder, golden_tensors
+from golden import golden_cases, golden_folder, golden_tensors, tensors_of
 from sinklab.core.models import DiffusionLM
 from sinklab.lab.checkpoints import load
 
@@ -21,20 +21,12 @@ FAMILIES = {
 
 def cases(family):
     """Name, ids, attention mask, expected logits at comparable positions, and which those are."""
-    expected = golden_tensors(family)
     for case in golden_cases(family)["logits"]:
-        prefix = f"logits.{case['name']}."
-        logits = expected.get(prefix + "shifted", expected[prefix + "logits"])
-        valid = expected.get(prefix + "valid_shifted", expected.get(prefix + "valid"))
+        found = tensors_of(family, f"logits.{case['name']}.")
+        logits = found.get("shifted", found["logits"])
         everywhere = torch.ones(logits.shape[:2], dtype=torch.bool)
-        mask = expected.get(prefix + "attention_mask")
-        yield (
-            case["name"],
-            expected[prefix + "input_ids"].long(),
-            mask,
-            logits,
-            everywhere if valid is None else valid,
-        )
+        valid = found.get("valid_shifted", found.get("valid", everywhere))
+        yield case["name"], found["input_ids"], found.get("attention_mask"), logits, valid
 
 
 def settings(family):
@@ -50,12 +42,12 @@ def test_golden_logits(family):
         None,
     )
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
-    columns = golden_tensors(family).get("columns")
+    columns = golden_tensors(family).get("columns", slice(None))
     names = set()
     for name, ids, mask, logits, valid in cases(family):
         with torch.inference_mode():
             ours = loaded.model(ids, mask).logits
-        ours = ours[..., : logits.shape[-1]] if columns is None else ours[..., columns.long()]
+        ours = ours[..., columns][..., : logits.shape[-1]]
         assert (ours - logits)[valid].abs().max() < TOLERANCE.get(family, 5e-4), name
         names.add(name)
     assert {"batch"} < names

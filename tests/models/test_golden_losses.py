@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from golden_llada import golden_cases, golden_folder, golden_tensors
+from golden import golden_cases, golden_folder, tensors_of
 from sinklab.lab.checkpoints import load
 
 DLLM = ("a2d_qwen3", "a2d_qwen2", "a2d_llama", "bd3lm_qwen3", "bd3lm_llama")
@@ -25,15 +25,6 @@ def check(case, loss, model):
     }
     for name, norm in case.get("gradient_norms", {}).items():
         assert norms[name] == pytest.approx(norm, rel=1e-3), name
-
-
-def tensors(folder, name):
-    start = f"loss.{name}."
-    return {
-        key.removeprefix(start): one
-        for key, one in golden_tensors(folder).items()
-        if key.startswith(start)
-    }
 
 
 def dllm_weights(case, t_B, asked_BS):
@@ -57,9 +48,9 @@ def dllm_weights(case, t_B, asked_BS):
 def test_golden_losses_of_dllm(folder):
     seen = 0
     for case in golden_cases(folder)["loss"]:
-        given = tensors(folder, case["name"])
-        ids_BS, labels_BS = given["input_ids"].long(), given["labels"].long()
-        noisy_BS = given["noised_input_ids"].long()
+        given = tensors_of(folder, f"loss.{case['name']}.")
+        ids_BS, labels_BS = given["input_ids"], given["labels"]
+        noisy_BS = given["noised_input_ids"]
         fields = {"logit_shift": case["right_shift_logits"], "block_length": case["block_size"]}
         model = load(golden_folder(folder), **fields).model
         # what was masked, not what changed: a token may be [MASK] already
@@ -90,22 +81,23 @@ def test_golden_losses_of_dllm(folder):
 @pytest.mark.parametrize("number", [0, 1])
 def test_golden_losses_of_sdar(number):
     case = golden_cases("sdar")["loss"][number]
-    given, model = tensors("sdar", case["name"]), load(golden_folder("sdar"), block_length=4).model
+    given = tensors_of("sdar", f"loss.{case['name']}.")
+    model = load(golden_folder("sdar"), block_length=4).model
     mask_id, lengths = model.config.mask_token_id, case["sample_lengths"]
     assert model.config.block_length == case["block_size"]
     total = (given["labels"] != -100).sum()
     loss = torch.zeros(())
-    for row, ids_S in enumerate(given["input_ids"].long()):
+    for row, ids_S in enumerate(given["input_ids"]):
         times, draws = given[f"noise.{2 * row}"], given[f"noise.{2 * row + 1}"][0]
         start = 0
         for length, t in zip(lengths, times, strict=True):
             # what was packed is its own sample: positions and blocks begin anew
             part = slice(start, start + length)
-            ids_1S, labels_1S = ids_S[None, part], given["labels"][row : row + 1, part].long()
+            ids_1S, labels_1S = ids_S[None, part], given["labels"][row : row + 1, part]
             share = (1 - 1e-3) * t + 1e-3
             masked_1S = (draws[None, part] < share) & (labels_1S != -100)
             noisy_1S = ids_1S.masked_fill(masked_1S, mask_id)
-            shown_S = given["concat_input_ids"][row, 2 * start : 2 * start + length].long()
+            shown_S = given["concat_input_ids"][row, 2 * start : 2 * start + length]
             assert torch.equal(noisy_1S[0], shown_S)
             labels_1S = labels_1S.masked_fill(~masked_1S, -100)
             weights_1S = (1 / share / total).expand(ids_1S.shape)
@@ -120,17 +112,17 @@ def test_golden_losses_of_sdar(number):
 @pytest.mark.ring("extras")
 def test_golden_losses_of_fast_dllm_v2():
     (case,) = golden_cases("fast_dllm_v2")["loss"]
-    given = tensors("fast_dllm_v2", case["name"])
+    given = tensors_of("fast_dllm_v2", f"loss.{case['name']}.")
     model = load(golden_folder("fast_dllm_v2"), block_length=case["bd_size"]).model
     assert model.config.logit_shift
-    noisy_BS, clean_BS = given["model_input_ids"].long().chunk(2, dim=1)
+    noisy_BS, clean_BS = given["model_input_ids"].chunk(2, dim=1)
     # the first token has nothing before it that would predict it
-    labels_BS = given["model_labels"].long()
+    labels_BS = given["model_labels"].clone()
     labels_BS[:, 0] = -100
     weights_BS = torch.full(labels_BS.shape, 1 / (labels_BS != -100).sum().item())
     # both masks of a text and its complement are rows
     masked_BS = noisy_BS == golden_cases("fast_dllm_v2")["special_ids"]["mask"]
-    assert torch.equal(clean_BS[:2], given["input_ids"].long())
+    assert torch.equal(clean_BS[:2], given["input_ids"])
     assert not (masked_BS[:2] & masked_BS[2:]).any()
     loss = model(noisy_BS, labels=labels_BS, label_weights=weights_BS, clean=clean_BS).loss
     check(case, loss, model)

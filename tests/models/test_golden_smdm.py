@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from golden_llada import golden_cases, golden_folder, golden_tensors
+from golden import golden_cases, golden_folder, golden_tensors, tensors_of
 from sinklab.core.diffusion import masked_token_loss
 from sinklab.lab.checkpoints import families, load, materialize, weights
 
@@ -37,18 +37,14 @@ def test_the_variant_is_seen_in_the_tensors(family):
     full = golden_tensors(family)["logits.full_block.input_ids"]
     assert loaded.context == full.shape[1]
     with torch.inference_mode():
-        assert (loaded.model(full.long()).logits.softmax(-1)[..., mask_id] == 0).all()
+        assert (loaded.model(full).logits.softmax(-1)[..., mask_id] == 0).all()
 
 
 @pytest.mark.parametrize("family", VARIANTS)
 def test_the_rotary_tables_of_the_release_are_bfloat16(family):
     expected = golden_tensors(family)
-    ids = expected["logits.batch.input_ids"].long()
-    columns = (
-        expected["columns"].long()
-        if "columns" in expected
-        else slice(expected["logits.batch.logits"].shape[-1])
-    )
+    ids = expected["logits.batch.input_ids"]
+    columns = expected.get("columns", slice(expected["logits.batch.logits"].shape[-1]))
     folder = golden_folder(family)
     for settings, key in (({}, "logits_bf16_rope"), ({"rope_dtype": "float32"}, "logits")):
         with torch.inference_mode():
@@ -61,7 +57,7 @@ def test_the_rotary_tables_of_the_release_are_bfloat16(family):
 
 @pytest.mark.parametrize("family", VARIANTS)
 def test_golden_losses_and_gradients(family):
-    folder, expected = golden_folder(family), golden_tensors(family)
+    folder = golden_folder(family)
     loaded = load(folder, rope_dtype="float32")
     model = loaded.model
     stored = weights.open_weights(folder, family)
@@ -75,15 +71,15 @@ def test_golden_losses_and_gradients(family):
         plan.setdefault(source, []).append(target)
     compared = 0
     for case in golden_cases(family)["losses"]:
-        prefix = f"loss.{case['name']}."
-        ids, noisy = expected[prefix + "input_ids"].long(), expected[prefix + "noisy_input"].long()
-        masked, p_mask = expected[prefix + "mask_indices"], expected[prefix + "p_mask"]
+        expected = tensors_of(family, f"loss.{case['name']}.")
+        ids, noisy = expected["input_ids"], expected["noisy_input"]
+        masked, p_mask = expected["mask_indices"], expected["p_mask"]
         model.zero_grad()
         logits = model(noisy, logits_to_keep=masked).logits
         if case["name"].startswith("pretrain"):
             loss = masked_token_loss(logits, ids, masked, p_mask[:, 0])
         else:  # the fine-tuning loss is divided by the number of tokens after the prompts
-            answers = (ids.shape[1] - expected[prefix + "prompt_length"].long()).sum()
+            answers = (ids.shape[1] - expected["prompt_length"]).sum()
             nll = torch.nn.functional.cross_entropy(logits, ids[masked], reduction="none")
             loss = (nll / p_mask[masked]).sum() / answers
         loss.backward()

@@ -6,25 +6,25 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from golden_llada import golden_cases, golden_tensors, llada_denoiser, load_llada
+from golden import golden_case, golden_cases, golden_folder, tensors_of
 from sinklab.core.probing import MaskSinks, intervene, trace
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.core.sinks import Excess, find_sinks
+from sinklab.lab.checkpoints import load
 
 
 @pytest.fixture(scope="module")
-def golden():
-    return golden_cases("attention"), golden_tensors("attention"), load_llada()
+def model():
+    return load(golden_folder("llada")).model
 
 
 @pytest.mark.parametrize("name", ["base", "mask1", "mask3"])
 @pytest.mark.parametrize("trace_first", [True, False])
-def test_whole_run(golden, name, trace_first):
-    cases, tensors, model = golden
-    run = next(run for run in cases["runs"] if run["name"] == name)
+def test_whole_run(model, name, trace_first):
+    run, expected = golden_case("attention", "runs", name), tensors_of("attention", f"{name}.")
     settings = run["settings"]
     canvas = Canvas.from_prompts(
-        tensors[f"{name}.prompt"],
+        expected["prompt"],
         new_tokens=settings["gen_length"],
         mask_id=golden_cases("llada")["special_ids"]["mask"],
     )
@@ -35,23 +35,21 @@ def test_whole_run(golden, name, trace_first):
         recording, log = (first, second) if trace_first else (second, first)
         canvases = [canvas.ids_BS]
         for step in denoise(
-            llada_denoiser(model),
+            model.denoiser(),
             canvas,
             steps=settings["steps"],
             block_length=settings["block_length"],
         ):
             recording.mark(step)
             canvases.append(step.ids_BS)
-    assert torch.equal(torch.stack(canvases).int(), tensors[f"{name}.canvas"].int())
+    assert torch.equal(torch.stack(canvases), expected["canvas"])
     for statistic, tolerance in (("received", 2e-5), ("row_entropy", 2e-5), ("value_norm", 1e-5)):
         ours = torch.from_numpy(recording.array(statistic)[:, 0]).double()
-        torch.testing.assert_close(
-            ours, tensors[f"{name}.{statistic}"].double(), rtol=0, atol=tolerance
-        )
+        torch.testing.assert_close(ours, expected[statistic].double(), rtol=0, atol=tolerance)
     if run["K"]:
         taken = torch.stack([removal.columns_BLHM[0] for removal in log.removals])
-        assert torch.equal(taken.int(), tensors[f"{name}.masked_columns"][1:].int())
-        assert (tensors[f"{name}.masked_columns"][0] == -1).all()
+        assert torch.equal(taken, expected["masked_columns"][1:])
+        assert (expected["masked_columns"][0] == -1).all()
     else:
         for case in run["sinks"]:
             found = find_sinks(recording.array("received")[:, 0], Excess(case["eps"]))

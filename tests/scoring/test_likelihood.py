@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from golden_llada import golden_folder
+from golden import golden_folder
 from likelihood_twin import ids, log_probabilities, plain_causal, plain_chain, plain_score
 from refusals import refused
 from sinklab.core.sampling import Canvas, DecodingSettings

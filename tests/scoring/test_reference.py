@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 import published_toys
-from golden_llada import golden_cases, golden_folder, golden_tensors
+from golden import golden_cases, golden_folder, golden_tensors
 from refusals import refused
 from sinklab.core.sampling import DecodingSettings
 from sinklab.extras.referee import Reference, write_reference

@@ -1,0 +1,42 @@
+"""Golden data: the numbers that the authors' own code gave, to which ours is held."""
+
+import functools
+import json
+
+import torch
+
+from shared_data import shared
+
+
+def golden_folder(family):
+    """The folder of one golden family; skips the calling test where the golden data are not at
+    hand.
+    """
+    return shared(f"golden/{family}/cases.json").parent
+
+
+@functools.cache
+def golden_cases(family):
+    return json.loads((golden_folder(family) / "cases.json").read_text())
+
+
+def golden_case(family, kind, name):
+    """One of the stored cases of a kind, by its name."""
+    return next(case for case in golden_cases(family)[kind] if case["name"] == name)
+
+
+@functools.cache
+def golden_tensors(family):
+    """Every stored tensor by its name, whole numbers as int64."""
+    from safetensors.torch import load_file
+
+    stored = load_file(golden_folder(family) / "expected.safetensors")
+    return {name: one.long() if one.dtype == torch.int32 else one for name, one in stored.items()}
+
+
+def tensors_of(family, prefix):
+    """The stored tensors whose names begin with this, by the rest of their names."""
+    found = golden_tensors(family)
+    return {
+        name.removeprefix(prefix): one for name, one in found.items() if name.startswith(prefix)
+    }
