@@ -58,6 +58,16 @@ def test_a_short_pass_says_nothing(shown, clock):
     assert lines(shown) == []
 
 
+def test_a_slow_first_part_is_no_measure_of_the_rest(shown, clock):
+    shown.count(0, 200)
+    clock.now += 6
+    shown.count(1, 200)
+    assert lines(shown) == []
+    clock.now += 6
+    shown.count(25, 200)
+    assert lines(shown) == ["25 of 200, 4 a second, about 44 s left"]
+
+
 def test_a_terminal_shows_a_bar_and_no_lines(clock):
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     with Bars(console=console, auto_refresh=False) as bars:

@@ -32,16 +32,16 @@ from sinklab.lab.studies.processes import Progress
 RAW = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """Spellings of control characters, which a terminal would obey."""
 FIRST = 2.0
-"""Seconds of a pass before a line tells how far it is, away from a terminal."""
+"""Seconds of a wait before a line tells of it, away from a terminal."""
 EVERY = 5.0
 """Seconds between two such lines at first; in a long pass a tenth of the time so far, which is
 more.
 """
 SURE = 3.0
-"""Seconds after which a pass of which at least two parts are done corrects the plan."""
+"""Seconds after which a pass of which at least two parts are done says how long the rest takes."""
 SURE_OF_ONE = 10.0
-"""Seconds after which a pass with one part done corrects the plan; that part may have been slower
-than the others will be.
+"""Seconds after which a pass with one part done does; that part may have been slower than the
+others will be.
 """
 OFF = 1.5
 """Factor by which a plan has to be too long or too short for a corrected one to be told."""
@@ -201,11 +201,7 @@ class Shown(Progress):
         if self._plans and self._pace.is_sure:
             self._correct(self._pace, total)
         due = max(EVERY, self._pace.seconds / 10)
-        if (
-            not self._console.is_terminal
-            and self._pace.seconds >= FIRST
-            and now - self._told >= due
-        ):
+        if not self._console.is_terminal and self._pace.is_sure and now - self._told >= due:
             rate = rate_in_words(self._pace.rate)
             left = duration(self._pace.left(total))
             self._print(f"{done:.0f} of {total:.0f}, {rate}, about {left} left")
