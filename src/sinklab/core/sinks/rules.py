@@ -113,7 +113,9 @@ class Excess(Checked):
         if self.scale != "zscore":
             return received > self._limit(queries)
         xp = namespace(received)
-        share = only(exists, received) / queries
+        share = only(exists, received)
+        if not alike(queries):
+            share = share / queries
         count = exists.sum(-1, dtype=share.dtype)[..., None].clip(1)
         mean = share.sum(-1)[..., None] / count
         apart = only(exists, share - mean)
@@ -188,8 +190,9 @@ class Top(Checked):
         rows_NS = chosen.reshape(-1, keys)
         left = only(exists, strength, -float("inf"))
         row_N = xp.arange(len(rows_NS), device=received.device)
-        for _ in range(self.k):
-            left = only(~chosen, left, -float("inf"))
+        for number in range(self.k):
+            if number:
+                left = only(~chosen, left, -float("inf"))
             # argmax gives ties to the first.
             rows_NS[row_N, left.argmax(-1).reshape(-1)] = True
         return chosen
@@ -306,4 +309,4 @@ def flagged(received: Any, rule: Rule, queries: Any, exists: Any) -> Any:
     found = rule(received, xp.where(queries > 0, queries, xp.zeros_like(queries) + UNSEEN), exists)
     words = "compare received with a bound: received > …"
     check_tensor(f"what the rule {rule} returns", found, received.shape, "bool", words)
-    return exists & found
+    return only(exists, found, False)

@@ -113,14 +113,15 @@ class Found:
     @cached_property
     def number(self) -> np.ndarray:
         """(...) how many a head has"""
-        return self._by_head(None)
+        return self.by_head(None)
 
     @cached_property
     def taken(self) -> np.ndarray:
         """(...) attention that they receive together"""
-        return self._by_head(self.received.reshape(-1)[self.cells])
+        return self.by_head(self.received.reshape(-1)[self.cells])
 
-    def _by_head(self, weights: np.ndarray | None) -> np.ndarray:
+    def by_head(self, weights: np.ndarray | None) -> np.ndarray:
+        """(...) sum of a weight of every sink; their number for None."""
         *shape, keys = self.received.shape
         return np.bincount(self.cells // keys, weights, math.prod(shape)).reshape(shape)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.core.sinks.rules import DEFAULT, Rule
-from sinklab.lab.analysis.counts import Slab, counted, one_pass, ratio, slabs
+from sinklab.lab.analysis.counts import Slab, one_pass, ratio, slabs
 from sinklab.lab.analysis.estimates import Estimate, mean_over, median_over
 from sinklab.lab.analysis.intervals import newey_west_error
 from sinklab.lab.analysis.strongest import chance_elsewhere
@@ -329,8 +329,10 @@ class MotionCounter:
         self.share[index] = np.where(exists_TLH, at_main(slab.received) / seen_TLH, 0)
         # Scaled as if all ran, the greatest count is the number of positions.
         self.length[index] = np.fmax.reduce(slab.visible, axis=(1, 2, 3), initial=0)
-        for flags_LHK, exists_LH in zip(found.flags, exists_TLH, strict=True):
-            self._life.add(flags_LHK, exists_LH)
+        of_step_T = np.searchsorted(found.cells, np.arange(1, len(main)) * found.flags[0].size)
+        cells_T = np.split(found.cells % found.flags[0].size, of_step_T)
+        for cells, flags_LHK, exists_LH in zip(cells_T, found.flags, exists_TLH, strict=True):
+            self._life.add(cells, flags_LHK.reshape(-1), exists_LH)
 
     @property
     def motion(self) -> Motion:
@@ -380,30 +382,35 @@ class _Lifetimes:
     def __init__(self, counts: np.ndarray, keys: int) -> None:
         self.counts = counts
         self.step = 0
-        self.flags = np.zeros((*counts.shape[1:], keys), dtype=bool)
+        self.keys = keys
+        self.flags = np.zeros(counts[0].size * keys, dtype=bool)
         """the sinks of the step before"""
+        self.cells = np.flatnonzero(self.flags)
+        """their places"""
         self.since = np.zeros(self.flags.size, dtype=np.int64)
         """step at which a key that is a sink became one"""
         self.alive = np.zeros(counts.shape[1:], dtype=bool)
         """heads for which the step before exists"""
 
-    def add(self, flags_LHK: np.ndarray, exists_LH: np.ndarray) -> None:
-        """Count the sinks of the next step. A step that does not exist ends the watch."""
+    def add(self, cells: np.ndarray, flags: np.ndarray, exists_LH: np.ndarray) -> None:
+        """Count the sinks of the next step, at these flat places (layer, head, key), and the same
+        as flags. A step that does not exist ends the watch.
+        """
         births_LH, deaths_LH, lasted_LH, at_risk_LH, lasting_LH = self.counts
         watched_LH = exists_LH & self.alive
-        began = np.flatnonzero(flags_LHK & ~self.flags)
-        ended = np.flatnonzero(self.flags & ~flags_LHK)
+        began = cells[~self.flags[cells]]
+        ended = self.cells[~flags[self.cells]]
         births_LH += watched_LH * self._by_head(began)
         deaths_LH += watched_LH * self._by_head(ended)
         lasted_LH += watched_LH * self._by_head(ended, self.step - self.since[ended])
         at_risk_LH += watched_LH * lasting_LH
-        lasting_LH[:] = counted(flags_LHK)
+        lasting_LH[:] = self._by_head(cells)
         self.since[began] = self.step
-        self.flags = flags_LHK.copy()
+        self.flags, self.cells = flags, cells
         self.alive = exists_LH
         self.step += 1
 
     def _by_head(self, cells: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         """Sum (layer, head) of the weights of keys at these flat places; their number without."""
-        found = np.bincount(cells // self.flags.shape[-1], weights, self.alive.size)
+        found = np.bincount(cells // self.keys, weights, self.alive.size)
         return found.reshape(self.alive.shape).astype(np.int64)

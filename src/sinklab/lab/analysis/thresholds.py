@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from sinklab.core.sinks.rules import Excess, Gu, Rule, Top
-from sinklab.lab.analysis.counts import Counts, Slab, one_pass, ratio, share, slabs
+from sinklab.lab.analysis.counts import Counts, Slab, counted, one_pass, ratio, share, slabs
 
 Span = tuple[float, float] | None
 """first and last border of a histogram"""
@@ -52,16 +52,17 @@ class EpsilonCurve(Counts):
 
     def add(self, slab: Slab) -> None:
         """Count the keys of a slab above every threshold."""
-        self.places_L[:] += np.count_nonzero(slab.exists, axis=(0, 2, 3))
+        self.places_L[:] += counted(slab.exists).sum((0, 2))
         if slab.tally is None or self.scale == "zscore" or np.ptp(slab.queries):
             for place, rule in enumerate(self.rules):
                 self.sinks_LE[:, place] += slab.found(rule).number.sum((0, 2))
             return
         values, number_LV = slab.tally
         limits_E = [rule.threshold(float(slab.queries.flat[0])) for rule in self.rules]
-        upto_LV = np.cumsum(np.pad(number_LV, [(0, 0), (1, 0)]), axis=1)
-        above_LV = upto_LV[:, -1:] - upto_LV
-        self.sinks_LE[:] += above_LV[:, np.searchsorted(values, limits_E, side="right")]
+        upto_LV = np.cumsum(number_LV, axis=1)
+        # the first value is 0, and no limit is below it
+        last_E = np.searchsorted(values, limits_E, side="right") - 1
+        self.sinks_LE[:] += upto_LV[:, -1:] - upto_LV[:, last_E]
 
     @property
     def filtered(self) -> np.ndarray:
@@ -137,8 +138,9 @@ class ScoreHistogram(Counts):
 
     def add(self, slab: Slab) -> None:
         """Count the scores of a slab."""
-        scores, weights = slab.score[slab.exists], None
-        if slab.tally is not None:
+        if slab.tally is None:
+            scores, weights = slab.score[slab.exists], None
+        else:
             scores, number_LV = slab.tally
             weights = number_LV.sum(0)
         place = np.searchsorted(self.edges, scores, side="right")

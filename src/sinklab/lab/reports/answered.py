@@ -27,6 +27,7 @@ from sinklab.lab.analysis.answers import (
 )
 from sinklab.lab.analysis.counts import ratio
 from sinklab.lab.analysis.strongest import STRONG
+from sinklab.lab.analysis.tokens import tallied
 from sinklab.lab.records.info import SO_FAR
 from sinklab.lab.reports.samples import ADDED, Sample
 from sinklab.lab.reports.words import quoted, words_of
@@ -69,11 +70,10 @@ def _holders(sample: Sample) -> Counter[str]:
     labels_TK[:, added] = FIRST
     main_TN = sample.seen.main_TLH.reshape(len(labels_TK), -1)
     step, place = np.nonzero(main_TN >= 0)
-    cells, counts = np.unique(step * labels_TK.shape[1] + main_TN[step, place], return_counts=True)
-    found: Counter[str] = Counter()
-    for cell, count in zip(cells.tolist(), counts.tolist(), strict=True):
-        found[str(labels_TK.flat[cell])] += count
-    return found
+    counts = np.bincount(step * labels_TK.shape[1] + main_TN[step, place])
+    cells = np.flatnonzero(counts)
+    held = tallied(labels_TK.ravel()[cells], counts[cells])["events"]
+    return Counter(held.astype(int).to_dict())
 
 
 def answers_of(study: Any) -> Answers:

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from sinklab.core.sinks import Rule, even_share, main_sink
-from sinklab.lab.analysis.counts import Slab, counted, ratio
+from sinklab.lab.analysis.counts import Slab, ratio
 from sinklab.lab.analysis.movement import MotionCounter
 from sinklab.lab.analysis.overlap import overlap_by_head
 
@@ -97,8 +97,10 @@ class Seen:
         narrow = np.uint8 if heads < 256 else np.uint16
         self.events_TLK[at] = found.flags.view(np.uint8).sum(2, dtype=narrow)
         self.alike_TL[at] = overlap_by_head(found.flags)
-        flags = np.concatenate([self._before[None], found.flags])
-        common_TLH, earlier = counted(flags[1:] & flags[:-1]), np.arange(at.start - 1, at.stop - 1)
+        # of each step the sinks of the one before: a cell is the same key there
+        before = np.concatenate([self._before[None], found.flags[:-1]])
+        common_TLH = found.by_head(before.reshape(-1)[found.cells])
+        earlier = np.arange(at.start - 1, at.stop - 1)
         self.stays_TLH[at] = ratio(common_TLH, found.number + self.sinks_TLH[earlier] - common_TLH)
         self.stays_TLH[:1] = np.nan
         self._before = found.flags[-1].copy()

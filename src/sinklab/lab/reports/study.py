@@ -4,8 +4,10 @@ sentences.
 
 # N samples, T steps, L layers, H heads, K keys (added sinks first, then canvas positions)
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -209,7 +211,10 @@ class Study(Reader):
     @cached_property
     def recorded(self) -> tuple[int, ...]:
         """Indices in ``samples`` of the samples with attention."""
-        places = tuple(place for place, sample in enumerate(self.samples) if sample.names)
+        with ThreadPoolExecutor() as pool:
+            # each file is read and held against its checksum
+            names = pool.map(attrgetter("names"), self.samples)
+            places = tuple(place for place, some in enumerate(names) if some)
         if places and self.received not in self.samples[places[0]].names:
             raise ValueError(
                 f"the sink rule is to read {self.received}, which {self.run.path} did not record; "
