@@ -16,7 +16,14 @@ from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.sampling import Canvas, EvenQuota, Factor, Threshold, denoise, guided
 from sinklab.extras.fast import decoder as fast
 from sinklab.extras.fast import onednn
-from sinklab.lab.caching import DualCache, PrefixCache
+from sinklab.lab.caching import (
+    DualCache,
+    EvictCache,
+    PrefixCache,
+    RandomCache,
+    SinkCache,
+    SinkRefreshCache,
+)
 
 # B batch, S canvas, M wanted, V vocabulary
 
@@ -175,11 +182,6 @@ def road(model, attention_BS=None):
     return taken
 
 
-def test_the_lean_road_is_the_default():
-    assert road(build()) == ["lean", "lean"]
-    assert road(build(gate="elementwise", sink_kind="token", sink_count=1)) == ["lean", "lean"]
-
-
 def hooked(module):
     module.register_forward_hook(lambda *_: None)
 
@@ -319,6 +321,10 @@ def written(model, prompts, **settings):
         (DualCache(), EvenQuota()),
         (DualCache(), Factor(0.9)),
         (DualCache(refresh_every=2), Threshold(0.6)),
+        (SinkCache(keep=0.5, sinks=2), EvenQuota()),
+        (EvictCache(keep=0.5, sinks=1), EvenQuota()),
+        (RandomCache(keep=0.5), EvenQuota()),
+        (SinkRefreshCache(sinks=3), EvenQuota()),
     ],
 )
 @pytest.mark.parametrize(

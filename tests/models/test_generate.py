@@ -6,7 +6,6 @@ from transformers import TextDiffusionStreamer
 
 from refusals import refused
 from sinklab.core.sampling import Canvas, DecodingSettings, Entropy, EntropyBound, Factor
-from sinklab.lab.caching import DualCache
 from tiny_diffusion import tiny_model, tiny_tokenizer
 
 MASK = 2
@@ -14,20 +13,6 @@ MASK = 2
 
 def ids_of(text):
     return tiny_tokenizer()(text, return_tensors="pt")["input_ids"]
-
-
-@pytest.mark.parametrize("sink", [0, 1])
-def test_it_continues_ids(sink):
-    model = tiny_model(sink)
-    ids = torch.tensor([[40, 41, 42], [50, 51, 52]])
-    out = model.generate(ids, max_new_tokens=8)
-    assert out.shape == (2, 11)
-    assert out.dtype == torch.int64
-    assert torch.equal(out[:, :3], ids)
-    assert MASK not in out
-    assert torch.equal(
-        out, model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=8)
-    )
 
 
 PROMPTS = [[40, 41, 42, 43, 44], [50, 51], [60]]
@@ -44,14 +29,6 @@ def check_rows(model, **options):
     for row, prompt in enumerate(PROMPTS):
         alone = model.generate(torch.tensor([prompt]), **options)
         assert torch.equal(out[row, 5 - len(prompt) :], alone[0]), (row, options)
-
-
-@pytest.mark.parametrize(
-    "sink", [{"sink": 0}, {"sink": 2}, {"sink": 2, "sink_side": "end"}], ids=str
-)
-@pytest.mark.parametrize("options", [{"steps": 4, "block_length": 3}, {"cfg_scale": 1.5}], ids=str)
-def test_a_left_padded_batch_equals_its_rows(sink, options):
-    check_rows(tiny_model(**sink).double(), max_new_tokens=6, **options)
 
 
 GREEDY = [
@@ -244,10 +221,6 @@ def test_the_streamer_of_transformers_prints_it(capsys):
         ({"input_ids": torch.full((1, 64), MASK), "max_new_tokens": None}, "63 .* got 64"),
         ({"attention_mask": torch.tensor([[1, 0]])}, "left"),
         ({"attention_mask": torch.ones(1, 3)}, "shape"),
-        ({"steps": 5}, "steps"),
-        ({"steps": 1, "block_length": 2}, "at least 1 step"),
-        ({"cfg_scale": float("inf")}, "finite"),
-        ({"stop_ids": -1}, r"got \[-1\]"),
         ({"stop_at_eos": True}, "stop_at_eos"),
         # what is no batch of token ids
         ({"input_ids": [[40, 41], [42]]}, "got a list .*padding_side='left'"),
@@ -296,7 +269,6 @@ def test_an_id_that_the_model_has_not_is_refused(mask_id, options, message):
         ({"eos_token_id": 1}, "stop_at_eos=True"),
         ({"num_return_sequences": 2}, "rows of input_ids"),
         ({"use_cache": True}, "cache='prefix'"),
-        ({"cache": DualCache}, r"DualCache\(\)"),
     ],
     ids=str,
 )
@@ -333,18 +305,6 @@ def test_what_it_writes_can_be_trained_on(options):
     assert not out.requires_grad
     model(out).logits.sum().backward()
     assert model.sink_embeddings.grad.abs().sum() > 0
-    canvas = Canvas.from_prompts([[40, 41]], new_tokens=4, mask_id=MASK)
-    for step in model.denoise(canvas, DecodingSettings(**options)):
-        tensors = [
-            step.before_BS,
-            step.ids_BS,
-            step.filled_BS,
-            step.masked_BS,
-            step.committed_BS,
-            step.confidence_BS,
-        ]
-        assert not any(tensor.is_inference() for tensor in tensors)
-        model(step.ids_BS).logits.sum().backward()
 
 
 def test_unequal_holes_with_steps_and_blocks_are_refused_and_one_by_one_they_are_not():

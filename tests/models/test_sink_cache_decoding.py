@@ -14,7 +14,6 @@ from test_cached_decoding import MASK, PROMPTS, VARIANTS, agree, build, canvas, 
 from refusals import refused
 from sinklab.core.attention import watching
 from sinklab.core.probing import MaskSinks, intervene, trace
-from sinklab.core.sampling import Canvas
 from sinklab.lab.caching import (
     DualCache,
     EvictCache,
@@ -188,16 +187,6 @@ CACHES = [
 ]
 
 
-@pytest.mark.parametrize("cache", CACHES, ids=lambda cache: type(cache).__name__)
-@pytest.mark.parametrize("variant", ["gate and sink, qwen3", "shifted"])
-def test_unequal_prompts_are_written_as_each_alone(variant, cache):
-    model = build(**VARIANTS[variant])
-    together_BN, _ = written(model, PROMPTS, cache=cache)
-    alone = [written(model, [prompt], cache=cache)[0] for prompt in PROMPTS]
-    assert torch.equal(together_BN, torch.cat(alone))
-    assert len({tuple(row) for row in together_BN.tolist()}) == 3
-
-
 @pytest.mark.parametrize(
     "cache", [SinkCache(keep=1.0), ReceivedCache(keep=1.0, sinks=3), RandomCache(keep=1.0)]
 )
@@ -206,19 +195,6 @@ def test_what_keeps_everything_is_the_dual_cache(cache):
     assert torch.equal(
         written(model, PROMPTS, cache=cache)[0], written(model, PROMPTS, cache=DualCache())[0]
     )
-
-
-@pytest.mark.parametrize(
-    "cache", ["prefix", "dual", "sink", "evict", "received", "random", "sink_refresh"]
-)
-def test_a_refresh_at_every_step_is_no_cache(cache):
-    model, start = build(), Canvas.from_prompts(PROMPTS, new_tokens=9, mask_id=MASK, pad_id=0)
-    settings = {"max_new_tokens": 9, "block_length": 4}
-    texts = [
-        model.generate(start.ids_BS[:, :-9], start.attention_BS[:, :-9], **settings, **how)
-        for how in ({}, {"cache": cache, "refresh_every": 1})
-    ]
-    assert torch.equal(*texts)
 
 
 def test_every_cache_gives_a_text_of_its_own():

@@ -126,13 +126,19 @@ class Twin:
         double = copy.deepcopy(model).double()
         double.set_attn_implementation("sdpa")
         _, seen = dense(double, lambda: double(IDS, **given))
+        self.real_BS = real_BS
         self.received = [received(a, real_BS) for a in seen.maps]
+        self.entropy = [torch.special.entr(a).sum(-1) for a in seen.maps]
         self.visible_BS = may_BQS.sum(1)
 
     def check(self, recording):
         for received_BLHS in recording.received:
             for layer, expected_BHS in enumerate(self.received):
                 assert (received_BLHS[:, layer].double() - expected_BHS).abs().max() < 1e-5
+        for entropy_BLHS in recording.row_entropy:
+            for layer, expected_BHS in enumerate(self.entropy):
+                off_BSH = (entropy_BLHS[:, layer] - expected_BHS).abs().transpose(1, 2)
+                assert off_BSH[self.real_BS].max() < 1e-4
         assert torch.equal(recording.visible[0].long(), self.visible_BS)
 
 
@@ -157,7 +163,7 @@ def test_backends(base, causal, padded, kv_heads, uncompiled):
     model.set_attn_implementation(base)
     with torch.no_grad():
         plain = model(IDS, **given).logits
-        with trace(model) as recording:
+        with trace(model, ("received", "row_entropy")) as recording:
             assert torch.equal(model(IDS, **given).logits, plain)
         assert torch.equal(model(IDS, **given).logits, plain)
     assert model.config._attn_implementation == base and recording.layers == LAYERS
@@ -341,7 +347,7 @@ def test_a_kernel_that_is_told_of_padding_alone(causal, padded):
     model.config._attn_implementation = "flash_like"
     for layer in model.model.layers:
         layer.self_attn.is_causal = causal
-    with torch.no_grad(), trace(model) as recording:
+    with torch.no_grad(), trace(model, ("received", "row_entropy")) as recording:
         model(IDS, **given)
     twin.check(recording)
     with (

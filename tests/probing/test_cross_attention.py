@@ -124,35 +124,6 @@ def test_queries_that_are_padding_are_told_by_a_mask_of_their_own():
         model(**given)
 
 
-class Torch(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(2)
-        self.layers = nn.TransformerDecoder(
-            nn.TransformerDecoderLayer(16, 2, 24, batch_first=True), 2
-        )
-
-    def forward(self, tgt, memory, padding):
-        return self.layers(tgt, memory, memory_key_padding_mask=padding)
-
-
-@pytest.mark.parametrize("queries", [6, 9])
-def test_a_decoder_of_torch_over_a_padded_memory(queries):
-    model = Torch().eval()
-    tgt_BQD, memory_BSD = torch.randn(2, queries, 16), torch.randn(2, 9, 16)
-    padding_BS = torch.zeros(2, 9, dtype=torch.bool)
-    padding_BS[1, 3:] = True
-    with trace(model) as recording:
-        model(tgt_BQD, memory_BSD, padding_BS)
-    received_BLHS = torch.from_numpy(recording.array("received")[0])
-    assert torch.allclose(
-        received_BLHS[:, 1].sum(-1), torch.full((2, 2), float(queries)), atol=1e-4
-    )
-    assert torch.allclose(
-        received_BLHS[:, 0].nansum(-1), torch.full((2, 2), float(queries)), atol=1e-4
-    )
-
-
 @pytest.mark.parametrize("queries", [4, 9])
 def test_multihead_attention_with_other_keys(queries):
     attention = nn.MultiheadAttention(16, 2, batch_first=True)

@@ -282,21 +282,6 @@ def test_clips_compose_with_other_edits_and_leave_nothing():
         assert torch.equal(model(canvas.ids_BS).logits, plain)
 
 
-def test_a_clip_that_never_acts_is_an_error():
-    model = llama()
-    ids = torch.tensor([[4, 5, 6]])
-    edit = ClipChannel(channels=0, limit=1.0)
-    with (
-        pytest.raises(ValueError, match="clip_channel"),
-        intervene(model, edit) as log,
-        log.probing(),
-    ):
-        model(ids)
-    with intervene(model, edit, allow_idle=True) as log, log.probing():
-        model(ids)
-    assert list(log.idle) == ["clip_channel"] and not state_records(log)
-
-
 @pytest.mark.parametrize(
     "fields, message",
     [

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from refusals import refused
 from sinklab.core.probing import MaskPositions, MaskSinks, WindowAttention, intervene, trace
-from tiny_models import STYLES, HandWritten, Prefixed, llama
+from tiny_models import STYLES, HandWritten, llama
 
 
 @pytest.mark.parametrize("trace_first", [True, False])
@@ -52,15 +52,6 @@ def test_every_kind_of_call_can_be_edited_and_is_restored(style, edit):
     assert not torch.allclose(plain, second, atol=1e-3)
     assert second.isfinite().all()
     assert torch.equal(plain, model(IDS))
-
-
-def test_the_first_rows_of_a_causal_map_keep_their_only_key():
-    model = HandWritten("causal", layers=1)
-    plain = model(IDS)
-    with intervene(model, MaskSinks(11)):
-        model(IDS)
-        edited = model(IDS)
-    assert_close(edited[:, 0], plain[:, 0])
 
 
 def test_restored_after_an_exception():
@@ -110,26 +101,6 @@ def test_clean_pass_selects_in_unedited_forwards_and_leaves_them_alone():
         model(IDS)
 
 
-def test_overlap_and_summary():
-    model = llama()
-    with torch.no_grad(), intervene(model) as log:
-        assert torch.equal(model(IDS).logits, model(IDS).logits)
-    with torch.no_grad(), intervene(model, MaskSinks(1)) as log:
-        for _ in range(4):
-            model(IDS)
-    assert log.removals[0].overlap_BLH.isnan().all()
-    # A blocked key receives nothing, so with one key the closed loop alternates (papers: removal
-    # by turns).
-    assert log.removals[1].overlap_BLH.max() == 0
-    summary = log.summary()
-    assert summary["forwards"] == 4 and summary["removals"] == 3
-    assert 0 < summary["held"] < 1 and summary["overlap"] == 0
-    assert summary["left"] == 11
-    assert summary["removed"] == pytest.approx(
-        torch.stack([removal.removed_BLH for removal in log.removals]).mean().item()
-    )
-
-
 def test_reset_starts_a_new_sequence():
     model = HandWritten()
     plain = model(IDS[:1])
@@ -138,19 +109,6 @@ def test_reset_starts_a_new_sequence():
         refused(r"call log\.reset\(\)", model, IDS[:1])
         log.reset()
         assert torch.equal(plain, model(IDS[:1]))
-
-
-def test_spare_prefix_never_takes_the_models_own_sinks():
-    model = Prefixed()
-    taken = {}
-    for spare in (False, True):
-        with intervene(model, MaskSinks(11, spare_prefix=spare)) as log:
-            model(IDS)
-            model(IDS)
-        assert log.prefix == 2
-        taken[spare] = log.removals[0].columns_BLHM
-    assert (taken[True] >= 2).all()
-    assert (taken[False] < 2).any()
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -174,9 +132,5 @@ def test_autoregressive_last_row_with_a_growing_cache(padded, removal):
 
 
 def test_what_cannot_be_counted_is_refused():
-    model = HandWritten()
-    with pytest.raises(ValueError, match="1 keys"), intervene(model, MaskSinks(1)):
-        model(IDS[:, :1])
-        model(IDS[:, :1])
-    with pytest.raises(ValueError, match="got 0"), intervene(model, forwards_per_step=0):
+    with pytest.raises(ValueError, match="got 0"), intervene(HandWritten(), forwards_per_step=0):
         pass

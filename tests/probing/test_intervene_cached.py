@@ -82,12 +82,6 @@ def test_evicted_positions_outlast_the_steps_that_evicted_them():
     assert log.removals[1].keys_BLH[:, 0, 0].tolist() == [2, 1], "the short row has padding there"
 
 
-def test_a_memory_that_nobody_leaves():
-    log, _, written = decode(tiny_model(SINKS), DualCache(), MaskSinks(epsilon=99, removal="evict"))
-    assert [removal.keys_BLH.sum().item() for removal in log.removals] == [0] * 5
-    assert torch.equal(written, decode(tiny_model(SINKS), DualCache())[2])
-
-
 @pytest.mark.parametrize("cache", CACHES)
 def test_without_partial_evaluations_evicting_and_masking_write_the_same(cache):
     model = tiny_model(SINKS)
@@ -230,20 +224,6 @@ def test_runs_begin_afresh_under_guidance_whatever_they_ask_and_where_one_was_le
     with intervene(model, MaskSinks(1), forwards_per_step=2) as alone:
         list(run(PAIRS[1]))
     equal(log.removals[began:], alone.removals)
-
-
-def test_generate_begins_afresh():
-    model = tiny_model(SINKS)
-    with intervene(model, MaskSinks(1)) as log:
-        # of another length: what was chosen in the first would be refused in the second
-        written = [
-            model.generate(prompts, max_new_tokens=new)
-            for prompts, new in zip(PAIRS, (6, 4), strict=True)
-        ]
-    with intervene(model, MaskSinks(1)):
-        alone = model.generate(PAIRS[1], max_new_tokens=4)
-    assert torch.equal(written[1], alone)
-    assert [removal.forward for removal in log.removals] == [1, 2, 3, 4, 5, 1, 2, 3]
 
 
 def test_forwards_between_the_steps_end_no_run():

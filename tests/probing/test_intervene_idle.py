@@ -15,6 +15,7 @@ from sinklab.core.probing import (
 )
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.lab.caching import DualCache
+from sinklab.lab.scoring import ClipChannel
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten
 
@@ -23,15 +24,19 @@ LOOPS = [MaskSinks(1), MaskSinks(1, removal="evict"), MaskSinks(1, source="carri
 
 def test_a_dose_of_zero_is_a_result():
     model = HandWritten()
-    seen = WindowAttention(30)
-    with intervene(
-        model, MaskSinks(epsilon=99), seen, MaskSinks(epsilon=99, source="clean_pass")
-    ) as log:
+    plain = model(IDS)
+    nobody = [
+        MaskSinks(epsilon=99, **how)
+        for how in ({}, {"source": "clean_pass"}, {"removal": "evict"}, {"removal": "zero_value"})
+    ]
+    with intervene(model, *nobody, WindowAttention(30)) as log:
         with log.probing():
             model(IDS)
-        model(IDS)
-        model(IDS)
-    assert {removal.keys_BLH.sum().item() for removal in log.removals} == {0}
+        for _ in range(3):
+            assert torch.equal(model(IDS), plain)
+    for removal in log.removals:
+        assert removal.keys_BLH.sum() == removal.removed_BLH.sum() == 0
+        assert removal.left_BLH.unique().tolist() == [12]
 
 
 def run(model, log, forwards):
@@ -70,7 +75,13 @@ CLEAN = MaskSinks(1, source="clean_pass")
         (MaskSinks(1), "pf", r"^mask_sinks .*forwards: 1, under log\.probing\(\): 1\)", "pff"),
         *(
             (edit, "pp", r"forwards: 0, under log\.probing\(\): 2\)", "ppff")
-            for edit in (MaskSinks(1), CLEAN, MaskPositions(1), WindowAttention(3))
+            for edit in (
+                MaskSinks(1),
+                CLEAN,
+                MaskPositions(1),
+                WindowAttention(3),
+                ClipChannel(channels=0),
+            )
         ),
         ((MaskPositions(1), CLEAN, MaskSinks(1)), "pf", r"^mask_sinks#2 had no opportunity", "pff"),
     ],

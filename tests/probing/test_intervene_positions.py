@@ -105,23 +105,11 @@ def test_steps_say_when():
     assert [removal.forward for removal in log.removals] == [2, 3, 4]
 
 
-def test_truncation_hides_a_stretch_from_some_step_on():
-    model = HandWritten().double()
-    with intervene(model, TruncateContext(3, 6, step=2)) as log, trace(model) as recording:
-        outs = [model(IDS) for _ in range(4)]
-    hidden, twin = dense(model, lambda: model(IDS), lambda layer, a: at(3, 4, 5))
-    for step, out in enumerate(outs):
-        assert_close(out, hidden if step >= 2 else model(IDS), **EXACT)
-    # The share it held just before is what the first removal takes.
-    realised = log.removals[0].removed_BLH[:, 0]
-    assert_close(realised, recording.received[1][:, 0, :, 3:6].sum(-1).float() / 12)
-    assert_close(realised, twin.before[0][0][..., 3:6].sum((-1, -2)).float() / 12)
-
-
 @pytest.mark.parametrize("cache", [None, PrefixCache(), DualCache()])
 def test_truncation_in_the_middle_of_a_decoding(cache):
     model = tiny_model(2)
     canvas = canvas_of(model)
+    assert TruncateContext(1, 5, step=2) == MaskPositions(range(1, 5), steps=(2, None))
     with intervene(model, TruncateContext(1, 5, step=2)) as log, trace(model) as recording:
         list(denoise(model.denoiser(canvas.attention_BS), canvas, cache=cache, block_length=3))
     for number, row in enumerate(recording.received):

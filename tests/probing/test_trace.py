@@ -11,71 +11,18 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from probed import IDS, padding
+from probed import IDS
 from torch import nn
-from torch.testing import assert_close
 
 from refusals import refused
-from sinklab.core.attention import unobserved, value_norms
+from sinklab.core.attention import unobserved
 from sinklab.core.probing import Statistic, trace
 from sinklab.core.registry import statistics
-from tiny_models import STYLES, HandWritten, by_itself, checkpointed, llama
+from tiny_models import HandWritten, by_itself, checkpointed, llama
 
 
 def hooks(model):
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-
-
-@pytest.mark.parametrize("kind, kv_heads", [("llama", 1), ("qwen2", 2), ("llama", 4)])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("padded", [False, True])
-def test_transformers_bits_and_eager_twin(kind, kv_heads, causal, padded):
-    model = llama(causal=causal, kv_heads=kv_heads, kind=kind)
-    given, real = padding(padded)
-    with torch.no_grad():
-        plain = model(IDS, **given).logits
-        with trace(model, ("received", "value_norm", "row_entropy")) as recording:
-            traced = model(IDS, **given).logits
-        assert torch.equal(plain, traced)
-        assert torch.equal(plain, model(IDS, **given).logits)
-        assert hooks(model) == 0
-        model.set_attn_implementation("eager")
-        maps = torch.stack(model(IDS, **given, output_attentions=True).attentions, 1)
-    expected = (maps * real[:, None, None, :, None]).sum(-2)
-    assert_close(recording.received[0], expected, rtol=1e-4, atol=1e-5)
-    entropy = torch.special.entr(maps).sum(-1)
-    seen = real[:, None, None].expand_as(entropy)
-    assert_close(recording.row_entropy[0][seen], entropy[seen], rtol=1e-4, atol=1e-5)
-    square = torch.ones(12, 12, dtype=torch.bool)
-    if causal:
-        square = square.tril()
-    visible = (square & real[:, :, None] & real[:, None, :]).sum(-2)
-    assert torch.equal(recording.visible[0], visible)
-    assert recording.layers == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
-    assert recording.prefix == 0
-    assert recording.array("received").shape == (1, 2, 2, 4, 12)
-    assert recording.dims("received") == ("step", "batch", "layer", "head", "key")
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_hand_written_module(style):
-    model = HandWritten(style)
-    plain = model(IDS)
-    with trace(model) as recording:
-        traced = model(IDS)
-    assert torch.equal(plain, traced)
-    assert recording.layers == ["blocks.0", "blocks.1"]
-    heads = 1 if style == "headless" else 2
-    assert recording.received[0].shape == (2, 2, heads, 12)
-    assert_close(recording.received[0].sum(-1), torch.full((2, 2, heads), 12.0))
-    values = (
-        model.blocks[0]
-        .qkv(model.embed(IDS))
-        .chunk(3, -1)[2]
-        .unflatten(-1, (heads, -1))
-        .transpose(1, 2)
-    )
-    assert_close(recording.value_norm[0][:, 0], value_norms(values))
 
 
 def test_layers_that_see_differently_are_told_apart():

@@ -143,23 +143,6 @@ def test_scores_after_top_p_and_top_k(rule, cuts):
     assert differs or cuts == {"top_k": 99}, "the cut changes nothing"
 
 
-def test_infilling_of_unequal_rows_under_a_threshold():
-    holes = torch.tensor(
-        [[MASK, 1, 2, MASK, MASK, 3, MASK], [4, MASK, 5, 6, 7, 8, MASK], [0, 1, 2, 3, 4, 5, 6]]
-    )
-    canvas = Canvas.infill(holes, mask_id=MASK)
-    for seed in range(8):
-        toy = ToyDenoiser(canvas.attention_BS, seed, sharpness=2.0)
-        steps = list(denoise(toy, canvas, schedule=Threshold(0.4), block_length=3))
-        for row in range(3):
-            ours = distinct([holes[row].tolist(), *(step.ids_BS[row].tolist() for step in steps)])
-            sizes = [3, 1] if row == 0 else [2] if row == 1 else []
-            expected = plain_row(
-                toy, holes[row].tolist(), "low_confidence", [(n, threshold(0.4)) for n in sizes]
-            )
-            assert ours == expected
-
-
 def test_pooled_counts_and_ranks_over_the_batch():
     canvas = Canvas.from_prompts(
         [[1, 2, 3, 4, 5], [6, 7, 8]], new_tokens=9, mask_id=MASK, pad_id=PAD
