@@ -12,10 +12,9 @@ TASKS = ("gsm8k", "humaneval", "hellaswag", "arc_easy", "piqa", "lambada_openai"
 
 
 @pytest.mark.slow
-def test_the_benchmarks_run_offline_on_the_packaged_model(tmp_path, capsys, monkeypatch):
+def test_the_benchmarks_run_offline_on_the_packaged_model(tmp_path, capsys):
     pytest.importorskip("lm_eval")
     data = str(shared("data"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     words = [
         "eval",
         "--tasks",

@@ -158,7 +158,7 @@ def scored(right):
 
 @pytest.fixture
 def no_tasks(monkeypatch):
-    monkeypatch.setattr("sinklab.lab.studies.benchmarks.run._check_tasks", lambda settings: None)
+    monkeypatch.setattr("sinklab.lab.studies.benchmarks.run.read_tasks", lambda settings: None)
     monkeypatch.setattr(
         "sinklab.lab.studies.benchmarks.asked.amount_of", lambda settings, info, cells: None
     )
@@ -194,9 +194,8 @@ def test_table1_prints_measured_beside_published(model, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_table1_of_two_models_prints_protocols_doses_and_controls(tmp_path, monkeypatch, capsys):
+def test_table1_of_two_models_prints_protocols_doses_and_controls(tmp_path, capsys):
     pytest.importorskip("lm_eval")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     save_tiny(Path("dlm"), 1, context=160)
     tiny_llama(160).model.save_pretrained("ar")
     tiny_tokenizer().save_pretrained("ar")
@@ -244,9 +243,8 @@ def paper_toys():
 
 
 @pytest.mark.slow
-def test_the_paper_s_table_on_toys_in_the_published_formats(tmp_path, monkeypatch, capsys):
+def test_the_paper_s_table_on_toys_in_the_published_formats(tmp_path, capsys):
     pytest.importorskip("lm_eval")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     models = paper_toys()
     Path("data/gsm8k").mkdir(parents=True)
     Path("data/gsm8k/test.jsonl").write_text(

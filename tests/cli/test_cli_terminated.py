@@ -25,7 +25,6 @@ def quiet(monkeypatch, tmp_path):
         "COLUMNS": "200",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     logging.disable_progress_bar()
 

@@ -200,6 +200,7 @@ def test_completions_become_fates_and_fates_a_score():
 def test_lm_eval_scores_programs(tmp_path):
     lm_eval = pytest.importorskip("lm_eval")
     from lm_eval.api.model import LM
+    from lm_eval.tasks import TaskManager
 
     from sinklab.lab.studies.benchmarks import offline
 
@@ -215,13 +216,14 @@ def test_lm_eval_scores_programs(tmp_path):
         loglikelihood_rolling = loglikelihood
 
     row = {**DOCUMENT, "task_id": "HumanEval/0", "canonical_solution": "    return 1\n"}
+    manager = TaskManager(include_defaults=False)
     (tmp_path / "humaneval").mkdir()
     (tmp_path / "humaneval" / "HumanEval.jsonl.gz").write_bytes(
         gzip.compress((json.dumps(row) + "\n").encode() * 2)
     )
-    tasks, manager = offline.tasks(["humaneval"], tmp_path, run_code=True, cache=tmp_path / "cache")
+    tasks = offline.tasks(["humaneval"], tmp_path, run_code=True)
     refused("unsafe", lm_eval.simple_evaluate, Twice(), tasks=tasks, task_manager=manager)
-    tasks, manager = offline.tasks(["humaneval"], tmp_path, run_code=True, cache=tmp_path / "cache")
+    tasks = offline.tasks(["humaneval"], tmp_path, run_code=True)
     results = lm_eval.simple_evaluate(
         Twice(), tasks=tasks, task_manager=manager, confirm_run_unsafe_code=True, bootstrap_iters=2
     )

@@ -130,11 +130,10 @@ def test_requests_are_those_of_lm_evals_own_task(name, tmp_path):
     write(tmp_path, name)
     if name == "gsm8k":
         write(tmp_path, name, split="train")
-    (task,), manager = offline.tasks([name], tmp_path, run_code=True, cache=tmp_path / "cache")
+    (task,) = offline.tasks([name], tmp_path, run_code=True)
     own = own_task(name, DOCUMENTS[name])
     assert asked(task) == asked(own)
     assert task.eval_docs[0] == own.eval_docs[0]
-    assert list(manager.task_index) != []
     for field in (
         "output_type",
         "generation_kwargs",
@@ -151,7 +150,7 @@ def test_requests_are_those_of_lm_evals_own_task(name, tmp_path):
 def test_few_shot_examples_come_from_the_training_file(tmp_path):
     write(tmp_path, "gsm8k", GSM8K[:1])
     write(tmp_path, "gsm8k", GSM8K[1:], split="train")
-    (task,), _ = offline.tasks(["gsm8k"], tmp_path, cache=tmp_path / "cache")
+    (task,) = offline.tasks(["gsm8k"], tmp_path)
     ((_, _, (context, _)),) = asked(task)
     assert context.count("Answer:") == 6
     assert context.count(GSM8K[0]["question"]) == 1
@@ -164,47 +163,25 @@ def test_a_missing_training_file_is_no_matter_without_examples(tmp_path):
         offline.tasks,
         ["gsm8k"],
         tmp_path,
-        cache=tmp_path / "cache",
     )
-    (task,), _ = offline.tasks(["gsm8k"], tmp_path, num_fewshot=0, cache=tmp_path / "cache")
+    (task,) = offline.tasks(["gsm8k"], tmp_path, num_fewshot=0)
     assert not task.has_training_docs()
     with pytest.raises(ValueError, match=r"piqa needs .* for 3 examples"):
         write(tmp_path, "piqa")
-        offline.tasks(["piqa"], tmp_path, num_fewshot=3, cache=tmp_path / "cache")
+        offline.tasks(["piqa"], tmp_path, num_fewshot=3)
 
 
-@pytest.mark.ring("extras")
-def test_a_task_file_serves_lm_eval_alone(tmp_path):
-    from lm_eval.tasks import TaskManager
-
-    write(tmp_path, "humaneval")
-    offline.tasks(["humaneval"], tmp_path, run_code=True, cache=tmp_path / "cache")
-    (folder,) = (tmp_path / "cache").glob("tasks-*")
-    task = TaskManager(include_path=str(folder), include_defaults=False).load("humaneval")["tasks"][
-        "humaneval"
-    ]
-    assert task.UNSAFE_CODE
-    assert task.get_config("metric_list")[0]["metric"].__name__ == "pass_at_k"
-
-
-def test_files_are_converted_once_and_anew_when_they_change(tmp_path):
+def test_files_are_read_anew(tmp_path):
     path = write(tmp_path, "lambada_openai")
 
-    def converted():
-        (task,), _ = offline.tasks(["lambada_openai"], tmp_path, cache=tmp_path / "cache")
-        return Path(task.get_config("dataset_kwargs")["data_files"]["test"]), task.eval_docs[0][
-            "text"
-        ]
+    def text():
+        (task,) = offline.tasks(["lambada_openai"], tmp_path)
+        assert task.get_config("dataset_kwargs")["data_files"] == {"test": [str(path)]}
+        return task.eval_docs[0]["text"]
 
-    first, text = converted()
-    before = first.stat().st_mtime_ns
-    assert converted() == (first, text)
-    assert first.stat().st_mtime_ns == before
+    assert text() == LAMBADA[0]["text"]
     path.write_text(json.dumps({"text": "Another day at sea"}) + "\n")
-    second, changed = converted()
-    assert second != first
-    assert changed == "Another day at sea"
-    assert not list((tmp_path / "cache").rglob("*.part"))
+    assert text() == "Another day at sea"
 
 
 @pytest.mark.parametrize(
@@ -232,16 +209,11 @@ def test_files_are_converted_once_and_anew_when_they_change(tmp_path):
     ],
 )
 def test_what_cannot_be_had_is_refused(names, message, tmp_path):
-    refused(message, offline.tasks, names, tmp_path, cache=tmp_path / "cache")
+    refused(message, offline.tasks, names, tmp_path)
 
 
 def test_folders_that_are_none_are_refused(tmp_path):
     refused("absent is none; give", offline.tasks, ["piqa"], tmp_path / "absent")
-    write(tmp_path, "piqa")
-    (tmp_path / "taken").touch()
-    refused(
-        "choose another cache folder", offline.tasks, ["piqa"], tmp_path, cache=tmp_path / "taken"
-    )
 
 
 def test_programs_are_refused_without_the_extra_that_holds_them(monkeypatch, tmp_path):
@@ -269,7 +241,6 @@ def test_without_the_hub_the_message_says_what_to_get(name, monkeypatch, tmp_pat
         [name],
         None,
         run_code=True,
-        cache=tmp_path,
     )
 
 
@@ -299,16 +270,15 @@ def test_other_tasks_are_lm_evals_own(monkeypatch, tmp_path):
     monkeypatch.setattr(
         datasets, "load_dataset", lambda **_: dict.fromkeys(("train", "validation", "test"), whole)
     )
-    (task,), _ = offline.tasks(["openbookqa"], None, cache=tmp_path)
+    (task,) = offline.tasks(["openbookqa"], None)
     assert task.task_name == "openbookqa"
-    refused("task 'openbokqa'; did you mean", offline.tasks, ["openbokqa"], None, cache=tmp_path)
+    refused("task 'openbokqa'; did you mean", offline.tasks, ["openbokqa"], None)
     refused(
         r"mbpp runs programs .*lm_eval",
         offline.tasks,
         ["mbpp"],
         None,
         run_code=True,
-        cache=tmp_path,
     )
 
 
@@ -337,7 +307,7 @@ def test_real_files_are_read_as_they_are_handed_around(name, benchmarks):
 @pytest.mark.ring("extras")
 def test_real_files_make_tasks(benchmarks, tmp_path):
     names = ["gsm8k", "humaneval", "arc_easy"]
-    tasks, _ = offline.tasks(names, benchmarks, run_code=True, cache=tmp_path)
+    tasks = offline.tasks(names, benchmarks, run_code=True)
     assert [(task.task_name, len(task.eval_docs)) for task in tasks] == [
         (name, SIZES[name]) for name in names
     ]

@@ -287,9 +287,8 @@ def test_autoregressive_models_are_sent_to_gsm8k():
     refused(r"two stages .*no mask token", two_stage, tiny_llama(), QUESTIONS)
 
 
-def test_documents_come_from_gsm8ks_files(tmp_path, monkeypatch):
+def test_documents_come_from_gsm8ks_files(tmp_path):
     pytest.importorskip("lm_eval")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     refused("gsm8k needs its test split", two_stage_documents, tmp_path)
     documents = two_stage_documents(shared("data"), 3)
     assert [row["answer"].rpartition("#### ")[2] for row in documents] == ["18", "3", "70000"]

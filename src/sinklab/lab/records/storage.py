@@ -69,13 +69,6 @@ def checked_name(name: str, what: str) -> str:
     return name
 
 
-def cache_folder(name: str) -> Path:
-    """Cache folder for results that can be made again: XDG_CACHE_HOME/sinklab/name, or
-    ~/.cache/sinklab/name.
-    """
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sinklab" / name
-
-
 def write_beside(target: Path, write: Callable[[Path], object]) -> None:
     """Write through a file beside ``target`` and rename it: ``target`` is either whole or
     unchanged.

@@ -75,20 +75,15 @@ def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
     from lm_eval.tasks import TaskManager
 
     if all(isinstance(task, str) for task in wanted):
-        wanted = named(settings, wanted)
+        wanted = offline.tasks(
+            wanted, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot
+        )
     loaded: dict[str, Any] = TaskManager(include_defaults=False).load([*wanted])
     for task in loaded["tasks"].values():
         own = task.get_config("num_fewshot")
         if own is None or (settings.num_fewshot is not None and own != 0):
             task.set_config(key="num_fewshot", value=settings.num_fewshot or 0)
     return loaded
-
-
-def named(settings: EvalSettings, names: Sequence[str]) -> list[Any]:
-    """Tasks of these names. Raises ValueError as `offline.tasks` does."""
-    return offline.tasks(
-        names, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot
-    )[0]
 
 
 def amount_of(

@@ -2,20 +2,17 @@
 on disk.
 """
 
-import hashlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from sinklab.core.errors import near
 from sinklab.core.registry import sandboxes
-from sinklab.lab.records.storage import cache_folder
-from sinklab.lab.studies.benchmarks.rows import SOURCES, Source, converted, write_text
+from sinklab.lab.studies.benchmarks.rows import SOURCES, Source, rows_of
 from sinklab.lab.studies.benchmarks.study import TWO_STAGE
 
-Folder = str | Path | None
 OFFLINE = tuple(SOURCES)
 """Benchmarks that can be read from local files."""
 LIKELIHOODS = frozenset(name for name, source in SOURCES.items() if source.likelihoods)
@@ -25,14 +22,12 @@ RUNS_CODE = tuple(name for name, source in SOURCES.items() if source.runs_code)
 
 def tasks(
     names: Sequence[str],
-    data: Folder,
+    data: str | Path | None,
     *,
     run_code: bool = False,
     num_fewshot: int | None = None,
-    cache: Folder = None,
-) -> tuple[list[Any], Any]:
-    """Tasks for ``lm_eval.simple_evaluate(tasks=…, task_manager=…)``, checked and with their data
-    loaded.
+) -> list[Any]:
+    """Tasks for ``lm_eval.simple_evaluate(tasks=…)``, checked and with their data loaded.
 
     With ``data``, the tasks of :data:`OFFLINE` read files below it, with prompts, metrics and
     filters of lm-eval's own task. Without it they are lm-eval's own altogether, and any of its
@@ -45,8 +40,6 @@ def tasks(
         run_code: allow tasks that run programs written by the model.
         num_fewshot: examples in each prompt, in place of the task's own number: they need a
             training split.
-        cache: folder for converted files and task files, which serve plain ``lm_eval
-            --include_path`` too.
 
     Raises:
         ValueError: without lm-eval, for an unknown task (with near names), data that are not there
@@ -68,8 +61,6 @@ def tasks(
         )
     if unsafe:
         sandbox().boundary()
-    from lm_eval.tasks import TaskManager
-
     others = [name for name in wanted if name not in OFFLINE]
     if data is not None and others:
         raise _unknown_task(others[0], (*OFFLINE, TWO_STAGE), "tasks on local files")
@@ -77,32 +68,13 @@ def tasks(
         raise ValueError(
             f"benchmark files lie in a folder, but {data} is none; give the folder that holds them"
         )
-    # task files name the converted ones, whatever folder they are read from
-    root = (Path(cache) if cache is not None else cache_folder("benchmarks")).absolute()
-    packaged = [name for name in wanted if name in OFFLINE]
-    configs = {name: _config(SOURCES[name], data, root, num_fewshot) for name in packaged}
-    mine = TaskManager(include_path=_task_files(configs, root), include_defaults=False)
-    # lm-eval reads thousands of files to know all of its tasks
-    whole = TaskManager() if others else mine
-    loaded: list[Any] = []
+    found: list[Any] = []
     for name in wanted:
-        manager = mine if name in configs else whole
-        if name not in manager.task_index:
-            raise _unknown_task(name, [*OFFLINE, TWO_STAGE, *whole.all_tasks], "lm-eval's tasks")
-        loaded += _loaded(manager, name)
-    return loaded, whole
-
-
-def _task_files(configs: dict[str, Any], root: Path) -> str | None:
-    import yaml
-
-    # apart from files that another process makes of other data at the same time
-    made = root / f"tasks-{hashlib.sha256(repr(configs).encode()).hexdigest()[:12]}"
-    for name, config in configs.items():
-        write_text(
-            made / f"{name}.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-        )
-    return str(made) if configs else None
+        if name in OFFLINE:
+            found.append(_packaged(SOURCES[name], data, num_fewshot))
+        else:
+            found += _of_lm_eval(name)
+    return found
 
 
 def sandbox() -> Any:
@@ -133,15 +105,27 @@ def _unknown_task(name: str, known: Sequence[str], what: str) -> ValueError:
     )
 
 
-def _config(source: Source, data: Folder, cache: Path, num_fewshot: int | None) -> dict[str, Any]:
-    """The task file of a packaged benchmark on top of lm-eval's own, its data set replaced by local
-    files if `data` is given.
+def _packaged(source: Source, data: str | Path | None, num_fewshot: int | None) -> Any:
+    """The task of a packaged benchmark: lm-eval's own, with local files as its data set if `data`
+    is given.
 
     Raises:
-        ValueError: if the installed lm-eval has no such file, and for files that are not there.
+        ValueError: if the installed lm-eval has no such task, and for files that are not there.
     """
+    import datasets
     import lm_eval
+    from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks._yaml_loader import load_yaml
+
+    class FileTask(ConfigurableTask):
+        """lm-eval's task on documents in files."""
+
+        def download(self, dataset_kwargs: dict[str, Any] | None = None, **_: Any) -> None:
+            """Read the files of each split."""
+            self.dataset = {
+                split: datasets.Dataset.from_list(rows_of(source.task, [*map(Path, paths)]))
+                for split, paths in self.config.dataset_kwargs["data_files"].items()
+            }
 
     own = Path(lm_eval.__file__).parent / "tasks" / source.include
     if not own.is_file():
@@ -149,64 +133,46 @@ def _config(source: Source, data: Folder, cache: Path, num_fewshot: int | None) 
             f"{source.task} needs lm-eval's own {own.name}, but {own} is not there; install "
             "lm-eval 0.4.13"
         )
-    whole = load_yaml(own, resolve_func=False)
-    config: dict[str, Any] = {"include": str(own), "task": source.task}
+    # functions of HumanEval's own file are never imported: it asks the network on import
+    config: dict[str, Any] = load_yaml(own, resolve_func=not source.runs_code)
     if source.runs_code:
-        # functions of its own file are never imported: lm-eval's HumanEval asks the network on
-        # import
-        config = {
-            name: value
-            for name, value in whole.items()
-            if name not in ("metric_list", "filter_list")
-        }
-        config["include"] = str(sandbox().task_file())
+        config |= load_yaml(sandbox().task_file())
+    config["task"] = source.task
+    config.pop("tag", None)
     if data is None:
-        return config
+        return _quietly(source.task, lambda: ConfigurableTask(config=config))
     folder = Path(data)
     graded = source.graded
-    shots = whole.get("num_fewshot") or 0
+    shots = config.get("num_fewshot") or 0
     # lm-eval leaves a task's own 0 as it is, whatever is asked for
-    if num_fewshot is not None and whole.get("num_fewshot") != 0:
+    if num_fewshot is not None and config.get("num_fewshot") != 0:
         shots = num_fewshot
-    splits = {graded: source.needed(folder, graded)}
+    paths = {graded: source.needed(folder, graded)}
     if shots:
         examples = source.needed(folder, "train", f" for {shots} examples in each prompt")
     else:
         examples = source.find(folder, "train")
+    config |= dict.fromkeys(("training_split", "validation_split", "test_split"))
     if examples:
-        splits["train"] = examples
-    paths = {split: str(converted(source, split, found, cache)) for split, found in splits.items()}
-    config |= {
-        "dataset_path": "json",
-        "dataset_name": None,
-        "dataset_kwargs": {"data_files": paths, "cache_dir": str(cache / "datasets")},
-        "training_split": None,
-        "fewshot_split": None,
-        "validation_split": None,
-        "test_split": None,
-    }
-    if examples:
+        paths["train"] = examples
         config["training_split"] = "train"
-        config["fewshot_split"] = whole.get("fewshot_split")
+    else:
+        config["fewshot_split"] = None
     config[f"{graded}_split"] = graded
-    return config
+    files = {split: [*map(str, some)] for split, some in paths.items()}
+    return FileTask(config=config | {"dataset_kwargs": {"data_files": files}})
 
 
-def _loaded(manager: Any, name: str) -> list[Any]:
-    """The tasks of this name, one or those of a group, with their data."""
-    import datasets
+def _of_lm_eval(name: str) -> list[Any]:
+    """lm-eval's own tasks of this name, one or those of a group, with their data."""
+    from lm_eval.tasks import TaskManager
 
+    # it reads thousands of files to know all of its tasks
+    manager = TaskManager()
+    if name not in manager.task_index:
+        raise _unknown_task(name, [*OFFLINE, TWO_STAGE, *manager.all_tasks], "lm-eval's tasks")
     _refuse_others([name] if (manager.task_index[name].cfg or {}).get("unsafe_code") else [])
-    with ExitStack() as quiet:
-        # reading a few thousand rows needs no bars
-        if not datasets.are_progress_bars_disabled():
-            datasets.disable_progress_bars()
-            quiet.callback(datasets.enable_progress_bars)
-        try:
-            loaded = manager.load(name)
-        except Exception as error:
-            # data sets, the Hub and their clients fail in dozens of ways
-            raise ValueError(hub_failure(name, error)) from error
+    loaded = _quietly(name, lambda: manager.load(name))
     _refuse_others(
         [task.task_name for task in loaded["tasks"].values() if getattr(task, "UNSAFE_CODE", False)]
     )
@@ -214,6 +180,21 @@ def _loaded(manager: Any, name: str) -> list[Any]:
     if group is not None:
         return [group]
     return [*loaded["tasks"].values()]
+
+
+def _quietly(name: str, load: Callable[[], Any]) -> Any:
+    """A task with its data set, loaded without bars. Raises ValueError if it cannot be had."""
+    import datasets
+
+    with ExitStack() as quiet:
+        if not datasets.are_progress_bars_disabled():
+            datasets.disable_progress_bars()
+            quiet.callback(datasets.enable_progress_bars)
+        try:
+            return load()
+        except Exception as error:
+            # data sets, the Hub and their clients fail in dozens of ways
+            raise ValueError(hub_failure(name, error)) from error
 
 
 def _refuse_others(unsafe: Sequence[str]) -> None:

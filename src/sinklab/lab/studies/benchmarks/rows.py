@@ -4,8 +4,6 @@ them.
 tasks.toml lists the places searched and the fields that lm-eval's task of that name reads.
 """
 
-import hashlib
-import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +20,6 @@ import pyarrow.parquet as pq
 from sinklab.core.errors import refused
 from sinklab.lab.data.corpora import json_object, placed_lines, text_lines
 from sinklab.lab.files import from_json
-from sinklab.lab.records.storage import write_beside
 
 Row = dict[str, Any]
 
@@ -209,10 +206,6 @@ def _lambada(row: Row, where: str) -> Row:
 
 _FORMS: dict[str, Callable[[Row, str], Row]] = {"arc": _arc, "race": _race, "lambada": _lambada}
 
-# raised when rows of the same file come out otherwise: what an older version converted is then left
-# alone
-_FORM = 1
-
 
 @dataclass(frozen=True)
 class Source:
@@ -295,31 +288,3 @@ def _packaged() -> dict[str, Source]:
 
 SOURCES = _packaged()
 """The packaged benchmarks by name."""
-
-
-def converted(source: Source, split: str, paths: list[Path], cache: Path) -> Path:
-    """The split as JSON lines with the Hub's fields, written once into the cache.
-
-    Raises:
-        ValueError: for files that cannot be read, and a cache that cannot be written.
-    """
-    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    digest = hashlib.sha256(repr((_FORM, source.task, split, stats)).encode()).hexdigest()[:12]
-    target = cache / f"{source.task}-{split}-{digest}.jsonl"
-    if not target.is_file():
-        rows = rows_of(source.task, paths)
-        write_text(target, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return target
-
-
-def write_text(target: Path, text: str) -> None:
-    """Write a file of the cache; nothing half-written is ever read. Raises ValueError if it cannot
-    be written.
-    """
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_beside(target, lambda part: part.write_text(text, "utf-8"))
-    except OSError as error:
-        raise ValueError(
-            f"{target} cannot be written: {error.strerror or error}; choose another cache folder"
-        ) from error

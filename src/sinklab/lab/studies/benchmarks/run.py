@@ -30,9 +30,8 @@ from sinklab.lab.records.storage import PART_SUFFIX, RUN_FILE
 from sinklab.lab.scoring.requests import scoring_edits, without_steps
 from sinklab.lab.studies.base import Work, describe, hidden_words
 from sinklab.lab.studies.benchmarks import offline, tables, two_stage
-from sinklab.lab.studies.benchmarks.asked import FEWSHOT_SEED, TOKENS, named, tasks_of
+from sinklab.lab.studies.benchmarks.asked import FEWSHOT_SEED, TOKENS, read_tasks, tasks_of
 from sinklab.lab.studies.benchmarks.study import (
-    TWO_STAGE,
     EvalSettings,
     Evaluation,
     Plan,
@@ -360,7 +359,7 @@ def table1(
         if not _is_done(folder, cell, plan.chat)
     }
     if todo:
-        _check_tasks(settings)
+        read_tasks(settings)
     for model, loads in models.items():
         loaded = cache(loads)
         for folder, (name, cell) in todo.items():
@@ -401,13 +400,6 @@ def _cell(
             "sink_rule": sink_rule,
         }
     return dataclasses.replace(settings, **changes)
-
-
-def _check_tasks(settings: EvalSettings) -> None:
-    offline.needs_lm_eval()
-    names = [name for name in settings.tasks if name != TWO_STAGE]
-    if names:
-        named(settings, names)
 
 
 def cell_name(task: str, k: int, control: str = "sinks", protocol: str = "paper") -> str:

@@ -367,7 +367,7 @@ def two_stage_documents(data: str | None, limit: int | None = None) -> list[dict
         ValueError: for files that are not there or cannot be read, and a data set that cannot be
             had from the Hub.
     """
-    (task,), _ = tasks(["gsm8k"], data, num_fewshot=0)
+    (task,) = tasks(["gsm8k"], data, num_fewshot=0)
     return [dict(row) for row in task.eval_docs][:limit]
 
 
