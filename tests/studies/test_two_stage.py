@@ -2,6 +2,7 @@
 row.
 """
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -11,12 +12,11 @@ from refusals import refused
 from shared_data import shared
 from sinklab.core.probing import MaskSinks
 from sinklab.core.sampling import DecodingSettings
-from sinklab.lab.studies.benchmarks.study import TWO_STAGE, EvalSettings
+from sinklab.lab.studies.benchmarks.study import NO_ANSWER, TWO_STAGE, EvalSettings
 from sinklab.lab.studies.benchmarks.two_stage import (
     TwoStage,
-    rights,
-    rows,
-    two_stage_documents,
+    marked_answer,
+    task,
     two_stage_settings,
 )
 from tiny_diffusion import tiny_loaded
@@ -38,8 +38,8 @@ def loaded():
     return tiny_loaded(context=128)
 
 
-def two_stage(loaded, questions, *, numbers=None, **protocol):
-    return TwoStage(loaded, **protocol).answers(questions, numbers)
+def two_stage(loaded, questions, *, first=0, **protocol):
+    return TwoStage(loaded, **protocol).answers(dict(enumerate(questions, first)))
 
 
 def ordered(answers):
@@ -75,7 +75,8 @@ def test_steps_come_first_and_then_the_answer(published, loaded, monkeypatch):
     answers = ordered(
         two_stage(loaded, QUESTIONS[:2], settings=settings, length=LENGTH, published=published)
     )
-    assert [answer.answer for answer in answers] == ["5", "5"]
+    found = [marked_answer(answer.text, published=published) for answer in answers]
+    assert found == ["5", "5"]
     assert all(answer.text.endswith("Answer: 3+2=5 #### 5\n") for answer in answers)
     assert answers[0].text.startswith("Question: Ann") is published
     assert [answer.steps for answer in answers] == [2, 2]
@@ -87,20 +88,25 @@ def test_steps_come_first_and_then_the_answer(published, loaded, monkeypatch):
         begun = int((second[row] != loaded.tokenizer.mask_token_id).sum())
         assert decode(second[row, :begun]) == f"Question: {question}Answer: 3+2=5 "
         assert first.shape[1] == second.shape[1] == LENGTH
-    targets = ["3+2=5\n#### 5", "5.0"]
-    assert rights(answers, targets, published=published) == [True, not published]
-    told = {
-        (TWO_STAGE, one.number, 0): {key: vars(one)[key] for key in vars(one) if key != "number"}
-        for one in answers
-    }
-    documents = [
-        {"question": QUESTIONS[number], "answer": target} for number, target in enumerate(targets)
-    ]
-    (score,), samples = rows(documents, told, published=published)
-    share = 0.5 if published else 1.0
-    assert (score["value"], score["samples"], score["no_answer"]) == (share, 2, 0)
-    assert score["stderr"] == pytest.approx((share * (1 - share) / 2) ** 0.5)
-    assert [row["right"] for row in samples] == [1.0, float(not published)]
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_answers_are_found_and_compared_by_the_task(published, tmp_path):
+    pytest.importorskip("lm_eval")
+    (tmp_path / "gsm8k").mkdir()
+    rows = [{"question": text, "answer": "3+2=5\n#### 5.0"} for text in QUESTIONS]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "gsm8k" / "test.jsonl").write_text(lines)
+    made = task(str(tmp_path), published=published)
+    made.build_all_requests()
+    assert [request.args[0] for request in made.instances] == [*QUESTIONS]
+    for request, text in zip(made.instances, ("so #### 5", "so #### 6", "so"), strict=True):
+        request.resps.append(text)
+    made.apply_filters()
+    left = [request.filtered_resps["none"] for request in made.instances]
+    assert left == ["5", "6", NO_ANSWER]
+    right = [made.process_results(rows[0], [one])["exact_match"] for one in left]
+    assert right == [float(not published), 0.0, 0.0]
 
 
 def test_as_published_equals_the_loop_written_out(loaded):
@@ -158,7 +164,7 @@ def test_each_row_is_what_it_is_alone(changes, edits, loaded):
     together = ordered(two_stage(loaded, QUESTIONS, settings=settings, length=LENGTH, edits=edits))
     for number, question in enumerate(QUESTIONS):
         (alone,) = two_stage(
-            loaded, [question], settings=settings, length=LENGTH, edits=edits, numbers=[number]
+            loaded, [question], settings=settings, length=LENGTH, edits=edits, first=number
         )
         assert (alone.number, alone.text) == (number, together[number].text)
 
@@ -223,19 +229,8 @@ def test_questions_without_room_are_counted(loaded):
     questions = ["Ann has 3 pens.", "So " * 60]
     answers = ordered(two_stage(loaded, questions, settings=QUICK, length=LENGTH))
     assert [answer.fits for answer in answers] == [True, False]
-    assert [answer.answer for answer in answers] == [None, None] and rights(
-        answers, ["5", "5"]
-    ) == [False, False]
-    refused(
-        "96 tokens: the shortest of 1",
-        two_stage,
-        loaded,
-        questions[1:],
-        settings=QUICK,
-        length=LENGTH,
-    )
-    (alone,) = two_stage(loaded, questions[1:], settings=QUICK, length=LENGTH, numbers=[1])
-    assert not alone.fits
+    (alone,) = two_stage(loaded, questions[1:], settings=QUICK, length=LENGTH, first=1)
+    assert (alone.number, alone.fits, alone.text) == (1, False, "")
 
 
 def test_special_tokens_in_a_question_are_text(loaded):
@@ -276,22 +271,21 @@ def test_the_protocols_numbers():
             r"two stages take 2 to 128 tokens, the context of tiny test model, but length is 1",
         ),
         ({"length": 129}, "but length is 129"),
-        ({"numbers": [1]}, "3 questions need a number each, but there are 1 numbers"),
     ],
 )
 def test_what_cannot_be_done_is_refused(changes, message, loaded):
-    refused(message, two_stage, loaded, QUESTIONS, **{"length": LENGTH, **changes})
+    refused(message, two_stage, loaded, QUESTIONS, settings=QUICK, **changes)
 
 
 def test_autoregressive_models_are_sent_to_gsm8k():
-    refused(r"two stages .*no mask token", two_stage, tiny_llama(), QUESTIONS)
+    refused(r"two stages .*no mask token", two_stage, tiny_llama(), QUESTIONS, settings=QUICK)
 
 
 def test_documents_come_from_gsm8ks_files(tmp_path):
     pytest.importorskip("lm_eval")
-    refused("gsm8k needs its test split", two_stage_documents, tmp_path)
-    documents = two_stage_documents(shared("data"), 3)
-    assert [row["answer"].rpartition("#### ")[2] for row in documents] == ["18", "3", "70000"]
+    refused("gsm8k needs its test split", task, tmp_path)
+    answers = task(shared("data")).eval_docs["answer"][:3]
+    assert [answer.rpartition("#### ")[2] for answer in answers] == ["18", "3", "70000"]
 
 
 def test_without_the_hub_the_message_says_what_to_get(monkeypatch):
@@ -302,4 +296,28 @@ def test_without_the_hub_the_message_says_what_to_get(monkeypatch):
         raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    refused(r"openai/gsm8k.*no network", two_stage_documents, None)
+    refused(r"openai/gsm8k.*no network", task, None)
+
+
+def test_a_run_has_the_tables_of_other_tasks_and_goes_on(tmp_path):
+    pytest.importorskip("lm_eval")
+    from sinklab.lab.records import open_run
+    from sinklab.lab.studies.benchmarks.run import evaluate
+
+    (tmp_path / "gsm8k").mkdir()
+    row = json.dumps({"question": QUESTIONS[0], "answer": "#### 5"}) + "\n"
+    (tmp_path / "gsm8k" / "test.jsonl").write_text(row * 3)
+    settings = EvalSettings(tasks=(TWO_STAGE,), data=str(tmp_path), limit=2, steps=2)
+    said: list[str] = []
+    for _ in range(2):
+        folder = evaluate(
+            settings, tiny_loaded(context=256), tmp_path / "run", resume=True, progress=said.append
+        )
+    run = open_run(folder)
+    (score,) = run.table("scores").to_dict("records")
+    assert (score["task"], score["metric"], score["samples"]) == (TWO_STAGE, "exact_match", 2)
+    samples = run.table("samples")
+    assert samples["doc_id"].tolist() == [0, 1] and samples["steps"].isin((2, 4)).all()
+    assert score["no_answer"] == (samples["answer"] == NO_ANSWER).mean()
+    assert set(run.table("sinks")["task"]) == {TWO_STAGE}
+    assert said == ["writing 2 answers", "writing 2 answers, 2 of them there already"]

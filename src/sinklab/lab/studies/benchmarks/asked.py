@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from statistics import mean
@@ -23,61 +22,34 @@ SAMPLED = 16
 LETTERS = 4
 CHAT_LETTERS = 160
 """Letters of a token of text, and letters that a chat format adds around a question."""
-_read: dict[EvalSettings, tuple[dict[str, Any] | None, list[dict[str, Any]]]] = {}
-"""Results of `tasks_of`, read before a model was loaded, by settings without a seed."""
 
 
-def read_tasks(settings: EvalSettings, given: Sequence[Any] | None = None) -> EvalSettings:
-    """Read tasks, given ones or those of the settings, for the run that follows; returns the
-    settings with their names.
+def read_tasks(settings: EvalSettings, given: Sequence[Any] | None = None) -> dict[str, Any]:
+    """Tasks as lm-eval's `evaluate` takes them, with their numbers of worked examples.
+
+    Args:
+        settings: of the run; name the tasks.
+        given: tasks in place of them, or dicts of their configuration.
 
     Raises:
         ValueError: without lm-eval, for unknown tasks, data that are not there, and code that is
             not to be run.
     """
     offline.needs_lm_eval()
-    if given is not None:
-        settings = dataclasses.replace(settings, tasks=tuple(map(_name_of, given)))
-    key = dataclasses.replace(settings, seed=None)
-    if given is None and key in _read:
-        return settings
-    wanted = given or [name for name in settings.tasks if name != TWO_STAGE]
-    documents = []
-    if given is None and TWO_STAGE in settings.tasks:
-        documents = two_stage.two_stage_documents(settings.data, settings.limit)
-    tasks = None
-    if wanted:
-        tasks = _tasks(settings, wanted)
-    _read[key] = tasks, documents
-    return settings
-
-
-def tasks_of(settings: EvalSettings) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """lm-eval's tasks as its `evaluate` takes them, None without; and the documents of the
-    two-stage task, after `read_tasks`.
-    """
-    return _read.pop(dataclasses.replace(settings, seed=None))
-
-
-def _name_of(task: Any) -> str:
-    if isinstance(task, dict):
-        return task["task"]
-    return task.task_name
-
-
-def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
-    """The tasks as lm-eval's `evaluate` takes them, with their numbers of examples.
-
-    Args:
-        settings: of the run.
-        wanted: names, or tasks and dicts of their configuration.
-    """
     from lm_eval.tasks import TaskManager
 
-    if all(isinstance(task, str) for task in wanted):
-        wanted = offline.tasks(
-            wanted, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot
-        )
+    wanted = given
+    if wanted is None:
+        wanted = []
+        names = [name for name in settings.tasks if name != TWO_STAGE]
+        if names:
+            how: dict[str, Any] = {
+                "run_code": settings.run_code,
+                "num_fewshot": settings.num_fewshot,
+            }
+            wanted = offline.tasks(names, settings.data, **how)
+        if TWO_STAGE in settings.tasks:
+            wanted.append(two_stage.task(settings.data, published=settings.published))
     loaded: dict[str, Any] = TaskManager(include_defaults=False).load([*wanted])
     for task in loaded["tasks"].values():
         own = task.get_config("num_fewshot")
@@ -100,29 +72,25 @@ def amount_of(
     Raises:
         ValueError: as `read_tasks` does.
     """
-    key = dataclasses.replace(settings, seed=None)
-    _read.pop(key, None)
-    read_tasks(settings)
-    given, documents = _read[key]
-    tasks = {}
-    if given is not None:
-        tasks = given["tasks"]
+    tasks = read_tasks(settings)["tasks"]
     runs: Sequence[EvalSettings] = [settings]
+    times = 1.0
     if cells is not None:
         runs = cells
-    counted = [_of_run(one, info, tasks, len(documents)) for one in runs]
+        times = len(cells) / len(settings.tasks)
+    # a group has tasks of other names than its own
+    counted = [
+        _of_task(one, info, name, task)
+        for one in runs
+        for name, task in tasks.items()
+        if name in one.tasks or tasks.keys().isdisjoint(one.tasks)
+    ]
     evaluations = sum(number for number, _ in counted)
     positions = sum(number for _, number in counted)
-    words = [f"{TWO_STAGE} ({len(documents)} documents)"] if documents else []
-    for name, task in tasks.items():
-        words.append(f"{name} ({_documents(settings, task)} documents)")
+    words = [f"{name} ({_documents(settings, task)} documents)" for name, task in tasks.items()]
     count = max(round(evaluations), 1)
     # tasks are counted one after the other, and so are cells
-    times = 1.0
-    first = 1 / len(words)
-    if cells is not None:
-        times = len(cells) / len(settings.tasks)
-        first = counted[0][0] / evaluations if cells else 1.0
+    first = counted[0][0] / evaluations if counted else 1.0
     return Amount(
         f"{', '.join(words)} × {times:g}", count, round(positions / count) or 1, first=first
     )
@@ -130,25 +98,6 @@ def amount_of(
 
 def _documents(settings: EvalSettings, task: Any) -> int:
     return min(len(task.eval_docs), settings.limit or len(task.eval_docs))
-
-
-def _of_run(
-    settings: EvalSettings, info: Any, tasks: dict[str, Any], documents: int
-) -> tuple[float, float]:
-    """Evaluations of one run, and their positions together."""
-    evaluations = positions = 0.0
-    if TWO_STAGE in settings.tasks:
-        # each of two stages takes its own steps over the whole length
-        evaluations += 2 * LENGTH * math.ceil(documents / settings.batch)
-        positions += 2 * LENGTH**2 * documents
-    # a group has tasks of other names than its own
-    own = {name: task for name, task in tasks.items() if name in settings.tasks} or tasks
-    for name, task in own.items():
-        if settings.tasks != (TWO_STAGE,):
-            more, of_more = _of_task(settings, info, name, task)
-            evaluations += more
-            positions += of_more
-    return evaluations, positions
 
 
 def _of_task(settings: EvalSettings, info: Any, name: str, task: Any) -> tuple[float, float]:
@@ -159,6 +108,9 @@ def _of_task(settings: EvalSettings, info: Any, name: str, task: Any) -> tuple[f
     edits choose in a clean pass.
     """
     documents = _documents(settings, task)
+    if name == TWO_STAGE:
+        # each of two stages takes its own steps over the whole length
+        return 2 * LENGTH * math.ceil(documents / settings.batch), 2 * LENGTH**2 * documents
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
     task.build_all_requests(limit=SAMPLED)
     requests = [request.args for request in task.instances]

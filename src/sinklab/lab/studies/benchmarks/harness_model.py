@@ -31,7 +31,8 @@ from sinklab.lab.studies.benchmarks.requests import (
     writing_jobs,
     written,
 )
-from sinklab.lab.studies.benchmarks.study import EvalSettings
+from sinklab.lab.studies.benchmarks.study import TWO_STAGE, EvalSettings
+from sinklab.lab.studies.benchmarks.two_stage import answered, questions
 from sinklab.lab.studies.processes import Processes, Progress, Units, as_progress, nothing
 from sinklab.lab.studies.request_cache import RequestCache, request_key
 
@@ -230,8 +231,23 @@ class SinklabLM(TemplateLM):
             ValueError: for settings that the decoder refuses, and interventions that do not fit a
                 prompt.
         """
-        answers = self.answers(writing_jobs(self, requests), "writing {} answers", written)
-        return [str(answer["text"]) for answer in answers]
+        ways: dict[bool, tuple[Any, Any]] = {
+            True: (questions, answered),
+            False: (writing_jobs, written),
+        }
+        texts = [""] * len(requests)
+        for is_two_stage, (asked, units) in ways.items():
+            some = [
+                place
+                for place, each in enumerate(requests)
+                if (each.task_name == TWO_STAGE) is is_two_stage
+            ]
+            if some:
+                jobs = asked(self, [requests[place] for place in some])
+                answers = self.answers(jobs, "writing {} answers", units)
+                for place, answer in zip(some, answers, strict=True):
+                    texts[place] = str(answer["text"])
+        return texts
 
     def loglikelihood(
         self, requests: Sequence[Any], disable_tqdm: bool = False

@@ -69,9 +69,12 @@ def tasks(
             f"benchmark files lie in a folder, but {data} is none; give the folder that holds them"
         )
     found: list[Any] = []
+    changes = {}
+    if num_fewshot is not None:
+        changes["num_fewshot"] = num_fewshot
     for name in wanted:
         if name in OFFLINE:
-            found.append(_packaged(SOURCES[name], data, num_fewshot))
+            found.append(packaged(SOURCES[name], data, **changes))
         else:
             found += _of_lm_eval(name)
     return found
@@ -105,9 +108,9 @@ def _unknown_task(name: str, known: Sequence[str], what: str) -> ValueError:
     )
 
 
-def _packaged(source: Source, data: str | Path | None, num_fewshot: int | None) -> Any:
-    """The task of a packaged benchmark: lm-eval's own, with local files as its data set if `data`
-    is given.
+def packaged(source: Source, data: str | Path | None, **changes: Any) -> Any:
+    """The task of a packaged benchmark: lm-eval's own with these changes of its fields, with local
+    files as its data set if `data` is given.
 
     Raises:
         ValueError: if the installed lm-eval has no such task, and for files that are not there.
@@ -137,16 +140,16 @@ def _packaged(source: Source, data: str | Path | None, num_fewshot: int | None) 
     config: dict[str, Any] = load_yaml(own, resolve_func=not source.runs_code)
     if source.runs_code:
         config |= load_yaml(sandbox().task_file())
-    config["task"] = source.task
+    # lm-eval leaves a task's own 0 as it is, whatever is asked for
+    if config.get("num_fewshot") == 0:
+        changes.pop("num_fewshot", None)
+    config |= {"task": source.task, **changes}
     config.pop("tag", None)
     if data is None:
         return _quietly(source.task, lambda: ConfigurableTask(config=config))
     folder = Path(data)
     graded = source.graded
-    shots = config.get("num_fewshot") or 0
-    # lm-eval leaves a task's own 0 as it is, whatever is asked for
-    if num_fewshot is not None and config.get("num_fewshot") != 0:
-        shots = num_fewshot
+    shots = config.get("num_fewshot")
     paths = {graded: source.needed(folder, graded)}
     if shots:
         examples = source.needed(folder, "train", f" for {shots} examples in each prompt")

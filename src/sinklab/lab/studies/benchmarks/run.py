@@ -29,8 +29,8 @@ from sinklab.lab.records.reading import lost_files, renamed
 from sinklab.lab.records.storage import PART_SUFFIX, RUN_FILE
 from sinklab.lab.scoring.requests import scoring_edits, without_steps
 from sinklab.lab.studies.base import Work, describe, hidden_words
-from sinklab.lab.studies.benchmarks import offline, tables, two_stage
-from sinklab.lab.studies.benchmarks.asked import FEWSHOT_SEED, TOKENS, read_tasks, tasks_of
+from sinklab.lab.studies.benchmarks import offline, tables
+from sinklab.lab.studies.benchmarks.asked import FEWSHOT_SEED, TOKENS, read_tasks
 from sinklab.lab.studies.benchmarks.study import (
     EvalSettings,
     Evaluation,
@@ -158,20 +158,20 @@ class Asked:
     """Plan of a benchmark run."""
 
     model: SinklabLM
-    tasks: dict[str, Any] | None
-    """Tasks as lm-eval's `evaluate` takes them; None without one."""
-    documents: list[dict[str, Any]]
-    """Questions of the two-stage protocol, which is no task of lm-eval."""
+    tasks: dict[str, Any]
+    """Tasks as lm-eval's `evaluate` takes them."""
 
 
-def prepare(loaded: Loaded, settings: EvalSettings, progress: Progress) -> Asked:
+def prepare(
+    loaded: Loaded, settings: EvalSettings, progress: Progress, tasks: dict[str, Any]
+) -> Asked:
     """The model as lm-eval asks it, and the tasks. Raises ValueError for a model that cannot serve
     them.
     """
     from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 
     model = SinklabLM(loaded, settings=settings, progress=progress, processes=Processes())
-    return Asked(model, *tasks_of(settings))
+    return Asked(model, tasks)
 
 
 def about(loaded: Loaded, plan: Asked) -> dict[str, Any]:
@@ -188,37 +188,28 @@ def answer(work: Work) -> None:
     model.worker = work.worker
     model.claims = work.run.claims
     fingerprint = request_key({"kind": info.kind, "model": info.model, "settings": info.settings})
-    with RequestCache(work.run.path, work.run.claims, fingerprint) as model.cache:
-        if work.plan.documents:
-            two_stage.answer_all(model, work.plan.documents)
-        if work.plan.tasks:
-            with suppress(_Answered):
-                _through_lm_eval(model, work.plan.tasks, _stop)
+    with (
+        RequestCache(work.run.path, work.run.claims, fingerprint) as model.cache,
+        suppress(_Answered),
+    ):
+        _through_lm_eval(model, work.plan.tasks, _stop)
 
 
 def conclude(work: Work) -> None:
     """Write the tables from the answers of all workers, and lm-eval's own files."""
-    model, documents = work.plan.model, work.plan.documents
+    model = work.plan.model
     # every stage was told when its requests were answered
     model.progress = Progress()
-    scores: list[dict[str, Any]] = []
-    samples: list[dict[str, Any]] = []
-    if work.plan.tasks:
-        results = _through_lm_eval(model, work.plan.tasks)
-        scores, samples = tables.rows_of(results, model.told)
-    if documents:
-        more = two_stage.rows(documents, model.told, published=model.settings.published)
-        scores += more[0]
-        samples += more[1]
+    results = _through_lm_eval(model, work.plan.tasks)
+    scores, samples = tables.rows_of(results, model.told)
     doses = dose_rows(model.told, model.settings, is_diffusion=model.is_diffusion)
     tables.write(work.run, scores, samples, model.told, doses)
-    if work.plan.tasks:
-        folder = work.run.path
-        files = write(folder, results, model)
-        earlier = {*folder.glob("results_*.json"), *folder.glob("samples_*.jsonl")}
-        for file in earlier.difference(files):
-            file.unlink()
-        work.run.keep(files)
+    folder = work.run.path
+    files = write(folder, results, model)
+    earlier = {*folder.glob("results_*.json"), *folder.glob("samples_*.jsonl")}
+    for file in earlier.difference(files):
+        file.unlink()
+    work.run.keep(files)
 
 
 def dose_rows(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.probing.scope import CONTROLS as BLOCKED
@@ -15,6 +15,10 @@ from sinklab.core.registry import interventions, rules, studies
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
 from sinklab.lab.studies.base import Study, deferred, kept_record, with_matched
+
+if TYPE_CHECKING:
+    from sinklab.lab.checkpoints.loading import Loaded
+    from sinklab.lab.studies.processes import Progress
 
 CONTROLS = (*BLOCKED, "matched")
 """Choices of keys to block: those of `MaskSinks`, and the arm that equal_mass is compared with."""
@@ -26,7 +30,9 @@ MASKING: dict[str, Any] = {
 }
 """The settings of masking, and their defaults."""
 TWO_STAGE = "gsm8k_two_stage"
-"""The sink-token paper's own protocol, no task of lm-eval."""
+"""The sink-token paper's own protocol."""
+NO_ANSWER = "[invalid]"
+"""Result of filters, those of lm-eval too, if an answer lacks their pattern."""
 
 
 @dataclass(frozen=True)
@@ -261,12 +267,12 @@ class Evaluation(Study):
     permissions = ("run_code",)
     shards = True
     amount = deferred("sinklab.lab.studies.benchmarks.asked:amount_of")
-    prepare = deferred("sinklab.lab.studies.benchmarks.run:prepare")
     about = deferred("sinklab.lab.studies.benchmarks.run:about")
     run = deferred("sinklab.lab.studies.benchmarks.run:answer")
     finish = deferred("sinklab.lab.studies.benchmarks.run:conclude")
     sentences = deferred("sinklab.lab.studies.benchmarks.tables:score_sentences")
     _read = deferred("sinklab.lab.studies.benchmarks.asked:read_tasks")
+    _prepared = deferred("sinklab.lab.studies.benchmarks.run:prepare")
 
     def __init__(self, tasks: Sequence[Any] | None = None) -> None:
         """
@@ -274,10 +280,19 @@ class Evaluation(Study):
             tasks: of lm-eval, or dicts of their configuration, to score in place of
                 ``settings.tasks``.
         """
-        self.tasks = tasks
+        self.given = tasks
+        self.tasks: dict[str, Any] = {}
+        """Those of the run, as lm-eval's `evaluate` takes them, once they are read."""
 
     def before_loading(self, settings: EvalSettings) -> EvalSettings:
         """The settings with the names of given tasks; the tasks are read."""
         # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
         os.environ.setdefault("TQDM_DISABLE", "1")
-        return self._read(settings, self.tasks)
+        self.tasks = self._read(settings, self.given)
+        if self.given is None:
+            return settings
+        return replace(settings, tasks=tuple(self.tasks["tasks"]))
+
+    def prepare(self, loaded: Loaded, settings: EvalSettings, progress: Progress) -> Any:
+        """The model as lm-eval asks it, and the tasks."""
+        return self._prepared(loaded, settings, progress, self.tasks)

@@ -27,10 +27,8 @@ from sinklab.lab.records import Run, RunWriter, open_run
 from sinklab.lab.reports.samples import checked
 from sinklab.lab.studies.base import columns_of, hidden_words
 from sinklab.lab.studies.benchmarks.offline import RUNS_CODE, sandbox
-from sinklab.lab.studies.benchmarks.study import MASKING
+from sinklab.lab.studies.benchmarks.study import MASKING, NO_ANSWER, TWO_STAGE
 
-NO_ANSWER = "[invalid]"
-"""Result of lm-eval's regex filters if an answer lacks their pattern."""
 Told = Mapping[tuple[str, int, int], Mapping[str, Any]]
 """(task, document, number of the request) -> the model's answer."""
 
@@ -123,7 +121,7 @@ def _samples(
     patterns = {
         name
         for name, steps in filters.items()
-        if any("regex" in str(step.get("function")) for step in steps)
+        if task == TWO_STAGE or any("regex" in str(step.get("function")) for step in steps)
     }
     found = []
     for row in rows:

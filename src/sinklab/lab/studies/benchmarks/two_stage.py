@@ -1,20 +1,18 @@
 """GSM8K as in the sink-token paper: first the steps, then the answer to question and steps, 256
 tokens in all.
 
-No task of lm-eval; inside a benchmark run it has the same cache and the same tables.
+A task of lm-eval on GSM8K's questions, which the model answers by a way of its own.
 """
 
 # B batch rows, S canvas positions
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from decimal import Decimal, InvalidOperation
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -25,15 +23,12 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.data.pairs import Pair
 from sinklab.lab.scoring.answers import SinkFacts, Totals, followed, needs_own_batch
 from sinklab.lab.scoring.writing import Writing, ended, ending, sample_seed, seeded
-from sinklab.lab.studies.benchmarks.offline import tasks
-from sinklab.lab.studies.benchmarks.requests import Asked, Part, Unit, parts_of, stepper
-from sinklab.lab.studies.benchmarks.study import TWO_STAGE
+from sinklab.lab.studies.benchmarks.offline import packaged
+from sinklab.lab.studies.benchmarks.requests import Asked, Part, Unit, about, parts_of, stepper
+from sinklab.lab.studies.benchmarks.rows import SOURCES
+from sinklab.lab.studies.benchmarks.study import NO_ANSWER, TWO_STAGE
 from sinklab.lab.studies.processes import nothing
 from sinklab.lab.studies.request_cache import request_key
-
-if TYPE_CHECKING:
-    from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
-
 
 LENGTH = 256
 """Tokens of question, steps and answer together."""
@@ -86,8 +81,6 @@ class TwoStageAnswer:
     number: int
     text: str
     """Text written, without special tokens; with the question if as published."""
-    answer: str | None
-    """Text behind the last ####; None if there is none."""
     fits: bool = True
     """False for a question that leaves no room for an answer."""
     steps: int = 0
@@ -115,9 +108,8 @@ class TwoStage(Checked):
 
     loaded: Loaded
     """A diffusion model with a tokenizer."""
-    settings: DecodingSettings | None = None
-    """Decoding of each stage, with every field given; those of `two_stage_settings` when left out.
-    """
+    settings: DecodingSettings
+    """Decoding of each stage, as of `two_stage_settings`."""
     length: int = LENGTH
     """Tokens of question, steps and answer together; no more than the model's context."""
     published: bool = False
@@ -152,50 +144,23 @@ class TwoStage(Checked):
     @cached_property
     def decoding(self) -> DecodingSettings:
         """The settings of each stage for this model."""
-        chosen = self.settings or two_stage_settings(published=self.published)
         # to end is part of the protocol, but some models name no end of text
-        return ending(chosen, self.loaded.model.config)
+        return ending(self.settings, self.loaded.model.config)
 
-    def answers(
-        self, questions: Sequence[str], numbers: Sequence[int] | None = None
-    ) -> Iterator[TwoStageAnswer]:
+    def answers(self, questions: Mapping[int, str]) -> Iterator[TwoStageAnswer]:
         """The answers, in no particular order.
 
         Args:
-            questions: without ``Question:``.
-            numbers: of the questions, for seeds and, as published, batches of 64 by number; 0, 1, …
-                when left out.
+            questions: by number, without ``Question:``; seeds follow from the numbers and, as
+                published, batches of 64.
 
         Raises:
-            ValueError: for numbers that are not one for each question, no question that leaves room
-                (without `numbers`), and anything that the decoder refuses.
+            ValueError: for anything that the decoder refuses.
         """
-        given: Sequence[int] = range(len(questions))
-        if numbers is not None:
-            given = numbers
-        if len(given) != len(questions):
-            raise ValueError(
-                f"{len(questions)} questions need a number each, but there are {len(given)} numbers"
-            )
-        prompts = {
-            number: self._prompt(question)
-            for number, question in zip(given, questions, strict=True)
-        }
+        prompts = {number: self._prompt(question) for number, question in questions.items()}
         room = {number: ids for number, ids in sorted(prompts.items()) if len(ids) < self.length}
-        # a share of the questions may be all too long: that is counted, not refused
-        if questions and not room and numbers is None:
-            raise ValueError(
-                f"no question leaves room for an answer in {self.length} tokens: the shortest of "
-                f"{len(prompts)} takes {min(map(len, prompts.values()))}; give a longer length, or "
-                "a model with a larger vocabulary"
-            )
-        return self._answers(prompts, room)
-
-    def _answers(
-        self, prompts: dict[int, list[int]], room: dict[int, list[int]]
-    ) -> Iterator[TwoStageAnswer]:
         for number in prompts.keys() - room.keys():
-            yield TwoStageAnswer(number, "", None, fits=False)
+            yield TwoStageAnswer(number, "", fits=False)
         watched: list[int] = []
         if not self.published:
             watched = [number for number in room if self.watch(number)]
@@ -264,10 +229,9 @@ class TwoStage(Checked):
             if not self.published:
                 row = [*ids, *self._up_to_end(row, ids)][len(prompts[number]) :]
             text = str(tokenizer.decode(row, skip_special_tokens=True))
-            answer = marked_answer(text, published=self.published)
             steps = evaluations + more * (number in second)
             dose = Dose.pooled(Dose(part[number]) for part in (doses, later) if number in part)
-            yield TwoStageAnswer(number, text, answer, True, steps, sinks, dose.totals)
+            yield TwoStageAnswer(number, text, True, steps, sinks, dose.totals)
 
     def _up_to_end(self, row: list[int], before: list[int]) -> list[int]:
         """Ids written behind these ids."""
@@ -356,51 +320,63 @@ def _plain(answer: str) -> str:
     return text
 
 
-def two_stage_documents(data: str | None, limit: int | None = None) -> list[dict[str, Any]]:
-    """GSM8K's test questions and answers, the first `limit` of them.
+def task(data: str | None, *, published: bool = False) -> Any:
+    """The protocol as a task of lm-eval, on GSM8K's test questions.
 
     Args:
         data: folder of benchmark files; None for the Hub.
-        limit: how many; all when left out.
+        published: find and compare answers as the released code does without antlr4.
 
     Raises:
         ValueError: for files that are not there or cannot be read, and a data set that cannot be
             had from the Hub.
     """
-    (task,) = tasks(["gsm8k"], data, num_fewshot=0)
-    return [dict(row) for row in task.eval_docs][:limit]
+
+    def marked(texts: Sequence[Sequence[str]], documents: Any) -> list[list[str]]:
+        found = [[marked_answer(text, published=published) for text in some] for some in texts]
+        return [[NO_ANSWER if one is None else one for one in some] for some in found]
+
+    def compared(document: dict[str, Any], answers: Sequence[str]) -> dict[str, float]:
+        target = marked_answer(document["answer"]) or document["answer"]
+        return {"exact_match": float(same_answer(answers[0], target, published=published))}
+
+    steps = [{"function": "custom", "filter_fn": marked}, {"function": "take_first"}]
+    metric = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}
+    return packaged(
+        SOURCES["gsm8k"],
+        data,
+        task=TWO_STAGE,
+        num_fewshot=0,
+        doc_to_text="{{question}}",
+        generation_kwargs={"until": []},
+        filter_list=[{"name": "none", "filter": steps}],
+        process_results=compared,
+        metric_list=[metric],
+    )
 
 
-def rights(
-    answers: Sequence[TwoStageAnswer], targets: Sequence[str], *, published: bool = False
-) -> list[bool]:
-    """Whether each answer is right; one without ``####`` is wrong.
+@dataclass(frozen=True, kw_only=True)
+class Question(Asked):
+    """A question of the protocol."""
 
-    Args:
-        answers: in the order of their targets.
-        targets: GSM8K's answers, with their steps, or the numbers alone.
-        published: compare as text, as the released code does without antlr4.
-    """
-    wanted = [marked_answer(target) or target for target in targets]
-    return [
-        one.answer is not None and same_answer(one.answer, other, published=published)
-        for one, other in zip(answers, wanted, strict=True)
-    ]
+    question: str
 
 
-def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
-    """Answer the questions; answers are kept by the model, as those of lm-eval are.
+def questions(model: Any, requests: Sequence[Any]) -> list[Question]:
+    """Every request of lm-eval for this task; a chat format is left out."""
+    found = []
+    for request in requests:
+        text = request.doc["question"]
+        key = request_key(TWO_STAGE, request.doc_id, text)
+        found.append(Question(key=key, question=text, **about(model, request)))
+    return found
 
-    As published, answers depend on their batch of 64: such a batch is done as a whole.
 
-    Raises:
-        ValueError: as `TwoStage` does.
+def answered(model: Any, asked: Sequence[Question]) -> Iterator[Unit]:
+    """Units that answer questions; as published, answers depend on their batch of 64, which is done
+    as a whole. Raises ValueError as `TwoStage` does.
     """
     settings = model.settings
-    asked = []
-    for number, document in enumerate(documents):
-        key = request_key(TWO_STAGE, number, document["question"])
-        asked.append(Asked(key=key, document=(TWO_STAGE, number)))
     protocol = TwoStage(
         model.loaded,
         two_stage_settings(settings, published=settings.published),
@@ -409,64 +385,13 @@ def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
         batch=settings.batch,
         watch=settings.watches,
     )
+    for some in parts_of([*asked], BATCH if settings.published else settings.batch):
+        yield [each.key for each in some], partial(_answer, model, protocol, some)
+
+
+def _answer(model: Any, protocol: TwoStage, some: list[Question]) -> Part:
     most = 2 * (protocol.decoding.steps or LENGTH)
-
-    def answered(some: list[Asked]) -> Part:
-        told = replace(protocol, progress=stepper(model, len(some), most))
-        keys = {each.document[1]: each.key for each in some}
-        questions = [documents[number]["question"] for number in keys]
-        found = {answer.number: asdict(answer) for answer in told.answers(questions, [*keys])}
-        return {keys[number]: answer for number, answer in found.items()}
-
-    def units(model: SinklabLM, asked: list[Asked]) -> Iterator[Unit]:
-        for some in parts_of(asked, BATCH if settings.published else settings.batch):
-            yield [each.key for each in some], partial(answered, some)
-
-    model.answers(asked, f"{TWO_STAGE}: answering {{}} questions", units)
-
-
-def rows(
-    documents: list[dict[str, Any]],
-    told: Mapping[tuple[str, int, int], Mapping[str, Any]],
-    *,
-    published: bool,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of the tables ``scores`` and ``samples``."""
-    # answers of an older run have no number of their own
-    answers = [
-        TwoStageAnswer(**{**told[TWO_STAGE, number, 0], "number": number})
-        for number in range(len(documents))
-    ]
-    right = rights(answers, [row["answer"] for row in documents], published=published)
-    count = len(documents)
-    share = sum(right) / count
-    about = {"task": TWO_STAGE, "filter": "none"}
-    scores = {
-        **about,
-        "metric": "exact_match",
-        "value": share,
-        "samples": count,
-        "stderr": math.sqrt(share * (1 - share) / count),
-        "higher_is_better": True,
-        "no_answer": sum(one.answer is None for one in answers) / count,
-    }
-    samples = []
-    for answer, document, is_right in zip(answers, documents, right, strict=True):
-        sample = {
-            **about,
-            "doc_id": answer.number,
-            "prompt": document["question"],
-            "response": answer.text,
-            "answer": answer.answer or "",
-            "target": document["answer"],
-            "right": float(is_right),
-            "metrics": json.dumps({"exact_match": float(is_right)}),
-            "no_answer": answer.answer is None,
-            "logprobs": [],
-            "stderrs": [],
-            "tokens": 0,
-            "steps": answer.steps,
-            "cut": 0,
-        }
-        samples.append(sample)
-    return [scores], samples
+    told = replace(protocol, progress=stepper(model, len(some), most))
+    keys = {each.document[1]: each.key for each in some}
+    answers = told.answers({each.document[1]: each.question for each in some})
+    return {keys[answer.number]: asdict(answer) for answer in answers}
