@@ -36,7 +36,7 @@ def test_everything_is_drawn(page, one):
     # the answers of the story have no name
     assert charts == ["", "", *measured, "statistic-1"]
     # colours and letters are those of the page
-    line = "getComputedStyle(document.querySelector('#share .figure text'))"
+    line = "getComputedStyle(document.querySelector('#sink_share .figure text'))"
     light = page.run(f"{line}.fill")
     assert page.run(f"{line}.fontFamily") == page.run("getComputedStyle(document.body).fontFamily")
     page.press("t")

@@ -381,7 +381,7 @@ def test_page_files_and_numbers_show_what_was_prepared_once(make_study, draw_onl
     runs = as_studies([make_study("plain", samples=8), make_study("sink", added=1, samples=8)])
     chart = figures[name].prepare(runs)
     html = report(runs, tmp_path, tables=()).read_text("utf-8")
-    card = next(card for card in words_of("cards", "study") if card["figure"] == name)
+    title = words_of("cards", "study")[name]["title"]
     axes = figures[name](runs)
     drawn = [line for line in axes.lines if line.get_marker() in style.MARKERS]
     numbers = chart.numbers()
@@ -393,7 +393,7 @@ def test_page_files_and_numbers_show_what_was_prepared_once(make_study, draw_onl
             cell.startswith(number(value)) for cell, value in zip(cells, line.y, strict=True)
         )
     # the page has the same drawing, with names of its own
-    shown = Picture(name, svg_of(axes.figure), card["title"], card["anchor"])
+    shown = Picture(name, svg_of(axes.figure), title, name)
     assert shown.__html__() in html and chart.x.label in shown.svg
     parts = re.findall(r' id="([^"]+)"', html)
     assert len(parts) == len(set(parts))

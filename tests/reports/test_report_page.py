@@ -191,7 +191,12 @@ def test_one_file_that_loads_nothing_and_runs_one_script(drawn_report):
     )
     assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in html
     # links stay on the page: to views of the explorer, and to the card of what hiding costs
-    addresses = ["data:,", "#run=0,1&layer=0,0&head=0,0", "#run=0,1&layer=0,0&head=0,0", "#heldout"]
+    addresses = [
+        "data:,",
+        "#run=0,1&layer=0,0&head=0,0",
+        "#run=0,1&layer=0,0&head=0,0",
+        "#heldout_loss",
+    ]
     assert page.addresses == addresses and not {"iframe", "object", "img"} & set(page.tags)
     # the maps of statistics are the only images
     images = re.findall(r'<image[^>]* xlink:href="([^"]*)"', html)

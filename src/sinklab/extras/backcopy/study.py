@@ -62,13 +62,13 @@ class BackcopySettings(Checked):
 
 @studies.register("backcopy")
 class Backcopy(Study):
-    """Train causal and diffusion twins on Bigram-Backcopy and see which of them grow a sink:
-    seconds a model.
+    """Train causal and diffusion twins and see which grow a sink.
 
-    32 tokens and a start token; after one of 4 triggers comes the token before it, after any other
-    a draw from its row of a transition matrix (arXiv 2410.13835). The best possible loss is
-    computed, and no contrast is drawn unless every twin comes within 5 % of it; each is measured
-    untrained as well. Writes a run folder, backcopy.md and a figure.
+    On Bigram-Backcopy, seconds a model: 32 tokens and a start token; after one of 4 triggers comes
+    the token before it, after any other a draw from its row of a transition matrix (arXiv
+    2410.13835). The best possible loss is computed, and no contrast is drawn unless every twin
+    comes within 5 % of it; each is measured untrained as well. Writes a run folder, backcopy.md and
+    a figure.
 
     Try
         sinklab backcopy --seeds 0 --objectives causal
@@ -80,7 +80,6 @@ class Backcopy(Study):
     Settings = BackcopySettings
     listed: ClassVar[dict[str, Any]] = {
         "group": "train",
-        "line": "Causal and diffusion twins on a task that grows a sink.",
         "seldom": True,
     }
     rare = ("concentration",)

@@ -17,11 +17,11 @@ def serve(
     reading: Reading = Reading(),  # noqa: B008 (a frozen record)
     decoding: DecodingSettings = WRITING,
 ) -> None:
-    """Open a live page: write a prompt, watch it being denoised, block a sink and compare.
+    """A live page: write, click a sink, block it, compare.
 
-    The page is served on this machine alone (127.0.0.1), under an address that works once, in one
-    browser. Ctrl-C ends it. From another machine: ssh -L 8750:127.0.0.1:8750 HOST, with the same
-    port on both sides. Needs pip install 'sinklab[serve]'.
+    A prompt is seen being denoised. The page is served on this machine alone (127.0.0.1), under an
+    address that works once, in one browser. Ctrl-C ends it. From another machine: ssh -L
+    8750:127.0.0.1:8750 HOST, with the same port on both sides. Needs pip install 'sinklab[serve]'.
 
     Try
         sinklab serve
@@ -64,7 +64,6 @@ def serve(
 serve.positional = ("model",)  # type: ignore[attr-defined]
 serve.listed = {  # type: ignore[attr-defined]
     "group": "watch",
-    "line": "A live page: write, click a sink, block it, compare.",
     "meant": "live play demo ui web",
 }
 

@@ -23,12 +23,12 @@ def validate(
     reading: Reading = Reading(),  # noqa: B008 (a frozen record)
     decoding: DecodingSettings = DecodingSettings(seed=0),  # noqa: B008
 ) -> None:
-    """Hold the numbers of another implementation (an engine, a port) against ours, by layer and by
-    evaluation.
+    """Does another implementation compute the same numbers?
 
-    The folder holds cases.json and expected.safetensors; docs/validate.md describes them. Exit
-    status 1 says that something differs by more than rounding may; --write makes such a folder with
-    ours, to hold the other one to.
+    Those of an engine or a port are held against ours, by layer and by evaluation. The folder holds
+    cases.json and expected.safetensors; docs/validate.md describes them. Exit status 1 says that
+    something differs by more than rounding may; --write makes such a folder with ours, to hold the
+    other one to.
 
     Try
         sinklab validate runs/reference "The old man" --model tiny --write
@@ -90,7 +90,6 @@ def validate(
 
 validate.listed = {  # type: ignore[attr-defined]
     "group": "check",
-    "line": "Does another implementation compute the same numbers?",
     "meant": "check verify test",
     "seldom": True,
 }

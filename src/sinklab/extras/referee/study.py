@@ -44,8 +44,7 @@ class RefereeSettings(Checked):
 
 @studies.register("referee")
 class Referee(Study):
-    """Say how far rounding moves a run's texts and score, and whether two runs differ by more than
-    that.
+    """How far does rounding move a run, and do two differ by more?
 
     The first texts of RUN are written again and the margin of every choice is measured: in token
     (logit of the token less that of the runner-up), in order (score of the last position chosen
@@ -67,7 +66,6 @@ class Referee(Study):
     Settings = RefereeSettings
     listed: ClassVar[dict[str, Any]] = {
         "group": "check",
-        "line": "How far does rounding move a run, and do two differ by more?",
     }
     model = ""
 

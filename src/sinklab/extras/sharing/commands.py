@@ -24,12 +24,13 @@ AS_STORED = Reading(dtype="auto")
 def export(
     to: Path, model: str = "", reading: tyro.conf.OmitArgPrefixes[Reading] = AS_STORED
 ) -> None:
-    """Write a model into a folder that plain transformers loads, without sinklab.
+    """A model for plain transformers.
 
-    The folder holds the weights, the tokenizer, and the modules of sinklab's core that compute the
-    model and its `generate`: AutoModelForMaskedLM.from_pretrained(FOLDER, trust_remote_code=True).
-    All kinds of sink, the gate, padding and caches give the same numbers. sinklab reads the folder
-    too, and runs no code of it.
+    It is written into a folder that these load without sinklab. The folder holds the weights, the
+    tokenizer, and the modules of sinklab's core that compute the model and its `generate`:
+    AutoModelForMaskedLM.from_pretrained(FOLDER, trust_remote_code=True). All kinds of sink, the
+    gate, padding and caches give the same numbers. sinklab reads the folder too, and runs no code
+    of it.
 
     Try
         sinklab export --model tiny-sink --to exported
@@ -58,7 +59,6 @@ def export(
 export.positional = ("model",)  # type: ignore[attr-defined]
 export.listed = {  # type: ignore[attr-defined]
     "group": "share",
-    "line": "A model for plain transformers.",
     "meant": "share convert save",
 }
 export.permissions = ("to",)  # type: ignore[attr-defined]
@@ -74,10 +74,10 @@ def _model_of(model: str) -> str:
 
 @commands.register("gallery")
 def gallery(runs: Folders, out: Path = Path("site"), title: str = "Attention sinks") -> None:
-    """Make a site of run folders: an index with a card for each, and the page of each. Any static
-    host serves it.
+    """A site of runs.
 
-    Paths in run.json are shortened to their last part. The pages ask nothing of any other host.
+    An index with a card for each, and the page of each. Any static host serves it. Paths in
+    run.json are shortened to their last part. The pages ask nothing of any other host.
 
     Try
         sinklab gallery runs/plain runs/sink --out site
@@ -96,7 +96,6 @@ def gallery(runs: Folders, out: Path = Path("site"), title: str = "Attention sin
 
 gallery.listed = {  # type: ignore[attr-defined]
     "group": "share",
-    "line": "A site of runs.",
     "seldom": True,
 }
 
@@ -110,13 +109,13 @@ def push(
     dry_run: bool = False,
     reading: tyro.conf.OmitArgPrefixes[Reading] = AS_STORED,
 ) -> None:
-    """Send a model, a sink file or a run folder to the Hugging Face Hub: private, and only after
-    you have seen its files.
+    """A model, a sink or a run to the Hub, after its files were listed.
 
-    A copy is made and sent, and every file of it is listed first. Of a model it is the output of
-    `sinklab export`. Of a sink file it is the file with a card. A run becomes a data set: its
-    tables and arrays, its page, and a run.json without paths and the machine's name; claims,
-    checkpoints, models and logs stay here.
+    To the Hugging Face Hub: private, and only after you have seen its files. A copy is made and
+    sent, and every file of it is listed first. Of a model it is the output of `sinklab export`. Of
+    a sink file it is the file with a card. A run becomes a data set: its tables and arrays, its
+    page, and a run.json without paths and the machine's name; claims, checkpoints, models and logs
+    stay here.
 
     Try
         sinklab push exported OWNER/NAME --dry-run
@@ -169,7 +168,6 @@ def push(
 
 push.listed = {  # type: ignore[attr-defined]
     "group": "share",
-    "line": "A model, a sink or a run to the Hub, after its files were listed.",
     "meant": "upload publish hub",
 }
 push.permissions = ("repo", "public", "yes")  # type: ignore[attr-defined]

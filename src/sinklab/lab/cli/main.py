@@ -69,7 +69,7 @@ MORE = "more"
 
 
 def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> None:
-    """List the registry: rules, interventions, caches, studies, …, with their options.
+    """Registered rules, statistics, interventions, caches, …
 
     Try
         sinklab list
@@ -115,7 +115,7 @@ OTHERS: dict[str, Callable[..., None]] = {
 }
 """Commands that are neither a study's nor an extra's."""
 HELP = frozenset(("--help", "-h", "--help-all"))
-TRAIN = "Train a diffusion language model: from scratch, from a causal model, or its sink alone."
+TRAIN = "A model with a sink or without, or the sink alone."
 
 
 def _commands(arguments: Sequence[str]) -> dict[str, tuple[str, Callable[[], Callable[..., None]]]]:
@@ -149,15 +149,15 @@ def _first(described: Any) -> str:
 
 
 def listings() -> dict[str, dict[str, Any]]:
-    """Name of a command -> its `group` and `line` in the help, whether it is `seldom` used, and
-    words that are `meant` by it: those of the lab from options.toml, those of an extra from the
+    """Name of a command -> its `group` in the help, whether it is `seldom` used, and words that
+    are `meant` by it: those of the lab from options.toml, those of an extra from the
     attribute ``listed`` of its function or study.
     """
     found: dict[str, dict[str, Any]] = {}
-    for group, lines in WORDS["groups"].items():
-        for name, line in lines.items():
+    for group, names in WORDS["groups"].items():
+        for name in names.split():
             meant = WORDS["meant"].get(name, "")
-            found[name] = {"group": group, "line": line, "meant": meant, "seldom": name in SELDOM}
+            found[name] = {"group": group, "meant": meant, "seldom": name in SELDOM}
     for name, own in [*registry.studies.items(), *registry.commands.items()]:
         listed = carried(own, "listed")
         if listed:
@@ -169,7 +169,7 @@ def grouped(commands: Mapping[str, str], *, whole: bool = True) -> dict[str, dic
     """The commands with their lines by group.
 
     Args:
-        commands: name -> first line of the docstring, for a command that no group names.
+        commands: name -> first line of the docstring.
         whole: with those that are seldom used.
     """
     groups: dict[str, dict[str, str]] = {group: {} for group in GROUPS}
@@ -177,9 +177,9 @@ def grouped(commands: Mapping[str, str], *, whole: bool = True) -> dict[str, dic
     for name in dict.fromkeys([*known, *commands]):
         if name not in commands:
             continue
-        listed = known.get(name, {"group": MORE, "line": commands[name]})
+        listed = known.get(name, {"group": MORE})
         if whole or not listed.get("seldom", False):
-            groups.setdefault(listed["group"], {})[name] = listed["line"]
+            groups.setdefault(listed["group"], {})[name] = commands[name]
     return groups
 
 
@@ -201,8 +201,7 @@ def _no_such_command(name: str, commands: Mapping[str, str]) -> ValueError:
     """The error for a command that is not there, with the nearest one if that is known."""
     for near, listed in listings().items():
         if near in commands and name in listed.get("meant", "").split():
-            line = listed["line"]
-            return ValueError(f"unknown command {name!r}; did you mean {near!r}? {line}")
+            return ValueError(f"unknown command {name!r}; did you mean {near!r}? {commands[near]}")
     return registry.unknown("command", name, commands, "sinklab --help says what each is for")
 
 

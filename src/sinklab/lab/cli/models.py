@@ -188,12 +188,12 @@ def generate(
     reading: Reading = Reading(),  # noqa: B008 (a frozen record)
     decoding: DecodingSettings = WRITING,
 ) -> None:
-    """Write text by denoising a canvas of [MASK] tokens, or as the model writes: token after token,
-    or in canvases.
+    """Write text.
 
-    Put the model's mask token (<|mask|> in the packaged models) into a prompt and pass --new-tokens
-    0 to fill blanks instead (infilling). For a checkpoint without tokenizer files, prompts and
-    output are token ids.
+    By denoising a canvas of [MASK] tokens, or as the model writes: token after token, or in
+    canvases. Put the model's mask token (<|mask|> in the packaged models) into a prompt and pass
+    --new-tokens 0 to fill blanks instead (infilling). For a checkpoint without tokenizer files,
+    prompts and output are token ids.
 
     Try
         sinklab generate "It was a dark and stormy night"
@@ -328,8 +328,9 @@ def _written(
 
 
 def info(model: str = "", json: bool = False) -> None:
-    """Show the architecture of a model and the memory it needs, from its config.json alone; no
-    weights are read.
+    """Sizes, special ids and memory of a model; no weights are read.
+
+    From its config.json alone.
 
     Try
         sinklab info --model tiny-sink

@@ -60,13 +60,14 @@ def report(
     sink_input: Literal["received", "received_from_masked"] | None = None,
     all: bool = False,
 ) -> None:
-    """Turn run folders into one page, report.html, with tables beside it.
+    """One page of the runs: the answers, the maps, the texts.
 
-    Several runs are shown side by side, e.g. without and with a sink token. Runs of `sinklab trace`
-    give a page to explore, and three answers about each model, which are printed too: whether sinks
-    exist, which they are and whether they stay, and the cost of blocking them (from a run of
-    `sinklab curve` beside that of the trace). Runs of `sinklab train` give training curves: losses,
-    when sinks emerge, which tokens they are. Figures for a paper are drawn by `sinklab figures`.
+    It is report.html, with tables beside it. Several runs are shown side by side, e.g. without and
+    with a sink token. Runs of `sinklab trace` give a page to explore, and three answers about each
+    model, which are printed too: whether sinks exist, which they are and whether they stay, and the
+    cost of blocking them (from a run of `sinklab curve` beside that of the trace). Runs of `sinklab
+    train` give training curves: losses, when sinks emerge, which tokens they are. Figures for a
+    paper are drawn by `sinklab figures`.
 
     Try
         sinklab report runs/plain runs/sink --out runs/report
@@ -140,12 +141,11 @@ def figures(
     style: Literal["neurips", "icml", "acl", "thesis"] = "neurips",
     formats: tuple[Literal["pdf", "svg", "png"], ...] = ("pdf", "png"),
 ) -> None:
-    """Draw the figures of run folders for a paper: vector graphics of its widths, each with a
-    caption beside it.
+    """The figures of runs for a paper.
 
-    Colour scales are shared by the figures of several runs, bands are 95 % intervals over samples.
-    NAME.txt holds a caption with the samples, seeds and settings; names of files have the models in
-    them.
+    Vector graphics of its widths, each with a caption beside it. Colour scales are shared by the
+    figures of several runs, bands are 95 % intervals over samples. NAME.txt holds a caption with
+    the samples, seeds and settings; names of files have the models in them.
 
     Try
         sinklab figures runs/plain --only figure_1
@@ -185,8 +185,9 @@ def compare(
     b: Annotated[Path, tyro.conf.Positional],
     out: Path = Path("runs/compare"),
 ) -> None:
-    """Compare two runs side by side: a table of numbers on the terminal, and one page that shows
-    both.
+    """Two runs side by side.
+
+    A table of numbers on the terminal, and one page that shows both.
 
     Try
         sinklab compare runs/plain runs/sink
@@ -228,17 +229,17 @@ def table1(
     plan: Plan = Plan(),  # noqa: B008
     settings: EvalSettings = EvalSettings(tasks=("gsm8k", "humaneval")),  # noqa: B008
 ) -> None:
-    """Table 1 of the analysis paper: accuracy with the 0, 1, 5 and 10 most attended keys blocked,
-    beside the paper's.
+    """Table 1 of the analysis paper, beside the published numbers.
 
-    Every cell is a run folder of `sinklab eval`, OUT/<model>/<task>-k<K>. Cells that are there are
-    not scored again and an interrupted one goes on, so the command can be stopped and repeated. As
-    in the paper: blocks of 32, 256 new tokens for GSM8K and 512 for HumanEval, one token a step,
-    temperature 0, closed loop; --protocols sets other ways to mask beside it. Printed and written
-    to OUT: accuracy ± binomial standard error with the dose of the blocking (keys, how many of them
-    are sinks by the rule, their attention), the published numbers, and which numbers of blocked
-    keys cost more than 5 points; below, other keys of equal mass (--controls equal_mass), and which
-    of a diffusion and an autoregressive model loses more, if both have sinks and a score to lose.
+    Accuracy with the 0, 1, 5 and 10 most attended keys blocked. Every cell is a run folder of
+    `sinklab eval`, OUT/<model>/<task>-k<K>. Cells that are there are not scored again and an
+    interrupted one goes on, so the command can be stopped and repeated. As in the paper: blocks of
+    32, 256 new tokens for GSM8K and 512 for HumanEval, one token a step, temperature 0, closed
+    loop; --protocols sets other ways to mask beside it. Printed and written to OUT: accuracy ±
+    binomial standard error with the dose of the blocking (keys, how many of them are sinks by the
+    rule, their attention), the published numbers, and which numbers of blocked keys cost more than
+    5 points; below, other keys of equal mass (--controls equal_mass), and which of a diffusion and
+    an autoregressive model loses more, if both have sinks and a score to lose.
 
     With --paper the models are those of the paper, in the type of their weights. The rows to expect
     and the cost come first; files that are not on this machine are refused. HumanEval runs code
@@ -311,12 +312,11 @@ table1.hidden = ("mask_sinks", "control", "protocol")  # type: ignore[attr-defin
 
 
 def merge(runs: Folders, out: Path) -> None:
-    """Make one run of several that hold parts of the same run: on machines that share no folder, or
-    of earlier workers.
+    """One run of several that hold parts of it.
 
-    They must be of the same kind, model, settings and seed. Parts that several of them hold are
-    kept once, and refused if they differ. Their folders are removed. `--resume` writes missing
-    parts.
+    On machines that share no folder, or of earlier workers. They must be of the same kind, model,
+    settings and seed. Parts that several of them hold are kept once, and refused if they differ.
+    Their folders are removed. `--resume` writes missing parts.
 
     Try
         sinklab merge runs/here runs/there --out runs/both
@@ -334,13 +334,13 @@ def merge(runs: Folders, out: Path) -> None:
 
 
 def onetoken(runs: Folders, out: Path = Path("runs/onetoken"), metric: str | None = None) -> None:
-    """Tables 1 to 5 of the sink-token paper from your run folders, each cell beside the published
-    one.
+    """Tables 1 to 5 of the sink-token paper, likewise.
 
-    Takes folders of `sinklab train` and of `sinklab eval`, or folders above them. A benchmark run
-    is matched with the training run of the model it scored; runs that differ in their seed alone
-    are averaged. A cell that is missing is –, and the command that would fill it stands below its
-    table. Held-out losses and the share of attention on the sinks come from the training runs.
+    From your run folders, each cell beside the published one. Takes folders of `sinklab train` and
+    of `sinklab eval`, or folders above them. A benchmark run is matched with the training run of
+    the model it scored; runs that differ in their seed alone are averaged. A cell that is missing
+    is –, and the command that would fill it stands below its table. Held-out losses and the share
+    of attention on the sinks come from the training runs.
 
     Try
         sinklab onetoken runs/ --out runs/onetoken

@@ -61,8 +61,7 @@ def tour(
     all: bool = False,
     dtype: str = "float32",
 ) -> None:
-    """See attention sinks in three small trained language models, in about a minute and without a
-    download.
+    """Three small models and their sinks in a minute, without a download.
 
     The models come with this package, trained alike on public-domain English books: diffusion
     without and with one sink token, and autoregressive. Each writes eight texts while attention is

@@ -152,21 +152,20 @@ def as_it_is(frame: pd.DataFrame, summary: str = "") -> Table:
 def measured(kind: str, runs: list[Any]) -> list[Part]:
     """The cards of cards.toml, of the runs that have the data they show."""
     # One part, so that the style packs short and tall cards below each other.
-    found = [_card(kind, row, runs) for row in words_of("cards", kind)]
+    found = [_card(kind, name, row, runs) for name, row in words_of("cards", kind).items()]
     cards = [card for card in found if card is not None]
     return [_part("measured", cards)] if cards else []
 
 
-def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
-    """One card; None without sentences and figure (for training runs, without a figure)."""
+def _card(kind: str, name: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
+    """The card of a figure; None without sentences and figure (for training runs, without a
+    figure).
+    """
     title = row["title"]
-    how = row["how"]
-    figure: Figure = registered[row["figure"]]
+    figure: Figure = registered[name]
     if kind == "study":
-        runs = [run for run in runs if _has(run, row["anchor"])]
-        for run in runs[:1]:
-            how = how.replace("{rule}", run.rule_words)
-    pictures = picture(row["figure"], runs, title, row["anchor"]) if runs else []
+        runs = [run for run in runs if say.has_data(run, name)]
+    pictures = picture(name, runs, title, name) if runs else []
     sentences = say.told_of(runs, *row.get("told", ()))
     sentences += [text for name in row.get("together", ()) for text in say.told(name, runs)]
     if not pictures and (kind == "training" or not sentences):
@@ -174,14 +173,7 @@ def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
     tables = []
     if pictures and row.get("numbers", True):
         tables.append(as_it_is(figure.prepare(runs).numbers(), "numbers"))
-    return Card(title, row["anchor"], how, sentences, tables, pictures)
-
-
-def _has(run: Study, anchor: str) -> bool:
-    """Whether a study recorded the data of a card."""
-    if anchor == "heldout":
-        return run.heldout is not None
-    return bool(run.layers)
+    return Card(title, name, figure.words, sentences, tables, pictures)
 
 
 def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:

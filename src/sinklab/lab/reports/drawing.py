@@ -140,6 +140,13 @@ class Figure:
         ]
         self.__signature__ = inspect.Signature([*first, *named])
 
+    @property
+    def words(self) -> str:
+        """What it shows: its docstring without the sentences for callers."""
+        said = re.split(r"\n(?:Args|Raises):", inspect.cleandoc(self.__doc__ or ""))[0]
+        parts = re.split(r"(?<=\.) (?=[A-Z(])", " ".join(said.split()))
+        return " ".join(one for one in parts if "`" not in one and "Raises" not in one)
+
     def __call__(
         self, runs: Any, *options: Any, theme: str = "light", top: float | None = None, **named: Any
     ) -> Any:
@@ -425,11 +432,7 @@ def caption(drawn: Figure, readers: list[Any]) -> str:
     if drawn.y or drawn.prepared:
         panels = drawn.panels(readers)
     has_intervals = any(isinstance(one, Chart) and one.has_intervals for one in panels)
-    said = re.split(r"\n(?:Args|Raises):", inspect.cleandoc(drawn.__doc__ or ""))[0]
-    parts = re.split(r"(?<=\.) (?=[A-Z(])", " ".join(said.split()))
-    # without the sentences for callers
-    parts = [one for one in parts if "`" not in one and "Raises" not in one]
-    words = " ".join([*parts, *(one.words for one in panels if one.words)])
+    words = " ".join([drawn.words, *(one.words for one in panels if one.words)])
     told = statements("sinklab.lab.reports", (), file="captions.jinja")
     return " ".join(told("caption", words=words, runs=readers, has_intervals=has_intervals))
 

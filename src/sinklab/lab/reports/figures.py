@@ -32,8 +32,9 @@ HOLDERS: dict[str, str] = words_of("figures", "main_holders")
 def sink_share(axes: Axes, look: Theme) -> None:
     """Share of attention per layer (sink-token paper, Fig. 3b and 3d).
 
-    On the added sink token (full line) and on the text position that receives most (dashed), mean
-    over all queries, heads, recorded steps and samples.
+    On the added sink token (full line) and on the text position that receives most (dashed), which
+    is determined separately for every head and step; mean weight over all queries, heads, recorded
+    steps and samples.
     """
 
 
@@ -51,8 +52,8 @@ def sink_share_by_state(axes: Axes, look: Theme) -> None:
     """Share of attention that masked, committed and prompt queries give to the key that they attend
     to most, per layer.
 
-    Mean over heads, recorded steps and samples. Each state has a key of its own, which few queries
-    make stronger by chance.
+    Mean weight over heads, recorded steps and samples. Each state has a key of its own, which few
+    queries make stronger by chance. Statements without a state are about all queries.
     """
 
 
@@ -65,8 +66,8 @@ def sink_share_by_state(axes: Axes, look: Theme) -> None:
     needs="monitor",
 )
 def trained_share(axes: Axes, look: Theme) -> None:
-    """Share of attention by layer at the end: added sinks, dashed the most attended text token (as
-    Fig. 3b, 3d).
+    """Share of attention by layer at the last measurement: added sinks, dashed the most attended
+    text token (as Fig. 3b, 3d); mean over heads, queries, rows of text and mask ratios.
     """
 
 
@@ -80,7 +81,10 @@ def trained_share(axes: Axes, look: Theme) -> None:
 )
 def sink_emergence(axes: Axes, look: Theme) -> None:
     """Share of attention over steps: of the added sinks (full line), of the greatest text token of
-    a head (dashed).
+    a head (dashed), determined separately for every head and mask ratio.
+
+    Mean over layers, heads, queries, rows of text and mask ratios. Up to a dotted line, where there
+    is one, the model is the causal one of the warm start, and is measured as one.
     """
 
 
@@ -125,8 +129,8 @@ def mobility_by_layer(axes: Axes, look: Theme) -> None:
     y=(Curve("sinks", "all"), Curve("text_sinks", "on text", "--", added=True)),
 )
 def sinks_over_training(axes: Axes, look: Theme) -> None:
-    """Sinks of a head over steps: all (full line), and those among the text if added ones make
-    these differ.
+    """Keys of a head above 1 + 3 (S−1)/S times an even share, over steps, per mask ratio: all (full
+    line), and those among the text if added ones make these differ.
     """
 
 
@@ -140,8 +144,11 @@ def sinks_over_training(axes: Axes, look: Theme) -> None:
     ends=(-0.02, 1.02),
 )
 def mobility_over_training(axes: Axes, look: Theme) -> None:
-    """How much main sinks move between mask ratios, over training, 0 static to 1; dashed: among the
-    text alone.
+    """Mobility of main sinks over training: the chance that two mask ratios have that of a head at
+    different positions, 0 static to 1; dashed: among the text alone.
+
+    The text is read with 90, 70, 50, 30 and 10 % of it masked, a token once unmasked staying so.
+    Heads are weighted by the strength of their main sinks.
     """
 
 
@@ -157,8 +164,8 @@ def mobility_over_training(axes: Axes, look: Theme) -> None:
     ),
 )
 def massive_activations(axes: Axes, look: Theme) -> None:
-    """Greatest |x| of the residual stream in any layer over steps: in the text, dashed at the added
-    sinks.
+    """Greatest absolute number of the residual stream after any layer, over steps: in the text,
+    dashed at the added sinks.
     """
 
 
@@ -178,7 +185,8 @@ def trained_norms(axes: Axes, look: Theme) -> None:
     """Norm of values by layer at the end, relative to that of other text: added sinks, dashed text
     sinks (as Fig. 3a).
 
-    Both of visible text (if the monitor has no value_masked, masks are among the other text). Runs
+    Mean over heads at the last measurement. Both of visible text (if the monitor has no
+    value_masked, masks are among the other text). Runs
     of other widths and layers of other scales share one axis so; 1 is like any other token.
     """
 
@@ -248,9 +256,11 @@ def overlap_by_step(axes: Axes, look: Theme) -> None:
     ),
 )
 def value_norms(axes: Axes, look: Theme) -> None:
-    """Mean length of value vectors per layer (sink-token paper, Fig. 3a and 3c).
+    """Mean length (L2 norm) of value vectors per layer, over heads (sink-token paper, Fig. 3a, 3c).
 
-    Added sink, visible text that is a sink, other visible text in the same state, and masks.
+    Added sink, visible text that is a sink (counted once for each head that has a sink there),
+    other visible text in the same state, committed or prompt, and masks, which stand apart: they
+    differ from text in everything.
     """
 
 
@@ -285,11 +295,11 @@ BLOCKED = {
 
 @figure("heldout_loss", needs="heldout", prepared=True)
 def heldout_loss(runs: list[Study]) -> Chart:
-    """Change of held-out loss over the number of blocked columns: sinks (full line), random ones
-    (dotted).
+    """Change of held-out loss when the K columns that receive most are blocked for every query of a
+    head (full line), and when as many random ones are (dotted).
 
-    The analysis paper's Table 1 in terms of loss. Bars are 95 % intervals of the paired differences
-    over rows of text.
+    The analysis paper's Table 1 in terms of loss. Same text and noise throughout; bars are 95 %
+    intervals of the paired differences over rows of text.
     """
     frames = [run.heldout for run in runs if run.heldout is not None]
     ks = sorted({int(k) for frame in frames for k in frame["k"]})
@@ -316,7 +326,8 @@ def heldout_loss(runs: list[Study]) -> Chart:
 
 @figure("training_loss", kind="training", needs="history", prepared=True)
 def training_loss(runs: list[Training]) -> Chart:
-    """Held-out loss over steps (full line) and training loss (faint), nats per token.
+    """Held-out loss over steps (full line) and loss of the training batches (faint), in nats per
+    token.
 
     A dotted line marks the end of a causal warm start.
     """
@@ -352,8 +363,8 @@ def training_loss(runs: list[Training]) -> Chart:
     size=(4.6, 1.35),
 )
 def optimization(runs: list[Training]) -> list[Chart]:
-    """Learning rate, gradient norm and tokens per second over steps, those of them that were
-    logged.
+    """Learning rate, norm of the gradient before clipping and tokens per second over steps, those
+    of them that were logged.
     """
     panels = {
         "lr": "learning rate",

@@ -169,6 +169,13 @@ def in_short(runs: list[Any]) -> list[str]:
     return short + told_of(recorded, "twins")
 
 
+def has_data(run: Study, figure: str) -> bool:
+    """Whether a study has what a figure of the page shows: held-out losses, or attention."""
+    if figure == "heldout_loss":
+        return run.heldout is not None
+    return bool(run.layers)
+
+
 def story_of(studies: list[Study], shown: list[str]) -> list[dict[str, Any]]:
     """The opening of the page: three questions with the answer of each run, word for word that of
     `Study.answers`, and a picture if one can be drawn.
@@ -177,11 +184,10 @@ def story_of(studies: list[Study], shown: list[str]) -> list[dict[str, Any]]:
     """
     found = []
     for question, (name, row) in zip(QUESTIONS, words_of("story", "").items(), strict=True):
-        runs = [
-            run for run in studies if (run.heldout is not None if name == "cost" else run.layers)
-        ]
-        link, explored = row.get("proof", ""), [run for run in runs if run.label in shown][:2]
-        if not link and explored:
+        runs = [run for run in studies if has_data(run, row["figure"])]
+        explored = [run for run in runs if run.label in shown][:2]
+        link = row["figure"]
+        if name != "cost" and explored:
             # the heads that show it
             heads = [
                 most_mobile(run)[0][0] if name == "move" else run.measured.strongest

@@ -1,14 +1,13 @@
-// Layer by head: one number per head over the whole run; a click chooses the head.
+// Layer by head: one number per head over the whole run, a cell each; a click chooses the head.
 
-class HeadMap extends Board {
+class HeadMap {
   constructor(pane) {
-    super(pane, ".heads canvas");
+    this.pane = pane;
+    this.grid = pane.find(".grid");
     this.hovered = null;
-    this.listen({
-      pointermove: (event) => this.hover(this.box && this.cellAt(event)),
-      pointerleave: () => this.hover(null),
-      click: (event) => this.onClick(event),
-    });
+    this.grid.addEventListener("pointerover", (event) => this.hover(this.cellOf(event)));
+    this.grid.addEventListener("pointerleave", () => this.hover(null));
+    this.grid.addEventListener("click", (event) => this.onClick(this.cellOf(event)));
   }
 
   get metrics() {
@@ -25,10 +24,9 @@ class HeadMap extends Board {
     return { low: Math.min(...same.map((map) => map.low)), high: Math.max(...same.map((map) => map.high)) };
   }
 
-  buildChoices() {
-    const { run } = this.pane.sample;
-    if (this.shownRun === run) return;
-    this.shownRun = run;
+  /** Buttons of the metrics, and a row of cells for each layer; the name of a layer stands for the mean over its heads. */
+  build({ run, L, H }) {
+    this.run = run;
     this.buttons = this.metrics.map((metric, index) => {
       const button = make("button", { type: "button", title: metric.about }, metric.name);
       button.addEventListener("click", () => {
@@ -38,37 +36,26 @@ class HeadMap extends Board {
       return button;
     });
     this.pane.find(".metrics").replaceChildren(...this.buttons);
+    const named = (names) => names.map((name, place) => (wholeTicks(0, names.length - 1, 10).includes(place) ? String(name) : ""));
+    const cells = (layer) => run.heads.map((_, head) => make("i", { "data-layer": layer, "data-head": head }));
+    const rows = named(run.layers).map((name, layer) => make("div", {}, make("small", { "data-layer": layer, "data-head": MEAN }, name), ...cells(layer)));
+    const below = named(run.heads).map((name) => make("small", {}, name));
+    this.grid.replaceChildren(...rows, make("div", {}, make("small", {}, "head"), ...below));
+    this.grid.style.setProperty("--layers", L);
+    this.grid.style.setProperty("--heads", H);
   }
 
-  place(width, height) {
-    const { L, H } = this.pane.sample;
-    const left = 26;
-    const bottom = 18;
-    const wide = Math.max(Math.min((width - left - 2) / H, 44), 2);
-    // A model of few layers fills its panel, with cells at most twice as tall as wide.
-    const tall = Math.max(Math.min((height - bottom - 5) / L, 2 * wide), 2);
-    this.box = { left, top: 5, wide, tall, width: wide * H, height: tall * L };
-  }
-
-  cellAt(event) {
-    const { L, H } = this.pane.sample;
-    const [x, y] = this.at(event);
-    const head = Math.floor((x - this.box.left) / this.box.wide);
-    const layer = Math.floor((y - this.box.top) / this.box.tall);
-    if (layer < 0 || layer >= L || head >= H) return null;
-    // Left of the map stand the layers' numbers: they choose the mean over the heads.
-    return { layer, head: head < 0 ? MEAN : head };
+  cellOf(event) {
+    const { layer, head } = event.target.dataset;
+    return layer === undefined ? null : { layer: Number(layer), head: Number(head) };
   }
 
   hover(cell) {
-    this.canvas.style.cursor = cell ? "pointer" : "default";
-    if (JSON.stringify(cell) === JSON.stringify(this.hovered)) return;
     this.hovered = cell;
     app.paint();
   }
 
-  onClick(event) {
-    const cell = this.cellAt(event);
+  onClick(cell) {
     if (!cell) return;
     const { view } = this.pane;
     // A second click on the chosen head goes back to the mean of its layer.
@@ -76,66 +63,30 @@ class HeadMap extends Board {
     app.look(this.pane, cell.layer, again ? MEAN : cell.head);
   }
 
-  /** 0 to 1 on the metric's own scale. */
-  part(value) {
-    const { low, high } = this.span;
-    if (value == null) return NaN;
-    const at = this.metric.log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
-    return Math.min(Math.max(at, 0), 1);
-  }
-
-  colour(value) {
-    const part = this.part(value);
-    if (Number.isNaN(part)) return colours.of("cell");
-    return `rgb(${colours.rgb(colours.low * (colours.high / colours.low) ** part)})`;
+  colour(value, { low, high }) {
+    if (value === null) return "";
+    const part = this.metric.log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
+    return `rgb(${colours.rgb(colours.low * (colours.high / colours.low) ** clamp(part, 1))})`;
   }
 
   draw() {
     const { sample, view } = this.pane;
-    this.buildChoices();
+    if (this.run !== sample.run) this.build(sample);
     this.buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(this.metrics[i] === this.metric)));
-    const [width, height] = this.begin();
-    if (width < 40 || height < 30) return;
-    this.place(width, height);
-    const { context } = this;
-    const { left, top, wide, tall } = this.box;
-    const gap = Math.min(wide, tall) > 5 ? 1 : 0;
-    for (let layer = 0; layer < sample.L; layer++) {
-      for (let head = 0; head < sample.H; head++) {
-        context.fillStyle = this.colour(this.metric.values[layer * sample.H + head]);
-        context.fillRect(left + head * wide, top + layer * tall, wide - gap, tall - gap);
-      }
-    }
-    this.drawAxes();
-    this.outline(view.layer, view.head, colours.of("accent"), tall > 8 || view.head !== MEAN ? 2 : 1);
-    if (this.hovered) this.outline(this.hovered.layer, this.hovered.head, colours.of("ink"), 1);
-    this.say();
+    const { metric, span } = this;
+    const cells = this.grid.querySelectorAll("i");
+    const shown = [metric.name, metric.values, span.low, span.high, colours.dark].join();
+    if (shown !== this.shown) cells.forEach((cell, i) => (cell.style.backgroundColor = this.colour(metric.values[i], span)));
+    this.shown = shown;
+    this.grid.querySelector(".chosen")?.classList.remove("chosen");
+    if (view.layer !== ALL_LAYERS) (view.head === MEAN ? this.grid.children[view.layer] : cells[view.layer * sample.H + view.head]).classList.add("chosen");
+    this.say(span);
   }
 
-  drawAxes() {
-    const { sample } = this.pane;
-    const { left, top, wide, tall, height } = this.box;
-    for (const tick of wholeTicks(0, sample.L - 1, Math.min(height / 18, 12))) {
-      this.text(String(sample.run.layers[tick]), left - 6, top + (tick + 0.5) * tall, "right");
-    }
-    this.text("head", left + wide * sample.H + 4, top + height + 10);
-    for (const tick of wholeTicks(0, sample.H - 1, Math.min((wide * sample.H) / 22, 12))) {
-      this.text(String(sample.run.heads[tick]), left + (tick + 0.5) * wide, top + height + 10, "center");
-    }
-  }
-
-  outline(layer, head, colour, width) {
-    if (layer === ALL_LAYERS) return;
-    const { left, top, wide, tall } = this.box;
-    const across = head === MEAN ? this.box.width : wide;
-    this.frame(left + Math.max(head, 0) * wide - 0.5, top + layer * tall - 0.5, across, tall, colour, width);
-  }
-
-  say() {
+  say({ low, high }) {
     const { sample, view } = this.pane;
     const at = this.hovered || view;
     const { metric } = this;
-    const { low, high } = this.span;
     let text = "";
     if (at.layer !== ALL_LAYERS) {
       const row = metric.values.slice(at.layer * sample.H, (at.layer + 1) * sample.H).filter((value) => value !== null);
@@ -146,6 +97,6 @@ class HeadMap extends Board {
     }
     text += `Colours from ${number(low)} to ${number(high)}${metric.unit}${metric.log ? ", logarithmic" : ""}.`;
     this.pane.find(".heads .note").textContent = `${metric.about}. ${text}`;
-    this.canvas.setAttribute("aria-label", `${metric.about}, by layer and head. ${text}`);
+    this.grid.setAttribute("aria-label", `${metric.about}, by layer and head. ${text}`);
   }
 }

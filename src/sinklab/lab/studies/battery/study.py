@@ -200,17 +200,17 @@ def of_kind(family: str, conditions: Sequence[str]) -> tuple[str, ...]:
 
 @studies.register("battery")
 class Battery(ScoredStudy):
-    """Score the reasoning battery, six skills at four levels, with and without the most attended
-    keys.
+    """Six skills at four levels, for small models trained on them.
 
-    Arithmetic, deduction, planning, rewriting, retrieval and copying: problems are made by rule,
-    and their answers are known. Each is answered with nothing blocked, then with k keys blocked in
-    every layer and head: those that receive most, or others; beside each score stands how many of
-    them were sinks by the rule, and their attention. The result is the difference on the same
-    problems, and only if the model is able at all: train one with `sinklab train battery`, and its
-    autoregressive twin with `sinklab train battery-causal`; models that never saw such problems
-    answer none. Writes a run folder per model below OUT, tables (CSV, Markdown) and figures into
-    OUT/report. Of the conditions each model takes those of its kind.
+    The reasoning battery is scored with and without the most attended keys. Arithmetic, deduction,
+    planning, rewriting, retrieval and copying: problems are made by rule, and their answers are
+    known. Each is answered with nothing blocked, then with k keys blocked in every layer and head:
+    those that receive most, or others; beside each score stands how many of them were sinks by the
+    rule, and their attention. The result is the difference on the same problems, and only if the
+    model is able at all: train one with `sinklab train battery`, and its autoregressive twin with
+    `sinklab train battery-causal`; models that never saw such problems answer none. Writes a run
+    folder per model below OUT, tables (CSV, Markdown) and figures into OUT/report. Of the
+    conditions each model takes those of its kind.
 
     Try
         sinklab train battery-start && sinklab train battery && sinklab train battery-causal

@@ -15,7 +15,7 @@ from sinklab.lab.studies.benchmarks.study import TWO_STAGE
 
 OFFLINE = tuple(SOURCES)
 """Benchmarks that can be read from local files."""
-LIKELIHOODS = frozenset(name for name, source in SOURCES.items() if source.likelihoods)
+LIKELIHOODS = frozenset(name for name, source in SOURCES.items() if not source.writes)
 """Benchmarks that ask for likelihoods, and for no text."""
 RUNS_CODE = tuple(name for name, source in SOURCES.items() if source.runs_code)
 

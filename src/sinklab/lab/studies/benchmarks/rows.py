@@ -216,12 +216,13 @@ class Source:
     """lm-eval's own file of the task, in its package."""
     hub: str
     folders: Sequence[str]
+    """Below the data folder."""
     files: Mapping[str, Sequence[str]]
     """Split -> patterns, relative to one of the folders; the first one that is there is taken."""
     config: str | None = None
     runs_code: bool = False
-    likelihoods: bool = False
-    """Whether it asks for likelihoods, and for no text."""
+    writes: bool = False
+    """Whether it asks for text, and for no likelihoods."""
     fields: Sequence[str] = ()
     labels: Sequence[Any] | None = None
     form: str | None = None
@@ -276,7 +277,9 @@ def _packaged() -> dict[str, Source]:
     tables = tomllib.loads((files(__package__) / "tasks.toml").read_text("utf-8"))
     found = {}
     for name, own in tables.items():
-        given = tables.get(own.pop("like", ""), {}) | own
+        given = {"include": f"{name}/{name}.yaml", **tables.get(own.pop("like", ""), {}), **own}
+        named = dict.fromkeys([name, given["hub"].rpartition("/")[2], *given.get("folders", ())])
+        given["folders"] = [*named]
         words = {"task": name, "config": given.get("config")}
         given["files"] = {
             split: [pattern.format_map(words) for pattern in patterns]

@@ -229,7 +229,7 @@ class Plan(Checked):
 
 @studies.register("eval")
 class Evaluation(Study):
-    """Score a model on benchmarks, with its most attended keys or without them.
+    """Benchmarks, with the most attended keys or without them.
 
     Prompts, metrics and filters are lm-eval's own. Diffusion models write by denoising and score
     continuations by a Monte Carlo bound; autoregressive ones write token after token and score

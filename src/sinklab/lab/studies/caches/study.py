@@ -89,7 +89,7 @@ class CacheSettings(Checked):
 
 @studies.register("caches")
 class Caches(ScoredStudy):
-    """Compare block caches, with and without protected sinks, at equal budgets.
+    """Block caches with and without protected sinks, at equal budgets.
 
     Text the model has not seen is revealed block by block, and every cache is asked for the tokens
     still masked: how far are its probabilities from those computed without a cache? Also written:

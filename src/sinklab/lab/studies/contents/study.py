@@ -118,15 +118,15 @@ class ContentsSettings(DecodingSettings):
 
 @studies.register("probe")
 class Probe(Study):
-    """Read the contents of a model's sinks, those among the still-masked positions above all.
+    """The text that hidden states at sinks encode.
 
-    While the model writes, states of sinks are kept beside states of positions that are like them:
-    of the same step, layer and place (prompt, committed, block, future), with the same token if
-    there is one, as near as can be. The logit lens applies the model's own head to them; ridge
-    probes, tested on texts they have not seen, predict from them the token finally written there,
-    how much is still masked, the position, the block, the tokens written, and those that come next.
-    Everything is in a run folder, with a figure a place beside it; intervals are over texts.
-    Results of controls stand beside it.
+    Those of sinks among the still-masked positions above all. While the model writes, states of
+    sinks are kept beside states of positions that are like them: of the same step, layer and place
+    (prompt, committed, block, future), with the same token if there is one, as near as can be. The
+    logit lens applies the model's own head to them; ridge probes, tested on texts they have not
+    seen, predict from them the token finally written there, how much is still masked, the position,
+    the block, the tokens written, and those that come next. Everything is in a run folder, with a
+    figure a place beside it; intervals are over texts. Results of controls stand beside it.
 
     Sinks are few: if none is found among the masked positions, --choose strongest takes in each
     head the key of each place that receives most.

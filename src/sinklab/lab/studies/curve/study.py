@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 @studies.register("curve")
 class Curve(Study):
-    """Measure what blocking keys costs: the held-out loss with 0, 1, 2, 5, … keys blocked per head.
+    """The loss with keys blocked, in all heads or in one, and controls.
 
-    For diffusion models the masked-token loss, for autoregressive ones the next-token loss. A clean
+    Held-out loss with 0, 1, 2, 5, … keys blocked per head: for diffusion models the masked-token
+    loss, for autoregressive ones the next-token loss. A clean
     pass over the same text chooses the most attended keys (with --sink-rule those among them that
     it calls sinks); controls are as many random ones, and others of equal mass. Beside every loss
     stand the keys blocked, how many of them are sinks, the attention they held and the share really
@@ -175,7 +176,7 @@ class AblateSettings(CurveSettings):
 
 @studies.register("ablate")
 class Ablate(Curve):
-    """Short for `sinklab curve --by head`, for one more release.
+    """Short for curve --by head, for one more release.
 
     Try
         sinklab ablate --model tiny --rows 12 --length 128
@@ -199,7 +200,7 @@ class DistanceSettings(CurveSettings):
 
 @studies.register("distance")
 class DistanceStudy(Curve):
-    """Short for `sinklab curve --while writing`, for one more release.
+    """Short for curve --while writing, for one more release.
 
     Try
         sinklab distance --model tiny --rows 6 --ks 1 5

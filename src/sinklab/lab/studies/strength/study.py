@@ -65,10 +65,10 @@ class StrengthSettings(Checked):
 
 @studies.register("strength")
 class Strength(ScoredStudy):
-    """Say how strong a model's sinks are: the share of heads that give the first token more than
-    0.3 of the attention.
+    """How strong a model's sinks are, by the protocol of Gu et al.
 
-    The protocol of Gu et al. (arXiv 2410.10781): 100 sequences of 64 tokens each of natural text,
+    The share of heads that give the first token more than 0.3 of the attention. The protocol
+    (arXiv 2410.10781): 100 sequences of 64 tokens each of natural text,
     of random tokens and of one repeated token, with and without the model's start token; for
     diffusion models at several shares of masked tokens. The weight of a token is the mean over the
     queries that may see it. Read in two ways: weights averaged over the texts first, as published,

@@ -151,15 +151,15 @@ class StudySettings(DecodingSettings):
 
 @studies.register("trace")
 class Trace(Study):
-    """Record the attention every token receives at every denoising step while a model writes, in a
-    run folder.
+    """Record the attention that tokens receive while a model writes.
 
-    The run folder holds run.json, Parquet tables and safetensors arrays; `sinklab report` turns it
-    into a page, pandas reads it as it is. Each sample is saved when it is complete: an interrupted
-    run can be read, and --resume continues it. Autoregressive models are traced too, on top of
-    their own KV cache. Under `accelerate launch` the prompts are sharded over the processes and
-    their folders merged. More is asked for: two controls (--twin), texts with sinks blocked
-    (--mask-sinks), and held-out loss with sinks blocked (--heldout).
+    Of every token at every denoising step, in a run folder: it holds run.json, Parquet tables and
+    safetensors arrays; `sinklab report` turns it into a page, pandas reads it as it is. Each sample
+    is saved when it is complete: an interrupted run can be read, and --resume continues it.
+    Autoregressive models are traced too, on top of their own KV cache. Under `accelerate launch`
+    the prompts are sharded over the processes and their folders merged. More is asked for: two
+    controls (--twin), texts with sinks blocked (--mask-sinks), and held-out loss with sinks blocked
+    (--heldout).
 
     Try
         sinklab trace "The house stood at the end of a" --out runs/house && sinklab report \\
