@@ -113,7 +113,9 @@ def test_the_command_of_a_plug_in_stands_in_a_group_of_its_own():
     ("word", "command"), [("watch", "trace"), ("hide", "curve"), ("benchmark", "eval")]
 )
 def test_another_word_for_a_command_names_it(word, command, capsys):
-    assert f"did you mean '{command}'? {listings()[command]['line']}" in error_of(word, capsys)
+    assert f"did you mean '{command}'? {studies[command].__doc__.splitlines()[0]}" in error_of(
+        word, capsys
+    )
 
 
 def test_words_for_commands_name_commands_once():
