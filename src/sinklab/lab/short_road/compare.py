@@ -23,7 +23,7 @@ from sinklab.lab.analysis.strongest import STRONG
 from sinklab.lab.analysis.verdicts import Verdict, holm
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.checkpoints.loading import Loaded
-from sinklab.lab.scoring.heldout import BATCH, under_arms
+from sinklab.lab.scoring.heldout import BATCH, heldout_rows, under_arms
 from sinklab.lab.scoring.requests import (
     check_positions,
     digest,
@@ -32,9 +32,12 @@ from sinklab.lab.scoring.requests import (
     scoring_edits,
 )
 from sinklab.lab.scoring.settings import LikelihoodSettings
+from sinklab.lab.studies.base import heldout_text
 
 NONE = "none"
 """Arm without edits, which every comparison has."""
+TEXTS, LENGTH = 8, 64
+"""Texts that are compared when none are given, and tokens of each."""
 Edits = Intervention | str | Sequence[Intervention | str]
 
 
@@ -160,7 +163,7 @@ def _sentence(line: dict[str, Any], cost: Estimate, holds: bool | None, *, is_pa
 def compare(
     lm: Loaded,
     arms: Mapping[str, Edits],
-    texts: Sequence[str | Sequence[int]],
+    texts: Sequence[str | Sequence[int]] | None,
     *,
     read: str | Sequence[int] = "all",
     samples: int = 32,
@@ -174,6 +177,9 @@ def compare(
             f"a comparison needs arms with names, and {NONE!r} is always one; got "
             f"{', '.join(map(repr, arms)) or 'no arm'}"
         )
+    if texts is None:
+        rows = heldout_rows(lm, heldout_text(None), rows=TEXTS, length=LENGTH)
+        texts = rows.ids_RS.tolist()
     if isinstance(texts, str) or not len(texts):
         raise ValueError("texts must be several, and each of them a text or a list of ids")
     models: dict[str, Loaded] = {"": lm}

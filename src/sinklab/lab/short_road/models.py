@@ -234,7 +234,7 @@ class LM(loading.Loaded):
     def compare(
         self,
         arms: Mapping[str, Any],
-        texts: Sequence[str | Sequence[int]],
+        texts: Sequence[str | Sequence[int]] | None = None,
         *,
         read: str | Sequence[int] = "all",
         samples: int = 32,
@@ -244,7 +244,8 @@ class LM(loading.Loaded):
     ) -> Comparison:
         """Score texts under several arms, each a set of edits, and with no edit: what each costs.
 
-            costs = lm.compare({"sinks": "mask_sinks:k=1"}, texts)
+            sinks = TopKeys(1)
+            costs = lm.compare({"sinks": BlockKeys(sinks), "random": BlockKeys(Random(sinks))})
             costs.summary()
 
         All arms read the same masks, so that their differences are paired. Losses are those of
@@ -252,7 +253,8 @@ class LM(loading.Loaded):
 
         Args:
             arms: name -> an edit, its text, or several that act together.
-            texts: texts, or lists of token ids.
+            texts: texts, or lists of token ids; eight stretches of the excerpt in the package, of
+                64 tokens each, when left out.
             read: positions of the tokens whose loss counts: "all", "from32" (from position 32 on)
                 or numbers.
             samples: masks of a text for a diffusion model.
