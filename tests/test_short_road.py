@@ -95,6 +95,7 @@ def test_it_writes_as_its_kind_writes(tmp_path):
     filled = lm.generate("The <|mask|> sea", 0)
     assert filled.startswith("The ") and filled.endswith(" sea") and "mask" not in filled
     refused("no known chat format", lm.generate, "The old", chat=True)
+    refused("2 texts", lm.generate, ["The old", "sea"])
     with pytest.raises(TypeError, match="generate has no option 'heat'"):
         lm.generate("The old", heat=1)
     causal = LM(**vars(tiny_llama()))

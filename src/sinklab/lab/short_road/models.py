@@ -119,7 +119,8 @@ class LM(loading.Loaded):
                 DiffusionGemma.
 
         Raises:
-            ValueError: for a chat format that is absent, and for settings that make no sense.
+            ValueError: for several prompts, a chat format that is absent, and for settings that
+                make no sense.
             TypeError: for an option that does not exist.
         """
         import torch
@@ -128,10 +129,13 @@ class LM(loading.Loaded):
         from sinklab.lab.scoring.writing import closed
         from sinklab.lab.studies.base import text_of
 
-        ids, model = (
-            encode(self, prompt, chat).ids if isinstance(prompt, str) else prompt,
-            cast(Any, self.model),
-        )
+        model = cast(Any, self.model)
+        ids = encode(self, prompt, chat).ids if isinstance(prompt, str) else prompt
+        if any(isinstance(one, str) for one in ids):
+            raise ValueError(
+                f"generate continues one prompt, a text or token ids, got {len(ids)} texts: call "
+                "it for each, or watch them together"
+            )
         if new_tokens == 0:
             if self.family != "diffusion" or not hasattr(model, "denoise"):
                 fact = f"0 new tokens fill the masks of a prompt, and {self.name} has none"
