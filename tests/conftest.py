@@ -10,6 +10,7 @@ os.environ.update(
 )
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,6 +37,25 @@ LONGEST = (
     "test_every_write",
 )
 """modules with tests of 20 s and more"""
+
+
+@pytest.fixture
+def scratch():
+    """Lets registries forget afterwards what a test registers, and loads examples as plug-ins."""
+    from sinklab.core.registry import load_plugin
+
+    with pytest.MonkeyPatch.context() as patch:
+
+        def begin(*registries, example=None):
+            for registry in registries:
+                patch.setattr(registry, "_classes", dict(registry._all()))
+            if example:
+                sys.modules.pop(f"sinklab_plugin_{example}", None)
+                load_plugin(Path(__file__).parents[1] / "examples" / f"{example}.py")
+
+        yield begin
+    for name in [name for name in sys.modules if name.startswith("sinklab_plugin_")]:
+        del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)

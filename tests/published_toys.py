@@ -42,28 +42,6 @@ LLADA = {
     "torch_dtype": "bfloat16",
     "weight_tying": False,
 }
-DREAM = {
-    "architectures": ["DreamModel"],
-    "model_type": "Dream",
-    "bos_token_id": 300,
-    "eos_token_id": 1,
-    "hidden_act": "silu",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "mask_token_id": 301,
-    "max_position_embeddings": 64,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "pad_token_id": 1,
-    "rms_norm_eps": 1e-6,
-    "rope_scaling": None,
-    "rope_theta": 1000000.0,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "vocab_size": 310,
-}
 SMDM = {
     "name": "Diff_LLaMA_toy",
     "padded_vocab_size": 60,
@@ -104,6 +82,16 @@ _DECODER = {
     "transformers_version": "4.57.0",
     "use_cache": True,
     "vocab_size": 310,
+}
+DREAM = {
+    **_DECODER,
+    "architectures": ["DreamModel"],
+    "model_type": "Dream",
+    "bos_token_id": 300,
+    "mask_token_id": 301,
+    "pad_token_id": 1,
+    "sliding_window": None,
+    "use_sliding_window": False,
 }
 _QWEN = {
     "layer_types": ["full_attention", "full_attention"],
@@ -164,6 +152,9 @@ UNSAID = {
 """What the tokenizer of a format calls [MASK], without naming it as its mask token."""
 
 
+NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
 def adapted_shapes(config):
     """Tensor names of a decoder under a name of its own, written out independently of the
     reader.
@@ -179,20 +170,13 @@ def adapted_shapes(config):
         here = f"model.layers.{i}."
         for one, rows in (("q", queries), ("k", keys), ("v", keys)):
             shapes[f"{here}self_attn.{one}_proj.weight"] = (rows, width)
-            if kind in ("a2d-qwen2", "Fast_dLLM_Qwen"):
+            if kind in ("a2d-qwen2", "Fast_dLLM_Qwen", "Dream"):
                 shapes[f"{here}self_attn.{one}_proj.bias"] = (rows,)
         if kind in ("a2d-qwen3", "sdar"):
             shapes |= {f"{here}self_attn.{one}_norm.weight": (head,) for one in "qk"}
         shapes[here + "self_attn.o_proj.weight"] = (width, queries)
-        shapes |= {
-            f"{here}mlp.{one}_proj.weight": (config["intermediate_size"], width)
-            for one in ("gate", "up")
-        }
-        shapes[here + "mlp.down_proj.weight"] = (width, config["intermediate_size"])
-        shapes |= {
-            f"{here}{norm}.weight": (width,)
-            for norm in ("input_layernorm", "post_attention_layernorm")
-        }
+        shapes |= _mlp_shapes(here + "mlp.", width, config["intermediate_size"])
+        shapes |= {f"{here}{norm}.weight": (width,) for norm in NORMS}
     return (
         shapes
         if config["tie_word_embeddings"]
@@ -202,65 +186,49 @@ def adapted_shapes(config):
 
 # the second layer is dense; the shared expert and the bias are what no published checkpoint has
 LLADA_MOE = {
+    **_DECODER,
     "architectures": ["LLaDAMoEModelLM"],
     "model_type": "llada",
     "attention_bias": False,
     "clip_qkv": None,
     "dense_intermediate_size": 48,
-    "eos_token_id": 1,
     "expert_intermediate_size": 12,
-    "hidden_act": "silu",
-    "hidden_size": 32,
     "mask_token_id": 59,
-    "max_position_embeddings": 64,
     "moe_layer_freq": [1, 0, 1],
     "moe_router_enable_expert_bias": False,
     "moe_router_score_function": "softmax",
     "norm_topk_prob": None,
-    "num_attention_heads": 4,
     "num_experts": 6,
     "num_experts_per_tok": 2,
     "num_hidden_layers": 3,
-    "num_key_value_heads": 2,
     "pad_token_id": 1,
     "partial_rotary_factor": 1,
     "qk_layernorm": True,
     "rms_norm_eps": 1e-5,
-    "rope_scaling": None,
     "rope_theta": 50000,
     "routed_scaling_factor": 1,
     "shared_expert_intermediate_size": None,
-    "tie_word_embeddings": False,
     "vocab_size": 60,
 }
 LLADA2 = {
+    **_DECODER,
     "architectures": ["LLaDA2MoeModelLM"],
     "model_type": "llada2_moe",
-    "eos_token_id": 1,
     "first_k_dense_replace": 1,
     "head_dim": 16,
-    "hidden_act": "silu",
-    "hidden_size": 32,
-    "intermediate_size": 48,
     "mask_token_id": 59,
-    "max_position_embeddings": 64,
     "moe_intermediate_size": 12,
     "n_group": 4,
     "norm_topk_prob": True,
-    "num_attention_heads": 4,
     "num_experts": 8,
     "num_experts_per_tok": 3,
     "num_hidden_layers": 3,
-    "num_key_value_heads": 2,
     "num_shared_experts": 2,
     "pad_token_id": 1,
     "partial_rotary_factor": 0.5,
-    "rms_norm_eps": 1e-6,
-    "rope_scaling": None,
     "rope_theta": 600000,
     "routed_scaling_factor": 2.5,
     "score_function": "sigmoid",
-    "tie_word_embeddings": False,
     "topk_group": 2,
     "use_bias": False,
     "use_qk_norm": True,
@@ -323,28 +291,6 @@ def llada_shapes(config):
     if not config["weight_tying"]:
         shapes["model.transformer.ff_out.weight"] = (config["embedding_size"], width)
     return shapes
-
-
-def dream_shapes(config):
-    width, inner = config["hidden_size"], config["intermediate_size"]
-    keys = width // config["num_attention_heads"] * config["num_key_value_heads"]
-    shapes = {
-        "model.embed_tokens.weight": (config["vocab_size"], width),
-        "model.norm.weight": (width,),
-    }
-    for i in range(config["num_hidden_layers"]):
-        here = f"model.layers.{i}."
-        for kind, rows in (("q", width), ("k", keys), ("v", keys)):
-            shapes[f"{here}self_attn.{kind}_proj.weight"] = (rows, width)
-            shapes[f"{here}self_attn.{kind}_proj.bias"] = (rows,)
-        shapes[here + "self_attn.o_proj.weight"] = (width, width)
-        shapes |= {f"{here}mlp.{kind}_proj.weight": (inner, width) for kind in ("gate", "up")}
-        shapes[here + "mlp.down_proj.weight"] = (width, inner)
-        shapes |= {
-            f"{here}{norm}.weight": (width,)
-            for norm in ("input_layernorm", "post_attention_layernorm")
-        }
-    return {**shapes, "lm_head.weight": (config["vocab_size"], width)}
 
 
 def smdm_shapes(config, sink=0, gate=False):
@@ -417,10 +363,7 @@ def llada_moe_shapes(config):
         ):
             shapes[f"{here}self_attn.{kind}_proj.weight"] = shape
         shapes |= {f"{here}self_attn.{kind}_norm.weight": (head,) for kind in "qk"}
-        shapes |= {
-            f"{here}{norm}.weight": (width,)
-            for norm in ("input_layernorm", "post_attention_layernorm")
-        }
+        shapes |= {f"{here}{norm}.weight": (width,) for norm in NORMS}
         if not is_moe:
             shapes |= _mlp_shapes(here + "mlp.", width, config["dense_intermediate_size"])
             continue
@@ -450,10 +393,7 @@ def llada2_shapes(config):
             shapes[here + "attention.query_key_value.bias"] = (queries + 2 * keys,)
         shapes[here + "attention.dense.weight"] = (width, queries)
         shapes |= {f"{here}attention.{kind}_layernorm.weight": (head,) for kind in ("query", "key")}
-        shapes |= {
-            f"{here}{norm}.weight": (width,)
-            for norm in ("input_layernorm", "post_attention_layernorm")
-        }
+        shapes |= {f"{here}{norm}.weight": (width,) for norm in NORMS}
         if i < config["first_k_dense_replace"]:
             shapes |= _mlp_shapes(here + "mlp.", width, config["intermediate_size"])
             continue
@@ -473,6 +413,12 @@ def random_tensors(shapes, seed=0, dtype=torch.float32):
         name: (torch.randn(shape, generator=generator) * 0.2 + (len(shape) == 1)).to(dtype)
         for name, shape in shapes.items()
     }
+
+
+def made(folder, config, shapes, shards=1):
+    """The folder of a checkpoint with random weights, and these."""
+    tensors = random_tensors(shapes)
+    return write(folder, config, tensors, shards), tensors
 
 
 def write(folder, config, tensors, shards=1):
@@ -497,32 +443,27 @@ def write(folder, config, tensors, shards=1):
 
 def llada(folder, shards=1, **fields):
     config = {**LLADA, **fields}
-    tensors = random_tensors(llada_shapes(config))
-    return write(folder, config, tensors, shards), tensors
+    return made(folder, config, llada_shapes(config), shards)
 
 
 def dream(folder, **fields):
     config = {**DREAM, **fields}
-    tensors = random_tensors(dream_shapes(config))
-    return write(folder, config, tensors), tensors
+    return made(folder, config, adapted_shapes(config))
 
 
 def adapted(folder, name, **fields):
     config = {**_DECODER, **ADAPTED[name], **fields}
-    tensors = random_tensors(adapted_shapes(config))
-    return write(folder, config, tensors), tensors
+    return made(folder, config, adapted_shapes(config))
 
 
 def smdm(folder, sink=0, gate=False, **fields):
     config = {**SMDM, **fields}
-    tensors = random_tensors(smdm_shapes(config, sink, gate))
-    return write(folder, config, tensors), tensors
+    return made(folder, config, smdm_shapes(config, sink, gate))
 
 
 def mdlm(folder, **fields):
     config = {**MDLM, **fields}
-    tensors = random_tensors(dit_shapes(config))
-    return write(folder, config, tensors), tensors
+    return made(folder, config, dit_shapes(config))
 
 
 def bd3lm(folder, **fields):
@@ -537,14 +478,12 @@ def bd3lm(folder, **fields):
 
 def llada_moe(folder, shards=1, **fields):
     config = {**LLADA_MOE, **fields}
-    tensors = random_tensors(llada_moe_shapes(config))
-    return write(folder, config, tensors, shards), tensors
+    return made(folder, config, llada_moe_shapes(config), shards)
 
 
 def llada2(folder, shards=1, **fields):
     config = {**LLADA2, **fields}
-    tensors = random_tensors(llada2_shapes(config))
-    return write(folder, config, tensors, shards), tensors
+    return made(folder, config, llada2_shapes(config), shards)
 
 
 def poison(folder):

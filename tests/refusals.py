@@ -9,5 +9,10 @@ import pytest
 def refused(fragment: str, call: Callable, /, *given: Any, **options: Any) -> None:
     """Check that a call is refused by a ValueError whose message has this fragment."""
     __tracebackhide__ = True
-    with pytest.raises(ValueError, match=fragment):
+    with refusing(fragment):
         call(*given, **options)
+
+
+def refusing(fragment: str) -> Any:
+    """A block that is refused by a ValueError whose message has this fragment."""
+    return pytest.raises(ValueError, match=fragment)

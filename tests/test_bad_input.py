@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 import sinklab
 from commands import error_of
 from launched import PATIENCE
-from refusals import refused
+from refusals import refused, refusing
 from sinklab.core import registry
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.checkpoints import tokens
@@ -414,7 +414,7 @@ def test_pipes_in_a_run_folder_are_not_waited_for(run, tmp_path):
     for name in ("generations.parquet", "attention.safetensors"):
         (copied / name).unlink()
         os.mkfifo(copied / name)
-        with watched(name), pytest.raises(ValueError, match=f"{name} is missing"):
+        with watched(name), refusing(f"{name} is missing"):
             open_run(copied)
         shutil.copyfile(run / name, tmp_path / name)
         os.replace(tmp_path / name, copied / name)

@@ -1,15 +1,12 @@
 """Tiny diffusion models, built in process; the tokenizer that goes with them is the lab's."""
 
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import LlamaConfig
 
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-
-if TYPE_CHECKING:
-    pass
+from tiny_models import SIZES
 
 TEXT = (
     "The old man sat by the sea, and the boy looked at the boats. “Will it rain?” he said; the "
@@ -31,16 +28,10 @@ def tiny_backbone(context=64, **changes):
     """Two layers, 32 wide, with weights large enough that attention is not uniform."""
     fields = {
         "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
         "max_position_embeddings": context,
-        "initializer_range": 0.3,
         "bos_token_id": None,
     }
-    return LlamaConfig(**(fields | changes))
+    return LlamaConfig(**SIZES | fields | changes)
 
 
 def tiny_model(sink=0, *, seed=0, context=64, **settings):

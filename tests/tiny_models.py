@@ -9,6 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    # Wide weights make attention uneven enough for rankings to be clear.
+    "initializer_range": 0.3,
+}
+"""Fields of a tiny decoder of transformers, but for its vocabulary."""
+NO_ENDS = {"pad_token_id": 0, "eos_token_id": None, "bos_token_id": None}
+
 
 def llama(*, causal=False, kv_heads=2, kind="llama", attention="sdpa"):
     """A two-layer decoder with four query heads; kv_heads < 4 makes transformers use enable_gqa."""
@@ -18,21 +31,8 @@ def llama(*, causal=False, kv_heads=2, kind="llama", attention="sdpa"):
         "llama": (LlamaConfig, LlamaForCausalLM),
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     }[kind]
-    config = config_class(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        eos_token_id=None,
-        bos_token_id=None,
-        attn_implementation=attention,
-        # Wide weights make attention uneven enough for rankings to be clear.
-        initializer_range=0.3,
-    )
+    given = {"vocab_size": 50, "num_key_value_heads": kv_heads, "attn_implementation": attention}
+    config = config_class(**SIZES | NO_ENDS | given)
     config.is_causal = causal
     torch.manual_seed(3)
     return model_class(config).eval()

@@ -1,9 +1,8 @@
 import numpy as np
-import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from refusals import refused
+from refusals import refused, refusing
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.lab.analysis import (
     jaccard,
@@ -116,5 +115,5 @@ def test_sinks_per_layer_trend_and_errors():
     refused(
         "One sink flag per score", sinks_per_layer, np.zeros((1, 5, 1, 8), dtype=bool), received
     )
-    with pytest.raises(ValueError, match="got 5 and 1 layers"):
+    with refusing("got 5 and 1 layers"):
         found + one

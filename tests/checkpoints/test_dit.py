@@ -218,22 +218,6 @@ def test_what_is_not_built_is_refused_by_name(tmp_path, kind, what):
     refused(message, act, folder)
 
 
-@pytest.mark.parametrize(
-    "kind, fields, message",
-    [
-        ("mdlm", {"time_conditioning": True}, "mdlm checkpoint has time_conditioning = True"),
-        ("bd3lm", {"cross_attn": False}, "bd3lm checkpoint has cross_attn = False"),
-        ("bd3lm", {"adaln": False}, "bd3lm checkpoint has adaln = False"),
-        ("bd3lm", {"block_size": None}, "a bd3lm checkpoint needs 'block_size'"),
-        ("mdlm", {"cond_dim": None}, "a mdlm checkpoint needs 'cond_dim'"),
-    ],
-)
-def test_what_the_config_says_and_nobody_computes_is_refused(tmp_path, kind, fields, message):
-    folder = getattr(toys, kind)(tmp_path)[0]
-    toys.write(folder, {**getattr(toys, kind.upper()), **fields}, {})
-    refused(message, load, folder)
-
-
 def test_samplers_and_losses_refuse_what_they_cannot_do(tmp_path):
     mdlm, bd3lm = toy(tmp_path, "mdlm").model, toy(tmp_path, "bd3lm").model
     generator = torch.Generator()

@@ -25,6 +25,7 @@ from sinklab.core.registry import load_plugin, sinks
 from sinklab.extras.sharing import export, exporting
 from sinklab.lab.checkpoints import Loaded, load
 from tiny_diffusion import save_tiny, tiny_loaded, tiny_tokenizer
+from tiny_models import SIZES
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 KINDS = {
@@ -92,11 +93,9 @@ save_file(found, sys.argv[2])
 
 
 @pytest.fixture
-def keys(monkeypatch):
-    """The sink kind of the example, which is forgotten afterwards."""
-    monkeypatch.setattr(sinks, "_classes", {**sinks._all()})
-    monkeypatch.delitem(sys.modules, "sinklab_plugin_add_a_sink", raising=False)
-    load_plugin(EXAMPLES / "add_a_sink.py")
+def keys(scratch):
+    """The sink kind of the example."""
+    scratch(sinks, example="add_a_sink")
 
 
 def moved(loaded):
@@ -334,8 +333,8 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path, monkeyp
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_plug_in_that_uses_the_whole_package_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(sinks, "_classes", {**sinks._all()})
+def test_a_plug_in_that_uses_the_whole_package_is_refused(tmp_path, scratch):
+    scratch(sinks)
     text = (
         (EXAMPLES / "add_a_sink.py")
         .read_text("utf-8")
@@ -348,13 +347,7 @@ def test_a_plug_in_that_uses_the_whole_package_is_refused(tmp_path, monkeypatch)
 
 
 def test_other_decoders_are_exported_too(tmp_path):
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-    }
-    backbone = Qwen2Config(vocab_size=60, num_key_value_heads=2, **sizes)
+    backbone = Qwen2Config(vocab_size=60, **SIZES)
     model = DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=59)).eval()
     folder = export(Loaded(model, None, "toy", None, "diffusion"), tmp_path / "exported")
     assert torch.equal(load(folder).model.lm_head.weight, model.lm_head.weight)

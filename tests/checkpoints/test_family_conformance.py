@@ -1,8 +1,7 @@
 """The conformance suites of `sinklab.lab.testing`, over every built-in and every example."""
 
 import functools
-import sys
-from pathlib import Path
+import json
 
 import pytest
 import transformers
@@ -22,19 +21,19 @@ from transformers import (
 
 import published_toys as toys
 from refusals import refused
-from sinklab.core.registry import families, load_plugin
+from sinklab.core.registry import families
+from sinklab.lab.checkpoints import families as readers
 from sinklab.lab.checkpoints import load
 from sinklab.lab.testing import check_family
 from tiny_diffusion import save_tiny
 from tiny_gemma import save_gemma
 from tiny_masked import FAMILIES as MASKED
 from tiny_masked import save_masked
+from tiny_models import SIZES
 
 pytestmark = pytest.mark.ring("extras")
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+SIZES = {**SIZES, "vocab_size": 60}
 EXPERTS = {"moe_intermediate_size": 12, "num_experts_per_tok": 2}
 OWN = {"shared_expert_intermediate_size": 20, "moe_router_enable_expert_bias": True}
 FAMILIES = {
@@ -83,12 +82,54 @@ def test_a_family_conforms(tmp_path, name):
     check_family(name, tmp_path / "m")
 
 
+REFUSED = {
+    "llada": {
+        "alibi": True,
+        "layer_norm_type": "default",
+        "block_type": "sequential",
+        "scale_logits": True,
+        "attention_layer_norm": True,
+        "input_emb_norm": True,
+        "rope": False,
+        "rope_scaling": {"type": "linear", "factor": 4.0},
+        "include_bias": True,
+        "activation_type": "swiglu",
+        "residual_dropout": 0.1,
+    },
+    "dream": {"use_sliding_window": True, "use_mrope": True, "rope_theta": None},
+    "smdm": {"_norm_class": "LayerNorm", "rotary_percentage": 0.25},
+    "illada": {"layer_norm_eps": 1e-5, "rope_scaling": {"type": "linear"}, "resid_pdrop": 0.1},
+    "llada_moe": {
+        "clip_qkv": 8.0,
+        "qk_layernorm": False,
+        "partial_rotary_factor": 0.5,
+        "expert_intermediate_size": None,
+    },
+    "llada2": {
+        "use_bias": True,
+        "use_qk_norm": False,
+        "use_sliding_window": True,
+        "num_shared_experts": None,
+        "n_group": None,
+    },
+    "mdlm": {"time_conditioning": True, "cond_dim": None},
+    "bd3lm": {"cross_attn": False, "adaln": False, "block_size": None},
+}
+"""Values under which a family computes something else, or cannot."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_family_cannot_be_here_is_refused_by_name(tmp_path, name):
+    FAMILIES[name](tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for field, value in REFUSED[name].items():
+        refused(field, readers.read, {**config, field: value}, name)
+
+
 @pytest.fixture
-def toy(monkeypatch, tmp_path):
+def toy(scratch, tmp_path):
     """A checkpoint of the example's family, which is forgotten afterwards."""
-    monkeypatch.setattr(families, "_classes", {**families._all()})
-    monkeypatch.delitem(sys.modules, "sinklab_plugin_add_a_family", raising=False)
-    load_plugin(EXAMPLES / "add_a_family.py")
+    scratch(families, example="add_a_family")
     plan = (family := families["toy"]()).read(
         {"width": 32, "depth": 2, "heads": 4, "words": 50}, None
     )
@@ -132,7 +173,3 @@ def test_a_family_that_does_not_conform_is_seen(tmp_path, monkeypatch, wrong, me
     monkeypatch.setattr(families, "_classes", {**families._all(), "llada": wrong})
     with pytest.raises(AssertionError, match=message):
         check_family("llada", toys.llada(tmp_path / "m")[0])
-
-
-def test_the_example_is_short():
-    assert len((EXAMPLES / "add_a_family.py").read_text("utf-8").splitlines()) <= 60

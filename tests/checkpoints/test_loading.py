@@ -11,9 +11,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import published_toys as toys
 import sinklab
-from refusals import refused
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.lab.checkpoints import Loaded, describe, materialize
+from refusals import refused, refusing
+from sinklab.core.models import DiffusionLMConfig
+from sinklab.lab.checkpoints import describe, materialize
 from sinklab.lab.checkpoints.loading import load
 from sinklab.lab.checkpoints.published import PACKAGED
 from sinklab.lab.records import open_run, weights_hash
@@ -23,23 +23,6 @@ from tiny_diffusion import save_tiny, tiny_model, tiny_tokenizer
 
 def edit(path, **fields):
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
-@pytest.mark.parametrize("sink", [0, 2])
-def test_a_folder_comes_back_bit_for_bit(tmp_path, sink):
-    model = tiny_model(sink, gate="elementwise")
-    save_tiny(tmp_path / "m", sink, gate="elementwise")
-    loaded = sinklab.load(tmp_path / "m")
-    assert isinstance(loaded, Loaded)
-    assert isinstance(loaded.model, DiffusionLM)
-    assert (loaded.family, loaded.name, loaded.revision) == ("diffusion", str(tmp_path / "m"), None)
-    assert not loaded.model.training
-    assert loaded.tokenizer.mask_token_id == loaded.model.config.mask_token_id
-    ours, theirs = loaded.model.state_dict(), model.state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    ids = torch.arange(3, 12)[None]
-    assert torch.equal(loaded.model(ids).logits, model(ids).logits)
 
 
 def test_a_gate_that_gets_a_bias_keeps_its_weight(tmp_path):
@@ -153,44 +136,9 @@ def test_a_model_without_a_tokenizer_takes_ids(tmp_path):
     refused("no tokenizer that can be read", load, tmp_path)
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_the_code_of_a_checkpoint_is_never_run(tmp_path, ours):
-    """It is imported by nobody, whatever its config asks for."""
-    save_tiny(tmp_path) if ours else save_causal(tmp_path, tokenizer=tiny_tokenizer())
-    ran = tmp_path / "ran"
-    for module in ("modeling_x", "configuration_x", "tokenization_x"):
-        (tmp_path / f"{module}.py").write_text(
-            f"open({str(ran)!r}, 'w')\nraise RuntimeError('code was run')"
-        )
-    edit(
-        tmp_path / "config.json",
-        auto_map={
-            "AutoConfig": "configuration_x.Config",
-            "AutoModel": "modeling_x.Model",
-            "AutoModelForCausalLM": "modeling_x.Model",
-        },
-    )
-    edit(
-        tmp_path / "tokenizer_config.json",
-        auto_map={"AutoTokenizer": ["tokenization_x.Tokenizer", None]},
-    )
-    loaded = load(tmp_path)
-    assert loaded.family == ("diffusion" if ours else "autoregressive")
-    assert not ran.exists()
-
-
 def test_an_architecture_that_comes_as_code_is_refused_and_not_run(tmp_path):
-    save_tiny(tmp_path)
-    ran = tmp_path / "ran"
-    (tmp_path / "configuration_x.py").write_text(
-        f"open({str(ran)!r}, 'w')\nraise RuntimeError('code was run')"
-    )
-    edit(
-        tmp_path / "config.json",
-        model_type="newcomer",
-        architectures=["X"],
-        auto_map={"AutoConfig": "configuration_x.Config"},
-    )
+    ran = toys.poison(save_tiny(tmp_path))
+    edit(tmp_path / "config.json", model_type="newcomer", architectures=["X"])
     refused(r"'newcomer' model \(X\)", load, tmp_path)
     assert not ran.exists()
 
@@ -393,7 +341,7 @@ def test_a_folder_of_smdms_training_says_which_config_it_needs(tmp_path):
         r"padded_vocab_size, n_embd"
     )
     for call in (load, describe):
-        with pytest.raises(ValueError, match=message) as caught:
+        with refusing(message) as caught:
             call(folder)
     # the fields it names are enough
     names = (

@@ -79,50 +79,6 @@ def test_fused_and_interleaved_projections(tmp_path, sink, gate):
     assert model(torch.arange(40)[None]).logits.shape == (1, 40, 61)
 
 
-@pytest.mark.parametrize(
-    "field, value",
-    [
-        ("alibi", True),
-        ("layer_norm_type", "default"),
-        ("block_type", "sequential"),
-        ("scale_logits", True),
-        ("attention_layer_norm", True),
-        ("input_emb_norm", True),
-        ("rope", False),
-        ("include_bias", True),
-        ("activation_type", "swiglu"),
-        ("residual_dropout", 0.1),
-    ],
-)
-def test_what_llada_cannot_be_here_is_refused_by_name(tmp_path, field, value):
-    folder, _ = toys.llada(tmp_path, **{field: value})
-    refused(f"checkpoint has {field} = {value!r}", load, folder)
-
-
-@pytest.mark.parametrize(
-    "make, fields, message",
-    [
-        (
-            toys.dream,
-            {"use_sliding_window": True},
-            "dream checkpoint has use_sliding_window = True",
-        ),
-        (toys.dream, {"use_mrope": True}, "dream checkpoint has use_mrope = True"),
-        (toys.dream, {"rope_theta": None}, "a dream checkpoint needs 'rope_theta'"),
-        (toys.smdm, {"_norm_class": "LayerNorm"}, "smdm checkpoint has _norm_class = 'LayerNorm'"),
-        (toys.smdm, {"rotary_percentage": 0.25}, "smdm checkpoint has rotary_percentage = 0.25"),
-        (
-            toys.llada,
-            {"mask_token_id": 300},
-            "mask_token_id must be an id of the backbone's vocabulary",
-        ),
-    ],
-)
-def test_other_families_refuse_by_name_too(tmp_path, make, fields, message):
-    folder, _ = make(tmp_path, **fields)
-    refused(message, load, folder)
-
-
 def test_a_field_that_is_missing_is_named_with_the_near_ones(tmp_path):
     folder, _ = toys.llada(tmp_path)
     config = json.loads((folder / "config.json").read_text())

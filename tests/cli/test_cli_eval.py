@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from refusals import refused
+from refusals import refused, refusing
 from sinklab.lab.cli.command import conduct
 from sinklab.lab.cli.options import checked, typed
 from sinklab.lab.records import open_run
@@ -75,7 +75,7 @@ def test_mistakes_show_before_a_model_is_read(model, monkeypatch):
         ({"control": "randon"}, "did you mean 'random'"),
         ({"tasks": ()}, "at least one task"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with refusing(message):
             evaluated(model, checked(typed(EvalSettings()), **settings))
         assert not Path("out").exists()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from refusals import refused
+from refusals import refused, refusing
 from sinklab import find_sinks, intervene, trace
 from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.interventions.positions import WindowAttention
@@ -212,7 +212,7 @@ def test_patch_takes_keys_and_values_of_another_run(tmp_path):
     # all keys and values of the other run, but queries and the residual stream of this one
     assert not torch.allclose(patched, model(one_BS).logits[:, -1])
     with (
-        pytest.raises(ValueError, match=r"\(12,\)"),
+        refusing(r"\(12,\)"),
         intervene(model, Patch(file=str(file), positions=(12,))),
     ):
         model(one_BS)
@@ -315,7 +315,7 @@ def test_patch_takes_hidden_states_of_another_model(tmp_path):
     ]
     for wrong in ({"positions": (12,), "source": (0,)}, {"positions": (0,), "source": (15,)}):
         edit = Patch(file=str(file), what="state", **wrong)
-        with pytest.raises(ValueError, match=r"\((12|15),\)"), intervene(model, edit):
+        with refusing(r"\((12|15),\)"), intervene(model, edit):
             model(ids_BS)
-    with pytest.raises(ValueError, match=r"heads=\(1,\)"):
+    with refusing(r"heads=\(1,\)"):
         Patch(file="run.safetensors", positions=(1,), what="state", heads=1)

@@ -7,7 +7,6 @@ import torch
 from torch.testing import assert_close
 
 from refusals import refused
-from sinklab.core.models import masks
 from sinklab.core.probing import trace
 from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.scoring.writing import WritingRequest, canvas_of
@@ -64,22 +63,6 @@ def test_a_block_of_the_whole_length_gives_the_loss_and_gradients_of_full_attent
     assert gradients.keys() == others.keys()
     for name, gradient in gradients.items():
         assert_close(others[name], gradient, msg=name)
-
-
-def test_with_blocks_of_one_the_clean_half_attends_causally():
-    block_BS = torch.arange(9)[None]
-    seen_BKK = masks.noisy_and_clean(block_BS, causal=False)
-    assert torch.equal(seen_BKK[0, 9:, 9:], torch.ones(9, 9, dtype=torch.bool).tril())
-    assert torch.equal(seen_BKK[0, :9, :9], torch.eye(9, dtype=torch.bool))
-    assert torch.equal(seen_BKK, masks.noisy_and_clean(block_BS, causal=True))
-    model = tiny_lm(block_length=1).double()
-    ids_BS, _, _ = texts(model)
-    states = []
-    model.model.register_forward_hook(
-        lambda module, args, out: states.append(out.last_hidden_state)
-    )
-    model(ids_BS, clean=ids_BS), model(ids_BS, causal=True)
-    assert_close(states[0][:, 12:], states[1])
 
 
 @pytest.mark.parametrize("variant", VARIANTS[:-1], ids=str)

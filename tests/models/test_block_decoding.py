@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from refusals import refused
-from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.probing import trace
 from sinklab.core.sampling import Canvas, DecodingSettings, denoise
 from sinklab.extras.zoo.decoding import Dynamic, Editing
 from sinklab.lab.scoring.writing import Writing, WritingRequest
@@ -52,38 +52,6 @@ def proposals(model, ids, places, bars_mask):
 def block_places(prompt, total):
     for start in range(len(prompt) // LENGTH * LENGTH, total, LENGTH):
         yield [place for place in range(start, min(start + LENGTH, total)) if place >= len(prompt)]
-
-
-def by_quota(model, prompt, new_tokens, quotas, threshold):
-    """The texts after every evaluation, by SDAR's words."""
-    ids, texts = prompt + [MASK_ID] * new_tokens, []
-    for places in block_places(prompt, len(ids)):
-        for quota in quotas:
-            masked = [place for place in places if ids[place] == MASK_ID]
-            if not masked:
-                break
-            found = proposals(model, ids, masked, bars_mask=True)
-            order = sorted(masked, key=lambda place: -found[place][1])
-            sure = [place for place in order if found[place][1] > threshold]
-            for place in sure if len(sure) >= quota else order[:quota]:
-                ids[place] = found[place][0]
-            texts.append(list(ids))
-        assert MASK_ID not in [ids[place] for place in places]
-    return texts
-
-
-@pytest.mark.parametrize("threshold", [0.0, 0.25, 0.5, 1.0])
-@pytest.mark.parametrize(
-    "steps, quotas", [(None, [1] * 4), (1, [4]), (2, [2, 2]), (3, [2, 1, 1]), (4, [1] * 4)]
-)
-def test_a_quota_is_that_of_a_whole_block(threshold, steps, quotas):
-    schedule = Dynamic(threshold, steps, None if steps is None else LENGTH)
-    for seed, prompt in enumerate(PROMPTS):
-        model, canvas = model_of(seed), canvas_of([prompt])
-        done = steps_of(model, canvas, schedule=schedule)
-        texts = by_quota(model, prompt, 11, quotas, threshold)
-        assert [step.ids_BS[0].tolist() for step in done] == texts, seed
-    assert {step.total for step in done} == {None}
 
 
 def test_a_confidence_that_is_just_the_threshold_is_not_enough():
@@ -233,7 +201,7 @@ def test_the_first_token_of_a_block_is_written_alone():
     assert int(done[1].ids_BS[0, 8]) == int(logits_V.argmax())
 
 
-def test_edits_are_traced_and_edited_as_other_steps_are():
+def test_edits_are_traced_and_generated_as_other_steps_are():
     model, canvas, settings = (
         model_of(),
         canvas_of(PROMPTS[:1]),
@@ -245,9 +213,6 @@ def test_edits_are_traced_and_edited_as_other_steps_are():
             recording.mark(step)
     assert len(recording.steps) == len(plain) and recording.forwards_per_step == [1] * len(plain)
     assert torch.equal(recording.steps[-1].ids_BS, plain[-1].ids_BS)
-    with intervene(model, MaskSinks(k=2)):
-        *_, masked = model.denoise(canvas, settings)
-    assert not torch.equal(masked.ids_BS, plain[-1].ids_BS)
     texts = [
         model.generate([PROMPTS[0]], max_new_tokens=11, settings=settings, seed=1, temperature=one)
         for one in (0, 2)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from test_golden_blocks import by_noise, noises
 
 from golden import golden_cases, golden_folder, tensors_of
 from refusals import refused
@@ -185,28 +186,6 @@ def canvas_of(family, case, kind):
     return Canvas(ids_BS, real_BS, (ids_BS == mask_id) & real_BS, mask_id)
 
 
-class Noisy:
-    """Tokens or an order drawn from the numbers that the original drew; all else is ours."""
-
-    def __init__(self, denoiser, family, case):
-        self.denoiser, self.drawn = denoiser, 0
-        self.noise = tensors_of(family, f"gen.{case['name']}.noise.")
-        self.temperature = case["settings"].get("temperature", 0.0)
-
-    def __call__(self, ids_BS, wanted_BS):
-        self.plain_MV = self.denoiser(ids_BS, wanted_BS)
-        self.noise_M = self.noise[str(self.drawn)][wanted_BS]
-        self.drawn += 1
-        if not self.temperature:
-            return self.plain_MV
-        return self.plain_MV.double() - self.temperature * (-self.noise_M.double().log()).log()
-
-    def rule(self, candidates):
-        if not self.temperature:
-            return self.noise_M
-        return self.plain_MV.softmax(-1).gather(-1, candidates.tokens_M[:, None])[:, 0]
-
-
 def in_windows(canvas, settings):
     """dLLM's blocks of infilling: windows of the columns, which share the steps with those that
     have no masks.
@@ -240,8 +219,8 @@ def decoded(family, case, kind, row=slice(None)):
         settings = replace(settings, cfg_scale=0.0)
     given = {}
     if case.get("noise_draws"):
-        denoiser = Noisy(denoiser, family, case)
-        given["rule"] = denoiser.rule
+        noise = noises(family, case, case["noise_draws"])
+        denoiser, given["rule"] = by_noise(denoiser, noise, theirs)
     return list(settings.decode(denoiser, canvas, **given))
 
 

@@ -100,6 +100,21 @@ class Drawn(Denoiser):
         return self.score_of(self.logits_MV).gather(-1, candidates.tokens_M[:, None])[:, 0]
 
 
+def by_noise(denoiser, noise, theirs):
+    """A denoiser of dLLM whose tokens, or whose order, this noise draws; and its rule."""
+    if theirs.get("remasking") == "random":
+        # the scores themselves
+        drawn = Drawn(denoiser, [one[..., None] for one in noise], lambda l_MV, n_MV: l_MV, None)
+        return drawn, lambda candidates: drawn.noise_MV[:, 0]
+    drawn = Drawn(
+        denoiser,
+        noise,
+        lambda l_MV, n_MV: l_MV.double() - theirs["temperature"] * (-n_MV.double().log()).log(),
+        lambda l_MV: l_MV.softmax(-1),
+    )
+    return drawn, drawn.rule
+
+
 def first_stop(ids, stops):
     """Up to the first of these ids, itself included."""
     ids = ids.tolist()
@@ -147,22 +162,7 @@ def bd3lm(family, case, **settings):
         denoiser = guided(denoiser, scale, canvas.prompt_BS, canvas.mask_id)
     if case["noise_draws"]:
         noise = noises(family, case, case["noise_draws"])
-        if theirs.get("remasking") == "random":
-            # the scores themselves
-            drawn = Drawn(
-                denoiser, [one[..., None] for one in noise], lambda l_MV, n_MV: l_MV, None
-            )
-            given["rule"] = lambda candidates: drawn.noise_MV[:, 0]
-        else:
-            temperature = theirs["temperature"]
-            drawn = Drawn(
-                denoiser,
-                noise,
-                lambda l_MV, n_MV: l_MV.double() - temperature * (-n_MV.double().log()).log(),
-                lambda l_MV: l_MV.softmax(-1),
-            )
-            given["rule"] = drawn.rule
-        denoiser = drawn
+        denoiser, given["rule"] = by_noise(denoiser, noise, theirs)
     options = DecodingSettings(schedule="alpha", steps=steps, **settings)
     with calls_of(model) as calls:
         decoded = list(options.decode(denoiser, canvas, **given))

@@ -8,55 +8,20 @@ import pytest
 import torch
 
 from golden import golden_case, golden_cases, golden_folder, tensors_of
-from golden_fast_dllm import DUAL, IDLE, PLAIN, PREFIX
 from refusals import refused
 from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.checkpoints import load
 
-NAMES = {
-    "llada": [
-        *(
-            "full",
-            "uneven",
-            "blocks3",
-            "blocks3_uneven",
-            "one_step",
-            "cfg",
-            "eos_inf",
-            "conf_eos_eot_inf",
-        ),
-        *("batch_leftpad", "batch_leftpad_cfg", "batch_equal"),
-    ],
-    "dream": [
-        *(
-            "maskgit_plus_16",
-            "maskgit_plus_8",
-            "topk_margin_16",
-            "topk_margin_8",
-            "entropy_16",
-            "entropy_8",
-        ),
-        *(
-            "entropy_leftpad",
-            "maskgit_plus_leftpad_few",
-            "topk_margin_more_steps",
-            "entropy_eps",
-            "entropy_topk50",
-        ),
-        "maskgit_plus_topk50_topp",
-    ],
-    "mmada": ["full", "blocks", "uneven", "cfg", "batch_equal", "leftpad_fullmask"],
-    "llada_moe": ["lowconf", "oneblock", "fullsteps"],
-    "smdm_vanilla": ["greedy", "greedy_cfg", "greedy_pooled"],
-    "smdm_sink": ["greedy", "greedy_cfg", "greedy_pooled"],
-    "smdm_gate": ["greedy", "greedy_cfg", "greedy_pooled"],
-}
-QUIRKS = {"llada": {"prompt_with_masks"}}
-CASES = [
-    pytest.param(family, name, marks=[pytest.mark.ring("extras")] * (family == "llada_moe"))
-    for family, names in NAMES.items()
-    for name in names
+FAMILIES = [
+    "llada",
+    "dream",
+    "mmada",
+    pytest.param("llada_moe", marks=pytest.mark.ring("extras")),
+    "smdm_vanilla",
+    "smdm_sink",
+    "smdm_gate",
 ]
+QUIRK = "prompt_with_masks"
 
 
 @functools.cache
@@ -68,9 +33,8 @@ def model_of(family):
     return load(golden_folder(family), **settings).model.eval()
 
 
-def settings_of(family, name):
+def settings_of(family, theirs):
     """The original's settings as ours."""
-    theirs = golden_case(family, "generate", name)["settings"]
     special = golden_cases(family)["special_ids"]
     common = {
         "steps": theirs["steps"],
@@ -104,12 +68,12 @@ def prompt_of(family, name):
     return prompt_BP, None if attention is None else attention[:, : prompt_BP.shape[1]], new_tokens
 
 
-def assert_same_run(steps, canvases_TBS, confidence_TBS=None):
-    assert len(steps) == len(canvases_TBS) - 1, "number of model evaluations"
+def assert_same_run(name, steps, canvases_TBS, confidence_TBS=None):
+    assert len(steps) == len(canvases_TBS) - 1, f"{name}: number of model evaluations"
     assert torch.equal(steps[0].before_BS, canvases_TBS[0])
     for step, after_BS in zip(steps, canvases_TBS[1:], strict=True):
         assert torch.equal(step.ids_BS, after_BS), (
-            f"the canvas after evaluation {step.index} differs"
+            f"{name}: the canvas after evaluation {step.index} differs"
         )
     for step, theirs_BS in zip(
         steps, [] if confidence_TBS is None else confidence_TBS, strict=confidence_TBS is not None
@@ -123,37 +87,33 @@ def assert_same_run(steps, canvases_TBS, confidence_TBS=None):
             )
 
 
-@pytest.mark.parametrize("family, name", CASES, ids="-".join)
-def test_every_canvas_and_what_generate_returns(family, name):
-    model, stored = model_of(family), tensors_of(family, f"gen.{name}.")
-    prompt_BP, attention_BP, new_tokens = prompt_of(family, name)
-    mask_id = golden_cases(family)["special_ids"]["mask"]
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_canvas_and_what_generate_returns(family):
+    model, mask_id = model_of(family), golden_cases(family)["special_ids"]["mask"]
     assert model.config.mask_token_id == mask_id
-    canvas = Canvas.from_prompts(
-        prompt_BP, new_tokens=new_tokens, mask_id=mask_id, attention_BP=attention_BP
-    )
-    denoiser = model.denoiser(None if attention_BP is None else canvas.attention_BS)
-    settings = settings_of(family, name)
-    steps = list(settings.decode(denoiser, canvas, text_vocabulary=model.config.text_vocab_size))
-    assert_same_run(steps, stored["canvas"], stored.get("confidence"))
-    written_BS = model.generate(
-        prompt_BP, attention_BP, max_new_tokens=new_tokens, settings=settings
-    )
-    assert torch.equal(written_BS, stored["sequences"])
-
-
-def test_no_stored_case_is_left_out():
-    for family, names in NAMES.items():
-        stored = {case["name"]: case.get("quirk") for case in golden_cases(family)["generate"]}
-        assert set(stored) == set(names) | QUIRKS.get(family, set())
-        assert all(stored[name] for name in QUIRKS.get(family, ()))
-    stored = {case["name"]: case["quirk"] for case in golden_cases("fast_dllm")["generate"]}
-    assert set(stored) == {*PLAIN, *PREFIX, *DUAL, *IDLE, "dual_threshold_fewsteps_b"}
-    assert stored["dual_threshold_fewsteps_b"]
+    for case in golden_cases(family)["generate"]:
+        name = case["name"]
+        if name == QUIRK:
+            assert case["quirk"]
+            continue
+        stored = tensors_of(family, f"gen.{name}.")
+        prompt_BP, attention_BP, new_tokens = prompt_of(family, name)
+        canvas = Canvas.from_prompts(
+            prompt_BP, new_tokens=new_tokens, mask_id=mask_id, attention_BP=attention_BP
+        )
+        denoiser = model.denoiser(None if attention_BP is None else canvas.attention_BS)
+        settings = settings_of(family, case["settings"])
+        text = model.config.text_vocab_size
+        steps = list(settings.decode(denoiser, canvas, text_vocabulary=text))
+        assert_same_run(name, steps, stored["canvas"], stored.get("confidence"))
+        written_BS = model.generate(
+            prompt_BP, attention_BP, max_new_tokens=new_tokens, settings=settings
+        )
+        assert torch.equal(written_BS, stored["sequences"]), name
 
 
 def test_golden_masks_in_the_prompt_are_refused_where_the_original_lets_them_use_up_the_quota():
-    prompt_BP, attention_BP, new_tokens = prompt_of("llada", "prompt_with_masks")
+    prompt_BP, attention_BP, new_tokens = prompt_of("llada", QUIRK)
     refused(
         r"Canvas.infill, or --new-tokens",
         model_of("llada").generate,

@@ -73,17 +73,6 @@ def test_the_log_sum_exp_form_is_the_mask_with_a_bias(count, on_cpu, monkeypatch
         assert torch.allclose(fast(IDS, asked), slow(IDS, asked), atol=2e-4)
 
 
-def test_a_low_logit_is_no_sink_and_a_high_one_leaves_nothing_of_attention():
-    model, plain = logit_model(), tiny_model()
-    with torch.no_grad():
-        model.sink_logits.fill_(-60.0)
-        assert torch.allclose(model(IDS).logits, plain(IDS).logits, atol=1e-5)
-        model.sink_logits.fill_(60.0)
-        for layer in plain.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-        assert torch.allclose(model(IDS).logits, plain(IDS).logits, atol=1e-5)
-
-
 def test_a_trace_shows_what_the_sink_receives_and_an_edit_takes_it_away():
     model, plain = logit_model(), tiny_model()
     with trace(model, ("received",)) as recording, torch.no_grad():

@@ -2,7 +2,6 @@
 equal rows alone.
 """
 
-import dataclasses
 import itertools
 
 import pytest
@@ -23,7 +22,6 @@ from sinklab.lab.caching import (
     SinkCache,
     SinkRefreshCache,
 )
-from sinklab.lab.caching.store import Seen, Window
 
 # B batch, S canvas, M wanted, G key heads
 
@@ -37,6 +35,7 @@ POLICIES = {
     "received beside two neighbours": ReceivedCache(keep=0.7, neighbours=2),
     "random": RandomCache(keep=0.4),
     "random with sinks": RandomCache(keep=0.4, sinks=2),
+    "sinks before neighbours": RandomCache(keep=0.4, sinks=2, neighbours=2),
     "more sinks than the budget": RandomCache(keep=0.2, sinks=9),
     "nothing kept": SinkCache(keep=0.01, sinks=4),
     "refreshed": SinkCache(keep=0.4, sinks=2, refresh_every=2),
@@ -78,29 +77,6 @@ def test_both_roads_equal_the_slow_twin(variant, policy, batch):
     agree([quick(*call) for call in calls], expected, 1e-10)
     with watching(model):
         agree([plain(*call) for call in calls], expected, 1e-10)
-
-
-@pytest.mark.parametrize("protect", ["first", "earlier"])
-def test_sinks_of_the_first_block_are_its_own_and_as_many_later(protect):
-    """Columns of the block are attended to anyway: none of them may take the place of a sink."""
-    model, logits = build(), []
-    ids_BS, _ = canvas()
-    calls = script(ids_BS, SinkCache())[:2]
-    for policy in (RandomCache(keep=0.25, sinks=3, protect=which) for which in ("now", protect)):
-        session = model.denoiser().begin(policy)
-        logits.append([session(*call) for call in calls])
-    agree(*logits, 1e-12)
-    # the block's own queries see little but the block, in a model that says so
-    received_BGS = torch.rand(1, 2, ids_BS.shape[1], dtype=torch.float64)
-    history = {}
-    for number, block in enumerate((slice(8, 14), slice(14, 20))):
-        work = dataclasses.replace(policy.work(8, 14, 0, 0), block=block, number=number)
-        window = Window(work, block, torch.ones_like(ids_BS, dtype=torch.bool))
-        received_BGS[..., block] = 9.0
-        seen = Seen(0, window, None, None, None, 1.0, history)
-        vars(seen)["received_BGS"] = received_BGS
-        sinks_BGS = policy.protected(seen)
-        assert sinks_BGS.sum(-1).tolist() == [[3, 3]] and not sinks_BGS[..., 8:14].any()
 
 
 def test_the_road_may_change_in_the_middle_of_a_block():

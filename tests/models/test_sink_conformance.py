@@ -2,7 +2,6 @@
 here.
 """
 
-import sys
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from refusals import refused
 from sinklab.core.models import Sink
-from sinklab.core.registry import load_plugin, sinks
+from sinklab.core.registry import sinks
 from sinklab.lab.checkpoints import load
 from sinklab.lab.records import open_run
 from sinklab.lab.reports import report
@@ -21,8 +20,6 @@ from sinklab.lab.training import train
 from tiny_diffusion import tiny_model
 from tiny_training import tiny_settings, uneven_documents
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
 
 @pytest.mark.parametrize("kind", ["token", "zero", "kv", "logit"])
 def test_a_sink_kind_conforms(kind):
@@ -31,11 +28,9 @@ def test_a_sink_kind_conforms(kind):
 
 
 @pytest.fixture
-def keys(monkeypatch):
-    """The sink kind of the example, which is forgotten afterwards."""
-    monkeypatch.setattr(sinks, "_classes", {**sinks._all()})
-    monkeypatch.delitem(sys.modules, "sinklab_plugin_add_a_sink", raising=False)
-    load_plugin(EXAMPLES / "add_a_sink.py")
+def keys(scratch):
+    """The sink kind of the example."""
+    scratch(sinks, example="add_a_sink")
     return "keys"
 
 

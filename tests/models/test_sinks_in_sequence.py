@@ -8,7 +8,6 @@ import pytest
 import torch
 from test_diffusion_lm import (
     FAMILIES,
-    SINKS,
     SeenMasks,
     TrueFloat64,
     build,
@@ -35,15 +34,6 @@ def lengths(model, *args, **settings):
     with SeenMasks() as seen:
         model(*args, **settings)
     return {call[:2] for call in seen.calls}
-
-
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("sink", SINKS[1:], ids=lambda s: f"{s[0]}-{s[1]}-{s[2]}")
-def test_it_equals_the_masked_form(sink, padded):
-    ids, mask = ragged()
-    mask = mask if padded else None
-    compare(model_of(sink), ids, mask, 1e-12)
-    assert lengths(model_of(sink), ids, mask) == {(9 + sink[1], 9 + sink[1])}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -18,13 +18,13 @@ from torch.testing import assert_close
 from transformers import masking_utils
 from transformers.integrations import flex_attention as flex
 
-from refusals import refused
+from refusals import refused, refusing
 from sinklab.core.compat import attention_of, register_route
 from sinklab.core.probing import MaskPositions, MaskSinks, intervene, trace
 from sinklab.core.probing import backends as ways
 from sinklab.core.probing.tap import Tap
 from tiny_diffusion import tiny_model
-from tiny_models import HandWritten, llama
+from tiny_models import SIZES, HandWritten, llama
 
 # what torch says on its own first use of a compiler, and of FlexAttention without one
 pytestmark = [
@@ -104,7 +104,7 @@ def test_models_that_share_a_config_leave_each_other_alone():
     one = llama()
     two = type(one)(one.config).eval()
     with trace(one) as first:
-        with pytest.raises(ValueError, match="the model was not run inside"), trace(two):
+        with refusing("the model was not run inside"), trace(two):
             one(IDS)
         assert one.config._attn_implementation != "sdpa"
         two(IDS)
@@ -251,14 +251,14 @@ def test_compiled_models(base, backend, padded, form):
 )
 def test_what_a_compiled_model_cannot_show_is_refused(watch, model, message):
     compiled = torch.compile(model, backend="eager")
-    with pytest.raises(ValueError, match=message), watch(compiled):
+    with refusing(message), watch(compiled):
         pass
 
 
 def test_a_model_compiled_in_place_is_refused():
     model = llama()
     model.compile(backend="eager")
-    with pytest.raises(ValueError, match="compiled"), trace(model):
+    with refusing("compiled"), trace(model):
         pass
 
 
@@ -276,7 +276,7 @@ def test_a_backend_that_does_otherwise_is_refused(monkeypatch):
     model = llama(attention="eager")
     model.config._attn_implementation = "off_by_little"
     with (
-        pytest.raises(ValueError, match="off_by_little gives is not"),
+        refusing("off_by_little gives is not"),
         trace(model),
         torch.no_grad(),
     ):
@@ -289,20 +289,11 @@ def test_a_backend_that_does_otherwise_is_refused(monkeypatch):
     [("Gemma2", {}, "softcap"), ("GptOss", {"num_local_experts": 2}, "s_aux")],
 )
 def test_what_no_mask_says_is_refused_by_name(kind, settings, option):
-    sizes = {
-        "vocab_size": 50,
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "pad_token_id": 0,
-    }
+    sizes = SIZES | {"vocab_size": 50, "head_dim": 8, "pad_token_id": 0}
     config = getattr(transformers, f"{kind}Config")(**sizes, **settings)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     model.set_attn_implementation("eager")
-    with pytest.raises(ValueError, match=rf"{kind}Attention .*'{option}'"), trace(model):
+    with refusing(rf"{kind}Attention .*'{option}'"), trace(model):
         model(IDS)
 
 
@@ -351,7 +342,7 @@ def test_a_kernel_that_is_told_of_padding_alone(causal, padded):
         model(IDS, **given)
     twin.check(recording)
     with (
-        pytest.raises(ValueError, match="flash_like takes no mask"),
+        refusing("flash_like takes no mask"),
         intervene(model, MaskPositions(positions=(3,))),
         torch.no_grad(),
     ):
@@ -438,7 +429,7 @@ def test_attention_within_a_function_of_torch_is_seen(cross):
     with intervene(model, MaskPositions(positions=(1,))):
         assert not torch.equal(model(x, y), plain)
     with (
-        pytest.raises(ValueError, match=r"mha.set_fastpath_enabled"),
+        refusing(r"mha.set_fastpath_enabled"),
         trace(model),
         torch.no_grad(),
     ):

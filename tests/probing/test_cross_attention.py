@@ -7,6 +7,7 @@ from dense_twin import dense
 from torch import nn
 from torch.testing import assert_close
 
+from refusals import refusing
 from sinklab.core.probing import MaskPositions, MaskSinks, WindowAttention, intervene, trace
 
 PADS = 4
@@ -100,18 +101,18 @@ def test_queries_that_are_padding_are_told_by_a_mask_of_their_own():
         [(maps[number] * real_BQ[:, None, :, None]).sum(2) for number in (3, 5)], 1
     )
     assert_close(recording.received[0], expected, rtol=1e-5, atol=1e-5)
-    wrong = pytest.raises(ValueError, match=r"query_mask must be bool of shape \(2, 12\)")
+    wrong = refusing(r"query_mask .* shape \(2, 12\)")
     with torch.no_grad(), wrong, trace(model, query_mask=real_BQ[:, 1:], layers=layers):
         model(**given)
     with (
-        pytest.raises(ValueError, match="query_mask leaves a row"),
+        refusing("query_mask leaves a row"),
         trace(model, query_mask=real_BQ & False),
     ):
         pass
     # a trace changes nothing that an edit does
     edit = MaskSinks(k=1, source="now")
     with (
-        pytest.raises(ValueError, match="query_mask"),
+        refusing("query_mask"),
         intervene(model, edit),
         trace(model, query_mask=real_BQ),
     ):
@@ -166,7 +167,7 @@ def test_added_sinks_are_counted_by_the_first_call_over_the_own_sequence():
 
 def test_edits_by_the_position_of_queries_are_refused_there():
     model, given = translator("bart"), source(12, "left")
-    refused = pytest.raises(ValueError, match="encoder_attn attends to")
+    refused = refusing("encoder_attn attends to")
     with torch.no_grad(), refused, intervene(model, WindowAttention(3)):
         model(**given)
     with torch.no_grad(), intervene(model, WindowAttention(3, layers=("self_attn",))):
@@ -176,7 +177,7 @@ def test_edits_by_the_position_of_queries_are_refused_there():
 def test_a_compiled_model_with_cross_attention_is_refused():
     model = torch.compile(translator("bart"), backend="eager")
     with (
-        pytest.raises(ValueError, match="BartModel is compiled"),
+        refusing("BartModel is compiled"),
         trace(model),
     ):
         pass

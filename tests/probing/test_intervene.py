@@ -10,7 +10,7 @@ import torch
 from probed import IDS, PADDED
 from torch.testing import assert_close
 
-from refusals import refused
+from refusals import refused, refusing
 from sinklab.core.probing import MaskPositions, MaskSinks, WindowAttention, intervene, trace
 from tiny_models import STYLES, HandWritten, llama
 
@@ -95,7 +95,7 @@ def test_clean_pass_selects_in_unedited_forwards_and_leaves_them_alone():
     assert torch.equal(log.removals[0].columns_BLHM, log.removals[1].columns_BLHM)
     assert log.removals[1].overlap_BLH.unique().tolist() == [1.0]
     with (
-        pytest.raises(ValueError, match="none was run"),
+        refusing("none was run"),
         intervene(model, MaskSinks(2, source="clean_pass")),
     ):
         model(IDS)
@@ -132,5 +132,5 @@ def test_autoregressive_last_row_with_a_growing_cache(padded, removal):
 
 
 def test_what_cannot_be_counted_is_refused():
-    with pytest.raises(ValueError, match="got 0"), intervene(HandWritten(), forwards_per_step=0):
+    with refusing("got 0"), intervene(HandWritten(), forwards_per_step=0):
         pass

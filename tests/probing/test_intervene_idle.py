@@ -6,6 +6,7 @@ import pytest
 import torch
 from probed import IDS
 
+from refusals import refusing
 from sinklab.core.probing import (
     MaskPositions,
     MaskSinks,
@@ -89,7 +90,7 @@ CLEAN = MaskSinks(1, source="clean_pass")
 def test_an_edit_that_had_no_opportunity_is_refused(edits, forwards, message, enough):
     edits = edits if isinstance(edits, tuple) else (edits,)
     model = HandWritten()
-    with pytest.raises(ValueError, match=message), intervene(model, *edits) as log:
+    with refusing(message), intervene(model, *edits) as log:
         run(model, log, forwards)
     assert len(log.idle) == 1
     with intervene(model, *edits) as log:
@@ -100,7 +101,7 @@ def test_an_edit_that_had_no_opportunity_is_refused(edits, forwards, message, en
 def test_steps_count_the_forwards_of_guidance_together():
     model = HandWritten()
     with (
-        pytest.raises(ValueError, match=r"forwards: 2\): when='previous', forwards_per_step=2"),
+        refusing("forwards_per_step=2"),
         intervene(model, MaskSinks(1), forwards_per_step=2) as log,
     ):
         run(model, log, "ff")
@@ -131,7 +132,7 @@ def test_a_decoding_of_one_step(cache, edit):
     model = tiny_model(1)
     canvas = Canvas.from_prompts([[5, 6, 7, 8]], new_tokens=6, mask_id=model.config.mask_token_id)
     with (
-        pytest.raises(ValueError, match=r"^mask_sinks"),
+        refusing(r"^mask_sinks"),
         intervene(model, edit),
     ):
         list(denoise(model.denoiser(), canvas, cache=cache, steps=1))

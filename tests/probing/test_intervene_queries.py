@@ -14,6 +14,7 @@ from dense_twin import dense, received, top
 from probed import EXACT, IDS, PADDED, padding
 from torch.testing import assert_close
 
+from refusals import refusing
 from sinklab.core.attention import running
 from sinklab.core.attention.context import decoding
 from sinklab.core.probing import (
@@ -158,7 +159,7 @@ def test_states_of_queries(queries):
     assert_close(ours, theirs, **EXACT)
     # without a canvas masks are seen in the ids, and nobody knows what was given
     if queries == "prompt":
-        with pytest.raises(ValueError, match="queries='prompt'"), intervene(model, edit):
+        with refusing("queries='prompt'"), intervene(model, edit):
             model(ids_BS)
         return
     with torch.no_grad(), intervene(model, edit):
@@ -229,7 +230,7 @@ def test_shuffled_values_are_those_of_other_keys_drawn_by_the_seed():
 @pytest.mark.parametrize("how", ["shuffle_value", "pool_value"])
 def test_values_of_other_keys_are_no_choice_where_queries_see_different_keys(how):
     model = llama(causal=True)
-    refused = pytest.raises(ValueError, match="different keys")
+    refused = refusing("different keys")
     with refused, intervene(model, BlockKeys("top:k=1", when="now", how=how)):
         model(IDS)
 
@@ -291,7 +292,7 @@ def test_mean_values_come_from_reference_texts(causal, tmp_path):
     theirs, _ = dense(model, lambda: model(IDS).logits, values=replaced)
     assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
     with (
-        pytest.raises(ValueError, match="no reference values"),
+        refusing("no reference values"),
         intervene(
             model, MaskPositions((0,), removal="mean_value", values=str(tmp_path / "absent"))
         ),

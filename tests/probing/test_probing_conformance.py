@@ -1,6 +1,5 @@
 """The conformance suites of interventions and statistics, over every built-in and every example."""
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from sinklab.core.probing import (
 )
 from sinklab.core.registry import (
     interventions,
-    load_plugin,
     removals,
     selectors,
     statistics,
@@ -59,21 +57,6 @@ def built_in(registry):
     return {name for name, kind in registry.items() if kind.__module__.startswith("sinklab.")}
 
 
-@pytest.fixture
-def plugin(monkeypatch):
-    """What loads an example; what it registers is forgotten afterwards."""
-    for registry in (interventions, selectors, statistics):
-        monkeypatch.setattr(registry, "_classes", dict(registry._all()))
-
-    def loaded(name):
-        monkeypatch.delitem(sys.modules, f"sinklab_plugin_{name}", raising=False)
-        load_plugin(EXAMPLES / f"{name}.py")
-
-    yield loaded
-    for name in [name for name in sys.modules if name.startswith("sinklab_plugin_")]:
-        del sys.modules[name]
-
-
 @pytest.mark.parametrize("text", INTERVENTIONS)
 @pytest.mark.parametrize("sinks", [0, 2])
 def test_a_built_in_intervention_conforms(text, sinks):
@@ -92,14 +75,14 @@ def test_every_built_in_selector_and_removal_is_checked():
     assert all(f"how={name}" in texts for name in removals if name not in ("mask", "mean_value"))
 
 
-def test_the_intervention_of_the_example_conforms(plugin):
-    plugin("add_a_intervention")
+def test_the_intervention_of_the_example_conforms(scratch):
+    scratch(interventions, example="add_a_intervention")
     check_intervention("temper:temperature=3")
 
 
 @pytest.mark.parametrize("when", ["now", "previous", "kept,limit=9", "clean"])
-def test_the_selector_of_the_example_conforms(plugin, when):
-    plugin("add_a_selector")
+def test_the_selector_of_the_example_conforms(scratch, when):
+    scratch(selectors, example="add_a_selector")
     keys = "(shared_sinks:share=0.25,rule=excess:epsilon=0.5)"
     check_intervention(f"block_keys:keys={keys},when={when}")
 
@@ -109,8 +92,8 @@ def test_a_built_in_statistic_conforms(name):
     check_statistic(name, tiny_model(2))
 
 
-def test_the_statistic_of_the_example_conforms(plugin):
-    plugin("add_a_statistic")
+def test_the_statistic_of_the_example_conforms(scratch):
+    scratch(statistics, example="add_a_statistic")
     check_statistic("largest_share")
 
 
@@ -145,13 +128,15 @@ class Nothing(Selector):
 LAST = torch.nn.Linear(1, 1)
 
 
-def test_an_intervention_on_calls_conforms(plugin):
+def test_an_intervention_on_calls_conforms(scratch):
+    scratch(interventions)
     interventions.register("hot")(Hot)
     check_intervention(Hot(), tiny_model())
     check_intervention(Hot(layers=(1,)), tiny_model())
 
 
-def test_an_intervention_that_does_not_conform_is_seen(plugin, monkeypatch):
+def test_an_intervention_that_does_not_conform_is_seen(scratch, monkeypatch):
+    scratch(interventions, selectors)
     model = tiny_model()
     monkeypatch.setitem(globals(), "LAST", model.model.layers[0].mlp.up_proj)
     interventions.register("careless")(Careless)
@@ -201,7 +186,8 @@ class Blind(Unfinished):
         (Blind, AssertionError, "shape .* for the axes"),
     ],
 )
-def test_a_statistic_that_does_not_conform_is_seen(plugin, kind, error, message):
+def test_a_statistic_that_does_not_conform_is_seen(scratch, kind, error, message):
+    scratch(statistics)
     statistics.register(kind.__name__)(kind)
     with pytest.raises(error, match=message):
         check_statistic(kind.__name__, tiny_model())

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from probed import decoded
 from torch import nn
 from torch.testing import assert_close
 
 from sinklab.core.probing import trace
-from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.sampling import Canvas
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.lab.caching import DualCache, PrefixCache
 from tiny_diffusion import tiny_model
@@ -86,26 +87,6 @@ def test_a_one_hot_column_receives_all(column):
     assert sinks[0, 0, 0, 0].nonzero()[0].tolist() == [column]
 
 
-def test_two_sinks_that_move_are_found_where_they_are():
-    # one drifts to the right by two a step, the other jumps between two places
-    paths = [(2 * step, (30, 35)[step % 2]) for step in range(12)]
-    model = Given()
-    with trace(model, maps=[(3, 0, 0)]) as recording:
-        for first, second in paths:
-            model(one_hot(first, second), torch.randn(1, 1, S, 4))
-            recording.mark((first, second))
-    received = recording.array("received")
-    sinks = find_sinks(received, Excess(3.0))
-    for step, (first, second) in enumerate(paths):
-        assert sinks[step, 0, 0, 0].nonzero()[0].tolist() == sorted((first, second))
-        assert_close(
-            torch.from_numpy(received[step, 0, 0, 0, [first, second]]), torch.full((2,), S / 2)
-        )
-    assert recording.steps == paths
-    whole = recording.map(3, 0, 0)[0]
-    assert whole.argmax(-1).tolist() == [paths[3][query % 2] for query in range(S)]
-
-
 @pytest.mark.parametrize("cache", [None, PrefixCache(), DualCache()])
 @pytest.mark.parametrize("sinks", [0, 1])
 def test_a_column_that_receives_all_is_a_sink_in_every_step_of_a_cached_run(cache, sinks):
@@ -114,9 +95,7 @@ def test_a_column_that_receives_all_is_a_sink_in_every_step_of_a_cached_run(cach
     canvas = Canvas.from_prompts(
         [[5, 6, 7, 8, 9, 10]], new_tokens=30, mask_id=model.config.mask_token_id
     )
-    with trace(model) as recording:
-        for step in denoise(model.denoiser(), canvas, cache=cache, block_length=3):
-            recording.mark(step)
+    _, recording, _ = decoded(model, canvas, cache=cache)
     received = recording.array("received")
     visible = recording.array("visible")[:, :, None, None]
     positions = recording.array("positions")[:, :, None, None]

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from probed import canvas_of
+from probed import canvas_of, decoded
 from torch.testing import assert_close
 
-from refusals import refused
+from refusals import refused, refusing
 from sinklab.core.probing import STATES, position_states, trace
-from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.sampling import Canvas
 from sinklab.lab.caching import DualCache, PrefixCache
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, llama
@@ -18,15 +18,6 @@ from tiny_models import HandWritten, llama
 NEW, BLOCK, CANVAS = 6, 3, 12
 CACHES = (None, PrefixCache(), DualCache())
 PLACES = [(step, layer, head) for step in range(NEW) for layer in range(2) for head in range(4)]
-
-
-def decoded(model, canvas, cache, recording):
-    real_BS = None if bool(canvas.attention_BS.all()) else canvas.attention_BS
-    steps = []
-    for step in denoise(model.denoiser(real_BS), canvas, cache=cache, block_length=BLOCK):
-        recording.mark(step)
-        steps.append(step)
-    return steps
 
 
 def expected_columns(cache, nth, shift):
@@ -46,8 +37,8 @@ def test_by_state_against_the_maps(cache, sinks, shift, state_of):
     model = tiny_model(sinks, logit_shift=shift)
     canvas = canvas_of(model)
     names = ("received", "received_by_state")
-    with trace(model, names, canvas=canvas, state_of=state_of, maps=PLACES) as recording:
-        steps = decoded(model, canvas, cache, recording)
+    how = {"statistics": names, "state_of": state_of, "maps": PLACES}
+    steps, recording, _ = decoded(model, canvas, cache=cache, **how)
     assert recording.prefix == sinks
     for nth, step in enumerate(steps):
         columns = recording.columns[nth].tolist()
@@ -88,8 +79,7 @@ def test_a_shifted_predecessor_in_the_padding_is_no_query():
     model = tiny_model(0, logit_shift=True)
     canvas = canvas_of(model, [[5, 6, 7, 8, 9, 10], []])
     names = ("received", "received_by_state", "row_entropy")
-    with trace(model, names, canvas=canvas) as recording:
-        steps = decoded(model, canvas, DualCache(), recording)
+    steps, recording, _ = decoded(model, canvas, cache=DualCache(), statistics=names)
     assert recording.columns[1].tolist() == [5, 6, 7, 8]
     assert recording.query_state[1][:, 0].tolist() == [
         int(canvas.mask_id != steps[1].before_BS[0, 6]),
@@ -105,8 +95,8 @@ def test_a_shifted_predecessor_in_the_padding_is_no_query():
 def test_row_statistics_stand_at_their_canvas_positions(cache, sinks):
     model = tiny_model(sinks)
     canvas = canvas_of(model)
-    with trace(model, ("row_entropy", "output_norm", "received"), canvas=canvas) as recording:
-        decoded(model, canvas, cache, recording)
+    names = ("row_entropy", "output_norm", "received")
+    _, recording, _ = decoded(model, canvas, cache=cache, statistics=names)
     for name in ("row_entropy", "output_norm"):
         array = torch.from_numpy(recording.array(name))
         assert array.shape == (NEW, 2, 2, 4, CANVAS)
@@ -140,7 +130,7 @@ def test_ids_come_from_the_model_itself_without_a_denoiser():
         assert_close(queries, torch.tensor([2.0, 1.0, 2.0]))
     states = trace(model, ("received_by_state",), canvas=canvas)
     with (
-        pytest.raises(ValueError, match=r"model\.denoiser\(\)"),
+        refusing(r"model\.denoiser\(\)"),
         states,
     ):
         model(inputs_embeds=torch.randn(1, 5, 32))
@@ -167,7 +157,7 @@ FITTING = SimpleNamespace(open_BS=OPEN, attention_BS=OPEN, mask_id=0)
 )
 def test_a_canvas_that_does_not_fit_is_refused(options, message):
     model = HandWritten()
-    refused = pytest.raises(ValueError, match=message)
+    refused = refusing(message)
     with refused, trace(model, ("received_by_state",), **options):
         model(torch.ones(1, 4, dtype=torch.long))
 

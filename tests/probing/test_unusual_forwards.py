@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from refusals import refusing
 from sinklab.core import compat
 from sinklab.core.attention import attention_map
 from sinklab.core.probing import MaskSinks, intervene, trace
@@ -46,7 +47,7 @@ class Twice(HandWritten):
 def test_a_forward_inside_a_forward_is_refused_by_name():
     model = Twice()
     with (
-        pytest.raises(ValueError, match="forward of Twice runs inside"),
+        refusing("forward of Twice runs inside"),
         trace(model),
     ):
         model(IDS)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import sinklab
+from refusals import refusing
 from sinklab.lab.records import RunWriter, leases, open_run
 from sinklab.lab.records.leases import RUN, Claims
 
@@ -220,7 +221,7 @@ def test_a_run_has_one_writer_and_says_where(tmp_path):
         run.table("a", {"x": [1]})
         for how in ({"resume": True}, {"overwrite": True}):
             with (
-                pytest.raises(ValueError, match=r"run is being written by .* on"),
+                refusing(r"run is being written by .* on"),
                 RunWriter(tmp_path / "run", **RUN_OF, **how),
             ):
                 pass
@@ -231,7 +232,7 @@ def test_a_run_has_one_writer_and_says_where(tmp_path):
 
 def test_a_writer_that_was_stopped_for_too_long_writes_no_list_any_more(tmp_path):
     with (
-        pytest.raises(ValueError, match="taken over by another process"),
+        refusing("taken over by another process"),
         RunWriter(tmp_path / "run", **RUN_OF) as run,
     ):
         run.table("a", {"x": [1]})

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 import safetensors.numpy
 
-from refusals import refused
+from refusals import refused, refusing
 from sinklab.lab.records import RunWriter, merge_runs, open_run, write_beside
 from sinklab.lab.records.info import read_info
 from sinklab.lab.records.reading import lost_files
@@ -172,7 +172,7 @@ def test_error_of_the_block_survives_a_full_disk_at_the_end(tmp_path, monkeypatc
 
 def test_existing_folders(tmp_path, folder):
     with (
-        pytest.raises(ValueError, match="is taken"),
+        refusing("is taken"),
         writer(folder),
     ):
         pass

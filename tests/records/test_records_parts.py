@@ -15,7 +15,7 @@ import pytest
 
 import sinklab
 from launched import PATIENCE
-from refusals import refused
+from refusals import refused, refusing
 from sinklab.lab.records import RunWriter, merge_runs, open_run
 from sinklab.lab.records.reading import lost_files
 
@@ -153,7 +153,7 @@ def test_of_a_long_list_the_first_difference_is_named(tmp_path, prompts, message
     with RunWriter(tmp_path / "run", **(RUN | {"settings": {"prompts": ["a", "b"]}})):
         pass
     with (
-        pytest.raises(ValueError, match=message),
+        refusing(message),
         RunWriter(tmp_path / "run", **(RUN | {"settings": {"prompts": prompts}}), resume=True),
     ):
         pass
@@ -209,7 +209,7 @@ def test_a_folder_of_other_files_is_refused_with_all_that_is_in_it(tmp_path, how
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
     (tmp_path / "run" / ".run.json.part").write_text("{")
-    with pytest.raises(ValueError, match=message), RunWriter(tmp_path / "run", **RUN, **how):
+    with refusing(message), RunWriter(tmp_path / "run", **RUN, **how):
         pass
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         ".run.json.part",
@@ -233,7 +233,7 @@ def test_a_folder_of_other_files_is_refused_with_all_that_is_in_it(tmp_path, how
 def test_another_run_cannot_be_continued(tmp_path, changes, message):
     write(tmp_path / "run")
     with (
-        pytest.raises(ValueError, match=message),
+        refusing(message),
         RunWriter(tmp_path / "run", **(RUN | changes), resume=True),
     ):
         pass
@@ -314,7 +314,7 @@ def test_a_folder_that_is_being_written_is_not_merged(tmp_path):
     write(tmp_path / "a", parts=(0,))
     with (
         RunWriter(tmp_path / "b", **RUN) as run,
-        pytest.raises(ValueError, match="b is being written by another"),
+        refusing("b is being written by another"),
     ):
         sample(run, 1)
         merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "run")

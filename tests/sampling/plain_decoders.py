@@ -83,6 +83,11 @@ def threshold(tau):
     return lambda found, nth, size: max(1, sum(score >= tau for score, _, _ in found))
 
 
+def dynamic(tau, quotas):
+    """SDAR: as many as are above the threshold, and no fewer than the quota of a whole block."""
+    return lambda found, nth, size: max(quotas[nth], sum(score > tau for score, _, _ in found))
+
+
 def factor(f, strict):
     def count(found, nth, size):
         n = 1

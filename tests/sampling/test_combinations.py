@@ -90,15 +90,9 @@ def start(seed=0, **settings):
             r"top_p and top_k do nothing at temperature 0 with the rule LowConfidence.* got "
             r"top_p=None and top_k=5",
         ),
-        (
-            {"schedule": "timed", "steps": 2, "block_length": 4},
-            "each block needs at least 1 step, got 2 steps for 3 bl",
-        ),
-        ({"steps": 13}, "13 steps for 12"),
         ({"block_length": 0}, "block_length must be at least 1"),
         ({"temperature": -1.0}, "temperature must be at least 0"),
         ({"temperature": 1.0, "seed": None}, "temperature above 0 needs"),
-        ({"rule": "rndom"}, "'random'"),
         ({"schedule": "timed", "steps": 0}, "steps must be at least 1, got 0"),
         (
             {"cache": "dual"},

@@ -1,20 +1,16 @@
 """The conformance suites of unmasking rules and caches, over every built-in and the examples."""
 
 import dataclasses
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 
 from refusals import refused
-from sinklab.core.registry import caches, load_plugin, unmasking_rules
+from sinklab.core.registry import caches, unmasking_rules
 from sinklab.core.sampling import Cache, Canvas, DecodingSettings, UnmaskingRule, denoise
 from sinklab.lab.caching import ChoosingCache
 from sinklab.lab.testing import check_cache, check_unmasking_rule
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.mark.parametrize(
@@ -36,39 +32,21 @@ def test_a_cache_conforms(text):
     check_cache(text)
 
 
-@pytest.fixture
-def example(monkeypatch):
-    """Loads an example as a plug-in, which is forgotten afterwards."""
-
-    def load(name):
-        for registry in (caches, unmasking_rules):
-            monkeypatch.setattr(registry, "_classes", {**registry._all()})
-        monkeypatch.delitem(sys.modules, f"sinklab_plugin_{name}", raising=False)
-        load_plugin(EXAMPLES / f"{name}.py")
-
-    return load
-
-
 @pytest.mark.parametrize("fields", ["", ":first=2,window=3", ":first=0,delay=1,refresh_every=3"])
-def test_the_cache_of_the_example_conforms(example, fields):
-    example("add_a_cache")
+def test_the_cache_of_the_example_conforms(scratch, fields):
+    scratch(caches, example="add_a_cache")
     check_cache(f"streaming{fields}")
     made = DecodingSettings(cache=f"streaming{fields}", block_length=4).values()["cache"]
     assert made == caches.parse(f"streaming{fields}")
     assert DecodingSettings(cache=made).cache == caches.as_text(made)
 
 
-def test_the_unmasking_rule_of_the_example_conforms(example):
-    example("add_a_unmasking_rule")
+def test_the_unmasking_rule_of_the_example_conforms(scratch):
+    scratch(unmasking_rules, example="add_a_unmasking_rule")
     check_unmasking_rule("discounted:discount=0.2")
     refused(
         r"alg_temp does .*'discounted'", DecodingSettings(rule="discounted", alg_temp=0.3).values
     )
-
-
-@pytest.mark.parametrize("name", ["add_a_cache", "add_a_unmasking_rule"])
-def test_an_example_is_short(name):
-    assert len((EXAMPLES / f"{name}.py").read_text("utf-8").splitlines()) <= 60
 
 
 @dataclass(frozen=True)

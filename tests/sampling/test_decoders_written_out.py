@@ -4,7 +4,7 @@ canvas, in float64.
 
 import pytest
 import torch
-from plain_decoders import entropy_bound, even, factor, plain_row, threshold, timed
+from plain_decoders import dynamic, entropy_bound, even, factor, plain_row, threshold, timed
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
 from sinklab.core.sampling import (
@@ -78,6 +78,28 @@ def test_schedules_that_read_the_scores(rule, schedule, count):
             assert distinct(canvases) == expected, f"seed {seed}"
     if schedule not in (Threshold(1.0), EntropyBound(0.0)):
         assert max(sizes) > 1, "the setting never commits more than one"
+
+
+@pytest.mark.ring("extras")
+@pytest.mark.parametrize("tau", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    "steps, quotas",
+    [
+        ("", [1] * 5),
+        (",steps=2,block_length=5", [3, 2]),
+        (",steps=4,block_length=5", [2, 1, 1, 1]),
+    ],
+)
+def test_sdars_quota_is_that_of_a_whole_block(tau, steps, quotas):
+    count = dynamic(tau, quotas)
+    for seed in range(6):
+        canvas = Canvas.from_prompts(PROMPTS, new_tokens=12, mask_id=MASK, pad_id=PAD)
+        schedule = f"dynamic:threshold={tau}{steps}"
+        toy, ours, _ = rows(canvas, seed, schedule=schedule, block_length=5)
+        for prompt, canvases in zip(PROMPTS, ours, strict=True):
+            blocks = [(5, count), (5, count), (2, count)]
+            expected = plain_row(toy, [*prompt, *[MASK] * 12], "low_confidence", blocks)
+            assert distinct(canvases) == expected, f"seed {seed}"
 
 
 @pytest.mark.parametrize("rule", RULES)

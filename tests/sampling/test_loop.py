@@ -2,7 +2,7 @@ import pytest
 import torch
 from toy_denoiser import MASK, PAD, VOCABULARY, ToyDenoiser
 
-from sinklab.core.sampling import Canvas, LowConfidence, RandomOrder, denoise
+from sinklab.core.sampling import Canvas, RandomOrder, denoise
 
 ROWS = [[1, 2, 3, 4, 5], [6, 7], [], [8, 9, 10]]
 
@@ -15,27 +15,6 @@ def run(canvas, *, seed=None, **settings):
     toy = ToyDenoiser(canvas.attention_BS)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     return list(denoise(toy, canvas, generator=generator, **settings)), toy
-
-
-@pytest.mark.parametrize("rule", [LowConfidence(), RandomOrder()])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("steps, block_length", [(None, None), (5, None), (7, 3)])
-def test_every_open_position_is_committed_exactly_once(rule, temperature, steps, block_length):
-    canvas = prompts()
-    done, _ = run(
-        canvas, seed=1, rule=rule, temperature=temperature, steps=steps, block_length=block_length
-    )
-    times_BS = torch.stack([step.committed_BS for step in done]).sum(0)
-    assert torch.equal(times_BS, canvas.open_BS.long())
-    assert not (done[-1].ids_BS[canvas.open_BS] == MASK).any()
-    masked_BS, before_BS = canvas.open_BS, canvas.ids_BS
-    for index, step in enumerate(done):
-        assert (step.index, step.total) == (index, len(done))
-        assert step.committed_BS.any()
-        assert torch.equal(step.masked_BS, masked_BS)
-        assert torch.equal(step.before_BS, before_BS)
-        assert torch.equal(step.ids_BS != step.before_BS, step.committed_BS)
-        masked_BS, before_BS = masked_BS & ~step.committed_BS, step.ids_BS
 
 
 @pytest.mark.parametrize("steps, block_length", [(None, None), (4, 4), (7, 5)])

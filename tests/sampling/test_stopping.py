@@ -111,23 +111,6 @@ def scripted(tokens):
     return denoiser
 
 
-def test_all_rows_over_ends_the_run_and_one_row_does_not():
-    canvas = prompts([[], []], 8)
-    calls = list(
-        denoise(
-            scripted([[1, 2, 9, 4, 4, 4, 4, 4], [1, 9, 4, 4, 4, 4, 4, 4]]), canvas, stop_ids=[9]
-        )
-    )
-    assert len(calls) == 3
-    assert calls[-1].ids_BS.tolist() == [[1, 2, 9, 9, 9, 9, 9, 9], [1, 9, 9, 9, 9, 9, 9, 9]]
-    assert calls[1].filled_BS.int().tolist() == [[0] * 8, [0, 0, *[1] * 6]]
-    assert calls[2].committed_BS.int().tolist() == [[0, 0, 1, 0, 0, 0, 0, 0], [0] * 8]
-    assert {step.total for step in calls} == {8}
-    never = list(denoise(scripted([[1, 2, 9, 4, 4, 4, 4, 4], [1] * 8]), canvas, stop_ids=[9]))
-    assert len(never) == 8
-    assert never[-1].ids_BS.tolist() == [[1, 2, 9, 9, 9, 9, 9, 9], [1] * 8]
-
-
 def test_a_stop_id_with_a_mask_to_its_left_does_not_end_the_row():
     canvas = prompts([[]], 4)
     right_to_left = list(

@@ -3,7 +3,7 @@ name.
 """
 
 import pytest
-from toy_denoiser import MASK, PAD, ToyDenoiser
+from toy_denoiser import MASK, ToyDenoiser
 
 from refusals import refused
 from sinklab.core.sampling import Canvas, Threshold, Timed, denoise
@@ -81,17 +81,7 @@ def test_what_would_change_a_row_is_refused(settings, message):
     refused(message, denoise, ToyDenoiser(canvas.attention_BS), canvas, **settings)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"steps": 5, "block_length": 3}, {"schedule": "timed", "block_length": 3}], ids=str
-)
-def test_equal_numbers_are_dealt_together_padded_prompts_too(settings):
-    prompts = [[1, 2, 3], [4], []]
-    canvas = Canvas.from_prompts(prompts, new_tokens=7, mask_id=MASK, pad_id=PAD)
-    together = texts(canvas, 3, **settings)
-    for row, prompt in enumerate(prompts):
-        alone = texts(Canvas.from_prompts([prompt], new_tokens=7, mask_id=MASK), 3, **settings)[0]
-        assert [text[3 - len(prompt) :] for text in together[row]] == alone
-    # A row with nothing to fill has no say.
+def test_a_row_with_nothing_to_fill_has_no_say():
     moved = Canvas.infill([HOLES[1], [1, 2, MASK, 3, 4, 5, MASK], HOLES[2]], mask_id=MASK)
     assert len(texts(moved, 0, schedule="timed", block_length=1)[0]) == 2
 

@@ -26,13 +26,6 @@ RULES = [
 ]
 
 
-@pytest.fixture
-def scratch_rules(monkeypatch):
-    """The registry of rules; what a test registers is gone after it."""
-    monkeypatch.setattr(rules, "_classes", dict(rules._all()))
-    return rules
-
-
 @pytest.mark.parametrize("rule", RULES, ids=rules.as_text)
 def test_every_built_in_rule_conforms(rule):
     check_rule(rule)
@@ -74,12 +67,14 @@ def counts_keys(received, queries, exists):
         (counts_keys, "padding"),
     ],
 )
-def test_a_rule_that_breaks_the_contract_is_named(scratch_rules, judge, message):
+def test_a_rule_that_breaks_the_contract_is_named(scratch, judge, message):
+    scratch(rules)
+
     @dataclass(frozen=True)
     class Broken:
         def __call__(self, received, queries, exists):
             return judge(received, queries, exists)
 
-    scratch_rules.register("broken")(Broken)
+    rules.register("broken")(Broken)
     with pytest.raises(AssertionError, match=message):
         check_rule(Broken())

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from refusals import refused
+from refusals import refused, refusing
 from sinklab.core.probing import trace
 from sinklab.lab.training.snapshots import LEVELS, MEASURES, measured_heads, nested_masks, snapshot
 from tiny_diffusion import tiny_model
@@ -194,7 +194,7 @@ def test_bad_input_is_refused():
     model = tiny_model()
     refused(r"\(R, S\).*got shape \(24,\)", snapshot, model, IDS[0])
     refused(r"\(0, 1\], but are \(0.5, 0\)", snapshot, model, IDS, levels=(0.5, 0))
-    with pytest.raises(ValueError, match="keeps no list `layers`"):
+    with refusing("keeps no list `layers`"):
         broken = copy.deepcopy(model)
         broken.model.layers = torch.nn.Sequential(*broken.model.layers)
         snapshot(broken, IDS)

@@ -233,16 +233,6 @@ def test_held_out_noise_is_fixed_by_row_and_batches_do_not_matter(tmp_path):
     assert causal["tokens"].tolist() == [15] * 7
 
 
-def test_the_loss_for_ones_own_loop():
-    model = tiny_model(1)
-    batch = ids(2, 7)
-    with torch.no_grad():
-        logits = model(batch, causal=True).logits.double()
-        log_p = logits.log_softmax(-1)
-        plain = -sum(log_p[b, i, batch[b, i + 1]] for b in range(2) for i in range(6)) / 12
-        assert abs(causal_loss(model, batch) - plain) < 1e-5
-
-
 def test_weight_decay_leaves_sinks_norms_and_biases_alone(tmp_path):
     model = tiny_model(2, gate="elementwise", gate_bias=4.0)
     decaying = set(trainer_of(model, tmp_path).get_decay_parameter_names(model))

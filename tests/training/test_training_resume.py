@@ -5,7 +5,6 @@ refused.
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -199,17 +198,6 @@ def test_what_is_no_run_to_resume_is_refused_and_left_alone(settings, tmp_path):
         pass
     refused(r"run holds .* kind 'study'", train, here)
     assert open_run(tmp_path / "run").info.kind == "study"
-
-
-def test_a_complete_run_without_checkpoints_stays_as_it_is(settings, tmp_path):
-    here = replace(settings, steps=3, out=str(tmp_path / "run"))
-    train(here)
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert train(replace(here, resume=True)) == tmp_path / "run" / "model"
-    assert {
-        path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()
-    } == kept
 
 
 @pytest.mark.slow
