@@ -8,7 +8,8 @@ from simulated import Simulation, simulate
 
 from sinklab.lab.reports import report
 
-MAP, HEADS = ".map canvas", ".heads canvas"
+MAP, HEADS = ".map canvas", ".heads .grid"
+CELLS = "[...document.querySelectorAll('.grid i')].map((i) => getComputedStyle(i).backgroundColor)"
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +62,7 @@ def two(tmp_path_factory) -> str:
 
 
 def shown(page: Page) -> dict[str, str]:
-    return {name: page.pixels(name) for name in (MAP, HEADS)}
+    return {MAP: page.pixels(MAP), HEADS: page.run(CELLS)}
 
 
 def step(page: Page) -> str:

@@ -405,7 +405,6 @@ SCRIPTS = (
     "data",
     "colours",
     "text",
-    "drawing",
     "app",
     "player",
     "readout",

@@ -153,7 +153,7 @@ def tipped(text: str) -> Markup:
         return f'<abbr tabindex="0" title="{escape(words[word])}">{match[0]}</abbr>'
 
     pieces = re.split("(<code>.*?</code>)", str(coded(text)))
-    known = re.compile(rf"(?<![\w-])({'|'.join(words)})s?\b", re.IGNORECASE)
+    known = re.compile(rf"(?<![\w-])({'|'.join(words)})s?\b(?!-)", re.IGNORECASE)
     return Markup(
         "".join(one if one.startswith("<code>") else known.sub(tip, one) for one in pieces)
     )

@@ -47,3 +47,13 @@ function positionName(sample, key) {
   if (key >= sample.added) return `position ${key - sample.added}`;
   return sample.added > 1 ? `added sink ${key + 1}` : "added sink";
 }
+
+/** Whole round numbers from low to high, about `count` of them. */
+function wholeTicks(low, high, count) {
+  const rough = Math.max((high - low) / Math.max(count, 1), 1);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough - 1e-9);
+  const ticks = [];
+  for (let at = Math.ceil(low / step) * step; at <= high; at += step) ticks.push(at);
+  return ticks;
+}
