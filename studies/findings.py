@@ -77,7 +77,7 @@ def passages() -> tuple[str, ...]:
 
 def measure(names: tuple[str, ...]) -> None:
     """Run folders of all models, those that are complete left alone."""
-    traced = StudySettings(prompts=passages(), mask_sinks=(), heldout="", twin=True)
+    traced = StudySettings(prompts=passages(), mask_sinks=(), twin=True)
     for name in names:
         loaded = load(name)
         study(

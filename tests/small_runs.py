@@ -122,13 +122,7 @@ def trace(place: Path, resume: bool, twin: bool = True) -> None:
         "new_tokens": 3,
         "block_length": None,
     }
-    heldout = {
-        "heldout": str(given_text() / "held.txt"),
-        "heldout_rows": 2,
-        "heldout_length": 16,
-        "ks": (0, 1),
-    }
-    study(tiny_loaded(1), place, StudySettings(**texts, **heldout, twin=twin), resume=resume)
+    study(tiny_loaded(1), place, StudySettings(**texts, twin=twin), resume=resume)
 
 
 def curve(place: Path, resume: bool) -> None:

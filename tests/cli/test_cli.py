@@ -293,17 +293,12 @@ def test_train_trace_and_report_make_one_river(tmp_path, capsys):
     )
     assert open_run("made").info.settings["sink_count"] == 1
 
-    study = (
-        "--new-tokens 6 --ks 0 1 --mask-sinks 1 --heldout text.txt --heldout-rows 2 "
-        "--heldout-length 16"
-    )
+    study = "--new-tokens 6 --mask-sinks 1"
     assert "run folder: watched\nnext: sinklab report watched" in out_of(
         f'trace "The old man" --model made/model --out watched {study}', capsys
     )
     run = open_run("watched")
     assert run.info.settings["prompts"] == ["The old man"]
-    assert run.info.settings["ks"] == [0, 1]
-    assert run.table("heldout")["k"].tolist() == [0, 1, 1]
 
     assert "report: page/report.html" in out_of("report watched --out page", capsys)
     assert "The old man" in (tmp_path / "page" / "report.html").read_text()

@@ -403,7 +403,7 @@ def test_a_run_folder_from_elsewhere_is_read_as_data(model, capsys):
     for name, text, message in (
         ("deep", '{"settings": ' + '{"a":' * 200 + "1" + "}" * 201, "nested"),
         ("list", '{"settings": [1, 2]}', "cannot be read as settings"),
-        ("flags", '{"settings": {"heldout": "--run-code", "prompts": ["--allow-pickle"]}}', None),
+        ("flags", '{"settings": {"rule": "entropy", "prompts": ["--allow-pickle"]}}', None),
     ):
         Path(f"{name}.json").write_text(text)
         status = cli(f"trace --model {model} --config {name}.json --dry-run")

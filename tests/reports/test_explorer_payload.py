@@ -335,9 +335,7 @@ def hidden_of(content, layers, heads):
 def test_the_keys_that_are_hatched_are_those_that_received_nothing(tmp_path, sink, settings):
     settings = {"statistics": ("received",), "twin": False} | settings
     settings |= {"edits": tuple(map(interventions.parse, settings["edits"]))}
-    settings = StudySettings(
-        prompts=("The old café 😀", "The"), new_tokens=8, steps=8, heldout="", **settings
-    )
+    settings = StudySettings(prompts=("The old café 😀", "The"), new_tokens=8, steps=8, **settings)
     (run,) = as_studies(open_run(study(tiny_loaded(sink), tmp_path / "run", settings)))
     for sample, content in enumerate(arrays_of(run)["samples"]):
         received_TLHK = run.run.arrays("attention", sample)["received"]
@@ -348,7 +346,7 @@ def test_the_keys_that_are_hatched_are_those_that_received_nothing(tmp_path, sin
 
 def test_bytes_of_one_character_are_read_as_that_and_named_by_themselves(tmp_path):
     settings = StudySettings(
-        prompts=("a café 😀",), new_tokens=2, steps=2, heldout="", statistics=("received",)
+        prompts=("a café 😀",), new_tokens=2, steps=2, statistics=("received",)
     )
     (run,) = as_studies(open_run(study(tiny_loaded(), tmp_path / "run", settings)))
     named = run.sample(0).labels_TK[0].tolist()

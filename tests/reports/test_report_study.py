@@ -616,7 +616,6 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
         edits=("mask_sinks:k=1",),
         truncate=True,
         mask_sinks=(),
-        heldout="",
     )
     study = one(open_run(watch(sinklab.load("tiny-sink"), tmp_path / "run", settings)))
     assert (study.layers, study.heads, study.sink_count) == ([1, 5], [0, 3, 4], 1)

@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 
 import pytest
@@ -7,7 +6,7 @@ import torch
 from refusals import refused
 from sinklab.core.diffusion import corrupt, sample_times
 from sinklab.core.probing import MaskSinks
-from sinklab.lab.scoring import HeldoutRows, heldout_curve, heldout_rows, row_losses
+from sinklab.lab.scoring import HeldoutRows, heldout_rows, row_losses
 from tiny_diffusion import TEXT, tiny_loaded
 
 
@@ -69,39 +68,6 @@ def test_the_noise_is_the_same_whatever_is_hidden(monkeypatch):
     assert all(torch.equal(ids, seen[0]) for ids in seen)
 
 
-def test_the_curve_is_a_table_of_paired_differences():
-    loaded, text = tiny_loaded(), rows()
-    calls = []
-    table = heldout_curve(loaded, text, ks=(4, 1), seed=3, progress=lambda: calls.append(None))
-    assert table["k"] == [0, 1, 1, 4, 4]
-    assert table["control"] == ["none", "sinks", "random", "sinks", "random"]
-    assert {len(column) for column in table.values()} == {5}
-    assert len(calls) == 5, "once a batch of every arm"
-    clean = row_losses(loaded, text.ids_RS, seed=3)
-    hidden = row_losses(loaded, text.ids_RS, edits=[MaskSinks(k=4)], seed=3)
-    assert table["loss"][0] == pytest.approx(clean.mean().item())
-    assert table["stderr"][0] == pytest.approx(clean.std().item() / 6**0.5)
-    assert (table["delta"][0], table["delta_stderr"][0]) == (0, 0)
-    assert table["loss"][3] == pytest.approx(hidden.mean().item())
-    assert table["delta"][3] == pytest.approx((hidden - clean).mean().item(), rel=1e-4)
-    assert table["delta_stderr"][3] == pytest.approx(
-        (hidden - clean).std().item() / 6**0.5, rel=1e-4
-    )
-    assert table["tokens"] == [144] * 5
-    assert table["keys"][1:] == [1, 1, 4, 4] and math.isnan(table["keys"][0])
-    assert table["held"][3] > table["held"][4]
-    assert table["bits_per_byte"][0] == pytest.approx(
-        table["loss"][0] * 144 / math.log(2) / text.size
-    )
-    assert all(map(math.isnan, table["bits_per_byte"][1:]))
-
-
-def test_one_row_has_no_standard_error():
-    table = heldout_curve(tiny_loaded(), rows(1), ks=())
-    assert table["k"] == [0]
-    assert math.isnan(table["stderr"][0])
-
-
 def test_rows_come_from_a_corpus(tmp_path):
     (tmp_path / "held.txt").write_text(TEXT * 10)
     loaded = tiny_loaded()
@@ -116,10 +82,5 @@ def test_rows_come_from_a_corpus(tmp_path):
 
 def test_what_makes_no_sense_is_refused():
     loaded, text = tiny_loaded(1), rows(2, 8)
-    causal = replace(loaded, family="autoregressive", name="llama")
-    for model, k, message in (
-        (loaded, 9, "k=9 needs more than 9 keys"),
-        (loaded, -1, "k counts the keys to remove"),
-        (causal, 1, "but llama is autoregressive"),
-    ):
-        refused(message, heldout_curve, model, text, ks=(k,))
+    for k, message in ((9, "k=9 needs more than 9 keys"), (-1, "k counts the keys to remove")):
+        refused(message, lambda k=k: row_losses(loaded, text.ids_RS, edits=[MaskSinks(k=k)]))

@@ -19,7 +19,7 @@ from sinklab.lab.records.leases import Claims
 from sinklab.lab.studies.processes import Processes, Units
 from sinklab.lab.studies.trace.study import StudySettings, study
 from small_runs import traced
-from tiny_diffusion import TEXT, tiny_loaded
+from tiny_diffusion import tiny_loaded
 
 SETTINGS = {
     "prompts": ("The old man", "The sea", "", "The boats", "The wind"),
@@ -27,9 +27,6 @@ SETTINGS = {
     "block_length": None,
     "temperature": 1.0,
     "mask_sinks": (1,),
-    "ks": (0, 1),
-    "heldout_rows": 2,
-    "heldout_length": 16,
 }
 PROGRAM = """
 import json, sys, torch
@@ -48,15 +45,9 @@ def launch(folder, settings, *, resume=False):
     return torchrun(folder / "program.py", folder / "run", json.dumps(settings), again)
 
 
-@pytest.fixture
-def settings(tmp_path):
-    (tmp_path / "held.txt").write_text(TEXT * 20)
-    return {**SETTINGS, "heldout": str(tmp_path / "held.txt")}
-
-
 @pytest.mark.slow
-def test_two_processes_write_what_one_writes(settings, tmp_path):
-    done = launch(tmp_path, settings)
+def test_two_processes_write_what_one_writes(tmp_path):
+    done = launch(tmp_path, SETTINGS)
     assert done.returncode == 0, done.stderr
     stages = [line for line in done.stdout.splitlines() if "observation" in line]
     # on a busy machine the one that speaks may come too late for any sample
@@ -64,7 +55,7 @@ def test_two_processes_write_what_one_writes(settings, tmp_path):
         "one process speaks, of samples that nobody else has"
     )
     assert done.stdout.count(str(tmp_path / "run")) == 2
-    study(tiny_loaded(1), tmp_path / "alone", StudySettings(**settings))
+    study(tiny_loaded(1), tmp_path / "alone", StudySettings(**SETTINGS))
     run, alone = open_run(tmp_path / "run"), open_run(tmp_path / "alone")
     assert run.info.status == "complete"
     assert run.info.parts == alone.info.parts
@@ -94,11 +85,11 @@ def same_tables(run, whole):
 
 
 @pytest.mark.slow
-def test_a_run_of_two_goes_on_with_one_or_three_workers(settings, tmp_path):
+def test_a_run_of_two_goes_on_with_one_or_three_workers(tmp_path):
     """Whoever is there writes what is missing, without waiting for those who began; the seed is
     that of the run.
     """
-    settings = {**settings, "heldout": "", "seed": None, "mask_sinks": (), "twin": False}
+    settings = {**SETTINGS, "seed": None, "mask_sinks": (), "twin": False}
     whole = traced(tiny_loaded(1), tmp_path / "whole", StudySettings(**settings))
     info = json.loads((tmp_path / "whole" / "run.json").read_text())
     for world in (1, 3):
@@ -159,7 +150,6 @@ QUICK = StudySettings(
     block_length=None,
     mask_sinks=(),
     statistics=(),
-    heldout="",
     twin=False,
 )
 

@@ -8,7 +8,7 @@ from refusals import refused
 from sinklab.core.probing import Statistic
 from sinklab.core.registry import statistics
 from sinklab.lab.records import open_run
-from sinklab.lab.studies.trace.study import StudySettings, study
+from sinklab.lab.studies.trace.study import StudySettings, Trace, study
 from small_runs import traced
 from tiny_diffusion import TEXT, tiny_loaded
 
@@ -16,19 +16,13 @@ PROMPTS = ("The old man", "")
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory):
-    corpus = tmp_path_factory.mktemp("heldout") / "text.txt"
-    corpus.write_text(TEXT * 20)
+def settings():
     return StudySettings(
         prompts=PROMPTS,
         new_tokens=10,
         steps=5,
         block_length=5,
         mask_sinks=(1, 2),
-        ks=(0, 2),
-        heldout=str(corpus),
-        heldout_rows=4,
-        heldout_length=16,
         twin=False,
     )
 
@@ -55,7 +49,7 @@ def test_a_study_writes_what_the_report_reads(settings, tmp_path, sink):
     assert (model["gate"], model["parameters"]) == ("elementwise", loaded.model.num_parameters())
     assert len(model["weights_sha256"]) == 64
     assert run.info.settings["prompts"] == list(PROMPTS)
-    assert [text.split()[0] for text in said] == ["writing"] * 6 + ["scoring"]
+    assert [text.split()[0] for text in said] == ["writing"] * 6
     assert said[:2] == [
         "writing sample 1 of 2 under observation",
         "writing sample 1 again with 1 sinks blocked",
@@ -106,15 +100,10 @@ def test_a_study_writes_what_the_report_reads(settings, tmp_path, sink):
     assert generations["completion"].nunique() > 2, "blocked sinks change what is written"
     for row in generations.itertuples():
         assert row.completion == loaded.tokenizer.decode(row.token_ids, skip_special_tokens=True)
-    heldout = run.table("heldout")
-    assert heldout["control"].tolist() == ["none", "sinks", "random"]
-    assert {"k", "control", "loss", "stderr", "tokens", "bits_per_byte"} <= set(heldout.columns)
 
 
 def test_each_sample_has_a_seed_of_its_own(settings, tmp_path):
-    warm = replace(
-        settings, temperature=1.0, prompts=("The sea",) * 3, heldout="", mask_sinks=(), seed=None
-    )
+    warm = replace(settings, temperature=1.0, prompts=("The sea",) * 3, mask_sinks=(), seed=None)
     run = traced(tiny_loaded(), tmp_path / "run", warm)
     texts = run.table("generations")
     assert texts["completion"].nunique() == 3
@@ -132,6 +121,12 @@ def test_each_sample_has_a_seed_of_its_own(settings, tmp_path):
     assert texts["token_ids"][1].tolist() == again[0, batch.shape[1] :].tolist()
 
 
+def test_settings_of_runs_that_scored_held_out_text_are_read_or_refused():
+    record = {"heldout": "", "ks": [0, 1], "heldout_rows": 48, "heldout_length": 256, "every": 2}
+    assert Trace().renamed(record) == {"exact": True, "every": 2}
+    refused("sinklab curve --heldout", Trace().renamed, {**record, "heldout": "books.txt"})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -142,13 +137,6 @@ def test_each_sample_has_a_seed_of_its_own(settings, tmp_path):
         ({"new_tokens": -1}, "new_tokens must be at least 0, but is -1"),
         ({"steps": 11}, "steps must not exceed the open positions"),
         ({"rule": "low_confidense"}, "did you mean 'low_confidence'"),
-        ({"heldout": "nowhere"}, "nowhere does not exist"),
-        (
-            {"heldout_length": 100_000},
-            "heldout_length must be 1 to 63, the context of tiny test model, but is 100000",
-        ),
-        ({"heldout_length": 0}, "heldout_length must be 1 to 63"),
-        ({"ks": (0, 9)}, "9 does not fit 17 keys; choose 0 to 8"),
         (
             {"mask_sinks": (40,)},
             "fewer than all keys, but is to block 40 of the .* keys of 'The old man' with 10 new",
@@ -160,10 +148,6 @@ def test_each_sample_has_a_seed_of_its_own(settings, tmp_path):
         ({"maps": ("0:0:4",)}, "the head of maps must be numbers from 0 to 3"),
         ({"maps": ("10:0:0",)}, "maps are recorded of steps 0 to 9, but 10:0:0 names step 10"),
         ({"edits": ("mask_sink:k=1",)}, "did you mean 'mask_sinks'"),
-        (
-            {"edits": ("mask_sinks:k=1",), "heldout": "text"},
-            "cannot be computed, because the run is written under",
-        ),
         ({"only_steps": (1, 99)}, r"steps 0 to \d+ .* 99 is none"),
         (
             {"cache": "dual", "every": 2, "twin": True, "mask_sinks": ()},
@@ -172,7 +156,7 @@ def test_each_sample_has_a_seed_of_its_own(settings, tmp_path):
         ({"full_forward": True}, "full_forward is a choice for autoregressive models"),
         ({"chat": True}, "no known chat format"),
         (
-            {"edits": ("mask_sinks:k=1,source=clean_pass",), "cache": "dual", "heldout": ""},
+            {"edits": ("mask_sinks:k=1,source=clean_pass",), "cache": "dual"},
             "would overwrite what cache=dual remembers",
         ),
         ({"cache": "sink"}, "keys that all layers see alike, and cache=sink keeps others in each"),
@@ -200,13 +184,6 @@ def test_models_and_folders_that_do_not_fit_are_refused(settings, tmp_path):
         replace(tiny_loaded(), tokenizer=None),
         tmp_path / "mute",
         settings,
-    )
-    refused(
-        "files; leave out heldout",
-        study,
-        replace(tiny_loaded(), tokenizer=None),
-        tmp_path / "mute",
-        replace(settings, prompts=("5 6",)),
     )
     assert not (tmp_path / "mute").exists()
     assert not (tmp_path / "maskless").exists()

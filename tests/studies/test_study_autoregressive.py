@@ -21,7 +21,7 @@ from tiny_llama import tiny_llama
 
 PROMPT = "The old man sat"
 END = ("<|endoftext|>", tiny_tokenizer().convert_tokens_to_ids("<|endoftext|>"))
-QUICK = StudySettings(prompts=(PROMPT,), new_tokens=5, statistics=("all",), heldout=None)
+QUICK = StudySettings(prompts=(PROMPT,), new_tokens=5, statistics=("all",))
 
 
 def eager_maps(loaded, ids):
@@ -41,13 +41,9 @@ def test_each_step_records_all_queries_so_far(tmp_path):
     loaded = tiny_llama()
     said: list[str] = []
     study(loaded, tmp_path / "run", QUICK, progress=said.append)
-    assert said == [
-        "no held-out loss: it is defined for diffusion models",
-        "writing sample 1 of 1 under observation",
-    ]
+    assert said == ["writing sample 1 of 1 under observation"]
     run = open_run(tmp_path / "run")
     assert run.info.model["family"] == "autoregressive"
-    assert "heldout" not in run.tables
     prompt = loaded.tokenizer(PROMPT)["input_ids"]
     text = [*prompt, *written(run)]
     with torch.no_grad():
@@ -256,7 +252,6 @@ def test_a_clean_pass_reads_its_own_past(tmp_path):
             {"rule": "random", "cache": "dual"},
             "rule, cache can be set for diffusion models only; leave it out",
         ),
-        ({"heldout": "somewhere"}, "because it is defined for diffusion models; leave out heldout"),
         ({"new_tokens": 61}, "fit the model's context of 64 positions, got"),
         ({"new_tokens": -1}, "new_tokens must be at least 0, but is -1"),
         ({"temperature": -1.0}, "temperature must be at least 0 and finite"),

@@ -13,16 +13,14 @@ from sinklab.lab.records import open_run
 from sinklab.lab.studies.processes import Progress
 from sinklab.lab.studies.trace import run as observation
 from sinklab.lab.studies.trace.study import StudySettings, study
-from tiny_diffusion import TEXT, tiny_loaded
+from tiny_diffusion import tiny_loaded
 
 PROMPTS = ("The old man", "", "The sea")
 FULL = ("The old man", "Will", "The sea", "He said")
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("heldout")
-    (folder / "held.txt").write_text(TEXT * 20)
+def settings():
     return StudySettings(
         prompts=PROMPTS,
         new_tokens=6,
@@ -30,10 +28,6 @@ def settings(tmp_path_factory):
         temperature=1.0,
         statistics=("value_norm",),
         mask_sinks=(1,),
-        ks=(0, 2),
-        heldout=str(folder / "held.txt"),
-        heldout_rows=2,
-        heldout_length=16,
     )
 
 
@@ -80,7 +74,6 @@ def breaking(whole, times):
         (observation, "follow", 3, 1),
         pytest.param(observation, "follow", 4, 1, marks=pytest.mark.slow),
         pytest.param(observation, "_steps", 2, 1, marks=pytest.mark.slow),
-        pytest.param(observation, "heldout_curve", 1, 3, marks=pytest.mark.slow),
     ],
 )
 def test_after_an_interruption_a_study_resumes_bit_for_bit(
@@ -108,7 +101,7 @@ def test_after_an_interruption_a_study_resumes_bit_for_bit(
 
 
 def test_a_run_resumes_as_it_was_begun_or_not_at_all(settings, tmp_path):
-    short = replace(settings, heldout="", seed=None)
+    short = replace(settings, seed=None)
     study(tiny_loaded(), tmp_path / "run", short, resume=True)
     seed = open_run(tmp_path / "run").info.seed
     study(tiny_loaded(), tmp_path / "run", short, resume=True)
@@ -146,7 +139,7 @@ class Heard(Progress):
 
 def test_progress_counts_evaluations(settings, tmp_path):
     heard = Heard()
-    study(tiny_loaded(), tmp_path / "run", replace(settings, heldout=""), progress=heard)
+    study(tiny_loaded(), tmp_path / "run", settings, progress=heard)
     done = [count for count, _ in heard.counts]
     assert done == sorted(done)
     assert heard.counts[0] == (0, 36), "3 samples, each written twice in 6 steps"
@@ -156,9 +149,7 @@ def test_progress_counts_evaluations(settings, tmp_path):
 
 def test_progress_shrinks_where_texts_end_early(settings, tmp_path):
     heard = Heard()
-    quick = replace(
-        settings, heldout="", mask_sinks=(), temperature=0.0, schedule="threshold", threshold=0.01
-    )
+    quick = replace(settings, mask_sinks=(), temperature=0.0, schedule="threshold", threshold=0.01)
     study(tiny_loaded(), tmp_path / "run", quick, progress=heard)
     steps = len(open_run(tmp_path / "run").table("steps"))
     assert steps < 18
@@ -170,7 +161,7 @@ def test_progress_shrinks_where_texts_end_early(settings, tmp_path):
 def test_short_texts_are_written_in_one_batch_and_resume_bit_for_bit(
     settings, tmp_path, monkeypatch
 ):
-    settings = replace(settings, temperature=0.0, heldout="", mask_sinks=())
+    settings = replace(settings, temperature=0.0, mask_sinks=())
     settings = replace(settings, statistics=("all",), prompts=(*FULL, "A boat"))
     together, own = [], observation.follow_together
     monkeypatch.setattr(

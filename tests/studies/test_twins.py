@@ -14,7 +14,7 @@ from sinklab.lab.studies.trace import twins
 from sinklab.lab.studies.trace.run import prepare
 from sinklab.lab.studies.trace.study import StudySettings, Trace, study
 from small_runs import traced
-from tiny_diffusion import TEXT, tiny_loaded
+from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
 QUICK = StudySettings(
@@ -86,22 +86,13 @@ def same(one, other):
     return is_same and all(one.table(name).equals(other.table(name)) for name in one.tables)
 
 
-@pytest.fixture
-def scored(tmp_path):
-    (tmp_path / "held.txt").write_text(TEXT * 20)
-    heldout = {
-        "heldout": str(tmp_path / "held.txt"),
-        "heldout_rows": 2,
-        "heldout_length": 16,
-        "ks": (0, 2),
-    }
-    return replace(QUICK, truncate=True, **heldout)
+CUT = replace(QUICK, truncate=True)
 
 
 @pytest.mark.slow
-def test_both_twins_stand_beside_the_run(scored, tmp_path):
+def test_both_twins_stand_beside_the_run(tmp_path):
     loaded = tiny_loaded(1)
-    run = traced(loaded, tmp_path / "run", scored)
+    run = traced(loaded, tmp_path / "run", CUT)
     table = run.table("twins")
     assert table["twin"].tolist() == ["initialised", "permuted"]
     assert table["made"].all()
@@ -122,9 +113,6 @@ def test_both_twins_stand_beside_the_run(scored, tmp_path):
             for name in ("visible", "positions", "step_number"):
                 assert np.array_equal(ours[name], theirs[name]), "the canvases are the same"
             assert not np.allclose(ours["received"], theirs["received"], atol=0.05)
-        heldout, other = run.table("heldout"), run.table(f"heldout-{kind}")
-        assert heldout[["k", "control", "tokens"]].equals(other[["k", "control", "tokens"]])
-        assert not np.isclose(heldout["loss"], other["loss"]).any()
         lost, also = run.table("truncation"), run.table(f"truncation-{kind}")
         assert lost[["sample", "step", "layer", "head"]].equals(
             also[["sample", "step", "layer", "head"]]
@@ -133,8 +121,8 @@ def test_both_twins_stand_beside_the_run(scored, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_killed_run_resumes_with_its_twins(scored, tmp_path, monkeypatch, times):
-    study(tiny_loaded(1), tmp_path / "whole", scored)
+def test_a_killed_run_resumes_with_its_twins(tmp_path, monkeypatch, times):
+    study(tiny_loaded(1), tmp_path / "whole", CUT)
     left, whole = [times], twins.retraced
 
     def killed(task, *given, **named):
@@ -145,10 +133,10 @@ def test_a_killed_run_resumes_with_its_twins(scored, tmp_path, monkeypatch, time
 
     monkeypatch.setattr(twins, "retraced", killed)
     with pytest.raises(KeyboardInterrupt):
-        study(tiny_loaded(1), tmp_path / "run", scored)
+        study(tiny_loaded(1), tmp_path / "run", CUT)
     assert "twins" not in open_run(tmp_path / "run").tables
     monkeypatch.setattr(twins, "retraced", whole)
-    study(tiny_loaded(1), tmp_path / "run", scored, resume=True)
+    study(tiny_loaded(1), tmp_path / "run", CUT, resume=True)
     assert same(open_run(tmp_path / "run"), open_run(tmp_path / "whole"))
 
 
@@ -163,7 +151,7 @@ def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path):
     )
     alone = open_run(path)
     assert said == [f"writing sample {sample} of 3 under observation" for sample in (1, 2, 3)]
-    assert alone.array_files == ("attention",) and not {"heldout", "twins"} & {*alone.tables}
+    assert alone.array_files == ("attention",) and "twins" not in alone.tables
     assert alone.table("generations")["masked_sinks"].tolist() == [0, 0, 0]
     assert Trace().settings_of(path).twin is False
     (line,) = [line for line in Trace().closing([alone], []) if "--twin" in line]

@@ -36,17 +36,12 @@ def random_model(seed):
 
 def page_of(folder, seed):
     """A run of random weights, with its twins."""
-    (folder / "held.txt").write_text(TEXT * 20)
     settings = StudySettings(
         prompts=PROMPTS,
         new_tokens=6,
         block_length=3,
         mask_sinks=(),
         statistics=("value_norm",),
-        ks=(0, 1, 4),
-        heldout=str(folder / "held.txt"),
-        heldout_rows=8,
-        heldout_length=24,
         seed=seed,
         twin=True,
     )

@@ -5,7 +5,6 @@ from .distance import output_distances as output_distances
 from .heldout import EditedLosses as EditedLosses
 from .heldout import HeldoutRows as HeldoutRows
 from .heldout import edited_losses as edited_losses
-from .heldout import heldout_curve as heldout_curve
 from .heldout import heldout_rows as heldout_rows
 from .heldout import row_losses as row_losses
 from .hidden_states import ClipChannel as ClipChannel

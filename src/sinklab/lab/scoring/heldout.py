@@ -4,7 +4,7 @@ it.
 
 # R rows, B batch, L layers, H query heads, S sequence, M masked positions, V vocabulary
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from sinklab.core.compat import stated
 from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
-from sinklab.core.probing import Dose, Intervention, Listener, MaskSinks, RemovalRecord, intervene
+from sinklab.core.probing import Dose, Intervention, Listener, RemovalRecord, intervene
 from sinklab.core.probing.interventions.base import InterventionHandler
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.data import pack, read_corpus, row_start
@@ -244,32 +244,6 @@ def heldout_rows(
     return HeldoutRows(ids_RS, sum(len(text.encode()) for text in texts))
 
 
-def check_heldout(loaded: Loaded, *, rows: int, length: int, ks: Iterable[int]) -> None:
-    """Check the settings of a held-out curve, before any text is read.
-
-    Raises:
-        ValueError: for no rows, rows longer than the model's context, and a k for which k sinks and
-            k other columns do not both fit a row.
-    """
-    config: Any = loaded.model.config
-    if rows < 1:
-        raise ValueError(
-            f'heldout_rows must be at least 1, but is {rows}; heldout="" skips the held-out loss'
-        )
-    context = config.text_positions
-    if not 1 <= length <= context:
-        raise ValueError(
-            f"heldout_length must be 1 to {context}, the context of {loaded.name}, but is {length}"
-        )
-    keys = length + config.sink_count
-    wrong = [k for k in ks if k < 0 or 2 * k > keys]
-    if wrong:
-        raise ValueError(
-            "ks are numbers of blocked sinks, and as many other columns must be left as controls: "
-            f"{wrong[0]} does not fit {keys} keys; choose 0 to {keys // 2}"
-        )
-
-
 def row_losses(
     loaded: Loaded,
     ids_RS: Tensor,
@@ -282,65 +256,3 @@ def row_losses(
     `edited_losses`.
     """
     return edited_losses(loaded, ids_RS, [edits], seed=seed, batch=batch)[0].losses_R
-
-
-def heldout_curve(
-    loaded: Loaded,
-    text: HeldoutRows,
-    *,
-    ks: Iterable[int] = (0, 1, 5, 10),
-    seed: int = 0,
-    progress: Tell | None = None,
-) -> dict[str, list[Any]]:
-    """Held-out loss over the number of blocked sinks, with random columns as control, as columns of
-    the table ``heldout``.
-
-    ``loss`` is in nats per token and ``stderr`` its standard error over rows; ``delta`` is the
-    paired difference to k = 0 with ``delta_stderr`` (the noise is the same, so it is much smaller);
-    ``losses`` are those of the rows; ``keys``, ``sinks``, ``held`` and ``removed`` give the dose
-    (`Dose`). ``bits_per_byte`` is given for k = 0.
-
-    Raises:
-        ValueError: if a k is not smaller than the number of keys, or the model is no diffusion
-            model.
-    """
-    if loaded.family != "diffusion":
-        raise ValueError(
-            f"the masked-token loss is defined for diffusion models, but {loaded.name} is "
-            f"{loaded.family}"
-        )
-    tokens = text.ids_RS.numel()
-    choices = [(0, "none")]
-    arms: list[list[Intervention | str]] = [[]]
-    for k in sorted({*ks} - {0}):
-        for control in ("sinks", "random"):
-            choices.append((k, control))
-            arms.append([MaskSinks(k=k, control=control, seed=seed)])
-    scored = edited_losses(loaded, text.ids_RS, arms, seed=seed, progress=progress)
-    rows = []
-    for (k, control), one in zip(choices, scored, strict=True):
-        delta_R = one.losses_R - scored[0].losses_R
-        dose = one.dose.row()
-        mean = one.losses_R.mean().item()
-        row = {
-            "k": k,
-            "control": control,
-            "loss": mean,
-            "stderr": _stderr(one.losses_R),
-            "delta": delta_R.mean().item(),
-            "delta_stderr": _stderr(delta_R),
-            "tokens": tokens,
-            **{name: dose[name] for name in ("keys", "sinks", "held", "removed")},
-            "losses": one.losses_R.tolist(),
-            "bits_per_byte": math.nan,
-        }
-        if k == 0:
-            row["bits_per_byte"] = mean * tokens / math.log(2) / text.size
-        rows.append(row)
-    return {name: [row[name] for row in rows] for name in rows[0]}
-
-
-def _stderr(values_R: Tensor) -> float:
-    if values_R.numel() < 2:
-        return math.nan
-    return values_R.std().item() / math.sqrt(values_R.numel())

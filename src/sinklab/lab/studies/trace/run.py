@@ -1,9 +1,6 @@
-"""A trace, run: texts written under observation, then with sinks or context blocked, and held-out
-text scored.
-"""
+"""A trace, run: texts written under observation, then with sinks or context blocked."""
 
 # T recorded steps, L layers, H heads, K keys, S canvas positions
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,16 +17,9 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.tokens import special_roles, token_text
 from sinklab.lab.records.writing import RunWriter
 from sinklab.lab.scoring import encode, state_records
-from sinklab.lab.scoring.heldout import (
-    BATCH,
-    HeldoutRows,
-    check_heldout,
-    heldout_curve,
-    heldout_rows,
-)
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, Writing, WritingRequest, sample_seed, seeded
-from sinklab.lab.studies.base import Work, columns_of, heldout_text, text_of
+from sinklab.lab.studies.base import Work, columns_of, text_of
 from sinklab.lab.studies.processes import PORTION, Meter, Progress
 from sinklab.lab.studies.trace.recording import Recorder, Selection
 from sinklab.lab.studies.trace.study import STATISTICS, StudySettings
@@ -308,17 +298,15 @@ def _steps(moments: list[Moment], queries: Mapping[int, int], sample: int) -> di
 
 @dataclass(frozen=True)
 class Plan:
-    """Texts to write and to score, known before a folder is taken."""
+    """Texts to write, known before a folder is taken."""
 
     selection: Selection
     tasks: list[Task]
-    text: HeldoutRows | None
-    """The text to score."""
 
 
 def prepare(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan:
-    """The texts to write and the text to score. Raises ValueError for anything that can be refused
-    without running the model.
+    """The texts to write. Raises ValueError for anything that can be refused without running the
+    model.
     """
     selection = Selection.of(loaded.model.config, settings)
     if (
@@ -330,7 +318,7 @@ def prepare(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan
             f"untrained twins follow a cache step by step, but with cache={settings.cache} only "
             "some steps are recorded; leave out every and only_steps, or the cache, or the twins"
         )
-    return Plan(selection, _tasks(loaded, settings), _heldout_rows(loaded, settings, progress))
+    return Plan(selection, _tasks(loaded, settings))
 
 
 def _tasks(loaded: Loaded, settings: StudySettings) -> list[Task]:
@@ -395,32 +383,6 @@ def _check_hidden(task: Task, text: str) -> None:
             )
 
 
-def _heldout_rows(
-    loaded: Loaded, settings: StudySettings, progress: Progress
-) -> HeldoutRows | None:
-    """The text to score; None, which is reported, if there is nothing to score."""
-    if settings.heldout == "":
-        return None
-    reasons = {
-        "it is defined for diffusion models": loaded.family != "diffusion",
-        "the model has no tokenizer files": loaded.tokenizer is None,
-        "the run is written under edits": bool(settings.edits),
-    }
-    why = [reason for reason, holds in reasons.items() if holds]
-    if why:
-        if settings.heldout is not None:
-            raise ValueError(
-                f"the held-out loss cannot be computed, because {why[0]}; leave out heldout"
-            )
-        progress.stage(f"no held-out loss: {why[0]}")
-        return None
-    check_heldout(
-        loaded, rows=settings.heldout_rows, length=settings.heldout_length, ks=settings.ks
-    )
-    source = heldout_text(settings.heldout)
-    return heldout_rows(loaded, source, rows=settings.heldout_rows, length=settings.heldout_length)
-
-
 def write_samples(work: Work) -> None:
     """Write this process's samples."""
     settings = work.settings
@@ -436,17 +398,3 @@ def write_samples(work: Work) -> None:
             written = follow_together(tasks, companions(tasks, sample), selection, meter)
         text = written.pop(sample)
         write_sample(work.run, tasks[sample], sample, selection, roles, meter, text)
-
-
-def score(work: Work) -> None:
-    """Score the held-out text with sinks blocked."""
-    settings = work.settings
-    if work.plan.text is None or work.run.has("heldout"):
-        return
-    work.progress.stage("scoring held-out text with sinks blocked")
-    batches = math.ceil(len(work.plan.text.ids_RS) / BATCH)
-    count = work.progress.counter((1 + 2 * len(set(settings.ks) - {0})) * batches)
-    table = heldout_curve(
-        work.loaded, work.plan.text, ks=settings.ks, seed=settings.seed or 0, progress=count
-    )
-    work.run.table("heldout", table)

@@ -39,6 +39,8 @@ STATISTICS = (
     "received_by_state",
 )
 """Statistics recorded by default, but for the last; any other registered statistic can be added."""
+OF_CURVE = ("heldout", "ks", "heldout_rows", "heldout_length")
+"""Settings of older runs, which also scored held-out text as `sinklab curve` does."""
 
 
 @dataclass(frozen=True)
@@ -98,16 +100,6 @@ class StudySettings(DecodingSettings):
     """Also decode each sample with this many most attended keys of the previous step blocked per
     layer and head, and keep the text.
     """
-    heldout: str | None = ""
-    """Also score this corpus with the most attended keys blocked; "excerpt" is that in the package,
-    None the same if the model can be scored on it.
-    """
-    ks: tuple[int, ...] = (0, 1, 5, 10)
-    """Numbers of blocked keys per layer and head for the held-out loss."""
-    heldout_rows: int = 48
-    """Rows of held-out text."""
-    heldout_length: int = 256
-    """Tokens in a row of held-out text."""
     twin: bool = limited(False, free=True)
     """Run two controls on the same canvases too, the model with shuffled weights and with fresh
     ones; their numbers stand beside its own. With --resume, of a run that is there."""
@@ -158,14 +150,12 @@ class Trace(Study):
     is saved when it is complete: an interrupted run can be read, and --resume continues it.
     Autoregressive models are traced too, on top of their own KV cache. Under `accelerate launch`
     the prompts are sharded over the processes and their folders merged. More is asked for: two
-    controls (--twin), texts with sinks blocked (--mask-sinks), and held-out loss with sinks blocked
-    (--heldout).
+    controls (--twin), and texts with sinks blocked (--mask-sinks).
 
     Try
         sinklab trace "The house stood at the end of a" --out runs/house && sinklab report \\
             runs/house
-        sinklab trace "The house stood at the end of a" --twin --mask-sinks 5 --heldout excerpt \\
-            --out runs/more
+        sinklab trace "The house stood at the end of a" --twin --mask-sinks 5 --out runs/more
         sinklab trace --model tiny-sink --new-tokens 96 --rule random --out runs/sink
         sinklab trace --model tiny-sink --cache dual --statistics all --layers 0 -1 --every 4 \\
             --out runs/dual
@@ -186,9 +176,7 @@ class Trace(Study):
     finish = deferred("sinklab.lab.studies.trace.twins:finish")
 
     def amount(self, settings: StudySettings, info: Any) -> Amount:
-        """Every step of every text, and of held-out text the passes over it in steps of the same
-        size.
-        """
+        """Every step of every text."""
         own = len(settings.prompts) * (1 + len(settings.mask_sinks) + 2 * settings.truncate)
         texts = own + 2 * len(settings.prompts) * settings.twin
         # a token of text has some four letters
@@ -197,14 +185,12 @@ class Trace(Study):
         positions = 1
         if settings.full_forward or info.family != "autoregressive":
             positions = max(1, settings.new_tokens + longest)
-        passes = (1 + 2 * len({*settings.ks} - {0})) * (settings.heldout != "")
-        scored = passes * settings.heldout_rows * settings.heldout_length // positions
         # guidance reads twice
-        evaluations = texts * steps * (1 + bool(settings.cfg_scale)) + scored
+        evaluations = texts * steps * (1 + bool(settings.cfg_scale))
         words = f"{texts} text{'s' * (texts != 1)} × {steps} steps"
         first = 1.0
         if texts:
-            first = own / texts * (evaluations - scored) / evaluations
+            first = own / texts
         return Amount(words, evaluations, positions, is_watched=True, first=first)
 
     def samples(self, plan: Any) -> int:
@@ -225,9 +211,15 @@ class Trace(Study):
 
     def renamed(self, record: dict[str, Any]) -> dict[str, Any]:
         """A record of settings; runs of before there was a choice measured the model's own
-        forward.
+        forward. Raises ValueError for a run that scored held-out text too.
         """
-        return {"exact": True, **record}
+        if record.get("heldout", "") != "":
+            raise ValueError(
+                f"a trace records alone, but this run also scored heldout={record['heldout']}; "
+                "score it by sinklab curve --heldout"
+            )
+        kept = {name: value for name, value in record.items() if name not in OF_CURVE}
+        return {"exact": True, **kept}
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """The commands that go on from here: to see the run, to run its controls, to block its
@@ -253,8 +245,8 @@ study = Trace()
 Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``states`` (attention received by
 masked, committed and prompt positions, and their norms), ``massive_activations``, ``generations``
 (``removals`` and ``clipped`` under edits, ``truncation``, ``truncated`` and ``recovery`` with
-``truncate``), and ``heldout`` if it is asked for. Under ``accelerate launch`` the samples are
-sharded over the processes and their folders merged at the end.
+``truncate``). Under ``accelerate launch`` the samples are sharded over the processes and their
+folders merged at the end.
 
 Args:
     loaded: a diffusion model, or an autoregressive one, which writes through its own cache.

@@ -20,14 +20,12 @@ from sinklab.core.sampling.denoisers import Evaluation
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import Run, open_run
-from sinklab.lab.scoring.heldout import heldout_curve
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, needs_clean_pass
 from sinklab.lab.studies import twins
 from sinklab.lab.studies.base import Work
 from sinklab.lab.studies.processes import nothing
 from sinklab.lab.studies.trace.recording import Recorder, Selection
-from sinklab.lab.studies.trace.run import score
 from sinklab.lab.studies.trace.truncation import Stretch, token_costs, truncation_table
 
 CANVASES = 16
@@ -36,14 +34,11 @@ _NO_ID = -1
 
 
 def finish(work: Work) -> None:
-    """Score the held-out text with sinks blocked and trace untrained twins, if asked for, once all
-    samples are there.
+    """Trace untrained twins on the run's canvases, if asked for, once all samples are there.
 
-    Each twin is traced on the run's canvases and scored on its held-out text. It has arrays and
-    tables of its own, such as ``attention-permuted``; the table ``twins``, written last, says which
-    there are, or why not.
+    Each has arrays and tables of its own, such as ``attention-permuted``; the table ``twins``,
+    written last, says which there are, or why not.
     """
-    score(work)
     done = open_run(work.run.path)
     if "attention" in done.array_files:
         twins.write_twins(work, lambda: 0.0, lambda twin, kind: _write_twin(work, twin, done, kind))
@@ -62,9 +57,6 @@ def _write_twin(work: Work, twin: Loaded, done: Run, kind: str) -> None:
         retraced(task, tokens, selection, progress=count).write(run, sample, kind)
         if settings.truncate and len(tokens):
             _write_truncated(work, task, done, sample, kind)
-    if work.plan.text is not None:
-        losses = heldout_curve(twin, work.plan.text, ks=settings.ks, seed=settings.seed or 0)
-        run.table(of_twin("heldout", kind), losses)
 
 
 def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) -> None:
