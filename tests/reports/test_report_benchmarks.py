@@ -22,6 +22,7 @@ from sinklab.lab.studies.benchmarks.onetoken import (
     LESS,
     LOSS,
     SHARE,
+    TABLES,
     experiments,
     missing_commands,
     onetoken_numbers,
@@ -39,7 +40,6 @@ from sinklab.lab.studies.benchmarks.table1_report import (
     write_table1,
 )
 from sinklab.lab.studies.benchmarks.tables import (
-    ONE_TOKEN,
     TABLE1,
     Benchmark,
     found_in,
@@ -468,12 +468,12 @@ def test_published_numbers_are_the_paper_s():
         tuple(map(float, re.findall(r"\d+\.\d\d", line)))
         for line in re.findall(r"^DLM.*\t.*$", text, re.M)
     ]
-    rows = [row.scores for table in ONE_TOKEN[:2] for rows in table.blocks.values() for row in rows]
-    assert printed == rows
-    for table in ONE_TOKEN[2:]:
-        (rows,) = table.blocks.values()
-        for place, name in enumerate(table.benchmarks):
-            assert "\t".join([name, *(f"{row.scores[place]:.2f}" for row in rows)]) in text
+    blocks = [block for table in TABLES[:2] for block in table["blocks"]]
+    assert printed == [tuple(row[2:]) for block in blocks for row in block["rows"]]
+    for table in TABLES[2:]:
+        (block,) = table["blocks"]
+        for place, name in enumerate(table["benchmarks"], 2):
+            assert "\t".join([name, *(f"{row[place]:.2f}" for row in block["rows"])]) in text
     facts = shared("facts/papers.md")
     for task, models in TABLE1.items():
         for place, words in enumerate(("unmasked", "mask 1", "mask 5", "mask 10")):

@@ -23,7 +23,7 @@ from sinklab.lab.studies.curve import (
     DistanceStudy,
     masking_curve,
 )
-from sinklab.lab.studies.curve.maps import ablation_figure, ablation_sentences, ablation_table
+from sinklab.lab.studies.curve.figures import ablation_figure, ablation_sentences, ablation_table
 from sinklab.lab.studies.curve.reading import ablation_map
 from sinklab.lab.studies.curve.writing import distance_sentences, distance_table
 from sinklab.lab.testing import check_study

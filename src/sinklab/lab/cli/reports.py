@@ -289,20 +289,20 @@ def _as_in_the_paper(
     model: tuple[str, ...], reading: Reading, plan: Plan, settings: EvalSettings
 ) -> tuple[tuple[str, ...], Reading]:
     """The paper's models and their type, once the expected results and the cost are told."""
-    from sinklab.lab.studies.benchmarks import paper_protocol
+    from sinklab.lab.studies.benchmarks import table1_report as paper
 
     if model == inspect.signature(table1).parameters["model"].default:
-        model = tuple(paper_protocol.MODELS.values())
-    meant = paper_protocol.whose(model)
-    rows = paper_protocol.expected([*meant.values()], settings.tasks)
+        model = tuple(paper.MODELS.values())
+    meant = paper.whose(model)
+    rows = paper.expected([*meant.values()], settings.tasks)
     if len(rows):
         _show_table(rows, "To expect (arXiv 2510.15731v2, Table 1)")
-    say(f"- {paper_protocol.NOT_RUN}")
-    say(f"- {paper_protocol.cost(settings.tasks, plan.ks)}")
-    changed = paper_protocol.deviations(settings, plan)
+    say(f"- {paper.NOT_RUN}")
+    say(f"- {paper.cost(settings.tasks, plan.ks)}")
+    changed = paper.deviations(settings, plan)
     if changed:
         say(f"- not as in the paper: {', '.join(changed)}")
-    paper_protocol.check_weights(model)
+    paper.check_weights(model)
     if reading.dtype == Reading().dtype:
         reading = dataclasses.replace(reading, dtype="auto")
     return model, reading

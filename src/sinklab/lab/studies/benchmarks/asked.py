@@ -9,14 +9,12 @@ from typing import Any
 
 from sinklab.lab.studies.benchmarks import offline, two_stage
 from sinklab.lab.studies.benchmarks.requests import DEFAULT_TOKENS
-from sinklab.lab.studies.benchmarks.study import TWO_STAGE, EvalSettings
+from sinklab.lab.studies.benchmarks.study import TOKENS, TWO_STAGE, EvalSettings
 from sinklab.lab.studies.benchmarks.two_stage import LENGTH
 from sinklab.lab.studies.processes import Amount
 
 FEWSHOT_SEED = 1234
 """lm-eval's own, so that the worked examples in a prompt are the ones that others meet."""
-TOKENS = {"gsm8k": 256, "humaneval": 512, "humaneval_instruct": 512}
-"""Tokens to write per answer, as in the paper (section 4.3); other tasks say it themselves."""
 SAMPLED = 16
 """Number of documents that an estimate of lengths reads."""
 LETTERS = 4

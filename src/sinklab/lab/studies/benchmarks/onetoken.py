@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,17 @@ from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.reports.printed import Printed, write_printed
 from sinklab.lab.reports.runs import as_trainings
 from sinklab.lab.reports.training import FREE, Training, variant
-from sinklab.lab.studies.benchmarks.tables import (
-    ONE_TOKEN,
-    ONE_TOKEN_FACTS,
-    Benchmark,
-    PaperTable,
-    found_in,
-)
+from sinklab.lab.studies.benchmarks.tables import ONE_TOKEN, Benchmark, found_in
 
-COLUMNS: dict[str, Any] = ONE_TOKEN_FACTS["columns"]
-RECIPES: dict[str, list[str]] = ONE_TOKEN_FACTS["recipes"]
-VARIANTS: dict[str, str] = ONE_TOKEN_FACTS["variants"]
+Table = dict[str, Any]
+"""One table of the paper: number, title, start of its models ("autoregressive" or "scratch"),
+benchmarks, and blocks, each with the models' words and rows. A row is the name in the paper, the
+variant in the words of `variant`, and percent right by benchmark.
+"""
+TABLES: list[Table] = ONE_TOKEN["tables"]
+COLUMNS: dict[str, Any] = ONE_TOKEN["columns"]
+RECIPES: dict[str, list[str]] = ONE_TOKEN["recipes"]
+VARIANTS: dict[str, str] = ONE_TOKEN["variants"]
 LOSS = "held-out loss"
 LESS = "loss less the first row's"
 SHARE = "attention on the sinks, %"
@@ -245,43 +246,52 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
     low, high, runs, samples, task, metric (`CELL`); and command, which would fill a cell that is
     missing (its value is NaN).
     """
-    rows: list[tuple[Any, ...]] = [
-        (table.number, size, "published", row.name, row.variant, column, {"value": score})
-        for table in ONE_TOKEN
-        for size, of_size in table.blocks.items()
-        for row in of_size
-        for column, score in zip(table.benchmarks, row.scores, strict=True)
-    ]
-    for table, block in (
-        (table, block) for table in ONE_TOKEN for block in blocks if _belongs(block, table)
-    ):
-        first = block.variants.get(table.variants[0][1], Repeats())
-        for name, of_variant in table.variants:
+    rows: list[tuple[Any, ...]] = []
+    for table in TABLES:
+        number = table["number"]
+        for block in table["blocks"]:
+            for name, of_variant, *scores in block["rows"]:
+                for column, score in zip(table["benchmarks"], scores, strict=True):
+                    about = (number, block["models"], "published", name, of_variant, column)
+                    rows.append((*about, {"value": score}))
+    for table, block in product(TABLES, blocks):
+        if not _belongs(block, table):
+            continue
+        variants = _variants(table)
+        first = block.variants.get(next(iter(variants)), Repeats())
+        for (of_variant, name), column in product(
+            variants.items(), (*table["benchmarks"], *RUNS_ONLY)
+        ):
             repeats = block.variants.get(of_variant, Repeats())
-            for column in (*table.benchmarks, *RUNS_ONLY):
-                cell = repeats.cell(column, first, metric)
-                cell = cell or {"command": _command(table, repeats, of_variant, column)}
-                rows.append((table.number, block.label, "measured", name, of_variant, column, cell))
+            cell = repeats.cell(column, first, metric)
+            cell = cell or {"command": _command(table, repeats, of_variant, column)}
+            about = (table["number"], block.label, "measured", name, of_variant, column)
+            rows.append((*about, cell))
     names = ("table", "block", "source", "row", "variant", "column")
     return pd.DataFrame([dict(zip(names, here, strict=True)) | CELL | cell for *here, cell in rows])
 
 
-def _belongs(block: Experiment, table: PaperTable) -> bool:
+def _variants(table: Table) -> dict[str, str]:
+    """Names of a table's rows by their variants."""
+    return {row[1]: row[0] for block in table["blocks"] for row in block["rows"]}
+
+
+def _belongs(block: Experiment, table: Table) -> bool:
     """Tables 1 and 2 differ in how models began; the others take whatever has two of their
     variants.
     """
-    shared = len(block.variants.keys() & {name for _, name in table.variants})
-    if table.number <= 2:
-        return shared > 0 and block.start == table.start
+    shared = len(block.variants.keys() & _variants(table).keys())
+    if table["number"] <= 2:
+        return shared > 0 and block.start == table["start"]
     return shared > 1
 
 
-def _command(table: PaperTable, repeats: Repeats, of_variant: str, column: str) -> str:
+def _command(table: Table, repeats: Repeats, of_variant: str, column: str) -> str:
     """Command that fills a missing cell; empty if none does."""
     model = repeats.model
     word = VARIANTS.get(of_variant, of_variant)
     if model is None:
-        laptop, published = RECIPES[table.start]
+        laptop, published = RECIPES[table["start"]]
         return f"sinklab train {laptop} --variant {word}   (as published: {published})"
     if column in RUNS_ONLY:
         if column == LOSS:
@@ -365,23 +375,20 @@ def write_onetoken(
     found = found_in(folders)
     numbers = onetoken_numbers(experiments(found.benchmarks, found.trainings), metric=metric)
     written = []
-    for table in ONE_TOKEN:
-        part = numbers[numbers["table"] == table.number]
-        commands = missing_commands(numbers, table.number)
-        notes = [*ONE_TOKEN_FACTS["notes"], *(f"missing: `{command}`" for command in commands)]
+    for table in TABLES:
+        number = table["number"]
+        part = numbers[numbers["table"] == number]
+        commands = missing_commands(numbers, number)
+        notes = [*ONE_TOKEN["notes"], *(f"missing: `{command}`" for command in commands)]
         if "measured" not in set(part["source"]):
-            laptop, published = RECIPES[table.start]
-            variants = ", ".join(
-                VARIANTS.get(name, name) for name in sorted({name for _, name in table.variants})
-            )
+            laptop, published = RECIPES[table["start"]]
+            variants = ", ".join(VARIANTS.get(name, name) for name in sorted(_variants(table)))
             notes.append(
                 f"no run of these folders belongs here: `sinklab train {laptop}` with the variants "
                 f"{variants} (as published: {published})"
             )
         notes += [f"not finished, so left out: {path}" for path in found.unfinished]
-        text = onetoken_text(numbers, table.number)
-        title = f"One Token Is Enough, Table {table.number}: {table.title}"
-        written.append(
-            write_printed(Path(out) / f"onetoken-{table.number}", title, text, part, notes)
-        )
+        text = onetoken_text(numbers, number)
+        title = f"One Token Is Enough, Table {number}: {table['title']}"
+        written.append(write_printed(Path(out) / f"onetoken-{number}", title, text, part, notes))
     return written

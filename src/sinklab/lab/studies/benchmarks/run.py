@@ -30,8 +30,9 @@ from sinklab.lab.records.storage import PART_SUFFIX, RUN_FILE
 from sinklab.lab.scoring.requests import scoring_edits, without_steps
 from sinklab.lab.studies.base import Work, describe, hidden_words
 from sinklab.lab.studies.benchmarks import offline, tables
-from sinklab.lab.studies.benchmarks.asked import FEWSHOT_SEED, TOKENS, read_tasks
+from sinklab.lab.studies.benchmarks.asked import FEWSHOT_SEED, read_tasks
 from sinklab.lab.studies.benchmarks.study import (
+    TOKENS,
     EvalSettings,
     Evaluation,
     Plan,

@@ -31,6 +31,8 @@ MASKING: dict[str, Any] = {
 """The settings of masking, and their defaults."""
 TWO_STAGE = "gsm8k_two_stage"
 """The sink-token paper's own protocol."""
+TOKENS = {"gsm8k": 256, "humaneval": 512, "humaneval_instruct": 512}
+"""Tokens to write per answer, as in the paper (section 4.3); other tasks say it themselves."""
 NO_ANSWER = "[invalid]"
 """Result of filters, those of lm-eval too, if an answer lacks their pattern."""
 

@@ -255,53 +255,8 @@ def published_model(name: str) -> str | None:
     )
 
 
-@dataclass(frozen=True)
-class PaperRow:
-    """One row of a table of «One Token Is Enough»."""
-
-    name: str
-    """Name in the paper."""
-    variant: str
-    """The variant of the model, in the words of `sinklab.lab.reports.training.variant`."""
-    scores: tuple[float, ...]
-    """Percent right, in the order of the table's benchmarks."""
-
-
-@dataclass(frozen=True)
-class PaperTable:
-    """One table of «One Token Is Enough» (arXiv 2601.19657)."""
-
-    number: int
-    title: str
-    start: str
-    """Beginning of the models: "autoregressive" or "scratch"."""
-    benchmarks: tuple[str, ...]
-    blocks: dict[str, tuple[PaperRow, ...]]
-    """Rows by size and number of training tokens."""
-
-    @classmethod
-    def of(cls, given: dict[str, Any]) -> PaperTable:
-        """Read a table of the file."""
-        blocks = {
-            block["models"]: tuple(
-                PaperRow(name, variant, tuple(scores)) for name, variant, *scores in block["rows"]
-            )
-            for block in given["blocks"]
-        }
-        return cls(**given | {"benchmarks": tuple(given["benchmarks"]), "blocks": blocks})
-
-    @property
-    def variants(self) -> tuple[tuple[str, str], ...]:
-        """(name, variant) of the rows, once each."""
-        return tuple(
-            dict.fromkeys((row.name, row.variant) for rows in self.blocks.values() for row in rows)
-        )
-
-
-ONE_TOKEN_FACTS: dict[str, Any] = _PRINTED["one_token"]
-"""notes, recipes, variants and columns."""
-ONE_TOKEN = tuple(PaperTable.of(table) for table in ONE_TOKEN_FACTS["tables"])
-"""Tables 1 to 5 of the sink-token paper."""
+ONE_TOKEN: dict[str, Any] = _PRINTED["one_token"]
+"""Tables 1 to 5 of the sink-token paper, and their notes, recipes, variants and columns."""
 
 # What a task is worth: its metric and, where there are several, its filter. Others: the first of
 # `_COMMON` there is.

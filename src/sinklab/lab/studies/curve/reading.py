@@ -26,7 +26,7 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.heldout import EditedLosses, HeldoutRows, edited_losses, heldout_rows
 from sinklab.lab.scoring.writing import is_random
 from sinklab.lab.studies.base import check_fits, describe, heldout_text
-from sinklab.lab.studies.curve.settings import CostStudy, CurveSettings
+from sinklab.lab.studies.curve.study import CostStudy, CurveSettings
 from sinklab.lab.studies.processes import Amount, Progress
 from sinklab.lab.studies.scored import (
     Arm,
@@ -310,13 +310,13 @@ class CostMap(Reading):
 
     def sentences(self, runs: list[Run]) -> list[str]:
         """Sentences on the maps."""
-        from sinklab.lab.studies.curve.maps import ablation_sentences
+        from sinklab.lab.studies.curve.figures import ablation_sentences
 
         return ablation_sentences(runs)
 
     def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
         """ablation.md, ablation.csv and the maps, in each run folder."""
-        from sinklab.lab.studies.curve.maps import draw_ablation
+        from sinklab.lab.studies.curve.figures import draw_ablation
 
         return draw_ablation(runs, options.figures)
 

@@ -28,7 +28,7 @@ from sinklab.lab.scoring import Distance, Writing, WritingRequest, heldout_rows,
 from sinklab.lab.scoring.likelihood import LikelihoodSettings
 from sinklab.lab.scoring.likelihood import score as likelihoods
 from sinklab.lab.studies.base import check_fits, heldout_text
-from sinklab.lab.studies.curve.settings import REMOVALS, CostStudy, CurveSettings
+from sinklab.lab.studies.curve.study import REMOVALS, CostStudy, CurveSettings
 from sinklab.lab.studies.processes import Amount, Progress
 from sinklab.lab.studies.scored import Arm, Block, Design, Rows, Trial, mean_table
 
