@@ -126,7 +126,7 @@ def test_the_amount_of_a_likelihood_task_counts_choices_copies_and_clean_passes(
         set_fewshot_seed=lambda seed: None,
     )
     settings = EvalSettings(tasks=("toy",), mc_samples=16, record_sinks=0, likelihood_batch=4)
-    monkeypatch.setattr(benchmark_asked, "_tasks", lambda *_: {"tasks": {"toy": task}})
+    monkeypatch.setattr(benchmark_asked, "read_tasks", lambda *_: {"tasks": {"toy": task}})
     diffusion, causal = (
         SimpleNamespace(family=family) for family in ("diffusion", "autoregressive")
     )

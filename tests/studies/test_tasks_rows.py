@@ -22,17 +22,13 @@ def lines(path, *rows):
     return path
 
 
-def test_arc_from_three_forms(tmp_path):
-    hub = lines(tmp_path / "hub.jsonl", ARC)
-    authors = [{"text": text, "label": label} for text, label in (("Rain", "A"), ("Fire", "B"))]
-    stem = {"id": "1", "question": {"stem": "What falls?", "choices": authors}, "answerKey": "B"}
+def test_arc_from_two_forms(tmp_path):
     foundry = {"query": "Question: What falls?", "choices": ["Rain", "Fire"], "gold": 1}
-    for path in (
-        hub,
-        lines(tmp_path / "authors.jsonl", stem),
-        lines(tmp_path / "foundry.jsonl", foundry),
-    ):
-        assert rows_of("arc_easy", [path]) == [ARC]
+    for row in (ARC, foundry):
+        assert rows_of("arc_easy", [lines(tmp_path / "rows.jsonl", row)]) == [ARC]
+    authors = {"question": {"stem": "What falls?", "choices": []}, "answerKey": "B"}
+    path = lines(tmp_path / "authors.jsonl", authors)
+    refused("document 1 needs the field choices", rows_of, "arc_easy", [path])
 
 
 def test_hellaswag_text_sets_the_last_sentence_apart(tmp_path):
@@ -77,41 +73,13 @@ def test_labels_may_stand_in_a_file_beside(tmp_path):
     assert rows_of("social_iqa", [social])[0]["label"] == "3"
 
 
-def test_race_from_three_forms(tmp_path):
-    problems = [
-        {"question": "Who?", "answer": "B", "options": ["a", "b", "c", "d"]},
-        {"question": "Why?", "answer": "A", "options": ["e", "f", "g", "h"]},
-    ]
-    expected = [
-        {"article": "One.", "problems": repr(problems)},
-        {"article": "Two.", "problems": repr(problems[:1])},
-    ]
-    hub = lines(tmp_path / "hub.jsonl", *expected)
-    assert rows_of("race", [hub]) == expected
-    single = lines(
-        tmp_path / "single.jsonl",
-        *({"article": "One.", **problem} for problem in problems),
-        {"article": "Two.", **problems[0]},
-    )
-    assert rows_of("race", [single]) == expected
-    parts = []
-    for number, (article, some) in enumerate((("One.", problems), ("Two.", problems[:1]))):
-        columns = {f"{name}s": [row[name] for row in some] for name in ("question", "answer")}
-        whole = {"article": article, "options": [row["options"] for row in some], **columns}
-        parts.append(lines(tmp_path / "test" / "high" / f"{number}.txt", whole))
-    assert rows_of("race", parts) == expected
-
-
-def test_lambada_from_three_forms(tmp_path):
+def test_lambada_from_two_forms(tmp_path):
     text = {"text": "She rowed to the island"}
     split = lines(
         tmp_path / "split.jsonl", {"context": "She rowed to the", "continuation": "island"}
     )
     assert rows_of("lambada_openai", [split]) == [text]
     assert rows_of("lambada_openai", [lines(tmp_path / "hub.jsonl", text)]) == [text]
-    plain = tmp_path / "lambada_test_plain_text.txt.gz"
-    plain.write_bytes(gzip.compress(b"She rowed to the island\n\n"))
-    assert rows_of("lambada_standard", [plain]) == [text]
 
 
 def test_parquet_parts_are_joined(tmp_path):

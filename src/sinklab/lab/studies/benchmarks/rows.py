@@ -10,16 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sinklab.core.errors import refused
 from sinklab.lab.data.corpora import json_object, placed_lines, text_lines
-from sinklab.lab.files import from_json
 
 Row = dict[str, Any]
 
@@ -33,21 +31,19 @@ def rows_of(benchmark: str, paths: Sequence[Path]) -> list[Row]:
 
     Args:
         benchmark: name of a packaged task.
-        paths: the file, or its parts in order: .jsonl, .parquet, or the benchmark's own text form,
-            each also .gz or .bz2.
+        paths: the file, or its parts in order: .jsonl, .parquet, or HellaSwag as text, each also
+            .gz or .bz2.
 
     Raises:
         ValueError: for a file that cannot be read or lacks a field, naming the file, the row and
             the field.
     """
     source = SOURCES[benchmark]
-    rows = [row for path in paths for row in _READERS.get((source.text, _kind(path)), _plain)(path)]
+    rows = [row for path in paths for row in _read(path)]
     if not rows:
         raise ValueError(
             f"a benchmark has at least one document, but {paths[0]} is empty; get the file again"
         )
-    if source.form == "race" and "problems" not in rows[0]:
-        rows = _by_article(rows, paths[0])
     form: Callable[[Row, str], Row] = partial(_fields, source.fields, source.labels)
     if source.form:
         form = _FORMS[source.form]
@@ -60,9 +56,11 @@ def _kind(path: Path) -> str:
     return path.suffix
 
 
-def _plain(path: Path) -> list[Row]:
+def _read(path: Path) -> list[Row]:
     if _kind(path) == ".parquet":
         return _parquet(path)
+    if _kind(path) == ".txt":
+        return _six_lines(path)
     rows = [json_object(*placed) for placed in placed_lines(path)]
     labels = path.with_name(f"{path.name.split('.')[0]}-labels.lst")
     if rows and "label" not in rows[0] and labels.is_file():
@@ -107,20 +105,6 @@ def _six_lines(path: Path) -> list[Row]:
     return rows
 
 
-def _whole(path: Path) -> list[Row]:
-    with refused(f"{path} must hold one JSON object"):
-        return [from_json("".join(text_lines(path)), dict)]
-
-
-_READERS: dict[tuple[str | None, str], Callable[[Path], list[Row]]] = {
-    ("six_lines", ".txt"): _six_lines,
-    ("lines", ".txt"): lambda path: [
-        {"text": line.removesuffix("\n")} for line in text_lines(path) if line.strip()
-    ],
-    ("json", ".txt"): _whole,
-}
-
-
 def _taken(row: Row, where: str, *names: str) -> Row:
     missing = [name for name in names if row.get(name) is None]
     if missing:
@@ -154,47 +138,7 @@ def _arc(row: Row, where: str) -> Row:
         question = str(given["query"]).removeprefix("Question: ")
         choices = {"text": list(given["choices"]), "label": letters}
         return {"question": question, "choices": choices, "answerKey": letters[int(given["gold"])]}
-    given = _taken(row, where, "question", "answerKey")
-    if isinstance(given["question"], dict):
-        # the authors' form
-        inner = _taken(given["question"], where, "stem", "choices")
-        columns = {
-            name: [choice[name] for choice in inner["choices"]] for name in ("text", "label")
-        }
-        return {"question": inner["stem"], "choices": columns, "answerKey": given["answerKey"]}
-    return {**given, **_taken(row, where, "choices")}
-
-
-def _race(row: Row, where: str) -> Row:
-    given = _taken(row, where, "article", "problems")
-    # the Hub's form is the text of a Python list, which lm-eval parses
-    if not isinstance(given["problems"], str):
-        given["problems"] = repr(given["problems"])
-    return given
-
-
-def _by_article(rows: list[Row], path: Path) -> list[Row]:
-    """One row per article, from the authors' files (one per article) or from a row for each
-    question.
-    """
-    names = ("question", "answer", "options")
-    several = ("questions", "answers", "options")
-    if "questions" in rows[0]:
-        whole = [_taken(row, str(path), "article", *several) for row in rows]
-        articles = [
-            (row["article"], [*zip(*(row[name] for name in several), strict=True)]) for row in whole
-        ]
-    else:
-        single = [_taken(row, str(path), "article", *names) for row in rows]
-        groups = groupby(single, lambda row: row["article"])
-        articles = [
-            (article, [tuple(row[name] for name in names) for row in some])
-            for article, some in groups
-        ]
-    return [
-        {"article": article, "problems": [dict(zip(names, each, strict=True)) for each in given]}
-        for article, given in articles
-    ]
+    return _taken(row, where, "question", "choices", "answerKey")
 
 
 def _lambada(row: Row, where: str) -> Row:
@@ -204,7 +148,7 @@ def _lambada(row: Row, where: str) -> Row:
     return _taken(row, where, "text")
 
 
-_FORMS: dict[str, Callable[[Row, str], Row]] = {"arc": _arc, "race": _race, "lambada": _lambada}
+_FORMS: dict[str, Callable[[Row, str], Row]] = {"arc": _arc, "lambada": _lambada}
 
 
 @dataclass(frozen=True)
@@ -226,7 +170,6 @@ class Source:
     fields: Sequence[str] = ()
     labels: Sequence[Any] | None = None
     form: str | None = None
-    text: str | None = None
 
     @property
     def graded(self) -> str:
