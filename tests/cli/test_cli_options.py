@@ -2,6 +2,7 @@
 flags, Ctrl-C.
 """
 
+import dataclasses
 import json
 import re
 import signal
@@ -28,7 +29,6 @@ from sinklab.lab.cli.options import PERMISSIONS, Given
 from sinklab.lab.cli.plans import duration, machine_speed, plan_of
 from sinklab.lab.cli.reports import _opened
 from sinklab.lab.records import open_run
-from sinklab.lab.studies.base import leaves
 from sinklab.lab.studies.processes import Amount
 from tiny_diffusion import save_tiny
 from tiny_gemma import tiny_gemma
@@ -396,7 +396,7 @@ def test_no_permission_folder_or_plugin_comes_from_a_file(command, monkeypatch, 
 
 
 def _flat(group):
-    return [(name, value) for name, (_, value) in leaves(group).items()]
+    return [(field.name, getattr(group, field.name)) for field in dataclasses.fields(group)]
 
 
 def test_a_run_folder_from_elsewhere_is_read_as_data(model, capsys):

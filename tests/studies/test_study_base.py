@@ -19,7 +19,7 @@ from sinklab.core.registry import interventions, load_plugin, studies
 from sinklab.lab.cli.command import command, conduct
 from sinklab.lab.cli.options import checked, typed
 from sinklab.lab.records import open_run
-from sinklab.lab.studies.base import Study, as_record, from_record, leaves
+from sinklab.lab.studies.base import Study, as_record, from_record
 from sinklab.lab.studies.curve import Curve, CurveSettings
 from sinklab.lab.studies.trace.study import StudySettings, Trace
 from sinklab.lab.testing import check_study
@@ -30,24 +30,11 @@ QUICK = {"prompts": ("The sea", "A"), "new_tokens": 4, "block_length": None, "ma
 
 
 @dataclass(frozen=True)
-class Source(Checked):
-    """A group of settings."""
-
-    rows: int = limited(8, at_least=1)
-    block_length: int | None = None
-
-
-@dataclass(frozen=True)
-class Composed(Checked):
-    """Settings in groups."""
+class Edited(Checked):
+    """Settings with a value of a registry."""
 
     texts: int = limited(3, at_least=1)
-    source: Source = field(default_factory=lambda: Source(block_length=32))
     edits: tuple[Any, ...] = field(default=(MaskSinks(k=2),), metadata={"registry": interventions})
-
-    def __post_init__(self):
-        super().__post_init__()
-        object.__setattr__(self, "edits", tuple(map(interventions.parse, self.edits)))
 
 
 class Toy(Study):
@@ -134,17 +121,14 @@ def test_a_plugin_is_a_command(lengths, capsys):
     assert "Count the tokens of some texts." in out_of(f"list studies --plugin {EXAMPLE}", capsys)
 
 
-def test_settings_in_groups_are_flat_in_a_run_folder_and_on_the_command_line():
-    record = as_record(Composed(texts=4))
-    assert record == {"texts": 4, "rows": 8, "block_length": 32, "edits": ["mask_sinks:k=2"]}
-    assert list(leaves(Composed())) == list(record)
-    assert from_record(Composed(), record) == Composed(texts=4)
-    assert from_record(Composed(), {"rows": 2}).source == Source(2, 32)
-    refused("'text'; did you mean 'texts'", from_record, Composed(), {"text": 3})
-    given = typed(Composed())
-    assert (given.texts, given.source.block_length, given.edits) == (3, 32, ("mask_sinks:k=2",))
-    assert checked(given) == Composed()
-    assert checked(given, rows=5).source == Source(5, 32)
+def test_settings_are_text_in_a_run_folder_and_on_the_command_line():
+    record = as_record(Edited(texts=4))
+    assert record == {"texts": 4, "edits": ["mask_sinks:k=2"]}
+    assert from_record(Edited(), record) == Edited(texts=4)
+    refused("'text'; did you mean 'texts'", from_record, Edited(), {"text": 3})
+    given = typed(Edited())
+    assert (given.texts, given.edits) == (3, ("mask_sinks:k=2",))
+    assert checked(given) == Edited()
     refused("texts must be at least 1", checked, given, texts=0)
 
 

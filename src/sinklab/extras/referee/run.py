@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ from sinklab.lab.records import Run, open_run, weights_hash
 from sinklab.lab.reports.words import statements
 from sinklab.lab.scoring.prompts import encode
 from sinklab.lab.scoring.writing import WritingRequest, canvas_of, ending
-from sinklab.lab.studies.base import Work, from_record, leaves, text_of
+from sinklab.lab.studies.base import Work, from_record, text_of
 from sinklab.lab.studies.processes import Amount, Progress
 
 KEYS = ["task", "filter", "item"]
@@ -181,7 +181,8 @@ def decoding_of(run: Run, items: pd.DataFrame) -> DecodingSettings:
         raise ValueError(
             f"margins are of texts written without edits, but {run.path} has some; {remedy}"
         )
-    known = {name: kept[name] for name in leaves(DecodingSettings()) if name in kept}
+    names = [one.name for one in fields(DecodingSettings)]
+    known = {name: kept[name] for name in names if name in kept}
     how: DecodingSettings = from_record(DecodingSettings(), known)
     check_greedy(how)
     return how

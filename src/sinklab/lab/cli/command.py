@@ -21,7 +21,7 @@ from sinklab.lab.cli.progress import show as show
 from sinklab.lab.cli.progress import spelt as spelt
 from sinklab.lab.cli.progress import working as working
 from sinklab.lab.records.writing import refuse_taken
-from sinklab.lab.studies.base import Study, folder_names, leaves
+from sinklab.lab.studies.base import Study, as_record, folder_names
 from sinklab.lab.studies.processes import Processes
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _arguments(name: str, study: Study) -> dict[str, tuple[Any, Any]]:
     others.
     """
     settings = study.Settings()
-    takes_prompts = "prompts" in leaves(settings)
+    takes_prompts = "prompts" in as_record(settings)
     kinds: dict[str, tuple[Any, Any]] = {}
     if takes_prompts:
         kinds["prompt"] = MARK.Positional[tuple[str, ...]], ()
@@ -172,7 +172,6 @@ def command(name: str, study: Study) -> Callable[..., None]:
             say(line)
 
     call.__name__ = name
-    call.hidden = study.hidden  # type: ignore[attr-defined]
     call.rare = study.rare  # type: ignore[attr-defined]
     call.positional = ()  # type: ignore[attr-defined]
     if study.positional:

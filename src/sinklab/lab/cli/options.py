@@ -25,7 +25,7 @@ from typeguard import TypeCheckError, check_type
 from sinklab.core.errors import known_fields, near, one_of, ordinary, refused
 from sinklab.lab.files import read_json
 from sinklab.lab.records.storage import RUN_FILE
-from sinklab.lab.studies.base import from_record, leaves
+from sinklab.lab.studies.base import from_record
 
 # types that are made here are marked too, which no checker follows
 MARK: Any = tyro.conf
@@ -85,9 +85,6 @@ def typed(settings: Any, *hidden: str, closed: bool = False) -> Any:
         elif registry is not None:
             value = value and registry.as_text(value)
             hint = str | None
-        elif dataclasses.is_dataclass(value):
-            value = typed(value, *hidden, closed=closed)
-            hint = MARK.OmitArgPrefixes[type(value)]
         if hint == bool | None:
             hint = bool
             if value is None:
@@ -177,8 +174,6 @@ def checked(given: Any, **changes: Any) -> Any:
             value = value or None
         if own.get(f"no_{field.name}"):
             value = False
-        if hasattr(value, "made_of"):
-            value = checked(value, **changes)
         values[field.name] = changes.get(field.name, value)
     return kind(**values)
 
@@ -342,15 +337,8 @@ class Given:
             return check_type(value, hint)
 
 
-def _hints(settings: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, hint in typing.get_type_hints(type(settings)).items():
-        value = getattr(settings, name, None)
-        if dataclasses.is_dataclass(value) and hint is not Any:
-            found |= _hints(value)
-        else:
-            found[name] = hint
-    return found
+def _names(settings: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(settings)]
 
 
 def carried(function: Any, name: str) -> Any:
@@ -390,7 +378,7 @@ def options(
     names += [
         name
         for group in groups.values()
-        for name in leaves(group)
+        for name in _names(group)
         if name not in hidden or name == "prompts"
     ]
     taken, left = given.divided(names, carried(function, "permissions"))
@@ -404,8 +392,8 @@ def options(
         value = one.default
         hint = hints[name]
         if name in groups:
-            kinds = _hints(value)
-            fields = leaves(value)
+            kinds = typing.get_type_hints(type(value))
+            fields = _names(value)
             mine = {*taken}.intersection(fields).difference(own, seen - {"prompts"})
             if name == "inputs":
                 # texts of prompts are arguments, a file of them is an option, and a file of
@@ -441,7 +429,7 @@ def options(
     call.__doc__ = _told(function, more, short)
     call.__annotations__ = {one.name: one.annotation for one in parameters}
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    settings = [field for group in groups.values() for field, _ in leaves(group).values()]
+    settings = [field for group in groups.values() for field in dataclasses.fields(group)]
     flags = [field.metadata["flag"] for field in settings if "flag" in field.metadata]
     return call, names + flags, left
 

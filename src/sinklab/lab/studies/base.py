@@ -178,35 +178,18 @@ def folder_names(models: Iterable[str]) -> list[str]:
     return names
 
 
-def leaves(settings: Any) -> dict[str, tuple[dataclasses.Field, Any]]:
-    """Name -> field and value, those of groups (fields that are dataclasses) among them."""
-    found: dict[str, tuple[dataclasses.Field, Any]] = {}
+def as_record(settings: Any) -> dict[str, Any]:
+    """Settings as ``run.json`` keeps them: one object, in which registered values are text."""
+    record: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        if _is_group(field, value):
-            found |= leaves(value)
-        else:
-            found[field.name] = (field, value)
-    return found
-
-
-def _is_group(field: dataclasses.Field, value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and "registry" not in field.metadata
-
-
-def as_record(settings: Any) -> dict[str, Any]:
-    """Settings as ``run.json`` keeps them: one flat object, in which groups are merged and
-    registered values text.
-    """
-    record: dict[str, Any] = {}
-    for name, (field, value) in leaves(settings).items():
         registry = field.metadata.get("registry")
         if registry is None or value is None:
-            record[name] = value
+            record[field.name] = value
         elif isinstance(value, tuple):
-            record[name] = [*map(registry.as_text, value)]
+            record[field.name] = [*map(registry.as_text, value)]
         else:
-            record[name] = registry.as_text(value)
+            record[field.name] = registry.as_text(value)
     return record
 
 
@@ -232,20 +215,10 @@ def from_record(settings: Any, record: dict[str, Any]) -> Any:
     """The settings with the values of a record. Raises ValueError for names that they do not
     have.
     """
-    known_fields(f"settings of {type(settings).__name__}", record, leaves(settings))
-    changes: dict[str, Any] = {}
-    for field in dataclasses.fields(settings):
-        group = getattr(settings, field.name)
-        if _is_group(field, group):
-            changes[field.name] = from_record(
-                group, {name: record[name] for name in leaves(group) if name in record}
-            )
-        elif field.name in record:
-            value = record[field.name]
-            if isinstance(value, list):
-                value = tuple(value)
-            changes[field.name] = value
-    return dataclasses.replace(settings, **changes)
+    names = [field.name for field in dataclasses.fields(settings)]
+    known_fields(f"settings of {type(settings).__name__}", record, names)
+    lists = {name: tuple(value) for name, value in record.items() if isinstance(value, list)}
+    return dataclasses.replace(settings, **record | lists)
 
 
 @dataclass(frozen=True)
@@ -283,9 +256,9 @@ class Study:
     """
 
     Settings: ClassVar[type]
-    """A frozen dataclass; every field has a default and a docstring. A field that is a dataclass is
-    a group; a field with ``limited(…, free=True)`` changes the speed, not the result: it is not
-    kept, and may differ when a run is resumed.
+    """A frozen dataclass; every field has a default and a docstring. A field with ``limited(…,
+    free=True)`` changes the speed, not the result: it is not kept, and may differ when a run is
+    resumed.
     """
     kind: ClassVar[str] = ""
     """Kind of its run folders; its own name when left empty."""
@@ -312,8 +285,6 @@ class Study:
     """Whether several workers may share its samples: then `run` writes nothing but parts of
     ``work.samples``.
     """
-    hidden: ClassVar[tuple[str, ...]] = ()
-    """Settings without an option of its command."""
     permissions: ClassVar[tuple[str, ...]] = ()
     """Settings given on the command line alone, never by ``--reproduce``."""
     rare: ClassVar[tuple[str, ...]] = ()
@@ -483,8 +454,7 @@ class Study:
         """The settings with a seed, if it is None: that of the run to resume, or a new one. Raises
         ValueError if several workers would each draw another one.
         """
-        fields = leaves(settings)
-        if "seed" not in fields or fields["seed"][1] is not None:
+        if as_record(settings).get("seed", 0) is not None:
             return settings
         seed = None
         if resume and (path / RUN_FILE).is_file():
@@ -497,7 +467,7 @@ class Study:
 
         if seed is None:
             seed = int(torch.randint(2**31, ()))
-        return from_record(settings, {"seed": seed})
+        return dataclasses.replace(settings, seed=seed)
 
     def settings_of(self, folder: str | Path) -> Any:
         """Settings of a run folder, but for `permissions`, with its twins. Raises ValueError for a
