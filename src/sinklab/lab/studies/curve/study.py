@@ -13,7 +13,7 @@ from sinklab.core.errors import Checked, limited
 from sinklab.core.probing.scope import CONTROLS, PROTOCOLS
 from sinklab.core.registry import interventions, registered, rules, studies
 from sinklab.lab.records.reading import open_run
-from sinklab.lab.studies.base import Study
+from sinklab.lab.studies.base import Study, deferred
 from sinklab.lab.studies.processes import Amount
 from sinklab.lab.studies.scored import ScoredStudy
 
@@ -240,11 +240,17 @@ class Curve(Study):
         return _of_kind(runs[0].info.kind).draw(runs, out, options)
 
 
-def _of_kind(kind: str) -> Any:
-    from sinklab.lab.studies.curve.reading import CostCurve, CostMap
-    from sinklab.lab.studies.curve.writing import Distances
+KINDS = {
+    "curve": "sinklab.lab.studies.curve.reading:CostCurve",
+    "ablate": "sinklab.lab.studies.curve.reading:CostMap",
+    "distance": "sinklab.lab.studies.curve.writing:Distances",
+}
+"""Class of each kind of run."""
 
-    return {"curve": CostCurve, "ablate": CostMap, "distance": Distances}[kind]()
+
+def _of_kind(kind: str) -> Any:
+    made: CostStudy = deferred(KINDS[kind])(None)
+    return made
 
 
 masking_curve = Curve()
