@@ -24,7 +24,7 @@ from sinklab.core.sinks.normalize import (
     only,
     widened,
 )
-from sinklab.core.sinks.rules import Rule, flagged, threshold
+from sinklab.core.sinks.rules import Rule, Top, flagged, threshold
 
 SLAB = 1 << 21
 """numbers that steps taken together have at most: in single precision they stay in the cache of a
@@ -197,8 +197,8 @@ class Slab:
 
     @cached_property
     def tally(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Rising scores (value,) and how many keys have each, (layer, value); None if scores were
-        not stored in half precision, which has few values.
+        """Rising scores (value,) from 0, and how many keys have this one or less, (layer, value);
+        None if scores were not stored in half precision, which has few values.
         """
         if self.halves is None or not self.whole or self.queries is None:
             return None
@@ -206,8 +206,10 @@ class Slab:
         most = int(codes_LTN.max(initial=0))
         if most > LAST:
             return None
-        counts = [np.bincount(codes_TN.ravel(), minlength=most + 1) for codes_TN in codes_LTN]
-        return WIDE[: most + 1] * self.factor, np.array(counts)
+        upto_LV = np.empty((len(codes_LTN), most + 1), dtype=np.int64)
+        for codes_TN, upto_V in zip(codes_LTN, upto_LV, strict=True):
+            np.cumsum(np.bincount(codes_TN.ravel(), minlength=most + 1), out=upto_V)
+        return WIDE[: most + 1] * self.factor, upto_LV
 
     @cached_property
     def queries(self) -> Any:
@@ -242,6 +244,9 @@ class Slab:
                 else bound.ravel()[more // received[0].size]
             )
             cells = more[received.reshape(-1)[more] > limit]
+        elif named == Top(1) and self.queries is not None:
+            heads = np.flatnonzero(self.main >= 0)
+            cells = heads * received.shape[-1] + self.main.reshape(-1)[heads]
         else:
             cells = np.flatnonzero(flagged(received, named, queries, self.exists))
         self._found.append((named, bound, Found(received, cells)))

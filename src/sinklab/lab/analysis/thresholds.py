@@ -4,6 +4,7 @@ flags.
 
 # E thresholds, B bins and those below and above them, L layers, H heads, K keys, N scores
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,10 +58,9 @@ class EpsilonCurve(Counts):
             for place, rule in enumerate(self.rules):
                 self.sinks_LE[:, place] += slab.found(rule).number.sum((0, 2))
             return
-        values, number_LV = slab.tally
+        values, upto_LV = slab.tally
         limits_E = [rule.threshold(float(slab.queries.flat[0])) for rule in self.rules]
-        upto_LV = np.cumsum(number_LV, axis=1)
-        # the first value is 0, and no limit is below it
+        # no limit is below the first value, which is 0
         last_E = np.searchsorted(values, limits_E, side="right") - 1
         self.sinks_LE[:] += upto_LV[:, -1:] - upto_LV[:, last_E]
 
@@ -139,12 +139,13 @@ class ScoreHistogram(Counts):
     def add(self, slab: Slab) -> None:
         """Count the scores of a slab."""
         if slab.tally is None:
-            scores, weights = slab.score[slab.exists], None
-        else:
-            scores, number_LV = slab.tally
-            weights = number_LV.sum(0)
-        place = np.searchsorted(self.edges, scores, side="right")
-        self.cells[:] += np.bincount(place, weights, len(self.cells)).astype(np.int64)
+            place = np.searchsorted(self.edges, slab.score[slab.exists], side="right")
+            self.cells[:] += np.bincount(place, minlength=len(self.cells))
+            return
+        values, upto_LV = slab.tally
+        first_B = np.searchsorted(values, self.edges)
+        below_B = np.where(first_B > 0, upto_LV[:, first_B - 1].sum(0), 0)
+        self.cells[:] += np.diff(below_B, prepend=0, append=upto_LV[:, -1].sum())
 
     @property
     def counts(self) -> np.ndarray:
@@ -260,8 +261,12 @@ class RuleCounter:
         if not rules:
             raise ValueError("compare_rules needs at least one rule: got none.")
         self.rules = list(rules.values())
-        self.rows = [RuleRow(name) for name in rules]
-        """counts so far, a row per rule"""
+        self._sums: dict[str, Any] = {name: Counter() for name in rules}
+
+    @property
+    def rows(self) -> list[RuleRow]:
+        """Counts so far, a row per rule."""
+        return [RuleRow(name, **sums) for name, sums in self._sums.items()]
 
     def add(self, slab: Slab) -> None:
         """Count the keys that every rule flags in a slab."""
@@ -269,12 +274,11 @@ class RuleCounter:
         keys = int(np.count_nonzero(slab.exists))
         received = float(slab.total.sum(dtype=float))
         first = slab.found(self.rules[0])
-        for place, rule in enumerate(self.rules):
+        for rule, sums in zip(self.rules, self._sums.values(), strict=True):
             found = slab.found(rule)
             sinks = len(found.cells)
             both = int(np.count_nonzero(first.flags.reshape(-1)[found.cells]))
-            row = RuleRow(
-                self.rows[place].name,
+            sums.update(
                 heads=heads,
                 keys=keys,
                 sinks=sinks,
@@ -284,4 +288,3 @@ class RuleCounter:
                 both=both,
                 either=sinks + len(first.cells) - both,
             )
-            self.rows[place] += row

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.core.registry import rules
-from sinklab.core.sinks.normalize import even_share, is_defined
+from sinklab.core.sinks.normalize import even_share, is_defined, widened
 from sinklab.core.sinks.rules import Rule, threshold
 from sinklab.lab.analysis.counts import Counter, Slab, apart, one_pass, spans
 from sinklab.lab.analysis.movement import Motion, MotionCounter
@@ -186,7 +186,7 @@ class Sample:
         if name not in self.names:
             return None
         array = self.run.array(self._attention, name, part=self.index)
-        return array.astype(np.float32) if array.dtype.kind == "f" else array
+        return widened(array).astype(np.float32, copy=False) if array.dtype.kind == "f" else array
 
     def _needed(self, name: str) -> np.ndarray:
         array = self.array(name)
@@ -486,8 +486,9 @@ class Sample:
     @cached_property
     def classes_TS(self) -> np.ndarray:
         """Class of the token, one of ``sinks.CLASSES``; None if the position does not exist."""
-        specials = np.where(self.states_TS == 0, "mask", self.specials_TS)
-        return token_classes(self.texts_TS, specials, self._grid["template"])
+        specials_TS = self.specials_TS.copy()
+        specials_TS[self.states_TS == 0] = "mask"
+        return token_classes(self.texts_TS, specials_TS, self._grid["template"])
 
     @cached_property
     def blocks_T(self) -> np.ndarray:
@@ -521,7 +522,9 @@ class Sample:
         """Label of each key: the text of its token, MASK, or ADDED; None if the key does not
         exist.
         """
-        return self.over_keys(np.where(self.states_TS == 0, MASK, self.texts_TS), ADDED)
+        labels_TS = self.texts_TS.copy()
+        labels_TS[self.states_TS == 0] = MASK
+        return self.over_keys(labels_TS, ADDED)
 
     @cached_property
     def classes_TK(self) -> np.ndarray:
