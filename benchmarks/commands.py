@@ -2,7 +2,7 @@
 and load.
 
     python benchmarks/commands.py [--repeats 7] [--quick]
-    python benchmarks/commands.py --model smollm2-diffusion [--base FOLDER]
+    python benchmarks/commands.py --model smollm2-diffusion [--base FOLDER] [--beside trace]
 
 Both run in this process on the loaded model, in turns. `generate` writes all prompts in one batch;
 a trace watches every evaluation and writes a run folder, texts in a batch where it may. With `tiny`
@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two turns, written down nowhere")
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--base", help="folder or file of the model below adapters")
+    parser.add_argument("--beside", nargs="*", help="jobs to time beside generate; all if left out")
     options = parser.parse_args()
     is_tiny = options.model == "tiny"
     torch.set_num_threads(1 if is_tiny else 2)
@@ -83,6 +84,8 @@ def main() -> None:
             "the loop, watched": partial(followed, True),
             "trace, received alone": partial(traced, statistics=("received",)),
         }
+    if options.beside is not None:
+        jobs = {name: jobs[name] for name in ("generate", *options.beside)}
     taken: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(1 + (2 if options.quick else options.repeats)):
         for name, job in jobs.items():
