@@ -14,9 +14,11 @@ counts on two threads, four prompts of 32 tokens; beside them a trace of the mod
 import argparse
 import contextlib
 import io
+import json
 import tempfile
 import time
 from functools import partial
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -47,6 +49,7 @@ def main() -> None:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--base", help="folder or file of the model below adapters")
     parser.add_argument("--beside", nargs="*", help="jobs to time beside generate; all if left out")
+    parser.add_argument("--turns", type=Path, help="file of turns: begun there, or added to")
     options = parser.parse_args()
     is_tiny = options.model == "tiny"
     torch.set_num_threads(1 if is_tiny else 2)
@@ -87,11 +90,19 @@ def main() -> None:
     if options.beside is not None:
         jobs = {name: jobs[name] for name in ("generate", *options.beside)}
     taken: dict[str, list[float]] = {name: [] for name in jobs}
+    if options.turns and options.turns.exists():
+        taken = json.loads(options.turns.read_text())
     for turn in range(1 + (2 if options.quick else options.repeats)):
+        seconds = {}
         for name, job in jobs.items():
             started = clock()
             job()
-            taken[name] += [clock() - started] if turn else []
+            seconds[name] = clock() - started
+        # the first turn warms up
+        for name in jobs if turn else ():
+            taken[name].append(seconds[name])
+        if options.turns:
+            options.turns.write_text(json.dumps(taken))
     seconds = {name: median(some) for name, some in taken.items()}
     ratios = {name: one / seconds["generate"] for name, one in seconds.items()}
     for name, one in seconds.items():
