@@ -17,6 +17,7 @@ import io
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -38,6 +39,32 @@ PROMPTS = (
     '"My dear sir," said the old man,',
     "In the spring of that year the river",
 )
+
+
+def in_turns(
+    jobs: dict[str, Callable[[], None]],
+    repeats: int,
+    clock: Callable[[], float],
+    kept: Path | None,
+) -> dict[str, list[float]]:
+    """Seconds of every job in each turn; those kept in a file come first, and it gets the new
+    ones.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in jobs}
+    if kept is not None and kept.exists():
+        taken = json.loads(kept.read_text())
+    for turn in range(1 + repeats):
+        seconds = {}
+        for name, job in jobs.items():
+            started = clock()
+            job()
+            seconds[name] = clock() - started
+        # the first turn warms up
+        for name in jobs if turn else ():
+            taken[name].append(seconds[name])
+        if kept is not None:
+            kept.write_text(json.dumps(taken))
+    return taken
 
 
 def main() -> None:
@@ -89,20 +116,8 @@ def main() -> None:
         }
     if options.beside is not None:
         jobs = {name: jobs[name] for name in ("generate", *options.beside)}
-    taken: dict[str, list[float]] = {name: [] for name in jobs}
-    if options.turns and options.turns.exists():
-        taken = json.loads(options.turns.read_text())
-    for turn in range(1 + (2 if options.quick else options.repeats)):
-        seconds = {}
-        for name, job in jobs.items():
-            started = clock()
-            job()
-            seconds[name] = clock() - started
-        # the first turn warms up
-        for name in jobs if turn else ():
-            taken[name].append(seconds[name])
-        if options.turns:
-            options.turns.write_text(json.dumps(taken))
+    repeats = 2 if options.quick else options.repeats
+    taken = in_turns(jobs, repeats, clock, options.turns)
     seconds = {name: median(some) for name, some in taken.items()}
     ratios = {name: one / seconds["generate"] for name, one in seconds.items()}
     for name, one in seconds.items():
