@@ -92,9 +92,9 @@ def test_keys(page, one):
     # Another sample is unpacked first.
     page.wait("document.querySelector('.choose-sample').selectedOptions[0].text === 'sample 1'")
     page.press("?")
-    assert page.run("document.getElementById('help-text').open")
+    assert page.run("document.getElementById('help-text').matches(':popover-open')")
     page.press("?")
-    assert not page.run("document.getElementById('help-text').open")
+    assert not page.run("document.getElementById('help-text').matches(':popover-open')")
 
 
 def test_playing_goes_on_to_the_last_step_and_stops(page, one):

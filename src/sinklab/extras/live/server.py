@@ -248,12 +248,9 @@ class Live:
     def __init__(self, loaded: Loaded, settings: DecodingSettings, *, chat: bool = False) -> None:
         """Raises ValueError as `LiveText` does."""
         self.loaded, self.settings, self.chat = loaded, settings, chat
-        palette = {
-            name: {"scale": theme.scale, "lines": theme.lines} for name, theme in THEMES.items()
-        }
         self.about = {
             "kind": "model",
-            "palette": palette,
+            "palette": {name: theme.scale for name, theme in THEMES.items()},
             **self.live_text().about(),
             "seed": settings.seed or 0,
         }

@@ -35,6 +35,12 @@ def formats_of(package: str) -> dict[str, Any]:
     """
     formats = tomllib.loads((files(package) / "formats.toml").read_text("utf-8"))
     for facts in formats.values():
+        if "tensors" in facts:
+            facts["tensors"] = {
+                ours.replace("[qkv]", one): theirs.replace("[qkv]", one)
+                for ours, theirs in facts["tensors"].items()
+                for one in "qkv"
+            }
         if isinstance(facts, dict) and "needed" in facts:
             facts["fields"] = {name: name for name in facts["needed"]} | facts.get("fields", {})
     return formats
@@ -387,9 +393,12 @@ def _refuse_unknown_class(found: list[Family], config: Mapping[str, Any], name: 
     classes = architectures_of(config)
     model_type = config.get("model_type")
     for one in map(str, (*classes, model_type)):
-        if one in FORMATS["unsupported"]:
-            lacking = FORMATS["unsupported"][one]
-            raise ValueError(f"{name} is a {one}, which sinklab cannot load yet: {lacking}")
+        for beginning, lacking in FORMATS["unsupported"].items():
+            if one.replace("_", "").lower().startswith(beginning):
+                raise ValueError(
+                    f"{name} is a {one}, which sinklab cannot load yet: {lacking}; its authors' "
+                    "code, or a plug-in that defines the family, can"
+                )
     known = [one for family in found for one in family.architectures]
     if known and classes:
         raise ValueError(

@@ -435,7 +435,7 @@ def payload(studies: Sequence[Study], budget: int = BUDGET) -> dict[str, Any]:
     """Everything the script draws, as JSON values. ``budget``: characters for the arrays of each
     run.
     """
-    palette = {name: {"scale": theme.scale} for name, theme in THEMES.items()}
+    palette = {name: theme.scale for name, theme in THEMES.items()}
     return {
         "palette": palette,
         "runs": [facts_of(study) | arrays_of(study, budget) for study in studies],

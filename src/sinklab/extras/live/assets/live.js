@@ -185,8 +185,8 @@ const live = {
     const { view } = app.panes[0];
     if (this.busy || !this.passes.plain?.done) return;
     const [layer, head] = [scope === "all" ? null : view.layer, scope === "head" ? view.head : null];
-    this.blocked = { step: view.step, key: this.key, layer, head };
-    app.panes[0].pin(this.key);
+    this.blocked = { step: view.step, key: app.panes[0].chosen, layer, head };
+    app.panes[0].pin(this.blocked.key);
     delete this.passes.edited;
     this.follow = true;
     this.ask("block", this.blocked);
@@ -266,12 +266,6 @@ const live = {
     app.goTo(app.panes[0], told.measured ? this.blocked.step : sample.T >> 1);
   },
 
-  /** The key that is offered to be blocked: the pinned position, else the main sink of the view. */
-  get key() {
-    const { sample, view, pinned } = app.panes[0];
-    return pinned >= 0 ? pinned : sample.mainOf(view.step, view.layer, view.head);
-  },
-
   /** The view of a first text: the head whose main sink holds most. */
   choose({ run }) {
     const [pane] = app.panes;
@@ -289,11 +283,11 @@ const live = {
 
   offer() {
     const pane = app.panes[0];
-    const there = pane?.sample?.done && this.key >= 0;
+    const there = pane?.sample?.done && pane.chosen >= 0;
     by("block").hidden = !there;
     if (!there) return;
     const { view } = pane;
-    by("which").textContent = `${pane.pinned >= 0 ? "Pinned" : "Main sink"}: ${this.name(this.key)}. Block it from step ${view.step} on:`;
+    by("which").textContent = `${pane.pinned >= 0 ? "Pinned" : "Main sink"}: ${this.name(pane.chosen)}. Block it from step ${view.step} on:`;
     const [noLayer, noHead] = [view.layer === ALL_LAYERS, view.head === MEAN];
     by("block-head").textContent = noHead ? "in one head" : `in layer ${view.layer}, head ${view.head}`;
     by("block-layer").textContent = noLayer ? "in one layer" : `in layer ${view.layer}`;

@@ -2,7 +2,6 @@
 
 const app = {
   panes: [],
-  all: [],
   runs: [],
   active: 0,
   linked: true,

@@ -23,12 +23,8 @@ const colours = {
     return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   },
 
-  get theme() {
+  get scale() {
     return this.palette[this.dark ? "dark" : "light"];
-  },
-
-  forget() {
-    this.cache.clear();
   },
 
   /** The value of a custom property of the style sheet as an rgb() text. */
@@ -49,19 +45,10 @@ const colours = {
   },
 
   rgb(value) {
-    const stops = this.stops();
+    const stops = this.scale.map((hex) => [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16)));
     const at = this.place(value) * (stops.length - 1);
     const below = Math.min(Math.floor(at), stops.length - 2);
     return stops[below].map((part, i) => Math.round(part + (at - below) * (stops[below + 1][i] - part)));
-  },
-
-  stops() {
-    const id = `stops-${this.dark}`;
-    if (!this.cache.has(id)) {
-      const parse = (hex) => [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
-      this.cache.set(id, this.theme.scale.map(parse));
-    }
-    return this.cache.get(id);
   },
 
   /** For each of the 256 codes of a sample: background, and an ink that can be read on it. */

@@ -3,35 +3,23 @@
 const controls = {
   setUp() {
     const by = (id) => document.getElementById(id);
-    const clicks = {
-      play: () => app.play(!app.playing),
-      first: () => this.go(-Infinity),
-      back: () => this.go(-1),
-      on: () => this.go(1),
-      last: () => this.go(Infinity),
-      theme: () => this.theme(),
-      help: () => this.help(),
-      pair: () => app.arrange(app.panes.length === 1 ? 2 : 1),
-      "close-help": () => this.dialog.close(),
-    };
-    for (const id of Object.keys(clicks)) by(id).addEventListener("click", clicks[id]);
+    // A button does what its key does.
+    for (const button of document.querySelectorAll("[data-press]")) {
+      button.addEventListener("click", (event) => this.action(button.dataset.press)(event));
+    }
+    by("pair").addEventListener("click", () => app.arrange(app.panes.length === 1 ? 2 : 1));
     by("speed").addEventListener("change", (event) => (app.speed = Number(event.target.value)));
     by("pair").hidden = app.runs.length < 2;
     by("linked").addEventListener("change", (event) => (app.linked = event.target.checked));
     by("keys").replaceChildren(
       ...this.shortcuts().map(([keys, words]) => make("div", {}, make("dt", {}, ...keys.split(" ").map((key) => make("kbd", {}, key))), make("dd", {}, words))),
     );
-    this.dialog = by("help-text");
-    this.dialog.addEventListener("click", (event) => event.target === this.dialog && this.dialog.close());
+    this.help = by("help-text");
     this.drawScale();
     document.addEventListener("keydown", (event) => this.onKey(event));
     for (const query of ["(prefers-color-scheme: dark)", "print"]) {
       matchMedia(query).addEventListener("change", () => this.recolour());
     }
-  },
-
-  go(by) {
-    app.goTo(app.pane, app.pane.view.step + by);
   },
 
   draw() {
@@ -47,7 +35,7 @@ const controls = {
   /** The colour scale of the page, once for everything that uses it. */
   drawScale() {
     const scale = document.getElementById("scale");
-    const stops = colours.theme.scale.join(", ");
+    const stops = colours.scale.join(", ");
     const bar = make("i");
     // Set one by one: a policy may forbid styles that stand in markup.
     bar.style.background = `linear-gradient(to right, ${stops})`;
@@ -67,15 +55,10 @@ const controls = {
   },
 
   recolour() {
-    colours.forget();
+    colours.cache.clear();
     this.drawScale();
     // At once: a printer does not wait for the next frame.
     app.draw();
-  },
-
-  help() {
-    if (this.dialog.open) this.dialog.close();
-    else this.dialog.showModal();
   },
 
   onKey(event) {
@@ -83,11 +66,15 @@ const controls = {
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
     // A focused button or summary keeps the keys that press it.
     if (event.target.closest?.("button, summary, a") && (event.key === " " || event.key === "Enter")) return;
-    if (this.dialog.open && event.key !== "?") return;
-    const action = Object.assign({}, ...this.shortcuts().map(([, , does]) => does))[event.key];
+    if (this.help.matches(":popover-open") && event.key !== "?") return;
+    const action = this.action(event.key);
     if (!action) return;
     event.preventDefault();
     action(event);
+  },
+
+  action(key) {
+    return Object.assign({}, ...this.shortcuts().map(([, , does]) => does))[key];
   },
 
   /** The keys: how they are listed, what they do in words, and what each does. */
@@ -96,13 +83,13 @@ const controls = {
     const { view, sample } = pane ?? { view: {} };
     const head = (by) => app.look(pane, Math.max(view.layer, 0), ((view.head + 1 + by + sample.H + 1) % (sample.H + 1)) - 1);
     const move = (by) => pane.pin((Math.max(pane.key, 0) + by + sample.K) % sample.K);
-    const go = (by) => (event) => this.go(event.shiftKey ? 10 * by : by);
+    const go = (by) => (event) => app.goTo(pane, view.step + (event.shiftKey ? 10 * by : by));
     const layer = (by) => () => app.look(pane, view.layer + by, view.head);
     const mean = () => app.look(pane, view.head === MEAN ? ALL_LAYERS : view.layer, MEAN);
     return [
       ["space", "play or stop", { " ": () => app.play(!app.playing) }],
       ["← →", "step back, step on (shift: ten); ↑ ↓ on the map", { ArrowLeft: go(-1), ArrowRight: go(1) }],
-      ["home end", "first and last step", { Home: () => this.go(-Infinity), End: () => this.go(Infinity) }],
+      ["home end", "first and last step", { Home: go(-Infinity), End: go(Infinity) }],
       ["[ ]", "layer above, below", { "[": layer(-1), "]": layer(1) }],
       ["h H", "next and previous head", { h: () => head(1), H: () => head(-1) }],
       ["m", "mean over heads, then over layers", { m: mean }],
@@ -111,7 +98,7 @@ const controls = {
       ["esc", "let go of the position", { Escape: () => pane.pin(-1) }],
       ["s", "next sample", { s: () => app.choose(pane, (view.sample + 1) % sample.run.samples.length) }],
       ["t", "light or dark", { t: () => this.theme() }],
-      ["?", "this list", { "?": () => this.help() }],
+      ["?", "this list", { "?": () => this.help.togglePopover() }],
     ];
   },
 };

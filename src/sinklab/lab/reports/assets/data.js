@@ -72,10 +72,6 @@ class Sample {
     return this;
   }
 
-  get dense() {
-    return "heads" in this.arrays;
-  }
-
   /** Codes (T, K) of received attention in one layer and head; MEAN and ALL_LAYERS are means. */
   plane(layer, head) {
     const id = `${layer}/${head}`;
@@ -91,7 +87,7 @@ class Sample {
     const cells = this.T * this.K;
     if (layer === ALL_LAYERS) return this.meanOfLayers();
     if (head === MEAN) return this.arrays.mean.subarray(layer * cells, (layer + 1) * cells);
-    if (this.dense) {
+    if (this.arrays.heads) {
       const start = (layer * this.H + head) * cells;
       return this.arrays.heads.subarray(start, start + cells);
     }
@@ -129,18 +125,13 @@ class Sample {
 
   /** Whether the values of this view are all on the page, or only the greatest of each head. */
   complete(layer, head) {
-    return head === MEAN || layer === ALL_LAYERS || this.dense;
+    return head === MEAN || layer === ALL_LAYERS || "heads" in this.arrays;
   }
 
   /** The least value of a head that is on the page at a step. */
   leastShown(step, layer, head) {
     const rank = this.ranks[this.ranks.length - 1];
     return rank ? this.score[rank.codes[(layer * this.H + head) * this.T + step]] : NaN;
-  }
-
-  /** Key that receives most, -1 where there is none. */
-  main(step, layer, head) {
-    return this.arrays.main[(layer * this.H + head) * this.T + step] - 1;
   }
 
   /** Numbers of the heads that a view shows, first to last, as the arrays count them: all layers', a layer's, or one. */
@@ -183,9 +174,9 @@ class Sample {
     return [...this.blockedCounts(step, layer, head)].filter(([, count]) => 2 * count >= heads).map(([key]) => key);
   }
 
-  /** The key that receives most in a view: the main sink of a head, or the greatest of a mean. */
+  /** The key that receives most in a view: the main sink of a head, or the greatest of a mean; -1 where there is none. */
   mainOf(step, layer, head) {
-    if (layer !== ALL_LAYERS && head !== MEAN) return this.main(step, layer, head);
+    if (layer !== ALL_LAYERS && head !== MEAN) return this.arrays.main[(layer * this.H + head) * this.T + step] - 1;
     const row = this.plane(layer, head).subarray(step * this.K, (step + 1) * this.K);
     let best = -1;
     row.forEach((code, key) => {
@@ -215,10 +206,3 @@ class Sample {
 }
 
 const AGES = ["", "masked", "just committed", "committed", "prompt"];
-
-class RunData {
-  constructor(raw) {
-    Object.assign(this, raw);
-    this.samples = raw.samples.map((sample) => new Sample(sample, this));
-  }
-}

@@ -43,9 +43,9 @@ async function begin() {
   if (theme === "dark" || theme === "light") document.documentElement.dataset.theme = theme;
   const greatest = Math.max(1, ...content.runs.flatMap((run) => run.samples.map((sample) => 2 ** sample.scale.high)));
   colours.setUp(content.palette, greatest);
-  app.all = content.runs.map((run) => new RunData(run));
+  for (const run of content.runs) run.samples = run.samples.map((sample) => new Sample(sample, run));
   // A run that recorded no attention has its text and its losses on the page, and nothing to explore.
-  app.runs = app.all.filter((run) => run.samples.length);
+  app.runs = content.runs.filter((run) => run.samples.length);
   if (!app.runs.length) return;
   controls.setUp();
   await restore(numbers);

@@ -91,11 +91,14 @@ class Pane {
     app.changed(this);
   }
 
-  /** The key that is looked at: under the pointer, else the pinned one, else the main sink. */
+  /** The key that is looked at: under the pointer, else the chosen one. */
   get key() {
-    if (this.hover.key !== null) return this.hover.key;
-    if (this.pinned >= 0) return this.pinned;
-    return this.sample.mainOf(this.view.step, this.view.layer, this.view.head);
+    return this.hover.key ?? this.chosen;
+  }
+
+  /** The pinned key, else the main sink. */
+  get chosen() {
+    return this.pinned >= 0 ? this.pinned : this.sample.mainOf(this.view.step, this.view.layer, this.view.head);
   }
 
   draw() {
