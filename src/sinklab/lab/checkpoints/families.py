@@ -104,13 +104,15 @@ class Published:
 def published(family: str, formats: Mapping[str, Any] = FORMATS) -> dict[str, Published]:
     """Name on the Hub -> facts, of a family in the result of :func:`formats_of`."""
     rows: dict[str, Published] = {}
+    before: dict[str, Any] = {}
     for facts in formats[family]["published"]:
-        shared = dict(facts)
+        shared = before | facts
+        before = {name: shared[name] for name in ("vocabulary", "special") if name in shared}
         names = shared.pop("names")
         ids = shared.pop("special")
-        ids["stop"] = tuple(ids["stop"])
+        special = SpecialIds(**ids | {"stop": tuple(ids["stop"])})
         for name in names:
-            rows[name] = Published(family, special=SpecialIds(**ids), **shared)
+            rows[name] = Published(family, special=special, **shared)
     return rows
 
 

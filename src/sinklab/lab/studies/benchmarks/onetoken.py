@@ -20,6 +20,7 @@ from sinklab.lab.reports.printed import Printed, write_printed
 from sinklab.lab.reports.runs import as_trainings
 from sinklab.lab.reports.training import FREE, Training, variant
 from sinklab.lab.studies.benchmarks.tables import ONE_TOKEN, Benchmark, found_in
+from sinklab.lab.training.settings import VARIANTS as TRAINED
 
 Table = dict[str, Any]
 """One table of the paper: number, title, start of its models ("autoregressive" or "scratch"),
@@ -29,7 +30,8 @@ variant in the words of `variant`, and percent right by benchmark.
 TABLES: list[Table] = ONE_TOKEN["tables"]
 COLUMNS: dict[str, Any] = ONE_TOKEN["columns"]
 RECIPES: dict[str, list[str]] = ONE_TOKEN["recipes"]
-VARIANTS: dict[str, str] = ONE_TOKEN["variants"]
+VARIANTS = {variant(model): name for name, model in TRAINED.items()}
+"""Variant in words -> its name in `sinklab train --variant`."""
 LOSS = "held-out loss"
 LESS = "loss less the first row's"
 SHARE = "attention on the sinks, %"
