@@ -7,17 +7,17 @@ import re
 import shutil
 import socket
 from collections.abc import Iterable
-from importlib import resources
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from sinklab import __version__
 from sinklab.extras.sharing.exporting import card
 from sinklab.lab.records.reading import Run, as_written
-from sinklab.lab.records.storage import RUN_FILE, TABLES, write_beside
+from sinklab.lab.records.storage import RUN_FILE, TABLES
 from sinklab.lab.reports import sentences as say
-from sinklab.lab.reports.build import picture, report, templates
-from sinklab.lab.reports.inline import Picture
+from sinklab.lab.reports.build import Card, named_part, picture, plain_page, report
 from sinklab.lab.reports.runs import READERS, as_shown
 
 PICTURES = {"study": "received_map", "training": "training_loss"}
@@ -25,17 +25,6 @@ PICTURES = {"study": "received_map", "training": "training_loss"}
 # two parts at least: a token such as </s> is none. Behind letters it goes on with a name, behind //
 # with an address.
 _PATH = re.compile(r"(?<![\w./\\])(?:file://|~|[A-Za-z]:)?(?:[/\\][^\s/\\'\",;:)]+){2,}[/\\]?")
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A card of the index."""
-
-    folder: str
-    title: str
-    about: str
-    sentences: list[str]
-    pictures: list[Picture]
 
 
 def shareable(run: Run) -> Run:
@@ -167,24 +156,18 @@ def write_gallery(runs: Iterable[Run], out: str | Path, *, title: str = "Attenti
             numbered = (f"{name}-{number}" for number in count(at))
             name = next(one for one in numbered if one not in (*own, *names))
         names.append(name)
-    entries: list[Any] = []
+    cards: list[Card] = []
     for name, reader in zip(names, shown, strict=True):
         report(reader, folder / name, tables=())
         info = reader.run.info
-        place = f"run-{len(entries) + 1}"
+        place = f"run-{len(cards) + 1}"
         pictures = picture(PICTURES[info.kind], [reader], f"{name}: how it went", place)
         about = f"{reader.label} · {info.kind} · {info.created[:10]}"
-        entries.append(Entry(name, name, about, say.in_short([reader])[:2], pictures))
-    text = (
-        templates()
-        .from_string(_packaged("gallery.jinja"))
-        .render(title=title, entries=entries)
-        .lstrip()
+        found = say.in_short([reader])[:2]
+        link = f"{quote(name)}/report.html"
+        cards.append(Card(name, place, about, found, pictures=pictures, link=link))
+    lead = f"Runs of sinklab: {len(cards)}. Each has a page, one file that explores it."
+    parts = [named_part("runs", cards)]
+    return plain_page(
+        folder / "index.html", title=title, lead=lead, parts=parts, version=__version__
     )
-    index = folder / "index.html"
-    write_beside(index, lambda part: part.write_text(text, "utf-8"))
-    return index
-
-
-def _packaged(name: str) -> str:
-    return resources.files("sinklab.extras.sharing").joinpath(name).read_text("utf-8")

@@ -80,6 +80,8 @@ class Card:
     """the texts written, a list of rows per sample; empty if none was kept"""
     run: Run | None = None
     """the run of the card"""
+    link: str = ""
+    """address behind its title"""
 
 
 Part = dict[str, Any]
@@ -112,7 +114,8 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 """how cells are written"""
 
 
-def _part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) -> Part:
+def named_part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) -> Part:
+    """The part of the page with this name in cards.toml, which has its title."""
     return {"anchor": anchor, "cards": cards, "sentences": sentences, "how": ""} | words_of(
         "parts", anchor
     )
@@ -154,7 +157,7 @@ def measured(kind: str, runs: list[Any]) -> list[Part]:
     # One part, so that the style packs short and tall cards below each other.
     found = [_card(kind, name, row, runs) for name, row in words_of("cards", kind).items()]
     cards = [card for card in found if card is not None]
-    return [_part("measured", cards)] if cards else []
+    return [named_part("measured", cards)] if cards else []
 
 
 def _card(kind: str, name: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
@@ -201,7 +204,7 @@ def parts_of(runs: list[Any], *, is_small: bool = False) -> list[Part]:
         parts = _of_trainings(runs)
     else:
         parts = _of_studies(runs, is_small=is_small)
-    return [*parts, _part("runs", [Card(run.label, run=run.run) for run in runs])]
+    return [*parts, named_part("runs", [Card(run.label, run=run.run) for run in runs])]
 
 
 def _of_studies(studies: list[Study], *, is_small: bool) -> list[Part]:
@@ -209,23 +212,26 @@ def _of_studies(studies: list[Study], *, is_small: bool) -> list[Part]:
     found = measured("study", studies)
     if len(recorded) == 2:
         frame = compare(*recorded).set_index("measure").map(FORMS["measure"])
-        found.append(_part("compared", [Card("", tables=[as_it_is(frame)])]))
+        found.append(named_part("compared", [Card("", tables=[as_it_is(frame)])]))
     beside = [study for study in recorded if study.twins]
     if beside:
         cards = [Card(run.label, tables=[as_it_is(_beside_twins(run))]) for run in beside]
-        found.append(_part("twins", cards))
+        found.append(named_part("twins", cards))
     known = [study for study in recorded if study.sink_tokens is not None]
     if known:
         cards = [Card(study.label, tables=_token_tables(study)) for study in known]
-        found.append(_part("tokens", cards, say.told_of(known, "tokens", "explained")))
+        found.append(named_part("tokens", cards, say.told_of(known, "tokens", "explained")))
     if recorded:
         tables = [table_of("rules", rules_table(run).set_index("rule")) for run in recorded]
         cards = [Card(run.label, tables=[one]) for run, one in zip(recorded, tables, strict=True)]
-        found.append(_part("rules", cards))
+        found.append(named_part("rules", cards))
     others = _recorded_cards(recorded)
     if others and not is_small:
-        found.append(_part("statistics", others))
-    return [*found, _part("text", [Card(study.label, texts=_texts(study)) for study in studies])]
+        found.append(named_part("statistics", others))
+    return [
+        *found,
+        named_part("text", [Card(study.label, texts=_texts(study)) for study in studies]),
+    ]
 
 
 def _recorded_cards(studies: list[Study]) -> list[Card]:
@@ -276,7 +282,7 @@ def _texts(study: Study) -> list[list[dict[str, Any]]]:
 
 def _of_trainings(trainings: list[Training]) -> list[Part]:
     found = [
-        _part("outcome", [Card("", tables=[_outcome(trainings)])]),
+        named_part("outcome", [Card("", tables=[_outcome(trainings)])]),
         *measured("training", trainings),
     ]
     words = words_of("each", "run")
@@ -291,7 +297,7 @@ def _of_trainings(trainings: list[Training]) -> list[Part]:
         pictures = [each for some in drawn for each in some]
         if pictures:
             cards.append(Card(run.label, f"run-{place + 1}", words["how"], pictures=pictures))
-    return [*found, _part("each", cards)] if cards else found
+    return [*found, named_part("each", cards)] if cards else found
 
 
 def _outcome(trainings: list[Training]) -> Table:
@@ -366,31 +372,31 @@ def report(
     for place in (folder, folder / "tables"):
         remove_half_written(place)
     written = write_tables(readers, folder / "tables", tables) if tables else []
-    page = templates().get_template("page.jinja")
+    page = _templates().get_template("page.jinja")
     text = page.render(content, written=len(written)).lstrip()
     target = folder / "report.html"
     write_beside(target, lambda part: part.write_bytes(text.encode("utf-8")))
     return target
 
 
-def plain_page(path: Path, run: Run, *, title: str, lead: str, parts: Sequence[Part]) -> Path:
-    """Write a page without a script, for a kind of run that has none of its own: it loads nothing.
-    Returns its path.
+def plain_page(
+    path: Path, *, title: str, lead: str, parts: Sequence[Part], version: str = ""
+) -> Path:
+    """Write a page without a script: it loads nothing. Returns its path.
 
     Args:
         path: of the file.
-        run: the run; its facts close the page.
         title: of the page.
         lead: a summary of the page, below the title.
         parts: the sections below that, in reading order.
+        version: of sinklab.
     """
-    content: dict[str, Any] = {"title": title, "lead": lead}
-    content |= {"parts": [*parts, _part("runs", [Card(run.info.model["name"], run=run)])]}
-    content |= {"version": run.info.versions.get("sinklab", ""), "allowed": "'none'", "written": 0}
+    content: dict[str, Any] = {"title": title, "lead": lead, "parts": parts, "version": version}
+    content |= {"allowed": "'none'", "written": 0}
     # keys of the pages of studies
     content |= dict.fromkeys(("sentences", "story", "verdicts", "status"), ())
     content |= dict.fromkeys(("contrast", "shown", "script", "explored"), "")
-    text = templates().get_template("page.jinja").render(content).lstrip()
+    text = _templates().get_template("page.jinja").render(content).lstrip()
     write_beside(path, lambda part: part.write_bytes(text.encode("utf-8")))
     return path
 
@@ -460,7 +466,7 @@ def _story(studies: list[Study], shown: list[str], parts: list[Part]) -> list[di
 
 
 @lru_cache(maxsize=1)
-def templates() -> Environment:
+def _templates() -> Environment:
     """The pages of this folder, with their filters and style."""
     pages = Environment(
         loader=FunctionLoader(asset),

@@ -16,7 +16,7 @@ import pandas as pd
 from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import Run
 from sinklab.lab.reports import Axis, Map, figure
-from sinklab.lab.reports.build import Card, Part, as_it_is, picture, plain_page
+from sinklab.lab.reports.build import Card, Part, as_it_is, named_part, picture, plain_page
 from sinklab.lab.reports.printed import save_figure, write_csv, write_page
 from sinklab.lab.reports.samples import Reader, finished
 from sinklab.lab.reports.tables import markdown
@@ -171,6 +171,7 @@ def strength_page(run: Run) -> Path:
         _part("found", "What was found", "", Card("", sentences=strength_sentences([run]))),
         _part("readings", "Both readings", readings_of(run), Card("", tables=[both])),
         _part("published", "Beside published numbers", published, Card("", tables=[others])),
+        named_part("runs", [Card(name, run=run)]),
     ]
     epsilon = run.info.settings["epsilon"]
     lead = (
@@ -179,10 +180,10 @@ def strength_page(run: Run) -> Path:
     )
     return plain_page(
         run.path / "strength.html",
-        run,
         title=f"Sinks of {name}: how strong they are",
         lead=lead,
         parts=parts,
+        version=run.info.versions.get("sinklab", ""),
     )
 
 
