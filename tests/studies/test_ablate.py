@@ -146,7 +146,7 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys):
         cli(words.replace("--out out", "--sink-rule excess:epsilon=3 --out ruled --figures")) == 0
     )
     assert (
-        "at most 1 key that excess (epsilon = 3, scale = sum) calls a sink"
+        "at most 1 key that excess (epsilon = 3, scale = sum) calls sinks"
         in capsys.readouterr().out
     )
 

@@ -121,6 +121,17 @@ def masking_curve_table(runs: Curves) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _statements() -> Callable[..., list[str]]:
+    filters = (signed, _points, _change, _relative, _of_cell, rules.words, unlike, contrasts)
+    known: dict[str, Any] = {
+        "matched": MATCHED,
+        "fewest": FEWEST,
+        "fewest_cells": FEWEST_CELLS,
+        "default_rule": rules.words(DEFAULT),
+    }
+    return statements("sinklab.lab.studies.curve", filters, **known)
+
+
 def masking_curve_sentences(runs: Curves) -> list[str]:
     """Sentences on the curves: on each model, then on diffusion models against autoregressive ones.
 
@@ -128,8 +139,7 @@ def masking_curve_sentences(runs: Curves) -> list[str]:
     beside them.
     """
     curves = as_curves(runs)
-    filters = (signed, _points, _change, _relative, rules.words, unlike, contrasts)
-    told = statements("sinklab.lab.studies.curve", filters, matched=MATCHED, fewest=FEWEST)
+    told = _statements()
     watched = {curve.label: curve.run for curve in curves if curve.main is not None}
     return told("page", curves, judged(curves)) + no_twins(watched)
 
@@ -181,14 +191,7 @@ def ablation_sentences(runs: Iterable[Run]) -> list[str]:
     """Sentences on each run: how many cells cost something and which most, and whether weight and
     cost go together.
     """
-    known: dict[str, Any] = {
-        "fewest": FEWEST,
-        "fewest_cells": FEWEST_CELLS,
-        "rule": rules.words(DEFAULT),
-    }
-    told = statements(
-        "sinklab.lab.studies.curve", (_of_cell, rules.words), file="maps.jinja", **known
-    )
+    told = _statements()
     return [sentence for run in runs for sentence in _of_one(run, told)]
 
 
