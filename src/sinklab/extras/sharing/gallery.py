@@ -17,7 +17,8 @@ from sinklab.extras.sharing.exporting import card
 from sinklab.lab.records.reading import Run, as_written
 from sinklab.lab.records.storage import RUN_FILE, TABLES
 from sinklab.lab.reports import sentences as say
-from sinklab.lab.reports.build import Card, named_part, picture, plain_page, report
+from sinklab.lab.reports.build import Card, named_part, plain_page, report
+from sinklab.lab.reports.inline import picture
 from sinklab.lab.reports.runs import READERS, as_shown
 
 PICTURES = {"study": "received_map", "training": "training_loss"}

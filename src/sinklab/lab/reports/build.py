@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,12 +17,12 @@ from sinklab.lab.records.reading import Run
 from sinklab.lab.records.storage import remove_half_written, write_beside
 from sinklab.lab.reports import sentences as say
 from sinklab.lab.reports.answered import contrast_of
-from sinklab.lab.reports.drawing import Figure, figure_of
-from sinklab.lab.reports.inline import Picture, svg_of
+from sinklab.lab.reports.drawing import Figure
+from sinklab.lab.reports.inline import Picture, picture
 from sinklab.lab.reports.payload import data_block, payload, script, script_hash
 from sinklab.lab.reports.recorded import recorded_statistics, words_of_statistic
 from sinklab.lab.reports.runs import Runs, as_shown
-from sinklab.lab.reports.samples import ADDED, MASK, NotRecorded
+from sinklab.lab.reports.samples import ADDED, MASK
 from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.style import asset, printable
 from sinklab.lab.reports.tables import (
@@ -119,22 +118,6 @@ def named_part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) ->
     return {"anchor": anchor, "cards": cards, "sentences": sentences, "how": ""} | words_of(
         "parts", anchor
     )
-
-
-def picture(name: str, runs: Any, words: str, place: str, **options: Any) -> list[Picture]:
-    """A figure of the runs as SVG; none if they did not record enough for it.
-
-    Args:
-        name: of the figure.
-        runs: the runs, or one.
-        words: description of the figure.
-        place: name of its place, unique on the page.
-        options: of the figure.
-    """
-    with suppress(NotRecorded):
-        drawn = figure_of(registered[name](runs, **options))
-        return [Picture(name, svg_of(drawn), words, place)]
-    return []
 
 
 def table_of(name: str, frame: pd.DataFrame, summary: str = "") -> Table:

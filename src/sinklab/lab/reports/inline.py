@@ -2,12 +2,16 @@
 
 import io
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from markupsafe import escape
 
-from sinklab.lab.reports.drawing import Canvas, save
+from sinklab.core.registry import figures as registered
+from sinklab.lab.reports.drawing import Canvas, figure_of, save
+from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.reports.style import THEMES, themed
 
 DIGITS = re.compile(r"(\.\d\d)\d+")
@@ -70,3 +74,19 @@ def _colours() -> list[tuple[str, str]]:
     for name in ("surface", "ink", "muted", "line", "added"):
         pairs[getattr(light, name)] = getattr(dark, name)
     return [(one.lower(), other) for one, other in pairs.items()]
+
+
+def picture(name: str, runs: Any, words: str, place: str, **options: Any) -> list[Picture]:
+    """A figure of the runs as SVG; none if they did not record enough for it.
+
+    Args:
+        name: of the figure.
+        runs: the runs, or one.
+        words: description of the figure.
+        place: name of its place, unique on the page.
+        options: of the figure.
+    """
+    with suppress(NotRecorded):
+        drawn = figure_of(registered[name](runs, **options))
+        return [Picture(name, svg_of(drawn), words, place)]
+    return []

@@ -16,7 +16,8 @@ import pandas as pd
 from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import Run
 from sinklab.lab.reports import Axis, Map, figure
-from sinklab.lab.reports.build import Card, Part, as_it_is, named_part, picture, plain_page
+from sinklab.lab.reports.build import Card, Part, as_it_is, named_part, plain_page
+from sinklab.lab.reports.inline import picture
 from sinklab.lab.reports.printed import save_figure, write_csv, write_page
 from sinklab.lab.reports.samples import Reader, finished
 from sinklab.lab.reports.tables import markdown
