@@ -38,23 +38,6 @@ def mask_of(kind, batch, queries, keys):
     return by_head
 
 
-@pytest.mark.parametrize("kind", ["none", "causal", "padding", "by_head_with_an_empty_row"])
-@pytest.mark.parametrize("heads", [None, (2,), (3, 0), (1, 2, 3)])
-@pytest.mark.parametrize("chunk", [None, 5])
-def test_all_at_once_are_each_of_them(kind, heads, chunk):
-    q, k, v = torch.randn(B, H, Q, D) * 3, torch.randn(B, K, S, D), torch.randn(B, K, S, D)
-    mask, is_causal = mask_of(kind, B, Q, S), kind == "causal"
-    state = torch.randint(-1, 3, (B, Q))
-    groups = torch.stack([state == number for number in range(3)], 1)
-    found = attention_statistics(
-        Scores.of(q, k, mask, is_causal, heads=heads), ALL, v_BKSD=v, groups_BGQ=groups, chunk=chunk
-    )
-    chosen = list(range(H)) if heads is None else list(heads)
-    for name, twin in twins(q, k, v, mask, is_causal, groups).items():
-        twin = twin[:, :, chosen] if name == "received" else twin[:, chosen]
-        assert_close(found[name].double(), twin, rtol=3e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("kind", ["none", "causal", "padding"])
 @pytest.mark.parametrize("size", [1.0, 40.0])
 def test_sizes_that_take_the_fast_product(kind, size):

@@ -4,7 +4,6 @@ extreme scores.
 
 # B batch, H query heads, K key heads, Q queries, S keys, D head dim
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -13,6 +12,8 @@ from torch.testing import assert_close
 
 from refusals import refused
 from sinklab.core.attention import (
+    Scores,
+    attention_statistics,
     chunks,
     noop_bound,
     received_attention,
@@ -47,25 +48,41 @@ def masks():
 
 
 MASKS = masks()
+ALL = ("received", "row_entropy", "row_logsumexp", "noop_bound")
 
 
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("size", [1.0, 60.0])
-@pytest.mark.parametrize("chunk", [None, 5, 64])
-def test_received_row_statistics_and_bound(kind, size, chunk):
+@pytest.mark.parametrize("chunk, heads", [(None, None), (5, (3, 0)), (64, (2,))])
+def test_all_at_once_are_those_of_the_dense_map(kind, size, chunk, heads):
     mask, causal = MASKS[kind], kind.startswith("causal")
     q, k, v = torch.randn(B, H, Q, D) * size, torch.randn(B, K, S, D), torch.randn(B, K, S, D)
-    twin = twins(q, k, v, mask, causal, torch.ones(B, 1, Q))
-    options = {"mask": mask, "is_causal": causal, "chunk": chunk}
-    # Scores of magnitude `size` carry that much float32 rounding into the exponent.
-    close = partial(assert_close, rtol=1e-5 * size, atol=2e-6 * size)
-    close(received_attention(q, k, **options).double(), twin["received"][:, 0])
-    close(row_entropy(q, k, **options).double(), twin["row_entropy"])
-    close(noop_bound(q, k, v, **options).double(), twin["noop_bound"])
-    lse, expected = row_logsumexp(q, k, **options).double(), twin["row_logsumexp"]
-    seen = expected > -1e30
-    close(lse[seen], expected[seen])
-    assert (lse[~seen] < -1e30).all()
+    state_BQ = torch.randint(-1, 3, (B, Q))
+    groups = torch.stack([state_BQ == number for number in range(3)], 1)
+    scores = Scores.of(q, k, mask, causal, heads=heads)
+    found = attention_statistics(scores, ALL, v_BKSD=v, groups_BGQ=groups, chunk=chunk)
+    chosen = list(heads or range(H))
+    for name, twin in twins(q, k, v, mask, causal, groups).items():
+        twin = twin[:, :, chosen] if name == "received" else twin[:, chosen]
+        is_seen = twin > -1e30
+        # Scores of magnitude `size` carry that much float32 rounding into the exponent.
+        ours, theirs = found[name].double()[is_seen], twin[is_seen]
+        assert_close(ours, theirs, rtol=1e-5 * size, atol=2e-6 * size)
+        assert (found[name][~is_seen] < -1e30).all()
+
+
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_each_has_a_function_of_its_own(chunk):
+    q, k, v = torch.randn(B, H, Q, D), torch.randn(B, K, S, D), torch.randn(B, K, S, D)
+    options = {"mask": MASKS["additive"], "is_causal": True, "chunk": chunk}
+    twin = twins(q, k, v, MASKS["additive"], True, torch.ones(B, 1, Q))
+    for found_BHX, twin_BHX in (
+        (received_attention(q, k, **options), twin["received"][:, 0]),
+        (row_entropy(q, k, **options), twin["row_entropy"]),
+        (noop_bound(q, k, v, **options), twin["noop_bound"]),
+        (row_logsumexp(q, k, **options), twin["row_logsumexp"]),
+    ):
+        assert_close(found_BHX, twin_BHX.float(), rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("queries", [1, 300, 700])

@@ -2,8 +2,6 @@
 same numbers.
 """
 
-import copy
-
 import pytest
 import torch
 from cached_twin import TwinSession
@@ -480,9 +478,7 @@ def test_an_interrupted_gated_forward_leaves_nothing_behind():
     with pytest.raises(ZeroDivisionError):
         model.denoiser()(ids_BS, wanted_BS)
     model.model.layers[1].self_attn.k_proj._forward_pre_hooks.clear()
-    for one in (copy.deepcopy(model), model):
-        assert_close(one.denoiser().begin()(ids_BS, wanted_BS), expected)
-        assert_close(one.denoiser(plain=True)(ids_BS, wanted_BS), expected)
+    assert_close(model.denoiser().begin()(ids_BS, wanted_BS), expected)
 
 
 def part(ids_BS):

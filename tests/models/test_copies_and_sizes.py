@@ -61,6 +61,21 @@ def test_a_gate_multiplies_once_and_only_what_it_was_asked_for():
     ]
 
 
+def interrupt(module, args):
+    raise KeyboardInterrupt
+
+
+def test_factors_left_by_an_interrupted_call_are_not_copied():
+    model = tiny_model(gate="elementwise")
+    projection = model.model.layers[0].self_attn.o_proj
+    handle = projection.register_forward_pre_hook(interrupt, prepend=True)
+    with pytest.raises(KeyboardInterrupt):
+        model(IDS)
+    handle.remove()
+    assert model.gates[0].pending is not None
+    assert torch.equal(copy.deepcopy(model)(IDS).logits, model(IDS).logits)
+
+
 def test_the_callers_backbone_config_is_left_alone():
     backbone = tiny_model().config.backbone
     config = LlamaConfig(**{**backbone.to_dict(), "is_causal": True})

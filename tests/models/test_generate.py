@@ -59,7 +59,7 @@ def test_a_batch_equals_its_rows_under_every_rule_schedule_and_cache(rule, sched
     options = {"rule": rule, "schedule": schedule, "cache": cache, **NUMBERS.get(schedule, {})}
     for stop_ids in ((), tuple(range(0, 280, 7))):
         check_rows(
-            tiny_model(1).double(), block_length=4, max_new_tokens=10, stop_ids=stop_ids, **options
+            tiny_model(1).double(), block_length=3, max_new_tokens=6, stop_ids=stop_ids, **options
         )
 
 

@@ -18,8 +18,8 @@ def maps_of(model, given):
     return dense(model, lambda: model(**given))[1].maps
 
 
-def translator(kind, **fields):
-    from transformers import BartConfig, BartModel, PegasusConfig, PegasusModel, T5Config, T5Model
+def translator(kind):
+    from transformers import BartConfig, BartModel, T5Config, T5Model
 
     torch.manual_seed(0)
     if kind == "t5":
@@ -31,10 +31,8 @@ def translator(kind, **fields):
             num_layers=2,
             num_heads=2,
             pad_token_id=0,
-            **fields,
         )
         return T5Model(config).eval()
-    build = {"bart": (BartConfig, BartModel), "pegasus": (PegasusConfig, PegasusModel)}[kind]
     sizes = {
         "vocab_size": 40,
         "d_model": 16,
@@ -45,7 +43,7 @@ def translator(kind, **fields):
     sizes |= {f"{part}_layers": 2 for part in ("encoder", "decoder")}
     sizes |= {f"{part}_attention_heads": 2 for part in ("encoder", "decoder")}
     sizes |= {f"{part}_ffn_dim": 24 for part in ("encoder", "decoder")}
-    return build[1](build[0](**sizes | fields)).eval()
+    return BartModel(BartConfig(**sizes)).eval()
 
 
 def source(queries, side):
@@ -60,7 +58,7 @@ def source(queries, side):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("queries", [5, 12, 15])
-@pytest.mark.parametrize("kind", ["t5", "bart", "pegasus"])
+@pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_a_padded_source_hides_no_query_of_the_decoder(kind, queries, side):
     model, given = translator(kind), source(queries, side)
     maps = maps_of(model, given)

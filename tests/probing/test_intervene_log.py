@@ -19,7 +19,7 @@ from sinklab.core.probing import (
     trace,
 )
 from sinklab.core.probing.intervention import TABLE_COLUMNS
-from tiny_models import HandWritten, Prefixed, checkpointed, llama
+from tiny_models import HandWritten, checkpointed, llama
 
 OTHER = (IDS + 5) % 30
 
@@ -128,12 +128,7 @@ def test_a_table_can_be_written_and_read_as_parquet(tmp_path):
     assert math.isnan(log.summary()["held"]) and log.summary()["removals"] == 0
 
 
-def test_the_prefix_is_counted_apart_also_in_the_middle_of_a_memory():
-    model = Prefixed()
-    with intervene(model, MaskPositions(0)) as log:
-        model(IDS)
-    assert log.prefix == 2
-    # Room at the end of a memory is no prefix.
+def test_room_at_the_end_of_a_memory_is_no_prefix():
     q, k = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 8, 4)
     seen = (torch.arange(8) < 3).expand(1, 1, 3, 8)
 

@@ -175,18 +175,6 @@ class Cached(torch.nn.Module):
             return torch.nn.functional.scaled_dot_product_attention(q, self.k, self.v)
 
 
-@pytest.mark.parametrize("columns", [None, slice(4, 9), torch.tensor([1, 2, 7, 8])])
-def test_a_window_stands_where_the_denoiser_says_its_queries_stand(columns):
-    model = Cached()
-    places = torch.arange(12) if columns is None else torch.arange(12)[columns]
-    with intervene(model, WindowAttention(2)) as log:
-        out = model(columns)
-    x = model.q[:, :, 2:][:, :, places] @ model.k.transpose(-1, -2) / 2
-    sees = torch.cat([torch.ones(len(places), 2, dtype=torch.bool), near(2, places)], 1)
-    assert_close(out, torch.softmax(x.masked_fill(~sees, -torch.inf), -1) @ model.v, **EXACT)
-    assert log.prefix == 2
-
-
 def test_a_canvas_that_does_not_fit_is_refused():
     model = Cached()
     with (

