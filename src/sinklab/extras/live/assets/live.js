@@ -209,9 +209,8 @@ const live = {
   open(told) {
     const { plain } = this.passes;
     const edited = told.pass === "edited";
-    const count = (number) => Array.from({ length: number }, (_, one) => one);
     const words = edited ? plain.run : { vocabulary: [], numbers: new Map() };
-    const run = { label: edited ? `without ${this.name(this.blocked.key)}` : "plain", family: "diffusion", added: told.added, layers: count(this.model.layers), heads: count(this.model.heads), head_maps: told.head_maps, first_layer: ALL_LAYERS, removal: "blocked in", vocabulary: words.vocabulary, numbers: words.numbers, blocked: edited ? this.blocked : null };
+    const run = { label: edited ? `without ${this.name(this.blocked.key)}` : "plain", family: "diffusion", added: told.added, layers: [...Array(this.model.layers).keys()], heads: [...Array(this.model.heads).keys()], head_maps: told.head_maps, first_layer: ALL_LAYERS, removal: "blocked in", vocabulary: words.vocabulary, numbers: words.numbers, blocked: edited ? this.blocked : null };
     run.number = (token) => {
       const id = JSON.stringify(token);
       if (!run.numbers.has(id)) run.numbers.set(id, run.vocabulary.push(token));
