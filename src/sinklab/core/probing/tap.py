@@ -341,6 +341,12 @@ class Tap(TorchFunctionMode):
                 f"nn.ModuleList, but {fact}: leave it out for this model"
             )
 
+    def begin(self) -> None:
+        """Open a forward, which `flush` ends."""
+        self._calls = {}
+        for listener in self.listeners:
+            listener.begin()
+
     def flush(self, *, complete: bool | None = None) -> None:
         """End a forward that is still open: layers called one by one, without the model's own
         forward, have no end.
@@ -483,11 +489,9 @@ class Tap(TorchFunctionMode):
         if self._calls is not None and not self._rooted and path in self._calls:
             self.flush(complete=True)
         if self._calls is None:
-            self._calls = {}
+            self.begin()
             self._rooted = self._stack[0] == ""
             self._attended = True
-            for listener in self.listeners:
-                listener.begin()
         count = self._calls.get(path, 0) + 1
         self._calls[path] = count
         if count == 1:

@@ -46,14 +46,11 @@ def told(tap: Tap) -> Iterator[Heard]:
     """One evaluation, from its beginning to its end: a forward to the listeners."""
     tap.owner.check("runs the model or a part of it")
     tap.flush()
-    for listener in tap.listeners:
-        listener.begin()
+    tap.begin()
     try:
         yield Heard(tap)
     except BaseException:
-        for listener in tap.listeners:
-            listener.discard()
+        tap.flush(complete=False)
         raise
     tap.forwards += 1
-    for listener in tap.listeners:
-        listener.finish()
+    tap.flush(complete=True)
