@@ -84,8 +84,7 @@ class Tap(TorchFunctionMode):
         self._calls: dict[str, int] | None = None
         self._rooted = self._attended = False
         self._catches_sdpa = False
-        # Paths that came to their end in it, and masks in doubt, by the first layer that was given
-        # one.
+        # Paths that came to their end in it; masks in doubt, with the first layer given one.
         self._ran: set[str] = set()
         self._doubts: dict[int, tuple[str, Tensor]] = {}
         lists = {
@@ -132,8 +131,7 @@ class Tap(TorchFunctionMode):
                     )
                     self.cleanup.callback(handle.remove)
         else:
-            # a layer of torch without parts (linear, norm, activation) never attends: a hook there
-            # is only time
+            # a layer of torch without parts (linear, norm) never attends: a hook is only time
             leaves = {
                 path
                 for path, module in self._modules.items()
@@ -399,9 +397,8 @@ class Tap(TorchFunctionMode):
         """Raise if a forward attended unseen: those behind it would be taken for others."""
         if self._attended and self._calls is None and is_observed(self.model):
             raise ValueError(
-                f"forward {self.forwards} made no attention call that could be seen, as those "
-                "before did: leave the "
-                "model as it is inside the block (its attn_implementation too), or open another one"
+                f"forward {self.forwards} made no attention call that could be seen, as others "
+                "did: leave the model (and its attn_implementation) as it is, or open another block"
             )
 
     def _check_siblings(self, called: set[str], ran: set[str]) -> None:
@@ -414,11 +411,10 @@ class Tap(TorchFunctionMode):
                 other.startswith(f"{path}.") for other in called
             ):
                 raise ValueError(
-                    f"{path} ran and never called "
-                    "torch.nn.functional.scaled_dot_product_attention, as other layers of "
-                    f"its class {type(self._modules[path]).__name__} did: layers would be "
-                    "numbered without it; give it "
-                    'the same attention, e.g. model.set_attn_implementation("sdpa")'
+                    f"{path} ran and never called torch.nn.functional.scaled_dot_product_attention,"
+                    f" as other layers of its class {type(self._modules[path]).__name__} did: "
+                    "layers would be numbered without it; give it the same attention, e.g. "
+                    'model.set_attn_implementation("sdpa")'
                 )
 
     def __torch_function__(
