@@ -28,7 +28,7 @@ from sinklab.lab.studies.contents.figures import (
     save_contents_figures,
 )
 from sinklab.lab.studies.contents.study import ContentsSettings, sink_contents
-from sinklab.lab.studies.twins import twins_of
+from sinklab.lab.studies.scored import twins_of
 
 RESULTS = Path(__file__).with_suffix("")
 MODELS, CHOICES = ("tiny", "tiny-sink"), ("excess", "strongest")

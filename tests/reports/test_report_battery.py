@@ -12,6 +12,7 @@ import pytest
 from refusals import refused
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded
+from sinklab.lab.studies.battery import figures
 from sinklab.lab.studies.battery.figures import (
     as_series,
     battery_by_removed,
@@ -163,7 +164,7 @@ def test_scores_hold_differences_and_what_was_taken_away(runs):
     )
 
 
-def test_contrasts_compare_drops_where_both_models_are_able(runs):
+def test_contrasts_compare_drops_where_both_models_are_able(runs, monkeypatch):
     table = battery_contrasts(runs).set_index(["control", "k"])
     one = table.loc["sinks", 1]
     # arithmetic 2 is out for the first model, copying 1 for the second
@@ -173,14 +174,14 @@ def test_contrasts_compare_drops_where_both_models_are_able(runs):
     five = table.loc["sinks", 5]
     assert (five["cells"], five["n"]) == (1, PROBLEMS)
     assert five["difference"] == pytest.approx(-0.8 + 0.1)
-    turned = battery_contrasts(runs, reference=1).set_index(["control", "k"]).loc["sinks", 1]
+    turned = battery_contrasts(runs[::-1]).set_index(["control", "k"]).loc["sinks", 1]
     assert (turned["series"], turned["difference"]) == ("dlm", 0.5)
-    wider = battery_contrasts(runs, least=0.4).set_index(["control", "k"]).loc["sinks", 1]
-    assert wider["cells"] == 4
     assert battery_contrasts(runs[:1]).empty
     # as at the gate, a model is able above the share and not at it
-    table = battery_contrasts(runs, least=0.85).set_index(["control", "k"]).loc["sinks", 1]
-    assert table["cells"] == 2
+    for share, cells in ((0.4, 4), (0.85, 2)):
+        monkeypatch.setattr(figures, "GATE", share)
+        table = battery_contrasts(runs).set_index(["control", "k"])
+        assert table.loc["sinks", 1]["cells"] == cells
 
 
 def test_a_contrast_asks_both_models_for_heavy_sinks(tmp_path, runs):
@@ -203,9 +204,7 @@ def test_a_contrast_asks_both_models_for_heavy_sinks(tmp_path, runs):
         ]
         table = battery_contrasts(made).set_index(["control", "k"])
         assert table.loc["sinks", 1]["verdict"].startswith(verdict), name
-        same = battery_contrasts([made[0], made[0]], reference=1).set_index(["control", "k"])[
-            "verdict"
-        ]
+        same = battery_contrasts([made[0], made[0]]).set_index(["control", "k"])["verdict"]
         assert same["sinks", 1] == "cannot tell" or rates[0] < 0.05
 
 

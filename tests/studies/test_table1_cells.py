@@ -12,8 +12,7 @@ import pytest
 from refusals import refused
 from sinklab.core.sinks import Gu
 from sinklab.lab.records import RunWriter, open_run
-from sinklab.lab.studies.benchmarks.offline import LIKELIHOODS
-from sinklab.lab.studies.benchmarks.rows import SOURCES
+from sinklab.lab.studies.benchmarks.offline import LIKELIHOODS, SOURCES
 from sinklab.lab.studies.benchmarks.run import cell_name, table1
 from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
 from tiny_diffusion import tiny_loaded

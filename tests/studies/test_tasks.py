@@ -13,7 +13,7 @@ pytest.importorskip("lm_eval")
 
 from refusals import refused
 from sinklab.lab.studies.benchmarks import offline
-from sinklab.lab.studies.benchmarks.rows import SOURCES, rows_of
+from sinklab.lab.studies.benchmarks.offline import SOURCES, rows_of
 
 GSM8K = [
     {

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from refusals import refused
-from sinklab.lab.studies.benchmarks.rows import rows_of
+from sinklab.lab.studies.benchmarks.offline import rows_of
 
 ARC = {
     "question": "What falls?",

@@ -126,9 +126,9 @@ class Checked:
     """A record of settings whose fields are checked in one place, by the limits that `limited`
     sets.
 
-    Lists become tuples, and a single value becomes one if the default is a tuple; values of a
-    registry may be given as text. Raises ValueError that names the field, its allowed values and
-    its value.
+    Lists become tuples, of choices each once, and a single value becomes one if the default is a
+    tuple; values of a registry may be given as text. Raises ValueError that names the field, its
+    allowed values and its value.
     """
 
     def __post_init__(self) -> None:
@@ -138,6 +138,9 @@ class Checked:
                 value = (value,)
             if isinstance(value, list | tuple):
                 value = tuple(value)
+                if "one_of" in field.metadata:
+                    # a choice that is said twice counts once
+                    value = tuple(dict.fromkeys(value))
                 object.__setattr__(self, field.name, value)
             registry = field.metadata.get("registry")
             if registry and isinstance(value, tuple):

@@ -60,7 +60,7 @@ def _with_twins(seconds: float, twins: bool | None) -> float:
     """Seconds including those of two controls, which are made if they are asked for, or take
     little.
     """
-    from sinklab.lab.studies.twins import LITTLE
+    from sinklab.lab.studies.scored import LITTLE
 
     if twins or (twins is None and 2 * seconds < LITTLE):
         return 3 * seconds

@@ -26,7 +26,7 @@ from sinklab.lab.reports.words import statements
 from sinklab.lab.studies.base import hidden_words
 from sinklab.lab.studies.battery.study import ALL, BESIDE
 from sinklab.lab.studies.battery.study import CONTROLS as NAMED
-from sinklab.lab.studies.twins import no_twins, shown_by, twins_of
+from sinklab.lab.studies.scored import no_twins, shown_by, twins_of
 
 GATE = 0.9
 """Share of right answers with nothing blocked, above which a drop can be seen."""
@@ -155,29 +155,25 @@ def _removed(series: list[Series], keys: pd.DataFrame) -> pd.DataFrame:
     return means.assign(sinks=means["sinks"] / means["chosen"]).drop(columns="chosen")
 
 
-def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) -> pd.DataFrame:
-    """Whether blocking costs one curve more than another: the drops of each against those of a
-    reference.
+def battery_contrasts(runs: Runs) -> pd.DataFrame:
+    """Whether blocking costs one curve more than another: the drops of each against those of the
+    first one, its reference.
 
-    Compared are the problems of those skills and levels in which both have more than ``least``
-    right with nothing blocked. ``difference`` is the drop of the series less that of the reference
+    Compared are the problems of those skills and levels in which both have more than `GATE` right
+    with nothing blocked. ``difference`` is the drop of the series less that of the reference
     (negative: it loses more), with a 95 % interval over problems; none with fewer than 8.
     ``verdict``: which loses more, or why that cannot be told: both need heavy sinks
     (`no_phenomenon`).
 
     Args:
         runs: of the battery, on the same problems.
-        reference: the curve that the others are compared with, by its place.
-        least: a greater share counts as able.
     """
-    series = as_series(runs)
-    answers = [_right(one) for one in series]
+    reference, *series = as_series(runs)
+    others = _right(reference)
     rows = []
-    for number, one in enumerate(series):
-        if number == reference:
-            continue
-        mine, others = answers[number], answers[reference]
-        able = _able(mine, least).intersection(_able(others, least))
+    for one in series:
+        mine = _right(one)
+        able = _able(mine).intersection(_able(others))
         for control, k in sorted(set(mine) & set(others) - {("none", 0)}):
             drops = [table[control, k] - table["none", 0] for table in (mine, others)]
             both = pd.concat(drops, axis=1, keys=["one", "other"]).dropna()
@@ -188,12 +184,12 @@ def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) ->
             low, high = apart.interval
             told = {True: "it loses less", False: "it loses more", None: "cannot tell"}
             verdict = told[apart.above()]
-            why = _no_sinks(one) or _no_sinks(series[reference])
+            why = _no_sinks(one) or _no_sinks(reference)
             if why:
                 verdict = f"cannot tell: {why}"
             row = {
                 "series": one.label,
-                "reference": series[reference].label,
+                "reference": reference.label,
                 "control": control,
                 "k": k,
                 "cells": both.index.droplevel("question").nunique(),
@@ -224,9 +220,9 @@ def _right(one: Series) -> pd.DataFrame:
     return wide.astype(float)
 
 
-def _able(right: pd.DataFrame, least: float) -> pd.Index:
+def _able(right: pd.DataFrame) -> pd.Index:
     share = right["none", 0].groupby(level=["skill", "level"]).mean()
-    return share[share > least].index
+    return share[share > GATE].index
 
 
 def battery_sentences(runs: Iterable[Run] | Run) -> list[str]:

@@ -169,8 +169,7 @@ class BatterySettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("skills", "levels", "protocols", "controls", "conditions"):
-            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+        object.__setattr__(self, "conditions", tuple(dict.fromkeys(self.conditions)))
         # whatever is blocked is compared with nothing blocked
         object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
         for name in self.conditions:

@@ -9,8 +9,6 @@ import dataclasses
 import json
 import math
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,8 +23,8 @@ from sinklab.core.probing import BlockKeys, Dose
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints.loading import Loaded, load
 from sinklab.lab.records.info import read_info
-from sinklab.lab.records.reading import lost_files, renamed
-from sinklab.lab.records.storage import PART_SUFFIX, RUN_FILE
+from sinklab.lab.records.reading import lost_files
+from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.scoring.requests import scoring_edits, without_steps
 from sinklab.lab.studies.base import Work, describe, hidden_words
 from sinklab.lab.studies.benchmarks import offline, tables
@@ -61,9 +59,8 @@ def quiet() -> Iterator[None]:
 
 
 def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
-    """Write results_<date>.json and samples_<task>_<date>.jsonl with lm-eval's own writer.
-
-    They are written elsewhere and moved, so that a reader never meets half a file.
+    """Write results_<date>.json and samples_<task>_<date>.jsonl with lm-eval's own writer, in place
+    of earlier ones.
 
     Raises:
         OSError: if they cannot be written.
@@ -92,24 +89,28 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
     for package in ("lm_eval", "transformers"):
         whole[f"{package}_version"] = metadata.version(package)
     add_tokenizer_info(whole, model)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".lm_eval-", suffix=PART_SUFFIX) as beside:
-        # given the name of a file, it puts everything beside that file
-        tracker = EvaluationTracker(output_path=str(Path(beside) / "results.json"))
-        template = model.tokenizer.chat_template if settings.chat else None
-        tracker.general_config_tracker.log_experiment_args(
-            "sinklab", given, None, template, settings.chat
+    for earlier in _files_of_lm_eval(folder):
+        earlier.unlink()
+    # given the name of a file, it puts everything beside that file
+    tracker = EvaluationTracker(output_path=str(folder / "results.json"))
+    template = model.tokenizer.chat_template if settings.chat else None
+    tracker.general_config_tracker.log_experiment_args(
+        "sinklab", given, None, template, settings.chat
+    )
+    tracker.save_results_aggregated(whole, samples)
+    for task, rows in samples.items():
+        tracker.save_results_samples(task, rows)
+    written = _files_of_lm_eval(folder)
+    # its writer reports a failure as a warning and goes on
+    if len(written) != 1 + len(samples):
+        raise OSError(
+            f"{folder}: lm-eval's result files could not be written; {len(written)} of them were"
         )
-        tracker.save_results_aggregated(whole, samples)
-        for task, rows in samples.items():
-            tracker.save_results_samples(task, rows)
-        written = sorted(Path(beside).iterdir())
-        # its writer reports a failure as a warning and goes on
-        if len(written) != 1 + len(samples):
-            raise OSError(
-                f"{folder}: lm-eval's result files could not be written; {len(written)} of them "
-                "were"
-            )
-        return [Path(shutil.move(path, folder / path.name)) for path in written]
+    return written
+
+
+def _files_of_lm_eval(folder: Path) -> list[Path]:
+    return [*folder.glob("results_*.json"), *folder.glob("samples_*.jsonl")]
 
 
 BOOTSTRAP = 1000
@@ -205,12 +206,7 @@ def conclude(work: Work) -> None:
     scores, samples = tables.rows_of(results, model.told)
     doses = dose_rows(model.told, model.settings, is_diffusion=model.is_diffusion)
     tables.write(work.run, scores, samples, model.told, doses)
-    folder = work.run.path
-    files = write(folder, results, model)
-    earlier = {*folder.glob("results_*.json"), *folder.glob("samples_*.jsonl")}
-    for file in earlier.difference(files):
-        file.unlink()
-    work.run.keep(files)
+    work.run.keep(write(work.run.path, results, model))
 
 
 def dose_rows(
@@ -226,9 +222,8 @@ def dose_rows(
         return []
     rows = []
     for task in dict.fromkeys(task for task, _, _ in told):
-        # answers of an older run say nothing of it
-        some = {key: answer for key, answer in told.items() if key[0] == task and "dose" in answer}
-        doses = [(document, _dose(answer["dose"])) for (_, document, _), answer in some.items()]
+        some = {key: answer for key, answer in told.items() if key[0] == task}
+        doses = [(document, Dose(answer["dose"])) for (_, document, _), answer in some.items()]
         is_likelihood = any("logprob" in answer for answer in some.values())
         edits = settings.interventions(by_last_row=not is_diffusion and not is_likelihood)
         protocol = ""
@@ -248,14 +243,8 @@ def dose_rows(
             "measured": len(measured),
             "is_likelihood": is_likelihood,
         }
-        if doses:
-            rows.append(row)
+        rows.append(row)
     return rows
-
-
-def _dose(totals: Mapping[str, tuple[float, float]]) -> Dose:
-    names = renamed(totals)
-    return Dose({names.get(name, name): both for name, both in totals.items()})
 
 
 class _Answered(Exception):

@@ -209,7 +209,6 @@ class Plan(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
-        object.__setattr__(self, "protocols", tuple(dict.fromkeys(self.protocols)))
         object.__setattr__(self, "controls", with_matched(self.controls))
 
     def cells(

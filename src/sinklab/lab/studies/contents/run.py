@@ -26,12 +26,12 @@ from sinklab.lab.records.reading import Run, open_run
 from sinklab.lab.scoring.prompts import Prompt, encode
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, sample_seed
-from sinklab.lab.studies import twins
 from sinklab.lab.studies.base import Work, columns_of, heldout_text, text_of
 from sinklab.lab.studies.contents.lens import MEASURES, LogitLens, residual_states
 from sinklab.lab.studies.contents.samples import PLACES, POPULATIONS, sample_text
 from sinklab.lab.studies.contents.study import TARGETS, ContentsSettings
 from sinklab.lab.studies.processes import Meter, Progress, nothing
+from sinklab.lab.studies.scored import write_twins
 
 NUMBERS = ("progress", "position")
 MEANS = ("committed", "next")
@@ -472,7 +472,7 @@ def read_states(work: Work) -> None:
             _sample(work, text, replace(task, loaded=twin), nothing, moments(text), kind)
         write_readings(work, kind)
 
-    twins.write_twins(work, seconds, write)
+    write_twins(work, seconds, write)
 
 
 def _added_sinks(run: Run, loaded: Loaded, lens: LogitLens) -> dict[str, list[Any]]:

@@ -20,7 +20,7 @@ from sinklab.lab.records.reading import Run
 from sinklab.lab.reports.runs import as_shown
 from sinklab.lab.reports.samples import Reader, finished
 from sinklab.lab.reports.words import percent, signed
-from sinklab.lab.studies.twins import shown_by, twins_of
+from sinklab.lab.studies.scored import shown_by, twins_of
 
 MAIN = ("top", "sinks")
 """Arms that a curve is about, in contrast to its controls."""

@@ -32,8 +32,7 @@ from sinklab.lab.studies.curve.curves import (
     judged,
     unlike,
 )
-from sinklab.lab.studies.scored import wide
-from sinklab.lab.studies.twins import no_twins, shown_by, twins_of
+from sinklab.lab.studies.scored import no_twins, shown_by, twins_of, wide
 
 STYLES: dict[str, Any] = {"top": "-", "sinks": "-", "random": ":", "lowest": "--", "recent": "-."}
 STYLES |= {"equal_mass": (0, (4, 1, 1, 1, 1, 1)), "matched": (0, (6, 1))}

@@ -95,8 +95,6 @@ class CurveSettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("controls", "removals", "protocols"):
-            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         object.__setattr__(self, "layers", tuple(sorted(set(self.layers))))
 
     def own(self) -> CurveSettings:

@@ -58,9 +58,7 @@ class StrengthSettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("inputs", "starts", "ratios"):
-            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
-        object.__setattr__(self, "ratios", tuple(map(float, self.ratios)))
+        object.__setattr__(self, "ratios", tuple(dict.fromkeys(map(float, self.ratios))))
 
 
 @studies.register("strength")

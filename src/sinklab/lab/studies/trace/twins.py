@@ -22,9 +22,9 @@ from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import Run, open_run
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, needs_clean_pass
-from sinklab.lab.studies import twins
 from sinklab.lab.studies.base import Work
 from sinklab.lab.studies.processes import nothing
+from sinklab.lab.studies.scored import write_twins
 from sinklab.lab.studies.trace.recording import Recorder, Selection
 from sinklab.lab.studies.trace.truncation import Stretch, token_costs, truncation_table
 
@@ -41,7 +41,7 @@ def finish(work: Work) -> None:
     """
     done = open_run(work.run.path)
     if "attention" in done.array_files:
-        twins.write_twins(work, lambda: 0.0, lambda twin, kind: _write_twin(work, twin, done, kind))
+        write_twins(work, lambda: 0.0, lambda twin, kind: _write_twin(work, twin, done, kind))
 
 
 def _write_twin(work: Work, twin: Loaded, done: Run, kind: str) -> None:
