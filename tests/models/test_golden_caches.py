@@ -54,6 +54,7 @@ def test_every_canvas_of_fast_dllm(model, function, road):
         if case["function"] == function and not case["quirk"] and case["name"] not in IDLE
     ]
     assert len(cases) >= 6
+    assert {case["function"] for case in golden_cases("fast_dllm")["generate"]} == {*CACHES}
     for case in cases:
         with watching(model) if road == "watched" else nullcontext():
             steps, stored = run(model, case)

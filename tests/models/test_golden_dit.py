@@ -180,3 +180,18 @@ def test_golden_bd3lm_sampler(name):
         assert torch.equal(step.ids_BS[0, :end], right["after"][row, :end])
         assert step.block == end // case["block_length"] - 1
         assert torch.equal(step.committed_BS[0], step.before_BS[0] != step.ids_BS[0])
+
+
+@pytest.mark.parametrize("family", ["mdlm", "bd3lm"])
+def test_a_published_dit_becomes_our_own(tmp_path, family):
+    loaded = load(golden_folder(family))
+    loaded.model.save_pretrained(tmp_path)
+    again, ids = load(tmp_path), torch.arange(2, 14)[None]
+    assert again.published_family == "sinklab"
+    assert (
+        again.model.config.block_length
+        == loaded.model.config.block_length
+        == {"mdlm": None, "bd3lm": 4}[family]
+    )
+    with torch.inference_mode():
+        assert torch.equal(again.model(ids).logits, loaded.model(ids).logits)
