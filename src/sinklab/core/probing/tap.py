@@ -95,9 +95,7 @@ class Tap(TorchFunctionMode):
         self._hooked: set[str] = set()
         configs = interface_configs(self._modules.values())
         self.uses_interface = bool(configs)
-        """Whether calls are met in transformers' attention functions, and not by a mode over the
-        whole forward.
-        """
+        """Whether calls are met in transformers' attention functions, not by a mode over all."""
         if self.is_compiled and not configs:
             raise ValueError(
                 "a compiled model hides its attention calls, unless all of them go by "
@@ -339,11 +337,12 @@ class Tap(TorchFunctionMode):
                 f"nn.ModuleList, but {fact}: leave it out for this model"
             )
 
-    def begin(self) -> None:
-        """Open a forward, which `flush` ends."""
+    def begin(self) -> dict[str, int]:
+        """Open a forward, which `flush` ends. Returns its attention calls, none as yet."""
         self._calls = {}
         for listener in self.listeners:
             listener.begin()
+        return self._calls
 
     def flush(self, *, complete: bool | None = None) -> None:
         """End a forward that is still open: layers called one by one, without the model's own
@@ -485,7 +484,7 @@ class Tap(TorchFunctionMode):
         if self._calls is not None and not self._rooted and path in self._calls:
             self.flush(complete=True)
         if self._calls is None:
-            self.begin()
+            self._calls = self.begin()
             self._rooted = self._stack[0] == ""
             self._attended = True
         count = self._calls.get(path, 0) + 1
