@@ -173,11 +173,12 @@ def start_table(found: dict[str, Any]) -> list[str]:
     for name, arms in having(found, "start").items():
         usual = np.array(arms["as it is"]["loss"])
         for arm, one in arms.items():
+            point = name if arm == "as it is" else ""
             change = "–" if arm == "as it is" else shown(np.array(one["loss"]) - usual)
             heads, first = shown(100 * np.array(one["strong_heads"]), 1), shown(one["first"])
             end = f"; end tokens {np.mean(one['end']):.3f}" if one["end"] else ""
             lines.append(
-                f"| {name} | {arm} | {usual.mean():.2f} | {change} | {heads} | {first}{end} | "
+                f"| {point} | {arm} | {usual.mean():.2f} | {change} | {heads} | {first}{end} | "
                 f"{one['moved']:.0%} |"
             )
     return lines
@@ -238,10 +239,11 @@ def strength_table(found: dict[str, Any]) -> list[str]:
         "keys stand on |"
     ]
     lines.append("|---|---|---|---|---|---|")
-    for name, by_ratio in having(found, "strength").items():
-        for ratio, row in by_ratio.items():
+    for point, by_ratio in having(found, "strength").items():
+        for number, (ratio, row) in enumerate(by_ratio.items()):
+            name = "" if number else point
             tokens = ", ".join(
-                f"{token!r} {share:.0%}" for token, share in list(row["tokens"].items())[:3]
+                f"{token!r} {share:.0%}" for token, share in list(row["tokens"].items())[:2]
             )
             strong = shown(100 * np.array(row["strong_heads"]), 1)
             shares = shown(row["strongest_share"]), shown(row["first_share"])
