@@ -37,7 +37,6 @@ def traced(out, worker):
         "new_tokens": 6,
         "block_length": None,
         "mask_sinks": (1,),
-        "heldout": "",
         "twin": True,
     }
     prompts = tuple(f"The sea {number}" for number in range(8))

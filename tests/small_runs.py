@@ -200,7 +200,7 @@ def table1(place: Path, resume: bool) -> None:
     )
     with (
         patch.object(run, "evaluate", toy),
-        patch.object(run, "_check_tasks", lambda settings: None),
+        patch.object(run, "read_tasks", lambda settings: None),
     ):
         run.table1(
             {"model": lambda: tiny_loaded(1)}, settings, place, Plan(ks=(0, 2), controls=("sinks",))
