@@ -8,6 +8,9 @@ from refusals import refused
 from sinklab.core.sampling import Canvas, DecodingSettings, Entropy, EntropyBound, Factor
 from tiny_diffusion import tiny_model, tiny_tokenizer
 
+# caches and training are of the lab
+pytestmark = pytest.mark.ring("lab")
+
 MASK = 2
 
 
