@@ -591,6 +591,8 @@ def report() -> None:
         lines.append("| " + " | ".join(cells) + " |")
     for question in QUESTIONS:
         asked = {name: one[question] for name, one in results.items() if question in one}
+        if not asked:
+            continue
         columns = list(dict.fromkeys(column for one in asked.values() for column in one))
         lines += ["", f"## {question}", "", "| | " + " | ".join(asked) + " |"]
         lines.append("|---" * (len(asked) + 1) + "|")

@@ -114,6 +114,7 @@ class Excess(Checked):
             return received > self._limit(queries)
         xp = namespace(received)
         share = only(exists, received)
+        # distances in standard deviations are the same for sums as for shares of one number
         if not alike(queries):
             share = share / queries
         count = exists.sum(-1, dtype=share.dtype)[..., None].clip(1)
@@ -191,7 +192,7 @@ class Top(Checked):
         left = only(exists, strength, -float("inf"))
         row_N = xp.arange(len(rows_NS), device=received.device)
         for number in range(self.k):
-            if number:
+            if number:  # nothing is chosen yet in the first
                 left = only(~chosen, left, -float("inf"))
             # argmax gives ties to the first.
             rows_NS[row_N, left.argmax(-1).reshape(-1)] = True

@@ -245,6 +245,7 @@ class Slab:
             )
             cells = more[received.reshape(-1)[more] > limit]
         elif named == Top(1) and self.queries is not None:
+            # the strongest key of every head, which is known without another pass
             heads = np.flatnonzero(self.main >= 0)
             cells = heads * received.shape[-1] + self.main.reshape(-1)[heads]
         else:

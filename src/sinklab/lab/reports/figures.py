@@ -186,8 +186,8 @@ def trained_norms(axes: Axes, look: Theme) -> None:
     sinks (as Fig. 3a).
 
     Mean over heads at the last measurement. Both of visible text (if the monitor has no
-    value_masked, masks are among the other text). Runs
-    of other widths and layers of other scales share one axis so; 1 is like any other token.
+    value_masked, masks are among the other text). Runs of other widths and layers of other scales
+    share one axis so; 1 is like any other token.
     """
 
 

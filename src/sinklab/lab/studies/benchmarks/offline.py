@@ -8,10 +8,10 @@ name reads.
 import importlib.util
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -392,15 +392,21 @@ def packaged(source: Source, data: str | Path | None, **changes: Any) -> Any:
         config["fewshot_split"] = None
     config[f"{graded}_split"] = graded
     files = {split: [*map(str, some)] for split, some in paths.items()}
-    return FileTask(config=config | {"dataset_kwargs": {"data_files": files}})
+    with _without_bars():
+        return FileTask(config=config | {"dataset_kwargs": {"data_files": files}})
+
+
+@cache
+def _all_of_lm_eval() -> Any:
+    """lm-eval's register of its own tasks, which takes seconds: it reads thousands of files."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
 
 
 def _of_lm_eval(name: str) -> list[Any]:
     """lm-eval's own tasks of this name, one or those of a group, with their data."""
-    from lm_eval.tasks import TaskManager
-
-    # it reads thousands of files to know all of its tasks
-    manager = TaskManager()
+    manager = _all_of_lm_eval()
     if name not in manager.task_index:
         raise _unknown_task(name, [*OFFLINE, TWO_STAGE, *manager.all_tasks], "lm-eval's tasks")
     _refuse_others([name] if (manager.task_index[name].cfg or {}).get("unsafe_code") else [])
@@ -414,14 +420,24 @@ def _of_lm_eval(name: str) -> list[Any]:
     return [*loaded["tasks"].values()]
 
 
-def _quietly(name: str, load: Callable[[], Any]) -> Any:
-    """A task with its data set, loaded without bars. Raises ValueError if it cannot be had."""
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep datasets from showing bars: reading a few thousand rows needs none."""
     import datasets
 
-    with ExitStack() as quiet:
-        if not datasets.are_progress_bars_disabled():
-            datasets.disable_progress_bars()
-            quiet.callback(datasets.enable_progress_bars)
+    if datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()
+
+
+def _quietly(name: str, load: Callable[[], Any]) -> Any:
+    """A task with its data set, loaded without bars. Raises ValueError if it cannot be had."""
+    with _without_bars():
         try:
             return load()
         except Exception as error:
