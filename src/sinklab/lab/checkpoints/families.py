@@ -104,10 +104,8 @@ class Published:
 def published(family: str, formats: Mapping[str, Any] = FORMATS) -> dict[str, Published]:
     """Name on the Hub -> facts, of a family in the result of :func:`formats_of`."""
     rows: dict[str, Published] = {}
-    before: dict[str, Any] = {}
     for facts in formats[family]["published"]:
-        shared = before | facts
-        before = {name: shared[name] for name in ("vocabulary", "special") if name in shared}
+        shared = dict(facts)
         names = shared.pop("names")
         ids = shared.pop("special")
         special = SpecialIds(**ids | {"stop": tuple(ids["stop"])})
