@@ -179,3 +179,4 @@ def test_a_compiled_model_with_cross_attention_is_refused():
         trace(model),
     ):
         pass
+    assert model.config._attn_implementation == "sdpa"

@@ -102,6 +102,13 @@ class Tap(TorchFunctionMode):
                 "transformers' attention "
                 "functions: trace the module that was compiled (compiled._orig_mod)"
             )
+        crosses = any(stated(config, "is_encoder_decoder") for config in configs)
+        if self.is_compiled and crosses:
+            raise ValueError(
+                f"{type(self._modules['']).__name__} is compiled and has cross attention: "
+                "which layers attend to another sequence is not told there; trace the module "
+                "that was compiled (compiled._orig_mod)"
+            )
         self.cleanup = ExitStack()
         """Closed when nobody listens any more: the model is itself again."""
         self.cleanup.callback(self.catch_sdpa, False)
@@ -109,12 +116,6 @@ class Tap(TorchFunctionMode):
         if configs:
             self.cleanup.enter_context(routed(self._modules, configs, self))
         if self.is_compiled:
-            if any(stated(config, "is_encoder_decoder") for config in configs):
-                raise ValueError(
-                    f"{type(self._modules['']).__name__} is compiled and has cross attention: "
-                    "which layers attend to another sequence is not told there; trace the module "
-                    "that was compiled (compiled._orig_mod)"
-                )
             self._modules[""] = model
             self._hook({""})
         elif configs:
