@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from sinklab.core import compat
 from sinklab.core.attention import Scores, attention_statistics, received, row_logsumexp
-from sinklab.core.compat import attend_with_logsumexp
 from sinklab.core.probing import MaskPositions, intervene, tap, trace
 from sinklab.core.probing.call import AttentionCall
-from sinklab.extras.fast import score_pass
+from sinklab.extras.fast import compat, score_pass
+from sinklab.extras.fast.compat import attend_with_logsumexp
 from sinklab.extras.fast.score_pass import Fused
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -135,14 +135,14 @@ def test_what_is_heard_is_laid_out_as_the_call_is():
     filled = torch.cat([lse, torch.zeros(2, 4, 27)], -1)
     for given in (lse, lse.unsqueeze(-1), filled, filled.unsqueeze(-1)):
         call = call_of(torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8))
-        call.keep_logsumexp(given)
+        score_pass.keep(call, given)
         assert torch.equal(call.scores().lse_BHQ, lse)
     unheard = call_of(torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8))
-    unheard.keep_logsumexp(None)
-    unheard.keep_logsumexp(torch.randn(2, 3, 5))
+    score_pass.keep(unheard, None)
+    score_pass.keep(unheard, torch.randn(2, 3, 5))
     assert unheard.scores().lse_BHQ is None
     flat = call_of(torch.randn(2, 5, 8), torch.randn(2, 7, 8))
-    flat.keep_logsumexp(lse[:, 0])
+    score_pass.keep(flat, lse[:, 0])
     assert torch.equal(flat.scores().lse_BHQ, lse[:, :1])
 
 
@@ -166,7 +166,7 @@ def test_a_trace_hands_what_it_heard_to_the_fused_pass(monkeypatch):
         return received._in_chunks(scores, ("received",), groups, norms, None)
 
     monkeypatch.setattr(received, "fast_path", lambda *call: fused)
-    monkeypatch.setattr(tap.Tap, "_keeps_logsumexp", lambda self, call: True)
+    monkeypatch.setattr(tap, "fast_path", lambda _, call: partial(score_pass.attend, call))
     model, x_BHSD = nn.Sequential(Attention(), Attention()), torch.randn(1, 2, 9, 8)
     plain = model(x_BHSD)
     with trace(model) as seen:

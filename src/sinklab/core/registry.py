@@ -471,6 +471,8 @@ commands = Registry("command", "commands")
 """Functions that are commands of their own: `sinklab.lab.cli` makes their help from docstrings."""
 head_shares = Registry("share of heads", "head_shares")
 """Heads of a layer over processes: `sinklab.core.attention.heads`."""
+fast_attentions = Registry("fast attention", "fast_attentions")
+"""Calls of SDPA that keep what statistics behind them would compute anew."""
 fast_decoders = Registry("fast decoder", "fast_decoders")
 """Faster forwards for decoding."""
 fast_losses = Registry("fast loss", "fast_losses")

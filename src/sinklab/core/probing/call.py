@@ -19,7 +19,7 @@ from sinklab.core.attention.context import running_canvas
 from sinklab.core.attention.heads import ALL, HeadShare, share_of
 from sinklab.core.attention.received import attention_map, attention_statistics
 from sinklab.core.attention.scores import Scores, Visibility
-from sinklab.core.compat import attend_with_logsumexp, config_value, stated
+from sinklab.core.compat import config_value, stated
 from sinklab.core.errors import check_tensor
 from sinklab.core.probing.origin import OWN, KeyOrigin
 
@@ -59,7 +59,9 @@ class AttentionCall:
     dropped: int = 0
     """Keys in front that the cache no longer holds."""
     known: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
-    """Results that are computed once: "lse_BHQ", from the attention kernel, and "received_BHS"."""
+    """Results that are computed once: "received_BHS", and "lse_BHQ" where a fast path got it from
+    the attention kernel.
+    """
 
     @classmethod
     def of(
@@ -212,29 +214,6 @@ class AttentionCall:
         # heads are the axis before the last in every statistic; in one order, or processes would
         # swap their tensors
         return {name: share.whole(found[name], -2) for name in sorted(found)}
-
-    def run_keeping_logsumexp(
-        self, attention: Callable[..., Tensor], *args: Any, **kwargs: Any
-    ) -> Tensor:
-        """Make this call by these arguments, and keep the log-sum-exp of its rows."""
-        out, logsumexp = attend_with_logsumexp(attention, args, kwargs)
-        self.keep_logsumexp(logsumexp)
-        return out
-
-    def keep_logsumexp(self, logsumexp: Tensor | None) -> None:
-        """Keep the log-sum-exp of this call's rows, (batch, …, Q or more) as the attention kernel
-        laid it out.
-        """
-        batch, heads, queries, _ = self.query_BHQD.shape
-        if logsumexp is None:
-            return
-        # one kernel has a last axis of one number, another fills up the axis of queries
-        if logsumexp.dim() == 4:
-            logsumexp = logsumexp.squeeze(-1)
-        lse = logsumexp[..., : self.output_shape[-1]]
-        here = heads // self.share.count
-        if lse.numel() == batch * here * queries:
-            self.known["lse_BHQ"] = self.share.whole(lse.reshape(batch, here, queries))
 
     @property
     def received_BHS(self) -> Tensor:

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +38,7 @@ from sinklab.core.probing.backends import (
 from sinklab.core.probing.call import NAMES, AttentionCall
 from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.origin import OWN, KeyOrigin, says_more
+from sinklab.core.registry import fast_attentions, fast_path
 
 _SDPA = F.scaled_dot_product_attention
 _CAUGHT = (_SDPA, F.multi_head_attention_forward)
@@ -430,9 +430,9 @@ class Tap(TorchFunctionMode):
 
     def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
         call, edited = self._edited(self._stack[-1], dict(zip(NAMES, args, strict=False)) | kwargs)
-        attention: Callable[..., Tensor] = _SDPA
-        if self._keeps_logsumexp(edited) and not in_backward():
-            attention = partial(edited.run_keeping_logsumexp, attention)
+        attention = _SDPA
+        if not in_backward() and any(listener.reads_scores for listener in self.listeners):
+            attention = fast_path(fast_attentions, edited) or _SDPA
         if edited is call:
             out = attention(*args, **kwargs)
         else:
@@ -476,10 +476,6 @@ class Tap(TorchFunctionMode):
             check_against_twin(base, self.model, self._modules[call.layer.split("#")[0]], call, out)
         for listener in self.listeners:
             listener.observe(call, out)
-
-    def _keeps_logsumexp(self, call: AttentionCall) -> bool:
-        # the loop over chunks, which measures on a CPU, takes row sums of its own
-        return call.query_BHQD.is_cuda and any(listener.reads_scores for listener in self.listeners)
 
     def _numbered(self, path: str) -> str:
         if self._calls is not None and not self._rooted and path in self._calls:

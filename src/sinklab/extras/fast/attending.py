@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sinklab.core import compat
 from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.received import row_logsumexp, with_sink_logits
 from sinklab.core.models.geometry import take
 from sinklab.core.models.sinks.prefix import SinkPrefix, logits_of
+from sinklab.extras.fast import compat
 from sinklab.extras.fast.heard import Heard
 
 _LARGE = 1 << 19  # numbers from which on two passes over halves cost less than a rolled copy

@@ -39,6 +39,7 @@ from sinklab.core.models.sinks.prefix import SinkPrefix, logits_of, with_logits
 from sinklab.core.probing.tap import TAPS, Tap, TapHook
 from sinklab.core.registry import fast_decoders
 from sinklab.extras.fast.attending import Packed, View, additive, rotated
+from sinklab.extras.fast.compat import has_global_hooks, next_hook
 from sinklab.extras.fast.heard import Heard, told
 from sinklab.extras.fast.onednn import linear_for
 
@@ -354,9 +355,9 @@ class FastDecoder:
     def _is_unhooked(self) -> bool:
         # Every new hook, on whatever module, takes the next number: while that stays the same, none
         # has come.
-        latest = compat.next_hook()
+        latest = next_hook()
         if self._unhooked_at != latest:
-            foreign = compat.has_global_hooks() or any(
+            foreign = has_global_hooks() or any(
                 ours != sum(not isinstance(hook, TapHook) for hook in hooks.values())
                 for hooks, ours in self._hooks
             )

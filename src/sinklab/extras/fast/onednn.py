@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sinklab.core import compat
 from sinklab.core.attention.chunks import Product
 from sinklab.core.registry import fast_products
+from sinklab.extras.fast.compat import onednn_linear
 
 # Below this many scores a head, one batched product over all heads costs less than a call for each.
 WORTHWHILE = 1 << 18
@@ -81,7 +81,7 @@ def _onednn() -> Callable[..., Tensor] | None:
         or _is_intel()
     ):
         return None
-    linear = compat.onednn_linear()
+    linear = onednn_linear()
     if linear is None:
         return None
 

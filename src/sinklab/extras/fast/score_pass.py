@@ -8,16 +8,19 @@ pass of our own.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection
-from functools import cache
+from collections.abc import Callable, Collection
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sinklab.core.attention.received import Pass
 from sinklab.core.attention.scores import LOG2E, Scores, on_device
-from sinklab.core.registry import fast_passes
+from sinklab.core.probing.call import AttentionCall
+from sinklab.core.registry import fast_attentions, fast_passes
+from sinklab.extras.fast.compat import attend_with_logsumexp
 
 # A program sums for so many groups of queries at once.
 _GROUPS = 4
@@ -49,6 +52,39 @@ class Fused:
             and 0 not in (*scores.shape, scores.k_BKSD.shape[2], scores.q_BHQD.shape[-1])
         )
         return fused_pass if is_served and _has_triton() else None
+
+
+@fast_attentions.register("kernel")
+class KernelRows:
+    """The attention kernel of a GPU, asked for the log-sum-exp of the rows that it computes."""
+
+    @staticmethod
+    def serving(call: AttentionCall) -> Callable[..., Tensor] | None:
+        """`attend` for this call; None on a CPU, where the loop over chunks takes row sums of its
+        own.
+        """
+        return partial(attend, call) if call.query_BHQD.is_cuda else None
+
+
+def attend(call: AttentionCall, *args: Any, **kwargs: Any) -> Tensor:
+    """Make this call by these arguments, and keep the log-sum-exp of its rows."""
+    out, logsumexp = attend_with_logsumexp(F.scaled_dot_product_attention, args, kwargs)
+    keep(call, logsumexp)
+    return out
+
+
+def keep(call: AttentionCall, logsumexp: Tensor | None) -> None:
+    """Keep the log-sum-exp of this call's rows, (batch, …, Q or more) as the kernel laid it out."""
+    if logsumexp is None:
+        return
+    batch, heads, queries, _ = call.query_BHQD.shape
+    # one kernel has a last axis of one number, another fills up the axis of queries
+    if logsumexp.dim() == 4:
+        logsumexp = logsumexp.squeeze(-1)
+    lse = logsumexp[..., : call.output_shape[-1]]
+    here = heads // call.share.count
+    if lse.numel() == batch * here * queries:
+        call.known["lse_BHQ"] = call.share.whole(lse.reshape(batch, here, queries))
 
 
 @cache
