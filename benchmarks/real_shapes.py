@@ -264,7 +264,8 @@ def peak_gb(device: str) -> float:
 
 def step(folder: str, device: str, positions: int) -> dict[str, Any]:
     """Load, and one evaluation plain, traced and masked."""
-    from sinklab.core.probing import MaskSinks, intervene, trace
+    from sinklab.core.probing import intervene, trace
+    from sinklab.lab.measures import MaskSinks
 
     lm, found = loaded(folder, device)
     draw = torch.Generator().manual_seed(1)

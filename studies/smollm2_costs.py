@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from sinklab import trace
 from sinklab.core.probing import intervene
-from sinklab.core.probing.interventions.positions import MaskPositions
 from sinklab.lab.data.rows import place_generator
+from sinklab.lab.measures import MaskPositions
 
 TARGETS = tuple(range(36, 128, 13))
 """Positions whose token is predicted from all that stands before it."""

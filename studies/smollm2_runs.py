@@ -13,10 +13,10 @@ import torch
 from smollm2_measures import masked_at, sight_of, weights_of
 from torch import Tensor
 
-from sinklab.core.probing.interventions.mask_sinks import MaskSinks
 from sinklab.lab.analysis.answers import staying_word
 from sinklab.lab.analysis.estimates import median_over
 from sinklab.lab.analysis.strongest import strongest
+from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records.reading import open_run
 from sinklab.lab.reports.runs import as_studies
 from sinklab.lab.scoring.heldout import edited_losses

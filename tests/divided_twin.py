@@ -20,9 +20,10 @@ from transformers import LlamaForCausalLM
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
-from sinklab.core.probing import MaskSinks, intervene, trace
-from sinklab.core.probing.interventions.positions import MaskPositions, WindowAttention
+from sinklab.core.probing import intervene, trace
+from sinklab.core.probing.interventions.positions import WindowAttention
 from sinklab.lab.checkpoints import load, weights
+from sinklab.lab.measures import MaskPositions, MaskSinks
 from sinklab.lab.scoring.hidden_states import ClipChannel
 
 STATISTICS = (

@@ -72,7 +72,7 @@ def public_names() -> dict[str, str]:
     have it.
     """
     names = {}
-    for node in ast.walk(ast.parse((SOURCE / "__init__.py").read_text("utf-8"))):
+    for node in ast.walk(ast.parse((SOURCE / "__init__.pyi").read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom):
             module = f"sinklab.{node.module}".replace("sinklab.sinklab", "sinklab")
             names |= {alias.name: module for alias in node.names}

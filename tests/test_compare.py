@@ -7,7 +7,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from refusals import refused
-from sinklab.core.probing import MaskPositions, MaskSinks, intervene
+from sinklab.core.probing import intervene
+from sinklab.lab.measures import MaskPositions, MaskSinks
 from sinklab.lab.short_road import LM
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama

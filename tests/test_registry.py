@@ -12,20 +12,11 @@ import pytest
 
 from refusals import refused, refusing
 from sinklab.core import errors, registry
-from sinklab.core.probing import (
-    BlockKeys,
-    LoneRows,
-    MaskPositions,
-    MaskSinks,
-    Random,
-    SinkKeys,
-    TopKeys,
-    TruncateContext,
-    WindowAttention,
-)
-from sinklab.core.probing.interventions.mask_sinks import MaskSinksOptions
+from sinklab.core.probing import BlockKeys, LoneRows, SinkKeys, TopKeys, WindowAttention
 from sinklab.core.registry import Registry, interventions, load_plugin
+from sinklab.lab.measures import MaskPositions, MaskSinks, Random, TruncateContext
 from sinklab.lab.measures.patch import Patch
+from sinklab.lab.measures.short_names import MaskSinksOptions
 from sinklab.lab.scoring import ClipChannel
 
 toys = Registry("toy", "toys")

@@ -13,12 +13,13 @@ import sinklab
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from refusals import refused
-from sinklab.core.probing import MaskSinks, Statistic, intervene
+from sinklab.core.probing import Statistic, intervene
 from sinklab.core.registry import statistics
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.core.sinks import DEFAULT, Excess, Gu, Top, find_sinks
 from sinklab.lab.analysis import motion
 from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import open_run
 from sinklab.lab.reports import table
 from sinklab.lab.scoring import LikelihoodSettings, rolling, score

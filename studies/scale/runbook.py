@@ -265,8 +265,9 @@ def masked(book: Runbook, settings: Any) -> list[dict[str, Any]]:
     """
     import torch
 
-    from sinklab.core.probing import Dose, MaskSinks, intervene
+    from sinklab.core.probing import Dose, intervene
     from sinklab.lab.checkpoints import load
+    from sinklab.lab.measures import MaskSinks
     from sinklab.lab.scoring import row_losses
     from sinklab.lab.training.text import prepare
 

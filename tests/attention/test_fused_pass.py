@@ -16,11 +16,12 @@ from torch import nn
 from torch.testing import assert_close
 
 from sinklab.core.attention import Scores, attention_statistics, received, row_logsumexp
-from sinklab.core.probing import MaskPositions, intervene, tap, trace
+from sinklab.core.probing import intervene, tap, trace
 from sinklab.core.probing.call import AttentionCall
 from sinklab.extras.fast import compat, score_pass
 from sinklab.extras.fast.compat import attend_with_logsumexp
 from sinklab.extras.fast.score_pass import Fused
+from sinklab.lab.measures import MaskPositions
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 

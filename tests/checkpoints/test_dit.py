@@ -13,12 +13,12 @@ import published_toys as toys
 from refusals import refused
 from sinklab import open_run
 from sinklab.core.models import DiffusionLM
-from sinklab.core.probing.interventions.mask_sinks import MaskSinks
 from sinklab.core.probing.tracing import trace
 from sinklab.core.sampling import Canvas
 from sinklab.extras.zoo import ddpm_cache, published_loss, published_noise, semi_ar
 from sinklab.lab.checkpoints import describe, load, untrained_twins
 from sinklab.lab.cli import main
+from sinklab.lab.measures import MaskSinks
 from sinklab.lab.scoring.heldout import row_losses
 from tiny_diffusion import tiny_tokenizer
 

@@ -15,8 +15,9 @@ from torch import nn
 import sinklab
 from refusals import refused
 from sinklab.core.models import DiffusionLM
-from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.probing import intervene, trace
 from sinklab.lab.checkpoints import describe, untrained_twins
+from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import weights_hash
 from tiny_diffusion import TEXT, save_tiny, tiny_model
 

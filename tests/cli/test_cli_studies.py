@@ -9,10 +9,10 @@ import pytest
 from transformers.utils import logging
 
 from commands import cli, error_of, out_of
-from sinklab.core.probing import MaskSinks
 from sinklab.core.registry import interventions
 from sinklab.lab.cli.command import Reading, working
 from sinklab.lab.cli.reports import _show_table
+from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import open_run
 from tiny_diffusion import save_tiny, tiny_loaded
 from tiny_llama import tiny_llama

@@ -8,10 +8,11 @@ from test_cached_decoding import MASK, VARIANTS, build
 from torch.testing import assert_close
 
 from sinklab.core.attention import watching
-from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.probing import intervene, trace
 from sinklab.core.registry import statistics
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.extras.fast import decoder
+from sinklab.lab.measures import MaskSinks
 
 EVERY = tuple(statistics)
 ROWS = {torch.float64: [[5, 6, 7, 8, 9, 10], [11, 12, 13], [4]], torch.float32: [[5, 6, 7, 8]]}

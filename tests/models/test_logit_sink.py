@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 from sinklab.core.attention import row_logsumexp, with_sink_logits
-from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.probing import BlockKeys, TopKeys, intervene, trace
 from tiny_diffusion import tiny_model
 
 
@@ -89,7 +89,7 @@ def test_a_trace_shows_what_the_sink_receives_and_an_edit_takes_it_away():
     assert recording.prefix == 1 and dense[..., 0].std() > 0.2
     with torch.no_grad():
         model.sink_logits.fill_(8.0)
-        with intervene(model, MaskSinks(1, source="now")):
+        with intervene(model, BlockKeys(TopKeys(1), when="now")):
             hidden = model(IDS).logits
     assert torch.allclose(hidden, plain(IDS).logits, atol=1e-4)
 

@@ -12,7 +12,7 @@ from test_cached_decoding import MASK, PROMPTS, VARIANTS, agree, build, canvas, 
 
 from refusals import refused
 from sinklab.core.attention import watching
-from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.probing import intervene, trace
 from sinklab.lab.caching import (
     DualCache,
     EvictCache,
@@ -22,6 +22,7 @@ from sinklab.lab.caching import (
     SinkCache,
     SinkRefreshCache,
 )
+from sinklab.lab.measures import MaskSinks
 
 # B batch, S canvas, M wanted, G key heads
 

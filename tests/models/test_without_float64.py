@@ -7,7 +7,8 @@ from torch.utils._pytree import tree_leaves
 
 import sinklab
 from sinklab.core.attention import context
-from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.probing import intervene, trace
+from sinklab.lab.measures import MaskSinks
 from tiny_diffusion import save_tiny
 
 pytestmark = pytest.mark.ring("lab")

@@ -20,7 +20,7 @@ from transformers.integrations import flex_attention as flex
 
 from refusals import refused, refusing
 from sinklab.core.compat import attention_of, register_route
-from sinklab.core.probing import MaskPositions, MaskSinks, intervene, trace
+from sinklab.core.probing import BlockKeys, Positions, TopKeys, intervene, trace
 from sinklab.core.probing import backends as ways
 from sinklab.core.probing.tap import Tap
 from tiny_diffusion import tiny_model
@@ -46,7 +46,11 @@ def by_hooks(monkeypatch):
 
 
 def recorded(model, **given):
-    with trace(model, ALL) as recording, intervene(model, MaskSinks(k=1)) as log, torch.no_grad():
+    with (
+        trace(model, ALL) as recording,
+        intervene(model, BlockKeys(TopKeys(1))) as log,
+        torch.no_grad(),
+    ):
         logits = model(IDS, **given).logits
         logits = model(IDS, **given).logits
     arrays = {name: torch.as_tensor(recording.array(name)) for name in ALL}
@@ -178,7 +182,9 @@ def test_edits(base, padded, uncompiled):
     for name in ("sdpa", base):
         model.set_attn_implementation(name)
         with (
-            intervene(model, MaskSinks(k=2), MaskPositions(positions=(5,), heads=(1, 2))) as log,
+            intervene(
+                model, BlockKeys(TopKeys(2)), BlockKeys(Positions((5,)), when="now", heads=(1, 2))
+            ) as log,
             torch.no_grad(),
         ):
             model(IDS, **given)
@@ -244,7 +250,7 @@ def test_compiled_models(base, backend, padded, form):
 @pytest.mark.parametrize(
     "watch, model, message",
     [
-        (lambda model: intervene(model, MaskSinks(k=1)), llama(), "edit"),
+        (lambda model: intervene(model, BlockKeys(TopKeys(1))), llama(), "edit"),
         (lambda model: trace(model, ("massive_activations",)), llama(), "massive_act"),
         (trace, HandWritten(), "transformers"),
     ],
@@ -343,7 +349,7 @@ def test_a_kernel_that_is_told_of_padding_alone(causal, padded):
     twin.check(recording)
     with (
         refusing("flash_like takes no mask"),
-        intervene(model, MaskPositions(positions=(3,))),
+        intervene(model, BlockKeys(Positions((3,)), when="now")),
         torch.no_grad(),
     ):
         model(IDS, **given)
@@ -426,7 +432,7 @@ def test_attention_within_a_function_of_torch_is_seen(cross):
         assert torch.equal(model(x, y), plain)
     heads = model.attention(x, y, y, average_attn_weights=False)[1]
     assert_close(recording.received[0][:, 0], heads.sum(-2))
-    with intervene(model, MaskPositions(positions=(1,))):
+    with intervene(model, BlockKeys(Positions((1,)), when="now")):
         assert not torch.equal(model(x, y), plain)
     with (
         refusing(r"mha.set_fastpath_enabled"),

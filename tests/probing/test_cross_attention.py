@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from refusals import refusing
-from sinklab.core.probing import MaskPositions, MaskSinks, WindowAttention, intervene, trace
+from sinklab.core.probing import BlockKeys, Positions, TopKeys, WindowAttention, intervene, trace
 
 PADS = 4
 
@@ -80,7 +80,10 @@ def test_a_key_hidden_in_cross_attention_is_the_strongest_of_all_queries():
     maps = maps_of(model, given)
     top_BHS = torch.zeros_like(maps[5].sum(2), dtype=torch.bool)
     top_BHS.scatter_(-1, maps[5].sum(2).argmax(-1, keepdim=True), True)
-    with torch.no_grad(), intervene(model, MaskSinks(k=1, source="now", layers=(layer,))) as log:
+    with (
+        torch.no_grad(),
+        intervene(model, BlockKeys(TopKeys(1), when="now", layers=(layer,))) as log,
+    ):
         model(**given)
     (record,) = log.removals
     assert torch.equal(record.columns_BLHM[:, 0, :, 0], top_BHS.long().argmax(-1))
@@ -108,7 +111,7 @@ def test_queries_that_are_padding_are_told_by_a_mask_of_their_own():
     ):
         pass
     # a trace changes nothing that an edit does
-    edit = MaskSinks(k=1, source="now")
+    edit = BlockKeys(TopKeys(1), when="now")
     with (
         refusing("query_mask"),
         intervene(model, edit),
@@ -155,7 +158,10 @@ def test_added_sinks_are_counted_by_the_first_call_over_the_own_sequence():
             return x_BQD + self.own(x_BQD, x_BQD, x_BQD, need_weights=False)[0]
 
     model, x_BQD, y_BSD = Latents(), torch.randn(2, 4, 16), torch.randn(2, 9, 16)
-    with trace(model) as recording, intervene(model, MaskPositions((8,), layers=("cross",))) as log:
+    with (
+        trace(model) as recording,
+        intervene(model, BlockKeys(Positions((8,)), when="now", layers=("cross",))) as log,
+    ):
         model(x_BQD, y_BSD)
     assert recording.prefix == 0 and log.prefix == 0
     assert recording.columns[0].tolist() == [0, 1, 2, 3]

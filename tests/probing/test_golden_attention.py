@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from golden import golden_case, golden_cases, golden_folder, tensors_of
-from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.probing import intervene, trace
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.lab.checkpoints import load
+from sinklab.lab.measures import MaskSinks
 
 
 @pytest.fixture(scope="module")

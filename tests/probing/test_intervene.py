@@ -11,7 +11,8 @@ from probed import IDS, PADDED
 from torch.testing import assert_close
 
 from refusals import refused, refusing
-from sinklab.core.probing import MaskPositions, MaskSinks, WindowAttention, intervene, trace
+from sinklab.core.probing import WindowAttention, intervene, trace
+from sinklab.lab.measures import MaskPositions, MaskSinks
 from tiny_models import STYLES, HandWritten, llama
 
 

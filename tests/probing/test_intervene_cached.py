@@ -8,17 +8,11 @@ import torch
 from probed import PROMPTS, canvas_of, decoded
 from torch.testing import assert_close
 
-from sinklab.core.probing import (
-    MaskPositions,
-    MaskSinks,
-    TruncateContext,
-    WindowAttention,
-    intervene,
-    trace,
-)
+from sinklab.core.probing import WindowAttention, intervene, trace
 from sinklab.core.sampling import denoise, guided
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.lab.caching import DualCache, PrefixCache
+from sinklab.lab.measures import MaskPositions, MaskSinks, TruncateContext
 from tiny_diffusion import tiny_model
 from tiny_models import llama
 

@@ -9,10 +9,10 @@ import torch
 from probed import IDS, TEXTS, padding
 
 from refusals import refused
-from sinklab.core.probing import PROTOCOLS, Dose, MaskSinks, intervene, trace
-from sinklab.core.probing.interventions.controls import TOLERANCE, equal_mass
-from sinklab.core.probing.interventions.mask_sinks import by_protocol
+from sinklab.core.probing import Dose, intervene, trace
 from sinklab.core.sinks import Excess, find_sinks
+from sinklab.lab.measures import PROTOCOLS, MaskSinks, by_protocol
+from sinklab.lab.measures.controls import TOLERANCE, equal_mass
 from tiny_models import llama
 
 

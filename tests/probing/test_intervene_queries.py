@@ -17,19 +17,10 @@ from torch.testing import assert_close
 from refusals import refusing
 from sinklab.core.attention import running
 from sinklab.core.attention.context import decoding
-from sinklab.core.probing import (
-    BlockKeys,
-    CallSite,
-    KeyView,
-    LoneRows,
-    MaskPositions,
-    MaskSinks,
-    Random,
-    TopKeys,
-    intervene,
-)
+from sinklab.core.probing import BlockKeys, CallSite, KeyView, LoneRows, TopKeys, intervene
 from sinklab.core.probing.interventions.removals import ShuffleValue
 from sinklab.core.sampling import Canvas
+from sinklab.lab.measures import MaskPositions, MaskSinks, Random
 from tiny_diffusion import tiny_model
 from tiny_models import Prefixed, llama
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from refusals import refused, refusing
 from sinklab.core import registry
-from sinklab.core.probing import MaskSinks, call, intervene, trace
+from sinklab.core.probing import BlockKeys, TopKeys, call, intervene, trace
 from tiny_models import HandWritten, llama
 
 NAMES = tuple(
@@ -237,7 +237,10 @@ def test_a_map_that_never_came_is_refused_with_those_there_are():
 
 def test_a_map_shows_the_edited_call():
     model = HandWritten()
-    with intervene(model, MaskSinks(2)) as log, trace(model, maps=[(1, 1, 0)]) as recording:
+    with (
+        intervene(model, BlockKeys(TopKeys(2))) as log,
+        trace(model, maps=[(1, 1, 0)]) as recording,
+    ):
         model(IDS)
         model(IDS)
     taken = log.removals[0].columns_BLHM[:, 1, 0]

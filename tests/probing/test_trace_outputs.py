@@ -9,7 +9,7 @@ from probed import IDS, PADDED
 from torch.testing import assert_close
 
 from sinklab.core.attention import attention_map, received_attention, running, value_norms
-from sinklab.core.probing import Listener, MaskSinks, intervene, trace
+from sinklab.core.probing import BlockKeys, Listener, TopKeys, intervene, trace
 from sinklab.core.probing.tap import tapped
 from sinklab.core.registry import statistics
 from tiny_models import STYLES, HandWritten, Prefixed, llama
@@ -45,7 +45,8 @@ def test_every_statistic_at_once_changes_no_bit(style):
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(
-    "edits", [(), *((MaskSinks(4, source="now", removal=how),) for how in ("mask", "zero_value"))]
+    "edits",
+    [(), *((BlockKeys(TopKeys(4), when="now", how=how),) for how in ("mask", "zero_value"))],
 )
 def test_output_norms_are_those_of_the_outputs_and_keep_the_bound(style, edits):
     model = HandWritten(style)

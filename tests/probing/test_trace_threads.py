@@ -17,11 +17,12 @@ from torch import nn
 from launched import PATIENCE
 from refusals import refused, refusing
 from sinklab.core.attention import is_watched, watching
-from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.probing import intervene, trace
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.extras.fast import decoder
 from sinklab.extras.fast.in_sequence import InSequence
 from sinklab.lab.caching import DualCache, SinkCache
+from sinklab.lab.measures import MaskSinks
 from tiny_diffusion import tiny_model
 from tiny_models import checkpointed
 

@@ -12,7 +12,7 @@ import transformers
 from refusals import refusing
 from sinklab.core import compat
 from sinklab.core.attention import attention_map
-from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.probing import BlockKeys, TopKeys, intervene, trace
 from sinklab.core.probing.interventions.memory import is_other_text
 from tiny_models import HandWritten, checkpointed, llama
 
@@ -76,17 +76,17 @@ def test_a_forward_after_one_that_was_interrupted_is_not_inside_it():
     assert len(recording.received) == 1
 
 
-@pytest.mark.parametrize("source", ["closed_loop", "carried", "clean_pass"])
-def test_another_text_of_the_same_shape_is_spoken_of(source):
-    model, options = llama(causal=True), {"limit": 1} if source == "carried" else {}
-    edit = MaskSinks(k=1, source=source, **options)
+@pytest.mark.parametrize("when", ["previous", "kept", "clean"])
+def test_another_text_of_the_same_shape_is_spoken_of(when):
+    model, options = llama(causal=True), {"limit": 1} if when == "kept" else {}
+    edit = BlockKeys(TopKeys(1), when=when, **options)
     with torch.no_grad(), intervene(model, edit) as log:
-        if source == "clean_pass":
+        if when == "clean":
             with log.probing():
                 model(IDS)
         model(IDS)
         model(IDS)
-        with pytest.warns(UserWarning, match=r"mask_sinks: .*log\.reset\(\)"):
+        with pytest.warns(UserWarning, match=r": .*log\.reset\(\)"):
             model(OTHER)
         # once
         model(IDS)
@@ -94,13 +94,13 @@ def test_another_text_of_the_same_shape_is_spoken_of(source):
 
 def test_a_text_that_goes_on_and_one_that_begins_after_a_reset_are_not():
     model = llama(causal=True)
-    with torch.no_grad(), intervene(model, MaskSinks(k=1)) as log:
+    with torch.no_grad(), intervene(model, BlockKeys(TopKeys(1))) as log:
         for length in (6, 7, 8):
             model(IDS[:, :length])
         log.reset()
         model(OTHER)
         model(OTHER)
-    with torch.no_grad(), intervene(model, MaskSinks(k=1)):
+    with torch.no_grad(), intervene(model, BlockKeys(TopKeys(1))):
         model.generate(IDS, max_new_tokens=3, do_sample=False)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from refusals import refused, refusing
-from sinklab.core.probing import MaskPositions, MaskSinks, intervene, trace
+from sinklab.core.probing import BlockKeys, Positions, intervene, trace
 from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.base import CallSite
 from sinklab.core.probing.interventions.selectors import KeyView, TopKeys
@@ -93,14 +93,17 @@ def test_every_step_is_the_last_row_of_a_pass_over_the_whole_text(kind, attentio
 @pytest.mark.parametrize("removal, attention", [("mask", "sdpa"), ("zero_value", "eager")])
 def test_a_position_stays_hidden_as_long_as_it_is_there(kind, removal, attention):
     model = windowed(kind, attention)
-    with intervene(model, MaskPositions((4,), removal=removal)) as log, trace(model) as recording:
+    with (
+        intervene(model, BlockKeys(Positions((4,)), when="now", how=removal)) as log,
+        trace(model) as recording,
+    ):
         ids_BS = generated(model)
     for record in log.removals:
         assert set(record.columns_BLHM.unique().tolist()) <= {4, -1}
     for step in range(1, STEPS):
         text_BS = ids_BS[:, : PROMPT + step]
         with (
-            intervene(model, MaskPositions((4,), removal=removal)),
+            intervene(model, BlockKeys(Positions((4,)), when="now", how=removal)),
             trace(model, ("last_row",)) as alone,
         ):
             whole(model, text_BS)
@@ -137,7 +140,7 @@ def test_several_tokens_behind_a_window_stand_at_their_positions(kind):
 @pytest.mark.parametrize("kind", ["Mistral", "Qwen2"])
 def test_the_first_token_taken_once_is_no_other_token_later(kind):
     model = windowed(kind)
-    edit = MaskSinks(k=1, source="carried", limit=1)
+    edit = BlockKeys(TopKeys(1), when="kept", limit=1)
     with intervene(model, edit) as log, trace(model) as recording:
         generated(model, attention_mask=torch.ones_like(IDS))
     first = log.removals[0].columns_BLHM
@@ -150,7 +153,7 @@ def test_the_first_token_taken_once_is_no_other_token_later(kind):
 
 def test_a_prompt_longer_than_the_window_loses_what_was_chosen_in_it():
     model = windowed("Mistral")
-    with intervene(model, MaskSinks(k=1)) as log:
+    with intervene(model, BlockKeys(TopKeys(1))) as log:
         generated(model)
     assert len(log.removals) == STEPS - 1
 
@@ -164,7 +167,7 @@ def test_keys_that_were_dropped_are_not_counted_among_those_that_a_query_loses()
         received[None, None], 1, seen[None, None], site, gone_BHS=gone[None, None], limit=6
     )
     assert TopKeys(1).select(view).nonzero().tolist() == [[0, 0, 7]]
-    edit = MaskSinks(k=1, source="carried", limit=6)
+    edit = BlockKeys(TopKeys(1), when="kept", limit=6)
     handler = edit.handler(InterventionLog(), 1)
     handler.chooser._check_enough(view, TopKeys(1).select(view))
     refused(r"more than 4 keys .* has 4", handler.chooser._check_enough, view, ~gone[None, None])

@@ -9,10 +9,11 @@ from torch import nn
 
 from sinklab.core.attention import context
 from sinklab.core.models.denoising import ModelSession
-from sinklab.core.probing import MaskSinks, intervene
+from sinklab.core.probing import intervene
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.core.sinks import Excess
 from sinklab.extras.fast.decoder import FastDecoder, Recorded
+from sinklab.lab.measures import MaskSinks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

@@ -11,10 +11,11 @@ from transformers import LlamaConfig
 from refusals import refusing
 from sinklab.core.attention import context
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.probing import MaskSinks, intervene
+from sinklab.core.probing import intervene
 from sinklab.core.sampling import Canvas, Session, denoise
 from sinklab.core.sampling.denoisers import ChangedDenoiser
 from sinklab.core.sinks import Excess
+from sinklab.lab.measures import MaskSinks
 from tiny_models import SIZES
 
 pytestmark = pytest.mark.ring("extras")

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from refusals import refused
-from sinklab.core.probing import MaskPositions, MaskSinks, by_protocol, intervene
+from sinklab.core.probing import intervene
 from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.lab.measures import MaskPositions, MaskSinks, by_protocol
 from sinklab.lab.scoring.distance import output_distances
 from sinklab.lab.scoring.writing import Writing, WritingRequest
 from tiny_diffusion import tiny_loaded

@@ -5,7 +5,7 @@ import torch
 
 from refusals import refused
 from sinklab.core.diffusion import corrupt, sample_times
-from sinklab.core.probing import MaskSinks
+from sinklab.lab.measures import MaskSinks
 from sinklab.lab.scoring import HeldoutRows, heldout_rows, row_losses
 from tiny_diffusion import TEXT, tiny_loaded
 

@@ -6,16 +6,9 @@ import torch
 
 from likelihood_twin import ids
 from refusals import refused
-from sinklab.core.probing import (
-    MaskPositions,
-    MaskSinks,
-    TruncateContext,
-    WindowAttention,
-    by_protocol,
-    intervene,
-    trace,
-)
+from sinklab.core.probing import WindowAttention, intervene, trace
 from sinklab.core.sinks import Excess
+from sinklab.lab.measures import MaskPositions, MaskSinks, TruncateContext, by_protocol
 from sinklab.lab.scoring.likelihood import LikelihoodSettings, exact, rolling, score, scoring_edits
 from sinklab.lab.scoring.requests import monte_carlo, without_steps
 from tiny_diffusion import tiny_loaded

@@ -5,7 +5,7 @@ it.
 import pytest
 import torch
 
-from sinklab.core.probing import MaskSinks
+from sinklab.lab.measures import MaskSinks
 from sinklab.lab.scoring.heldout import edited_losses
 from sinklab.lab.scoring.likelihood import exact, score
 from sinklab.lab.scoring.settings import LikelihoodSettings

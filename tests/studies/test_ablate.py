@@ -9,9 +9,10 @@ import torch
 
 from commands import cli
 from refusals import refused
-from sinklab.core.probing import MaskSinks, intervene
+from sinklab.core.probing import intervene
 from sinklab.lab.analysis.doses import rank_correlation
 from sinklab.lab.checkpoints.controls import UNTRAINED
+from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.scoring.heldout import heldout_rows

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from refusals import refused
-from sinklab.core.probing import by_protocol
 from sinklab.core.probing.intervention import RemovalRecord
 from sinklab.core.sinks import Excess, Gu
 from sinklab.lab.analysis.intervals import paired_share_interval, wilson
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.data.battery import LEVELS, SKILLS, Problem, problems
+from sinklab.lab.measures import by_protocol
 from sinklab.lab.records import open_run
 from sinklab.lab.scoring import writing
 from sinklab.lab.scoring.answers import write_batch

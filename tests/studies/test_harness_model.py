@@ -15,9 +15,9 @@ from lm_eval.api.registry import get_model
 from tokenizers.processors import TemplateProcessing
 
 from refusals import refused
-from sinklab.core.probing import PROTOCOLS, MaskSinks, by_protocol
 from sinklab.core.registry import interventions
 from sinklab.core.sinks import Gu
+from sinklab.lab.measures import PROTOCOLS, MaskSinks, by_protocol
 from sinklab.lab.scoring import exact, rolling, score
 from sinklab.lab.studies.base import from_record
 from sinklab.lab.studies.benchmarks import asked as benchmark_asked

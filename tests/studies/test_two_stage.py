@@ -10,8 +10,8 @@ import torch
 
 from refusals import refused
 from shared_data import shared
-from sinklab.core.probing import MaskSinks
 from sinklab.core.sampling import DecodingSettings
+from sinklab.lab.measures import MaskSinks
 from sinklab.lab.studies.benchmarks.study import NO_ANSWER, TWO_STAGE, EvalSettings
 from sinklab.lab.studies.benchmarks.two_stage import (
     TwoStage,

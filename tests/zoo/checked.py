@@ -18,7 +18,8 @@ from architectures import HEADS, VOCABULARY
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.probing import intervene, trace
+from sinklab.lab.measures import MaskSinks
 
 REAL = F.scaled_dot_product_attention
 ROWS, LENGTH, ANSWER, STEPS, PADS = 2, 10, 7, 4, 3

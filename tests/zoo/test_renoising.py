@@ -10,12 +10,13 @@ from torch.testing import assert_close
 import sinklab
 from refusals import refused
 from sinklab.core.attention import is_observed, unobserved
-from sinklab.core.probing import MaskSinks, intervene, trace
+from sinklab.core.probing import intervene, trace
 from sinklab.extras.zoo import ANNOUNCED, Renoising, renoise
 from sinklab.extras.zoo.gemma import DiffusionGemma
 from sinklab.extras.zoo.renoising import accepted
 from sinklab.lab.checkpoints import from_causal, save_sink, untrained_twins
 from sinklab.lab.cli import main
+from sinklab.lab.measures import MaskSinks
 from tiny_diffusion import tiny_model
 from tiny_gemma import CANVAS, IMAGE, ROWS, WINDOW, save_gemma, tiny_gemma
 

@@ -6,11 +6,8 @@ Nothing in here imports from the other two rings.
 PROVIDES = {
     "rules": "sinks.rules",
     "statistics": "probing.statistics",
-    "interventions": (
-        "probing.interventions.block_keys probing.interventions.mask_sinks "
-        "probing.interventions.positions"
-    ),
-    "selectors": "probing.interventions.selectors probing.interventions.controls",
+    "interventions": "probing.interventions.block_keys probing.interventions.positions",
+    "selectors": "probing.interventions.selectors",
     "removals": "probing.interventions.removals",
     "sinks": "models.sinks.token models.sinks.zero models.sinks.kv models.sinks.logit",
     "unmasking_rules": "sampling.rules",

@@ -6,10 +6,10 @@ PROVIDES = {
         "checkpoints.causal checkpoints.dream checkpoints.families checkpoints.llada "
         "checkpoints.smdm"
     ),
-    "interventions": "measures.patch scoring.hidden_states",
+    "interventions": "measures.patch measures.short_names scoring.hidden_states",
     "figures": "reports.figures reports.maps",
     "rules": "measures.soft_rule",
-    "selectors": "measures.others",
+    "selectors": "measures.controls measures.others",
     "statistics": (
         "measures.directions measures.drift measures.head_output measures.norms measures.outliers "
         "measures.similarity"

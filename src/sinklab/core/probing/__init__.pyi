@@ -8,16 +8,7 @@ from .intervention import intervene as intervene
 from .interventions.base import CallSite as CallSite
 from .interventions.base import LayerIntervention as LayerIntervention
 from .interventions.block_keys import BlockKeys as BlockKeys
-from .interventions.controls import EqualMass as EqualMass
-from .interventions.controls import Lowest as Lowest
-from .interventions.controls import Matched as Matched
-from .interventions.controls import Random as Random
-from .interventions.controls import Recent as Recent
-from .interventions.mask_sinks import MaskSinks as MaskSinks
-from .interventions.mask_sinks import by_protocol as by_protocol
 from .interventions.positions import LoneRows as LoneRows
-from .interventions.positions import MaskPositions as MaskPositions
-from .interventions.positions import TruncateContext as TruncateContext
 from .interventions.positions import WindowAttention as WindowAttention
 from .interventions.queries import From as From
 from .interventions.removals import Removal as Removal
@@ -29,8 +20,6 @@ from .interventions.selectors import SinkKeys as SinkKeys
 from .interventions.selectors import TopKeys as TopKeys
 from .listener import Listener as Listener
 from .recording import Recording as Recording
-from .scope import CONTROLS as CONTROLS
-from .scope import PROTOCOLS as PROTOCOLS
 from .statistics import STATES as STATES
 from .statistics import CallView as CallView
 from .statistics import StatesView as StatesView

@@ -8,11 +8,6 @@ from typing import Any, TypedDict
 
 from sinklab.core.errors import near
 
-CONTROLS = ("sinks", "random", "equal_mass", "recent", "lowest")
-"""Keys that `MaskSinks` removes: the sinks, or others in their place."""
-PROTOCOLS = ("paper", "held", "rule", "clean")
-"""Ways to mask sinks that have a name; see `by_protocol`."""
-
 MapKey = tuple[int, int, int]
 """(step, layer, head)"""
 

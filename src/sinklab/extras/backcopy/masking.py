@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from sinklab.core.probing import PROTOCOLS, InterventionLog, MaskSinks, by_protocol, intervene
+from sinklab.core.probing import InterventionLog, intervene
+from sinklab.lab.measures import PROTOCOLS, MaskSinks, by_protocol
 
 KEYS = (1, 2, 4, 8, 16, 24, 32, 40)
 """Keys blocked in every head of whole rows: the doses."""

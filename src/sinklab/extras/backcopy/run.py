@@ -19,12 +19,13 @@ from transformers import LlamaConfig, get_scheduler
 from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.models.sinks.base import tensors_of
-from sinklab.core.probing import MaskPositions, intervene, trace
+from sinklab.core.probing import intervene, trace
 from sinklab.core.sampling.canvas import Canvas
 from sinklab.core.sinks.rules import Gu
 from sinklab.extras.backcopy.masking import hidden, revealed
 from sinklab.extras.backcopy.source import Source
 from sinklab.extras.backcopy.study import BLOCKS, BackcopySettings
+from sinklab.lab.measures import MaskPositions
 from sinklab.lab.records.storage import write_beside
 from sinklab.lab.studies.base import Work, columns_of
 from sinklab.lab.training import VARIANTS, causal_loss

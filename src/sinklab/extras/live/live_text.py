@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from sinklab.core.probing import BlockKeys, MaskPositions, intervene, position_states, trace
+from sinklab.core.probing import BlockKeys, intervene, position_states, trace
 from sinklab.core.sampling import Canvas, DecodingSettings, Step
 from sinklab.core.sinks.normalize import even_share, main_sink
 from sinklab.lab.analysis.tokens import characters, token_class
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.tokens import special_roles, token_text
+from sinklab.lab.measures import MaskPositions
 from sinklab.lab.reports.payload import LOW, LogScale, head_maps
 from sinklab.lab.scoring.prompts import encode
 from sinklab.lab.scoring.requests import needs_mask

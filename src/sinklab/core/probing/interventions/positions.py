@@ -1,125 +1,19 @@
-"""Edits by position: `WindowAttention` and `LoneRows`, which say what queries see, and short names
-of `BlockKeys` for named positions.
-"""
+"""Edits by position: `WindowAttention` and `LoneRows`, which say what queries see."""
 
 # B batch, H query heads, Q queries, S keys; a position is a canvas column, sink columns not counted
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sinklab.core.errors import Checked
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.interventions.base import CallSite, LayerIntervention
-from sinklab.core.probing.interventions.block_keys import BlockKeys
-from sinklab.core.probing.interventions.mask_sinks import not_default, removal_of
 from sinklab.core.probing.interventions.queries import near_keys, query_positions
-from sinklab.core.probing.interventions.removals import Mask, Removal, restricted
-from sinklab.core.probing.interventions.selectors import Positions
+from sinklab.core.probing.interventions.removals import restricted
 from sinklab.core.probing.scope import whole_numbers
-from sinklab.core.registry import interventions, registered, removals
-
-
-def mask_positions_fields(edit: Any) -> dict[str, Any] | None:
-    """Fields of `MaskPositionsOptions` that make this edit, those that differ from the defaults;
-    None if none do.
-    """
-    if not isinstance(edit, BlockKeys) or not isinstance(edit.keys, Positions):
-        return None
-    given = {
-        "positions": edit.keys.positions,
-        "added": edit.keys.added,
-        "removal": edit.how,
-        "queries": edit.queries,
-        "steps": edit.steps,
-        "layers": edit.layers,
-        "heads": edit.heads,
-    }
-    if edit != MaskPositions(**given):
-        return None
-    return not_default(MaskPositionsOptions, given)
-
-
-@interventions.register("mask_positions", mask_positions_fields)
-@dataclass(frozen=True)
-class MaskPositionsOptions(Checked):
-    """Short name of `BlockKeys` for the same canvas positions in every head, whatever they receive.
-
-    Raises ValueError for no position, and in the run for positions the canvas never has.
-    """
-
-    positions: tuple[int, ...] = ()
-    """Canvas positions, from 0."""
-    _: KW_ONLY
-    layers: tuple[int | str, ...] | None = None
-    heads: tuple[int, ...] | None = None
-    added: tuple[int, ...] = ()
-    """Added sinks to take as well, from 0."""
-    removal: Removal = registered(removals, Mask())  # noqa: RUF009
-    """`BlockKeys.how`."""
-    queries: str | None = None
-    values: str | None = None
-    """With the removal "mean_value": its file."""
-    steps: tuple[int | None, ...] | None = None
-
-    def made(self) -> BlockKeys:
-        """The edit."""
-        return BlockKeys(
-            Positions(self.positions, self.added),
-            when="now",
-            how=removal_of(self.removal, self.values),
-            queries=self.queries,
-            steps=self.steps,
-            layers=self.layers,
-            heads=self.heads,
-        )
-
-
-def MaskPositions(positions: Any = (), **options: Any) -> BlockKeys:
-    """`BlockKeys` for canvas positions, by the fields of `MaskPositionsOptions`. Raises ValueError
-    as that does.
-    """
-    return MaskPositionsOptions(positions, **options).made()
-
-
-@interventions.register("truncate_context", lambda edit: None)
-@dataclass(frozen=True)
-class TruncateContextOptions:
-    """Short name of `BlockKeys` for truncation in the middle of a run: no query sees positions
-    start, …, stop - 1 from a step on.
-
-    These are canvas positions. Queries at them still run and see the others; their tokens are never
-    attended. The share of attention the stretch held is `removed_BLH` of the first entry of the
-    log.
-
-    Raises ValueError for an empty stretch or negative numbers, and in the run for positions the
-    canvas never has.
-    """
-
-    start: int
-    """First blocked canvas position."""
-    stop: int
-    """The position after the last blocked one."""
-    step: int
-    """First step in which they are blocked, counted from 0 in each sequence."""
-
-    def made(self) -> BlockKeys:
-        """The edit."""
-        whole_numbers("start, stop and step", (self.start, self.stop, self.step))
-        if self.stop <= self.start:
-            raise ValueError(
-                f"stop is larger than start, but start={self.start} and stop={self.stop}: raise "
-                "stop"
-            )
-        return MaskPositions(tuple(range(self.start, self.stop)), steps=(self.step, None))
-
-
-def TruncateContext(start: int, stop: int, step: int) -> BlockKeys:
-    """`BlockKeys` for a stretch of positions from a step on; see `TruncateContextOptions`."""
-    return TruncateContextOptions(start, stop, step).made()
+from sinklab.core.registry import interventions
 
 
 def _only_heads(keep_QS: Tensor, call: AttentionCall, site: CallSite) -> Tensor:

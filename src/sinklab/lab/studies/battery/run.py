@@ -12,10 +12,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sinklab.core.probing import BlockKeys, InterventionLog, by_protocol
+from sinklab.core.probing import BlockKeys, InterventionLog
 from sinklab.lab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.data.battery import Problem, is_right, problems
+from sinklab.lab.measures import by_protocol
 from sinklab.lab.scoring import encode, write_batch
 from sinklab.lab.scoring.writing import Writing, WritingRequest, ended, stop_ids
 from sinklab.lab.studies.base import check_fits, columns_of

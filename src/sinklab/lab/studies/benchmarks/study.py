@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sinklab.core.errors import Checked, limited
-from sinklab.core.probing.scope import CONTROLS as BLOCKED
-from sinklab.core.probing.scope import PROTOCOLS
 from sinklab.core.registry import interventions, rules, studies
 from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.lab.measures import CONTROLS as BLOCKED
+from sinklab.lab.measures import PROTOCOLS
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
 from sinklab.lab.studies.base import Study, deferred, kept_record, with_matched
 
@@ -151,7 +151,7 @@ class EvalSettings(DecodingSettings):
             edits = by_last_query(edits)
         if self.mask_sinks is None:
             return edits
-        from sinklab.core.probing.interventions.mask_sinks import by_protocol
+        from sinklab.lab.measures import by_protocol
 
         how: dict[str, Any] = {"control": self.control}
         if self.control == "matched":

@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sinklab.core.probing import DOSE_COLUMNS, PROTOCOLS
+from sinklab.core.probing import DOSE_COLUMNS
 from sinklab.lab.analysis.intervals import Z
+from sinklab.lab.measures import PROTOCOLS
 from sinklab.lab.reports.charts import Axis, Chart, Line, draw_panels
 from sinklab.lab.reports.printed import Printed, save_figure, write_printed
 from sinklab.lab.reports.style import theme_named, themed

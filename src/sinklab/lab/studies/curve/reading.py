@@ -17,12 +17,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sinklab.core.probing import AttentionCall, InterventionLog, Listener, MaskSinks
+from sinklab.core.probing import AttentionCall, InterventionLog, Listener
 from sinklab.core.probing.interventions.removals import real_queries_B1
 from sinklab.core.registry import interventions
 from sinklab.core.sinks.rules import Gu, find_sinks
 from sinklab.lab.analysis.doses import told_apart
 from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.measures import MaskSinks
 from sinklab.lab.scoring.heldout import EditedLosses, HeldoutRows, edited_losses, heldout_rows
 from sinklab.lab.scoring.writing import is_random
 from sinklab.lab.studies.base import check_fits, describe, heldout_text

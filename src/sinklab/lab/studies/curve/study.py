@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from sinklab.core.errors import Checked, limited
-from sinklab.core.probing.scope import CONTROLS, PROTOCOLS
 from sinklab.core.registry import interventions, registered, rules, studies
+from sinklab.lab.measures import CONTROLS, PROTOCOLS
 from sinklab.lab.records.reading import open_run
 from sinklab.lab.studies.base import Study, deferred
 from sinklab.lab.studies.processes import Amount

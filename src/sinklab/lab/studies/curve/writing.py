@@ -16,11 +16,12 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from sinklab.core.probing import BlockKeys, by_protocol
+from sinklab.core.probing import BlockKeys
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.analysis.doses import told_apart
 from sinklab.lab.analysis.estimates import FEWEST
 from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.measures import by_protocol
 from sinklab.lab.records.reading import Run
 from sinklab.lab.reports.printed import write_page
 from sinklab.lab.reports.words import number, percent, ranged

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.core.probing import STATES, BlockKeys, InterventionLog, MaskSinks
-from sinklab.core.probing.interventions.controls import CountControl
+from sinklab.core.probing import STATES, BlockKeys, InterventionLog
 from sinklab.core.registry import interventions
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.caching.policies import EvictingCache
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.tokens import special_roles, token_text
+from sinklab.lab.measures import MaskSinks
+from sinklab.lab.measures.controls import CountControl
 from sinklab.lab.records.writing import RunWriter
 from sinklab.lab.scoring import encode, state_records
 from sinklab.lab.scoring.task import Task

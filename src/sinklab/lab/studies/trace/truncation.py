@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sinklab.core.probing import TruncateContext, intervene
+from sinklab.core.probing import intervene
 from sinklab.core.sinks.rules import DEFAULT
+from sinklab.lab.measures import TruncateContext
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, stop_ids
 from sinklab.lab.studies.trace.recording import Recorder, Selection

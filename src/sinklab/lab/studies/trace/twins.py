@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.core.attention.context import decoding
-from sinklab.core.probing import STATES, TruncateContext, intervene
+from sinklab.core.probing import STATES, intervene
 from sinklab.core.sampling.canvas import Places, numbered_blocks
 from sinklab.core.sampling.denoisers import Evaluation
 from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.measures import TruncateContext
 from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import Run, open_run
 from sinklab.lab.scoring.task import Task

@@ -1,4 +1,4 @@
-"""Short names of `BlockKeys`: `MaskSinks`, and the named protocols."""
+"""Short names of `BlockKeys`: `MaskSinks`, those for named positions, and the named protocols."""
 
 from __future__ import annotations
 
@@ -7,33 +7,30 @@ from typing import Any, cast
 
 from sinklab.core.errors import Checked, limited, one_of
 from sinklab.core.probing.interventions.block_keys import BlockKeys
-from sinklab.core.probing.interventions.controls import (
-    CountControl,
-    EqualMass,
-    Lowest,
-    Matched,
-    Random,
-    Recent,
-)
 from sinklab.core.probing.interventions.removals import Mask, MeanValue, Removal
 from sinklab.core.probing.interventions.selectors import (
     ByLayer,
+    Positions,
     Selector,
     SinkKeys,
     Sparing,
     TopKeys,
 )
-from sinklab.core.probing.scope import CONTROLS, PROTOCOLS
+from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.registry import interventions, registered, removals, rules
 from sinklab.core.sinks.rules import DEFAULT, Excess, Rule
+from sinklab.lab.measures.controls import (
+    CONTROLS,
+    COUNT_CONTROLS,
+    EqualMass,
+    Matched,
+    in_place_of,
+)
 
 SOURCES = {"now": "now", "closed_loop": "previous", "clean_pass": "clean", "carried": "kept"}
 """Values of ``source`` -> `BlockKeys.when`."""
-COUNT_CONTROLS: dict[str, type[CountControl]] = {
-    "random": Random,
-    "recent": Recent,
-    "lowest": Lowest,
-}
+PROTOCOLS = ("paper", "held", "rule", "clean")
+"""Ways to mask sinks that have a name; see `by_protocol`."""
 
 
 def mask_sinks_fields(edit: Any) -> dict[str, Any] | None:
@@ -189,6 +186,105 @@ def removal_of(removal: str | Removal, values: str | None = None) -> Removal:
     return MeanValue(values)
 
 
+def mask_positions_fields(edit: Any) -> dict[str, Any] | None:
+    """Fields of `MaskPositionsOptions` that make this edit, those that differ from the defaults;
+    None if none do.
+    """
+    if not isinstance(edit, BlockKeys) or not isinstance(edit.keys, Positions):
+        return None
+    given = {
+        "positions": edit.keys.positions,
+        "added": edit.keys.added,
+        "removal": edit.how,
+        "queries": edit.queries,
+        "steps": edit.steps,
+        "layers": edit.layers,
+        "heads": edit.heads,
+    }
+    if edit != MaskPositions(**given):
+        return None
+    return not_default(MaskPositionsOptions, given)
+
+
+@interventions.register("mask_positions", mask_positions_fields)
+@dataclass(frozen=True)
+class MaskPositionsOptions(Checked):
+    """Short name of `BlockKeys` for the same canvas positions in every head, whatever they receive.
+
+    Raises ValueError for no position, and in the run for positions the canvas never has.
+    """
+
+    positions: tuple[int, ...] = ()
+    """Canvas positions, from 0."""
+    _: KW_ONLY
+    layers: tuple[int | str, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    added: tuple[int, ...] = ()
+    """Added sinks to take as well, from 0."""
+    removal: Removal = registered(removals, Mask())  # noqa: RUF009
+    """`BlockKeys.how`."""
+    queries: str | None = None
+    values: str | None = None
+    """With the removal "mean_value": its file."""
+    steps: tuple[int | None, ...] | None = None
+
+    def made(self) -> BlockKeys:
+        """The edit."""
+        return BlockKeys(
+            Positions(self.positions, self.added),
+            when="now",
+            how=removal_of(self.removal, self.values),
+            queries=self.queries,
+            steps=self.steps,
+            layers=self.layers,
+            heads=self.heads,
+        )
+
+
+def MaskPositions(positions: Any = (), **options: Any) -> BlockKeys:
+    """`BlockKeys` for canvas positions, by the fields of `MaskPositionsOptions`. Raises ValueError
+    as that does.
+    """
+    return MaskPositionsOptions(positions, **options).made()
+
+
+@interventions.register("truncate_context", lambda edit: None)
+@dataclass(frozen=True)
+class TruncateContextOptions:
+    """Short name of `BlockKeys` for truncation in the middle of a run: no query sees positions
+    start, …, stop - 1 from a step on.
+
+    These are canvas positions. Queries at them still run and see the others; their tokens are never
+    attended. The share of attention the stretch held is `removed_BLH` of the first entry of the
+    log.
+
+    Raises ValueError for an empty stretch or negative numbers, and in the run for positions the
+    canvas never has.
+    """
+
+    start: int
+    """First blocked canvas position."""
+    stop: int
+    """The position after the last blocked one."""
+    step: int
+    """First step in which they are blocked, counted from 0 in each sequence."""
+
+    def made(self) -> BlockKeys:
+        """The edit."""
+        whole_numbers("start, stop and step", (self.start, self.stop, self.step))
+        if self.stop <= self.start:
+            raise ValueError(
+                f"stop is larger than start, but start={self.start} and stop={self.stop}: raise "
+                "stop"
+            )
+        return MaskPositions(tuple(range(self.start, self.stop)), steps=(self.step, None))
+
+
+def TruncateContext(start: int, stop: int, step: int) -> BlockKeys:
+    """`BlockKeys` for a stretch of positions from a step on; see `TruncateContextOptions`."""
+    return TruncateContextOptions(start, stop, step).made()
+
+
 def by_protocol(
     protocol: str,
     k: int,
@@ -228,25 +324,3 @@ def by_protocol(
         options["limit"] = k
     keys = in_place_of(keys, control, matched=matched, rule=counted_by)
     return BlockKeys(keys, when=when, counted_by=counted_by, **options)
-
-
-def in_place_of(
-    keys: Selector, control: str, *, matched: bool = False, rule: Rule | None = None
-) -> Selector:
-    """The selector itself ("sinks"), its control of this name, or with `matched` the arm that
-    "equal_mass" is compared with. Raises ValueError for another name, and for a control that has no
-    such arm.
-    """
-    one_of("control", control, CONTROLS)
-    if matched and control in COUNT_CONTROLS:
-        raise ValueError(
-            f"matched=True takes heads with a control of equal mass, but control={control!r} "
-            'matches the number of keys: take control="sinks" or "equal_mass"'
-        )
-    if control in COUNT_CONTROLS:
-        return COUNT_CONTROLS[control](keys)
-    if control == "equal_mass":
-        return EqualMass(keys, rule)
-    if matched:
-        return Matched(keys, rule)
-    return keys

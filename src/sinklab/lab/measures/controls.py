@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sinklab.core.errors import limited
-from sinklab.core.probing.interventions.selectors import KeyView, Wrapper
+from sinklab.core.errors import limited, one_of
+from sinklab.core.probing.interventions.selectors import KeyView, Selector, Wrapper
 from sinklab.core.registry import registered, rules, selectors
 from sinklab.core.sinks.rules import DEFAULT, Rule
 
@@ -165,3 +165,34 @@ def equal_mass(score_BHS: Tensor, wanted_BH: Tensor, free_BHS: Tensor) -> tuple[
         flags_BHS = flags_BHS.scatter(-1, place_BH1, takes_BH.unsqueeze(-1))
     found_BH = (wanted_BH > 0) & (sum_BH >= least_BH)
     return flags_BHS & found_BH.unsqueeze(-1), found_BH
+
+
+CONTROLS = ("sinks", "random", "equal_mass", "recent", "lowest")
+"""Keys that `MaskSinks` removes: the sinks, or others in their place."""
+COUNT_CONTROLS: dict[str, type[CountControl]] = {
+    "random": Random,
+    "recent": Recent,
+    "lowest": Lowest,
+}
+
+
+def in_place_of(
+    keys: Selector, control: str, *, matched: bool = False, rule: Rule | None = None
+) -> Selector:
+    """The selector itself ("sinks"), its control of this name, or with `matched` the arm that
+    "equal_mass" is compared with. Raises ValueError for another name, and for a control that has no
+    such arm.
+    """
+    one_of("control", control, CONTROLS)
+    if matched and control in COUNT_CONTROLS:
+        raise ValueError(
+            f"matched=True takes heads with a control of equal mass, but control={control!r} "
+            'matches the number of keys: take control="sinks" or "equal_mass"'
+        )
+    if control in COUNT_CONTROLS:
+        return COUNT_CONTROLS[control](keys)
+    if control == "equal_mass":
+        return EqualMass(keys, rule)
+    if matched:
+        return Matched(keys, rule)
+    return keys
