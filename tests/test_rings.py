@@ -15,23 +15,25 @@ SOURCE = Path(__file__).parents[1] / "src" / "sinklab"
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 import sinklab
+from sinklab.core import registry
 
 assert sinklab.__file__.startswith(sys.argv[1]), sinklab.__file__
-seen = []
+groups = [name for name, value in vars(registry).items() if isinstance(value, registry.Registry)]
+homes = {kind.__module__ for name in groups for kind in getattr(registry, name).values()}
+seen = 0
 for ring in sys.argv[2:]:
     package = importlib.import_module(f"sinklab.{ring}")
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         # the model of lm-eval, which is not needed otherwise
         if not module.name.endswith("harness_model"):
             importlib.import_module(module.name)
-            seen.append(module.name)
-print(len(seen))
+            seen += 1
+print(seen, *homes)
 """
-REGISTERED = """
-from sinklab.core import registry
+HELP = """
+from sinklab.lab.cli.main import main
 
-groups = [name for name, value in vars(registry).items() if isinstance(value, registry.Registry)]
-print(*(kind.__module__ for name in groups for kind in getattr(registry, name).values()))
+main(["--help"])
 """
 TRACED = """
 import torch
@@ -56,39 +58,33 @@ def without(folder, *rings):
     return folder
 
 
-def ran(folder, program, *arguments):
-    command = [sys.executable, "-c", program, *arguments]
+def ran(folder, program, *rings):
+    """How many modules these rings have, where registered classes live, and what a program says
+    after all was imported.
+    """
+    command = [sys.executable, "-c", IMPORT_ALL + program, str(folder), *rings]
     done = subprocess.run(
         command, env={"PYTHONPATH": str(folder)}, cwd=folder, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    found, _, said = done.stdout.partition("\n")
+    modules, *homes = found.split()
+    return int(modules), homes, said
 
 
 @pytest.mark.slow
 def test_core_and_lab_do_without_the_extras(tmp_path):
-    folder = without(tmp_path, "extras")
-    assert int(ran(folder, IMPORT_ALL, str(folder), "core", "lab")) > 150
-    homes = set(ran(folder, REGISTERED).split())
-    assert homes and not [home for home in homes if ".extras." in home]
-    told = subprocess.run(
-        [sys.executable, "-m", "sinklab", "--help"],
-        env={"PYTHONPATH": str(folder)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
-    assert told.returncode == 0 and "trace" in told.stdout
-    assert not [name for name in ("serve", "push", "referee", "backcopy") if name in told.stdout]
+    modules, homes, said = ran(without(tmp_path, "extras"), HELP, "core", "lab")
+    assert modules > 150 and homes and not [home for home in homes if ".extras." in home]
+    assert "trace" in said
+    assert not [name for name in ("serve", "push", "referee", "backcopy") if name in said]
 
 
 @pytest.mark.slow
 def test_the_core_does_without_the_lab(tmp_path):
-    folder = without(tmp_path, "extras", "lab")
-    assert int(ran(folder, IMPORT_ALL, str(folder), "core")) > 40
-    homes = set(ran(folder, REGISTERED).split())
-    assert homes and all(home.startswith("sinklab.core.") for home in homes)
-    assert ran(folder, TRACED).split() == ["1", "2", "4", "20"]
+    modules, homes, said = ran(without(tmp_path, "extras", "lab"), TRACED, "core")
+    assert modules > 40 and homes and all(home.startswith("sinklab.core.") for home in homes)
+    assert said.split() == ["1", "2", "4", "20"]
 
 
 def test_the_ring_of_a_test_file_is_the_outermost_that_it_imports():
