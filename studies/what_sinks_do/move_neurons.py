@@ -19,9 +19,9 @@ from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.base import CallSite, Effect
 from sinklab.core.probing.interventions.queries import query_positions
-from sinklab.core.probing.interventions.removals import reference_values
 from sinklab.core.probing.listener import Listener
 from sinklab.core.registry import interventions
+from sinklab.lab.measures.values import reference_values
 from sinklab.lab.scoring.hidden_states import Part, StateHandler
 
 

@@ -108,6 +108,7 @@ def test_nothing_is_read_before_a_forward_ends(departures, kind, heads):
     assert seen.received[0].shape == (B, LAYERS, 2 if heads else H, S)
 
 
+@pytest.mark.ring("lab")
 def test_columns_of_a_cached_step_stay_on_the_device(departures):
     model, x_BQE = Model(), torch.empty(B, 4, H * D, device="meta")
     ids_BS, columns = (

@@ -15,7 +15,6 @@ import planted
 import torch
 from scipy import optimize
 
-from sinklab.core.probing.statistics import WINDOW
 from sinklab.core.sinks.normalize import main_sink, mean_weight
 from sinklab.core.sinks.rules import DEFAULT, find_sinks
 from sinklab.lab.analysis import linear_probes as probes
@@ -31,6 +30,7 @@ from sinklab.lab.analysis.verdicts import (
     recovery,
     start_only,
 )
+from sinklab.lab.measures.some_queries import WINDOW
 
 
 @dataclass(frozen=True)

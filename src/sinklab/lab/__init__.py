@@ -8,11 +8,12 @@ PROVIDES = {
     ),
     "interventions": "measures.patch measures.short_names scoring.hidden_states",
     "figures": "reports.figures reports.maps",
+    "removals": "measures.values",
     "rules": "measures.soft_rule",
     "selectors": "measures.controls measures.others",
     "statistics": (
         "measures.directions measures.drift measures.head_output measures.norms measures.outliers "
-        "measures.similarity"
+        "measures.similarity measures.some_queries"
     ),
     "studies": (
         "studies.battery.study studies.benchmarks.study studies.caches.study "

@@ -20,10 +20,10 @@ from sinklab.core.probing import (
     Listener,
 )
 from sinklab.core.probing.interventions.queries import query_positions
-from sinklab.core.probing.interventions.removals import reference_values
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.probing.tap import tapped
 from sinklab.core.registry import interventions
+from sinklab.lab.measures.values import reference_values
 from sinklab.lab.scoring.hidden_states import Part, StateHandler
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from sinklab.core.errors import Checked, limited, one_of
 from sinklab.core.probing.interventions.block_keys import BlockKeys
-from sinklab.core.probing.interventions.removals import Mask, MeanValue, Removal
+from sinklab.core.probing.interventions.removals import Mask, Removal
 from sinklab.core.probing.interventions.selectors import (
     ByLayer,
     Positions,
@@ -26,6 +26,7 @@ from sinklab.lab.measures.controls import (
     Matched,
     in_place_of,
 )
+from sinklab.lab.measures.values import MeanValue
 
 SOURCES = {"now": "now", "closed_loop": "previous", "clean_pass": "clean", "carried": "kept"}
 """Values of ``source`` -> `BlockKeys.when`."""

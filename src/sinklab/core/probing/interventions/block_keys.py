@@ -32,7 +32,7 @@ class BlockKeys(LayerIntervention):
 
         BlockKeys(TopKeys(5))                   # = MaskSinks(k=5), the paper's
         BlockKeys(SinkKeys("gu"), queries="from32", when="clean")
-        BlockKeys(EqualMass(TopKeys(5)))        # a control wraps the selector it stands for
+        BlockKeys(EqualMass(TopKeys(5)))        # a control of sinklab.lab.measures
 
     Raises ValueError for values outside those listed, and for ones that do not go together.
     """
@@ -57,8 +57,8 @@ class BlockKeys(LayerIntervention):
     before, replace it by "clean".
     """
     how: Removal = registered(removals, Mask())  # noqa: RUF009
-    """Removal, or its text: "mask", "zero_value", "mean_value:file=…", "pool_value",
-    "shuffle_value" or "evict".
+    """Removal, or its text: "mask", "evict", "zero_value", or one of `sinklab.lab.measures.values`:
+    "pool_value", "shuffle_value", "mean_value:file=…".
     """
     scores: str | None = limited(None, one_of=SCORES)
     """Attention to choose by: column sums over all queries ("received"), or the last query's row

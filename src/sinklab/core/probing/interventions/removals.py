@@ -7,19 +7,16 @@ as columns.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.received import row_logsumexp
 from sinklab.core.attention.scores import allowed, compact
-from sinklab.core.errors import Checked, ordinary, refused
+from sinklab.core.errors import Checked
 from sinklab.core.probing.call import AttentionCall, narrowed
 from sinklab.core.registry import removals
 
@@ -46,7 +43,7 @@ def restricted(
 
     Raises ValueError when in some row and head no query would see a key any more.
     """
-    mask = _short_mask(call)
+    mask = short_mask(call)
     before_BHQS = allowed(mask)
     if kept_QS is not None:
         keep_BHQS = keep_BHQS | kept_QS
@@ -96,7 +93,7 @@ def own_mask(call: AttentionCall) -> Tensor:
     return compact(mask)
 
 
-def _short_mask(call: AttentionCall) -> Tensor:
+def short_mask(call: AttentionCall) -> Tensor:
     """The same, one row if it is the same for every query, which is read from the device."""
     mask = own_mask(call)
     if not call.is_causal and mask.shape[2] > 1 and bool((mask == mask[:, :, :1]).all()):
@@ -194,94 +191,6 @@ class ZeroValue(ValueRemoval):
         return torch.zeros_like(value_BHSD[:, :, :1])
 
 
-@removals.register("pool_value")
-@dataclass(frozen=True)
-class PoolValue(ValueRemoval):
-    """Keep the mass on the keys, and give each the mean value of the other keys that are seen.
-
-    Raises ValueError in a call whose queries see different keys.
-    """
-
-    def values(
-        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
-    ) -> Tensor:
-        others_BHS = _others(call, gone_BHS, "pool_value")
-        weights_BHS = others_BHS.to(value_BHSD) / others_BHS.sum(-1, keepdim=True).clamp(min=1)
-        return (weights_BHS.unsqueeze(-1) * value_BHSD).sum(2, keepdim=True)
-
-
-@removals.register("shuffle_value")
-@dataclass(frozen=True)
-class ShuffleValue(ValueRemoval):
-    """Keep the mass on the keys, and give each the value of another key that is seen and stays,
-    drawn by the seed.
-
-    A sink that is only a place to put mass does not care whose value stands there. Several keys of
-    a head get the values of different keys, as long as there are enough. Raises ValueError in a
-    call whose queries see different keys.
-    """
-
-    draws = True
-
-    def values(
-        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
-    ) -> Tensor:
-        others_BHS = _others(call, gone_BHS, "shuffle_value")
-        order_BHS = random_BHS.masked_fill(~others_BHS, -1.0).argsort(dim=-1, descending=True)
-        number_BHS = gone_BHS.long().cumsum(-1) - 1
-        number_BHS = number_BHS.clamp(min=0) % others_BHS.sum(-1, keepdim=True).clamp(min=1)
-        donor_BHS = order_BHS.gather(-1, number_BHS)
-        width = value_BHSD.shape[-1]
-        return value_BHSD.gather(2, donor_BHS.unsqueeze(-1).expand(-1, -1, -1, width))
-
-
-@removals.register("mean_value")
-@dataclass(frozen=True)
-class MeanValue(ValueRemoval):
-    """Keep the mass on the keys, and give each the mean value of that head's sinks in reference
-    texts.
-
-    Raises ValueError in a call for a file that cannot be read, and for a head without a sink there.
-    """
-
-    file: str = ""
-    """A file of `sinklab.lab.scoring.reference_values.save_reference_values`."""
-
-    def values(
-        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
-    ) -> Tensor:
-        means_HD = reference_values(self.file)[call.layer]
-        lacking_H = means_HD.isnan().any(-1) & gone_BHS.any(-1).any(0).to(means_HD.device)
-        if bool(lacking_H.any()):
-            head = int(lacking_H.nonzero()[0])
-            raise ValueError(
-                f"{call.layer}, head {head} has no sink in the reference texts; leave out that head"
-            )
-        return means_HD.nan_to_num().to(value_BHSD)[None, :, None]
-
-
-def _others(call: AttentionCall, gone_BHS: Tensor, removal: str) -> Tensor:
-    """Keys (B, H, S) that are seen and stay. Raises ValueError if queries see different keys."""
-    mask = _short_mask(call)
-    if mask.shape[2] > 1:
-        raise ValueError(
-            f"{removal} takes the values that a query sees, but in {call.layer} queries see "
-            "different keys (a causal model, blocks): take mean_value or zero_value"
-        )
-    return allowed(mask)[:, :, 0] & ~gone_BHS
-
-
-@lru_cache(maxsize=4)
-def reference_values(file: str) -> dict[str, Tensor]:
-    """Mean values (H, D) by layer. Raises ValueError for another file."""
-    with refused(
-        f"no reference values can be read from {file}, which is absent or damaged",
-        SafetensorError,
-        OSError,
-    ):
-        return load_file(ordinary(file))
-
-
 def real_queries_B1(call: AttentionCall) -> Tensor:
     """Number of queries that are not padding, (B, 1)."""
     return call.visibility.counted_BQ.sum(-1, keepdim=True)
@@ -306,7 +215,7 @@ def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
     not padding, (B, H).
     """
     batch, heads = call.query_BHQD.shape[:2]
-    may_BHQS = allowed(_short_mask(call))
+    may_BHQS = allowed(short_mask(call))
     if gone_BHS is not None:
         may_BHQS = may_BHQS & ~gone_BHS.unsqueeze(2)
     seen_BHQ = may_BHQS.sum(-1).expand(batch, heads, call.query_BHQD.shape[2]).float()
