@@ -83,14 +83,37 @@ print(json.dumps(codes))
 """
 
 
-def train_killed(runs):
-    """Train each run in a process of its own, which is killed where the key says: a call in the
-    script.
-    """
+KILLS = {
+    "before_a_rename('run.json')": [],
+    "with_killer(1)": ["checkpoints", "monitor.parquet", "run.json"],
+    "in_a_checkpoint(2)": [
+        "checkpoints",
+        "checkpoints/.partial",
+        "history.parquet",
+        "monitor.parquet",
+        "run.json",
+    ],
+}
+"""How a run is killed before its first checkpoint, and what it leaves."""
+
+
+@pytest.fixture(scope="module")
+def killed(settings, tmp_path_factory):
+    """Runs by how they were killed, a call in the script: each in a fork of one process."""
+    room = tmp_path_factory.mktemp("killed")
+    stream = {"streaming": True, "documents": "separate"}
+    short = replace(settings, steps=3, save_every=2, monitor_every=1, eval_every=1)
+    runs = {
+        "in_a_checkpoint(8)": replace(settings, out=str(room / "memory")),
+        "with_killer(7)": replace(settings, out=str(room / "stream"), **stream),
+        **{
+            kill: replace(short, out=str(room / f"run-{place}")) for place, kill in enumerate(KILLS)
+        },
+    }
     script = KILLED.format(
         path=[str(Path(run.__file__).parents[2]), str(Path(__file__).parents[1])]
     )
-    killed = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", script],
         input=json.dumps([(kill, dataclasses.asdict(settings)) for kill, settings in runs.items()]),
         capture_output=True,
@@ -98,7 +121,8 @@ def train_killed(runs):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         timeout=PATIENCE,
     )
-    assert killed.stdout.strip() == str([-9] * len(runs)), killed.stderr[-2000:]
+    assert done.stdout.strip() == str([-9] * len(runs)), done.stderr[-2000:]
+    return runs
 
 
 def assert_same(one, other):
@@ -110,13 +134,8 @@ def assert_same(one, other):
 
 
 @pytest.mark.slow
-def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(settings, tmp_path):
-    both = [
-        replace(settings, out=str(tmp_path / "memory")),
-        replace(settings, out=str(tmp_path / "stream"), streaming=True, documents="separate"),
-    ]
-    train_killed(dict(zip(["in_a_checkpoint(8)", "with_killer(7)"], both, strict=True)))
-    for one in both:
+def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(killed, tmp_path):
+    for one in (killed["in_a_checkpoint(8)"], killed["with_killer(7)"]):
         folder = Path(one.out)
         assert open_run(folder).info.status == "running"
         assert [path.name for path in whole_checkpoints(folder / "checkpoints")] == ["checkpoint-4"]
@@ -129,31 +148,16 @@ def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(s
 
 
 @pytest.mark.slow
-def test_runs_killed_before_their_first_checkpoint_begin_anew(settings, tmp_path):
-    short = replace(settings, steps=3, save_every=2, monitor_every=1, eval_every=1)
-    kills = {
-        "before_a_rename('run.json')": [],
-        "with_killer(1)": ["checkpoints", "monitor.parquet", "run.json"],
-        "in_a_checkpoint(2)": [
-            "checkpoints",
-            "checkpoints/.partial",
-            "history.parquet",
-            "monitor.parquet",
-            "run.json",
-        ],
-    }
-    runs = {
-        kill: replace(short, out=str(tmp_path / f"run-{place}")) for place, kill in enumerate(kills)
-    }
-    train_killed(runs)
-    train(replace(short, out=str(tmp_path / "whole")))
+def test_runs_killed_before_their_first_checkpoint_begin_anew(killed, tmp_path):
+    runs = {kill: killed[kill] for kill in KILLS}
+    train(replace(runs["with_killer(1)"], out=str(tmp_path / "whole")))
     for kill, one in runs.items():
         folder = Path(one.out)
         left = {str(path.relative_to(folder)) for path in folder.rglob("*")}
         # besides, who was at work, and the beginning of a run.json
         aside = ("checkpoint-", ".claims", ".run.json")
         assert (
-            sorted(name for name in left if not any(word in name for word in aside)) == kills[kill]
+            sorted(name for name in left if not any(word in name for word in aside)) == KILLS[kill]
         )
         assert whole_checkpoints(folder / "checkpoints") == []
         if "run.json" in left:
