@@ -5,7 +5,6 @@ and said of seeds.
 import importlib.util
 import json
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -226,15 +225,7 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_end(
 
 @pytest.mark.slow
 def test_the_commands_measure_train_and_report_and_leave_out_what_is_done(toy, capsys, monkeypatch):
-    command = [
-        sys.executable,
-        str(HERE / "runbook.py"),
-        "--out",
-        str(toy.out),
-        "--settings",
-        str(toy.file),
-    ]
-    subprocess.run([*command, "measure"], check=True)
+    runbook.main(["--out", str(toy.out), "--settings", str(toy.file), "measure"])
     plan = toy.plan()
     assert (
         plan["stages"]["variants"] == {"seeds": 6, "tokens": 384}
