@@ -1,7 +1,6 @@
 """The conformance suites of interventions and statistics, over every built-in and every example."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from sinklab.core.registry import (
 from sinklab.lab.testing import check_intervention, check_statistic
 from tiny_diffusion import tiny_model
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 INTERVENTIONS = [
     "mask_sinks:k=2",
     "mask_sinks:epsilon=1,removal=zero_value",
@@ -191,8 +189,3 @@ def test_a_statistic_that_does_not_conform_is_seen(scratch, kind, error, message
     statistics.register(kind.__name__)(kind)
     with pytest.raises(error, match=message):
         check_statistic(kind.__name__, tiny_model())
-
-
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("add_a_*.py")), ids=lambda path: path.stem)
-def test_an_example_is_short(path):
-    assert len(path.read_text("utf-8").splitlines()) <= 60

@@ -56,12 +56,21 @@ def decoded(model, canvas, cache, edit):
     return [step.ids_BS for step in steps], recording, log.removals
 
 
-CASES = [*itertools.product(MODELS, ("none", "strongest"))]
-CASES += [("sinks in front", edit) for edit in ("evicted", "by rule", "window")]
+PLACES = [*itertools.product(("left",), CACHES), ("right", "none")]
+# every model in every place, edited in every second one
+CASES = [
+    (kind, *place, ("none", "strongest")[(row + column) % 2])
+    for row, kind in enumerate(MODELS)
+    for column, place in enumerate(PLACES)
+]
+CASES += [
+    ("sinks in front", "left", cache, edit)
+    for edit in ("evicted", "by rule", "window")
+    for cache in CACHES
+]
 
 
-@pytest.mark.parametrize("kind, edit", CASES)
-@pytest.mark.parametrize("side, cache", [*(("left", cache) for cache in CACHES), ("right", "none")])
+@pytest.mark.parametrize("kind, side, cache, edit", CASES)
 def test_a_row_of_a_padded_batch_is_what_it_is_alone(kind, side, cache, edit):
     model = tiny_model(**MODELS[kind])
     mask_id = model.config.mask_token_id
