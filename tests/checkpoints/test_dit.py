@@ -59,18 +59,21 @@ def test_the_config_says_what_it_is(tmp_path, kind, capsys):
 
 
 @pytest.mark.slow
-def test_a_saved_one_loads_through_transformers_too(tmp_path, kind):
-    toy(tmp_path, kind).model.save_pretrained(tmp_path / "own")
+def test_saved_ones_load_through_transformers_too(tmp_path):
     lines = (
         "import sys; from sinklab.core.models import DiffusionLM; "
-        "print(DiffusionLM.from_pretrained(sys.argv[1]).dtype)"
+        "print(*[DiffusionLM.from_pretrained(one).dtype for one in sys.argv[1:]])"
     )
+    folders = [tmp_path / f"own-{kind}" for kind in KINDS]
+    for kind, folder in zip(KINDS, folders, strict=True):
+        own = toy(tmp_path, kind).model
+        own.save_pretrained(folder)
+        model = DiffusionLM.from_pretrained(folder).eval()
+        assert torch.allclose(model(IDS).logits, own(IDS).logits, atol=1e-4)
     done = subprocess.run(
-        [sys.executable, "-c", lines, str(tmp_path / "own")], capture_output=True, text=True
+        [sys.executable, "-c", lines, *map(str, folders)], capture_output=True, text=True
     )
-    assert done.stdout.strip() == "torch.float32", done.stderr
-    model = DiffusionLM.from_pretrained(tmp_path / "own").eval()
-    assert torch.allclose(model(IDS).logits, toy(tmp_path, kind).model(IDS).logits, atol=1e-4)
+    assert done.stdout.split() == ["torch.float32"] * 2, done.stderr
 
 
 def test_the_denoiser_never_proposes_the_mask_and_padding_is_not_seen(tmp_path, kind):

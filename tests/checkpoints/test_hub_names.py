@@ -17,27 +17,33 @@ from sinklab.lab.checkpoints.published import resolve
 NOBODY = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = """
-import os, sys
 from sinklab.lab.checkpoints import describe, load
 
-if sys.argv[1] == "cached":
-    info, loaded = describe("someone/toy"), load("someone/toy", revision="main")
-    numbers = sum(p.numel() for p in loaded.model.parameters())
-    print(info.parameters == numbers, loaded.name, loaded.revision)
-    name = "someone/absent"
-else:
-    name = "GSAI-ML/LLaDA-8B-Instrukt"
-for call in (load, describe):
-    try:
-        call(name)
-    except ValueError as error:
-        print(str(error).split(": ")[0])
+info, loaded = describe("someone/toy"), load("someone/toy", revision="main")
+numbers = sum(p.numel() for p in loaded.model.parameters())
+print(info.parameters == numbers, loaded.name, loaded.revision)
+for name in ("someone/absent", "GSAI-ML/LLaDA-8B-Instrukt"):
+    for call in (load, describe):
+        try:
+            call(name)
+        except ValueError as error:
+            print(str(error).split(": ")[0])
 """
 
 
-def run(tmp_path, which, **environment):
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT, which],
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "environment", [{"HF_HUB_OFFLINE": "1"}, NOBODY], ids=["offline", "nobody answers"]
+)
+def test_a_cached_repository_loads_without_a_network_and_another_is_told_apart(
+    tmp_path, environment
+):
+    repository = tmp_path / "hub" / "models--someone--toy"
+    toys.llada(repository / "snapshots" / COMMIT, shards=2)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT],
         capture_output=True,
         text=True,
         env={
@@ -49,18 +55,6 @@ def run(tmp_path, which, **environment):
         },
         timeout=PATIENCE,
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "environment", [{"HF_HUB_OFFLINE": "1"}, NOBODY], ids=["offline", "nobody answers"]
-)
-def test_a_cached_repository_loads_without_a_network(tmp_path, environment):
-    repository = tmp_path / "hub" / "models--someone--toy"
-    toys.llada(repository / "snapshots" / COMMIT, shards=2)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(COMMIT)
-    done = run(tmp_path, "cached", **environment)
     names = "'tiny', 'tiny-sink', 'tiny-causal'"
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
@@ -70,21 +64,12 @@ def test_a_cached_repository_loads_without_a_network(tmp_path, environment):
             "or a Hub name"
         ]
         * 2,
-    ]
-
-
-@pytest.mark.slow
-def test_without_a_network_the_error_is_all_there_is(tmp_path):
-    done = run(tmp_path, "absent", **NOBODY)
-    assert done.stderr == ""
-    assert (
-        done.stdout.splitlines()
-        == [
+        *[
             "no model can be loaded from 'GSAI-ML/LLaDA-8B-Instrukt'; did you mean "
             "'GSAI-ML/LLaDA-8B-Instruct' or 'GSAI-ML/LLaDA-8B-Base' or 'GSAI-ML/iLLaDA-8B'?"
         ]
-        * 2
-    )
+        * 2,
+    ]
 
 
 def test_only_the_files_of_the_repository_itself_are_fetched(tmp_path, monkeypatch):

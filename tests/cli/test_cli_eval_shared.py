@@ -27,7 +27,7 @@ def test_the_benchmarks_run_offline_on_the_packaged_model(tmp_path, capsys):
         "--num-fewshot",
         "0",
     ]
-    words += ["--mask-sinks", "5", "--new-tokens", "16", "--mc-samples", "4", "--record-sinks", "1"]
+    words += ["--mask-sinks", "5", "--new-tokens", "8", "--mc-samples", "2", "--record-sinks", "1"]
     assert main([*words, "--out", str(tmp_path / "run")]) == 0, capsys.readouterr().err
     run = open_run(tmp_path / "run")
     scores = run.table("scores")

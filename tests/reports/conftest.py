@@ -174,6 +174,12 @@ def make_study(tmp_path):
     return maker(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def make_shared(tmp_path_factory):
+    """As make_study, for runs that the tests of a module only read."""
+    return maker(tmp_path_factory.mktemp("shared"))
+
+
 def maker(root):
     def make(
         name="tiny",

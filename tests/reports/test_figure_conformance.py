@@ -9,7 +9,6 @@ import pytest
 from matplotlib import pyplot
 from test_report_training import made
 
-from conftest import maker
 from refusals import refused
 from sinklab.core.registry import figures, load_plugin
 from sinklab.lab.records import open_run
@@ -21,11 +20,11 @@ KINDS = ("study", "training")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(make_shared, tmp_path_factory):
     """Two runs of every kind that reports read."""
-    root = tmp_path_factory.mktemp("runs")
-    make, maps = maker(root), {"step3-layer1-head2": np.full((24, 24), 1 / 24)}
-    studies = [make("plain", maps=maps), make("sink", added=1, text_share=0.2, maps=maps)]
+    root, maps = tmp_path_factory.mktemp("runs"), {"step3-layer1-head2": np.full((24, 24), 1 / 24)}
+    plain = make_shared("plain", maps=maps)
+    studies = [plain, make_shared("sink", added=1, text_share=0.2, maps=maps)]
     return {"study": studies, "training": [made(root / "bare"), made(root / "one", added=1)]}
 
 

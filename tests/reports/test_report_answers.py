@@ -19,8 +19,8 @@ from sinklab.lab.short_road.runs import open_run as open_short
 SAMPLES = 8
 
 
-@pytest.fixture
-def runs(make_study):
+@pytest.fixture(scope="module")
+def runs(make_shared):
     """A model with strong sinks that move, and one whose sinks are weak; with controls."""
 
     def jittered(seed):
@@ -30,7 +30,7 @@ def runs(make_study):
         return change
 
     def of(name, seed, **how):
-        return make_study(name, samples=SAMPLES, change=jittered(seed), **how)
+        return make_shared(name, samples=SAMPLES, change=jittered(seed), **how)
 
     strong = beside(of("strong", 0, text_share=0.5), permuted=of("a", 1, text_share=0.1))
     weak = beside(
