@@ -23,6 +23,19 @@ torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 from sinklab.lab.training import TrainSettings, run, train, trainer
 
+# what both need is imported once
+children = []
+for rank in ("0", "1"):
+    child = os.fork()
+    if child == 0:
+        os.environ |= {{"RANK": rank, "LOCAL_RANK": rank}}
+        break
+    children.append(child)
+else:
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    print("", codes, sep="\\n")
+    sys.exit()
+
 exec({before!r})
 seen = []
 call = trainer.Objective.call
@@ -101,27 +114,20 @@ def train_in_two(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "WORLD_SIZE": "2",
-    }
-    shared |= {
+        "LOCAL_WORLD_SIZE": "2",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "OMP_NUM_THREADS": "1",
     }
-    processes = []
-    for rank in ("0", "1"):
-        own = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", script],
-                env={**shared, **own, **environment},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    said = [process.communicate(timeout=PATIENCE)[0] for process in processes]
-    codes = [process.returncode for process in processes]
-    assert codes == [ends, ends], "\n".join(text[-3000:] for text in said)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**shared, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.stdout.splitlines()[-1] == str([ends, ends]), done.stdout[-6000:]
 
 
 def given(settings):
