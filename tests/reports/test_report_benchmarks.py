@@ -468,12 +468,12 @@ def test_published_numbers_are_the_paper_s():
         tuple(map(float, re.findall(r"\d+\.\d\d", line)))
         for line in re.findall(r"^DLM.*\t.*$", text, re.M)
     ]
-    blocks = [block for table in TABLES[:2] for block in table["blocks"]]
-    assert printed == [tuple(row[2:]) for block in blocks for row in block["rows"]]
+    blocks = [rows for table in TABLES[:2] for rows in table["blocks"].values()]
+    assert printed == [tuple(row[2:]) for rows in blocks for row in rows]
     for table in TABLES[2:]:
-        (block,) = table["blocks"]
+        (rows,) = table["blocks"].values()
         for place, name in enumerate(table["benchmarks"], 2):
-            assert "\t".join([name, *(f"{row[place]:.2f}" for row in block["rows"])]) in text
+            assert "\t".join([name, *(f"{row[place]:.2f}" for row in rows)]) in text
     facts = shared("facts/papers.md")
     for task, models in TABLE1.items():
         for place, words in enumerate(("unmasked", "mask 1", "mask 5", "mask 10")):

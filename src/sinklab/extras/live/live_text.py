@@ -239,7 +239,7 @@ class LiveText:
                 for name, a in (("heads", a_LHK), ("mean", a_LHK.mean(1)))
             },
             "main": (main_sink(a_LHK, seen_L1K) + 1).ravel().tolist(),
-            "visible": np.rint(seen_L1K.max((0, 1))).astype(int).tolist(),
+            "visible": [round(float(seen_L1K.max()))],
             # as AGES counts, from 1, but for what was committed just now, which the page sees; 0 is
             # padding
             "ages": np.array([1, 3, 4, 0])[

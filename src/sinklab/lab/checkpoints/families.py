@@ -104,13 +104,12 @@ class Published:
 def published(family: str, formats: Mapping[str, Any] = FORMATS) -> dict[str, Published]:
     """Name on the Hub -> facts, of a family in the result of :func:`formats_of`."""
     rows: dict[str, Published] = {}
-    for facts in formats[family]["published"]:
-        shared = dict(facts)
-        names = shared.pop("names")
-        ids = shared.pop("special")
+    for name, facts in formats[family]["published"].items():
+        ids = dict(formats["ids"][facts["ids"]])
+        about = {field: facts[field] for field in facts if field != "ids"}
+        about["vocabulary"] = ids.pop("vocabulary", None)
         special = SpecialIds(**ids | {"stop": tuple(ids["stop"])})
-        for name in names:
-            rows[name] = Published(family, special=special, **shared)
+        rows[name] = Published(family, special=special, **about)
     return rows
 
 

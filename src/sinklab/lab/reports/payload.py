@@ -76,8 +76,7 @@ class LogScale:
 
 
 def pack(array: np.ndarray, row: int = 0) -> dict[str, Any]:
-    """An array of unsigned integers as JSON: the smallest of plain, deflated, and deflated
-    differences.
+    """An array of unsigned integers as JSON, deflated: as it is, or as differences if smaller.
 
     ``row`` is the distance, in elements, to the element that is likely to be alike (the same cell
     one step before); 0 when there is none.
@@ -95,15 +94,12 @@ def pack(array: np.ndarray, row: int = 0) -> dict[str, Any]:
     # zlib works outside the lock of the interpreter
     with ThreadPoolExecutor() as pool:
         plain, *smaller = pool.map(lambda form: zlib.compress(form.tobytes(), LEVEL), forms)
-    best, delta, deflate = plain, 0, True
+    best, delta = plain, 0
     if smaller and len(smaller[0]) < WORTH * len(plain):
         best, delta = smaller[0], row
-    if len(best) >= WORTH * flat.nbytes:
-        best, delta, deflate = flat.tobytes(), 0, False
     return {
         "bytes": flat.itemsize,
         "delta": delta,
-        "deflate": deflate,
         "data": base64.b64encode(best).decode("ascii"),
     }
 
@@ -198,7 +194,6 @@ def _base(sample: Sample, vocabulary: dict[Token, int], budget: int) -> dict[str
         "steps": sample.step_numbers_T[keep].tolist(),
         "blocks": sample.blocks_T[keep].tolist(),
         "scale": scale.as_json(),
-        "visible_per_key": False,
         "arrays": arrays,
     }
     for name, norms_TLK in zip(NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True):

@@ -124,15 +124,15 @@ def last_rows(group: list[Training]) -> dict[Any, list[float]]:
 
 
 def since(group: list[Training], event: str) -> list[str]:
-    """The step from which "takeover" or "emergence" held, in each run; "never" if it did not last
-    to the end.
+    """The step from which "takeover" or "emergence" held, in each run; "at no point" if it did not
+    last to the end.
     """
     found = []
     for run in group:
         step = getattr(run, event)
         first = run.over("step")["step"].iloc[0]
         if step is None:
-            found.append("never")
+            found.append("at no point")
         elif step == first:
             found.append(f"from the first measurement on (step {step})")
         else:

@@ -1,6 +1,5 @@
 // The live page: a socket brings steps as they are computed; two panes show the plain text and the one without a sink.
 
-const by = (id) => document.getElementById(id);
 // Seconds between two attempts to come back to a server that is not heard of any more.
 const ATTEMPTS = [1, 2, 4, 8, 16, 30];
 const TOO_SLOW = 1013;
@@ -10,32 +9,29 @@ const TEDIOUS = 3;
 /** A pass that grows: a sample whose arrays take each step as it comes. */
 class Growing extends Sample {
   constructor(run, { keys, scale, total }) {
-    super({ index: 0, steps: [], blocks: [], keys, scale, visible_per_key: true, final: "" }, run);
+    super({ index: 0, steps: [], blocks: [], keys, scale, blocked: run.blocked ? 1 : 0, final: "" }, run);
     const { L, H, K, P } = this;
-    this.parts = { heads: [L * H, K, Uint8Array], mean: [L, K, Uint8Array], main: [L * H, 1, Uint16Array], visible: [1, K, Uint16Array], ages: [1, P, Uint8Array], tokens: [1, P, Uint32Array] };
+    // Rows of each array, numbers of a row at a step, and their kind.
+    this.parts = { heads: [L * H, K, Uint8Array], mean: [L, K, Uint8Array], main: [L * H, 1, Uint16Array], blocked: [L * H, 1, Uint16Array], visible: [1, 1, Uint16Array], ages: [1, P, Uint8Array], tokens: [1, P, Uint32Array] };
     this.arrays = {};
-    [this.ranks, this.norm, this.keyNorm, this.come] = [[], null, null, 0];
-    this.score = decodeTable(scale);
-    this.ready = Promise.resolve(this);
+    this.ranks = [];
+    this.ready = this;
+    this.told = [];
     this.resize(total);
   }
 
-  /** Room for so many steps; what is there stays. */
+  /** Room for so many steps; those that came are added again. */
   resize(T) {
-    for (const [name, [rows, inner, Kind]] of Object.entries(this.parts)) {
-      const [before, after] = [this.arrays[name], new Kind(rows * T * inner)];
-      const kept = Math.min(this.T, T) * inner;
-      for (let row = 0; before && row < rows; row++) after.set(before.subarray(row * this.T * inner, row * this.T * inner + kept), row * T * inner);
-      this.arrays[name] = after;
-    }
     this.T = T;
-    this.steps = this.raw.steps = Array.from({ length: T }, (_, step) => step);
-    this.planes.clear();
+    this.steps = [...Array(T).keys()];
+    for (const [name, [rows, inner, Kind]] of Object.entries(this.parts)) this.arrays[name] = new Kind(rows * T * inner);
+    for (const told of this.told.splice(0)) this.add(told);
   }
 
   add(told) {
     if (told.step >= this.T) this.resize(2 * told.step);
-    const given = { ...told, heads: fromBase64(told.codes.heads), mean: fromBase64(told.codes.mean), tokens: told.tokens.map((token) => this.run.number(token)) };
+    this.told.push(told);
+    const given = { ...told, blocked: this.blocked(told.step), heads: fromBase64(told.codes.heads), mean: fromBase64(told.codes.mean), tokens: told.tokens.map((token) => this.run.number(token)) };
     for (const [name, [rows, inner]] of Object.entries(this.parts)) {
       for (let row = 0; row < rows; row++) this.arrays[name].set(given[name].slice(row * inner, (row + 1) * inner), (row * this.T + told.step) * inner);
     }
@@ -45,32 +41,17 @@ class Growing extends Sample {
       if (AGES[this.arrays.ages[at]] === "committed" && AGES[this.arrays.ages[before + place]] === "masked") this.arrays.ages[at] = AGES.indexOf("just committed");
     }
     this.raw.blocks[told.step] = told.block;
-    this.come = told.step + 1;
     this.run.head_maps = told.head_maps;
     this.planes.clear();
   }
 
-  get blocks() {
-    return Boolean(this.run.blocked);
-  }
-
-  /** The key that is blocked, from the step on; a view that shows one of its heads shows it. */
-  blockedCounts(step, layer, head) {
+  /** What is blocked in each head at a step, as the array of a run with edits has it. */
+  blocked(step) {
+    const keys = Array(this.L * this.H).fill(0);
     const { blocked } = this.run;
-    const meets = (one, shown, all) => one === null || shown === all || shown === one;
-    const seen = blocked && step >= blocked.step && meets(blocked.layer, layer, ALL_LAYERS) && meets(blocked.head, head, MEAN);
-    return new Map(seen ? [[blocked.key, this.headsOf(layer, head).length]] : []);
-  }
-
-  /** The steps of another pass before this one, which are the same. */
-  begin(plain, step) {
-    this.resize(plain.T);
-    for (const name of Object.keys(this.parts)) this.arrays[name].set(plain.arrays[name]);
-    this.raw.blocks = plain.raw.blocks.slice();
-    const after = plain.T;
-    this.resize(step);
-    this.resize(after);
-    this.come = step;
+    if (!blocked || step < blocked.step) return keys;
+    for (const one of this.headsOf(blocked.layer ?? ALL_LAYERS, blocked.head ?? MEAN)) keys[one] = blocked.key + 1;
+    return keys;
   }
 }
 
@@ -218,7 +199,8 @@ const live = {
     };
     const sample = new Growing(run, told);
     run.samples = [sample];
-    if (edited) sample.begin(plain, told.step);
+    // The steps before are the same.
+    if (edited) for (const step of plain.told.slice(0, told.step)) sample.add(step);
     this.passes[told.pass] = sample;
     app.runs[edited ? 1 : 0] = run;
     if (!edited) app.runs.length = 1;
@@ -229,19 +211,12 @@ const live = {
   /** One pane or two; the one of a pass that begins is filled anew. */
   arrange(count, fresh) {
     by("explorer").hidden = false;
-    while (app.panes.length > count) app.panes.pop().element.remove();
-    while (app.panes.length < count) {
-      const pane = new LivePane(app.panes.length);
-      const leader = app.panes[0];
-      if (leader) Object.assign(pane.view, leader.view);
-      by("panes").append(pane.element);
-      app.panes.push(pane);
-    }
+    app.keep(count);
+    while (app.panes.length < count) app.add(new LivePane(app.panes.length));
     const pane = app.panes[fresh];
     pane.sample = app.runs[fresh].samples[0];
     pane.show(fresh, 0);
-    if (!fresh) pane.pinned = -1;
-    else pane.pinned = app.panes[0].pinned;
+    pane.pinned = fresh ? app.panes[0].pinned : -1;
     app.active = 0;
     if (!this.isSetUp) controls.setUp();
     this.isSetUp = true;
@@ -338,8 +313,9 @@ const live = {
     for (const scope of ["head", "layer", "all"]) by(`block-${scope}`).addEventListener("click", () => this.block(scope));
     const { goTo } = app;
     app.goTo = (pane, step) => {
-      this.follow = step >= pane.sample.come - 1;
-      goTo.call(app, pane, Math.min(step, pane.sample.come - 1));
+      const last = pane.sample.told.length - 1;
+      this.follow = step >= last;
+      goTo.call(app, pane, Math.min(step, last));
     };
     const { draw } = app;
     app.draw = () => {

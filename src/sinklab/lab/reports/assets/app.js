@@ -32,14 +32,23 @@ const app = {
     return this.linked ? this.panes.filter((other) => other !== pane && other.sample) : [];
   },
 
+  /** Keeps the first panes, so many. */
+  keep(count) {
+    while (this.panes.length > count) this.panes.pop().element.remove();
+  },
+
+  /** Adds a pane, which looks where the first one does. */
+  add(pane) {
+    Object.assign(pane.view, this.panes[0]?.view);
+    by("panes").append(pane.element);
+    this.panes.push(pane);
+    return pane;
+  },
+
   /** Moves a pane to a step; linked panes go to the same part of their way. */
   goTo(pane, step) {
-    const last = pane.sample.T - 1;
-    pane.view.step = Math.min(Math.max(step, 0), last);
-    for (const other of this.others(pane)) {
-      const part = last ? pane.view.step / last : 0;
-      other.view.step = Math.round(part * (other.sample.T - 1));
-    }
+    pane.view.step = clamp(step, pane.sample.T - 1);
+    for (const other of this.others(pane)) other.view.step = along(pane.view.step, pane.sample.T, other.sample.T);
     this.changed(pane);
   },
 
@@ -49,9 +58,7 @@ const app = {
     pane.view.layer = Math.min(Math.max(layer, ALL_LAYERS), L - 1);
     pane.view.head = pane.view.layer === ALL_LAYERS ? MEAN : Math.min(Math.max(head, MEAN), H - 1);
     for (const other of this.others(pane)) {
-      const part = L > 1 ? pane.view.layer / (L - 1) : 0;
-      const same = pane.view.layer === ALL_LAYERS || L === other.sample.L;
-      other.view.layer = same ? pane.view.layer : Math.round(part * (other.sample.L - 1));
+      other.view.layer = along(pane.view.layer, L, other.sample.L);
       other.view.head = pane.view.head < other.sample.H ? pane.view.head : MEAN;
     }
     this.changed(pane);
@@ -100,6 +107,11 @@ const app = {
   },
 };
 
+/** The place in a row of `to` that lies as far along as this one in a row of `from`; none, below 0, stays none. */
+function along(at, from, to) {
+  return at > 0 ? Math.round((at / (from - 1)) * (to - 1)) : at;
+}
+
 /** Keeps the view in the address, so that it can be shared, or found again after reloading. */
 let rememberTimer = 0;
 function remember() {
@@ -119,7 +131,7 @@ function remember() {
 }
 
 function recalled() {
-  const fields = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  const numbers = (name) => (fields[name] ?? "").split(",").filter(Boolean).map(Number).filter(Number.isInteger);
-  return { theme: fields.theme, numbers };
+  const fields = new URLSearchParams(location.hash.slice(1));
+  const numbers = (text) => text.split(",").filter(Boolean).map(Number).filter(Number.isInteger);
+  return { theme: fields.get("theme"), wanted: Object.fromEntries([...fields].map(([name, text]) => [name, numbers(text)])) };
 }

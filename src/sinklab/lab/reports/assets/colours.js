@@ -17,10 +17,7 @@ const colours = {
   },
 
   get dark() {
-    // Paper is white.
-    if (matchMedia("print").matches) return false;
-    const chosen = document.documentElement.dataset.theme;
-    return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    return Number(getComputedStyle(document.documentElement).getPropertyValue("--dark")) === 1;
   },
 
   get scale() {
@@ -29,13 +26,12 @@ const colours = {
 
   /** The value of a custom property of the style sheet as an rgb() text. */
   of(name) {
-    const id = `--${name}`;
-    if (!this.cache.has(id)) {
+    if (!this.cache.has(name)) {
       // A property with light-dark() resolves only where it is used.
-      this.probe.style.color = `var(${id})`;
-      this.cache.set(id, getComputedStyle(this.probe).color);
+      this.probe.style.color = `var(--${name})`;
+      this.cache.set(name, getComputedStyle(this.probe).color);
     }
-    return this.cache.get(id);
+    return this.cache.get(name);
   },
 
   /** Where a value lies on the scale, 0 to 1; 0 for nothing. */
@@ -76,9 +72,5 @@ const colours = {
     for (let value = this.low; value <= this.high; value *= 2) all.push(value);
     const every = Math.ceil((all.length - 1) / 6);
     return all.filter((value) => Math.log2(value) % every === 0);
-  },
-
-  age(name) {
-    return this.of({ masked: "masked", "just committed": "just", prompt: "prompt" }[name] || "committed");
   },
 };

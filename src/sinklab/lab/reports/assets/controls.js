@@ -2,7 +2,6 @@
 
 const controls = {
   setUp() {
-    const by = (id) => document.getElementById(id);
     // A button does what its key does.
     for (const button of document.querySelectorAll("[data-press]")) {
       button.addEventListener("click", (event) => this.action(button.dataset.press)(event));
@@ -23,29 +22,27 @@ const controls = {
   },
 
   draw() {
-    const play = document.getElementById("play");
+    const play = by("play");
     play.setAttribute("aria-label", app.playing ? "Stop" : "Play");
     play.dataset.playing = app.playing;
     const two = app.panes.length > 1;
-    document.getElementById("link").hidden = !two;
-    document.getElementById("pair").textContent = two ? "one run" : "two runs";
-    document.getElementById("panes").dataset.count = app.panes.length;
+    by("link").hidden = !two;
+    by("pair").textContent = two ? "one run" : "two runs";
+    by("panes").dataset.count = app.panes.length;
   },
 
   /** The colour scale of the page, once for everything that uses it. */
   drawScale() {
-    const scale = document.getElementById("scale");
-    const stops = colours.scale.join(", ");
     const bar = make("i");
     // Set one by one: a policy may forbid styles that stand in markup.
-    bar.style.background = `linear-gradient(to right, ${stops})`;
+    bar.style.background = `linear-gradient(to right, ${colours.scale})`;
     const ticks = colours.ticks().map((value) => {
       const label = value === colours.low ? `≤ ${value}×` : `${value}×`;
       const tick = make("span", {}, label);
       tick.style.left = `${100 * colours.place(value)}%`;
       return tick;
     });
-    scale.replaceChildren(bar, ...ticks);
+    by("scale").replaceChildren(bar, ...ticks);
   },
 
   theme() {

@@ -5,23 +5,13 @@
 const MEAN = -1;
 const ALL_LAYERS = -1;
 
-function fromBase64(text) {
-  const binary = atob(text);
-  const bytes = new Uint8Array(binary.length);
-  for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
-  return bytes;
-}
-
-async function inflate(bytes) {
-  // A Response of a stream in memory: nothing is fetched.
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
+const fromBase64 = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
 
 async function unpack(packed) {
-  let bytes = fromBase64(packed.data);
-  if (packed.deflate) bytes = await inflate(bytes);
-  const values = packed.bytes === 2 ? new Uint16Array(bytes.buffer, 0, bytes.length / 2) : bytes;
+  // A Response of a stream in memory: nothing is fetched.
+  const stream = new Blob([fromBase64(packed.data)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const bytes = await new Response(stream).arrayBuffer();
+  const values = packed.bytes === 2 ? new Uint16Array(bytes) : new Uint8Array(bytes);
   // Stored as differences to the row before; typed arrays wrap as the writer did.
   if (packed.delta) for (let i = packed.delta; i < values.length; i++) values[i] += values[i - packed.delta];
   return values;
@@ -49,8 +39,8 @@ class Sample {
     this.H = run.heads.length;
     this.K = raw.keys;
     this.P = raw.keys - run.added;
+    this.score = decodeTable(raw.scale);
     this.planes = new Map();
-    this.ready = null;
   }
 
   /** Unpacks the arrays, once. */
@@ -66,9 +56,6 @@ class Sample {
     this.ranks = await Promise.all(
       (this.raw.ranks || []).map(async (rank) => ({ keys: await unpack(rank.keys), codes: await unpack(rank.codes) })),
     );
-    this.score = decodeTable(this.raw.scale);
-    this.norm = this.raw.norm_scale ? decodeTable(this.raw.norm_scale) : null;
-    this.keyNorm = this.raw.key_norm_scale ? decodeTable(this.raw.key_norm_scale) : null;
     return this;
   }
 
@@ -140,14 +127,20 @@ class Sample {
     return Array.from({ length: count }, (_, place) => from + place);
   }
 
-  /** How many heads of a view have each key as their main sink, at one step. */
-  mainCounts(step, layer, head) {
+  /** In how many heads of a view an array names each key at one step, where it has `most` numbers for each. */
+  counts(array, most, step, layer, head) {
     const counts = new Map();
     for (const one of this.headsOf(layer, head)) {
-      const key = this.arrays.main[one * this.T + step] - 1;
-      if (key >= 0) counts.set(key, (counts.get(key) || 0) + 1);
+      const start = (one * this.T + step) * most;
+      // 0 is none.
+      for (const number of array.subarray(start, start + most)) if (number) counts.set(number - 1, (counts.get(number - 1) || 0) + 1);
     }
     return counts;
+  }
+
+  /** How many heads of a view have each key as their main sink, at one step. */
+  mainCounts(step, layer, head) {
+    return this.counts(this.arrays.main, 1, step, layer, head);
   }
 
   /** Whether the run's edits took keys away, and the page says which. */
@@ -157,15 +150,7 @@ class Sample {
 
   /** In how many heads of a view each key was blocked at one step. */
   blockedCounts(step, layer, head) {
-    const counts = new Map();
-    const most = this.raw.blocked ?? 0;
-    for (const one of most ? this.headsOf(layer, head) : []) {
-      for (let at = (one * this.T + step) * most, end = at + most; at < end && this.arrays.blocked[at]; at++) {
-        const key = this.arrays.blocked[at] - 1;
-        counts.set(key, (counts.get(key) || 0) + 1);
-      }
-    }
-    return counts;
+    return this.blocks ? this.counts(this.arrays.blocked, this.raw.blocked, step, layer, head) : new Map();
   }
 
   /** The keys that a view hatches at one step: those blocked in at least half of its heads. */
@@ -185,23 +170,28 @@ class Sample {
     return best;
   }
 
-  /** Row of the vocabulary at a position and step; null where nothing was recorded. */
+  /** Row of the vocabulary at a position and step; null where nothing was recorded, and of added sinks, whose positions are below 0. */
   token(step, position) {
-    const index = this.arrays.tokens[step * this.P + position];
+    const index = position < 0 ? 0 : this.arrays.tokens[step * this.P + position];
     return index ? this.run.vocabulary[index - 1] : null;
   }
 
-  /** Name of what a position holds: masked, just committed, committed, prompt; "" where it does not exist yet. */
+  /** Name of what a position holds: added, masked, just committed, committed, prompt; "" where it does not exist yet. */
   age(step, position) {
-    return AGES[this.arrays.ages[step * this.P + position]];
+    return position < 0 ? "added" : AGES[this.arrays.ages[step * this.P + position]];
   }
 
-  visible(step, key) {
-    return this.arrays.visible[this.raw.visible_per_key ? step * this.K + key : step];
+  /** How many queries of a step see a key: as many as see most of them. */
+  visible(step) {
+    return this.arrays.visible[step];
   }
 
-  normCode(step, layer, key, name = "norms") {
-    return name in this.arrays ? this.arrays[name][(layer * this.T + step) * this.K + key] : 0;
+  /** A norm of a key, in a layer or as the mean over all; `scale` is what decodes the array. */
+  norm(name, scale, step, layer, key) {
+    const table = decodeTable(scale);
+    const layers = layer === ALL_LAYERS ? [...this.run.layers.keys()] : [layer];
+    const norms = layers.map((one) => table[this.arrays[name][(one * this.T + step) * this.K + key]]);
+    return norms.reduce((sum, norm) => sum + norm, 0) / norms.length;
   }
 }
 

@@ -7,7 +7,6 @@ const CORNERS = {
   masked: [[0, -1.1], [1, 0.8], [-1, 0.8]],
   "just committed": [[0, -1.3], [1.1, 0], [0, 1.3], [-1.1, 0]],
 };
-const clamp = (value, most) => Math.min(Math.max(value, 0), most);
 
 class HeatMap {
   constructor(pane) {
@@ -74,12 +73,6 @@ class HeatMap {
     this.context.restore();
   }
 
-  /** Where the pointer is, in CSS pixels of the canvas. */
-  at(event) {
-    const box = this.canvas.getBoundingClientRect();
-    return [event.clientX - box.left, event.clientY - box.top];
-  }
-
   /** Added sinks stand left of the text, wide enough to be seen. */
   place(width, height) {
     const { sample } = this.pane;
@@ -111,7 +104,8 @@ class HeatMap {
 
   cellAt(event) {
     const { sample } = this.pane;
-    const [x, y] = this.at(event);
+    const at = this.canvas.getBoundingClientRect();
+    const [x, y] = [event.clientX - at.left, event.clientY - at.top];
     const step = Math.floor(((y - this.box.top) / this.box.height) * sample.T);
     const added = Math.floor((x - MARGIN.left) / (this.box.strip || 1));
     const position = Math.floor(((x - this.box.left) / this.box.width) * sample.P);
@@ -128,10 +122,9 @@ class HeatMap {
 
   onPress(event) {
     if (!this.box) return;
-    const { step, key } = this.cellAt(event);
     this.dragging = true;
-    this.pane.pin(key);
-    app.goTo(this.pane, step);
+    this.pane.pin(this.cellAt(event).key);
+    this.onMove(event);
   }
 
   /** Steps run downwards here, so up and down are steps where the map has the focus. */
@@ -227,13 +220,14 @@ class HeatMap {
     const heads = sample.headsOf(view.layer, view.head).length;
     for (let step = 0; step < sample.T; step++) {
       for (const [key, count] of sample.mainCounts(step, view.layer, view.head)) {
-        const age = key < sample.added ? "added" : sample.age(step, key - sample.added);
+        const age = sample.age(step, key - sample.added);
         const size = Math.max(1.5, 5 * Math.sqrt(count / heads));
         const [x, y] = [this.x(key) + this.wide(key) / 2, this.y(step + 0.5)];
         const path = polygon((CORNERS[age] ?? []).map(([dx, dy]) => [x + dx * size, y + dy * size]));
         if (!CORNERS[age]) path.arc(x, y, size, 0, 7);
         this.stroke(path, colours.of("surface"), 3);
-        this.stroke(path, age === "added" ? colours.of("added") : colours.age(age), 1.5);
+        // "just committed" has the colour "just", the others that of their name.
+        this.stroke(path, colours.of(age.split(" ")[0]), 1.5);
       }
     }
   }

@@ -3,7 +3,7 @@
 class Pane {
   constructor(index) {
     this.index = index;
-    this.element = document.getElementById("pane").content.firstElementChild.cloneNode(true);
+    this.element = by("pane").content.firstElementChild.cloneNode(true);
     this.view = { run: 0, sample: 0, step: 0, layer: ALL_LAYERS, head: MEAN };
     this.hover = { step: null, key: null };
     this.pinned = -1;
@@ -43,8 +43,8 @@ class Pane {
     this.view.run = run;
     this.view.sample = shown.run.samples.indexOf(shown);
     if (before && before.run !== shown.run && before.L !== shown.L) this.view.layer = shown.run.first_layer;
-    this.view.step = Math.min(this.view.step, shown.T - 1);
-    this.view.layer = Math.min(this.view.layer, shown.L - 1);
+    this.view.step = clamp(this.view.step, shown.T - 1);
+    this.view.layer = Math.max(Math.min(this.view.layer, shown.L - 1), ALL_LAYERS);
     if (this.view.head >= shown.H) this.view.head = MEAN;
     this.hover = { step: null, key: null };
     if (this.pinned >= shown.K) this.pinned = -1;

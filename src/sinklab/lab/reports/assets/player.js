@@ -30,17 +30,11 @@ class Player {
     this.spans = [];
     this.states = new Array(sample.K).fill("");
     for (let key = 0; key < sample.K; key++) {
-      const span = make("span", { "data-key": key });
-      if (key < sample.added) {
-        span.textContent = sample.added > 1 ? `sink ${key + 1}` : "sink";
-        span.className = "added";
-      }
-      this.spans.push(span);
+      const name = sample.added > 1 ? `sink ${key + 1}` : "sink";
+      this.spans.push(make("span", { "data-key": key }, key < sample.added ? name : ""));
     }
     this.box.replaceChildren(...this.spans);
     this.shown = sample;
-    this.marked = [];
-    this.dark = colours.dark;
   }
 
   draw() {
@@ -48,52 +42,43 @@ class Player {
     if (this.shown !== sample) this.build();
     const codes = sample.plane(view.layer, view.head);
     const table = colours.table(sample);
-    if (this.dark !== colours.dark) this.states.fill("");
-    this.dark = colours.dark;
-    for (let key = 0; key < sample.K; key++) this.drawToken(key, codes[view.step * sample.K + key], table);
-    this.mark();
+    const marks = this.marks();
+    for (let key = 0; key < sample.K; key++) this.drawToken(key, table[codes[view.step * sample.K + key]], marks[key]);
+    this.follow();
     // What is before the last step is not what was written in the end.
     const end = this.pane.find(".finished");
     end.hidden = view.step < sample.T - 1 || !sample.raw.final;
     end.textContent = `After the last step: ${runningText(sample.raw.final ?? "")}`;
   }
 
-  drawToken(key, code, table) {
+  drawToken(key, { css, ink, plain }, marks) {
     const { sample, view } = this.pane;
     const position = key - sample.added;
-    const age = position < 0 ? "added" : sample.age(view.step, position);
-    const token = position < 0 ? null : sample.token(view.step, position);
-    const state = `${code}/${age}/${token ? token[1] : ""}`;
+    const age = sample.age(view.step, position);
+    const token = sample.token(view.step, position);
+    const isMasked = age === "masked";
+    const text = isMasked ? MASK_SIGN : token ? runningText(token[1]) : "";
+    const names = `${age.replace(" ", "-")} ${token?.[3] && !isMasked ? "special" : ""} ${marks ?? ""}`;
+    const state = [css, names, text].join("/");
     // Most tokens do not change from one step to the next.
     if (state === this.states[key]) return;
     this.states[key] = state;
     const span = this.spans[key];
     span.hidden = age === "";
-    if (position >= 0) {
-      span.textContent = age === "masked" ? MASK_SIGN : token ? runningText(token[1]) : "";
-      span.className = age.replace(" ", "-") + (token && token[3] && age !== "masked" ? " special" : "");
-    }
-    const { css, ink, plain } = table[code];
+    span.className = names;
+    if (position >= 0) span.textContent = text;
     span.style.backgroundColor = plain ? "" : css;
     // Masks are many and say little: they stay pale on every background.
-    span.style.color = plain ? "" : age === "masked" ? `color-mix(in srgb, ${ink} 55%, ${css})` : ink;
+    span.style.color = plain ? "" : isMasked ? `color-mix(in srgb, ${ink} 55%, ${css})` : ink;
   }
 
-  mark() {
-    const { pane } = this;
-    const { sample, view } = pane;
-    for (const span of this.marked) span.classList.remove("main", "looked", "pinned", "blocked");
-    this.marked = [];
-    const add = (key, name) => {
-      if (key === null || key < 0 || key >= sample.K) return;
-      this.spans[key].classList.add(name);
-      this.marked.push(this.spans[key]);
-    };
-    add(sample.mainOf(view.step, view.layer, view.head), "main");
-    add(pane.pinned, "pinned");
-    add(pane.hover.key, "looked");
-    for (const key of sample.hatched(view.step, view)) add(key, "blocked");
-    this.follow();
+  /** Classes of the keys that stand out, by key. */
+  marks() {
+    const { hover, pinned, sample, view } = this.pane;
+    const keys = { main: [sample.mainOf(view.step, view.layer, view.head)], pinned: [pinned], looked: [hover.key], blocked: sample.hatched(view.step, view) };
+    const marks = {};
+    for (const [name, some] of Object.entries(keys)) for (const key of some) marks[key] = `${marks[key] ?? ""} ${name}`;
+    return marks;
   }
 
   /** Brings into sight what was pinned elsewhere, and while playing what is being written. */

@@ -48,7 +48,7 @@ class Readout {
     if (code === 1 && !sample.complete(view.layer, view.head)) {
       return [["received", `< ${times(sample.leastShown(step, view.layer, view.head))}`]];
     }
-    const visible = sample.visible(step, key);
+    const visible = sample.visible(step);
     const share = code === 0 || !visible ? NaN : score / visible;
     return [
       ["received", code === 0 ? "–" : code === 1 ? `< ${times(2 ** sample.raw.scale.low)}` : times(score)],
@@ -58,15 +58,7 @@ class Readout {
 
   norms(step, key) {
     const { sample, view } = this.pane;
-    const parts = [];
-    const of = (name, table) => {
-      if (view.layer !== ALL_LAYERS) return table[sample.normCode(step, view.layer, key, name)];
-      let sum = 0;
-      for (let layer = 0; layer < sample.L; layer++) sum += table[sample.normCode(step, layer, key, name)];
-      return sum / sample.L;
-    };
-    if (sample.norm) parts.push(["value norm", number(of("norms", sample.norm))]);
-    if (sample.keyNorm) parts.push(["key norm", number(of("key_norms", sample.keyNorm))]);
-    return parts;
+    const kept = [["value norm", "norms", sample.raw.norm_scale], ["key norm", "key_norms", sample.raw.key_norm_scale]];
+    return kept.filter(([, , scale]) => scale).map(([label, name, scale]) => [label, number(sample.norm(name, scale, step, view.layer, key))]);
   }
 }

@@ -1,4 +1,7 @@
-// Words and numbers as they are shown.
+// Words and numbers as they are shown, and the elements that hold them.
+
+const by = (id) => document.getElementById(id);
+const clamp = (value, most) => Math.min(Math.max(value, 0), most);
 
 const make = (tag, attributes = {}, ...children) => {
   const element = document.createElement(tag);

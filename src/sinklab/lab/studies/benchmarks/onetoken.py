@@ -24,10 +24,12 @@ from sinklab.lab.training.settings import VARIANTS as TRAINED
 
 Table = dict[str, Any]
 """One table of the paper: number, title, start of its models ("autoregressive" or "scratch"),
-benchmarks, and blocks, each with the models' words and rows. A row is the name in the paper, the
-variant in the words of `variant`, and percent right by benchmark.
+benchmarks, and rows by the words for their models. A row is the name in the paper, the variant in
+the words of `variant`, and percent right by benchmark.
 """
-TABLES: list[Table] = ONE_TOKEN["tables"]
+TABLES: list[Table] = [
+    {"number": number, **table} for number, table in enumerate(ONE_TOKEN["tables"], 1)
+]
 COLUMNS: dict[str, Any] = ONE_TOKEN["columns"]
 RECIPES: dict[str, list[str]] = ONE_TOKEN["recipes"]
 VARIANTS = {variant(model): name for name, model in TRAINED.items()}
@@ -251,10 +253,10 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
     rows: list[tuple[Any, ...]] = []
     for table in TABLES:
         number = table["number"]
-        for block in table["blocks"]:
-            for name, of_variant, *scores in block["rows"]:
+        for models, printed in table["blocks"].items():
+            for name, of_variant, *scores in printed:
                 for column, score in zip(table["benchmarks"], scores, strict=True):
-                    about = (number, block["models"], "published", name, of_variant, column)
+                    about = (number, models, "published", name, of_variant, column)
                     rows.append((*about, {"value": score}))
     for table, block in product(TABLES, blocks):
         if not _belongs(block, table):
@@ -275,7 +277,7 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
 
 def _variants(table: Table) -> dict[str, str]:
     """Names of a table's rows by their variants."""
-    return {row[1]: row[0] for block in table["blocks"] for row in block["rows"]}
+    return {row[1]: row[0] for rows in table["blocks"].values() for row in rows}
 
 
 def _belongs(block: Experiment, table: Table) -> bool:
