@@ -17,6 +17,7 @@ from transformers import Olmo2Config, Olmo2Model
 import sinklab
 from sinklab.core.registry import (
     Registry,
+    fast_attentions,
     fast_decoders,
     fast_losses,
     fast_medians,
@@ -96,8 +97,17 @@ def test_the_core_decodes_scores_and_trains_without_the_folder(tmp_path, capsys)
 
 
 def test_every_purpose_has_its_fast_path():
-    purposes = fast_decoders, fast_losses, fast_medians, fast_passes, fast_products, fast_sinks
+    purposes = (
+        fast_attentions,
+        fast_decoders,
+        fast_losses,
+        fast_medians,
+        fast_passes,
+        fast_products,
+        fast_sinks,
+    )
     assert [list(paths) for paths in purposes] == [
+        ["kernel"],
         ["layers"],
         ["liger", "one_pass"],
         ["selected"],
