@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import shutil
 import tempfile
 import time
@@ -184,9 +185,10 @@ def main() -> None:
         timed("read received of every sample", lambda: _read(run), seconds)
         timed("read the tokens of every sample", lambda: run.table("tokens"), seconds)
         reset_peak()
-        processor = time.process_time()
+        processor = sum(os.times()[:4])
         page = timed("write its page", lambda: report(run, root / "report"), seconds)
-        processor, peak = time.process_time() - processor, memory_mb()["peak"]
+        processor, peak = sum(os.times()[:4]) - processor, memory_mb()["peak"]
+        worker = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
         timed("of this, measure every sample", lambda: as_studies(run)[0].measured, seconds)
         print(f"page: {processor:.2f} s of processors, {peak:.0f} MB at most", flush=True)
         result = {
@@ -200,6 +202,7 @@ def main() -> None:
             "page_mb": round(page.stat().st_size / 1e6, 3),
             "processor_seconds_of_the_page": round(processor, 3),
             "peak_mb_while_writing_the_page": round(peak, 1),
+            "peak_mb_of_a_worker": round(worker, 1),
         }
     finally:
         shutil.rmtree(root)

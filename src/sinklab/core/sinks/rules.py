@@ -117,7 +117,9 @@ class Excess(Checked):
         # distances in standard deviations are the same for sums as for shares of one number
         if not alike(queries):
             share = share / queries
-        count = exists.sum(-1, dtype=share.dtype)[..., None].clip(1)
+        count = exists.shape[-1]
+        if xp is not np or not exists.all():
+            count = exists.sum(-1, dtype=share.dtype)[..., None].clip(1)
         mean = share.sum(-1)[..., None] / count
         apart = only(exists, share - mean)
         deviation = (xp.linalg.vecdot(apart, apart)[..., None] / count) ** 0.5

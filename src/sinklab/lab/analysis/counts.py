@@ -195,6 +195,14 @@ class Slab:
         """(step, layer, head) strongest key, -1 if none exists."""
         return main_sink(self.score)
 
+    def at_main(self, values: np.ndarray) -> np.ndarray:
+        """(step, layer, head) the value at the strongest key of every head, from (step, layer,
+        head, key); that of the first key if none exists.
+        """
+        flat = values.reshape(-1)
+        main = np.maximum(self.main, 0).reshape(-1)
+        return flat[np.arange(0, flat.size, values.shape[-1]) + main].reshape(self.main.shape)
+
     @cached_property
     def tally(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Rising scores (value,) from 0, and how many keys have this one or less, (layer, value);
@@ -236,6 +244,7 @@ class Slab:
         )
         above = (found.cells for _, lower, found in self._found if np.all(lower <= bound))
         more = min(above, key=len, default=None)
+        flags = None
         if more is not None:
             # a value above a bound is above a lower one
             limit = (
@@ -249,9 +258,13 @@ class Slab:
             heads = np.flatnonzero(self.main >= 0)
             cells = heads * received.shape[-1] + self.main.reshape(-1)[heads]
         else:
-            cells = np.flatnonzero(flagged(received, named, queries, self.exists))
-        self._found.append((named, bound, Found(received, cells)))
-        return self._found[-1][2]
+            flags = flagged(received, named, queries, self.exists)
+            cells = np.flatnonzero(flags)
+        found = Found(received, cells)
+        if flags is not None:
+            found.flags = flags
+        self._found.append((named, bound, found))
+        return found
 
 
 class Counter(Protocol):

@@ -316,20 +316,18 @@ class MotionCounter:
         if index[-1].start == 0:
             self._life = _Lifetimes(self.lives[index[:-1]], self._keys)
         found = slab.found(self.rule)
-        visible = np.broadcast_to(slab.visible, slab.received.shape)
         exists_TLH = slab.main >= 0
-        main = np.maximum(slab.main, 0)[..., None]
-
-        def at_main(values: np.ndarray) -> np.ndarray:
-            return np.take_along_axis(values, main, -1)[..., 0]
-
-        seen_TLH = np.where(exists_TLH, at_main(visible), 1)
+        if slab.queries is None:
+            visible = slab.at_main(np.broadcast_to(slab.visible, slab.received.shape))
+        else:
+            visible = slab.queries[..., 0]
+        seen_TLH = np.where(exists_TLH, visible, 1)
         self.main[index] = slab.main
-        self.counted[index] = exists_TLH & at_main(found.flags)
-        self.share[index] = np.where(exists_TLH, at_main(slab.received) / seen_TLH, 0)
+        self.counted[index] = exists_TLH & slab.at_main(found.flags)
+        self.share[index] = np.where(exists_TLH, slab.at_main(slab.received) / seen_TLH, 0)
         # Scaled as if all ran, the greatest count is the number of positions.
         self.length[index] = np.fmax.reduce(slab.visible, axis=(1, 2, 3), initial=0)
-        of_step_T = np.searchsorted(found.cells, np.arange(1, len(main)) * found.flags[0].size)
+        of_step_T = np.searchsorted(found.cells, np.arange(1, len(slab.main)) * found.flags[0].size)
         cells_T = np.split(found.cells % found.flags[0].size, of_step_T)
         for cells, flags_LHK, exists_LH in zip(cells_T, found.flags, exists_TLH, strict=True):
             self._life.add(cells, flags_LHK.reshape(-1), exists_LH)

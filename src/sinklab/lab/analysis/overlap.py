@@ -61,9 +61,12 @@ def overlap_of_counts(counts: np.ndarray) -> np.ndarray:
     for steps in spans(len(counts_TLK), layers * layers * keys):
         # Sums of small whole numbers are exact, and quick as a product.
         count_TLK = counts_TLK[steps].astype(np.float32)
-        common_TLL = np.minimum(count_TLK[:, :, None], count_TLK[:, None]) @ np.ones(
-            keys, np.float32
-        )
+        common_TLL = np.zeros((len(count_TLK), layers, layers), np.float32)
+        for layer in range(layers):
+            # of every pair once
+            lesser_TLK = np.minimum(count_TLK[:, layer:], count_TLK[:, layer : layer + 1])
+            common_TLL[:, layer, layer:] = lesser_TLK @ np.ones(keys, np.float32)
+        common_TLL = np.maximum(common_TLL, common_TLL.swapaxes(1, 2))
         size_TL = np.diagonal(common_TLL, axis1=1, axis2=2)
         either_TLL = size_TL[:, :, None] + size_TL[:, None] - common_TLL
         total += (common_TLL / np.maximum(either_TLL, 1)).sum(0, dtype=float)

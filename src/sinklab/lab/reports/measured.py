@@ -2,16 +2,18 @@
 
 # T steps, L layers, H heads, K keys (added sinks first), R text keys, S positions, G states of
 # queries
+import gc
 import math
 import operator
 import os
 import sys
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import fields
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
+from multiprocessing import current_process, get_context
 from typing import Any
 
 import numpy as np
@@ -59,12 +61,18 @@ class Means:
     """Running weighted means; numbers that are NaN do not count."""
 
     def __init__(self) -> None:
-        self.sums: defaultdict[Any, np.ndarray] = defaultdict(lambda: np.zeros(2))
+        self.sums: defaultdict[Any, np.ndarray] = defaultdict(partial(np.zeros, 2))
         """name -> total and weight so far"""
 
     def add(self, name: Any, values: Any, weights: Any = 1.0) -> None:
         """Add every number of ``values``, ``weights`` times."""
         self.sums[name] += _weighted(values, weights).reshape(2, -1).sum(1)
+
+    def add_each(self, names: Iterable[Any], values: np.ndarray, weights: Any = 1.0) -> None:
+        """Add the numbers of each place on the first axis to a name of their own."""
+        sums = _weighted(values, weights).reshape(2, len(values), -1).sum(2)
+        for name, total in zip(names, sums.T, strict=True):
+            self.sums[name] += total
 
     def add_in(
         self,
@@ -101,6 +109,35 @@ def _weighted(values: Any, weights: Any) -> np.ndarray:
     return both
 
 
+_functions: list[Callable[[int], Any]] = []
+"""of a process that measures samples: its function is the last"""
+
+
+def _begin(function: Callable[[int], Any]) -> None:
+    # objects of the parent are not garbage, and to visit them would copy their pages
+    gc.freeze()
+    _functions.append(function)
+
+
+def _call(place: int) -> Any:
+    return _functions[-1](place)
+
+
+def _begun(function: Callable[[int], Any], places: Sequence[int]) -> tuple[Executor, Iterator[Any]]:
+    """Workers that compute the function of every place, and the results in their order: threads, or
+    on Linux forked processes. These need no copy of the run and wait for no lock.
+    """
+    many = max(1, min(MOST_AT_ONCE, os.cpu_count() or 1, len(places)))
+    if sys.platform != "linux" or current_process().daemon:
+        threads = ThreadPoolExecutor(many)
+        return threads, threads.map(function, places)
+    forks = ProcessPoolExecutor(many, get_context("fork"), _begin, (function,))
+    with warnings.catch_warnings():
+        # the threads that Python warns of are those of libraries, which end or begin them anew
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return forks, forks.map(_call, places)
+
+
 class Measured:
     """The numbers of a study that need its arrays. None, or empty, if no sample recorded the arrays
     that a number needs.
@@ -110,22 +147,26 @@ class Measured:
         self,
         sample: Callable[[int], Sample],
         recorded: Sequence[int],
+        kept: Collection[int],
         layers: Sequence[int],
         heads: Sequence[int],
     ) -> None:
-        """sample: reads the sample at a place, one of ``recorded``; each is let go when it is
-        measured.
+        """sample: reads the sample at a place, one of ``recorded``. Those at the places ``kept``
+        stay in memory, with what was read of them, and are measured here; the others in processes.
         """
         self._layers, self._heads = np.asarray(layers, dtype=int), np.asarray(heads, dtype=int)
-        with ExitStack() as during:
-            # numpy works outside the lock of the interpreter: other threads get it back after half
-            # a millisecond, not five
-            during.callback(sys.setswitchinterval, sys.getswitchinterval())
-            sys.setswitchinterval(5e-4)
-            pool = during.enter_context(ThreadPoolExecutor(min(MOST_AT_ONCE, os.cpu_count() or 1)))
-            found = list(
-                pool.map(lambda place: self._found(sample(place), len(recorded)), recorded)
-            )
+
+        def measure(place: int) -> dict[str, Any]:
+            return self._found(sample(place), len(recorded))
+
+        others = [place for place in recorded if place not in kept]
+        workers, elsewhere = _begun(measure, others)
+        try:
+            by_place = {place: measure(place) for place in recorded if place in kept}
+            by_place |= zip(others, elsewhere, strict=True)
+        finally:
+            workers.shutdown(cancel_futures=True)
+        found = [by_place[place] for place in recorded]
         alone = list(enumerate(map(self._of_one, found)))
         self.each: dict[str, pd.DataFrame] = {
             "layer": _joined([one.by_layer.assign(sample=number) for number, one in alone]),
@@ -246,38 +287,42 @@ class Measured:
 
     def _layers_of(self, sample: Sample, means: Means) -> Counter[tuple[str, int]]:
         """Add the numbers of every layer in one sample; counts are returned."""
-        seen, added, counts = sample.seen, sample.added, Counter[tuple[str, int]]()
-        for place, layer in enumerate(self._layers.tolist()):
-            main_TH, here_TH = seen.main_TLH[:, place], seen.main_TLH[:, place] >= 0
-            sinks_TH, sinks_T = seen.sinks_TLH[:, place], seen.sinks_TLH[:, place].sum(1)
-            absorbed_TH = ratio(seen.taken_TLH[:, place], seen.total_TLH[:, place])
-            means.add(("added_share", layer), seen.added_share_TLH[:, place])
-            means.add(("text_share", layer), seen.text_share_TLH[:, place])
-            means.add(("absorbed", layer), absorbed_TH[here_TH])
-            means.add(("sinks", layer), sinks_TH[here_TH])
-            means.add(("score", layer), ratio(seen.score_TL[:, place], sinks_T), sinks_T)
-            means.add(("overlap_between_heads", layer), seen.alike_TL[:, place])
-            if sample.share_by_state_TGLH is not None:
-                for number, state in enumerate(STATES):
-                    share_TH = sample.share_by_state_TGLH[:, number, place]
-                    means.add((f"share_{state}", layer), share_TH)
-            pairs, moves = _moves(main_TH)
-            counts.update(
-                {
-                    ("events", layer): int(sinks_T.sum()),
-                    ("added_events", layer): int(seen.events_TLK[:, place, :added].sum()),
-                    ("mains", layer): int(here_TH.sum()),
-                    ("added_mains", layer): int((here_TH & (main_TH < added)).sum()),
-                    ("moves", layer): moves,
-                    ("text_moves", layer): _moves(seen.text_main_TLH[:, place])[1],
-                    ("transitions", layer): pairs,
-                }
-            )
-        for step, stays_LH in zip(
-            sample.step_numbers_T[:-1].tolist(), seen.stays_TLH[1:], strict=True
-        ):
-            means.add(("step", step), stays_LH)
-        return counts
+        seen, added, layers = sample.seen, sample.added, self._layers.tolist()
+        here_TLH = seen.main_TLH >= 0
+        sinks_TL = seen.sinks_TLH.sum(2)
+        values = {
+            "added_share": seen.added_share_TLH,
+            "text_share": seen.text_share_TLH,
+            "absorbed": ratio(seen.taken_TLH, seen.total_TLH),
+            "sinks": np.where(here_TLH, seen.sinks_TLH, np.nan),
+            "overlap_between_heads": seen.alike_TL,
+        }
+        if sample.share_by_state_TGLH is not None:
+            for number, state in enumerate(STATES):
+                values[f"share_{state}"] = sample.share_by_state_TGLH[:, number]
+        for name, of_steps in values.items():
+            means.add_each([(name, layer) for layer in layers], of_steps.swapaxes(0, 1))
+        scores_LT = ratio(seen.score_TL, sinks_TL).T
+        means.add_each([("score", layer) for layer in layers], scores_LT, sinks_TL.T)
+        steps = sample.step_numbers_T[:-1].tolist()
+        means.add_each([("step", step) for step in steps], seen.stays_TLH[1:])
+        pairs_L, moves_L = _moves(seen.main_TLH)
+        counts = {
+            "events": sinks_TL.sum(0),
+            "added_events": seen.events_TLK[..., :added].sum((0, 2)),
+            "mains": here_TLH.sum((0, 2)),
+            "added_mains": (here_TLH & (seen.main_TLH < added)).sum((0, 2)),
+            "moves": moves_L,
+            "text_moves": _moves(seen.text_main_TLH)[1],
+            "transitions": pairs_L,
+        }
+        return Counter(
+            {
+                (name, layer): count
+                for name, counts_L in counts.items()
+                for layer, count in zip(layers, counts_L.tolist(), strict=True)
+            }
+        )
 
     def _states(self, sample: Sample, means: Means) -> None:
         """Add the norms of every layer in one sample, and the attention received there, of
@@ -303,8 +348,8 @@ class Measured:
             if recorded_TLK is None:
                 continue
             norm_TLK = np.where(sample.exists_TK[:, None], recorded_TLK, np.nan)
-            for place, layer in enumerate(layers):
-                means.add((f"added_{suffix}", layer), norm_TLK[:, place, :added])
+            names = [(f"added_{suffix}", layer) for layer in layers]
+            means.add_each(names, norm_TLK[..., :added].swapaxes(0, 1))
             for kind, weights_TLR in (("sink", events_TLR), ("rest", others_TLR)):
                 kinds = [(kind, suffix, layer, state) for state in states for layer in layers]
                 means.add_in(places_TGR, kinds, norm_TLK[..., added:], weights_TLR)
@@ -503,12 +548,13 @@ def _tokens(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _moves(main_TH: np.ndarray) -> tuple[int, int]:
-    """Pairs of successive steps that have a main sink, and at how many of them it is another
-    key.
+def _moves(main_TLH: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(layer,) pairs of successive steps of a head that have a main sink, and at how many of them
+    it is another key.
     """
-    pairs = (main_TH[1:] >= 0) & (main_TH[:-1] >= 0)
-    return int(pairs.sum()), int((pairs & (main_TH[1:] != main_TH[:-1])).sum())
+    pairs = (main_TLH[1:] >= 0) & (main_TLH[:-1] >= 0)
+    moved = pairs & (main_TLH[1:] != main_TLH[:-1])
+    return pairs.sum((0, 2)), moved.sum((0, 2))
 
 
 def _total(parts: Sequence[Any]) -> Any:

@@ -157,12 +157,17 @@ class Sample:
             name
         )
 
+    @property
+    def has_attention(self) -> bool:
+        """Whether attention was recorded."""
+        return self._has(self._attention)
+
     @cached_property
     def names(self) -> frozenset[str]:
         """Names of the recorded arrays; empty when no attention was recorded. ValueError for axes
         of another layout.
         """
-        if not self._has(self._attention):
+        if not self.has_attention:
             return frozenset()
         dims = self.run.dims(self._attention, part=self.index)
         needed = {"received", "visible", "positions", "step_number"}

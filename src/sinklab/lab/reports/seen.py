@@ -82,7 +82,8 @@ class Seen:
         self.score_TL[at] = (
             scored_TLH.sum(2, dtype=float) * self._positions_T[at, None] / queries_T11[..., 0]
         )
-        self.main_TLH[at], self.share_TLH[at] = main_TLH, _at(main_TLH, score_TLHK) / queries_T11
+        strongest_TLH = slab.at_main(score_TLHK)
+        self.main_TLH[at], self.share_TLH[at] = main_TLH, strongest_TLH / queries_T11
         if added:
             self.text_main_TLH[at] = main_sink(score_TLHK[..., added:])
             self.text_share_TLH[at] = (
@@ -92,8 +93,7 @@ class Seen:
         heads = slab.received.shape[2]
         # as a product, quicker than as a mean
         self.received_TLK[at] = np.ones(heads, np.float32) @ score_TLHK / heads
-        strongest_TLH = np.nan_to_num(_at(main_TLH, score_TLHK))
-        self.greatest = max(self.greatest, float(strongest_TLH.max(initial=0)))
+        self.greatest = max(self.greatest, float(np.nan_to_num(strongest_TLH).max(initial=0)))
         narrow = np.uint8 if heads < 256 else np.uint16
         self.events_TLK[at] = found.flags.view(np.uint8).sum(2, dtype=narrow)
         self.alike_TL[at] = overlap_by_head(found.flags)

@@ -4,10 +4,8 @@ sentences.
 
 # N samples, T steps, L layers, H heads, K keys (added sinks first, then canvas positions)
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -211,10 +209,7 @@ class Study(Reader):
     @cached_property
     def recorded(self) -> tuple[int, ...]:
         """Indices in ``samples`` of the samples with attention."""
-        with ThreadPoolExecutor() as pool:
-            # each file is read and held against its checksum
-            names = pool.map(attrgetter("names"), self.samples)
-            places = tuple(place for place, some in enumerate(names) if some)
+        places = tuple(place for place, one in enumerate(self.samples) if one.has_attention)
         if places and self.received not in self.samples[places[0]].names:
             raise ValueError(
                 f"the sink rule is to read {self.received}, which {self.run.path} did not record; "
@@ -235,6 +230,8 @@ class Study(Reader):
 
     @cached_property
     def _kept(self) -> dict[int, Sample]:
+        if not self.recorded:
+            return {}
         steps, layers, _, keys = self._first.shape
         kept = {self.recorded[0]: self._first}
         if len(self.recorded) * steps * layers * keys <= MOST_KEPT:
@@ -340,7 +337,7 @@ class Study(Reader):
     @cached_property
     def measured(self) -> Measured:
         """Everything that needs the arrays, from one pass over the samples."""
-        return Measured(self.sample, self.recorded, self.layers, self.heads)
+        return Measured(self.sample, self.recorded, self._kept, self.layers, self.heads)
 
     @property
     def curve(self) -> Any:
