@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from noted import noted_again
 from numpy.testing import assert_allclose, assert_array_equal
+from pandas.testing import assert_frame_equal
 from simulated import Simulation, simulate, whole_of
 
 from sinklab.core.sinks import Excess, Top, main_sink
@@ -164,7 +164,7 @@ def test_steps_leave_the_same_however_many_are_taken_together(
     for key in ("sinks_LE", "places_L"):
         assert_array_equal(getattr(parts.measured.curve, key), getattr(whole.measured.curve, key))
     assert_array_equal(parts.measured.histogram.counts, whole.measured.histogram.counts)
-    pd.testing.assert_frame_equal(parts.measured.motions, whole.measured.motions)
+    assert_frame_equal(parts.measured.motions, whole.measured.motions)
     for row, expected in zip(parts.measured.rules, whole.measured.rules, strict=True):
         assert (row.sinks, row.keys, row.with_sink, row.both) == (
             expected.sinks,
@@ -173,6 +173,19 @@ def test_steps_leave_the_same_however_many_are_taken_together(
             expected.both,
         )
         assert row.absorbed == pytest.approx(expected.absorbed)
+
+
+def test_samples_that_are_not_kept_are_measured_in_processes(tmp_path, monkeypatch):
+    run = simulate(tmp_path / "run", Simulation(samples=3))
+    kept = as_studies(run)[0].measured
+    monkeypatch.setattr("sinklab.lab.reports.study.MOST_KEPT", 0)
+    study = as_studies(run)[0]
+    for name in ("by_layer", "by_step", "motions"):
+        assert_frame_equal(getattr(study.measured, name), getattr(kept, name))
+    assert "seen" in vars(study.sample(0)) and "seen" not in vars(study.sample(2))
+    (run.path / "attention-0002.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"attention-0002\.safetensors"):
+        _ = as_studies(run)[0].measured
 
 
 @pytest.mark.slow
