@@ -2,18 +2,12 @@
 
 # T steps, L layers, H heads, K keys (added sinks first), R text keys, S positions, G states of
 # queries
-import gc
 import math
 import operator
-import os
-import sys
-import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields
 from functools import cached_property, partial, reduce
-from multiprocessing import current_process, get_context
 from typing import Any
 
 import numpy as np
@@ -28,7 +22,7 @@ from sinklab.lab.analysis.tokens import Enrichment, enriched, tallied
 from sinklab.lab.records.info import SO_FAR
 from sinklab.lab.reports.answered import seen_of
 from sinklab.lab.reports.samples import Sample, rule_name
-from sinklab.lab.reports.seen import TextMotion
+from sinklab.lab.reports.seen import TextMotion, begun
 
 SUMMED = (
     *(f"share_{state}" for state in STATES),
@@ -54,7 +48,6 @@ MOTION_FIELDS = [
     one.name for one in fields(Motion) if one.name not in ("main", "counted", "overall")
 ]
 MOST_BOUNDS = 6_000
-MOST_AT_ONCE = 4
 
 
 class Means:
@@ -63,10 +56,6 @@ class Means:
     def __init__(self) -> None:
         self.sums: defaultdict[Any, np.ndarray] = defaultdict(partial(np.zeros, 2))
         """name -> total and weight so far"""
-
-    def add(self, name: Any, values: Any, weights: Any = 1.0) -> None:
-        """Add every number of ``values``, ``weights`` times."""
-        self.sums[name] += _weighted(values, weights).reshape(2, -1).sum(1)
 
     def add_each(self, names: Iterable[Any], values: np.ndarray, weights: Any = 1.0) -> None:
         """Add the numbers of each place on the first axis to a name of their own."""
@@ -109,35 +98,6 @@ def _weighted(values: Any, weights: Any) -> np.ndarray:
     return both
 
 
-_functions: list[Callable[[int], Any]] = []
-"""of a process that measures samples: its function is the last"""
-
-
-def _begin(function: Callable[[int], Any]) -> None:
-    # objects of the parent are not garbage, and to visit them would copy their pages
-    gc.freeze()
-    _functions.append(function)
-
-
-def _call(place: int) -> Any:
-    return _functions[-1](place)
-
-
-def _begun(function: Callable[[int], Any], places: Sequence[int]) -> tuple[Executor, Iterator[Any]]:
-    """Workers that compute the function of every place, and the results in their order: threads, or
-    on Linux forked processes. These need no copy of the run and wait for no lock.
-    """
-    many = max(1, min(MOST_AT_ONCE, os.cpu_count() or 1, len(places)))
-    if sys.platform != "linux" or current_process().daemon:
-        threads = ThreadPoolExecutor(many)
-        return threads, threads.map(function, places)
-    forks = ProcessPoolExecutor(many, get_context("fork"), _begin, (function,))
-    with warnings.catch_warnings():
-        # the threads that Python warns of are those of libraries, which end or begin them anew
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return forks, forks.map(_call, places)
-
-
 class Measured:
     """The numbers of a study that need its arrays. None, or empty, if no sample recorded the arrays
     that a number needs.
@@ -160,7 +120,7 @@ class Measured:
             return self._found(sample(place), len(recorded))
 
         others = [place for place in recorded if place not in kept]
-        workers, elsewhere = _begun(measure, others)
+        workers, elsewhere = begun(measure, others)
         try:
             by_place = {place: measure(place) for place in recorded if place in kept}
             by_place |= zip(others, elsewhere, strict=True)

@@ -179,8 +179,7 @@ class Sample:
         if wrong:
             raise ValueError(
                 f"{self.run.path / ARRAYS.file(self._attention, self.index)} is not that of a "
-                f"study: {wrong[0]!r} has "
-                f"axes {dims.get(wrong[0])}, expected {STUDY_DIMS[wrong[0]]}."
+                f"study: {wrong[0]!r} has axes {dims.get(wrong[0])}, not {STUDY_DIMS[wrong[0]]}."
             )
         return frozenset(dims)
 
@@ -298,9 +297,7 @@ class Sample:
 
     @cached_property
     def reading(self) -> str:
-        """Queries whose attention is read: "all queries", "all queries so far", or the "last
-        row".
-        """
+        """Queries that are read: "all queries", "all queries so far", or the "last row"."""
         return reading_of(self.run.info)
 
     @cached_property

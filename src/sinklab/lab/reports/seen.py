@@ -1,7 +1,17 @@
-"""Results of one pass over the attention of a sample, for tables, figures and the page."""
+"""Results of one pass over the attention of a sample, for tables, figures and the page, and workers
+that make such passes.
+"""
 
 # T recorded steps, L recorded layers, H recorded heads, K keys (added sinks first)
+import gc
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import cached_property
+from multiprocessing import current_process, get_context
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +19,8 @@ from sinklab.core.sinks import Rule, even_share, main_sink
 from sinklab.lab.analysis.counts import Slab, ratio
 from sinklab.lab.analysis.movement import MotionCounter
 from sinklab.lab.analysis.overlap import overlap_by_head
+
+MOST_AT_ONCE = 4
 
 
 class Seen:
@@ -132,3 +144,32 @@ class TextMotion:
         self.counter.add(
             Slab(slab.at, *even_share(received, visible, self._positions_T[slab.at[0], None, None]))
         )
+
+
+_functions: list[Callable[[int], Any]] = []
+"""of a process that measures samples: its function is the last"""
+
+
+def _begin(function: Callable[[int], Any]) -> None:
+    # objects of the parent are not garbage, and to visit them would copy their pages
+    gc.freeze()
+    _functions.append(function)
+
+
+def _call(place: int) -> Any:
+    return _functions[-1](place)
+
+
+def begun(function: Callable[[int], Any], places: Sequence[int]) -> tuple[Executor, Iterator[Any]]:
+    """Workers that compute the function of every place, and the results in their order: threads, or
+    on Linux forked processes. These need no copy of the run and wait for no lock.
+    """
+    many = max(1, min(MOST_AT_ONCE, os.cpu_count() or 1, len(places)))
+    if sys.platform != "linux" or current_process().daemon:
+        threads = ThreadPoolExecutor(many)
+        return threads, threads.map(function, places)
+    forks = ProcessPoolExecutor(many, get_context("fork"), _begin, (function,))
+    with warnings.catch_warnings():
+        # the threads that Python warns of are those of libraries, which end or begin them anew
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return forks, forks.map(_call, places)
