@@ -58,7 +58,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize(
-    "pair, cache", zip(GREEDY, itertools.cycle(["none", "prefix", "dual"]), strict=False), ids=str
+    "pair, cache", [*zip(GREEDY, itertools.cycle(["none", "prefix", "dual"]), strict=False)]
 )
 def test_a_batch_equals_its_rows_under_every_rule_schedule_and_cache(pair, cache):
     rule, schedule = pair
