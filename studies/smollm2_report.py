@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import smollm2_contrasts as contrasts
-import smollm2_measures as measures
 
 
 def report(found: dict[str, Any], folder: Path) -> None:
@@ -17,6 +16,7 @@ def report(found: dict[str, Any], folder: Path) -> None:
         strength_table,
         control_table,
         channel_table,
+        conversion_table,
         motion_table,
         cost_table,
         contrast_table,
@@ -36,6 +36,23 @@ def report(found: dict[str, Any], folder: Path) -> None:
 def having(found: dict[str, Any], part: str) -> dict[str, Any]:
     """What was measured of a part, by model."""
     return {name: one[part] for name, one in found.items() if part in one}
+
+
+def seeds_together(found: dict[str, Any], part: str) -> dict[str, list[Any]]:
+    """What was measured of a part at 0.5M tokens, a list over the seeds of each sibling; of a model
+    that is not trained a list of one. Other points are those of the curve (`conversion_table`).
+    """
+    grouped: dict[str, list[Any]] = {}
+    for name, one in having(found, part).items():
+        sibling, *rest = name.split("-")
+        if not rest or rest == ["sink"]:
+            grouped[name] = [one]
+        elif rest[1] == str(contrasts.STEPS):
+            grouped.setdefault(sibling, []).append(one)
+    return {
+        label if len(seeds) == 1 else f"{label}, {len(seeds)} seeds": seeds
+        for label, seeds in grouped.items()
+    }
 
 
 def outcome_table(found: dict[str, Any]) -> list[str]:
@@ -88,29 +105,77 @@ def channel_table(found: dict[str, Any]) -> list[str]:
     """The channel in which the hidden state of the strong keys peaks, and how many pairs keep the
     first token.
     """
-    parts = having(found, "channel")
     lines = [
         "| model | masked | peaks in the parent's channel | channels | magnitude | pairs kept |"
     ]
     lines.append("|---|---|---|---|---|---|")
-    if "parent" not in parts:
+    if "channel" not in found.get("parent", {}):
         return lines
     channel = contrasts.parent_channel(found)
-    for name, by_ratio in parts.items():
-        for ratio, one in by_ratio.items():
+    for name, seeds in seeds_together(found, "channel").items():
+        for ratio in seeds[0]:
             counted: Counter[str] = Counter()
-            for shares in one["channels"]:
-                counted.update(shares)
+            inside, sizes = [], []
+            for one in seeds:
+                of_texts = one[ratio]["channels"]
+                for shares in of_texts:
+                    counted.update(shares)
+                inside.append([100 * shares.get(channel, 0.0) for shares in of_texts])
+                sizes += [size for size in one[ratio]["size"] if size is not None]
             total = max(counted.total(), 1e-9)
             most = ", ".join(
                 f"{which} {share / total:.0%}" for which, share in counted.most_common(3)
             )
-            inside = shown([100 * shares.get(channel, 0.0) for shares in one["channels"]], 1)
-            sizes = [size for size in one["size"] if size is not None]
             size = f"{np.median(sizes):,.0f}" if sizes else "–"
-            lines.append(
-                f"| {name} | {ratio} | {inside} % | {most} | {size} | {shown(one['kept_pairs'])} |"
-            )
+            kept = shown([one[ratio]["kept_pairs"] for one in seeds])
+            lines.append(f"| {name} | {ratio} | {shown(inside, 1)} % | {most} | {size} | {kept} |")
+    return lines
+
+
+def conversion(found: dict[str, Any], sibling: str) -> dict[int, dict[str, Any]]:
+    """Points of seed 0 of a sibling by steps in all (1,024 tokens each), the untrained lifted
+    parent first.
+    """
+    points = {0: found["lifted"]} if "lifted" in found else {}
+    for name, one in found.items():
+        if name.startswith(f"{sibling}-0-"):
+            points[int(name.split("-")[-1])] = one
+    return dict(sorted(points.items()))
+
+
+CONVERSION = {
+    "held-out bound": lambda one: one["bound"]["loss"]["clean"],
+    "strongest key blocked": lambda one: np.subtract(
+        one["bound"]["loss"]["strongest"], one["bound"]["loss"]["clean"]
+    ),
+    "strong heads, share": lambda one: one["strength"]["0.15"]["strong_heads"],
+    "strongest key": lambda one: one["strength"]["0.15"]["strongest_share"],
+    "first token": lambda one: one["strength"]["0.15"]["first_share"],
+    "added token": lambda one: one["strength"]["0.15"]["added_share"],
+    "value norm": lambda one: one["value_norms"]["ratio"],
+}
+"""Column of the curve -> its numbers by text, of a point; the shares at mask ratio 0.15."""
+
+
+def by_text(column: str, one: dict[str, Any]) -> Any:
+    """Numbers of a column of the curve by text; None where they were not measured."""
+    try:
+        return CONVERSION[column](one)
+    except KeyError:
+        return None
+
+
+def conversion_table(found: dict[str, Any]) -> list[str]:
+    """The curve of the conversion: what becomes of the sink over the tokens that were trained."""
+    lines = ["| model | tokens | " + " | ".join(CONVERSION) + " | mobility |"]
+    lines.append("|---" * (3 + len(CONVERSION)) + "|")
+    for sibling in ("iii", "iv"):
+        for steps, one in conversion(found, sibling).items():
+            numbers = [by_text(column, one) for column in CONVERSION]
+            cells = ["–" if values is None else shown(values) for values in numbers]
+            moved = f"{one['motion']['value']:.2f}" if "motion" in one else "–"
+            cells.append(moved)
+            lines.append(f"| {sibling} | {steps / 1000:g}M | {' | '.join(cells)} |")
     return lines
 
 
@@ -135,9 +200,9 @@ def motion_table(found: dict[str, Any]) -> list[str]:
 def value_table(found: dict[str, Any]) -> list[str]:
     """Norm of the strongest key's value over the mean of the others."""
     lines = ["| model | value norm |", "|---|---|"]
-    return lines + [
-        f"| {name} | {shown(one['ratio'])} |" for name, one in having(found, "value_norms").items()
-    ]
+    for name, seeds in seeds_together(found, "value_norms").items():
+        lines.append(f"| {name} | {shown([one['ratio'] for one in seeds])} |")
+    return lines
 
 
 def bound_table(found: dict[str, Any]) -> list[str]:
@@ -194,41 +259,42 @@ def benchmark_table(found: dict[str, Any]) -> list[str]:
 
 
 def shown(values: Any, digits: int = 3) -> str:
-    """A mean over texts with its interval."""
-    one = measures.interval(values)
-    return f"{one['mean']:.{digits}f} ({one['low']:.{digits}f} … {one['high']:.{digits}f})".replace(
+    """A mean over texts, or over seeds and texts crossed, with its interval."""
+    values_ST = np.atleast_2d(np.asarray(values, float))
+    # a text without strong heads has no number
+    whole_ST = values_ST[:, ~np.isnan(values_ST).any(0)]
+    one = contrasts.crossed(whole_ST)
+    return f"{one.value:.{digits}f} ({one.low:.{digits}f} … {one.high:.{digits}f})".replace(
         "-", "−"
     )
 
 
 def lone_table(found: dict[str, Any]) -> list[str]:
     """What the key of a row that sees itself alone gets, and its spike."""
-    names = ("causal", "all_first", "full", "alone-0", "alone-30")
-    every, found = found, {name: one for name, one in found.items() if "lone" in one}
-    words = (
-        "causal: key 0",
-        "causal, row 0 sees all: key 0",
-        "full: key 0",
-        "full, row 0 alone: key 0",
-    )
-    words += ("full, row 30 alone: key 30",)
-    columns = [name for name in ("parent", *found) if name in found and name != "lifted"]
-    lines = ["| attention | " + " | ".join(dict.fromkeys(columns)) + " |"]
-    lines.append("|---" * (1 + len(dict.fromkeys(columns))) + "|")
-    for name, said in zip(names, words, strict=True):
+    words = {
+        "causal": "causal: key 0",
+        "all_first": "causal, row 0 sees all: key 0",
+        "full": "full: key 0",
+        "alone-0": "full, row 0 alone: key 0",
+        "alone-30": "full, row 30 alone: key 30",
+    }
+    columns = seeds_together(found, "lone")
+    # full attention on the parent's weights is the lifted parent
+    columns.pop("lifted", None)
+    lines = ["| attention | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
+    for name, said in words.items():
         cells = []
-        for column in dict.fromkeys(columns):
-            one = found[column]["lone"][name]
-            cells.append(f"{shown(one['share'])}, spike {np.median(one['greatest']):,.0f}")
+        for seeds in columns.values():
+            spike = np.median([one[name]["greatest"] for one in seeds])
+            cells.append(f"{shown([one[name]['share'] for one in seeds])}, spike {spike:,.0f}")
         lines.append(f"| {said} | " + " | ".join(cells) + " |")
     lines += ["", "| model | the added token sees itself alone | it sees all |", "|---|---|---|"]
-    for name, one in having(every, "added").items():
-        spikes = [np.median(one[seen]["spike"]) for seen in ("alone", "all")]
-        shares = [shown(one[seen]["share"]) for seen in ("alone", "all")]
-        lines.append(
-            f"| {name} | {shares[0]}, spike {spikes[0]:,.0f} | {shares[1]}, spike "
-            f"{spikes[1]:,.0f} |"
-        )
+    for name, seeds in seeds_together(found, "added").items():
+        cells = []
+        for seen in ("alone", "all"):
+            spike = np.median([one[seen]["spike"] for one in seeds])
+            cells.append(f"{shown([one[seen]['share'] for one in seeds])}, spike {spike:,.0f}")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
 
 
@@ -239,14 +305,20 @@ def strength_table(found: dict[str, Any]) -> list[str]:
         "keys stand on |"
     ]
     lines.append("|---|---|---|---|---|---|")
-    for point, by_ratio in having(found, "strength").items():
-        for number, (ratio, row) in enumerate(by_ratio.items()):
+    for point, seeds in seeds_together(found, "strength").items():
+        for number, ratio in enumerate(seeds[0]):
             name = "" if number else point
+            rows = [one[ratio] for one in seeds]
+            counted: Counter[str] = Counter()
+            for row in rows:
+                counted.update(row["tokens"])
             tokens = ", ".join(
-                f"{token!r} {share:.0%}" for token, share in list(row["tokens"].items())[:2]
+                f"{token!r} {share / len(rows):.0%}" for token, share in counted.most_common(2)
             )
-            strong = shown(100 * np.array(row["strong_heads"]), 1)
-            shares = shown(row["strongest_share"]), shown(row["first_share"])
+            strong = shown([100 * np.array(row["strong_heads"]) for row in rows], 1)
+            shares = [
+                shown([row[field] for row in rows]) for field in ("strongest_share", "first_share")
+            ]
             lines.append(f"| {name} | {ratio} | {strong} | {shares[0]} | {shares[1]} | {tokens} |")
     return lines
 
@@ -284,22 +356,17 @@ def cost_table(found: dict[str, Any]) -> list[str]:
 
 
 def draw(found: dict[str, Any], folder: Path) -> None:
-    """The share of the first token and of the strongest key over the mask ratio, for every
-    model.
+    """The share of the first token and of the strongest key over the mask ratio, for every model;
+    and the curve of the conversion.
     """
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True, layout="constrained")
-    colours: dict[str, str] = {}
-    for name, by_ratio in having(found, "strength").items():
-        # seeds of a sibling share its colour
-        sibling = name.split("-")[0]
-        label = None if sibling in colours else sibling
-        colour = colours.setdefault(sibling, f"C{len(colours)}")
-        ratios = [float(ratio) for ratio in by_ratio]
+    for name, seeds in seeds_together(found, "strength").items():
+        ratios = [float(ratio) for ratio in seeds[0]]
         for axis, field in zip(axes, ("strongest_share", "first_share"), strict=True):
-            shares = [np.mean(row[field]) for row in by_ratio.values()]
-            axis.plot(ratios, shares, marker="o", color=colour, label=label)
+            shares = [np.mean([one[ratio][field] for one in seeds]) for ratio in seeds[0]]
+            axis.plot(ratios, shares, marker="o", label=name)
     axes[0].set_ylabel("mean weight")
     axes[0].set_title("strongest key of a head")
     axes[1].set_title("first token")
@@ -308,4 +375,37 @@ def draw(found: dict[str, Any], folder: Path) -> None:
         axis.set_ylim(0, None)
     axes[1].legend(fontsize=8)
     figure.savefig(folder / "strength.png", dpi=150)
+    plt.close(figure)
+
+    panels = {
+        "held-out bound, nats a token": ("held-out bound",),
+        "nats when the strongest key is blocked": ("strongest key blocked",),
+        "mean weight at mask ratio 0.15": ("strongest key", "first token", "added token"),
+        "value norm of the sink over others": ("value norm",),
+    }
+    figure, axes = plt.subplots(1, 4, figsize=(13, 3.2), layout="constrained")
+    for axis, (title, columns) in zip(axes, panels.items(), strict=True):
+        for colour, sibling in enumerate(("iii", "iv")):
+            for column, style in zip(columns, ("-", ":", "--"), strict=False):
+                numbers = {}
+                for steps, one in conversion(found, sibling).items():
+                    values = by_text(column, one)
+                    if values is not None:
+                        numbers[steps * 1024 / 1e6] = np.nanmean(values)
+                label = f"{sibling}, {column}" if len(columns) > 1 else sibling
+                axis.plot(
+                    numbers.keys(),
+                    numbers.values(),
+                    style,
+                    marker="o",
+                    ms=3,
+                    color=f"C{colour}",
+                    label=label,
+                )
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel("tokens trained, millions")
+        axis.set_xscale("symlog", linthresh=0.1)
+        axis.set_xticks([0, 0.1, 0.3, 1, 3], ["0", "0.1", "0.3", "1", "3"])
+        axis.legend(fontsize=7)
+    figure.savefig(folder / "conversion.png", dpi=150)
     plt.close(figure)
