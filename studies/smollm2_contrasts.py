@@ -115,19 +115,30 @@ def late(keys: str) -> Callable[[Any], np.ndarray]:
     return read
 
 
-def contrasts(found: dict[str, Any], keys: str) -> dict[str, Crossed]:
-    """Question 4: what late blocks cost sibling ii less iii, and the parent less iii, over texts
-    crossed with seeds.
+REGISTERED = (("ii", "iii"), ("parent", "iii"))
+DESCRIBED = (("i", "ii"), ("iv", "iii"), ("v", "iii"))
+"""Contrasts of question 4: those that were registered, and what else the siblings isolate."""
+
+
+def contrasts(
+    found: dict[str, Any], keys: str, pairs: tuple[tuple[str, str], ...] = REGISTERED
+) -> dict[str, Crossed]:
+    """What late blocks cost the first model of each pair less the second, over texts crossed with
+    the seeds that both have.
     """
     read = late(keys)
-    ours_ST, causal_ST = of_seeds(found, "iii", read), of_seeds(found, "ii", read)
-    parent_T = _read(found.get("parent", {}), read)
-    shared = min(len(ours_ST), len(causal_ST))
-    told = {"ii − iii": NOTHING, "parent − iii": NOTHING}
-    if shared:
-        told["ii − iii"] = crossed(causal_ST[:shared] - ours_ST[:shared])
-    if len(ours_ST) and parent_T is not None:
-        told["parent − iii"] = crossed(parent_T - ours_ST)
+    told = {}
+    for first, second in pairs:
+        of_first_ST, of_second_ST = of_seeds(found, first, read), of_seeds(found, second, read)
+        if first == "parent":
+            parent_T = _read(found.get("parent", {}), read)
+            of_first_ST = np.zeros((0, 0))
+            if parent_T is not None:
+                of_first_ST = np.tile(parent_T, (len(of_second_ST), 1))
+        shared = min(len(of_first_ST), len(of_second_ST))
+        told[f"{first} − {second}"] = NOTHING
+        if shared:
+            told[f"{first} − {second}"] = crossed(of_first_ST[:shared] - of_second_ST[:shared])
     return told
 
 

@@ -30,6 +30,7 @@ def report(found: dict[str, Any], folder: Path) -> None:
         lines += [*table(found), ""]
     (folder / "tables.md").write_text("\n".join(lines), "utf-8")
     draw(found, folder)
+    draw_conversion(found, folder)
     print("\n".join(lines))
 
 
@@ -74,9 +75,10 @@ def contrast_table(found: dict[str, Any]) -> list[str]:
         "| keys | contrast | nats | seeds × texts | could have been seen |",
         "|---|---|---|---|---|",
     ]
-    first = contrasts.contrasts(found, "1")
+    every = contrasts.REGISTERED + contrasts.DESCRIBED
+    first = contrasts.contrasts(found, "1", every)
     for keys in ("1", "25 %"):
-        for name, one in contrasts.contrasts(found, keys).items():
+        for name, one in contrasts.contrasts(found, keys, every).items():
             if one.texts and (keys == "1" or one != first[name]):
                 lines.append(
                     f"| {keys} | {name} | {one} | {one.seeds} × {one.texts} | {one.reach:.3f} |"
@@ -160,9 +162,10 @@ CONVERSION = {
 def by_text(column: str, one: dict[str, Any]) -> Any:
     """Numbers of a column of the curve by text; None where they were not measured."""
     try:
-        return CONVERSION[column](one)
+        values = CONVERSION[column](one)
     except KeyError:
         return None
+    return None if values is None else np.asarray(values)
 
 
 def conversion_table(found: dict[str, Any]) -> list[str]:
@@ -356,12 +359,12 @@ def cost_table(found: dict[str, Any]) -> list[str]:
 
 
 def draw(found: dict[str, Any], folder: Path) -> None:
-    """The share of the first token and of the strongest key over the mask ratio, for every model;
-    and the curve of the conversion.
+    """The share of the first token and of the strongest key over the mask ratio, for every
+    model.
     """
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True, layout="constrained")
     for name, seeds in seeds_together(found, "strength").items():
         ratios = [float(ratio) for ratio in seeds[0]]
         for axis, field in zip(axes, ("strongest_share", "first_share"), strict=True):
@@ -373,9 +376,16 @@ def draw(found: dict[str, Any], folder: Path) -> None:
     for axis in axes:
         axis.set_xlabel("share of tokens that are masked")
         axis.set_ylim(0, None)
-    axes[1].legend(fontsize=8)
+    axes[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(folder / "strength.png", dpi=150)
     plt.close(figure)
+
+
+def draw_conversion(found: dict[str, Any], folder: Path) -> None:
+    """The curve of the conversion: bound, cost of a block, shares and value norm over the tokens
+    that were trained.
+    """
+    import matplotlib.pyplot as plt
 
     panels = {
         "held-out bound, nats a token": ("held-out bound",),
@@ -392,6 +402,8 @@ def draw(found: dict[str, Any], folder: Path) -> None:
                     values = by_text(column, one)
                     if values is not None:
                         numbers[steps * 1024 / 1e6] = np.nanmean(values)
+                if not numbers:
+                    continue
                 label = f"{sibling}, {column}" if len(columns) > 1 else sibling
                 axis.plot(
                     numbers.keys(),
