@@ -295,9 +295,13 @@ def lone_table(found: dict[str, Any]) -> list[str]:
     for name, seeds in seeds_together(found, "added").items():
         cells = []
         for seen in ("alone", "all"):
-            spike = np.median([one[seen]["spike"] for one in seeds])
-            cells.append(f"{shown([one[seen]['share'] for one in seeds])}, spike {spike:,.0f}")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+            # seeds differ too much for an interval
+            points = [
+                f"{np.mean(one[seen]['share']):.3f}, spike {np.median(one[seen]['spike']):,.0f}"
+                for one in seeds
+            ]
+            cells.append("; ".join(points))
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} |")
     return lines
 
 
@@ -335,25 +339,30 @@ def cost_table(found: dict[str, Any]) -> list[str]:
         "all | random, late |"
     ]
     lines.append("|---|---|---|---|---|---|---|---|---|")
-    for name, one in having(found, "costs").items():
-        none = np.array(one["none"])
-        for which, keys in one["keys"].items():
-            if which != "1" and keys == one["keys"]["1"]:
+    kept = seeds_together(found, "kept")
+    for name, seeds in seeds_together(found, "costs").items():
+        none_ST = np.array([one["none"] for one in seeds])
+        for which in seeds[0]["keys"]:
+            keys = [one["keys"][which] for one in seeds]
+            if which != "1" and keys == [one["keys"]["1"] for one in seeds]:
                 # one key takes as much by itself
                 continue
-            loss = {arm: np.array(values) - none for arm, values in keys["loss"].items()}
-            kept = found[name].get("kept", {}).get("loss") if which == "1" else None
-            memory = (
-                "–" if kept is None else shown(np.array(kept["blocked"]) - np.array(kept["none"]))
-            )
-            cells = [shown(loss["all"]), shown(loss["late"]), memory, shown(loss["random all"])]
-            said = f"{which}: {keys['k']}" if which != "1" else "1"
-            if len([other for other in one["keys"].values() if other == keys]) > 1:
-                said = ", ".join(one["keys"])
-            removed = 100 * keys["removed"]
+            rises = {
+                arm: shown(np.array([own["loss"][arm] for own in keys]) - none_ST)
+                for arm in keys[0]["loss"]
+            }
+            memory = "–"
+            for label, parts in kept.items():
+                if which == "1" and label.split(",")[0] == name.split(",")[0]:
+                    losses = [part["loss"] for part in parts]
+                    memory = shown([np.subtract(one["blocked"], one["none"]) for one in losses])
+                    if len(parts) < len(seeds):
+                        memory += f", {len(parts)} of {len(seeds)} seeds"
+            removed = 100 * np.mean([own["removed"] for own in keys])
             lines.append(
-                f"| {name} | {none.mean():.2f} | {said} | {removed:.1f} | {' | '.join(cells)} | "
-                f"{shown(loss['random late'])} |"
+                f"| {name} | {none_ST.mean():.2f} | {keys[0]['k']} | {removed:.1f} | "
+                f"{rises['all']} | {rises['late']} | {memory} | {rises['random all']} | "
+                f"{rises['random late']} |"
             )
     return lines
 
