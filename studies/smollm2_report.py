@@ -212,7 +212,12 @@ def bound_table(found: dict[str, Any]) -> list[str]:
     """Held-out loss, and what blocking the strongest key of every head costs; iv less iii on the
     same rows and noise.
     """
-    parts = having(found, "bound")
+    # other points are those of the curve, and seed 0 alone has this part
+    parts = {
+        name: one
+        for name, one in having(found, "bound").items()
+        if name.endswith(f"-{contrasts.STEPS}")
+    }
     lines, arms = (
         [],
         [*dict.fromkeys(arm for one in parts.values() for arm in one["loss"] if arm != "clean")],
