@@ -1,10 +1,10 @@
-from .controls import CONTROLS as CONTROLS
 from .controls import EqualMass as EqualMass
 from .controls import Lowest as Lowest
 from .controls import Matched as Matched
 from .controls import Random as Random
 from .controls import Recent as Recent
-from .short_names import PROTOCOLS as PROTOCOLS
+from .names import CONTROLS as CONTROLS
+from .names import PROTOCOLS as PROTOCOLS
 from .short_names import MaskPositions as MaskPositions
 from .short_names import MaskSinks as MaskSinks
 from .short_names import TruncateContext as TruncateContext

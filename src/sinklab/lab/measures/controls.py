@@ -12,6 +12,7 @@ from sinklab.core.errors import limited, one_of
 from sinklab.core.probing.interventions.selectors import KeyView, Selector, Wrapper
 from sinklab.core.registry import registered, rules, selectors
 from sinklab.core.sinks.rules import DEFAULT, Rule
+from sinklab.lab.measures.names import CONTROLS
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,6 @@ def equal_mass(score_BHS: Tensor, wanted_BH: Tensor, free_BHS: Tensor) -> tuple[
     return flags_BHS & found_BH.unsqueeze(-1), found_BH
 
 
-CONTROLS = ("sinks", "random", "equal_mass", "recent", "lowest")
-"""Keys that `MaskSinks` removes: the sinks, or others in their place."""
 COUNT_CONTROLS: dict[str, type[CountControl]] = {
     "random": Random,
     "recent": Recent,

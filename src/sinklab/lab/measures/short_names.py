@@ -19,19 +19,12 @@ from sinklab.core.probing.interventions.selectors import (
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.registry import interventions, registered, removals, rules
 from sinklab.core.sinks.rules import DEFAULT, Excess, Rule
-from sinklab.lab.measures.controls import (
-    CONTROLS,
-    COUNT_CONTROLS,
-    EqualMass,
-    Matched,
-    in_place_of,
-)
+from sinklab.lab.measures.controls import COUNT_CONTROLS, EqualMass, Matched, in_place_of
+from sinklab.lab.measures.names import CONTROLS, PROTOCOLS
 from sinklab.lab.measures.values import MeanValue
 
 SOURCES = {"now": "now", "closed_loop": "previous", "clean_pass": "clean", "carried": "kept"}
 """Values of ``source`` -> `BlockKeys.when`."""
-PROTOCOLS = ("paper", "held", "rule", "clean")
-"""Ways to mask sinks that have a name; see `by_protocol`."""
 
 
 def mask_sinks_fields(edit: Any) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from sinklab.core.errors import Checked, limited, near
 from sinklab.core.registry import interventions, rules, studies
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.data.battery import LEVELS, SKILLS
-from sinklab.lab.measures import PROTOCOLS
+from sinklab.lab.measures.names import PROTOCOLS
 from sinklab.lab.studies.base import deferred, with_matched
 from sinklab.lab.studies.processes import Amount
 from sinklab.lab.studies.scored import Block, ScoredStudy

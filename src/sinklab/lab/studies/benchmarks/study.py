@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, rules, studies
 from sinklab.core.sampling.settings import DecodingSettings
-from sinklab.lab.measures import CONTROLS as BLOCKED
-from sinklab.lab.measures import PROTOCOLS
+from sinklab.lab.measures.names import CONTROLS as BLOCKED
+from sinklab.lab.measures.names import PROTOCOLS
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
 from sinklab.lab.studies.base import Study, deferred, kept_record, with_matched
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, registered, rules, studies
-from sinklab.lab.measures import CONTROLS, PROTOCOLS
+from sinklab.lab.measures.names import CONTROLS, PROTOCOLS
 from sinklab.lab.records.reading import open_run
 from sinklab.lab.studies.base import Study, deferred
 from sinklab.lab.studies.processes import Amount
