@@ -1,14 +1,11 @@
 """Rings of the tests: the ring of a test file is the outermost one that it imports.
 
-As a script, `rings.py RING` prints the test files of a ring, and those with a test of it.
-
 Where a ring's folder was deleted, its tests are left out, and those of the rings inside it run.
 A test that needs an outer ring in another way, by a registered name or a command, says so,
 ``@pytest.mark.ring("lab")``, and a whole file by ``pytestmark = pytest.mark.ring("lab")``.
 """
 
 import ast
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -77,9 +74,3 @@ def public_names() -> dict[str, str]:
             module = f"sinklab.{node.module}".replace("sinklab.sinklab", "sinklab")
             names |= {alias.name: module for alias in node.names}
     return names
-
-
-if __name__ == "__main__":
-    for path in sorted(TESTS.rglob("test_*.py")):
-        if ring_of(path) == sys.argv[1] or f'ring("{sys.argv[1]}")' in path.read_text("utf-8"):
-            print(path)

@@ -219,11 +219,9 @@ EXPERTS = {
 @pytest.mark.slow
 @pytest.mark.ring("extras")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-@pytest.mark.parametrize(
-    "make, fields, dtype",
-    [(toys.llada, BIG, "float32"), (toys.llada_moe, EXPERTS, "bfloat16")],
-)
-def test_the_host_holds_the_model_once(tmp_path, make, fields, dtype):
+@pytest.mark.parametrize("make, fields", [(toys.llada, BIG), (toys.llada_moe, EXPERTS)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_host_holds_the_model_once(tmp_path, dtype, make, fields):
     big, _ = make(tmp_path / "big", shards=3, **fields)
     small, _ = make(tmp_path / "small")
     done = subprocess.run(

@@ -12,14 +12,7 @@ from pathlib import Path
 import lazy_loader
 import pytest
 
-from sinklab.extras.sandbox.boundary import (
-    BOUNDARIES,
-    HOOK,
-    CodeLimits,
-    boundary,
-    leaks,
-    run_program,
-)
+from sinklab.extras.sandbox.boundary import BOUNDARIES, HOOK, CodeLimits, leaks, run_program
 
 pytest.importorskip("resource")
 PATIENT = 3600
@@ -224,12 +217,9 @@ open(Path(OUTSIDE + '/kept'))""",
 
 
 def fates(within, outside):
-    """The fate of every program behind this boundary.
-
-    Those that cheat talk to what runs them, which is the same behind all: one boundary is enough.
-    """
+    """The fate of every program behind this boundary."""
     found = {}
-    for name, program in CHEATS.items() if within == boundary() else ():
+    for name, program in CHEATS.items():
         found[name] = run_program(program, LIMITS, tests=TESTS, name="square", within=within).status
     for name, program in ESCAPES.items():
         limits = CodeLimits(seconds=1.5) if name in ("sleeps", "turns") else LIMITS

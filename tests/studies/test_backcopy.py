@@ -6,6 +6,7 @@ import importlib
 import itertools
 import math
 import multiprocessing
+import time
 from dataclasses import replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -259,7 +260,7 @@ def test_models_are_kept_and_a_converted_one_goes_on_from_the_causal_one(tmp_pat
 
 @pytest.mark.slow
 def test_the_study_keeps_its_promises(tmp_path, capsys):
-    quick = BackcopySettings(seeds=(0,), steps=2, rows=8)
+    quick = BackcopySettings(seeds=(0,), steps=2, rows=8, variants=("plain", "logit"))
     check_study(Backcopy(), None, quick)
     arguments = "--seeds 0 --steps 2 --rows 8 --out"
     assert cli(f"backcopy --masking {arguments} {tmp_path / 'run'}") == 0
@@ -529,13 +530,19 @@ def test_hiding_keys_of_whole_rows_is_what_a_plain_computation_gives():
 
 @pytest.mark.slow
 def test_some_head_of_the_causal_twin_has_its_sink_on_the_start_token_in_every_seed():
-    """The precondition of any contrast: one layer, a mean weight above 0.3 on position 0."""
-    settings, found = BackcopySettings(steps=400), []
-    for seed in (0, 1):
+    """The precondition of any contrast: one layer, 5 of 5 seeds, a mean weight above 0.3 on
+    position 0.
+    """
+    settings, found, began = BackcopySettings(steps=400), [], time.process_time()
+    for seed in range(5):
         source = Source(seed)
         model = trained(source, "causal", "plain", settings)
         rows = Rows.of(source, 128, "causal", torch.Generator().manual_seed(MEASURED + seed))
         found.append(
             (max(head["first"] for head in heads(model, rows)), scored(model, source, rows)["over"])
         )
-    assert all(first > 0.3 and over < 0.05 for first, over in found), found
+    print(
+        f"{settings.steps} steps, {time.process_time() - began:.1f} s of a processor for 5 "
+        f"models: {found}"
+    )
+    assert all(first > 0.3 and over < 0.05 for first, over in found)

@@ -21,13 +21,13 @@ TESTS = Path(__file__).parents[1]
 # in benchmarks/kills.py --every-write
 SHARES = {
     "units": (1.0, 0.25),
-    "trace": (0.0135, 0.005),
-    "curve": (0.017, 0.015),
+    "trace": (0.02, 0.005),
+    "curve": (0.04, 0.02),
     "battery": (0.012, 0.001),
     "probe": (0.022, 0.001),
     "caches": (0.03, 0.02),
     "train": (0.009, 0.001),
-    "report": (0.02, 0.03),
+    "report": (0.05, 0.03),
 }
 WITH_HARNESS = {"eval": (0.02, 0.03), "table1": (0.01, 0.002)}
 

@@ -52,15 +52,15 @@ def page_of(folder, seed):
 @pytest.mark.slow
 def test_controls_stand_beside_what_random_weights_show(tmp_path):
     pages, said = [], 0
-    for seed in range(12):
+    for seed in range(20):
         (folder := tmp_path / str(seed)).mkdir()
         page = page_of(folder, seed)
         said += len(page.in_controls)
         pages.append(page.answers["exist"].word)
-    assert said > 25, "these pages find a lot"
+    assert said > 50, "these pages find a lot"
     # random weights are told from the same weights in another order as rarely as chance does that,
     # 5 %
-    assert sum(word in ("yes", "weak") for word in pages) <= 2, pages
+    assert sum(word in ("yes", "weak") for word in pages) <= 3, pages
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_controls_stand_beside_what_curves_and_maps_of_random_weights_show(tmp_p
     (tmp_path / "held.txt").write_text(TEXT * 60)
     text = {"heldout": str(tmp_path / "held.txt"), "rows": 32, "length": 24, "twin": True}
     told = 0
-    for seed in range(4):
+    for seed in range(8):
         loaded = random_model(seed)
         run = masking_curve(
             loaded, tmp_path / f"curve-{seed}", CurveSettings(ks=(1, 8), seed=seed, **text)
@@ -78,4 +78,4 @@ def test_controls_stand_beside_what_curves_and_maps_of_random_weights_show(tmp_p
         assert all(one.controls.startswith(" (shuffled weights ") for one in found)
         run = Ablate()(loaded, tmp_path / f"map-{seed}", AblateSettings(k=8, seed=seed, **text))
         assert "(shuffled weights " in ablation_sentences([open_run(run)])[0]
-    assert told >= 1, "random weights show a lot"
+    assert told >= 3, "random weights show a lot"

