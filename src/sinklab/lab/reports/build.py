@@ -23,6 +23,7 @@ from sinklab.lab.reports.payload import data_block, payload, script, script_hash
 from sinklab.lab.reports.recorded import recorded_statistics, words_of_statistic
 from sinklab.lab.reports.runs import Runs, as_shown
 from sinklab.lab.reports.samples import ADDED, MASK
+from sinklab.lab.reports.seen import begun
 from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.style import asset, printable
 from sinklab.lab.reports.tables import (
@@ -408,9 +409,8 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
     is_study = isinstance(runs[0], Study)
     words = words_of("page", "study" if is_study else "training")
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
-    parts = parts_of(runs, is_small=budget < SMALL)
+    parts, data = _parts_and_payload(runs, budget) if is_study else (parts_of(runs), {"runs": []})
     about = ("status", "edited", "reading", "chosen") if is_study else ("status", "edited")
-    data = payload(runs, budget) if is_study else {"runs": []}
     explored = [run for run in data["runs"] if run["samples"]]
     story = _story(runs, [run["label"] for run in explored], parts) if is_study else []
     return {
@@ -430,6 +430,17 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
         ),
         "script": f"{data_block(data)}\n<script>{script()}</script>" if is_study else "",
     }
+
+
+def _parts_and_payload(studies: list[Study], budget: int) -> tuple[list[Part], dict[str, Any]]:
+    """The parts of a page of studies, and what its script draws, which a worker packs meanwhile."""
+    # before the worker is forked, which shares it
+    _ = [study.measured for study in studies]
+    worker, packed = begun(lambda _: payload(studies, budget), [0])
+    try:
+        return parts_of(studies, is_small=budget < SMALL), next(packed)
+    finally:
+        worker.shutdown(cancel_futures=True)
 
 
 def _story(studies: list[Study], shown: list[str], parts: list[Part]) -> list[dict[str, Any]]:
