@@ -27,17 +27,16 @@ import smollm2_costs as costs
 import smollm2_diffusion as siblings
 import smollm2_measures as measures
 import torch
+from sinklab.lab.measures.others import Others
 from smollm2_contrasts import Crossed, crossed
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sinklab import Canvas, denoise, find_sinks, intervene, trace
 from sinklab.core.probing.interventions.block_keys import BlockKeys
-from sinklab.core.probing.interventions.positions import WindowAttention
 from sinklab.core.probing.interventions.selectors import SinkKeys, TopKeys
 from sinklab.core.registry import load_plugin
-from sinklab.lab.measures import EqualMass, MaskSinks, Random
-from sinklab.lab.measures.others import Others
+from sinklab.lab.measures import EqualMass, MaskSinks, Random, WindowAttention
 from sinklab.lab.measures.patch import Patch, save_run
 from sinklab.lab.measures.similarity import LayerSimilarity
 from sinklab.lab.scoring.reference_values import save_reference_values

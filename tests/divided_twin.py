@@ -21,9 +21,8 @@ from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
 from sinklab.core.probing import intervene, trace
-from sinklab.core.probing.interventions.positions import WindowAttention
 from sinklab.lab.checkpoints import load, weights
-from sinklab.lab.measures import MaskPositions, MaskSinks
+from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention
 from sinklab.lab.scoring.hidden_states import ClipChannel
 
 STATISTICS = (

@@ -12,9 +12,16 @@ import pytest
 
 from refusals import refused, refusing
 from sinklab.core import errors, registry
-from sinklab.core.probing import BlockKeys, LoneRows, SinkKeys, TopKeys, WindowAttention
+from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys
 from sinklab.core.registry import Registry, interventions, load_plugin
-from sinklab.lab.measures import MaskPositions, MaskSinks, Random, TruncateContext
+from sinklab.lab.measures import (
+    LoneRows,
+    MaskPositions,
+    MaskSinks,
+    Random,
+    TruncateContext,
+    WindowAttention,
+)
 from sinklab.lab.measures.patch import Patch
 from sinklab.lab.measures.short_names import MaskSinksOptions
 from sinklab.lab.scoring import ClipChannel

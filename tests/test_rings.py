@@ -42,7 +42,8 @@ import sinklab
 
 sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 model = LlamaModel(LlamaConfig(vocab_size=50, num_attention_heads=4, **sizes))
-with sinklab.intervene(model, "lone_rows:rows=0"), sinklab.trace(model) as recording:
+edit = "block_keys:keys=(positions:positions=0),when=now"
+with sinklab.intervene(model, edit), sinklab.trace(model) as recording:
     model(torch.arange(20)[None])
 print(*recording.received[0].shape)
 """

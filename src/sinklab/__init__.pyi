@@ -4,7 +4,6 @@ from .core.models.config import DiffusionLMConfig as DiffusionLMConfig
 from .core.models.diffusion_lm import DiffusionLM as DiffusionLM
 from .core.probing.intervention import intervene as intervene
 from .core.probing.interventions.block_keys import BlockKeys as BlockKeys
-from .core.probing.interventions.positions import LoneRows as LoneRows
 from .core.probing.interventions.queries import From as From
 from .core.probing.interventions.selectors import SinkKeys as SinkKeys
 from .core.probing.interventions.selectors import TopKeys as TopKeys
@@ -15,6 +14,7 @@ from .core.sinks.rules import Excess as Excess
 from .core.sinks.rules import find_sinks as find_sinks
 from .lab.measures.controls import EqualMass as EqualMass
 from .lab.measures.controls import Random as Random
+from .lab.measures.positions import LoneRows as LoneRows
 from .lab.measures.short_names import MaskSinks as MaskSinks
 from .lab.short_road.models import load as load
 from .lab.short_road.models import wrap as wrap

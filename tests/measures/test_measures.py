@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from sinklab.lab.measures.others import Others
 
 from refusals import refused, refusing
 from sinklab import find_sinks, intervene, trace
 from sinklab.core.probing.interventions.block_keys import BlockKeys
-from sinklab.core.probing.interventions.positions import WindowAttention
 from sinklab.core.probing.interventions.selectors import SinkKeys, TopKeys
 from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.statistics import StatesView
 from sinklab.core.probing.tap import tapped
 from sinklab.core.sinks.rules import Excess
-from sinklab.lab.measures.others import Others
+from sinklab.lab.measures import WindowAttention
 from sinklab.lab.measures.patch import Patch, save_run
 from sinklab.lab.measures.similarity import LayerSimilarity
 from sinklab.lab.measures.soft_rule import Soft

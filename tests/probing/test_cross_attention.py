@@ -8,7 +8,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from refusals import refusing
-from sinklab.core.probing import BlockKeys, Positions, TopKeys, WindowAttention, intervene, trace
+from sinklab.core.probing import BlockKeys, Positions, TopKeys, intervene, trace
+from sinklab.lab.measures import WindowAttention
 
 PADS = 4
 

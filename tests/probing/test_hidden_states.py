@@ -18,12 +18,12 @@ from torch.testing import assert_close
 from refusals import refused, refusing
 from sinklab.core.attention import is_observed
 from sinklab.core.probing import intervene, position_states, trace
-from sinklab.core.probing.statistics import MassiveActivations
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.extras.fast.median import bisected_median, partitioned_median
 from sinklab.lab.caching import DualCache
 from sinklab.lab.measures import MaskSinks
+from sinklab.lab.measures.outliers import MassiveActivations
 from sinklab.lab.scoring import ClipChannel, state_records
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, checkpointed, llama

@@ -11,8 +11,8 @@ from probed import IDS, PADDED
 from torch.testing import assert_close
 
 from refusals import refused, refusing
-from sinklab.core.probing import WindowAttention, intervene, trace
-from sinklab.lab.measures import MaskPositions, MaskSinks
+from sinklab.core.probing import intervene, trace
+from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention
 from tiny_models import STYLES, HandWritten, llama
 
 

@@ -8,11 +8,11 @@ import torch
 from probed import PROMPTS, canvas_of, decoded
 from torch.testing import assert_close
 
-from sinklab.core.probing import WindowAttention, intervene, trace
+from sinklab.core.probing import intervene, trace
 from sinklab.core.sampling import denoise, guided
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.lab.caching import DualCache, PrefixCache
-from sinklab.lab.measures import MaskPositions, MaskSinks, TruncateContext
+from sinklab.lab.measures import MaskPositions, MaskSinks, TruncateContext, WindowAttention
 from tiny_diffusion import tiny_model
 from tiny_models import llama
 

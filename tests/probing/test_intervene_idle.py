@@ -7,10 +7,10 @@ import torch
 from probed import IDS
 
 from refusals import refusing
-from sinklab.core.probing import WindowAttention, intervene
+from sinklab.core.probing import intervene
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.lab.caching import DualCache
-from sinklab.lab.measures import MaskPositions, MaskSinks, TruncateContext
+from sinklab.lab.measures import MaskPositions, MaskSinks, TruncateContext, WindowAttention
 from sinklab.lab.scoring import ClipChannel
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten

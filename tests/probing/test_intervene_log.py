@@ -10,9 +10,9 @@ from dense_twin import dense, received, top
 from probed import IDS, padding
 from torch.testing import assert_close
 
-from sinklab.core.probing import BlockKeys, WindowAttention, intervene, trace
+from sinklab.core.probing import BlockKeys, intervene, trace
 from sinklab.core.probing.intervention import TABLE_COLUMNS
-from sinklab.lab.measures import MaskPositions, MaskSinks
+from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention
 from tiny_models import HandWritten, checkpointed, llama
 
 OTHER = (IDS + 5) % 30

@@ -11,9 +11,15 @@ from torch.testing import assert_close
 
 from refusals import refused, refusing
 from sinklab.core.attention import running
-from sinklab.core.probing import LoneRows, WindowAttention, intervene, trace
+from sinklab.core.probing import intervene, trace
 from sinklab.lab.caching import DualCache, PrefixCache
-from sinklab.lab.measures import MaskPositions, MaskSinks, TruncateContext
+from sinklab.lab.measures import (
+    LoneRows,
+    MaskPositions,
+    MaskSinks,
+    TruncateContext,
+    WindowAttention,
+)
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, Prefixed, llama
 

@@ -17,9 +17,9 @@ from torch.testing import assert_close
 from refusals import refusing
 from sinklab.core.attention import running
 from sinklab.core.attention.context import decoding
-from sinklab.core.probing import BlockKeys, CallSite, KeyView, LoneRows, TopKeys, intervene
+from sinklab.core.probing import BlockKeys, CallSite, KeyView, TopKeys, intervene
 from sinklab.core.sampling import Canvas
-from sinklab.lab.measures import MaskPositions, MaskSinks, Random
+from sinklab.lab.measures import LoneRows, MaskPositions, MaskSinks, Random
 from sinklab.lab.measures.values import ShuffleValue
 from tiny_diffusion import tiny_model
 from tiny_models import Prefixed, llama

@@ -10,10 +10,10 @@ import torch
 from torch.testing import assert_close
 
 from refusals import refused
-from sinklab.core.probing import WindowAttention, intervene, trace
+from sinklab.core.probing import intervene, trace
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.lab.caching import DualCache, PrefixCache
-from sinklab.lab.measures import MaskSinks
+from sinklab.lab.measures import MaskSinks, WindowAttention
 from tiny_diffusion import tiny_model
 
 MODELS = {

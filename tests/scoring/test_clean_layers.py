@@ -9,8 +9,8 @@ from transformers import LlamaForCausalLM
 
 from sinklab.core.attention.context import is_observed
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.probing import WindowAttention, trace
-from sinklab.lab.measures import MaskPositions, MaskSinks
+from sinklab.core.probing import trace
+from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention
 from sinklab.lab.scoring.clean_layers import CleanLayers
 from sinklab.lab.scoring.heldout import edited_losses
 from tiny_diffusion import END, MASK, PAD, tiny_backbone, tiny_loaded

@@ -6,9 +6,15 @@ import torch
 
 from likelihood_twin import ids
 from refusals import refused
-from sinklab.core.probing import WindowAttention, intervene, trace
+from sinklab.core.probing import intervene, trace
 from sinklab.core.sinks import Excess
-from sinklab.lab.measures import MaskPositions, MaskSinks, TruncateContext, by_protocol
+from sinklab.lab.measures import (
+    MaskPositions,
+    MaskSinks,
+    TruncateContext,
+    WindowAttention,
+    by_protocol,
+)
 from sinklab.lab.scoring.likelihood import LikelihoodSettings, exact, rolling, score, scoring_edits
 from sinklab.lab.scoring.requests import monte_carlo, without_steps
 from tiny_diffusion import tiny_loaded

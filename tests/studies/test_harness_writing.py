@@ -11,11 +11,11 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from refusals import refused
-from sinklab.core.probing import BlockKeys, Dose, WindowAttention, trace
+from sinklab.core.probing import BlockKeys, Dose, trace
 from sinklab.core.probing.dose import MEASURED
 from sinklab.core.sampling import Canvas
 from sinklab.core.sinks import Excess
-from sinklab.lab.measures import MaskSinks, by_protocol
+from sinklab.lab.measures import MaskSinks, WindowAttention, by_protocol
 from sinklab.lab.scoring.answers import needs_own_batch, write_batch
 from sinklab.lab.scoring.prompts import Prompt
 from sinklab.lab.scoring.task import Task

@@ -11,11 +11,11 @@ import torch
 
 from refusals import refused
 from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
-from sinklab.core.probing import WindowAttention, intervene
+from sinklab.core.probing import intervene
 from sinklab.core.sinks.rules import Excess
 from sinklab.lab.analysis.answers import CONTROLS
 from sinklab.lab.checkpoints.controls import UNTRAINED
-from sinklab.lab.measures import MaskPositions, MaskSinks
+from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention
 from sinklab.lab.records import open_run
 from sinklab.lab.scoring.heldout import HeldoutRows, edited_losses, heldout_rows, row_losses
 from sinklab.lab.studies.curve.figures import masking_curve_sentences

@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 import sinklab
 from refusals import refused
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.probing import WindowAttention, intervene
+from sinklab.core.probing import intervene
 from sinklab.lab.checkpoints import load
 from sinklab.lab.checkpoints.sinkfile import sink_file_of
+from sinklab.lab.measures import WindowAttention
 from sinklab.lab.records import open_run
 from sinklab.lab.training import causal_loss, train
 from sinklab.lab.training.model import freeze, merge_lora

@@ -6,7 +6,7 @@ Nothing in here imports from the other two rings.
 PROVIDES = {
     "rules": "sinks.rules",
     "statistics": "probing.statistics",
-    "interventions": "probing.interventions.block_keys probing.interventions.positions",
+    "interventions": "probing.interventions.block_keys",
     "selectors": "probing.interventions.selectors",
     "removals": "probing.interventions.removals",
     "sinks": "models.sinks.token models.sinks.zero models.sinks.kv models.sinks.logit",

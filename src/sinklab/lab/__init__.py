@@ -6,11 +6,11 @@ PROVIDES = {
         "checkpoints.causal checkpoints.dream checkpoints.families checkpoints.llada "
         "checkpoints.smdm"
     ),
-    "interventions": "measures.patch measures.short_names scoring.hidden_states",
+    "interventions": "measures.patch measures.positions measures.short_names scoring.hidden_states",
     "figures": "reports.figures reports.maps",
     "removals": "measures.values",
     "rules": "measures.soft_rule",
-    "selectors": "measures.controls measures.others",
+    "selectors": "measures.controls measures.wrappers",
     "statistics": (
         "measures.directions measures.drift measures.head_output measures.norms measures.outliers "
         "measures.similarity measures.some_queries"

@@ -8,8 +8,6 @@ from .intervention import intervene as intervene
 from .interventions.base import CallSite as CallSite
 from .interventions.base import LayerIntervention as LayerIntervention
 from .interventions.block_keys import BlockKeys as BlockKeys
-from .interventions.positions import LoneRows as LoneRows
-from .interventions.positions import WindowAttention as WindowAttention
 from .interventions.queries import From as From
 from .interventions.removals import Removal as Removal
 from .interventions.removals import ValueRemoval as ValueRemoval

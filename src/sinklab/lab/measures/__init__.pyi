@@ -5,6 +5,8 @@ from .controls import Random as Random
 from .controls import Recent as Recent
 from .names import CONTROLS as CONTROLS
 from .names import PROTOCOLS as PROTOCOLS
+from .positions import LoneRows as LoneRows
+from .positions import WindowAttention as WindowAttention
 from .short_names import MaskPositions as MaskPositions
 from .short_names import MaskSinks as MaskSinks
 from .short_names import TruncateContext as TruncateContext

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from sinklab.core.errors import limited, one_of
-from sinklab.core.probing.interventions.selectors import KeyView, Selector, Wrapper
+from sinklab.core.probing.interventions.selectors import KeyView, Selector
 from sinklab.core.registry import registered, rules, selectors
 from sinklab.core.sinks.rules import DEFAULT, Rule
 from sinklab.lab.measures.names import CONTROLS
+from sinklab.lab.measures.wrappers import Wrapper
 
 
 @dataclass(frozen=True)

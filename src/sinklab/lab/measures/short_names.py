@@ -8,20 +8,14 @@ from typing import Any, cast
 from sinklab.core.errors import Checked, limited, one_of
 from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.interventions.removals import Mask, Removal
-from sinklab.core.probing.interventions.selectors import (
-    ByLayer,
-    Positions,
-    Selector,
-    SinkKeys,
-    Sparing,
-    TopKeys,
-)
+from sinklab.core.probing.interventions.selectors import Positions, Selector, SinkKeys, TopKeys
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.registry import interventions, registered, removals, rules
 from sinklab.core.sinks.rules import DEFAULT, Excess, Rule
 from sinklab.lab.measures.controls import COUNT_CONTROLS, EqualMass, Matched, in_place_of
 from sinklab.lab.measures.names import CONTROLS, PROTOCOLS
 from sinklab.lab.measures.values import MeanValue
+from sinklab.lab.measures.wrappers import ByLayer, Sparing
 
 SOURCES = {"now": "now", "closed_loop": "previous", "clean_pass": "clean", "carried": "kept"}
 """Values of ``source`` -> `BlockKeys.when`."""

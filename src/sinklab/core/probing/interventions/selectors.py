@@ -1,12 +1,12 @@
-"""Selectors, which choose the keys of each head that `BlockKeys` takes away; some wrap another one.
-Those that stand for another one as its control are in controls.py.
+"""Selectors, which choose the keys of each head that `BlockKeys` takes away. Those that wrap
+another one are in `sinklab.lab.measures`.
 """
 
 # B batch, H query heads that are edited (1: alike in all), S keys, M keys chosen, D head dim
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -349,69 +349,3 @@ class Positions(Selector):
         named_S = torch.zeros(keys, dtype=torch.bool)
         named_S[[column for column in columns if column < keys]] = True
         return view.seen_B1S & named_S.to(view.seen_B1S.device)
-
-
-@dataclass(frozen=True)
-class Wrapper(Selector):
-    """Base of selectors that wrap another one."""
-
-    like: Selector = registered(selectors)  # noqa: RUF009
-
-    @property
-    def most(self) -> int | None:
-        return self.like.most
-
-    @property
-    def draws(self) -> bool:
-        return self.like.draws
-
-    @property
-    def sink_rule(self) -> Rule | None:
-        return self.like.sink_rule
-
-    @property
-    def last_position(self) -> int:
-        return self.like.last_position
-
-
-@selectors.register("by_layer")
-@dataclass(frozen=True)
-class ByLayer(Wrapper):
-    """The same keys in all edited heads of a layer, chosen by the mean of their scores, or of the
-    order that a selector gives to `KeyView.top`.
-
-    Raises ValueError in the run for a selector that answers for each head by itself.
-    """
-
-    def select(self, view: KeyView) -> Tensor:
-        scores_BHS = view.scores_BHS.mean(1, keepdim=True)
-        visible_BHS = view.visible_BHS.amax(1, keepdim=True)
-        shared = replace(view, scores_BHS=scores_BHS, visible_BHS=visible_BHS, is_shared=True)
-        flags_BHS = self.like.select(shared)
-        if flags_BHS.shape[1] > 1:
-            raise ValueError(
-                f"by_layer takes the same keys in all heads, but {selectors.as_text(self.like)} "
-                f"chose for {flags_BHS.shape[1]} heads: choose with view.top"
-            )
-        return flags_BHS
-
-
-@selectors.register("sparing")
-@dataclass(frozen=True)
-class Sparing(Wrapper):
-    """The choice of another selector among the keys that are not spared."""
-
-    positions: tuple[int, ...] = ()
-    """Canvas positions that are never chosen."""
-    prefix: bool = False
-    """Whether added sinks are never chosen."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "positions", whole_numbers("spare", self.positions))
-
-    def select(self, view: KeyView) -> Tensor:
-        columns = [view.prefix + position for position in self.positions]
-        if self.prefix:
-            columns += range(view.prefix)
-        return self.like.select(replace(view, spared=(*view.spared, *columns)))
