@@ -27,7 +27,6 @@ import smollm2_costs as costs
 import smollm2_diffusion as siblings
 import smollm2_measures as measures
 import torch
-from sinklab.lab.measures.others import Others
 from smollm2_contrasts import Crossed, crossed
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -39,6 +38,7 @@ from sinklab.core.registry import load_plugin
 from sinklab.lab.measures import EqualMass, MaskSinks, Random, WindowAttention
 from sinklab.lab.measures.patch import Patch, save_run
 from sinklab.lab.measures.similarity import LayerSimilarity
+from sinklab.lab.measures.wrappers import Others
 from sinklab.lab.scoring.reference_values import save_reference_values
 
 RESULTS = Path(__file__).with_suffix("")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from sinklab.lab.measures.others import Others
 
 from refusals import refused, refusing
 from sinklab import find_sinks, intervene, trace
@@ -22,6 +21,7 @@ from sinklab.lab.measures import WindowAttention
 from sinklab.lab.measures.patch import Patch, save_run
 from sinklab.lab.measures.similarity import LayerSimilarity
 from sinklab.lab.measures.soft_rule import Soft
+from sinklab.lab.measures.wrappers import Others
 from sinklab.lab.scoring import state_records
 from sinklab.lab.testing.probing import check_intervention, check_rule, check_statistic
 from tiny_diffusion import tiny_model
