@@ -13,7 +13,7 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 from refusals import refused
 from sinklab.core.attention import watching
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.sampling import Canvas, EvenQuota, Factor, Threshold, denoise, guided
+from sinklab.core.sampling import Canvas, EvenQuota, denoise, guided
 from sinklab.extras.fast import decoder as fast
 from sinklab.extras.fast import onednn
 from sinklab.lab.caching import (
@@ -24,6 +24,7 @@ from sinklab.lab.caching import (
     SinkCache,
     SinkRefreshCache,
 )
+from sinklab.lab.samplers import Factor, Threshold
 from tiny_models import SIZES
 
 # B batch, S canvas, M wanted, V vocabulary

@@ -9,8 +9,9 @@ import torch
 
 from golden import golden_case, golden_cases, golden_folder, tensors_of
 from sinklab.core.attention import watching
-from sinklab.core.sampling import Canvas, Factor, Threshold, denoise
+from sinklab.core.sampling import Canvas, denoise
 from sinklab.lab.checkpoints import load
+from sinklab.lab.samplers import Factor, Threshold
 
 CACHES = {
     "generate": "none",

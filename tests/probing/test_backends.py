@@ -28,6 +28,7 @@ from tiny_models import SIZES, HandWritten, llama
 
 # what torch says on its own first use of a compiler, and of FlexAttention without one
 pytestmark = [
+    pytest.mark.ring("lab"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile:UserWarning"),
 ]

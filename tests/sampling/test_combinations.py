@@ -10,18 +10,8 @@ from toy_denoiser import MASK, PAD, ToyDenoiser
 
 from refusals import refused
 from sinklab.core.registry import schedules, unmasking_rules
-from sinklab.core.sampling import (
-    Canvas,
-    Entropy,
-    EntropyBound,
-    Factor,
-    LowConfidence,
-    Origin,
-    Threshold,
-    Timed,
-    TopkMargin,
-    denoise,
-)
+from sinklab.core.sampling import Canvas, LowConfidence, Origin, Timed, denoise
+from sinklab.lab.samplers import Entropy, EntropyBound, Factor, Threshold, TopkMargin
 
 CANVAS = Canvas.from_prompts(
     [[1, 2, 3, 4, 5], [6, 7], [], [8]], new_tokens=12, mask_id=MASK, pad_id=PAD

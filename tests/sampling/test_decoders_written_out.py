@@ -7,18 +7,8 @@ import torch
 from plain_decoders import dynamic, entropy_bound, even, factor, plain_row, threshold, timed
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
-from sinklab.core.sampling import (
-    Canvas,
-    Entropy,
-    EntropyBound,
-    EvenQuota,
-    Factor,
-    MaskgitPlus,
-    Threshold,
-    Timed,
-    TopkMargin,
-    denoise,
-)
+from sinklab.core.sampling import Canvas, EvenQuota, Timed, denoise
+from sinklab.lab.samplers import Entropy, EntropyBound, Factor, MaskgitPlus, Threshold, TopkMargin
 
 RULES = ["low_confidence", "maskgit_plus", "topk_margin", "entropy", "left_to_right"]
 PROMPTS = [[1, 2, 3, 4, 5], [6, 7], [], [8, 9, 10]]

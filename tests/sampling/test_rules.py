@@ -10,17 +10,14 @@ from refusals import refused
 from sinklab.core.sampling import (
     Candidates,
     Canvas,
-    Entropy,
     LowConfidence,
-    MaskgitPlus,
     Origin,
-    PositionalOrder,
     RandomOrder,
     Timed,
     TokenSampling,
-    TopkMargin,
     denoise,
 )
+from sinklab.lab.samplers import Entropy, MaskgitPlus, PositionalOrder, TopkMargin
 
 
 def seeded(seed=0):

@@ -9,14 +9,12 @@ from sinklab.core.registry import schedules
 from sinklab.core.sampling import (
     Candidates,
     Canvas,
-    Entropy,
-    EntropyBound,
-    Threshold,
     TokenSampling,
     commit_counts,
     denoise,
     split_steps,
 )
+from sinklab.lab.samplers import Entropy, EntropyBound, Threshold
 
 
 def test_every_row_has_its_own_counts():

@@ -10,18 +10,15 @@ from refusals import refused
 from sinklab.core.sampling import (
     Canvas,
     DecodingSettings,
-    Entropy,
-    EntropyBound,
     EvenQuota,
-    Factor,
     LowConfidence,
-    Threshold,
     Timed,
     denoise,
     guided,
     suppressed,
 )
 from sinklab.lab.caching import DualCache, PrefixCache
+from sinklab.lab.samplers import Entropy, EntropyBound, Factor, Threshold
 
 CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=8, mask_id=MASK, pad_id=PAD)
 

@@ -5,7 +5,8 @@ import torch
 from plain_decoders import even, plain_row, threshold
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
-from sinklab.core.sampling import Canvas, Threshold, denoise
+from sinklab.core.sampling import Canvas, denoise
+from sinklab.lab.samplers import Threshold
 
 ROWS = [[1, 2, 3, 4, 5], [6, 7], [], [8, 9, 10]]
 

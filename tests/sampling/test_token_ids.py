@@ -3,16 +3,9 @@ import torch
 from toy_denoiser import MASK, VOCABULARY, ToyDenoiser
 
 from refusals import refused
-from sinklab.core.sampling import (
-    Canvas,
-    DecodingSettings,
-    Entropy,
-    LowConfidence,
-    Threshold,
-    denoise,
-    suppressed,
-)
+from sinklab.core.sampling import Canvas, DecodingSettings, LowConfidence, denoise, suppressed
 from sinklab.lab.caching import DualCache
+from sinklab.lab.samplers import Entropy, Threshold
 
 CANVAS = Canvas.from_prompts([[1, 2]], new_tokens=4, mask_id=MASK)
 

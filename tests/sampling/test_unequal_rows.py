@@ -6,7 +6,8 @@ import pytest
 from toy_denoiser import MASK, ToyDenoiser
 
 from refusals import refused
-from sinklab.core.sampling import Canvas, Threshold, Timed, denoise
+from sinklab.core.sampling import Canvas, Timed, denoise
+from sinklab.lab.samplers import Threshold
 
 HOLES = [[MASK, 1, MASK, MASK, MASK, 3, MASK], [4, MASK, 5, MASK, 7, 8, 9], [0, 1, 2, 3, 4, 5, 6]]
 

@@ -10,6 +10,7 @@ PROVIDES = {
     "figures": "reports.figures reports.maps",
     "removals": "measures.values",
     "rules": "measures.soft_rule",
+    "schedules": "samplers",
     "selectors": "measures.controls measures.wrappers",
     "statistics": (
         "measures.directions measures.drift measures.head_output measures.norms measures.outliers "
@@ -19,5 +20,6 @@ PROVIDES = {
         "studies.battery.study studies.benchmarks.study studies.caches.study "
         "studies.contents.study studies.curve.study studies.strength.study studies.trace.study"
     ),
+    "unmasking_rules": "samplers",
 }
 """Registry to the modules of this ring that register classes in it."""

@@ -85,13 +85,13 @@ class Statistic:
     "received_by_state" (B, 3, H, S), "row_entropy", "row_logsumexp" and "noop_bound" (B, H, Q): see
     `sinklab.core.attention.received`.
     """
-    needs_canvas: ClassVar[bool] = False
+    needs_canvas = False
     """Whether it reads the states of queries: then `trace` must be given the canvas."""
-    of_states: ClassVar[bool] = False
+    of_states = False
     """Whether it reads the hidden states after the layer: then `measure` is given a
     `StatesView`.
     """
-    remembers: ClassVar[bool] = False
+    remembers = False
     """Whether it compares with the step before, by what it keeps in `CallView.memory`; its first
     step may be NaN.
     """
@@ -142,7 +142,7 @@ class ValueNorm(Statistic):
     NaN if a cache has dropped it.
     """
 
-    axes: ClassVar[tuple[str, ...]] = ("batch", "layer", "key")
+    axes = ("batch", "layer", "key")
 
     def measure(self, view: CallView) -> Tensor:
         norms_BS = value_norms(self.vectors(view.call))

@@ -5,7 +5,7 @@ are remembered.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -24,7 +24,7 @@ class Cache:
     `sinklab.lab.caching`, writes `work` and `memory`, and keeps them itself.
     """
 
-    is_exact: ClassVar[bool] = False
+    is_exact = False
     """Whether it gives the results of computing afresh, for any columns."""
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | Tensor | None:

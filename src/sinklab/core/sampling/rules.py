@@ -13,7 +13,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sinklab.core.attention.context import finest
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import unmasking_rules, value_of
 from sinklab.core.sampling.canvas import true_indices
@@ -114,9 +113,9 @@ class UnmaskingRule:
     - "chance": every position decides alone, by the number drawn; only `Timed` takes it.
     - None: no schedule refuses the rule, whatever its scores mean.
     """
-    reads_shaped: ClassVar[bool] = True
+    reads_shaped = True
     """Whether top-p and top-k change the scores; if not, they are refused at temperature 0."""
-    needs_generator: ClassVar[bool] = False
+    needs_generator = False
     """Whether the rule draws."""
     alg_temp: float | None = None
     """Draw the positions in proportion to exp(score / alg_temp), without replacement; None or 0
@@ -169,7 +168,7 @@ class ConfidenceRule(UnmaskingRule, Checked):
         None, at_least=0, below=math.inf, remedy="0 takes the best positions"
     )
 
-    measure: ClassVar[str | None] = "probability"
+    measure = "probability"
 
 
 @unmasking_rules.register("low_confidence")
@@ -185,7 +184,7 @@ class LowConfidence(ConfidenceRule):
     """Tokens whose confidence is 0, so that they are committed last (LLaDA's
     `confidence_eos_eot_inf`). The probabilities of the others are taken without them."""
 
-    reads_shaped: ClassVar[bool] = False
+    reads_shaped = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -203,52 +202,6 @@ class LowConfidence(ConfidenceRule):
         return candidates.of_proposals(probability_MV)
 
 
-@unmasking_rules.register("maskgit_plus")
-@dataclass(frozen=True)
-class MaskgitPlus(ConfidenceRule):
-    """Commit the proposals of highest shaped probability first (Dream's `maskgit_plus`).
-
-    The probability is taken after temperature, top-p and top-k.
-    """
-
-    def __call__(self, candidates: Candidates) -> Tensor:
-        return candidates.of_proposals(candidates.shaped_probability_MV)
-
-
-@unmasking_rules.register("topk_margin")
-@dataclass(frozen=True)
-class TopkMargin(ConfidenceRule):
-    """Commit the positions of greatest margin p1 - p2 first (Dream's `topk_margin`).
-
-    The margin is that of the best token over the second, after temperature, top-p and top-k.
-    Neither need be the proposed token when that is drawn.
-    """
-
-    measure: ClassVar[str | None] = "margin"
-
-    def __call__(self, candidates: Candidates) -> Tensor:
-        probability_MV = candidates.shaped_probability_MV
-        if probability_MV.shape[-1] == 1:
-            return probability_MV[:, 0]
-        best_M2 = probability_MV.topk(2, -1).values
-        return best_M2[:, 0] - best_M2[:, 1]
-
-
-@unmasking_rules.register("entropy")
-@dataclass(frozen=True)
-class Entropy(ConfidenceRule):
-    """Commit the positions of least entropy first (Dream's `entropy`).
-
-    The score is Σ p log(p + 1e-10) in nats, after temperature, top-p and top-k.
-    """
-
-    measure: ClassVar[str | None] = "entropy"
-
-    def __call__(self, candidates: Candidates) -> Tensor:
-        probability_MV = candidates.shaped_probability_MV
-        return (probability_MV * (probability_MV + 1e-10).log_()).sum(-1)
-
-
 @unmasking_rules.register("random")
 @dataclass(frozen=True)
 class RandomOrder(UnmaskingRule):
@@ -257,8 +210,8 @@ class RandomOrder(UnmaskingRule):
     Needs a generator.
     """
 
-    measure: ClassVar[str | None] = "order"
-    needs_generator: ClassVar[bool] = True
+    measure = "order"
+    needs_generator = True
 
     def __call__(self, candidates: Candidates) -> Tensor:
         source = required(candidates.generator, f"the rule {self}")
@@ -276,7 +229,7 @@ class Origin(RandomOrder):
     drawn.
     """
 
-    measure: ClassVar[str | None] = "chance"
+    measure = "chance"
 
 
 @unmasking_rules.register("left_to_right")
@@ -284,41 +237,7 @@ class Origin(RandomOrder):
 class LeftToRight(UnmaskingRule):
     """Commit strictly from left to right; the score is minus the canvas column."""
 
-    measure: ClassVar[str | None] = "order"
+    measure = "order"
 
     def __call__(self, candidates: Candidates) -> Tensor:
         return -candidates.columns_M.float()
-
-
-@dataclass(frozen=True, eq=False)
-class _Drawn(UnmaskingRule):
-    rank_BS: Tensor
-
-    def __call__(self, candidates: Candidates) -> Tensor:
-        return -self.rank_BS[candidates.rows_M, candidates.columns_M].float()
-
-
-@unmasking_rules.register("positional")
-@dataclass(frozen=True)
-class PositionalOrder(UnmaskingRule):
-    """Commit in an order of positions drawn once per row, independent of the model.
-
-    It is drawn before the first step. Needs a generator; the score is minus the rank of the
-    position, so it is known from the first step on.
-    """
-
-    measure: ClassVar[str | None] = "order"
-    needs_generator: ClassVar[bool] = True
-
-    def start(self, open_BS: Tensor, generator: torch.Generator | None) -> UnmaskingRule:
-        """The rule with its order drawn: one permutation of the columns per row."""
-        source = required(generator, "positional order")
-        noise_BS = torch.rand(
-            open_BS.shape, dtype=finest(source.device), generator=source, device=source.device
-        )
-        return _Drawn(noise_BS.argsort(1).to(open_BS.device))
-
-    def __call__(self, candidates: Candidates) -> Tensor:
-        raise ValueError(
-            "positional order is drawn before the first step; call start(open_BS, generator) first."
-        )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sinklab.core.attention.context import reads_wait
 from sinklab.core.errors import Checked, check_count, limited
-from sinklab.core.registry import schedules, unmasking_rules
+from sinklab.core.registry import schedules
 from sinklab.core.sampling.rules import UnmaskingRule
 
 # B batch rows, S canvas positions (of scores: in their descending order), T steps
@@ -100,11 +100,11 @@ class Schedule:
     """Name for errors: the registered one, or any."""
     pooled: bool = False
     """Whether candidates of all rows are ranked together."""
-    fixed: ClassVar[bool] = True
+    fixed = True
     """Whether `evaluations` is met exactly, so that it is known in advance."""
-    allows_surplus_steps: ClassVar[bool] = False
+    allows_surplus_steps = False
     """Whether there may be more evaluations than positions, which changes the counts."""
-    resizes: ClassVar[bool] = False
+    resizes = False
     """Whether tokens change the length of the canvas."""
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
@@ -155,7 +155,7 @@ class EvenQuota(Schedule):
     Every step takes floor(n / steps) tokens, and one more in the first n mod steps.
     """
 
-    name: ClassVar[str] = "even"
+    name = "even"
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
         """One token per step if `steps` is left out, else `steps` divided evenly."""
@@ -185,8 +185,8 @@ class Timed(Schedule, Checked):
     another.
     """
 
-    name: ClassVar[str] = "timed"
-    allows_surplus_steps: ClassVar[bool] = True
+    name = "timed"
+    allows_surplus_steps = True
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
         """One step per position if `steps` is left out; also more steps than positions."""
@@ -206,113 +206,3 @@ class Timed(Schedule, Checked):
         if turn.rule.measure == "chance":
             return (ordered_BS >= ratio).sum(1)
         return (candidates_BS.sum(1) * (1 - ratio)).long()
-
-
-@dataclass(frozen=True)
-class _Dynamic(Schedule, Checked):
-    """Reads the scores: those of rules with one of these measures, or with none."""
-
-    fixed: ClassVar[bool] = False
-    reads: ClassVar[tuple[str, ...]]
-    lacking: ClassVar[str]
-
-    def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """One evaluation per position at most: each commits at least one token in every row that
-        has any left.
-        """
-        if steps is not None:
-            raise ValueError(
-                f"the schedule {self.name!r} runs until each block is done, got steps={steps}; "
-                "leave steps out, or use schedule='even' for a fixed number."
-            )
-        return list(sizes)
-
-    def check_rule(self, rule: UnmaskingRule) -> None:
-        """Raises ValueError for rules that measure something else, and positions drawn with
-        `alg_temp`.
-        """
-        if rule.measure not in (None, *self.reads):
-            usable = [name for name, kind in unmasking_rules.items() if kind.measure in self.reads]
-            raise self.misfit(rule, f"gives no {self.lacking}", f"use {' or '.join(usable)}")
-        if rule.alg_temp:
-            raise ValueError(
-                f"the schedule {self.name!r} reads the scores themselves, got "
-                f"alg_temp={rule.alg_temp}; "
-                "leave alg_temp out, or use schedule='even' or 'timed'."
-            )
-
-
-@schedules.register("threshold")
-@dataclass(frozen=True)
-class Threshold(_Dynamic):
-    """Commit every candidate with a confidence of at least `threshold` (Fast-dLLM).
-
-    The best one is always committed.
-    """
-
-    threshold: float = limited(0.9, at_least=0, at_most=1, remedy="Fast-dLLM uses 0.9")
-
-    name: ClassVar[str] = "threshold"
-    reads: ClassVar[tuple[str, ...]] = ("probability", "margin")
-    lacking: ClassVar[str] = "confidence"
-
-    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
-        """Counts by the scores."""
-        return (ordered_BS >= self.threshold).sum(1).clamp(min=1)
-
-
-@schedules.register("factor")
-@dataclass(frozen=True)
-class Factor(_Dynamic):
-    """Commit as many tokens as their confidences allow, by a `factor` (Fast-dLLM).
-
-    With confidences c_1 >= c_2 >= …, these are the first n for which c_i >= 1 - factor / (i + 1)
-    holds for every i from 2 to n; the best one always.
-
-    As released, the last candidate goes with the others when it alone fails, so two masks always go
-    together; `strict` holds it back. Source: Fast-dLLM (2505.22618), `get_transfer_index_dynamic`.
-    """
-
-    factor: float = limited(1.0, above=0, remedy="Fast-dLLM uses 1")
-    strict: bool = False
-    """True follows the formula to the last candidate."""
-
-    name: ClassVar[str] = "factor"
-    reads: ClassVar[tuple[str, ...]] = ("probability",)
-    lacking: ClassVar[str] = "probability of the proposed token"
-
-    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
-        """Counts by the scores."""
-        rank_S = torch.arange(1, ordered_BS.shape[1] + 1, device=ordered_BS.device)
-        enough_BS = ordered_BS >= 1 - self.factor / (rank_S + 1)
-        enough_BS[:, 0].fill_(True)
-        # Confidences fall and bounds rise along the ranking, so those that pass are the first
-        # ones.
-        n_B = enough_BS.sum(1)
-        if self.strict:
-            return n_B
-        left_B = candidates_BS.sum(1)
-        return torch.where(n_B == left_B - 1, left_B, n_B)
-
-
-@schedules.register("entropy_bound")
-@dataclass(frozen=True)
-class EntropyBound(_Dynamic):
-    """Commit as many tokens as a bound on their entropies allows (the EB sampler).
-
-    With entropies H_1 <= H_2 <= … in nats, these are the first n for which H_1 + … + H_n - max H <=
-    gamma, at least one. Source: Ben-Hamu et al. 2025 (2505.24857).
-    """
-
-    gamma: float = limited(0.1, at_least=0, remedy="0 commits one token beside those of entropy 0")
-
-    name: ClassVar[str] = "entropy_bound"
-    reads: ClassVar[tuple[str, ...]] = ("entropy",)
-    lacking: ClassVar[str] = "entropy"
-
-    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
-        """Counts by the scores, which are negative entropies."""
-        entropy_BS = (-ordered_BS).clamp(min=0)
-        # In this order the largest of the first n is the nth: the rule sums those before it.
-        before_BS = entropy_BS[:, :-1].cumsum(1)
-        return (before_BS <= self.gamma).sum(1) + 1

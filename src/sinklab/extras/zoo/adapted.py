@@ -32,10 +32,10 @@ class Adapted(Family):
     """Class of its config."""
     block_field: ClassVar[str | None] = None
     """Field that holds the length of a block of its attention, if there is one."""
-    blocks_from: ClassVar[str] = "text"
-    logit_shift: ClassVar[bool] = False
-    first_alone: ClassVar[bool] = False
-    unknown_blocks: ClassVar[str] = ""
+    blocks_from = "text"
+    logit_shift = False
+    first_alone = False
+    unknown_blocks = ""
     """Note to add if the config gives no length of a block."""
     end_of_turn = "<|im_end|>"
 
@@ -94,7 +94,7 @@ class A2DQwen2(A2DQwen3):
 
     architectures = ("A2DQwen2LMHeadModel",)
     model_types = ("a2d-qwen2",)
-    backbone: ClassVar[Any] = Qwen2Config
+    backbone = Qwen2Config
     published: ClassVar = {}
 
 
@@ -130,7 +130,7 @@ class FastDLLM(Adapted):
 
     architectures = ("Fast_dLLM_QwenForCausalLM",)
     model_types = ("Fast_dLLM_Qwen",)
-    backbone: ClassVar[Any] = Qwen2Config
+    backbone = Qwen2Config
     block_field = "bd_size"
     logit_shift = True
     first_alone = True
@@ -153,6 +153,6 @@ class ILLaDA(Adapted):
         "rope_scaling": (None,),
         "resid_pdrop": (0, None),
     }
-    backbone: ClassVar[Any] = LlamaConfig
+    backbone = LlamaConfig
     mask_token = "<[MASK]>"
     published: ClassVar = published("illada", FORMATS)

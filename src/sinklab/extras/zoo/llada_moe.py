@@ -86,7 +86,7 @@ class LLaDAMoE(Family):
     """
 
     architectures = ("LLaDAMoEModelLM",)
-    model_types: ClassVar[tuple[str, ...]] = ("lladamoe",)
+    model_types = ("lladamoe",)
     represented: ClassVar = {
         "qk_layernorm": (True,),
         "clip_qkv": (None,),

@@ -6,7 +6,7 @@ blocks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +77,7 @@ class CommittedCache(Cache):
     together with the first evaluation of the next one, and is only read from then on.
     """
 
-    is_exact: ClassVar[bool] = True
+    is_exact = True
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> None:
         """All columns (None): the memory decides which of them run."""

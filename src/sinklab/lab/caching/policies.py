@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class ChoosingCache(BlockCache):
     delay: int = limited(0, at_least=0)
     """Full evaluations of a block before the one that chooses."""
 
-    evicts: ClassVar[bool] = True
+    evicts = True
     """The chosen columns are kept and the others thrown away; else all are kept, and the chosen
     ones recomputed with the block, ranked by the sum over layers and heads."""
 
@@ -259,7 +259,7 @@ class SinkRefreshCache(ChoosingCache):
     sinks: int = limited(8, at_least=1, remedy="without any this is the dual cache")
     """Columns outside the block that are recomputed with it."""
 
-    evicts: ClassVar[bool] = False
+    evicts = False
 
     def counts(self, candidates_BS: Tensor) -> Tensor:
         """The number of sinks, or all if they are fewer."""

@@ -152,20 +152,20 @@ class Family:
     """Tensors of the checkpoint that no model needs."""
     published: ClassVar[Mapping[str, Published]] = {}
     """Name on the Hub -> known facts of it."""
-    own_class: ClassVar[str] = ""
+    own_class = ""
     """Class of transformers that runs its models as they are; empty if :class:`DiffusionLM` does.
     """
-    reads_itself: ClassVar[bool] = False
+    reads_itself = False
     """Whether `read_whole` makes its models, in place of the loader."""
-    end_of_turn: ClassVar[str] = ""
+    end_of_turn = ""
     """Token that ends a turn of a chat, if the tokenizer has it."""
-    mask_token: ClassVar[str] = ""
+    mask_token = ""
     """[MASK], if the tokenizer has it and neither it nor the config says so."""
-    expand_token: ClassVar[str] = ""
+    expand_token = ""
     """Token that becomes two masks, in those of its checkpoints whose tokenizer has it."""
     chat_template: ClassVar[str | None] = None
     """Jinja template for tokenizers that bring none."""
-    replaces_chat_template: ClassVar[bool] = False
+    replaces_chat_template = False
     """Whether the authors' code puts its template in place of the tokenizer's."""
     tokenizer_class: ClassVar[type[PreTrainedTokenizerBase] | None] = None
     """Class of its tokenizers, whatever their files name; None goes by the files."""

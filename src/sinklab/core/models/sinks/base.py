@@ -37,11 +37,11 @@ class Sink:
     """Names of the model's parameters that are the sink; the names of other kinds may be taken
     again.
     """
-    positions: ClassVar[int] = 1
+    positions = 1
     """Positions of the context that each sink takes: 1 for a token, 0 for keys without one, which
     have no side.
     """
-    weight_decay: ClassVar[bool] = False
+    weight_decay = False
     """Whether AdamW's weight decay applies to its parameters."""
 
     @property

@@ -7,7 +7,6 @@ as columns.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -116,13 +115,13 @@ class Removal(Checked):
                 return value_BHSD / 2
     """
 
-    blocks: ClassVar[bool] = False
+    blocks = False
     """Whether queries no longer see the keys; `BlockHandler` then changes the mask, for some
     queries or all, and `apply` is not called.
     """
-    stays: ClassVar[bool] = False
+    stays = False
     """Whether keys stay away until everything is computed anew."""
-    draws: ClassVar[bool] = False
+    draws = False
     """Whether random numbers enter."""
 
     def apply(self, call: AttentionCall, gone_BHS: Tensor, random_BHS: Tensor) -> AttentionCall:

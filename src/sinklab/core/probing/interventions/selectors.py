@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -230,7 +230,7 @@ class Selector(Checked):
             return view.top(-view.values_BHSD.norm(dim=-1), self.k)
     """
 
-    by_attention: ClassVar[bool] = True
+    by_attention = True
     """Whether attention chooses; if not, `KeyView.scores_BHS` is empty and the log has no share."""
 
     @property

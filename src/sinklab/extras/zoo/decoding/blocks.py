@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,17 +18,11 @@ from sinklab.core.attention.context import decoding, running
 from sinklab.core.errors import Checked, limited
 from sinklab.core.probing.statistics import position_states
 from sinklab.core.registry import schedules
-from sinklab.core.sampling import (
-    Candidates,
-    EvenQuota,
-    Threshold,
-    Turn,
-    UnmaskingRule,
-    commit_counts,
-)
+from sinklab.core.sampling import Candidates, EvenQuota, Turn, UnmaskingRule, commit_counts
 from sinklab.core.sampling.canvas import Canvas, Places, block_columns
 from sinklab.core.sampling.loop import Run, Step, WritingSchedule, check_best, check_scores
 from sinklab.core.sampling.token_ids import check_vocabulary
+from sinklab.lab.samplers import Threshold
 
 
 @schedules.register("alpha")
@@ -44,9 +38,9 @@ class Alpha(EvenQuota, Checked):
     curve: str = limited("linear", one_of=("linear", "cosine"))
     """m(t) = t, or cos(π (1 - t) / 2)."""
 
-    name: ClassVar[str] = "alpha"
-    fixed: ClassVar[bool] = False
-    allows_surplus_steps: ClassVar[bool] = True
+    name = "alpha"
+    fixed = False
+    allows_surplus_steps = True
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
         """Evaluations of each block: at most as many as positions if `steps` is left out."""
@@ -100,7 +94,7 @@ class Dynamic(Threshold):
     )
     """Tokens of a whole block, if `steps` is given."""
 
-    name: ClassVar[str] = "dynamic"
+    name = "dynamic"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -169,9 +163,9 @@ class Editing(Threshold, WritingSchedule):
     num_to_transfer: int = limited(1, at_least=1)
     """Masks that are filled at least."""
 
-    name: ClassVar[str] = "editing"
-    reads: ClassVar[tuple[str, ...]] = ("probability",)
-    lacking: ClassVar[str] = "probability of the proposed token"
+    name = "editing"
+    reads = ("probability",)
+    lacking = "probability of the proposed token"
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
         """Evaluations of each block: the most before [MASK] is no longer written back."""
@@ -302,9 +296,9 @@ class Elastic(WritingSchedule, Checked):
     context: int | None = None
     """The most columns of a canvas; None: the model's."""
 
-    name: ClassVar[str] = "elastic"
-    fixed: ClassVar[bool] = False
-    resizes: ClassVar[bool] = True
+    name = "elastic"
+    fixed = False
+    resizes = True
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
         """Evaluations of each block: as many as positions if nothing changes the length, and not
