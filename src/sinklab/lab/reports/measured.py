@@ -21,6 +21,7 @@ from sinklab.lab.analysis.movement import Motion, MotionCounter, MotionSummary, 
 from sinklab.lab.analysis.tokens import Enrichment, enriched, tallied
 from sinklab.lab.records.info import SO_FAR
 from sinklab.lab.reports.answered import seen_of
+from sinklab.lab.reports.recorded import means_of
 from sinklab.lab.reports.samples import Sample, rule_name
 from sinklab.lab.reports.seen import TextMotion, begun
 
@@ -117,7 +118,10 @@ class Measured:
         self._layers, self._heads = np.asarray(layers, dtype=int), np.asarray(heads, dtype=int)
 
         def measure(place: int) -> dict[str, Any]:
-            return self._found(sample(place), len(recorded))
+            found = self._found(sample(place), len(recorded))
+            alone, number = self._of_one(found), recorded.index(place)
+            by = {"layer": alone.by_layer, "step": alone.by_step}
+            return found | {axis: frame.assign(sample=number) for axis, frame in by.items()}
 
         others = [place for place in recorded if place not in kept]
         workers, elsewhere = begun(measure, others)
@@ -127,10 +131,8 @@ class Measured:
         finally:
             workers.shutdown(cancel_futures=True)
         found = [by_place[place] for place in recorded]
-        alone = list(enumerate(map(self._of_one, found)))
         self.each: dict[str, pd.DataFrame] = {
-            "layer": _joined([one.by_layer.assign(sample=number) for number, one in alone]),
-            "step": _joined([one.by_step.assign(sample=number) for number, one in alone]),
+            axis: _joined([one[axis] for one in found]) for axis in ("layer", "step")
         }
         """`by_layer` and `by_step` of each sample"""
         self._add_up(found)
@@ -182,6 +184,8 @@ class Measured:
         """facts about the strongest keys of the heads of each sample, by
         `sinklab.lab.reports.answered`
         """
+        self.statistics: list[tuple[np.ndarray, dict[str, np.ndarray]]] = parts["statistics"]
+        """of each sample the numbers of its steps, and `means_of` other statistics"""
         self.norm_ratio_N = np.array(parts["norm_ratio"], dtype=float)
         """of each sample: sink_norm / rest_norm, mean over layers (`by_layer`)"""
         self.norm_ratio: Estimate = mean_over(self.norm_ratio_N)
@@ -237,6 +241,7 @@ class Measured:
             ),
             "bounds": drawn_bounds(sample, samples),
             "strongest_keys": seen_of(sample),
+            "statistics": (sample.step_numbers_T, means_of(sample)),
         }
         self._states(sample, means)
         norms = pd.DataFrame([_compared(means, "norm", layer) for layer in self._layers.tolist()])

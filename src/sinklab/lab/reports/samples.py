@@ -148,7 +148,7 @@ class Sample:
     """model of the attention: the run's own if empty, else this control on the same canvases"""
 
     @property
-    def _attention(self) -> str:
+    def attention(self) -> str:
         return of_twin("attention", self.twin)
 
     def _has(self, name: str) -> bool:
@@ -160,7 +160,7 @@ class Sample:
     @property
     def has_attention(self) -> bool:
         """Whether attention was recorded."""
-        return self._has(self._attention)
+        return self._has(self.attention)
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -169,7 +169,7 @@ class Sample:
         """
         if not self.has_attention:
             return frozenset()
-        dims = self.run.dims(self._attention, part=self.index)
+        dims = self.run.dims(self.attention, part=self.index)
         needed = {"received", "visible", "positions", "step_number"}
         wrong = [
             key
@@ -178,7 +178,7 @@ class Sample:
         ]
         if wrong:
             raise ValueError(
-                f"{self.run.path / ARRAYS.file(self._attention, self.index)} is not that of a "
+                f"{self.run.path / ARRAYS.file(self.attention, self.index)} is not that of a "
                 f"study: {wrong[0]!r} has axes {dims.get(wrong[0])}, not {STUDY_DIMS[wrong[0]]}."
             )
         return frozenset(dims)
@@ -189,7 +189,7 @@ class Sample:
         """
         if name not in self.names:
             return None
-        array = self.run.array(self._attention, name, part=self.index)
+        array = self.run.array(self.attention, name, part=self.index)
         return widened(array).astype(np.float32, copy=False) if array.dtype.kind == "f" else array
 
     def _needed(self, name: str) -> np.ndarray:
@@ -232,7 +232,7 @@ class Sample:
     def shape(self) -> tuple[int, ...]:
         """Numbers of steps, layers, heads and keys."""
         self._needed("step_number")
-        return self.run.shape(self._attention, self.received, self.index)
+        return self.run.shape(self.attention, self.received, self.index)
 
     def _rows(self) -> Iterator[tuple[slice, np.ndarray]]:
         """The steps, some together, and the attention the keys received then, as recorded (step,
@@ -241,7 +241,7 @@ class Sample:
         steps, *size = self.shape
         parts = spans(steps, math.prod(size))
         return zip(
-            parts, self.run.rows(self._attention, self.received, self.index, parts), strict=True
+            parts, self.run.rows(self.attention, self.received, self.index, parts), strict=True
         )
 
     def slabs(self) -> Iterator[Slab]:
