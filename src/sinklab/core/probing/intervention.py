@@ -23,7 +23,7 @@ from sinklab.core.probing.tap import tapped
 from sinklab.core.registry import interventions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RemovalRecord:
     """Effect of one edit in one forward: the keys it removed and the attention they held."""
 
@@ -31,57 +31,57 @@ class RemovalRecord:
     """Index of the forward since its run began (see `InterventionLog.reset`); one that changed
     nothing has no entry.
     """
-    edit: Any = field(repr=False)
-    layers: tuple[str, ...] = field(repr=False)
+    edit: Any
+    layers: tuple[str, ...]
     """Module paths of the layers, the L axis below."""
-    columns_BLHM: Tensor = field(repr=False)
+    columns_BLHM: Tensor
     """The removed keys, sink columns included, by falling score, int64; -1 if a head has fewer than
     M. M = 0 for a window, whose keys differ from query to query.
     """
-    held_BLH: Tensor = field(repr=False)
+    held_BLH: Tensor
     """Share of attention (0 to 1) that these keys held in the forward they were chosen in: the
     attention they would have held. For keys that stay removed (carried, evicted), that of the newly
     chosen. NaN if attention did not choose: for fixed positions and windows, and once a limit is
     reached.
     """
-    overlap_BLH: Tensor = field(repr=False)
+    overlap_BLH: Tensor
     """Jaccard overlap with the keys this edit removed one step before; NaN if there was no step
     before.
     """
-    removed_BLH: Tensor = field(repr=False)
+    removed_BLH: Tensor
     """The share of attention (0 to 1) that this edit really took away in this forward, from the
     call it was given; for zeroed values the share whose values were zeroed. NaN with `intervene(…,
     measure=False)`, and if an edit changes the scores themselves.
     """
-    left_BLH: Tensor = field(repr=False)
+    left_BLH: Tensor
     """Number of keys that stay for a query, mean over the queries that are not padding; NaN as for
     `removed_BLH`.
     """
-    keys_BLH: Tensor = field(repr=False)
+    keys_BLH: Tensor
     """Number of keys removed; for a window the mean over queries."""
-    chosen_BLH: Tensor = field(repr=False)
+    chosen_BLH: Tensor
     """Number of keys newly chosen; NaN if attention did not choose, as for `held_BLH`."""
-    sinks_BLH: Tensor = field(repr=False)
+    sinks_BLH: Tensor
     """Number of these that the rule called sinks when they were chosen: the edit's own rule, or
     `DEFAULT`.
     """
-    matched_BLH: Tensor = field(repr=False)
+    matched_BLH: Tensor
     """1 if the head has a control of equal mass, 0 if it has none and loses nothing; NaN if none is
     sought.
     """
-    alone_BLH: Tensor = field(repr=False)
+    alone_BLH: Tensor
     """Number of queries (padding not counted) that lost every other key that they saw: they keep
     their own, or without `queries` all keys that they had before the edit. NaN for windows and
     rows.
     """
-    strongest_BLH: Tensor = field(repr=False)
+    strongest_BLH: Tensor
     """The share of attention (0 to 1, mean over queries) of the key that receives most after all
     edits: whether a new sink has grown. NaN with `intervene(…, measure=False)`."""
-    strongest_at_BLH: Tensor = field(repr=False)
+    strongest_at_BLH: Tensor
     """Index of that strongest key, sink columns included."""
-    layer_numbers: tuple[int, ...] = field(repr=False)
+    layer_numbers: tuple[int, ...]
     """Numbers of these layers in the order of execution, from 0."""
-    heads: tuple[int, ...] = field(repr=False)
+    heads: tuple[int, ...]
     """The query heads, the H axis."""
     label: str
     """Registered name of the edit; "mask_sinks#2" for the second of its name in the block."""
@@ -104,13 +104,13 @@ class RemovalRecord:
         return {name: getattr(self, f"{name}_BLH") for name in MEASURED}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class InterventionLog(Listener):
     """Filled while the block runs: it comes before any edit, counts forwards and hears of runs that
     begin.
     """
 
-    removals: list[RemovalRecord] = field(default_factory=list, repr=False)
+    removals: list[RemovalRecord] = field(default_factory=list)
     forwards: int = 0
     """Forwards that ran with the edits in place, the unedited first ones included."""
     probed: int = 0
@@ -128,16 +128,16 @@ class InterventionLog(Listener):
     """Whether handlers measure the attention they take away (`RemovalRecord.removed_BLH`,
     `left_BLH`).
     """
-    layers: dict[str, int] = field(default_factory=dict, repr=False)
+    layers: dict[str, int] = field(default_factory=dict)
     """Module paths of the attention calls seen so far, each with its number in the order of
     execution.
     """
-    layer_count: int | None = field(default=None, repr=False)
+    layer_count: int | None = None
     """Number of attention calls of a forward; None before it is known."""
-    handlers: list[Any] = field(default_factory=list, repr=False)
+    handlers: list[Any] = field(default_factory=list)
     """Handlers that carry the interventions out, in the order they were given."""
     is_probing: bool = False
-    _run: object = field(default=None, repr=False)
+    _run: object = None
 
     def begin(self) -> None:
         run = decoding_run()
@@ -219,17 +219,9 @@ class InterventionLog(Listener):
         of the strongest key after the edits. NaN if nothing was measured.
         """
         dose = self.dose()
-        return {
-            "forwards": self.forwards,
-            "removals": len(self.removals),
-            "keys": dose.keys,
-            "held": dose.held,
-            "removed": dose.removed,
-            "overlap": dose.overlap,
-            "left": dose.left,
-            "alone": dose.alone,
-            "strongest": dose.strongest,
-        }
+        names = ("keys", "held", "removed", "overlap", "left", "alone", "strongest")
+        counts = {"forwards": self.forwards, "removals": len(self.removals)}
+        return counts | {name: dose.mean(name) for name in names}
 
     def dose(self, label: str | None = None) -> Dose:
         """Dose of one edit (`RemovalRecord.label`), or of all together: to stand beside a score."""

@@ -20,7 +20,6 @@ from sinklab.core.probing.dose import MEASURED
 from sinklab.core.probing.intervention import InterventionLog, RemovalRecord
 from sinklab.core.probing.interventions.removals import (
     at_once,
-    extended,
     keys_seen,
     lost_share,
     real_queries_B1,
@@ -93,7 +92,6 @@ class Effect:
 
     heads: list[int]
     columns_BHM: Tensor
-    gone_BHS: Tensor
     numbers: dict[str, Tensor]
     """Measures by name, as in `RemovalRecord` ("held" for `held_BLH`), each (B, H); those absent
     are not known.
@@ -135,8 +133,6 @@ class InterventionHandler(Listener):
         """Forget every selection and observation. `run_begins`: because a denoising run begins, not
         at the request of the user.
         """
-        self.previous: dict[int, Forward] = {}
-        """The last finished forward, by slot."""
         self.logged: dict[tuple[int, tuple[int, ...]], Tensor] = {}
         self.count = 0
         self.discard()
@@ -250,7 +246,7 @@ class InterventionHandler(Listener):
                 numbers["left"] = keys_seen(edited)[:, heads]
                 numbers["keys"] = keys_seen(call)[:, heads] - numbers["left"]
         none_BHM = call.query_BHQD.new_empty((len(call.query_BHQD), len(heads), 0)).long()
-        return edited, Effect(heads, none_BHM, none_BHM.bool(), numbers)
+        return edited, Effect(heads, none_BHM, numbers)
 
     def finish(self) -> None:
         self.is_open = False
@@ -265,7 +261,6 @@ class InterventionHandler(Listener):
         if self._doubts:
             # a forward that chose and took nothing
             self._read()
-        self.previous[self.forward.slot] = self.forward
         self.count += 1
 
     def why_idle(self) -> tuple[str, str]:
@@ -294,7 +289,6 @@ class InterventionHandler(Listener):
         numbers of heads).
         """
         slot = self.forward.slot
-        before = self.previous.get(slot, Forward()).effects
         parts = {
             layer: part
             for layer, part in self.forward.effects.items()
@@ -306,7 +300,6 @@ class InterventionHandler(Listener):
             name: [part.numbers.get(name, unknown_BH) for part in parts.values()]
             for name in MEASURED
         }
-        numbers["overlap"] = [_jaccard(part, before.get(layer)) for layer, part in parts.items()]
         widest = max(part.columns_BHM.shape[-1] for part in parts.values())
         columns = [
             pad(part.columns_BHM, (0, widest - part.columns_BHM.shape[-1]), value=-1)
@@ -335,14 +328,3 @@ class InterventionHandler(Listener):
             columns_BLHM=last_BLHM,
             **{f"{name}_BLH": found for name, found in zip(numbers, read, strict=True)},
         )
-
-
-def _jaccard(now: Effect, before: Effect | None) -> Tensor:
-    """Share removed in both steps among the keys that were removed in either; NaN if none was, or
-    no step before.
-    """
-    if before is None:
-        return torch.full(now.columns_BHM.shape[:2], math.nan, device=now.columns_BHM.device)
-    b_BHS = extended(before.gone_BHS, now.gone_BHS.shape[-1])
-    a_BHS = extended(now.gone_BHS, b_BHS.shape[-1])
-    return (a_BHS & b_BHS).sum(-1) / (a_BHS | b_BHS).sum(-1)

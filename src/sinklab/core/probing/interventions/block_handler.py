@@ -111,7 +111,10 @@ class BlockHandler(InterventionHandler):
             numbers |= {"removed": of_heads(share_BH, heads), "left": of_heads(left_BH, heads)}
         gone_BHS = of_heads(gone_BHS, heads)
         numbers["keys"] = gone_BHS.sum(-1)
-        return edited, Effect(heads, selected.columns_BHM, gone_BHS, numbers)
+        before = self.memory.taken_before(call.layer)
+        if before is not None:
+            numbers["overlap"] = jaccard(gone_BHS, of_heads(before.gone_BHS, heads))
+        return edited, Effect(heads, selected.columns_BHM, numbers)
 
     def _blocked(
         self, call: AttentionCall, gone_BHS: Tensor, prefix: int
@@ -293,3 +296,10 @@ class BlockHandler(InterventionHandler):
             "all the same: call log.reset() where a new sequence or batch begins",
             stacklevel=2,
         )
+
+
+def jaccard(a_BHS: Tensor, b_BHS: Tensor) -> Tensor:
+    """Share of the keys of both among the keys of either, (B, H); NaN if there are none."""
+    b_BHS = extended(b_BHS, a_BHS.shape[-1])
+    a_BHS = extended(a_BHS, b_BHS.shape[-1])
+    return (a_BHS & b_BHS).sum(-1) / (a_BHS | b_BHS).sum(-1)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.scores import of_heads
 from sinklab.core.probing.interventions.memory import Selection
 from sinklab.core.probing.interventions.removals import Doubt, as_columns
@@ -65,7 +64,7 @@ class Chooser:
             flags_BHS = flags_BHS.expand(-1, len(heads), -1)
             if selector.by_attention:
                 self._check_enough(view, flags_BHS)
-                columns_BHM = by_falling_score(flags_BHS, view.scores_BHS, selector.most)
+                columns_BHM = as_columns(flags_BHS, selector.most, view.scores_BHS)
                 numbers = self._numbers(view, flags_BHS)
             else:
                 columns_BHM = as_columns(flags_BHS)
@@ -129,18 +128,3 @@ class Chooser:
             )
 
         self.doubt(wrong_BH.any(), refuse)
-
-
-def by_falling_score(flags_BHS: Tensor, score_BHS: Tensor, most: int | None) -> Tensor:
-    """Flags as columns (B, H, M), the highest score first, −1 where a head has fewer than M.
-
-    `most`: the most there may be, for a device that is not to be asked.
-    """
-    count_BH1 = flags_BHS.sum(-1, keepdim=True)
-    keys = flags_BHS.shape[-1]
-    if most is not None and reads_wait(flags_BHS.device):
-        width = min(most, keys)
-    else:
-        width = int(count_BH1.max())
-    columns_BHM = score_BHS.masked_fill(~flags_BHS, -torch.inf).topk(width, dim=-1).indices
-    return columns_BHM.masked_fill(torch.arange(width, device=count_BH1.device) >= count_BH1, -1)

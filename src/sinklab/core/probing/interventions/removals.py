@@ -230,23 +230,32 @@ def as_flags(columns_BHM: Tensor, keys: int) -> Tensor:
     return flags_BHS.scatter_(2, columns_BHM.masked_fill(columns_BHM < 0, keys), True)[..., :keys]
 
 
-def as_columns(gone_BHS: Tensor, limit: int | None = None) -> Tensor:
-    """Flags as columns in rising order (B, H, M), -1 if a head has fewer than the most.
+def highest(
+    order_BHS: Tensor, among_BHS: Tensor, count_BH1: Tensor, most: int | None = None
+) -> Tensor:
+    """Columns (B, H, M) of the keys that an order puts highest among some, the highest first: of
+    each head as many as are counted, and -1 if that is fewer than M.
 
-    `limit`: the most there may be, for a device that is not to be asked.
+    `most`: the most there may be, for a device that is not to be asked.
     """
-    keys = gone_BHS.shape[-1]
-    if limit is not None and reads_wait(gone_BHS.device):
-        most = min(limit, keys)
-    else:
-        most = int(gone_BHS.sum(-1).max())
-    columns_BHS = (
-        torch.arange(keys, device=gone_BHS.device)
-        .expand(gone_BHS.shape)
-        .masked_fill(~gone_BHS, keys)
-    )
-    columns_BHM = columns_BHS.sort(-1).values[..., :most]
-    return columns_BHM.masked_fill(columns_BHM == keys, -1)
+    if most is None or not reads_wait(count_BH1.device):
+        most = int(count_BH1.max())
+    width = min(most, among_BHS.shape[-1])
+    columns_BHM = order_BHS.masked_fill(~among_BHS, -torch.inf).topk(width, dim=-1).indices
+    number_M = torch.arange(width, device=columns_BHM.device)
+    return columns_BHM.masked_fill(number_M >= count_BH1, -1)
+
+
+def as_columns(
+    gone_BHS: Tensor, most: int | None = None, order_BHS: Tensor | None = None
+) -> Tensor:
+    """Flags as columns (B, H, M), the highest of an order first, without one in rising order;
+    arguments and filling as of `highest`.
+    """
+    if order_BHS is None:
+        place_S = torch.arange(gone_BHS.shape[-1], device=gone_BHS.device)
+        order_BHS = -place_S.float().expand(gone_BHS.shape)
+    return highest(order_BHS, gone_BHS, gone_BHS.sum(-1, keepdim=True), most)
 
 
 def extended(gone_BHS: Tensor, keys: int) -> Tensor:

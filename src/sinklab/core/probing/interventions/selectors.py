@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.scores import of_heads
 from sinklab.core.errors import Checked
 from sinklab.core.probing.call import AttentionCall
@@ -23,6 +22,7 @@ from sinklab.core.probing.interventions.removals import (
     Doubt,
     as_flags,
     at_once,
+    highest,
     real_queries_B1,
 )
 from sinklab.core.probing.scope import checked_count, whole_numbers
@@ -184,7 +184,8 @@ class KeyView:
         if among_BHS is None:
             among_BHS = self.free_BHS
         among_BHS = among_BHS & self.free_BHS
-        keys = among_BHS.shape[-1]
+        if isinstance(count, int):
+            most = count
         if self.limit is not None:
             gone_BH1 = torch.zeros_like(among_BHS[..., :1], dtype=torch.long)
             if self.gone_BHS is not None:
@@ -196,16 +197,7 @@ class KeyView:
         wanted_BH1 = torch.zeros_like(found_BH1) + count
         short_BH1 = wanted_BH1 > found_BH1
         self.doubt(short_BH1.any(), partial(_refuse, short_BH1, wanted_BH1, found_BH1))
-        if isinstance(count, int):
-            width = count
-        elif most is not None and reads_wait(count.device):
-            width = most
-        else:
-            width = int(count.max())
-        order_BHS = order_BHS.masked_fill(~among_BHS, -torch.inf)
-        columns_BHM = order_BHS.topk(min(width, keys), dim=-1).indices
-        number_M = torch.arange(columns_BHM.shape[-1], device=columns_BHM.device)
-        return as_flags(columns_BHM.masked_fill(number_M >= wanted_BH1, -1), keys)
+        return as_flags(highest(order_BHS, among_BHS, wanted_BH1, most), among_BHS.shape[-1])
 
 
 def _refuse(short_BH1: Tensor, wanted_BH1: Tensor, found_BH1: Tensor) -> None:
