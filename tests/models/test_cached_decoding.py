@@ -281,7 +281,7 @@ def test_only_what_is_asked_for_is_computed():
         layer.self_attn.k_proj = Counted(layer.self_attn.k_proj)
     session = model.denoiser().begin()
     session(ids_BS, wanted_BS)
-    store = session.memory.store
+    store = session.store
     buffers = [tensor.data_ptr() for tensor in (*store._keys, *store._values)]
     session(ids_BS, wanted_BS, slice(8, 14))
     assert model.lm_head.rows == [4, 4]

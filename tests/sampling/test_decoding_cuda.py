@@ -74,7 +74,7 @@ def test_partial_evaluations_are_recorded(monkeypatch, sinks, cache, rows):
         lambda self, denoiser: begun.append(self) or session(self, denoiser),
     )
     decoded(toy(**sinks).cuda(), rows, cache)
-    found = begun[0]._store.graphs
+    found = begun[0].store.graphs
     assert found
     assert all(isinstance(one, Recorded) for one in found.values()), found
 
@@ -104,7 +104,7 @@ def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch):
     )
     ours = decoded(model, "ragged", "dual")
     assert torch.equal(ours[-1].ids_BS, twin[-1].ids_BS)
-    assert [one.split(":")[0] for one in begun[0]._store.graphs.values()] == ["not recorded"]
+    assert [one.split(":")[0] for one in begun[0].store.graphs.values()] == ["not recorded"]
 
 
 @pytest.mark.parametrize("cache", [None, "dual"])

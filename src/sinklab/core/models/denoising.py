@@ -92,7 +92,10 @@ class ModelDenoiser(Denoiser):
 
     def begin(self, cache: Cache | None = None) -> ModelSession:
         """A memory for one run over one canvas; without a cache the caller says what to compute."""
-        return ModelSession(self, cache)
+        own = None
+        if cache is not None:
+            own = cache.memory(self)
+        return own or ModelSession(self)
 
     def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
         """The canvas with its decoding blocks aligned to those of attention, each of them in parts
@@ -327,31 +330,28 @@ class ModelDenoiser(Denoiser):
 
 
 class ModelSession(Session):
-    """A model's denoiser with a memory of keys and values, or that of a cache that brings its own.
+    """A model's denoiser with a memory: the keys and values of every column, as last computed.
 
+    A cache with a memory of its own (`Cache.memory`) brings a subclass, which writes `evaluate`.
     Made by :meth:`ModelDenoiser.begin`. After a change of the weights, begin with a new denoiser.
     """
 
-    def __init__(self, denoiser: ModelDenoiser, cache: Cache | None = None) -> None:
-        self.denoiser = denoiser
-        self.cache = cache
-        self.memory = self._started()
-        self._filled: torch.Size | None = None
+    begins_anywhere = False
+    """Whether any evaluation may be the first; else a full one."""
 
-    def _started(self) -> Any:
-        own = None
-        if self.cache is not None:
-            own = self.cache.memory(self.denoiser)
-        if own is not None:
-            return own
-        return ColumnMemory(self.denoiser)
+    def __init__(self, denoiser: ModelDenoiser) -> None:
+        self.denoiser = denoiser
+        self.store: KeyValueStore | None = None
+        self._filled: torch.Size | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the keys and values held now, which a partial evaluation attends to (added sinks
         included).
         """
-        return self.memory.nbytes
+        if self.store is None:
+            return 0
+        return self.store.nbytes
 
     def logits(
         self, ids_BS: Tensor, at: Places, columns: slice | Tensor | BlockWork | None = None
@@ -378,11 +378,9 @@ class ModelSession(Session):
         is_full = columns is None
         if isinstance(columns, BlockWork):
             is_full = columns.is_full
-        if filled is None and self.cache is not None and self.cache.is_exact:
-            # it may begin anywhere
-            self.memory = self._started()
-            is_full = True
-        if not is_full and filled != ids_BS.shape:
+        if filled is None and self.begins_anywhere:
+            self.store = None
+        elif not is_full and filled != ids_BS.shape:
             fact = "nothing is"
             if filled is not None:
                 fact = f"the canvas was {tuple(filled)} and is {tuple(ids_BS.shape)}"
@@ -391,29 +389,12 @@ class ModelSession(Session):
                 "the session with columns=None first"
             )
         with torch.inference_mode():
-            logits_MV = self.memory(ids_BS, self.denoiser.read(at), columns)
+            logits_MV = self.evaluate(ids_BS, self.denoiser.read(at), columns)
         # Set last: after an interrupted evaluation some layers are newer than others.
         self._filled = ids_BS.shape
         return logits_MV
 
-
-class ColumnMemory:
-    """(ids_BS, read, columns) -> logits_MV: the keys and values of every column, as last
-    computed.
-    """
-
-    def __init__(self, denoiser: ModelDenoiser) -> None:
-        self.denoiser = denoiser
-        self.store: KeyValueStore | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the keys and values held now."""
-        if self.store is None:
-            return 0
-        return self.store.nbytes
-
-    def __call__(self, ids_BS: Tensor, read: Read, columns: slice | Tensor | None) -> Tensor:
+    def evaluate(self, ids_BS: Tensor, read: Read, columns: Any) -> Tensor:
         """Logits (M, V); these columns are computed, or all for None."""
         denoiser = self.denoiser
         sinks = denoiser.geometry(ids_BS, read.at.wanted_BS).sinks

@@ -45,8 +45,8 @@ class Cache:
         return None
 
     def memory(self, denoiser: Any) -> Any:
-        """A memory of its own for one run of a model's denoiser: (ids_BS, at, work) -> logits_MV,
-        with its size in `nbytes`; None to use the denoiser's.
+        """A `ModelSession` of its own for one run of a model's denoiser; None to use the
+        denoiser's.
         """
         return None
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.models import masks
-from sinklab.core.models.denoising import ModelDenoiser, Read
+from sinklab.core.models.denoising import ModelDenoiser, ModelSession, Read
 from sinklab.core.models.geometry import KeyValueStore
 from sinklab.core.registry import caches
 from sinklab.core.sampling.caches import BlockWork, Cache
@@ -87,36 +87,31 @@ class CommittedCache(Cache):
         is_first = number == 0 and nth == 0
         return BlockWork(slice(start, stop), number, is_full=is_first, is_choice=False)
 
-    def memory(self, denoiser: ModelDenoiser) -> CommittedMemory:
+    def memory(self, denoiser: ModelDenoiser) -> CommittedSession:
         """Memory for one run over one canvas."""
-        return CommittedMemory(denoiser)
+        return CommittedSession(denoiser)
 
 
-class CommittedMemory:
-    """(ids_BS, read, work) -> logits_MV.
+class CommittedSession(ModelSession):
+    """Memory of finished blocks.
 
     Raises:
         ValueError: for a model with full attention, in which the columns before a block change with
             it.
     """
 
+    begins_anywhere = True
+    store: Any
+
     def __init__(self, denoiser: ModelDenoiser) -> None:
-        self.denoiser = denoiser
+        super().__init__(denoiser)
         if denoiser.model.config.block_length is None:
             raise ValueError(
                 "the cache 'committed' is exact for attention in blocks, but this model has full "
                 "attention; use 'prefix' or 'dual', or load the model with block_length="
             )
-        self.store: Any = None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the keys and values held now."""
-        if self.store is None:
-            return 0
-        return self.store.nbytes
-
-    def __call__(self, ids_BS: Tensor, read: Read, work: BlockWork) -> Tensor:
+    def evaluate(self, ids_BS: Tensor, read: Read, work: BlockWork) -> Tensor:
         """The block of attention around the block, and with its first evaluation the one that was
         finished before.
         """

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from sinklab.core.attention import is_watched, received_attention
 from sinklab.core.attention.heads import HeadShare, share_of_model
 from sinklab.core.compat import attention_of
-from sinklab.core.models.denoising import ModelDenoiser, Read
+from sinklab.core.models.denoising import ModelDenoiser, ModelSession, Read
 from sinklab.core.models.geometry import CanvasGeometry, KeyValueStore
 from sinklab.core.models.sinks.prefix import SinkPrefix
 from sinklab.core.sampling.caches import BlockWork
@@ -257,10 +257,11 @@ class BlockStore(KeyValueStore):
         return whole.scatter_(2, (columns_BGC + sinks)[..., None].expand_as(kept), kept)
 
 
-class BlockSession:
-    """(ids_BS, read, work) -> logits_MV: the memory that a choosing cache brings to a session of a
-    denoiser.
-    """
+class BlockSession(ModelSession):
+    """Memory of a cache that chooses columns."""
+
+    store: Any
+    """A `BlockStore`, once columns were chosen."""
 
     def __init__(self, denoiser: ModelDenoiser, policy: Any) -> None:
         attention = denoiser.model.config.attention
@@ -269,19 +270,12 @@ class BlockSession:
                 "a cache that evicts keys needs a model with full attention, but this one has "
                 f"{attention!r}; use cache 'prefix' or 'dual', or none"
             )
-        self.denoiser, self.policy = denoiser, policy
+        super().__init__(denoiser)
+        self.policy = policy
         self._geometry: CanvasGeometry | None = None
         self._history: list[dict[int, Tensor]] = []
-        self._store: BlockStore | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values held now."""
-        if self._store is None:
-            return 0
-        return self._store.nbytes
-
-    def __call__(self, ids_BS: Tensor, read: Read, work: BlockWork) -> Tensor:
+    def evaluate(self, ids_BS: Tensor, read: Read, work: BlockWork) -> Tensor:
         """Logits (M, V): of a full evaluation, which chooses if the work says so, or of the window.
 
         Raises:
@@ -295,7 +289,7 @@ class BlockSession:
             return self._partial(ids_BS, read, work)
         if self._geometry is not geometry:
             self._geometry, self._history = geometry, [{} for _ in self.denoiser.model.model.layers]
-        self._store = None
+        self.store = None
         if not work.is_choice:
             return self.denoiser.full_pass(ids_BS, read)
         run, output_index_Q = self.denoiser.columns_to_run(work.block, read)
@@ -312,7 +306,7 @@ class BlockSession:
         window = Window(work, run, real_BS)
         store = BlockStore(geometry.sinks, window, self.policy, self._history, share)
         logits_MV = self._choosing(ids_BS, read, output_index_Q, store)
-        self._store = store
+        self.store = store
         return logits_MV
 
     def _choosing(
@@ -339,7 +333,7 @@ class BlockSession:
         return logits_MV
 
     def _partial(self, ids_BS: Tensor, read: Read, work: BlockWork) -> Tensor:
-        denoiser, store = self.denoiser, self._store
+        denoiser, store = self.denoiser, self.store
         known = store and store.window.work.block
         if store is None or known != work.block:
             last = "none has chosen yet"
