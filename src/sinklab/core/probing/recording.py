@@ -5,7 +5,7 @@ that hold them.
 # B batch, L layers, H query heads, Q queries, S keys, P canvas positions
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.core import registry
-from sinklab.core.probing.scope import MapKey, RecordingScope
-from sinklab.core.probing.statistics import STATES, Statistic
+from sinklab.core.probing.scope import MapKey
+from sinklab.core.probing.statistics import STATES
 
 if TYPE_CHECKING:
     import numpy
+
+    from sinklab.core.probing.tracing import FrameRecorder
 
 
 @dataclass(eq=False)
@@ -178,37 +180,12 @@ class Frame:
             self.state_BS = change(self.state_BS)
 
 
-@dataclass
-class Frames:
-    """Frames that a trace has kept so far: the recorder writes them, `Recording` reads them."""
-
-    statistics: Mapping[str, Statistic]
-    scope: RecordingScope
-    has_states: bool
-    marked: list[tuple[object, Frame, int]] = field(default_factory=list)
-    """Argument of each mark, the first forward of its step, and the number of forwards."""
-    pending: list[Frame] = field(default_factory=list)
-    """Forwards since the last mark."""
-    heads: list[int] = field(default_factory=list)
-    prefix: int | None = None
-
-    @property
-    def steps(self) -> list[Frame]:
-        """One frame a step, all that it holds on the CPU."""
-        frames = self.pending
-        if self.marked:
-            frames = [frame for _, frame, _ in self.marked]
-        for frame in frames:
-            frame.settle()
-        return frames
-
-
 _EXTRA_AXES = {
     "visible": ("batch", "key"),
     "positions": ("batch",),
     "query_state": ("batch", "position"),
+    "key_state": ("batch", "key"),
 }
-_EXTRA_AXES["key_state"] = ("batch", "key")
 
 
 class Recording:
@@ -219,10 +196,9 @@ class Recording:
     them), then the text.
     """
 
-    def __init__(self, frames: Frames, mark: Callable[[object], None]) -> None:
-        self._frames = frames
-        self._mark = mark
-        self.statistics = tuple(frames.statistics)
+    def __init__(self, recorder: FrameRecorder) -> None:
+        self._recorder = recorder
+        self.statistics = tuple(recorder.statistics)
         """Names of the recorded statistics, with the options that differ from their defaults."""
 
     @property
@@ -230,17 +206,17 @@ class Recording:
         """Module paths of the recorded layers in the order they ran; a module that ran again is
         `path#2`.
         """
-        return [self._frames.scope.known[index] for index in self.layer_indices]
+        return [self._recorder.scope.known[index] for index in self.layer_indices]
 
     @property
     def layer_indices(self) -> list[int]:
         """Numbers of the recorded layers among all attention layers, in the order these run."""
-        return self._frames.scope.chosen_layers()
+        return self._recorder.scope.chosen_layers()
 
     @property
     def head_indices(self) -> list[int]:
         """Numbers of the query heads on the head axes."""
-        return list(self._frames.heads)
+        return list(self._recorder.heads)
 
     def mark(self, step: object = None) -> None:
         """End a step: the forwards since the last mark belong to it, and the first of them is its
@@ -248,14 +224,14 @@ class Recording:
 
         Raises ValueError when there was none.
         """
-        self._mark(step)
+        self._recorder.mark(step)
 
     @property
     def steps(self) -> list[object]:
         """Per recorded step the object given to `mark`, or its number without marks."""
-        if not self._frames.marked:
+        if not self._recorder.marked:
             return list(self.step_numbers)
-        return [step for step, frame, _ in self._frames.marked if frame.is_recorded]
+        return [step for step, frame, _ in self._recorder.marked if frame.is_recorded]
 
     @property
     def step_numbers(self) -> list[int]:
@@ -269,7 +245,7 @@ class Recording:
         """Number of forwards of each recorded step, by marks; the first of them is the one
         recorded.
         """
-        return [forwards for _, frame, forwards in self._frames.marked if frame.is_recorded]
+        return [forwards for _, frame, forwards in self._recorder.marked if frame.is_recorded]
 
     def __getattr__(self, name: str) -> list[Tensor]:
         """A recorded statistic by its name: `recording.received` is
@@ -375,7 +351,7 @@ class Recording:
         return padded_stack(steps, 0).numpy()
 
     def _check_states(self) -> None:
-        if not self._frames.has_states:
+        if self._recorder.states is None:
             raise ValueError(
                 "states of queries need the canvas, and so do those of keys: trace(model, …, "
                 "canvas=canvas)"
@@ -386,7 +362,7 @@ class Recording:
         """Sink columns in front: the number the denoiser announced, else keys minus queries of the
         first forward; in front of the keys of cross attention there are none.
         """
-        return self._frames.prefix or 0
+        return self._recorder.prefix or 0
 
     @property
     def maps(self) -> dict[MapKey, Tensor]:
@@ -394,7 +370,9 @@ class Recording:
         head) as given.
         """
         return {
-            key: map_BQS for frame in self._frames.steps for (key, _), map_BQS in frame.maps.items()
+            key: map_BQS
+            for frame in self._recorder.steps
+            for (key, _), map_BQS in frame.maps.items()
         }
 
     def map(self, step: int, layer: int, head: int) -> Tensor:
@@ -404,7 +382,7 @@ class Recording:
         maps = self.maps
         if (step, layer, head) not in maps:
             fact = "was not asked for"
-            if (step, layer, head) in self._frames.scope.maps:
+            if (step, layer, head) in self._recorder.scope.maps:
                 fact = "was asked for, but its step never ran"
             raise ValueError(
                 f"the map of step {step}, layer {layer}, head {head} {fact}; there are "
@@ -439,7 +417,7 @@ class Recording:
             tensors = self.values(name)
         if not tensors:
             raise ValueError(
-                f"nothing was recorded: {len(self._frames.steps)} steps ran, and steps= chooses "
+                f"nothing was recorded: {len(self._recorder.steps)} steps ran, and steps= chooses "
                 "none of them; run the model inside the block"
             )
         if self.dims(name)[-1] == "position":
@@ -449,7 +427,7 @@ class Recording:
         return padded_stack(tensors, 0).numpy()
 
     def _kept(self) -> list[Frame]:
-        return [frame for frame in self._frames.steps if frame.is_recorded and frame.indices]
+        return [frame for frame in self._recorder.steps if frame.is_recorded and frame.indices]
 
 
 def _spread(value: Tensor, frame: Frame) -> Tensor:

@@ -9,12 +9,13 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from sinklab.core.attention.context import decoding_run
 from sinklab.core.attention.received import STATISTICS, value_norms
-from sinklab.core.compat import config_value
+from sinklab.core.compat import config_value, stated
 from sinklab.core.errors import check_tensor, one_of
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.registry import statistics
-from sinklab.core.sinks.states import STATES
+from sinklab.core.sinks.states import COMMITTED, MASKED, STATES
 
 KEYS = ("batch", "layer", "head", "key")
 ROWS = ("batch", "layer", "head", "position")
@@ -268,6 +269,38 @@ def position_states(canvas: Any, ids_BS: Tensor) -> Tensor:
     )
     state_BS = torch.where(open_BS, (ids_BS != canvas.mask_id).to(torch.int8), 2)
     return torch.where(real_BS, state_BS, -1).to(torch.int8)
+
+
+def position_states_of(
+    call: AttentionCall, tap: Any, asked_by: str, canvas: Any = None, *, needs_canvas: bool = False
+) -> Tensor:
+    """State of every canvas position in the forward that runs, int8 (B, S); the canvas is that of
+    the denoising run, if none is given.
+
+    Without one every position that is not masked is committed, unless that is not enough
+    (`needs_canvas`). Raises ValueError if nothing tells the states.
+    """
+    running = call.visibility.running
+    if running is not None and running.state_BS is not None:
+        return running.state_BS
+    ids_BS = tap.ids_of(running)
+    if canvas is None:
+        canvas = stated(decoding_run(), "canvas")
+    if ids_BS is not None and canvas is not None:
+        return position_states(canvas, ids_BS)
+    mask_id = mask_id_of(tap.model)
+    if ids_BS is None or mask_id is None or needs_canvas:
+        raise ValueError(
+            f"{asked_by} needs the state of positions, which a canvas and token ids tell, but "
+            f"{call.layer} runs without; decode with model.denoiser(), pass input_ids, or name "
+            "positions such as queries='from32'"
+        )
+    return torch.where(ids_BS == mask_id, MASKED, COMMITTED)
+
+
+def mask_id_of(model: Any) -> int | None:
+    """Mask token of a model; None if its config names none."""
+    return config_value(model, "mask_token_id")
 
 
 @runtime_checkable

@@ -4,6 +4,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import torch
@@ -15,7 +16,7 @@ from sinklab.core.errors import one_of
 from sinklab.core.probing.backends import no_call_message
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.listener import Listener
-from sinklab.core.probing.recording import Frame, Frames, LayerStack, Recording
+from sinklab.core.probing.recording import Frame, LayerStack, Recording
 from sinklab.core.probing.scope import RecordingScope, Scope
 from sinklab.core.probing.statistics import (
     STATE_OF,
@@ -24,37 +25,57 @@ from sinklab.core.probing.statistics import (
     StatesView,
     Statistic,
     chosen_statistics,
-    position_states,
+    position_states_of,
     read_in_one_pass,
 )
 from sinklab.core.probing.tap import tapped
 
 
+@dataclass(eq=False)
 class FrameRecorder(Listener):
-    """Measures the chosen statistics of every forward and writes them down, frame by frame."""
+    """Measures the chosen statistics of every forward and keeps them, frame by frame, for a
+    `Recording`.
+    """
 
-    def __init__(self, model: nn.Module, frames: Frames, states: QueryStates | None) -> None:
-        self.model = model
-        self.frames = frames
-        self.scope = frames.scope
-        self.states = states
-        self.reads = {name for one in frames.statistics.values() for name in one.reads}
+    model: nn.Module
+    statistics: dict[str, Statistic]
+    scope: RecordingScope
+    states: QueryStates | None
+    exact: bool
+    marked: list[tuple[object, Frame, int]] = field(default_factory=list)
+    """Argument of each mark, the first forward of its step, and the number of forwards."""
+    pending: list[Frame] = field(default_factory=list)
+    """Forwards since the last mark."""
+    heads: list[int] = field(default_factory=list)
+    prefix: int | None = None
+    last: Frame | None = None
+    """The last forward that ended."""
+    _open: Frame | None = None
+
+    def __post_init__(self) -> None:
+        self.reads = {name for one in self.statistics.values() for name in one.reads}
         self.reads_scores = bool(self.reads)
-        self.of_states = next(
-            (label for label, one in frames.statistics.items() if one.of_states), ""
-        )
+        of_states = [label for label, one in self.statistics.items() if one.of_states]
+        self.of_states = next(iter(of_states), "")
         self.memory: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
         """What a statistic keeps of a layer, by label and layer."""
-        self._open: Frame | None = None
-        self._last = Frame(-1, False, False)
+
+    @property
+    def steps(self) -> list[Frame]:
+        """One frame a step, all that it holds on the CPU."""
+        frames = self.pending
+        if self.marked:
+            frames = [frame for _, frame, _ in self.marked]
+        for frame in frames:
+            frame.settle()
+        return frames
 
     def mark(self, step: object) -> None:
         """End a step. Raises ValueError when no forward came, or none of its calls was seen."""
         self.tap.flush()
-        marked = self.frames.marked
-        pending = self.frames.pending
+        pending = self.pending
         if not pending:
-            if not marked:
+            if not self.marked:
                 raise ValueError(no_call_message(self.model, self.tap.forwards))
             raise ValueError(
                 "mark() ends a step, but no forward came since the last mark: mark once a step"
@@ -65,12 +86,12 @@ class FrameRecorder(Listener):
                 "the first forward since the last mark was measured in no layer: mark after each "
                 "step"
             )
-        marked.append((step, first, len(pending)))
+        self.marked.append((step, first, len(pending)))
         pending.clear()
 
     def begin(self) -> None:
-        marked = self.frames.marked
-        pending = self.frames.pending
+        marked = self.marked
+        pending = self.pending
         scope = self.scope
         number = len(marked or pending)
         # Once steps are marked, only the first forward of each is kept: the others need not be
@@ -102,18 +123,9 @@ class FrameRecorder(Listener):
     def _measure(self, frame: Frame, call: AttentionCall, out: Tensor) -> None:
         heads = self.scope.heads_of(call.layer, call.query_BHQD.shape[1])
         if self.states is not None and frame.state_BQ is None:
-            running = call.visibility.running
-            ids_BS = self.tap.ids_of(running)
-            if ids_BS is None:
-                raise ValueError(
-                    "states of queries are told by token ids, but the model was given none (no "
-                    "integer tensor among its arguments, and no denoiser announced its canvas): "
-                    "decode with model.denoiser(), or pass input_ids"
-                )
-            if running is not None and running.state_BS is not None:
-                frame.state_BS = running.state_BS
-            else:
-                frame.state_BS = position_states(self.states.canvas, ids_BS)
+            frame.state_BS = position_states_of(
+                call, self.tap, "a trace with canvas=", self.states.canvas
+            )
             frame.state_BQ = self.states.of(frame.state_BS, frame.columns_Q)
         view = CallView(call, heads, frame.state_BQ, call.unrolled(out))
         with torch.no_grad():
@@ -122,7 +134,7 @@ class FrameRecorder(Listener):
         self._real_BQ = call.visibility.real_BQ
         frame.visible.append(call.visibility.visible_BS)
         every = list(range(call.query_BHQD.shape[1]))
-        self.frames.heads = heads or max(self.frames.heads, every, key=len)
+        self.heads = heads or max(self.heads, every, key=len)
 
     def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
         frame = self._open
@@ -137,7 +149,7 @@ class FrameRecorder(Listener):
         """Measure a layer: the statistics that read attention calls, or those that read the hidden
         states after one.
         """
-        for label, one in self.frames.statistics.items():
+        for label, one in self.statistics.items():
             if one.of_states != isinstance(view, StatesView):
                 continue
             if one.remembers and isinstance(view, CallView):
@@ -163,17 +175,17 @@ class FrameRecorder(Listener):
         running = call.visibility.running
         is_own = call.origin.is_own
         if running is not None:
-            self.frames.prefix = keys - running.ids_BS.shape[1]
-        elif self.frames.prefix is None and is_own:
+            self.prefix = keys - running.ids_BS.shape[1]
+        elif self.prefix is None and is_own:
             front = max(keys - queries, 0)
             if front > int(call.visibility.first_own):
                 # keys behind the queries are room in a static cache, not a sink column in front
                 front = 0
-            self.frames.prefix = front
+            self.prefix = front
         frame.is_placed = is_own
         frame.prefix = 0
-        if is_own and self.frames.prefix is not None:
-            frame.prefix = self.frames.prefix
+        if is_own and self.prefix is not None:
+            frame.prefix = self.prefix
         frame.length = keys - frame.prefix
         needed_by = self._by_query()
         if needed_by and running is None and (queries > keys or not is_own):
@@ -190,7 +202,7 @@ class FrameRecorder(Listener):
 
     def _by_query(self) -> str:
         """The first statistic that is given by query, or another reason that needs their places."""
-        for label, one in self.frames.statistics.items():
+        for label, one in self.statistics.items():
             if "position" in one.axes:
                 return label
         if self.states is not None:
@@ -215,10 +227,11 @@ class FrameRecorder(Listener):
                         if self.scope.has_layer(index, frame.paths[index])
                     ]
                 )
-        # while the device is still at this forward, the last one's numbers are there
-        self._last.settle()
-        self._last = frame
-        self.frames.pending.append(frame)
+        if self.last is not None:
+            # while the device is still at this forward, the last one's numbers are there
+            self.last.settle()
+        self.last = frame
+        self.pending.append(frame)
 
     def discard(self) -> None:
         self._open = None
@@ -302,12 +315,10 @@ def trace(
     states = None
     if canvas is not None:
         states = QueryStates(model, canvas, state_of)
-    frames = Frames(chosen, RecordingScope(**scope), states is not None)
-    recorder = FrameRecorder(model, frames, states)
-    recorder.exact = exact
+    recorder = FrameRecorder(model, chosen, RecordingScope(**scope), states, exact)
     with tapped(model, recorder, query_mask) as tap:
         seen_before = tap.forwards
-        yield Recording(frames, recorder.mark)
+        yield Recording(recorder)
     forwards = tap.forwards - seen_before
-    if not frames.scope.known and (forwards or not allow_empty):
+    if not recorder.scope.known and (forwards or not allow_empty):
         raise ValueError(no_call_message(model, forwards))

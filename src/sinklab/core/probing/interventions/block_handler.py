@@ -19,7 +19,6 @@ from sinklab.core.probing.interventions.choosing import Chooser
 from sinklab.core.probing.interventions.memory import Memory, Selection, is_other_text
 from sinklab.core.probing.interventions.queries import (
     chosen_queries,
-    mask_id_of,
     near_keys,
     query_positions,
 )
@@ -32,6 +31,7 @@ from sinklab.core.probing.interventions.removals import (
     restricted,
 )
 from sinklab.core.probing.interventions.selectors import KeyView
+from sinklab.core.probing.statistics import mask_id_of
 
 
 class BlockHandler(InterventionHandler):

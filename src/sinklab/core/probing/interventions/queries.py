@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.core.attention.context import decoding_run, running_canvas
-from sinklab.core.compat import config_value, stated
+from sinklab.core.attention.context import running_canvas
 from sinklab.core.errors import unknown
 from sinklab.core.probing.call import AttentionCall
-from sinklab.core.probing.statistics import position_states
-from sinklab.core.sinks.states import COMMITTED, MASKED, STATES
+from sinklab.core.probing.statistics import position_states_of
+from sinklab.core.sinks.states import STATES
 
 WORDS = ("all", "from32", *STATES)
 """Ways to say which; ``from32`` stands for any position."""
@@ -52,35 +51,6 @@ def chosen_queries(queries: str, call: AttentionCall, positions_Q: Tensor, tap: 
     )
     state_BS = state_BS.to(positions_Q.device)
     return state_BS.index_select(1, positions_Q) == STATES.index(queries)
-
-
-def position_states_of(
-    call: AttentionCall, tap: Any, asked_by: str, *, needs_canvas: bool = False
-) -> Tensor:
-    """State of every canvas position, int8 (B, S).
-
-    Without a canvas that is decoded, every position that is not masked is committed, unless that
-    is not enough (`needs_canvas`). Raises ValueError if nothing tells the states.
-    """
-    running = running_canvas()
-    canvas = stated(decoding_run(), "canvas")
-    if running is not None and running.state_BS is not None:
-        return running.state_BS
-    ids_BS = tap.ids_of(running)
-    if ids_BS is not None and canvas is not None:
-        return position_states(canvas, ids_BS)
-    mask_id = mask_id_of(tap.model)
-    if ids_BS is None or mask_id is None or needs_canvas:
-        raise ValueError(
-            f"{asked_by} needs the state of positions, which a canvas tells, but {call.layer} runs "
-            "without one; decode with model.denoiser(), or name positions such as queries='from32'"
-        )
-    return torch.where(ids_BS == mask_id, MASKED, COMMITTED)
-
-
-def mask_id_of(model: Any) -> int | None:
-    """Mask token of a model; None if its config names none."""
-    return config_value(model, "mask_token_id")
 
 
 def near_keys(positions_Q: Tensor, prefix: int, keys: int, radius: int = 0) -> Tensor:

@@ -17,7 +17,6 @@ from sinklab.core.attention.scores import of_heads
 from sinklab.core.errors import Checked
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.interventions.base import CallSite
-from sinklab.core.probing.interventions.queries import position_states_of
 from sinklab.core.probing.interventions.removals import (
     Doubt,
     as_flags,
@@ -26,6 +25,7 @@ from sinklab.core.probing.interventions.removals import (
     real_queries_B1,
 )
 from sinklab.core.probing.scope import checked_count, whole_numbers
+from sinklab.core.probing.statistics import position_states_of
 from sinklab.core.registry import registered, rules, selectors
 from sinklab.core.sinks.rules import DEFAULT, Rule, find_sinks
 
@@ -143,7 +143,13 @@ class KeyView:
         """State of every canvas position, its number in `sinks.STATES`. Raises ValueError if
         nothing tells them.
         """
-        return position_states_of(self._needed_call(), self.tap, "a selector that reads states")
+        return position_states_of(
+            self._needed_call(),
+            self.tap,
+            "a selector of states",
+            decoded_canvas(),
+            needs_canvas=False,
+        )
 
     def _needed_call(self) -> AttentionCall:
         if self.call is None:
