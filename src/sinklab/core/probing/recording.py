@@ -369,11 +369,8 @@ class Recording:
         """The whole attention maps that were requested and came by, (B, Q, key), by (step, layer,
         head) as given.
         """
-        return {
-            key: map_BQS
-            for frame in self._recorder.steps
-            for (key, _), map_BQS in frame.maps.items()
-        }
+        frames = self._recorder.steps
+        return {key: map_BQS for frame in frames for (key, _), map_BQS in frame.maps.items()}
 
     def map(self, step: int, layer: int, head: int) -> Tensor:
         """One of `maps`. Raises ValueError for one that was not requested or never came, naming

@@ -143,13 +143,7 @@ class KeyView:
         """State of every canvas position, its number in `sinks.STATES`. Raises ValueError if
         nothing tells them.
         """
-        return position_states_of(
-            self._needed_call(),
-            self.tap,
-            "a selector of states",
-            decoded_canvas(),
-            needs_canvas=False,
-        )
+        return position_states_of(self._needed_call(), self.tap, "a selector of states")
 
     def _needed_call(self) -> AttentionCall:
         if self.call is None:
