@@ -21,8 +21,6 @@ from sinklab.core.probing.statistics import STATES
 if TYPE_CHECKING:
     import numpy
 
-    from sinklab.core.probing.tracing import FrameRecorder
-
 
 @dataclass(eq=False)
 class LayerStack:
@@ -196,8 +194,9 @@ class Recording:
     them), then the text.
     """
 
-    def __init__(self, recorder: FrameRecorder) -> None:
+    def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
+        """The `FrameRecorder` that keeps the frames."""
         self.statistics = tuple(recorder.statistics)
         """Names of the recorded statistics, with the options that differ from their defaults."""
 
