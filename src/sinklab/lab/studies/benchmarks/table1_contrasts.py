@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-import numpy as np
 import pandas as pd
 
-from sinklab.core.probing.dose import Dose
 from sinklab.lab.analysis.doses import Doses, at_equal_mass, no_phenomenon
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.reports.runs import labels
@@ -48,15 +46,15 @@ class Cell:
         return self.run.protocol(self.task), self.run.control, self.run.k
 
     @cached_property
-    def score(self) -> pd.Series | None:
-        """Row of the table ``scores``; None if the task has no score."""
-        return self.run.score(self.task)
+    def score(self) -> pd.Series:
+        """Row of the table ``scores``."""
+        score = self.run.score(self.task)
+        assert score is not None
+        return score
 
     @cached_property
     def rights(self) -> pd.Series:
         """1 for a right answer and 0 for a wrong one, by number of the question."""
-        if self.score is None:
-            return pd.Series(dtype=float)
         return self.run.right(self.task, self.score)
 
     @property
@@ -67,28 +65,23 @@ class Cell:
         return (self.plain.rights - self.rights).dropna()
 
     @property
-    def value(self) -> float:
-        if self.score is None:
-            return math.nan
-        return float(self.score["value"])
-
-    @property
     def floor(self) -> float:
         """The unmasked score up to which a loss is inconclusive: 5 points, or chance and two
         standard errors.
         """
         chance = self.run.chance(self.task)
-        if not chance or self.score is None or math.isnan(self.score["stderr"]):
+        if not chance or math.isnan(self.score["stderr"]):
             return POINTS
         return max(POINTS, chance + 2 * float(self.score["stderr"]))
 
     @property
     def too_low(self) -> str:
         """Reason why a loss of this unmasked score would be inconclusive; empty if it would not."""
-        if self.value > self.floor:
+        value = self.score["value"]
+        if value > self.floor:
             return ""
         why = "chance and two standard errors" if self.floor > POINTS else "5 points"
-        return f"{self.model} gets {self.value:.3f} with nothing blocked, no more than {why}"
+        return f"{self.model} gets {value:.3f} with nothing blocked, no more than {why}"
 
     @property
     def no_sinks(self) -> str:
@@ -108,27 +101,23 @@ def cells_of(benchmarks: Iterable[Benchmark]) -> list[Cell]:
     firsts = {one.alike: one.run for one in reversed(listed)}
     alike = [*dict.fromkeys(one.alike for one in listed)]
     names = dict(zip(alike, labels([firsts[each] for each in alike]), strict=True))
-    first = ("sinks", "matched")
+    first = {"sinks": "", "matched": " "}
     listed.sort(
-        key=lambda one: (
-            alike.index(one.alike),
-            *(one.control != name for name in first),
-            one.control,
-            one.k,
-        )
+        key=lambda one: (alike.index(one.alike), first.get(one.control, one.control), one.k)
     )
     tasks = [task for one in listed for task in one.tasks]
     found: dict[tuple[str, str, Key], Cell] = {}
     # those of the paper first
-    for task in dict.fromkeys([*paper.TITLES, *tasks]):
-        for one in (one for one in listed if task in one.tasks):
-            cell = Cell(task, names[one.alike], one)
-            before = found.setdefault((task, cell.model, cell.key), cell)
-            if before is not cell:
-                raise ValueError(
-                    f"{before.run.run.path} and {one.run.path} both hold {task} of {cell.model}, "
-                    f"(protocol, control, k) {cell.key}; read one of them"
-                )
+    for task, one in product(dict.fromkeys([*paper.TITLES, *tasks]), listed):
+        if task not in one.tasks:
+            continue
+        cell = Cell(task, names[one.alike], one)
+        before = found.setdefault((task, cell.model, cell.key), cell)
+        if before is not cell:
+            raise ValueError(
+                f"{before.run.run.path} and {one.run.path} both hold {task} of {cell.model}, "
+                f"(protocol, control, k) {cell.key}; read one of them"
+            )
     for cell in found.values():
         cell.plain = found.get((cell.task, cell.model, PLAIN))
     return list(found.values())
@@ -155,8 +144,7 @@ def contrasts(benchmarks: Iterable[Benchmark]) -> list[str]:
         for of_model in models.values():
             said += _against_equal_mass(of_model)
         for one, other in product(models.values(), repeat=2):
-            families = [cells[PLAIN].run.model.get("family") for cells in (one, other)]
-            if families[0] == "diffusion" and families[1] != "diffusion":
+            if one[PLAIN].run.is_diffusion and not other[PLAIN].run.is_diffusion:
                 said += _between(one, other)
     return said
 
@@ -167,8 +155,8 @@ def _against_equal_mass(cells: dict[Key, Cell]) -> list[str]:
         other = cells.get((protocol, "equal_mass", k))
         if control != "matched" or other is None:
             continue
-        share = (cell.run.dose(cell.task) or Dose()).matched
-        apart = mean_over((cell.costs - other.costs).dropna())
+        share = cell.run.dose(cell.task).matched
+        apart = mean_over(cell.costs - other.costs)
         about = (cell.task, cell.model, protocol, k)
         said += spoken()("equal_mass", *about, share, cells[PLAIN].too_low, apart)
     return said
@@ -179,30 +167,26 @@ def _between(one: dict[Key, Cell], other: dict[Key, Cell]) -> list[str]:
     if not shared:
         return []
     plain = one[PLAIN], other[PLAIN]
-    why = [cell.no_sinks or cell.too_low for cell in plain]
+    why = next(filter(None, (cell.no_sinks or cell.too_low for cell in plain)), "")
     apart = {}
     at_equal = {}
-    if not any(why):
-        for protocol, control, k in sorted(shared, key=lambda key: key[2]):
-            mine = one[protocol, control, k].costs
-            theirs = other[protocol, control, k].costs
-            difference = mean_over((mine - theirs).dropna())
-            apart[protocol, k] = mine.mean(), theirs.mean(), difference
+    if not why:
+        for key in sorted(shared, key=lambda key: key[2]):
+            protocol, _, k = key
+            mine = one[key].costs
+            theirs = other[key].costs
+            apart[protocol, k] = mine.mean(), theirs.mean(), mean_over(mine - theirs)
             at_equal[protocol] = at_equal_mass(_doses(one, protocol), _doses(other, protocol))
     names = [cell.model for cell in plain]
-    return spoken()("between", plain[0].task, *names, why[0] or why[1], apart, at_equal)
+    return spoken()("between", plain[0].task, *names, why, apart, at_equal)
 
 
 def _doses(cells: dict[Key, Cell], protocol: str) -> Doses:
     """Attention removed and cost of each number of keys by a protocol; numbers without a known
     share removed are left out.
     """
-    removed: list[float] = []
-    costs: dict[int, pd.Series] = {}
-    for key, cell in cells.items():
-        share = (cell.run.dose(cell.task) or Dose()).removed
-        if key[:2] == (protocol, "sinks") and not math.isnan(share):
-            removed.append(share)
-            costs[key[2]] = cell.costs
-    rows = pd.DataFrame(costs).dropna()
-    return Doses(np.array(removed), rows.to_numpy(float).reshape(len(rows), len(removed)))
+    mine = {key[2]: cell for key, cell in cells.items() if key[:2] == (protocol, "sinks")}
+    doses = {k: cell.run.dose(cell.task).removed for k, cell in mine.items()}
+    removed = pd.Series(doses, dtype=float).dropna()
+    costs = pd.DataFrame({k: mine[k].costs for k in removed.index}).dropna()
+    return Doses(removed.to_numpy(), costs.to_numpy(float))

@@ -12,12 +12,12 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sinklab.core.probing import DOSE_COLUMNS
 from sinklab.lab.analysis.intervals import Z
 from sinklab.lab.measures import PROTOCOLS
 from sinklab.lab.reports.charts import Axis, Chart, Line, draw_panels
 from sinklab.lab.reports.printed import Printed, save_figure, write_printed
 from sinklab.lab.reports.style import theme_named, themed
+from sinklab.lab.reports.words import percent
 from sinklab.lab.studies.base import hidden_words
 from sinklab.lab.studies.benchmarks import tables as paper
 from sinklab.lab.studies.benchmarks.study import TOKENS, EvalSettings, Plan
@@ -50,20 +50,17 @@ def _panel(numbers: pd.DataFrame, task: str, names: dict[str, int]) -> Chart:
     ks = sorted({int(k) for k in numbers["k"]})
     lines = []
     for (source, model), cells in numbers.groupby(["source", "model"], sort=False):
-        label = str(model)
-        stands_for = paper.published_model(label) or model
+        label = model
+        stands_for = paper.published_model(model) or model
         if source == PUBLISHED:
             label += " (published)"
             stands_for = model
         index = names.setdefault(stands_for, len(names))
-        how = ["control", "protocol"]
-        masked = [*cells[cells["k"] > 0].groupby(how, sort=False).groups]
+        masked = [*cells[cells["k"] > 0].groupby(["control", "protocol"], sort=False).groups]
         # every curve begins at the unmasked score
         for control, protocol in masked or [("sinks", "paper")]:
-            shown = cells[
-                (cells["k"] == 0) | (cells[how] == [control, protocol]).all(axis=1)
-            ].sort_values("k")
-            places = [ks.index(int(k)) + 0.03 * index for k in shown["k"]]
+            own = "k == 0 or control == @control and protocol == @protocol"
+            shown = cells.query(own).sort_values("k")
             unusual = [part for part in (control, protocol) if part not in ("sinks", "paper")]
             style: Any = STYLES[protocol]
             if control != "sinks":
@@ -72,18 +69,10 @@ def _panel(numbers: pd.DataFrame, task: str, names: dict[str, int]) -> Chart:
                 style = "--"
             y = 100 * shown["accuracy"]
             error = 100 * shown["stderr"].fillna(0)
-            line = Line(
-                places,
-                y,
-                ", ".join([label, *unusual]),
-                style=style,
-                colour=index,
-                marker=index,
-                low=y - error,
-                high=y + error,
-                kind="bars",
-            )
-            lines.append(line)
+            how: dict[str, Any] = {"style": style, "colour": index, "marker": index, "kind": "bars"}
+            places = [ks.index(int(k)) + 0.03 * index for k in shown["k"]]
+            name = ", ".join([label, *unusual])
+            lines.append(Line(places, y, name, low=y - error, high=y + error, **how))
     x = Axis("keys blocked per layer and head", names=[{0: "none"}.get(k, str(k)) for k in ks])
     return Chart(x, Axis("right, %", low=-2), lines, title=titled(task))
 
@@ -98,27 +87,6 @@ DOSES = {
 }
 """Heading of the table of doses -> the number that stands below it."""
 VERDICT = "more than 5 points lost"
-COLUMNS: tuple[str, ...] = (
-    "task",
-    "model",
-    "source",
-    "protocol",
-    "control",
-    "k",
-    "accuracy",
-    "stderr",
-    "samples",
-)
-COLUMNS += (
-    "drop",
-    "drop_low",
-    "drop_high",
-    "relative",
-    "verdict",
-    "floor",
-    "no_answer",
-    *DOSE_COLUMNS,
-)
 
 
 def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
@@ -138,17 +106,18 @@ def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
     cells = cells_of(benchmarks)
     rows: list[dict[str, Any]] = []
     for task in dict.fromkeys(cell.task for cell in cells):
-        rows += [_measured(cell) for cell in cells if cell.task == task and cell.score is not None]
+        rows += [_measured(cell) for cell in cells if cell.task == task]
         rows += published_numbers(task)
-    numbers = pd.DataFrame(rows)
-    more = [name for name in numbers if name not in COLUMNS]
-    return numbers.reindex(columns=[*COLUMNS, *more]).fillna({"verdict": "–"})
+    return pd.DataFrame(rows)
 
 
 def _measured(cell: Cell) -> dict[str, Any]:
     protocol, control, k = cell.key
-    score: Any = cell.score
-    kept = ("stderr", "samples", "no_answer", "metric", "filter")
+    score = cell.score
+    drop = NO_DROP
+    if k and cell.plain is not None:
+        change = paired_drop(cell.plain.rights, cell.rights)
+        drop = _drop(cell.plain.score["value"], *change, cell.plain.floor)
     row = {
         "task": cell.task,
         "model": cell.model,
@@ -157,27 +126,25 @@ def _measured(cell: Cell) -> dict[str, Any]:
         "control": control,
         "k": k,
         "accuracy": score["value"],
-        "removed": cell.run.sinks(cell.task, "removed"),
-        **{name: score[name] for name in kept},
+        **score[["stderr", "samples"]],
+        **drop,
+        "no_answer": score["no_answer"],
+        **cell.run.dose(cell.task).row(),
+        **score[["metric", "filter"]],
         "run": str(cell.run.run.path),
     }
-    dose = cell.run.dose(cell.task)
-    if dose:
-        row |= dose.row()
-    if k and cell.plain is not None and cell.plain.score is not None:
-        drop = paired_drop(cell.plain.rights, cell.rights)
-        row |= _drop(cell.plain.value, *drop, cell.plain.floor)
+    if math.isnan(row["removed"]):
+        row["removed"] = cell.run.sinks(cell.task, "removed")
     return row
 
 
 def _drop(
     plain: float, drop: float, low: float, high: float, floor: float = POINTS
 ) -> dict[str, Any]:
-    return {
-        "drop": drop,
-        "drop_low": low,
-        "drop_high": high,
-        "relative": drop / (plain or math.nan),
+    ends = {"drop": drop, "drop_low": low, "drop_high": high}
+    relative = drop / (plain or math.nan)
+    return ends | {
+        "relative": relative,
         "verdict": verdict(plain, low, high, floor),
         "floor": floor,
     }
@@ -199,26 +166,22 @@ def verdict(plain: float, low: float, high: float, floor: float = POINTS) -> str
     return "undecided"
 
 
+NO_DROP = _drop(1, math.nan, math.nan, math.nan, math.nan)
+"""Columns of a cell that is compared with none."""
+
+
 def published_numbers(task: str) -> list[dict[str, Any]]:
     """The paper's cells of a task, as rows of `table1_numbers`; none for a task that it has not."""
     rows = []
     for model, cells in paper.TABLE1.get(paper.FORMS.get(task, task), {}).items():
         plain, error = cells[0]
         for k, (value, stderr) in zip(paper.KS, cells, strict=True):
-            row = {
-                "task": task,
-                "model": model,
-                "source": PUBLISHED,
-                "control": "sinks",
-                "k": k,
-                "protocol": "paper" if k else "",
-                "accuracy": value,
-                "stderr": stderr,
-            }
+            row = {"task": task, "model": model, "source": PUBLISHED, "protocol": ""}
+            row |= {"control": "sinks", "k": k, "accuracy": value, "stderr": stderr, **NO_DROP}
             if k:
                 drop = plain - value
                 reach = Z * math.hypot(error, stderr)
-                row |= _drop(plain, drop, drop - reach, drop + reach)
+                row |= {"protocol": "paper"} | _drop(plain, drop, drop - reach, drop + reach)
             rows.append(row)
     return rows
 
@@ -234,18 +197,16 @@ def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
     headings = _headings(numbers)
     rows = []
     for task, of_task in numbers.groupby("task", sort=False):
-        met = {
-            paper.published_model(str(name))
-            for name in of_task.loc[of_task["source"] == MEASURED, "model"]
-        }
+        measured = of_task.loc[of_task["source"] == MEASURED, "model"]
+        met = {*map(paper.published_model, measured)}
         groups = list(of_task.groupby(["source", "model", "control"], sort=False))
         groups.sort(key=lambda group: (group[0][0] != MEASURED, group[0][1] not in met))
         for (source, model, control), cells in groups:
-            by = {headings[int(cell["k"]), cell["protocol"]]: cell for _, cell in cells.iterrows()}
-            name = _named(str(model), str(control))
-            shown = {heading: _cell(by.get(heading)) for heading in headings.values()}
-            of_row = {"task": titled(task), "model": name, "source": source}
-            rows.append(of_row | shown | {VERDICT: _lost(by)})
+            row = {"task": titled(task), "model": _named(model, control), "source": source}
+            row |= dict.fromkeys(headings.values(), "–")
+            by = {headings[cell["k"], cell["protocol"]]: cell for _, cell in cells.iterrows()}
+            row |= {heading: _cell(cell) for heading, cell in by.items()}
+            rows.append(row | {VERDICT: _lost(by)})
     return pd.DataFrame(rows)
 
 
@@ -257,14 +218,11 @@ def _named(model: str, control: str) -> str:
 
 def _headings(numbers: pd.DataFrame) -> dict[tuple[int, str], str]:
     """Column of each (k, protocol): the number alone in the paper's own table."""
-    found = {
-        (int(k), str(protocol))
-        for k, protocol in zip(numbers["k"], numbers["protocol"], strict=True)
-    }
+    found = {*zip(numbers["k"], numbers["protocol"], strict=True)}
     is_paper = {protocol for _, protocol in found} <= {"", "paper"}
-    order = sorted(found, key=lambda one: (one[0], ("", *PROTOCOLS).index(one[1])))
-    headings = {(k, own): f"{k}, {own}" for k, own in order}
-    for k, own in order:
+    headings = {}
+    for k, own in sorted(found, key=lambda one: (one[0], ("", *PROTOCOLS).index(one[1]))):
+        headings[k, own] = f"{k}, {own}"
         if k == 0:
             headings[k, own] = "none"
         elif is_paper:
@@ -272,31 +230,25 @@ def _headings(numbers: pd.DataFrame) -> dict[tuple[int, str], str]:
     return headings
 
 
-def _cell(cell: pd.Series | None) -> str:
-    if cell is None:
-        return "–"
+def _cell(cell: pd.Series) -> str:
     digits = {MEASURED: 3, PUBLISHED: 2}[cell["source"]]
     return f"{cell['accuracy']:.{digits}f} ± {cell['stderr']:.{digits}f}"
 
 
 def table1_doses(numbers: pd.DataFrame) -> pd.DataFrame:
     """Doses of each measured cell, as people read them: keys, sinks among them, their attention."""
-    if numbers.empty or not numbers["keys"].notna().any():
-        return pd.DataFrame()
+    if numbers.empty:
+        return numbers
     headings = _headings(numbers)
     rows = []
     for _, cell in numbers[numbers["keys"].notna()].iterrows():
         row = {
             "task": titled(cell["task"]),
             "model": _named(cell["model"], cell["control"]),
-            "masked": headings[int(cell["k"]), cell["protocol"]],
+            "masked": headings[cell["k"], cell["protocol"]],
             "keys a head": f"{cell['keys']:.2f}",
         }
-        for heading, column in DOSES.items():
-            row[heading] = "–"
-            if not pd.isna(cell[column]):
-                row[heading] = f"{100 * cell[column]:.1f}\u00a0%"
-        rows.append(row)
+        rows.append(row | {heading: percent(cell[name]) for heading, name in DOSES.items()})
     return pd.DataFrame(rows)
 
 
@@ -313,12 +265,9 @@ def _lost(by: dict[str, pd.Series]) -> str:
         for name, word in verdicts.items()
         if word == "undecided"
     ]
-    parts = []
-    if lost:
-        parts.append(f"at {', '.join(lost)}")
-    if unsure:
-        parts.append(f"undecided at {', '.join(unsure)}")
-    if not parts and set(verdicts.values()) <= {"–"}:
+    words = {"at": lost, "undecided at": unsure}
+    parts = [f"{how} {', '.join(names)}" for how, names in words.items() if names]
+    if not parts and {*verdicts.values()} == {"–"}:
         return "–"
     return "; ".join(parts) or "no"
 
@@ -357,9 +306,9 @@ def write_table1(
     notes = table1_notes(numbers, found.unfinished) + contrasts(found.benchmarks)
     stem = Path(out) / "table1"
     doses = table1_doses(numbers)
-    beside = {DOSE_TITLE: doses}
-    if doses.empty:
-        beside = {}
+    beside = {}
+    if len(doses):
+        beside[DOSE_TITLE] = doses
     printed = write_printed(stem, TITLE, table1_text(numbers), numbers, notes, beside)
     drawn = save_figure(partial(table1_figure, numbers), stem, formats)
     return replace(printed, paths=(*printed.paths, *drawn))
@@ -394,14 +343,16 @@ def whose(models: Sequence[str]) -> dict[str, str]:
     Raises:
         ValueError: for one that stands for none of them.
     """
-    found = {name: paper.published_model(name) for name in models}
-    for name, meant in found.items():
+    found = {}
+    for name in models:
+        meant = paper.published_model(name)
         if meant is None:
             raise ValueError(
                 f"the paper's table has {', '.join(MODELS)}, got {name}; give folders that are "
                 "called so, or leave out --paper"
             )
-    return {name: str(meant) for name, meant in found.items()}
+        found[name] = meant
+    return found
 
 
 def expected(models: Sequence[str], tasks: Sequence[str]) -> pd.DataFrame:
@@ -411,27 +362,18 @@ def expected(models: Sequence[str], tasks: Sequence[str]) -> pd.DataFrame:
         models: as in `MODELS`.
         tasks: those of other tasks are left out; the paper has none.
     """
-    rows: list[dict[str, Any]] = []
-    for task in tasks:
-        rows += [row for row in published_numbers(task) if row["model"] in models]
-    if not rows:
-        return pd.DataFrame()
-    table = table1_text(pd.DataFrame(rows).fillna({"verdict": "–"}))
-    return table.drop(columns=["source", VERDICT])
+    rows = [row for task in tasks for row in published_numbers(task) if row["model"] in models]
+    return table1_text(pd.DataFrame(rows)).drop(columns=["source", VERDICT], errors="ignore")
 
 
 def cost(tasks: Sequence[str], ks: Sequence[int]) -> str:
     """Cost of the whole protocol for one model, in words: questions, steps, evaluations."""
-    parts = []
-    evaluations = 0
-    for task in tasks:
-        if task in paper.TABLE1:
-            parts.append(f"{QUESTIONS[task]:,} questions of {task} × {TOKENS[task]} steps")
-            evaluations += QUESTIONS[task] * TOKENS[task] * len(ks)
-    asked = " and ".join(parts)
+    counted = {task: (QUESTIONS[task], TOKENS[task]) for task in tasks if task in paper.TABLE1}
+    parts = [f"{n:,} questions of {task} × {steps} steps" for task, (n, steps) in counted.items()]
+    evaluations = len(ks) * sum(map(math.prod, counted.values()))
     return (
-        f"the paper's protocol: {asked}, each with {len(ks)} numbers of keys: {evaluations:,} "
-        "steps a model"
+        f"the paper's protocol: {' and '.join(parts)}, each with {len(ks)} numbers of keys: "
+        f"{evaluations:,} steps a model"
     )
 
 
@@ -439,19 +381,12 @@ def deviations(settings: EvalSettings, plan: Plan) -> list[str]:
     """The settings that are not the paper's, as «name=value»; if the paper gives none, compared
     with this package's default.
     """
-    usual = SETTINGS.kept()
-    kept = settings.kept()
     # tasks, folders and permissions change no score of a task
-    free = {"tasks", "data", "run_code", "chat"}
-    found = [
-        f"{name}={kept[name]}"
-        for name in sorted(kept.keys() - free)
-        if kept[name] != usual.get(name)
-    ]
-    for name in ("ks", "protocols", "controls", "sink_rule"):
-        value = getattr(plan, name)
-        if value != getattr(PLAN, name):
-            found.append(f"{name}={value}")
+    free = {"tasks", "data", "run_code", "chat", "paper", "dry_run"}
+    found = []
+    for given, usual in ((settings.kept(), SETTINGS.kept()), (vars(plan), vars(PLAN))):
+        names = [name for name in given if name not in free and given[name] != usual[name]]
+        found += [f"{name}={given[name]}" for name in names]
     return found
 
 

@@ -10,7 +10,7 @@ import numbers
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -62,12 +62,8 @@ def write(
         for (task, document, number), answer in sorted(told.items())
         for facts in answer.get("sinks", ())
     ]
-    for name, rows in (
-        ("scores", scores),
-        ("samples", samples),
-        ("sinks", sinks),
-        ("doses", doses),
-    ):
+    tables = {"scores": scores, "samples": samples, "sinks": sinks, "doses": doses}
+    for name, rows in tables.items():
         if rows:
             run.table(name, columns_of(rows))
 
@@ -189,13 +185,15 @@ def score_sentences(runs: Iterable[Run]) -> list[str]:
     """The scores of benchmark runs, a line each; then their doses."""
     lines = []
     for run in runs:
-        control = str(run.info.settings.get("control") or "sinks")
         first = [
             rows[rows["filter"] == rows["filter"].iloc[0]]
             for _, rows in run.table("samples").groupby("task", sort=False)
         ]
-        rows = _rows_of(run, "scores"), _rows_of(run, "doses")
-        lines += spoken()("scores", *rows, control, first)
+        doses = []
+        if "doses" in run.tables:
+            doses = run.table("doses").to_dict("records")
+        scores = run.table("scores").to_dict("records")
+        lines += spoken()("scores", scores, doses, Benchmark(run).control, first)
     return lines
 
 
@@ -223,12 +221,6 @@ def signed(share: float) -> str:
 def titled(task: str) -> str:
     """The paper's name of a task; its own name if the paper has none."""
     return TITLES.get(task, task)
-
-
-def _rows_of(run: Run, name: str) -> list[dict[Any, Any]]:
-    if name not in run.tables:
-        return []
-    return run.table(name).to_dict("records")
 
 
 _PRINTED: dict[str, Any] = tomllib.loads((files(__package__) / "published.toml").read_text("utf-8"))
@@ -279,6 +271,10 @@ class Benchmark:
         return self.run.info.model
 
     @property
+    def is_diffusion(self) -> bool:
+        return self.model.get("family") == "diffusion"
+
+    @property
     def k(self) -> int:
         """Blocked keys; 0 for none."""
         return int(self.run.info.settings.get("mask_sinks") or 0)
@@ -297,38 +293,38 @@ class Benchmark:
             return "clean"
         return given
 
+    def rows(self, name: str, task: str) -> pd.DataFrame:
+        """Rows of a table on a task; none if the table was not written."""
+        if name not in self.run.tables:
+            return pd.DataFrame()
+        return self.run.table(name).query("task == @task")
+
     def is_likelihood(self, task: str) -> bool:
         """Whether continuations were scored, and no text was written."""
-        return any(self._continuations(task))
+        return bool(self._continuations(task).any())
 
-    def dose(self, task: str) -> Dose | None:
-        """Dose of masking while the task was scored; None if it was not recorded, as in earlier
+    def dose(self, task: str) -> Dose:
+        """Dose of masking while the task was scored; unknown if it was not recorded, as in earlier
         runs.
         """
-        return next(
-            (Dose.from_row(row) for row in _rows_of(self.run, "doses") if row["task"] == task), None
-        )
+        return Dose.pooled(map(Dose.from_row, self.rows("doses", task).to_dict("records")))
 
     def sinks(self, task: str, name: str) -> float:
         """A fact of the table ``sinks``, mean over watched documents and layers; NaN if it is not
         there.
         """
-        values = [row.get(name) for row in _rows_of(self.run, "sinks") if row["task"] == task]
-        return float(pd.Series(values, dtype=float).mean())
+        values = self.rows("sinks", task).get(name, pd.Series())
+        return float(values.astype(float).mean())
 
     def chance(self, task: str) -> float:
         """The share that guessing gets right: one in the number of choices, none for a text."""
-        counts = pd.Series(self._continuations(task), dtype=float)
+        counts = self._continuations(task)
         return float((1 / counts).where(counts > 1, 0.0).sum() / max(len(counts), 1))
 
-    def _continuations(self, task: str) -> list[int]:
+    def _continuations(self, task: str) -> pd.Series:
         """Number of continuations scored, by document; 0 if a text was written."""
-        if "samples" not in self.run.tables:
-            return []
-        samples = self.run.table("samples")
-        if "logprobs" not in samples:
-            return []
-        return [len(one) for one in samples.loc[samples["task"] == task, "logprobs"]]
+        samples = self.rows("samples", task)
+        return samples.get("logprobs", pd.Series(dtype=object)).map(len).astype(float)
 
     @property
     def alike(self) -> str:
@@ -355,21 +351,18 @@ class Benchmark:
         Its stderr is binomial for shares, sqrt(p (1 - p) / n), and else lm-eval's.
         """
         rows = self.scores[self.scores["task"] == task]
+        if rows.empty:
+            return None
         headline, filtered = HEADLINE.get(task, ("", None))
         order = [metric, headline, *_COMMON, *rows["metric"]]
-        name = next((name for name in order if name in set(rows["metric"])), "")
+        name = next(name for name in order if name in set(rows["metric"]))
         rows = rows[rows["metric"] == name]
         if name != metric and (rows["filter"] == filtered).any():
             rows = rows[rows["filter"] == filtered]
-        if rows.empty:
-            return None
         row = rows.iloc[0].copy()
-        if 0 <= row["value"] <= 1 and row["metric"] in (*_COMMON, "acc_norm"):
-            share = float(row["value"])
-            samples = int(row["samples"])
-            row["stderr"] = math.nan
-            if samples:
-                row["stderr"] = math.sqrt(share * (1 - share) / samples)
+        share = float(row["value"])
+        if 0 <= share <= 1 and name in (*_COMMON, "acc_norm"):
+            row["stderr"] = math.sqrt(share * (1 - share) / (row["samples"] or math.nan))
         return row
 
     def right(self, task: str, score: pd.Series) -> pd.Series:
@@ -378,23 +371,20 @@ class Benchmark:
             return pd.Series(dtype=float)
         rows = checked(self.run, "samples", _COLUMNS["samples"], what="a benchmark")
         rows = rows[(rows["task"] == task) & (rows["filter"] == score["filter"])]
-        metrics = [json.loads(text) for text in rows["metrics"]]
         values = [
-            given.get(score["metric"], first)
-            for given, first in zip(metrics, rows["right"], strict=True)
+            json.loads(metrics).get(score["metric"], first)
+            for metrics, first in zip(rows["metrics"], rows["right"], strict=True)
         ]
-        return pd.Series(
-            [float(value) for value in values], index=rows["doc_id"].to_numpy(), dtype=float
-        )
+        return pd.Series(values, rows["doc_id"].to_numpy(), float)
 
 
 @dataclass(frozen=True)
 class Found:
     """Runs found in some folders."""
 
-    benchmarks: tuple[Benchmark, ...]
-    trainings: tuple[Run, ...]
-    unfinished: tuple[Path, ...]
+    benchmarks: list[Benchmark] = field(default_factory=list)
+    trainings: list[Run] = field(default_factory=list)
+    unfinished: list[Path] = field(default_factory=list)
     """Runs that are running, or were interrupted."""
 
 
@@ -405,30 +395,25 @@ def found_in(folders: Iterable[str | Path]) -> Found:
     Raises:
         ValueError: for a folder that does not exist, a damaged run, and if there is no run at all.
     """
-    benchmarks = []
-    trainings = []
-    unfinished = []
-    for folder in (Path(folder) for folder in folders):
+    found = Found()
+    for folder in map(Path, folders):
         if not folder.is_dir():
             raise ValueError(f"tables are read from run folders, but {folder} is not a folder")
         for path in sorted({path.parent for path in folder.rglob("run.json")}):
             run = open_run(path)
             if run.info.kind == "training":
-                trainings.append(run)
-            elif (
-                run.info.kind == "benchmark"
-                and run.info.status == "complete"
-                and "scores" in run.tables
-            ):
-                benchmarks.append(Benchmark(run))
+                found.trainings.append(run)
             elif run.info.kind == "benchmark":
-                unfinished.append(path)
-    if not (benchmarks or trainings or unfinished):
+                if run.info.status == "complete" and "scores" in run.tables:
+                    found.benchmarks.append(Benchmark(run))
+                else:
+                    found.unfinished.append(path)
+    if found == Found():
         raise ValueError(
             "tables are read from run folders of `sinklab eval`, `sinklab table1` and `sinklab "
             f"train`, but there is none below {', '.join(map(str, folders))}"
         )
-    return Found(tuple(benchmarks), tuple(trainings), tuple(unfinished))
+    return found
 
 
 def paired_drop(before: pd.Series, after: pd.Series) -> tuple[float, float, float]:
