@@ -51,18 +51,14 @@ class Series(Reader):
     def rows(self, name: str) -> pd.DataFrame:
         """Rows of this curve in a table of the run, with the series in front."""
         table = self.run.table(of_twin(name, self.twin))
-        table = table[table["condition"] == self.condition].drop(columns="condition")
-        table.insert(0, "series", self.label)
-        return table
+        own = table[table["condition"] == self.condition].drop(columns="condition")
+        own.insert(0, "series", self.label)
+        return own
 
     def curve(self, control: str, skill: str = ALL, level: int = 0) -> pd.DataFrame:
         """Rows over k, k = 0 first."""
-        table = self.accuracy
-        table = table[
-            table["control"].isin(("none", control))
-            & (table["skill"] == skill)
-            & (table["level"] == level)
-        ]
+        cell = "skill == @skill and level == @level"
+        table = self.accuracy.query(f"{cell} and (control == 'none' or control == @control)")
         return table.sort_values("k")
 
     @property
@@ -83,8 +79,11 @@ def as_series(runs: Runs, labels: Sequence[str] | None = None) -> list[Series]:
         NotRecorded: for a run that is none of the battery, or is not finished.
         ValueError: for other than one label a curve, if some are given.
     """
+    given: list[Any] = [runs]
+    if not isinstance(runs, Run):
+        given = [*runs]
     found = []
-    for run in [runs] if isinstance(runs, Run) else runs:
+    for run in given:
         if isinstance(run, Series):
             found.append(run)
             continue
@@ -93,7 +92,7 @@ def as_series(runs: Runs, labels: Sequence[str] | None = None) -> list[Series]:
                 f"This needs finished runs of the reasoning battery: {run.path} is of kind "
                 f"{run.info.kind!r} or not finished."
             )
-        conditions = list(dict.fromkeys(run.table("accuracy")["condition"]))
+        conditions = run.table("accuracy")["condition"].unique()
         for condition in conditions:
             label = run.path.name
             if len(conditions) > 1:
@@ -115,7 +114,7 @@ def battery_gate(runs: Runs) -> pd.DataFrame:
     passes `GATE`.
     """
     table = pd.concat([one.accuracy for one in as_series(runs)], ignore_index=True)
-    table = table[(table["control"] == "none") & (table["skill"] != ALL) & (table["level"] > 0)]
+    table = table.query("control == 'none' and skill != @ALL and level > 0")
     easiest = table["level"] == table.groupby("series")["level"].transform("min")
     table = table.loc[easiest, ["series", "skill", "level", "n", "share", "low", "high"]]
     return table.assign(holds=table["share"] > GATE).reset_index(drop=True)
@@ -187,20 +186,10 @@ def battery_contrasts(runs: Runs) -> pd.DataFrame:
             why = _no_sinks(one) or _no_sinks(reference)
             if why:
                 verdict = f"cannot tell: {why}"
-            row = {
-                "series": one.label,
-                "reference": reference.label,
-                "control": control,
-                "k": k,
-                "cells": both.index.droplevel("question").nunique(),
-                "n": len(both),
-                "drop": both["one"].mean(),
-                "reference_drop": both["other"].mean(),
-                "difference": apart.value,
-                "low": low,
-                "high": high,
-                "verdict": verdict,
-            }
+            row = {"series": one.label, "reference": reference.label, "control": control, "k": k}
+            row |= {"cells": both.index.droplevel("question").nunique(), "n": len(both)}
+            row |= {"drop": both["one"].mean(), "reference_drop": both["other"].mean()}
+            row |= {"difference": apart.value, "low": low, "high": high, "verdict": verdict}
             rows.append(row)
     return pd.DataFrame(rows)
 

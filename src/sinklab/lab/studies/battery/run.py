@@ -23,8 +23,10 @@ from sinklab.lab.studies.base import check_fits, columns_of
 from sinklab.lab.studies.battery.study import ALL, BESIDE, CONTROLS, BatterySettings, Condition
 from sinklab.lab.studies.processes import Progress, nothing
 from sinklab.lab.studies.request_cache import request_number
-from sinklab.lab.studies.scored import Arm, Block, Rows, Trial
+from sinklab.lab.studies.scored import Arm, Block, Rows, Trial, less_other
 
+ARM = ["condition", "control", "k"]
+"""Columns that name the way in which problems were answered."""
 Problems = dict[tuple[str, int], tuple[Problem, ...]]
 """Problems by skill and level."""
 
@@ -188,13 +190,23 @@ def read_samples(loaded: Loaded, settings: BatterySettings, progress: Progress) 
         ValueError: for a model without tokenizer or mask token, a condition of the other kind of
             model, and questions that do not fit.
     """
-    _check_conditions(loaded, settings, [Condition.named(name) for name in settings.conditions])
+    for name in settings.conditions:
+        condition = Condition.named(name)
+        if (condition.order is not None) != (loaded.family == "diffusion"):
+            raise ValueError(
+                "greedy is the condition of an autoregressive model, the others are for those that "
+                f"denoise, but {loaded.name} is {loaded.family}, got {name!r}; give another"
+            )
+        if condition.block_length is not None and settings.new_tokens % condition.block_length:
+            raise ValueError(
+                f"blocks must divide the {settings.new_tokens} new tokens evenly, got {name!r}; "
+                "choose another length, e.g. blocks-6"
+            )
     loaded.needed_tokenizer()
+    how: dict[str, Any] = {"seed": settings.seed}
     found: Problems = {}
     for skill, level in itertools.product(settings.skills, settings.levels):
-        some = problems(
-            "test", settings.problems, skills=(skill,), levels=(level,), seed=settings.seed
-        )
+        some = problems("test", settings.problems, skills=(skill,), levels=(level,), **how)
         found[skill, level] = tuple(some)
     requests = asked_of(loaded, [problem for some in found.values() for problem in some], 0)
     longest = max(len(request.ids) for request in requests) + settings.new_tokens
@@ -222,24 +234,6 @@ def blocks(settings: BatterySettings, samples: Problems, arms: Sequence[Arm]) ->
             blocked = f"{k} blocked, {control}"
         found.append(Block((name,), range(len(samples[*kind])), f"{condition}, {blocked}"))
     return found
-
-
-def _check_conditions(
-    loaded: Loaded, settings: BatterySettings, conditions: Sequence[Condition]
-) -> None:
-    denoises = loaded.family == "diffusion"
-    for condition in conditions:
-        if (condition.order is not None) != denoises:
-            raise ValueError(
-                "greedy is the condition of an autoregressive model, the others are for those that "
-                f"denoise, but {loaded.name} is {loaded.family}, got {condition.name!r}; give "
-                "another"
-            )
-        if condition.block_length is not None and settings.new_tokens % condition.block_length:
-            raise ValueError(
-                f"blocks must divide the {settings.new_tokens} new tokens evenly, got "
-                f"{condition.name!r}; choose another length, e.g. blocks-6"
-            )
 
 
 def measure(trial: Trial) -> Rows:
@@ -285,11 +279,9 @@ def _watched(trial: Trial, cell: Cell) -> list[dict[str, Any]]:
     seed = request_number(settings.seed, f"{cell.skill} {cell.level} 0")
     asked = asked_of(trial.loaded, cell.problems[:WATCHED], seed)
     how = condition.decoding(seed), settings.new_tokens, condition.edits
-    rows = []
-    for row, one in enumerate(write_batch(trial.loaded, asked, *how, watch=True)):
-        means = pd.DataFrame(one.sinks)[["share", "gu_rate"]].mean()
-        rows.append(cell.facts | {"problem": row, **means})
-    return rows
+    answers = write_batch(trial.loaded, asked, *how, watch=True)
+    means = [pd.DataFrame(one.sinks)[["share", "gu_rate"]].mean() for one in answers]
+    return [cell.facts | {"problem": row, **mean} for row, mean in enumerate(means)]
 
 
 def accuracy(answers: Any) -> list[dict[str, Any]]:
@@ -304,59 +296,52 @@ def accuracy(answers: Any) -> list[dict[str, Any]]:
     Args:
         answers: the table ``answers``, or its rows.
     """
-    table = pd.DataFrame(answers).set_index(["skill", "level", "problem"])
-    table = table.assign(empty=table["written"] == "", endless=~table["ended"])
-    columns = dict([*table.groupby(["condition", "control", "k"], sort=False)])
+    table = pd.DataFrame(answers)
+    table = table.assign(
+        row=table.groupby(["skill", "level", "problem"]).ngroup(),
+        right=table["right"].astype(float),
+        empty=table["written"] == "",
+        endless=~table["ended"],
+    )
+    arms = table.groupby(ARM, sort=False).groups
+    plain = {}
+    drawn = {}
+    for condition, control, k in arms:
+        plain[condition, control, k] = (condition, "none", 0)
+        beside = [(condition, name, k) for name in BESIDE.get(control, ())]
+        drawn[condition, control, k] = next((arm for arm in beside if arm in arms), ())
+    table = table.assign(
+        delta=less_other(table, ARM, "right", plain), beyond=less_other(table, ARM, "right", drawn)
+    )
+    # by skill and level, over all levels, all skills, and both
+    wider = [{}, {"level": 0}, {"skill": ALL}, {"skill": ALL, "level": 0}]
+    whole = pd.concat([table.assign(**each) for each in wider]).sort_index(kind="stable")
+    names = [*ARM, "skill", "level"]
     found = []
-    for (condition, control, k), rows in columns.items():
-        clean = columns[condition, "none", 0]["right"]
-        drawn = [(condition, name, k) for name in BESIDE.get(control, ())]
-        beyond = next((columns[key]["right"] for key in drawn if key in columns), None)
-        # missing if a problem was not asked
-        for (skill, level), group in _groups(rows.assign(delta=clean, beyond=beyond)):
-            right = int(group["right"].sum())
-            low, high = wilson(right, len(group))
-            facts = {
-                "condition": condition,
-                "control": control,
-                "k": k,
-                "skill": skill,
-                "level": level,
-                "n": len(group),
-                "right": right,
-                "share": right / len(group),
-                "low": low,
-                "high": high,
-                **_difference(group, "delta"),
-                **_difference(group, "beyond"),
-                "empty": int(group["empty"].sum()),
-                "endless": int(group["endless"].sum()),
-            }
-            found.append(facts)
+    for cell, group in whole.groupby(names, sort=False):
+        right = int(group["right"].sum())
+        low, high = wilson(right, len(group))
+        facts = {"n": len(group), "right": right, "share": right / len(group)}
+        facts |= {"low": low, "high": high}
+        facts |= _difference(group, "delta") | _difference(group, "beyond")
+        facts |= {name: int(group[name].sum()) for name in ("empty", "endless")}
+        found.append(dict(zip(names, cell, strict=True)) | facts)
     return found
-
-
-def _groups(rows: pd.DataFrame) -> Any:
-    """Groups by skill and level, over all levels (0), all skills, and both."""
-    flat = rows.reset_index()
-    parts = [flat, flat.assign(level=0), flat.assign(skill=ALL), flat.assign(skill=ALL, level=0)]
-    return pd.concat(parts).sort_index(kind="stable").groupby(["skill", "level"], sort=False)
 
 
 def _difference(group: pd.DataFrame, name: str) -> dict[str, Any]:
     """The difference of shares over the problems that both have; None if there are none."""
-    both = group[group[name].notna()]
-    n = len(both)
+    change = group[name].dropna()
+    n = len(change)
     columns = dict.fromkeys((name, f"{name}_low", f"{name}_high", f"{name}_p"))
+    gained = int((change > 0).sum())
+    lost = int((change < 0).sum())
     if n:
-        before = both[name].astype(bool)
-        now = both["right"]
-        gained = int((now & ~before).sum())
-        lost = int((before & ~now).sum())
         interval = paired_share_interval(gained, lost, n)
         numbers = ((gained - lost) / n, *interval, mcnemar(gained, lost))
         columns = dict(zip(columns, numbers, strict=True))
     columns[f"{name}_n"] = n
     if name == "delta":
-        columns |= {"clean": int(before.sum()) / n, "gained": gained, "lost": lost}
+        clean = float((group["right"] - change).mean())
+        columns |= {"clean": clean, "gained": gained, "lost": lost}
     return columns

@@ -72,31 +72,12 @@ class Repeats:
         by row of text. Share of attention on the added sinks at the last look of the monitor, in
         percent.
         """
-        if column == LOSS:
-            losses = []
-            for one in self.trainings:
-                error = math.nan
-                if one.heldout_rows is not None:
-                    error = float(one.heldout_rows["loss"].sem())
-                if one.loss is not None:
-                    losses.append((one.loss.value, error))
-            return _mean(losses)
-        if column == SHARE:
-            tables = [one.over("step") for one in self.trainings if one.sink_count]
-            shares = [float(table.iloc[-1]["added_share"]) for table in tables if not table.empty]
-            return _mean([(100 * share, math.nan) for share in shares])
-        if column != LESS:
+        if column in COLUMNS:
             return self._score(column, metric)
-        if first is self:
-            return {}
-        theirs = {one.run.info.seed: one for one in first.trainings}
-        losses = []
-        for one in self.trainings:
-            if one.run.info.seed in theirs:
-                rows = one.apart(theirs[one.run.info.seed])
-                if rows is not None:
-                    losses.append((rows.mean(), rows.std(ddof=1) / math.sqrt(len(rows))))
-        return _mean(losses)
+        theirs = {one.run.info.seed: one for one in first.trainings if first is not self}
+        return _mean(
+            [_measured(one, column, theirs.get(one.run.info.seed)) for one in self.trainings]
+        )
 
     def _score(self, column: str, metric: str | None) -> dict[str, Any]:
         """A benchmark in percent; if several tasks exist for it, the paper's own."""
@@ -104,17 +85,13 @@ class Repeats:
             one for one in self.benchmarks if one.k == 0 and not one.run.info.settings.get("edits")
         ]
         for task in COLUMNS[column]["tasks"]:
-            rows = [one.score(task, metric) for one in plain]
-            scores = pd.DataFrame([row for row in rows if row is not None])
-            if len(scores):
+            scores = [one.score(task, metric) for one in plain if task in one.tasks]
+            if scores:
+                rows = pd.DataFrame(scores)
                 # a first try with a limit does not count beside the whole benchmark
-                scores = scores[scores["samples"] == scores["samples"].max()]
-                about = {
-                    "samples": int(scores["samples"].iloc[0]),
-                    "task": task,
-                    "metric": scores["metric"].iloc[0],
-                }
-                return _mean(100 * scores[["value", "stderr"]].to_numpy(float)) | about
+                rows = rows[rows["samples"] == rows["samples"].max()]
+                about = rows[["task", "metric", "samples"]].iloc[0].to_dict()
+                return _mean(100 * rows[["value", "stderr"]].to_numpy(float)) | about
         return {}
 
     @property
@@ -146,35 +123,39 @@ def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> li
     runs: list[Training] = []
     if trainings:
         runs = as_trainings(trainings)
-    homes = {(one.run.path / "model").resolve(): one for one in runs}
+    models = {(one.run.path / "model").resolve(): one for one in runs}
     # by the very weights, if the folder was moved since
-    files = [(one.run.path / "model" / "weights.sha256", one) for one in reversed(runs)]
-    by_weights = {file.read_text().strip(): one for file, one in files if file.is_file()}
+    by_weights: dict[str, Training] = {}
+    for folder, one in models.items():
+        file = folder / "weights.sha256"
+        if file.is_file():
+            by_weights.setdefault(file.read_text().strip(), one)
     blocks: dict[str, Experiment] = {}
+
+    def repeats(about: tuple[str, str, str], name: str) -> Repeats:
+        key, *words = about
+        return blocks.setdefault(key, Experiment(*words)).variants[name]
+
     for one in runs:
         if one.run.info.settings.get("objective") != "autoregressive":
-            key, start, label = _described(_base(one, homes))
-            repeats = blocks.setdefault(key, Experiment(start, label)).variants[one.variant]
+            own = repeats(_described(_base(one, models)), one.variant)
             if _is_tuned(one):
-                repeats.tuned.append(one)
+                own.tuned.append(one)
             else:
-                repeats.trainings.append(one)
+                own.trainings.append(one)
     for bench in benchmarks:
-        if bench.model.get("family") != "diffusion":
+        if not bench.is_diffusion:
             continue
-        place = Path(str(bench.model.get("name"))).resolve()
-        weights = str(bench.model.get("weights_sha256"))
-        sizes = [bench.model.get(name) for name in ("hidden_size", "layers", "heads")]
-        about = (
-            json.dumps(["unknown", sizes]),
-            "unknown",
-            f"{sizes[1]} layers of {sizes[0]}, trained elsewhere",
-        )
-        home = homes.get(place) or by_weights.get(weights)
+        model = bench.model
+        home = models.get(Path(str(model.get("name"))).resolve())
+        home = home or by_weights.get(str(model.get("weights_sha256")))
         if home is not None:
-            about = _described(_base(home, homes))
-        repeats = blocks.setdefault(about[0], Experiment(*about[1:])).variants[variant(bench.model)]
-        repeats.benchmarks.append(bench)
+            about = _described(_base(home, models))
+        else:
+            sizes = [model.get(name) for name in ("hidden_size", "layers", "heads")]
+            words = f"{sizes[1]} layers of {sizes[0]}, trained elsewhere"
+            about = json.dumps(["unknown", sizes]), "unknown", words
+        repeats(about, variant(model)).benchmarks.append(bench)
     return list(blocks.values())
 
 
@@ -210,14 +191,10 @@ def _described(base: Training) -> tuple[str, str, str]:
     if _is_tuned(base):
         start = "unknown"
     alike = {key: value for key, value in settings.items() if key not in FREE | _OF_VARIANT}
-    tokens = (
-        int(settings.get("steps") or 0)
-        * int(settings.get("batch") or 0)
-        * int(settings.get("length") or 0)
-    )
     size = base.run.info.model.get("parameters")
     if size:
         label += f", {_short(size)} parameters"
+    tokens = math.prod(int(settings.get(name) or 0) for name in ("steps", "batch", "length"))
     if tokens and not settings.get("epochs"):
         label += f", {_short(tokens)} tokens"
     return json.dumps([start, alike], sort_keys=True), start, label
@@ -230,16 +207,39 @@ def _short(count: float) -> str:
     return str(count)
 
 
+def _measured(one: Training, column: str, other: Training | None) -> tuple[float, float]:
+    """A number of a run with its standard error over rows of text, NaN if they are not known.
+
+    Args:
+        other: the run with the same seed that a loss is less than.
+    """
+    error = math.nan
+    if column == LOSS and one.loss is not None:
+        if one.heldout_rows is not None:
+            error = float(one.heldout_rows["loss"].sem())
+        return one.loss.value, error
+    if column == SHARE and one.sink_count:
+        looks = one.over("step")
+        if len(looks):
+            return 100 * float(looks.iloc[-1]["added_share"]), error
+    if column == LESS and other is not None:
+        rows = one.apart(other)
+        if rows is not None:
+            return rows.mean(), rows.std(ddof=1) / math.sqrt(len(rows))
+    return math.nan, error
+
+
 def _mean(runs: Any) -> dict[str, Any]:
     """Summary of runs, (value, standard error) each: one as it is; the mean of several, with the
-    interval over them.
+    interval over them. Empty if no value is known.
     """
-    if not len(runs):
+    known = [(value, error) for value, error in runs if not math.isnan(value)]
+    if not known:
         return {}
-    over = mean_over([value for value, _ in runs])
-    found = {"value": over.value, "runs": len(runs)}
-    if len(runs) == 1:
-        return found | {"stderr": float(runs[0][1])}
+    over = mean_over([value for value, _ in known])
+    found = {"value": over.value, "runs": len(known)}
+    if len(known) == 1:
+        return found | {"stderr": float(known[0][1])}
     return found | {"low": over.low, "high": over.high}
 
 
@@ -250,29 +250,28 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
     low, high, runs, samples, task, metric (`CELL`); and command, which would fill a cell that is
     missing (its value is NaN).
     """
-    rows: list[tuple[Any, ...]] = []
+    rows: list[dict[str, Any]] = []
     for table in TABLES:
-        number = table["number"]
         for models, printed in table["blocks"].items():
+            about = {"table": table["number"], "block": models, "source": "published"}
             for name, of_variant, *scores in printed:
+                row = about | {"row": name, "variant": of_variant}
                 for column, score in zip(table["benchmarks"], scores, strict=True):
-                    about = (number, models, "published", name, of_variant, column)
-                    rows.append((*about, {"value": score}))
+                    rows.append(row | {"column": column} | CELL | {"value": score})
     for table, block in product(TABLES, blocks):
         if not _belongs(block, table):
             continue
         variants = _variants(table)
         first = block.variants.get(next(iter(variants)), Repeats())
-        for (of_variant, name), column in product(
-            variants.items(), (*table["benchmarks"], *RUNS_ONLY)
-        ):
+        about = {"table": table["number"], "block": block.label, "source": "measured"}
+        columns = (*table["benchmarks"], *RUNS_ONLY)
+        for (of_variant, name), column in product(variants.items(), columns):
             repeats = block.variants.get(of_variant, Repeats())
             cell = repeats.cell(column, first, metric)
             cell = cell or {"command": _command(table, repeats, of_variant, column)}
-            about = (table["number"], block.label, "measured", name, of_variant, column)
-            rows.append((*about, cell))
-    names = ("table", "block", "source", "row", "variant", "column")
-    return pd.DataFrame([dict(zip(names, here, strict=True)) | CELL | cell for *here, cell in rows])
+            row = {"row": name, "variant": of_variant, "column": column}
+            rows.append(about | row | CELL | cell)
+    return pd.DataFrame(rows)
 
 
 def _variants(table: Table) -> dict[str, str]:

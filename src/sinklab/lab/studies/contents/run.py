@@ -2,10 +2,11 @@
 its writing.
 """
 
-# N sampled states of one place and layer (or added sinks), D hidden size, L layers, C target
-# columns, G texts, R resamples, T sampled steps
+# P populations (sinks, matched positions), N sampled states of one place and layer (or added
+# sinks), D hidden size, L layers, C target columns, G texts, R resamples, T sampled steps
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -45,25 +46,25 @@ length of the state; its squared distance to the mean of its population over the
 
 @dataclass(frozen=True)
 class Slice:
-    """The sampled states of one place and layer, sinks and matched positions apart, row i of one
-    beside row i of the other.
+    """The sampled states of one place and layer, row i of the sinks beside row i of the matched
+    positions.
     """
 
     place: str
     layer: int
-    columns: dict[str, pd.DataFrame]
-    """Population -> rows of the table `samples`."""
-    states: dict[str, Tensor]
-    """Population -> (N, D)."""
-    means: dict[str, Tensor]
-    """"committed" and "next" -> (N, D), the same for both populations: a pair is of one step."""
-    others: dict[str, Tensor]
-    """`means` of another text at that step: the targets of a probe that reads the moment alone."""
+    rows: list[pd.DataFrame]
+    """Rows of the table `samples` of each of `POPULATIONS`."""
+    states_PND: Tensor
+    means: dict[tuple[str, str], Tensor]
+    """("committed" or "next", "own" or "other") -> (N, D), the same for both populations: a pair is
+    of one step. Those of another text at that step are the targets of a probe that reads the moment
+    alone.
+    """
     text_N: Tensor
 
-    def column(self, name: str) -> dict[str, Tensor]:
-        """Population -> numbers of a column of the table, float64 (N,)."""
-        return {key: torch.tensor(rows[name].to_numpy(float)) for key, rows in self.columns.items()}
+    def column(self, name: str) -> Tensor:
+        """Numbers of a column of the table, float64 (P, N)."""
+        return torch.tensor(np.stack([rows[name].to_numpy(float) for rows in self.rows]))
 
 
 def slices(run: Run, samples: pd.DataFrame, layer: int, kind: str = "") -> list[Slice]:
@@ -79,28 +80,23 @@ def slices(run: Run, samples: pd.DataFrame, layer: int, kind: str = "") -> list[
     half = len(parts) // 2
     another = dict(zip(parts, [*parts[half:], *parts[:half]], strict=True))
     states = []
-    means: dict[str, list[Tensor]] = {mean: [] for mean in MEANS}
-    others: dict[str, list[Tensor]] = {mean: [] for mean in MEANS}
+    means = defaultdict[tuple[str, str], list[Tensor]](list)
     for text, step_N in table.groupby("text", sort=True)["step"]:
         states.append(torch.from_numpy(run.array(name, f"layer{layer}", int(text))))
         for mean in MEANS:
-            means[mean].append(_mean(run, (name, mean, int(text)), step_N))
-            others[mean].append(_mean(run, (name, mean, another[text]), step_N))
+            means[mean, "own"].append(_mean(run, (name, mean, int(text)), step_N))
+            means[mean, "other"].append(_mean(run, (name, mean, another[text]), step_N))
     states_ND = torch.cat(states)
-    made = {}
-    for place, here in table.groupby("place", sort=False):
-        rows = {key: here[here["population"] == key] for key in POPULATIONS}
-        at_N = rows["sink"].index.tolist()
-        made[str(place)] = Slice(
-            str(place),
-            layer,
-            rows,
-            {key: states_ND[of.index.tolist()] for key, of in rows.items()},
-            {mean: torch.cat(parts)[at_N] for mean, parts in means.items()},
-            {mean: torch.cat(parts)[at_N] for mean, parts in others.items()},
-            torch.tensor(rows["sink"]["text"].tolist()),
-        )
-    return [made[place] for place in PLACES if place in made]
+    found = []
+    for place in PLACES:
+        here = table[table["place"] == place]
+        if len(here):
+            rows = [here[here["population"] == one] for one in POPULATIONS]
+            at_PN = torch.tensor(np.stack([of.index for of in rows]))
+            own = {key: torch.cat(parts)[at_PN[0]] for key, parts in means.items()}
+            text_N = torch.tensor(rows[0]["text"].to_numpy())
+            found.append(Slice(place, layer, rows, states_ND[at_PN], own, text_N))
+    return found
 
 
 def _mean(run: Run, where: tuple[str, str, int], step_N: pd.Series) -> Tensor:
@@ -116,8 +112,8 @@ def _mean(run: Run, where: tuple[str, str, int], step_N: pd.Series) -> Tensor:
 def scored(
     part: Slice,
     about: dict[str, Any],
-    scores: dict[str, Score],
-    facts: dict[str, dict[str, Any]],
+    scores: list[Score],
+    facts: list[dict[str, Any]],
     count_RG: Tensor,
 ) -> list[dict[str, Any]]:
     """Rows of a table of scores: both populations and the first less the second, with intervals
@@ -125,80 +121,75 @@ def scored(
 
     Args:
         scores: of each of `POPULATIONS`.
-        facts: more columns, of each population and of "difference".
+        facts: more columns, of each population and of their difference.
     """
-    values = {name: (score.value().item(), score.value(count_RG)) for name, score in scores.items()}
-    (one, one_R), (other, other_R) = (values[name] for name in POPULATIONS)
-    values["difference"] = (one - other, one_R - other_R)
+    values = [(score.value().item(), score.value(count_RG)) for score in scores]
+    (one, one_R), (other, other_R) = values
+    values.append((one - other, one_R - other_R))
     rows = []
-    for population, (value, value_R) in values.items():
-        low, high = probes.interval(
-            value, value_R, facts[population]["texts"], fitted=scores[POPULATIONS[0]].is_error
-        )
+    for population, (value, value_R), more in zip(
+        (*POPULATIONS, "difference"), values, facts, strict=True
+    ):
+        low, high = probes.interval(value, value_R, more["texts"], fitted=scores[0].is_error)
         row = {"place": part.place, "layer": part.layer, **about, "population": population}
-        rows.append(row | {"value": value, "low": low, "high": high} | facts[population])
+        rows.append(row | {"value": value, "low": low, "high": high} | more)
     return rows
 
 
 def lens_rows(part: Slice, count_RG: Tensor) -> list[dict[str, Any]]:
     """Measures of the lens, as means over the sampled states."""
     counted = {"rows": len(part.text_N), "texts": len(part.text_N.unique())}
-    facts = dict.fromkeys((*POPULATIONS, "difference"), counted)
     found = []
     for name in READ:
-        values = {key: _measure(part, key, name) for key in POPULATIONS}
-        if all(bool(value_N.isfinite().any()) for value_N in values.values()):
+        value_PN = _measure(part, name)
+        if bool(value_PN.isfinite().any(1).all()):
             texts = count_RG.shape[1]
-            scores = {
-                key: probes.mean_score(value_N, part.text_N, texts)
-                for key, value_N in values.items()
-            }
-            found += scored(part, {"measure": name}, scores, facts, count_RG)
+            scores = [probes.mean_score(value_N, part.text_N, texts) for value_N in value_PN]
+            found += scored(part, {"measure": name}, scores, [counted] * 3, count_RG)
     return found
 
 
-def _measure(part: Slice, population: str, name: str) -> Tensor:
+def _measure(part: Slice, name: str) -> Tensor:
     if name == "variation":
-        states_ND = part.states[population].double()
-        length = states_ND.square().sum(1).mean().clamp(min=1e-300)
-        return (states_ND - states_ND.mean(0)).square().sum(1) / length
+        states_PND = part.states_PND.double()
+        length_P1 = states_PND.square().sum(2).mean(1, keepdim=True).clamp(min=1e-300)
+        return (states_PND - states_PND.mean(1, keepdim=True)).square().sum(2) / length_P1
     if name == "first":
-        rank_N = part.column("log10_rank")[population]
-        return torch.where(rank_N.isnan(), rank_N, (rank_N == 0).double())
-    return part.column(name)[population]
+        rank_PN = part.column("log10_rank")
+        return torch.where(rank_PN.isnan(), rank_PN, (rank_PN == 0).double())
+    return part.column(name)
 
 
 @dataclass(frozen=True)
 class _Target:
-    """Target of a probe, (N, C); rows without an answer are NaN."""
+    """Target of a probe; rows without an answer are NaN."""
 
     name: str
-    answers: dict[str, Tensor]
     score: Callable[..., Score]
-    other: Tensor | None = None
+    answer_PNC: Tensor
+    other_NC: Tensor | None = None
     """The answers of another text at the same step."""
 
-    def asked(self, population: str, known_N: Tensor, text_N: Tensor) -> dict[str, Tensor]:
-        """Targets of a regression in these rows: the answers, and their controls."""
-        answer_NC = self.answers[population][known_N]
-        asked = {"true": answer_NC, "shuffled": probes.shuffled(answer_NC, text_N, seed=1)}
-        if self.other is not None:
-            asked["other_text"] = self.other[known_N]
+    def asked(self, answer_NC: Tensor, known_N: Tensor, text_N: Tensor) -> dict[str, Tensor]:
+        """Targets of a regression in these rows: answers of a population, and their controls."""
+        known_NC = answer_NC[known_N]
+        asked = {"true": known_NC, "shuffled": probes.shuffled(known_NC, text_N, seed=1)}
+        if self.other_NC is not None:
+            asked["other_text"] = self.other_NC[known_N]
         return asked
 
     def varies(self, known_N: Tensor) -> bool:
         """Whether both populations have more than one answer in these rows."""
-        return all(
-            bool((y_NC[known_N] != y_NC[known_N][:1]).any()) for y_NC in self.answers.values()
-        )
+        known_PNC = self.answer_PNC[:, known_N]
+        return bool((known_PNC != known_PNC[:, :1]).flatten(1).any(1).all())
 
     @property
     def known_N(self) -> Tensor:
         """Rows that everything has an answer for."""
-        answers = [*self.answers.values()]
-        if self.other is not None:
-            answers.append(self.other)
-        return torch.stack([answer_NC.isfinite().all(1) for answer_NC in answers]).all(0)
+        known_N = self.answer_PNC.isfinite().all(2).all(0)
+        if self.other_NC is not None:
+            known_N &= self.other_NC.isfinite().all(1)
+        return known_N
 
 
 def probe_rows(
@@ -209,79 +200,73 @@ def probe_rows(
     """
     texts = len(fold_G)
     found: list[dict[str, Any]] = []
-    states = {
-        key: probes.standardised(states_ND, settings.components)
-        for key, states_ND in part.states.items()
-    }
-    alike: dict[bytes, list[_Target]] = {}
+    states = [probes.standardised(states_ND, settings.components) for states_ND in part.states_PND]
+    alike = defaultdict[bytes, list[_Target]](list)
     for target in _targets(part, settings.classes):
         known_N = target.known_N
         if len(fold_G[part.text_N[known_N]].unique()) == settings.folds and target.varies(known_N):
-            alike.setdefault(known_N.numpy().tobytes(), []).append(target)
+            alike[known_N.numpy().tobytes()].append(target)
     # targets with answers in the same rows are asked for at once
     for targets in alike.values():
         known_N = targets[0].known_N
         text_N = part.text_N[known_N]
-        counted = {"rows": int(known_N.sum()), "texts": len(text_N.unique())}
-        asked = {
-            key: {
-                (one.name, kind): y
+        counted = dict.fromkeys(("accuracy", "shuffled", "other_text"), math.nan)
+        counted |= {"rows": int(known_N.sum()), "texts": len(text_N.unique())}
+        pairs: dict[str, list[dict[str, Any]]] = {target.name: [] for target in targets}
+        for population, states_ND in enumerate(states):
+            asked = {
+                (one.name, kind): y_NC
                 for one in targets
-                for kind, y in one.asked(key, known_N, text_N).items()
+                for kind, y_NC in one.asked(one.answer_PNC[population], known_N, text_N).items()
             }
-            for key in states
-        }
-        held = {
-            key: probes.ridge(states[key][known_N], asked[key], fold_G[text_N]) for key in states
-        }
-        for target in targets:
-            scores: dict[str, Score] = {}
-            unknown = dict.fromkeys(("accuracy", "shuffled", "other_text"), math.nan)
-            facts = {"difference": unknown | counted}
-            for key in states:
+            held = probes.ridge(states_ND[known_N], asked, fold_G[text_N])
+            for name in pairs:
                 own = {
-                    kind: (held[key][name, kind], y)
-                    for (name, kind), y in asked[key].items()
-                    if name == target.name
+                    kind: (held[name, kind], asked[of, kind]) for of, kind in asked if of == name
                 }
+                pairs[name].append(own)
+        for target in targets:
+            scores = []
+            facts = []
+            for own in pairs[target.name]:
                 values = {kind: target.score(*pair, text_N, texts) for kind, pair in own.items()}
-                scores[key] = values.pop("true")
-                facts[key] = facts["difference"] | {
-                    kind: score.value().item() for kind, score in values.items()
-                }
+                scores.append(values.pop("true"))
+                more = {kind: score.value().item() for kind, score in values.items()}
                 if target.score is probes.skill:
-                    facts[key]["accuracy"] = probes.accuracy(*own["true"])
+                    more["accuracy"] = probes.accuracy(*own["true"])
+                facts.append(counted | more)
             measure = {probes.explained: "r2"}.get(target.score, "skill")
             about = {"target": target.name, "measure": measure}
-            found += scored(part, about, scores, facts, count_RG)
+            found += scored(part, about, scores, [*facts, counted], count_RG)
     return found
 
 
 def _targets(part: Slice, classes: int) -> list[_Target]:
-    tokens = part.column("token")
-    blocks = part.column("block")
+    token_PN = part.column("token")
+    block_PN = part.column("block")
     # the same classes for both populations: those that are frequent in the two together
-    seen, count = torch.cat([*tokens.values()]).unique(return_counts=True)
+    seen, count = token_PN.unique(return_counts=True)
     frequent = seen[count.argsort(descending=True, stable=True)[:classes]]
-    block = torch.cat([*blocks.values()]).unique()
-    answers = {
-        name: {key: value_N[:, None] for key, value_N in part.column(name).items()}
-        for name in NUMBERS
-    }
-    answers |= {name: dict.fromkeys(POPULATIONS, mean_ND) for name, mean_ND in part.means.items()}
-    answers["token"] = {key: _one_hot(value_N, frequent) for key, value_N in tokens.items()}
-    answers["block"] = {key: _one_hot(value_N, block) for key, value_N in blocks.items()}
+    answers = {name: part.column(name)[..., None] for name in NUMBERS}
+    answers |= {name: part.means[name, "own"].expand(2, -1, -1) for name in MEANS}
+    answers |= {"token": _one_hot(token_PN, frequent)}
+    answers |= {"block": _one_hot(block_PN, block_PN.unique())}
     scores = {"token": probes.skill, "block": probes.skill}
     return [
-        _Target(name, answers[name], scores.get(name, probes.explained), part.others.get(name))
+        _Target(
+            name,
+            scores.get(name, probes.explained),
+            answers[name],
+            part.means.get((name, "other")),
+        )
         for name in TARGETS
     ]
 
 
-def _one_hot(value_N: Tensor, classes_C: Tensor) -> Tensor:
+def _one_hot(value_PN: Tensor, classes_C: Tensor) -> Tensor:
     """A column a class, and a last one for all others."""
-    hot_NC = value_N[:, None] == classes_C
-    return torch.cat([hot_NC, ~hot_NC.any(1, keepdim=True)], 1).double()
+    hot_PNC = value_PN[..., None] == classes_C
+    return torch.cat([hot_PNC, ~hot_PNC.any(-1, keepdim=True)], -1).double()
 
 
 def write_readings(work: Work, kind: str = "") -> None:
@@ -323,39 +308,23 @@ def prepare(loaded: Loaded, settings: ContentsSettings, progress: Progress) -> P
     """The texts, the layers and the lens.
 
     Raises:
-        ValueError: for an autoregressive model, a cache, fewer texts than folds, and anything that
-            the decoder refuses.
+        ValueError: for an autoregressive model, a cache, layers that are not there, fewer texts
+            than folds, and anything that the decoder refuses.
     """
-    layers = _layers(loaded, settings)
-    return Plan(_tasks(loaded, settings), layers, _lens(loaded, settings))
-
-
-def _lens(loaded: Loaded, settings: ContentsSettings) -> LogitLens:
-    config: Any = loaded.model.config
-    vocabulary = None
-    if settings.text_only:
-        vocabulary = config.text_vocab_size
-    return LogitLens.of(loaded.model, hidden_ids=(config.mask_token_id,), vocabulary=vocabulary)
-
-
-def _layers(loaded: Loaded, settings: ContentsSettings) -> tuple[int, ...]:
     if loaded.family != "diffusion":
         raise ValueError(
             f"what a future sink carries is asked of models that denoise, but {loaded.name} is "
             f"{loaded.family}: it has no positions that are still to come"
         )
     with residual_states(loaded.model) as states:
-        last = states.layers
-    wrong = [layer for layer in settings.layers if not 0 <= layer <= last]
+        known = range(states.layers + 1)
+    layers = tuple(sorted({*(settings.layers or known)}))
+    wrong = [layer for layer in settings.layers if layer not in known]
     if wrong:
         raise ValueError(
-            f"layers are numbers from 0 to {last}, which leaves the last layer, but {wrong[0]} is "
-            "not"
+            f"layers are numbers from 0 to {known[-1]}, which leaves the last layer, but "
+            f"{wrong[0]} is not"
         )
-    return tuple(sorted(set(settings.layers))) or tuple(range(last + 1))
-
-
-def _tasks(loaded: Loaded, settings: ContentsSettings) -> list[Task]:
     if settings.prompts:
         prompts = [encode(loaded, text, settings.chat) for text in settings.prompts]
     else:
@@ -371,7 +340,15 @@ def _tasks(loaded: Loaded, settings: ContentsSettings) -> list[Task]:
     ]
     for task in tasks:
         task.check()
-    return tasks
+    return Plan(tasks, layers, _lens(loaded, settings))
+
+
+def _lens(loaded: Loaded, settings: ContentsSettings) -> LogitLens:
+    config: Any = loaded.model.config
+    vocabulary = None
+    if settings.text_only:
+        vocabulary = config.text_vocab_size
+    return LogitLens.of(loaded.model, hidden_ids=(config.mask_token_id,), vocabulary=vocabulary)
 
 
 def _beginnings(loaded: Loaded, settings: ContentsSettings) -> list[Prompt]:
@@ -482,9 +459,8 @@ def _added_sinks(run: Run, loaded: Loaded, lens: LogitLens) -> dict[str, list[An
     share = run.table("added").groupby(["layer", "sink"])["share"].mean()
     seen = []
     if "states" in run.array_files:
-        for part in run.parts("states"):
-            if "added" in run.dims("states", part):
-                seen.append(run.array("states", "added", part))
+        parts = [part for part in run.parts("states") if "added" in run.dims("states", part)]
+        seen = [run.array("states", "added", part) for part in parts]
     rows = []
     for (layer, sink), value in share.items():
         row = {"layer": layer, "sink": sink, "share": value, "texts": len(seen)}
