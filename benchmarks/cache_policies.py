@@ -21,8 +21,7 @@ from measure import write_result
 from transformers import LlamaConfig
 
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.lab.studies.caches.policies import Policy
-from sinklab.lab.studies.caches.run import costs
+from sinklab.lab.studies.caches.run import Policy, costs
 from sinklab.lab.studies.caches.study import CacheSettings
 
 LENGTHS = (512, 1024, 2048, 4096)

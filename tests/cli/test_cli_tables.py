@@ -160,7 +160,7 @@ def scored(right):
 def no_tasks(monkeypatch):
     monkeypatch.setattr("sinklab.lab.studies.benchmarks.run.read_tasks", lambda settings: None)
     monkeypatch.setattr(
-        "sinklab.lab.studies.benchmarks.asked.amount_of", lambda settings, info, cells: None
+        "sinklab.lab.studies.benchmarks.run.amount_of", lambda settings, info, cells: None
     )
 
 

@@ -12,20 +12,18 @@ import torch
 from refusals import refused
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.caches.figures import caches_sentences, draw_caches
-from sinklab.lab.studies.caches.policies import (
-    Policy,
-    SparseDenoiser,
-    nearest_keys,
-    pairs,
-    policies,
-)
 from sinklab.lab.studies.caches.run import (
     METRICS,
+    Policy,
+    SparseDenoiser,
     canvas_of,
     costs,
     evaluations,
     forced,
     held_bytes,
+    nearest_keys,
+    pairs,
+    policies,
     revealed,
     written,
 )

@@ -321,7 +321,7 @@ def test_truncation_hides_the_sink_of_what_was_read(tmp_path, monkeypatch):
         for place, token in enumerate(text)
         if place > read + 1 and token not in text[read - 11 : place]
     )
-    monkeypatch.setattr("sinklab.lab.studies.trace.truncation.stop_ids", lambda loaded: {end})
+    monkeypatch.setattr("sinklab.lab.studies.trace.again.stop_ids", lambda loaded: {end})
     short = traced(
         loaded, tmp_path / "ended", replace(QUICK, prompts=(prompt,), new_tokens=24, truncate=True)
     )

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from sinklab.lab.records import open_run
+from sinklab.lab.studies.trace.again import stretches, truncation_table
 from sinklab.lab.studies.trace.recording import Selection
 from sinklab.lab.studies.trace.run import agreement
 from sinklab.lab.studies.trace.study import StudySettings, study
-from sinklab.lab.studies.trace.truncation import stretches, truncation_table
 from small_runs import traced
 from tiny_diffusion import tiny_loaded
 

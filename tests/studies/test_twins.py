@@ -10,7 +10,7 @@ import pytest
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.processes import Progress
-from sinklab.lab.studies.trace import twins
+from sinklab.lab.studies.trace import again as twins
 from sinklab.lab.studies.trace.run import prepare
 from sinklab.lab.studies.trace.study import StudySettings, Trace, study
 from small_runs import traced

@@ -380,8 +380,7 @@ def _scored(
 ) -> list[Path]:
     # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from sinklab.lab.studies.benchmarks.asked import amount_of
-    from sinklab.lab.studies.benchmarks.run import cells_of
+    from sinklab.lab.studies.benchmarks.run import amount_of, cells_of
     from sinklab.lab.studies.benchmarks.run import table1 as scored
 
     if not model:

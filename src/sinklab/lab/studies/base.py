@@ -114,6 +114,10 @@ def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:
         )
 
 
+Row = dict[str, Any]
+"""A line of a table: values by the names of its columns."""
+
+
 def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Rows as the columns of a table; None if a row lacks one."""
     rows = list(rows)

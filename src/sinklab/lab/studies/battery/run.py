@@ -19,7 +19,7 @@ from sinklab.lab.data.battery import Problem, is_right, problems
 from sinklab.lab.measures import by_protocol
 from sinklab.lab.scoring import encode, write_batch
 from sinklab.lab.scoring.writing import Writing, WritingRequest, ended, stop_ids
-from sinklab.lab.studies.base import check_fits, columns_of
+from sinklab.lab.studies.base import Row, check_fits, columns_of
 from sinklab.lab.studies.battery.study import ALL, BESIDE, CONTROLS, BatterySettings, Condition
 from sinklab.lab.studies.processes import Progress, nothing
 from sinklab.lab.studies.request_cache import request_number
@@ -50,7 +50,7 @@ class Cell:
     """Rule for sinks."""
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Row:
         """First columns of every row of its tables."""
         names = {"condition": self.condition.name, "control": self.control, "k": self.k}
         return names | {"skill": self.skill, "level": self.level}
@@ -120,7 +120,7 @@ class Removed:
                 self.sums[name] = self.sums.get(name, 0) + both.sum((1, 3))
         log.removals.clear()
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """Means by layer, none if nothing was removed; a mean over nothing is None."""
         sums = self.sums.items()
         means = pd.DataFrame({name: (total / count).numpy() for name, (total, count) in sums})
@@ -141,7 +141,7 @@ def answer(
     seed: int,
     removed: Removed,
     progress: Callable[[], object] = nothing,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Write the answers to some problems in one batch, of unequal lengths if need be.
 
     A row is the same as alone, but for a random control or order: its draws depend on the batch.
@@ -246,7 +246,7 @@ def measure(trial: Trial) -> Rows:
     why = cell.misfit(trial.loaded, settings.new_tokens)
     if why is not None:
         return {"skipped": pd.DataFrame([cell.facts | {"why": why}])}
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for start in range(trial.rows.start, trial.rows.stop, settings.batch):
         # the same draws whatever the condition and however many keys, so that these alone differ
         seed = request_number(settings.seed, f"{cell.skill} {cell.level} {start}")
@@ -271,7 +271,7 @@ def contrasts(trial: Trial, rows: Rows) -> dict[str, Any]:
     }
 
 
-def _watched(trial: Trial, cell: Cell) -> list[dict[str, Any]]:
+def _watched(trial: Trial, cell: Cell) -> list[Row]:
     """Watch the first problems of a cell: share and gu_rate as in `SinkFacts.row`, means over
     layers.
     """
@@ -284,7 +284,7 @@ def _watched(trial: Trial, cell: Cell) -> list[dict[str, Any]]:
     return [cell.facts | {"problem": row, **mean} for row, mean in enumerate(means)]
 
 
-def accuracy(answers: Any) -> list[dict[str, Any]]:
+def accuracy(answers: Any) -> list[Row]:
     """Shares of right answers and paired differences; rows over all levels have level 0, over all
     skills "all".
 
@@ -304,12 +304,12 @@ def accuracy(answers: Any) -> list[dict[str, Any]]:
         endless=~table["ended"],
     )
     arms = table.groupby(ARM, sort=False).groups
-    plain = {}
-    drawn = {}
+    plain: dict[Arm, Arm] = {}
+    drawn: dict[Arm, Any] = {}
     for condition, control, k in arms:
         plain[condition, control, k] = (condition, "none", 0)
         beside = [(condition, name, k) for name in BESIDE.get(control, ())]
-        drawn[condition, control, k] = next((arm for arm in beside if arm in arms), ())
+        drawn[condition, control, k] = next((arm for arm in beside if arm in arms), None)
     table = table.assign(
         delta=less_other(table, ARM, "right", plain), beyond=less_other(table, ARM, "right", drawn)
     )
@@ -329,7 +329,7 @@ def accuracy(answers: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _difference(group: pd.DataFrame, name: str) -> dict[str, Any]:
+def _difference(group: pd.DataFrame, name: str) -> Row:
     """The difference of shares over the problems that both have; None if there are none."""
     change = group[name].dropna()
     n = len(change)

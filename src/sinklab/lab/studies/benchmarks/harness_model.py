@@ -22,6 +22,7 @@ from sinklab.lab.records.leases import Claims
 from sinklab.lab.scoring.prompts import in_chat
 from sinklab.lab.scoring.requests import limit_of, without_steps
 from sinklab.lab.scoring.task import check_decoding
+from sinklab.lab.studies.base import Row
 from sinklab.lab.studies.benchmarks.requests import (
     Unit,
     continuations,
@@ -185,7 +186,7 @@ class SinklabLM(TemplateLM):
 
     def answers(
         self, asked: Sequence[Any], doing: str, answer: Callable[[Any, list[Any]], Iterator[Unit]]
-    ) -> list[dict[str, Any]]:
+    ) -> list[Row]:
         """The answers to requests, in their order, kept for the tables.
 
         Args:

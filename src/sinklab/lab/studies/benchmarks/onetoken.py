@@ -19,6 +19,7 @@ from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.reports.printed import Printed, write_printed
 from sinklab.lab.reports.runs import as_trainings
 from sinklab.lab.reports.training import FREE, Training, variant
+from sinklab.lab.studies.base import Row
 from sinklab.lab.studies.benchmarks.tables import ONE_TOKEN, Benchmark, found_in
 from sinklab.lab.training.settings import VARIANTS as TRAINED
 
@@ -44,7 +45,7 @@ _OF_VARIANT = frozenset(
 )
 
 
-CELL: dict[str, Any] = dict.fromkeys(("value", "stderr", "low", "high"), math.nan) | {
+CELL: Row = dict.fromkeys(("value", "stderr", "low", "high"), math.nan) | {
     "runs": 0,
     "samples": 0,
 }
@@ -64,7 +65,7 @@ class Repeats:
     """Runs that fine-tuned one of them on questions."""
     benchmarks: list[Benchmark] = field(default_factory=list)
 
-    def cell(self, column: str, first: Repeats, metric: str | None = None) -> dict[str, Any]:
+    def cell(self, column: str, first: Repeats, metric: str | None = None) -> Row:
         """A column of a table, mean over the runs, as in `CELL`, empty without runs; `first` are
         the table's first row.
 
@@ -79,7 +80,7 @@ class Repeats:
             [_measured(one, column, theirs.get(one.run.info.seed)) for one in self.trainings]
         )
 
-    def _score(self, column: str, metric: str | None) -> dict[str, Any]:
+    def _score(self, column: str, metric: str | None) -> Row:
         """A benchmark in percent; if several tasks exist for it, the paper's own."""
         plain = [
             one for one in self.benchmarks if one.k == 0 and not one.run.info.settings.get("edits")
@@ -229,7 +230,7 @@ def _measured(one: Training, column: str, other: Training | None) -> tuple[float
     return math.nan, error
 
 
-def _mean(runs: Any) -> dict[str, Any]:
+def _mean(runs: Any) -> Row:
     """Summary of runs, (value, standard error) each: one as it is; the mean of several, with the
     interval over them. Empty if no value is known.
     """
@@ -250,7 +251,7 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
     low, high, runs, samples, task, metric (`CELL`); and command, which would fill a cell that is
     missing (its value is NaN).
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for table in TABLES:
         for models, printed in table["blocks"].items():
             about = {"table": table["number"], "block": models, "source": "published"}

@@ -19,6 +19,7 @@ from sinklab.core.sinks.states import MASKED, PROMPT
 from sinklab.lab.scoring import LikelihoodSettings, Scored, WritingRequest, rolling, score
 from sinklab.lab.scoring.answers import SinkFacts, needs_own_batch, write_batch
 from sinklab.lab.scoring.requests import limit_of, start_token
+from sinklab.lab.studies.base import Row
 from sinklab.lab.studies.benchmarks.study import EvalSettings
 from sinklab.lab.studies.request_cache import request_key, request_number
 
@@ -290,7 +291,7 @@ def _score(model: Any, part: list[Continuation]) -> Part:
     return {each.key: _answer(result, sinks) for each, result in zip(part, found, strict=True)}
 
 
-def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:
+def _answer(result: Scored, sinks: list[Row]) -> Row:
     dose: Mapping[str, tuple[float, float]] = {}
     if result.dose:
         dose = result.dose.totals
@@ -305,7 +306,7 @@ def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _watched(model: Any, context: int, run: Any) -> tuple[Any, list[dict[str, Any]]]:
+def _watched(model: Any, context: int, run: Any) -> tuple[Any, list[Row]]:
     """The result of `run`, and the facts of its first forwards: every noisy copy counts as a step.
 
     Args:

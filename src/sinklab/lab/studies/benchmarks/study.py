@@ -267,12 +267,12 @@ class Evaluation(Study):
     kind = "benchmark"
     permissions = ("run_code",)
     shards = True
-    amount = deferred("sinklab.lab.studies.benchmarks.asked:amount_of")
+    amount = deferred("sinklab.lab.studies.benchmarks.run:amount_of")
     about = deferred("sinklab.lab.studies.benchmarks.run:about")
     run = deferred("sinklab.lab.studies.benchmarks.run:answer")
     finish = deferred("sinklab.lab.studies.benchmarks.run:conclude")
     sentences = deferred("sinklab.lab.studies.benchmarks.tables:score_sentences")
-    _read = deferred("sinklab.lab.studies.benchmarks.asked:read_tasks")
+    _read = deferred("sinklab.lab.studies.benchmarks.run:read_tasks")
     _prepared = deferred("sinklab.lab.studies.benchmarks.run:prepare")
 
     def __init__(self, tasks: Sequence[Any] | None = None) -> None:

@@ -18,7 +18,7 @@ from sinklab.lab.reports.charts import Axis, Chart, Line, draw_panels
 from sinklab.lab.reports.printed import Printed, save_figure, write_printed
 from sinklab.lab.reports.style import theme_named, themed
 from sinklab.lab.reports.words import percent
-from sinklab.lab.studies.base import hidden_words
+from sinklab.lab.studies.base import Row, hidden_words
 from sinklab.lab.studies.benchmarks import tables as paper
 from sinklab.lab.studies.benchmarks.study import TOKENS, EvalSettings, Plan
 from sinklab.lab.studies.benchmarks.table1_contrasts import POINTS, Cell, cells_of, contrasts
@@ -104,14 +104,14 @@ def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
         ValueError: when two folders hold the same cell.
     """
     cells = cells_of(benchmarks)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for task in dict.fromkeys(cell.task for cell in cells):
         rows += [_measured(cell) for cell in cells if cell.task == task]
         rows += published_numbers(task)
     return pd.DataFrame(rows)
 
 
-def _measured(cell: Cell) -> dict[str, Any]:
+def _measured(cell: Cell) -> Row:
     protocol, control, k = cell.key
     score = cell.score
     drop = NO_DROP
@@ -138,9 +138,7 @@ def _measured(cell: Cell) -> dict[str, Any]:
     return row
 
 
-def _drop(
-    plain: float, drop: float, low: float, high: float, floor: float = POINTS
-) -> dict[str, Any]:
+def _drop(plain: float, drop: float, low: float, high: float, floor: float = POINTS) -> Row:
     ends = {"drop": drop, "drop_low": low, "drop_high": high}
     relative = drop / (plain or math.nan)
     return ends | {
@@ -170,7 +168,7 @@ NO_DROP = _drop(1, math.nan, math.nan, math.nan, math.nan)
 """Columns of a cell that is compared with none."""
 
 
-def published_numbers(task: str) -> list[dict[str, Any]]:
+def published_numbers(task: str) -> list[Row]:
     """The paper's cells of a task, as rows of `table1_numbers`; none for a task that it has not."""
     rows = []
     for model, cells in paper.TABLE1.get(paper.FORMS.get(task, task), {}).items():

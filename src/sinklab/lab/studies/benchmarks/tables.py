@@ -25,7 +25,7 @@ from sinklab.lab.analysis.estimates import Estimate
 from sinklab.lab.analysis.intervals import paired_share_interval
 from sinklab.lab.records import Run, RunWriter, open_run
 from sinklab.lab.reports.samples import checked
-from sinklab.lab.studies.base import columns_of, hidden_words
+from sinklab.lab.studies.base import Row, columns_of, hidden_words
 from sinklab.lab.studies.benchmarks.offline import RUNS_CODE, sandbox
 from sinklab.lab.studies.benchmarks.study import MASKING, NO_ANSWER, TWO_STAGE
 
@@ -33,9 +33,7 @@ Told = Mapping[tuple[str, int, int], Mapping[str, Any]]
 """(task, document, number of the request) -> the model's answer."""
 
 
-def rows_of(
-    results: Mapping[str, Any], told: Told
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def rows_of(results: Mapping[str, Any], told: Told) -> tuple[list[Row], list[Row]]:
     """Rows of the tables ``scores`` and ``samples`` from lm-eval's results, samples included."""
     samples = [
         row
@@ -47,10 +45,10 @@ def rows_of(
 
 def write(
     run: RunWriter,
-    scores: list[dict[str, Any]],
-    samples: list[dict[str, Any]],
+    scores: list[Row],
+    samples: list[Row],
     told: Told,
-    doses: list[dict[str, Any]],
+    doses: list[Row],
 ) -> None:
     """Write the tables ``scores``, ``samples``, ``sinks`` (of watched requests) and ``doses`` (if
     keys were blocked).
@@ -68,7 +66,7 @@ def write(
             run.table(name, columns_of(rows))
 
 
-def _scores(results: Mapping[str, Any], samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _scores(results: Mapping[str, Any], samples: list[Row]) -> list[Row]:
     """A row per task (or group), metric and filter; no_answer is NaN if no pattern is looked for. A
     task that runs programs also has the boundary that held them, and the documents that it could
     not judge.
@@ -109,9 +107,7 @@ def _number(value: Any) -> float:
     return math.nan
 
 
-def _samples(
-    task: str, rows: list[Any], results: Mapping[str, Any], told: Told
-) -> list[dict[str, Any]]:
+def _samples(task: str, rows: list[Any], results: Mapping[str, Any], told: Told) -> list[Row]:
     config = results["configs"].get(task, {})
     filters = {part["name"]: part["filter"] for part in config.get("filter_list") or ()}
     patterns = {

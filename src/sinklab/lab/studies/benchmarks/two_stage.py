@@ -23,6 +23,7 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.data.pairs import Pair
 from sinklab.lab.scoring.answers import SinkFacts, Totals, followed, needs_own_batch
 from sinklab.lab.scoring.writing import Writing, ended, ending, sample_seed, seeded
+from sinklab.lab.studies.base import Row
 from sinklab.lab.studies.benchmarks.offline import SOURCES, packaged
 from sinklab.lab.studies.benchmarks.requests import Asked, Part, Unit, about, parts_of, stepper
 from sinklab.lab.studies.benchmarks.study import NO_ANSWER, TWO_STAGE
@@ -84,7 +85,7 @@ class TwoStageAnswer:
     """False for a question that leaves no room for an answer."""
     steps: int = 0
     """Model evaluations of both stages."""
-    sinks: tuple[dict[str, Any], ...] = ()
+    sinks: tuple[Row, ...] = ()
     """Facts of the first stage, a row for each layer, if it was watched."""
     dose: Totals = field(default_factory=dict)
     """Dose of both stages, as `Answer.dose`."""
@@ -220,7 +221,7 @@ class TwoStage(Checked):
             }
             room = {number: ids for number, ids in again.items() if len(ids) < self.length}
         second, more, _, later = self._filled(room, 2 * number_of_batch + 1)
-        sinks: tuple[dict[str, Any], ...] = ()
+        sinks: tuple[Row, ...] = ()
         if facts is not None:
             sinks = tuple(facts.row(0))
         for number, ids in again.items():

@@ -27,7 +27,7 @@ from sinklab.lab.records.reading import Run, open_run
 from sinklab.lab.scoring.prompts import Prompt, encode
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, sample_seed
-from sinklab.lab.studies.base import Work, columns_of, heldout_text, text_of
+from sinklab.lab.studies.base import Row, Work, columns_of, heldout_text, text_of
 from sinklab.lab.studies.contents.lens import MEASURES, LogitLens, residual_states
 from sinklab.lab.studies.contents.samples import PLACES, POPULATIONS, sample_text
 from sinklab.lab.studies.contents.study import TARGETS, ContentsSettings
@@ -111,11 +111,11 @@ def _mean(run: Run, where: tuple[str, str, int], step_N: pd.Series) -> Tensor:
 
 def scored(
     part: Slice,
-    about: dict[str, Any],
+    about: Row,
     scores: list[Score],
-    facts: list[dict[str, Any]],
+    facts: list[Row],
     count_RG: Tensor,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Rows of a table of scores: both populations and the first less the second, with intervals
     over the same texts.
 
@@ -136,7 +136,7 @@ def scored(
     return rows
 
 
-def lens_rows(part: Slice, count_RG: Tensor) -> list[dict[str, Any]]:
+def lens_rows(part: Slice, count_RG: Tensor) -> list[Row]:
     """Measures of the lens, as means over the sampled states."""
     counted = {"rows": len(part.text_N), "texts": len(part.text_N.unique())}
     found = []
@@ -194,12 +194,12 @@ class _Target:
 
 def probe_rows(
     part: Slice, fold_G: Tensor, settings: ContentsSettings, count_RG: Tensor
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Scores of probes, sinks and matched positions apart; targets with too few samples are left
     out.
     """
     texts = len(fold_G)
-    found: list[dict[str, Any]] = []
+    found: list[Row] = []
     states = [probes.standardised(states_ND, settings.components) for states_ND in part.states_PND]
     alike = defaultdict[bytes, list[_Target]](list)
     for target in _targets(part, settings.classes):
@@ -212,7 +212,7 @@ def probe_rows(
         text_N = part.text_N[known_N]
         counted = dict.fromkeys(("accuracy", "shuffled", "other_text"), math.nan)
         counted |= {"rows": int(known_N.sum()), "texts": len(text_N.unique())}
-        pairs: dict[str, list[dict[str, Any]]] = {target.name: [] for target in targets}
+        pairs: dict[str, list[Row]] = {target.name: [] for target in targets}
         for population, states_ND in enumerate(states):
             asked = {
                 (one.name, kind): y_NC
@@ -280,7 +280,7 @@ def write_readings(work: Work, kind: str = "") -> None:
     progress = work.progress.counter(len(work.plan.layers))
     count_RG = probes.resamples(texts, settings.resamples, settings.seed or 0)
     fold_G = probes.folds_of(torch.arange(texts), settings.folds, settings.seed or 0)
-    found: dict[str, list[dict[str, Any]]] = {"lens": [], "probes": []}
+    found: dict[str, list[Row]] = {"lens": [], "probes": []}
     name = of_twin("samples", kind)
     samples = pd.DataFrame({"layer": []})
     if name in done.tables:

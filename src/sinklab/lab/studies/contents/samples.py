@@ -19,6 +19,7 @@ from sinklab.core.probing import Recording, trace
 from sinklab.core.sinks import DEFAULT, MASKED, PROMPT, Rule, find_sinks
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment
+from sinklab.lab.studies.base import Row
 from sinklab.lab.studies.contents.lens import LogitLens, ResidualStates, residual_states
 from sinklab.lab.studies.contents.study import ContentsSettings, chosen_rule
 
@@ -138,8 +139,8 @@ class Sampled:
         """Layer -> rows of the table ``samples``, a frame a step."""
         self.states: dict[int, list[Tensor]] = defaultdict(list)
         self.last: dict[int, list[Tensor]] = defaultdict(list)
-        self.looks = list[dict[str, Any]]()
-        self.added = list[dict[str, Any]]()
+        self.looks = list[Row]()
+        self.added = list[Row]()
         self.added_states: Tensor | None = None
         self.steps: list[tuple[int, int, Tensor]] = []
         """Sampled step, block that was written, mean embedding of the tokens written before it (NaN

@@ -8,9 +8,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -26,7 +25,7 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.scoring.heldout import EditedLosses, HeldoutRows, edited_losses, heldout_rows
 from sinklab.lab.scoring.writing import is_random
-from sinklab.lab.studies.base import check_fits, describe, heldout_text
+from sinklab.lab.studies.base import check_fits, deferred, describe, heldout_text
 from sinklab.lab.studies.curve.study import CostStudy, CurveSettings
 from sinklab.lab.studies.processes import Amount, Progress
 from sinklab.lab.studies.scored import (
@@ -38,9 +37,6 @@ from sinklab.lab.studies.scored import (
     mean_table,
     wide,
 )
-
-if TYPE_CHECKING:
-    from sinklab.lab.records.reading import Run
 
 ARM = ["k", "control"]
 """k keys, and the keys blocked: "none"; "top", the most attended; "sinks", those of them that are
@@ -185,18 +181,8 @@ class CostCurve(Reading):
         """The table ``curve``."""
         return {"curve": curve_table(rows["curve_rows"], trial.samples)}
 
-    def sentences(self, runs: list[Run]) -> list[str]:
-        """Sentences on the curves."""
-        from sinklab.lab.studies.curve.figures import masking_curve_sentences
-
-        return masking_curve_sentences(runs)
-
-    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
-        """masking_curve.md, .csv and the figures."""
-        from sinklab.lab.studies.curve.figures import write_masking_curves
-
-        look = asdict(options)
-        return write_masking_curves(runs, out, look.pop("figures"), **look)
+    sentences = deferred("sinklab.lab.studies.curve.figures:masking_curve_sentences")
+    draw = deferred("sinklab.lab.studies.curve.figures:draw_masking_curves")
 
 
 class CostMap(Reading):
@@ -309,17 +295,8 @@ class CostMap(Reading):
         """The table ``map``."""
         return {"map": ablation_map(rows["ablation"])}
 
-    def sentences(self, runs: list[Run]) -> list[str]:
-        """Sentences on the maps."""
-        from sinklab.lab.studies.curve.figures import ablation_sentences
-
-        return ablation_sentences(runs)
-
-    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
-        """ablation.md, ablation.csv and the maps, in each run folder."""
-        from sinklab.lab.studies.curve.figures import draw_ablation
-
-        return draw_ablation(runs, options.figures)
+    sentences = deferred("sinklab.lab.studies.curve.figures:ablation_sentences")
+    draw = deferred("sinklab.lab.studies.curve.figures:draw_ablation")
 
 
 class StrongestKeys(Listener):
@@ -372,12 +349,10 @@ def _losses(trial: Trial, edits: list[list[Any]], seed: int) -> list[EditedLosse
 
 def _rows_of(name: Arm, drawn: Sequence[EditedLosses], rows: range) -> pd.DataFrame:
     """Lines of an arm in the table ``curve_rows``: means over draws of the loss and of the dose."""
-    columns: dict[str, Any] = {"row": np.array(rows), "k": name[0], "control": name[1]}
-    columns["loss"] = torch.stack([one.losses_R for one in drawn]).double().mean(0).numpy()
-    for measure in DOSE:
-        values = [one.doses_by_row()[measure].double() for one in drawn]
-        columns[measure] = torch.stack(values).mean(0).numpy()
-    frame = pd.DataFrame(columns)
+    k, control = name
+    each = [{"loss": one.losses_R, **one.doses_by_row()} for one in drawn]
+    means = {of: torch.stack([one[of] for one in each]).double().mean(0) for of in ("loss", *DOSE)}
+    frame = pd.DataFrame({"row": rows, "k": k, "control": control, **means})
     if not any(any(one.removals) for one in drawn):
         frame[["keys", "held", "removed"]] = 0.0
     return frame

@@ -28,7 +28,7 @@ from sinklab.lab.reports.words import number, percent, ranged
 from sinklab.lab.scoring import Distance, Writing, WritingRequest, heldout_rows, output_distances
 from sinklab.lab.scoring.likelihood import LikelihoodSettings
 from sinklab.lab.scoring.likelihood import score as likelihoods
-from sinklab.lab.studies.base import check_fits, heldout_text
+from sinklab.lab.studies.base import check_fits, deferred, heldout_text
 from sinklab.lab.studies.curve.study import REMOVALS, CostStudy, CurveSettings
 from sinklab.lab.studies.processes import Amount, Progress
 from sinklab.lab.studies.scored import Arm, Block, Design, Rows, Trial, mean_table
@@ -105,15 +105,15 @@ class Distances(CostStudy):
         """Edits by protocol, removal, k and control; an autoregressive model chooses by its last
         query.
         """
-        scores = None if loaded.family == "diffusion" else "last_row"
-        how: dict[str, Any] = {"seed": settings.seed, "scores": scores}
-        names = itertools.product(
-            settings.protocols, settings.removals, settings.ks, settings.controls
-        )
+        how: dict[str, Any] = {"seed": settings.seed}
+        if loaded.family != "diffusion":
+            how["scores"] = "last_row"
         arms = {}
-        for protocol, removal, k, control in names:
-            edit = by_protocol(protocol, k, settings.sink_rule, how=removal, control=control, **how)
-            arms[protocol, removal, k, control] = [edit]
+        for arm in itertools.product(
+            settings.protocols, settings.removals, settings.ks, settings.controls
+        ):
+            protocol, how["how"], k, how["control"] = arm
+            arms[arm] = [by_protocol(protocol, k, settings.sink_rule, **how)]
         return arms
 
     def steps(self, settings: CurveSettings, block: Block) -> int:
@@ -143,9 +143,8 @@ class Distances(CostStudy):
         for arm, one in zip(trial.arms, found, strict=True):
             for row, text in enumerate(one.texts):
                 line = dict(zip(ARM, arm, strict=True)) | {"row": trial.rows[row]}
-                line["agreement"] = one.agreement_B[row].item()
-                line["kl"] = one.kl_B[row].item()
-                line["same"] = one.same_B[row].item()
+                parts = {"agreement": one.agreement_B, "kl": one.kl_B, "same": one.same_B}
+                line |= {name: values_B[row].item() for name, values_B in parts.items()}
                 line["worse"] = costs[row, text] - costs[row, clean.texts[row]]
                 dose = one.dose(row).row()
                 line |= {name: dose[name] for name in DOSE}
@@ -157,17 +156,14 @@ class Distances(CostStudy):
         """The table ``outcomes``."""
         return {"outcomes": outcomes(rows["distances"])}
 
-    def sentences(self, runs: list[Run]) -> list[str]:
-        """Sentences on each run, protocol and path."""
-        return distance_sentences(runs)
+    sentences = deferred("sinklab.lab.studies.curve.writing:distance_sentences")
 
     def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
         """distance.md in each run folder."""
-        pages = []
-        for run in runs:
-            said = distance_sentences([run])
-            pages.append(write_page(run.path / "distance.md", distance_table(run), said))
-        return pages
+        return [
+            write_page(run.path / "distance.md", distance_table(run), distance_sentences([run]))
+            for run in runs
+        ]
 
 
 def _judged(

@@ -133,21 +133,19 @@ def draw_strength(runs: Iterable[Run], out: Path, options: Any) -> list[Path]:
     """strength.html, strength.md, strength.csv (all numbers) and the picture, in each run
     folder.
     """
-    return [path for run in runs for path in _written(run, options.figures)]
-
-
-def _written(run: Run, formats: Iterable[str]) -> list[Path]:
-    more = (
-        f"\n{readings_of(run)}\n\nPublished, read in the first "
-        f"way:\n\n{markdown(published_table())}"
-    )
-    stem = run.path / "strength"
-    return [
-        strength_page(run),
-        write_page(stem.with_suffix(".md"), strength_table(run), strength_sentences([run]), more),
-        write_csv(stem.with_suffix(".csv"), finished(run, "summary")),
-        *save_figure(partial(strength_figure, run), stem, formats),
-    ]
+    others = f"Published, read in the first way:\n\n{markdown(published_table())}"
+    written = []
+    for run in runs:
+        stem = run.path / "strength"
+        more = f"\n{readings_of(run)}\n\n{others}"
+        said = strength_sentences([run])
+        written += [
+            strength_page(run),
+            write_page(stem.with_suffix(".md"), strength_table(run), said, more),
+            write_csv(stem.with_suffix(".csv"), finished(run, "summary")),
+            *save_figure(partial(strength_figure, run), stem, options.figures),
+        ]
+    return written
 
 
 def strength_page(run: Run) -> Path:

@@ -6,8 +6,7 @@ its strongest key.
 # then tokens)
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from sinklab.lab.checkpoints.tokens import special_roles, token_text
 from sinklab.lab.data.corpora import corpus_documents
 from sinklab.lab.data.rows import encode_texts, place_generator
 from sinklab.lab.studies.base import check_fits, heldout_text
-from sinklab.lab.studies.processes import Progress, nothing
+from sinklab.lab.studies.processes import Progress
 from sinklab.lab.studies.scored import Arm, Block, Rows, Trial
 from sinklab.lab.studies.strength.study import INPUTS, StrengthSettings
 
@@ -33,35 +32,11 @@ ADDED = -1
 """Token id of an added sink, which is no token."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One kind of sequence, and the sequences."""
-
-    input: str
-    start: bool
-    """Whether the start token stands in front."""
-    ratio: float
-    """Share of the tokens that are masked."""
-    ids_RT: Tensor
-
-    @property
-    def names(self) -> dict[str, Any]:
-        """Columns of this kind in every table."""
-        return {"input": self.input, "start": self.start, "ratio": self.ratio}
-
-    @property
-    def words(self) -> str:
-        """A line of progress."""
-        words = f"{len(self.ids_RT)} sequences, {self.input}"
-        if self.start:
-            words += ", behind the start token"
-        if self.ratio:
-            words += f", {self.ratio:.0%} masked"
-        return words
-
-
-def read_samples(loaded: Loaded, settings: StrengthSettings, progress: Progress) -> dict[Arm, Cell]:
-    """The sequences of every kind, by its names.
+def read_samples(
+    loaded: Loaded, settings: StrengthSettings, progress: Progress
+) -> dict[Arm, Tensor]:
+    """The sequences (R, T) of every kind: by input, whether the start token stands in front, and
+    the share of tokens that are masked.
 
     Raises:
         ValueError: for a model without tokenizer or (of a diffusion model) mask token, sequences
@@ -76,7 +51,7 @@ def read_samples(loaded: Loaded, settings: StrengthSettings, progress: Progress)
     ratios: Sequence[float] = (0.0,)
     if loaded.family == "diffusion":
         ratios = settings.ratios
-    cells: dict[Arm, Cell] = {}
+    found: dict[Arm, Tensor] = {}
     for name in settings.inputs:
         raw_RT = sequences(loaded, settings, name)
         for start in (each == "start" for each in starts):
@@ -85,21 +60,31 @@ def read_samples(loaded: Loaded, settings: StrengthSettings, progress: Progress)
                 first_R1 = torch.full((len(raw_RT), 1), int(start_id or 0))
                 ids_RT = torch.cat([first_R1, raw_RT[:, :-1]], dim=1)
             for ratio in ratios:
-                noisy_RT = masked(loaded, ids_RT, ratio, start, settings.seed)
-                cells[name, start, ratio] = Cell(name, start, ratio, noisy_RT)
-    return cells
+                found[name, start, ratio] = masked(loaded, ids_RT, ratio, start, settings.seed)
+    return found
 
 
-def arms(loaded: Loaded, settings: StrengthSettings, samples: dict[Arm, Cell]) -> dict[Arm, Cell]:
+def arms(
+    loaded: Loaded, settings: StrengthSettings, samples: dict[Arm, Tensor]
+) -> dict[Arm, Tensor]:
     """The kinds of sequence."""
     return samples
 
 
 def blocks(
-    settings: StrengthSettings, samples: dict[Arm, Cell], arms: Sequence[Arm]
+    settings: StrengthSettings, samples: dict[Arm, Tensor], arms: Sequence[Arm]
 ) -> list[Block]:
     """A block for every kind of sequence."""
-    return [Block((name,), range(len(cell.ids_RT)), cell.words) for name, cell in samples.items()]
+    found = []
+    for kind, ids_RT in samples.items():
+        name, start, ratio = kind
+        words = f"{len(ids_RT)} sequences, {name}"
+        if start:
+            words += ", behind the start token"
+        if ratio:
+            words += f", {ratio:.0%} masked"
+        found.append(Block((kind,), range(len(ids_RT)), words))
+    return found
 
 
 def sequences(loaded: Loaded, settings: StrengthSettings, name: str) -> Tensor:
@@ -162,6 +147,7 @@ def masked(loaded: Loaded, ids_RT: Tensor, ratio: float, start: bool, seed: int)
     return noisy_RT
 
 
+@torch.inference_mode()
 def measure(trial: Trial) -> Rows:
     """Rows of the tables ``activations`` and ``strength`` of a kind of sequence.
 
@@ -171,35 +157,25 @@ def measure(trial: Trial) -> Rows:
     ``activations`` has a line per sequence: the greatest magnitude in the hidden states after any
     layer, as a ratio to the median of that layer, with its value, layer, channel and position.
     """
-    (cell,) = trial.arms.values()
-    some = replace(cell, ids_RT=cell.ids_RT[trial.rows.start : trial.rows.stop])
-    strength, activations = read(trial.loaded, some, trial.settings.batch, trial.step)
-    return {"activations": activations, "strength": strength}
-
-
-@torch.inference_mode()
-def read(
-    loaded: Loaded, cell: Cell, size: int, count: Callable[[], object] = nothing
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Lines of both tables for the sequences of a kind."""
-    strengths, activations = [], []
-    for start in range(0, len(cell.ids_RT), size):
-        ids_BT = cell.ids_RT[start : start + size]
+    loaded, batch = trial.loaded, trial.settings.batch
+    ((kind, ids_RT),) = trial.arms.items()
+    parts: dict[str, list[pd.DataFrame]] = {"activations": [], "strength": []}
+    for start in range(trial.rows.start, trial.rows.stop, batch):
+        ids_BT = ids_RT[start : min(start + batch, trial.rows.stop)]
         with trace(loaded.model, ("received", GREATEST)) as recording:
             forward(loaded, ids_BT.to(loaded.model.device))
         received_BLHK = recording.received[0].float().cpu().numpy()
         visible_BLK = recording.visible_by_layer[0].float().cpu().numpy()
         greatest_BLN = recording.values(GREATEST)[0][:, :, 0].float().cpu().numpy()
         weights = _weights(ids_BT.numpy(), received_BLHK, visible_BLK)
-        weights["row"] += start
-        strengths.append(weights)
-        activations.append(_activations(greatest_BLN, start))
-        count()
-    tables = [pd.concat(parts, ignore_index=True) for parts in (strengths, activations)]
-    for table in tables:
-        for place, (name, value) in enumerate(cell.names.items()):
-            table.insert(place, name, value)
-    return tables[0], tables[1]
+        parts["strength"].append(weights.assign(row=weights["row"] + start))
+        parts["activations"].append(_activations(greatest_BLN, start))
+        trial.step()
+    tables = {name: pd.concat(some, ignore_index=True) for name, some in parts.items()}
+    names = dict(zip(KIND, kind, strict=True))
+    return {
+        name: pd.DataFrame(names, index=table.index).join(table) for name, table in tables.items()
+    }
 
 
 def forward(loaded: Loaded, ids_BT: Tensor) -> None:
@@ -322,17 +298,15 @@ def classes(table: pd.DataFrame, loaded: Loaded, epsilon: float) -> pd.DataFrame
     strong = table[table["strongest"] > epsilon]
     counts = strong.groupby([*KIND, "token_id"], sort=False).size().rename("heads").reset_index()
     roles = special_roles(loaded) | {ADDED: "sink"}
-    texts = []
-    for one in counts["token_id"]:
-        text = "added sink"
+    texts = ["added sink"] * len(counts)
+    for place, one in enumerate(counts["token_id"]):
         if one != ADDED:
-            text = token_text(loaded.tokenizer, one)
-        texts.append(text)
+            texts[place] = token_text(loaded.tokenizer, one)
     counts["token"] = texts
     counts["class"] = pd.Series(dtype=object)
     if texts:
         counts["class"] = token_classes(texts, [roles.get(one, "") for one in counts["token_id"]])
     counts["share"] = counts["heads"] / counts.groupby(KIND, sort=False)["heads"].transform("sum")
-    return counts.sort_values(
-        [*KIND, "share"], ascending=[True, True, True, False], kind="stable"
-    ).reset_index(drop=True)
+    ascending = [True, True, True, False]
+    counts = counts.sort_values([*KIND, "share"], ascending=ascending, kind="stable")
+    return counts.reset_index(drop=True)

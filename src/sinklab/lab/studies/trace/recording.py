@@ -29,6 +29,7 @@ from sinklab.lab.measures.some_queries import WINDOW
 from sinklab.lab.records.info import STUDY_DIMS, of_twin
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment
+from sinklab.lab.studies.base import Row
 from sinklab.lab.studies.trace.study import StudySettings
 
 DTYPES = {"visible": "float32", "positions": "float32"}
@@ -123,7 +124,7 @@ class Recorder:
         self._after_L = pd.Index(selection.layers).get_indexer(np.array(selection.layers) + 1)
         """place of the layer behind each one, -1 if it is not recorded"""
         self._steps: list[dict[str, np.ndarray]] = []
-        self._tables = defaultdict[str, list[dict[str, Any]]](list)
+        self._tables = defaultdict[str, list[Row]](list)
         self.maps: dict[str, np.ndarray] = {}
         self.queries: dict[int, int] = {}
         """Step -> queries that ran."""
@@ -200,7 +201,7 @@ class Recorder:
         sums that later ones need.
         """
         length = len(moment.ids_S)
-        step: dict[str, Any] = {
+        step: Row = {
             "positions": np.float32(length),
             "step_number": np.int32(moment.index),
         }
@@ -264,7 +265,7 @@ class Recorder:
     def _of_others(
         self,
         first: First,
-        step: dict[str, Any],
+        step: Row,
         main: str,
         state_S: np.ndarray,
         state_Q: np.ndarray,
@@ -315,7 +316,7 @@ class Recorder:
             found["received_by_state"] = by_state_GLHK
         return found
 
-    def _of_states(self, first: First, step: dict[str, Any], state_S: np.ndarray) -> None:
+    def _of_states(self, first: First, step: Row, state_S: np.ndarray) -> None:
         """A row per layer and state: means over the positions in the state, and over heads."""
 
         def shares(received_LHK: np.ndarray) -> np.ndarray:
@@ -338,9 +339,7 @@ class Recorder:
                 rows[name] = ratio(np.nansum(here_LS, 1), (~np.isnan(here_LS)).sum(1))
             self._tables["states"].append(rows)
 
-    def _of_table(
-        self, name: str, values: np.ndarray, step: dict[str, Any], state_S: np.ndarray
-    ) -> None:
+    def _of_table(self, name: str, values: np.ndarray, step: Row, state_S: np.ndarray) -> None:
         """A row per layer and index on the axes between; for positions, also their state and
         whether they are sinks.
         """

@@ -20,11 +20,11 @@ from sinklab.lab.records.writing import RunWriter
 from sinklab.lab.scoring import encode, state_records
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, Writing, WritingRequest, sample_seed, seeded
-from sinklab.lab.studies.base import Work, columns_of, text_of
+from sinklab.lab.studies.base import Row, Work, columns_of, text_of
 from sinklab.lab.studies.processes import PORTION, Meter, Progress
+from sinklab.lab.studies.trace.again import looked_at, stretches, token_costs, truncation_table
 from sinklab.lab.studies.trace.recording import Recorder, Selection
 from sinklab.lab.studies.trace.study import STATISTICS, StudySettings
-from sinklab.lab.studies.trace.truncation import looked_at, stretches, token_costs, truncation_table
 
 # canvas positions of texts that are written in one batch, at most
 TOGETHER = 512
@@ -215,7 +215,7 @@ def agreement(one: np.ndarray, other: np.ndarray) -> float:
 
 def _generation(
     task: Task, sample: int, moments: list[Moment], k: int, log: InterventionLog
-) -> dict[str, Any]:
+) -> Row:
     written = moments[-1].written
     completion = _completion(task, written)
     prompt = task.prompt.text

@@ -173,7 +173,7 @@ class Trace(Study):
     shards = True
     prepare = deferred("sinklab.lab.studies.trace.run:prepare")
     run = deferred("sinklab.lab.studies.trace.run:write_samples")
-    finish = deferred("sinklab.lab.studies.trace.twins:finish")
+    finish = deferred("sinklab.lab.studies.trace.again:finish")
 
     def amount(self, settings: StudySettings, info: Any) -> Amount:
         """Every step of every text."""
