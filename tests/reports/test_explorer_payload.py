@@ -115,8 +115,9 @@ def test_a_small_run_is_on_the_page_whole(tmp_path):
         received = sample.received_TLHK
         heads = decode(scale, codes(arrays["heads"], (3, 4, 12, 25))).transpose(2, 0, 1, 3)
         assert_allclose(heads, received, rtol=scale.error * 1.01, atol=2.0**LOW)
-        mean = decode(scale, codes(arrays["mean"], (3, 12, 25))).transpose(1, 0, 2)
-        assert_allclose(mean, received.mean(2), rtol=scale.error * 1.01, atol=2.0**LOW)
+        mean = decode(scale, codes(arrays["mean"], (4, 12, 25))).transpose(1, 0, 2)
+        assert_allclose(mean[:, 0], received.mean((1, 2)), rtol=scale.error * 1.01, atol=2.0**LOW)
+        assert_allclose(mean[:, 1:], received.mean(2), rtol=scale.error * 1.01, atol=2.0**LOW)
         main = codes(arrays["main"], (3, 4, 12)).astype(int).transpose(2, 0, 1) - 1
         assert_array_equal(main, sample.main_TLH)
         norms, norm_scale = codes(arrays["norms"], (3, 12, 25)), scale_of(shown, "norm_scale")
@@ -147,7 +148,7 @@ def test_a_decoder_that_grows_leaves_later_keys_absent(tmp_path):
     size = Simulation(family="autoregressive", steps=10)
     study = as_studies(simulate(tmp_path / "run", size))[0]
     shown, sample = arrays_of(study)["samples"][0], study.samples[0]
-    mean = codes(shown["arrays"]["mean"], (3, 10, sample.received_TLHK.shape[-1]))
+    mean = codes(shown["arrays"]["mean"], (4, 10, sample.received_TLHK.shape[-1]))
     assert_array_equal(mean == 0, np.broadcast_to(~sample.exists_TK, mean.shape))
     assert (
         codes(shown["arrays"]["ages"], sample.exists_TK.shape) > 0
@@ -277,7 +278,7 @@ def test_keys_of_causal_runs_are_shown_by_their_mean_weight(make_study):
     )
     shown, whole = (arrays_of(one)["samples"][0] for one in (study, plain))
     assert_array_equal(codes(shown["arrays"]["visible"], (12,)), [24] * 12)
-    mean = [codes(one["arrays"]["mean"], (2, 12, 24)) for one in (shown, whole)]
+    mean = [codes(one["arrays"]["mean"], (3, 12, 24)) for one in (shown, whole)]
     assert_array_equal(mean[0][..., :17], mean[1][..., :17])
     # fewer than eight queries see the last seven
     assert (mean[0][..., 17:] == 0).all() and (mean[1][..., 17:] > 0).all()

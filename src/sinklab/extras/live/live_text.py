@@ -224,6 +224,7 @@ class LiveText:
         self._keys, ids_S = a_LHK.shape[-1], step.before_BS[0].tolist()
         # no key receives more than all that there is
         scale = LogScale(LOW, max(4.0, math.ceil(math.log2(self._keys))))
+        mean_LK = a_LHK.mean(1)
         share_LHK = np.divide(a_LHK, seen_L1K, out=np.zeros_like(a_LHK), where=seen_L1K > 0)
         self._weights.append(share_LHK.max(-1))
         return {
@@ -236,7 +237,7 @@ class LiveText:
             "scale": scale.as_json(),
             "codes": {
                 name: _packed(scale.encode(a))
-                for name, a in (("heads", a_LHK), ("mean", a_LHK.mean(1)))
+                for name, a in (("heads", a_LHK), ("mean", [mean_LK.mean(0), *mean_LK]))
             },
             "main": (main_sink(a_LHK, seen_L1K) + 1).ravel().tolist(),
             "visible": [round(float(seen_L1K.max()))],

@@ -43,7 +43,7 @@ class Adapted(Family):
         """The decoder, with full attention in every layer: that of one in blocks is the model's,
         not the layer's.
         """
-        named = [*_FIELDS["needed"]]
+        named = [*_FIELDS["fields"]]
         if not config.get("rope_parameters"):
             named.append("rope_theta")
         fields = self.fields(config, {name: name for name in named})

@@ -29,9 +29,23 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Tensor names of a checkpoint and their shapes."""
 
 
+SIZES = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "rms_norm_eps",
+]
+"""Fields of the config of a decoder of transformers that has none but the usual parts."""
+
+
 def formats_of(package: str) -> dict[str, Any]:
     """Facts of a package's families, from its ``formats.toml``: names of tensors and config fields,
-    published checkpoints, chat formats. Fields that are ``needed`` stand among the others.
+    published checkpoints, chat formats. Fields that are ``needed`` stand among the others, with
+    the sizes of a decoder.
     """
     formats = tomllib.loads((files(package) / "formats.toml").read_text("utf-8"))
     for facts in formats.values():
@@ -42,7 +56,8 @@ def formats_of(package: str) -> dict[str, Any]:
                 for one in "qkv"
             }
         if isinstance(facts, dict) and "needed" in facts:
-            facts["fields"] = {name: name for name in facts["needed"]} | facts.get("fields", {})
+            named = SIZES + facts["needed"]
+            facts["fields"] = {name: name for name in named} | facts.get("fields", {})
     return formats
 
 

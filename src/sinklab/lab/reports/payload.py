@@ -176,7 +176,9 @@ def _base(sample: Sample, vocabulary: dict[Token, int], budget: int) -> dict[str
     keep = slice(None, None, stride)
     exists_TK = sample.exists_TK[keep]
     scale = LogScale.covering(np.array([seen.greatest]), LOW)
-    mean_LTK = np.where(exists_TK, seen.received_TLK[keep].transpose(1, 0, 2), np.nan)
+    received_LTK = seen.received_TLK[keep].transpose(1, 0, 2)
+    # the mean over all layers stands in front
+    mean_LTK = np.where(exists_TK, [received_LTK.mean(0), *received_LTK], np.nan)
     main_LHT = (sample.main_TLH[keep].transpose(1, 2, 0) + 1).astype(np.uint16)
     # scores are mean weights in multiples of an even share, whatever the number of queries that see
     # the key

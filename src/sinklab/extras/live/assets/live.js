@@ -12,7 +12,7 @@ class Growing extends Sample {
     super({ index: 0, steps: [], blocks: [], keys, scale, blocked: run.blocked ? 1 : 0, final: "" }, run);
     const { L, H, K, P } = this;
     // Rows of each array, numbers of a row at a step, and their kind.
-    this.parts = { heads: [L * H, K, Uint8Array], mean: [L, K, Uint8Array], main: [L * H, 1, Uint16Array], blocked: [L * H, 1, Uint16Array], visible: [1, 1, Uint16Array], ages: [1, P, Uint8Array], tokens: [1, P, Uint32Array] };
+    this.parts = { heads: [L * H, K, Uint8Array], mean: [L + 1, K, Uint8Array], main: [L * H, 1, Uint16Array], blocked: [L * H, 1, Uint16Array], visible: [1, 1, Uint16Array], ages: [1, P, Uint8Array], tokens: [1, P, Uint32Array] };
     this.arrays = {};
     this.ranks = [];
     this.ready = this;
@@ -42,7 +42,6 @@ class Growing extends Sample {
     }
     this.raw.blocks[told.step] = told.block;
     this.run.head_maps = told.head_maps;
-    this.planes.clear();
   }
 
   /** What is blocked in each head at a step, as the array of a run with edits has it. */
@@ -52,14 +51,6 @@ class Growing extends Sample {
     if (!blocked || step < blocked.step) return keys;
     for (const one of this.headsOf(blocked.layer ?? ALL_LAYERS, blocked.head ?? MEAN)) keys[one] = blocked.key + 1;
     return keys;
-  }
-}
-
-class LivePane extends Pane {
-  fillChoices() {
-    super.fillChoices();
-    this.find(".choose-run").disabled = true;
-    this.find(".choose-sample").hidden = true;
   }
 }
 
@@ -180,7 +171,6 @@ const live = {
     this.state(`step ${told.step} of ${told.total - 1}`);
     Object.assign(by("progress"), { max: told.total, value: told.step + 1 });
     const pane = app.panes[told.pass === "plain" ? 0 : 1];
-    this.redraw();
     // Who looks at an earlier step meanwhile is left there.
     if (this.follow) app.goTo(pane, told.step);
     else app.paint();
@@ -212,18 +202,15 @@ const live = {
   arrange(count, fresh) {
     by("explorer").hidden = false;
     app.keep(count);
-    while (app.panes.length < count) app.add(new LivePane(app.panes.length));
+    // The plain text stands at the left, the one without a sink at the right.
+    while (app.panes.length < count) app.add(new Pane(app.panes.length)).find(".choose-run").inert = true;
     const pane = app.panes[fresh];
     pane.sample = app.runs[fresh].samples[0];
     pane.show(fresh, 0);
-    pane.pinned = fresh ? app.panes[0].pinned : -1;
+    pane.view.key = fresh ? app.panes[0].view.key : -1;
     app.active = 0;
     if (!this.isSetUp) controls.setUp();
     this.isSetUp = true;
-  },
-
-  redraw() {
-    for (const { parts } of app.panes) for (const part of parts) if (part instanceof HeatMap) part.key = "";
   },
 
   written(told) {
@@ -231,7 +218,6 @@ const live = {
     if (sample.T !== told.steps) sample.resize(told.steps);
     sample.raw.final = told.text;
     Object.assign(sample, { done: true, final: told.tokens });
-    this.redraw();
     for (const pane of app.panes) if (pane.sample === sample) pane.show(pane.view.run, 0);
     this.work(false, `${told.steps} steps`);
     if (told.measured) this.measured(told.measured);
@@ -261,7 +247,7 @@ const live = {
     by("block").hidden = !there;
     if (!there) return;
     const { view } = pane;
-    by("which").textContent = `${pane.pinned >= 0 ? "Pinned" : "Main sink"}: ${this.name(pane.chosen)}. Block it from step ${view.step} on:`;
+    by("which").textContent = `${pane.view.key >= 0 ? "Pinned" : "Main sink"}: ${this.name(pane.chosen)}. Block it from step ${view.step} on:`;
     const [noLayer, noHead] = [view.layer === ALL_LAYERS, view.head === MEAN];
     by("block-head").textContent = noHead ? "in one head" : `in layer ${view.layer}, head ${view.head}`;
     by("block-layer").textContent = noLayer ? "in one layer" : `in layer ${view.layer}`;

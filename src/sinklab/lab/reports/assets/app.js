@@ -8,18 +8,15 @@ const app = {
   playing: false,
   speed: 1,
   metric: 0,
-  dirty: false,
   timer: 0,
 
   /** Draws every pane at the next frame, however many things change until then. */
   paint() {
-    if (this.dirty) return;
-    this.dirty = true;
-    requestAnimationFrame(() => this.draw());
+    this.frame ??= requestAnimationFrame(() => this.draw());
   },
 
   draw() {
-    this.dirty = false;
+    this.frame = null;
     for (const pane of this.panes) pane.draw();
     controls.draw();
   },
@@ -117,9 +114,7 @@ let rememberTimer = 0;
 function remember() {
   clearTimeout(rememberTimer);
   rememberTimer = setTimeout(() => {
-    const of = (field) => app.panes.map((pane) => pane.view[field]).join(",");
-    const fields = ["run", "sample", "step", "layer", "head"].map((field) => `${field}=${of(field)}`);
-    if (app.panes.some((pane) => pane.pinned >= 0)) fields.push(`key=${app.panes.map((pane) => pane.pinned)}`);
+    const fields = Object.keys(app.panes[0].view).map((name) => `${name}=${app.panes.map((pane) => pane.view[name])}`);
     const theme = document.documentElement.dataset.theme;
     if (theme) fields.push(`theme=${theme}`);
     try {

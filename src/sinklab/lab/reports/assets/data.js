@@ -40,7 +40,6 @@ class Sample {
     this.K = raw.keys;
     this.P = raw.keys - run.added;
     this.score = decodeTable(raw.scale);
-    this.planes = new Map();
   }
 
   /** Unpacks the arrays, once. */
@@ -61,38 +60,13 @@ class Sample {
 
   /** Codes (T, K) of received attention in one layer and head; MEAN and ALL_LAYERS are means. */
   plane(layer, head) {
-    const id = `${layer}/${head}`;
-    if (!this.planes.has(id)) {
-      // A page that is played through many heads must not grow without end.
-      if (this.planes.size > 24) this.planes.delete(this.planes.keys().next().value);
-      this.planes.set(id, this.makePlane(layer, head));
-    }
-    return this.planes.get(id);
-  }
-
-  makePlane(layer, head) {
     const cells = this.T * this.K;
-    if (layer === ALL_LAYERS) return this.meanOfLayers();
-    if (head === MEAN) return this.arrays.mean.subarray(layer * cells, (layer + 1) * cells);
-    if (this.arrays.heads) {
-      const start = (layer * this.H + head) * cells;
-      return this.arrays.heads.subarray(start, start + cells);
-    }
-    return this.sparsePlane(layer, head);
-  }
-
-  meanOfLayers() {
-    const cells = this.T * this.K;
-    const plane = new Uint8Array(cells);
-    const { low, high, levels } = this.raw.scale;
-    for (let cell = 0; cell < cells; cell++) {
-      let sum = 0;
-      for (let layer = 0; layer < this.L; layer++) sum += this.score[this.arrays.mean[layer * cells + cell]];
-      if (Number.isNaN(sum)) continue;
-      const level = ((Math.log2(sum / this.L) - low) / (high - low)) * (levels - 1);
-      plane[cell] = level < 0 ? 1 : Math.min(Math.round(level), levels - 1) + 2;
-    }
-    return plane;
+    // The mean over all layers stands in front of those over the heads of each.
+    if (layer === ALL_LAYERS || head === MEAN) return this.arrays.mean.subarray((layer + 1) * cells, (layer + 2) * cells);
+    const one = layer * this.H + head;
+    if (this.arrays.heads) return this.arrays.heads.subarray(one * cells, (one + 1) * cells);
+    if (this.sparse?.one !== one) this.sparse = { one, plane: this.sparsePlane(layer, head) };
+    return this.sparse.plane;
   }
 
   /** Only the greatest keys of a head are on the page: the others are "below the scale" where the key exists. */

@@ -14,17 +14,11 @@ class HeatMap {
     this.canvas = pane.find(".map canvas");
     this.context = this.canvas.getContext("2d");
     this.image = document.createElement("canvas");
-    this.key = "";
     new ResizeObserver(() => app.paint()).observe(this.canvas);
-    const does = {
-      pointermove: (event) => this.onMove(event),
-      pointerleave: () => pane.glance(null, null),
-      pointerdown: (event) => this.onPress(event),
-      pointerup: () => (this.dragging = false),
-      pointercancel: () => (this.dragging = false),
-      keydown: (event) => this.onKey(event),
-    };
-    for (const name of Object.keys(does)) this.canvas.addEventListener(name, does[name]);
+    this.canvas.addEventListener("pointermove", (event) => this.onMove(event));
+    this.canvas.addEventListener("pointerleave", () => pane.glance(null, null));
+    this.canvas.addEventListener("pointerdown", (event) => this.onPress(event));
+    this.canvas.addEventListener("keydown", (event) => this.onKey(event));
   }
 
   /** Clears and fits the canvas to its place; returns the width and height in CSS pixels. */
@@ -116,13 +110,12 @@ class HeatMap {
   onMove(event) {
     if (!this.box) return;
     const { step, key } = this.cellAt(event);
-    if (this.dragging) app.goTo(this.pane, step);
+    if (event.buttons) app.goTo(this.pane, step);
     this.pane.glance(step, key);
   }
 
   onPress(event) {
     if (!this.box) return;
-    this.dragging = true;
     this.pane.pin(this.cellAt(event).key);
     this.onMove(event);
   }
@@ -157,19 +150,11 @@ class HeatMap {
     this.pane.find(".map .note").textContent = notes.filter(Boolean).join(" ");
   }
 
-  /** Places of the keys that were blocked: each from the first step on at which it was, to the last in a row. */
+  /** Places of the keys that were blocked, wide and tall enough to be seen. */
   blocked() {
     const { sample, view } = this.pane;
-    const places = [];
-    let open = new Map();
-    for (let step = 0; step <= sample.T; step++) {
-      const now = new Map(step < sample.T ? sample.hatched(step, view).map((key) => [key, open.get(key) ?? step]) : []);
-      for (const [key, first] of open) {
-        if (!now.has(key)) places.push([this.x(key), this.y(first), Math.max(this.wide(key), 3), Math.max(this.y(step) - this.y(first), 3)]);
-      }
-      open = now;
-    }
-    return places;
+    const tall = Math.max(this.box.height / sample.T, 3);
+    return sample.steps.flatMap((_, step) => sample.hatched(step, view).map((key) => [this.x(key), this.y(step), Math.max(this.wide(key), 3), tall]));
   }
 
   drawImage() {
@@ -178,9 +163,10 @@ class HeatMap {
     const ratio = devicePixelRatio || 1;
     const columns = Math.min(sample.P, Math.floor(box.width * ratio));
     const rows = Math.min(sample.T, Math.floor(box.height * ratio));
-    const key = [view.run, view.sample, view.layer, view.head, colours.dark, columns, rows].join("/");
-    if (key !== this.key) this.paintImage(columns, rows);
-    this.key = key;
+    // On the live page a sample grows, step by step.
+    const key = [view.layer, view.head, colours.dark, columns, rows, sample.told?.length].join("/");
+    if (key !== this.key || sample !== this.painted) this.paintImage(columns, rows);
+    Object.assign(this, { key, painted: sample });
     context.imageSmoothingEnabled = false;
     context.fillStyle = colours.of("cell");
     context.fillRect(box.left, box.top, box.width, box.height);

@@ -15,7 +15,7 @@ app.arrange = async function arrange(count, wanted = {}) {
     pane.view.run = clamp(pane.view.run, app.runs.length - 1);
     // Half way there are masks and words: a first look shows what the colours mean.
     pane.view.step = wanted.step?.[index] ?? app.runs[pane.view.run].samples[0].T >> 1;
-    pane.pinned = wanted.key?.[index] ?? -1;
+    pane.view.key = wanted.key?.[index] ?? -1;
   }
   for (const pane of this.panes.slice(before)) await pane.show(pane.view.run, pane.view.sample);
   if (before < count && (wanted.step?.length ?? 0) < count) this.goTo(this.panes[0], this.panes[0].view.step);

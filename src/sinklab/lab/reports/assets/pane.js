@@ -4,9 +4,8 @@ class Pane {
   constructor(index) {
     this.index = index;
     this.element = by("pane").content.firstElementChild.cloneNode(true);
-    this.view = { run: 0, sample: 0, step: 0, layer: ALL_LAYERS, head: MEAN };
+    this.view = { run: 0, sample: 0, step: 0, layer: ALL_LAYERS, head: MEAN, key: -1 };
     this.hover = { step: null, key: null };
-    this.pinned = -1;
     this.sample = null;
     this.parts = [Player, HeatMap, HeadMap, Readout].map((Part) => new Part(this));
     this.setUpChoices();
@@ -47,7 +46,7 @@ class Pane {
     this.view.layer = Math.max(Math.min(this.view.layer, shown.L - 1), ALL_LAYERS);
     if (this.view.head >= shown.H) this.view.head = MEAN;
     this.hover = { step: null, key: null };
-    if (this.pinned >= shown.K) this.pinned = -1;
+    if (this.view.key >= shown.K) this.view.key = -1;
     this.element.dataset.family = shown.run.family;
     this.element.dataset.added = shown.added;
     this.element.dataset.blocks = shown.blocks;
@@ -86,8 +85,8 @@ class Pane {
   }
 
   pin(key) {
-    this.pinned = key;
-    for (const other of app.others(this)) other.pinned = other.keyOf(this, key) ?? -1;
+    this.view.key = key;
+    for (const other of app.others(this)) other.view.key = other.keyOf(this, key) ?? -1;
     app.changed(this);
   }
 
@@ -96,9 +95,9 @@ class Pane {
     return this.hover.key ?? this.chosen;
   }
 
-  /** The pinned key, else the main sink. */
+  /** The key that was pinned, else the main sink. */
   get chosen() {
-    return this.pinned >= 0 ? this.pinned : this.sample.mainOf(this.view.step, this.view.layer, this.view.head);
+    return this.view.key >= 0 ? this.view.key : this.sample.mainOf(this.view.step, this.view.layer, this.view.head);
   }
 
   draw() {

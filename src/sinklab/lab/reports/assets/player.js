@@ -11,7 +11,7 @@ class Player {
     this.box.addEventListener("pointerleave", () => pane.glance(null, null));
     this.box.addEventListener("click", (event) => {
       const key = this.keyAt(event.target);
-      if (key !== null) pane.pin(key === pane.pinned ? -1 : key);
+      if (key !== null) pane.pin(key === pane.view.key ? -1 : key);
     });
   }
 
@@ -74,8 +74,8 @@ class Player {
 
   /** Classes of the keys that stand out, by key. */
   marks() {
-    const { hover, pinned, sample, view } = this.pane;
-    const keys = { main: [sample.mainOf(view.step, view.layer, view.head)], pinned: [pinned], looked: [hover.key], blocked: sample.hatched(view.step, view) };
+    const { hover, sample, view } = this.pane;
+    const keys = { main: [sample.mainOf(view.step, view.layer, view.head)], pinned: [view.key], looked: [hover.key], blocked: sample.hatched(view.step, view) };
     const marks = {};
     for (const [name, some] of Object.entries(keys)) for (const key of some) marks[key] = `${marks[key] ?? ""} ${name}`;
     return marks;
@@ -85,8 +85,8 @@ class Player {
   follow() {
     const { pane } = this;
     const fresh = app.playing ? this.box.querySelector(".just-committed") : null;
-    const span = pane.pinned >= 0 && pane.pinned !== this.followed ? this.spans[pane.pinned] : fresh;
-    this.followed = pane.pinned;
+    const span = pane.view.key >= 0 && pane.view.key !== this.followed ? this.spans[pane.view.key] : fresh;
+    this.followed = pane.view.key;
     if (!span) return;
     const top = span.offsetTop - this.box.offsetTop;
     const { scrollTop, clientHeight } = this.box;
