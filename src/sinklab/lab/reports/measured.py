@@ -5,9 +5,9 @@
 import math
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
-from functools import cached_property, partial, reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -51,46 +51,6 @@ MOTION_FIELDS = [
 MOST_BOUNDS = 6_000
 
 
-class Means:
-    """Running weighted means; numbers that are NaN do not count."""
-
-    def __init__(self) -> None:
-        self.sums: defaultdict[Any, np.ndarray] = defaultdict(partial(np.zeros, 2))
-        """name -> total and weight so far"""
-
-    def add_each(self, names: Iterable[Any], values: np.ndarray, weights: Any = 1.0) -> None:
-        """Add the numbers of each place on the first axis to a name of their own."""
-        sums = _weighted(values, weights).reshape(2, len(values), -1).sum(2)
-        for name, total in zip(names, sums.T, strict=True):
-            self.sums[name] += total
-
-    def add_in(
-        self,
-        places_TGR: np.ndarray,
-        names: Sequence[Any],
-        values_TLR: np.ndarray,
-        weights: Any = 1.0,
-    ) -> None:
-        """Add the values of every layer at the ``places`` of a name (1 there): all layers of one
-        group after another.
-        """
-        shape = values_TLR.shape
-        for steps in spans(len(places_TGR), 4 * math.prod(shape[1:])):
-            both = _weighted(values_TLR[steps], np.broadcast_to(weights, shape)[steps])
-            sums = np.matmul(places_TGR[steps], both.swapaxes(-1, -2)).sum(1)
-            for name, total in zip(names, sums.reshape(2, -1).T, strict=True):
-                self.sums[name] += total
-
-    def include(self, other: "Means") -> None:
-        """Add the sums of another."""
-        for name, sums in other.sums.items():
-            self.sums[name] += sums
-
-    def mean(self, name: Any) -> float:
-        """The mean so far; NaN when nothing was added."""
-        return float(ratio(*self.sums[name])) if name in self.sums else float("nan")
-
-
 def _weighted(values: Any, weights: Any) -> np.ndarray:
     """(2, ...) the numbers times their weights, and the weights; both 0 if the number is NaN."""
     there, both = ~np.isnan(values), np.empty((2, *np.shape(values)))
@@ -99,66 +59,41 @@ def _weighted(values: Any, weights: Any) -> np.ndarray:
     return both
 
 
+def _summed(values: np.ndarray, weights: Any = 1.0) -> np.ndarray:
+    """(2, N) sums of weighted numbers and of their weights, for each place on the first axis."""
+    return _weighted(values, weights).reshape(2, len(values), -1).sum(2)
+
+
+def _in_states(
+    places_TGR: np.ndarray, values_TLR: np.ndarray, weights: Any = 1.0
+) -> np.ndarray | float:
+    """(2, G, L) the same over the places of each state (1 there)."""
+    shape, sums = values_TLR.shape, 0.0
+    for steps in spans(len(places_TGR), 4 * math.prod(shape[1:])):
+        both = _weighted(values_TLR[steps], np.broadcast_to(weights, shape)[steps])
+        sums = sums + np.matmul(places_TGR[steps], both.swapaxes(-1, -2)).sum(1)
+    return sums
+
+
 class Measured:
     """The numbers of a study that need its arrays. None, or empty, if no sample recorded the arrays
     that a number needs.
     """
 
     def __init__(
-        self,
-        sample: Callable[[int], Sample],
-        recorded: Sequence[int],
-        kept: Collection[int],
-        layers: Sequence[int],
-        heads: Sequence[int],
+        self, found: list[dict[str, Any]], layers: Sequence[int], heads: Sequence[int]
     ) -> None:
-        """sample: reads the sample at a place, one of ``recorded``. Those at the places ``kept``
-        stay in memory, with what was read of them, and are measured here; the others in processes.
-        """
-        self._layers, self._heads = np.asarray(layers, dtype=int), np.asarray(heads, dtype=int)
-
-        def measure(place: int) -> dict[str, Any]:
-            found = self._found(sample(place), len(recorded))
-            alone, number = self._of_one(found), recorded.index(place)
-            by = {"layer": alone.by_layer, "step": alone.by_step}
-            return found | {axis: frame.assign(sample=number) for axis, frame in by.items()}
-
-        others = [place for place in recorded if place not in kept]
-        workers, elsewhere = begun(measure, others)
-        try:
-            by_place = {place: measure(place) for place in recorded if place in kept}
-            by_place |= zip(others, elsewhere, strict=True)
-        finally:
-            workers.shutdown(cancel_futures=True)
-        found = [by_place[place] for place in recorded]
-        self.each: dict[str, pd.DataFrame] = {
-            axis: _joined([one[axis] for one in found]) for axis in ("layer", "step")
-        }
-        """`by_layer` and `by_step` of each sample"""
-        self._add_up(found)
-
-    def _of_one(self, found: dict[str, Any]) -> "Measured":
-        """Numbers of one sample on its own."""
-        alone = object.__new__(Measured)
-        alone._layers, alone._heads = self._layers, self._heads
-        alone._add_up([found])
-        return alone
-
-    def _add_up(self, found: list[dict[str, Any]]) -> None:
-        """Everything of some samples together."""
-        self._means, self._counts = Means(), Counter[tuple[str, int]]()
-        self._share_LH, self._steps_L = (
-            np.zeros((len(self._layers), len(self._heads))),
-            np.zeros(len(self._layers)),
-        )
+        """found: results of `_found` of some samples."""
+        self._layers, self._heads = np.asarray(layers, dtype=int), heads
+        self._sums, self._stays = Counter[Any](), Counter[int]()
         parts: defaultdict[str, list[Any]] = defaultdict(list)
         for one in found:
-            self._means.include(one["means"])
-            self._counts.update(one["counts"])
-            self._share_LH += one["share_LH"]
-            self._steps_L += one["steps_L"]
+            self._sums.update(one["sums"])
+            self._stays.update(one["stays"])
             for name, part in one.items():
                 parts[name].append(part)
+        self.each = {axis: _joined(parts[axis]) for axis in ("layer", "step")}
+        """`by_layer` and `by_step` of each sample"""
         self.curve: thresholds.EpsilonCurve | None = _total(parts["curve"])
         self.histogram: thresholds.ScoreHistogram | None = _total(parts["histogram"])
         self.layer_sinks: overlap.LayerSinks | None = _total(parts["layer_sinks"])
@@ -207,156 +142,6 @@ class Measured:
         """mean overlap of the sinks of two layers"""
         self._labels = {name: parts[name] for name in ("text", "class", "age")}
 
-    def _found(self, sample: Sample, samples: int) -> dict[str, Any]:
-        """Everything of one of so many samples, from one pass over its attention."""
-        shape, means = sample.shape, Means()
-        first = next(iter(thresholds.DEFAULT_RULES.values()))
-        own = {} if sample.rule == first else {rule_name(sample.rule): sample.rule}
-        curve, histogram = (
-            thresholds.EpsilonCurve.empty(shape[1]),
-            thresholds.ScoreHistogram.empty(bins=80, log=True),
-        )
-        rules = thresholds.RuleCounter({**own, **thresholds.DEFAULT_RULES})
-        moved = MotionCounter(shape, sample.rule, sample.added)
-        text = TextMotion(shape, sample.added, sample.rule, sample.positions_T)
-        seen = sample.read(curve, histogram, rules, moved, *([text] if sample.added else []))
-        here_TLH = seen.main_TLH >= 0
-        found: dict[str, Any] = {
-            "means": means,
-            "counts": self._layers_of(sample, means),
-            "share_LH": np.nansum(seen.share_TLH, axis=0, dtype=float),
-            "steps_L": here_TLH.any(2).sum(0),
-            "curve": curve,
-            "histogram": histogram,
-            "rules": rules.rows,
-            "threshold_T": sample.threshold_T,
-            "events_S": pd.Series(sample.events_TK[:, sample.added :].sum(0)),
-            "shared_LL": overlap.overlap_of_counts(seen.events_TLK),
-            "layer_sinks": overlap.LayerSinks(
-                here_TLH.sum((0, 2)),
-                here_TLH.any(2).sum(0),
-                seen.sinks_TLH.sum((0, 2)),
-                (seen.events_TLK > 0).sum((0, 2)),
-                seen.taken_TLH.sum((0, 2), dtype=float),
-            ),
-            "bounds": drawn_bounds(sample, samples),
-            "strongest_keys": seen_of(sample),
-            "statistics": (sample.step_numbers_T, means_of(sample)),
-        }
-        self._states(sample, means)
-        norms = pd.DataFrame([_compared(means, "norm", layer) for layer in self._layers.tolist()])
-        found["norm_ratio"] = (norms["sink_norm"] / norms["rest_norm"]).mean()
-        if sample.added:
-            found["text_motion"] = text.counter.motion.overall
-        return found | self._motion(sample, moved.motion) | _tokens(sample)
-
-    def _layers_of(self, sample: Sample, means: Means) -> Counter[tuple[str, int]]:
-        """Add the numbers of every layer in one sample; counts are returned."""
-        seen, added, layers = sample.seen, sample.added, self._layers.tolist()
-        here_TLH = seen.main_TLH >= 0
-        sinks_TL = seen.sinks_TLH.sum(2)
-        values = {
-            "added_share": seen.added_share_TLH,
-            "text_share": seen.text_share_TLH,
-            "absorbed": ratio(seen.taken_TLH, seen.total_TLH),
-            "sinks": np.where(here_TLH, seen.sinks_TLH, np.nan),
-            "overlap_between_heads": seen.alike_TL,
-        }
-        if sample.share_by_state_TGLH is not None:
-            for number, state in enumerate(STATES):
-                values[f"share_{state}"] = sample.share_by_state_TGLH[:, number]
-        for name, of_steps in values.items():
-            means.add_each([(name, layer) for layer in layers], of_steps.swapaxes(0, 1))
-        scores_LT = ratio(seen.score_TL, sinks_TL).T
-        means.add_each([("score", layer) for layer in layers], scores_LT, sinks_TL.T)
-        steps = sample.step_numbers_T[:-1].tolist()
-        means.add_each([("step", step) for step in steps], seen.stays_TLH[1:])
-        pairs_L, moves_L = _moves(seen.main_TLH)
-        counts = {
-            "events": sinks_TL.sum(0),
-            "added_events": seen.events_TLK[..., :added].sum((0, 2)),
-            "mains": here_TLH.sum((0, 2)),
-            "added_mains": (here_TLH & (seen.main_TLH < added)).sum((0, 2)),
-            "moves": moves_L,
-            "text_moves": _moves(seen.text_main_TLH)[1],
-            "transitions": pairs_L,
-        }
-        return Counter(
-            {
-                (name, layer): count
-                for name, counts_L in counts.items()
-                for layer, count in zip(layers, counts_L.tolist(), strict=True)
-            }
-        )
-
-    def _states(self, sample: Sample, means: Means) -> None:
-        """Add the norms of every layer in one sample, and the attention received there, of
-        positions in each state apart.
-
-        Masks differ from text in everything: a mean over both is that of a mixture.
-        """
-        seen, added, layers = sample.seen, sample.added, self._layers.tolist()
-        states = range(len(STATES)) if sample.has_tokens else range(0)
-        received_TLR = seen.share_TLK[..., added:] * sample.positions_T[:, None, None]
-        places_GTR = np.array([sample.states_TS == state for state in states], dtype=float)
-        places_TGR = places_GTR.reshape(len(states), *received_TLR.shape[::2]).swapaxes(0, 1)
-        means.add_in(
-            places_TGR,
-            [(f"received_{STATES[g]}", layer) for g in states for layer in layers],
-            received_TLR,
-        )
-        events_TLR = seen.events_TLK[..., added:].astype(float)
-        others_TLR = (seen.main_TLH >= 0).sum(2)[..., None] - events_TLR
-        for suffix, recorded_TLK in zip(
-            NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True
-        ):
-            if recorded_TLK is None:
-                continue
-            norm_TLK = np.where(sample.exists_TK[:, None], recorded_TLK, np.nan)
-            names = [(f"added_{suffix}", layer) for layer in layers]
-            means.add_each(names, norm_TLK[..., :added].swapaxes(0, 1))
-            for kind, weights_TLR in (("sink", events_TLR), ("rest", others_TLR)):
-                kinds = [(kind, suffix, layer, state) for state in states for layer in layers]
-                means.add_in(places_TGR, kinds, norm_TLK[..., added:], weights_TLR)
-
-    def _motion(self, sample: Sample, found: Motion) -> dict[str, Any]:
-        layer_LH, head_LH = np.meshgrid(self._layers, self._heads, indexing="ij")
-        columns: dict[str, Any] = {
-            "sample": sample.index,
-            "layer": layer_LH.ravel(),
-            "head": head_LH.ravel(),
-        }
-        columns |= {name: getattr(found, name).ravel() for name in MOTION_FIELDS}
-        columns["word"] = [motion_word(value) for value in columns["mobility"]]
-        overall, strongest = found.overall, sample.strongest
-        columns |= {"weight": strongest.weight_LH.ravel(), "strong": strongest.strong_LH.ravel()}
-        columns["first"] = strongest.first_LH.ravel()
-        if sample.reading == SO_FAR:
-            # a column sum keeps its old rows: a key may stay strongest by construction
-            overall = overall.of_heads(strongest.mobility_LH, strongest.counted_LH)
-            columns |= {
-                "so_far_mobility": columns["mobility"],
-                "mobility": strongest.mobility_LH.ravel(),
-            }
-            columns["word"] = [motion_word(value) for value in columns["mobility"]]
-            if sample.last_row_mobility_LH is not None:
-                columns["last_row_mobility"] = sample.last_row_mobility_LH.ravel()
-        parts: dict[str, Any] = {"motion": overall, "motions": pd.DataFrame(columns)}
-        if (sample.blocks_T >= 0).all():
-            parts["blocks"] = [
-                overlap.block_effects(
-                    found.main[:, [place]], sample.blocks_T, found.counted[:, [place]]
-                )
-                for place in range(len(self._layers))
-            ]
-        if sample.main_by_state_TGLH is not None:
-            # the least weight that makes a key a sink of all queries together
-            floor_T111 = np.nan_to_num(sample.threshold_T / sample.positions_T)[:, None, None, None]
-            parts["split"] = overlap.split_sinks(
-                sample.main_by_state_TGLH, sample.share_by_state_TGLH, floor_T111
-            )
-        return parts
-
     @cached_property
     def by_layer(self) -> pd.DataFrame:
         """A row per recorded layer, over all samples, recorded steps and heads; empty without
@@ -397,14 +182,12 @@ class Measured:
         border_moves, inside_moves: moves of the main sink per pair of steps at block borders and
             inside blocks
         """
-        rows = []
-        for layer in self._layers.tolist():
-            rows.append({"layer": layer} | {name: self._of(name, layer) for name in SUMMED})
-            for suffix in NORMS:
-                rows[-1] |= _compared(self._means, suffix, layer)
-        if not rows:
+        if not self._sums:
             return pd.DataFrame()
-        table: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+        table: dict[str, Any] = {"layer": self._layers}
+        table |= {name: self._of(name) for name in SUMMED}
+        for suffix in NORMS:
+            table |= _compared(self._sums, suffix, len(self._layers))
         table["main_share"] = self.main_share_LH.mean(1)
         if self.layer_sinks is not None:
             table["distinct_sinks"] = self.layer_sinks.distinct
@@ -416,9 +199,7 @@ class Measured:
         table["mobility"] = ratio(
             here_LM @ (strength * np.nan_to_num(mobility)), here_LM @ strength
         )
-        table["overlap_between_heads"] = [
-            self._of("overlap_between_heads", layer) for layer in self._layers.tolist()
-        ]
+        table["overlap_between_heads"] = self._of("overlap_between_heads")
         table["overlap_with_next_layer"] = np.append(
             np.diagonal(self.overlap_by_layer_LL, 1), np.nan
         )
@@ -429,14 +210,17 @@ class Measured:
             table["inside_moves"] = [effect.inside_rate for effect in self.blocks]
         return pd.DataFrame(table)
 
-    def _of(self, name: str, layer: int) -> float:
-        key = name, layer
-        return self._counts[key] if key in self._counts else self._means.mean(key)
+    def _of(self, name: str) -> Any:
+        """Counts, or means, by layer; NaN if nothing was added up."""
+        if name not in self._sums:
+            return math.nan
+        sums = self._sums[name]
+        return sums if sums.ndim == 1 else ratio(*sums)
 
     @cached_property
     def main_share_LH(self) -> np.ndarray:
         """Mean attention weight on the greatest key."""
-        return (self._share_LH / np.maximum(self._steps_L, 1)[:, None]).astype(np.float64)
+        return self._sums["share_LH"] / np.maximum(self._sums["steps_L"], 1)[:, None]
 
     @property
     def strongest(self) -> tuple[int, int]:
@@ -462,43 +246,215 @@ class Measured:
         """``overlap``: mean Jaccard overlap of a head's sinks with those of the next recorded step,
         by ``step``.
         """
-        steps = sorted(key[1] for key in self._means.sums if key[0] == "step")
-        return pd.DataFrame(
-            {"step": steps, "overlap": [self._means.mean(("step", step)) for step in steps]}
-        )
+        steps = sorted(self._stays)
+        sums_T2 = np.array([self._stays[step] for step in steps]).reshape(-1, 2)
+        return pd.DataFrame({"step": steps, "overlap": ratio(*sums_T2.T)})
 
     def enriched(self, labels: str) -> Enrichment | None:
         """Frequency of sinks against occupancy by "text", "class" or "age"; None without tokens."""
         return enriched(self._labels[labels]) if self._labels[labels] else None
 
 
-def _compared(means: Means, suffix: str, layer: int) -> dict[str, float]:
-    """Mean norms in a layer: of sinks and of the rest in each state, and of visible text, state for
+def measured(
+    sample: Callable[[int], Sample],
+    recorded: Sequence[int],
+    kept: Collection[int],
+    layers: Sequence[int],
+    heads: Sequence[int],
+) -> Measured:
+    """The numbers of the samples at the places ``recorded``, which ``sample`` reads. Those at the
+    places ``kept`` stay in memory, with what was read of them, and are measured here; the others in
+    processes.
+    """
+
+    def measure(place: int) -> dict[str, Any]:
+        found = _found(sample(place), layers, heads, len(recorded))
+        alone, number = Measured([found], layers, heads), recorded.index(place)
+        by = {"layer": alone.by_layer, "step": alone.by_step}
+        return found | {axis: frame.assign(sample=number) for axis, frame in by.items()}
+
+    others = [place for place in recorded if place not in kept]
+    workers, elsewhere = begun(measure, others)
+    try:
+        by_place = {place: measure(place) for place in recorded if place in kept}
+        by_place |= zip(others, elsewhere, strict=True)
+    finally:
+        workers.shutdown(cancel_futures=True)
+    return Measured([by_place[place] for place in recorded], layers, heads)
+
+
+def _found(
+    sample: Sample, layers: Sequence[int], heads: Sequence[int], samples: int
+) -> dict[str, Any]:
+    """Everything of one of so many samples, from one pass over its attention.
+
+    ``sums`` has, by name, counts (L,), or sums of numbers and of their weights (2, …, L).
+    """
+    shape = sample.shape
+    first = next(iter(thresholds.DEFAULT_RULES.values()))
+    own = {} if sample.rule == first else {rule_name(sample.rule): sample.rule}
+    curve, histogram = (
+        thresholds.EpsilonCurve.empty(shape[1]),
+        thresholds.ScoreHistogram.empty(bins=80, log=True),
+    )
+    rules = thresholds.RuleCounter({**own, **thresholds.DEFAULT_RULES})
+    moved = MotionCounter(shape, sample.rule, sample.added)
+    text = TextMotion(shape, sample.added, sample.rule, sample.positions_T)
+    seen = sample.read(curve, histogram, rules, moved, *([text] if sample.added else []))
+    here_TLH = seen.main_TLH >= 0
+    sums = _by_layer(sample) | _by_state(sample)
+    norms = _compared(sums, "norm", shape[1])
+    found: dict[str, Any] = {
+        "sums": sums,
+        "stays": dict(
+            zip(sample.step_numbers_T[:-1].tolist(), _summed(seen.stays_TLH[1:]).T, strict=True)
+        ),
+        "norm_ratio": pd.Series(norms["sink_norm"] / norms["rest_norm"]).mean(),
+        "curve": curve,
+        "histogram": histogram,
+        "rules": rules.rows,
+        "threshold_T": sample.threshold_T,
+        "events_S": pd.Series(sample.events_TK[:, sample.added :].sum(0)),
+        "shared_LL": overlap.overlap_of_counts(seen.events_TLK),
+        "layer_sinks": overlap.LayerSinks(
+            here_TLH.sum((0, 2)),
+            here_TLH.any(2).sum(0),
+            seen.sinks_TLH.sum((0, 2)),
+            (seen.events_TLK > 0).sum((0, 2)),
+            seen.taken_TLH.sum((0, 2), dtype=float),
+        ),
+        "bounds": drawn_bounds(sample, samples),
+        "strongest_keys": seen_of(sample),
+        "statistics": (sample.step_numbers_T, means_of(sample)),
+    }
+    if sample.added:
+        found["text_motion"] = text.counter.motion.overall
+    return found | _motion(sample, moved.motion, layers, heads) | _tokens(sample)
+
+
+def _by_layer(sample: Sample) -> dict[Any, np.ndarray]:
+    """Sums over heads, and over steps, of every layer in one sample."""
+    seen, added = sample.seen, sample.added
+    here_TLH = seen.main_TLH >= 0
+    sinks_TL = seen.sinks_TLH.sum(2)
+    values = {
+        "added_share": seen.added_share_TLH,
+        "text_share": seen.text_share_TLH,
+        "absorbed": ratio(seen.taken_TLH, seen.total_TLH),
+        "sinks": np.where(here_TLH, seen.sinks_TLH, np.nan),
+        "overlap_between_heads": seen.alike_TL,
+    }
+    if sample.share_by_state_TGLH is not None:
+        for number, state in enumerate(STATES):
+            values[f"share_{state}"] = sample.share_by_state_TGLH[:, number]
+    sums = {name: _summed(of_steps.swapaxes(0, 1)) for name, of_steps in values.items()}
+    pairs_L, moves_L = _moves(seen.main_TLH)
+    return sums | {
+        "score": _summed(ratio(seen.score_TL, sinks_TL).T, sinks_TL.T),
+        "events": sinks_TL.sum(0),
+        "added_events": seen.events_TLK[..., :added].sum((0, 2), dtype=int),
+        "mains": here_TLH.sum((0, 2)),
+        "added_mains": (here_TLH & (seen.main_TLH < added)).sum((0, 2)),
+        "moves": moves_L,
+        "text_moves": _moves(seen.text_main_TLH)[1],
+        "transitions": pairs_L,
+        "share_LH": np.nansum(seen.share_TLH, axis=0, dtype=float),
+        "steps_L": here_TLH.any(2).sum(0),
+    }
+
+
+def _by_state(sample: Sample) -> dict[Any, Any]:
+    """Sums of the norms of every layer in one sample, and of the attention received there, of
+    positions in each state apart.
+
+    Masks differ from text in everything: a mean over both is that of a mixture.
+    """
+    seen, added, sums = sample.seen, sample.added, dict[Any, Any]()
+    if sample.has_tokens:
+        states_GTR = [sample.states_TS == state for state in range(len(STATES))]
+        places_TGR = np.array(states_GTR, dtype=float).swapaxes(0, 1)
+        received_TLR = seen.share_TLK[..., added:] * sample.positions_T[:, None, None]
+        received_G2L = np.moveaxis(_in_states(places_TGR, received_TLR), 1, 0)
+        sums |= {f"received_{state}": one for state, one in zip(STATES, received_G2L, strict=True)}
+    events_TLR = seen.events_TLK[..., added:].astype(float)
+    others_TLR = (seen.main_TLH >= 0).sum(2)[..., None] - events_TLR
+    for suffix, recorded_TLK in zip(
+        NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True
+    ):
+        if recorded_TLK is None:
+            continue
+        norm_TLK = np.where(sample.exists_TK[:, None], recorded_TLK, np.nan)
+        sums[f"added_{suffix}"] = _summed(norm_TLK[..., :added].swapaxes(0, 1))
+        if sample.has_tokens:
+            for kind, weights_TLR in (("sink", events_TLR), ("rest", others_TLR)):
+                sums[kind, suffix] = _in_states(places_TGR, norm_TLK[..., added:], weights_TLR)
+    return sums
+
+
+def _compared(sums: Mapping[Any, np.ndarray], suffix: str, layers: int) -> dict[str, np.ndarray]:
+    """Mean norms by layer: of sinks and of the rest in each state, and of visible text, state for
     state.
     """
-    sums = np.array(
-        [
-            [means.sums[kind, suffix, layer, state] for state in range(3)]
-            for kind in ("sink", "rest")
-        ]
-    )
-    mean_2G, weight_2G = ratio(sums[..., 0], sums[..., 1]), sums[..., 1]
+    nothing = np.zeros((2, len(STATES), layers))
+    kinds_2GL = {kind: sums.get((kind, suffix), nothing) for kind in ("sink", "rest")}
+    means_GL = {kind: ratio(*sums_2GL) for kind, sums_2GL in kinds_2GL.items()}
     found = {
-        f"{kind}_{suffix}_{state}": mean_2G[place, column]
-        for place, kind in enumerate(("sink", "rest"))
-        for column, state in enumerate(STATES)
+        f"{kind}_{suffix}_{state}": mean_L
+        for kind, mean_GL in means_GL.items()
+        for state, mean_L in zip(STATES, mean_GL, strict=True)
     }
-    sum_G, count_G = sums[..., 0].sum(0), weight_2G.sum(0)
-    found[f"text_{suffix}"] = ratio(sum_G[1:].sum(), count_G[1:].sum())
-    found[f"mask_{suffix}"] = ratio(sum_G[0], count_G[0])
+    all_2GL = kinds_2GL["sink"] + kinds_2GL["rest"]
+    found[f"text_{suffix}"] = ratio(*all_2GL[:, 1:].sum(1))
+    found[f"mask_{suffix}"] = ratio(*all_2GL[:, 0])
     # positions of the same state are compared: the rest of each is weighted as its sinks are
-    both_G = np.where(weight_2G[1, 1:] > 0, weight_2G[0, 1:], 0)
-    alike_G = both_G if both_G.any() else weight_2G[1, 1:]
-    for place, kind, weight_G in ((0, "sink", both_G), (1, "rest", alike_G)):
-        found[f"{kind}_{suffix}"] = ratio(
-            (np.nan_to_num(mean_2G[place, 1:]) * weight_G).sum(), weight_G.sum()
+    sinks_GL, rest_GL = kinds_2GL["sink"][1, 1:], kinds_2GL["rest"][1, 1:]
+    both_GL = np.where(rest_GL > 0, sinks_GL, 0)
+    alike_GL = np.where(both_GL.any(0), both_GL, rest_GL)
+    for kind, weight_GL in (("sink", both_GL), ("rest", alike_GL)):
+        total_L = (np.nan_to_num(means_GL[kind][1:]) * weight_GL).sum(0)
+        found[f"{kind}_{suffix}"] = ratio(total_L, weight_GL.sum(0))
+    return found
+
+
+def _motion(
+    sample: Sample, found: Motion, layers: Sequence[int], heads: Sequence[int]
+) -> dict[str, Any]:
+    layer_LH, head_LH = np.meshgrid(layers, heads, indexing="ij")
+    columns: dict[str, Any] = {
+        "sample": sample.index,
+        "layer": layer_LH.ravel(),
+        "head": head_LH.ravel(),
+    }
+    columns |= {name: getattr(found, name).ravel() for name in MOTION_FIELDS}
+    columns["word"] = [motion_word(value) for value in columns["mobility"]]
+    overall, strongest = found.overall, sample.strongest
+    columns |= {"weight": strongest.weight_LH.ravel(), "strong": strongest.strong_LH.ravel()}
+    columns["first"] = strongest.first_LH.ravel()
+    if sample.reading == SO_FAR:
+        # a column sum keeps its old rows: a key may stay strongest by construction
+        overall = overall.of_heads(strongest.mobility_LH, strongest.counted_LH)
+        columns |= {
+            "so_far_mobility": columns["mobility"],
+            "mobility": strongest.mobility_LH.ravel(),
+        }
+        columns["word"] = [motion_word(value) for value in columns["mobility"]]
+        if sample.last_row_mobility_LH is not None:
+            columns["last_row_mobility"] = sample.last_row_mobility_LH.ravel()
+    parts: dict[str, Any] = {"motion": overall, "motions": pd.DataFrame(columns)}
+    if (sample.blocks_T >= 0).all():
+        parts["blocks"] = [
+            overlap.block_effects(
+                found.main[:, [place]], sample.blocks_T, found.counted[:, [place]]
+            )
+            for place in range(len(layers))
+        ]
+    if sample.main_by_state_TGLH is not None:
+        # the least weight that makes a key a sink of all queries together
+        floor_T111 = np.nan_to_num(sample.threshold_T / sample.positions_T)[:, None, None, None]
+        parts["split"] = overlap.split_sinks(
+            sample.main_by_state_TGLH, sample.share_by_state_TGLH, floor_T111
         )
-    return {name: float(value) for name, value in found.items()}
+    return parts
 
 
 def _tokens(sample: Sample) -> dict[str, Any]:

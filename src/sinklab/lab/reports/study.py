@@ -28,7 +28,7 @@ from sinklab.lab.records.reading import REMEDY, Run
 from sinklab.lab.reports.answered import answers_of
 from sinklab.lab.reports.findings import controls_of
 from sinklab.lab.reports.masked import heldout_of
-from sinklab.lab.reports.measured import Measured
+from sinklab.lab.reports.measured import Measured, measured
 from sinklab.lab.reports.samples import Reader, Sample, Samples, rule_name
 
 WITHIN = 8
@@ -337,7 +337,7 @@ class Study(Reader):
     @cached_property
     def measured(self) -> Measured:
         """Everything that needs the arrays, from one pass over the samples."""
-        return Measured(self.sample, self.recorded, self._kept, self.layers, self.heads)
+        return measured(self.sample, self.recorded, self._kept, self.layers, self.heads)
 
     @property
     def curve(self) -> Any:
