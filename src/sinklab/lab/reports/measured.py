@@ -80,11 +80,9 @@ class Measured:
     that a number needs.
     """
 
-    def __init__(
-        self, found: list[dict[str, Any]], layers: Sequence[int], heads: Sequence[int]
-    ) -> None:
+    def __init__(self, found: list[dict[str, Any]], layers: Sequence[int]) -> None:
         """found: results of `_found` of some samples."""
-        self._layers, self._heads = np.asarray(layers, dtype=int), heads
+        self._layers = np.asarray(layers, dtype=int)
         self._sums, self._stays = Counter[Any](), Counter[int]()
         parts: defaultdict[str, list[Any]] = defaultdict(list)
         for one in found:
@@ -269,7 +267,7 @@ def measured(
 
     def measure(place: int) -> dict[str, Any]:
         found = _found(sample(place), layers, heads, len(recorded))
-        alone, number = Measured([found], layers, heads), recorded.index(place)
+        alone, number = Measured([found], layers), recorded.index(place)
         by = {"layer": alone.by_layer, "step": alone.by_step}
         return found | {axis: frame.assign(sample=number) for axis, frame in by.items()}
 
@@ -280,7 +278,7 @@ def measured(
         by_place |= zip(others, elsewhere, strict=True)
     finally:
         workers.shutdown(cancel_futures=True)
-    return Measured([by_place[place] for place in recorded], layers, heads)
+    return Measured([by_place[place] for place in recorded], layers)
 
 
 def _found(
