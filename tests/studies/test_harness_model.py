@@ -20,8 +20,8 @@ from sinklab.core.sinks import Gu
 from sinklab.lab.measures import PROTOCOLS, MaskSinks, by_protocol
 from sinklab.lab.scoring import exact, rolling, score
 from sinklab.lab.studies.base import from_record
-from sinklab.lab.studies.benchmarks import asked as benchmark_asked
 from sinklab.lab.studies.benchmarks import requests
+from sinklab.lab.studies.benchmarks import run as benchmark_asked
 from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 from sinklab.lab.studies.benchmarks.requests import likelihood_settings
 from sinklab.lab.studies.benchmarks.study import EvalSettings

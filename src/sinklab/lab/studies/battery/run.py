@@ -314,7 +314,7 @@ def accuracy(answers: Any) -> list[Row]:
         delta=less_other(table, ARM, "right", plain), beyond=less_other(table, ARM, "right", drawn)
     )
     # by skill and level, over all levels, all skills, and both
-    wider = [{}, {"level": 0}, {"skill": ALL}, {"skill": ALL, "level": 0}]
+    wider: list[Row] = [{}, {"level": 0}, {"skill": ALL}, {"skill": ALL, "level": 0}]
     whole = pd.concat([table.assign(**each) for each in wider]).sort_index(kind="stable")
     names = [*ARM, "skill", "level"]
     found = []

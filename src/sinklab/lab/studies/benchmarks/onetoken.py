@@ -134,8 +134,8 @@ def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> li
     blocks: dict[str, Experiment] = {}
 
     def repeats(about: tuple[str, str, str], name: str) -> Repeats:
-        key, *words = about
-        return blocks.setdefault(key, Experiment(*words)).variants[name]
+        key, start, label = about
+        return blocks.setdefault(key, Experiment(start, label)).variants[name]
 
     for one in runs:
         if one.run.info.settings.get("objective") != "autoregressive":

@@ -201,7 +201,7 @@ def judged(curves: list[MaskingCurve]) -> dict[Key, Judged]:
         for asked in curve.asked():
             answer_R = curve.answer(*asked)
             others = {kind: twin.answer(*asked) for kind, twin in curve.twins.items()}
-            texts = {kind: _points(float(other_R.mean())) for kind, other_R in others.items()}
+            texts = {kind: _in_percent(float(other_R.mean())) for kind, other_R in others.items()}
             words = shown_by(texts, answer_R, others)
             found[curve.label, asked] = _verdict(mean_over(answer_R), mean_p(answer_R), words)
     for one, other in pairs(curves):
@@ -209,7 +209,7 @@ def judged(curves: list[MaskingCurve]) -> dict[Key, Judged]:
         beside = {kind: contrasts(one.twins[kind], other.twins[kind]) for kind in kinds}
         for name, (_, own) in contrasts(one, other).items():
             texts = {
-                kind: _points(twin[name][1].difference.value)
+                kind: _in_percent(twin[name][1].difference.value)
                 for kind, twin in beside.items()
                 if name in twin
             }
@@ -225,7 +225,7 @@ def _verdict(found: Estimate, p: float, controls: str) -> tuple[Verdict, str]:
     return Verdict("", found.above(), found.value, 0.0, "", p=p), controls
 
 
-def _points(share: float) -> str:
+def _in_percent(share: float) -> str:
     """A change of the loss in percent of it; empty if there is none."""
     if math.isnan(share):
         return ""
