@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.attention.context import module_of
+from sinklab.core.attention.scores import on_device
 from sinklab.core.errors import check_count, check_tensor
 from sinklab.core.sampling.caches import BlockWork, Cache
 from sinklab.core.sampling.canvas import Canvas, Places
@@ -175,43 +176,59 @@ class Evaluation:
 
 
 def _spans(block_BS: Tensor, must_agree: bool) -> list[tuple[int, int]]:
-    """First column of every block, and the column after its last; rows that lack a block have no
-    say in it. If rows need not agree, of all rows together.
+    """First column of every block, and the column after its last, of all rows together. Rows that
+    lack a block have no say in whether they agree.
     """
     spans: list[tuple[int, int]] = []
-    rows = block_BS.tolist()
     for block in range(int(block_BS.max()) + 1):
-        held = {
-            number: (row.index(block), len(row) - row[::-1].index(block))
-            for number, row in enumerate(rows)
-            if block in row
-        }
-        first = next(iter(held))
-        for other, span in held.items():
-            if must_agree and span != held[first]:
-                raise ValueError(
-                    f"a cache recomputes the same columns in every row, but block {block} stands "
-                    f"in columns {held[first][0]} to {held[first][1] - 1} of row {first} and "
-                    f"{span[0]} to {span[1] - 1} of row {other}; pad prompts on the left, decode "
-                    "these rows one by one, or without a cache."
-                )
-        starts, stops = zip(*held.values(), strict=True)
-        spans.append((min(starts), max(stops)))
+        held_BS = block_BS == block
+        row_N = held_BS.any(1).nonzero()[:, 0]
+        held_NS = held_BS[row_N].byte()
+        start_N = held_NS.argmax(1)
+        stop_N = held_NS.shape[1] - held_NS.flip(1).argmax(1)
+        apart_N = (start_N != start_N[0]) | (stop_N != stop_N[0])
+        if must_agree and apart_N.any():
+            other = int(apart_N.byte().argmax())
+            raise ValueError(
+                f"a cache recomputes the same columns in every row, but block {block} stands in "
+                f"columns {start_N[0]} to {stop_N[0] - 1} of row {row_N[0]} and {start_N[other]} "
+                f"to {stop_N[other] - 1} of row {row_N[other]}; pad prompts on the left, decode "
+                "these rows one by one, or without a cache."
+            )
+        spans.append((int(start_N.min()), int(stop_N.max())))
     return spans
 
 
+Evaluations = Sequence[Callable[[Tensor], Tensor]]
+"""Functions from ids to logits (M, V), each an evaluation of a denoiser."""
+Change = Callable[[Tensor, Evaluations], Tensor]
+"""(ids_BS, evaluations) -> logits (M, V), made of the evaluations."""
+
+
+def unchanged(ids_BS: Tensor, evaluations: Evaluations) -> Tensor:
+    """The logits of one evaluation as they are."""
+    return evaluations[0](ids_BS)
+
+
 class ChangedDenoiser(Denoiser):
-    """The logits of another denoiser, changed: a subclass writes `change`."""
+    """The logits of another denoiser, changed.
 
-    calls = 1
-    """Evaluations of the other denoiser for each of this one; under a cache they remember apart."""
+    Args:
+        denoiser: the other one, or a function.
+        change: function that makes the logits.
+        calls: evaluations of the other denoiser for each of this one; under a cache they remember
+            apart.
+    """
 
-    def __init__(self, denoiser: Denoiser | Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        denoiser: Denoiser | Callable[[Tensor, Tensor], Tensor],
+        change: Change = unchanged,
+        calls: int = 1,
+    ) -> None:
         self.denoiser = _adapted(denoiser)
-
-    def change(self, ids_BS: Tensor, evaluations: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-        """Logits (M, V), made of `calls` evaluations: functions from ids to logits."""
-        raise NotImplementedError
+        self.change = change
+        self.calls = calls
 
     def logits(self, ids_BS: Tensor, at: Places) -> Tensor:
         """The changed logits."""
@@ -219,7 +236,7 @@ class ChangedDenoiser(Denoiser):
 
     def begin(self, cache: Cache) -> Session:
         """A memory for each of the calls."""
-        return _ChangedSession(self, [self.denoiser.begin(cache) for _ in range(self.calls)])
+        return _ChangedSession(self.change, [self.denoiser.begin(cache) for _ in range(self.calls)])
 
     def exact_cache(self) -> Cache | None:
         """The cache of the other denoiser."""
@@ -231,34 +248,15 @@ class ChangedDenoiser(Denoiser):
 
 
 class _ChangedSession(Session):
-    def __init__(self, denoiser: ChangedDenoiser, sessions: list[Session]) -> None:
-        self.denoiser = denoiser
+    def __init__(self, change: Change, sessions: list[Session]) -> None:
+        self.change = change
         self.sessions = sessions
 
     def logits(
         self, ids_BS: Tensor, at: Places, columns: slice | Tensor | BlockWork | None = None
     ) -> Tensor:
         evaluations = [partial(one.logits, at=at, columns=columns) for one in self.sessions]
-        return self.denoiser.change(ids_BS, evaluations)
-
-
-class _Guided(ChangedDenoiser):
-    calls = 2
-
-    def __init__(self, denoiser: Any, scale: float, prompt_BS: Tensor, mask_id: int) -> None:
-        super().__init__(denoiser)
-        self.scale = scale
-        self.prompt_BS = prompt_BS
-        self.mask_id = mask_id
-
-    def change(self, ids_BS: Tensor, evaluations: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-        remedy = "pass canvas.prompt_BS of the same canvas"
-        check_tensor("prompt_BS", self.prompt_BS, ids_BS.shape, "bool", remedy)
-        with_prompt, without_prompt = evaluations
-        cond_MV = with_prompt(ids_BS)
-        un_MV = without_prompt(ids_BS.masked_fill(self.prompt_BS.to(ids_BS.device), self.mask_id))
-        mixed_MV = un_MV + (self.scale + 1) * (cond_MV - un_MV)
-        return torch.where(cond_MV == -torch.inf, cond_MV, mixed_MV)
+        return self.change(ids_BS, evaluations)
 
 
 def guided(denoiser: Any, scale: float, prompt_BS: Tensor, mask_id: int) -> Denoiser:
@@ -282,21 +280,17 @@ def guided(denoiser: Any, scale: float, prompt_BS: Tensor, mask_id: int) -> Deno
         )
     if scale == 0:
         return _adapted(denoiser)
-    return _Guided(denoiser, scale, prompt_BS, mask_id)
 
+    def change(ids_BS: Tensor, evaluations: Evaluations) -> Tensor:
+        remedy = "pass canvas.prompt_BS of the same canvas"
+        check_tensor("prompt_BS", prompt_BS, ids_BS.shape, "bool", remedy)
+        with_prompt, without_prompt = evaluations
+        cond_MV = with_prompt(ids_BS)
+        un_MV = without_prompt(ids_BS.masked_fill(prompt_BS.to(ids_BS.device), mask_id))
+        mixed_MV = un_MV + (scale + 1) * (cond_MV - un_MV)
+        return torch.where(cond_MV == -torch.inf, cond_MV, mixed_MV)
 
-class _Suppressed(ChangedDenoiser):
-    def __init__(self, denoiser: Any, suppress_ids: list[int]) -> None:
-        super().__init__(denoiser)
-        self.suppress_ids = suppress_ids
-        self._columns = torch.tensor(suppress_ids)
-
-    def change(self, ids_BS: Tensor, evaluations: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-        logits_MV = evaluations[0](ids_BS)
-        check_vocabulary("suppress_ids", self.suppress_ids, logits_MV.shape[-1])
-        # kept, so that the ids are copied to the device once
-        self._columns = self._columns.to(logits_MV.device)
-        return logits_MV.index_fill(-1, self._columns, -torch.inf)
+    return ChangedDenoiser(denoiser, change, calls=2)
 
 
 def suppressed(denoiser: Any, suppress_ids: Iterable[int] | int) -> Denoiser:
@@ -310,16 +304,13 @@ def suppressed(denoiser: Any, suppress_ids: Iterable[int] | int) -> Denoiser:
         raise ValueError(
             "suppressed needs at least one token id, got none; use the denoiser as it is."
         )
-    return _Suppressed(denoiser, columns)
 
+    def change(ids_BS: Tensor, evaluations: Evaluations) -> Tensor:
+        logits_MV = unchanged(ids_BS, evaluations)
+        check_vocabulary("suppress_ids", columns, logits_MV.shape[-1])
+        return logits_MV.index_fill(-1, on_device(tuple(columns), logits_MV.device), -torch.inf)
 
-class _TextOnly(ChangedDenoiser):
-    def __init__(self, denoiser: Any, vocabulary: int) -> None:
-        super().__init__(denoiser)
-        self.vocabulary = vocabulary
-
-    def change(self, ids_BS: Tensor, evaluations: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-        return evaluations[0](ids_BS)[:, : self.vocabulary]
+    return ChangedDenoiser(denoiser, change)
 
 
 def text_only(denoiser: Any, vocabulary: int) -> Denoiser:
@@ -329,4 +320,8 @@ def text_only(denoiser: Any, vocabulary: int) -> Denoiser:
     The other ids take no part in any probability. Raises ValueError for vocabulary < 1.
     """
     check_count("vocabulary", vocabulary, "use the denoiser as it is.")
-    return _TextOnly(denoiser, vocabulary)
+
+    def change(ids_BS: Tensor, evaluations: Evaluations) -> Tensor:
+        return unchanged(ids_BS, evaluations)[:, :vocabulary]
+
+    return ChangedDenoiser(denoiser, change)

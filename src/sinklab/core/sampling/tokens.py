@@ -126,16 +126,18 @@ def _best_but(logits_MV: Tensor, mask_id: int | None) -> tuple[Tensor, Tensor]:
     if mask_id is None or mask_id >= vocabulary:
         return _best(logits_MV)
     if vocabulary == 1:
-        return torch.full_like(logits_MV[:, 0], -torch.inf), torch.zeros_like(
-            logits_MV[:, 0], dtype=torch.int64
+        return torch.full_like(logits_MV[:, 0], -torch.inf), logits_MV.new_zeros(
+            len(logits_MV), dtype=torch.int64
         )
-    if mask_id in (0, vocabulary - 1):
-        start = int(mask_id == 0)
-        best_M, token_M = _best(logits_MV[:, start : start + vocabulary - 1])
-        return best_M, token_M + start
+    start = mask_id + 1
+    if start == vocabulary:
+        return _best(logits_MV[:, :mask_id])
+    right_M, token_M = _best(logits_MV[:, start:])
+    token_M = token_M + start
+    if mask_id == 0:
+        return right_M, token_M
     left_M, left_token_M = _best(logits_MV[:, :mask_id])
-    right_M, token_M = _best(logits_MV[:, mask_id + 1 :])
-    token_M = torch.where(right_M > left_M, token_M + mask_id + 1, left_token_M)
+    token_M = torch.where(right_M > left_M, token_M, left_token_M)
     return torch.maximum(left_M, right_M), token_M
 
 
