@@ -313,17 +313,17 @@ def test_a_damaged_generation_config_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"mask_token_id": "3"}, "mask_token_id must be a whole number or None, but is '3'"),
+        ({"mask_token_id": "3"}, "mask_token_id must be .* '3'"),
         (
             {"mask_token_id": 3, "eot_token_id": 2.5},
-            "eot_token_id must be a whole number or None, but is 2.5",
+            "eot_token_id must be .* 2.5",
         ),
         (
             {"mask_token_id": 3, "text_vocab_size": True},
-            "text_vocab_size must be a whole number or None, but is True",
+            "text_vocab_size must be .* True",
         ),
         ({"mask_token_id": 3, "gate_bias": "4"}, "gate_bias must be a number or None, but is '4'"),
-        ({"mask_token_id": 3, "context": 0}, "context must be at least 1, got 0"),
+        ({"mask_token_id": 3, "context": 0}, "context must be at least 1.* 0"),
     ],
 )
 def test_settings_of_the_wrong_kind_are_refused(tmp_path, settings, message):

@@ -5,6 +5,7 @@ edited by hand.
 # B batch, L layers, H heads, S keys
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -270,18 +271,18 @@ def test_numbers_may_be_numpys_and_become_python_ints():
     assert interventions.parse(interventions.as_text(ours)) == ours
     assert MaskPositions(numbers, layers=numbers[1]) == MaskPositions((0, 1), layers=1)
     for wrong in (True, 2.0, np.float64(2)):
-        refused("k counts the keys to remove", MaskSinks, wrong)
+        refused(rf"k must be .* {re.escape(repr(wrong))}", MaskSinks, wrong)
 
 
 @pytest.mark.parametrize(
     "fields, message",
     [
         ({}, "k=None and epsilon=None"),
-        ({"k": 0}, "got 0"),
+        ({"k": 0}, "k must be at least 1.* 0"),
         ({"k": 1, "epsilon": 3.0}, r"k=1 and epsilon=3\.0"),
         ({"epsilon": -1}, "epsilon .* -1"),
         ({"k": 1, "limit": 3}, "limit=3 with when=None"),
-        ({"k": 1, "source": "carried", "limit": 0}, "limit .* got 0"),
+        ({"k": 1, "source": "carried", "limit": 0}, "limit .* 0"),
         ({"k": 1, "source": "closed-loop"}, "'closed_loop'"),
         ({"k": 1, "removal": "evicted"}, "'evict'"),
         ({"k": 1, "shared": "layers"}, "'layer'"),

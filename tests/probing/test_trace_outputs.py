@@ -43,6 +43,7 @@ def test_every_statistic_at_once_changes_no_bit(style):
     assert not any(recording.values(name)[0].requires_grad for name in NAMES)
 
 
+@pytest.mark.ring("lab")
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(
     "edits",

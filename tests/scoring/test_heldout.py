@@ -82,5 +82,5 @@ def test_rows_come_from_a_corpus(tmp_path):
 
 def test_what_makes_no_sense_is_refused():
     loaded, text = tiny_loaded(1), rows(2, 8)
-    for k, message in ((9, "k=9 needs more than 9 keys"), (-1, "k counts the keys to remove")):
+    for k, message in ((9, "k=9 needs more than 9 keys"), (-1, "k must be at least 1.* -1")):
         refused(message, lambda k=k: row_losses(loaded, text.ids_RS, edits=[MaskSinks(k=k)]))

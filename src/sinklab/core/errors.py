@@ -8,7 +8,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, SupportsIndex, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 
 def near(name: object, known: Iterable[object], cutoff: float = 0.6) -> str:
@@ -141,25 +141,20 @@ class Checked:
                 if "one_of" in field.metadata:
                     # a choice that is said twice counts once
                     value = tuple(dict.fromkeys(value))
-                object.__setattr__(self, field.name, value)
             registry = field.metadata.get("registry")
             if registry and isinstance(value, tuple):
                 value = tuple(map(registry.parse, value))
-                object.__setattr__(self, field.name, value)
             elif registry and value is not None:
                 value = registry.parse(value)
-                object.__setattr__(self, field.name, value)
-            is_seed = field.name == "seed" and value is not None
-            is_whole = isinstance(value, SupportsIndex)
-            if is_seed and not (is_whole and 0 <= operator.index(value) < 1 << 63):
-                raise ValueError(f"a seed must be 0 to 2**63 - 1, but is {value!r}")
             if field.metadata.get("needed") and not value:
                 raise ValueError(f"{field.name} must not be empty")
-            if not isinstance(value, tuple):
-                value = (value,)
-            for one in value:
-                if one is not None:
-                    check_limits(field, one)
+            if isinstance(value, tuple):
+                value = tuple(within_limits(field, one) for one in value)
+            else:
+                value = within_limits(field, value)
+            object.__setattr__(self, field.name, value)
+            if field.name == "seed" and value is not None and not 0 <= value < 1 << 63:
+                raise ValueError(f"a seed must be 0 to 2**63 - 1, but is {value!r}")
 
 
 def free_fields(settings: Any) -> frozenset[str]:
@@ -179,25 +174,45 @@ _LIMITS = {
 }
 
 
-def check_limits(field: dataclasses.Field, value: Any) -> None:
-    """Raises ValueError unless a value is within the limits of its field; a field whose default is
-    a whole number takes whole numbers only.
+WHOLE = ("int", "int | None", int, int | None)
+"""Annotations of fields that take whole numbers alone."""
+
+
+def as_int(number: Any) -> int | None:
+    """A whole number of any kind, numpy's too, as an int; None for anything else."""
+    if isinstance(number, bool):
+        return None
+    try:
+        return operator.index(number)
+    except TypeError:
+        return None
+
+
+def within_limits(field: dataclasses.Field, value: Any) -> Any:
+    """A value of a field, a whole number of any kind as an int. Raises ValueError unless it is
+    within the limits of the field; None always is.
     """
-    if type(field.default) is int and field.metadata and not isinstance(value, SupportsIndex):
-        raise ValueError(f"{field.name} must be a whole number, but is {value!r}")
+    if value is None:
+        return None
+    left_out = ""
+    if field.default is None:
+        left_out = " or left out"
+    if field.type in WHOLE:
+        number = as_int(value)
+        if number is None:
+            raise ValueError(f"{field.name} must be a whole number{left_out}, but is {value!r}")
+        value = number
     if "one_of" in field.metadata:
         one_of(field.name, value, field.metadata["one_of"])
     limits = [(*_LIMITS[name], limit) for name, limit in field.metadata.items() if name in _LIMITS]
     if not all(holds(value, limit) for holds, _, limit in limits):
         words = " and ".join(f"{word} {limit:g}" for _, word, limit in limits)
         words = words.replace("less than inf", "finite")
-        left_out = ""
-        if field.default is None:
-            left_out = " or left out"
         raise _error(
             f"{field.name} must be {words}{left_out}, but is {value!r}",
             field.metadata.get("remedy", ""),
         )
+    return value
 
 
 def check_count(name: str, number: int | None, remedy: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from sinklab.core.compat import config_keys, stated
-from sinklab.core.errors import check_count, check_limits, limited, near, one_of
+from sinklab.core.errors import limited, near, one_of, within_limits
 from sinklab.core.models.sinks.base import SIDES, sink_of
 from sinklab.core.registry import backbones, sinks
 
@@ -79,8 +79,11 @@ def _check(config: DiffusionLMConfig) -> None:
         )
 
 
-def _check_numbers(settings: Mapping[str, Any]) -> None:
-    for name in WHOLE_NUMBERS:
+def _check_special(settings: Mapping[str, Any]) -> None:
+    """Raises ValueError for special ids that are none, and for a bias of gates that is no number;
+    of the end of text there may be several.
+    """
+    for name in SPECIAL:
         value: Any = settings.get(name)
         numbers = [value]
         if name == "eos_token_id" and isinstance(value, list | tuple):
@@ -94,8 +97,6 @@ def _check_numbers(settings: Mapping[str, Any]) -> None:
         raise ValueError(
             f"gate_bias must be a number or None, but is {bias!r}; give it without quotes"
         )
-    check_count("context", settings.get("context"), "leave it out for no limit")
-    check_count("block_length", settings.get("block_length"), "leave it out for full attention")
 
 
 def _check_kind(kind: Any) -> None:
@@ -197,9 +198,9 @@ class DiffusionLMConfig(PreTrainedConfig):
     eot_token_id: int | None = None
     expand_token_id: int | None = None
     delete_token_id: int | None = None
-    context: int | None = None
+    context: int | None = limited(None, at_least=1)
     attention: str = limited("full", one_of=ATTENTION)
-    block_length: int | None = None
+    block_length: int | None = limited(None, at_least=1)
     clean_attention: str = limited("block", one_of=("block", "causal"))
     blocks_from: str = limited("text", one_of=("text", "column"))
     first_alone: bool = False
@@ -209,12 +210,11 @@ class DiffusionLMConfig(PreTrainedConfig):
     ) -> None:
         refuse_unknown(settings, config_keys())
         self.backbone = _bidirectional(backbone)
-        _check_numbers(settings)
+        _check_special(settings)
         for field in dataclasses.fields(self):
             if field.name in OWN and field.name != "backbone":
                 value = settings.pop(field.name, field.default)
-                check_limits(field, value)
-                setattr(self, field.name, value)
+                setattr(self, field.name, within_limits(field, value))
         _check(self)
         if self.gate_bias is not None:
             # an int would make a bias of whole numbers
@@ -321,7 +321,3 @@ class DiffusionLMConfig(PreTrainedConfig):
 
 OWN = (*DiffusionLMConfig.__annotations__,)
 """The fields that transformers' configs do not have."""
-WHOLE_NUMBERS = (
-    *(name for name, kind in DiffusionLMConfig.__annotations__.items() if kind == "int | None"),
-    *SPECIAL,
-)

@@ -10,7 +10,6 @@ from .interventions.base import LayerIntervention as LayerIntervention
 from .interventions.block_keys import BlockKeys as BlockKeys
 from .interventions.queries import From as From
 from .interventions.removals import Removal as Removal
-from .interventions.removals import ValueRemoval as ValueRemoval
 from .interventions.selectors import KeyView as KeyView
 from .interventions.selectors import Positions as Positions
 from .interventions.selectors import Selector as Selector

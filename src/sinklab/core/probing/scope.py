@@ -1,12 +1,11 @@
 """Layers, heads, steps and whole maps that a trace records and an intervention applies to."""
 
-import operator
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypedDict
 
-from sinklab.core.errors import near
+from sinklab.core.errors import as_int, near
 
 MapKey = tuple[int, int, int]
 """(step, layer, head)"""
@@ -19,16 +18,6 @@ class Scope(TypedDict, total=False):
     heads: Iterable[int] | int | None
     steps: Container[int] | None
     maps: Iterable[MapKey]
-
-
-def as_int(number: Any) -> int | None:
-    """A whole number of any kind, numpy's too, as an int; None for anything else."""
-    if isinstance(number, bool):
-        return None
-    try:
-        return operator.index(number)
-    except TypeError:
-        return None
 
 
 def as_iterable(given: Any) -> Iterable[Any]:
@@ -52,21 +41,6 @@ def whole_numbers(name: str, given: Any) -> tuple[int, ...]:
             f"{name}: numbers count from 0, got {min(numbers)}: leave out what lies before"
         )
     return tuple(numbers)
-
-
-def checked_count(name: str, given: Any, *, needed: bool = False) -> int | None:
-    """A number of keys, or None unless one is needed. Raises ValueError for anything but a number
-    of at least 1.
-    """
-    if given is None and not needed:
-        return None
-    number = as_int(given)
-    if number is None or number < 1:
-        raise ValueError(
-            f"{name} counts the keys to remove, at least 1, got {given!r}: for none, leave out "
-            "the edit"
-        )
-    return number
 
 
 def chosen(name: str, given: Any) -> tuple[Any, ...] | None:

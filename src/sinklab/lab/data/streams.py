@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerBase
 
-from sinklab.core.errors import check_limits, limited
+from sinklab.core.errors import limited, within_limits
 from sinklab.lab.data.corpora import corpus_documents
 from sinklab.lab.data.rows import Rows, check_packing, encode, place_generator, row_of_batch
 
@@ -83,7 +83,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
     def __post_init__(self) -> None:
         check_packing(self.tokenizer, self.length)
         for field in dataclasses.fields(self):
-            check_limits(field, getattr(self, field.name))
+            within_limits(field, getattr(self, field.name))
         self._start = (0, 0, Place())
 
     def start_at(self, row: int, cursor: Sequence[int] | Tensor) -> None:

@@ -11,3 +11,4 @@ from .short_names import MaskPositions as MaskPositions
 from .short_names import MaskSinks as MaskSinks
 from .short_names import TruncateContext as TruncateContext
 from .short_names import by_protocol as by_protocol
+from .values import ValueRemoval as ValueRemoval

@@ -1,11 +1,12 @@
-"""Removals that keep the mass on the keys and give them the value of other keys, seen or of
-reference texts.
+"""Removals that keep the mass on the keys and give them other values: zero, or those of other keys,
+seen or of reference texts.
 """
 
 # B batch, H query heads, S keys, D head dim
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -13,8 +14,47 @@ from torch import Tensor
 from sinklab.core.attention.scores import allowed
 from sinklab.core.errors import ordinary, refused
 from sinklab.core.probing.call import AttentionCall
-from sinklab.core.probing.interventions.removals import ValueRemoval, short_mask
+from sinklab.core.probing.interventions.removals import Removal, short_mask
 from sinklab.core.registry import removals
+
+
+@dataclass(frozen=True)
+class ValueRemoval(Removal):
+    """Base of removals that keep the attention and give the keys other values: a subclass says
+    which, in `values`, and is registered under a name::
+
+        @removals.register("halve_value")
+        @dataclass(frozen=True)
+        class HalveValue(ValueRemoval):
+            def values(self, call, value_BHSD, gone_BHS, random_BHS):
+                return value_BHSD / 2
+    """
+
+    def values(
+        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+    ) -> Tensor:
+        """New values, broadcastable to (B, H, S, D); those of the other keys do not count."""
+        raise NotImplementedError
+
+    def apply(self, call: AttentionCall, gone_BHS: Tensor, random_BHS: Tensor) -> AttentionCall:
+        """The call with other values for these keys."""
+        # Query heads of one value head lose different keys: each needs its own values.
+        key_BHSD = call.for_query_heads(call.key_BKSD)
+        value_BHSD = call.for_query_heads(call.value_BKSD)
+        new_BHSD = self.values(call, value_BHSD, gone_BHS, random_BHS)
+        edited_BHSD = torch.where(gone_BHS.unsqueeze(-1), new_BHSD, value_BHSD)
+        return replace(call, key_BKSD=key_BHSD, value_BKSD=edited_BHSD)
+
+
+@removals.register("zero_value")
+@dataclass(frozen=True)
+class ZeroValue(ValueRemoval):
+    """Keep the mass on the keys, and let their values add nothing."""
+
+    def values(
+        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+    ) -> Tensor:
+        return torch.zeros_like(value_BHSD[:, :, :1])
 
 
 @removals.register("pool_value")

@@ -15,7 +15,7 @@ from sinklab.core.probing.interventions.queries import check_queries
 from sinklab.core.probing.interventions.removals import Mask, Removal
 from sinklab.core.probing.interventions.selectors import SCORES, Selector
 from sinklab.core.probing.listener import Listener
-from sinklab.core.probing.scope import checked_count, whole_numbers
+from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.registry import interventions, registered, removals, rules, selectors
 from sinklab.core.sinks.rules import Rule
 
@@ -57,7 +57,7 @@ class BlockKeys(LayerIntervention):
     before, replace it by "clean".
     """
     how: Removal = registered(removals, Mask())  # noqa: RUF009
-    """Removal, or its text: "mask", "evict", "zero_value", or one of `sinklab.lab.measures.values`:
+    """Removal, or its text: "mask", "evict", or one of `sinklab.lab.measures.values`: "zero_value",
     "pool_value", "shuffle_value", "mean_value:file=…".
     """
     scores: str | None = limited(None, one_of=SCORES)
@@ -65,7 +65,7 @@ class BlockKeys(LayerIntervention):
     ("last_row", the autoregressive reading). None is "received"; studies in which an
     autoregressive model writes replace it by "last_row".
     """
-    limit: int | None = None
+    limit: int | None = limited(None, at_least=1)
     """With "kept" and "evict", whose sets grow: the most keys a head may have lost at a time."""
     steps: tuple[int | None, ...] | None = None
     """(start, stop): only in steps start, …, stop - 1 of the sequence; stop None means to the
@@ -87,7 +87,6 @@ class BlockKeys(LayerIntervention):
                 f"same for all, got queries={self.queries!r} and beyond={self.beyond} with "
                 f"how={removals.as_text(self.how)!r}; take how='mask', or leave them out"
             )
-        object.__setattr__(self, "limit", checked_count("limit", self.limit))
         if self.limit is not None and not (self.when == "kept" or self.how.stays):
             raise ValueError(
                 "limit says how many keys are blocked at a time where keys stay blocked, with "

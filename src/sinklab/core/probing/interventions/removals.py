@@ -105,14 +105,8 @@ class Removal(Checked):
     """Way to take keys away from the queries of a head.
 
     There are two kinds. `Mask` and `Evict` block keys: they only say so (`blocks`), and
-    `BlockHandler` changes the mask. All others change the call in `apply`, most of them the
-    values; such a subclass is registered under a name::
-
-        @removals.register("halve_value")
-        @dataclass(frozen=True)
-        class HalveValue(ValueRemoval):
-            def values(self, call, value_BHSD, gone_BHS, random_BHS):
-                return value_BHSD / 2
+    `BlockHandler` changes the mask. All others change the call in `apply`, most of them the values:
+    those of `sinklab.lab.measures.values`, and their base.
     """
 
     blocks = False
@@ -155,39 +149,6 @@ class Evict(Removal):
 
     blocks = True
     stays = True
-
-
-@dataclass(frozen=True)
-class ValueRemoval(Removal):
-    """Base of removals that keep the attention and give the keys other values: a subclass says
-    which, in `values`.
-    """
-
-    def values(
-        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
-    ) -> Tensor:
-        """New values, broadcastable to (B, H, S, D); those of the other keys do not count."""
-        raise NotImplementedError
-
-    def apply(self, call: AttentionCall, gone_BHS: Tensor, random_BHS: Tensor) -> AttentionCall:
-        """The call with other values for these keys."""
-        # Query heads of one value head lose different keys: each needs its own values.
-        key_BHSD = call.for_query_heads(call.key_BKSD)
-        value_BHSD = call.for_query_heads(call.value_BKSD)
-        new_BHSD = self.values(call, value_BHSD, gone_BHS, random_BHS)
-        edited_BHSD = torch.where(gone_BHS.unsqueeze(-1), new_BHSD, value_BHSD)
-        return replace(call, key_BKSD=key_BHSD, value_BKSD=edited_BHSD)
-
-
-@removals.register("zero_value")
-@dataclass(frozen=True)
-class ZeroValue(ValueRemoval):
-    """Keep the mass on the keys, and let their values add nothing."""
-
-    def values(
-        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
-    ) -> Tensor:
-        return torch.zeros_like(value_BHSD[:, :, :1])
 
 
 def real_queries_B1(call: AttentionCall) -> Tensor:

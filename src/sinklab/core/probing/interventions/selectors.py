@@ -6,7 +6,7 @@ another one are in `sinklab.lab.measures`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.attention.scores import of_heads
-from sinklab.core.errors import Checked
+from sinklab.core.errors import Checked, limited
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.interventions.base import CallSite
 from sinklab.core.probing.interventions.removals import (
@@ -24,7 +24,7 @@ from sinklab.core.probing.interventions.removals import (
     highest,
     real_queries_B1,
 )
-from sinklab.core.probing.scope import checked_count, whole_numbers
+from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.probing.statistics import position_states_of
 from sinklab.core.registry import registered, rules, selectors
 from sinklab.core.sinks.rules import DEFAULT, Rule, find_sinks
@@ -255,11 +255,7 @@ class Selector(Checked):
 class TopKeys(Selector):
     """The k keys that receive most, sinks or not (arXiv 2510.15731, section 4.3)."""
 
-    k: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "k", checked_count("k", self.k, needed=True))
+    k: int = limited(MISSING, at_least=1)
 
     @property
     def most(self) -> int | None:
@@ -279,11 +275,7 @@ class SinkKeys(Selector):
     """
 
     rule: Rule = registered(rules, DEFAULT)  # noqa: RUF009
-    k: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "k", checked_count("k", self.k))
+    k: int | None = limited(None, at_least=1)
 
     @property
     def most(self) -> int | None:
