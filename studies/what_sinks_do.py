@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy
 from sinklab import Canvas, denoise, find_sinks, intervene, trace
 from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.interventions.selectors import SinkKeys, TopKeys
-from sinklab.core.registry import load_plugin
+from sinklab.lab.files import load_plugin
 from sinklab.lab.measures import EqualMass, MaskSinks, Random, WindowAttention
 from sinklab.lab.measures.patch import Patch, save_run
 from sinklab.lab.measures.similarity import LayerSimilarity

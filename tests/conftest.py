@@ -42,14 +42,14 @@ LONGEST = (
 @pytest.fixture
 def scratch():
     """Lets registries forget afterwards what a test registers, and loads examples as plug-ins."""
-    from sinklab.core.registry import load_plugin
-
     with pytest.MonkeyPatch.context() as patch:
 
         def begin(*registries, example=None):
             for registry in registries:
                 patch.setattr(registry, "_classes", dict(registry._all()))
             if example:
+                from sinklab.lab.files import load_plugin
+
                 sys.modules.pop(f"sinklab_plugin_{example}", None)
                 load_plugin(Path(__file__).parents[1] / "examples" / f"{example}.py")
 

@@ -50,7 +50,8 @@ MAY_IMPORT = {
     "lab.training": CORE
     | {"lab.checkpoints", "lab.records", "lab.analysis", "lab.data", "lab.files"},
     "lab.scoring": CORE | {"lab.checkpoints", "lab.records", "lab.data", "lab.files"},
-    "lab.measures": EVERYWHERE | {"core.attention", "core.probing", "core.sinks", "lab.scoring"},
+    "lab.measures": EVERYWHERE
+    | {"core.attention", "core.probing", "core.sinks", "lab.files", "lab.scoring"},
     "lab.reports": EVERYWHERE | {"lab.records", "lab.analysis", "core.sinks"},
 }
 MAY_IMPORT["lab.studies"] = {*MAY_IMPORT}

@@ -17,6 +17,7 @@ from transformers import LlamaForCausalLM
 
 from sinklab.core import registry
 from sinklab.lab.cli import main
+from sinklab.lab.files import load_plugin
 from sinklab.lab.records import open_run
 from tiny_diffusion import save_tiny
 
@@ -101,7 +102,7 @@ def here(tmp_path, monkeypatch):
     for kind, known in (("sink", registry.sinks), ("family", registry.families)):
         monkeypatch.setattr(known, "_classes", dict(known._all()))
         sys.modules.pop(f"sinklab_plugin_add_a_{kind}", None)
-        registry.load_plugin(EXAMPLES / f"add_a_{kind}.py")
+        load_plugin(EXAMPLES / f"add_a_{kind}.py")
         del sys.modules[f"sinklab_plugin_add_a_{kind}"]
     save_tiny(tmp_path / "plain")
     save_tiny(tmp_path / "keys", sink_kind="keys", sink_count=1)

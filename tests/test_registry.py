@@ -13,7 +13,8 @@ import pytest
 from refusals import refused, refusing
 from sinklab.core import errors, registry
 from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys
-from sinklab.core.registry import Registry, interventions, load_plugin
+from sinklab.core.registry import Registry, interventions
+from sinklab.lab.files import load_plugin
 from sinklab.lab.measures import (
     LoneRows,
     MaskPositions,

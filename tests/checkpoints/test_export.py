@@ -21,9 +21,10 @@ import published_toys as toys
 import sinklab
 from refusals import refused
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.registry import load_plugin, sinks
+from sinklab.core.registry import sinks
 from sinklab.extras.sharing import export, exporting
 from sinklab.lab.checkpoints import Loaded, load
+from sinklab.lab.files import load_plugin
 from tiny_diffusion import save_tiny, tiny_loaded, tiny_tokenizer
 from tiny_models import SIZES
 

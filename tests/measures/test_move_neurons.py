@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sinklab import intervene
-from sinklab.core.registry import interventions, load_plugin
+from sinklab.core.registry import interventions
+from sinklab.lab.files import load_plugin
 from sinklab.lab.scoring import state_records
 from sinklab.lab.testing.probing import check_intervention
 from tiny_diffusion import tiny_model

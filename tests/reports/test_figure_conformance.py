@@ -10,7 +10,8 @@ from matplotlib import pyplot
 from test_report_training import made
 
 from refusals import refused
-from sinklab.core.registry import figures, load_plugin
+from sinklab.core.registry import figures
+from sinklab.lab.files import load_plugin
 from sinklab.lab.records import open_run
 from sinklab.lab.reports import Curve, NotRecorded, draw_all, figure, figures_of
 from sinklab.lab.testing import check_figure

@@ -14,9 +14,10 @@ import pytest
 from commands import cli, error_of, out_of
 from refusals import refused
 from sinklab.core.errors import Checked, limited
-from sinklab.core.registry import interventions, load_plugin, studies
+from sinklab.core.registry import interventions, studies
 from sinklab.lab.cli.command import command, conduct
 from sinklab.lab.cli.options import checked, typed
+from sinklab.lab.files import load_plugin
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.base import Study, as_record, from_record

@@ -5,9 +5,7 @@ that exists.
 import dataclasses
 import difflib
 import operator
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict, Unpack
 
 
@@ -61,35 +59,6 @@ def known_fields(
         if name not in fields:
             hint = near(name, fields) or f"it has {', '.join(fields) or 'none'}"
             raise ValueError(f"{what} has no field {name!r}; {hint}")
-
-
-@contextmanager
-def refused(fault: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds, by default any that damage may lead to, into a ValueError that
-    states the fault.
-    """
-    try:
-        yield
-    except BaseException as error:
-        # a library in Rust that panics does not raise an Exception
-        if not isinstance(error, kinds or Exception) and type(error).__name__ != "PanicException":
-            raise
-        why = str(error)
-        if not isinstance(error, ValueError):
-            why = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{fault}: {' '.join(why.split())}") from error
-
-
-def ordinary(path: str | Path) -> Path:
-    """The path of a file, or of nothing; ValueError for a pipe or a device, to read which could
-    wait for ever.
-    """
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        raise ValueError(
-            f"{path} must be an ordinary file, but is a pipe, a device or a folder; give a file"
-        )
-    return path
 
 
 class Limits(TypedDict, total=False):
@@ -155,15 +124,6 @@ class Checked:
             object.__setattr__(self, field.name, value)
             if field.name == "seed" and value is not None and not 0 <= value < 1 << 63:
                 raise ValueError(f"a seed must be 0 to 2**63 - 1, but is {value!r}")
-
-
-def free_fields(settings: Any) -> frozenset[str]:
-    """Names of the settings, of a record or its class, that may differ between a run and its
-    continuation.
-    """
-    return frozenset(
-        field.name for field in dataclasses.fields(settings) if field.metadata.get("free")
-    )
 
 
 _LIMITS = {

@@ -13,7 +13,7 @@ class that adds fields to its base needs ``@dataclass(frozen=True)``, any other 
 
 Classes of the package are found by the ``PROVIDES`` of its rings and extras, those of others in
 installed packages with the entry point group ``sinklab.plugins`` (its values are modules), or in a
-file that is loaded by `load_plugin`.
+file that is loaded by `sinklab.lab.files.load_plugin`.
 """
 
 import dataclasses
@@ -21,8 +21,6 @@ import importlib.util
 import operator
 import pkgutil
 import re
-import sys
-import traceback
 import types
 import typing
 import warnings
@@ -30,7 +28,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any, TypeVar
 
 from sinklab.core.errors import known_fields, unknown
@@ -411,32 +408,6 @@ def _number(text: str, kind: type) -> Any:
         return kind(text)
     except ValueError:
         return None
-
-
-def load_plugin(file: str | Path) -> None:
-    """Run a Python file that registers something, unless it was run or imported before. Raises
-    ValueError for one that is not there or fails.
-    """
-    path = Path(file).resolve()
-    name = f"sinklab_plugin_{path.stem}"
-    modules = list(sys.modules.values())
-    if any(getattr(module, "__file__", None) == str(path) for module in modules):
-        return
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ValueError(
-            f"a plug-in is a Python file, but {file} is none; give the path of a .py file"
-        )
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        where = ""
-        for frame in traceback.extract_tb(error.__traceback__):
-            if frame.filename == str(path):
-                where = f" (line {frame.lineno})"
-        raise ValueError(f"the plug-in {file} cannot be loaded: {error!r}{where}") from error
 
 
 rules = Registry("sink rule", "rules")

@@ -1,16 +1,18 @@
-"""Files that came from elsewhere, read within limits; files that are written; and SIGTERM as an
-ordinary end.
+"""Files that came from elsewhere, read within limits; files that are written; plug-ins; and SIGTERM
+as an ordinary end.
 """
 
+import dataclasses
+import importlib.util
 import json
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from sinklab.core.errors import ordinary
 
 DEEPEST = 100
 """Levels of a JSON text that are read."""
@@ -93,3 +95,67 @@ def on_sigterm(react: Callable[..., object]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def refused(fault: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds, by default any that damage may lead to, into a ValueError that
+    states the fault.
+    """
+    try:
+        yield
+    except BaseException as error:
+        # a library in Rust that panics does not raise an Exception
+        if not isinstance(error, kinds or Exception) and type(error).__name__ != "PanicException":
+            raise
+        why = str(error)
+        if not isinstance(error, ValueError):
+            why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{fault}: {' '.join(why.split())}") from error
+
+
+def ordinary(path: str | Path) -> Path:
+    """The path of a file, or of nothing; ValueError for a pipe or a device, to read which could
+    wait for ever.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise ValueError(
+            f"{path} must be an ordinary file, but is a pipe, a device or a folder; give a file"
+        )
+    return path
+
+
+def free_fields(settings: Any) -> frozenset[str]:
+    """Names of the settings, of a record or its class, that may differ between a run and its
+    continuation.
+    """
+    return frozenset(
+        field.name for field in dataclasses.fields(settings) if field.metadata.get("free")
+    )
+
+
+def load_plugin(file: str | Path) -> None:
+    """Run a Python file that registers something, unless it was run or imported before. Raises
+    ValueError for one that is not there or fails.
+    """
+    path = Path(file).resolve()
+    name = f"sinklab_plugin_{path.stem}"
+    modules = list(sys.modules.values())
+    if any(getattr(module, "__file__", None) == str(path) for module in modules):
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ValueError(
+            f"a plug-in is a Python file, but {file} is none; give the path of a .py file"
+        )
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        where = ""
+        for frame in traceback.extract_tb(error.__traceback__):
+            if frame.filename == str(path):
+                where = f" (line {frame.lineno})"
+        raise ValueError(f"the plug-in {file} cannot be loaded: {error!r}{where}") from error

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinklab.core.errors import check_tensor, known_fields, ordinary, refused, unknown
+from sinklab.core.errors import check_tensor, known_fields, unknown
 from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.tap import tapped
 from sinklab.core.sampling import Canvas, DecodingSettings
-from sinklab.lab.files import read_json
+from sinklab.lab.files import ordinary, read_json, refused
 from sinklab.lab.records.storage import write_beside
 from sinklab.lab.scoring.requests import needs_mask
 

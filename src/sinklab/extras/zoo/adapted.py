@@ -4,7 +4,6 @@ tensors unchanged.
 dLLM's A2D, SDAR (also TraDo), Fast-dLLM v2 and iLLaDA. All but iLLaDA may attend block by block.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,6 +12,7 @@ from transformers import LlamaConfig, Qwen2Config, Qwen2Tokenizer, Qwen3Config
 from sinklab.core.registry import families
 from sinklab.lab.checkpoints.families import (
     CheckpointPlan,
+    Config,
     Family,
     Shapes,
     formats_of,
@@ -39,7 +39,7 @@ class Adapted(Family):
     """Note to add if the config gives no length of a block."""
     end_of_turn = "<|im_end|>"
 
-    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+    def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """The decoder, with full attention in every layer: that of one in blocks is the model's,
         not the layer's.
         """

@@ -3,7 +3,6 @@ backbone.
 """
 
 # B batch, S sequence, D hidden size, C width of the condition
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -23,6 +22,7 @@ from sinklab.core.models.head import Head, check_labels, recomputed_loss
 from sinklab.core.registry import backbones, families
 from sinklab.lab.checkpoints.families import (
     CheckpointPlan,
+    Config,
     Family,
     Shapes,
     Source,
@@ -220,7 +220,7 @@ class MDLM(Family):
     tokenizer_class = PreTrainedTokenizerFast
     published: ClassVar = published("mdlm", FORMATS)
 
-    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+    def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """Plan of a DiT with its fixed rotary base, MLP and head width."""
         fields = self.fields(config, FORMATS["mdlm"]["fields"])
         backbone = DiTConfig(
@@ -264,7 +264,7 @@ class BD3LM(MDLM):
     # bounds of the noise of its training
     unread = ("sampling_eps_min", "sampling_eps_max")
 
-    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+    def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """The plan of an MDLM, with the length of its blocks."""
         plan = super().read(config, shapes)
         settings = {**(plan.settings or {}), "block_length": self.field(config, "block_size")}

@@ -2,7 +2,6 @@
 set of weights.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import transformers
@@ -12,6 +11,7 @@ from transformers import AutoConfig
 from sinklab.core.registry import families
 from sinklab.lab.checkpoints.families import (
     CheckpointPlan,
+    Config,
     Family,
     Shapes,
     formats_of,
@@ -33,7 +33,7 @@ class DiffusionGemma(Family):
     end_of_turn = "<turn|>"
     published: ClassVar = published("diffusion_gemma", FORMATS)
 
-    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+    def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """The config is transformers' own; names of tensors are as well."""
         version, lacks = transformers.__version__, not hasattr(transformers, self.own_class)
         if lacks or Version(version) < Version("5.23"):

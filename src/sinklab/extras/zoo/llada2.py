@@ -2,7 +2,6 @@
 matrix.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -12,7 +11,7 @@ from transformers import Glm4MoeConfig
 
 from sinklab.core.registry import families
 from sinklab.extras.zoo.llada_moe import FORMATS, LLaDAMoE
-from sinklab.lab.checkpoints.families import CheckpointPlan, Shapes, Source, published
+from sinklab.lab.checkpoints.families import CheckpointPlan, Config, Shapes, Source, published
 
 # type that the authors' code decodes in; no config has it
 BLOCK_LENGTH = 32
@@ -38,7 +37,7 @@ class LLaDA2(LLaDAMoE):
     tensor_names: ClassVar = FORMATS["llada2"]["tensors"]
     published: ClassVar = published("llada2", FORMATS)
 
-    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+    def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """GLM-4-MoE with norms of queries and keys."""
         fields = {**self.fields(config, FORMATS["llada2"]["fields"]), **self.usual(config)}
         fields["rope_parameters"]["partial_rotary_factor"] = self.field(

@@ -3,7 +3,6 @@ if a config has them.
 """
 
 # T tokens, E hidden size, X experts, C chosen experts
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +13,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 from sinklab.core.registry import backbones, families
 from sinklab.lab.checkpoints.families import (
     CheckpointPlan,
+    Config,
     Family,
     Shapes,
     Source,
@@ -98,7 +98,7 @@ class LLaDAMoE(Family):
     tokenizer_class = PreTrainedTokenizerFast
     published: ClassVar = published("llada_moe", FORMATS)
 
-    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+    def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """Plain Qwen3-MoE, as published, or our decoder for a shared expert or a bias."""
         dense = [
             layer for layer, is_moe in enumerate(self.field(config, "moe_layer_freq")) if not is_moe
@@ -119,7 +119,7 @@ class LLaDAMoE(Family):
         name, take = super().source(plan, target)
         return name.replace(".gate.expert_bias", ".expert_bias"), take
 
-    def usual(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def usual(self, config: Config) -> dict[str, Any]:
         """Fields of the backbone that a config may leave out, and its rotary positions."""
         same = {
             name: config[name] for name in FORMATS["llada_moe"]["same_fields"] if name in config
@@ -131,7 +131,7 @@ class LLaDAMoE(Family):
             "pad_token_id": None,
         }
 
-    def plan(self, backbone: Any, config: Mapping[str, Any]) -> CheckpointPlan:
+    def plan(self, backbone: Any, config: Config) -> CheckpointPlan:
         """The plan, with the [MASK] of the authors' code if the config names none."""
         settings = {name: config.get(name) for name in ("mask_token_id", "pad_token_id")}
         usual = FORMATS["llada_moe"]["mask"]

@@ -2,7 +2,6 @@
 by its own class.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,10 +11,10 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from sinklab.core.compat import stated
-from sinklab.core.errors import refused
 from sinklab.core.registry import families
 from sinklab.lab.checkpoints.families import (
     CheckpointPlan,
+    Config,
     Family,
     Published,
     Shapes,
@@ -23,6 +22,7 @@ from sinklab.lab.checkpoints.families import (
     published,
 )
 from sinklab.lab.checkpoints.wrapping import sizes_of, wrapped
+from sinklab.lab.files import refused
 
 FORMATS = formats_of(__package__)
 
@@ -36,11 +36,11 @@ class MaskedLanguageModel(Family):
 
     reads_itself = True
 
-    def recognises(self, config: Mapping[str, Any]) -> bool:
+    def recognises(self, config: Config) -> bool:
         """Recognise by the class: a decoder may have the same ``model_type``."""
         return self.is_named(config)
 
-    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+    def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """The config is transformers' own."""
         fields = {name: value for name, value in config.items() if name != "model_type"}
         whole = AutoConfig.for_model(self.model_types[0], **fields)

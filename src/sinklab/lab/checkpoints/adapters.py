@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from sinklab.core.compat import stated
-from sinklab.core.errors import refused
 from sinklab.core.models.sinks.base import tensors_of
 from sinklab.lab.checkpoints.sinkfile import hash_of, read_tensors, write_tensors
-from sinklab.lab.files import from_json
+from sinklab.lab.files import from_json, refused
 
 FORMAT = "sinklab-adapters"
 VERSION = 1

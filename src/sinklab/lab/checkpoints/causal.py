@@ -1,12 +1,11 @@
 """Causal Llama, Qwen and GLM-4-MoE checkpoints: baselines, and starts of diffusion models."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from transformers import AutoConfig, Qwen2Tokenizer
 
 from sinklab.core.registry import families
-from sinklab.lab.checkpoints.families import CheckpointPlan, Family, Shapes, published
+from sinklab.lab.checkpoints.families import CheckpointPlan, Config, Family, Shapes, published
 
 
 class Causal(Family):
@@ -14,13 +13,13 @@ class Causal(Family):
 
     mask_token = "<|mask|>"
 
-    def recognises(self, config: Mapping[str, Any]) -> bool:
+    def recognises(self, config: Config) -> bool:
         """Recognise by the ``model_type``, which chooses the decoder: one of another kind may be
         read into the same class.
         """
         return config.get("model_type") in self.model_types
 
-    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+    def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """The config is transformers' own."""
         fields = {name: value for name, value in config.items() if name != "model_type"}
         return CheckpointPlan(self, AutoConfig.for_model(config["model_type"], **fields))

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from sinklab.core.errors import refused
 from sinklab.lab.checkpoints import materialize
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.wrapped import WrappedLM
+from sinklab.lab.files import refused
 
 NO_TWIN = "and a copy would run the parts of the first, so it has no untrained twin"
 

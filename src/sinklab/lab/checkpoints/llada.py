@@ -1,12 +1,18 @@
 """LLaDA and MMaDA checkpoints: a Llama under other names, its attention bidirectional."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from sinklab.core.registry import families
-from sinklab.lab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, published
+from sinklab.lab.checkpoints.families import (
+    FORMATS,
+    CheckpointPlan,
+    Config,
+    Family,
+    Shapes,
+    published,
+)
 
 # fields that a Llama does not have
 _OFF = (
@@ -45,7 +51,7 @@ class LLaDA(Family):
     tokenizer_class = PreTrainedTokenizerFast
     published: ClassVar = published("llada")
 
-    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+    def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """A Llama, or with biases on query, key and value a Qwen2."""
         fields = self.fields(config, FORMATS["llada"]["fields"])
         width = fields["hidden_size"]
@@ -90,7 +96,7 @@ class MMaDA(LLaDA):
     replaces_chat_template = True
     published: ClassVar = published("mmada")
 
-    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+    def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """Read it like LLaDA's; the ids of the text end before the image codes begin."""
         plan = super().read(config, shapes)
         text = config.get("llm_vocab_size")

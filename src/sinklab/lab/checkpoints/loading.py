@@ -13,7 +13,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sinklab.core.compat import stated
-from sinklab.core.errors import check_count, refused
+from sinklab.core.errors import check_count
 from sinklab.core.models.config import BACKBONES, DiffusionLMConfig, refuse_unknown
 from sinklab.core.registry import divisions
 from sinklab.lab.checkpoints import (
@@ -29,6 +29,7 @@ from sinklab.lab.checkpoints import (
 from sinklab.lab.checkpoints import weights as weightfiles
 from sinklab.lab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.lab.checkpoints.materialize import DeviceMap, Holding
+from sinklab.lab.files import refused
 
 
 @dataclass(frozen=True)

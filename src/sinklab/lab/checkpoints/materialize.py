@@ -22,11 +22,12 @@ from sinklab.core.compat import (
     is_divided,
     mark_initialized,
 )
-from sinklab.core.errors import near, one_of, refused
+from sinklab.core.errors import near, one_of
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import families
 from sinklab.lab.checkpoints.families import CheckpointPlan, Source
 from sinklab.lab.checkpoints.weights import Part, Weights
+from sinklab.lab.files import refused
 
 DeviceMap = str | dict[str, Any]
 CPU_FLAGS = Path("/proc/cpuinfo")

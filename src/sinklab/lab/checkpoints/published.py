@@ -15,12 +15,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from sinklab.core.compat import stated
-from sinklab.core.errors import near, refused
+from sinklab.core.errors import near
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.lab.checkpoints import adapters, families, gguf_files
 from sinklab.lab.checkpoints.families import CheckpointPlan, Published, known_families
 from sinklab.lab.checkpoints.tokens import special_ids
-from sinklab.lab.files import ordinary_files
+from sinklab.lab.files import ordinary_files, refused
 
 PACKAGED = ("tiny", "tiny-sink", "tiny-causal")
 DATA = ("*.json", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model")

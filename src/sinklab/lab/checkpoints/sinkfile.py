@@ -19,11 +19,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from sinklab.core.errors import ordinary, refused
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.models.sinks.base import tensors_of
 from sinklab.core.registry import sinks
-from sinklab.lab.files import writing
+from sinklab.lab.files import ordinary, refused, writing
 
 FORMAT = "sinklab-sink"
 VERSION = 1

@@ -3,7 +3,6 @@ as tensors.
 """
 
 # G key/value heads, P query heads for each of them, D head dim, E hidden size
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from sinklab.core.registry import families
-from sinklab.lab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, Source
+from sinklab.lab.checkpoints.families import FORMATS, CheckpointPlan, Config, Family, Shapes, Source
 
 EMBEDDING = "transformer.wte.weight"
 # lit-gpt's build_rope_cache; its Config has no field for it
@@ -38,11 +37,11 @@ class SMDM(Family):
     tensor_names: ClassVar = FORMATS["smdm"]["tensors"]
     tokenizer_class = PreTrainedTokenizerFast
 
-    def recognises(self, config: Mapping[str, Any]) -> bool:
+    def recognises(self, config: Config) -> bool:
         """Recognise by two fields, since its config names no class."""
         return {"n_embd", "padded_vocab_size"} <= config.keys()
 
-    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+    def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """The plan of a Llama whose head has no row for [MASK]."""
         text = self.field(config, "padded_vocab_size")
         rows = (shapes or {}).get(EMBEDDING, (text + 1,))[0]

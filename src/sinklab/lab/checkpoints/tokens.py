@@ -19,7 +19,6 @@ from transformers import (
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from sinklab.core.compat import stated
-from sinklab.core.errors import refused
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.lab.checkpoints import families
 from sinklab.lab.checkpoints.families import (
@@ -30,7 +29,7 @@ from sinklab.lab.checkpoints.families import (
     SpecialIds,
     known_families,
 )
-from sinklab.lab.files import read_json
+from sinklab.lab.files import read_json, refused
 
 PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Classes that are their ``tokenizer.json`` and nothing besides."""

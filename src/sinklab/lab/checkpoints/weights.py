@@ -9,9 +9,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sinklab.core.errors import refused
 from sinklab.lab.checkpoints.families import Shapes
-from sinklab.lab.files import read_json
+from sinklab.lab.files import read_json, refused
 
 FLOATING = {
     "F64": torch.float64,

@@ -39,7 +39,7 @@ from sinklab.lab.cli.options import (
 )
 from sinklab.lab.cli.reports import compare, figures, merge, onetoken, report, table1
 from sinklab.lab.cli.tour import tour
-from sinklab.lab.files import Terminated, on_sigterm
+from sinklab.lab.files import Terminated, load_plugin, on_sigterm
 from sinklab.lab.records.info import read_info
 from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.studies.base import as_record
@@ -287,7 +287,7 @@ def _plugged(arguments: Sequence[str]) -> list[str]:
     for file in files:
         if not file:
             raise ValueError("--plugin takes a Python file: --plugin FILE.py")
-        registry.load_plugin(file)
+        load_plugin(file)
     return rest
 
 

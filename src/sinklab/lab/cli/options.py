@@ -22,8 +22,8 @@ from typing import Annotated, Any, Literal
 import tyro
 from typeguard import TypeCheckError, check_type
 
-from sinklab.core.errors import known_fields, near, one_of, ordinary, refused
-from sinklab.lab.files import read_json
+from sinklab.core.errors import known_fields, near, one_of
+from sinklab.lab.files import ordinary, read_json, refused
 from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.studies.base import from_record
 

@@ -15,8 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sinklab.core.errors import refused
-from sinklab.lab.files import from_json
+from sinklab.lab.files import from_json, refused
 
 PYTHON_DOCS = "python-docs"
 HUB = "hub:"

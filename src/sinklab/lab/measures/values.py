@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sinklab.core.attention.scores import allowed
-from sinklab.core.errors import ordinary, refused
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.interventions.removals import Removal, short_mask
 from sinklab.core.registry import removals
+from sinklab.lab.files import ordinary, refused
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sinklab import __version__
-from sinklab.core.errors import known_fields, refused
+from sinklab.core.errors import known_fields
+from sinklab.lab.files import refused
 from sinklab.lab.records import storage
 from sinklab.lab.records.info import OWN, RunInfo, read_info, reading_of
 from sinklab.lab.records.leases import CLAIMS, RUN, Claims, Lease

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.core.compat import stated
-from sinklab.core.errors import refused
 from sinklab.lab.checkpoints.tokens import chat_text
 from sinklab.lab.data.rows import row_start
-from sinklab.lab.files import from_json
+from sinklab.lab.files import from_json, refused
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints.loading import Loaded

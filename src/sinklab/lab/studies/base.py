@@ -51,8 +51,9 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sinklab.core.errors import free_fields, known_fields
+from sinklab.core.errors import known_fields
 from sinklab.core.registry import studies
+from sinklab.lab.files import free_fields
 from sinklab.lab.records.info import RunInfo, read_info
 from sinklab.lab.records.leases import FINISH
 from sinklab.lab.records.reading import lost_files, open_run

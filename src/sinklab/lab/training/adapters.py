@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sinklab.core.errors import refused
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.models.sinks.base import tensors_of
 from sinklab.lab.checkpoints.adapters import (
@@ -24,6 +23,7 @@ from sinklab.lab.checkpoints.adapters import (
     save_adapters,
 )
 from sinklab.lab.checkpoints.published import read_plan
+from sinklab.lab.files import refused
 from sinklab.lab.records.reading import open_run
 from sinklab.lab.training.checkpoints import step_of
 from sinklab.lab.training.checks import variant

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from sinklab.core.errors import one_of, refused
+from sinklab.core.errors import one_of
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.models.diffusion_lm import DiffusionLM, Gate
 from sinklab.core.models.sinks.base import tensors_of
@@ -22,6 +22,7 @@ from sinklab.lab.checkpoints import Loaded, check_vocabulary, from_causal, load,
 from sinklab.lab.checkpoints.convert import MASK_TOKEN
 from sinklab.lab.checkpoints.materialize import compute_rotary
 from sinklab.lab.checkpoints.published import read_plan
+from sinklab.lab.files import refused
 from sinklab.lab.records.storage import weights_hash
 from sinklab.lab.training.checkpoints import settle
 from sinklab.lab.training.checks import variant

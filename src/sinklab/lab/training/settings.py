@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
-from sinklab.core.errors import Checked, free_fields, limited, one_of
+from sinklab.core.errors import Checked, limited, one_of
+from sinklab.lab.files import free_fields
 
 
 @dataclass(frozen=True, kw_only=True)

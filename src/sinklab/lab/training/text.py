@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from sinklab.core.errors import refused
 from sinklab.lab.data import (
     Pairs,
     Rows,
@@ -27,7 +26,7 @@ from sinklab.lab.data import (
     row_start,
     train_tokenizer,
 )
-from sinklab.lab.files import ordinary_files
+from sinklab.lab.files import ordinary_files, refused
 from sinklab.lab.training.settings import TrainSettings
 
 Say = Callable[[str], object]
