@@ -6,7 +6,7 @@ losses.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from sinklab.lab.analysis.counts import ratio
 from sinklab.lab.analysis.strongest import STRONG
 from sinklab.lab.analysis.tokens import tallied
 from sinklab.lab.records.info import SO_FAR
+from sinklab.lab.reports.masked import blocked_at
 from sinklab.lab.reports.samples import ADDED, Sample
 from sinklab.lab.reports.words import quoted, words_of
 
@@ -78,30 +79,26 @@ def _holders(sample: Sample) -> Counter[str]:
 
 def answers_of(study: Any) -> Answers:
     """The three answers about the model of a study, a `Study`, with the controls of its run."""
-    return Answers(study.label, (_exists(study), _stays(study), _costs(study)))
+    found = (
+        _answered(study, "exist", exists, _existence),
+        _answered(study, "stay", stays, _staying),
+        _costs(study),
+    )
+    return Answers(study.label, found)
 
 
-def _unmeasured(study: Any, question: str, name: str) -> Answer:
-    said = f"Not measured; this measures it: `{command_of(study, name)}`."
-    return Answer(question, "not measured", said)
-
-
-def _exists(study: Any) -> Answer:
+def _answered(study: Any, question: str, answer: Callable[..., Answer], of: Any) -> Answer:
+    """The answer made of what is ``of`` a study, and of its controls."""
     if not study.layers:
-        return _unmeasured(study, "exist", "exist")
-    return exists(_existence(study), {kind: _existence(twin) for kind, twin in study.twins.items()})
+        said = f"Not measured; this measures it: `{command_of(study, question)}`."
+        return Answer(question, "not measured", said)
+    return answer(of(study), {kind: of(twin) for kind, twin in study.twins.items()})
 
 
 def _existence(study: Any) -> Existence:
     seen = pd.DataFrame(study.measured.strongest_keys)
     strongest_S, strong_S, ruled_S = seen[["strongest", "strong", "ruled"]].to_numpy(float).T
     return Existence(strongest_S, strong_S, ruled_S, 1 / float(seen["positions"].mean()))
-
-
-def _stays(study: Any) -> Answer:
-    if not study.layers:
-        return _unmeasured(study, "stay", "move")
-    return stays(_staying(study), {kind: _staying(twin) for kind, twin in study.twins.items()})
 
 
 def _staying(study: Any) -> Staying:
@@ -137,32 +134,23 @@ def _costs(study: Any) -> Answer:
 
 def _cost(study: Any) -> Cost | None:
     """The losses with the fewest keys blocked (one, if that was scored)."""
-    table = study.table("heldout")
-    if table is None:
+    if study.heldout is None:
         return None
-    masked = table[(table["control"] == "sinks") & (table["k"] > 0)].sort_values("k")
-    clean = table[table["k"] == 0]
-    if masked.empty or clean.empty:
+    clean, arms = blocked_at(study.heldout)
+    if arms.empty:
         return None
-    keys = int(masked["k"].iloc[0])
-    arms = table[table["k"] == keys].set_index("control")
-    change = arms["loss"] - clean["loss"].iloc[0]
-    delta, beyond = mean_over([]), mean_over([])
-    if "losses" in table:
-        delta = mean_over(np.subtract(masked["losses"].iloc[0], clean["losses"].iloc[0]))
+    sinks, delta, beyond = arms.loc["sinks"], mean_over([]), mean_over([])
+    if "losses" in arms:
+        delta = mean_over(np.subtract(sinks["losses"], clean["losses"]))
         if "random" in arms.index:
-            beyond = mean_over(np.subtract(masked["losses"].iloc[0], arms["losses"]["random"]))
+            beyond = mean_over(np.subtract(sinks["losses"], arms["losses"]["random"]))
     others: dict[str, Any] = {
-        name: float(change.get(name, np.nan)) for name in ("random", "equal_mass")
+        name: float(arms["delta"].get(name, np.nan)) for name in ("random", "equal_mass")
     }
-    if "grown" in table:
-        others |= {
-            "grown_R": np.asarray(masked["grown"].iloc[0]),
-            "grown_at": masked["grown_at"].iloc[0],
-        }
-    return Cost(
-        keys, float(clean["loss"].iloc[0]), float(masked["loss"].iloc[0]), delta, beyond, **others
-    )
+    if "grown" in arms:
+        others |= {"grown_R": np.asarray(sinks["grown"]), "grown_at": sinks["grown_at"]}
+    losses = float(clean["loss"]), float(sinks["loss"])
+    return Cost(int(sinks["k"]), *losses, delta, beyond, **others)
 
 
 def command_of(study: Any, name: str) -> str:

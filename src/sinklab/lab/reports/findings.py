@@ -9,13 +9,13 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from scipy import stats
 
 from sinklab.lab.analysis import Enrichment, mean_over
 from sinklab.lab.analysis.answers import beside
 from sinklab.lab.analysis.counts import ratio
 from sinklab.lab.reports.answered import mobility_of
+from sinklab.lab.reports.masked import blocked_at
 from sinklab.lab.reports.samples import ADDED
 from sinklab.lab.reports.words import number, percent, same
 
@@ -196,18 +196,11 @@ def blocking(study: Any) -> dict[str, Any]:
     frame, gap_R = study.heldout, np.array([])
     found: dict[str, Any] = dict.fromkeys(("base", "blocked", "random"))
     if frame is not None:
-        frame = frame.reindex(columns=frame.columns.union(["bits_per_byte"])).sort_values("k")
-        found["base"] = _first(frame[frame["k"] == 0])
-        found["blocked"] = _first(frame[frame["control"] == "sinks"][::-1])
-    if found["blocked"] is not None:
-        k = found["blocked"]["k"]
-        found["random"] = _first(frame[(frame["control"] == "random") & (frame["k"] == k)])
-        losses = study.table("heldout").set_index(["control", "k"])
-        if found["random"] is not None and "losses" in losses:
-            rows = losses["losses"]
-            gap_R = np.subtract(rows["sinks", k], rows["random", k])
+        base, arms = blocked_at(frame.reindex(columns=frame.columns.union(["bits_per_byte"])), -1)
+        found["base"] = base
+        for name, control in (("blocked", "sinks"), ("random", "random")):
+            if control in arms.index:
+                found[name] = arms.loc[control]
+    if found["random"] is not None and "losses" in arms:
+        gap_R = np.subtract(*arms["losses"][["sinks", "random"]])
     return found | {"gap": mean_over(gap_R), "gap_R": gap_R}
-
-
-def _first(frame: pd.DataFrame) -> pd.Series | None:
-    return None if frame.empty else frame.iloc[0]

@@ -2,10 +2,9 @@
 its trace.
 """
 
-# R rows of held-out text
+# R rows of held-out text, C cells of a curve
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,27 +31,21 @@ def heldout_of(curve: Run, twin: str = "") -> pd.DataFrame | None:
         return None
     table, by_row = (curve.table(name) for name in names)
     losses = by_row.pivot(index="row", columns=["k", "control"], values="loss")
-    clean_R = losses[0, "none"].to_numpy()
-    rows = []
-    for cell in table[table["control"].isin(ARMS)].to_dict("records"):
-        losses_R = losses[cell["k"], cell["control"]].to_numpy()
-        row = {
-            "k": int(cell["k"]),
-            "control": ARMS[cell["control"]],
-            "loss": cell["loss"],
-            "stderr": _error(losses_R),
+    cells = table[table["control"].isin(ARMS)]
+    losses_CR = losses[list(zip(cells["k"], cells["control"], strict=True))].to_numpy().T
+    frame = pd.DataFrame(
+        {
+            "k": cells["k"].astype(int),
+            "control": cells["control"].map(ARMS),
+            "loss": cells["loss"],
+            "stderr": _errors(losses_CR),
+            "delta": cells["delta"],
+            "delta_stderr": _errors(losses_CR - losses[0, "none"].to_numpy()),
+            "tokens": cells["tokens"],
+            "losses": losses_CR.tolist(),
+            "bits_per_byte": cells["bits_per_byte"].where(cells["k"] == 0),
         }
-        row |= {
-            "delta": cell["delta"],
-            "delta_stderr": _error(losses_R - clean_R),
-            "tokens": cell["tokens"],
-        }
-        row |= {
-            "losses": losses_R.tolist(),
-            "bits_per_byte": cell["bits_per_byte"] if cell["k"] == 0 else math.nan,
-        }
-        rows.append(row)
-    frame = pd.DataFrame(rows)
+    )
     name = of_twin("grown", twin)
     if name in curve.tables:
         grown_R, places = grown_of(curve.table(name))
@@ -60,6 +53,16 @@ def heldout_of(curve: Run, twin: str = "") -> pd.DataFrame | None:
         frame["grown"] = [grown_R.tolist() if one else [] for one in is_one]
         frame["grown_at"] = [places if one else [] for one in is_one]
     return frame
+
+
+def blocked_at(table: pd.DataFrame, place: int = 0) -> tuple[pd.Series, pd.DataFrame]:
+    """Of a table ``heldout`` the row with nothing blocked, and those with the fewest sinks blocked
+    (``place`` -1: with the most) and as many other keys, by control; no rows if there are none.
+    """
+    by_k = {k: rows.set_index("control") for k, rows in table.groupby("k")}
+    clean = by_k.pop(0).iloc[0]
+    arms = [rows for rows in by_k.values() if "sinks" in rows.index]
+    return clean, arms[place] if arms else table[:0]
 
 
 def grown_of(table: pd.DataFrame) -> tuple[np.ndarray, list[int]]:
@@ -76,8 +79,9 @@ def grown_of(table: pd.DataFrame) -> tuple[np.ndarray, list[int]]:
     return has_grown.groupby(table["row"]).mean().to_numpy(), table.loc[has_grown, "at"].tolist()
 
 
-def _error(values_R: np.ndarray) -> float:
-    return float(values_R.std(ddof=1)) / math.sqrt(len(values_R)) if len(values_R) > 1 else math.nan
+def _errors(values_CR: np.ndarray) -> np.ndarray:
+    """Standard errors (C,) over rows; NaN with one."""
+    return pd.DataFrame(values_CR).sem(axis=1).to_numpy()
 
 
 def curve_of(study: Run, curves: Sequence[Run]) -> Run | None:

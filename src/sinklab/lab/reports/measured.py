@@ -64,9 +64,7 @@ def _summed(values: np.ndarray, weights: Any = 1.0) -> np.ndarray:
     return _weighted(values, weights).reshape(2, len(values), -1).sum(2)
 
 
-def _in_states(
-    places_TGR: np.ndarray, values_TLR: np.ndarray, weights: Any = 1.0
-) -> np.ndarray | float:
+def _in_states(places_TGR: np.ndarray, values_TLR: np.ndarray, weights: Any = 1.0) -> Any:
     """(2, G, L) the same over the places of each state (1 there)."""
     shape, sums = values_TLR.shape, 0.0
     for steps in spans(len(places_TGR), 4 * math.prod(shape[1:])):
@@ -83,7 +81,8 @@ class Measured:
     def __init__(self, found: list[dict[str, Any]], layers: Sequence[int]) -> None:
         """found: results of `_found` of some samples."""
         self._layers = np.asarray(layers, dtype=int)
-        self._sums, self._stays = Counter[Any](), Counter[int]()
+        self._sums: Any = Counter()
+        self._stays: Any = Counter()
         parts: defaultdict[str, list[Any]] = defaultdict(list)
         for one in found:
             self._sums.update(one["sums"])

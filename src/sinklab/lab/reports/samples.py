@@ -51,6 +51,11 @@ def finished(run: Run, name: str) -> pd.DataFrame:
     return run.table(name)
 
 
+def whole_table(name: str) -> cached_property[Any]:
+    """A table of a reader as it is, read once; None when it was not written."""
+    return cached_property(lambda reader: reader.table(name))
+
+
 @dataclass(frozen=True, eq=False)
 class Reader:
     """One run as reports read it: its tables, and its facts by layer and by step. None for a table
@@ -119,6 +124,16 @@ _ABSENT: dict[str, tuple[object, str]] = {
     "template": (False, "?"),
 }
 """column of the table tokens -> value if no position is there, and the type"""
+
+
+def _recorded(name: str) -> cached_property[np.ndarray | None]:
+    """An array of a sample, read once; None when it was not recorded."""
+    return cached_property(lambda sample: sample.array(name))
+
+
+def _of_grid(name: str) -> cached_property[np.ndarray]:
+    """A column of the table tokens on the grid of a sample."""
+    return cached_property(lambda sample: sample._grid[name])
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,35 +368,18 @@ class Sample:
         """Number of (layer, head) pairs that have a sink at the key."""
         return self.seen.events_TLK.sum(1, dtype=np.int64)
 
-    @cached_property
-    def value_norm_TLK(self) -> np.ndarray | None:
-        """Length of value vectors, mean over heads."""
-        return self.array("value_norm")
-
-    @cached_property
-    def key_norm_TLK(self) -> np.ndarray | None:
-        """Length of key vectors, mean over heads."""
-        return self.array("key_norm")
-
-    @cached_property
-    def main_by_state_TGLH(self) -> np.ndarray | None:
-        """Main sink of the queries of one state; -1 without such queries."""
-        return self.array("main_by_state")
-
-    @cached_property
-    def share_by_state_TGLH(self) -> np.ndarray | None:
-        """Mean weight the queries of one state give to their main sink."""
-        return self.array("share_by_state")
-
-    @cached_property
-    def output_norm_TGLH(self) -> np.ndarray | None:
-        """Length of a head's output, mean over the queries of one state."""
-        return self.array("output_norm")
-
-    @cached_property
-    def noop_bound_TGLH(self) -> np.ndarray | None:
-        """Upper bound of that length (sink-token paper, Eq. 20), mean over the same queries."""
-        return self.array("noop_bound")
+    value_norm_TLK = _recorded("value_norm")
+    """Length of value vectors, mean over heads."""
+    key_norm_TLK = _recorded("key_norm")
+    """Length of key vectors, mean over heads."""
+    main_by_state_TGLH = _recorded("main_by_state")
+    """Main sink of the queries of one state; -1 without such queries."""
+    share_by_state_TGLH = _recorded("share_by_state")
+    """Mean weight the queries of one state give to their main sink."""
+    output_norm_TGLH = _recorded("output_norm")
+    """Length of a head's output, mean over the queries of one state."""
+    noop_bound_TGLH = _recorded("noop_bound")
+    """Upper bound of that length (sink-token paper, Eq. 20), mean over the same queries."""
 
     @cached_property
     def map_names(self) -> tuple[tuple[int, int, int], ...]:
@@ -446,15 +444,12 @@ class Sample:
         """Whether the tokens of this sample were kept."""
         return self._has("tokens")
 
-    @cached_property
-    def ids_TS(self) -> np.ndarray:
-        """Token ids before each step, -1 if the position does not exist."""
-        return self._grid["token_id"]
-
-    @cached_property
-    def texts_TS(self) -> np.ndarray:
-        """Token texts before each step, None if the position does not exist."""
-        return self._grid["text"]
+    ids_TS = _of_grid("token_id")
+    """Token ids before each step, -1 if the position does not exist."""
+    texts_TS = _of_grid("text")
+    """Token texts before each step, None if the position does not exist."""
+    specials_TS = _of_grid("special")
+    """Special role of a token ("" for ordinary ones)."""
 
     @cached_property
     def read_TS(self) -> np.ndarray:
@@ -462,11 +457,6 @@ class Sample:
         return np.array(
             [characters([text or "" for text in row_S]) for row_S in self.texts_TS], dtype=object
         )
-
-    @cached_property
-    def specials_TS(self) -> np.ndarray:
-        """Special role of a token ("" for ordinary ones)."""
-        return self._grid["special"]
 
     @cached_property
     def states_TS(self) -> np.ndarray:

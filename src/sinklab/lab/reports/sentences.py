@@ -183,14 +183,14 @@ def story_of(studies: list[Study], shown: list[str]) -> list[dict[str, Any]]:
     shown: labels of the runs in the explorer.
     """
     found = []
-    for question, (name, row) in zip(QUESTIONS, words_of("story", "").items(), strict=True):
+    for question, row in words_of("story", "").items():
         runs = [run for run in studies if has_data(run, row["figure"])]
         explored = [run for run in runs if run.label in shown][:2]
         link = row["figure"]
-        if name != "cost" and explored:
+        if question != "cost" and explored:
             # the heads that show it
             heads = [
-                most_mobile(run)[0][0] if name == "move" else run.measured.strongest
+                most_mobile(run)[0][0] if question == "stay" else run.measured.strongest
                 for run in explored
             ]
             views = [
@@ -202,7 +202,7 @@ def story_of(studies: list[Study], shown: list[str]) -> list[dict[str, Any]]:
         sentences = [
             (name, run.answers[question].sentence) for name, run in zip(names, studies, strict=True)
         ]
-        about = {"title": QUESTIONS[question], "anchor": f"story-{name}", "link": f"#{link}"}
+        about = {"title": QUESTIONS[question], "anchor": f"story-{question}", "link": f"#{link}"}
         found.append(about | {"sentences": sentences, "figure": row["figure"], "runs": runs})
     return found
 

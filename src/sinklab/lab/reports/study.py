@@ -27,9 +27,9 @@ from sinklab.lab.records.info import SO_FAR, of_twin, reading_of
 from sinklab.lab.records.reading import REMEDY, Run
 from sinklab.lab.reports.answered import answers_of
 from sinklab.lab.reports.findings import controls_of
-from sinklab.lab.reports.masked import heldout_of
+from sinklab.lab.reports.masked import blocked_at, heldout_of
 from sinklab.lab.reports.measured import Measured, measured
-from sinklab.lab.reports.samples import Reader, Sample, Samples, rule_name
+from sinklab.lab.reports.samples import Reader, Sample, Samples, rule_name, whole_table
 
 WITHIN = 8
 """steps that heads are given to find another sink"""
@@ -286,53 +286,36 @@ class Study(Reader):
             )
         return frame
 
-    @cached_property
-    def truncation(self) -> pd.DataFrame | None:
-        """Effect of truncating a part of the context on the main sinks, per step, layer and
-        head.
-        """
-        return self.table("truncation")
-
-    @cached_property
-    def massive(self) -> pd.DataFrame | None:
-        """The greatest hidden states by step and layer, and the heads that have sinks at their
-        positions.
-        """
-        return self.table("massive_activations")
-
-    @cached_property
-    def removals(self) -> pd.DataFrame | None:
-        """Removals by the edits of the run: removed columns, their attention, the overlap with the
-        step before.
-        """
-        return self.table("removals")
+    truncation = whole_table("truncation")
+    """Effect of truncating a part of the context on the main sinks, per step, layer and head."""
+    massive = whole_table("massive_activations")
+    """The greatest hidden states by step and layer, and the heads that have sinks at their
+    positions.
+    """
+    removals = whole_table("removals")
+    """Removals by the edits of the run: removed columns, their attention, the overlap with the step
+    before.
+    """
 
     @cached_property
     def heldout(self) -> pd.DataFrame | None:
-        """Loss over blocked sinks: k, control, loss, stderr; ``delta`` against k = 0 is added if it
-        is missing, and ``delta_low`` and ``delta_high``, the ends of its 95 % interval over rows of
-        text, if their losses were kept.
+        """Loss over blocked sinks: k, control, loss, stderr, and ``losses`` of the rows of text if
+        they were kept; ``delta`` against k = 0 is added if it is missing, and ``delta_low`` and
+        ``delta_high``, the ends of its 95 % interval over rows, NaN without their losses.
         """
         frame = self.table("heldout")
         if frame is None:
             return None
-        base = frame[frame["k"] == 0]
+        base, _ = blocked_at(frame)
         if "delta" not in frame:
-            loss, error = (
-                (base["loss"].iloc[0], base["stderr"].iloc[0]) if len(base) else (np.nan, np.nan)
-            )
-            frame = frame.assign(
-                delta=frame["loss"] - loss, delta_stderr=np.hypot(frame["stderr"], error)
-            )
-        if "losses" in frame and len(base):
-            apart = [
-                mean_over(np.subtract(losses, base["losses"].iloc[0])).interval
-                for losses in frame["losses"]
-            ]
-        else:
-            apart = [(math.nan, math.nan)] * len(frame)
+            error = np.hypot(frame["stderr"], base["stderr"])
+            frame = frame.assign(delta=frame["loss"] - base["loss"], delta_stderr=error)
+        apart = [(math.nan, math.nan)] * len(frame)
+        if "losses" in frame:
+            gaps = (np.subtract(losses, base["losses"]) for losses in frame["losses"])
+            apart = [mean_over(gap).interval for gap in gaps]
         frame[["delta_low", "delta_high"]] = apart
-        return frame.drop(columns=["losses", "grown", "grown_at"], errors="ignore")
+        return frame
 
     @cached_property
     def measured(self) -> Measured:
@@ -403,16 +386,15 @@ class Study(Reader):
 
     @property
     def _masking(self) -> Verdict:
-        table = self.table("heldout")
-        if table is None:
+        if self.heldout is None:
             return masking_cost([], [])
-        base, blocked = table[table["k"] == 0], table[table["control"] == "sinks"].sort_values("k")
-        if not len(base) or not len(blocked):
+        clean, arms = blocked_at(self.heldout)
+        if arms.empty:
             return masking_cost([], [])
-        if "losses" not in table:
+        if "losses" not in arms:
             why = (
                 "The run kept no losses of single rows, so whether blocking the sinks is costly "
                 "is inconclusive."
             )
             return _unknown("blocking is costly", why)
-        return masking_cost(base["losses"].iloc[0], blocked["losses"].iloc[0])
+        return masking_cost(clean["losses"], arms["losses"]["sinks"])

@@ -14,7 +14,7 @@ import pandas as pd
 
 from sinklab.core.registry import sinks
 from sinklab.lab.analysis.estimates import FEWEST, Estimate, mean_over
-from sinklab.lab.reports.samples import Reader
+from sinklab.lab.reports.samples import Reader, whole_table
 
 # Settings that may differ between repeats: the seed, and options of running and reporting.
 FREE = frozenset(
@@ -113,24 +113,14 @@ class Training(Reader):
         },
     }
 
-    @cached_property
-    def history(self) -> Any:
-        """step, tokens, loss, heldout_loss, lr, grad_norm, …; NaN if a row has only the other
-        loss.
-        """
-        return self.table("history")
-
-    @cached_property
-    def monitor(self) -> Any:
-        """Measurements of the sink monitor: a row per measurement and layer, layer -1 for the whole
-        model.
-        """
-        return self.table("monitor")
-
-    @cached_property
-    def heldout_rows(self) -> Any:
-        """Loss of every held-out row of text at the end."""
-        return self.table("heldout_rows")
+    history = whole_table("history")
+    """step, tokens, loss, heldout_loss, lr, grad_norm, …; NaN if a row has only the other loss."""
+    monitor = whole_table("monitor")
+    """Measurements of the sink monitor: a row per measurement and layer, layer -1 for the whole
+    model.
+    """
+    heldout_rows = whole_table("heldout_rows")
+    """Loss of every held-out row of text at the end."""
 
     @cached_property
     def facts(self) -> pd.DataFrame:
