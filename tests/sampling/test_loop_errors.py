@@ -65,7 +65,7 @@ def test_logits_whose_sum_overflows_are_fine():
 
 def test_a_schedule_that_never_ends_is_refused():
     class Idle(EvenQuota):
-        def count(self, ordered_BS, candidates_BS, turn):
+        def count(self, turn):
             return torch.zeros_like(turn.size_B)
 
     canvas = prompts()

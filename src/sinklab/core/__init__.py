@@ -9,7 +9,7 @@ PROVIDES = {
     "interventions": "probing.interventions.block_keys",
     "selectors": "probing.interventions.selectors",
     "removals": "probing.interventions.removals",
-    "sinks": "models.sinks.token models.sinks.zero models.sinks.kv models.sinks.logit",
+    "sinks": "models.sinks.kinds",
     "unmasking_rules": "sampling.rules",
     "schedules": "sampling.schedules",
 }

@@ -146,9 +146,9 @@ class Threshold(_Dynamic):
     reads = ("probability", "margin")
     lacking = "confidence"
 
-    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
+    def count(self, turn: Turn) -> Tensor:
         """Counts by the scores."""
-        return (ordered_BS >= self.threshold).sum(1).clamp(min=1)
+        return (turn.ordered_BS >= self.threshold).sum(1).clamp(min=1)
 
 
 @schedules.register("factor")
@@ -171,17 +171,17 @@ class Factor(_Dynamic):
     reads = ("probability",)
     lacking = "probability of the proposed token"
 
-    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
+    def count(self, turn: Turn) -> Tensor:
         """Counts by the scores."""
-        rank_S = torch.arange(1, ordered_BS.shape[1] + 1, device=ordered_BS.device)
-        enough_BS = ordered_BS >= 1 - self.factor / (rank_S + 1)
+        rank_S = torch.arange(1, turn.ordered_BS.shape[1] + 1, device=turn.ordered_BS.device)
+        enough_BS = turn.ordered_BS >= 1 - self.factor / (rank_S + 1)
         enough_BS[:, 0].fill_(True)
         # Confidences fall and bounds rise along the ranking, so those that pass are the first
         # ones.
         n_B = enough_BS.sum(1)
         if self.strict:
             return n_B
-        left_B = candidates_BS.sum(1)
+        left_B = turn.candidates_BS.sum(1)
         return torch.where(n_B == left_B - 1, left_B, n_B)
 
 
@@ -200,9 +200,9 @@ class EntropyBound(_Dynamic):
     reads = ("entropy",)
     lacking = "entropy"
 
-    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
+    def count(self, turn: Turn) -> Tensor:
         """Counts by the scores, which are negative entropies."""
-        entropy_BS = (-ordered_BS).clamp(min=0)
+        entropy_BS = (-turn.ordered_BS).clamp(min=0)
         # In this order the largest of the first n is the nth: the rule sums those before it.
         before_BS = entropy_BS[:, :-1].cumsum(1)
         return (before_BS <= self.gamma).sum(1) + 1

@@ -273,8 +273,7 @@ class Run:
                         check_vocabulary("stop_ids", ends.ids, logits_MV.shape[1])
                     best_M, token_M = candidates.drawn
                     score_M = scores(rule, candidates, step)
-                    turn = Turn(nth, limit, size_B, rule)
-                    chosen_BS = run.best(score_M, flat_M, candidates_BS, turn)
+                    chosen_BS = run.best(score_M, flat_M, candidates_BS, nth, limit, size_B)
                 written_BS = ids_BS.flatten().index_copy(0, flat_M, token_M).view_as(ids_BS)
                 before_BS = ids_BS
                 ids_BS = torch.where(chosen_BS, written_BS, ids_BS)
@@ -330,8 +329,16 @@ class Run:
         _, *left, wrong = counts_N.tolist()
         return left, wrong > 0
 
-    def best(self, score_M: Tensor, flat_M: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
-        """The best candidates, as many as the schedule says, bool (B, S)."""
+    def best(
+        self,
+        score_M: Tensor,
+        flat_M: Tensor,
+        candidates_BS: Tensor,
+        nth: int,
+        evaluations: int,
+        size_B: Tensor,
+    ) -> Tensor:
+        """The best candidates, as many as the schedule says of this `Turn`, bool (B, S)."""
         key_M = score_M
         if self.rule.alg_temp:
             key_M = perturbed(score_M, self.rule.alg_temp, self.generator)
@@ -345,7 +352,8 @@ class Run:
             rows = 1
         among_BS = candidates_BS.reshape(rows, -1)
         ordered_BS, order_BS = key_BS.view(rows, -1).sort(dim=1, descending=True, stable=True)
-        count_B = self.schedule.count(ordered_BS, among_BS, turn)
+        turn = Turn(nth, evaluations, size_B, self.rule, ordered_BS, among_BS)
+        count_B = self.schedule.count(turn)
         first_BS = torch.arange(order_BS.shape[1], device=order_BS.device) < count_B[:, None]
         chosen_BS = torch.zeros_like(among_BS).scatter_(1, order_BS, first_BS) & among_BS
         return chosen_BS.view_as(candidates_BS)

@@ -89,11 +89,17 @@ class Turn:
     """int64, masks of each row when the block began."""
     rule: UnmaskingRule
     """The rule whose scores are counted."""
+    ordered_BS: Tensor
+    """Scores in descending order, -inf beyond the row's candidates; of a schedule that is `pooled`
+    the batch is one row, (1, B · S).
+    """
+    candidates_BS: Tensor
+    """bool, the candidates, not in that order."""
 
 
 class Schedule:
-    """Decides how far down the ranking a step commits. A subclass writes `evaluations` and
-    `count`.
+    """Decides how far down the ranking a step commits. A subclass writes `count`, and
+    `evaluations` if their number is another one.
     """
 
     name: ClassVar[str]
@@ -112,18 +118,14 @@ class Schedule:
 
         Args:
             sizes: positions per block, of the fullest row.
-            steps: the number requested, in all. Raises ValueError when that makes no sense.
+            steps: the number requested, in all. Raises ValueError when that makes no sense. If it
+                is left out, one token is committed per step; else they are divided evenly.
         """
-        raise NotImplementedError
+        return split_steps(sizes, steps)
 
-    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
-        """Commits of every row, int64 (B,); more than a row has left is cut to the rest. If
-        `pooled` is set, the batch is one row, (1, B · S).
-
-        Args:
-            ordered_BS: scores in descending order, -inf beyond the row's candidates.
-            candidates_BS: bool, the candidates, not in that order.
-            turn: the evaluation.
+    def count(self, turn: Turn) -> Tensor:
+        """Commits of every row, int64 (B,), or (1,) if `pooled`; more than a row has left is cut to
+        the rest.
         """
         raise NotImplementedError
 
@@ -157,11 +159,7 @@ class EvenQuota(Schedule):
 
     name = "even"
 
-    def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """One token per step if `steps` is left out, else `steps` divided evenly."""
-        return split_steps(sizes, steps)
-
-    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
+    def count(self, turn: Turn) -> Tensor:
         """Quotas that sum to the size of each row."""
         return commit_counts(turn.size_B, turn.evaluations)[:, turn.nth]
 
@@ -197,12 +195,12 @@ class Timed(Schedule, Checked):
         if self.pooled and rule.measure == "chance":
             raise self.misfit(rule, "decides on every position alone", "leave pooled out")
 
-    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
+    def count(self, turn: Turn) -> Tensor:
         """Counts by the masks that are left, or by the scores of `Origin`."""
         time_T = torch.linspace(1, self.eps, turn.evaluations + 1, dtype=torch.float32)
         ratio = time_T[turn.nth + 1] / time_T[turn.nth]
         if turn.nth == turn.evaluations - 1:
             ratio = torch.zeros(())
         if turn.rule.measure == "chance":
-            return (ordered_BS >= ratio).sum(1)
-        return (candidates_BS.sum(1) * (1 - ratio)).long()
+            return (turn.ordered_BS >= ratio).sum(1)
+        return (turn.candidates_BS.sum(1) * (1 - ratio)).long()

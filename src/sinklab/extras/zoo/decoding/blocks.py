@@ -46,7 +46,7 @@ class Alpha(EvenQuota, Checked):
         """Evaluations of each block: at most as many as positions if `steps` is left out."""
         return list(sizes) if steps is None else [-(-steps // max(len(sizes), 1))] * len(sizes)
 
-    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
+    def count(self, turn: Turn) -> Tensor:
         """Counts of every row, those above 0 first."""
         counts_BT = _alpha_counts(tuple(turn.size_B.tolist()), turn.evaluations, self.curve)
         return counts_BT[:, turn.nth].to(turn.size_B.device)
@@ -131,12 +131,12 @@ class Dynamic(Threshold):
         if self.threshold < 1 or rule.measure == "chance":
             super().check_rule(rule)
 
-    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
+    def count(self, turn: Turn) -> Tensor:
         """Count of tokens by the quota, and with a threshold below 1 by the scores."""
         quotas = self._quotas or [1] * turn.evaluations
         if self.threshold == 1:
-            return candidates_BS.sum(1).clamp(max=quotas[turn.nth])
-        return (ordered_BS > self.threshold).sum(1).clamp(min=quotas[turn.nth])
+            return turn.candidates_BS.sum(1).clamp(max=quotas[turn.nth])
+        return (turn.ordered_BS > self.threshold).sum(1).clamp(min=quotas[turn.nth])
 
 
 @schedules.register("editing")
@@ -171,9 +171,9 @@ class Editing(Threshold, WritingSchedule):
         """Evaluations of each block: the most before [MASK] is no longer written back."""
         return [size + self.max_post_steps for size in super().evaluations(sizes, steps)]
 
-    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
+    def count(self, turn: Turn) -> Tensor:
         """Masks that are filled, by the scores."""
-        return (ordered_BS > self.threshold).sum(1).clamp(min=self.num_to_transfer)
+        return (turn.ordered_BS > self.threshold).sum(1).clamp(min=self.num_to_transfer)
 
     def steps(self, run: Run) -> Iterator[Step]:
         """The steps, in place of those of the loop that commits every position once."""
@@ -204,9 +204,9 @@ class Editing(Threshold, WritingSchedule):
                         check_vocabulary("stop_ids", ends.ids, logits_MV.shape[1])
                     score_M, token_M = _proposed(run, candidates, barred_BS[candidates_BS], step)
                     written_BS = ids_BS.masked_scatter(candidates_BS, token_M)
-                    turn = Turn(nth, limit, masked_BS.sum(1), run.rule)
+                    when = (nth, limit, masked_BS.sum(1))
                     differs_BS = written_BS != ids_BS
-                    chosen_BS = self._chosen(run, at, score_M, masked_BS, differs_BS, turn)
+                    chosen_BS = self._chosen(run, at, score_M, masked_BS, differs_BS, when)
                 before_BS = ids_BS
                 ids_BS = torch.where(chosen_BS, written_BS, ids_BS)
                 has_masks_B = (inside_BS & (ids_BS == mask_id)).any(1)
@@ -242,12 +242,12 @@ class Editing(Threshold, WritingSchedule):
         score_M: Tensor,
         masked_BS: Tensor,
         differs_BS: Tensor,
-        turn: Turn,
+        when: tuple[int, int, Tensor],
     ) -> Tensor:
         """Masks to fill and tokens to replace, bool (B, S)."""
         masked_M = masked_BS[at.wanted_BS]
         of_masks_M = score_M.masked_fill(~masked_M, -torch.inf)
-        filled_BS = run.best(of_masks_M, at.flat_M, masked_BS, turn)
+        filled_BS = run.best(of_masks_M, at.flat_M, masked_BS, *when)
         is_sure_M = score_M > self.editing_threshold
         sure_BS = torch.zeros_like(masked_BS).masked_scatter(at.wanted_BS, is_sure_M)
         return filled_BS | (sure_BS & differs_BS & ~masked_BS)
@@ -319,9 +319,9 @@ class Elastic(WritingSchedule, Checked):
         }
         return replace(self, **missing)
 
-    def count(self, ordered_BS: Tensor, candidates_BS: Tensor, turn: Turn) -> Tensor:
+    def count(self, turn: Turn) -> Tensor:
         """Count of tokens to commit: equal at every evaluation, whatever the size."""
-        return candidates_BS.sum(1).clamp(max=self.tokens)
+        return turn.candidates_BS.sum(1).clamp(max=self.tokens)
 
     def steps(self, run: Run) -> Iterator[Step]:
         """The steps, in place of those of the loop that keeps the canvas. Raises ValueError for
@@ -379,8 +379,8 @@ class Elastic(WritingSchedule, Checked):
                 candidates = run.candidates(logits_MV, ids_BS, at.wanted_BS, len(at.flat_M), step)
                 every_M = torch.ones_like(at.flat_M, dtype=torch.bool)
                 score_M, token_M = _proposed(run, candidates, every_M, step)
-                turn = Turn(0, 1, at.wanted_BS.sum(1), run.rule)
-                chosen_BS = run.best(score_M, at.flat_M, at.wanted_BS, turn)
+                size_B = at.wanted_BS.sum(1)
+                chosen_BS = run.best(score_M, at.flat_M, at.wanted_BS, 0, 1, size_B)
             before_BS = ids_BS
             written_BS = ids_BS.masked_scatter(at.wanted_BS, token_M)
             after_BS = torch.where(chosen_BS, written_BS, ids_BS)
