@@ -12,7 +12,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from sinklab.core.registry import figures as registered
 from sinklab.core.sinks.rules import Rule
-from sinklab.lab.analysis import Answers, holm
+from sinklab.lab.analysis import Answers, holm, mean_over
 from sinklab.lab.records.reading import Run
 from sinklab.lab.records.storage import remove_half_written, write_beside
 from sinklab.lab.reports import sentences as say
@@ -61,8 +61,8 @@ class Share:
 class Table:
     """A table; one with a summary is folded behind that line."""
 
-    head: Sequence[Any]
-    rows: Sequence[Sequence[Any]]
+    frame: pd.DataFrame
+    """its cells as they are written; the index stands in front"""
     summary: str = ""
 
 
@@ -122,18 +122,10 @@ def named_part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) ->
 
 
 def table_of(name: str, frame: pd.DataFrame, summary: str = "") -> Table:
-    """Facts as cards.toml says: of each column the heading and the form of its numbers; the index
-    stands in front.
-    """
-    columns = words_of("tables", name)
-    cells = [frame[column].map(FORMS[form]) for column, (_, form) in columns.items()]
-    rows = list(zip(frame.index, *cells, strict=True))
-    return Table([frame.index.name, *(head for head, _ in columns.values())], rows, summary)
-
-
-def as_it_is(frame: pd.DataFrame, summary: str = "") -> Table:
-    """A table whose cells are written already."""
-    return Table([frame.index.name, *frame.columns], list(frame.itertuples(name=None)), summary)
+    """Facts as cards.toml says: of each column the heading and the form of its numbers."""
+    columns = words_of("tables", name).items()
+    cells = {head: frame[column].map(FORMS[form]) for column, (head, form) in columns}
+    return Table(pd.DataFrame(cells), summary)
 
 
 def measured(kind: str, runs: list[Any]) -> list[Part]:
@@ -159,7 +151,7 @@ def _card(kind: str, name: str, row: dict[str, Any], runs: list[Any]) -> Card | 
         return None
     tables = []
     if pictures and row.get("numbers", True):
-        tables.append(as_it_is(figure.prepare(runs).numbers(), "numbers"))
+        tables.append(Table(figure.prepare(runs).numbers(), "numbers"))
     return Card(title, name, figure.words, sentences, tables, pictures)
 
 
@@ -196,10 +188,10 @@ def _of_studies(studies: list[Study], *, is_small: bool) -> list[Part]:
     found = measured("study", studies)
     if len(recorded) == 2:
         frame = compare(*recorded).set_index("measure").map(FORMS["measure"])
-        found.append(named_part("compared", [Card("", tables=[as_it_is(frame)])]))
+        found.append(named_part("compared", [Card("", tables=[Table(frame)])]))
     beside = [study for study in recorded if study.twins]
     if beside:
-        cards = [Card(run.label, tables=[as_it_is(_beside_twins(run))]) for run in beside]
+        cards = [Card(run.label, tables=[Table(_beside_twins(run))]) for run in beside]
         found.append(named_part("twins", cards))
     known = [study for study in recorded if study.sink_tokens is not None]
     if known:
@@ -287,27 +279,23 @@ def _of_trainings(trainings: list[Training]) -> list[Part]:
 def _outcome(trainings: list[Training]) -> Table:
     rows = []
     for run in trainings:
+        loss = run.loss or mean_over([])
         row: dict[str, Any] = {"run": run.label, "variant": run.variant, "seed": run.run.info.seed}
-        row |= {"held-out loss": "–", "95 % interval": "", "against plain": ""}
-        if run.loss is not None:
-            row |= {"held-out loss": number(run.loss.value, 4), "95 % interval": interval(run.loss)}
-        other = say.compared_with(run, trainings)
-        gap = run.against(other) if other is not None else None
+        row |= {"held-out loss": number(loss.value, 4), "95 % interval": interval(loss)}
+        row |= {"against plain": "", "share of added sinks": "", "from step": ""}
+        _, gap = say.beside_plain(run, trainings)
         if gap is not None:
             row["against plain"] = say.signed(gap)
-        # of what the sink monitor did not measure there is none
-        last = dict.fromkeys(("added_share", "mobility", "text_sinks"), math.nan)
-        row |= {"share of added sinks": "", "from step": ""}
-        if not run.facts.empty:
-            last |= run.over("step").iloc[-1].to_dict()
+        # NaN if no sink monitor measured it
+        last = run.over("step").reindex(columns=["added_share", "mobility", "text_sinks"]).tail(1)
+        share, *others = last.mean()
         if run.sink_count:
-            row["share of added sinks"] = percent(float(last["added_share"]))
+            row["share of added sinks"] = percent(share)
         if run.sink_count and not run.facts.empty:
             row["from step"] = "never" if run.takeover is None else str(run.takeover)
-        row["mobility"] = number(float(last["mobility"]))
-        row["sinks in the text"] = number(float(last["text_sinks"]))
+        row |= zip(("mobility", "sinks in the text"), map(number, others), strict=True)
         rows.append(row)
-    return as_it_is(pd.DataFrame(rows).set_index("run"))
+    return Table(pd.DataFrame(rows).set_index("run"))
 
 
 def report(

@@ -112,7 +112,9 @@ class Figure:
     marks: Sequence[Mark] = ()
     """lines at places of the axes"""
     prepared: bool = False
-    """the function returns its content, a `Chart` or a `Map`; with ``columns`` a list of them"""
+    """the function returns its content, a `Chart` or a `Map`, with ``columns`` a list of them; True
+    of a declared figure
+    """
     columns: int = 0
     """panels beside each other"""
     share: str = "xy"
@@ -125,13 +127,13 @@ class Figure:
         if not isinstance(self.needs, str):
             self.needs = " ".join(self.needs)
         self.y = tuple(Curve(one) if isinstance(one, str) else one for one in self.y)
-        called: Any = self.draw
+        self._content: Any = self.draw
         if self.y:
-            called = self._declared
-        given = inspect.signature(called).parameters.values()
+            self.prepared, self._content = True, self._declared
+        given = inspect.signature(self._content).parameters.values()
         first = [one for one in given if one.kind is not one.KEYWORD_ONLY]
         named = [one for one in given if one.kind is one.KEYWORD_ONLY and one.name != "look"]
-        if (self.y or self.prepared) and not self.columns:
+        if self.prepared and not self.columns:
             first.append(first[0].replace(name="axes", default=None, annotation=Any))
         of_all = {"top": None, "theme": "light"}
         named += [
@@ -156,7 +158,7 @@ class Figure:
         look = style.theme_named(theme)
         bound = self.__signature__.bind(runs, *options, **named)
         with style.themed(look):
-            if not (self.y or self.prepared):
+            if not self.prepared:
                 bound.arguments[next(iter(bound.arguments))] = self._readers(runs)
                 return self.draw(*bound.args, **bound.kwargs, look=look)
             given = bound.arguments.pop("axes", None)
@@ -176,10 +178,7 @@ class Figure:
 
     def prepare(self, runs: Any, *options: Any, **named: Any) -> Any:
         """Content of a declared or prepared figure: a `Chart` or `Map`, or a list of them."""
-        readers = self._readers(runs)
-        if self.y:
-            return self._declared(readers)
-        return self.draw(readers, *options, **named)
+        return self._content(self._readers(runs), *options, **named)
 
     def panels(self, runs: Any) -> list[Chart | Map]:
         """The prepared content, also of a single panel as a list."""
@@ -429,7 +428,7 @@ def draw_all(
 def caption(drawn: Figure, readers: list[Any]) -> str:
     """The caption of a figure: its content and its runs, with their samples, seeds and settings."""
     panels: list[Chart | Map] = []
-    if drawn.y or drawn.prepared:
+    if drawn.prepared:
         panels = drawn.panels(readers)
     has_intervals = any(isinstance(one, Chart) and one.has_intervals for one in panels)
     words = " ".join([drawn.words, *(one.words for one in panels if one.words)])

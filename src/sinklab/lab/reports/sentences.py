@@ -82,11 +82,10 @@ def losses_of(group: list[Training], trainings: list[Training]) -> dict[str, Any
         if run.loss is not None:
             rows = f" (95\u00a0% {interval(run.loss)}, {run.loss.samples} rows)"
             known.append(number(run.loss.value, 4) + rows * (run.loss.samples > 0))
-        other = compared_with(run, trainings)
-        gap = run.against(other) if other is not None else None
-        if other is not None and gap is not None:
+        other, gap = beside_plain(run, trainings)
+        if gap is not None:
             gaps.append(gap)
-            against.append(other.label)
+            against.append(other)
     return {
         "known": known,
         "is_final": all(run.has_ended for run in group if run.loss is not None),
@@ -223,15 +222,16 @@ def named(group: list[Training]) -> str:
     return group[0].label if len(group) == 1 else f"{group[0].repeats} ({len(group)} runs)"
 
 
-def compared_with(run: Training, trainings: list[Training]) -> Training | None:
-    """The run that a run is compared with: a plain run (or repeats of the first), of the same seed
-    if there is one; None for those themselves.
+def beside_plain(run: Training, trainings: list[Training]) -> tuple[str, Estimate | None]:
+    """Label of the run that a run is compared with, and the difference of their losses: a plain run
+    (or repeats of the first), of the same seed if there is one; None for those themselves.
     """
     base = next((other for other in trainings if other.variant == "plain"), trainings[0])
     alike = [other for other in trainings if other.repeats == base.repeats]
     if run in alike:
-        return None
-    return next((other for other in alike if other.run.info.seed == run.run.info.seed), base)
+        return "", None
+    other = next((one for one in alike if one.run.info.seed == run.run.info.seed), base)
+    return other.label, run.against(other)
 
 
 def signed(gap: Estimate) -> str:

@@ -16,7 +16,7 @@ import pandas as pd
 from sinklab.lab.records.info import of_twin
 from sinklab.lab.records.reading import Run
 from sinklab.lab.reports import Axis, Map, figure
-from sinklab.lab.reports.build import Card, Part, as_it_is, named_part, plain_page
+from sinklab.lab.reports.build import Card, Part, Table, named_part, plain_page
 from sinklab.lab.reports.inline import picture
 from sinklab.lab.reports.printed import save_figure, write_csv, write_page
 from sinklab.lab.reports.samples import Reader, finished
@@ -159,12 +159,12 @@ def strength_page(run: Run) -> Path:
         "The weight of the first token and the share of the strongest key, means over "
         f"{_kind_of(run)}."
     )
-    both = as_it_is(strength_table(run).set_index("sequences"))
+    both = Table(strength_table(run).set_index("sequences"))
     published = (
         "The share of heads whose first token is strong, weights averaged first. The "
         "others were not run here."
     )
-    others = as_it_is(_beside_published(run).set_index("model"))
+    others = Table(_beside_published(run).set_index("model"))
     parts = [
         _part("heads", "Layer by layer, head by head", heads, Card("", pictures=drawn)),
         _part("found", "What was found", "", Card("", sentences=strength_sentences([run]))),
