@@ -169,8 +169,8 @@ def test_keys_that_were_dropped_are_not_counted_among_those_that_a_query_loses()
     assert TopKeys(1).select(view).nonzero().tolist() == [[0, 0, 7]]
     edit = BlockKeys(TopKeys(1), when="kept", limit=6)
     handler = edit.handler(InterventionLog(), 1)
-    handler.chooser._check_enough(view, TopKeys(1).select(view))
-    refused(r"more than 4 keys .* has 4", handler.chooser._check_enough, view, ~gone[None, None])
+    handler._check_enough(view, TopKeys(1).select(view))
+    refused(r"more than 4 keys .* has 4", handler._check_enough, view, ~gone[None, None])
 
 
 def test_a_cache_that_does_not_say_which_keys_it_keeps_is_refused():

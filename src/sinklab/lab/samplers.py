@@ -143,7 +143,7 @@ class Threshold(_Dynamic):
     threshold: float = limited(0.9, at_least=0, at_most=1, remedy="Fast-dLLM uses 0.9")
 
     name = "threshold"
-    reads = ("probability", "margin")
+    reads: ClassVar[tuple[str, ...]] = ("probability", "margin")
     lacking = "confidence"
 
     def count(self, turn: Turn) -> Tensor:

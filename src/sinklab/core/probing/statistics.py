@@ -143,7 +143,7 @@ class ValueNorm(Statistic):
     NaN if a cache has dropped it.
     """
 
-    axes = ("batch", "layer", "key")
+    axes: ClassVar[tuple[str, ...]] = ("batch", "layer", "key")
 
     def measure(self, view: CallView) -> Tensor:
         norms_BS = value_norms(self.vectors(view.call))

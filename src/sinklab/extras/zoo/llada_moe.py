@@ -86,7 +86,7 @@ class LLaDAMoE(Family):
     """
 
     architectures = ("LLaDAMoEModelLM",)
-    model_types = ("lladamoe",)
+    model_types: ClassVar[tuple[str, ...]] = ("lladamoe",)
     represented: ClassVar = {
         "qk_layernorm": (True,),
         "clip_qkv": (None,),

@@ -391,5 +391,5 @@ class _Drawn:
                 [torch.rand(keys, heads, generator=generator).T for generator in generators]
             )
 
-        listener.chooser.draw = draw
+        listener.draw = draw
         return listener

@@ -3,7 +3,9 @@
 # B batch, H query heads (those edited; all in `gone`), Q queries, S keys, M keys taken away
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +17,6 @@ from sinklab.core.attention.scores import of_heads
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.base import CallSite, Effect, InterventionHandler
-from sinklab.core.probing.interventions.choosing import Chooser
 from sinklab.core.probing.interventions.memory import Memory, Selection, is_other_text
 from sinklab.core.probing.interventions.queries import (
     chosen_queries,
@@ -32,6 +33,8 @@ from sinklab.core.probing.interventions.removals import (
 )
 from sinklab.core.probing.interventions.selectors import KeyView
 from sinklab.core.probing.statistics import mask_id_of
+from sinklab.core.registry import selectors
+from sinklab.core.sinks.rules import DEFAULT
 
 
 class BlockHandler(InterventionHandler):
@@ -56,7 +59,8 @@ class BlockHandler(InterventionHandler):
         """Most canvas positions of a call so far."""
         self.warned = False
         super().__init__(options, log, forwards_per_step)
-        self.chooser = Chooser(options, self.label, self.doubt)
+        self.generator = torch.Generator().manual_seed(options.seed)
+        """Drawn from on the CPU, so that a seed means the same keys on every device."""
 
     def reset(self, *, run_begins: bool = False) -> None:
         memory = Memory()
@@ -147,7 +151,7 @@ class BlockHandler(InterventionHandler):
             self._check_positions()
         when = self.options.when
         if when == "now":
-            return self._choose(call, self._view(call, site), self.gone_before(call))
+            return self.choose(self._view(call, site), self.gone_before(call), call)
         found = self.memory.waiting_for(call.layer)
         if found is None and when == "clean":
             raise ValueError(
@@ -168,7 +172,7 @@ class BlockHandler(InterventionHandler):
             before_BHS = self.gone_before(call)
             if before_BHS is not None:
                 before_BHS = before_BHS[..., :keys]
-            found = self._choose(call, found, before_BHS)
+            found = self.choose(found, before_BHS, call)
         return replace(found, gone_BHS=extended(found.gone_BHS, now[2]))
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
@@ -187,7 +191,7 @@ class BlockHandler(InterventionHandler):
         before_BHS = None
         if taken is not None and when == "kept":
             before_BHS = taken.gone_BHS
-        self.memory.chosen[call.layer] = self._choose(call, view, before_BHS)
+        self.memory.chosen[call.layer] = self.choose(view, before_BHS, call)
 
     def _view(self, call: AttentionCall, site: CallSite) -> KeyView:
         options = self.options
@@ -198,12 +202,105 @@ class BlockHandler(InterventionHandler):
             by_attention=options.keys.by_attention,
             tap=self.log.tap,
             limit=options.limit,
-            draw=self.chooser.draw,
+            draw=self.draw,
             doubt=self.doubt,
         )
 
-    def _choose(self, call: AttentionCall, view: KeyView, before_BHS: Tensor | None) -> Selection:
-        return self.chooser.choose(view, before_BHS, call.query_BHQD.shape[1])
+    def draw(self, shape: Sequence[int]) -> Tensor:
+        """Numbers of a shape, uniform in [0, 1), on the CPU."""
+        return torch.rand(tuple(shape), generator=self.generator)
+
+    def choose(self, view: KeyView, before_BHS: Tensor | None, call: AttentionCall) -> Selection:
+        """Keys that the selector chooses in this view.
+
+        Args:
+            view: of the call.
+            before_BHS: keys that are gone already, of all heads; None for none.
+            call: the attention call that loses them.
+
+        Raises:
+            ValueError: if a head would keep no key.
+        """
+        edit = self.options
+        selector = edit.keys
+        heads = view.site.heads
+        if before_BHS is not None:
+            before_BHS = of_heads(before_BHS, heads)
+            view = replace(view, gone_BHS=before_BHS)
+        with torch.no_grad():
+            flags_BHS = selector.select(view)
+            if edit.limit is not None and selector.by_attention:
+                # for selectors that do not heed it
+                count_BH1 = flags_BHS.sum(-1, keepdim=True)
+                flags_BHS = view.top(view.scores_BHS, count_BH1, flags_BHS, selector.most)
+            flags_BHS = flags_BHS.expand(-1, len(heads), -1)
+            if selector.by_attention:
+                self._check_enough(view, flags_BHS)
+                columns_BHM = as_columns(flags_BHS, selector.most, view.scores_BHS)
+                numbers = self._numbers(view, flags_BHS)
+            else:
+                columns_BHM = as_columns(flags_BHS)
+                numbers = {}
+            if before_BHS is not None and edit.when == "kept":
+                before_BHM = as_columns(before_BHS, edit.limit)
+                columns_BHM = torch.cat([columns_BHM, before_BHM], -1)
+                flags_BHS = flags_BHS | before_BHS
+            gone_BHS = flags_BHS
+            every = call.query_BHQD.shape[1]
+            if len(heads) < every:
+                gone_BHS = flags_BHS.new_zeros(len(flags_BHS), every, flags_BHS.shape[-1])
+                gone_BHS[:, heads] = flags_BHS
+            random_BHS = gone_BHS.new_empty(0)
+            if edit.how.draws:
+                random_BHS = self.draw(gone_BHS.shape).to(gone_BHS.device, non_blocking=True)
+        return Selection(gone_BHS, columns_BHM, numbers, random_BHS)
+
+    def _numbers(self, view: KeyView, flags_BHS: Tensor) -> dict[str, Tensor]:
+        """Attention that the chosen keys hold, their number, and how many of them are sinks; NaN
+        where keys are blocked already and none could be added.
+        """
+        edit = self.options
+        rule = edit.counted_by or edit.keys.sink_rule or DEFAULT
+        held_BH = view.scores_BHS.masked_fill(~flags_BHS, 0.0).sum(-1)
+        count_BH = flags_BHS.sum(-1)
+        numbers = {
+            "held": held_BH / view.queries_B1,
+            "chosen": count_BH.to(held_BH),
+            "sinks": (flags_BHS & view.sinks(rule)).sum(-1).to(held_BH),
+        }
+        if view.gone_BHS is not None:
+            gone_BH = view.gone_BHS.sum(-1)
+            full_BH = (gone_BH > 0) & (count_BH == 0)
+            if edit.limit is not None:
+                full_BH = full_BH | (gone_BH >= edit.limit)
+            numbers = {
+                name: number_BH.masked_fill(full_BH, math.nan)
+                for name, number_BH in numbers.items()
+            }
+        return numbers | {name: note.expand_as(held_BH) for name, note in view.notes.items()}
+
+    def _check_enough(self, view: KeyView, flags_BHS: Tensor) -> None:
+        """Every head keeps a key; each for itself, as rows of unequal length lose unequal numbers
+        of keys.
+        """
+        count_BH = flags_BHS.sum(-1)
+        left_BH = view.seen_B1S.sum(-1).expand_as(count_BH)
+        if view.gone_BHS is not None:
+            # a key that a cache has dropped since its removal is no key that a query loses
+            left_BH = left_BH - (view.gone_BHS & view.seen_B1S).sum(-1)
+        # with `beyond` every query keeps its neighbours, and all other keys may go
+        wrong_BH = (count_BH > 0) & (count_BH >= left_BH) & (self.options.beyond is None)
+
+        def refuse() -> None:
+            row, head = wrong_BH.nonzero()[0].tolist()
+            raise ValueError(
+                f"{self.label} with keys={selectors.as_text(self.options.keys)} needs more than "
+                f"{int(count_BH[row, head])} keys that are not padding, but row {row} of this "
+                f"batch has {int(left_BH[row, head])}: lower k, choose a stricter rule, or set a "
+                "limit"
+            )
+
+        self.doubt(wrong_BH.any(), refuse)
 
     def gone_before(self, call: AttentionCall) -> Tensor | None:
         """Evicted keys of this layer that are still removed, bool (B, H, S) for all heads; None for
