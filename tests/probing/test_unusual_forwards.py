@@ -13,7 +13,7 @@ from refusals import refusing
 from sinklab.core import compat
 from sinklab.core.attention import attention_map
 from sinklab.core.probing import BlockKeys, TopKeys, intervene, trace
-from sinklab.core.probing.interventions.memory import is_other_text
+from sinklab.core.probing.interventions.block_handler import is_other_text
 from tiny_models import HandWritten, checkpointed, llama
 
 IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))

@@ -8,7 +8,8 @@ from numpy.testing import assert_allclose
 from refusals import refused
 from shared_data import shared
 from sinklab.core.sinks import Excess, Gu, Top, find_sinks
-from sinklab.core.sinks.normalize import even_weight, is_defined, main_sink, mean_weight
+from sinklab.core.sinks.normalize import even_weight, is_defined
+from sinklab.lab.analysis.mean_weights import main_sink, mean_weight
 
 
 def one_hot(keys, at=1):

@@ -4,7 +4,8 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
 from refusals import refused
-from sinklab.core.sinks import Excess, Gu, Top, even_share, find_sinks, main_sink
+from sinklab.core.sinks import Excess, Gu, Top, even_share, find_sinks
+from sinklab.lab.analysis.mean_weights import main_sink
 
 
 def test_one_query_of_a_cached_decoder_counts_as_if_all_had_run():

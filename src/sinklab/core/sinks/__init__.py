@@ -1,4 +1,4 @@
-"""Attention sinks: rules on received attention, its normalisation, the main sink."""
+"""Attention sinks: rules on received attention, and its normalisation."""
 
 import lazy_loader
 

@@ -1,5 +1,4 @@
 from .normalize import even_share as even_share
-from .normalize import main_sink as main_sink
 from .normalize import namespace as namespace
 from .rules import DEFAULT as DEFAULT
 from .rules import Excess as Excess

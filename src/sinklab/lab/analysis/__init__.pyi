@@ -6,6 +6,7 @@ from .estimates import mean_over as mean_over
 from .estimates import median_over as median_over
 from .explained import Explained as Explained
 from .explained import explained_mass as explained_mass
+from .mean_weights import main_sink as main_sink
 from .movement import Motion as Motion
 from .movement import MotionSummary as MotionSummary
 from .movement import motion as motion

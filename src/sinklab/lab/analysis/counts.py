@@ -13,18 +13,9 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 
 from sinklab.core.registry import rules
-from sinklab.core.sinks.normalize import (
-    LAST,
-    WIDE,
-    even_share,
-    fitted,
-    is_defined,
-    main_sink,
-    mean_weight,
-    only,
-    widened,
-)
+from sinklab.core.sinks.normalize import LAST, WIDE, even_share, fitted, is_defined, only, widened
 from sinklab.core.sinks.rules import Rule, Top, flagged, threshold
+from sinklab.lab.analysis.mean_weights import main_sink, mean_weight
 
 SLAB = 1 << 21
 """numbers that steps taken together have at most: in single precision they stay in the cache of a
