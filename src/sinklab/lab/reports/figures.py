@@ -301,25 +301,21 @@ def heldout_loss(runs: list[Study]) -> Chart:
     The analysis paper's Table 1 in terms of loss. Same text and noise throughout; bars are 95 %
     intervals of the paired differences over rows of text.
     """
-    frames = [run.heldout for run in runs if run.heldout is not None]
-    ks = sorted({int(k) for frame in frames for k in frame["k"]})
+    frames = {one: one.run.heldout.astype({"k": int}).sort_values("k") for one in drawn_as(runs)}
+    ks = sorted({k for frame in frames.values() for k in frame["k"]})
     lines = []
-    for one in drawn_as(runs):
-        frame: pd.DataFrame = one.run.heldout
-        controls = dict.fromkeys(frame["control"].loc[frame["control"] != "none"])
+    for one, frame in frames.items():
+        controls = [name for name in one.run.heldout["control"].unique() if name != "none"]
         for nth, (control, dashes) in enumerate(
             zip(controls, ("-", ":", "--", "-."), strict=False)
         ):
-            rows = frame[frame["control"].isin(["none", control])].sort_values("k")
-            words = BLOCKED.get(control, f"{control} keys blocked")
-            how: dict[str, Any] = {
-                end: rows[f"delta_{end}"].to_numpy(float) for end in ("low", "high")
-            }
-            how |= {"words": words, "style": dashes, "kind": "bars"} | (
-                {} if len(runs) > 1 else {"colour": nth}
-            )
-            across = [ks.index(int(k)) for k in rows["k"]]
-            lines.append(one.line(across, rows["delta"].to_numpy(float), **how))
+            rows = frame[frame["control"].isin(["none", control])]
+            y, low, high = rows[["delta", "delta_low", "delta_high"]].to_numpy(float).T
+            how: dict[str, Any] = {"low": low, "high": high, "style": dashes, "kind": "bars"}
+            how["words"] = BLOCKED.get(control, f"{control} keys blocked")
+            if len(runs) == 1:
+                how["colour"] = nth
+            lines.append(one.line([ks.index(k) for k in rows["k"]], y, **how))
     x = Axis("keys blocked per layer and head", names=tuple(map(str, ks)))
     return Chart(x, Axis("change of loss, nats per token"), lines, [Mark("y", 0)])
 
@@ -331,25 +327,20 @@ def training_loss(runs: list[Training]) -> Chart:
 
     A dotted line marks the end of a causal warm start.
     """
-    lines, lows, highs = [], [], []
+    lines, ends = [], []
     for one in drawn_as(runs):
         history = one.run.history
         losses, held = (history.dropna(subset=[name]) for name in ("loss", "heldout_loss"))
         lines.append(one.line(losses["step"], losses["loss"], kind="faint"))
         lines.append(one.line(held["step"], held["heldout_loss"]))
-        late = losses["loss"][losses["step"] > WARM_UP * history["step"].max()]
-        seen = (
-            np.concatenate([late, held["heldout_loss"]]) if len(late) else losses["loss"].to_numpy()
-        )
-        if np.isfinite(seen).any():
-            lows.append(float(np.nanmin(seen)))
-            highs.append(float(np.nanquantile(seen, 0.98)))
-    room = 0.05 * (max(highs) - min(lows)) + 1e-3 if lows else 0.0
-    y = (
-        Axis("loss, nats per token", low=min(lows) - room, high=max(highs) + room)
-        if lows
-        else Axis("loss")
-    )
+        seen = losses["loss"][losses["step"] > WARM_UP * history["step"].max()]
+        seen = pd.concat([seen, held["heldout_loss"]]) if len(seen) else losses["loss"]
+        ends.append((seen.min(), seen.quantile(0.98)))
+    y = Axis("loss")
+    if np.isfinite(ends).any():
+        low, high = np.nanmin(ends), np.nanmax(ends)
+        room = 0.05 * (high - low) + 1e-3
+        y = Axis("loss, nats per token", low=low - room, high=high + room)
     return Chart(Axis("step"), y, lines, warm_starts(runs, "step"))
 
 

@@ -299,17 +299,12 @@ def sink_path_of_head(
     """
     chosen = []
     for one in drawn_as(runs):
-        asked = [
-            (what, number)
-            for what, number in (("layer", layer), ("head", head))
-            if number is not None
-        ]
-        fixed = {what: place_of(one.run, what, number) for what, number in asked}
-        places = [
-            dict(zip(("layer", "head"), place, strict=True)) for place, _ in most_mobile(one.run)
-        ]
-        place = next(each for each in places if fixed.items() <= each.items())
-        chosen.append((one, recorded_sample(one.run, sample), (place["layer"], place["head"])))
+        places = [place for place, _ in most_mobile(one.run)]
+        if layer is not None:
+            places = [place for place in places if place[0] == place_of(one.run, "layer", layer)]
+        if head is not None:
+            places = [place for place in places if place[1] == place_of(one.run, "head", head)]
+        chosen.append((one, recorded_sample(one.run, sample), places[0]))
     return _paths(chosen)
 
 

@@ -41,27 +41,28 @@ class Seen:
         not exist.
         """
         steps, layers, heads, keys = shape
+        by_head = shape[:3]
         self._rule, self._added, self._visible_TK, self._positions_T = (
             rule,
             added,
             visible_TK,
             positions_T,
         )
-        self.main_TLH = np.full((steps, layers, heads), -1, dtype=np.int32)
+        self.main_TLH = np.full(by_head, -1, dtype=np.int32)
         """the strongest key; -1 if none is defined"""
-        self.share_TLH = np.full((steps, layers, heads), np.nan, dtype=np.float32)
+        self.share_TLH = np.full(by_head, np.nan, dtype=np.float32)
         """its share"""
         self.text_main_TLH, self.text_share_TLH = self.main_TLH, self.share_TLH
         """the same of the text positions alone, counted from 0"""
         if self._added:
             self.text_main_TLH, self.text_share_TLH = self.main_TLH.copy(), self.share_TLH.copy()
-        self.added_share_TLH = np.full((steps, layers, heads), np.nan, dtype=np.float32)
+        self.added_share_TLH = np.full(by_head, np.nan, dtype=np.float32)
         """share of the added sink columns together; NaN without any"""
-        self.sinks_TLH = np.zeros((steps, layers, heads), dtype=np.int32)
+        self.sinks_TLH = np.zeros(by_head, dtype=np.int32)
         """number of sinks"""
-        self.taken_TLH, self.total_TLH = np.zeros((2, steps, layers, heads), dtype=np.float32)
+        self.taken_TLH, self.total_TLH = np.zeros((2, *by_head), dtype=np.float32)
         """attention received by the sinks, and by all keys"""
-        self.stays_TLH = np.full((steps, layers, heads), np.nan)
+        self.stays_TLH = np.full(by_head, np.nan)
         """overlap of the sinks with those of the step before"""
         self.alike_TL = np.full((steps, layers), np.nan)
         """overlap of the sinks of two heads, mean over pairs"""
