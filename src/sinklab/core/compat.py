@@ -240,22 +240,16 @@ _CONFIG_KEYS = {
     "eos_token_id",
     "bos_token_id",
     "torch_dtype",
-}
-_CONFIG_KEYS |= {
     "name_or_path",
     "_name_or_path",
     "_commit_hash",
     "output_attentions",
     "use_cache",
     "auto_map",
-}
-_CONFIG_KEYS |= {
     "attn_implementation",
     "_attn_implementation",
     "_attn_implementation_internal",
     "num_labels",
-}
-_CONFIG_KEYS |= {
     "experts_implementation",
     "_experts_implementation_internal",
     "quantization_config",

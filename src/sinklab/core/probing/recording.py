@@ -350,7 +350,7 @@ class Recording:
         return padded_stack(steps, 0).numpy()
 
     def _check_states(self) -> None:
-        if self._recorder.states is None:
+        if self._recorder.canvas is None:
             raise ValueError(
                 "states of queries need the canvas, and so do those of keys: trace(model, …, "
                 "canvas=canvas)"

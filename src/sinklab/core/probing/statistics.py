@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sinklab.core.attention.context import decoding_run
 from sinklab.core.attention.received import STATISTICS, value_norms
@@ -312,31 +312,15 @@ class DecodedCanvas(Protocol):
     attention_BS: Tensor
 
 
-class QueryStates:
-    """The states of the queries of a forward, for one canvas.
+def query_states(state_BS: Tensor, columns_Q: Tensor, is_shifted: bool) -> Tensor:
+    """State of the position that each query predicts, int8 (B, Q); −1 for a padding query.
 
-    Raises ValueError for an object that is no canvas.
+    `state_BS` are the states of all positions. A query predicts its own position, or if logits are
+    shifted the next one; the last one of the text counts as its own.
     """
-
-    def __init__(self, model: nn.Module, canvas: Any, state_of: str) -> None:
-        if not isinstance(canvas, DecodedCanvas):
-            raise ValueError(
-                "canvas must have open_BS, mask_id and attention_BS, which "
-                f"{type(canvas).__name__} lacks: pass the sampling.Canvas that is decoded"
-            )
-        self.canvas = canvas
-        self.shift = state_of == "predicted" and bool(config_value(model, "logit_shift"))
-
-    def of(self, state_BS: Tensor, columns_Q: Tensor) -> Tensor:
-        """State of the position that each query predicts (or of its own), int8 (B, Q); −1 for a
-        padding query.
-
-        `state_BS` are the states of all positions. If logits are shifted, the query at i predicts
-        position i + 1; the last one of the text counts as its own.
-        """
-        columns_Q = columns_Q.to(state_BS.device)
-        own_BQ = state_BS.index_select(1, columns_Q)
-        if not self.shift:
-            return own_BQ
-        next_BQ = state_BS.index_select(1, (columns_Q + 1).clamp(max=state_BS.shape[1] - 1))
-        return torch.where((own_BQ < 0) | (next_BQ < 0), own_BQ, next_BQ)
+    columns_Q = columns_Q.to(state_BS.device)
+    own_BQ = state_BS.index_select(1, columns_Q)
+    if not is_shifted:
+        return own_BQ
+    next_BQ = state_BS.index_select(1, (columns_Q + 1).clamp(max=state_BS.shape[1] - 1))
+    return torch.where((own_BQ < 0) | (next_BQ < 0), own_BQ, next_BQ)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sinklab.core.attention.context import module_of
 from sinklab.core.attention.received import attention_map
+from sinklab.core.compat import config_value
 from sinklab.core.errors import one_of
 from sinklab.core.probing.backends import no_call_message
 from sinklab.core.probing.call import AttentionCall
@@ -21,11 +22,12 @@ from sinklab.core.probing.scope import RecordingScope, Scope
 from sinklab.core.probing.statistics import (
     STATE_OF,
     CallView,
-    QueryStates,
+    DecodedCanvas,
     StatesView,
     Statistic,
     chosen_statistics,
     position_states_of,
+    query_states,
     read_in_one_pass,
 )
 from sinklab.core.probing.tap import tapped
@@ -40,7 +42,9 @@ class FrameRecorder(Listener):
     model: nn.Module
     statistics: dict[str, Statistic]
     scope: RecordingScope
-    states: QueryStates | None
+    canvas: DecodedCanvas | None
+    is_shifted: bool
+    """Whether the state of a query is that of the next position, which it predicts."""
     exact: bool
     marked: list[tuple[object, Frame, int]] = field(default_factory=list)
     """Argument of each mark, the first forward of its step, and the number of forwards."""
@@ -122,11 +126,9 @@ class FrameRecorder(Listener):
 
     def _measure(self, frame: Frame, call: AttentionCall, out: Tensor) -> None:
         heads = self.scope.heads_of(call.layer, call.query_BHQD.shape[1])
-        if self.states is not None and frame.state_BQ is None:
-            frame.state_BS = position_states_of(
-                call, self.tap, "a trace with canvas=", self.states.canvas
-            )
-            frame.state_BQ = self.states.of(frame.state_BS, frame.columns_Q)
+        if self.canvas is not None and frame.state_BQ is None:
+            frame.state_BS = position_states_of(call, self.tap, "a trace with canvas=", self.canvas)
+            frame.state_BQ = query_states(frame.state_BS, frame.columns_Q, self.is_shifted)
         view = CallView(call, heads, frame.state_BQ, call.unrolled(out))
         with torch.no_grad():
             view.shared = read_in_one_pass(view, self.reads)
@@ -205,7 +207,7 @@ class FrameRecorder(Listener):
         for label, one in self.statistics.items():
             if "position" in one.axes:
                 return label
-        if self.states is not None:
+        if self.canvas is not None:
             return "the state of queries"
         return ""
 
@@ -312,10 +314,13 @@ def trace(
                 "canvas=canvas)"
             )
     one_of("state_of", state_of, STATE_OF)
-    states = None
-    if canvas is not None:
-        states = QueryStates(model, canvas, state_of)
-    recorder = FrameRecorder(model, chosen, RecordingScope(**scope), states, exact)
+    if not isinstance(canvas, DecodedCanvas | None):
+        raise ValueError(
+            f"canvas must have open_BS, mask_id and attention_BS, which {type(canvas).__name__} "
+            "lacks: pass the sampling.Canvas that is decoded"
+        )
+    is_shifted = state_of == "predicted" and bool(config_value(model, "logit_shift"))
+    recorder = FrameRecorder(model, chosen, RecordingScope(**scope), canvas, is_shifted, exact)
     with tapped(model, recorder, query_mask) as tap:
         seen_before = tap.forwards
         yield Recording(recorder)

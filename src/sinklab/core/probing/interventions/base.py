@@ -5,7 +5,7 @@ entries of the log.
 # B batch, L layers, H query heads (those edited), S keys, M keys removed
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -98,16 +98,6 @@ class Effect:
     """
 
 
-@dataclass
-class Forward:
-    """Effects of an edit in one forward, by layer."""
-
-    slot: int = 0
-    """Place within the step: guidance runs two forwards, each with its own past."""
-    step: int = 0
-    effects: dict[str, Effect] = field(default_factory=dict)
-
-
 class InterventionHandler(Listener):
     """Carries one intervention out: it counts the forwards, edits each call (`apply`), and writes
     the log.
@@ -138,7 +128,11 @@ class InterventionHandler(Listener):
         self.discard()
 
     def discard(self) -> None:
-        self.forward = Forward()
+        self.step = 0
+        self.slot = 0
+        """Place within the step: guidance runs two forwards, each with its own past."""
+        self.effects: dict[str, Effect] = {}
+        """Effects in the forward that runs, by layer."""
         self.is_open = False
         self._doubts: list[tuple[Tensor, Callable[[], None]]] = []
 
@@ -169,8 +163,8 @@ class InterventionHandler(Listener):
         return [one.view(part.shape) for one, part in zip(there, parts, strict=False)]
 
     def begin(self) -> None:
-        step, slot = divmod(self.count, self.period)
-        self.forward = Forward(slot, step)
+        self.step, self.slot = divmod(self.count, self.period)
+        self.effects = {}
         self.is_open = True
 
     def edit(self, call: AttentionCall) -> AttentionCall:
@@ -183,7 +177,7 @@ class InterventionHandler(Listener):
         # Layers replayed by a backward pass come after the end of their forward, and are in the log
         # already.
         if effect is not None and self.is_open:
-            self.forward.effects[call.layer] = effect
+            self.effects[call.layer] = effect
         return edited
 
     def site_of(self, call: AttentionCall) -> CallSite | None:
@@ -207,13 +201,13 @@ class InterventionHandler(Listener):
             return None
         total = call.query_BHQD.shape[1]
         heads = sorted(scope.heads_of(call.layer, total) or range(total))
-        return CallSite(heads, log.prefix_of(call), self.forward.step)
+        return CallSite(heads, log.prefix_of(call), self.step)
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
         """Note the strongest key of the heads that were edited, after every edit, be it one that
         has grown anew.
         """
-        effect = self.forward.effects.get(call.layer)
+        effect = self.effects.get(call.layer)
         if effect is None or not self.is_open or not self.log.measure or self.log.is_probing:
             return
         with torch.no_grad():
@@ -254,7 +248,7 @@ class InterventionHandler(Listener):
             if self._doubts:
                 self._read()
             return
-        effects = self.forward.effects
+        effects = self.effects
         self.acted |= bool(effects)
         for heads in dict.fromkeys(tuple(part.heads) for part in effects.values()):
             self.log.removals.append(self._record(heads))
@@ -288,12 +282,8 @@ class InterventionHandler(Listener):
         """The entry of the layers that blocked keys in these heads (layers may have different
         numbers of heads).
         """
-        slot = self.forward.slot
-        parts = {
-            layer: part
-            for layer, part in self.forward.effects.items()
-            if tuple(part.heads) == heads
-        }
+        slot = self.slot
+        parts = {layer: part for layer, part in self.effects.items() if tuple(part.heads) == heads}
         some_BHM = next(iter(parts.values())).columns_BHM
         unknown_BH = torch.full(some_BHM.shape[:2], math.nan, device=some_BHM.device)
         numbers = {

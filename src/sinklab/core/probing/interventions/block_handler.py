@@ -149,8 +149,8 @@ class BlockHandler(InterventionHandler):
     def begin(self) -> None:
         super().begin()
         if self.options.when == "clean":
-            self.forward.slot = 0
-        self.memory.open(self.forward.slot)
+            self.slot = 0
+        self.memory.open(self.slot)
 
     def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
         how = self.options.how
@@ -442,7 +442,7 @@ class BlockHandler(InterventionHandler):
         """Warn, once, if keys chosen in one text are removed in another: without a run, nothing
         says that one begins.
         """
-        before_BS = self.memory.texts.get(self.forward.slot)
+        before_BS = self.memory.texts.get(self.slot)
         now_BS = self.log.tap.ids_BS
         if before_BS is None or now_BS is None or decoding_run() is not None:
             return
