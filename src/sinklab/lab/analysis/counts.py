@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 
 from sinklab.core.registry import rules
-from sinklab.core.sinks.normalize import LAST, WIDE, even_share, fitted, is_defined, only, widened
+from sinklab.core.sinks.normalize import LAST, even_share, fitted, is_defined, only, widened
 from sinklab.core.sinks.rules import Rule, Top, flagged, threshold
 from sinklab.lab.analysis.mean_weights import main_sink, mean_weight
 
@@ -208,7 +208,8 @@ class Slab:
         upto_LV = np.empty((len(codes_LTN), most + 1), dtype=np.int64)
         for codes_TN, upto_V in zip(codes_LTN, upto_LV, strict=True):
             np.cumsum(np.bincount(codes_TN.ravel(), minlength=most + 1), out=upto_V)
-        return WIDE[: most + 1] * self.factor, upto_LV
+        codes = np.arange(most + 1, dtype=np.uint16)
+        return codes.view(np.float16).astype(np.float32) * self.factor, upto_LV
 
     @cached_property
     def queries(self) -> Any:
