@@ -386,8 +386,15 @@ class Study:
         """
         study, settings = self.resolved(settings or self.Settings())
         if study is not self:
-            how: dict[str, Any] = {"progress": progress, "resume": resume, "worker": worker}
-            return study(loaded, out, settings, overwrite=overwrite, **how)
+            return study(
+                loaded,
+                out,
+                settings,
+                progress=progress,
+                resume=resume,
+                overwrite=overwrite,
+                worker=worker,
+            )
         path = Path(out)
         is_counted = worker is not None
         worker = worker or Processes.here()

@@ -106,17 +106,12 @@ def _sentences(run: Run) -> list[str]:
         # sparse attention is not timed, and has its line all the same
         table = table.merge(_at_longest(run), on=KEYS, how="left")
         table["kilobytes"] = table["held_bytes"] / 1e3
-    shown = {head: (name, form) for head, (name, form) in COLUMNS.items() if name in table}
-    width = max(map(len, table["label"]))
-    lines = ["  ".join([" " * width, *(head.rjust(11) for head in shown)])]
-    for row in table.to_dict("records"):
-        cells = [row["label"].ljust(width)]
-        for name, form in shown.values():
-            cell = "–"
-            if pd.notna(row[name]):
-                cell = form.format(row[name])
-            cells.append(cell.rjust(11))
-        lines.append("  ".join(cells))
+    text = {
+        head: table[name].map(form.format).where(table[name].notna(), "–")
+        for head, (name, form) in COLUMNS.items()
+        if name in table
+    }
+    lines = pd.DataFrame(text).set_axis(table["label"]).rename_axis(None).to_string().splitlines()
     told = statements("sinklab.lab.studies.caches", (), whose=WHOSE)
     found = run.table("protection").query("metric == 'divergence'")
     return lines + told("protection", found.to_dict("records"))

@@ -366,8 +366,19 @@ def masking_curve_table(runs: Curves) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _statements() -> Callable[..., list[str]]:
-    filters = (signed, _points, _change, _relative, _of_cell, rules.words, unlike, contrasts)
+def curve_statements() -> Callable[..., list[str]]:
+    """Function that fills the statements of sentences.jinja."""
+    filters = (
+        signed,
+        two_digits,
+        _points,
+        _change,
+        _relative,
+        _of_cell,
+        rules.words,
+        unlike,
+        contrasts,
+    )
     known: dict[str, Any] = {
         "matched": MATCHED,
         "fewest": FEWEST,
@@ -384,7 +395,7 @@ def masking_curve_sentences(runs: Curves) -> list[str]:
     beside them.
     """
     curves = as_curves(runs)
-    told = _statements()
+    told = curve_statements()
     watched = {curve.label: curve.run for curve in curves if curve.main is not None}
     return told("page", curves, judged(curves)) + no_twins(watched)
 
@@ -420,6 +431,11 @@ def write_masking_curves(
     return written
 
 
+def two_digits(cell: Any, name: str) -> str:
+    """A number of a row, with its interval."""
+    return ranged(cell, name, partial(number, significant=2))
+
+
 def _change(cell: Any, name: str = "delta") -> str:
     return ranged(cell, name, signed)
 
@@ -442,7 +458,7 @@ def ablation_sentences(runs: Iterable[Run]) -> list[str]:
     """Sentences on each run: how many cells cost something and which most, and whether weight and
     cost go together.
     """
-    told = _statements()
+    told = curve_statements()
     return [sentence for run in runs for sentence in _of_one(run, told)]
 
 

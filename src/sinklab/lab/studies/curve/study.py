@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, registered, rules, studies
@@ -16,10 +16,6 @@ from sinklab.lab.records.reading import open_run
 from sinklab.lab.studies.base import Study, deferred
 from sinklab.lab.studies.processes import Amount
 from sinklab.lab.studies.scored import ScoredStudy
-
-if TYPE_CHECKING:
-    from sinklab.lab.records.reading import Run
-
 
 KIND = ("by", "during")
 """Settings that say which kind of run it is."""
@@ -198,7 +194,7 @@ class Curve(Study):
             kind = "distance"
         elif settings.by != "model":
             kind = "ablate"
-        chosen = _of_kind(kind)
+        chosen: CostStudy = deferred(KINDS[kind])(None)
         return chosen, chosen.filled(settings)
 
     def amount(self, settings: Any, info: Any) -> Amount | None:
@@ -229,14 +225,6 @@ class Curve(Study):
             record["removals"] = (record.pop("removal"),)
         return record
 
-    def sentences(self, runs: list[Run]) -> list[str]:
-        """Results of runs of one kind, in words."""
-        return _of_kind(runs[0].info.kind).sentences(runs)
-
-    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
-        """Tables and figures of runs of one kind."""
-        return _of_kind(runs[0].info.kind).draw(runs, out, options)
-
 
 KINDS = {
     "curve": "sinklab.lab.studies.curve.reading:CostCurve",
@@ -244,11 +232,6 @@ KINDS = {
     "distance": "sinklab.lab.studies.curve.writing:Distances",
 }
 """Class of each kind of run."""
-
-
-def _of_kind(kind: str) -> Any:
-    made: CostStudy = deferred(KINDS[kind])(None)
-    return made
 
 
 masking_curve = Curve()

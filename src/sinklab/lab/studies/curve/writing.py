@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,16 +18,16 @@ from torch import Tensor
 from sinklab.core.probing import BlockKeys
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.analysis.doses import told_apart
-from sinklab.lab.analysis.estimates import FEWEST
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.measures import by_protocol
 from sinklab.lab.records.reading import Run
 from sinklab.lab.reports.printed import write_page
-from sinklab.lab.reports.words import number, percent, ranged
+from sinklab.lab.reports.words import number, percent
 from sinklab.lab.scoring import Distance, Writing, WritingRequest, heldout_rows, output_distances
 from sinklab.lab.scoring.likelihood import LikelihoodSettings
 from sinklab.lab.scoring.likelihood import score as likelihoods
 from sinklab.lab.studies.base import check_fits, deferred, heldout_text
+from sinklab.lab.studies.curve.figures import curve_statements, two_digits
 from sinklab.lab.studies.curve.study import REMOVALS, CostStudy, CurveSettings
 from sinklab.lab.studies.processes import Amount, Progress
 from sinklab.lab.studies.scored import Arm, Block, Design, Rows, Trial, mean_table
@@ -208,39 +207,24 @@ def distance_table(run: Run) -> pd.DataFrame:
             "blocked": hidden,
             "keys": number(cell["keys"]),
             **{name: percent(cell[name]) for name in DOSE[1:]},
-            "tokens that agree": _ranged(cell, "agreement"),
-            "KL at fixed order, nats": _ranged(cell, "kl"),
-            "same token at fixed order": _ranged(cell, "same"),
-            "worse text, nats": _ranged(cell, "worse"),
+            "tokens that agree": two_digits(cell, "agreement"),
+            "KL at fixed order, nats": two_digits(cell, "kl"),
+            "same token at fixed order": two_digits(cell, "same"),
+            "worse text, nats": two_digits(cell, "worse"),
         }
         lines.append(line)
     return pd.DataFrame(lines)
-
-
-def _ranged(cell: dict[str, Any], name: str) -> str:
-    return ranged(cell, name, partial(number, significant=2))
 
 
 def distance_sentences(runs: Iterable[Run]) -> list[str]:
     """Sentences on each run, protocol and path: how far texts differ, and whether they are worse,
     at the greatest k.
     """
+    told = curve_statements()
     said = []
     for run in runs:
         cells = run.table("outcomes")
-        cells = cells[
-            (cells["k"] == cells["k"].max()) & (cells["control"] == cells["control"].iloc[0])
-        ]
-        for cell in cells.to_dict("records"):
-            worse = {1: "worse", -1: "better", 0: "not to be told from as good"}[int(cell["told"])]
-            few = ""
-            if cell["texts"] < FEWEST:
-                few = f", {cell['texts']} texts are too few to tell (at least {FEWEST})"
-            said.append(
-                f"{run.info.model['name']}, protocol {cell['protocol']}, {cell['removal']}, k = "
-                f"{cell['k']} ({number(cell['keys'])} keys a head, {percent(cell['removed'])} "
-                f"of the attention removed): {percent(cell['agreement'])} of the tokens agree, KL "
-                f"at fixed order {number(cell['kl'], 2)} nats a token; to the unedited model the "
-                f"texts are {worse} ({_ranged(cell, 'worse')} nats a token){few}."
-            )
+        is_shown = (cells["k"] == cells["k"].max()) & (cells["control"] == cells["control"].iloc[0])
+        for cell in cells[is_shown].to_dict("records"):
+            said += told("distance", run.info.model["name"], cell)
     return said
