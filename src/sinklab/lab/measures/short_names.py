@@ -294,7 +294,8 @@ def by_protocol(
         protocol: one of `PROTOCOLS`.
         k: keys a head.
         rule: of protocol "rule"; with the others the log counts sinks by it.
-        control: takes other keys in their place, as in `MaskSinks`.
+        control: takes other keys in their place, as in `MaskSinks`; or "matched", the same as
+            ``matched=True``.
         matched: as in `MaskSinks`.
         options: further fields of `BlockKeys`.
 
@@ -310,5 +311,8 @@ def by_protocol(
     when = {"paper": "previous", "clean": "clean"}.get(protocol, "kept")
     if when == "kept":
         options["limit"] = k
+    if control == "matched":
+        control = "sinks"
+        matched = True
     keys = in_place_of(keys, control, matched=matched, rule=counted_by)
     return BlockKeys(keys, when=when, counted_by=counted_by, **options)

@@ -18,6 +18,7 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.data.battery import Problem, is_right, problems
 from sinklab.lab.measures import by_protocol
 from sinklab.lab.scoring import encode, write_batch
+from sinklab.lab.scoring.requests import by_last_query
 from sinklab.lab.scoring.writing import Writing, WritingRequest, ended, stop_ids
 from sinklab.lab.studies.base import Row, check_fits, columns_of
 from sinklab.lab.studies.battery.study import ALL, BESIDE, CONTROLS, BatterySettings, Condition
@@ -60,13 +61,11 @@ class Cell:
         if not self.k:
             return self.condition.edits
         control, protocol = CONTROLS[self.control]
-        how: dict[str, Any] = {"control": control, "seed": seed}
-        if control == "matched":
-            how = {"matched": True, "seed": seed}
+        edit = by_protocol(protocol, self.k, self.rule, control=control, seed=seed)
+        edits = (*self.condition.edits, edit)
         if loaded.family != "diffusion":
-            # sinks are chosen by the last token's row of the step before
-            how["scores"] = "last_row"
-        return (*self.condition.edits, by_protocol(protocol, self.k, self.rule, **how))
+            edits = by_last_query(edits)
+        return edits
 
     def misfit(self, loaded: Loaded, new_tokens: int) -> str | None:
         """Reason why so many keys cannot be blocked in the first step that chooses keys; None if

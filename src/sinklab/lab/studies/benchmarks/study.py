@@ -145,20 +145,16 @@ class EvalSettings(DecodingSettings):
                 the step before.
         """
         edits = tuple(map(interventions.parse, self.edits))
+        if self.mask_sinks is not None:
+            from sinklab.lab.measures import by_protocol
+
+            k, rule = self.mask_sinks, self.sink_rule
+            edits = (by_protocol(self.protocol, k, rule, control=self.control), *edits)
         if by_last_row:
             from sinklab.lab.scoring.requests import by_last_query
 
             edits = by_last_query(edits)
-        if self.mask_sinks is None:
-            return edits
-        from sinklab.lab.measures import by_protocol
-
-        how: dict[str, Any] = {"control": self.control}
-        if self.control == "matched":
-            how = {"matched": True}
-        if by_last_row:
-            how["scores"] = "last_row"
-        return by_protocol(self.protocol, self.mask_sinks, self.sink_rule, **how), *edits
+        return edits
 
     def watches(self, document: int) -> bool:
         """Whether the attention of this document's runs is recorded: by its number, in whichever

@@ -26,6 +26,7 @@ from sinklab.lab.reports.words import number, percent
 from sinklab.lab.scoring import Distance, Writing, WritingRequest, heldout_rows, output_distances
 from sinklab.lab.scoring.likelihood import LikelihoodSettings
 from sinklab.lab.scoring.likelihood import score as likelihoods
+from sinklab.lab.scoring.requests import by_last_query
 from sinklab.lab.studies.base import check_fits, deferred, heldout_text
 from sinklab.lab.studies.curve.figures import curve_statements, two_digits
 from sinklab.lab.studies.curve.study import REMOVALS, CostStudy, CurveSettings
@@ -104,15 +105,15 @@ class Distances(CostStudy):
         """Edits by protocol, removal, k and control; an autoregressive model chooses by its last
         query.
         """
-        how: dict[str, Any] = {"seed": settings.seed}
-        if loaded.family != "diffusion":
-            how["scores"] = "last_row"
         arms = {}
         for arm in itertools.product(
             settings.protocols, settings.removals, settings.ks, settings.controls
         ):
-            protocol, how["how"], k, how["control"] = arm
+            protocol, removal, k, control = arm
+            how = {"how": removal, "control": control, "seed": settings.seed}
             arms[arm] = [by_protocol(protocol, k, settings.sink_rule, **how)]
+            if loaded.family != "diffusion":
+                arms[arm] = [*by_last_query(arms[arm])]
         return arms
 
     def steps(self, settings: CurveSettings, block: Block) -> int:
