@@ -170,7 +170,7 @@ def summarised(fields: Mapping[str, np.ndarray], at_risk: np.ndarray) -> MotionS
     ending.
     """
     # Attention of the main sink, summed over all its steps.
-    strength: Any = fields["strength"] * fields["steps"]
+    strength = fields["strength"] * fields["steps"]
     values = {**fields, "moves_per_step": ratio(fields["moves"], fields["transitions"])}
     parts = {
         "at_risk": at_risk,

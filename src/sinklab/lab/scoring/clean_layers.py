@@ -58,7 +58,7 @@ class CleanLayers:
             for path in {path for call in calls[:first] for path in _holders(call)} - needed:
                 outputs = self.outputs.get(path, [])
                 if len(outputs) == 1:
-                    module: Any = self.modules[path]
+                    module = self.modules[path]
                     leave.callback(_restore, module, vars(module).get("forward"))
                     module.forward = partial(self._given, outputs[0], module.forward)
             yield

@@ -205,7 +205,7 @@ def _bound_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Te
 
 def _next_token_loss_of(loaded: Loaded, ids_RS: Tensor) -> Callable[[slice], Tensor]:
     """A function for a causal model: the mean next-token loss of each row."""
-    model: Any = loaded.model
+    model = loaded.model
 
     def score(part: slice) -> Tensor:
         ids_BS = ids_RS[part].to(model.device)

@@ -146,7 +146,7 @@ class Scorer:
             .index_add(0, rows_M, logp_M.double().cpu())
             .tolist()
         )
-        wrong: set[int] = set()
+        wrong = set()
         if not self.denoises:
             wrong = {*rows_M[logits_MV.argmax(-1).cpu() != labels_M].tolist()}
         for row, (job, number) in enumerate(batch):
@@ -176,7 +176,7 @@ class Scorer:
             places: of each row, for the draws of random controls.
         """
         mask_id = 0
-        closings: list[Any] = [() for _ in requests]
+        closings = [() for _ in requests]
         if self.denoises:
             mask_id = self.model.config.mask_token_id
             closings = [self.model.config.closing_of(each.context) for each in requests]
@@ -393,7 +393,7 @@ def score(
     scorer = Scorer(loaded, settings, edits)
     scorer.measure = measure
     todo = sorted(scorer.read(requests, groups), key=lambda each: -each.length)
-    written: dict[int, bool] = {}
+    written = {}
     if greedy and is_diffusion:
         written = is_greedy(scorer, todo)
     drawn = None
@@ -401,7 +401,7 @@ def score(
         drawn = settings
     # under a random control equal masks meet different columns
     plan = partial(_plan, drawn, merge=not is_random(edits))
-    results: dict[int, Scored] = {}
+    results = {}
     for job in scorer.run(Job(request, plan(request)) for request in todo):
         request = job.request
         logprob, stderr = job.plan.result(job.sums_N)

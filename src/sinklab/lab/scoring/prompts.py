@@ -51,20 +51,18 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
         return Prompt(text, ids, (False,) * len(ids))
     if opening and not chat:
         # of [CLS] … [SEP] the first alone: the written text comes between
-        own: Any = loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
+        own = loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
         ids = (*opening, *own)
         return Prompt(text, ids, (False,) * len(ids))
     if not chat:
         # a text begins as the tokenizer says if the model was trained so; an autoregressive
         # model has its sink there
         begins = loaded.family != "diffusion" or bool(row_start(loaded.tokenizer))
-        given: Any = loaded.tokenizer(text, add_special_tokens=begins)["input_ids"]
+        given = loaded.tokenizer(text, add_special_tokens=begins)["input_ids"]
         return Prompt(text, tuple(given), (False,) * len(given))
     rendered, start, stop = _in_chat(loaded, text)
     offsets = bool(loaded.tokenizer.is_fast)
-    tokens: Any = loaded.tokenizer(
-        rendered, add_special_tokens=False, return_offsets_mapping=offsets
-    )
+    tokens = loaded.tokenizer(rendered, add_special_tokens=False, return_offsets_mapping=offsets)
     # a token that reaches into the text belongs to the text; without offsets only special tokens
     # are told apart, by their role
     spans = tokens.get("offset_mapping", [(start, stop)] * len(tokens["input_ids"]))
@@ -199,7 +197,7 @@ def in_chat(loaded: Loaded, messages: list[dict[str, str]], *, answered: bool = 
             f"{loaded.name} has no known chat format; leave out --chat, or give it one: a "
             "chat_template.jinja beside its tokenizer.json, or tokenizer.chat_template"
         )
-    how: dict[str, Any] = {
+    how = {
         "add_generation_prompt": answered,
         "continue_final_message": not answered,
     }

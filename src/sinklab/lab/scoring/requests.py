@@ -53,7 +53,7 @@ def needs_mask(loaded: Loaded, what: str) -> None:
     """Raise ValueError for a diffusion model without a mask token, naming the feature that needs
     one.
     """
-    config: Any = loaded.model.config
+    config = loaded.model.config
     if loaded.family == "diffusion" and stated(config, "mask_token_id") is None:
         raise ValueError(
             f"{what} needs a model with a mask token, but {loaded.name} has mask_token_id None; "
@@ -65,7 +65,7 @@ def needs_mask(loaded: Loaded, what: str) -> None:
 def limit_of(loaded: Loaded) -> int:
     """The most tokens of a text: the limit stated by the authors, else that of the positions."""
     needs_mask(loaded, "a text to be read")
-    config: Any = loaded.model.config
+    config = loaded.model.config
     if loaded.family != "diffusion":
         return min(loaded.context or config.max_position_embeddings, config.max_position_embeddings)
     positions = config.text_positions
@@ -107,7 +107,7 @@ def read_requests(
 
 
 def _check_ids(loaded: Loaded, number: int, context: Ids, continuation: Ids, limit: int) -> None:
-    config: Any = loaded.model.config
+    config = loaded.model.config
     if not continuation:
         raise ValueError(
             f"request {number} has an empty continuation, and there is nothing to score; leave it "
@@ -270,7 +270,7 @@ def without_steps(edits: Sequence[Intervention]) -> tuple[Intervention, ...]:
     """The edits with no source over steps named: benchmarks of both kinds share theirs, and if a
     text is read once, a clean pass stands for every protocol.
     """
-    found: list[Any] = []
+    found = []
     for edit in edits:
         if isinstance(edit, BlockKeys) and edit.when in ("previous", "kept"):
             limit = edit.limit
@@ -285,7 +285,7 @@ def by_last_query(edits: Sequence[Intervention]) -> tuple[Intervention, ...]:
     """The edits as an autoregressive model writes under them: keys are chosen by the last query's
     row, if nothing else is said.
     """
-    found: list[Any] = []
+    found = []
     for edit in edits:
         if isinstance(edit, BlockKeys) and edit.scores is None:
             edit = replace(edit, scores="last_row")
@@ -311,7 +311,7 @@ def scoring_edits(
                 f"a text is scored in one step, but {interventions.name_of(edit)} begins at step "
                 f"{first} and would change nothing; leave out its step"
             )
-    found: list[Any] = []
+    found = []
     for edit in wanted:
         if isinstance(edit, BlockKeys):
             if edit.when in ("previous", "kept"):
@@ -353,7 +353,7 @@ def placed(edits: Sequence[Intervention], places: Sequence[Place]) -> list[Inter
     """The edits over one batch: the draws of its rows depend on their places alone, not on the
     batch.
     """
-    found: list[Any] = []
+    found = []
     for edit in edits:
         if is_random([edit]):
             edit = _Drawn(edit, tuple(places))
@@ -378,7 +378,7 @@ class _Drawn:
     places: tuple[Place, ...]
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
-        listener: Any = self.edit.handler(log, forwards_per_step)
+        listener = self.edit.handler(log, forwards_per_step)
         drawn = itertools.count()
 
         def draw(shape: Sequence[int]) -> Tensor:

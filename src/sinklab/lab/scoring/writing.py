@@ -320,7 +320,7 @@ class DenoisingWriter(Writer):
     statistic = "received"
 
     def __init__(self, texts: Writing, log: InterventionLog) -> None:
-        model: Any = texts.loaded.model
+        model = texts.loaded.model
         settings = texts.settings
         if texts.ends:
             settings = ending(settings, model.config)
@@ -488,7 +488,7 @@ def canvas_of(loaded: Loaded, requests: Sequence[WritingRequest], new_tokens: in
 
     Raises ValueError if they do not fit the model, or have no masks to fill.
     """
-    config: Any = loaded.model.config
+    config = loaded.model.config
     prompts = [list(request.ids) for request in requests]
     if new_tokens == 0:
         ids_BS, real_BS = left_padded([closed(config, ids) for ids in prompts], 0)

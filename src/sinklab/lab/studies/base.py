@@ -54,7 +54,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sinklab.core.errors import known_fields
 from sinklab.core.registry import studies
 from sinklab.lab.files import free_fields
-from sinklab.lab.records.info import RunInfo, read_info
+from sinklab.lab.records.info import read_info
 from sinklab.lab.records.leases import FINISH
 from sinklab.lab.records.reading import lost_files, open_run
 from sinklab.lab.records.storage import RUN_FILE, weights_hash
@@ -100,11 +100,12 @@ def hidden_words(control: str, protocol: str) -> str:
 
 
 def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:
-    """Refuse a diffusion model without a mask token, and texts of more positions than a model's
-    context.
+    """Refuse a model without a tokenizer, a diffusion model without a mask token, and texts of more
+    positions than a model's context.
     """
     from sinklab.lab.scoring.requests import needs_mask
 
+    loaded.needed_tokenizer()
     needs_mask(loaded, f"the study {study!r}")
     named = {"diffusion": "text_positions"}.get(loaded.family, "max_position_embeddings")
     limit = getattr(loaded.model.config, named, positions)
@@ -143,9 +144,9 @@ def describe(
     """The model as ``run.json`` records it, and which of its layers and heads are recorded: all
     when left out.
     """
-    config: Any = loaded.model.config
+    config = loaded.model.config
     backbone = getattr(config, "backbone", config)
-    about: dict[str, Any] = {
+    about = {
         "name": loaded.name,
         "revision": loaded.revision,
         "family": loaded.family,
@@ -185,7 +186,7 @@ def folder_names(models: Iterable[str]) -> list[str]:
 
 def as_record(settings: Any) -> dict[str, Any]:
     """Settings as ``run.json`` keeps them: one object, in which registered values are text."""
-    record: dict[str, Any] = {}
+    record = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         registry = field.metadata.get("registry")
@@ -208,7 +209,7 @@ def with_matched(controls: Iterable[str]) -> tuple[str, ...]:
     """Choices of keys to block, once each: keys of equal mass are compared in the heads that have
     them, "matched".
     """
-    found: list[str] = []
+    found = []
     for name in controls:
         if name == "equal_mass":
             found.append("matched")
@@ -508,7 +509,7 @@ def _is_finished(path: Path, about: dict[str, Any]) -> bool:
     """Whether this very run is there to its end. Raises ValueError for the finished run of
     something else.
     """
-    before: RunInfo = read_info(path / RUN_FILE)
+    before = read_info(path / RUN_FILE)
     if before.status != "complete" or lost_files(path, before):
         return False
     settings = json.loads(json.dumps(about["settings"]))

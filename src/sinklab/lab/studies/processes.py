@@ -222,7 +222,7 @@ class Processes:
             # its threads must end before the interpreter does: a process that aborts takes the
             # others with it
             atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
-        found: list[Any] = [None] * self.world
+        found = [None] * self.world
         dist.all_gather_object(found, value)
         return found
 

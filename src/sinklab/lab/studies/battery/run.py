@@ -73,7 +73,7 @@ class Cell:
         """
         if not self.k:
             return None
-        config: Any = loaded.model.config
+        config = loaded.model.config
         # keys of a canvas, or of a prompt that is read
         keys = min(len(request.ids) for request in asked_of(loaded, self.problems, 0))
         if loaded.family == "diffusion":
@@ -202,8 +202,8 @@ def read_samples(loaded: Loaded, settings: BatterySettings, progress: Progress) 
                 "choose another length, e.g. blocks-6"
             )
     loaded.needed_tokenizer()
-    how: dict[str, Any] = {"seed": settings.seed}
-    found: Problems = {}
+    how = {"seed": settings.seed}
+    found = {}
     for skill, level in itertools.product(settings.skills, settings.levels):
         some = problems("test", settings.problems, skills=(skill,), levels=(level,), **how)
         found[skill, level] = tuple(some)
@@ -245,7 +245,7 @@ def measure(trial: Trial) -> Rows:
     why = cell.misfit(trial.loaded, settings.new_tokens)
     if why is not None:
         return {"skipped": pd.DataFrame([cell.facts | {"why": why}])}
-    rows: list[Row] = []
+    rows = []
     for start in range(trial.rows.start, trial.rows.stop, settings.batch):
         # the same draws whatever the condition and however many keys, so that these alone differ
         seed = request_number(settings.seed, f"{cell.skill} {cell.level} {start}")

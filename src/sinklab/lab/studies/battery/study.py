@@ -79,7 +79,7 @@ class Condition:
             ValueError: for a part that is none of these or said twice, naming the near one.
         """
         order, numbers = "low_confidence", dict[str, int]()
-        seen: list[str] = []
+        seen = []
         for part in name.split("+"):
             what, _, number = part.rpartition("-")
             if what in NUMBERED and number.isdecimal() and int(number) > 0:

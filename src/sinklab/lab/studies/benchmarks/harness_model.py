@@ -173,7 +173,7 @@ class SinklabLM(TemplateLM):
             begun = first is not None and string.startswith(str(first))
             begins = not self.is_diffusion or bool(row_start(self.tokenizer))
             add_special_tokens = begins and not self.settings.chat and not begun
-        ids: Any = self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"]
+        ids = self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"]
         return list(ids)
 
     def apply_chat_template(

@@ -296,7 +296,7 @@ def tasks(
         raise ValueError(
             f"benchmark files lie in a folder, but {data} is none; give the folder that holds them"
         )
-    found: list[Any] = []
+    found = []
     changes = {}
     if num_fewshot is not None:
         changes["num_fewshot"] = num_fewshot
@@ -365,7 +365,7 @@ def packaged(source: Source, data: str | Path | None, **changes: Any) -> Any:
             "lm-eval 0.4.13"
         )
     # functions of HumanEval's own file are never imported: it asks the network on import
-    config: dict[str, Any] = load_yaml(own, resolve_func=not source.runs_code)
+    config = load_yaml(own, resolve_func=not source.runs_code)
     if source.runs_code:
         config |= load_yaml(sandbox().task_file())
     # lm-eval leaves a task's own 0 as it is, whatever is asked for

@@ -251,7 +251,7 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
     low, high, runs, samples, task, metric (`CELL`); and command, which would fill a cell that is
     missing (its value is NaN).
     """
-    rows: list[Row] = []
+    rows = []
     for table in TABLES:
         for models, printed in table["blocks"].items():
             about = {"table": table["number"], "block": models, "source": "published"}

@@ -198,7 +198,7 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
 
     settings = model.settings
     loaded = model.loaded
-    whole: dict[str, Any] = copy.deepcopy(results)
+    whole = copy.deepcopy(results)
     samples = whole.pop("samples", {})
     given = {"pretrained": loaded.name}
     whole["config"] = {
@@ -277,7 +277,7 @@ def evaluate(
             be run, a model that cannot serve the tasks, a folder that is taken, and a resumed run
             with other settings (the first difference is named).
     """
-    loaded: Any = model
+    loaded = model
     if isinstance(model, str):
         loaded = partial(load, model)
     return Evaluation(task_objects)(loaded, out, settings, **how)
@@ -331,32 +331,31 @@ def conclude(work: Work) -> None:
     # every stage was told when its requests were answered
     model.progress = Progress()
     results = _through_lm_eval(model, work.plan.tasks)
-    scores, samples = tables.rows_of(results, model.told)
-    doses = dose_rows(model.told, model.settings, is_diffusion=model.is_diffusion)
-    tables.write(work.run, scores, samples, model.told, doses)
+    tables.write(work.run, results, model.told, dose_rows(model))
     work.run.keep(write(work.run.path, results, model))
 
 
-def dose_rows(told: tables.Told, settings: EvalSettings, *, is_diffusion: bool) -> list[Row]:
+def dose_rows(model: SinklabLM) -> list[Row]:
     """A row per task with texts written or scored under blocked keys: the protocol, the edits as
     carried out, the `Dose` over all answers, the number of documents with a dose, and the number of
     them with a known share removed.
     """
+    settings = model.settings
     if not any(
         isinstance(edit, BlockKeys) and edit.keys.by_attention for edit in settings.interventions()
     ):
         return []
     rows = []
-    for task in dict.fromkeys(task for task, _, _ in told):
-        some = {key: answer for key, answer in told.items() if key[0] == task}
-        doses = [(document, Dose(answer["dose"])) for (_, document, _), answer in some.items()]
-        is_likelihood = any("logprob" in answer for answer in some.values())
-        edits = settings.interventions(by_last_row=not is_diffusion and not is_likelihood)
+    for task in dict.fromkeys(task for task, _, _ in model.told):
+        some = [(key[1], answer) for key, answer in model.told.items() if key[0] == task]
+        doses = [(document, Dose(answer["dose"])) for document, answer in some]
+        is_likelihood = any("logprob" in answer for _, answer in some)
+        edits = settings.interventions(by_last_row=not model.is_diffusion and not is_likelihood)
         protocol = ""
         if settings.mask_sinks is not None:
             protocol = settings.protocol
         if is_likelihood:
-            edits = scoring_edits(without_steps(edits), is_diffusion=is_diffusion)
+            edits = scoring_edits(without_steps(edits), is_diffusion=model.is_diffusion)
             if protocol not in ("", "rule"):
                 protocol = "clean"
         measured = {document for document, dose in doses if not math.isnan(dose.removed)}
@@ -528,7 +527,7 @@ def _is_done(folder: Path, cell: EvalSettings, chat: bool | None) -> bool:
     info = read_info(folder / RUN_FILE)
     if info.kind != "benchmark":
         raise ValueError(f"{folder} holds a run of kind {info.kind!r}; choose another --out")
-    asked: dict[str, Any] = json.loads(json.dumps(cell.kept()))
+    asked = json.loads(json.dumps(cell.kept()))
     asked["chat"] = info.settings.get("chat") if chat is None else chat
     for name in sorted(asked):
         before = info.settings.get(name)

@@ -4,6 +4,7 @@ one model against another.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from itertools import product
 
 import pandas as pd
 
+from sinklab.core.probing.dose import Dose
 from sinklab.lab.analysis.doses import Doses, at_equal_mass, no_phenomenon
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.reports.runs import labels
+from sinklab.lab.reports.samples import checked
 from sinklab.lab.studies.benchmarks import tables as paper
 from sinklab.lab.studies.benchmarks.tables import Benchmark, spoken
 
@@ -38,12 +41,29 @@ class Cell:
     plain: Cell | None = None
     """The same model on the same task with nothing blocked; None if that was not run."""
 
+    def rows(self, name: str) -> pd.DataFrame:
+        """Rows of a table of the run on the task; none if the table was not written."""
+        if name not in self.run.run.tables:
+            return pd.DataFrame()
+        return self.run.run.table(name).query("task == @self.task")
+
+    @cached_property
+    def continuations(self) -> pd.Series:
+        """Number of continuations scored, by document; 0 if a text was written."""
+        samples = self.rows("samples")
+        return samples.get("logprobs", pd.Series(dtype=object)).map(len).astype(float)
+
     @property
     def key(self) -> Key:
-        """Masking of the cell."""
+        """Masking of the cell; "paper" in older runs. Likelihoods are those of a clean pass, unless
+        the protocol is "rule".
+        """
         if not self.run.k:
             return PLAIN
-        return self.run.protocol(self.task), self.run.control, self.run.k
+        protocol = str(self.run.run.info.settings.get("protocol") or "paper")
+        if protocol != "rule" and self.continuations.any():
+            protocol = "clean"
+        return protocol, self.run.control, self.run.k
 
     @cached_property
     def score(self) -> pd.Series:
@@ -54,8 +74,32 @@ class Cell:
 
     @cached_property
     def rights(self) -> pd.Series:
-        """1 for a right answer and 0 for a wrong one, by number of the question."""
-        return self.run.right(self.task, self.score)
+        """Value of the metric, 1 for a right answer and 0 for a wrong one, by number of the
+        question; empty without the table ``samples``.
+        """
+        if "samples" not in self.run.run.tables:
+            return pd.Series(dtype=float)
+        columns = {"task", "filter", "doc_id", "right", "metrics"}
+        rows = checked(self.run.run, "samples", columns, what="a benchmark")
+        rows = rows[(rows["task"] == self.task) & (rows["filter"] == self.score["filter"])]
+        values = [
+            json.loads(metrics).get(self.score["metric"], first)
+            for metrics, first in zip(rows["metrics"], rows["right"], strict=True)
+        ]
+        return pd.Series(values, rows["doc_id"].to_numpy(), float)
+
+    @cached_property
+    def dose(self) -> Dose:
+        """Dose of masking while the task was scored; unknown if it was not recorded, as in earlier
+        runs.
+        """
+        return Dose.pooled(map(Dose.from_row, self.rows("doses").to_dict("records")))
+
+    def sinks(self, name: str) -> float:
+        """A fact of the table ``sinks``, mean over watched documents and layers; NaN if it is not
+        there.
+        """
+        return float(self.rows("sinks").get(name, pd.Series()).astype(float).mean())
 
     @property
     def costs(self) -> pd.Series:
@@ -69,7 +113,9 @@ class Cell:
         """The unmasked score up to which a loss is inconclusive: 5 points, or chance and two
         standard errors.
         """
-        chance = self.run.chance(self.task)
+        counts = self.continuations
+        # guessing gets one in the number of choices right, and no text
+        chance = (1 / counts).where(counts > 1, 0.0).sum() / max(len(counts), 1)
         if not chance or math.isnan(self.score["stderr"]):
             return POINTS
         return max(POINTS, chance + 2 * float(self.score["stderr"]))
@@ -86,7 +132,7 @@ class Cell:
     @property
     def no_sinks(self) -> str:
         """Reason why there is no phenomenon to remove; empty if there is one."""
-        rate, share = (self.run.sinks(self.task, name) for name in ("gu_rate", "share"))
+        rate, share = (self.sinks(name) for name in ("gu_rate", "share"))
         why = no_phenomenon(self.model, rate, share)
         if why.endswith("blocked"):
             why += " (record_sinks)"
@@ -135,7 +181,7 @@ def contrasts(benchmarks: Iterable[Benchmark]) -> list[str]:
     said: list[str] = []
     for task in dict.fromkeys(cell.task for cell in cells):
         mine = [cell for cell in cells if cell.task == task]
-        if any(cell.run.k and cell.run.is_likelihood(task) for cell in mine):
+        if any(cell.run.k and cell.continuations.any() for cell in mine):
             said += spoken()("likelihoods", task)
         models: dict[str, dict[Key, Cell]] = {}
         for cell in mine:
@@ -150,12 +196,12 @@ def contrasts(benchmarks: Iterable[Benchmark]) -> list[str]:
 
 
 def _against_equal_mass(cells: dict[Key, Cell]) -> list[str]:
-    said: list[str] = []
+    said = []
     for (protocol, control, k), cell in cells.items():
         other = cells.get((protocol, "equal_mass", k))
         if control != "matched" or other is None:
             continue
-        share = cell.run.dose(cell.task).matched
+        share = cell.dose.matched
         apart = mean_over(cell.costs - other.costs)
         about = (cell.task, cell.model, protocol, k)
         said += spoken()("equal_mass", *about, share, cells[PLAIN].too_low, apart)
@@ -186,7 +232,7 @@ def _doses(cells: dict[Key, Cell], protocol: str) -> Doses:
     share removed are left out.
     """
     mine = {key[2]: cell for key, cell in cells.items() if key[:2] == (protocol, "sinks")}
-    doses = {k: cell.run.dose(cell.task).removed for k, cell in mine.items()}
+    doses = {k: cell.dose.removed for k, cell in mine.items()}
     removed = pd.Series(doses, dtype=float).dropna()
     costs = pd.DataFrame({k: mine[k].costs for k in removed.index}).dropna()
     return Doses(removed.to_numpy(), costs.to_numpy(float))

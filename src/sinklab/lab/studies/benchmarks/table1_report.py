@@ -104,7 +104,7 @@ def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
         ValueError: when two folders hold the same cell.
     """
     cells = cells_of(benchmarks)
-    rows: list[Row] = []
+    rows = []
     for task in dict.fromkeys(cell.task for cell in cells):
         rows += [_measured(cell) for cell in cells if cell.task == task]
         rows += published_numbers(task)
@@ -129,12 +129,12 @@ def _measured(cell: Cell) -> Row:
         **score[["stderr", "samples"]],
         **drop,
         "no_answer": score["no_answer"],
-        **cell.run.dose(cell.task).row(),
+        **cell.dose.row(),
         **score[["metric", "filter"]],
         "run": str(cell.run.run.path),
     }
     if math.isnan(row["removed"]):
-        row["removed"] = cell.run.sinks(cell.task, "removed")
+        row["removed"] = cell.sinks("removed")
     return row
 
 

@@ -43,17 +43,12 @@ def rows_of(results: Mapping[str, Any], told: Told) -> tuple[list[Row], list[Row
     return _scores(results, samples), samples
 
 
-def write(
-    run: RunWriter,
-    scores: list[Row],
-    samples: list[Row],
-    told: Told,
-    doses: list[Row],
-) -> None:
+def write(run: RunWriter, results: Mapping[str, Any], told: Told, doses: list[Row]) -> None:
     """Write the tables ``scores``, ``samples``, ``sinks`` (of watched requests) and ``doses`` (if
     keys were blocked).
     """
-    samples = sorted(samples, key=lambda row: (row["task"], row["filter"], row["doc_id"]))
+    scores, samples = rows_of(results, told)
+    samples.sort(key=lambda row: (row["task"], row["filter"], row["doc_id"]))
     sinks = [
         {"task": task, "doc_id": document, "request": number}
         | {name: math.nan if value is None else value for name, value in facts.items()}
@@ -237,7 +232,7 @@ def published_model(name: str) -> str | None:
     """The model of the analysis paper's Table 1 that a name on the Hub or a folder stands for, or
     None.
     """
-    names: dict[str, str] = _PRINTED["masked_sinks"]["names"]
+    names = _PRINTED["masked_sinks"]["names"]
     return next(
         (model for pattern, model in names.items() if re.search(pattern, name.lower())), None
     )
@@ -250,10 +245,7 @@ ONE_TOKEN: dict[str, Any] = _PRINTED["one_token"]
 # `_COMMON` there is.
 HEADLINE = {"gsm8k": ("exact_match", "flexible-extract"), "humaneval": ("pass@1", None)}
 _COMMON = ("acc", "exact_match", "pass@1", "accuracy")
-_COLUMNS = {
-    "scores": {"task", "metric", "filter", "value", "stderr", "samples", "no_answer"},
-    "samples": {"task", "filter", "doc_id", "right", "metrics"},
-}
+_COLUMNS = {"task", "metric", "filter", "value", "stderr", "samples", "no_answer"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,48 +272,6 @@ class Benchmark:
         """Keys that were masked: sinks (the keys that the protocol names), or others."""
         return str(self.run.info.settings.get("control") or "sinks")
 
-    def protocol(self, task: str) -> str:
-        """Protocol that chose keys: for likelihoods a clean pass, unless it was "rule"; "paper" in
-        older runs.
-        """
-        given = str(self.run.info.settings.get("protocol") or "paper")
-        if given != "rule" and self.is_likelihood(task):
-            return "clean"
-        return given
-
-    def rows(self, name: str, task: str) -> pd.DataFrame:
-        """Rows of a table on a task; none if the table was not written."""
-        if name not in self.run.tables:
-            return pd.DataFrame()
-        return self.run.table(name).query("task == @task")
-
-    def is_likelihood(self, task: str) -> bool:
-        """Whether continuations were scored, and no text was written."""
-        return bool(self._continuations(task).any())
-
-    def dose(self, task: str) -> Dose:
-        """Dose of masking while the task was scored; unknown if it was not recorded, as in earlier
-        runs.
-        """
-        return Dose.pooled(map(Dose.from_row, self.rows("doses", task).to_dict("records")))
-
-    def sinks(self, task: str, name: str) -> float:
-        """A fact of the table ``sinks``, mean over watched documents and layers; NaN if it is not
-        there.
-        """
-        values = self.rows("sinks", task).get(name, pd.Series())
-        return float(values.astype(float).mean())
-
-    def chance(self, task: str) -> float:
-        """The share that guessing gets right: one in the number of choices, none for a text."""
-        counts = self._continuations(task)
-        return float((1 / counts).where(counts > 1, 0.0).sum() / max(len(counts), 1))
-
-    def _continuations(self, task: str) -> pd.Series:
-        """Number of continuations scored, by document; 0 if a text was written."""
-        samples = self.rows("samples", task)
-        return samples.get("logprobs", pd.Series(dtype=object)).map(len).astype(float)
-
     @property
     def alike(self) -> str:
         """Weights and settings that runs which differ in masking alone have in common."""
@@ -334,7 +284,7 @@ class Benchmark:
     @cached_property
     def scores(self) -> pd.DataFrame:
         """The table ``scores``. Raises ValueError when columns are missing."""
-        return checked(self.run, "scores", _COLUMNS["scores"], what="a benchmark")
+        return checked(self.run, "scores", _COLUMNS, what="a benchmark")
 
     @property
     def tasks(self) -> list[str]:
@@ -360,18 +310,6 @@ class Benchmark:
         if 0 <= share <= 1 and name in (*_COMMON, "acc_norm"):
             row["stderr"] = math.sqrt(share * (1 - share) / (row["samples"] or math.nan))
         return row
-
-    def right(self, task: str, score: pd.Series) -> pd.Series:
-        """Value of the metric by number of the document; empty without the table ``samples``."""
-        if "samples" not in self.run.tables:
-            return pd.Series(dtype=float)
-        rows = checked(self.run, "samples", _COLUMNS["samples"], what="a benchmark")
-        rows = rows[(rows["task"] == task) & (rows["filter"] == score["filter"])]
-        values = [
-            json.loads(metrics).get(score["metric"], first)
-            for metrics, first in zip(rows["metrics"], rows["right"], strict=True)
-        ]
-        return pd.Series(values, rows["doc_id"].to_numpy(), float)
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ class TwoStage(Checked):
         room = {number: ids for number, ids in sorted(prompts.items()) if len(ids) < self.length}
         for number in prompts.keys() - room.keys():
             yield TwoStageAnswer(number, "", fits=False)
-        watched: list[int] = []
+        watched = []
         if not self.published:
             watched = [number for number in room if self.watch(number)]
         for number in watched:
@@ -185,11 +185,11 @@ class TwoStage(Checked):
         question.
         """
         tokenizer = self.loaded.needed_tokenizer()
-        first: Any = tokenizer("a")["input_ids"]
+        first = tokenizer("a")["input_ids"]
         begins = tokenizer.bos_token_id is not None and first[0] == tokenizer.bos_token_id
         # split: if a question spells out a special token, it is text
         text = Pair(question.strip(), "", "").texts()[0]
-        ids: Any = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         if begins:
             return [first[0], *ids]
         return list(ids)

@@ -79,7 +79,7 @@ def _costs(policies: pd.DataFrame, costs: pd.DataFrame) -> Chart:
     both = policies.merge(costs, on=KEYS)
     lines = []
     for row in both[both["divergence"] > 0].to_dict("records"):
-        how: dict[str, Any] = {"kind": "said", "words": row["label"], "colour": len(NAMES)}
+        how = {"kind": "said", "words": row["label"], "colour": len(NAMES)}
         if row["family"] in NAMES and row["keep"] < 1:
             style = {"now": "-"}.get(row["protect"], "--")
             how = _drawn_as(row["family"]) | {"kind": "dots", "style": style}

@@ -314,7 +314,7 @@ def written(loaded: Loaded, ids_BS: Tensor, policy: Policy, settings: CacheSetti
     """Tokens that a policy writes after the beginnings of these rows, one token a step, int64 (B,
     N).
     """
-    model: Any = loaded.model
+    model = loaded.model
     canvas = canvas_of(model, ids_BS.to(model.device), settings.new_tokens)
     options = {"text_vocabulary": model.config.text_vocab_size, "cache": policy.cache}
     with torch.inference_mode():
@@ -501,7 +501,7 @@ def contrasts(trial: Trial, rows: Rows) -> dict[str, Any]:
     found = [*trial.arms.values()]
     policies = mean_table(measured, POLICY, METRICS)
     policies.insert(0, "label", [policy.label for policy in found])
-    agreement: Any = {}
+    agreement = {}
     if "texts" in rows:
         agreement = rows["texts"].groupby(POLICY)["agreement"].mean()
     policies["agreement"] = [agreement.get(arm, math.nan) for arm in trial.arms]

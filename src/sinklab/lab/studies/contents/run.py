@@ -344,7 +344,7 @@ def prepare(loaded: Loaded, settings: ContentsSettings, progress: Progress) -> P
 
 
 def _lens(loaded: Loaded, settings: ContentsSettings) -> LogitLens:
-    config: Any = loaded.model.config
+    config = loaded.model.config
     vocabulary = None
     if settings.text_only:
         vocabulary = config.text_vocab_size

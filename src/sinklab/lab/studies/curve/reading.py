@@ -63,7 +63,6 @@ class Reading(CostStudy):
         """The rows to score. Raises ValueError for a model without a mask token or a tokenizer, and
         rows that do not fit it.
         """
-        loaded.needed_tokenizer()
         check_fits(loaded, "curve", settings.length, "choose a smaller length")
         source = heldout_text(settings.heldout)
         return heldout_rows(loaded, source, rows=settings.rows or 0, length=settings.length)

@@ -194,7 +194,7 @@ class Curve(Study):
             kind = "distance"
         elif settings.by != "model":
             kind = "ablate"
-        chosen: CostStudy = deferred(KINDS[kind])(None)
+        chosen = deferred(KINDS[kind])(None)
         return chosen, chosen.filled(settings)
 
     def amount(self, settings: Any, info: Any) -> Amount | None:

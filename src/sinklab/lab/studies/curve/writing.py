@@ -86,7 +86,6 @@ class Distances(CostStudy):
             ValueError: for a model without a mask token or a tokenizer, texts that do not fit its
                 context, and more keys than a prompt has.
         """
-        loaded.needed_tokenizer()
         length = settings.prompt_tokens + settings.new_tokens
         check_fits(loaded, "distance", length, "ask for fewer tokens")
         most = settings.prompt_tokens // 2
@@ -105,12 +104,12 @@ class Distances(CostStudy):
         """Edits by protocol, removal, k and control; an autoregressive model chooses by its last
         query.
         """
-        arms = {}
+        arms: dict[Arm, list[Any]] = {}
         for arm in itertools.product(
             settings.protocols, settings.removals, settings.ks, settings.controls
         ):
             protocol, removal, k, control = arm
-            how = {"how": removal, "control": control, "seed": settings.seed}
+            how: dict[str, Any] = {"how": removal, "control": control, "seed": settings.seed}
             arms[arm] = [by_protocol(protocol, k, settings.sink_rule, **how)]
             if loaded.family != "diffusion":
                 arms[arm] = [*by_last_query(arms[arm])]

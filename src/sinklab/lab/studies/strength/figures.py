@@ -80,7 +80,7 @@ def published_table() -> pd.DataFrame:
 def strength_table(run: Run) -> pd.DataFrame:
     """A line per kind of sequence, as text for people; the numbers are the table ``summary``."""
     lines = finished(run, "summary")
-    text: dict[str, Any] = {"sequences": lines["input"]}
+    text = {"sequences": lines["input"]}
     text["start token"] = lines["start"].map({True: "yes", False: "no"})
     if (lines["ratio"] > 0).any():
         text["masked"] = lines["ratio"].map(percent)

@@ -42,7 +42,6 @@ def read_samples(
         ValueError: for a model without tokenizer or (of a diffusion model) mask token, sequences
             longer than its context, and texts that do not fill one.
     """
-    loaded.needed_tokenizer()
     check_fits(loaded, "strength", settings.length, "choose a smaller length")
     start_id = loaded.special.bos
     starts = [start for start in settings.starts if start == "raw" or start_id is not None]
@@ -106,7 +105,7 @@ def natural_rows(loaded: Loaded, settings: StrengthSettings) -> Tensor:
     """Consecutive rows of the texts, ids (R, T), none of which reaches over the end of a
     document.
     """
-    rows: list[list[int]] = []
+    rows = []
     source, length = heldout_text(settings.texts), settings.length
     for text in corpus_documents(source, start=settings.document):
         (ids,) = encode_texts([text], loaded.needed_tokenizer())

@@ -132,7 +132,7 @@ def truncation_table(
     hidden_LH = before_LHK[..., hidden].sum(-1) / before_LHK.sum(-1)
     left_LH = np.delete(before_LHK, hidden, axis=-1).max(-1) / np.maximum(1 - hidden_LH, 1e-9)
     inside_LH = (main_TLH[0] >= hidden.start) & (main_TLH[0] < hidden.stop)
-    columns: dict[str, Any] = {
+    columns = {
         "sample": sample,
         "step": arrays["step_number"][1:, None, None],
         "layer": np.array(selection.layers)[:, None],
@@ -212,7 +212,7 @@ def token_costs(
         "position": position_M,
         "token_id": text[position_M],
     }
-    arms: list[tuple[str, Stretch | None]] = [("", None), *((f"_{one.arm}", one) for one in hidden)]
+    arms = [("", None), *((f"_{one.arm}", one) for one in hidden)]
     for name, gone in arms:
         found = [
             part_MV.float().log_softmax(-1).cpu().numpy()

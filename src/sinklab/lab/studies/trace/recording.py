@@ -157,7 +157,7 @@ class Recorder:
             yield None
             return
         # the trace lasts one step, its number 0; a second forward (guidance) is not measured
-        chosen: dict[str, Any] = {"steps": (0,), **self._selection.for_trace()}
+        chosen = {"steps": (0,), **self._selection.for_trace()}
         maps = self._maps(step)
         if maps:
             chosen["maps"] = [(0, layer, head) for layer, head in maps]
@@ -294,7 +294,7 @@ class Recorder:
             by_state_GLHK[state_S[-1]] = last_LHK
         else:
             by_state_GLHK = first("received_by_state")
-        found: dict[str, np.ndarray] = {}
+        found = {}
         if "main_by_state" in self._wanted:
             # rows sum to 1, so the sum over keys is the number of queries of that state that ran
             queries_GLH = by_state_GLHK.sum(-1)

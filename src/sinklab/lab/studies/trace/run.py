@@ -36,7 +36,7 @@ def follow(
     """Write a text, step by step, under its edits; the steps that are to be recorded run under a
     trace.
     """
-    moments: list[Moment] = []
+    moments = []
     watch = None
     if recorder is not None:
         watch = recorder.watching
@@ -67,7 +67,7 @@ def companions(tasks: list[Task], sample: int) -> list[int]:
         steps=settings.steps, block_length=settings.block_length, seed=settings.seed
     )
     some = [one for one in range(len(tasks)) if one // PORTION == sample // PORTION]
-    model: Any = task.loaded.model
+    model = task.loaded.model
     stands_alone = (
         not vars(usual).items() <= vars(settings).items()
         or settings.maps
@@ -392,7 +392,7 @@ def write_samples(work: Work) -> None:
     texts = len(work.samples) * (1 + len(settings.mask_sinks) + 2 * settings.truncate)
     meter = Meter(work.progress, texts, settings.steps or max(task.most_steps for task in tasks))
     selection = work.plan.selection
-    written: dict[int, Followed] = {}
+    written = {}
     for sample in work.samples:
         meter.stage(f"writing sample {sample + 1} of {len(tasks)} under observation")
         if sample not in written:
