@@ -324,7 +324,7 @@ def onetoken_text(numbers: pd.DataFrame, table: int) -> pd.DataFrame:
     rows = []
     part = numbers[numbers["table"] == table]
     for (source, block, name), cells in part.groupby(["source", "block", "row"], sort=False):
-        shown = {str(cell["column"]): _text(cell) for _, cell in cells.iterrows()}
+        shown = {cell["column"]: _text(cell) for _, cell in cells.iterrows()}
         row = {"models": f"{block} ({source})", "row": name, **shown}
         if source == "measured":
             row["runs"] = str(int(cells["runs"].max()))
@@ -338,7 +338,7 @@ def onetoken_text(numbers: pd.DataFrame, table: int) -> pd.DataFrame:
 def _text(cell: pd.Series) -> str:
     if pd.isna(cell["value"]):
         return "–"
-    form = {LOSS: ".4f", LESS: "+.4f"}.get(str(cell["column"]), ".2f")
+    form = {LOSS: ".4f", LESS: "+.4f"}.get(cell["column"], ".2f")
     text = f"{cell['value']:{form}}"
     if not pd.isna(cell["low"]):
         text += f" ({cell['low']:{form}} to {cell['high']:{form}})"

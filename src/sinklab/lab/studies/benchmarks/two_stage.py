@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from decimal import Decimal, InvalidOperation
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -243,7 +243,7 @@ class TwoStage(Checked):
         """All rows up to the full length, masks on the right of each; the evaluations that took;
         facts; doses.
         """
-        mask_id = cast(Any, self.loaded.model.config).mask_token_id
+        mask_id = self.loaded.model.config.mask_token_id
         if all(len(ids) == self.length for ids in prompts.values()):
             return prompts, 0, None, {}
         ids_BS = torch.tensor(
