@@ -39,7 +39,7 @@ from sinklab.lab.data.corpora import read_corpus
 from sinklab.lab.files import DEEPEST, from_json, read_json
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.scoring.prompts import encode, read_prompts
-from sinklab.lab.studies.request_cache import RequestCache
+from sinklab.lab.studies.benchmarks.requests import RequestCache
 from sinklab.lab.training.checkpoints import read_position
 from sinklab.lab.training.recorders import History
 from tiny_diffusion import save_tiny

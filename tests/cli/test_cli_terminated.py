@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from sinklab.lab.cli import main
 from sinklab.lab.records import RunWriter, open_run
-from sinklab.lab.studies.request_cache import RequestCache
+from sinklab.lab.studies.benchmarks.requests import RequestCache
 from tiny_diffusion import save_tiny
 
 

@@ -25,8 +25,7 @@ from sinklab.lab.studies.benchmarks import run as benchmark_asked
 from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 from sinklab.lab.studies.benchmarks.requests import likelihood_settings
 from sinklab.lab.studies.benchmarks.study import EvalSettings
-from sinklab.lab.studies.processes import Progress
-from sinklab.lab.studies.request_cache import request_key, request_number
+from sinklab.lab.studies.processes import Progress, request_key, request_number
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 

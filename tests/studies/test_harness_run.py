@@ -13,10 +13,10 @@ from refusals import refused
 from sinklab.lab.records import open_run
 from sinklab.lab.records.leases import Claims
 from sinklab.lab.studies.benchmarks import requests
+from sinklab.lab.studies.benchmarks.requests import RequestCache
 from sinklab.lab.studies.benchmarks.run import evaluate
 from sinklab.lab.studies.benchmarks.study import EvalSettings
 from sinklab.lab.studies.benchmarks.tables import rows_of, score_sentences
-from sinklab.lab.studies.request_cache import RequestCache
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 from tiny_tasks import toy_tasks

@@ -5,7 +5,9 @@ unit.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import itertools
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -323,3 +325,16 @@ class Beside(RunWriter):
         return self.path
 
     arrays = table
+
+
+def request_key(*parts: Any) -> str:
+    """A name for a request: equal for equal parts, in every process and on every machine."""
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def request_number(seed: int, key: str) -> int:
+    """The seed of one request: it depends on the run's seed and on the request, not on its
+    neighbours.
+    """
+    return int(hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()[:15], 16)

@@ -22,8 +22,7 @@ from sinklab.lab.scoring.requests import by_last_query
 from sinklab.lab.scoring.writing import Writing, WritingRequest, ended, stop_ids
 from sinklab.lab.studies.base import Row, check_fits, columns_of
 from sinklab.lab.studies.battery.study import ALL, BESIDE, CONTROLS, BatterySettings, Condition
-from sinklab.lab.studies.processes import Progress, nothing
-from sinklab.lab.studies.request_cache import request_number
+from sinklab.lab.studies.processes import Progress, nothing, request_number
 from sinklab.lab.studies.scored import Arm, Block, Rows, Trial, less_other
 
 ARM = ["condition", "control", "k"]

@@ -78,7 +78,7 @@ class Condition:
         Raises:
             ValueError: for a part that is none of these or said twice, naming the near one.
         """
-        order, numbers = "low_confidence", dict[str, int]()
+        order, numbers = "low_confidence", {}
         seen = []
         for part in name.split("+"):
             what, _, number = part.rpartition("-")

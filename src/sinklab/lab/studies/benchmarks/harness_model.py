@@ -24,6 +24,7 @@ from sinklab.lab.scoring.requests import limit_of, without_steps
 from sinklab.lab.scoring.task import check_decoding
 from sinklab.lab.studies.base import Row
 from sinklab.lab.studies.benchmarks.requests import (
+    RequestCache,
     Unit,
     continuations,
     rolled,
@@ -34,8 +35,14 @@ from sinklab.lab.studies.benchmarks.requests import (
 )
 from sinklab.lab.studies.benchmarks.study import TWO_STAGE, EvalSettings
 from sinklab.lab.studies.benchmarks.two_stage import answered, questions
-from sinklab.lab.studies.processes import Processes, Progress, Units, as_progress, nothing
-from sinklab.lab.studies.request_cache import RequestCache, request_key
+from sinklab.lab.studies.processes import (
+    Processes,
+    Progress,
+    Units,
+    as_progress,
+    nothing,
+    request_key,
+)
 
 READING = ("dtype", "device", "device_map", "revision", "allow_pickle", "sink")
 

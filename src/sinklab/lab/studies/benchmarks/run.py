@@ -29,7 +29,7 @@ from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.scoring.requests import scoring_edits, without_steps
 from sinklab.lab.studies.base import Row, Work, describe, hidden_words
 from sinklab.lab.studies.benchmarks import offline, tables, two_stage
-from sinklab.lab.studies.benchmarks.requests import DEFAULT_TOKENS
+from sinklab.lab.studies.benchmarks.requests import DEFAULT_TOKENS, RequestCache
 from sinklab.lab.studies.benchmarks.study import (
     TOKENS,
     TWO_STAGE,
@@ -38,8 +38,7 @@ from sinklab.lab.studies.benchmarks.study import (
     Plan,
 )
 from sinklab.lab.studies.benchmarks.two_stage import LENGTH
-from sinklab.lab.studies.processes import Amount, Processes, Progress, as_progress
-from sinklab.lab.studies.request_cache import RequestCache, request_key
+from sinklab.lab.studies.processes import Amount, Processes, Progress, as_progress, request_key
 
 FEWSHOT_SEED = 1234
 """lm-eval's own, so that the worked examples in a prompt are the ones that others meet."""

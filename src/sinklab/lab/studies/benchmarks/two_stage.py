@@ -27,8 +27,7 @@ from sinklab.lab.studies.base import Row
 from sinklab.lab.studies.benchmarks.offline import SOURCES, packaged
 from sinklab.lab.studies.benchmarks.requests import Asked, Part, Unit, about, parts_of, stepper
 from sinklab.lab.studies.benchmarks.study import NO_ANSWER, TWO_STAGE
-from sinklab.lab.studies.processes import nothing
-from sinklab.lab.studies.request_cache import request_key
+from sinklab.lab.studies.processes import nothing, request_key
 
 LENGTH = 256
 """Tokens of question, steps and answer together."""

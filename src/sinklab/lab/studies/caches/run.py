@@ -24,7 +24,7 @@ from sinklab.core.sampling.denoisers import ChangedDenoiser, Evaluation, Session
 from sinklab.lab.caching.policies import SCORES, EvictingCache
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.heldout import heldout_rows
-from sinklab.lab.studies.base import Row, Work, check_fits, columns_of, heldout_text
+from sinklab.lab.studies.base import Work, check_fits, columns_of, heldout_text
 from sinklab.lab.studies.caches.study import CacheSettings
 from sinklab.lab.studies.processes import Progress, nothing
 from sinklab.lab.studies.scored import Arm, Rows, Trial, less_other, mean_table
@@ -361,7 +361,7 @@ def costs(
     nor memory depends on them. Only the last `settings.new_tokens` columns are written.
     """
     config = model.config
-    lines = list[Row]()
+    lines = []
     for length in lengths:
         generator = torch.Generator().manual_seed(length)
         ids_1S = torch.randint(3, config.vocab_size - 1, (1, length), generator=generator)

@@ -80,8 +80,8 @@ def slices(run: Run, samples: pd.DataFrame, layer: int, kind: str = "") -> list[
     half = len(parts) // 2
     another = dict(zip(parts, [*parts[half:], *parts[:half]], strict=True))
     states = []
-    means = defaultdict[tuple[str, str], list[Tensor]](list)
-    for text, step_N in table.groupby("text", sort=True)["step"]:
+    means = defaultdict(list)
+    for text, step_N in table.groupby("text")["step"]:
         states.append(torch.from_numpy(run.array(name, f"layer{layer}", int(text))))
         for mean in MEANS:
             means[mean, "own"].append(_mean(run, (name, mean, int(text)), step_N))
@@ -201,7 +201,7 @@ def probe_rows(
     texts = len(fold_G)
     found: list[Row] = []
     states = [probes.standardised(states_ND, settings.components) for states_ND in part.states_PND]
-    alike = defaultdict[bytes, list[_Target]](list)
+    alike = defaultdict(list)
     for target in _targets(part, settings.classes):
         known_N = target.known_N
         if len(fold_G[part.text_N[known_N]].unique()) == settings.folds and target.varies(known_N):

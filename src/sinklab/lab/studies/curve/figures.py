@@ -2,6 +2,7 @@
 results in words.
 """
 
+# R rows
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
