@@ -17,3 +17,5 @@ from .sinkfile import attach_sink as attach_sink
 from .sinkfile import save_sink as save_sink
 from .sinkfile import sink_file_of as sink_file_of
 from .tokens import check_vocabulary as check_vocabulary
+from .tokens import special_roles as special_roles
+from .tokens import token_text as token_text

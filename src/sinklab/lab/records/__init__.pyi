@@ -1,7 +1,11 @@
 from .info import STUDY_DIMS as STUDY_DIMS
 from .info import RunInfo as RunInfo
+from .info import of_twin as of_twin
+from .info import read_info as read_info
 from .reading import Run as Run
+from .reading import lost_files as lost_files
 from .reading import open_run as open_run
+from .storage import RUN_FILE as RUN_FILE
 from .storage import SCHEMA as SCHEMA
 from .storage import weights_hash as weights_hash
 from .storage import write_beside as write_beside

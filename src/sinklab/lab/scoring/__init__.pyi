@@ -1,4 +1,6 @@
 from .answers import Answer as Answer
+from .answers import SinkFacts as SinkFacts
+from .answers import needs_own_batch as needs_own_batch
 from .answers import write_batch as write_batch
 from .distance import Distance as Distance
 from .distance import output_distances as output_distances
@@ -17,7 +19,15 @@ from .prompts import Prompt as Prompt
 from .prompts import encode as encode
 from .prompts import read_prompts as read_prompts
 from .reference_values import save_reference_values as save_reference_values
+from .requests import by_last_query as by_last_query
+from .requests import limit_of as limit_of
 from .settings import LikelihoodSettings as LikelihoodSettings
 from .settings import Scored as Scored
+from .task import Task as Task
+from .writing import Moment as Moment
 from .writing import Writing as Writing
 from .writing import WritingRequest as WritingRequest
+from .writing import ended as ended
+from .writing import sample_seed as sample_seed
+from .writing import seeded as seeded
+from .writing import stop_ids as stop_ids

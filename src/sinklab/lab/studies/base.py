@@ -54,10 +54,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sinklab.core.errors import known_fields
 from sinklab.core.registry import studies
 from sinklab.lab.files import free_fields
-from sinklab.lab.records.info import read_info
+from sinklab.lab.records import RUN_FILE, lost_files, open_run, read_info, weights_hash
 from sinklab.lab.records.leases import FINISH
-from sinklab.lab.records.reading import lost_files, open_run
-from sinklab.lab.records.storage import RUN_FILE, weights_hash
 from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.studies.processes import (
     Amount,

@@ -16,10 +16,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from sinklab.lab.records.info import read_info
+from sinklab.lab.records import RUN_FILE, RunWriter, read_info
 from sinklab.lab.records.leases import POLL, Claims, Lease
-from sinklab.lab.records.storage import RUN_FILE
-from sinklab.lab.records.writing import RunWriter
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sinklab.lab.records.info import of_twin
-from sinklab.lab.records.reading import open_run
+from sinklab.lab.records import of_twin, open_run
 from sinklab.lab.studies.base import Study, Work, columns_of
 from sinklab.lab.studies.processes import Meter, Progress, nothing
 

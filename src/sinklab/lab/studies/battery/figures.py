@@ -16,8 +16,7 @@ import pandas as pd
 from sinklab.core.probing.dose import DOSE_COLUMNS, Dose
 from sinklab.lab.analysis.doses import MATCHED, no_phenomenon
 from sinklab.lab.analysis.estimates import mean_over
-from sinklab.lab.records import Run, write_beside
-from sinklab.lab.records.info import of_twin
+from sinklab.lab.records import Run, of_twin, write_beside
 from sinklab.lab.reports import Axis, Chart, NotRecorded, Reader
 from sinklab.lab.reports.drawing import Look, drawn_as, figure
 from sinklab.lab.reports.printed import save_figure

@@ -17,9 +17,15 @@ from sinklab.lab.analysis.intervals import mcnemar, paired_share_interval, wilso
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.data.battery import Problem, is_right, problems
 from sinklab.lab.measures import by_protocol
-from sinklab.lab.scoring import encode, write_batch
-from sinklab.lab.scoring.requests import by_last_query
-from sinklab.lab.scoring.writing import Writing, WritingRequest, ended, stop_ids
+from sinklab.lab.scoring import (
+    Writing,
+    WritingRequest,
+    by_last_query,
+    encode,
+    ended,
+    stop_ids,
+    write_batch,
+)
 from sinklab.lab.studies.base import Row, check_fits, columns_of
 from sinklab.lab.studies.battery.study import ALL, BESIDE, CONTROLS, BatterySettings, Condition
 from sinklab.lab.studies.processes import Progress, nothing, request_number

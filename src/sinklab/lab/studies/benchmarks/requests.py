@@ -22,8 +22,16 @@ from sinklab.core.probing.tracing import trace
 from sinklab.core.sinks.states import MASKED, PROMPT
 from sinklab.lab.files import from_json
 from sinklab.lab.records.leases import Claims, Lease
-from sinklab.lab.scoring import LikelihoodSettings, Scored, WritingRequest, rolling, score
-from sinklab.lab.scoring.answers import SinkFacts, needs_own_batch, write_batch
+from sinklab.lab.scoring import (
+    LikelihoodSettings,
+    Scored,
+    SinkFacts,
+    WritingRequest,
+    needs_own_batch,
+    rolling,
+    score,
+    write_batch,
+)
 from sinklab.lab.scoring.requests import limit_of, start_token
 from sinklab.lab.studies.base import Row
 from sinklab.lab.studies.benchmarks.study import EvalSettings

@@ -23,9 +23,7 @@ from unittest.mock import patch
 from sinklab.core.probing import BlockKeys, Dose
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints.loading import Loaded, load
-from sinklab.lab.records.info import read_info
-from sinklab.lab.records.reading import lost_files
-from sinklab.lab.records.storage import RUN_FILE
+from sinklab.lab.records import RUN_FILE, lost_files, read_info
 from sinklab.lab.scoring.requests import scoring_edits, without_steps
 from sinklab.lab.studies.base import Row, Work, describe, hidden_words
 from sinklab.lab.studies.benchmarks import offline, tables, two_stage

@@ -10,8 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from sinklab.lab.records.info import of_twin
-from sinklab.lab.records.reading import Run
+from sinklab.lab.records import Run, of_twin
 from sinklab.lab.reports import Axis, Chart, Line, NotRecorded, Reader, figure
 from sinklab.lab.reports.printed import save_figure
 from sinklab.lab.reports.runs import as_shown

@@ -19,14 +19,10 @@ from torch import Tensor
 
 from sinklab.lab.analysis import linear_probes as probes
 from sinklab.lab.analysis.linear_probes import Score
-from sinklab.lab.checkpoints.loading import Loaded
-from sinklab.lab.checkpoints.tokens import token_text
+from sinklab.lab.checkpoints import Loaded, token_text
 from sinklab.lab.data import pack, read_corpus
-from sinklab.lab.records.info import of_twin
-from sinklab.lab.records.reading import Run, open_run
-from sinklab.lab.scoring.prompts import Prompt, encode
-from sinklab.lab.scoring.task import Task
-from sinklab.lab.scoring.writing import Moment, sample_seed
+from sinklab.lab.records import Run, of_twin, open_run
+from sinklab.lab.scoring import Moment, Prompt, Task, encode, sample_seed
 from sinklab.lab.studies.base import Row, Work, columns_of, heldout_text, text_of
 from sinklab.lab.studies.contents.lens import MEASURES, LogitLens, residual_states
 from sinklab.lab.studies.contents.samples import PLACES, POPULATIONS, sample_text

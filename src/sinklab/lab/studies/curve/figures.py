@@ -28,8 +28,7 @@ from sinklab.lab.analysis.doses import (
 )
 from sinklab.lab.analysis.estimates import FEWEST, Estimate, mean_over, mean_p, median_over
 from sinklab.lab.analysis.verdicts import Verdict, holm
-from sinklab.lab.records.info import of_twin
-from sinklab.lab.records.reading import Run
+from sinklab.lab.records import Run, of_twin
 from sinklab.lab.reports import Axis, Chart, Map
 from sinklab.lab.reports.drawing import drawn_as, figure
 from sinklab.lab.reports.printed import save_figure, write_csv, write_page

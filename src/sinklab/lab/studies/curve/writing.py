@@ -23,10 +23,16 @@ from sinklab.lab.measures import by_protocol
 from sinklab.lab.records.reading import Run
 from sinklab.lab.reports.printed import write_page
 from sinklab.lab.reports.words import number, percent
-from sinklab.lab.scoring import Distance, Writing, WritingRequest, heldout_rows, output_distances
+from sinklab.lab.scoring import (
+    Distance,
+    Writing,
+    WritingRequest,
+    by_last_query,
+    heldout_rows,
+    output_distances,
+)
 from sinklab.lab.scoring.likelihood import LikelihoodSettings
 from sinklab.lab.scoring.likelihood import score as likelihoods
-from sinklab.lab.scoring.requests import by_last_query
 from sinklab.lab.studies.base import check_fits, deferred, heldout_text
 from sinklab.lab.studies.curve.figures import curve_statements, two_digits
 from sinklab.lab.studies.curve.study import REMOVALS, CostStudy, CurveSettings

@@ -13,8 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from sinklab.lab.records.info import of_twin
-from sinklab.lab.records.reading import Run
+from sinklab.lab.records import Run, of_twin
 from sinklab.lab.reports import Axis, Map, figure
 from sinklab.lab.reports.build import Card, Part, Table, named_part, plain_page
 from sinklab.lab.reports.inline import picture

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from sinklab.core.probing.tracing import trace
 from sinklab.lab.analysis import mean_over, token_classes
-from sinklab.lab.checkpoints.loading import Loaded
-from sinklab.lab.checkpoints.tokens import special_roles, token_text
+from sinklab.lab.checkpoints import Loaded, special_roles, token_text
 from sinklab.lab.data.corpora import corpus_documents
 from sinklab.lab.data.rows import encode_texts, place_generator
 from sinklab.lab.studies.base import check_fits, heldout_text

@@ -22,8 +22,7 @@ from sinklab.core.sampling.denoisers import Evaluation
 from sinklab.core.sinks.rules import DEFAULT
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.measures import TruncateContext
-from sinklab.lab.records.info import of_twin
-from sinklab.lab.records.reading import Run, open_run
+from sinklab.lab.records import Run, of_twin, open_run
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, needs_clean_pass, stop_ids
 from sinklab.lab.studies.base import Work

@@ -27,8 +27,7 @@ from sinklab.lab.analysis.counts import ratio
 from sinklab.lab.analysis.mean_weights import main_sink, mean_weight
 from sinklab.lab.measures.some_queries import WINDOW
 from sinklab.lab.records.info import STUDY_DIMS, of_twin
-from sinklab.lab.scoring.task import Task
-from sinklab.lab.scoring.writing import Moment
+from sinklab.lab.scoring import Moment, Task
 from sinklab.lab.studies.base import Row
 from sinklab.lab.studies.trace.study import StudySettings
 

@@ -12,14 +12,20 @@ from sinklab.core.probing import STATES, BlockKeys, InterventionLog
 from sinklab.core.registry import interventions
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.caching.policies import EvictingCache
-from sinklab.lab.checkpoints.loading import Loaded
-from sinklab.lab.checkpoints.tokens import special_roles, token_text
+from sinklab.lab.checkpoints import Loaded, special_roles, token_text
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.measures.controls import CountControl
 from sinklab.lab.records.writing import RunWriter
-from sinklab.lab.scoring import encode, state_records
-from sinklab.lab.scoring.task import Task
-from sinklab.lab.scoring.writing import Moment, Writing, WritingRequest, sample_seed, seeded
+from sinklab.lab.scoring import (
+    Moment,
+    Task,
+    Writing,
+    WritingRequest,
+    encode,
+    sample_seed,
+    seeded,
+    state_records,
+)
 from sinklab.lab.studies.base import Row, Work, columns_of, text_of
 from sinklab.lab.studies.processes import PORTION, Meter, Progress
 from sinklab.lab.studies.trace.again import looked_at, stretches, token_costs, truncation_table
