@@ -1,1 +1,5 @@
-"""The studies, one folder each."""
+"""Studies: what is measured of a model, a folder each, on one base."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

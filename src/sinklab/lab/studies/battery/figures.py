@@ -22,10 +22,9 @@ from sinklab.lab.reports.drawing import Look, drawn_as, figure
 from sinklab.lab.reports.printed import save_figure
 from sinklab.lab.reports.tables import WRITERS
 from sinklab.lab.reports.words import statements
-from sinklab.lab.studies.base import hidden_words
+from sinklab.lab.studies import hidden_words, no_twins, shown_by, twins_of
 from sinklab.lab.studies.battery.study import ALL, BESIDE
 from sinklab.lab.studies.battery.study import CONTROLS as NAMED
-from sinklab.lab.studies.scored import no_twins, shown_by, twins_of
 
 GATE = 0.9
 """Share of right answers with nothing blocked, above which a drop can be seen."""

@@ -26,10 +26,20 @@ from sinklab.lab.scoring import (
     stop_ids,
     write_batch,
 )
-from sinklab.lab.studies.base import Row, check_fits, columns_of
+from sinklab.lab.studies import (
+    Arm,
+    Block,
+    Progress,
+    Row,
+    Rows,
+    Trial,
+    check_fits,
+    columns_of,
+    less_other,
+    nothing,
+    request_number,
+)
 from sinklab.lab.studies.battery.study import ALL, BESIDE, CONTROLS, BatterySettings, Condition
-from sinklab.lab.studies.processes import Progress, nothing, request_number
-from sinklab.lab.studies.scored import Arm, Block, Rows, Trial, less_other
 
 ARM = ["condition", "control", "k"]
 """Columns that name the way in which problems were answered."""

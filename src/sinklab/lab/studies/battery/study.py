@@ -16,9 +16,7 @@ from sinklab.core.registry import interventions, rules, studies
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.data.battery import LEVELS, SKILLS
 from sinklab.lab.measures.names import PROTOCOLS
-from sinklab.lab.studies.base import deferred, with_matched
-from sinklab.lab.studies.processes import Amount
-from sinklab.lab.studies.scored import Block, ScoredStudy
+from sinklab.lab.studies import Amount, Block, ScoredStudy, deferred, with_matched
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints.loading import Loaded

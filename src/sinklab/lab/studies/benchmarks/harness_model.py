@@ -22,7 +22,7 @@ from sinklab.lab.records.leases import Claims
 from sinklab.lab.scoring.prompts import in_chat
 from sinklab.lab.scoring.requests import limit_of, without_steps
 from sinklab.lab.scoring.task import check_decoding
-from sinklab.lab.studies.base import Row
+from sinklab.lab.studies import Processes, Progress, Row, Units, as_progress, nothing, request_key
 from sinklab.lab.studies.benchmarks.requests import (
     RequestCache,
     Unit,
@@ -35,14 +35,6 @@ from sinklab.lab.studies.benchmarks.requests import (
 )
 from sinklab.lab.studies.benchmarks.study import TWO_STAGE, EvalSettings
 from sinklab.lab.studies.benchmarks.two_stage import answered, questions
-from sinklab.lab.studies.processes import (
-    Processes,
-    Progress,
-    Units,
-    as_progress,
-    nothing,
-    request_key,
-)
 
 READING = ("dtype", "device", "device_map", "revision", "allow_pickle", "sink")
 

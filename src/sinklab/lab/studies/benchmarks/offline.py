@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from sinklab.core.errors import near
 from sinklab.core.registry import sandboxes
 from sinklab.lab.data.corpora import json_object, placed_lines, text_lines
-from sinklab.lab.studies.base import Row
+from sinklab.lab.studies import Row
 from sinklab.lab.studies.benchmarks.study import TWO_STAGE
 
 _PACKED = (".gz", ".bz2")

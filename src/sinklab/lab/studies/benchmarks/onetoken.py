@@ -19,7 +19,7 @@ from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.reports.printed import Printed, write_printed
 from sinklab.lab.reports.runs import as_trainings
 from sinklab.lab.reports.training import FREE, Training, variant
-from sinklab.lab.studies.base import Row
+from sinklab.lab.studies import Row
 from sinklab.lab.studies.benchmarks.tables import ONE_TOKEN, Benchmark, found_in
 from sinklab.lab.training.settings import VARIANTS as TRAINED
 

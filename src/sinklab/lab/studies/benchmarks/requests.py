@@ -33,9 +33,8 @@ from sinklab.lab.scoring import (
     write_batch,
 )
 from sinklab.lab.scoring.requests import limit_of, start_token
-from sinklab.lab.studies.base import Row
+from sinklab.lab.studies import Row, request_key, request_number
 from sinklab.lab.studies.benchmarks.study import EvalSettings
-from sinklab.lab.studies.processes import request_key, request_number
 
 DEFAULT_TOKENS = 256
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")

@@ -25,7 +25,17 @@ from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints.loading import Loaded, load
 from sinklab.lab.records import RUN_FILE, lost_files, read_info
 from sinklab.lab.scoring.requests import scoring_edits, without_steps
-from sinklab.lab.studies.base import Row, Work, describe, hidden_words
+from sinklab.lab.studies import (
+    Amount,
+    Processes,
+    Progress,
+    Row,
+    Work,
+    as_progress,
+    describe,
+    hidden_words,
+    request_key,
+)
 from sinklab.lab.studies.benchmarks import offline, tables, two_stage
 from sinklab.lab.studies.benchmarks.requests import DEFAULT_TOKENS, RequestCache
 from sinklab.lab.studies.benchmarks.study import (
@@ -36,7 +46,6 @@ from sinklab.lab.studies.benchmarks.study import (
     Plan,
 )
 from sinklab.lab.studies.benchmarks.two_stage import LENGTH
-from sinklab.lab.studies.processes import Amount, Processes, Progress, as_progress, request_key
 
 FEWSHOT_SEED = 1234
 """lm-eval's own, so that the worked examples in a prompt are the ones that others meet."""

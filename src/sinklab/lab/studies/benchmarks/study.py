@@ -14,7 +14,7 @@ from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.measures.names import CONTROLS as BLOCKED
 from sinklab.lab.measures.names import PROTOCOLS
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
-from sinklab.lab.studies.base import Study, deferred, kept_record, with_matched
+from sinklab.lab.studies import Study, deferred, kept_record, with_matched
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints.loading import Loaded

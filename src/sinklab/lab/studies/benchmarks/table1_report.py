@@ -18,7 +18,7 @@ from sinklab.lab.reports.charts import Axis, Chart, Line, draw_panels
 from sinklab.lab.reports.printed import Printed, save_figure, write_printed
 from sinklab.lab.reports.style import theme_named, themed
 from sinklab.lab.reports.words import percent
-from sinklab.lab.studies.base import Row, hidden_words
+from sinklab.lab.studies import Row, hidden_words
 from sinklab.lab.studies.benchmarks import tables as paper
 from sinklab.lab.studies.benchmarks.study import TOKENS, EvalSettings, Plan
 from sinklab.lab.studies.benchmarks.table1_contrasts import POINTS, Cell, cells_of, contrasts

@@ -25,7 +25,7 @@ from sinklab.lab.analysis.estimates import Estimate
 from sinklab.lab.analysis.intervals import paired_share_interval
 from sinklab.lab.records import Run, RunWriter, open_run
 from sinklab.lab.reports.samples import checked
-from sinklab.lab.studies.base import Row, columns_of, hidden_words
+from sinklab.lab.studies import Row, columns_of, hidden_words
 from sinklab.lab.studies.benchmarks.offline import RUNS_CODE, sandbox
 from sinklab.lab.studies.benchmarks.study import MASKING, NO_ANSWER, TWO_STAGE
 

@@ -23,11 +23,10 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.data.pairs import Pair
 from sinklab.lab.scoring.answers import SinkFacts, Totals, followed, needs_own_batch
 from sinklab.lab.scoring.writing import Writing, ended, ending, sample_seed, seeded
-from sinklab.lab.studies.base import Row
+from sinklab.lab.studies import Row, nothing, request_key
 from sinklab.lab.studies.benchmarks.offline import SOURCES, packaged
 from sinklab.lab.studies.benchmarks.requests import Asked, Part, Unit, about, parts_of, stepper
 from sinklab.lab.studies.benchmarks.study import NO_ANSWER, TWO_STAGE
-from sinklab.lab.studies.processes import nothing, request_key
 
 LENGTH = 256
 """Tokens of question, steps and answer together."""

@@ -12,7 +12,7 @@ from sinklab.lab.records.reading import Run
 from sinklab.lab.reports import Axis, Chart, Line, Mark, Reader, figure
 from sinklab.lab.reports.printed import save_figure
 from sinklab.lab.reports.words import statements
-from sinklab.lab.studies.base import labels_of
+from sinklab.lab.studies import labels_of
 
 NAMES, WHOLE, WHOSE, COLUMNS = (
     labels_of("caches")[name] for name in ("families", "whole", "whose", "columns")

@@ -24,10 +24,20 @@ from sinklab.core.sampling.denoisers import ChangedDenoiser, Evaluation, Session
 from sinklab.lab.caching.policies import SCORES, EvictingCache
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.heldout import heldout_rows
-from sinklab.lab.studies.base import Work, check_fits, columns_of, heldout_text
+from sinklab.lab.studies import (
+    Arm,
+    Progress,
+    Rows,
+    Trial,
+    Work,
+    check_fits,
+    columns_of,
+    heldout_text,
+    less_other,
+    mean_table,
+    nothing,
+)
 from sinklab.lab.studies.caches.study import CacheSettings
-from sinklab.lab.studies.processes import Progress, nothing
-from sinklab.lab.studies.scored import Arm, Rows, Trial, less_other, mean_table
 
 DELAY = 1
 """Evicting caches all choose at the second evaluation of a block, as Sparse-dLLM does: full

@@ -11,9 +11,7 @@ from typing import Any
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import studies
 from sinklab.core.sampling.settings import DecodingSettings
-from sinklab.lab.studies.base import deferred
-from sinklab.lab.studies.processes import Amount
-from sinklab.lab.studies.scored import ScoredStudy
+from sinklab.lab.studies import Amount, ScoredStudy, deferred
 
 
 @dataclass(frozen=True)

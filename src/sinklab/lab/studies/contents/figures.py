@@ -15,8 +15,7 @@ from sinklab.lab.reports import Axis, Chart, Line, NotRecorded, Reader, figure
 from sinklab.lab.reports.printed import save_figure
 from sinklab.lab.reports.runs import as_shown
 from sinklab.lab.reports.words import statements
-from sinklab.lab.studies.base import labels_of
-from sinklab.lab.studies.scored import no_twins, shown_by, twins_of
+from sinklab.lab.studies import labels_of, no_twins, shown_by, twins_of
 
 PLACES, LENS, PROBES = (labels_of("contents")[name] for name in ("places", "lens", "probes"))
 LEAST = -0.5

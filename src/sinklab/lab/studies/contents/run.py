@@ -23,12 +23,20 @@ from sinklab.lab.checkpoints import Loaded, token_text
 from sinklab.lab.data import pack, read_corpus
 from sinklab.lab.records import Run, of_twin, open_run
 from sinklab.lab.scoring import Moment, Prompt, Task, encode, sample_seed
-from sinklab.lab.studies.base import Row, Work, columns_of, heldout_text, text_of
+from sinklab.lab.studies import (
+    Meter,
+    Progress,
+    Row,
+    Work,
+    columns_of,
+    heldout_text,
+    nothing,
+    text_of,
+    write_twins,
+)
 from sinklab.lab.studies.contents.lens import MEASURES, LogitLens, residual_states
 from sinklab.lab.studies.contents.samples import PLACES, POPULATIONS, sample_text
 from sinklab.lab.studies.contents.study import TARGETS, ContentsSettings
-from sinklab.lab.studies.processes import Meter, Progress, nothing
-from sinklab.lab.studies.scored import write_twins
 
 NUMBERS = ("progress", "position")
 MEANS = ("committed", "next")

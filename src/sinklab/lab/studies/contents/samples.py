@@ -18,7 +18,7 @@ from torch import Tensor
 from sinklab.core.probing import Recording, trace
 from sinklab.core.sinks import DEFAULT, MASKED, PROMPT, Rule, find_sinks
 from sinklab.lab.scoring import Moment, Task
-from sinklab.lab.studies.base import Row
+from sinklab.lab.studies import Row
 from sinklab.lab.studies.contents.lens import LogitLens, ResidualStates, residual_states
 from sinklab.lab.studies.contents.study import ContentsSettings, chosen_rule
 

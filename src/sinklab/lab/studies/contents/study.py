@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 from sinklab.core.errors import limited, unknown
 from sinklab.core.registry import rules, studies
 from sinklab.core.sampling.settings import DecodingSettings
-from sinklab.lab.studies.base import Study, deferred
-from sinklab.lab.studies.processes import Amount
+from sinklab.lab.studies import Amount, Study, deferred
 
 TARGETS = ("token", "progress", "position", "block", "committed", "next")
 """Targets of probes: the token finally written at the position; the share of the completion that is

@@ -35,8 +35,7 @@ from sinklab.lab.reports.printed import save_figure, write_csv, write_page
 from sinklab.lab.reports.runs import as_shown
 from sinklab.lab.reports.samples import Reader, finished
 from sinklab.lab.reports.words import number, percent, ranged, signed, statements
-from sinklab.lab.studies.base import labels_of
-from sinklab.lab.studies.scored import no_twins, shown_by, twins_of, wide
+from sinklab.lab.studies import labels_of, no_twins, shown_by, twins_of, wide
 
 MAIN = ("top", "sinks")
 """Arms that a curve is about, in contrast to its controls."""

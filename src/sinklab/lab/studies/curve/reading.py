@@ -25,18 +25,22 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.scoring.heldout import EditedLosses, HeldoutRows, edited_losses, heldout_rows
 from sinklab.lab.scoring.writing import is_random
-from sinklab.lab.studies.base import check_fits, deferred, describe, heldout_text
-from sinklab.lab.studies.curve.study import CostStudy, CurveSettings
-from sinklab.lab.studies.processes import Amount, Progress
-from sinklab.lab.studies.scored import (
+from sinklab.lab.studies import (
+    Amount,
     Arm,
     Block,
+    Progress,
     Rows,
     Trial,
+    check_fits,
+    deferred,
+    describe,
+    heldout_text,
     less_other,
     mean_table,
     wide,
 )
+from sinklab.lab.studies.curve.study import CostStudy, CurveSettings
 
 ARM = ["k", "control"]
 """k keys, and the keys blocked: "none"; "top", the most attended; "sinks", those of them that are

@@ -13,9 +13,7 @@ from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, registered, rules, studies
 from sinklab.lab.measures.names import CONTROLS, PROTOCOLS
 from sinklab.lab.records.reading import open_run
-from sinklab.lab.studies.base import Study, deferred
-from sinklab.lab.studies.processes import Amount
-from sinklab.lab.studies.scored import ScoredStudy
+from sinklab.lab.studies import Amount, ScoredStudy, Study, deferred
 
 KIND = ("by", "during")
 """Settings that say which kind of run it is."""

@@ -33,11 +33,21 @@ from sinklab.lab.scoring import (
 )
 from sinklab.lab.scoring.likelihood import LikelihoodSettings
 from sinklab.lab.scoring.likelihood import score as likelihoods
-from sinklab.lab.studies.base import check_fits, deferred, heldout_text
+from sinklab.lab.studies import (
+    Amount,
+    Arm,
+    Block,
+    Design,
+    Progress,
+    Rows,
+    Trial,
+    check_fits,
+    deferred,
+    heldout_text,
+    mean_table,
+)
 from sinklab.lab.studies.curve.figures import curve_statements, two_digits
 from sinklab.lab.studies.curve.study import REMOVALS, CostStudy, CurveSettings
-from sinklab.lab.studies.processes import Amount, Progress
-from sinklab.lab.studies.scored import Arm, Block, Design, Rows, Trial, mean_table
 
 ARM = ["protocol", "removal", "k", "control"]
 OUTCOMES = ("agreement", "kl", "same", "worse")

@@ -21,7 +21,7 @@ from sinklab.lab.reports.printed import save_figure, write_csv, write_page
 from sinklab.lab.reports.samples import Reader, finished
 from sinklab.lab.reports.tables import markdown
 from sinklab.lab.reports.words import number, percent, ranged, statements
-from sinklab.lab.studies.scored import no_twins, shown_by, twins_of
+from sinklab.lab.studies import no_twins, shown_by, twins_of
 from sinklab.lab.studies.strength.run import KIND
 from sinklab.lab.studies.strength.study import INPUTS
 

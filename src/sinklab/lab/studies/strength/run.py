@@ -19,9 +19,7 @@ from sinklab.lab.analysis import mean_over, token_classes
 from sinklab.lab.checkpoints import Loaded, special_roles, token_text
 from sinklab.lab.data.corpora import corpus_documents
 from sinklab.lab.data.rows import encode_texts, place_generator
-from sinklab.lab.studies.base import check_fits, heldout_text
-from sinklab.lab.studies.processes import Progress
-from sinklab.lab.studies.scored import Arm, Block, Rows, Trial
+from sinklab.lab.studies import Arm, Block, Progress, Rows, Trial, check_fits, heldout_text
 from sinklab.lab.studies.strength.study import INPUTS, StrengthSettings
 
 KIND = ["input", "start", "ratio"]

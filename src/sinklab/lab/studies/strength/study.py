@@ -8,9 +8,7 @@ from typing import Any
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import studies
-from sinklab.lab.studies.base import deferred
-from sinklab.lab.studies.processes import Amount
-from sinklab.lab.studies.scored import Block, Design, ScoredStudy
+from sinklab.lab.studies import Amount, Block, Design, ScoredStudy, deferred
 
 INPUTS = ("natural", "random", "repeat")
 STARTS = ("raw", "start")

@@ -25,9 +25,7 @@ from sinklab.lab.measures import TruncateContext
 from sinklab.lab.records import Run, of_twin, open_run
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Moment, needs_clean_pass, stop_ids
-from sinklab.lab.studies.base import Work
-from sinklab.lab.studies.processes import nothing
-from sinklab.lab.studies.scored import write_twins
+from sinklab.lab.studies import Work, nothing, write_twins
 from sinklab.lab.studies.trace.recording import Recorder, Selection
 
 BATCH = 16

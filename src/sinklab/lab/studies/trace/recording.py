@@ -17,9 +17,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from sinklab.core.probing import STATES, trace
 from sinklab.core.probing.recording import Recording, padded_stack
-from sinklab.core.probing.statistics import STATES
-from sinklab.core.probing.tracing import trace
 from sinklab.core.registry import statistics
 from sinklab.core.sampling.canvas import Canvas
 from sinklab.core.sinks.rules import DEFAULT, find_sinks
@@ -28,7 +27,7 @@ from sinklab.lab.analysis.mean_weights import main_sink, mean_weight
 from sinklab.lab.measures.some_queries import WINDOW
 from sinklab.lab.records.info import STUDY_DIMS, of_twin
 from sinklab.lab.scoring import Moment, Task
-from sinklab.lab.studies.base import Row
+from sinklab.lab.studies import Row
 from sinklab.lab.studies.trace.study import StudySettings
 
 DTYPES = {"visible": "float32", "positions": "float32"}

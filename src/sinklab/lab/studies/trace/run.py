@@ -26,8 +26,7 @@ from sinklab.lab.scoring import (
     seeded,
     state_records,
 )
-from sinklab.lab.studies.base import Row, Work, columns_of, text_of
-from sinklab.lab.studies.processes import PORTION, Meter, Progress
+from sinklab.lab.studies import PORTION, Meter, Progress, Row, Work, columns_of, text_of
 from sinklab.lab.studies.trace.again import looked_at, stretches, token_costs, truncation_table
 from sinklab.lab.studies.trace.recording import Recorder, Selection
 from sinklab.lab.studies.trace.study import STATISTICS, StudySettings

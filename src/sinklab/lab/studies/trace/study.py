@@ -13,8 +13,7 @@ from sinklab.core.registry import interventions, studies
 from sinklab.core.registry import statistics as known_statistics
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.records.info import ALL_QUERIES, FAST, OWN, SO_FAR
-from sinklab.lab.studies.base import Study, deferred, describe
-from sinklab.lab.studies.processes import Amount
+from sinklab.lab.studies import Amount, Study, deferred, describe
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints.loading import Loaded
