@@ -3,8 +3,6 @@ one sentence.
 """
 
 # S samples (texts of a trace), R rows of held-out text
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@ mass.
 """
 
 # R rows of text, C cells of a map (layers or heads), K doses
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ independent. docs/statistics.md has how often the verdicts are wrong and the int
 """
 
 # S samples, N resamples, "..." worlds or any other axes in front
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ stays.
 
 # T steps, W windows of queries, L layers, H heads, K keys (added sinks first, then text positions),
 # P paths of heads
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

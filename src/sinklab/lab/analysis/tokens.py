@@ -1,8 +1,6 @@
 """Tokens of sinks: classes, ages and how much more frequent they are than by chance."""
 
 # T steps, S positions
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Sequence

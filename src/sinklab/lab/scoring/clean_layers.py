@@ -2,8 +2,6 @@
 further up takes them in place of the layers below.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy

@@ -6,8 +6,6 @@ the two apart).
 """
 
 # B batch, S positions, N new tokens, M committed tokens of a step (row-major), V vocabulary
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

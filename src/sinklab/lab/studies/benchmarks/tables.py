@@ -2,8 +2,6 @@
 numbers that the two papers print.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import numbers

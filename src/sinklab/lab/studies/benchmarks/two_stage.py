@@ -5,8 +5,6 @@ A task of lm-eval on GSM8K's questions, which the model answers by a way of its 
 """
 
 # B batch rows, S canvas positions
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace

@@ -1,7 +1,5 @@
 """Contents of sinks, as a study: its settings, its command, and the function that Python calls."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

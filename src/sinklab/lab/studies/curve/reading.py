@@ -3,8 +3,6 @@ curve over the number of keys or as a map over layers and heads.
 """
 
 # R rows, B batch, H query heads, E heads of all layers, S keys
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

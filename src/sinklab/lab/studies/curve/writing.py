@@ -3,8 +3,6 @@ nothing blocked.
 """
 
 # R texts
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Mapping

@@ -2,8 +2,6 @@
 layer × head.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Iterable
 from functools import partial

@@ -4,8 +4,6 @@ its strongest key.
 
 # R sequences, B of them in a forward, T tokens, L layers, H query heads, K keys (added sinks first,
 # then tokens)
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

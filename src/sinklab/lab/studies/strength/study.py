@@ -1,7 +1,5 @@
 """Strength of a model's sinks, as a study: its settings and its command."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
