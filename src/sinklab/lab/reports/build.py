@@ -128,12 +128,11 @@ def table_of(name: str, frame: pd.DataFrame, summary: str = "") -> Table:
     return Table(pd.DataFrame(cells), summary)
 
 
-def measured(kind: str, runs: list[Any]) -> list[Part]:
+def measured(kind: str, runs: list[Any]) -> Part:
     """The cards of cards.toml, of the runs that have the data they show."""
     # One part, so that the style packs short and tall cards below each other.
     found = [_card(kind, name, row, runs) for name, row in words_of("cards", kind).items()]
-    cards = [card for card in found if card is not None]
-    return [named_part("measured", cards)] if cards else []
+    return named_part("measured", [card for card in found if card is not None])
 
 
 def _card(kind: str, name: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
@@ -180,33 +179,39 @@ def parts_of(runs: list[Any], *, is_small: bool = False) -> list[Part]:
         parts = _of_trainings(runs)
     else:
         parts = _of_studies(runs, is_small=is_small)
-    return [*parts, named_part("runs", [Card(run.label, run=run.run) for run in runs])]
+    parts.append(named_part("runs", [Card(run.label, run=run.run) for run in runs]))
+    return [part for part in parts if part["cards"]]
 
 
 def _of_studies(studies: list[Study], *, is_small: bool) -> list[Part]:
     recorded = [study for study in studies if study.layers]
-    found = measured("study", studies)
-    if len(recorded) == 2:
-        frame = compare(*recorded).set_index("measure").map(FORMS["measure"])
-        found.append(named_part("compared", [Card("", tables=[Table(frame)])]))
-    beside = [study for study in recorded if study.twins]
-    if beside:
-        cards = [Card(run.label, tables=[Table(_beside_twins(run))]) for run in beside]
-        found.append(named_part("twins", cards))
     known = [study for study in recorded if study.sink_tokens is not None]
-    if known:
-        cards = [Card(study.label, tables=_token_tables(study)) for study in known]
-        found.append(named_part("tokens", cards, say.told_of(known, "tokens", "explained")))
-    if recorded:
-        tables = [table_of("rules", rules_table(run).set_index("rule")) for run in recorded]
-        cards = [Card(run.label, tables=[one]) for run, one in zip(recorded, tables, strict=True)]
-        found.append(named_part("rules", cards))
-    others = _recorded_cards(recorded)
-    if others and not is_small:
-        found.append(named_part("statistics", others))
+    side_by_side, others = [], list[Card]()
+    if len(recorded) == 2:
+        side_by_side.append(Card("", tables=[_measures(compare(*recorded))]))
+    if not is_small:
+        others = _recorded_cards(recorded)
+    beside = [
+        Card(
+            run.label,
+            tables=[_measures(twins_table(run).rename(columns=words_of("page", "twins")))],
+        )
+        for run in recorded
+        if run.twins
+    ]
+    rules = [
+        Card(run.label, tables=[table_of("rules", rules_table(run).set_index("rule"))])
+        for run in recorded
+    ]
+    tokens = [Card(run.label, tables=_token_tables(run)) for run in known]
     return [
-        *found,
-        named_part("text", [Card(study.label, texts=_texts(study)) for study in studies]),
+        measured("study", studies),
+        named_part("compared", side_by_side),
+        named_part("twins", beside),
+        named_part("tokens", tokens, say.told_of(known, "tokens", "explained")),
+        named_part("rules", rules),
+        named_part("statistics", others),
+        named_part("text", [Card(run.label, texts=_texts(run)) for run in studies]),
     ]
 
 
@@ -224,13 +229,9 @@ def _recorded_cards(studies: list[Study]) -> list[Card]:
     return cards
 
 
-def _beside_twins(study: Study) -> pd.DataFrame:
-    return (
-        twins_table(study)
-        .set_index("measure")
-        .map(FORMS["measure"])
-        .rename(columns=words_of("page", "twins"))
-    )
+def _measures(frame: pd.DataFrame) -> Table:
+    """A table of `sinklab.lab.reports.tables.measures`."""
+    return Table(frame.set_index("measure").map(FORMS["measure"]))
 
 
 def _token_tables(study: Study) -> list[Table]:
@@ -257,10 +258,6 @@ def _texts(study: Study) -> list[list[dict[str, Any]]]:
 
 
 def _of_trainings(trainings: list[Training]) -> list[Part]:
-    found = [
-        named_part("outcome", [Card("", tables=[_outcome(trainings)])]),
-        *measured("training", trainings),
-    ]
     words = words_of("each", "run")
     top = registered["emergence_map"].top_of(trainings)
     cards = []
@@ -273,7 +270,8 @@ def _of_trainings(trainings: list[Training]) -> list[Part]:
         pictures = [each for some in drawn for each in some]
         if pictures:
             cards.append(Card(run.label, f"run-{place + 1}", words["how"], pictures=pictures))
-    return [*found, named_part("each", cards)] if cards else found
+    outcome = named_part("outcome", [Card("", tables=[_outcome(trainings)])])
+    return [outcome, measured("training", trainings), named_part("each", cards)]
 
 
 def _outcome(trainings: list[Training]) -> Table:

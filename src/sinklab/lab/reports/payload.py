@@ -358,22 +358,17 @@ def head_maps(weight_LH: np.ndarray, mobility_LH: np.ndarray | None = None) -> l
     """Numbers per layer and head, as the analysis paper's Fig. 5: weight on the main sink (%), and
     how mobile it is.
     """
-    known = weight_LH[np.isfinite(weight_LH) & (weight_LH > 0)]
-    low = float(known.min(initial=math.inf))
-    high = float(known.max(initial=-math.inf))
+    known = weight_LH[np.isfinite(weight_LH) & (weight_LH > 0)].tolist() or [0.5, 1.0]
+    low, high = min(known), max(known)
     if low == high:
         low, high = low / 2, low * 2
-    elif not low < high:
-        low, high = 0.5, 1.0
     about = "Mean weight on the main sink of the head"
-    maps = [{"name": "weight", "about": about, "unit": " %", "log": True, "low": low, "high": high}]
-    maps[0]["values"] = listed(weight_LH)
+    maps: list[dict[str, Any]] = [{"name": "weight", "about": about, "unit": " %", "log": True}]
+    maps[0] |= {"low": low, "high": high, "values": listed(weight_LH)}
     if mobility_LH is not None and np.isfinite(mobility_LH).any():
         about = "Chance that two steps have their main sink at different places: 0 static, 1 moving"
-        maps.append(
-            {"name": "motion", "about": about, "unit": "", "log": False, "low": 0, "high": 1}
-        )
-        maps[1]["values"] = listed(mobility_LH)
+        maps.append({"name": "motion", "about": about, "unit": "", "log": False})
+        maps[1] |= {"low": 0, "high": 1, "values": listed(mobility_LH)}
     return maps
 
 

@@ -14,19 +14,17 @@ from sinklab.core.registry import statistics
 from sinklab.lab.analysis.counts import spans
 from sinklab.lab.reports.samples import Sample
 
-DRAWN = frozenset(
-    (
-        *(
-            "received",
-            "received_by_state",
-            "main_by_state",
-            "share_by_state",
-            "value_norm",
-            "output_norm",
-            "noop_bound",
-        ),
-        *("visible", "positions", "step_number"),
-    )
+DRAWN = (
+    "received",
+    "received_by_state",
+    "main_by_state",
+    "share_by_state",
+    "value_norm",
+    "output_norm",
+    "noop_bound",
+    "visible",
+    "positions",
+    "step_number",
 )
 """Arrays of a trace that figures of their own show, or that give the steps and numbers of queries
 of the others.

@@ -318,16 +318,13 @@ class Sample:
     @cached_property
     def strongest(self) -> Strongest:
         """The strongest key of every head. Reads the attention, unless that was done."""
-        windows = self.array("window_received")
-        places = self.seen.main_TLH, self.seen.share_TLH
-        if self.reading == SO_FAR and windows is None:
+        how: dict[str, Any] = {"windows_WLHK": self.array("window_received")}
+        if self.reading != SO_FAR:
+            how = {"mobility_LH": self.motion.mobility}
+        elif how["windows_WLHK"] is None:
             # a text of fewer than eight queries
-            return strongest(
-                *places, added=self.added, mobility_LH=np.full(places[0].shape[1:], np.nan)
-            )
-        if self.reading == SO_FAR:
-            return strongest(*places, added=self.added, windows_WLHK=windows)
-        return strongest(*places, added=self.added, mobility_LH=self.motion.mobility)
+            how = {"mobility_LH": np.full(self.shape[1:3], np.nan)}
+        return strongest(self.seen.main_TLH, self.seen.share_TLH, added=self.added, **how)
 
     @cached_property
     def motion(self) -> Motion:
