@@ -16,8 +16,9 @@ from refusals import refused
 from sinklab.core.probing import Statistic, intervene
 from sinklab.core.registry import statistics
 from sinklab.core.sampling import Canvas, denoise
-from sinklab.core.sinks import DEFAULT, Excess, Gu, Top, find_sinks
+from sinklab.core.sinks import DEFAULT, Excess, Gu, find_sinks
 from sinklab.lab.analysis import motion
+from sinklab.lab.analysis.rules import Top
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import open_run

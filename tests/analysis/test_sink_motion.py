@@ -6,8 +6,8 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
 from refusals import refused
-from sinklab.core.sinks import Top
 from sinklab.lab.analysis import MotionSummary, motion, motion_word
+from sinklab.lab.analysis.rules import Top
 
 ROUND = 128
 

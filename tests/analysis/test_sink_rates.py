@@ -5,8 +5,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 from refusals import refused, refusing
-from sinklab.core.sinks import Excess, Gu, Top, find_sinks
+from sinklab.core.sinks import Excess, Gu, find_sinks
 from sinklab.lab.analysis import DEFAULT_RULES, compare_rules
+from sinklab.lab.analysis.rules import Top
 
 
 def test_rules_side_by_side_by_hand():

@@ -18,7 +18,8 @@ from torch.testing import assert_close
 from refusals import refused, refusing
 from sinklab.core.probing import BlockKeys, Selector, SinkKeys, intervene, trace
 from sinklab.core.registry import interventions, rules, selectors
-from sinklab.core.sinks import Excess, Gu, Top, find_sinks
+from sinklab.core.sinks import Excess, Gu, find_sinks
+from sinklab.lab.analysis.rules import Top
 from sinklab.lab.measures import MaskPositions, MaskSinks
 from sinklab.lab.measures.wrappers import ByLayer
 from tiny_models import HandWritten, Prefixed, by_itself, llama

@@ -90,7 +90,10 @@ def test_every_step_is_the_last_row_of_a_pass_over_the_whole_text(kind, attentio
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("removal, attention", [("mask", "sdpa"), ("zero_value", "eager")])
+@pytest.mark.parametrize(
+    "removal, attention",
+    [("mask", "sdpa"), pytest.param("zero_value", "eager", marks=pytest.mark.ring("lab"))],
+)
 def test_a_position_stays_hidden_as_long_as_it_is_there(kind, removal, attention):
     model = windowed(kind, attention)
     with (

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pandas.testing import assert_frame_equal
 from simulated import Simulation, simulate, whole_of
 
-from sinklab.core.sinks import Excess, Top
+from sinklab.core.sinks import Excess
 from sinklab.core.sinks.normalize import even_share
 from sinklab.lab.analysis import (
     compare_rules,
@@ -23,6 +23,7 @@ from sinklab.lab.analysis import (
     overlap_by_step,
 )
 from sinklab.lab.analysis.mean_weights import main_sink
+from sinklab.lab.analysis.rules import Top
 from sinklab.lab.analysis.thresholds import score_histogram
 from sinklab.lab.records.storage import write_arrays
 from sinklab.lab.reports import as_studies

@@ -6,7 +6,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from refusals import refused
-from sinklab.core.sinks import Excess, Top
+from sinklab.core.sinks import Excess
+from sinklab.lab.analysis.rules import Top
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import NotRecorded, as_studies, report
 from sinklab.lab.reports.build import judged

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from sinklab.core.registry import rules
-from sinklab.core.sinks import Excess, Gu, Top
+from sinklab.core.sinks import Excess, Gu
+from sinklab.lab.analysis.rules import Top
 from sinklab.lab.measures.soft_rule import Soft
 from sinklab.lab.testing import check_rule
 

@@ -7,9 +7,10 @@ from numpy.testing import assert_allclose
 
 from refusals import refused
 from shared_data import shared
-from sinklab.core.sinks import Excess, Gu, Top, find_sinks
+from sinklab.core.sinks import Excess, Gu, find_sinks
 from sinklab.core.sinks.normalize import even_weight, is_defined
 from sinklab.lab.analysis.mean_weights import main_sink, mean_weight
+from sinklab.lab.analysis.rules import Top
 
 
 def one_hot(keys, at=1):

@@ -4,8 +4,9 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
 from refusals import refused
-from sinklab.core.sinks import Excess, Gu, Top, even_share, find_sinks
+from sinklab.core.sinks import Excess, Gu, even_share, find_sinks
 from sinklab.lab.analysis.mean_weights import main_sink
+from sinklab.lab.analysis.rules import Top
 
 
 def test_one_query_of_a_cached_decoder_counts_as_if_all_had_run():

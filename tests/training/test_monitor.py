@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from sinklab.core.sinks import Gu, Top
+from sinklab.core.sinks import Gu
+from sinklab.lab.analysis.rules import Top
 from sinklab.lab.training.recorders import MONITOR_FILE, SinkMonitor
 from sinklab.lab.training.snapshots import MEASURES, snapshot
 from tiny_diffusion import tiny_model

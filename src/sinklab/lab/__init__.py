@@ -9,7 +9,7 @@ PROVIDES = {
     "interventions": "measures.patch measures.positions measures.short_names scoring.hidden_states",
     "figures": "reports.figures reports.maps",
     "removals": "measures.values",
-    "rules": "measures.soft_rule",
+    "rules": "analysis.rules measures.soft_rule",
     "schedules": "samplers",
     "selectors": "measures.controls measures.wrappers",
     "statistics": (

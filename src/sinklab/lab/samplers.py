@@ -4,8 +4,6 @@ of positions drawn beforehand.
 
 # B batch rows, S canvas positions (of scores: in their descending order), M candidate positions in
 # row-major order, V vocabulary
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

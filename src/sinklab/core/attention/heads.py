@@ -5,8 +5,6 @@ the same: so numbers of heads, means over them and random draws mean the same as
 every statistic and edit.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, distributed

@@ -16,8 +16,6 @@ alike: `_edited` makes the `AttentionCall` and asks each listener for its edit, 
 """
 
 # B batch, H query heads, Q queries, S keys, D head dim
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -2,8 +2,6 @@
 observers. The head of backends.py tells the two roads into it.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

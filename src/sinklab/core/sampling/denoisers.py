@@ -2,8 +2,6 @@
 change the logits of another one: guidance and suppression.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The denoising loop, a generator of steps: the caller's `for` is the callback."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property

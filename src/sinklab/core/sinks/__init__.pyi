@@ -4,7 +4,6 @@ from .rules import DEFAULT as DEFAULT
 from .rules import Excess as Excess
 from .rules import Gu as Gu
 from .rules import Rule as Rule
-from .rules import Top as Top
 from .rules import find_sinks as find_sinks
 from .states import COMMITTED as COMMITTED
 from .states import MASKED as MASKED

@@ -166,53 +166,8 @@ class Gu(Checked):
         return received > self.threshold(queries)
 
 
-@rules.register("top")
-@dataclass(frozen=True)
-class Top(Checked):
-    """The ``k`` strongest keys, however weak they are; ties go to the earlier key. Costs k passes.
-
-    Strength is the mean weight of the queries that see the key; if all see every key, the attention
-    it receives.
-    """
-
-    k: int = limited(1, at_least=1)
-    """number of keys, fewer than there are"""
-
-    def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
-        """Flags of the first k keys. Raises ValueError unless there are more than k."""
-        xp = namespace(received)
-        keys = received.shape[-1]
-        if self.k >= keys:
-            raise ValueError(
-                f"Top must leave at least one key: k={self.k} of {keys} keys. Choose k < {keys}."
-            )
-        chosen = xp.zeros(received.shape, dtype=exists.dtype, device=received.device)
-        strength = received
-        if not alike(queries):
-            strength = xp.where(differently_seen(queries), received / queries, received)
-        rows_NS = chosen.reshape(-1, keys)
-        left = only(exists, strength, -float("inf"))
-        row_N = xp.arange(len(rows_NS), device=received.device)
-        for number in range(self.k):
-            if number:  # nothing is chosen yet in the first
-                left = only(~chosen, left, -float("inf"))
-            # argmax gives ties to the first.
-            rows_NS[row_N, left.argmax(-1).reshape(-1)] = True
-        return chosen
-
-
 DEFAULT = Excess(3.0)
 """The rule if none is named: that of the published figures."""
-
-
-def threshold(rule: Any, queries: Any) -> Any:
-    """The a_j to exceed under the rule if ``queries`` see the key; NaN under one that is no such
-    bound.
-    """
-    try:
-        return rules.parsed(rule).threshold(queries)
-    except (AttributeError, ValueError):
-        return float("nan")
 
 
 def find_sinks(
@@ -245,8 +200,8 @@ def find_sinks(
     rule = rules.parsed(rule)
     if not callable(rule) or isinstance(rule, type):
         raise ValueError(
-            f"A rule is one of Excess, Gu, Top: got {rule!r}. A rule of your own is an object "
-            "that is called with "
+            f"A rule is Excess, Gu or another registered one: got {rule!r}. A rule of your own is "
+            "an object that is called with "
             'received, queries and exists; text such as "excess:epsilon=5" is a rule too.'
         )
     xp = namespace(received)

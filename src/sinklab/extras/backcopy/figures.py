@@ -1,7 +1,5 @@
 """Results of the twins: a line a kind of model, the contrasts that may be drawn, and a figure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@ every protocol.
 """
 
 # B batch, S columns, T steps, V vocabulary, M masked positions
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

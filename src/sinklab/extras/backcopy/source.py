@@ -8,8 +8,6 @@ chances are known, so that the best loss that a model can have is, too.
 
 # B batch, S columns of a row (the start token in the first), T = S − 1 drawn tokens, X tokens, N
 # those that are no triggers, H hidden states
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,8 +5,6 @@ The slow twin is the model's own forward under the tap.
 """
 
 # B batch, W columns that run, H query heads, D head dim, A attention width H·D, E hidden size
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

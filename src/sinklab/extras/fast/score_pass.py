@@ -5,8 +5,6 @@ pass of our own.
 """
 
 # B batch, H query heads (those chosen), K key heads, Q queries, S keys, D head dim, G query groups
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Collection
 from functools import cache, partial

@@ -2,8 +2,6 @@
 time.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -4,8 +4,6 @@ step by step.
 
 # B batch rows, S canvas positions, L layers, H heads, K keys (added sinks first, then canvas
 # positions)
-from __future__ import annotations
-
 import base64
 import math
 from collections.abc import Generator, Iterator, Sequence

@@ -2,8 +2,6 @@
 the part each process reads.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import re

@@ -11,8 +11,6 @@ fixed order neither has a side.
 
 # L tokens of a continuation, N masks of a forward, M all 2^L masks: bit i is set if token i is
 # masked; V vocabulary
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ module's output is moved by a random relative error of known size, and the margi
 
 # B batch rows, S canvas positions, C places in a block, M candidates in row-major order, V
 # vocabulary, P probes
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace

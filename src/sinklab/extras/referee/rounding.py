@@ -1,8 +1,6 @@
 """Effect of rounding on margins, and on a score: pure functions over tables."""
 
 # N texts, D quantiles of the noise
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Mapping

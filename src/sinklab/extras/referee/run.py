@@ -3,8 +3,6 @@ pairs.
 """
 
 # B batch rows, S canvas positions
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, fields, replace

@@ -1,7 +1,5 @@
 """The referee as a study: how far rounding moves a score, and whether two runs differ by more."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

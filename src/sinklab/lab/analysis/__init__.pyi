@@ -21,6 +21,7 @@ from .overlap import overlap_by_layer as overlap_by_layer
 from .overlap import overlap_by_step as overlap_by_step
 from .overlap import sinks_per_layer as sinks_per_layer
 from .overlap import split_sinks as split_sinks
+from .rules import Top as Top
 from .thresholds import DEFAULT_RULES as DEFAULT_RULES
 from .thresholds import EPSILONS as EPSILONS
 from .thresholds import EpsilonCurve as EpsilonCurve

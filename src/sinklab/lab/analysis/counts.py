@@ -14,8 +14,9 @@ import numpy as np
 
 from sinklab.core.registry import rules
 from sinklab.core.sinks.normalize import LAST, even_share, fitted, is_defined, only, widened
-from sinklab.core.sinks.rules import Rule, Top, flagged, threshold
+from sinklab.core.sinks.rules import Rule, flagged
 from sinklab.lab.analysis.mean_weights import main_sink, mean_weight
+from sinklab.lab.analysis.rules import Top, threshold
 
 SLAB = 1 << 21
 """numbers that steps taken together have at most: in single precision they stay in the cache of a

@@ -12,8 +12,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from sinklab.core.sinks.rules import Excess, Gu, Rule, Top
+from sinklab.core.sinks.rules import Excess, Gu, Rule
 from sinklab.lab.analysis.counts import Counts, Slab, counted, one_pass, ratio, share, slabs
+from sinklab.lab.analysis.rules import Top
 
 Span = tuple[float, float] | None
 """first and last border of a histogram"""

@@ -3,8 +3,6 @@ training.
 """
 
 # A rank of the adapters, I inputs and O outputs of a layer
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields

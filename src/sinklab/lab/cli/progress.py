@@ -2,8 +2,6 @@
 first part corrects.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,8 +1,6 @@
 """Controls: selectors that stand for another one, and choose as many keys or as much attention."""
 
 # B batch, H query heads that are edited (1: alike in all), S keys
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,8 +1,6 @@
 """Edits by position: `WindowAttention` and `LoneRows`, which say what queries see."""
 
 # B batch, H query heads, Q queries, S keys; a position is a canvas column, sink columns not counted
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Short names of `BlockKeys`: `MaskSinks`, those for named positions, and the named protocols."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, cast
 

@@ -7,8 +7,6 @@ the process that locked it ends, so that a killed worker is followed at once. A 
 never asked: containers give the same one again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -15,9 +15,10 @@ import pandas as pd
 
 from sinklab.core.registry import rules
 from sinklab.core.sinks.normalize import even_share, is_defined, widened
-from sinklab.core.sinks.rules import Rule, threshold
+from sinklab.core.sinks.rules import Rule
 from sinklab.lab.analysis.counts import Counter, Slab, apart, one_pass, spans
 from sinklab.lab.analysis.movement import Motion, MotionCounter
+from sinklab.lab.analysis.rules import threshold
 from sinklab.lab.analysis.strongest import Strongest, chance_elsewhere, strongest
 from sinklab.lab.analysis.tokens import STATES, characters, token_ages, token_classes
 from sinklab.lab.records.info import SO_FAR, STUDY_DIMS, of_twin, reading_of

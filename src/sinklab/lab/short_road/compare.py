@@ -2,8 +2,6 @@
 
 # N masks of a text (rows to run), S positions of a text, L maskable tokens, M wanted positions,
 # H heads, K keys (added sinks first), V vocabulary
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@ chose and took, for those behind it.
 """
 
 # B batch, H query heads (those edited; all in `gone`), Q queries, S keys, M keys taken away
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

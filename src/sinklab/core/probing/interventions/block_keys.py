@@ -2,8 +2,6 @@
 block_handler.py carries it out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 
