@@ -250,10 +250,8 @@ def _texts(study: Study) -> list[list[dict[str, Any]]]:
     frame = study.generations
     if frame is None:
         return []
-    frame = frame.reindex(columns=frame.columns.union(["masked_sinks", "idle"], sort=False))
-    frame = frame.assign(masked_sinks=frame["masked_sinks"].fillna(0))
-    texts = ["prompt", "completion", "idle"]
-    frame = frame.astype({name: object for name in texts}).fillna(dict.fromkeys(texts, ""))
+    frame = frame.reindex(columns=["sample", "prompt", "completion", "masked_sinks", "idle"])
+    frame = frame.astype(object).where(frame.notna(), "")
     return [rows.to_dict("records") for _, rows in frame.groupby("sample", sort=True)]
 
 

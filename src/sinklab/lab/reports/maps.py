@@ -267,22 +267,18 @@ def figure_1(run: Study, *, sample: int = 0) -> list[Chart | Map]:
         (replace(one, colour=nth, marker=nth), watched, place)
         for nth, (place, _) in enumerate(most_mobile(run)[:3])
     ]
-    has_cost = run.heldout is not None
-    last = (heldout_loss if has_cost else mobility_by_layer).prepare(run)
-    blocking = "(d) What blocking the most attended keys costs, beside as many random ones."
-    last = replace(
-        last,
-        words=blocking
-        if has_cost
-        else "(d) How much main sinks move, by layer: 0 static to 1 moving.",
-    )
+    title, last = "how much they move", mobility_by_layer
+    words = "(d) How much main sinks move, by layer: 0 static to 1 moving."
+    if run.heldout is not None:
+        title, last = "what blocking them costs", heldout_loss
+        words = "(d) What blocking the most attended keys costs, beside as many random ones."
     shown = {
         f"received in {_named(run, layer, head)}": _map_of(
             run, watched, run.layers[layer], run.heads[head]
         ),
         "where main sinks are": _paths(moving),
         "how much they take": sink_share.prepare(run),
-        "what blocking them costs" if has_cost else "how much they move": last,
+        title: replace(last.prepare(run), words=words),
     }
     named = zip("abcd", shown.items(), strict=True)
     return [replace(panel, title=f"({letter}) {title}") for letter, (title, panel) in named]
@@ -300,10 +296,10 @@ def sink_path_of_head(
     chosen = []
     for one in drawn_as(runs):
         places = [place for place, _ in most_mobile(one.run)]
-        if layer is not None:
-            places = [place for place in places if place[0] == place_of(one.run, "layer", layer)]
-        if head is not None:
-            places = [place for place in places if place[1] == place_of(one.run, "head", head)]
+        for axis, (what, number) in enumerate((("layer", layer), ("head", head))):
+            if number is not None:
+                at = place_of(one.run, what, number)
+                places = [place for place in places if place[axis] == at]
         chosen.append((one, recorded_sample(one.run, sample), places[0]))
     return _paths(chosen)
 

@@ -156,9 +156,8 @@ def in_short(runs: list[Any]) -> list[str]:
         return short + told_of(runs, "emergence", "mobility")
     recorded = [study for study in runs if study.layers]
     added = [study for study in recorded if study.sink_count]
-    short = told_of(recorded, "share") + told("share_with_and_without", recorded)
-    # The comparison repeats the share of a run without a sink.
-    short = [text for text in short if not (added and "which has no added sink" in text)]
+    # The comparison has the share of a run without a sink.
+    short = told_of(added or recorded, "share") + told("share_with_and_without", recorded)
     short += told_of(recorded, "motion") + told_of(recorded, "classes", "explained")
     # Norms of runs with an added sink, if there are any.
     short += [text for study in added or recorded for text in told("norms", study)[:1]]
