@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SCHEMA = 2
 """Version of the form in which run folders are written."""
 RUN_FILE = "run.json"
+"""File of a run folder that says what it holds."""
 PART_SUFFIX = ".part"
 DIMS_KEY = "dims"
 

@@ -116,8 +116,8 @@ class Meter:
         self.progress.count(self.done, max(self.total, self.done))
 
 
-# samples in a row that one worker tries: a study may compute them together
 PORTION = 4
+"""Samples in a row that one worker tries: a study may compute them together."""
 # lm-eval's own command has processes wait for each other: hours on large models
 PATIENCE = timedelta(days=7)
 
