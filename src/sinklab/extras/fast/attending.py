@@ -120,7 +120,7 @@ class Packed(View):
             for table in (whole.cos_BW1D, whole.sin_BW1D)
         )
         keys = lengths_B.tolist()
-        before = [sinks and sinks.row(row) for row in range(len(keys))]
+        before = [sinks and _of_row(sinks, row) for row in range(len(keys))]
         return cls(
             cos,
             sin,
@@ -181,3 +181,11 @@ def _attend(
     q_BGQD = q_BHWD.reshape(batch, k_BGKD.shape[1], -1, dim)
     out = F.scaled_dot_product_attention(q_BGQD, k_BGKD, v_BGKD, attn_mask=mask_B1WK, scale=scale)
     return out.reshape(batch, heads, width, dim).transpose(1, 2).flatten(2)
+
+
+def _of_row(sinks: SinkPrefix, row: int) -> SinkPrefix:
+    """The prefix of one row of a batch."""
+    keys, values = (
+        tuple(one[row % len(one)][None] for one in states) for states in (sinks.keys, sinks.values)
+    )
+    return SinkPrefix(keys, values, sinks.logits)

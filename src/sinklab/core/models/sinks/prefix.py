@@ -43,14 +43,6 @@ class SinkPrefix:
         """Number of sinks N."""
         return self.keys[0].shape[2]
 
-    def row(self, row: int) -> SinkPrefix:
-        """The prefix of one row of a batch."""
-        keys, values = (
-            tuple(one[row % len(one)][None] for one in states)
-            for states in (self.keys, self.values)
-        )
-        return SinkPrefix(keys, values, self.logits)
-
     def on(self, share: HeadShare, groups: int) -> SinkPrefix:
         """The part that belongs to this process's heads; of ``groups`` key/value heads in all,
         those it was given whole.
