@@ -236,10 +236,20 @@ def bound_table(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+TEXTS = {
+    "as it is": "plain",
+    "first dropped": "dropped",
+    "start token": "start",
+    "end seen": "padded",
+    "end hidden": "hidden",
+}
+"""Texts of `start_and_padding` as the table names them."""
+
+
 def start_table(found: dict[str, Any]) -> list[str]:
     """Start token and padding."""
     lines = [
-        "| model | text | loss | less as it is | strong heads, % | first column | strongest key "
+        "| model | text | loss | less plain | strong heads, % | first column | strongest key "
         "elsewhere |"
     ]
     lines.append("|---|---|---|---|---|---|---|")
@@ -249,10 +259,10 @@ def start_table(found: dict[str, Any]) -> list[str]:
             point = name if arm == "as it is" else ""
             change = "–" if arm == "as it is" else shown(np.array(one["loss"]) - usual)
             heads, first = shown(100 * np.array(one["strong_heads"]), 1), shown(one["first"])
-            end = f"; end tokens {np.mean(one['end']):.3f}" if one["end"] else ""
+            end = f"; padding {np.mean(one['end']):.3f}" if one["end"] else ""
             lines.append(
-                f"| {point} | {arm} | {usual.mean():.2f} | {change} | {heads} | {first}{end} | "
-                f"{one['moved']:.0%} |"
+                f"| {point} | {TEXTS[arm]} | {usual.mean():.2f} | {change} | {heads} | "
+                f"{first}{end} | {one['moved']:.0%} |"
             )
     return lines
 

@@ -201,7 +201,9 @@ def route(asked: Asked) -> dict[str, Any]:
     """Question 3: do the sinks suffice beside a window."""
     sinks = SinkKeys("gu")
     kept = {"sinks": sinks, "random": Random(sinks), "equal mass": EqualMass(sinks)}
-    edits: dict[str, tuple[Any, ...]] = {"full": (), "window": (WindowAttention(radius=RADIUS),)}
+    # an added token is not kept beside the window unless an arm chooses it
+    window = WindowAttention(radius=RADIUS, keep_prefix=False)
+    edits: dict[str, tuple[Any, ...]] = {"full": (), "window": (window,)}
     for name, keys in kept.items():
         edits[name] = (BlockKeys(Others(keys), beyond=RADIUS, when="clean"),)
     nats = {name: np.array(some) for name, some in arms(asked, edits).items()}
@@ -326,6 +328,8 @@ def spikes(asked: Asked) -> dict[str, Any]:
         greatest_NS = size_NSC.amax(-1)
         spike_NS = (greatest_NS > SPIKE) & (greatest_NS > TIMES * median_N1)
         added = found.numbers["weight"].shape[-1] - noisy_NS.shape[1]
+        # an added token has no hidden state among those of the text
+        found.strong_NLH.logical_and_(found.key_NLH >= added)
         place_NLH = (found.key_NLH - added).clamp_min(0)
         at_NLH = spike_NS.gather(1, place_NLH.flatten(1)).view_as(place_NLH)
         lone = []
