@@ -90,7 +90,7 @@ def answers_of(study: Any) -> Answers:
 def _answered(study: Any, question: str, answer: Callable[..., Answer], of: Any) -> Answer:
     """The answer made of what is ``of`` a study, and of its controls."""
     if not study.layers:
-        said = f"Not measured; this measures it: `{command_of(study, question)}`."
+        said = f"Not measured; this measures it: `{command_of(study, 'exist')}`."
         return Answer(question, "not measured", said)
     return answer(of(study), {kind: of(twin) for kind, twin in study.twins.items()})
 

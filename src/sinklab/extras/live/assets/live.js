@@ -266,11 +266,10 @@ const live = {
     const changed = plain.final.filter(([id], place) => id !== edited.final[place]?.[0]).length;
     const signed = (value) => `${value > 0 ? "+" : ""}${number(value)}`;
     const share = `${changed} of ${plain.final.length}`;
-    const fact = ([label, value]) => make("span", { class: "fact" }, make("small", {}, label), make("b", {}, value));
     const facts = [["Δ loss, nats a token", signed(after - before)], [`plain → without, ${plural(tokens, "token")}`, `${number(before)} → ${number(after)}`], ["tokens changed", share], ["main sinks moved", percent(moved)], ["it was the main sink of", `${percent(held)} of heads and steps`]];
     if (went.length) facts.push(["these went to", went.map((to) => this.name(to, app.panes[1], edited.T - 1)).join(", ")]);
     by("cost").hidden = false;
-    document.querySelector("#cost .facts").replaceChildren(...facts.map(fact));
+    document.querySelector("#cost .facts").replaceChildren(...facts.map(makeFact));
     document.querySelector("#cost .texts").replaceChildren(this.text("plain", plain, edited), this.text(`without ${name}, ${where}, from step ${step} on`, edited, plain));
     by("tried").tBodies[0].append(make("tr", {}, ...[name, where, step, signed(after - before), share, percent(moved)].map((cell) => make("td", {}, String(cell)))));
   },

@@ -10,8 +10,7 @@ const colours = {
 
   setUp(palette, greatest) {
     this.palette = palette;
-    this.probe = document.createElement("span");
-    this.probe.hidden = true;
+    this.probe = make("span", { hidden: true });
     document.body.append(this.probe);
     this.high = Math.max(2 ** Math.ceil(Math.log2(Math.max(greatest, 1))), 4);
   },

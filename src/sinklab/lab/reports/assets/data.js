@@ -40,6 +40,8 @@ class Sample {
     this.K = raw.keys;
     this.P = raw.keys - run.added;
     this.score = decodeTable(raw.scale);
+    // Whether the run's edits took keys away, and the page says which.
+    this.blocks = Boolean(raw.blocked);
   }
 
   /** Unpacks the arrays, once. */
@@ -115,11 +117,6 @@ class Sample {
   /** How many heads of a view have each key as their main sink, at one step. */
   mainCounts(step, layer, head) {
     return this.counts(this.arrays.main, 1, step, layer, head);
-  }
-
-  /** Whether the run's edits took keys away, and the page says which. */
-  get blocks() {
-    return Boolean(this.raw.blocked);
   }
 
   /** In how many heads of a view each key was blocked at one step. */

@@ -103,8 +103,7 @@ class Pane {
   draw() {
     if (!this.sample) return;
     const { sample, view } = this;
-    const choose = { run: view.run, sample: view.sample, layer: view.layer, head: view.head };
-    for (const [name, value] of Object.entries(choose)) this.find(`.choose-${name}`).value = value;
+    for (const name of ["run", "sample", "layer", "head"]) this.find(`.choose-${name}`).value = view[name];
     const slider = this.find(".step");
     slider.value = view.step;
     const word = sample.run.family === "autoregressive" ? "token" : "step";

@@ -21,11 +21,7 @@ class Readout {
     const blocked = sample.blockedCounts(step, layer, head).get(key);
     const seen = sample.headsOf(layer, head).length;
     if (blocked) facts.push(["this key", `${sample.run.removal} ${seen > 1 ? `${blocked} of ${seen} heads` : "this head"} at this step`]);
-    this.box.replaceChildren(
-      ...facts.map(([label, value, kind]) =>
-        make("span", { class: `fact ${kind || ""}` }, make("small", {}, label), make("b", {}, value)),
-      ),
-    );
+    this.box.replaceChildren(...facts.map(makeFact));
   }
 
   name(step, key) {

@@ -14,6 +14,8 @@ const make = (tag, attributes = {}, ...children) => {
   return element;
 };
 
+const makeFact = ([label, value, kind = ""]) => make("span", { class: `fact ${kind}` }, make("small", {}, label), make("b", {}, value));
+
 function number(value, significant = 3) {
   if (value == null || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
