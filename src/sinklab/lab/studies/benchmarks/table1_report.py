@@ -381,8 +381,9 @@ def deviations(settings: EvalSettings, plan: Plan) -> list[str]:
     """
     # tasks, folders and permissions change no score of a task
     free = {"tasks", "data", "run_code", "chat", "paper", "dry_run"}
+    own = dict(sorted(settings.kept().items()))
     found = []
-    for given, usual in ((settings.kept(), SETTINGS.kept()), (vars(plan), vars(PLAN))):
+    for given, usual in ((own, SETTINGS.kept()), (vars(plan), vars(PLAN))):
         names = [name for name in given if name not in free and given[name] != usual[name]]
         found += [f"{name}={given[name]}" for name in names]
     return found
