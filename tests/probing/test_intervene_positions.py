@@ -274,7 +274,7 @@ def test_positions_that_are_never_there_are_refused(model, edit, message):
         (lambda: MaskPositions(3, steps=(None, 4)), r"got \(None, 4\)"),
         (lambda: TruncateContext(4, 4, 1), "start=4 and stop=4"),
         (lambda: TruncateContext(4, 6, -1), "got -1"),
-        (lambda: WindowAttention(-1), "radius: .* -1"),
+        (lambda: WindowAttention(-1), "radius .* -1"),
         (lambda: WindowAttention(2, keep=(-2,)), "keep: .* -2"),
         (lambda: LoneRows(rows=()), "rows"),
     ],

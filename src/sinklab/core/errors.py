@@ -5,7 +5,7 @@ that exists.
 import dataclasses
 import difflib
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict, Unpack
 
 
@@ -69,6 +69,8 @@ class Limits(TypedDict, total=False):
     at_most: float
     below: float
     one_of: Iterable[object]
+    read: Callable[[str, Any], Any]
+    """Function (name, value) of the field that checks what is given, and makes the value of it."""
     needed: bool
     """An empty tuple or string is refused."""
     flag: str
@@ -103,6 +105,8 @@ class Checked:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if "read" in field.metadata:
+                value = field.metadata["read"](field.name, value)
             if isinstance(field.default, tuple) and isinstance(value, str | int | float):
                 value = (value,)
             if isinstance(value, list | tuple):

@@ -180,15 +180,11 @@ class LowConfidence(ConfidenceRule):
     in float32 or better.
     """
 
-    defer_ids: tuple[int, ...] = ()
+    defer_ids: tuple[int, ...] = limited((), read=token_ids)
     """Tokens whose confidence is 0, so that they are committed last (LLaDA's
     `confidence_eos_eot_inf`). The probabilities of the others are taken without them."""
 
     reads_shaped = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "defer_ids", token_ids("defer_ids", self.defer_ids))
 
     def __call__(self, candidates: Candidates) -> Tensor:
         # Not exp(logit - logsumexp): near probability 1 its rounding would reorder candidates.

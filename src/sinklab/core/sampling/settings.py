@@ -119,14 +119,9 @@ class DecodingSettings(Checked):
     """Random seed; None draws one from the global generator."""
 
     def __post_init__(self) -> None:
-        chosen: dict[str, Any] = {
-            "rule": self.rule,
-            "schedule": self.schedule,
-            "cache": self.cache,
-        }
-        for kind, value in chosen.items():
+        chosen: tuple[Any, ...] = (self.rule, self.schedule, self.cache)
+        for (kind, registry), value in zip(_REGISTRIES.items(), chosen, strict=True):
             if value is not None and not isinstance(value, str):
-                registry = _REGISTRIES[kind]
                 object.__setattr__(self, kind, registry.as_text(registry.parse(value)))
         given: dict[str, Any] = {
             "suppress_ids": self.suppress_ids,

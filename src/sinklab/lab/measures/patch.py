@@ -3,7 +3,7 @@
 # B batch (1: alike in all rows), H query heads, K key/value heads, Q queries, S keys, D head dim
 # (width of hidden states)
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +73,15 @@ class Patch(LayerIntervention):
 
     file: str
     """A file of `save_run`, of one row or as many as the call has."""
-    positions: tuple[int, ...]
+    positions: tuple[int, ...] = limited(MISSING, read=whole_numbers)
     """Canvas positions that are overwritten."""
-    source: tuple[int, ...] = ()
+    source: tuple[int, ...] = limited((), read=whole_numbers)
     """Positions in the other run, one for each; none for the same ones."""
     what: str = limited("both", one_of=("key", "value", "both", "state"))
     """Vectors that are overwritten; both: key and value."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("positions", "source"):
-            object.__setattr__(self, name, whole_numbers(name, getattr(self, name)))
         if not self.positions or len(self.source) not in (0, len(self.positions)):
             raise ValueError(
                 "positions name what is overwritten, and source as many positions or none, got "

@@ -1,11 +1,12 @@
 """Edits by position: `WindowAttention` and `LoneRows`, which say what queries see."""
 
 # B batch, H query heads, Q queries, S keys; a position is a canvas column, sink columns not counted
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 
 import torch
 from torch import Tensor
 
+from sinklab.core.errors import limited
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.interventions.base import CallSite, LayerIntervention
 from sinklab.core.probing.interventions.queries import near_keys, query_positions
@@ -37,19 +38,14 @@ class WindowAttention(LayerIntervention):
     the canvas.
     """
 
-    radius: int
+    radius: int = limited(MISSING, at_least=0)
     """Positions seen on either side; 0 leaves a query its own key."""
-    keep: tuple[int, ...] = ()
+    keep: tuple[int, ...] = limited((), read=whole_numbers)
     """Canvas positions every query may see all the same, such as the first four (StreamingLLM,
     2309.17453).
     """
     keep_prefix: bool = True
     """Whether the model's own sink columns in front stay visible."""
-
-    def __post_init__(self) -> None:
-        whole_numbers("radius", (self.radius,))
-        object.__setattr__(self, "keep", whole_numbers("keep", self.keep))
-        super().__post_init__()
 
     def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
         """The call with its mask narrowed to the window."""

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.scores import of_heads
-from sinklab.core.errors import Checked
+from sinklab.core.errors import Checked, limited
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.dose import MEASURED
 from sinklab.core.probing.intervention import InterventionLog, RemovalRecord
@@ -61,17 +61,12 @@ class LayerIntervention(Checked):
     Raises ValueError for layers and heads that are no numbers or names.
     """
 
-    layers: tuple[int | str, ...] | None = None
+    layers: tuple[int | str, ...] | None = limited(None, read=chosen)
     """Layers to edit: numbers in the order of execution (-1 is the last), module paths or patterns;
     None for all.
     """
-    heads: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = limited(None, read=chosen)
     """Query heads to edit; None for all."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "layers", chosen("layers", self.layers))
-        object.__setattr__(self, "heads", chosen("heads", self.heads))
 
     def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
         """The call to make in its place (`dataclasses.replace`): the same one if nothing is to
