@@ -18,9 +18,9 @@ class HeadShare:
 
     group: Any = None
     """Process group that holds one model together."""
-    count: int = 1
+    count = 1
     """Number of processes that hold one model together."""
-    rank: int = 0
+    rank = 0
     """Rank of this process in the group."""
 
     def own(self, whole: Tensor, axis: int = 1) -> Tensor:

@@ -68,7 +68,12 @@ class KeyOrigin:
         """
         layers = stated(self.cache, "layers")
         if not self.is_own or not layers or self.layer_idx is None:
-            return self._unless_a_window(layer)
+            if self.is_own and has_windows(self.cache):
+                raise ValueError(
+                    f"{layer}: the cache {type(self.cache).__name__} has sliding windows, but the "
+                    "layer has no layer_idx to look its own up by: run it with use_cache=False"
+                )
+            return 0
         # layers beyond those of the cache read the keys of an earlier one
         stores = layers[self.layer_idx : self.layer_idx + 1] or layers
         length = max(seen_length(store) for store in stores)
@@ -81,17 +86,6 @@ class KeyOrigin:
                 "keep every key, and sliding windows (is_sliding); run it with another cache"
             )
         return length - keys
-
-    def _unless_a_window(self, layer: str) -> int:
-        """Return 0. Raises ValueError if a cache has sliding windows and does not give the start of
-        this layer's.
-        """
-        if self.is_own and has_windows(self.cache):
-            raise ValueError(
-                f"{layer}: the cache {type(self.cache).__name__} has sliding windows, but the "
-                "layer has no layer_idx to look its own up by: run it with use_cache=False"
-            )
-        return 0
 
 
 OWN = KeyOrigin()

@@ -274,7 +274,12 @@ class Tap(TorchFunctionMode):
             # `input_ids`, or the first argument if it looks like ids
             ids: Any = kwargs.get("input_ids", next(iter(args), None))
             self.ids_BS = None
-            if isinstance(ids, Tensor) and ids.dim() == 2 and holds_integers(ids):
+            if (
+                isinstance(ids, Tensor)
+                and ids.dim() == 2
+                # neither fractions nor flags are ids
+                and not (ids.is_floating_point() or ids.dtype == torch.bool)
+            ):
                 self.ids_BS = ids
         self._stack.append(path)
         self.catch_sdpa(True)
@@ -487,11 +492,6 @@ class Tap(TorchFunctionMode):
         if count == 1:
             return path
         return f"{path}#{count}"
-
-
-def holds_integers(tensor: Tensor) -> bool:
-    """Whether these are whole numbers, such as token ids, and no flags."""
-    return not (tensor.is_floating_point() or tensor.dtype == torch.bool)
 
 
 def _upwards(path: str) -> Iterator[str]:

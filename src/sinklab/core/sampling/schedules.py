@@ -104,7 +104,7 @@ class Schedule:
 
     name: ClassVar[str]
     """Name for errors: the registered one, or any."""
-    pooled: bool = False
+    pooled = False
     """Whether candidates of all rows are ranked together."""
     fixed = True
     """Whether `evaluations` is met exactly, so that it is known in advance."""

@@ -277,7 +277,6 @@ class InterventionHandler(Listener):
         """The entry of the layers that blocked keys in these heads (layers may have different
         numbers of heads).
         """
-        slot = self.slot
         parts = {layer: part for layer, part in self.effects.items() if tuple(part.heads) == heads}
         some_BHM = next(iter(parts.values())).columns_BHM
         unknown_BH = torch.full(some_BHM.shape[:2], math.nan, device=some_BHM.device)
@@ -298,11 +297,11 @@ class InterventionHandler(Listener):
         columns_BLHM = columns_BLHM[
             ..., : max((number for number, used in enumerate(is_used, 1) if used), default=0)
         ]
-        last_BLHM = self.logged.get((slot, heads))
+        last_BLHM = self.logged.get((self.slot, heads))
         # In the memory of the last entry where nothing has changed: fixed positions cost nothing
         # more.
         if last_BLHM is None or not torch.equal(last_BLHM, columns_BLHM):
-            last_BLHM = self.logged[slot, heads] = columns_BLHM
+            last_BLHM = self.logged[self.slot, heads] = columns_BLHM
         return RemovalRecord(
             forward=self.count,
             edit=self.options,
