@@ -86,7 +86,7 @@ def test_packed_arrays_come_back(dtype, row):
         assert_array_equal(unpack(pack(array, row)), array.ravel())
 
 
-def test_pack_takes_what_is_smallest():
+def test_pack_stores_differences_to_the_row_before():
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, 4000).astype(np.uint8)
     assert size(pack(noise)) < 1.01 * (size(pack(noise[:0])) + 4000 * 4 / 3)
