@@ -5,22 +5,20 @@ with weights 1/(t·N), which is the same loss, computed in chunks (`sinklab.core
 """
 
 # B batch, S sequence, M masked positions (row-major order of the mask), V vocabulary
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sinklab.core.errors import check_count, check_tensor, one_of
 
-TimeSampler = Literal["iid", "low_discrepancy"]
+SAMPLERS = ("iid", "low_discrepancy")
 
 
 def sample_times(
     batch: int,
     *,
     eps: float = 1e-3,
-    sampler: TimeSampler = "iid",
+    sampler: str = "iid",
     generator: torch.Generator | None = None,
     device: torch.device | str = "cpu",
 ) -> Tensor:
@@ -46,7 +44,7 @@ def sample_times(
             "try 1e-3"
         )
     check_count("batch", batch, "it counts times to draw")
-    one_of("sampler", sampler, get_args(TimeSampler))
+    one_of("sampler", sampler, SAMPLERS)
     if sampler == "iid":
         u_B = torch.rand(batch, generator=generator, device=device)
     else:

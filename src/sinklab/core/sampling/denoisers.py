@@ -280,8 +280,9 @@ def guided(denoiser: Any, scale: float, prompt_BS: Tensor, mask_id: int) -> Deno
         return _adapted(denoiser)
 
     def change(ids_BS: Tensor, evaluations: Evaluations) -> Tensor:
-        remedy = "pass canvas.prompt_BS of the same canvas"
-        check_tensor("prompt_BS", prompt_BS, ids_BS.shape, "bool", remedy)
+        check_tensor(
+            "prompt_BS", prompt_BS, ids_BS.shape, "bool", "pass canvas.prompt_BS of the same canvas"
+        )
         with_prompt, without_prompt = evaluations
         cond_MV = with_prompt(ids_BS)
         un_MV = without_prompt(ids_BS.masked_fill(prompt_BS.to(ids_BS.device), mask_id))

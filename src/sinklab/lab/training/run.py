@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from sinklab.core.diffusion import TimeSampler
 from sinklab.core.registry import rules
 from sinklab.lab.data import StreamedRows, row_start
 from sinklab.lab.files import Terminated, on_sigterm
@@ -208,7 +207,7 @@ def _trainer(
     noise = NoisyCollator(
         settings.seed,
         settings.batch,
-        cast(TimeSampler, settings.time_sampler),
+        settings.time_sampler,
         clean_steps=causal,
     )
     if autoregressive:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from transformers import Trainer
 
-from sinklab.core.diffusion import TimeSampler, sample_times
+from sinklab.core.diffusion import sample_times
 from sinklab.core.models.diffusion_lm import DiffusionLM
 from sinklab.core.models.head import IGNORE_INDEX
 from sinklab.core.models.sinks.base import sink_of
@@ -37,9 +37,7 @@ from sinklab.lab.training.recorders import Recorder
 _TIME, _MASK, _STEP_TIMES, _VISIBLE = range(4)
 
 
-def row_times(
-    seed: int, rows_B: Tensor, batch: int, sampler: TimeSampler, blocks: int = 1
-) -> Tensor:
+def row_times(seed: int, rows_B: Tensor, batch: int, sampler: str, blocks: int = 1) -> Tensor:
     """Diffusion times (B, blocks) of each row of the run.
 
     Args:
@@ -106,7 +104,7 @@ class NoisyCollator:
 
     seed: int
     batch: int
-    sampler: TimeSampler
+    sampler: str
     clean_steps: int = 0
     block_length: int | None = None
     """Tokens that share a diffusion time; None for the row."""
