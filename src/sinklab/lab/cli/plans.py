@@ -173,7 +173,7 @@ def plan_for(
     where = "this"
     if model:
         info = describe(reading.base or model, revision=reading.revision)
-        where = f"on {info.name}"
+        where = f"on {model}"
     found = amount(settings, info)
     if found is None:
         return Plan(f"plan: how much {where} takes is not known beforehand")
