@@ -301,11 +301,17 @@ class Study(Reader):
     def heldout(self) -> pd.DataFrame | None:
         """Loss over blocked sinks: k, control, loss, stderr, and ``losses`` of the rows of text if
         they were kept; ``delta`` against k = 0 is added if it is missing, and ``delta_low`` and
-        ``delta_high``, the ends of its 95 % interval over rows, NaN without their losses.
+        ``delta_high``, the ends of its 95 % interval over rows, NaN without their losses. Raises
+        ValueError for one without k = 0.
         """
         frame = self.table("heldout")
         if frame is None:
             return None
+        if not (frame["k"] == 0).any():
+            raise ValueError(
+                f"{self.run.path}: the table heldout lacks k = 0, the loss with nothing blocked, "
+                f"which a trace always writes. {REMEDY}"
+            )
         base, _ = blocked_at(frame)
         if "delta" not in frame:
             error = np.hypot(frame["stderr"], base["stderr"])
