@@ -456,7 +456,7 @@ def test_a_table_without_paired_differences_gets_unpaired_ones(make_study):
     got = as_studies(make_study("bare", leave_out=("heldout",), whole={"heldout": bare}))[0].heldout
     assert_allclose(got["delta"], frame["delta"])
     assert_allclose(got["delta_stderr"], 0.01 * np.sqrt(2))
-    blocked = bare[bare["k"] != 0]
+    blocked = frame[frame["k"] != 0][[*bare]]
     lost = make_study("lost", leave_out=("heldout",), whole={"heldout": blocked})
     with pytest.raises(ValueError, match="lacks k = 0"):
         _ = as_studies(lost)[0].heldout
