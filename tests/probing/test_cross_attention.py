@@ -9,7 +9,6 @@ from torch.testing import assert_close
 
 from refusals import refusing
 from sinklab.core.probing import BlockKeys, Positions, TopKeys, intervene, trace
-from sinklab.lab.measures import WindowAttention
 
 PADS = 4
 
@@ -170,7 +169,10 @@ def test_added_sinks_are_counted_by_the_first_call_over_the_own_sequence():
     assert record.columns_BLHM.unique().tolist() == [8]
 
 
+@pytest.mark.ring("lab")
 def test_edits_by_the_position_of_queries_are_refused_there():
+    from sinklab.lab.measures import WindowAttention
+
     model, given = translator("bart"), source(12, "left")
     refused = refusing("encoder_attn attends to")
     with torch.no_grad(), refused, intervene(model, WindowAttention(3)):

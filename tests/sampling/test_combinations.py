@@ -11,7 +11,6 @@ from toy_denoiser import MASK, PAD, ToyDenoiser
 from refusals import refused
 from sinklab.core.registry import schedules, unmasking_rules
 from sinklab.core.sampling import Canvas, LowConfidence, Origin, Timed, denoise
-from sinklab.lab.samplers import Entropy, EntropyBound, Factor, Threshold, TopkMargin
 
 CANVAS = Canvas.from_prompts(
     [[1, 2, 3, 4, 5], [6, 7], [], [8]], new_tokens=12, mask_id=MASK, pad_id=PAD
@@ -25,6 +24,12 @@ def start(seed=0, **settings):
     return denoise(ToyDenoiser(CANVAS.attention_BS), CANVAS, generator=generator, **settings)
 
 
+def samplers():
+    from sinklab.lab import samplers as found
+
+    return found
+
+
 @pytest.mark.ring("lab")
 @pytest.mark.parametrize(
     "settings, message",
@@ -35,7 +40,7 @@ def start(seed=0, **settings):
             r"confidence; use",
         ),
         (
-            {"rule": TopkMargin(), "schedule": Factor()},
+            {"rule": "topk_margin", "schedule": "factor"},
             r"TopkMargin.*, which gives no probability of the",
         ),
         (
@@ -58,7 +63,7 @@ def start(seed=0, **settings):
             "out, or use",
         ),
         (
-            {"rule": LowConfidence(alg_temp=0.5), "schedule": Threshold()},
+            {"rule": LowConfidence(alg_temp=0.5), "schedule": "threshold"},
             "the schedule 'threshold' reads the scores themselves, got alg_temp=0.5; leave "
             "alg_temp out",
         ),
@@ -103,10 +108,16 @@ def test_what_makes_no_sense_is_refused_before_the_first_step(settings, message)
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: Threshold(1.1), "threshold must be at least 0 and at most 1, but is 1.1"),
-        (lambda: Threshold(float("nan")), "threshold must be at least 0 and at most 1, but is nan"),
-        (lambda: Factor(0.0), "factor must be more than 0, but is 0.0"),
-        (lambda: EntropyBound(-1.0), "gamma must be at least 0, but is -1.0"),
+        (
+            lambda: samplers().Threshold(1.1),
+            "threshold must be at least 0 and at most 1, but is 1.1",
+        ),
+        (
+            lambda: samplers().Threshold(float("nan")),
+            "threshold must be at least 0 and at most 1, but is nan",
+        ),
+        (lambda: samplers().Factor(0.0), "factor must be more than 0, but is 0.0"),
+        (lambda: samplers().EntropyBound(-1.0), "gamma must be at least 0, but is -1.0"),
         (
             lambda: Timed(0.0),
             "eps must be more than 0 and less than 1, but is 0.0; Dream uses 1e-3",
@@ -117,7 +128,7 @@ def test_what_makes_no_sense_is_refused_before_the_first_step(settings, message)
             "alg_temp must be at least 0 and finite or left out, but is -0.1",
         ),
         (
-            lambda: Entropy(alg_temp=float("inf")),
+            lambda: samplers().Entropy(alg_temp=float("inf")),
             "alg_temp must be at least 0 and finite or left out, but is inf",
         ),
         (

@@ -8,9 +8,10 @@ from plain_decoders import dynamic, entropy_bound, even, factor, plain_row, thre
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
 from sinklab.core.sampling import Canvas, EvenQuota, Timed, denoise
-from sinklab.lab.samplers import Entropy, EntropyBound, Factor, MaskgitPlus, Threshold, TopkMargin
 
-RULES = ["low_confidence", "maskgit_plus", "topk_margin", "entropy", "left_to_right"]
+LAB = pytest.mark.ring("lab")
+OF_LAB = [pytest.param(rule, marks=LAB) for rule in ("maskgit_plus", "topk_margin", "entropy")]
+RULES = ["low_confidence", *OF_LAB, "left_to_right"]
 PROMPTS = [[1, 2, 3, 4, 5], [6, 7], [], [8, 9, 10]]
 
 
@@ -34,22 +35,23 @@ def distinct(canvases):
 
 
 SCHEDULES = [
-    ("low_confidence", Threshold(0.5), threshold(0.5)),
-    ("low_confidence", Threshold(0.0), threshold(0.0)),
-    ("low_confidence", Threshold(1.0), threshold(1.0)),
-    ("maskgit_plus", Threshold(0.8), threshold(0.8)),
-    ("topk_margin", Threshold(0.4), threshold(0.4)),
-    ("low_confidence", Factor(1.0), factor(1.0, False)),
-    ("low_confidence", Factor(1.0, strict=True), factor(1.0, True)),
-    ("maskgit_plus", Factor(0.5), factor(0.5, False)),
-    ("maskgit_plus", Factor(2.5, strict=True), factor(2.5, True)),
-    ("entropy", EntropyBound(0.0), entropy_bound(0.0)),
-    ("entropy", EntropyBound(0.7), entropy_bound(0.7)),
-    ("entropy", EntropyBound(3.0), entropy_bound(3.0)),
-    ("entropy", EntropyBound(1e9), entropy_bound(1e9)),
+    ("low_confidence", "threshold:threshold=0.5", threshold(0.5)),
+    ("low_confidence", "threshold:threshold=0.0", threshold(0.0)),
+    ("low_confidence", "threshold:threshold=1.0", threshold(1.0)),
+    ("maskgit_plus", "threshold:threshold=0.8", threshold(0.8)),
+    ("topk_margin", "threshold:threshold=0.4", threshold(0.4)),
+    ("low_confidence", "factor:factor=1.0", factor(1.0, False)),
+    ("low_confidence", "factor:factor=1.0,strict=true", factor(1.0, True)),
+    ("maskgit_plus", "factor:factor=0.5", factor(0.5, False)),
+    ("maskgit_plus", "factor:factor=2.5,strict=true", factor(2.5, True)),
+    ("entropy", "entropy_bound:gamma=0.0", entropy_bound(0.0)),
+    ("entropy", "entropy_bound:gamma=0.7", entropy_bound(0.7)),
+    ("entropy", "entropy_bound:gamma=3.0", entropy_bound(3.0)),
+    ("entropy", "entropy_bound:gamma=1e9", entropy_bound(1e9)),
 ]
 
 
+@LAB
 @pytest.mark.parametrize("rule, schedule, count", SCHEDULES, ids=lambda value: str(value)[:32])
 def test_schedules_that_read_the_scores(rule, schedule, count):
     sizes = set()
@@ -66,7 +68,7 @@ def test_schedules_that_read_the_scores(rule, schedule, count):
             expected = plain_row(toy, [*prompt, *[MASK] * 12], rule, blocks)
             # A row that has finished its block waits for the others, so its canvas may repeat.
             assert distinct(canvases) == expected, f"seed {seed}"
-    if schedule not in (Threshold(1.0), EntropyBound(0.0)):
+    if schedule not in ("threshold:threshold=1.0", "entropy_bound:gamma=0.0"):
         assert max(sizes) > 1, "the setting never commits more than one"
 
 
@@ -136,22 +138,19 @@ def test_lladas_even_quota(rule):
             assert canvases == plain_row(toy, [*prompt, *[MASK] * 12], rule, blocks)
 
 
-@pytest.mark.parametrize("rule", [MaskgitPlus(), TopkMargin(), Entropy()], ids=str)
+@pytest.mark.parametrize("rule", OF_LAB)
 @pytest.mark.parametrize(
     "cuts", [{"top_p": 0.6}, {"top_k": 3}, {"top_p": 0.9, "top_k": 5}, {"top_k": 99}], ids=str
 )
 def test_scores_after_top_p_and_top_k(rule, cuts):
-    name = {"MaskgitPlus": "maskgit_plus", "TopkMargin": "topk_margin", "Entropy": "entropy"}[
-        type(rule).__name__
-    ]
     differs = False
     for seed in range(4):
         canvas = Canvas.from_prompts(PROMPTS, new_tokens=12, mask_id=MASK, pad_id=PAD)
         toy, ours, _ = rows(canvas, seed, rule=rule, **cuts)
         for prompt, canvases in zip(PROMPTS, ours, strict=True):
             start = [*prompt, *[MASK] * 12]
-            assert canvases == plain_row(toy, start, name, [(12, even(12))], **cuts)
-            differs |= canvases != plain_row(toy, start, name, [(12, even(12))])
+            assert canvases == plain_row(toy, start, rule, [(12, even(12))], **cuts)
+            differs |= canvases != plain_row(toy, start, rule, [(12, even(12))])
     assert differs or cuts == {"top_k": 99}, "the cut changes nothing"
 
 

@@ -17,7 +17,6 @@ from sinklab.core.sampling import (
     TokenSampling,
     denoise,
 )
-from sinklab.lab.samplers import Entropy, MaskgitPlus, PositionalOrder, TopkMargin
 
 
 def seeded(seed=0):
@@ -31,7 +30,10 @@ def candidates(logits_MV, generator=None, mask_id=99, **sampling):
     return Candidates(logits_MV, shape, mask_id, every_BS, ids_BS, every_BS, generator)
 
 
+@pytest.mark.ring("lab")
 def test_confidence_is_taken_in_float32_or_better():
+    from sinklab.lab.samplers import Entropy, MaskgitPlus, TopkMargin
+
     for rule in (LowConfidence(), MaskgitPlus(), TopkMargin(), Entropy()):
         assert rule(candidates(torch.randn(3, 5).bfloat16())).dtype == torch.float32
         assert rule(candidates(torch.randn(3, 5).double())).dtype == torch.float64
@@ -50,7 +52,10 @@ def test_deferred_tokens_have_confidence_zero_and_no_part_in_the_others():
     refused(r"defer_ids .*0 to 2, got \[3\]", LowConfidence(defer_ids=(3,)), candidates(logits_MV))
 
 
+@pytest.mark.ring("lab")
 def test_scores_are_not_those_of_the_proposal_where_the_rule_looks_at_the_distribution():
+    from sinklab.lab.samplers import Entropy, MaskgitPlus, TopkMargin
+
     """A drawn token of probability 0.1: its own confidence is low, margin and entropy are those of
     the rest.
     """
@@ -64,7 +69,10 @@ def test_scores_are_not_those_of_the_proposal_where_the_rule_looks_at_the_distri
     )
 
 
+@pytest.mark.ring("lab")
 def test_temperature_shapes_dreams_scores_and_not_lladas():
+    from sinklab.lab.samplers import MaskgitPlus
+
     logits_MV = torch.randn(6, 5, generator=seeded())
     hot = candidates(logits_MV, seeded(), temperature=2.0)
     assert_close(
@@ -100,7 +108,10 @@ def zeros(ids_BS, wanted_BS):
     return torch.zeros(int(wanted_BS.sum()), VOCABULARY)
 
 
+@pytest.mark.ring("lab")
 def test_positional_order_is_one_permutation_per_row_known_from_the_start():
+    from sinklab.lab.samplers import PositionalOrder
+
     canvas = Canvas.from_prompts([[1]] * 300, new_tokens=5, mask_id=MASK)
     steps, again = (
         list(denoise(zeros, canvas, rule="positional", generator=seeded(5))) for _ in range(2)

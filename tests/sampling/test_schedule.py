@@ -14,7 +14,6 @@ from sinklab.core.sampling import (
     denoise,
     split_steps,
 )
-from sinklab.lab.samplers import Entropy, EntropyBound, Threshold
 
 
 def test_every_row_has_its_own_counts():
@@ -93,8 +92,11 @@ def constant(new_tokens):
     return lambda ids_BS, wanted_BS: zeros[: int(wanted_BS.sum())]
 
 
+@pytest.mark.ring("lab")
 @pytest.mark.ring("extras")
 def test_schedules_are_values_with_names():
+    from sinklab.lab.samplers import Threshold
+
     assert {name: type(schedules.make(name)) for name in schedules} == dict(schedules)
     assert {schedules.make(name).name for name in schedules} == set(schedules)
     assert schedules.make("threshold", threshold=0.5) == Threshold(0.5)
@@ -110,7 +112,10 @@ def committed(logits_MV, **settings):
     )
 
 
+@pytest.mark.ring("lab")
 def test_a_confidence_that_is_just_the_threshold_is_enough():
+    from sinklab.lab.samplers import Threshold
+
     coins_MV = torch.zeros(4, 2)
     assert committed(coins_MV, schedule=Threshold(0.5)) == 4
     assert committed(coins_MV, schedule=Threshold(0.5 + 2**-20)) == 1
@@ -118,7 +123,10 @@ def test_a_confidence_that_is_just_the_threshold_is_enough():
     assert committed(sure_MV, schedule=Threshold(1.0)) == 3
 
 
+@pytest.mark.ring("lab")
 def test_a_sum_of_entropies_that_is_just_the_bound_is_allowed():
+    from sinklab.lab.samplers import Entropy, EntropyBound
+
     coins_MV = torch.zeros(5, 2)
     every_BS = torch.ones(1, 5).bool()
     given = Candidates(coins_MV, TokenSampling(), 2, every_BS, every_BS.long(), every_BS)
@@ -132,7 +140,10 @@ def test_a_sum_of_entropies_that_is_just_the_bound_is_allowed():
         )
 
 
+@pytest.mark.ring("lab")
 def test_a_bound_of_zero_commits_one_token_beside_those_without_entropy():
+    from sinklab.lab.samplers import EntropyBound
+
     sure, coin = [0.0, -torch.inf], [0.0, 0.0]
     for many in range(4):
         logits_MV = torch.tensor([coin, *[sure] * many, coin, coin])

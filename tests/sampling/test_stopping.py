@@ -6,7 +6,6 @@ from plain_decoders import even, plain_row, threshold
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
 from sinklab.core.sampling import Canvas, denoise
-from sinklab.lab.samplers import Threshold
 
 ROWS = [[1, 2, 3, 4, 5], [6, 7], [], [8, 9, 10]]
 
@@ -29,9 +28,14 @@ SETTINGS = [
     {"rule": "left_to_right"},
     {"steps": 6},
     {"block_length": 3},
-    {"block_length": 4, "schedule": Threshold(0.4)},
+    pytest.param(
+        {"block_length": 4, "schedule": "threshold:threshold=0.4"}, marks=pytest.mark.ring("lab")
+    ),
     {"schedule": "timed", "steps": 15},
-    {"rule": "entropy", "schedule": "entropy_bound", "block_length": 6},
+    pytest.param(
+        {"rule": "entropy", "schedule": "entropy_bound", "block_length": 6},
+        marks=pytest.mark.ring("lab"),
+    ),
 ]
 
 

@@ -7,7 +7,6 @@ from toy_denoiser import MASK, ToyDenoiser
 
 from refusals import refused
 from sinklab.core.sampling import Canvas, Timed, denoise
-from sinklab.lab.samplers import Threshold
 
 HOLES = [[MASK, 1, MASK, MASK, MASK, 3, MASK], [4, MASK, 5, MASK, 7, 8, 9], [0, 1, 2, 3, 4, 5, 6]]
 
@@ -28,7 +27,7 @@ def distinct(texts):
         {"steps": 2},
         {"steps": 1},
         {"block_length": 2},
-        {"block_length": 2, "schedule": Threshold(0.3)},
+        {"block_length": 2, "schedule": "threshold:threshold=0.3"},
         {"schedule": "timed", "steps": 2},
         {"schedule": "timed", "steps": 9},
         {"schedule": "alpha", "steps": 9},

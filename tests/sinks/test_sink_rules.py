@@ -9,8 +9,6 @@ from refusals import refused
 from shared_data import shared
 from sinklab.core.sinks import Excess, Gu, find_sinks
 from sinklab.core.sinks.normalize import even_weight, is_defined
-from sinklab.lab.analysis.mean_weights import main_sink, mean_weight
-from sinklab.lab.analysis.rules import Top
 
 
 def one_hot(keys, at=1):
@@ -86,8 +84,11 @@ def test_visible_counts_replace_the_number_of_keys():
     assert find_sinks(prefix, Excess(), np.full(6, 4)).tolist() == [True] + [False] * 5
 
 
+@pytest.mark.ring("lab")
 @pytest.mark.parametrize("keys", [24, 64, 500])
 def test_uniform_causal_attention_and_previous_tokens_have_no_sinks(keys):
+    from sinklab.lab.analysis.rules import Top
+
     even, visible = causal(uniform_rows(keys))
     # the column sum of the first key is that of the harmonic series, above the threshold of a full
     # canvas
@@ -124,7 +125,10 @@ def test_the_even_weight_is_the_mean_of_one_over_the_keys_that_are_seen():
     assert even_weight(np.array([8.0, 8.0, 0.0])).tolist()[:2] == [1 / 8, 1 / 8]
 
 
+@pytest.mark.ring("lab")
 def test_keys_that_few_queries_see_are_never_sinks():
+    from sinklab.lab.analysis.mean_weights import main_sink, mean_weight
+
     keys = 60
     visible = np.arange(keys, 0, -1)
     # every query looks at itself alone: the last key has a mean weight of 1, from one row
@@ -200,7 +204,10 @@ def test_float16_scores_do_not_overflow():
     assert not find_sinks(np.array([1.0, 1.0, 1.0, 1.0 + 1e-12]), Excess(0.5, "zscore")).any()
 
 
+@pytest.mark.ring("lab")
 def test_top_gives_ties_to_the_earlier_key():
+    from sinklab.lab.analysis.rules import Top
+
     assert find_sinks(np.array([1.0, 2.0, 2.0, 2.0, 0.0]), Top(2)).tolist() == [
         False,
         True,
@@ -217,7 +224,10 @@ def test_top_gives_ties_to_the_earlier_key():
     ]
 
 
+@pytest.mark.ring("lab")
 def test_errors():
+    from sinklab.lab.analysis.rules import Top
+
     refused(r"k=4 of 4 keys. Choose k < 4", find_sinks, np.ones(4), Top(4))
     refused(r"k must be at least 1, but is 0", Top, 0)
     refused(r"'sums'; did you mean 'sum'\?", Excess, 3.0, "sums")

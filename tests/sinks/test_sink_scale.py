@@ -5,11 +5,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from refusals import refused
 from sinklab.core.sinks import Excess, Gu, even_share, find_sinks
-from sinklab.lab.analysis.mean_weights import main_sink
-from sinklab.lab.analysis.rules import Top
 
 
+@pytest.mark.ring("lab")
 def test_one_query_of_a_cached_decoder_counts_as_if_all_had_run():
+    from sinklab.lab.analysis.rules import Top
+
     # Twelve positions, one query: it gives 0.4 to the first key and 0.06 to each of ten others; the
     # last is not there.
     received = np.array([0.4] + [0.06] * 10 + [np.nan], dtype=np.float32)
@@ -68,7 +69,14 @@ def test_steps_that_do_not_exist_stay_away():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "rule", [Excess(), Excess(1.0, "percent"), Excess(2.0, "zscore"), Gu(), Top(2)]
+    "rule",
+    [
+        Excess(),
+        Excess(1.0, "percent"),
+        Excess(2.0, "zscore"),
+        Gu(),
+        pytest.param("top:k=2", marks=pytest.mark.ring("lab")),
+    ],
 )
 def test_tensors_stay_tensors_and_agree_with_arrays(dtype, rule):
     draw = np.random.default_rng(0).dirichlet(np.full(10, 0.2), size=(3, 2, 4)).sum(-2)
@@ -100,7 +108,10 @@ def test_errors_name_the_shapes():
     refused(r"shapes \(2, 8\) and \(8,\)", find_sinks, torch.ones(8), Excess(), torch.ones(2, 8))
 
 
+@pytest.mark.ring("lab")
 def test_main_sink_passes_over_nan_and_gives_ties_to_the_earlier_key():
+    from sinklab.lab.analysis.mean_weights import main_sink
+
     received = np.array(
         [[np.nan, 1.0, 2.0], [np.nan, np.nan, np.nan], [0.0, -1.0, np.nan], [1.0, 3.0, 3.0]]
     )
