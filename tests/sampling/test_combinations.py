@@ -171,6 +171,7 @@ def test_every_other_pair_of_rule_and_schedule_decodes_everything():
     assert sorted(refused) == sorted(expected)
 
 
+@pytest.mark.ring("lab")
 @pytest.mark.parametrize("schedule", ["even", "timed"])
 @pytest.mark.parametrize("rule", ["low_confidence", "maskgit_plus", "topk_margin", "entropy"])
 def test_drawn_positions_follow_the_seed_and_differ_from_the_best(rule, schedule):
