@@ -218,6 +218,6 @@ def test_a_name_that_is_taken_is_an_error_each_time(tmp_path, modules):
     first, second = done.stdout.splitlines()
     assert first == second and re.fullmatch(
         r"the sink rule '(top|plugged)' is defined twice, in first_plugin and in "
-        r"(sinklab\.core\.sinks\.rules|second_plugin); rename one of them",
+        r"(sinklab\.lab\.analysis\.rules|second_plugin); rename one of them",
         first,
     )

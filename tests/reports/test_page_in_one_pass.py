@@ -22,7 +22,7 @@ from sinklab.lab.analysis import (
     overlap_by_layer,
     overlap_by_step,
 )
-from sinklab.lab.analysis.mean_weights import main_sink
+from sinklab.lab.analysis.counts import main_sink
 from sinklab.lab.analysis.rules import Top
 from sinklab.lab.analysis.thresholds import score_histogram
 from sinklab.lab.records.storage import write_arrays

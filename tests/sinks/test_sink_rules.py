@@ -127,7 +127,7 @@ def test_the_even_weight_is_the_mean_of_one_over_the_keys_that_are_seen():
 
 @pytest.mark.ring("lab")
 def test_keys_that_few_queries_see_are_never_sinks():
-    from sinklab.lab.analysis.mean_weights import main_sink, mean_weight
+    from sinklab.lab.analysis.counts import main_sink, mean_weight
 
     keys = 60
     visible = np.arange(keys, 0, -1)

@@ -110,7 +110,7 @@ def test_errors_name_the_shapes():
 
 @pytest.mark.ring("lab")
 def test_main_sink_passes_over_nan_and_gives_ties_to_the_earlier_key():
-    from sinklab.lab.analysis.mean_weights import main_sink
+    from sinklab.lab.analysis.counts import main_sink
 
     received = np.array(
         [[np.nan, 1.0, 2.0], [np.nan, np.nan, np.nan], [0.0, -1.0, np.nan], [1.0, 3.0, 3.0]]

@@ -17,9 +17,9 @@ from scipy import optimize
 
 from sinklab.core.sinks.rules import DEFAULT, find_sinks
 from sinklab.lab.analysis import linear_probes as probes
+from sinklab.lab.analysis.counts import main_sink, mean_weight
 from sinklab.lab.analysis.estimates import Estimate, mean_interval
 from sinklab.lab.analysis.explained import explained_mass
-from sinklab.lab.analysis.mean_weights import main_sink, mean_weight
 from sinklab.lab.analysis.movement import MotionSummary, motion
 from sinklab.lab.analysis.strongest import strongest
 from sinklab.lab.analysis.verdicts import (

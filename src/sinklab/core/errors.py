@@ -5,7 +5,8 @@ that exists.
 import dataclasses
 import difflib
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypedDict, Unpack
 
 
@@ -206,3 +207,31 @@ def check_tensor(
         sizes = ", ".join(str(size or "any") for size in wanted)
         rule = f"{kind} of shape".lstrip()
         raise _error(f"{name} must be {rule} ({sizes}), but is {dtype} of shape {found}", remedy)
+
+
+def token_ids(what: str, given: Any) -> tuple[int, ...]:
+    """`given`, an id or an iterable of ids (a tensor too), as a tuple. Raises ValueError with the
+    name of the argument.
+    """
+    with suppress(TypeError):
+        return (operator.index(given),)
+    try:
+        return tuple(operator.index(one) for one in given)
+    except TypeError:
+        raise ValueError(
+            f"{what} takes a token id or several, got {given!r}; tokenizer.convert_tokens_to_ids "
+            "gives them."
+        ) from None
+
+
+def check_vocabulary(what: str, ids: Sequence[int], size: int | None = None) -> None:
+    """Raises ValueError for an id that is negative, or that has no logit if the vocabulary's size
+    is known.
+    """
+    if ids and (min(ids) < 0 or (size is not None and max(ids) >= size)):
+        upto = "upwards"
+        if size is not None:
+            upto = f"to {size - 1}"
+        raise ValueError(
+            f"{what} must lie in the vocabulary, 0 {upto}, got {list(ids)}; check the tokenizer."
+        )

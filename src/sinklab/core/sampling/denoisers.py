@@ -12,10 +12,9 @@ from torch import Tensor
 
 from sinklab.core.attention.context import module_of
 from sinklab.core.attention.scores import on_device
-from sinklab.core.errors import check_count, check_tensor
+from sinklab.core.errors import check_count, check_tensor, check_vocabulary, token_ids
 from sinklab.core.sampling.caches import BlockWork, Cache
 from sinklab.core.sampling.canvas import Canvas, Places
-from sinklab.core.sampling.token_ids import check_vocabulary, token_ids
 
 # B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W
 # recomputed columns

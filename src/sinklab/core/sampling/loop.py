@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.attention.context import decoding
-from sinklab.core.errors import check_count, check_tensor
+from sinklab.core.errors import check_count, check_tensor, check_vocabulary, token_ids
 from sinklab.core.registry import schedules, value_of
 from sinklab.core.sampling.caches import Cache, cache_of
 from sinklab.core.sampling.canvas import (
@@ -21,7 +21,6 @@ from sinklab.core.sampling.canvas import (
 from sinklab.core.sampling.denoisers import Denoiser, DenoisingModel, Evaluation, denoiser_of
 from sinklab.core.sampling.rules import Candidates, UnmaskingRule, rule_of
 from sinklab.core.sampling.schedules import EvenQuota, Schedule, Timed, Turn
-from sinklab.core.sampling.token_ids import check_vocabulary, token_ids
 from sinklab.core.sampling.tokens import TokenSampling, perturbed, required
 
 # B batch rows, S canvas positions, M candidate positions in row-major order, V vocabulary

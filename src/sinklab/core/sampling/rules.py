@@ -13,10 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sinklab.core.errors import Checked, limited
+from sinklab.core.errors import Checked, check_vocabulary, limited, token_ids
 from sinklab.core.registry import unmasking_rules, value_of
 from sinklab.core.sampling.canvas import true_indices
-from sinklab.core.sampling.token_ids import check_vocabulary, token_ids
 from sinklab.core.sampling.tokens import TokenSampling, proposals, required, shaped
 
 # B batch rows, S canvas positions, M candidate positions in row-major order, V vocabulary

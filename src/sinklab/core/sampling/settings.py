@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sinklab.core.errors import Checked
+from sinklab.core.errors import Checked, token_ids
 from sinklab.core.registry import Registry, caches, schedules, unmasking_rules
-from sinklab.core.sampling.token_ids import token_ids
 
 if TYPE_CHECKING:
     from sinklab.core.sampling.canvas import Canvas

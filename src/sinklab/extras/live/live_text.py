@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from sinklab.core.probing import BlockKeys, intervene, position_states, trace
 from sinklab.core.sampling import Canvas, DecodingSettings, Step
 from sinklab.core.sinks.normalize import even_share
-from sinklab.lab.analysis.mean_weights import main_sink
+from sinklab.lab.analysis.counts import main_sink
 from sinklab.lab.analysis.tokens import characters, token_class
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.tokens import special_roles, token_text
@@ -236,7 +236,7 @@ class LiveText:
             "scale": scale.as_json(),
             "codes": {
                 name: _packed(scale.encode(a))
-                for name, a in (("heads", a_LHK), ("mean", [mean_LK.mean(0), *mean_LK]))
+                for name, a in (("heads", a_LHK), ("mean", np.stack([mean_LK.mean(0), *mean_LK])))
             },
             "main": (main_sink(a_LHK, seen_L1K) + 1).ravel().tolist(),
             "visible": [round(float(seen_L1K.max()))],

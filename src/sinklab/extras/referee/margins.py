@@ -50,7 +50,7 @@ class Watch(UnmaskingRule):
     def __post_init__(self) -> None:
         # those of the rule, on which schedules and sampling depend
         self.measure = self.rule.measure  # type: ignore[misc]
-        self.reads_shaped = self.rule.reads_shaped  # type: ignore[misc]
+        self.reads_shaped = self.rule.reads_shaped
 
     def __call__(self, candidates: Any) -> Tensor:
         """The scores of the rule."""

@@ -1,12 +1,12 @@
 from .answers import Answer as Answer
 from .answers import Answers as Answers
+from .counts import main_sink as main_sink
 from .estimates import Estimate as Estimate
 from .estimates import jackknife as jackknife
 from .estimates import mean_over as mean_over
 from .estimates import median_over as median_over
 from .explained import Explained as Explained
 from .explained import explained_mass as explained_mass
-from .mean_weights import main_sink as main_sink
 from .movement import Motion as Motion
 from .movement import MotionSummary as MotionSummary
 from .movement import motion as motion

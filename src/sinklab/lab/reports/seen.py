@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.core.sinks import Rule, even_share
-from sinklab.lab.analysis.counts import Slab, ratio
-from sinklab.lab.analysis.mean_weights import main_sink
+from sinklab.lab.analysis.counts import Slab, main_sink, ratio
 from sinklab.lab.analysis.movement import MotionCounter
 from sinklab.lab.analysis.overlap import overlap_by_head
 

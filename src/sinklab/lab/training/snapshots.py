@@ -20,8 +20,7 @@ from sinklab.core.compat import compiled_module
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.probing import Recording, trace
 from sinklab.core.sinks import DEFAULT, Rule, find_sinks
-from sinklab.lab.analysis.counts import ratio
-from sinklab.lab.analysis.mean_weights import main_sink
+from sinklab.lab.analysis.counts import main_sink, ratio
 from sinklab.lab.analysis.movement import motion
 
 SAMPLE = 1 << 14

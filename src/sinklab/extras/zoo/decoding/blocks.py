@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from sinklab.core.attention.context import decoding, running
-from sinklab.core.errors import Checked, limited
+from sinklab.core.errors import Checked, check_vocabulary, limited
 from sinklab.core.probing.statistics import position_states
 from sinklab.core.registry import schedules
 from sinklab.core.sampling import Candidates, EvenQuota, Turn, UnmaskingRule, commit_counts
 from sinklab.core.sampling.canvas import Canvas, Places, block_columns
 from sinklab.core.sampling.loop import Run, Step, WritingSchedule, check_best, check_scores
-from sinklab.core.sampling.token_ids import check_vocabulary
 from sinklab.lab.samplers import Threshold
 
 

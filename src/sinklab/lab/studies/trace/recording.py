@@ -22,8 +22,7 @@ from sinklab.core.probing.recording import Recording, padded_stack
 from sinklab.core.registry import statistics
 from sinklab.core.sampling.canvas import Canvas
 from sinklab.core.sinks.rules import DEFAULT, find_sinks
-from sinklab.lab.analysis.counts import ratio
-from sinklab.lab.analysis.mean_weights import main_sink, mean_weight
+from sinklab.lab.analysis.counts import main_sink, mean_weight, ratio
 from sinklab.lab.measures.some_queries import WINDOW
 from sinklab.lab.records.info import STUDY_DIMS, of_twin
 from sinklab.lab.scoring import Moment, Task
