@@ -11,7 +11,8 @@ memory is its own.
 llada, dream, llada2: shapes of LLaDA-8B-Instruct and Dream-v0-Instruct-7B, and 5 of the 20 layers
 of LLaDA2.0-mini (256 experts each). `load`; one denoising step of 64 positions plain, traced (are
 the logits the same to the bit?) and with the most attended key of every head hidden;
-`sinklab trace` with its run folder, and the page of `sinklab report`. scratch: the 472M model of
+`sinklab trace` with its run folder, and the page of `sinklab report`; on a GPU `sinklab curve` of
+48 rows of 128 tokens. scratch: the 472M model of
 «One Token Is Enough», one and two rows of 2,048 tokens, with and without activation checkpointing,
 plain and with a sink: peak memory beside 16 bytes a parameter (weight, gradient, two moments), and
 how much another row takes. lora: `sinklab train --train-only lora` of the LLaDA shape on one row of
@@ -324,6 +325,23 @@ def page(folder: str, device: str, positions: int) -> dict[str, Any]:
     }
 
 
+def curve(folder: str, device: str, positions: int) -> dict[str, Any]:
+    """`sinklab curve` of 48 rows of 128 tokens (4 of 16 where steps have 16 positions): k = 0, 1,
+    5, 10, sinks and random keys.
+    """
+    from sinklab.lab.cli import main as command
+
+    room = Path(folder).parent
+    rows, length, ks = ("4", "16", "0 1 2") if positions == 16 else ("48", "128", "0 1 5 10")
+    corpus = room / "corpus.txt"
+    corpus.write_text(" ".join(f"w{7 * word % 240 + 3}" for word in range(48 * 128 + 1)))
+    given = ["curve", "--model", folder, "--dtype", "auto", "--device", device]
+    given += ["--heldout", str(corpus), "--rows", rows, "--length", length, "--ks", *ks.split()]
+    given += ["--controls", "sinks", "random", "--no-twin", "--out", str(room / "curve")]
+    reset_peak(device)
+    return {"curve_s": seconds(lambda: command(given), device), "peak_gb": peak_gb(device)}
+
+
 def train_peak(device: str, room: str, settings: Any, **fields: Any) -> dict[str, Any]:
     """Three steps of a training run as `sinklab train` makes it, and the most memory that they
     took.
@@ -399,6 +417,7 @@ def lora(folder: str, device: str, room: str, length: int) -> dict[str, Any]:
 STAGES: dict[str, Callable[..., dict[str, Any]]] = {
     "step": step,
     "page": page,
+    "curve": curve,
     "scratch": scratch,
     "lora": lora,
 }
@@ -440,7 +459,7 @@ def measured(only: list[str], device: str, quick: bool) -> dict[str, Any]:
             }
             result[name] = written | {
                 stage: alone(stage, folder=str(folder), device=device, positions=positions)
-                for stage in ("step", "page")
+                for stage in ("step", "page", *(["curve"] if quick or device == "cuda" else []))
             }
             subprocess.run(["rm", "-rf", str(folder.parent)], check=True)
         if "lora" in only:
