@@ -20,7 +20,7 @@ from sinklab.core.probing import BlockKeys, Selector, SinkKeys, intervene, trace
 from sinklab.core.registry import interventions, rules, selectors
 from sinklab.core.sinks import Excess, Gu, find_sinks
 from sinklab.lab.analysis.rules import Top
-from sinklab.lab.measures import MaskPositions, MaskSinks
+from sinklab.lab.measures import MaskPositions, MaskSinks, by_protocol
 from sinklab.lab.measures.wrappers import ByLayer
 from tiny_models import HandWritten, Prefixed, by_itself, llama
 
@@ -321,6 +321,19 @@ def test_what_a_model_has_not_is_refused(model, edit, message):
     with refusing(message), intervene(model, edit):
         model(IDS, **given)
         model(IDS, **given)
+
+
+def test_a_short_row_loses_all_its_others_under_a_named_protocol():
+    """Of 8 and 12 keys that are seen 6 are chosen; the control takes 2 and 6, and leaves the
+    chosen."""
+    model, edit = llama(), by_protocol("clean", 6, control="random")
+    with intervene(model, edit) as log:
+        with log.probing():
+            model(IDS, attention_mask=PADDED)
+        model(IDS, attention_mask=PADDED)
+    for record in log.removals:
+        assert record.measured()["keys"].float().mean((1, 2)).tolist() == [2, 6]
+    assert log.removals
 
 
 RULES = [Excess(0.5), Excess(1.0, "zscore"), Gu(0.1), Top(2)]

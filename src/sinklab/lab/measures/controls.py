@@ -1,7 +1,7 @@
 """Controls: selectors that stand for another one, and choose as many keys or as much attention."""
 
 # B batch, H query heads that are edited (1: alike in all), S keys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,6 +20,10 @@ class CountControl(Wrapper):
     nor others that are sinks by its rule. A subclass gives their order.
     """
 
+    fewer: bool = field(default=False, kw_only=True)
+    """Whether a short row, which has fewer others, loses all of them (the dose tells how many);
+    otherwise it is refused."""
+
     def order(self, view: KeyView, chosen_BHS: Tensor) -> Tensor:
         """Numbers (B, H, S) by which keys are chosen, the highest first."""
         raise NotImplementedError
@@ -30,6 +34,8 @@ class CountControl(Wrapper):
         if self.sink_rule is not None:
             others_BHS = others_BHS & ~view.sinks(self.sink_rule)
         count_BH1 = chosen_BHS.sum(-1, keepdim=True)
+        if self.fewer:
+            count_BH1 = torch.minimum(count_BH1, others_BHS.sum(-1, keepdim=True))
         return view.top(self.order(view, chosen_BHS), count_BH1, others_BHS, self.most)
 
 
@@ -175,11 +181,16 @@ COUNT_CONTROLS: dict[str, type[CountControl]] = {
 
 
 def in_place_of(
-    keys: Selector, control: str, *, matched: bool = False, rule: Rule | None = None
+    keys: Selector,
+    control: str,
+    *,
+    matched: bool = False,
+    rule: Rule | None = None,
+    fewer: bool = False,
 ) -> Selector:
     """The selector itself ("sinks"), its control of this name, or with `matched` the arm that
-    "equal_mass" is compared with. Raises ValueError for another name, and for a control that has no
-    such arm.
+    "equal_mass" is compared with; `fewer` as in `CountControl`. Raises ValueError for another name,
+    and for a control that has no such arm.
     """
     one_of("control", control, CONTROLS)
     if matched and control in COUNT_CONTROLS:
@@ -188,7 +199,7 @@ def in_place_of(
             'matches the number of keys: take control="sinks" or "equal_mass"'
         )
     if control in COUNT_CONTROLS:
-        return COUNT_CONTROLS[control](keys)
+        return COUNT_CONTROLS[control](keys, fewer=fewer)
     if control == "equal_mass":
         return EqualMass(keys, rule)
     if matched:

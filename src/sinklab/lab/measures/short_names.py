@@ -312,5 +312,6 @@ def by_protocol(
     if control == "matched":
         control = "sinks"
         matched = True
-    keys = in_place_of(keys, control, matched=matched, rule=counted_by)
+    # rows of benchmarks may be shorter than twice k
+    keys = in_place_of(keys, control, matched=matched, rule=counted_by, fewer=True)
     return BlockKeys(keys, when=when, counted_by=counted_by, **options)
