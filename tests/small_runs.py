@@ -190,7 +190,7 @@ def table1(place: Path, resume: bool) -> None:
     from sinklab.lab.studies.benchmarks import run
     from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
 
-    evaluate = run.evaluate
+    evaluate, read = run.evaluate, run.read_tasks
 
     def toy(settings: EvalSettings, model: Any, out: Path, **how: Any) -> Path:
         return evaluate(settings, model, out, task_objects=toy_tasks(given_text())[:1], **how)
@@ -200,7 +200,9 @@ def table1(place: Path, resume: bool) -> None:
     )
     with (
         patch.object(run, "evaluate", toy),
-        patch.object(run, "read_tasks", lambda settings: None),
+        patch.object(
+            run, "read_tasks", lambda settings, given=None: given and read(settings, given)
+        ),
     ):
         run.table1(
             {"model": lambda: tiny_loaded(1)}, settings, place, Plan(ks=(0, 2), controls=("sinks",))

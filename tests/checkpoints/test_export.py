@@ -196,7 +196,7 @@ def test_the_sources_are_those_of_the_package(tmp_path):
     ]
     text = exporting.sources()["sinklab.core.sampling.rules"]
     assert [line for line in text.splitlines()[2:] if not line.startswith("from.")] == kept
-    assert "from.core_attention_context import finest" in text
+    assert "from.core_sampling_canvas import true_indices" in text
 
 
 def test_the_folder_says_what_it_is_and_where_nothing_was(tmp_path):

@@ -417,7 +417,11 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
 
 
 def _parts_and_payload(studies: list[Study], budget: int) -> tuple[list[Part], dict[str, Any]]:
-    """The parts of a page of studies, and what its script draws, which a worker packs meanwhile."""
+    """The parts of a page of studies, and what its script draws, which of large ones a worker packs
+    meanwhile.
+    """
+    if not any(study.is_large for study in studies):
+        return parts_of(studies, is_small=budget < SMALL), payload(studies, budget)
     # before the worker is forked, which shares it
     _ = [study.measured for study in studies]
     worker, packed = begun(lambda _: payload(studies, budget), [0])

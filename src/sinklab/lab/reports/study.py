@@ -228,6 +228,11 @@ class Study(Reader):
         """
         return self._kept.get(place) or self.samples[place]
 
+    @property
+    def is_large(self) -> bool:
+        """Whether its samples are too many numbers to be kept, and are measured by workers."""
+        return len(self._kept) < len(self.recorded)
+
     @cached_property
     def _kept(self) -> dict[int, Sample]:
         if not self.recorded:
