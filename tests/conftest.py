@@ -29,7 +29,12 @@ torch.use_deterministic_algorithms(True)
 
 
 LONGEST = (
+    "test_report_answers",
     "test_docs",
+    "test_gguf",
+    "test_strength",
+    "test_tensor_parallel",
+    "test_fused_pass",
     "test_random_models",
     "test_training_ranks",
     "test_backcopy",
