@@ -15,9 +15,10 @@ from lm_eval.api.registry import get_model
 from tokenizers.processors import TemplateProcessing
 
 from refusals import refused
+from sinklab.core.probing import TopKeys
 from sinklab.core.registry import interventions
 from sinklab.core.sinks import Gu
-from sinklab.lab.measures import PROTOCOLS, MaskSinks, by_protocol
+from sinklab.lab.measures import PROTOCOLS, MaskSinks, Recent, by_protocol
 from sinklab.lab.scoring import exact, rolling, score
 from sinklab.lab.studies.base import from_record
 from sinklab.lab.studies.benchmarks import requests
@@ -301,9 +302,8 @@ def test_lm_eval_finds_it_by_name_and_arguments():
 def test_an_autoregressive_model_is_masked_by_its_last_row():
     model = SinklabLM(tiny_llama(), settings=replace(SETTINGS, mask_sinks=2, control="recent"))
     assert model.edits == (by_protocol("paper", 2, control="recent", scores="last_row"),)
-    assert model.scored_edits == (MaskSinks(2, control="recent"),), (
-        "a text that is read once has no step before"
-    )
+    once = replace(MaskSinks(2), keys=Recent(TopKeys(2), fewer=True))
+    assert model.scored_edits == (once,), "a text that is read once has no step before"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
