@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -329,7 +329,7 @@ def spikes(asked: Asked) -> dict[str, Any]:
         spike_NS = (greatest_NS > SPIKE) & (greatest_NS > TIMES * median_N1)
         added = found.numbers["weight"].shape[-1] - noisy_NS.shape[1]
         # an added token has no hidden state among those of the text
-        found.strong_NLH.logical_and_(found.key_NLH >= added)
+        found = replace(found, strong_NLH=found.strong_NLH & (found.key_NLH >= added))
         place_NLH = (found.key_NLH - added).clamp_min(0)
         at_NLH = spike_NS.gather(1, place_NLH.flatten(1)).view_as(place_NLH)
         lone = []

@@ -323,10 +323,10 @@ def test_what_a_model_has_not_is_refused(model, edit, message):
         model(IDS, **given)
 
 
-def test_a_short_row_loses_all_its_others_under_a_named_protocol():
+def test_a_short_row_loses_all_its_others_where_fewer_will_do():
     """Of 8 and 12 keys that are seen 6 are chosen; the control takes 2 and 6, and leaves the
     chosen."""
-    model, edit = llama(), by_protocol("clean", 6, control="random")
+    model, edit = llama(), by_protocol("clean", 6, control="random", fewer=True)
     with intervene(model, edit) as log:
         with log.probing():
             model(IDS, attention_mask=PADDED)

@@ -301,7 +301,8 @@ def test_lm_eval_finds_it_by_name_and_arguments():
 
 def test_an_autoregressive_model_is_masked_by_its_last_row():
     model = SinklabLM(tiny_llama(), settings=replace(SETTINGS, mask_sinks=2, control="recent"))
-    assert model.edits == (by_protocol("paper", 2, control="recent", scores="last_row"),)
+    edit = by_protocol("paper", 2, control="recent", fewer=True, scores="last_row")
+    assert model.edits == (edit,)
     once = replace(MaskSinks(2), keys=Recent(TopKeys(2), fewer=True))
     assert model.scored_edits == (once,), "a text that is read once has no step before"
 

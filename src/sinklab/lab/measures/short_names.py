@@ -278,6 +278,7 @@ def by_protocol(
     *,
     control: str = "sinks",
     matched: bool = False,
+    fewer: bool = False,
     **options: Any,
 ) -> BlockKeys:
     """The edit of a named protocol, for at most `k` keys a head.
@@ -295,6 +296,7 @@ def by_protocol(
         control: takes other keys in their place, as in `MaskSinks`; or "matched", the same as
             ``matched=True``.
         matched: as in `MaskSinks`.
+        fewer: of a control, as in `Random`.
         options: further fields of `BlockKeys`.
 
     Raises:
@@ -312,6 +314,5 @@ def by_protocol(
     if control == "matched":
         control = "sinks"
         matched = True
-    # rows of benchmarks may be shorter than twice k
-    keys = in_place_of(keys, control, matched=matched, rule=counted_by, fewer=True)
+    keys = in_place_of(keys, control, matched=matched, rule=counted_by, fewer=fewer)
     return BlockKeys(keys, when=when, counted_by=counted_by, **options)

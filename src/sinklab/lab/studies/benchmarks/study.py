@@ -55,8 +55,9 @@ class EvalSettings(DecodingSettings):
     """
     control: str = limited("sinks", one_of=CONTROLS)
     """With mask_sinks, the keys to block: sinks (the keys that the protocol names); as many random,
-    recent or lowest keys that are not among them; equal_mass, keys that are no sinks and together
-    receive as much; or matched, the protocol's keys in those heads alone that have such a control.
+    recent or lowest keys that are not among them (all of those in a text that has fewer);
+    equal_mass, keys that are no sinks and together receive as much; or matched, the protocol's keys
+    in those heads alone that have such a control.
     """
     protocol: str = limited("paper", one_of=PROTOCOLS)
     """With mask_sinks, which keys and when: paper, those most attended at the step before (closed
@@ -149,7 +150,9 @@ class EvalSettings(DecodingSettings):
             from sinklab.lab.measures import by_protocol
 
             k, rule = self.mask_sinks, self.sink_rule
-            edits = (by_protocol(self.protocol, k, rule, control=self.control), *edits)
+            # questions may be shorter than twice k
+            edit = by_protocol(self.protocol, k, rule, control=self.control, fewer=True)
+            edits = (edit, *edits)
         if by_last_row:
             from sinklab.lab.scoring.requests import by_last_query
 
