@@ -42,6 +42,7 @@ from measure import (
 
 from sinklab.core.probing import trace
 from sinklab.core.registry import statistics
+from sinklab.lab.studies.trace.study import StudySettings
 
 LENGTHS = (512, 1024, 4096)
 SHAPES = {
@@ -65,8 +66,12 @@ SHAPES = {
         "vocab_size": 126464,
     },
 }
-# what `sinklab trace` has measured unless told otherwise
-STUDY = tuple(name for name in statistics if name not in ("last_row", "received_by_window"))
+# what `sinklab trace` has measured unless told otherwise: it makes "main_by_state" of the two last
+STUDY = (
+    *(name for name in StudySettings.statistics if name != "main_by_state"),
+    "received_by_state",
+    "received_from_masked",
+)
 TRACES = {"default": ("received", "value_norm"), "study": STUDY, "all": tuple(statistics)}
 MODES = ("untraced", *TRACES)
 MASK = 0

@@ -239,6 +239,9 @@ class Recorded:
         """
         x_BWE, columns_W, output_index_Q = (tensor.clone() for tensor in given)
         before, graph = memory.columns, torch.cuda.CUDAGraph()
+        generator = torch.cuda.default_generators[x_BWE.device.index]
+        drawn = torch.Generator(x_BWE.device)
+        drawn.set_state(generator.get_state())
         # from here on the memory is written where the record's own columns say
         memory.columns = columns_W
         try:
@@ -247,6 +250,10 @@ class Recorded:
                 torch.cuda.graph(graph, capture_error_mode="thread_local"),
             ):
                 states_BQE = compute(x_BWE, columns_W, output_index_Q, memory)
+        except RuntimeError:
+            # after a recording that failed it would go on to draw for a graph
+            generator.graphsafe_set_state(drawn)
+            raise
         finally:
             memory.columns = before
         return cls(graph, (x_BWE, columns_W, output_index_Q), states_BQE)
