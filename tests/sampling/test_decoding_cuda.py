@@ -148,6 +148,6 @@ def test_a_step_waits_once_at_most(cache):
                     next(steps)
                 finally:
                     torch.cuda.set_sync_debug_mode("default")
-            waits = [one for one in waits if "synchronizing" in str(one.message)]
+            waits = [one for one in waits if "called a synchronizing" in str(one.message)]
             places = [f"{one.filename}:{one.lineno}" for one in waits]
             assert len(waits) <= 1, f"step {number}: {places}"
