@@ -268,11 +268,22 @@ def start_table(found: dict[str, Any]) -> list[str]:
 
 
 def benchmark_table(found: dict[str, Any]) -> list[str]:
-    """Scores of the benchmarks, a row a cell and metric."""
-    lines = ["| model | cell | metric | score |", "|---|---|---|---|"]
+    """Documents answered right, and their rise over the clean model, paired by document."""
+    lines = [
+        "| model | benchmark | keys blocked | attention they held | right, % | points over clean |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, cells in having(found, "benchmarks").items():
-        for cell, rows in cells.items():
-            lines += [f"| {name} | {cell} | {row['metric']} | {row['value']:.3f} |" for row in rows]
+        for cell, one in cells.items():
+            task, blocked, *control = cell.split("-")
+            right_N = 100 * np.array(one["right"])
+            clean_N = 100 * np.array(cells[f"{task}-k0"]["right"])
+            keys, held, change = "none", "–", "–"
+            if blocked != "k0":
+                keys = f"{blocked[1:]} {control[0] if control else 'most attended'}"
+                held = f"{one['held']:.1%}"
+                change = shown(right_N - clean_N, 1)
+            lines.append(f"| {name} | {task} | {keys} | {held} | {shown(right_N, 1)} | {change} |")
     return lines
 
 

@@ -145,7 +145,8 @@ def benchmarks(
         limit: documents of each, where fewer than `DOCUMENTS` are wanted.
 
     Returns:
-        rows of the table of scores by cell.
+        by cell its ``scores``, whether each document's likeliest answer is ``right``, and the
+        share of the attention that blocked keys ``held``, averaged over documents.
     """
     found: dict[str, Any] = {}
     for task, documents in DOCUMENTS.items():
@@ -164,7 +165,11 @@ def benchmarks(
             {name: load}, settings, out, plan, progress=lambda text: print(f"  {text}", flush=True)
         )
         for folder in cells_of(out / name, settings, plan):
-            found[folder.name] = open_run(folder).table("scores").to_dict("records")
+            run = open_run(folder)
+            right = run.table("samples").sort_values("doc_id")["right"].tolist()
+            found[folder.name] = {"scores": run.table("scores").to_dict("records"), "right": right}
+            if "doses" in run.tables:
+                found[folder.name]["held"] = float(run.table("doses")["held"].iloc[0])
     return found
 
 

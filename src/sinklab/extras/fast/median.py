@@ -21,12 +21,13 @@ def bisected_median(size_BN: Tensor, is_short: bool = False) -> Tensor:
     if is_short:
         bits_BN, infinity, lowest = (bits_BN >> 16).short(), infinity >> 16, 16
     total_B1 = (bits_BN <= infinity).sum(1, keepdim=True)
-    found_B1 = torch.zeros_like(total_B1)
+    half_B1 = (total_B1 - 1) // 2
+    found_B1 = torch.zeros_like(total_B1, dtype=bits_BN.dtype)
     for bit in range(30 - lowest, -1, -1):
         trial_B1 = found_B1 | 1 << bit
-        below_B1 = (bits_BN < trial_B1.to(bits_BN.dtype)).sum(1, keepdim=True)
-        found_B1 = torch.where(below_B1 <= (total_B1 - 1) // 2, trial_B1, found_B1)
-    median_B1 = (found_B1 << lowest).int().view(torch.float32)
+        below_B1 = (bits_BN < trial_B1).sum(1, keepdim=True)
+        found_B1 = torch.where(below_B1 <= half_B1, trial_B1, found_B1)
+    median_B1 = (found_B1.int() << lowest).view(torch.float32)
     return median_B1.masked_fill(total_B1 == 0, torch.nan)
 
 
