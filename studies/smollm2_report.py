@@ -268,22 +268,22 @@ def start_table(found: dict[str, Any]) -> list[str]:
 
 
 def benchmark_table(found: dict[str, Any]) -> list[str]:
-    """Documents answered right, and their rise over the clean model, paired by document."""
+    """Documents answered right, %, and points over that with keys blocked, paired by document."""
     lines = [
-        "| model | benchmark | keys blocked | attention they held | right, % | points over clean |",
-        "|---|---|---|---|---|---|",
+        "| model | benchmark | right | 5 keys held | blocked | 5 random | 10 keys | 10 random |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, cells in having(found, "benchmarks").items():
-        for cell, one in cells.items():
-            task, blocked, *control = cell.split("-")
-            right_N = 100 * np.array(one["right"])
+        for task in dict.fromkeys(cell.split("-")[0] for cell in cells):
             clean_N = 100 * np.array(cells[f"{task}-k0"]["right"])
-            keys, held, change = "none", "–", "–"
-            if blocked != "k0":
-                keys = f"{blocked[1:]} {control[0] if control else 'most attended'}"
-                held = f"{one['held']:.1%}"
-                change = shown(right_N - clean_N, 1)
-            lines.append(f"| {name} | {task} | {keys} | {held} | {shown(right_N, 1)} | {change} |")
+            columns = [name, task, shown(clean_N, 1), f"{cells[f'{task}-k5']['held']:.0%}"]
+            for blocked in ("k5", "k5-random", "k10", "k10-random"):
+                change = ""
+                if f"{task}-{blocked}" in cells:
+                    right_N = 100 * np.array(cells[f"{task}-{blocked}"]["right"])
+                    change = shown(right_N - clean_N, 1)
+                columns.append(change)
+            lines.append(f"| {' | '.join(columns)} |")
     return lines
 
 
