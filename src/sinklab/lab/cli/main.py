@@ -85,7 +85,7 @@ def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ())
             raise registry.unknown("registry", name, KINDS)
         say(f"{name}:")
         for entry, value in getattr(registry, name).items():
-            options: list[str] = []
+            options = []
             if dataclasses.is_dataclass(value):
                 fields = [field for field in dataclasses.fields(value) if field.init]
                 options = [f"{field.name}{_default(field)}" for field in fields]
@@ -101,7 +101,7 @@ def _default(field: dataclasses.Field) -> str:
     return f"={field.default!r}"
 
 
-OTHERS: dict[str, Callable[..., None]] = {
+OTHERS = {
     "tour": tour,
     "generate": generate,
     "info": info,
@@ -153,7 +153,7 @@ def listings() -> dict[str, dict[str, Any]]:
     are `meant` by it: those of the lab from options.toml, those of an extra from the
     attribute ``listed`` of its function or study.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found = {}
     for group, names in WORDS["groups"].items():
         for name in names.split():
             meant = WORDS["meant"].get(name, "")
@@ -259,7 +259,7 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
             short = asks and "--help-all" not in rest
             plain = make()
             given = Given.by(rest, partial(_settings_of, name))
-            bare: tuple[str, ...] = ()
+            bare = ()
             if not (completes or asks or _has(rest, "--model")):
                 bare = carried(plain, "positional")
             if given.reproduced and not asks and "model" in inspect.signature(plain).parameters:

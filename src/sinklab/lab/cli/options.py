@@ -29,14 +29,14 @@ from sinklab.lab.studies.base import from_record
 
 # types that are made here are marked too, which no checker follows
 MARK: Any = tyro.conf
-WORDS: dict[str, Any] = tomllib.loads((files(__package__) / "options.toml").read_text("utf-8"))
+WORDS = tomllib.loads((files(__package__) / "options.toml").read_text("utf-8"))
 RARE = frozenset(WORDS["rare"].split())
 """Options that --help leaves to --help-all, in every command."""
 PERMISSIONS = frozenset(WORDS["permissions"].split())
 """Permissions to run code, write, send or go on: given on the command line alone, never by a
 file. A command of an extra has its own as its attribute ``permissions``.
 """
-FILES: dict[str, str] = WORDS["files"]
+FILES = WORDS["files"]
 """Options of every command with settings, and their help."""
 
 
@@ -140,7 +140,7 @@ def _unchecked(settings: Any) -> None:
     """No check: `checked` makes them."""
 
 
-NAMES: dict[Any, str] = {
+NAMES = {
     of: kind.__name__.upper() for kind in (int, float, str, Path) for of in (kind, kind | None)
 }
 """Words for the value of an option, which may be left out."""
@@ -165,7 +165,7 @@ def checked(given: Any, **changes: Any) -> Any:
     """The settings that `typed` stands for, with these changes. Raises ValueError for values that
     make no sense.
     """
-    values: dict[str, Any] = {}
+    values = {}
     own = vars(given)
     kind = getattr(given, "made_of", type(given))
     for field in dataclasses.fields(kind):
@@ -221,7 +221,7 @@ def refuse(event: Any, command: str, arguments: Sequence[str]) -> None:
 
 def _behind(flag: str, arguments: Sequence[str]) -> list[str]:
     """The words that stand behind a flag, up to the next one."""
-    found: list[str] = []
+    found = []
     for place, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if name.replace("_", "-") != flag:

@@ -61,7 +61,7 @@ def say(*parts: str | tuple[str, str], stream: TextIO | None = None, exact: bool
             file.
     """
     stream = stream or sys.stdout
-    texts: list[tuple[str, str]] = []
+    texts = []
     for part in parts:
         if isinstance(part, str):
             part = (part, "")

@@ -124,7 +124,7 @@ def _opened(folders: Iterable[Path]) -> list[Run]:
     """
     from sinklab.lab.records.reading import open_run
 
-    runs: list[Run] = []
+    runs = []
     for folder in folders:
         below = [path.parent for path in folder.glob(f"*/{RUN_FILE}")]
         if not below or (folder / RUN_FILE).is_file():
@@ -363,7 +363,7 @@ def onetoken(runs: Folders, out: Path = Path("runs/onetoken"), metric: str | Non
 
 def _show(tables: list[Printed]) -> None:
     """Tables on the terminal, their notes below them, and the paths of their files."""
-    said: list[str] = []
+    said = []
     for one in tables:
         _show_table(one.text, one.title)
         for title, table in one.beside.items():

@@ -115,7 +115,7 @@ def tour(
         read = as_shown([*runs, *curves])
         page = report(read, out / "report")
         drawn = write_masking_curves(curves, out / "masking")
-    texts: list[tuple[Any, ...]] = []
+    texts = []
     for run in runs:
         written = run.table("generations").iloc[0]
         prompt, completion = (

@@ -221,7 +221,7 @@ def monte_carlo(
     rows: dict[Any, tuple[int, int]] = {}
     rows_n = np.full(samples, -1)
     for sample in masked_nL.any(1).nonzero()[:, 0].tolist():
-        key: object = sample
+        key = sample
         if merge:
             key = masked_nL[sample].numpy().tobytes()
         rows_n[sample] = rows.setdefault(key, (len(rows), sample))[0]

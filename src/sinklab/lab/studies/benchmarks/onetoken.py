@@ -28,11 +28,9 @@ Table = dict[str, Any]
 benchmarks, and rows by the words for their models. A row is the name in the paper, the variant in
 the words of `variant`, and percent right by benchmark.
 """
-TABLES: list[Table] = [
-    {"number": number, **table} for number, table in enumerate(ONE_TOKEN["tables"], 1)
-]
-COLUMNS: dict[str, Any] = ONE_TOKEN["columns"]
-RECIPES: dict[str, list[str]] = ONE_TOKEN["recipes"]
+TABLES = [{"number": number, **table} for number, table in enumerate(ONE_TOKEN["tables"], 1)]
+COLUMNS = ONE_TOKEN["columns"]
+RECIPES = ONE_TOKEN["recipes"]
 VARIANTS = {variant(model): name for name, model in TRAINED.items()}
 """Variant in words -> its name in `sinklab train --variant`."""
 LOSS = "held-out loss"
@@ -121,7 +119,7 @@ def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> li
     """The runs as blocks, by how they were trained; benchmarks join the training run of the model
     that they scored.
     """
-    runs: list[Training] = []
+    runs = []
     if trainings:
         runs = as_trainings(trainings)
     models = {(one.run.path / "model").resolve(): one for one in runs}

@@ -21,7 +21,7 @@ import torch
 from sinklab.core.probing.tracing import trace
 from sinklab.core.sinks.states import MASKED, PROMPT
 from sinklab.lab.files import from_json
-from sinklab.lab.records.leases import Claims, Lease
+from sinklab.lab.records.leases import Claims
 from sinklab.lab.scoring import (
     LikelihoodSettings,
     Scored,
@@ -383,8 +383,8 @@ class RequestCache:
         self._fingerprint = fingerprint
         self._answers: dict[str, dict[str, Any]] = {}
         self._read: dict[Path, int] = {}
-        self._path: Path | None = None
-        self._lease: Lease | None = None
+        self._path = None
+        self._lease = None
         if folder is not None and claims is not None:
             for number in itertools.count():
                 self._lease = claims.seek(f"requests-{number}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CONTROLS = (*BLOCKED, "matched")
 """Choices of keys to block: those of `MaskSinks`, and the arm that equal_mass is compared with."""
-MASKING: dict[str, Any] = {
+MASKING = {
     "mask_sinks": None,
     "control": "sinks",
     "protocol": "paper",

@@ -27,7 +27,7 @@ accuracies.
 """
 Key = tuple[str, str, int]
 """(protocol, control, k)"""
-PLAIN: Key = ("", "sinks", 0)
+PLAIN = ("", "sinks", 0)
 
 
 @dataclass(eq=False)
@@ -178,7 +178,7 @@ def contrasts(benchmarks: Iterable[Benchmark]) -> list[str]:
     lose.
     """
     cells = cells_of(benchmarks)
-    said: list[str] = []
+    said = []
     for task in dict.fromkeys(cell.task for cell in cells):
         mine = [cell for cell in cells if cell.task == task]
         if any(cell.run.k and cell.continuations.any() for cell in mine):

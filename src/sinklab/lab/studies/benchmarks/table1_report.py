@@ -174,7 +174,7 @@ def published_numbers(task: str) -> list[Row]:
     for model, cells in paper.TABLE1.get(paper.FORMS.get(task, task), {}).items():
         plain, error = cells[0]
         for k, (value, stderr) in zip(paper.KS, cells, strict=True):
-            row: Row = {"task": task, "model": model, "source": PUBLISHED, "protocol": ""}
+            row = {"task": task, "model": model, "source": PUBLISHED, "protocol": ""}
             row |= {"control": "sinks", "k": k, "accuracy": value, "stderr": stderr, **NO_DROP}
             if k:
                 drop = plain - value

@@ -212,16 +212,16 @@ def titled(task: str) -> str:
     return TITLES.get(task, task)
 
 
-_PRINTED: dict[str, Any] = tomllib.loads((files(__package__) / "published.toml").read_text("utf-8"))
+_PRINTED = tomllib.loads((files(__package__) / "published.toml").read_text("utf-8"))
 
-KS: tuple[int, ...] = tuple(_PRINTED["masked_sinks"]["ks"])
+KS = tuple(_PRINTED["masked_sinks"]["ks"])
 """Numbers of blocked sinks in the analysis paper's Table 1; 0 is its row «unmasked»."""
-TABLE1: dict[str, dict[str, list[list[float]]]] = _PRINTED["masked_sinks"]["cells"]
+TABLE1 = _PRINTED["masked_sinks"]["cells"]
 """Task -> model -> by number of blocked sinks the share of right answers and the number printed
 behind ±.
 """
-TABLE1_NOTES: list[str] = _PRINTED["masked_sinks"]["notes"]
-TITLES: dict[str, str] = _PRINTED["masked_sinks"]["titles"]
+TABLE1_NOTES = _PRINTED["masked_sinks"]["notes"]
+TITLES = _PRINTED["masked_sinks"]["titles"]
 FORMS = {"humaneval_instruct": "humaneval", "gsm8k_cot": "gsm8k", "gsm8k_cot_zeroshot": "gsm8k"}
 """Tasks of lm-eval that ask a benchmark of the paper in another form."""
 
@@ -236,7 +236,7 @@ def published_model(name: str) -> str | None:
     )
 
 
-ONE_TOKEN: dict[str, Any] = _PRINTED["one_token"]
+ONE_TOKEN = _PRINTED["one_token"]
 """Tables 1 to 5 of the sink-token paper, and their notes, recipes, variants and columns."""
 
 # What a task is worth: its metric and, where there are several, its filter. Others: the first of

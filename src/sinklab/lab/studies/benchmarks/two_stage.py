@@ -196,7 +196,7 @@ class TwoStage(Checked):
         """Both stages of some questions: every row is the same as alone, but as published a batch
         is one.
         """
-        tokenizer: Any = self.loaded.needed_tokenizer()
+        tokenizer = self.loaded.needed_tokenizer()
         number_of_batch = min(prompts)
         if self.published:
             number_of_batch //= BATCH

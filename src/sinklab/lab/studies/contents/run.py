@@ -203,7 +203,7 @@ def probe_rows(
     out.
     """
     texts = len(fold_G)
-    found: list[Row] = []
+    found = []
     states = [probes.standardised(states_ND, settings.components) for states_ND in part.states_PND]
     alike = defaultdict(list)
     for target in _targets(part, settings.classes):

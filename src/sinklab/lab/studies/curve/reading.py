@@ -128,7 +128,7 @@ class CostCurve(Reading):
         """Edits by (k, control), no edit first; those of all models and rows."""
         arms: dict[Arm, list[Any]] = {CLEAN: []}
         for k, control in itertools.product(settings.ks[1:], settings.controls):
-            how: dict[str, Any] = {"k": k, "rule": settings.sink_rule}
+            how = {"k": k, "rule": settings.sink_rule}
             name = control
             if control == "sinks" and settings.sink_rule is None:
                 name = "top"
@@ -260,7 +260,7 @@ class CostMap(Reading):
         heads = [-1]
         if settings.by == "head":
             heads = of_model["recorded_heads"]
-        how: dict[str, Any] = {
+        how = {
             "k": settings.ks[0],
             "rule": settings.sink_rule,
             "control": settings.controls[0],
