@@ -10,6 +10,7 @@ from .drawing import Curve as Curve
 from .drawing import Drawn as Drawn
 from .drawing import Figure as Figure
 from .drawing import draw_all as draw_all
+from .drawing import drawn_as as drawn_as
 from .drawing import figure as figure
 from .drawing import figures_of as figures_of
 from .figures import block_moves as block_moves
@@ -43,11 +44,19 @@ from .maps import received_map as received_map
 from .maps import sink_path_of_head as sink_path_of_head
 from .maps import sink_paths as sink_paths
 from .maps import statistics_maps as statistics_maps
+from .printed import Printed as Printed
+from .printed import save_figure as save_figure
+from .printed import write_csv as write_csv
+from .printed import write_page as write_page
+from .printed import write_printed as write_printed
+from .runs import as_shown as as_shown
 from .runs import as_studies as as_studies
 from .runs import as_trainings as as_trainings
 from .samples import NotRecorded as NotRecorded
 from .samples import Reader as Reader
 from .samples import Sample as Sample
+from .samples import checked as checked
+from .samples import finished as finished
 from .study import Study as Study
 from .tables import TABLES as TABLES
 from .tables import TRAINING_TABLES as TRAINING_TABLES
@@ -55,3 +64,8 @@ from .tables import compare as compare
 from .tables import table as table
 from .tables import write_tables as write_tables
 from .training import Training as Training
+from .words import number as number
+from .words import percent as percent
+from .words import ranged as ranged
+from .words import signed as signed
+from .words import statements as statements

@@ -14,9 +14,9 @@ from torch import Tensor
 from sinklab.core.compat import stated
 from sinklab.core.probing import BlockKeys, InterventionLog, Recording, trace
 from sinklab.core.probing.dose import MEASURED, by_row
-from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.core.sampling import DecodingSettings
 from sinklab.core.sinks import DEFAULT, STATES, Gu, find_sinks
-from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.scoring.writing import Writer, Writing, WritingRequest, ended, is_random, seeded
 
 PLACES = (*STATES, "sink")

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from sinklab.core.attention.context import is_observed
+from sinklab.core.attention import is_observed
 
 
 class CleanLayers:

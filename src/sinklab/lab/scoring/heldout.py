@@ -19,7 +19,7 @@ from sinklab.core.compat import stated
 from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.core.probing import Dose, Intervention, Listener, RemovalRecord, intervene
 from sinklab.core.probing.interventions.base import InterventionHandler
-from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.data import pack, read_corpus, row_start
 from sinklab.lab.scoring.clean_layers import CleanLayers
 from sinklab.lab.scoring.requests import Place, placed, scoring_edits

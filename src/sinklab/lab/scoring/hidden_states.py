@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sinklab.core.errors import Checked, limited
-from sinklab.core.probing import AttentionCall, InterventionLog, Listener
-from sinklab.core.probing.interventions.base import CallSite, Effect, InterventionHandler
+from sinklab.core.probing import AttentionCall, CallSite, InterventionLog, Listener
+from sinklab.core.probing.interventions.base import Effect, InterventionHandler
 from sinklab.core.probing.scope import chosen, whole_numbers
 from sinklab.core.registry import interventions
 

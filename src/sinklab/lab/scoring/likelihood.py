@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.core.probing import Dose, Intervention
 from sinklab.core.sampling.tokens import TokenSampling, proposals
-from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.scoring import requests as asked
 from sinklab.lab.scoring.answers import taken, totals
 from sinklab.lab.scoring.requests import Ids, Place, Plan, Request, edited, scoring_edits

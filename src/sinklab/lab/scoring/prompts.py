@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.core.compat import stated
 from sinklab.lab.checkpoints.tokens import chat_text
-from sinklab.lab.data.rows import row_start
+from sinklab.lab.data import row_start
 from sinklab.lab.files import from_json, refused
 
 if TYPE_CHECKING:
-    from sinklab.lab.checkpoints.loading import Loaded
+    from sinklab.lab.checkpoints import Loaded
 
 
 FIELDS = ("prompt", "question", "text", "instruction", "input")

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sinklab.core.attention.context import module_of
-from sinklab.core.probing import AttentionCall, BlockKeys, InterventionLog
-from sinklab.core.probing.interventions.base import CallSite, Effect
+from sinklab.core.probing import AttentionCall, BlockKeys, CallSite, InterventionLog
+from sinklab.core.probing.interventions.base import Effect
 from sinklab.core.probing.interventions.block_handler import BlockHandler
 from sinklab.core.probing.interventions.removals import Mask
 from sinklab.core.probing.tap import tapped

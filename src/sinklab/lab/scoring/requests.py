@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from sinklab.core.compat import stated
-from sinklab.core.probing import BlockKeys, Listener
-from sinklab.core.probing.intervention import Intervention, InterventionLog, as_edits, intervene
+from sinklab.core.probing import BlockKeys, Intervention, InterventionLog, Listener, intervene
+from sinklab.core.probing.intervention import as_edits
 from sinklab.core.registry import interventions
-from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.data.rows import place_generator
 from sinklab.lab.scoring.settings import LikelihoodSettings
 from sinklab.lab.scoring.writing import is_random

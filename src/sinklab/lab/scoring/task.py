@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from sinklab.core.sampling import Canvas, DecodingSettings, TokenSampling
-from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.scoring.prompts import Prompt
 from sinklab.lab.scoring.requests import needs_mask, start_token
 from sinklab.lab.scoring.writing import (

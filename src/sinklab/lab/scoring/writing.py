@@ -25,10 +25,10 @@ from torch.nn.functional import pad
 
 from sinklab.core.compat import stated
 from sinklab.core.probing import InterventionLog, intervene, position_states
-from sinklab.core.sampling import DecodingSettings, Step, sample_tokens
-from sinklab.core.sampling.canvas import Canvas, left_padded
+from sinklab.core.sampling import Canvas, DecodingSettings, Step, sample_tokens
+from sinklab.core.sampling.canvas import left_padded
 from sinklab.core.sampling.denoisers import FunctionDenoiser
-from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.checkpoints import Loaded
 
 
 def ends_of(config: Any) -> list[int]:

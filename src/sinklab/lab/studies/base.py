@@ -66,7 +66,7 @@ from sinklab.lab.studies.processes import (
 )
 
 if TYPE_CHECKING:
-    from sinklab.lab.checkpoints.loading import Loaded
+    from sinklab.lab.checkpoints import Loaded
     from sinklab.lab.records import Run, RunWriter
 
 

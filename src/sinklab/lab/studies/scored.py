@@ -22,8 +22,8 @@ from sinklab.lab.studies.processes import Meter, Progress, nothing
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sinklab.lab.checkpoints.loading import Loaded
-    from sinklab.lab.records.reading import Run
+    from sinklab.lab.checkpoints import Loaded
+    from sinklab.lab.records import Run
 
 Arm = tuple[Any, ...]
 """Name of an arm: its values in the columns that tell arms apart."""
@@ -235,7 +235,7 @@ def mean_table(
     """
     import pandas as pd
 
-    from sinklab.lab.analysis.estimates import mean_over
+    from sinklab.lab.analysis import mean_over
 
     lines = []
     for values, some in rows.groupby([*arm], sort=False):

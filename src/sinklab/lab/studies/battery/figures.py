@@ -13,15 +13,22 @@ from typing import Any
 
 import pandas as pd
 
-from sinklab.core.probing.dose import DOSE_COLUMNS, Dose
+from sinklab.core.probing import DOSE_COLUMNS, Dose
+from sinklab.lab.analysis import mean_over
 from sinklab.lab.analysis.doses import MATCHED, no_phenomenon
-from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.records import Run, of_twin, write_beside
-from sinklab.lab.reports import Axis, Chart, NotRecorded, Reader
-from sinklab.lab.reports.drawing import Look, drawn_as, figure
-from sinklab.lab.reports.printed import save_figure
+from sinklab.lab.reports import (
+    Axis,
+    Chart,
+    NotRecorded,
+    Reader,
+    drawn_as,
+    figure,
+    save_figure,
+    statements,
+)
+from sinklab.lab.reports.drawing import Look
 from sinklab.lab.reports.tables import WRITERS
-from sinklab.lab.reports.words import statements
 from sinklab.lab.studies import hidden_words, no_twins, shown_by, twins_of
 from sinklab.lab.studies.battery.study import ALL, BESIDE
 from sinklab.lab.studies.battery.study import CONTROLS as NAMED

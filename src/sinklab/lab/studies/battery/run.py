@@ -14,8 +14,8 @@ from torch import Tensor
 
 from sinklab.core.probing import BlockKeys, InterventionLog
 from sinklab.lab.analysis.intervals import mcnemar, paired_share_interval, wilson
-from sinklab.lab.checkpoints.loading import Loaded
-from sinklab.lab.data.battery import Problem, is_right, problems
+from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.data import Problem, is_right, problems
 from sinklab.lab.measures import by_protocol
 from sinklab.lab.scoring import (
     Writing,

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.core.errors import Checked, limited, near
 from sinklab.core.registry import interventions, rules, studies
-from sinklab.core.sampling.settings import DecodingSettings
-from sinklab.lab.data.battery import LEVELS, SKILLS
-from sinklab.lab.measures.names import PROTOCOLS
+from sinklab.core.sampling import DecodingSettings
+from sinklab.lab.data import LEVELS, SKILLS
+from sinklab.lab.measures import PROTOCOLS
 from sinklab.lab.studies import Amount, Block, ScoredStudy, deferred, with_matched
 
 if TYPE_CHECKING:
-    from sinklab.lab.checkpoints.loading import Loaded
-    from sinklab.lab.records.reading import Run
+    from sinklab.lab.checkpoints import Loaded
+    from sinklab.lab.records import Run
 
 
 ALL = "all"
@@ -239,7 +239,7 @@ class Battery(ScoredStudy):
         """
         if not settings.conditions:
             return [settings] * len(models)
-        from sinklab.lab.checkpoints.info import describe
+        from sinklab.lab.checkpoints import describe
 
         found = [of_kind(describe(model).family, settings.conditions) for model in models]
         untaken = set(settings.conditions).difference(*found)

@@ -14,10 +14,10 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from sinklab.core.errors import known_fields
-from sinklab.core.probing.interventions.block_keys import BlockKeys
-from sinklab.lab.checkpoints.loading import Loaded, load
+from sinklab.core.probing import BlockKeys
+from sinklab.lab.checkpoints import Loaded, load
 from sinklab.lab.checkpoints.materialize import undivided
-from sinklab.lab.data.rows import row_start
+from sinklab.lab.data import row_start
 from sinklab.lab.records.leases import Claims
 from sinklab.lab.scoring.prompts import in_chat
 from sinklab.lab.scoring.requests import limit_of, without_steps

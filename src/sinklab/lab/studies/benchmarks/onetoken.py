@@ -15,13 +15,12 @@ from typing import Any
 
 import pandas as pd
 
-from sinklab.lab.analysis.estimates import mean_over
-from sinklab.lab.reports.printed import Printed, write_printed
-from sinklab.lab.reports.runs import as_trainings
+from sinklab.lab.analysis import mean_over
+from sinklab.lab.reports import Printed, as_trainings, write_printed
 from sinklab.lab.reports.training import FREE, Training, variant
 from sinklab.lab.studies import Row
 from sinklab.lab.studies.benchmarks.tables import ONE_TOKEN, Benchmark, found_in
-from sinklab.lab.training.settings import VARIANTS as TRAINED
+from sinklab.lab.training import VARIANTS as TRAINED
 
 Table = dict[str, Any]
 """One table of the paper: number, title, start of its models ("autoregressive" or "scratch"),

@@ -18,8 +18,8 @@ from typing import Any, Self
 
 import torch
 
-from sinklab.core.probing.tracing import trace
-from sinklab.core.sinks.states import MASKED, PROMPT
+from sinklab.core.probing import trace
+from sinklab.core.sinks import MASKED, PROMPT
 from sinklab.lab.files import from_json
 from sinklab.lab.records.leases import Claims
 from sinklab.lab.scoring import (
@@ -27,12 +27,13 @@ from sinklab.lab.scoring import (
     Scored,
     SinkFacts,
     WritingRequest,
+    limit_of,
     needs_own_batch,
     rolling,
     score,
     write_batch,
 )
-from sinklab.lab.scoring.requests import limit_of, start_token
+from sinklab.lab.scoring.requests import start_token
 from sinklab.lab.studies import Row, request_key, request_number
 from sinklab.lab.studies.benchmarks.study import EvalSettings
 

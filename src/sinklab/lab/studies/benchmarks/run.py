@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 from sinklab.core.probing import BlockKeys, Dose
 from sinklab.core.registry import interventions
-from sinklab.lab.checkpoints.loading import Loaded, load
+from sinklab.lab.checkpoints import Loaded, load
 from sinklab.lab.records import RUN_FILE, lost_files, read_info
 from sinklab.lab.scoring.requests import scoring_edits, without_steps
 from sinklab.lab.studies import (

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, rules, studies
-from sinklab.core.sampling.settings import DecodingSettings
-from sinklab.lab.measures.names import CONTROLS as BLOCKED
-from sinklab.lab.measures.names import PROTOCOLS
+from sinklab.core.sampling import DecodingSettings
+from sinklab.lab.measures import CONTROLS as BLOCKED
+from sinklab.lab.measures import PROTOCOLS
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
 from sinklab.lab.studies import Study, deferred, kept_record, with_matched
 
 if TYPE_CHECKING:
-    from sinklab.lab.checkpoints.loading import Loaded
+    from sinklab.lab.checkpoints import Loaded
     from sinklab.lab.studies.processes import Progress
 
 CONTROLS = (*BLOCKED, "matched")
@@ -154,7 +154,7 @@ class EvalSettings(DecodingSettings):
             edit = by_protocol(self.protocol, k, rule, control=self.control, fewer=True)
             edits = (edit, *edits)
         if by_last_row:
-            from sinklab.lab.scoring.requests import by_last_query
+            from sinklab.lab.scoring import by_last_query
 
             edits = by_last_query(edits)
         return edits

@@ -13,11 +13,11 @@ from itertools import product
 
 import pandas as pd
 
-from sinklab.core.probing.dose import Dose
+from sinklab.core.probing import Dose
+from sinklab.lab.analysis import mean_over
 from sinklab.lab.analysis.doses import Doses, at_equal_mass, no_phenomenon
-from sinklab.lab.analysis.estimates import mean_over
+from sinklab.lab.reports import checked
 from sinklab.lab.reports.runs import labels
-from sinklab.lab.reports.samples import checked
 from sinklab.lab.studies.benchmarks import tables as paper
 from sinklab.lab.studies.benchmarks.tables import Benchmark, spoken
 

@@ -14,10 +14,9 @@ from matplotlib.figure import Figure
 
 from sinklab.lab.analysis.intervals import Z
 from sinklab.lab.measures import PROTOCOLS
+from sinklab.lab.reports import Printed, percent, save_figure, write_printed
 from sinklab.lab.reports.charts import Axis, Chart, Line, draw_panels
-from sinklab.lab.reports.printed import Printed, save_figure, write_printed
 from sinklab.lab.reports.style import theme_named, themed
-from sinklab.lab.reports.words import percent
 from sinklab.lab.studies import Row, hidden_words
 from sinklab.lab.studies.benchmarks import tables as paper
 from sinklab.lab.studies.benchmarks.study import TOKENS, EvalSettings, Plan

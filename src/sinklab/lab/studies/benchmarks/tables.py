@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.core.probing.dose import Dose
+from sinklab.core.probing import Dose
+from sinklab.lab.analysis import Estimate
 from sinklab.lab.analysis.doses import MATCHED
-from sinklab.lab.analysis.estimates import Estimate
 from sinklab.lab.analysis.intervals import paired_share_interval
 from sinklab.lab.records import Run, RunWriter, open_run
-from sinklab.lab.reports.samples import checked
+from sinklab.lab.reports import checked
 from sinklab.lab.studies import Row, columns_of, hidden_words
 from sinklab.lab.studies.benchmarks.offline import RUNS_CODE, sandbox
 from sinklab.lab.studies.benchmarks.study import MASKING, NO_ANSWER, TWO_STAGE
@@ -189,7 +189,7 @@ def score_sentences(runs: Iterable[Run]) -> list[str]:
 @cache
 def spoken() -> Callable[..., list[str]]:
     """Function that fills the statements of sentences.jinja."""
-    from sinklab.lab.reports.words import statements
+    from sinklab.lab.reports import statements
 
     filters = (hidden_words, Dose.from_row, titled, signed, points)
     return statements("sinklab.lab.studies.benchmarks", filters, matched=MATCHED)

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from sinklab.core.errors import Checked, limited
-from sinklab.core.probing.dose import Dose
+from sinklab.core.probing import Dose
 from sinklab.core.sampling import Canvas, DecodingSettings
-from sinklab.lab.checkpoints.loading import Loaded
-from sinklab.lab.data.pairs import Pair
+from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.data import Pair
 from sinklab.lab.scoring.answers import SinkFacts, Totals, followed, needs_own_batch
 from sinklab.lab.scoring.writing import Writing, ended, ending, sample_seed, seeded
 from sinklab.lab.studies import Row, nothing, request_key

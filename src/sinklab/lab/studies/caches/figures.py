@@ -8,10 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from sinklab.lab.records.reading import Run
-from sinklab.lab.reports import Axis, Chart, Line, Mark, Reader, figure
-from sinklab.lab.reports.printed import save_figure
-from sinklab.lab.reports.words import statements
+from sinklab.lab.records import Run
+from sinklab.lab.reports import Axis, Chart, Line, Mark, Reader, figure, save_figure, statements
 from sinklab.lab.studies import labels_of
 
 NAMES, WHOLE, WHOSE, COLUMNS = (

@@ -17,13 +17,22 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sinklab.core.probing.tracing import trace
-from sinklab.core.sampling import Cache, Denoiser, cache_of, denoise
-from sinklab.core.sampling.canvas import Canvas, Places, numbered_blocks
-from sinklab.core.sampling.denoisers import ChangedDenoiser, Evaluation, Session
+from sinklab.core.probing import trace
+from sinklab.core.sampling import (
+    Cache,
+    Canvas,
+    Denoiser,
+    Evaluation,
+    Places,
+    Session,
+    cache_of,
+    denoise,
+)
+from sinklab.core.sampling.canvas import numbered_blocks
+from sinklab.core.sampling.denoisers import ChangedDenoiser
 from sinklab.lab.caching.policies import SCORES, EvictingCache
-from sinklab.lab.checkpoints.loading import Loaded
-from sinklab.lab.scoring.heldout import heldout_rows
+from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.scoring import heldout_rows
 from sinklab.lab.studies import (
     Arm,
     Progress,

@@ -8,7 +8,7 @@ from typing import Any
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import studies
-from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.studies import Amount, ScoredStudy, deferred
 
 

@@ -11,10 +11,17 @@ from typing import Any
 import pandas as pd
 
 from sinklab.lab.records import Run, of_twin
-from sinklab.lab.reports import Axis, Chart, Line, NotRecorded, Reader, figure
-from sinklab.lab.reports.printed import save_figure
-from sinklab.lab.reports.runs import as_shown
-from sinklab.lab.reports.words import statements
+from sinklab.lab.reports import (
+    Axis,
+    Chart,
+    Line,
+    NotRecorded,
+    Reader,
+    as_shown,
+    figure,
+    save_figure,
+    statements,
+)
 from sinklab.lab.studies import labels_of, no_twins, shown_by, twins_of
 
 PLACES, LENS, PROBES = (labels_of("contents")[name] for name in ("places", "lens", "probes"))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinklab.core.attention.context import is_observed
+from sinklab.core.attention import is_observed
 from sinklab.lab.training.snapshots import after_layers
 
 MEASURES = (

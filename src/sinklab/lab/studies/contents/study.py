@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from sinklab.core.errors import limited, unknown
 from sinklab.core.registry import rules, studies
-from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.studies import Amount, Study, deferred
 
 TARGETS = ("token", "progress", "position", "block", "committed", "next")

@@ -15,7 +15,8 @@ import pandas as pd
 
 from sinklab.core.errors import one_of
 from sinklab.core.registry import rules
-from sinklab.core.sinks.rules import DEFAULT
+from sinklab.core.sinks import DEFAULT
+from sinklab.lab.analysis import Verdict, holm
 from sinklab.lab.analysis.doses import (
     FEWEST_CELLS,
     MATCHED,
@@ -27,14 +28,25 @@ from sinklab.lab.analysis.doses import (
     rank_correlation,
 )
 from sinklab.lab.analysis.estimates import FEWEST, Estimate, mean_over, mean_p, median_over
-from sinklab.lab.analysis.verdicts import Verdict, holm
 from sinklab.lab.records import Run, of_twin
-from sinklab.lab.reports import Axis, Chart, Map
-from sinklab.lab.reports.drawing import drawn_as, figure
-from sinklab.lab.reports.printed import save_figure, write_csv, write_page
-from sinklab.lab.reports.runs import as_shown
-from sinklab.lab.reports.samples import Reader, finished
-from sinklab.lab.reports.words import number, percent, ranged, signed, statements
+from sinklab.lab.reports import (
+    Axis,
+    Chart,
+    Map,
+    Reader,
+    as_shown,
+    drawn_as,
+    figure,
+    finished,
+    number,
+    percent,
+    ranged,
+    save_figure,
+    signed,
+    statements,
+    write_csv,
+    write_page,
+)
 from sinklab.lab.studies import labels_of, no_twins, shown_by, twins_of, wide
 
 MAIN = ("top", "sinks")

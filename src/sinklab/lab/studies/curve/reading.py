@@ -17,11 +17,11 @@ from torch import Tensor
 from sinklab.core.probing import AttentionCall, InterventionLog, Listener
 from sinklab.core.probing.interventions.removals import real_queries_B1
 from sinklab.core.registry import interventions
-from sinklab.core.sinks.rules import Gu, find_sinks
+from sinklab.core.sinks import Gu, find_sinks
 from sinklab.lab.analysis.doses import told_apart
-from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.measures import MaskSinks
-from sinklab.lab.scoring.heldout import EditedLosses, HeldoutRows, edited_losses, heldout_rows
+from sinklab.lab.scoring import EditedLosses, HeldoutRows, edited_losses, heldout_rows
 from sinklab.lab.scoring.writing import is_random
 from sinklab.lab.studies import (
     Amount,

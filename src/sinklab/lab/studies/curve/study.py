@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, registered, rules, studies
-from sinklab.lab.measures.names import CONTROLS, PROTOCOLS
-from sinklab.lab.records.reading import open_run
+from sinklab.lab.measures import CONTROLS, PROTOCOLS
+from sinklab.lab.records import open_run
 from sinklab.lab.studies import Amount, ScoredStudy, Study, deferred
 
 KIND = ("by", "during")

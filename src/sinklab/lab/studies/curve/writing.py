@@ -14,23 +14,22 @@ import pandas as pd
 from torch import Tensor
 
 from sinklab.core.probing import BlockKeys
-from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.analysis.doses import told_apart
-from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.measures import by_protocol
-from sinklab.lab.records.reading import Run
-from sinklab.lab.reports.printed import write_page
-from sinklab.lab.reports.words import number, percent
+from sinklab.lab.records import Run
+from sinklab.lab.reports import number, percent, write_page
 from sinklab.lab.scoring import (
     Distance,
+    LikelihoodSettings,
     Writing,
     WritingRequest,
     by_last_query,
     heldout_rows,
     output_distances,
 )
-from sinklab.lab.scoring.likelihood import LikelihoodSettings
-from sinklab.lab.scoring.likelihood import score as likelihoods
+from sinklab.lab.scoring import score as likelihoods
 from sinklab.lab.studies import (
     Amount,
     Arm,

@@ -12,13 +12,23 @@ from typing import Any
 import pandas as pd
 
 from sinklab.lab.records import Run, of_twin
-from sinklab.lab.reports import Axis, Map, figure
+from sinklab.lab.reports import (
+    Axis,
+    Map,
+    Reader,
+    figure,
+    finished,
+    number,
+    percent,
+    ranged,
+    save_figure,
+    statements,
+    write_csv,
+    write_page,
+)
 from sinklab.lab.reports.build import Card, Part, Table, named_part, plain_page
 from sinklab.lab.reports.inline import picture
-from sinklab.lab.reports.printed import save_figure, write_csv, write_page
-from sinklab.lab.reports.samples import Reader, finished
 from sinklab.lab.reports.tables import markdown
-from sinklab.lab.reports.words import number, percent, ranged, statements
 from sinklab.lab.studies import no_twins, shown_by, twins_of
 from sinklab.lab.studies.strength.run import KIND
 from sinklab.lab.studies.strength.study import INPUTS

@@ -12,10 +12,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sinklab.core.probing.tracing import trace
+from sinklab.core.probing import trace
 from sinklab.lab.analysis import mean_over, token_classes
 from sinklab.lab.checkpoints import Loaded, special_roles, token_text
-from sinklab.lab.data.corpora import corpus_documents
+from sinklab.lab.data import corpus_documents
 from sinklab.lab.data.rows import encode_texts, place_generator
 from sinklab.lab.studies import Arm, Block, Progress, Rows, Trial, check_fits, heldout_text
 from sinklab.lab.studies.strength.study import INPUTS, StrengthSettings

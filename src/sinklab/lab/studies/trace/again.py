@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sinklab.core.attention.context import decoding
+from sinklab.core.attention import decoding
 from sinklab.core.probing import STATES, intervene
+from sinklab.core.sampling import Evaluation
 from sinklab.core.sampling.canvas import Places, numbered_blocks
-from sinklab.core.sampling.denoisers import Evaluation
-from sinklab.core.sinks.rules import DEFAULT
-from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.core.sinks import DEFAULT
+from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.measures import TruncateContext
 from sinklab.lab.records import Run, of_twin, open_run
-from sinklab.lab.scoring.task import Task
+from sinklab.lab.scoring import Task
 from sinklab.lab.scoring.writing import Moment, needs_clean_pass, stop_ids
 from sinklab.lab.studies import Work, nothing, write_twins
 from sinklab.lab.studies.trace.recording import Recorder, Selection

@@ -17,14 +17,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from sinklab.core.probing import STATES, trace
-from sinklab.core.probing.recording import Recording, padded_stack
+from sinklab.core.probing import STATES, Recording, trace
+from sinklab.core.probing.recording import padded_stack
 from sinklab.core.registry import statistics
-from sinklab.core.sampling.canvas import Canvas
-from sinklab.core.sinks.rules import DEFAULT, find_sinks
+from sinklab.core.sampling import Canvas
+from sinklab.core.sinks import DEFAULT, find_sinks
 from sinklab.lab.analysis.counts import main_sink, mean_weight, ratio
 from sinklab.lab.measures.some_queries import WINDOW
-from sinklab.lab.records.info import STUDY_DIMS, of_twin
+from sinklab.lab.records import STUDY_DIMS, of_twin
 from sinklab.lab.scoring import Moment, Task
 from sinklab.lab.studies import Row
 from sinklab.lab.studies.trace.study import StudySettings

@@ -10,12 +10,12 @@ import numpy as np
 
 from sinklab.core.probing import STATES, BlockKeys, InterventionLog
 from sinklab.core.registry import interventions
-from sinklab.core.sampling.settings import DecodingSettings
-from sinklab.lab.caching.policies import EvictingCache
+from sinklab.core.sampling import DecodingSettings
+from sinklab.lab.caching import EvictingCache
 from sinklab.lab.checkpoints import Loaded, special_roles, token_text
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.measures.controls import CountControl
-from sinklab.lab.records.writing import RunWriter
+from sinklab.lab.records import RunWriter
 from sinklab.lab.scoring import (
     Moment,
     Task,

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sinklab.core.errors import limited, unknown
 from sinklab.core.registry import interventions, studies
 from sinklab.core.registry import statistics as known_statistics
-from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.records.info import ALL_QUERIES, FAST, OWN, SO_FAR
 from sinklab.lab.studies import Amount, Study, deferred, describe
 
 if TYPE_CHECKING:
-    from sinklab.lab.checkpoints.loading import Loaded
-    from sinklab.lab.records.reading import Run
+    from sinklab.lab.checkpoints import Loaded
+    from sinklab.lab.records import Run
 
 
 PROMPTS = (
