@@ -26,7 +26,7 @@ from sinklab.lab.cli import main
 from sinklab.lab.cli.command import Reading
 from sinklab.lab.cli.main import GROUPS, OTHERS, grouped, listings
 from sinklab.lab.cli.options import PERMISSIONS, Given
-from sinklab.lab.cli.plans import duration, machine_speed, plan_of
+from sinklab.lab.cli.plans import duration, machine_speed, plan_for
 from sinklab.lab.cli.reports import _opened
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.processes import Amount
@@ -280,14 +280,14 @@ def test_a_plan_grows_with_what_is_asked_and_counts_what_a_trace_evaluates(model
     assert open_run("one").table("generations")["steps"].sum() == 16
 
     def seconds(evaluations):
-        line = plan_of(lambda *_: Amount("", evaluations, 10**6), None, "tiny", Reading())
-        number, unit = re.search(r"about ([\d.,]+) (s|min|h)", line).groups()
+        plan = plan_for(lambda *_: Amount("", evaluations, 10**6), None, "tiny", Reading())
+        number, unit = re.search(r"about ([\d.,]+) (s|min|h)", plan.line).groups()
         return float(number.replace(",", "")) * {"s": 1, "min": 60, "h": 3600}[unit]
 
     assert seconds(100) == pytest.approx(100 * seconds(1), rel=0.2)
     # the weights of `tiny` are stored in half precision
     told = [
-        plan_of(lambda *_: Amount("", 1, 1), None, "tiny", Reading(dtype))
+        plan_for(lambda *_: Amount("", 1, 1), None, "tiny", Reading(dtype)).line
         for dtype in ("auto", "bfloat16", "float32")
     ]
     stored, half, whole = (float(re.search(r"and ([\d.e-]+) GB", line)[1]) for line in told)

@@ -118,34 +118,28 @@ HELP = frozenset(("--help", "-h", "--help-all"))
 TRAIN = "A model with a sink or without, or the sink alone."
 
 
-def _commands(arguments: Sequence[str]) -> dict[str, tuple[str, Callable[[], Callable[..., None]]]]:
-    """Name -> one line about it, and the maker of its function, of every command.
+def _commands() -> dict[str, Any]:
+    """Name -> the study or the function of every command, of ``train`` the maker of one."""
+    return {**registry.studies, "train": train_command, **OTHERS, **registry.commands}
+
+
+def _made(name: str, one: Any, arguments: Sequence[str]) -> Callable[..., None]:
+    """The function of a command.
 
     Args:
-        arguments: behind the name of the command; some of them decide the defaults of others.
+        name: of the command.
+        one: as `_commands` has it.
+        arguments: behind the name; some of them decide the defaults of others.
     """
-    made: dict[str, tuple[str, Callable[[], Callable[..., None]]]] = {
-        name: (_first(kind), partial(command, name, kind()))
-        for name, kind in registry.studies.items()
-    }
-    made["train"] = TRAIN, partial(train_command, arguments)
-    others = OTHERS | dict(registry.commands)
-    for name, function in others.items():
-        # it is there already, and its maker gives it
-        made[name] = _first(function), partial(_itself, function)
-    return made
-
-
-def _itself(function: Any) -> Any:
-    return function
+    if name in registry.studies:
+        return command(name, one())
+    if name == "train":
+        return train_command(arguments)
+    return one
 
 
 def _nothing() -> None:
     """A command that is listed alone."""
-
-
-def _first(described: Any) -> str:
-    return (described.__doc__ or "").partition("\n")[0]
 
 
 def listings() -> dict[str, dict[str, Any]]:
@@ -221,16 +215,12 @@ def _needs_model(run: Path, arguments: Sequence[str], bare: Sequence[str]) -> No
     the run's.
     """
     is_first = "model" in bare and not arguments[0].startswith("-")
-    if _has(arguments, "--model") or is_first:
+    if values_of(arguments, "--model")[0] or is_first:
         return
     name = str(read_info(run / RUN_FILE).model.get("name"))
     raise ValueError(
         f"--reproduce takes settings and no model, and {run} is of {name!r}; give --model {name}"
     )
-
-
-def _has(arguments: Sequence[str], flag: str) -> bool:
-    return any(one == flag or one.startswith(f"{flag}=") for one in arguments)
 
 
 def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandApp:
@@ -243,8 +233,9 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
     completes = called.startswith("--tyro-")
     if completes:
         rest = []
-    commands = _commands(rest)
-    lines = {name: about for name, (about, _) in commands.items()}
+    commands = _commands()
+    lines = {name: (one.__doc__ or "").partition("\n")[0] for name, one in commands.items()}
+    lines["train"] = TRAIN
     if not called or called in HELP:
         _show(ABOUT, lines, whole=called == "--help-all")
         code = 2
@@ -253,14 +244,14 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
         raise SystemExit(code)
     if not called.startswith("-") and called not in commands:
         raise _no_such_command(called, lines)
-    for name, (about, make) in commands.items():
+    for name, one in commands.items():
         if name == called or completes:
             asks = bool(HELP.intersection(rest))
             short = asks and "--help-all" not in rest
-            plain = make()
+            plain = _made(name, one, rest)
             given = Given.by(rest, partial(_settings_of, name))
             bare = ()
-            if not (completes or asks or _has(rest, "--model")):
+            if not (completes or asks or values_of(rest, "--model")[0]):
                 bare = carried(plain, "positional")
             if given.reproduced and not asks and "model" in inspect.signature(plain).parameters:
                 _needs_model(given.reproduced, rest, bare)
@@ -275,7 +266,7 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
                 say(f"sinklab: not taken from {given.source}: {', '.join(left)}", stream=sys.stderr)
         else:
             # stands in the list of commands for one that is not run
-            app.command(name=name, help=about)(_nothing)
+            app.command(name=name, help=lines[name])(_nothing)
     return app
 
 

@@ -215,23 +215,11 @@ def refuse(event: Any, command: str, arguments: Sequence[str]) -> None:
     word = str(argument.lowered.metavar)
     if told.get("choices"):
         one_of(flag, event.value, event.choices, remedy)
-    given = " ".join(_behind(flag, arguments))
-    raise ValueError(f"{flag} takes {KINDS.get(word, word)}, but is {given!r}; {remedy}")
-
-
-def _behind(flag: str, arguments: Sequence[str]) -> list[str]:
-    """The words that stand behind a flag, up to the next one."""
-    found = []
-    for place, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        if name.replace("_", "-") != flag:
-            continue
-        found = [value]
-        if not equals:
-            rest = arguments[place + 1 :]
-            ends = [number for number, word in enumerate(rest) if word.startswith("--")]
-            found = [*rest[: min(ends, default=len(rest))]]
-    return found
+    given = []
+    if flag.startswith("--"):
+        given = values_of(arguments, flag, nargs="*")[0][-1:]
+    words = " ".join(itertools.chain(*given))
+    raise ValueError(f"{flag} takes {KINDS.get(word, word)}, but is {words!r}; {remedy}")
 
 
 def value_of(arguments: Sequence[str], flag: str) -> str | None:
@@ -241,10 +229,13 @@ def value_of(arguments: Sequence[str], flag: str) -> str | None:
     return next(reversed(values_of(arguments, flag)[0]), None)
 
 
-def values_of(arguments: Sequence[str], flag: str) -> tuple[list[str | None], list[str]]:
-    """Values of all occurrences of a flag, None for a bare one, and the arguments without them."""
+def values_of(arguments: Sequence[str], flag: str, nargs: str = "?") -> tuple[list[Any], list[str]]:
+    """Values of all occurrences of a flag, and the arguments without them: a word or None, or with
+    nargs "*" all words behind it.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(flag, dest="values", nargs="?", action="append", default=[])
+    how: dict[str, Any] = {"dest": "values", "nargs": nargs, "action": "append", "default": []}
+    parser.add_argument(flag, f"--{flag[2:].replace('-', '_')}", **how)
     given, rest = parser.parse_known_args(arguments)
     return given.values, rest
 

@@ -133,18 +133,6 @@ def memory_speed(device: str) -> float:
     return 4 * len(numbers) / _typical(added)
 
 
-def plan_of(
-    amount: Callable[[Any, Any], Amount | None],
-    settings: Any,
-    model: str,
-    reading: Any,
-    *,
-    trained: str = "",
-) -> str:
-    """The line of `plan_for`."""
-    return plan_for(amount, settings, model, reading, trained=trained).line
-
-
 def plan_for(
     amount: Callable[[Any, Any], Amount | None],
     settings: Any,
