@@ -9,6 +9,7 @@ from .base import heldout_text as heldout_text
 from .base import hidden_words as hidden_words
 from .base import kept_record as kept_record
 from .base import labels_of as labels_of
+from .base import of_each as of_each
 from .base import text_of as text_of
 from .base import with_matched as with_matched
 from .processes import PORTION as PORTION

@@ -46,7 +46,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -249,6 +249,16 @@ def deferred(function: str) -> Any:
     """A method that is the function ``module:name``, imported when it is called."""
     module, _, name = function.partition(":")
     return lambda study, *given, **how: getattr(import_module(module), name)(*given, **how)
+
+
+def of_each(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """A function of one run as one of several runs: what it gives of each, one after the other."""
+
+    @wraps(function)
+    def of_runs(runs: Iterable[Run], *how: Any) -> list[Any]:
+        return [one for run in runs for one in function(run, *how)]
+
+    return of_runs
 
 
 class Study:

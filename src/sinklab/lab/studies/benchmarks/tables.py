@@ -23,7 +23,7 @@ from sinklab.lab.analysis.doses import MATCHED
 from sinklab.lab.analysis.intervals import paired_share_interval
 from sinklab.lab.records import Run, RunWriter, open_run
 from sinklab.lab.reports import checked
-from sinklab.lab.studies import Row, columns_of, hidden_words
+from sinklab.lab.studies import Row, columns_of, hidden_words, of_each
 from sinklab.lab.studies.benchmarks.offline import RUNS_CODE, sandbox
 from sinklab.lab.studies.benchmarks.study import MASKING, NO_ANSWER, TWO_STAGE
 
@@ -170,20 +170,18 @@ def _right(row: Mapping[str, Any], higher_is_better: Mapping[str, Any]) -> float
     return next((number for number in known if not math.isnan(number)), math.nan)
 
 
-def score_sentences(runs: Iterable[Run]) -> list[str]:
+@of_each
+def score_sentences(run: Run) -> list[str]:
     """The scores of benchmark runs, a line each; then their doses."""
-    lines = []
-    for run in runs:
-        first = [
-            rows[rows["filter"] == rows["filter"].iloc[0]]
-            for _, rows in run.table("samples").groupby("task", sort=False)
-        ]
-        doses = []
-        if "doses" in run.tables:
-            doses = run.table("doses").to_dict("records")
-        scores = run.table("scores").to_dict("records")
-        lines += spoken()("scores", scores, doses, Benchmark(run).control, first)
-    return lines
+    first = [
+        rows[rows["filter"] == rows["filter"].iloc[0]]
+        for _, rows in run.table("samples").groupby("task", sort=False)
+    ]
+    doses = []
+    if "doses" in run.tables:
+        doses = run.table("doses").to_dict("records")
+    scores = run.table("scores").to_dict("records")
+    return spoken()("scores", scores, doses, Benchmark(run).control, first)
 
 
 @cache

@@ -10,7 +10,7 @@ import pandas as pd
 
 from sinklab.lab.records import Run
 from sinklab.lab.reports import Axis, Chart, Line, Mark, Reader, figure, save_figure, statements
-from sinklab.lab.studies import labels_of
+from sinklab.lab.studies import labels_of, of_each
 
 NAMES, WHOLE, WHOSE, COLUMNS = (
     labels_of("caches")[name] for name in ("families", "whole", "whose", "columns")
@@ -31,15 +31,12 @@ def caches_figure(one: Reader) -> list[Chart]:
     return charts
 
 
-def draw_caches(runs: list[Run], out: Path, options: object) -> list[Path]:
+@of_each
+def draw_caches(run: Run, out: Path, options: object) -> list[Path]:
     """Write `caches_figure` as caches.png into each run. Raises ValueError for a run of another
     kind.
     """
-    return [
-        path
-        for run in runs
-        for path in save_figure(partial(caches_figure, run), run.path / "caches")
-    ]
+    return save_figure(partial(caches_figure, run), run.path / "caches")
 
 
 def _at_longest(run: Run) -> pd.DataFrame:
@@ -91,14 +88,11 @@ def _drawn_as(family: str) -> dict[str, Any]:
     return dict.fromkeys(("colour", "marker"), [*NAMES].index(family))
 
 
-def caches_sentences(runs: list[Run]) -> list[str]:
+@of_each
+def caches_sentences(run: Run) -> list[str]:
     """The table of caches of each run, a line each, and the effect of protection on the divergence
     at each budget.
     """
-    return [line for run in runs for line in _sentences(run)]
-
-
-def _sentences(run: Run) -> list[str]:
     table = run.table("policies")
     if "costs" in run.tables:
         # sparse attention is not timed, and has its line all the same

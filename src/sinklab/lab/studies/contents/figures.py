@@ -22,7 +22,7 @@ from sinklab.lab.reports import (
     save_figure,
     statements,
 )
-from sinklab.lab.studies import labels_of, no_twins, shown_by, twins_of
+from sinklab.lab.studies import labels_of, no_twins, of_each, shown_by, twins_of
 
 PLACES, LENS, PROBES = (labels_of("contents")[name] for name in ("places", "lens", "probes"))
 LEAST = -0.5
@@ -129,18 +129,19 @@ def save_contents_figures(
     return written
 
 
-def draw_contents(runs: list[Run], out: Path, options: object) -> list[Path]:
+@of_each
+def draw_contents(run: Run, out: Path, options: object) -> list[Path]:
     """A figure a place, in the run folder."""
-    return save_contents_figures(runs[0], out)
+    return save_contents_figures(run, out)
 
 
-def contents_sentences(runs: list[Run]) -> list[str]:
-    """Findings in the first run, a sentence a place and one about the added sinks.
+@of_each
+def contents_sentences(run: Run) -> list[str]:
+    """Findings in each run, a sentence a place and one about the added sinks.
 
     Raises:
         ValueError: for a run of another kind.
     """
-    run = runs[0]
     looks = run.table("looks").groupby("place")[["sinks", "positions", "pairs"]].sum()
     found = {place: _differences(run, place) for place in contents_places(run)}
     told = statements("sinklab.lab.studies.contents", (), places=PLACES)

@@ -47,7 +47,7 @@ from sinklab.lab.reports import (
     write_csv,
     write_page,
 )
-from sinklab.lab.studies import labels_of, no_twins, shown_by, twins_of, wide
+from sinklab.lab.studies import labels_of, no_twins, of_each, shown_by, twins_of, wide
 
 MAIN = ("top", "sinks")
 """Arms that a curve is about, in contrast to its controls."""
@@ -465,15 +465,12 @@ SHOWN = 20
 TOLD = {1: "costs", -1: "helps", 0: "cannot tell"}
 
 
-def ablation_sentences(runs: Iterable[Run]) -> list[str]:
+@of_each
+def ablation_sentences(run: Run) -> list[str]:
     """Sentences on each run: how many cells cost something and which most, and whether weight and
     cost go together.
     """
     told = curve_statements()
-    return [sentence for run in runs for sentence in _of_one(run, told)]
-
-
-def _of_one(run: Run, told: Callable[..., list[str]]) -> list[str]:
     cells = finished(run, "map")
     kinds = twins_of(run)
     settings = run.info.settings
@@ -559,19 +556,16 @@ def ablation_figure(one: Reader) -> list[Map]:
     return [Map(100 * share_LH, "attention on the blocked keys, %", layers, heads), costs]
 
 
-def draw_ablation(runs: Iterable[Run], out: Path, options: Any) -> list[Path]:
+@of_each
+def draw_ablation(run: Run, out: Path, options: Any) -> list[Path]:
     """ablation.md, ablation.csv (all cells with all numbers) and the maps, in each run folder."""
-    written = []
-    for run in runs:
-        table = ablation_table(run)
-        more = ""
-        if len(table) > SHOWN:
-            more = f"\n{len(table) - SHOWN} more in ablation.csv.\n"
-        stem = run.path / "ablation"
-        said = ablation_sentences([run])
-        written += [
-            write_page(stem.with_suffix(".md"), table.head(SHOWN), said, more),
-            write_csv(stem.with_suffix(".csv"), finished(run, "map")),
-            *save_figure(partial(ablation_figure, run), stem, options.figures),
-        ]
-    return written
+    table = ablation_table(run)
+    more = ""
+    if len(table) > SHOWN:
+        more = f"\n{len(table) - SHOWN} more in ablation.csv.\n"
+    stem = run.path / "ablation"
+    return [
+        write_page(stem.with_suffix(".md"), table.head(SHOWN), ablation_sentences([run]), more),
+        write_csv(stem.with_suffix(".csv"), finished(run, "map")),
+        *save_figure(partial(ablation_figure, run), stem, options.figures),
+    ]

@@ -42,6 +42,7 @@ from sinklab.lab.studies import (
     deferred,
     heldout_text,
     mean_table,
+    of_each,
 )
 from sinklab.lab.studies.curve.figures import curve_statements, two_digits
 from sinklab.lab.studies.curve.study import REMOVALS, CostStudy, CurveSettings
@@ -170,12 +171,7 @@ class Distances(CostStudy):
 
     sentences = deferred("sinklab.lab.studies.curve.writing:distance_sentences")
 
-    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
-        """distance.md in each run folder."""
-        return [
-            write_page(run.path / "distance.md", distance_table(run), distance_sentences([run]))
-            for run in runs
-        ]
+    draw = deferred("sinklab.lab.studies.curve.writing:draw_distance")
 
 
 def _judged(
@@ -229,15 +225,22 @@ def distance_table(run: Run) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def distance_sentences(runs: Iterable[Run]) -> list[str]:
+@of_each
+def distance_sentences(run: Run) -> list[str]:
     """Sentences on each run, protocol and path: how far texts differ, and whether they are worse,
     at the greatest k.
     """
     told = curve_statements()
+    cells = run.table("outcomes")
+    is_shown = (cells["k"] == cells["k"].max()) & (cells["control"] == cells["control"].iloc[0])
     said = []
-    for run in runs:
-        cells = run.table("outcomes")
-        is_shown = (cells["k"] == cells["k"].max()) & (cells["control"] == cells["control"].iloc[0])
-        for cell in cells[is_shown].to_dict("records"):
-            said += told("distance", run.info.model["name"], cell)
+    for cell in cells[is_shown].to_dict("records"):
+        said += told("distance", run.info.model["name"], cell)
     return said
+
+
+@of_each
+def draw_distance(run: Run, out: Path, options: Any) -> list[Path]:
+    """distance.md in each run folder."""
+    said = distance_sentences([run])
+    return [write_page(run.path / "distance.md", distance_table(run), said)]

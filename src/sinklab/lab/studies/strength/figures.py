@@ -3,7 +3,6 @@ layer × head.
 """
 
 import tomllib
-from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -29,7 +28,7 @@ from sinklab.lab.reports import (
 from sinklab.lab.reports.build import Card, Part, Table, named_part, plain_page
 from sinklab.lab.reports.inline import picture
 from sinklab.lab.reports.tables import markdown
-from sinklab.lab.studies import no_twins, shown_by, twins_of
+from sinklab.lab.studies import no_twins, of_each, shown_by, twins_of
 from sinklab.lab.studies.strength.run import KIND
 from sinklab.lab.studies.strength.study import INPUTS
 
@@ -37,7 +36,8 @@ TOKENS = 4
 """Tokens that a sentence names."""
 
 
-def strength_sentences(runs: Iterable[Run]) -> list[str]:
+@of_each
+def strength_sentences(run: Run) -> list[str]:
     """Sentences of each run: how strong its sinks are, and which tokens strong keys of natural text
     stand on.
 
@@ -45,10 +45,6 @@ def strength_sentences(runs: Iterable[Run]) -> list[str]:
     all.
     """
     told = statements("sinklab.lab.studies.strength", ())
-    return [sentence for run in runs for sentence in _of_one(run, told)]
-
-
-def _of_one(run: Run, told: Callable[..., list[str]]) -> list[str]:
     name = run.info.model["name"]
     lines = finished(run, "summary")
     classes = run.table("classes")
@@ -136,23 +132,21 @@ def readings_of(run: Run) -> str:
     )
 
 
-def draw_strength(runs: Iterable[Run], out: Path, options: Any) -> list[Path]:
+@of_each
+def draw_strength(run: Run, out: Path, options: Any) -> list[Path]:
     """strength.html, strength.md, strength.csv (all numbers) and the picture, in each run
     folder.
     """
     others = f"Published, read in the first way:\n\n{markdown(published_table())}"
-    written = []
-    for run in runs:
-        stem = run.path / "strength"
-        more = f"\n{readings_of(run)}\n\n{others}"
-        said = strength_sentences([run])
-        written += [
-            strength_page(run),
-            write_page(stem.with_suffix(".md"), strength_table(run), said, more),
-            write_csv(stem.with_suffix(".csv"), finished(run, "summary")),
-            *save_figure(partial(strength_figure, run), stem, options.figures),
-        ]
-    return written
+    stem = run.path / "strength"
+    more = f"\n{readings_of(run)}\n\n{others}"
+    said = strength_sentences([run])
+    return [
+        strength_page(run),
+        write_page(stem.with_suffix(".md"), strength_table(run), said, more),
+        write_csv(stem.with_suffix(".csv"), finished(run, "summary")),
+        *save_figure(partial(strength_figure, run), stem, options.figures),
+    ]
 
 
 def strength_page(run: Run) -> Path:
