@@ -106,10 +106,10 @@ class Checked:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if "read" in field.metadata:
-                value = field.metadata["read"](field.name, value)
             if isinstance(field.default, tuple) and isinstance(value, str | int | float):
                 value = (value,)
+            if "read" in field.metadata:
+                value = field.metadata["read"](field.name, value)
             if isinstance(value, list | tuple):
                 value = tuple(value)
                 if "one_of" in field.metadata:

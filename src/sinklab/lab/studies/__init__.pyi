@@ -1,10 +1,12 @@
 from .base import Row as Row
 from .base import Study as Study
 from .base import Work as Work
+from .base import ascending as ascending
 from .base import check_fits as check_fits
 from .base import columns_of as columns_of
 from .base import deferred as deferred
 from .base import describe as describe
+from .base import from_zero as from_zero
 from .base import heldout_text as heldout_text
 from .base import hidden_words as hidden_words
 from .base import kept_record as kept_record

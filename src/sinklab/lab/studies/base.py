@@ -215,6 +215,16 @@ def with_matched(controls: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def ascending(name: str, numbers: Iterable[Any]) -> tuple[Any, ...]:
+    """Numbers of a field of settings, each once, the least first."""
+    return tuple(sorted({*numbers}))
+
+
+def from_zero(name: str, numbers: Iterable[Any]) -> tuple[Any, ...]:
+    """Numbers of keys to block, the least first; none are always among them, to compare with."""
+    return ascending(name, [0, *numbers])
+
+
 def from_record(settings: Any, record: dict[str, Any]) -> Any:
     """The settings with the values of a record. Raises ValueError for names that they do not
     have.

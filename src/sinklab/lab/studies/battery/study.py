@@ -5,18 +5,18 @@ calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.core.errors import Checked, limited, near
-from sinklab.core.registry import interventions, rules, studies
+from sinklab.core.registry import interventions, registered, rules, studies
 from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.data import LEVELS, SKILLS
 from sinklab.lab.measures import PROTOCOLS
-from sinklab.lab.studies import Amount, Block, ScoredStudy, deferred, with_matched
+from sinklab.lab.studies import Amount, Block, ScoredStudy, deferred, from_zero, with_matched
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
@@ -121,6 +121,11 @@ class Condition:
         )
 
 
+def known_conditions(field: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Names of conditions, each once. Raises ValueError as `Condition.named` does."""
+    return tuple({Condition.named(name).name: None for name in names})
+
+
 @dataclass(frozen=True)
 class BatterySettings(Checked):
     """Problems of a battery run, how they are answered, and the keys blocked meanwhile.
@@ -134,7 +139,7 @@ class BatterySettings(Checked):
     """Levels of difficulty, 1 is easy."""
     problems: int = limited(100, at_least=1)
     """Problems of each skill and level, from the test split, the same for every model."""
-    ks: tuple[int, ...] = limited((0, 1, 2, 5, 10), at_least=0)
+    ks: tuple[int, ...] = limited((0, 1, 2, 5, 10), at_least=0, read=from_zero)
     """Numbers of blocked keys per layer and head; 0 is always among them."""
     protocols: tuple[str, ...] = limited(("paper",), one_of=PROTOCOLS, needed=True)
     """How keys are blocked, side by side: paper (those most attended at the step before, closed
@@ -148,9 +153,9 @@ class BatterySettings(Checked):
     keys in the same heads. clean_pass and random_clean_pass are sinks and random by the protocol
     clean.
     """
-    sink_rule: Any = field(default=None, metadata={"registry": rules})
+    sink_rule: Any = registered(rules, None)  # noqa: RUF009
     """Rule for sinks, e.g. excess:epsilon=3, the default."""
-    conditions: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = limited((), read=known_conditions)
     """How texts are written: pure (most confident first, one block), left_to_right, random,
     entropy, greedy (autoregressive models), with blocks-N and window-N joined by +, e.g.
     blocks-6+window-8; pure or greedy when left out."""
@@ -164,14 +169,6 @@ class BatterySettings(Checked):
     """Let two controls answer the same problems too, the model with shuffled weights and with fresh
     ones; their numbers stand beside its own. When left out, if both take less than a minute.
     """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "conditions", tuple(dict.fromkeys(self.conditions)))
-        # whatever is blocked is compared with nothing blocked
-        object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
-        for name in self.conditions:
-            Condition.named(name)
 
     def hidings(self) -> list[tuple[str, int]]:
         """(control, k) of one condition, nothing blocked first."""

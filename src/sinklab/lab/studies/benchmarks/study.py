@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sinklab.core.errors import Checked, limited
-from sinklab.core.registry import interventions, rules, studies
+from sinklab.core.registry import interventions, registered, rules, studies
 from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.measures import CONTROLS as BLOCKED
 from sinklab.lab.measures import PROTOCOLS
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
-from sinklab.lab.studies import Study, deferred, kept_record, with_matched
+from sinklab.lab.studies import Study, deferred, from_zero, kept_record, with_matched
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
@@ -64,7 +64,7 @@ class EvalSettings(DecodingSettings):
     loop: a given key is blocked at every other step); held, the keys chosen first stay blocked;
     rule, those of them that the sink rule names; clean, chosen at the same step by a pass with
     nothing blocked. Likelihoods have no step before: there it is always a clean pass."""
-    sink_rule: Any = field(default=None, metadata={"registry": rules})
+    sink_rule: Any = registered(rules, None)  # noqa: RUF009
     """Rule for sinks, e.g. excess:epsilon=3 (the default) or gu: protocol rule blocks nothing else,
     with the others the dose says how many of the blocked keys were sinks.
     """
@@ -179,7 +179,7 @@ class Plan(Checked):
     Raises ValueError for numbers and controls that make no sense with any model.
     """
 
-    ks: tuple[int, ...] = limited((0, 1, 5, 10), at_least=0)
+    ks: tuple[int, ...] = limited((0, 1, 5, 10), at_least=0, read=from_zero)
     """Numbers of blocked keys; 0 is the run without that the others are compared with, and always
     there.
     """
@@ -189,12 +189,14 @@ class Plan(Checked):
     stay blocked), clean (chosen by a clean pass of the same step). Tasks that ask for likelihoods
     know the clean pass alone.
     """
-    controls: tuple[str, ...] = limited(("sinks",), one_of=CONTROLS, needed=True)
+    controls: tuple[str, ...] = limited(
+        ("sinks",), one_of=CONTROLS, needed=True, read=lambda name, given: with_matched(given)
+    )
     """Keys to mask: sinks (the keys that the protocol names); as many random, recent or lowest
     keys; equal_mass, keys that are no sinks and receive as much together, beside matched, the
     protocol's keys in the same heads.
     """
-    sink_rule: Any = field(default=None, metadata={"registry": rules})
+    sink_rule: Any = registered(rules, None)  # noqa: RUF009
     """Rule for sinks, e.g. excess:epsilon=3, the default."""
     chat: bool | None = None
     """Put questions into the model's chat format; None: if the model has one."""
@@ -204,11 +206,6 @@ class Plan(Checked):
     """
     dry_run: bool = False
     """Say how much work it is, and stop: no run is written; documents are read, into the cache."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
-        object.__setattr__(self, "controls", with_matched(self.controls))
 
     def cells(
         self, tasks: Sequence[str], likelihoods: Collection[str] = ()

@@ -5,7 +5,7 @@ command, and the function that Python calls.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +13,7 @@ from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, registered, rules, studies
 from sinklab.lab.measures import CONTROLS, PROTOCOLS
 from sinklab.lab.records import open_run
-from sinklab.lab.studies import Amount, ScoredStudy, Study, deferred
+from sinklab.lab.studies import Amount, ScoredStudy, Study, ascending, deferred
 
 KIND = ("by", "during")
 """Settings that say which kind of run it is."""
@@ -54,9 +54,9 @@ class CurveSettings(Checked):
     """Ways of removal: mask (before the softmax, the weight goes to other keys) or zero_value (the
     weight stays and adds nothing). mask when left out; both while writing.
     """
-    layers: tuple[int, ...] = ()
+    layers: tuple[int, ...] = limited((), read=ascending)
     """Layers of a map; all when left out."""
-    edits: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
+    edits: tuple[Any, ...] = registered(interventions, ())
     """Further edits to score, each by itself: NAME:field=value."""
     protocols: tuple[str, ...] = limited(("paper", "held", "clean"), one_of=PROTOCOLS, needed=True)
     """While writing, the choice of keys, and for how long: paper (the top k of the step before,
@@ -86,10 +86,6 @@ class CurveSettings(Checked):
     their numbers stand beside its own. When left out, if both take less than a minute. A curve that
     is there gets none.
     """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "layers", tuple(sorted(set(self.layers))))
 
     def own(self) -> CurveSettings:
         """The settings of `sinklab curve`, without what a short name of it adds."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.core.errors import limited, unknown
-from sinklab.core.registry import interventions, studies
+from sinklab.core.registry import interventions, registered, studies
 from sinklab.core.registry import statistics as known_statistics
 from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.records.info import ALL_QUERIES, FAST, OWN, SO_FAR
@@ -81,7 +81,7 @@ class StudySettings(DecodingSettings):
     """
     maps: tuple[str, ...] = ()
     """Record whole attention maps, query × key, for these "step:layer:head", e.g. 3:5:2."""
-    edits: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
+    edits: tuple[Any, ...] = registered(interventions, ())
     """Decode under these interventions, e.g. mask_sinks:k=5 or window_attention:radius=16, in this
     order.
     """
