@@ -270,18 +270,6 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
     return app
 
 
-def _plugged(arguments: Sequence[str]) -> list[str]:
-    """The arguments without ``--plugin FILE``; the files are loaded. Raises ValueError for one that
-    cannot be.
-    """
-    files, rest = values_of(arguments, "--plugin")
-    for file in files:
-        if not file:
-            raise ValueError("--plugin takes a Python file: --plugin FILE.py")
-        load_plugin(file)
-    return rest
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; any error is one line on stderr and exit status 2, with ``--debug`` a
     traceback. Ctrl-C (130) and SIGTERM (143) keep everything written.
@@ -307,7 +295,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names: list[str] = []
     try:
         with on_sigterm(_terminate), _no_interrupt_lost():
-            arguments = _plugged(arguments)
+            files, arguments = values_of(arguments, "--plugin")
+            for file in files:
+                if not file:
+                    raise ValueError("--plugin takes a Python file: --plugin FILE.py")
+                load_plugin(file)
             app = _app(arguments, names)
             shortened = {"--help-all": "--help"}
             arguments = [shortened.get(one, one) for one in arguments]

@@ -86,7 +86,10 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         if recipe != name:
             raise ValueError(f"the recipe comes first: sinklab train {recipe} …")
         chosen = checked(settings)
-        plan = plan_for(_amount, chosen, chosen.init_from or "", Reading(), trained=_type(chosen))
+        trained = "float32"
+        if chosen.bf16:
+            trained = "bfloat16"
+        plan = plan_for(_amount, chosen, chosen.init_from or "", Reading(), trained=trained)
         if dry_run:
             from sinklab.lab.training.checks import check
 
@@ -100,12 +103,6 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         recipes=recipes, variants=", ".join(VARIANTS)
     )
     return train
-
-
-def _type(settings: TrainSettings) -> str:
-    if settings.bf16:
-        return "bfloat16"
-    return "float32"
 
 
 def _amount(settings: TrainSettings, info: Any) -> Amount:
@@ -122,20 +119,12 @@ def _amount(settings: TrainSettings, info: Any) -> Amount:
     if settings.epochs is not None:
         steps = f"{settings.epochs} passes over the text, counted as {steps}"
     words = f"{steps} × {settings.batch} rows × {settings.length} tokens"
-    evaluations = settings.steps + math.ceil(
-        _rows_read(settings) / (ROWS_OF_A_STEP * settings.batch)
-    )
-    return Amount(words, evaluations, settings.batch * settings.length, **how)
-
-
-def _rows_read(settings: TrainSettings) -> int:
-    """Rows of held-out text that are read beside the steps: for the loss, and by the monitor at
-    five mask ratios.
-    """
+    # held-out text is read beside the steps: for the loss, and by the monitor at five mask ratios
     rows = settings.heldout_rows * (1 + settings.steps // settings.eval_every)
     if settings.monitor_every:
         rows += 5 * settings.monitor_rows * (1 + settings.steps // settings.monitor_every)
-    return rows
+    evaluations = settings.steps + math.ceil(rows / (ROWS_OF_A_STEP * settings.batch))
+    return Amount(words, evaluations, settings.batch * settings.length, **how)
 
 
 def _compared(weights: Path, again: Path) -> str:

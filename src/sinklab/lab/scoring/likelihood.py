@@ -122,7 +122,10 @@ class Scorer:
         if self.denoises:
             wanted = sum(job.widest for job, _ in batch)
         else:
-            wanted = len(_columns([job.request for job, _ in batch])) * len(batch)
+            # of all rows the columns among which the wanted positions of any lie
+            texts = [job.request for job, _ in batch]
+            columns = max(text.length for text in texts) - min(len(text.context) for text in texts)
+            wanted = columns * len(batch)
         return (
             len(batch) <= self.rows
             and wanted * self.model.config.vocab_size * self._copies <= MOST_LOGITS
@@ -266,13 +269,6 @@ class Scorer:
         if not len(columns_C):
             return logits_BCV
         return logits_BCV[wanted_BS[:, columns_C].to(logits_BCV.device)]
-
-
-def _columns(requests: Sequence[Request]) -> range:
-    """Columns among which all wanted positions lie: position i predicts token i + 1."""
-    return range(
-        min(len(each.context) for each in requests) - 1, max(each.length for each in requests) - 1
-    )
 
 
 def at_least_float32(logits_MV: Tensor) -> Tensor:

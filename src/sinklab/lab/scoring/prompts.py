@@ -93,13 +93,9 @@ def read_prompts(path: str | Path, samples: int | None = None) -> tuple[str, ...
         raise ValueError(
             f"prompts are read from .txt, .jsonl, .json or .csv files, but {source} is none of them"
         )
-    try:
+    with refused(f"{source} cannot be read as {source.suffix[1:]} in UTF-8", ValueError, csv.Error):
         # utf-8-sig: a byte-order mark is no text
         rows = _rows(source.read_text(encoding="utf-8-sig"), source.suffix)
-    except (ValueError, csv.Error) as error:
-        raise ValueError(
-            f"{source} cannot be read as {source.suffix[1:]} in UTF-8: {error}"
-        ) from error
     found = [_prompt_of(row, f"{source}, entry {number}") for number, row in enumerate(rows, 1)]
     if samples is not None and samples < 1:
         raise ValueError(f"samples counts prompts, at least 1, but is {samples}")
@@ -155,13 +151,11 @@ def _prompt_of(row: Any, where: str) -> str:
 def _as_ids(loaded: Loaded, prompt: str, chat: bool) -> tuple[int, ...]:
     if chat:
         loaded.needed_tokenizer()
-    try:
+    with refused(
+        f"{loaded.name} has no tokenizer files, so a prompt is token ids such as '5 17 3', but is "
+        f"{prompt!r}"
+    ):
         ids = [int(part) for part in prompt.replace(",", " ").split()]
-    except ValueError as error:
-        raise ValueError(
-            f"{loaded.name} has no tokenizer files, so a prompt is token ids such as '5 17 3', "
-            f"but is {prompt!r}"
-        ) from error
     rows = loaded.model.config.get_text_config().vocab_size
     wrong = [number for number in ids if not 0 <= number < rows]
     if wrong:
@@ -197,12 +191,13 @@ def in_chat(loaded: Loaded, messages: list[dict[str, str]], *, answered: bool = 
             f"{loaded.name} has no known chat format; leave out --chat, or give it one: a "
             "chat_template.jinja beside its tokenizer.json, or tokenizer.chat_template"
         )
-    how = {
-        "add_generation_prompt": answered,
-        "continue_final_message": not answered,
-    }
     try:
-        return chat_text(tokenizer, messages, **how)
+        return chat_text(
+            tokenizer,
+            messages,
+            add_generation_prompt=answered,
+            continue_final_message=not answered,
+        )
     except ValueError as error:
         raise ValueError(
             f"the chat format of {loaded.name} cannot be used: {error}; leave out --chat"

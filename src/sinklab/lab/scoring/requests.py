@@ -85,13 +85,35 @@ def read_requests(
             f"groups name the group of every request, got {len(groups)} for {len(requests)} "
             "requests"
         )
+    config = loaded.model.config
     is_diffusion = loaded.family == "diffusion"
     limit = limit_of(loaded)
     found = []
     for number, (given, wanted) in enumerate(requests):
         context = tuple(map(int, given))
         continuation = tuple(map(int, wanted))
-        _check_ids(loaded, number, context, continuation, limit)
+        if not continuation:
+            raise ValueError(
+                f"request {number} has an empty continuation, and there is nothing to score; leave "
+                "it out"
+            )
+        if len(continuation) > limit:
+            raise ValueError(
+                f"the continuation of request {number} has {len(continuation)} tokens, but the "
+                f"context of {loaded.name} is {limit}; shorten it, or score it in chunks with "
+                "rolling"
+            )
+        wrong = [token for token in (*context, *continuation) if not 0 <= token < config.vocab_size]
+        if wrong:
+            raise ValueError(
+                f"request {number} holds the id {wrong[0]}, but {loaded.name} knows 0 to "
+                f"{config.vocab_size - 1}; encode the text with its own tokenizer"
+            )
+        if is_diffusion and config.mask_token_id in continuation:
+            raise ValueError(
+                f"the continuation of request {number} holds [MASK] (id {config.mask_token_id}), "
+                "which marks what is to be predicted and cannot be scored; remove it"
+            )
         if groups is not None:
             group = int(groups[number])
         elif context:
@@ -104,31 +126,6 @@ def read_requests(
         dropped = max(0, len(context) + len(continuation) - limit - (not is_diffusion))
         found.append(Request(number, context[dropped:], continuation, group, dropped))
     return found
-
-
-def _check_ids(loaded: Loaded, number: int, context: Ids, continuation: Ids, limit: int) -> None:
-    config = loaded.model.config
-    if not continuation:
-        raise ValueError(
-            f"request {number} has an empty continuation, and there is nothing to score; leave it "
-            "out"
-        )
-    if len(continuation) > limit:
-        raise ValueError(
-            f"the continuation of request {number} has {len(continuation)} tokens, but the context "
-            f"of {loaded.name} is {limit}; shorten it, or score it in chunks with rolling"
-        )
-    wrong = [token for token in (*context, *continuation) if not 0 <= token < config.vocab_size]
-    if wrong:
-        raise ValueError(
-            f"request {number} holds the id {wrong[0]}, but {loaded.name} knows 0 to "
-            f"{config.vocab_size - 1}; encode the text with its own tokenizer"
-        )
-    if loaded.family == "diffusion" and config.mask_token_id in continuation:
-        raise ValueError(
-            f"the continuation of request {number} holds [MASK] (id {config.mask_token_id}), which "
-            "marks what is to be predicted and cannot be scored; remove it"
-        )
 
 
 def start_token(loaded: Loaded, empty: str, remedy: str) -> int:

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from sinklab.core.errors import near
 from sinklab.core.registry import sandboxes
 from sinklab.lab.data.corpora import json_object, placed_lines, text_lines
+from sinklab.lab.files import refused
 from sinklab.lab.studies import Row
 from sinklab.lab.studies.benchmarks.study import TWO_STAGE
 
@@ -63,7 +64,8 @@ def _kind(path: Path) -> str:
 
 def _read(path: Path) -> list[Row]:
     if _kind(path) == ".parquet":
-        return _parquet(path)
+        with refused(f"{path} cannot be read as Parquet; get it again", pa.ArrowException, OSError):
+            return list(pq.read_table(path).to_pylist())
     if _kind(path) == ".txt":
         return _six_lines(path)
     rows = [json_object(*placed) for placed in placed_lines(path)]
@@ -77,15 +79,6 @@ def _read(path: Path) -> list[Row]:
             )
         rows = [{**row, "label": label} for row, label in zip(rows, given, strict=True)]
     return rows
-
-
-def _parquet(path: Path) -> list[Row]:
-    try:
-        return [*pq.read_table(path).to_pylist()]
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(
-            f"{path} cannot be read as Parquet: {error}; get the file again"
-        ) from error
 
 
 def _six_lines(path: Path) -> list[Row]:

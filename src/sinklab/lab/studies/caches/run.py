@@ -199,20 +199,6 @@ to the cached one; share of positions at which both have the same token first.
 """
 
 
-def rows_of_text(loaded: Loaded, settings: CacheSettings) -> Tensor:
-    """Rows the model has not seen, int64 (R, S). Raises ValueError if the corpus does not fill
-    them.
-    """
-    most, source = max(settings.rows, settings.texts), heldout_text(settings.heldout)
-    ids_RS = heldout_rows(loaded, source, rows=most, length=settings.length).ids_RS
-    if len(ids_RS) < settings.rows:
-        raise ValueError(
-            f"the text fills {len(ids_RS)} rows of {settings.length} tokens, but "
-            f"rows={settings.rows}; ask for fewer, or name a longer text."
-        )
-    return ids_RS
-
-
 def revealed(settings: CacheSettings, rows: Sequence[int]) -> Tensor:
     """Turn within its block at which each new token is revealed, int64 (B, N); by row, whatever the
     batch.
@@ -461,7 +447,15 @@ def read_samples(loaded: Loaded, settings: CacheSettings, progress: Progress) ->
         )
     longest = max(settings.length, *settings.lengths, 0)
     check_fits(loaded, "caches", longest, "lower prompt_tokens, new_tokens or lengths")
-    return Texts(rows_of_text(loaded, settings), settings.rows)
+    most = max(settings.rows, settings.texts)
+    source = heldout_text(settings.heldout)
+    ids_RS = heldout_rows(loaded, source, rows=most, length=settings.length).ids_RS
+    if len(ids_RS) < settings.rows:
+        raise ValueError(
+            f"the text fills {len(ids_RS)} rows of {settings.length} tokens, but "
+            f"rows={settings.rows}; ask for fewer, or name a longer text."
+        )
+    return Texts(ids_RS, settings.rows)
 
 
 def arms(loaded: Loaded, settings: CacheSettings, samples: Texts) -> dict[Arm, Policy]:
@@ -485,31 +479,25 @@ def write_more(work: Work) -> None:
     """
     settings, progress = work.settings, work.progress
     timed = [policy for policy in work.plan.arms.values() if policy.family != "window"]
-    _write_texts(work, timed)
+    ids_RS = work.plan.samples.ids_RS[: settings.texts]
+    missing = [part for part in range(len(timed)) if not work.run.has("texts", part)]
+    if missing and len(ids_RS):
+        count = progress.counter(len(missing))
+        progress.stage(f"writing {len(ids_RS)} texts under {len(timed)} policies")
+        plain_RN = written(work.loaded, ids_RS, timed[0], settings)
+        for part in missing:
+            texts_RN = plain_RN
+            if part:
+                texts_RN = written(work.loaded, ids_RS, timed[part], settings)
+            rows = pd.DataFrame({"agreement": (texts_RN == plain_RN).double().mean(1)})
+            rows = rows.assign(row=range(len(ids_RS)), **asdict(timed[part]))
+            work.run.table("texts", rows, part=part)
+            count()
     if settings.repeats and not work.run.has("costs"):
         lengths = settings.lengths or (settings.length,)
         progress.stage(f"time and memory at {', '.join(map(str, lengths))} columns")
         count = progress.counter(len(lengths) * len(timed) * settings.repeats)
         work.run.table("costs", costs(work.loaded.model, lengths, timed, settings, count))
-
-
-def _write_texts(work: Work, found: list[Policy]) -> None:
-    settings = work.settings
-    ids_RS = work.plan.samples.ids_RS[: settings.texts]
-    missing = [part for part in range(len(found)) if not work.run.has("texts", part)]
-    if not missing or not len(ids_RS):
-        return
-    count = work.progress.counter(len(missing))
-    work.progress.stage(f"writing {len(ids_RS)} texts under {len(found)} policies")
-    plain_RN = written(work.loaded, ids_RS, found[0], settings)
-    for part in missing:
-        texts_RN = plain_RN
-        if part:
-            texts_RN = written(work.loaded, ids_RS, found[part], settings)
-        rows = pd.DataFrame({"agreement": (texts_RN == plain_RN).double().mean(1)})
-        rows = rows.assign(row=range(len(ids_RS)), **asdict(found[part]))
-        work.run.table("texts", rows, part=part)
-        count()
 
 
 def contrasts(trial: Trial, rows: Rows) -> dict[str, Any]:

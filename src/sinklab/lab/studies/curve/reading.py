@@ -411,22 +411,17 @@ def grown_table(one: EditedLosses, second_RE: Tensor, added: int) -> pd.DataFram
         second_RE: share of the second key of every head in the clean pass (`StrongestKeys`).
         added: added sinks in front of the text.
     """
-    first = _by_head(one)
-    table = pd.DataFrame({"before": second_RE.flatten().numpy(), "after": first["strongest"]})
-    table["at"] = first["strongest_at"].astype(int) - added
-    return table.reset_index()
-
-
-def _by_head(scored: EditedLosses) -> pd.DataFrame:
-    """The numbers of every `RemovalRecord`, by row of text, layer and head."""
     parts, start = [], 0
-    for removals in scored.removals:
+    for removals in one.removals:
         for record in removals:
             columns = record.columns()
             columns["row"] = columns["row"] + start
             parts.append(pd.DataFrame(columns))
         start += len(removals[0].keys_BLH)
-    return pd.concat(parts).set_index(["row", "layer", "head"]).sort_index()
+    first = pd.concat(parts).set_index(["row", "layer", "head"]).sort_index()
+    table = pd.DataFrame({"before": second_RE.flatten().numpy(), "after": first["strongest"]})
+    table["at"] = first["strongest_at"].astype(int) - added
+    return table.reset_index()
 
 
 def ablation_map(rows: pd.DataFrame) -> pd.DataFrame:

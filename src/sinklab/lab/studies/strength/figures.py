@@ -156,10 +156,15 @@ def strength_page(run: Run) -> Path:
     name = str(run.info.model["name"])
     words = f"layer × head of {name}: the first token, and the strongest key"
     drawn = picture("strength", [run], words, "heads-drawn")
+    line = finished(run, "summary").iloc[0]
     heads = (
         "The weight of the first token and the share of the strongest key, means over "
-        f"{_kind_of(run)}."
+        f"{line['rows']} sequences ({line['input']})"
     )
+    if line["start"]:
+        heads += " behind the start token"
+    if line["ratio"]:
+        heads += f", {percent(line['ratio'])} masked"
     both = Table(strength_table(run).set_index("sequences"))
     published = (
         "The share of heads whose first token is strong, weights averaged first. The "
@@ -167,7 +172,7 @@ def strength_page(run: Run) -> Path:
     )
     others = Table(_beside_published(run).set_index("model"))
     parts = [
-        _part("heads", "Layer by layer, head by head", heads, Card("", pictures=drawn)),
+        _part("heads", "Layer by layer, head by head", f"{heads}.", Card("", pictures=drawn)),
         _part("found", "What was found", "", Card("", sentences=strength_sentences([run]))),
         _part("readings", "Both readings", readings_of(run), Card("", tables=[both])),
         _part("published", "Beside published numbers", published, Card("", tables=[others])),
@@ -189,17 +194,6 @@ def strength_page(run: Run) -> Path:
 
 def _part(anchor: str, title: str, how: str, card: Card) -> Part:
     return {"anchor": anchor, "title": title, "how": how, "sentences": [], "cards": [card]}
-
-
-def _kind_of(run: Run) -> str:
-    """The kind of sequence that the picture shows, in words."""
-    line = finished(run, "summary").iloc[0]
-    words = f"{line['rows']} sequences ({line['input']})"
-    if line["start"]:
-        words += " behind the start token"
-    if line["ratio"]:
-        words += f", {percent(line['ratio'])} masked"
-    return words
 
 
 def _beside_published(run: Run) -> pd.DataFrame:

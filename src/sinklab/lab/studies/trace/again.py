@@ -276,24 +276,22 @@ def finish(work: Work) -> None:
     Each has arrays and tables of its own, such as ``attention-permuted``; the table ``twins``,
     written last, says which there are, or why not.
     """
-    done = open_run(work.run.path)
-    if "attention" in done.array_files:
-        write_twins(work, lambda: 0.0, lambda twin, kind: _write_twin(work, twin, done, kind))
-
-
-def _write_twin(work: Work, twin: Loaded, done: Run, kind: str) -> None:
     run = work.run
-    selection = work.plan.selection
-    settings = work.settings
-    texts = range(len(work.plan.tasks))
-    steps = sum(done.table("tokens", part=sample)["step"].nunique() for sample in texts)
-    count = work.progress.counter(steps)
-    for sample, task in enumerate(work.plan.tasks):
-        tokens = done.table("tokens", part=sample)
-        task = replace(task, loaded=twin)
-        retraced(task, tokens, selection, progress=count).write(run, sample, kind)
-        if settings.truncate and len(tokens):
-            _write_truncated(work, task, done, sample, kind)
+    done = open_run(run.path)
+
+    def write(twin: Loaded, kind: str) -> None:
+        texts = range(len(work.plan.tasks))
+        steps = sum(done.table("tokens", part=sample)["step"].nunique() for sample in texts)
+        count = work.progress.counter(steps)
+        for sample, task in enumerate(work.plan.tasks):
+            tokens = done.table("tokens", part=sample)
+            task = replace(task, loaded=twin)
+            retraced(task, tokens, work.plan.selection, progress=count).write(run, sample, kind)
+            if work.settings.truncate and len(tokens):
+                _write_truncated(work, task, done, sample, kind)
+
+    if "attention" in done.array_files:
+        write_twins(work, lambda: 0.0, write)
 
 
 def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) -> None:

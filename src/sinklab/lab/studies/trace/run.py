@@ -128,7 +128,18 @@ def write_sample(
     """
     recorder, moments, log = followed
     run.table("tokens", _tokens(task, moments, sample, roles), part=sample)
-    run.table("steps", _steps(moments, recorder.queries, sample), part=sample)
+    steps = (
+        {
+            "sample": sample,
+            "step": moment.index,
+            "block": moment.block,
+            "masked": int((moment.state_S == 0).sum()),
+            "committed": moment.committed,
+            "queries": recorder.queries.get(moment.index),
+        }
+        for moment in moments
+    )
+    run.table("steps", columns_of(steps), part=sample)
     recorder.write(run, sample)
     if recorder.maps:
         # each map has axes of its own: their sizes differ
@@ -221,16 +232,26 @@ def agreement(one: np.ndarray, other: np.ndarray) -> float:
 def _generation(
     task: Task, sample: int, moments: list[Moment], k: int, log: InterventionLog
 ) -> Row:
-    written = moments[-1].written
-    completion = _completion(task, written)
+    last = moments[-1]
+    written = last.written
     prompt = task.prompt.text
+    completion = text_of(task.loaded, written)
     if task.settings.new_tokens == 0:
         # the masks stood in the prompt: the text is whole with the tokens that fill them
         prompt = ""
-        completion = text_of(task.loaded, _filled(moments[-1]))
-    elif task.loaded.tokenizer is None and not completion.startswith(" "):
-        # ids, which stand apart from those of the prompt
-        completion = f" {completion}"
+        whole_S = last.ids_S.copy()
+        whole_S[last.state_S != STATES.index("prompt")] = written
+        completion = text_of(task.loaded, whole_S)
+    else:
+        if getattr(task.loaded.model.config, "opening_ids", ()):
+            # the tokenizer of a masked language model writes the space between words, and none
+            # before the first
+            given_P = np.array(task.prompt.ids)
+            whole = text_of(task.loaded, np.concatenate([given_P, written]))
+            completion = whole.removeprefix(text_of(task.loaded, given_P))
+        if task.loaded.tokenizer is None and not completion.startswith(" "):
+            # ids, which stand apart from those of the prompt
+            completion = f" {completion}"
     return {
         "sample": sample,
         "prompt": prompt,
@@ -243,24 +264,6 @@ def _generation(
         "steps": len(moments),
         "seed": task.seed,
     }
-
-
-def _completion(task: Task, written: np.ndarray) -> str:
-    """The written tokens as text that goes on from the prompt."""
-    if not getattr(task.loaded.model.config, "opening_ids", ()):
-        return text_of(task.loaded, written)
-    # the tokenizer of a masked language model writes the space between words, and none before the
-    # first
-    given_P = np.array(task.prompt.ids)
-    whole = text_of(task.loaded, np.concatenate([given_P, written]))
-    return whole.removeprefix(text_of(task.loaded, given_P))
-
-
-def _filled(last: Moment) -> np.ndarray:
-    """The ids of the whole canvas behind the last step, int64 (S,)."""
-    whole_S = last.ids_S.copy()
-    whole_S[last.state_S != STATES.index("prompt")] = last.written
-    return whole_S
 
 
 def _tokens(
@@ -287,21 +290,6 @@ def _tokens(
     }
 
 
-def _steps(moments: list[Moment], queries: Mapping[int, int], sample: int) -> dict[str, list[Any]]:
-    rows = (
-        {
-            "sample": sample,
-            "step": moment.index,
-            "block": moment.block,
-            "masked": int((moment.state_S == 0).sum()),
-            "committed": moment.committed,
-            "queries": queries.get(moment.index),
-        }
-        for moment in moments
-    )
-    return columns_of(rows)
-
-
 @dataclass(frozen=True)
 class Plan:
     """Texts to write, known before a folder is taken."""
@@ -324,10 +312,6 @@ def prepare(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan
             f"untrained twins follow a cache step by step, but with cache={settings.cache} only "
             "some steps are recorded; leave out every and only_steps, or the cache, or the twins"
         )
-    return Plan(selection, _tasks(loaded, settings))
-
-
-def _tasks(loaded: Loaded, settings: StudySettings) -> list[Task]:
     if not settings.prompts:
         raise ValueError(
             "a study needs at least one prompt; an empty string is allowed and lets the model "
@@ -361,7 +345,7 @@ def _tasks(loaded: Loaded, settings: StudySettings) -> list[Task]:
                 "none"
             )
         tasks.append(task)
-    return tasks
+    return Plan(selection, tasks)
 
 
 def _check_hidden(task: Task, text: str) -> None:
