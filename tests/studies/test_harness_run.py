@@ -316,7 +316,7 @@ def test_the_cache_leaves_out_cut_and_foreign_lines(tmp_path):
 
     with cache() as first, cache() as second, cache("other") as third:
         first.add({"a": {"text": "1"}})
-        first.add([])
+        first.add({})
         second.add({"b": {"text": "2"}})
         third.add({"c": {"text": "3"}})
         first.refresh()

@@ -8,9 +8,11 @@ import json
 import signal
 import sys
 import threading
+import tomllib
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,11 @@ def from_json(text: str | bytes, kind: type = object) -> Any:
         held += [[*one.values()] for one in level if isinstance(one, dict)]
         level = [inner for outer in held for inner in outer]
     raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+
+
+def toml_of(package: str, name: str) -> dict[str, Any]:
+    """Contents of a TOML file of a package."""
+    return tomllib.loads(resources.files(package).joinpath(name).read_text("utf-8"))
 
 
 @contextmanager

@@ -8,11 +8,9 @@ each in this folder. One of Llama's shape needs the names of its tensors and a `
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from sinklab.core.errors import near
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.registry import families
-from sinklab.lab.files import read_json, refused
+from sinklab.lab.files import read_json, refused, toml_of
 
 Config = Mapping[str, Any]
 """A ``config.json``."""
@@ -49,7 +47,7 @@ def formats_of(package: str) -> dict[str, Any]:
     published checkpoints, chat formats. Fields that are ``needed`` stand among the others, with
     the sizes of a decoder.
     """
-    formats = tomllib.loads((files(package) / "formats.toml").read_text("utf-8"))
+    formats = toml_of(package, "formats.toml")
     for facts in formats.values():
         if "tensors" in facts:
             facts["tensors"] = {

@@ -15,7 +15,6 @@ import tomllib
 import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,13 +22,13 @@ import tyro
 from typeguard import TypeCheckError, check_type
 
 from sinklab.core.errors import known_fields, near, one_of
-from sinklab.lab.files import ordinary, read_json, refused
+from sinklab.lab.files import ordinary, read_json, refused, toml_of
 from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.studies.base import from_record
 
 # types that are made here are marked too, which no checker follows
 MARK: Any = tyro.conf
-WORDS = tomllib.loads((files(__package__) / "options.toml").read_text("utf-8"))
+WORDS = toml_of(__package__, "options.toml")
 RARE = frozenset(WORDS["rare"].split())
 """Options that --help leaves to --help-all, in every command."""
 PERMISSIONS = frozenset(WORDS["permissions"].split())

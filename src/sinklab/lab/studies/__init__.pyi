@@ -9,6 +9,7 @@ from .base import describe as describe
 from .base import from_zero as from_zero
 from .base import heldout_text as heldout_text
 from .base import hidden_words as hidden_words
+from .base import is_there as is_there
 from .base import kept_record as kept_record
 from .base import labels_of as labels_of
 from .base import of_each as of_each

@@ -42,7 +42,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.core.errors import known_fields
 from sinklab.core.registry import studies
-from sinklab.lab.files import free_fields
+from sinklab.lab.files import free_fields, toml_of
 from sinklab.lab.records import RUN_FILE, lost_files, open_run, read_info, weights_hash
 from sinklab.lab.records.leases import FINISH
 from sinklab.lab.records.writing import refuse_taken
@@ -82,9 +81,7 @@ def heldout_text(given: str | None) -> str:
 
 def labels_of(study: str) -> dict[str, dict[str, Any]]:
     """Names in figures and tables of a study: its part of labels.toml."""
-    return tomllib.loads(
-        resources.files("sinklab.lab.studies").joinpath("labels.toml").read_text("utf-8")
-    )[study]
+    return toml_of("sinklab.lab.studies", "labels.toml")[study]
 
 
 def hidden_words(control: str, protocol: str) -> str:
@@ -449,8 +446,9 @@ class Study:
     ) -> None:
         about: dict[str, Any] = {"kind": self.kind or self.name, "model": self.about(loaded, plan)}
         about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
-        is_there = self.keeps and how["resume"] and (path / RUN_FILE).is_file()
-        if worker.told(worker.leads and is_there and _is_finished(path, about)):
+        may_be = self.keeps and how["resume"] and (path / RUN_FILE).is_file()
+        is_finished = may_be and read_info(path / RUN_FILE).status == "complete"
+        if worker.told(worker.leads and is_finished and is_there(path, about)):
             say.stage(f"{path} is there")
             worker.finished.append(path)
             return
@@ -523,18 +521,28 @@ class Study:
         return record
 
 
-def _is_finished(path: Path, about: dict[str, Any]) -> bool:
-    """Whether this very run is there to its end. Raises ValueError for the finished run of
-    something else.
+def is_there(path: Path, about: Mapping[str, Any]) -> bool:
+    """Whether this very run is there, finished and with all its files. Raises ValueError for the
+    run of something else, naming the first setting that differs.
+
+    Args:
+        path: of the folder, which may be absent.
+        about: kind and settings of the run, and the model, if it is known, of which the weights
+            count.
     """
-    before = read_info(path / RUN_FILE)
-    if before.status != "complete" or lost_files(path, before):
+    if not (path / RUN_FILE).is_file():
         return False
-    settings = json.loads(json.dumps(about["settings"]))
-    same = (before.kind, before.settings) == (about["kind"], settings)
-    if not same or before.model.get("weights_sha256") != about["model"].get("weights_sha256"):
-        raise ValueError(
-            f"{path} holds a run of another model or with other settings; choose another --out, "
-            "or remove it"
-        )
-    return True
+    info = read_info(path / RUN_FILE)
+    if info.kind != about["kind"]:
+        raise ValueError(f"{path} holds a run of kind {info.kind!r}; choose another --out")
+    asked = json.loads(json.dumps(about["settings"]))
+    weights = "weights_sha256"
+    asked[weights] = about.get("model", info.model).get(weights)
+    before = info.settings | {weights: info.model.get(weights)}
+    for name in sorted(asked):
+        if before.get(name) != asked[name]:
+            raise ValueError(
+                f"{path} holds a run of {name}={before.get(name)!r}, and now it is "
+                f"{asked[name]!r}; give the same settings and model, or choose another --out"
+            )
+    return info.status == "complete" and not lost_files(path, info)

@@ -5,13 +5,11 @@ each with every variant of the model. The variant is the one thing that differs 
 a recipe.
 """
 
-import tomllib
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from typing import Any
 
 from sinklab.core.errors import Checked, limited, one_of
-from sinklab.lab.files import free_fields
+from sinklab.lab.files import free_fields, toml_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,9 +270,7 @@ class TrainSettings(
 FREE = free_fields(TrainSettings)
 """Settings that may differ between a run and its continuation: how it runs and what it reports."""
 
-_READ: dict[str, dict[str, Any]] = tomllib.loads(
-    (files(__package__) / "recipes.toml").read_text("utf-8")
-)
+_READ: dict[str, dict[str, Any]] = toml_of(__package__, "recipes.toml")
 
 VARIANTS: dict[str, dict[str, Any]] = _READ["variants"]
 """Name to the settings of the model that make the variant."""

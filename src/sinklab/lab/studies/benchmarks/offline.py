@@ -7,12 +7,10 @@ name reads.
 
 import importlib.util
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ import pyarrow.parquet as pq
 from sinklab.core.errors import near
 from sinklab.core.registry import sandboxes
 from sinklab.lab.data.corpora import json_object, placed_lines, text_lines
-from sinklab.lab.files import refused
+from sinklab.lab.files import refused, toml_of
 from sinklab.lab.studies import Row
 from sinklab.lab.studies.benchmarks.study import TWO_STAGE
 
@@ -215,7 +213,7 @@ class Source:
 
 def _packaged() -> dict[str, Source]:
     """The sources of tasks.toml."""
-    tables = tomllib.loads((files(__package__) / "tasks.toml").read_text("utf-8"))
+    tables = toml_of(__package__, "tasks.toml")
     found = {}
     for name, own in tables.items():
         given = {"include": f"{name}/{name}.yaml", **tables.get(own.pop("like", ""), {}), **own}

@@ -427,11 +427,9 @@ class RequestCache:
         """Whether all of these requests are answered."""
         return all(key in self._answers for key in keys)
 
-    def add(
-        self, answers: Mapping[str, dict[str, Any]] | Iterable[tuple[str, dict[str, Any]]]
-    ) -> None:
+    def add(self, answers: Part) -> None:
         """Keep answers to requests without one; they are on the disk when this returns."""
-        new = {key: answer for key, answer in dict(answers).items() if key not in self._answers}
+        new = {key: answer for key, answer in answers.items() if key not in self._answers}
         self._answers.update(new)
         if self._path is None or not new:
             return

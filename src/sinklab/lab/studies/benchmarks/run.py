@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
 import os
 import time
@@ -23,7 +22,7 @@ from unittest.mock import patch
 from sinklab.core.probing import BlockKeys, Dose
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints import Loaded, load
-from sinklab.lab.records import RUN_FILE, lost_files, read_info
+from sinklab.lab.records import RUN_FILE, read_info
 from sinklab.lab.scoring.requests import scoring_edits, without_steps
 from sinklab.lab.studies import (
     Amount,
@@ -34,6 +33,7 @@ from sinklab.lab.studies import (
     as_progress,
     describe,
     hidden_words,
+    is_there,
     request_key,
 )
 from sinklab.lab.studies.benchmarks import offline, tables, two_stage
@@ -465,11 +465,16 @@ def table1(
         for folder, cell in cells_of(Path(out) / name, settings, plan).items()
     }
     # errors of a folder or a task show before anything is scored
-    todo = {
-        folder: (name, cell)
-        for folder, (name, cell) in cells.items()
-        if not _is_done(folder, cell, plan.chat)
-    }
+    todo = {}
+    for folder, (name, cell) in cells.items():
+        settings_of = cell.kept()
+        if plan.chat is not None:
+            settings_of["chat"] = plan.chat
+        elif (folder / RUN_FILE).is_file():
+            # whichever form it was asked in
+            settings_of["chat"] = read_info(folder / RUN_FILE).settings.get("chat")
+        if not is_there(folder, {"kind": "benchmark", "settings": settings_of}):
+            todo[folder] = name, cell
     if todo:
         read_tasks(settings)
     for model, loads in models.items():
@@ -522,24 +527,3 @@ def cell_name(task: str, k: int, control: str = "sinks", protocol: str = "paper"
     if k and control != "sinks":
         parts.append(control)
     return "-".join(parts)
-
-
-def _is_done(folder: Path, cell: EvalSettings, chat: bool | None) -> bool:
-    """Whether the cell is there, finished and with all its files. Raises ValueError for another
-    run.
-    """
-    if not (folder / RUN_FILE).is_file():
-        return False
-    info = read_info(folder / RUN_FILE)
-    if info.kind != "benchmark":
-        raise ValueError(f"{folder} holds a run of kind {info.kind!r}; choose another --out")
-    asked = json.loads(json.dumps(cell.kept()))
-    asked["chat"] = info.settings.get("chat") if chat is None else chat
-    for name in sorted(asked):
-        before = info.settings.get(name)
-        if before != asked[name]:
-            raise ValueError(
-                f"{folder} was scored with {name}={before!r}, and now it is {asked[name]!r}; give "
-                "the same settings, or write the table into another --out"
-            )
-    return info.status == "complete" and not lost_files(folder, info)

@@ -6,11 +6,9 @@ import json
 import math
 import numbers
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from sinklab.core.probing import Dose
 from sinklab.lab.analysis import Estimate
 from sinklab.lab.analysis.doses import MATCHED
 from sinklab.lab.analysis.intervals import paired_share_interval
+from sinklab.lab.files import toml_of
 from sinklab.lab.records import Run, RunWriter, open_run
 from sinklab.lab.reports import checked
 from sinklab.lab.studies import Row, columns_of, hidden_words, of_each
@@ -210,7 +209,7 @@ def titled(task: str) -> str:
     return TITLES.get(task, task)
 
 
-_PRINTED = tomllib.loads((files(__package__) / "published.toml").read_text("utf-8"))
+_PRINTED = toml_of(__package__, "published.toml")
 
 KS = tuple(_PRINTED["masked_sinks"]["ks"])
 """Numbers of blocked sinks in the analysis paper's Table 1; 0 is its row «unmasked»."""

@@ -2,14 +2,13 @@
 layer × head.
 """
 
-import tomllib
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from sinklab.lab.files import toml_of
 from sinklab.lab.records import Run, of_twin
 from sinklab.lab.reports import (
     Axis,
@@ -67,8 +66,7 @@ def strength_sentences(run: Run) -> list[str]:
 
 def published() -> pd.DataFrame:
     """Sink₁^ε of other models as published, in per cent: name, natural, random, repeat, source."""
-    file = resources.files("sinklab.lab.studies.strength") / "published.toml"
-    table = tomllib.loads(file.read_text("utf-8"))
+    table = toml_of("sinklab.lab.studies.strength", "published.toml")
     return pd.DataFrame(table["rows"], columns=table["columns"])
 
 
