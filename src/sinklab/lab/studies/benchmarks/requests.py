@@ -285,7 +285,6 @@ def scored(model: Any, asked: Sequence[Continuation]) -> Iterator[Unit]:
 def _score(model: Any, part: list[Continuation]) -> Part:
     # a watched one is alone
     first = part[0]
-    done = itertools.count(1)
     run = partial(
         score,
         model.loaded,
@@ -295,7 +294,7 @@ def _score(model: Any, part: list[Continuation]) -> Part:
         greedy=first.greedy,
         edits=model.scored_edits,
         measure=first.watched,
-        progress=lambda: model.moved(next(done)),
+        progress=stepper(model, len(part), len(part)),
     )
     if first.watched:
         found, sinks = _watched(model, max(len(first.ids), not model.is_diffusion), run)

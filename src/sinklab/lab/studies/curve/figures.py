@@ -369,8 +369,8 @@ def masking_curve_table(runs: Curves) -> pd.DataFrame:
                     "k": k,
                     "blocked": WORDS.get(cell["control"], cell["control"]),
                     "loss": number(cell["loss"], 4),
-                    "change": _change(cell),
-                    "relative": _relative(cell),
+                    "change": change(cell),
+                    "relative": in_percent(cell["relative"]),
                     "keys": number(cell["keys"]),
                 }
                 rows.append(row | {name: percent(cell[name]) for name in DOSE[1:]})
@@ -382,10 +382,8 @@ def curve_statements() -> Callable[..., list[str]]:
     filters = (
         signed,
         two_digits,
-        _points,
-        _change,
-        _relative,
-        _of_cell,
+        change,
+        in_percent,
         rules.words,
         unlike,
         contrasts,
@@ -447,16 +445,14 @@ def two_digits(cell: Any, name: str) -> str:
     return ranged(cell, name, partial(number, significant=2))
 
 
-def _change(cell: Any, name: str = "delta") -> str:
-    return ranged(cell, name, signed)
+def change(cell: Any, name: str = "delta", digits: int = 3) -> str:
+    """A change in a row, in nats per token, with its interval."""
+    return ranged(cell, name, partial(signed, digits=digits))
 
 
-def _relative(cell: Any) -> str:
-    return f"{signed(100 * cell['relative'], 1)} %"
-
-
-def _points(share: float) -> str:
-    return f"{signed(100 * share, 2)} %"
+def in_percent(share: float, digits: int = 1) -> str:
+    """A change as a share, in percent."""
+    return f"{signed(100 * share, digits)} %"
 
 
 CELL = ["layer", "head"]
@@ -475,9 +471,12 @@ def ablation_sentences(run: Run) -> list[str]:
     kinds = twins_of(run)
     settings = run.info.settings
     name = run.info.model["name"]
-    changes = {kind: _furthest(run.table(of_twin("map", kind))) for kind in kinds}
-    most = shown_by({kind: _signed(change) for kind, change in changes.items()})
-    said = told("ablation", name, settings, cells, _clean(cells), most)
+    most = {}
+    for kind in kinds:
+        delta = run.table(of_twin("map", kind))["delta"]
+        most[kind] = signed(delta[delta.abs().idxmax()], 4)
+    clean = float(cells["loss"].mean() - cells["delta"].mean())
+    said = told("ablation", name, settings, cells, clean, shown_by(most))
     if cells["rows"].iloc[0] < FEWEST:
         return said
     found = _correlation(run)
@@ -490,28 +489,11 @@ def ablation_sentences(run: Run) -> list[str]:
     ]
 
 
-def _clean(cells: pd.DataFrame) -> float:
-    return float(cells["loss"].mean() - cells["delta"].mean())
-
-
-def _furthest(cells: pd.DataFrame) -> float:
-    """The greatest change of a cell, in nats per token."""
-    return float(cells.loc[cells["delta"].abs().idxmax(), "delta"])
-
-
 def _correlation(run: Run, twin: str = "") -> Estimate:
     rows = run.table(of_twin("ablation", twin))
     rows = rows.assign(delta=rows["loss"] - rows["clean"])
     held_RC, delta_RC = (wide(rows, CELL, name).to_numpy() for name in ("held", "delta"))
     return rank_correlation(held_RC, delta_RC)
-
-
-def _signed(change: float) -> str:
-    return signed(change, 4)
-
-
-def _of_cell(cell: pd.Series) -> str:
-    return ranged(cell, "delta", _signed)
 
 
 def ablation_table(run: Run) -> pd.DataFrame:
@@ -524,7 +506,7 @@ def ablation_table(run: Run) -> pd.DataFrame:
     text["head"] = cells["head"].map("{:.0f}".format).replace("-1", "all")
     text["keys"] = cells["keys"].map(partial(number, significant=2))
     text |= {name: cells[name].map(percent) for name in ("sinks", "held", "removed")}
-    text["change of loss"] = cells.apply(_of_cell, axis=1)
+    text["change of loss"] = cells.apply(change, axis=1, digits=4)
     text["verdict"] = cells["told"].map(TOLD).where(cells["keys"] != 0, "nothing to block")
     return pd.DataFrame(text).reset_index(drop=True)
 
