@@ -1,7 +1,7 @@
 """From run folders to report.html: content of the page, as data; page.jinja makes its markup."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +13,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from sinklab.core.registry import figures as registered
 from sinklab.core.sinks.rules import Rule
 from sinklab.lab.analysis import Answers, holm, mean_over
+from sinklab.lab.analysis.answers import CONTROLS
 from sinklab.lab.records.reading import Run
 from sinklab.lab.records.storage import remove_half_written, write_beside
 from sinklab.lab.reports import sentences as say
@@ -53,8 +54,9 @@ class Share:
 
     of: float
 
-    def __str__(self) -> str:
-        return percent(self.of)
+    def __html__(self) -> str:
+        part = f"--part:{100 * self.of:.1f}%"
+        return f'<span class="share" style="{part}">{percent(self.of)}</span>'
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ class Table:
     """A table; one with a summary is folded behind that line."""
 
     frame: pd.DataFrame
-    """its cells as they are written; the index stands in front"""
+    """its cells as they are written; the index stands in front, and without a name of it there is
+    no heading
+    """
     summary: str = ""
 
 
@@ -78,8 +82,6 @@ class Card:
     pictures: Sequence[Picture] = ()
     texts: Sequence[Any] | None = None
     """the texts written, a list of rows per sample; empty if none was kept"""
-    run: Run | None = None
-    """the run of the card"""
     link: str = ""
     """address behind its title"""
 
@@ -94,24 +96,8 @@ def _measure(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else number(value)
 
 
-def _times(value: float) -> str:
-    return f"{number(value)}×"
-
-
 def _token(label: str) -> str:
     return label if label in (MASK, ADDED) else printable(label, 40)
-
-
-FORMS: dict[str, Callable[[Any], Any]] = {
-    "number": number,
-    "percent": percent,
-    "share": Share,
-    "whole": "{:,.0f}".format,
-    "times": _times,
-    "token": _token,
-    "measure": _measure,
-}
-"""how cells are written"""
 
 
 def named_part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) -> Part:
@@ -121,11 +107,25 @@ def named_part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) ->
     )
 
 
-def table_of(name: str, frame: pd.DataFrame, summary: str = "") -> Table:
-    """Facts as cards.toml says: of each column the heading and the form of its numbers."""
-    columns = words_of("tables", name).items()
-    cells = {head: frame[column].map(FORMS[form]) for column, (head, form) in columns}
-    return Table(pd.DataFrame(cells), summary)
+def what_was_run(runs: dict[str, Run]) -> Part:
+    """The part with the facts of runs, by their labels."""
+    cards = []
+    for label, run in runs.items():
+        info = run.info
+        of_run = {"folder": run.path.name, "created": info.created, "status": info.status}
+        of_run |= {"seed": info.seed, "versions": info.versions}
+        tables = [
+            _facts(info.model),
+            _facts(info.settings, "settings"),
+            _facts(of_run, "run"),
+        ]
+        cards.append(Card(label, tables=tables))
+    return named_part("runs", cards)
+
+
+def _facts(facts: dict[str, Any], summary: str = "") -> Table:
+    known = {name: _shown(value) for name, value in facts.items() if value is not None}
+    return Table(pd.Series(known).to_frame(), summary)
 
 
 def measured(kind: str, runs: list[Any]) -> Part:
@@ -179,7 +179,7 @@ def parts_of(runs: list[Any], *, is_small: bool = False) -> list[Part]:
         parts = _of_trainings(runs)
     else:
         parts = _of_studies(runs, is_small=is_small)
-    parts.append(named_part("runs", [Card(run.label, run=run.run) for run in runs]))
+    parts.append(what_was_run({run.label: run.run for run in runs}))
     return [part for part in parts if part["cards"]]
 
 
@@ -194,15 +194,12 @@ def _of_studies(studies: list[Study], *, is_small: bool) -> list[Part]:
     beside = [
         Card(
             run.label,
-            tables=[_measures(twins_table(run).rename(columns=words_of("page", "twins")))],
+            tables=[_measures(twins_table(run).rename(columns=CONTROLS))],
         )
         for run in recorded
         if run.twins
     ]
-    rules = [
-        Card(run.label, tables=[table_of("rules", rules_table(run).set_index("rule"))])
-        for run in recorded
-    ]
+    rules = [Card(run.label, tables=[_rules(run)]) for run in recorded]
     tokens = [Card(run.label, tables=_token_tables(run)) for run in known]
     return [
         measured("study", studies),
@@ -231,16 +228,37 @@ def _recorded_cards(studies: list[Study]) -> list[Card]:
 
 def _measures(frame: pd.DataFrame) -> Table:
     """A table of `sinklab.lab.reports.tables.measures`."""
-    return Table(frame.set_index("measure").map(FORMS["measure"]))
+    return Table(frame.set_index("measure").map(_measure))
+
+
+def _rules(study: Study) -> Table:
+    rules = rules_table(study).set_index("rule")
+    cells = {
+        "sinks per head": rules["sinks_per_head"].map(number),
+        "tokens that are none": rules["filtered"].map(percent),
+        "attention on them": rules["absorbed"].map(percent),
+        "agreement": rules["agreement"].map(percent),
+    }
+    return Table(pd.DataFrame(cells))
 
 
 def _token_tables(study: Study) -> list[Table]:
-    found = {"token": study.sink_tokens, "class": study.classes, "age": study.ages}
-    frames = [enrichment_table(each, name).head(SHOWN_TOKENS) for name, each in found.items()]
-    frames[0] = frames[0].assign(token=frames[0]["token"].map(FORMS["token"]))
-    return [
-        table_of("tokens", frame.set_index(name)) for name, frame in zip(found, frames, strict=True)
-    ]
+    tables = []
+    for name, found in (
+        ("token", study.sink_tokens),
+        ("class", study.classes),
+        ("age", study.ages),
+    ):
+        frame = enrichment_table(found, name).head(SHOWN_TOKENS)
+        labels = frame[name].map(_token) if name == "token" else frame[name]
+        cells = {
+            "events": frame["events"].map("{:,.0f}".format),
+            "frequency": frame["frequency"].map(Share),
+            "occupancy": frame["occupancy"].map(Share),
+            "enrichment": frame["enrichment"].map(lambda value: f"{number(value)}×"),
+        }
+        tables.append(Table(pd.DataFrame(cells).set_index(labels)))
+    return tables
 
 
 def _texts(study: Study) -> list[list[dict[str, Any]]]:
@@ -256,18 +274,17 @@ def _texts(study: Study) -> list[list[dict[str, Any]]]:
 
 
 def _of_trainings(trainings: list[Training]) -> list[Part]:
-    words = words_of("each", "run")
     top = registered["emergence_map"].top_of(trainings)
     cards = []
     for place, run in enumerate(trainings):
         # all maps of the page have one scale
         drawn = (
-            picture(name, run, f"{text}, {run.label}", f"{name}-{place + 1}", top=top)
-            for name, text in words["figures"].items()
+            picture(name, run, f"{row['title']}, {run.label}", f"{name}-{place + 1}", top=top)
+            for name, row in words_of("cards", "each").items()
         )
         pictures = [each for some in drawn for each in some]
         if pictures:
-            cards.append(Card(run.label, f"run-{place + 1}", words["how"], pictures=pictures))
+            cards.append(Card(run.label, f"run-{place + 1}", pictures=pictures))
     outcome = named_part("outcome", [Card("", tables=[_outcome(trainings)])])
     return [outcome, measured("training", trainings), named_part("each", cards)]
 
@@ -457,8 +474,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         autoescape=True,
     )
-    pages.filters |= {"shown": _shown, "coded": coded, "tipped": tipped}
-    pages.tests["share"] = lambda cell: isinstance(cell, Share)
+    pages.filters |= {"coded": coded, "tipped": tipped}
     pages.globals |= {"most": MOST, "style": asset("style.css"), "explorer": asset("explorer.html")}
     return pages
 

@@ -25,19 +25,28 @@ from sinklab.lab.reports.charts import Axis, Chart, Line, Map, Mark, draw_alone,
 from sinklab.lab.reports.runs import Runs, as_shown
 from sinklab.lab.reports.samples import NotRecorded, Reader
 from sinklab.lab.reports.style import Theme
-from sinklab.lab.reports.words import statements, words_of
+from sinklab.lab.reports.words import statements
 
 FORMATS = ("png", "svg", "pdf")
 AXES = ("layer", "step")
-NEEDS: dict[str, Callable[[Any], Any]] = {
-    "attention": lambda run: run.layers,
-    "heldout": lambda run: run.heldout is not None,
-    "tokens": lambda run: run.sink_tokens,
-    "monitor": lambda run: len(run.facts),
-    "history": lambda run: run.history is not None,
-    "bounds": lambda run: len(run.measured.bounds),
+NEEDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "attention": (lambda run: run.layers, "recorded attention"),
+    "heldout": (lambda run: run.heldout is not None, "the table heldout"),
+    "tokens": (lambda run: run.sink_tokens, "the table tokens and recorded attention"),
+    "monitor": (
+        lambda run: len(run.facts),
+        "a sink monitor, and {path} has none. Train with --monitor-every.",
+    ),
+    "history": (lambda run: run.history is not None, "a history, and {path} has none."),
+    "bounds": (
+        lambda run: len(run.measured.bounds),
+        "output norms and bounds, and {path} recorded none. Trace with the statistics "
+        "output_norm and noop_bound.",
+    ),
 }
-"""name of a need of figures -> whether a run has it; cards.toml words its absence"""
+"""name of a need of figures -> whether a run has it, and what a run without it lacks, behind "This
+figure needs"
+"""
 
 
 @dataclass(frozen=True)
@@ -265,10 +274,12 @@ def having(readers: list[Any], needs: str, has: Callable[[Any], object] | None =
     """Runs that recorded the data a figure needs, by NEEDS or by ``has``. NotRecorded if there is
     none.
     """
-    found = [run for run in readers if (has or NEEDS[needs])(run)]
+    met, lacking = NEEDS.get(needs, (None, needs))
+    found = [run for run in readers if (has or met)(run)]
     if not found:
-        said = words_of("needs", needs) or f"{needs}: {{path}} has none."
-        raise NotRecorded(f"This figure needs {said.format(path=readers[0].run.path)}")
+        if "{path}" not in lacking:
+            lacking += ": {path} has none."
+        raise NotRecorded(f"This figure needs {lacking.format(path=readers[0].run.path)}")
     return found
 
 

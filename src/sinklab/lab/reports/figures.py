@@ -16,7 +16,6 @@ from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.style import Theme
 from sinklab.lab.reports.tables import enrichment_table
 from sinklab.lab.reports.training import Training
-from sinklab.lab.reports.words import words_of
 
 WARM_UP = 0.05
 """part of a training run whose training loss does not set the scale"""
@@ -24,7 +23,19 @@ SHARES = (
     Curve("100 * added_share", "added sink", added=True),
     Curve("100 * text_share", "greatest text position", "--"),
 )
-HOLDERS: dict[str, str] = words_of("figures", "main_holders")
+VALUE_NORMS = "value norms, and {path} recorded none. Trace with the statistic value_norm."
+STATES_APART = (
+    "main sinks by state, and {path} recorded none. Trace a diffusion model with the statistic "
+    "main_by_state."
+)
+"""needs of several figures"""
+HOLDERS = {
+    "main_added": "added sink",
+    "main_first": "first token",
+    "main_early": "tokens 2 to 4",
+    "main_other": "later tokens",
+    "main_none": "no sink",
+}
 """columns of the monitor that add up to 1, from the bottom of the figure"""
 
 
@@ -46,7 +57,7 @@ def sink_share(axes: Axes, look: Theme) -> None:
         for state, dashes in zip(STATES, ("-", "--", ":"), strict=True)
     ),
     label="share of attention, %",
-    needs="states",
+    needs=STATES_APART,
 )
 def sink_share_by_state(axes: Axes, look: Theme) -> None:
     """Share of attention that masked, committed and prompt queries give to the key that they attend
@@ -197,7 +208,7 @@ def trained_norms(axes: Axes, look: Theme) -> None:
     y=("100 * split_sinks",),
     label="heads with split sinks, %",
     least=5.0,
-    needs="states",
+    needs=STATES_APART,
 )
 def split_sinks(axes: Axes, look: Theme) -> None:
     """Share of heads whose masked and unmasked queries have different main sinks, per layer
@@ -247,7 +258,7 @@ def overlap_by_step(axes: Axes, look: Theme) -> None:
     "value_norms",
     x="layer",
     label="length of value vectors",
-    needs="value norms",
+    needs=VALUE_NORMS,
     y=(
         Curve("rest_norm", "other text"),
         Curve("sink_norm", "text sinks", "--"),
@@ -268,7 +279,7 @@ def value_norms(axes: Axes, look: Theme) -> None:
     "value_norms_by_state",
     x="layer",
     label="norm of sinks / of others",
-    needs="value norms",
+    needs=VALUE_NORMS,
     y=tuple(
         Curve(f"sink_norm_{state} / rest_norm_{state}", state, dashes)
         for state, dashes in zip(STATES, ("-", "--", ":"), strict=True)

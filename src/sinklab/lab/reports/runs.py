@@ -69,7 +69,8 @@ def as_shown(
                 f"{run.path} of kind {found!r}. Make a report of each kind."
             )
         if found != expected:
-            remedy = words_of("kinds", found) or words_of("makes", expected)
+            kinds = words_of("kinds", "")
+            remedy = kinds.get(found, {}).get("look") or kinds.get(expected, {}).get("make", "")
             raise ValueError(
                 f"This shows runs of kind {expected!r}: {run.path} is of kind "
                 f"{found!r}{remedy and '; '}{remedy}."

@@ -126,10 +126,9 @@ def _cards() -> dict[str, dict[str, Any]]:
 
 
 def words_of(what: str, name: str) -> Any:
-    """Words of cards.toml on a "page", its "cards", "parts" or "tables", on "kinds" of runs without
-    one, on the command that "makes" a run, on the "needs" of figures and on "figures" themselves.
+    """Words of cards.toml on a "page", its "story", "cards" or "parts", and on "kinds" of runs.
 
-    Empty if it has none.
+    Empty if it has none; all of a sort by their names for the name "".
     """
     return _cards()[what].get(name, "") if name else _cards()[what]
 

@@ -24,7 +24,7 @@ from sinklab.lab.reports import (
     write_csv,
     write_page,
 )
-from sinklab.lab.reports.build import Card, Part, Table, named_part, plain_page
+from sinklab.lab.reports.build import Card, Part, Table, plain_page, what_was_run
 from sinklab.lab.reports.inline import picture
 from sinklab.lab.reports.tables import markdown
 from sinklab.lab.studies import no_twins, of_each, shown_by, twins_of
@@ -174,7 +174,7 @@ def strength_page(run: Run) -> Path:
         _part("found", "What was found", "", Card("", sentences=strength_sentences([run]))),
         _part("readings", "Both readings", readings_of(run), Card("", tables=[both])),
         _part("published", "Beside published numbers", published, Card("", tables=[others])),
-        named_part("runs", [Card(name, run=run)]),
+        what_was_run({name: run}),
     ]
     epsilon = run.info.settings["epsilon"]
     lead = (
