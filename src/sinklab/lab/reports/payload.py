@@ -150,8 +150,7 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
 
 def _used(content: dict[str, Any]) -> int:
     """Characters that the arrays of a sample take."""
-    ranks = [packed for rank in content.get("ranks", ()) for packed in rank.values()]
-    return sum(map(size, [*content["arrays"].values(), *ranks]))
+    return sum(map(size, content["arrays"].values()))
 
 
 def _base(sample: Sample, vocabulary: dict[Token, int], budget: int) -> dict[str, Any]:
@@ -288,19 +287,16 @@ def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
         if size(packed) <= room:
             content["arrays"]["heads"] = packed
             return
-    content["ranks"] = []
-    for keys_LHT, received_LHT in _greatest(
-        sample, content["stride"], min(MOST_RANKS, sample.shape[-1])
-    ):
+    ranked = _greatest(sample, content["stride"], min(MOST_RANKS, sample.shape[-1]))
+    for number, (keys_LHT, received_LHT) in enumerate(ranked):
         there = np.isfinite(received_LHT)
-        rank = {
-            "keys": pack(np.where(there, keys_LHT + 1, 0).astype(np.uint16)),
-            "codes": pack(scale.encode(np.where(there, received_LHT, np.nan))),
-        }
-        room -= sum(map(size, rank.values()))
-        if content["ranks"] and room < 0:
+        keys = pack(np.where(there, keys_LHT + 1, 0).astype(np.uint16))
+        codes = pack(scale.encode(np.where(there, received_LHT, np.nan)))
+        room -= size(keys) + size(codes)
+        if number and room < 0:
             break
-        content["ranks"].append(rank)
+        content["arrays"] |= {f"keys-{number}": keys, f"codes-{number}": codes}
+        content["ranks"] = number + 1
 
 
 def _greatest(sample: Sample, stride: int, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -72,8 +72,10 @@ def asset(name: str) -> str:
     return resources.files("sinklab.lab.reports").joinpath(name).read_text("utf-8")
 
 
+_COLOURS = tomllib.loads(asset("themes.toml"))
 THEMES = {
-    name: Theme(name, **colours) for name, colours in tomllib.loads(asset("themes.toml")).items()
+    name: Theme(name, **{use: both[place] for use, both in _COLOURS.items()})
+    for place, name in enumerate(("light", "dark"))
 }
 
 

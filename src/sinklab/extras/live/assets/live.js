@@ -14,7 +14,6 @@ class Growing extends Sample {
     // Rows of each array, numbers of a row at a step, and their kind.
     this.parts = { heads: [L * H, K, Uint8Array], mean: [L + 1, K, Uint8Array], main: [L * H, 1, Uint16Array], blocked: [L * H, 1, Uint16Array], visible: [1, 1, Uint16Array], ages: [1, P, Uint8Array], tokens: [1, P, Uint32Array] };
     this.arrays = {};
-    this.ranks = [];
     this.ready = this;
     this.told = [];
     this.resize(total);
@@ -248,13 +247,14 @@ const live = {
     if (!there) return;
     const { view } = pane;
     by("which").textContent = `${pane.view.key >= 0 ? "Pinned" : "Main sink"}: ${this.name(pane.chosen)}. Block it from step ${view.step} on:`;
-    const [noLayer, noHead] = [view.layer === ALL_LAYERS, view.head === MEAN];
-    by("block-head").textContent = noHead ? "in one head" : `in layer ${view.layer}, head ${view.head}`;
-    by("block-layer").textContent = noLayer ? "in one layer" : `in layer ${view.layer}`;
-    by("block-head").title = noHead ? "Choose a head first: click one in Layer × head" : "";
-    by("block-layer").title = noLayer ? "Choose a layer first" : "";
-    by("block-head").disabled = this.busy || noHead;
-    by("block-layer").disabled = this.busy || noLayer;
+    const offers = [
+      ["head", view.head !== MEAN, `in layer ${view.layer}, head ${view.head}`, "Choose a head first: click one in Layer × head"],
+      ["layer", view.layer !== ALL_LAYERS, `in layer ${view.layer}`, "Choose a layer first"],
+    ];
+    for (const [scope, chosen, where, title] of offers) {
+      const button = by(`block-${scope}`);
+      Object.assign(button, { textContent: chosen ? where : `in one ${scope}`, title: chosen ? "" : title, disabled: this.busy || !chosen });
+    }
     by("block-all").disabled = this.busy;
   },
 
@@ -277,7 +277,7 @@ const live = {
   /** What was written, with the tokens marked that another pass has otherwise. */
   text(title, { final }, other) {
     const words = final.map(([id, text], place) => (id === other.final[place]?.[0] ? text : make("mark", {}, text)));
-    return make("div", {}, make("h3", {}, title), make("p", { class: "said" }, make("span", { class: "given" }, by("prompt").value), ...words));
+    return make("div", {}, make("h3", {}, title), make("p", { class: "said sample" }, make("span", { class: "prompt" }, by("prompt").value), ...words));
   },
 
   setUp() {

@@ -48,15 +48,10 @@ const colours = {
 
   /** For each of the 256 codes of a sample: background, and an ink that can be read on it. */
   table(sample) {
-    const id = `table-${this.dark}-${JSON.stringify(sample.raw.scale)}`;
-    if (!this.cache.has(id)) {
-      const entries = Array.from(sample.score, (value) => {
-        const rgb = this.rgb(value);
-        return { rgb, css: `rgb(${rgb})`, ink: this.ink(rgb), plain: this.place(value) === 0 };
-      });
-      this.cache.set(id, entries);
-    }
-    return this.cache.get(id);
+    return Array.from(sample.score, (value) => {
+      const rgb = this.rgb(value);
+      return { rgb, css: `rgb(${rgb})`, ink: this.ink(rgb), plain: this.place(value) === 0 };
+    });
   },
 
   /** Black or white, whichever contrasts more (never below 4.5): both do alike at a luminance of 0.18. */

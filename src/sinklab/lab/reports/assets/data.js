@@ -40,8 +40,8 @@ class Sample {
     this.K = raw.keys;
     this.P = raw.keys - run.added;
     this.score = decodeTable(raw.scale);
-    // Whether the run's edits took keys away, and the page says which.
-    this.blocks = Boolean(raw.blocked);
+    // Greatest keys of every head that are on the page; 0 where all are.
+    this.ranks = raw.ranks ?? 0;
   }
 
   /** Unpacks the arrays, once. */
@@ -51,12 +51,8 @@ class Sample {
   }
 
   async unpackAll() {
-    const names = Object.keys(this.raw.arrays);
-    const arrays = await Promise.all(names.map((name) => unpack(this.raw.arrays[name])));
-    this.arrays = Object.fromEntries(names.map((name, i) => [name, arrays[i]]));
-    this.ranks = await Promise.all(
-      (this.raw.ranks || []).map(async (rank) => ({ keys: await unpack(rank.keys), codes: await unpack(rank.codes) })),
-    );
+    const named = Object.entries(this.raw.arrays).map(async ([name, packed]) => [name, await unpack(packed)]);
+    this.arrays = Object.fromEntries(await Promise.all(named));
     return this;
   }
 
@@ -73,14 +69,12 @@ class Sample {
 
   /** Only the greatest keys of a head are on the page: the others are "below the scale" where the key exists. */
   sparsePlane(layer, head) {
-    const mean = this.plane(layer, MEAN);
-    const plane = new Uint8Array(this.T * this.K);
-    for (let cell = 0; cell < plane.length; cell++) plane[cell] = mean[cell] ? 1 : 0;
+    const plane = this.plane(layer, MEAN).map((code) => (code ? 1 : 0));
     const start = (layer * this.H + head) * this.T;
-    for (const rank of this.ranks) {
+    for (let rank = 0; rank < this.ranks; rank++) {
       for (let step = 0; step < this.T; step++) {
-        const key = rank.keys[start + step];
-        if (key) plane[step * this.K + key - 1] = rank.codes[start + step];
+        const key = this.arrays[`keys-${rank}`][start + step];
+        if (key) plane[step * this.K + key - 1] = this.arrays[`codes-${rank}`][start + step];
       }
     }
     return plane;
@@ -93,8 +87,7 @@ class Sample {
 
   /** The least value of a head that is on the page at a step. */
   leastShown(step, layer, head) {
-    const rank = this.ranks[this.ranks.length - 1];
-    return rank ? this.score[rank.codes[(layer * this.H + head) * this.T + step]] : NaN;
+    return this.score[this.arrays[`codes-${this.ranks - 1}`][(layer * this.H + head) * this.T + step]];
   }
 
   /** Numbers of the heads that a view shows, first to last, as the arrays count them: all layers', a layer's, or one. */
@@ -103,42 +96,30 @@ class Sample {
     return Array.from({ length: count }, (_, place) => from + place);
   }
 
-  /** In how many heads of a view an array names each key at one step, where it has `most` numbers for each. */
-  counts(array, most, step, layer, head) {
+  /** In how many heads of a view each key is "main", the main sink, or "blocked" at one step. */
+  counts(name, step, layer, head) {
     const counts = new Map();
-    for (const one of this.headsOf(layer, head)) {
+    const most = name === "main" ? 1 : this.raw.blocked;
+    for (const one of most ? this.headsOf(layer, head) : []) {
       const start = (one * this.T + step) * most;
       // 0 is none.
-      for (const number of array.subarray(start, start + most)) if (number) counts.set(number - 1, (counts.get(number - 1) || 0) + 1);
+      for (const number of this.arrays[name].subarray(start, start + most)) if (number) counts.set(number - 1, (counts.get(number - 1) || 0) + 1);
     }
     return counts;
-  }
-
-  /** How many heads of a view have each key as their main sink, at one step. */
-  mainCounts(step, layer, head) {
-    return this.counts(this.arrays.main, 1, step, layer, head);
-  }
-
-  /** In how many heads of a view each key was blocked at one step. */
-  blockedCounts(step, layer, head) {
-    return this.blocks ? this.counts(this.arrays.blocked, this.raw.blocked, step, layer, head) : new Map();
   }
 
   /** The keys that a view hatches at one step: those blocked in at least half of its heads. */
   hatched(step, { layer, head }) {
     const heads = this.headsOf(layer, head).length;
-    return [...this.blockedCounts(step, layer, head)].filter(([, count]) => 2 * count >= heads).map(([key]) => key);
+    return [...this.counts("blocked", step, layer, head)].filter(([, count]) => 2 * count >= heads).map(([key]) => key);
   }
 
   /** The key that receives most in a view: the main sink of a head, or the greatest of a mean; -1 where there is none. */
   mainOf(step, layer, head) {
     if (layer !== ALL_LAYERS && head !== MEAN) return this.arrays.main[(layer * this.H + head) * this.T + step] - 1;
     const row = this.plane(layer, head).subarray(step * this.K, (step + 1) * this.K);
-    let best = -1;
-    row.forEach((code, key) => {
-      if (code && (best < 0 || code > row[best])) best = key;
-    });
-    return best;
+    const most = Math.max(...row);
+    return most ? row.indexOf(most) : -1;
   }
 
   /** Row of the vocabulary at a position and step; null where nothing was recorded, and of added sinks, whose positions are below 0. */
@@ -150,11 +131,6 @@ class Sample {
   /** Name of what a position holds: added, masked, just committed, committed, prompt; "" where it does not exist yet. */
   age(step, position) {
     return position < 0 ? "added" : AGES[this.arrays.ages[step * this.P + position]];
-  }
-
-  /** How many queries of a step see a key: as many as see most of them. */
-  visible(step) {
-    return this.arrays.visible[step];
   }
 
   /** A norm of a key, in a layer or as the mean over all; `scale` is what decodes the array. */

@@ -25,10 +25,8 @@ class HeatMap {
   begin() {
     const { clientWidth: width, clientHeight: height } = this.canvas;
     const ratio = devicePixelRatio || 1;
-    const size = [Math.round(width * ratio), Math.round(height * ratio)];
-    if (this.canvas.width !== size[0] || this.canvas.height !== size[1]) [this.canvas.width, this.canvas.height] = size;
-    this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    this.context.clearRect(0, 0, width, height);
+    [this.canvas.width, this.canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
+    this.context.scale(ratio, ratio);
     this.context.font = `11px ${getComputedStyle(this.canvas).fontFamily}`;
     return [width, height];
   }
@@ -40,17 +38,13 @@ class HeatMap {
     this.context.fillText(text, x, y);
   }
 
-  /** A line, or the outline of a box; a path of its own, so that nothing else is drawn again. */
   stroke(path, colour, width = 1) {
     this.context.strokeStyle = colour;
     this.context.lineWidth = width;
     this.context.stroke(path);
   }
 
-  line(x0, y0, x1, y1, colour, width = 1) {
-    this.stroke(polygon([[x0, y0], [x1, y1]]), colour, width);
-  }
-
+  /** The outline of a box; without a height a line. */
   frame(x, y, width, height, colour, thick = 1) {
     this.stroke(polygon([[x, y], [x + width, y], [x + width, y + height], [x, y + height]]), colour, thick);
   }
@@ -134,7 +128,7 @@ class HeatMap {
     if (width < 40 || height < 40) return;
     this.place(width, height);
     this.drawImage();
-    const blocked = sample.blocks ? this.blocked() : [];
+    const blocked = this.blocked();
     this.hatch(blocked);
     this.drawMains();
     this.drawAxes(height);
@@ -142,11 +136,11 @@ class HeatMap {
     const said = `Received attention and main sinks, step by position, ${viewName(sample, view)}`;
     this.canvas.setAttribute("aria-label", said);
     this.pane.find(".view-name").textContent = viewName(sample, view);
-    const ranked = `The ${sample.ranks.length} greatest keys of this head at each step; the others are below them.`;
+    const ranked = `The ${sample.ranks} greatest keys of this head at each step; the others are below them.`;
     const heads = sample.headsOf(view.layer, view.head).length;
     const of = heads > 1 ? `at least half of these ${heads} heads` : "this head";
     const marks = blocked.length ? `Hatched: ${sample.run.removal} ${of} at this step.` : `No key was ${sample.run.removal} ${of}.`;
-    const notes = [sample.complete(view.layer, view.head) ? "" : ranked, sample.blocks ? marks : ""];
+    const notes = [sample.complete(view.layer, view.head) ? "" : ranked, sample.raw.blocked ? marks : ""];
     this.pane.find(".map .note").textContent = notes.filter(Boolean).join(" ");
   }
 
@@ -169,11 +163,11 @@ class HeatMap {
     Object.assign(this, { key, painted: sample });
     context.imageSmoothingEnabled = false;
     context.fillStyle = colours.of("cell");
-    context.fillRect(box.left, box.top, box.width, box.height);
-    context.drawImage(image, sample.added, 0, columns, rows, box.left, box.top, box.width, box.height);
-    if (!sample.added) return;
-    context.fillRect(MARGIN.left, box.top, box.strip * sample.added, box.height);
-    context.drawImage(image, 0, 0, sample.added, rows, MARGIN.left, box.top, box.strip * sample.added, box.height);
+    const parts = [[0, sample.added, MARGIN.left, box.strip * sample.added], [sample.added, columns, box.left, box.width]];
+    for (const [from, count, left, width] of parts) {
+      context.fillRect(left, box.top, width, box.height);
+      context.drawImage(image, from, 0, count, rows, left, box.top, width, box.height);
+    }
   }
 
   /** One pixel per cell; where there are more cells than pixels, the greatest of them: a sink is never averaged away. */
@@ -205,7 +199,7 @@ class HeatMap {
     const { sample, view } = this.pane;
     const heads = sample.headsOf(view.layer, view.head).length;
     for (let step = 0; step < sample.T; step++) {
-      for (const [key, count] of sample.mainCounts(step, view.layer, view.head)) {
+      for (const [key, count] of sample.counts("main", step, view.layer, view.head)) {
         const age = sample.age(step, key - sample.added);
         const size = Math.max(1.5, 5 * Math.sqrt(count / heads));
         const [x, y] = [this.x(key) + this.wide(key) / 2, this.y(step + 0.5)];
@@ -236,7 +230,7 @@ class HeatMap {
     // A short line at the left where the decoder goes on to its next block.
     const { blocks } = sample.raw;
     for (let step = 1; step < blocks.length; step++) {
-      if (blocks[step] !== blocks[step - 1]) this.line(MARGIN.left - 4, this.y(step), MARGIN.left, this.y(step), colours.of("muted"));
+      if (blocks[step] !== blocks[step - 1]) this.frame(MARGIN.left - 4, this.y(step), 4, 0, colours.of("muted"));
     }
   }
 
@@ -252,7 +246,7 @@ class HeatMap {
       context.setLineDash([]);
     }
     if (hover.step !== null && hover.step !== view.step) {
-      this.line(MARGIN.left, this.y(hover.step + 0.5), right, this.y(hover.step + 0.5), colours.of("ink"), 0.5);
+      this.frame(MARGIN.left, this.y(hover.step + 0.5), right - MARGIN.left, 0, colours.of("ink"), 0.5);
     }
   }
 }

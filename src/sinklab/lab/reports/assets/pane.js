@@ -49,7 +49,7 @@ class Pane {
     if (this.view.key >= shown.K) this.view.key = -1;
     this.element.dataset.family = shown.run.family;
     this.element.dataset.added = shown.added;
-    this.element.dataset.blocks = shown.blocks;
+    this.element.dataset.blocks = Boolean(shown.raw.blocked);
     this.find(".key .blocked").textContent = shown.run.removal.split(" ")[0];
     this.fillChoices();
     app.changed(this);
@@ -117,14 +117,10 @@ class Pane {
   /** "18 masked, 6 committed, block 2": what the canvas is made of at this step. */
   progress() {
     const { sample, view } = this;
-    const counts = {};
-    for (let position = 0; position < sample.P; position++) {
-      const age = sample.age(view.step, position);
-      counts[age] = (counts[age] || 0) + 1;
-    }
-    const parts = [];
-    if (counts.masked) parts.push(`${counts.masked} masked`);
-    parts.push(`${(counts.committed || 0) + (counts["just committed"] || 0)} committed`);
+    const ages = Array.from({ length: sample.P }, (_, position) => sample.age(view.step, position));
+    const masked = ages.filter((age) => age === "masked").length;
+    const committed = ages.filter((age) => age.endsWith("committed")).length;
+    const parts = masked ? [`${masked} masked`, `${committed} committed`] : [`${committed} committed`];
     const block = sample.raw.blocks[view.step];
     if (block >= 0 && sample.raw.blocks[sample.T - 1] > 0) parts.push(`block ${block}`);
     return parts.join(" · ");

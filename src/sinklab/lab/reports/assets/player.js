@@ -6,23 +6,15 @@ class Player {
   constructor(pane) {
     this.pane = pane;
     this.box = pane.find(".canvas-text");
-    this.shown = null;
-    this.box.addEventListener("pointerover", (event) => this.onPointer(event));
+    const onToken = (kind, does) => {
+      this.box.addEventListener(kind, (event) => {
+        const { key } = event.target.dataset;
+        if (key !== undefined) does(Number(key), event);
+      });
+    };
+    onToken("pointerover", (key, event) => event.pointerType === "touch" || pane.glance(null, key));
+    onToken("click", (key) => pane.pin(key === pane.view.key ? -1 : key));
     this.box.addEventListener("pointerleave", () => pane.glance(null, null));
-    this.box.addEventListener("click", (event) => {
-      const key = this.keyAt(event.target);
-      if (key !== null) pane.pin(key === pane.view.key ? -1 : key);
-    });
-  }
-
-  keyAt(target) {
-    const key = target.dataset?.key;
-    return key === undefined ? null : Number(key);
-  }
-
-  onPointer(event) {
-    const key = this.keyAt(event.target);
-    if (key !== null && event.pointerType !== "touch") this.pane.glance(null, key);
   }
 
   build() {

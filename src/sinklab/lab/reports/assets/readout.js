@@ -11,14 +11,14 @@ class Readout {
     const step = hover.step ?? view.step;
     const key = this.pane.key;
     if (key < 0) {
-      this.box.replaceChildren(make("span", { class: "none" }, "No key received attention at this step."));
+      this.box.replaceChildren(make("span", { class: "how" }, "No key received attention at this step."));
       return;
     }
     const facts = [this.name(step, key), ...this.scores(step, key), ...this.norms(step, key)];
-    const heads = sample.mainCounts(step, view.layer, MEAN).get(key) || 0;
+    const heads = sample.counts("main", step, view.layer, MEAN).get(key) || 0;
     facts.push(["main sink of", `${heads} of ${plural(sample.headsOf(view.layer, MEAN).length, "head")}`]);
     const { layer, head } = view;
-    const blocked = sample.blockedCounts(step, layer, head).get(key);
+    const blocked = sample.counts("blocked", step, layer, head).get(key);
     const seen = sample.headsOf(layer, head).length;
     if (blocked) facts.push(["this key", `${sample.run.removal} ${seen > 1 ? `${blocked} of ${seen} heads` : "this head"} at this step`]);
     this.box.replaceChildren(...facts.map(makeFact));
@@ -44,7 +44,7 @@ class Readout {
     if (code === 1 && !sample.complete(view.layer, view.head)) {
       return [["received", `< ${times(sample.leastShown(step, view.layer, view.head))}`]];
     }
-    const visible = sample.visible(step);
+    const visible = sample.arrays.visible[step];
     const share = code === 0 || !visible ? NaN : score / visible;
     return [
       ["received", code === 0 ? "–" : code === 1 ? `< ${times(2 ** sample.raw.scale.low)}` : times(score)],
