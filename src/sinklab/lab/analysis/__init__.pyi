@@ -33,7 +33,6 @@ from .thresholds import score_histogram as score_histogram
 from .tokens import AGES as AGES
 from .tokens import CLASSES as CLASSES
 from .tokens import STATES as STATES
-from .tokens import Enrichment as Enrichment
 from .tokens import characters as characters
 from .tokens import enrichment as enrichment
 from .tokens import token_ages as token_ages

@@ -5,7 +5,6 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -128,36 +127,26 @@ def token_ages(states_TS: Any) -> np.ndarray:
     return ages
 
 
-@dataclass(frozen=True)
-class Enrichment:
-    """One row per label, most frequent sink first; equally long columns."""
-
-    label: list[str]
-    """the labels counted"""
-    events: np.ndarray
-    """number of sink events"""
-    occurrences: np.ndarray
-    """number of places (sample, step, position) that held the label"""
-    frequency: np.ndarray
-    """share of all sink events: the raw frequency of the published table"""
-    occupancy: np.ndarray
-    """share of all places: the frequency that chance would give"""
-    enrichment: np.ndarray
-    """frequency over occupancy: 1 is chance; NaN when there is no event at all"""
-
-
-def enrichment(labels: Any, events: Any) -> Enrichment:
+def enrichment(labels: Any, events: Any) -> pd.DataFrame:
     """Count sink events per label against how often the label is there at all.
 
     labels: strings, one per place (sample, step, position), any shape; None if the place does not
     exist. events: numbers of the same shape, how many (layer, head) pairs have a sink there. Raises
     ValueError when the shapes differ or no place exists.
+
+    Returns a row per label, most frequent sink first:
+        label: the label counted
+        events: number of sink events
+        occurrences: number of places (sample, step, position) that held the label
+        frequency: share of all sink events: the raw frequency of the published table
+        occupancy: share of all places: the frequency that chance would give
+        enrichment: frequency over occupancy: 1 is chance; NaN when there is no event at all
     """
     return enriched([tallied(labels, events)])
 
 
 def tallied(labels: Any, events: Any) -> pd.DataFrame:
-    """Counts of ``enrichment`` for each label, which is the index: events, places. Samples are
+    """Counts of ``enrichment`` for each label, which is the index: events, occurrences. Samples are
     counted one by one.
     """
     names, counts = np.asarray(labels, dtype=object), np.asarray(events, dtype=float)
@@ -171,26 +160,23 @@ def tallied(labels: Any, events: Any) -> pd.DataFrame:
     number = len(found) + 1
     columns = {
         "events": np.bincount(code + 1, counts.ravel(), number)[1:],
-        "places": np.bincount(code + 1, minlength=number)[1:],
+        "occurrences": np.bincount(code + 1, minlength=number)[1:],
     }
     return pd.DataFrame(columns, index=found.astype(str).astype(object))
 
 
-def enriched(tables: Sequence[pd.DataFrame]) -> Enrichment:
+def enriched(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """The enrichment of the counts of several samples, each as ``tallied`` counts it."""
-    found = (
-        pd.concat(tables)
-        .groupby(level=0)
-        .sum()
-        .sort_values("events", ascending=False, kind="stable")
-    )
-    if found.empty:
+    counts = pd.concat(tables).groupby(level=0).sum()
+    if counts.empty:
         raise ValueError(
             "enrichment needs at least one position that holds a token: every label is None."
         )
-    events, places = found["events"].to_numpy(), found["places"].to_numpy()
-    frequency, occupancy = events / (events.sum() or 1), places / places.sum()
-    over = np.full(len(found), np.nan)
-    if events.any():
-        over = frequency / occupancy
-    return Enrichment([*found.index], events, places, frequency, occupancy, over)
+    found = counts.sort_values("events", ascending=False, kind="stable")
+    found = found.rename_axis("label").reset_index()
+    found["frequency"] = found["events"] / (found["events"].sum() or 1)
+    found["occupancy"] = found["occurrences"] / found["occurrences"].sum()
+    found["enrichment"] = np.nan
+    if found["events"].any():
+        found["enrichment"] = found["frequency"] / found["occupancy"]
+    return found

@@ -29,7 +29,6 @@ from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.style import asset, printable
 from sinklab.lab.reports.tables import (
     compare,
-    enrichment_table,
     rules_table,
     twins_table,
     write_tables,
@@ -244,13 +243,12 @@ def _rules(study: Study) -> Table:
 
 def _token_tables(study: Study) -> list[Table]:
     tables = []
-    for name, found in (
-        ("token", study.sink_tokens),
-        ("class", study.classes),
-        ("age", study.ages),
-    ):
-        frame = enrichment_table(found, name).head(SHOWN_TOKENS)
-        labels = frame[name].map(_token) if name == "token" else frame[name]
+    counted = {"token": study.sink_tokens, "class": study.classes, "age": study.ages}
+    for name, found in counted.items():
+        frame = found.head(SHOWN_TOKENS)
+        labels = frame["label"].rename(name)
+        if name == "token":
+            labels = labels.map(_token)
         cells = {
             "events": frame["events"].map("{:,.0f}".format),
             "frequency": frame["frequency"].map(Share),

@@ -32,7 +32,7 @@ AXES = ("layer", "step")
 NEEDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "attention": (lambda run: run.layers, "recorded attention"),
     "heldout": (lambda run: run.heldout is not None, "the table heldout"),
-    "tokens": (lambda run: run.sink_tokens, "the table tokens and recorded attention"),
+    "tokens": (lambda run: run.sink_tokens is not None, "the table tokens and recorded attention"),
     "monitor": (
         lambda run: len(run.facts),
         "a sink monitor, and {path} has none. Train with --monitor-every.",

@@ -14,7 +14,6 @@ from sinklab.lab.reports.drawing import Curve, drawn_as, figure, intervals, warm
 from sinklab.lab.reports.samples import ADDED, MASK, STATES, NotRecorded
 from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.style import Theme
-from sinklab.lab.reports.tables import enrichment_table
 from sinklab.lab.reports.training import Training
 
 WARM_UP = 0.05
@@ -500,7 +499,7 @@ def sink_tokens(run: Study, axes: Axes | None = None, *, count: int = 8, look: T
     Bars for the frequency among sink events, a tick for the share of positions, enrichment (their
     ratio) as a number.
     """
-    found = enrichment_table(run.sink_tokens, "label").query("events > 0").head(count)
+    found = run.sink_tokens.query("events > 0").head(count)
     axes = style.own_axes(axes, 4.6, 0.9 + 0.3 * max(len(found), 2))
     rows, colours = np.arange(len(found)), {ADDED: look.added, MASK: look.states["masked"]}
     axes.barh(

@@ -5,13 +5,13 @@ of its controls.
 # L layers, N samples, R rows of held-out text
 import math
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
-from sinklab.lab.analysis import Enrichment, mean_over
+from sinklab.lab.analysis import mean_over
 from sinklab.lab.analysis.answers import beside
 from sinklab.lab.analysis.counts import ratio
 from sinklab.lab.reports.answered import mobility_of
@@ -128,10 +128,10 @@ def _favoured(what: str) -> Callable[[Any, Any], Shown]:
     def shown(study: Any, page: Any) -> Shown:
         best = richest(getattr(page, what), "")
         labels = getattr(study, what)
-        if not best or labels is None or best[0][1] not in labels.label:
+        if not best or labels is None:
             return Shown("")
-        enrichment = float(labels.enrichment[list(labels.label).index(best[0][1])])
-        return Shown("" if math.isnan(enrichment) else f"{number(enrichment, 2)} times")
+        known = labels[labels["label"] == best[0][1]]["enrichment"].dropna()
+        return Shown("".join(f"{number(enrichment, 2)} times" for enrichment in known))
 
     return shown
 
@@ -172,20 +172,20 @@ def trend_word(numbers_L: Any) -> str:
     return "rises" if ends > 0 else "falls"
 
 
-def richest(found: Enrichment | None, what: str) -> list[tuple[Any, ...]]:
+def richest(found: pd.DataFrame | None, what: str) -> list[tuple[Any, ...]]:
     """``what``, label, frequency, occupancy and enrichment of the most enriched label that is not
     rare, if there is one.
     """
-    if not found:
+    if found is None:
         return []
-    rows = zip(found.label, found.frequency, found.occupancy, found.enrichment, strict=True)
-    text = [row for row in rows if row[0] not in (ADDED, "sink") and min(row[1], row[2]) >= RARE]
-    if not text:
+    shares = found[["frequency", "occupancy"]].min(axis=1)
+    text = found[(shares >= RARE) & ~found["label"].isin((ADDED, "sink"))]
+    if text.empty:
         return []
-    best = max(text, key=itemgetter(3))
-    if best[3] < 1 or same(float(best[3]), 1):
+    best = text.loc[text["enrichment"].idxmax()]
+    if best["enrichment"] < 1 or same(best["enrichment"], 1):
         return []
-    return [(what, *best)]
+    return [(what, *best[["label", "frequency", "occupancy", "enrichment"]])]
 
 
 def blocking(study: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from sinklab.core.sinks.states import STATES
 from sinklab.lab.analysis import Estimate, Explained, explained_mass, mean_over, overlap, thresholds
 from sinklab.lab.analysis.counts import ratio, spans
 from sinklab.lab.analysis.movement import Motion, MotionCounter, MotionSummary, motion_word
-from sinklab.lab.analysis.tokens import Enrichment, enriched, tallied
+from sinklab.lab.analysis.tokens import enriched, tallied
 from sinklab.lab.records.info import SO_FAR
 from sinklab.lab.reports.answered import seen_of
 from sinklab.lab.reports.recorded import means_of
@@ -247,7 +247,7 @@ class Measured:
         sums_T2 = np.array([self._stays[step] for step in steps]).reshape(-1, 2)
         return pd.DataFrame({"step": steps, "overlap": ratio(*sums_T2.T)})
 
-    def enriched(self, labels: str) -> Enrichment | None:
+    def enriched(self, labels: str) -> pd.DataFrame | None:
         """Frequency of sinks against occupancy by "text", "class" or "age"; None without tokens."""
         return enriched(self._labels[labels]) if self._labels[labels] else None
 

@@ -368,8 +368,8 @@ class Study(Reader):
 
     @cached_property
     def sink_tokens(self) -> Any:
-        """Enrichment of tokens among the sinks under the rule, an `Enrichment` over all layers,
-        heads, steps and samples.
+        """The `enrichment` of tokens among the sinks under the rule, over all layers, heads, steps
+        and samples; None without tokens.
         """
         return self.measured.enriched("text")
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.core.errors import unknown
-from sinklab.lab.analysis import Enrichment, mean_over
+from sinklab.lab.analysis import mean_over
 from sinklab.lab.analysis.counts import ratio
 from sinklab.lab.records import Run, write_beside
 from sinklab.lab.reports.recorded import statistics_table
@@ -60,24 +60,22 @@ MARKDOWN_ROWS = 60
 TEXT_SINK = "greatest text sink"
 
 
-def enrichment_table(found: Enrichment | None, name: str) -> pd.DataFrame:
-    """Columns of an `Enrichment`, its labels under ``name``; no row without one."""
-    columns = ("events", "occurrences", "frequency", "occupancy", "enrichment")
-    if found is None:
-        return pd.DataFrame(columns=[name, *columns])
-    return pd.DataFrame(
-        {name: found.label, **{column: getattr(found, column) for column in columns}}
-    )
+def tokens_table(study: Study) -> pd.DataFrame:
+    """Tokens that are sinks (analysis paper, Table 2): events, frequency, occupancy, enrichment of
+    every token; no row without tokens.
+    """
+    if study.sink_tokens is None:
+        return pd.DataFrame()
+    return study.sink_tokens.rename(columns={"label": "token"})
 
 
 def classes_table(study: Study) -> pd.DataFrame:
     """Enrichment by class of token and by age of the position (masked, just committed, committed,
-    prompt).
+    prompt); no row without tokens.
     """
-    parts = {
-        "class": enrichment_table(study.classes, "label"),
-        "age": enrichment_table(study.ages, "label"),
-    }
+    if study.classes is None:
+        return pd.DataFrame()
+    parts = {"class": study.classes, "age": study.ages}
     return pd.concat(parts, names=["by"]).reset_index("by").reset_index(drop=True)
 
 
@@ -135,9 +133,7 @@ def verdicts_table(study: Study) -> pd.DataFrame:
 
 
 TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
-    # which tokens sinks are (analysis paper, Table 2): events, frequency, occupancy, enrichment of
-    # every token
-    "sink_tokens": lambda study: enrichment_table(study.sink_tokens, "token"),
+    "sink_tokens": tokens_table,
     "classes": classes_table,
     "layers": lambda study: study.over("layer"),
     # motion of the main sink of every (sample, layer, head); the fields are those of
@@ -318,10 +314,10 @@ def _motion(study: Study) -> dict[str, float]:
 def _tokens(study: Study) -> dict[str, float]:
     found: dict[str, float] = {}
     tokens, explained = study.sink_tokens, study.explained
-    if tokens is not None and tokens.events.any() and MASK in tokens.label:
-        row = tokens.label.index(MASK)
-        found["sinks that are masks, %"] = 100 * tokens.frequency[row]
-        found["enrichment of masks among sinks"] = float(tokens.enrichment[row])
+    if tokens is not None and tokens["events"].any():
+        for mask in tokens[tokens["label"] == MASK].itertuples():
+            found["sinks that are masks, %"] = 100 * mask.frequency
+            found["enrichment of masks among sinks"] = mask.enrichment
     if explained is not None:
         found["attention explained by class of token, %"] = 100 * explained.by_class.value
         found["attention explained by position, %"] = 100 * explained.by_position.value
