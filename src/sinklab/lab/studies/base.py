@@ -431,28 +431,16 @@ class Study:
         settings = self.seeded(self.fit(loaded, settings), path, worker, resume)
         # errors of the input show here, before a folder is taken
         plan = self.prepare(loaded, settings, say)
-        self._write(path, loaded, settings, plan, say, worker, resume=resume, overwrite=overwrite)
-        return path
-
-    def _write(
-        self,
-        path: Path,
-        loaded: Loaded,
-        settings: Any,
-        plan: Any,
-        say: Progress,
-        worker: Processes,
-        **how: Any,
-    ) -> None:
         about: dict[str, Any] = {"kind": self.kind or self.name, "model": self.about(loaded, plan)}
         about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
-        may_be = self.keeps and how["resume"] and (path / RUN_FILE).is_file()
+        may_be = self.keeps and resume and (path / RUN_FILE).is_file()
         is_finished = may_be and read_info(path / RUN_FILE).status == "complete"
         if worker.told(worker.leads and is_finished and is_there(path, about)):
             say.stage(f"{path} is there")
             worker.finished.append(path)
-            return
-        with ExitStack() as last, worker.writer(path, **about, **how, shared=self.shards) as run:
+            return path
+        how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "shared": self.shards}
+        with ExitStack() as last, worker.writer(path, **about, **how) as run:
             missing = {*range(self.samples(plan))}
             if worker.leads:
                 missing -= {*run.refresh().parts.get(f"{self.parts}.parquet", ())}
@@ -471,6 +459,7 @@ class Study:
             if worker.told(run.is_last):
                 self.finish(work)
                 worker.finished.append(path)
+        return path
 
     @property
     def name(self) -> str:

@@ -279,7 +279,12 @@ def write_twins(
         return
     hindrance = ""
     if not wanted:
-        hindrance = _too_long(work, seconds())
+        both = 2 * (seconds() + MAKING * work.loaded.model.num_parameters())
+        if both >= LITTLE:
+            hindrance = (
+                f"both would take about {both / 60:.0f} min; pass --twin to run them, in Python "
+                "twin=True"
+            )
     seed = work.settings.seed or 0
     rows = []
     for kind, make in UNTRAINED.items():
@@ -297,17 +302,6 @@ def write_twins(
             work.progress.stage(f"no control ({CONTROLS[kind]}): {row['why']}")
         rows.append(row)
     run.table("twins", columns_of(rows))
-
-
-def _too_long(work: Work, one: float) -> str:
-    """Reason why no controls are run that nobody asked for, in words; empty if they take little."""
-    seconds = 2 * (one + MAKING * work.loaded.model.num_parameters())
-    if seconds < LITTLE:
-        return ""
-    return (
-        f"both would take about {seconds / 60:.0f} min; pass --twin to run them, in Python "
-        "twin=True"
-    )
 
 
 def twins_of(run: Run) -> list[str]:

@@ -101,7 +101,12 @@ class SinklabLM(TemplateLM):
         self.scored_edits = without_steps(settings.interventions())
         """Edits of likelihood requests."""
         self.tokenizer = self.loaded.needed_tokenizer()
-        self._check()
+        if settings.chat and self.tokenizer.chat_template is None:
+            raise ValueError(f"{self.loaded.name} has no known chat format; leave out --chat")
+        # blocks are the default protocol, also of a run over several models
+        check_decoding(self.loaded, settings, self.edits, "block_length")
+        if self.is_diffusion:
+            settings.values()
         self.claims: Claims | None = None
         self.cache = RequestCache(None, None, "")
         """Cache of answers, in memory; a run puts its own here."""
@@ -117,16 +122,6 @@ class SinklabLM(TemplateLM):
         """Told how many of the answers that are in work are done, a part of one too."""
         self.told: dict[tuple[str, int, int], dict[str, Any]] = {}
         """(task, document, number of the request) -> answer."""
-
-    def _check(self) -> None:
-        """Refuse settings that this model cannot serve, before anything runs."""
-        settings = self.settings
-        if settings.chat and self.tokenizer.chat_template is None:
-            raise ValueError(f"{self.loaded.name} has no known chat format; leave out --chat")
-        # blocks are the default protocol, also of a run over several models
-        check_decoding(self.loaded, settings, self.edits, "block_length")
-        if self.is_diffusion:
-            settings.values()
 
     # -- who and where
 

@@ -432,7 +432,19 @@ def _quietly(name: str, load: Callable[[], Any]) -> Any:
             return load()
         except Exception as error:
             # data sets, the Hub and their clients fail in dozens of ways
-            raise ValueError(hub_failure(name, error)) from error
+            first = (str(error).splitlines() or ["no message"])[0]
+            fact = f"it could not be loaded ({type(error).__name__}: {first})"
+            remedy = "connect, or give a folder"
+            needed = "its data set from the Hub"
+            if name in OFFLINE:
+                source = SOURCES[name]
+                needed = f"the Hub data set {source.hub}"
+                remedy = (
+                    "on a machine with a network run "
+                    f"{source.command(Path('DATA'), source.graded)} and give the folder DATA "
+                    "(--data, in Python data=)"
+                )
+            raise ValueError(f"{name} needs {needed}, but {fact}; {remedy}") from error
 
 
 def _refuse_others(unsafe: Sequence[str]) -> None:
@@ -443,20 +455,3 @@ def _refuse_others(unsafe: Sequence[str]) -> None:
             "without limits, and "
             f"sinklab runs code for {' and '.join(RUNS_CODE)} alone; use lm_eval itself for it"
         )
-
-
-def hub_failure(name: str, error: Exception) -> str:
-    """The message for a task without its data set: the task, the cause, and the remedy."""
-    first = (str(error).splitlines() or ["no message"])[0]
-    fact = f"{type(error).__name__}: {first}"
-    if name not in OFFLINE:
-        return (
-            f"{name} needs its data set from the Hub, but it could not be loaded ({fact}); "
-            "connect, or give a folder"
-        )
-    source = SOURCES[name]
-    return (
-        f"{name} needs the Hub data set {source.hub}, but it could not be loaded ({fact}); on a "
-        f"machine with a network run {source.command(Path('DATA'), source.graded)} and give the "
-        "folder DATA (--data, in Python data=)"
-    )

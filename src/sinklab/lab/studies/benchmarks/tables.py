@@ -31,39 +31,18 @@ Told = Mapping[tuple[str, int, int], Mapping[str, Any]]
 
 
 def rows_of(results: Mapping[str, Any], told: Told) -> tuple[list[Row], list[Row]]:
-    """Rows of the tables ``scores`` and ``samples`` from lm-eval's results, samples included."""
+    """Rows of the tables ``scores`` and ``samples`` from lm-eval's results, samples included.
+
+    Scores: a row per task (or group), metric and filter; no_answer is NaN if no pattern is looked
+    for. A task that runs programs also has the boundary that held them, and the documents that it
+    could not judge.
+    """
     samples = [
         row
         for task, rows in results["samples"].items()
         for row in _samples(task, rows, results, told)
     ]
-    return _scores(results, samples), samples
-
-
-def write(run: RunWriter, results: Mapping[str, Any], told: Told, doses: list[Row]) -> None:
-    """Write the tables ``scores``, ``samples``, ``sinks`` (of watched requests) and ``doses`` (if
-    keys were blocked).
-    """
-    scores, samples = rows_of(results, told)
-    samples.sort(key=lambda row: (row["task"], row["filter"], row["doc_id"]))
-    sinks = [
-        {"task": task, "doc_id": document, "request": number}
-        | {name: math.nan if value is None else value for name, value in facts.items()}
-        for (task, document, number), answer in sorted(told.items())
-        for facts in answer.get("sinks", ())
-    ]
-    tables = {"scores": scores, "samples": samples, "sinks": sinks, "doses": doses}
-    for name, rows in tables.items():
-        if rows:
-            run.table(name, columns_of(rows))
-
-
-def _scores(results: Mapping[str, Any], samples: list[Row]) -> list[Row]:
-    """A row per task (or group), metric and filter; no_answer is NaN if no pattern is looked for. A
-    task that runs programs also has the boundary that held them, and the documents that it could
-    not judge.
-    """
-    rows = []
+    scores = []
     for task, metrics in results["results"].items():
         effective = (
             results["n-samples"].get(task, {}).get("effective", metrics.get("sample_len", 0))
@@ -88,8 +67,26 @@ def _scores(results: Mapping[str, Any], samples: list[Row]) -> list[Row]:
                 row["boundary"] = sandbox().boundary()
                 row["unjudged"] = ", ".join(f"{task}/{row['doc_id']}" for row in unjudged)
             row["no_answer"] = float(pd.Series(named, dtype=float).mean())
-            rows.append(row)
-    return rows
+            scores.append(row)
+    return scores, samples
+
+
+def write(run: RunWriter, results: Mapping[str, Any], told: Told, doses: list[Row]) -> None:
+    """Write the tables ``scores``, ``samples``, ``sinks`` (of watched requests) and ``doses`` (if
+    keys were blocked).
+    """
+    scores, samples = rows_of(results, told)
+    samples.sort(key=lambda row: (row["task"], row["filter"], row["doc_id"]))
+    sinks = [
+        {"task": task, "doc_id": document, "request": number}
+        | {name: math.nan if value is None else value for name, value in facts.items()}
+        for (task, document, number), answer in sorted(told.items())
+        for facts in answer.get("sinks", ())
+    ]
+    tables = {"scores": scores, "samples": samples, "sinks": sinks, "doses": doses}
+    for name, rows in tables.items():
+        if rows:
+            run.table(name, columns_of(rows))
 
 
 def _number(value: Any) -> float:

@@ -177,7 +177,13 @@ class Sampled:
             pairs_P2 = matched_pairs(
                 sink_S, place_S, moment.ids_S, self.random, self.settings.pairs
             )
-            self.looks += _looks(moment.index, layer, place_S, sink_S, pairs_P2)
+            some = slice(None), sink_S, pairs_P2[:, 0]
+            counts = (np.bincount(place_S[part], minlength=len(PLACES)).tolist() for part in some)
+            for place, positions, sinks, pairs in zip(PLACES, *counts, strict=True):
+                if positions:
+                    look = {"step": moment.index, "layer": layer, "place": place}
+                    look |= {"positions": positions, "sinks": sinks, "pairs": pairs}
+                    self.looks.append(look)
             at_N = pairs_P2.reshape(-1)
             if len(at_N):
                 first = sum(map(len, self.rows[layer])) // 2
@@ -272,10 +278,7 @@ def sample_text(
             its own.
     """
     kept = Sampled(task, settings, layers, random)
-    steps = _written(task, settings)
-    if whole:
-        steps = _read(task, settings, whole)
-    for moment, seen in steps:
+    for moment, seen in _steps(task, settings, whole):
         if seen is not None:
             kept.sample(moment, *seen)
         step()
@@ -300,39 +303,19 @@ def _watched(task: Task, settings: ContentsSettings, index: int) -> Iterator[Wat
         yield recording, states
 
 
-def _written(task: Task, settings: ContentsSettings) -> Iterator[tuple[Moment, Watched]]:
-    with task.writing() as writer:
-        for one in writer.steps(partial(_watched, task, settings)):
-            yield one.moment(), one.seen
-
-
-def _read(
+def _steps(
     task: Task, settings: ContentsSettings, whole: Sequence[Moment]
 ) -> Iterator[tuple[Moment, Watched]]:
+    """The steps of a text that the model writes, or of a `whole` one, which it reads."""
+    watch = partial(_watched, task, settings)
+    if not whole:
+        with task.writing() as writer:
+            for one in writer.steps(watch):
+                yield one.moment(), one.seen
     model: Any = task.loaded.model
     for moment in whole:
-        with torch.inference_mode(), _watched(task, settings, moment.index) as seen:
+        with torch.inference_mode(), watch(moment.index) as seen:
             if seen is not None:
                 ids_1S = torch.from_numpy(moment.ids_S)[None].to(model.device)
                 model.denoiser()(ids_1S, ids_1S == model.config.mask_token_id)
         yield moment, seen
-
-
-def _looks(
-    step: int, layer: int, place_S: np.ndarray, sink_S: np.ndarray, pairs_P2: np.ndarray
-) -> list[dict]:
-    """Number of positions, sinks and pairs at each place that is there."""
-    found = []
-    for number, place in enumerate(PLACES):
-        here_S = place_S == number
-        if here_S.any():
-            look = {
-                "step": step,
-                "layer": layer,
-                "place": place,
-                "positions": int(here_S.sum()),
-                "sinks": int((here_S & sink_S).sum()),
-                "pairs": int(here_S[pairs_P2[:, 0]].sum()),
-            }
-            found.append(look)
-    return found

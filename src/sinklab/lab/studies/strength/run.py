@@ -228,22 +228,16 @@ def _activations(numbers_BLN: np.ndarray, start: int) -> pd.DataFrame:
 
 
 def contrasts(trial: Trial, rows: Rows) -> dict[str, pd.DataFrame]:
-    """The tables ``heads``, ``summary`` and ``classes``."""
+    """The tables ``heads`` (a line per kind, layer and head: means over the sequences of first and
+    strongest), ``summary`` and ``classes``.
+    """
     strength, epsilon = rows["strength"], trial.settings.epsilon
+    heads = strength.groupby([*KIND, "layer", "head"], sort=False)[["first", "strongest"]].mean()
     return {
-        "heads": by_head(strength),
+        "heads": heads.reset_index(),
         "summary": summary(strength, rows["activations"], epsilon),
         "classes": classes(strength, trial.loaded, epsilon),
     }
-
-
-def by_head(table: pd.DataFrame) -> pd.DataFrame:
-    """A line per kind, layer and head: means over the sequences of first and strongest."""
-    return (
-        table.groupby([*KIND, "layer", "head"], sort=False)[["first", "strongest"]]
-        .mean()
-        .reset_index()
-    )
 
 
 def summary(table: pd.DataFrame, activations: pd.DataFrame, epsilon: float) -> pd.DataFrame:
