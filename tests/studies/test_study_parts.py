@@ -173,7 +173,7 @@ def test_short_texts_are_written_in_one_batch_and_resume_bit_for_bit(
     # the fifth has nobody beside it
     assert together == [4, 1]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(observation, "_steps", breaking(observation._steps, 3))
+        patch.setattr(observation, "_tokens", breaking(observation._tokens, 3))
         study(tiny_loaded(1), tmp_path / "run", settings)
     assert open_run(tmp_path / "run").parts("generations") == (0, 1)
     study(tiny_loaded(1), tmp_path / "run", settings, resume=True)
