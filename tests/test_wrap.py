@@ -287,6 +287,43 @@ def test_a_module_without_a_config_is_looked_at(causal, tmp_path):
     refused("takes no attention_mask", score, lm, [((7,), (8, 9)), ((7,), (8, 9, 10))])
 
 
+def test_a_decoder_that_fills_masks_sees_both_sides_beside_padding_too():
+    """Without a mask transformers asks the layers whether they are causal, beside padding the
+    config.
+    """
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=ROWS, n_embd=32, n_layer=2, n_head=4))
+    for layer in model.transformer.h:
+        layer.attn.is_causal = False
+    refused(r"is_causal = False", sinklab.wrap, model, mask_id=MASK, kind="diffusion")
+    model.config.is_causal = False
+    lm = sinklab.wrap(model, mask_id=MASK, kind="diffusion")
+    texts = ["7 8 9 10", "11 12"]
+    ids = [[*map(int, text.split())] for text in texts]
+    requests = [((), tuple(one)) for one in ids]
+    both = [one.logprob for one in score(lm, requests, LikelihoodSettings(samples=4))]
+    alone = [score(lm, [one], LikelihoodSettings(samples=4))[0].logprob for one in requests]
+    assert both == pytest.approx(alone, rel=1e-4)
+    # without a tokenizer a text is ids, wherever one is asked for
+    assert [lm.loss(text) for text in texts] == [lm.loss(one) for one in ids]
+    arms = {"one": "mask_sinks:k=1"}
+    costs = [lm.compare(arms, given, samples=2).to_pandas() for given in (texts, ids)]
+    assert costs[0].equals(costs[1])
+    refused("sinklab.wrap", lm.compare, arms)
+
+
+def test_attention_that_nobody_can_listen_to_is_refused_at_once():
+    class Own(Plain):
+        def __init__(self):
+            super().__init__(causal=False)
+            self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, ids):
+            states = self.embed(ids)
+            return self.head(self.attend(states, states, states, need_weights=False)[0])
+
+    refused("set_fastpath_enabled", sinklab.wrap, Own(), mask_id=MASK, kind="diffusion")
+
+
 def test_what_cannot_be_told_is_asked_for():
     refused(r'class Plain .*kind="masked"', sinklab.wrap, Plain(causal=False))
     refused(r"pass mask_id=", sinklab.wrap, Plain(causal=False), kind="diffusion")

@@ -68,7 +68,8 @@ class Loaded:
         if self.tokenizer is None:
             raise ValueError(
                 f"{self.name} has no tokenizer files, so it takes token ids and no text; "
-                "put its tokenizer.json (or vocab.json and merges.txt) beside its weights"
+                "put its tokenizer.json (or vocab.json and merges.txt) beside its weights, or give "
+                "sinklab.wrap a tokenizer"
             )
         return self.tokenizer
 

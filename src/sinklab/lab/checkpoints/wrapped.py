@@ -209,6 +209,23 @@ class WrappedDenoiser(Denoiser):
             return self.model(ids_BS, self.attention_BS, logits_to_keep=at.wanted_BS).logits
 
 
+@torch.inference_mode()
+def check_both_sides(model: WrappedLM) -> None:
+    """Raises ValueError if a token sees none to its right once a batch has padding: transformers
+    builds the mask of padding by the config, whatever the layers say.
+    """
+    ids_BS = torch.tensor([[0, 0, 0, 0], [0, 0, 0, 1]], device=model.device)
+    real_BS = torch.ones_like(ids_BS)
+    real_BS[:, 0] = 0
+    one_V, other_V = model(ids_BS, real_BS).logits[:, 1]
+    if torch.equal(one_V, other_V):
+        raise ValueError(
+            f"{type(model.foreign).__name__} is to fill masks, but with padding in a batch its "
+            "tokens see none to their right: set model.config.is_causal = False before it is "
+            "wrapped"
+        )
+
+
 def logits_of(output: Any, ids_BS: Tensor, module: nn.Module) -> Tensor:
     """The logits (B, S, V) in the output of a module. Raises ValueError if there are none of this
     shape.

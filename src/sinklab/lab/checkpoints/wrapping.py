@@ -15,7 +15,12 @@ from sinklab.core.errors import one_of
 from sinklab.core.models.diffusion_lm import DiffusionLM
 from sinklab.lab.checkpoints.families import Family, SpecialIds
 from sinklab.lab.checkpoints.tokens import special_ids
-from sinklab.lab.checkpoints.wrapped import WrappedConfig, WrappedLM, position_limits
+from sinklab.lab.checkpoints.wrapped import (
+    WrappedConfig,
+    WrappedLM,
+    check_both_sides,
+    position_limits,
+)
 
 KINDS = ("autoregressive", "diffusion", "masked")
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
@@ -100,11 +105,7 @@ def wrapped(
                 "say kind"
             )
         found |= {"family": "autoregressive", "special": replace(special, mask=None)}
-        if (
-            isinstance(model, PreTrainedModel)
-            and model.can_generate()
-            and stated(config, "max_position_embeddings") is not None
-        ):
+        if _is_decoder(model) and stated(config, "max_position_embeddings") is not None:
             # it is one already, with its own cache
             return found | {"model": model, "context": config.max_position_embeddings}
         about = _about(model, config, sizes, found["special"])
@@ -147,7 +148,15 @@ def wrapped(
             f"some layers see a window alone: studies record those that see everything ({layers})"
         )
     found |= {"family": "diffusion", "special": special, "notes": tuple(notes)}
-    return found | {"model": WrappedLM(model, about), "context": about.text_positions}
+    filling = WrappedLM(model, about)
+    if _is_decoder(model):
+        check_both_sides(filling)
+    return found | {"model": filling, "context": about.text_positions}
+
+
+def _is_decoder(model: nn.Module) -> bool:
+    """Whether this is a decoder of transformers, whose attention is causal if nothing else is said."""
+    return isinstance(model, PreTrainedModel) and model.can_generate()
 
 
 def _with_mask(special: SpecialIds, mask_id: int | None, rows: int) -> SpecialIds:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,18 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
     spans = tokens.get("offset_mapping", [(start, stop)] * len(tokens["input_ids"]))
     template = tuple(offsets and not (first < stop and start < last) for first, last in spans)
     return Prompt(text, tuple(tokens["input_ids"]), template)
+
+
+def ids_to_score(loaded: Loaded, text: str | Sequence[int]) -> list[int]:
+    """Ids of a text as the tokenizer reads it alone; ids as they are.
+
+    Raises ValueError for a text that is not token ids, of a checkpoint without tokenizer files.
+    """
+    if not isinstance(text, str):
+        return list(text)
+    if loaded.tokenizer is None:
+        return list(encode(loaded, text).ids)
+    return list(loaded.tokenizer(text)["input_ids"])
 
 
 def read_prompts(path: str | Path, samples: int | None = None) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from sinklab.lab.analysis.verdicts import Verdict, holm
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.heldout import BATCH, heldout_rows, under_arms
+from sinklab.lab.scoring.prompts import ids_to_score
 from sinklab.lab.scoring.requests import (
     check_positions,
     digest,
@@ -205,7 +206,7 @@ def compare(
 
 
 def _ids_of(lm: Loaded, text: str | Sequence[int]) -> list[int]:
-    ids = list(lm.needed_tokenizer()(text)["input_ids"] if isinstance(text, str) else text)
+    ids = ids_to_score(lm, text)
     limit = limit_of(lm)
     if not 2 <= len(ids) <= limit:
         raise ValueError(

@@ -204,13 +204,14 @@ class LM(loading.Loaded):
             seed: of the masks.
 
         Raises:
-            ValueError: for an empty text, a model without mask token or (for text) tokenizer, and
-                edits that do not fit a text that is read once.
+            ValueError: for an empty text, text of a model without tokenizer that is no ids, a model
+                without mask token, and edits that do not fit a text that is read once.
         """
         from sinklab.lab.scoring import LikelihoodSettings, rolling, score
+        from sinklab.lab.scoring.prompts import ids_to_score
         from sinklab.lab.scoring.requests import limit_of
 
-        ids = list(self.needed_tokenizer()(text)["input_ids"] if isinstance(text, str) else text)
+        ids = ids_to_score(self, text)
         # of [CLS] … [SEP] the scores put the second behind every text
         closing = list(getattr(self.model.config, "closing_ids", ()))
         if closing and ids[-len(closing) :] == closing:
@@ -346,15 +347,15 @@ def wrap(
             text. When left out, the kind of the class (…ForCausalLM, …ForMaskedLM).
 
     Raises:
-        ValueError: if the kind cannot be told, a model that fills masks names no [MASK], and a
-            module without a config does not give logits or attends unseen.
+        ValueError: if the kind cannot be told, a model that fills masks names no [MASK] or is
+            causal, and a module without a config does not give logits or attends unseen.
     """
     if isinstance(model, loading.Loaded):
         raise TypeError(
             f"wrap takes a bare module, but {model.name} answers by itself already; use it as it is"
         )
     chosen = wrapping.kind_of(model) if kind is None else kind
-    sizes = wrapping.sizes_of(model) or _looked_at(model)
+    sizes = wrapping.sizes_of(model) or _looked_at(model.eval())
     parts = wrapping.wrapped(model, tokenizer, mask_id, chosen, sizes)
     if parts["family"] == "diffusion" and parts["special"].mask is None:
         raise ValueError(
