@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sinklab.core.attention.context import running
@@ -209,11 +210,18 @@ class WrappedDenoiser(Denoiser):
             return self.model(ids_BS, self.attention_BS, logits_to_keep=at.wanted_BS).logits
 
 
+def is_decoder(module: nn.Module) -> bool:
+    """Whether this is a decoder of transformers, causal unless its config says otherwise."""
+    return isinstance(module, PreTrainedModel) and module.can_generate()
+
+
 @torch.inference_mode()
 def check_both_sides(model: WrappedLM) -> None:
-    """Raises ValueError if a token sees none to its right once a batch has padding: transformers
-    builds the mask of padding by the config, whatever the layers say.
+    """Raises ValueError if in a decoder of transformers a token sees none to its right once a batch
+    has padding: the mask is then built by the config, whatever the layers say.
     """
+    if not is_decoder(model.foreign):
+        return
     ids_BS = torch.tensor([[0, 0, 0, 0], [0, 0, 0, 1]], device=model.device)
     real_BS = torch.ones_like(ids_BS)
     real_BS[:, 0] = 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from sinklab.core.compat import stated
 from sinklab.core.errors import one_of
@@ -19,6 +19,7 @@ from sinklab.lab.checkpoints.wrapped import (
     WrappedConfig,
     WrappedLM,
     check_both_sides,
+    is_decoder,
     position_limits,
 )
 
@@ -105,7 +106,7 @@ def wrapped(
                 "say kind"
             )
         found |= {"family": "autoregressive", "special": replace(special, mask=None)}
-        if _is_decoder(model) and stated(config, "max_position_embeddings") is not None:
+        if is_decoder(model) and stated(config, "max_position_embeddings") is not None:
             # it is one already, with its own cache
             return found | {"model": model, "context": config.max_position_embeddings}
         about = _about(model, config, sizes, found["special"])
@@ -149,14 +150,8 @@ def wrapped(
         )
     found |= {"family": "diffusion", "special": special, "notes": tuple(notes)}
     filling = WrappedLM(model, about)
-    if _is_decoder(model):
-        check_both_sides(filling)
+    check_both_sides(filling)
     return found | {"model": filling, "context": about.text_positions}
-
-
-def _is_decoder(model: nn.Module) -> bool:
-    """Whether this is a decoder of transformers, whose attention is causal if nothing else is said."""
-    return isinstance(model, PreTrainedModel) and model.can_generate()
 
 
 def _with_mask(special: SpecialIds, mask_id: int | None, rows: int) -> SpecialIds:
