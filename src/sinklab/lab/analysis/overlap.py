@@ -124,14 +124,19 @@ class LayerSinks(Counts):
 
     @property
     def trend(self) -> float:
-        """Least-squares slope of ``number`` over depth, in sinks from the first layer to the last;
-        below 0 if sinks get fewer, as in LLaDA. NaN with fewer than two layers.
-        """
-        here = ~np.isnan(self.number)
-        if here.sum() < 2:
-            return math.nan
-        depth = np.linspace(0, 1, len(here))
-        return float(np.polyfit(depth[here], self.number[here], 1)[0])
+        """The `trend_over_depth` of ``number``; below 0 if sinks get fewer, as in LLaDA."""
+        return trend_over_depth(self.number)
+
+
+def trend_over_depth(number_L: np.ndarray) -> float:
+    """Least-squares slope of the number of sinks over depth, in sinks from the first layer to the
+    last. NaN with fewer than two layers.
+    """
+    here_L = ~np.isnan(number_L)
+    if here_L.sum() < 2:
+        return math.nan
+    depth_L = np.linspace(0, 1, len(here_L))
+    return float(np.polyfit(depth_L[here_L], number_L[here_L], 1)[0])
 
 
 def sinks_per_layer(

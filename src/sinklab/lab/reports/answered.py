@@ -43,12 +43,9 @@ def seen_of(sample: Sample) -> dict[str, Any]:
     """Facts about the strongest keys of one sample, by name as in `Existence`; ``holders``: how
     often each token is one.
     """
-    seen = sample.seen
-    here_TLH = seen.main_TLH >= 0
-    weight_TLH = np.where(here_TLH, seen.share_TLH, 0).astype(float)
-    mean_LH = ratio(weight_TLH.sum(0), here_TLH.sum(0))
-    known_LH = mean_LH[~np.isnan(mean_LH)]
-    ruled_TLH = seen.sinks_TLH[here_TLH] > 0
+    seen, weight_LH = sample.seen, sample.strongest.weight_LH
+    known_LH = weight_LH[~np.isnan(weight_LH)]
+    ruled_TLH = seen.sinks_TLH[seen.main_TLH >= 0] > 0
     return {
         "strongest": float(known_LH.mean()) if len(known_LH) else np.nan,
         "strong": float((known_LH > STRONG).mean()) if len(known_LH) else np.nan,

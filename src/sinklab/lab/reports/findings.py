@@ -88,7 +88,7 @@ def _drift(study: Any, _: Any) -> Shown:
 
 
 def _depth(study: Any, _: Any) -> Shown:
-    numbers_L = study.measured.layer_sinks.number
+    numbers_L = study.over("layer")["sinks"].to_numpy()
     return Shown(f"from {number(numbers_L[0])} to {number(numbers_L[-1])}")
 
 

@@ -13,7 +13,7 @@ from sinklab.core.errors import near
 from sinklab.lab.reports.charts import Axis, Chart, Map, Mark
 from sinklab.lab.reports.drawing import Look, drawn_as, figure
 from sinklab.lab.reports.figures import heldout_loss, mobility_by_layer, sink_share
-from sinklab.lab.reports.recorded import by_layer_and_step, recorded_statistics, words_of_statistic
+from sinklab.lab.reports.recorded import recorded_statistics, statistics_table, words_of_statistic
 from sinklab.lab.reports.samples import NotRecorded, Sample
 from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.training import Training
@@ -152,18 +152,18 @@ def statistics_maps(run: Study, *, only: str | None = None) -> list[Map]:
     return [_statistic_map(run, name, axes_of[name]) for name in names]
 
 
-def _statistic_map(run: Study, name: str, axes: tuple[str, ...]) -> Map:
-    found = by_layer_and_step(run, name).pivot(index="layer", columns="step", values="mean")
-    over = [f"{axis}s" for axis in axes if axis not in ("step", "layer")]
+def _statistic_map(run: Study, name: str, dims: tuple[str, ...]) -> Map:
+    rows = statistics_table(run).query("statistic == @name")
+    found = rows.pivot(index="layer", columns="step", values="mean")
+    over = [f"{axis}s" for axis in dims if axis not in ("step", "layer")]
     *others, last = ["samples", *over]
     scale = f"mean over {', '.join(others)} and {last}" if others else f"mean over {last}"
-    rows = Axis("layer", names=_numbers(found.index))
-    columns = Axis("step", names=_numbers(found.columns))
+    axes = Axis("layer", names=_numbers(found.index)), Axis("step", names=_numbers(found.columns))
     values_LT = found.to_numpy()
     is_signed = bool((np.nan_to_num(values_LT) < 0).any())
     words = words_of_statistic(name)
     caption = f"{name}: {words}" if words else ""
-    return Map(values_LT, scale, rows, columns, both=is_signed, title=name, words=caption)
+    return Map(values_LT, scale, *axes, both=is_signed, title=name, words=caption)
 
 
 def _numbers(of: Any) -> list[str]:

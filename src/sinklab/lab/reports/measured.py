@@ -93,7 +93,6 @@ class Measured:
         """`by_layer` and `by_step` of each sample"""
         self.curve: thresholds.EpsilonCurve | None = _total(parts["curve"])
         self.histogram: thresholds.ScoreHistogram | None = _total(parts["histogram"])
-        self.layer_sinks: overlap.LayerSinks | None = _total(parts["layer_sinks"])
         self.explained: Explained | None = _total(parts["explained"])
         """how much of received attention the class and the position of tokens explain"""
         self.split: overlap.SplitSinks | None = _total(parts["split"])
@@ -116,8 +115,8 @@ class Measured:
         """facts about the strongest keys of the heads of each sample, by
         `sinklab.lab.reports.answered`
         """
-        self.statistics: list[tuple[np.ndarray, dict[str, np.ndarray]]] = parts["statistics"]
-        """of each sample the numbers of its steps, and `means_of` other statistics"""
+        self.statistics = _joined(parts["statistics"])
+        """`means_of` other statistics of each sample"""
         self.norm_ratio_N = np.array(parts["norm_ratio"], dtype=float)
         """of each sample: sink_norm / rest_norm, mean over layers (`by_layer`)"""
         self.norm_ratio: Estimate = mean_over(self.norm_ratio_N)
@@ -186,8 +185,7 @@ class Measured:
         for suffix in NORMS:
             table |= _compared(self._sums, suffix, len(self._layers))
         table["main_share"] = self.main_share_LH.mean(1)
-        if self.layer_sinks is not None:
-            table["distinct_sinks"] = self.layer_sinks.distinct
+        table["distinct_sinks"] = ratio(self._sums["sink_keys_L"], self._sums["steps_L"])
         mobility, strength = (
             self.motions["mobility"].to_numpy(),
             self.motions["strength"].to_numpy(),
@@ -298,7 +296,6 @@ def _found(
     moved = MotionCounter(shape, sample.rule, sample.added)
     text = TextMotion(shape, sample.added, sample.rule, sample.positions_T)
     seen = sample.read(curve, histogram, rules, moved, *([text] if sample.added else []))
-    here_TLH = seen.main_TLH >= 0
     sums = _by_layer(sample) | _by_state(sample)
     norms = _compared(sums, "norm", shape[1])
     found: dict[str, Any] = {
@@ -313,16 +310,9 @@ def _found(
         "threshold_T": sample.threshold_T,
         "events_S": pd.Series(sample.events_TK[:, sample.added :].sum(0)),
         "shared_LL": overlap.overlap_of_counts(seen.events_TLK),
-        "layer_sinks": overlap.LayerSinks(
-            here_TLH.sum((0, 2)),
-            here_TLH.any(2).sum(0),
-            seen.sinks_TLH.sum((0, 2)),
-            (seen.events_TLK > 0).sum((0, 2)),
-            seen.taken_TLH.sum((0, 2), dtype=float),
-        ),
         "bounds": drawn_bounds(sample, samples),
         "strongest_keys": seen_of(sample),
-        "statistics": (sample.step_numbers_T, means_of(sample)),
+        "statistics": means_of(sample, layers),
     }
     if sample.added:
         found["text_motion"] = text.counter.motion.overall
@@ -357,6 +347,7 @@ def _by_layer(sample: Sample) -> dict[Any, np.ndarray]:
         "transitions": pairs_L,
         "share_LH": np.nansum(seen.share_TLH, axis=0, dtype=float),
         "steps_L": here_TLH.any(2).sum(0),
+        "sink_keys_L": (seen.events_TLK > 0).sum((0, 2)),
     }
 
 

@@ -5,6 +5,7 @@ means by layer and step. A study is a `sinklab.lab.reports.study.Study`.
 # T recorded steps, L recorded layers
 import inspect
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,9 +52,17 @@ def axes_of(sample: Sample) -> dict[str, tuple[str, ...]]:
     }
 
 
-def means_of(sample: Sample) -> dict[str, np.ndarray]:
-    """Name -> (step, layer) means of each of them over all its other axes; NaN is left out."""
-    return {name: _means(sample, name, axes) for name, axes in axes_of(sample).items()}
+def means_of(sample: Sample, layers: Sequence[int]) -> pd.DataFrame:
+    """Mean of each of them by layer and step over all its other axes, a row each; NaN is left out
+    of the mean.
+    """
+    parts = []
+    layer_TL, step_TL = np.meshgrid(layers, sample.step_numbers_T)
+    for name, axes in axes_of(sample).items():
+        mean_TL = _means(sample, name, axes)
+        rows = {"layer": layer_TL.ravel(), "step": step_TL.ravel(), "mean": mean_TL.ravel()}
+        parts.append(pd.DataFrame({"statistic": name} | rows))
+    return pd.concat(parts) if parts else pd.DataFrame()
 
 
 def _means(sample: Sample, name: str, axes: tuple[str, ...]) -> np.ndarray:
@@ -79,24 +88,11 @@ def statistics_table(study: Any) -> pd.DataFrame:
     A row per statistic, layer and step; ``samples`` says how many had a number there. NaN is left
     out of the mean.
     """
-    parts = [by_layer_and_step(study, name) for name in recorded_statistics(study)]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*COLUMNS])
-
-
-def by_layer_and_step(study: Any, name: str) -> pd.DataFrame:
-    """The rows of `statistics_table` of one statistic."""
-    each = []
-    for steps_T, means in study.measured.statistics:
-        step, layer = np.indices(means[name].shape).reshape(2, -1)
-        rows = {
-            "layer": np.array(study.layers)[layer],
-            "step": steps_T[step],
-            "mean": means[name].ravel(),
-        }
-        each.append(pd.DataFrame(rows))
-    groups = pd.concat(each).groupby(["layer", "step"])["mean"]
-    found = groups.agg(["mean", "count"]).reset_index().rename(columns={"count": "samples"})
-    return found.assign(statistic=name)[[*COLUMNS]]
+    found = study.measured.statistics
+    if found.empty:
+        return pd.DataFrame(columns=[*COLUMNS])
+    groups = found.groupby(["statistic", "layer", "step"])["mean"]
+    return groups.agg(mean="mean", samples="count").reset_index()
 
 
 def words_of_statistic(name: str) -> str:

@@ -15,6 +15,7 @@ import pandas as pd
 from sinklab.core.errors import unknown
 from sinklab.lab.analysis import mean_over
 from sinklab.lab.analysis.counts import ratio
+from sinklab.lab.analysis.overlap import trend_over_depth
 from sinklab.lab.records import Run, write_beside
 from sinklab.lab.reports.recorded import statistics_table
 from sinklab.lab.reports.runs import Runs, as_shown, as_studies
@@ -268,7 +269,8 @@ def measures(study: Study) -> dict[str, float]:
 
 def _sinks(study: Study) -> dict[str, float]:
     measured: Any = study.measured
-    means = study.over("layer").mean(numeric_only=True)
+    by_layer = study.over("layer")
+    means = by_layer.mean(numeric_only=True)
     split = math.nan
     if measured.split is not None:
         split = measured.split.share
@@ -283,7 +285,9 @@ def _sinks(study: Study) -> dict[str, float]:
         "value norm, text sinks over other text": means["sink_norm"] / means["rest_norm"],
         "value norm, masks over visible text": means["mask_norm"] / means["text_norm"],
         "heads with split sinks, %": 100 * split,
-        "change of sinks per head from first to last layer": measured.layer_sinks.trend,
+        "change of sinks per head from first to last layer": trend_over_depth(
+            by_layer["sinks"].to_numpy()
+        ),
     }
 
 
