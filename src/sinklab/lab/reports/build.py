@@ -355,17 +355,13 @@ def report(
     for place in (folder, folder / "tables"):
         remove_half_written(place)
     written = write_tables(readers, folder / "tables", tables) if tables else []
-    page = _templates().get_template("page.jinja")
-    text = page.render(content, written=len(written)).lstrip()
-    target = folder / "report.html"
-    write_beside(target, lambda part: part.write_bytes(text.encode("utf-8")))
-    return target
+    return plain_page(folder / "report.html", **content, written=len(written))
 
 
 def plain_page(
-    path: Path, *, title: str, lead: str, parts: Sequence[Part], version: str = ""
+    path: Path, *, title: str, lead: str, parts: Sequence[Part], version: str = "", **more: Any
 ) -> Path:
-    """Write a page without a script: it loads nothing. Returns its path.
+    """Write a page that loads nothing, without a script unless ``more`` has one. Returns its path.
 
     Args:
         path: of the file.
@@ -373,13 +369,12 @@ def plain_page(
         lead: a summary of the page, below the title.
         parts: the sections below that, in reading order.
         version: of sinklab.
+        more: what pages of runs have besides, by its name in page.jinja.
     """
-    content: dict[str, Any] = {"title": title, "lead": lead, "parts": parts, "version": version}
-    content |= {"allowed": "'none'", "written": 0}
-    # keys of the pages of studies
-    content |= dict.fromkeys(("sentences", "story", "verdicts", "status"), ())
-    content |= dict.fromkeys(("contrast", "shown", "script", "explored"), "")
-    text = _templates().get_template("page.jinja").render(content).lstrip()
+    nothing = ("sentences", "story", "verdicts", "status", "contrast", "explored", "script")
+    content = dict.fromkeys(nothing, "") | {"allowed": "'none'", "written": 0} | more
+    page = _templates().get_template("page.jinja")
+    text = page.render(content, title=title, lead=lead, parts=parts, version=version).lstrip()
     write_beside(path, lambda part: part.write_bytes(text.encode("utf-8")))
     return path
 
@@ -405,29 +400,38 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
     """The content of page.jinja except the parts beside it; ``budget``: characters of the arrays of
     each study.
     """
-    is_study = isinstance(runs[0], Study)
-    words = words_of("page", "study" if is_study else "training")
+    words = words_of("page", runs[0].kind)
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
-    parts, data = _parts_and_payload(runs, budget) if is_study else (parts_of(runs), {"runs": []})
-    about = ("status", "edited", "reading", "chosen") if is_study else ("status", "edited")
-    explored = [run for run in data["runs"] if run["samples"]]
-    story = _story(runs, [run["label"] for run in explored], parts) if is_study else []
-    return {
+    about = ["status", "edited"]
+    if isinstance(runs[0], Study):
+        about += ["reading", "chosen"]
+        content = _explored(runs, budget)
+    else:
+        content = {"parts": parts_of(runs)}
+    return content | {
         "title": words["title"].replace("{names}", names),
-        "story": story,
-        "contrast": contrast_of(runs) if is_study else "",
         "lead": words["lead"].replace("{names}", names),
         "sentences": say.in_short(runs),
-        "verdicts": judged(runs) if is_study else [],
-        "parts": parts,
         "status": [line for run in runs for name in about for line in say.told(name, run)],
         "version": runs[0].run.info.versions.get("sinklab", ""),
-        "allowed": f"'sha256-{script_hash()}'" if is_study else "'none'",
-        "explored": bool(explored),
-        "shown": " ".join(
-            (f"{run['label']}: " if len(runs) > 1 else "") + run["shown"] for run in explored
-        ),
-        "script": f"{data_block(data)}\n<script>{script()}</script>" if is_study else "",
+    }
+
+
+def _explored(studies: list[Study], budget: int) -> dict[str, Any]:
+    """The content of a page that studies alone have, and their parts."""
+    parts, data = _parts_and_payload(studies, budget)
+    explored = {run["label"]: run["shown"] for run in data["runs"] if run["samples"]}
+    shown = list(explored.values())
+    if len(studies) > 1:
+        shown = [f"{label}: {words}" for label, words in explored.items()]
+    return {
+        "parts": parts,
+        "story": _story(studies, list(explored), parts),
+        "contrast": contrast_of(studies),
+        "verdicts": judged(studies),
+        "explored": " ".join(shown),
+        "allowed": f"'sha256-{script_hash()}'",
+        "script": f"{data_block(data)}\n<script>{script()}</script>",
     }
 
 

@@ -5,6 +5,7 @@ of its controls.
 # L layers, N samples, R rows of held-out text
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,10 +44,13 @@ def controls_of(study: Any) -> dict[str, str]:
         return {}
     found = {}
     for name, shown in NUMBERS.items():
-        own = shown(study, study)
-        others = {kind: shown(twin, study) for kind, twin in study.twins.items()}
+        others = {kind: shown(twin) for kind, twin in study.twins.items()}
         each = {kind: other.each_N for kind, other in others.items()}
-        found[name] = beside({kind: other.text for kind, other in others.items()}, own.each_N, each)
+        texts = {kind: other.text.replace("-", "−") for kind, other in others.items()}
+        found[name] = beside(texts, shown(study).each_N, each)
+    twins = study.twins.items()
+    found["class"] = beside({kind: _favoured(study.classes, one.classes) for kind, one in twins})
+    found["age"] = beside({kind: _favoured(study.ages, one.ages) for kind, one in twins})
     for verdict in study.verdicts:
         texts = {kind: _value_of(verdict.name, twin) for kind, twin in study.twins.items()}
         found[verdict.name] = beside(texts)
@@ -55,90 +59,86 @@ def controls_of(study: Any) -> dict[str, str]:
 
 def _value_of(verdict: str, study: Any) -> str:
     value = next(one.value for one in study.verdicts if one.name == verdict)
+    form = percent
+    if verdict == "no recovery":
+        form = _nats
+    return _said(value, form)
+
+
+def _nats(value: float) -> str:
+    return f"{number(value, 2)} nats"
+
+
+def _said(value: float, form: Callable[[float], str] = percent) -> str:
+    """A number as it is written; empty if there is none."""
     if math.isnan(value):
         return ""
-    return f"{number(value, 2)} nats" if verdict == "no recovery" else percent(value)
-
-
-def _greatest_share(study: Any, _: Any) -> Shown:
-    return _mean_of(study, "text_share")
-
-
-def _added_share(study: Any, _: Any) -> Shown:
-    return _mean_of(study, "added_share") if study.sink_count else Shown("")
+    return form(value)
 
 
 def _mean_of(study: Any, share: str) -> Shown:
     each = study.each("layer").groupby("sample")[share].mean().to_numpy()
-    return Shown(percent(float(study.over("layer")[share].mean())), each)
+    return Shown(_said(study.over("layer")[share].mean()), each)
 
 
-def _mobility(study: Any, _: Any) -> Shown:
-    motion = study.motion
-    return Shown(
-        "" if math.isnan(motion.mobility) else percent(motion.mobility), mobility_of(motion)
-    )
+def _mobility(study: Any) -> Shown:
+    return Shown(_said(study.motion.mobility), mobility_of(study.motion))
 
 
-def _drift(study: Any, _: Any) -> Shown:
+def _drift(study: Any) -> Shown:
     motion = study.motion
     each = ratio(motion.sums["drift_relative"], motion.sums["drift_relative_weight"])
-    value = motion.drift_over.value
-    return Shown("" if math.isnan(value) else f"{100 * value:+.1f}\u00a0%".replace("-", "−"), each)
+    return Shown(_said(100 * motion.drift_over.value, "{:+.1f}\u00a0%".format), each)
 
 
-def _depth(study: Any, _: Any) -> Shown:
+def _depth(study: Any) -> Shown:
     numbers_L = study.over("layer")["sinks"].to_numpy()
     return Shown(f"from {number(numbers_L[0])} to {number(numbers_L[-1])}")
 
 
-def _norms(study: Any, _: Any) -> Shown:
-    found = study.measured.norm_ratio
-    return Shown(
-        f"{number(found.value)} times" if found.samples else "", study.measured.norm_ratio_N
-    )
+def _norms(study: Any) -> Shown:
+    return Shown(_said(study.measured.norm_ratio.value, _times), study.measured.norm_ratio_N)
 
 
-def _added_norms(study: Any, _: Any) -> Shown:
+def _times(value: float) -> str:
+    return f"{number(value)} times"
+
+
+def _added_norms(study: Any) -> Shown:
     both = study.over("layer").dropna(subset=["added_norm", "text_norm"])
     if both.empty:
         return Shown("")
     return Shown(f"{number(both['added_norm'].mean())} and {number(both['text_norm'].mean())}")
 
 
-def _blocking(study: Any, _: Any) -> Shown:
+def _blocking(study: Any) -> Shown:
     found = blocking(study)
     if found["blocked"] is None:
         return Shown("")
-    return Shown(f"{found['blocked']['delta']:+.2f}".replace("-", "−"), found["gap_R"])
+    return Shown(f"{found['blocked']['delta']:+.2f}", found["gap_R"])
 
 
-def _explained(study: Any, _: Any) -> Shown:
+def _explained(study: Any) -> Shown:
     shares = study.explained
     if shares is None or not shares.by_class.is_interval:
         return Shown("")
     return Shown(f"{percent(shares.by_class.value)} and {percent(shares.by_position.value)}")
 
 
-def _favoured(what: str) -> Callable[[Any, Any], Shown]:
-    """How often, in multiples of chance, sinks are of the class or the age that they favour in the
-    study of a page.
+def _favoured(page: pd.DataFrame | None, control: pd.DataFrame | None) -> str:
+    """How often, in multiples of chance, sinks of a control have the label that they favour in the
+    study of a page; both are tables of `enrichment`.
     """
-
-    def shown(study: Any, page: Any) -> Shown:
-        best = richest(getattr(page, what), "")
-        labels = getattr(study, what)
-        if not best or labels is None:
-            return Shown("")
-        known = labels[labels["label"] == best[0][1]]["enrichment"].dropna()
-        return Shown("".join(f"{number(enrichment, 2)} times" for enrichment in known))
-
-    return shown
+    best = richest(page, "")
+    if not best or control is None:
+        return ""
+    known = control[control["label"] == best[0][1]]["enrichment"].dropna()
+    return "".join(f"{number(enrichment, 2)} times" for enrichment in known)
 
 
-NUMBERS: dict[str, Callable[[Any, Any], Shown]] = {
-    "greatest share": _greatest_share,
-    "added share": _added_share,
+NUMBERS: dict[str, Callable[[Any], Shown]] = {
+    "greatest share": partial(_mean_of, share="text_share"),
+    "added share": partial(_mean_of, share="added_share"),
     "mobility": _mobility,
     "drift": _drift,
     "depth": _depth,
@@ -146,12 +146,8 @@ NUMBERS: dict[str, Callable[[Any, Any], Shown]] = {
     "added norms": _added_norms,
     "blocking": _blocking,
     "explained": _explained,
-    "class": _favoured("classes"),
-    "age": _favoured("ages"),
 }
-"""Numbers in statements, by name -> function that gives a study's number beside that of the
-page.
-"""
+"""Numbers in statements, by name -> function that gives that of a study."""
 
 
 def with_sinks(study: Any) -> int:
