@@ -3,7 +3,9 @@
 # T steps, G states of a query (masked, committed, prompt), L layers, H heads, P pairs of heads, K
 # keys, B and W of them as bits of bytes and of words
 import math
+import operator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -156,21 +158,15 @@ def sinks_per_layer(
         )
     if flags.ndim == 3:
         flags = flags[None]
-    layers = flags.shape[-3]
-    heads, steps, number, keys = np.zeros((4, layers), dtype=np.int64)
-    found = LayerSinks(heads, steps, number, keys, np.zeros(layers))
+    counts = [LayerSinks(*np.zeros((5, flags.shape[-3])))]
     for slab in slabs(received, visible, positions):
         exists_TLH: Any = slab.exists.any(-1)
         here = flags[slab.at]
         scores = np.where(here, slab.received, 0).sum((0, 2, 3), dtype=float)
-        found += LayerSinks(
-            heads=exists_TLH.sum((0, 2)),
-            steps=exists_TLH.any(2).sum(0),
-            sinks=here.sum((0, 2, 3)),
-            keys=here.any(2).sum((0, 2)),
-            scores=scores,
-        )
-    return found
+        heads, steps = exists_TLH.sum((0, 2)), exists_TLH.any(2).sum(0)
+        sinks, keys = here.sum((0, 2, 3)), here.any(2).sum((0, 2))
+        counts.append(LayerSinks(heads, steps, sinks, keys, scores))
+    return reduce(operator.add, counts)
 
 
 def _flags(sinks: Any, axes: int, needs: str) -> np.ndarray:

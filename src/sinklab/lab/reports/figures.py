@@ -2,6 +2,7 @@
 prepared charts.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ STATES_APART = (
     "main_by_state."
 )
 """needs of several figures"""
+DASHES = dict(zip(STATES, ("-", "--", ":"), strict=True))
+"""state of queries, or of keys -> kind of line"""
 HOLDERS = {
     "main_added": "added sink",
     "main_first": "first token",
@@ -36,6 +39,9 @@ HOLDERS = {
     "main_none": "no sink",
 }
 """columns of the monitor that add up to 1, from the bottom of the figure"""
+
+
+over_training = partial(figure, kind="training", x="step", needs="monitor")
 
 
 @figure("sink_share", x="layer", y=SHARES, label="share of attention, %")
@@ -53,7 +59,7 @@ def sink_share(axes: Axes, look: Theme) -> None:
     x="layer",
     y=tuple(
         Curve(f"100 * share_{state}", f"{state} queries", dashes)
-        for state, dashes in zip(STATES, ("-", "--", ":"), strict=True)
+        for state, dashes in DASHES.items()
     ),
     label="share of attention, %",
     needs=STATES_APART,
@@ -81,13 +87,10 @@ def trained_share(axes: Axes, look: Theme) -> None:
     """
 
 
-@figure(
+@over_training(
     "sink_emergence",
-    kind="training",
-    x="step",
     y=SHARES,
     label="share of attention, %",
-    needs="monitor",
 )
 def sink_emergence(axes: Axes, look: Theme) -> None:
     """Share of attention over steps: of the added sinks (full line), of the greatest text token of
@@ -130,12 +133,9 @@ def mobility_by_layer(axes: Axes, look: Theme) -> None:
     """
 
 
-@figure(
+@over_training(
     "sinks_over_training",
-    kind="training",
-    x="step",
     label="sinks per head",
-    needs="monitor",
     y=(Curve("sinks", "all"), Curve("text_sinks", "on text", "--", added=True)),
 )
 def sinks_over_training(axes: Axes, look: Theme) -> None:
@@ -144,12 +144,9 @@ def sinks_over_training(axes: Axes, look: Theme) -> None:
     """
 
 
-@figure(
+@over_training(
     "mobility_over_training",
-    kind="training",
-    x="step",
     label="mobility of main sinks",
-    needs="monitor",
     y=(Curve("mobility", "all"), Curve("text_mobility", "on text", "--", added=True)),
     ends=(-0.02, 1.02),
 )
@@ -162,12 +159,9 @@ def mobility_over_training(axes: Axes, look: Theme) -> None:
     """
 
 
-@figure(
+@over_training(
     "massive_activations",
-    kind="training",
-    x="step",
     label="greatest |x|",
-    needs="monitor",
     y=(
         Curve("activation_text", "in the text"),
         Curve("activation_added", "at the added sink", "--", added=True),
@@ -281,7 +275,7 @@ def value_norms(axes: Axes, look: Theme) -> None:
     needs=VALUE_NORMS,
     y=tuple(
         Curve(f"sink_norm_{state} / rest_norm_{state}", state, dashes)
-        for state, dashes in zip(STATES, ("-", "--", ":"), strict=True)
+        for state, dashes in DASHES.items()
     ),
     marks=(Mark("y", 1),),
 )

@@ -16,7 +16,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from sinklab.core.sinks.normalize import only
 from sinklab.lab.analysis.tokens import AGES
@@ -244,24 +243,13 @@ def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: flo
     """Keys that the run's edits blocked in each head, if they fit: 1 + their numbers, rising,
     padded with 0.
     """
-    table = study.removals
-    if study.twin or table is None or "key_list" not in table:
+    *place_3N, key_N = study.blocked_keys(sample, content["steps"])
+    if not len(key_N):
         return
-    table = table[table["sample"] == sample.index]
-    # under guidance the first of two forwards a step was watched
-    step = table["forward"] / (2 if study.run.info.settings.get("cfg_scale") else 1)
-    axes = ((study.layers, table["layer"]), (study.heads, table["head"]), (content["steps"], step))
-    place_3N = np.array([pd.Index(there).get_indexer(numbers) for there, numbers in axes])
-    keys_N = table["key_list"].to_numpy()
-    shape = tuple(len(there) for there, _ in axes)
-    kept_N = (place_3N >= 0).all(0) & (np.vectorize(len, [int])(keys_N) > 0)
-    if not kept_N.any():
-        return
-    cells = np.repeat(np.ravel_multi_index(place_3N[:, kept_N], shape), [*map(len, keys_N[kept_N])])
+    shape = (len(study.layers), len(study.heads), len(content["steps"]))
+    cells = np.ravel_multi_index(place_3N, shape)
     # edits may take the same key
-    cells, keys = np.divmod(
-        np.unique(cells * content["keys"] + np.concatenate(keys_N[kept_N])), content["keys"]
-    )
+    cells, keys = np.divmod(np.unique(cells * content["keys"] + key_N), content["keys"])
     number = np.arange(len(cells)) - np.searchsorted(cells, cells)
     most = int(number.max()) + 1
     if math.prod(shape) * most <= MOST_HIDDEN:

@@ -4,6 +4,7 @@ sentences.
 
 # N samples, T steps, L layers, H heads, K keys (added sinks first, then canvas positions)
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -88,21 +89,18 @@ class ChosenKeys:
     """
 
 
-def chosen_share(study: "Study", removals: pd.DataFrame) -> float:
+def chosen_share(study: "Study") -> float:
     """Share of the keys blocked at recorded steps that are sinks of the page at the recorded step
-    before.
+    before; NaN if none was.
     """
-    hits = total = 0
-    layers, heads = study.layers, study.heads
+    are_sinks = [np.zeros(0)]
     for sample in map(study.sample, study.recorded):
-        steps = sample.step_numbers_T.tolist()
         flags_TLHK = np.concatenate([slab.sinks(study.rule) for slab in sample.slabs()])
-        for row in removals[removals["sample"] == sample.index].itertuples():
-            if row.forward - 1 in steps and row.layer in layers and row.head in heads:
-                place = steps.index(row.forward - 1), layers.index(row.layer), heads.index(row.head)
-                keys = [key for key in row.key_list if key < flags_TLHK.shape[-1]]
-                hits, total = hits + int(flags_TLHK[place][keys].sum()), total + len(keys)
-    return hits / total if total else math.nan
+        layer_N, head_N, step_N, key_N = study.blocked_keys(sample, sample.step_numbers_T + 1)
+        there_N = key_N < flags_TLHK.shape[-1]
+        places = (one_N[there_N] for one_N in (step_N, layer_N, head_N, key_N))
+        are_sinks.append(flags_TLHK[*places])
+    return float(pd.Series(np.concatenate(are_sinks)).mean())
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +149,7 @@ class Study(Reader):
         """The reading by which an autoregressive model's blocked keys were chosen; None if none
         were.
         """
-        settings, removals = self.run.info.settings, self.table("removals")
+        settings = self.run.info.settings
         masking = [
             str(text)
             for text in settings.get("edits") or ()
@@ -165,10 +163,23 @@ class Study(Reader):
         by = "the queries that ran at the step before"
         if by_last:
             by = "the last query of the step before"
-        share = math.nan
-        if masking and removals is not None and "key_list" in removals:
-            share = chosen_share(self, removals)
-        return ChosenKeys(by, share)
+        return ChosenKeys(by, chosen_share(self) if masking else math.nan)
+
+    def blocked_keys(self, sample: Sample, steps: Sequence[int]) -> np.ndarray:
+        """Keys that edits blocked in a sample, (4, N): places of their layers, heads and steps
+        among the recorded layers and heads and these steps, and their numbers. None if they were
+        not written down, or for a control.
+        """
+        rows = self.removals
+        if self.twin or rows is None or "key_list" not in rows:
+            return np.zeros((4, 0), int)
+        rows = rows[rows["sample"] == sample.index].explode("key_list").dropna(subset="key_list")
+        # under guidance the first of two forwards a step was watched
+        step = rows["forward"] / (2 if self.run.info.settings.get("cfg_scale") else 1)
+        axes = ((self.layers, rows["layer"]), (self.heads, rows["head"]), (steps, step))
+        places = [pd.Index(there).get_indexer(numbers) for there, numbers in axes]
+        found_4N = np.array([*places, rows["key_list"].astype(int)])
+        return found_4N[:, (found_4N >= 0).all(0)]
 
     @property
     def rule_words(self) -> str:
