@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from refusals import refused
 from sinklab.core.probing import (
     BlockKeys,
     LayerIntervention,
@@ -147,6 +148,36 @@ def test_an_intervention_that_does_not_conform_is_seen(scratch, monkeypatch):
             check_intervention(edit, model)
 
 
+@pytest.mark.parametrize(
+    "select, message",
+    [
+        (lambda view: view.free_BHS[:, 0], "bool of shape"),
+        (lambda view: view.scores_BHS, "bool .* float32"),
+        (lambda view: view.free_BHS.repeat(1, 2, 1), r"\(2, 8, 16\)"),
+        (lambda view: None, "NoneType"),
+    ],
+)
+def test_a_selector_is_told_what_to_select(scratch, monkeypatch, select, message):
+    scratch(selectors)
+    monkeypatch.setattr(Nothing, "select", lambda self, view: select(view))
+    selectors.register("nothing")(Nothing)
+    refused(message, check_intervention, BlockKeys(Nothing(), when="now"), tiny_model())
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda call: call.query_BHQD.mul_(0.5) is None or call, "as it was"),
+        (lambda call: replace(call, value_BKSD=call.value_BKSD[:, :, 1:]), "values after"),
+    ],
+)
+def test_an_edit_is_told_what_to_return(scratch, monkeypatch, change, message):
+    scratch(interventions)
+    monkeypatch.setattr(Hot, "edit", lambda self, call, site: change(call))
+    interventions.register("hot")(Hot)
+    refused(message, check_intervention, Hot(), tiny_model())
+
+
 class Unfinished(Statistic):
     """Has another shape than it says."""
 
@@ -172,16 +203,37 @@ class Blind(Unfinished):
         return view.call.received_BHS[:, :2].amax(-1)
 
 
+class Rough(Statistic):
+    """Changes what others read too."""
+
+    axes = ("batch", "layer", "head")
+    reads = ("received",)
+
+    def measure(self, view):
+        return view.shared["received"].mul_(2).amax(-1)
+
+
+class Secretive(Rough):
+    """Does not say what it reads."""
+
+    reads = ()
+
+    def measure(self, view):
+        return view.shared["received"].amax(-1)
+
+
 @pytest.mark.parametrize(
     "kind, error, message",
     [
         (
             Unfinished,
             ValueError,
-            "axes .*'batch', 'key'.* for each layer, but measured one of shape",
+            r"\(any, any\).*axes.*'batch', 'key'.* for each layer",
         ),
         (Sloppy, AssertionError, "not finite"),
         (Blind, AssertionError, "shape .* for the axes"),
+        (Rough, AssertionError, "in place"),
+        (Secretive, ValueError, "'received' .*`reads`"),
     ],
 )
 def test_a_statistic_that_does_not_conform_is_seen(scratch, kind, error, message):

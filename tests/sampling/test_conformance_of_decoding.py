@@ -9,6 +9,7 @@ import torch
 from refusals import refused
 from sinklab.core.registry import caches, unmasking_rules
 from sinklab.core.sampling import Cache, Canvas, DecodingSettings, UnmaskingRule, denoise
+from sinklab.core.sampling.schedules import Schedule
 from sinklab.lab.caching import ChoosingCache
 from sinklab.lab.testing import check_cache, check_unmasking_rule
 
@@ -68,6 +69,14 @@ class Lazy(Forgetful):
 
 
 @dataclass(frozen=True)
+class Falling(Forgetful):
+    """Has the block before what stands in front of it."""
+
+    def columns(self, start, stop, length, nth):
+        return None if nth == 0 else torch.tensor([*range(start, stop), 0])
+
+
+@dataclass(frozen=True)
 class OfTheBatch(ChoosingCache):
     """Keeps columns of the padded canvas, so that a row depends on how long the others are."""
 
@@ -84,6 +93,7 @@ class OfTheBatch(ChoosingCache):
     [
         (Forgetful, "leaves out columns of the block"),
         (Lazy, "does not compute everything first"),
+        (Falling, "columns rise"),
         (OfTheBatch, "a row of a batch is not written as alone"),
     ],
 )
@@ -91,6 +101,20 @@ def test_a_cache_that_does_not_conform_is_seen(monkeypatch, wrong, message):
     monkeypatch.setattr(caches, "_classes", {**caches._all(), "wrong": wrong})
     with pytest.raises(AssertionError, match=message):
         check_cache("wrong")
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [(None, "NoneType"), (torch.ones(1, 1), r"int64 of shape \(1\), but is float32 .*\(1, 1\)")],
+)
+def test_a_schedule_is_told_what_to_count(given, message):
+    canvas = Canvas.from_prompts([[1]], new_tokens=4, mask_id=9)
+
+    def logits(ids_BS, wanted_BS):
+        return torch.zeros(int(wanted_BS.sum()), 10)
+
+    schedule = type("Own", (Schedule,), {"count": lambda self, turn: given})()
+    refused(message, list, denoise(logits, canvas, schedule=schedule))
 
 
 @dataclass(frozen=True)

@@ -191,15 +191,18 @@ def check_count(name: str, number: int | None, remedy: str) -> None:
 def check_tensor(
     name: str, given: Any, shape: Iterable[int | None], kind: str = "", remedy: str = ""
 ) -> None:
-    """Raises ValueError for a tensor or array of another shape or dtype.
+    """Raises ValueError for a tensor or array of another shape or dtype, and for anything else.
 
     Args:
         shape: None stands for any size.
         kind: the dtype's name; "float" is any of them, "" any dtype at all.
     """
     wanted = tuple(shape)
-    found = tuple(given.shape)
-    dtype = str(given.dtype).removeprefix("torch.")
+    try:
+        found, dtype = tuple(given.shape), str(given.dtype).removeprefix("torch.")
+    except AttributeError:
+        what = type(given).__name__
+        raise _error(f"{name} must be a tensor, but is a {what}", remedy) from None
     fits = len(wanted) == len(found) and all(
         size in (None, own) for size, own in zip(wanted, found, strict=True)
     )

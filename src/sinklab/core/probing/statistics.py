@@ -221,6 +221,15 @@ def chosen_statistics(given: Iterable[Any]) -> dict[str, Statistic]:
     return chosen
 
 
+class Shared(dict[str, Tensor]):
+    """Results of the one pass, by name."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise ValueError(
+            f"{name!r} is read, but no statistic that is recorded names it: add it to `reads`"
+        )
+
+
 def read_in_one_pass(view: CallView, reads: set[str]) -> dict[str, Tensor]:
     """Compute the results that the statistics of a call read (`Statistic.reads`), in one pass over
     its scores.
@@ -247,7 +256,7 @@ def read_in_one_pass(view: CallView, reads: set[str]) -> dict[str, Tensor]:
             call.known.setdefault("received_BHS", found["received"])
     elif "received" in reads:
         found["received"] = call.received_BHS
-    return found
+    return Shared(found)
 
 
 STATE_OF = ("predicted", "own")

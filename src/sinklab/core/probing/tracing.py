@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sinklab.core.attention.context import module_of
 from sinklab.core.attention.received import attention_map
 from sinklab.core.compat import config_value
-from sinklab.core.errors import one_of
+from sinklab.core.errors import check_tensor, one_of
 from sinklab.core.probing.backends import no_call_message
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.listener import Listener
@@ -158,11 +158,8 @@ class FrameRecorder(Listener):
                 view.memory = self.memory[label, layer]
             value = one.measure(view)
             axes = [axis for axis in one.axes if axis != "layer"]
-            if value.dim() != len(axes):
-                raise ValueError(
-                    f"{label} gives a tensor with the axes {axes} for each layer, but measured one "
-                    f"of shape {tuple(value.shape)}: correct its `axes` or its `measure`"
-                )
+            remedy = f"correct its `axes`, {axes} for each layer, or its `measure`"
+            check_tensor(f"what {label} measures", value, [None] * len(axes), remedy=remedy)
             if label not in frame.parts:
                 # Before the first forward has shown all layers, those of a kind with this one are
                 # expected.

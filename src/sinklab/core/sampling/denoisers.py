@@ -169,7 +169,10 @@ class Evaluation:
         work = cache.work(start, stop, block, nth)
         if work is not None:
             return session.logits(ids_BS, at, work)
-        return session.logits(ids_BS, at, cache.columns(start, stop, ids_BS.shape[1], nth))
+        columns = cache.columns(start, stop, ids_BS.shape[1], nth)
+        if columns is not None and not isinstance(columns, slice):
+            check_tensor(f"the columns of {cache}", columns, (None,), "int64", "or give a slice")
+        return session.logits(ids_BS, at, columns)
 
 
 def _spans(block_BS: Tensor, must_agree: bool) -> list[tuple[int, int]]:

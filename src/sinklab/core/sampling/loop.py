@@ -351,6 +351,7 @@ class Run:
         ordered_BS, order_BS = key_BS.view(rows, -1).sort(dim=1, descending=True, stable=True)
         turn = Turn(nth, evaluations, size_B, self.rule, ordered_BS, among_BS)
         count_B = self.schedule.count(turn)
+        check_tensor(f"what {self.schedule} counts", count_B, (rows,), "int64", "one number a row")
         first_BS = torch.arange(order_BS.shape[1], device=order_BS.device) < count_B[:, None]
         chosen_BS = torch.zeros_like(among_BS).scatter_(1, order_BS, first_BS) & among_BS
         return chosen_BS.view_as(candidates_BS)

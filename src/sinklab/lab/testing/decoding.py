@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sinklab.core.attention.context import watching
 from sinklab.core.registry import caches, unmasking_rules
@@ -68,6 +69,9 @@ def check_cache(cache: Any) -> None:
         columns = cache.columns(4, 6, 9, nth)
         assert nth or columns is None, f"{cache} does not compute everything first"
         run = torch.arange(9)
+        if isinstance(columns, Tensor):
+            rising = columns.unique().tolist()
+            assert columns.tolist() == rising, f"{cache}: columns rise, each is there once"
         if columns is not None:
             run = run[columns]
         assert {4, 5} <= {*run.tolist()}, (

@@ -113,6 +113,7 @@ def check_intervention(edit: Intervention | str, model: Any = None) -> None:
     weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     plain = [model(ids_BS).logits for ids_BS in _three_texts(model)]
     logits, recording, log = _edited(model, edit)
+    assert all(one.isfinite().all() for one in logits), f"{name} gives logits that are not finite"
     for measure in (True, False):
         again, *_ = _edited(model, edit, measure=measure)
         assert all(map(torch.equal, again, logits)), (
@@ -200,7 +201,7 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
 
     It is written as text and read again; its array has the announced axes, with numbers for every
     query that ran; they depend neither on the chunks that attention is computed in nor on the other
-    heads and layers that are recorded; a trace changes no output.
+    heads, layers and statistics that are recorded, nor do these on them; a trace changes no output.
 
     Args:
         statistic: a value or its text.
@@ -224,6 +225,10 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
     plain = model(canvas.ids_BS, attention_mask=canvas.attention_BS.long()).logits
     assert torch.equal(plain, logits), f"{name} changes what the model gives"
     array, config = torch.from_numpy(recording.array(name)), model.config.backbone
+    received = _traced(model, canvas, "value_norm")[1].array("received")
+    assert np.allclose(recording.array("received"), received, 1e-4, 1e-5), (
+        f"{name} changes in place what other statistics read"
+    )
     sizes = {
         "step": 2,
         "batch": 2,
@@ -244,6 +249,7 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
     others: dict[str, tuple[Tensor, dict[str, Any]]] = {
         "depends on chunks": (array, {"chunk": 3}),
         "of all layers at once differs from each alone": (array, {"beside": True}),
+        "depends on other statistics": (array, {"others": ()}),
     }
     if "head" in dims:
         swapped = array.index_select(dims.index("head"), torch.tensor([1, 0]))
@@ -262,6 +268,7 @@ def _traced(
     chunk: int | None = None,
     heads: Any = None,
     beside: bool = False,
+    others: tuple[str, ...] = ("received",),
 ) -> tuple[Tensor, Recording]:
     small = partial(attention_statistics, chunk=chunk)
     patch = (
@@ -271,7 +278,7 @@ def _traced(
     )
     # if another trace listens, every layer is measured by itself
     other = trace(model) if beside else nullcontext()
-    with patch, other, trace(model, ("received", name), canvas=canvas, heads=heads) as recording:
+    with patch, other, trace(model, (name, *others), canvas=canvas, heads=heads) as recording:
         logits = model(canvas.ids_BS, attention_mask=canvas.attention_BS.long()).logits
         # a second step, in which one position is written
         written_BS = canvas.ids_BS.clone()

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.scores import of_heads
-from sinklab.core.errors import Checked, limited
+from sinklab.core.errors import Checked, check_tensor, limited
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.dose import MEASURED
 from sinklab.core.probing.intervention import InterventionLog, RemovalRecord
@@ -112,6 +112,7 @@ class InterventionHandler(Listener):
         self.scope = RecordingScope(options.layers, options.heads)
         log.handlers.append(self)
         self.acted = False
+        self.is_unchanged = False
         self.reset()
 
     def reset(self, *, run_begins: bool = False) -> None:
@@ -212,13 +213,8 @@ class InterventionHandler(Listener):
 
     def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
         """The edited call and its effect; None if nothing was to be done."""
-        edited = self.options.edit(call, site)
-        if not isinstance(edited, AttentionCall):
-            raise ValueError(
-                f"the edit of an intervention returns the call to make, but {self.label} returned "
-                f"a {type(edited).__name__}: return dataclasses.replace(call, …), or call where "
-                "nothing is to change"
-            )
+        edited = self.checked(self.options.edit(call, site), call)
+        self.is_unchanged |= edited is call
         if edited is call or not self.is_open:
             return edited, None
         heads = site.heads
@@ -237,6 +233,22 @@ class InterventionHandler(Listener):
         none_BHM = call.query_BHQD.new_empty((len(call.query_BHQD), len(heads), 0)).long()
         return edited, Effect(heads, none_BHM, numbers)
 
+    def checked(self, edited: Any, call: AttentionCall) -> AttentionCall:
+        """The call that an edit returned. Raises ValueError for anything else, and for queries,
+        keys and values that do not belong together.
+        """
+        if not isinstance(edited, AttentionCall):
+            raise ValueError(
+                f"the edit of an intervention returns the call to make, but {self.label} returned "
+                f"a {type(edited).__name__}: return dataclasses.replace(call, …), or call where "
+                "nothing is to change"
+            )
+        keys = (len(call.query_BHQD), None, edited.key_BKSD.shape[2], None)
+        check_tensor(f"the queries after {self.label}", edited.query_BHQD, call.query_BHQD.shape)
+        # torch reads beyond the end of values that are fewer than the keys
+        check_tensor(f"the values after {self.label}", edited.value_BKSD, keys)
+        return edited
+
     def finish(self) -> None:
         self.is_open = False
         if self.log.is_probing:
@@ -254,6 +266,8 @@ class InterventionHandler(Listener):
 
     def why_idle(self) -> tuple[str, str]:
         """Why no forward was one to act in, and the remedy."""
+        if self.is_unchanged:
+            return "it returned every call as it was", "return dataclasses.replace(call, …)"
         return (
             "its layers made no attention call outside log.probing()",
             "run the model there as well",

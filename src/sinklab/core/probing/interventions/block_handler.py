@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sinklab.core.attention.context import decoding_run
 from sinklab.core.attention.scores import of_heads
+from sinklab.core.errors import check_tensor
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.base import CallSite, Effect, InterventionHandler
@@ -165,7 +166,7 @@ class BlockHandler(InterventionHandler):
             if how.blocks:
                 edited, spared_BH = self._blocked(call, gone_BHS, site.prefix)
             else:
-                edited = how.apply(call, gone_BHS, selected.random_BHS)
+                edited = self.checked(how.apply(call, gone_BHS, selected.random_BHS), call)
         if not self.is_open:
             return edited, None
         heads = site.heads
@@ -298,7 +299,7 @@ class BlockHandler(InterventionHandler):
             before_BHS = of_heads(before_BHS, heads)
             view = replace(view, gone_BHS=before_BHS)
         with torch.no_grad():
-            flags_BHS = selector.select(view)
+            flags_BHS = _selected(selector, view)
             if edit.limit is not None and selector.by_attention:
                 # for selectors that do not heed it
                 count_BH1 = flags_BHS.sum(-1, keepdim=True)
@@ -463,6 +464,18 @@ class BlockHandler(InterventionHandler):
             "all the same: call log.reset() where a new sequence or batch begins",
             stacklevel=2,
         )
+
+
+def _selected(selector: Any, view: KeyView) -> Tensor:
+    """Keys that a selector chooses, bool (B, H or 1, S). Raises ValueError for anything else."""
+    flags_BHS = selector.select(view)
+    rows, _, keys = view.shape
+    what = f"what {selectors.as_text(selector)} selects"
+    remedy = "flags of rows, heads or 1, and keys: see KeyView.top and KeyView.free_BHS"
+    check_tensor(what, flags_BHS, (rows, None, keys), "bool", remedy)
+    if flags_BHS.shape[1] > 1:
+        check_tensor(what, flags_BHS, (rows, len(view.site.heads), keys), "bool", remedy)
+    return flags_BHS
 
 
 def jaccard(a_BHS: Tensor, b_BHS: Tensor) -> Tensor:
