@@ -7,6 +7,7 @@ for autoregressive ones; with interventions and guidance.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -17,12 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from sinklab.core.probing import Dose, Intervention
+from sinklab.core.probing import Dose, Intervention, intervene
 from sinklab.core.sampling.tokens import TokenSampling, proposals
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.scoring import requests as asked
 from sinklab.lab.scoring.answers import taken, totals
-from sinklab.lab.scoring.requests import Ids, Place, Plan, Request, edited, scoring_edits
+from sinklab.lab.scoring.requests import Ids, Place, Plan, Request, placed, scoring_edits
 from sinklab.lab.scoring.settings import LikelihoodSettings, Scored
 from sinklab.lab.scoring.writing import is_random, needs_clean_pass
 
@@ -235,7 +236,10 @@ class Scorer:
         run: Any = self._continued
         if self.denoises:
             run = self._denoised
-        with edited(self.model, self.edits, places, measure=self.measure) as log:
+        under: Any = nullcontext()
+        if self.edits:
+            under = intervene(self.model, *placed(self.edits, places), measure=self.measure)
+        with under as log:
             if log is not None and needs_clean_pass(self.edits):
                 with log.probing():
                     run(ids_BS, real_BS, torch.zeros_like(wanted_BS), clean_BS)

@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.compat import stated
-from sinklab.core.probing import BlockKeys, Intervention, InterventionLog, Listener, intervene
+from sinklab.core.probing import BlockKeys, Intervention, InterventionLog, Listener
 from sinklab.core.probing.intervention import as_edits
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints import Loaded
@@ -356,15 +355,6 @@ def placed(edits: Sequence[Intervention], places: Sequence[Place]) -> list[Inter
             edit = _Drawn(edit, tuple(places))
         found.append(edit)
     return found
-
-
-def edited(
-    model: Any, edits: Sequence[Intervention], places: Sequence[Place], *, measure: bool = True
-) -> AbstractContextManager[InterventionLog | None]:
-    """The edits over one batch, as `placed` makes them; None without any."""
-    if not edits:
-        return nullcontext()
-    return intervene(model, *placed(edits, places), measure=measure)
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,7 @@ def forced(
     found: Sequence[Policy],
     settings: CacheSettings,
     progress: Tick = nothing,
-) -> dict[str, list[Any]]:
+) -> pd.DataFrame:
     """Every policy on the same text, revealed block by block, in the same random order: a table, a
     line per policy and row with the means of `METRICS`.
 
@@ -272,7 +272,7 @@ def forced(
                 sums[policy].index_add_(1, row_M, values)
         count_B += wanted_BS.sum(1).cpu() * counts
         progress()
-    return columns_of(
+    return pd.DataFrame(
         asdict(policy) | {"row": row} | dict(zip(METRICS, means, strict=True))
         for policy in found
         for row, means in zip(rows, (sums[policy] / count_B).T.tolist(), strict=True)
@@ -467,8 +467,8 @@ def measure(trial: Trial) -> Rows:
     """Lines of the table ``rows``."""
     ids_BS = trial.samples.ids_RS[trial.rows.start : trial.rows.stop]
     found = [*trial.arms.values()]
-    columns = forced(trial.loaded, ids_BS, trial.rows, found, trial.settings, trial.step)
-    return {"rows": pd.DataFrame(columns)}
+    how = trial.settings, trial.step
+    return {"rows": forced(trial.loaded, ids_BS, trial.rows, found, *how)}
 
 
 def write_more(work: Work) -> None:

@@ -114,57 +114,6 @@ def follow_together(
     return followed
 
 
-def write_sample(
-    run: RunWriter,
-    task: Task,
-    sample: int,
-    selection: Selection,
-    roles: Mapping[int, str],
-    meter: Meter,
-    followed: Followed,
-) -> None:
-    """Write everything about one sample as part `sample` of the run; its texts last, so that they
-    mark the end.
-    """
-    recorder, moments, log = followed
-    run.table("tokens", _tokens(task, moments, sample, roles), part=sample)
-    steps = (
-        {
-            "sample": sample,
-            "step": moment.index,
-            "block": moment.block,
-            "masked": int((moment.state_S == 0).sum()),
-            "committed": moment.committed,
-            "queries": recorder.queries.get(moment.index),
-        }
-        for moment in moments
-    )
-    run.table("steps", columns_of(steps), part=sample)
-    recorder.write(run, sample)
-    if recorder.maps:
-        # each map has axes of its own: their sizes differ
-        axes = {name: (f"query_{name}", f"key_{name}") for name in recorder.maps}
-        run.arrays("maps", recorder.maps, axes, part=sample)
-    if task.edits:
-        clipped = [{"sample": sample, **record._asdict()} for record in state_records(log)]
-        if clipped:
-            run.table("clipped", columns_of(clipped), part=sample)
-        removals = log.table(keys=True)
-        samples = np.full(len(removals["forward"]), sample)
-        run.table("removals", {"sample": samples, **removals}, part=sample)
-    generations = [_generation(task, sample, moments, 0, log)]
-    selector = None
-    if not task.is_diffusion:
-        selector = "last_row"
-    for k in task.settings.mask_sinks:
-        meter.stage(f"writing sample {sample + 1} again with {k} sinks blocked")
-        edited, edited_log = follow(task, meter, None, MaskSinks(k=k, selector=selector))
-        generations.append(_generation(task, sample, edited, k, edited_log))
-    if task.settings.truncate:
-        _write_truncated(run, task, sample, selection, moments, meter)
-    run.table("generations", columns_of(generations), part=sample)
-
-
 def _write_truncated(
     run: RunWriter, task: Task, sample: int, selection: Selection, whole: list[Moment], meter: Meter
 ) -> None:
@@ -374,9 +323,10 @@ def _check_hidden(task: Task, text: str) -> None:
 
 
 def write_samples(work: Work) -> None:
-    """Write this process's samples."""
-    settings = work.settings
-    tasks = work.plan.tasks
+    """Write this process's samples, each as its part of the run; its texts last, so that they mark
+    the end.
+    """
+    run, settings, tasks = work.run, work.settings, work.plan.tasks
     roles = special_roles(work.loaded)
     texts = len(work.samples) * (1 + len(settings.mask_sinks) + 2 * settings.truncate)
     meter = Meter(work.progress, texts, settings.steps or max(task.most_steps for task in tasks))
@@ -386,5 +336,41 @@ def write_samples(work: Work) -> None:
         meter.stage(f"writing sample {sample + 1} of {len(tasks)} under observation")
         if sample not in written:
             written = follow_together(tasks, companions(tasks, sample), selection, meter)
-        text = written.pop(sample)
-        write_sample(work.run, tasks[sample], sample, selection, roles, meter, text)
+        recorder, moments, log = written.pop(sample)
+        task = tasks[sample]
+        run.table("tokens", _tokens(task, moments, sample, roles), part=sample)
+        steps = (
+            {
+                "sample": sample,
+                "step": moment.index,
+                "block": moment.block,
+                "masked": int((moment.state_S == 0).sum()),
+                "committed": moment.committed,
+                "queries": recorder.queries.get(moment.index),
+            }
+            for moment in moments
+        )
+        run.table("steps", columns_of(steps), part=sample)
+        recorder.write(run, sample)
+        if recorder.maps:
+            # each map has axes of its own: their sizes differ
+            axes = {name: (f"query_{name}", f"key_{name}") for name in recorder.maps}
+            run.arrays("maps", recorder.maps, axes, part=sample)
+        if task.edits:
+            clipped = [{"sample": sample, **record._asdict()} for record in state_records(log)]
+            if clipped:
+                run.table("clipped", columns_of(clipped), part=sample)
+            removals = log.table(keys=True)
+            samples = np.full(len(removals["forward"]), sample)
+            run.table("removals", {"sample": samples, **removals}, part=sample)
+        generations = [_generation(task, sample, moments, 0, log)]
+        selector = None
+        if not task.is_diffusion:
+            selector = "last_row"
+        for k in task.settings.mask_sinks:
+            meter.stage(f"writing sample {sample + 1} again with {k} sinks blocked")
+            edited, edited_log = follow(task, meter, None, MaskSinks(k=k, selector=selector))
+            generations.append(_generation(task, sample, edited, k, edited_log))
+        if task.settings.truncate:
+            _write_truncated(run, task, sample, selection, moments, meter)
+        run.table("generations", columns_of(generations), part=sample)
