@@ -16,7 +16,7 @@ from sinklab.lab.measures import (
     by_protocol,
 )
 from sinklab.lab.scoring.likelihood import LikelihoodSettings, exact, rolling, score, scoring_edits
-from sinklab.lab.scoring.requests import monte_carlo, without_steps
+from sinklab.lab.scoring.requests import monte_carlo, placed, without_steps
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -133,11 +133,10 @@ def test_random_controls_follow_their_seed_and_the_settings():
 
 
 def test_equal_rows_of_a_batch_draw_their_own_columns_in_every_layer():
-    from sinklab.lab.scoring.requests import edited
-
     loaded, ids_BS = tiny_loaded(), torch.tensor([ids(30)] * 3)
     edit = MaskSinks(k=4, control="random", source="clean_pass")
-    with edited(loaded.model, [edit], [(0, 1, 0), (0, 1, 1), (0, 1, 0)]) as log, torch.no_grad():
+    edits = placed([edit], [(0, 1, 0), (0, 1, 1), (0, 1, 0)])
+    with intervene(loaded.model, *edits) as log, torch.no_grad():
         with log.probing():
             loaded.model(ids_BS)
         loaded.model(ids_BS)

@@ -11,6 +11,7 @@ import torch
 
 from refusals import refused
 from sinklab.lab.records import open_run
+from sinklab.lab.studies import columns_of
 from sinklab.lab.studies.caches.figures import caches_sentences, draw_caches
 from sinklab.lab.studies.caches.run import (
     METRICS,
@@ -55,7 +56,7 @@ def text_rows(count=3):
 def frame(table):
     return {
         (family, keep, sinks, protect, row): values
-        for family, keep, sinks, protect, row, *values in zip(*table.values(), strict=True)
+        for family, keep, sinks, protect, row, *values in (line.values() for line in table)
     }
 
 
@@ -195,7 +196,7 @@ def test_costs_have_a_line_for_every_length_and_policy():
         tiny_loaded(context=40).model,
         [Policy("none"), Policy("dual"), Policy("random", 0.25)],
     )
-    table = costs(model, (20, 26), found, SMALL)
+    table = columns_of(costs(model, (20, 26), found, SMALL))
     assert table["length"] == [20] * 3 + [26] * 3
     assert table["family"] == ["none", "dual", "random"] * 2
     assert [

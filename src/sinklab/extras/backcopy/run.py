@@ -27,7 +27,7 @@ from sinklab.extras.backcopy.source import Source
 from sinklab.extras.backcopy.study import BLOCKS, BackcopySettings
 from sinklab.lab.measures import MaskPositions
 from sinklab.lab.records.storage import write_beside
-from sinklab.lab.studies.base import Work, columns_of
+from sinklab.lab.studies.base import Work
 from sinklab.lab.training import VARIANTS, causal_loss
 
 STAGES = {name: (name,) for name in ("causal", "diffusion", *BLOCKS)} | {
@@ -71,17 +71,17 @@ def train_and_measure(work: Work) -> None:
         of_model = {"seed": seed, "objective": objective, "variant": variant}
         if settings.masking:
             cells = [*hidden(model, rows.by_block()), *revealed(model, rows, seed)]
-            work.run.table("masking", columns_of(of_model | cell for cell in cells), part=part)
+            work.run.table("masking", [of_model | cell for cell in cells], part=part)
         states = {"trained": model} | untrained(source, variant, settings, model)
         lines = {state: of_model | {"state": state} for state in states}
         scores = [lines[state] | scored(one, source, rows) for state, one in states.items()]
-        work.run.table("models", columns_of(scores), part=part)
+        work.run.table("models", scores, part=part)
         looks = [
             lines[state] | head
             for state, one in states.items()
             for head in heads(one, rows.by_block())
         ]
-        work.run.table("heads", columns_of(looks), part=part)
+        work.run.table("heads", looks, part=part)
         count()
 
 

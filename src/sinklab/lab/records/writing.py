@@ -279,10 +279,13 @@ class RunWriter:
         self._note(kept)
 
     def table(
-        self, name: str, columns: Mapping[str, Any] | pd.DataFrame, part: int | None = None
+        self,
+        name: str,
+        columns: Mapping[str, Any] | list[Any] | pd.DataFrame,
+        part: int | None = None,
     ) -> Path:
-        """Write (or replace) the table ``name``: a mapping of equally long columns, or a DataFrame
-        without its index.
+        """Write (or replace) the table ``name``: a mapping of equally long columns, a list of rows
+        (as for `columns_of`), or a DataFrame without its index.
 
         With ``part`` (0, 1, …) this is one part of the table, in a file of its own; readers see
         them joined. Returns the path of the Parquet file. Raises ValueError for unequal columns,
@@ -364,13 +367,22 @@ class RunWriter:
             self._note(listed)
 
 
-def _as_table(name: str, columns: Mapping[str, Any] | pd.DataFrame) -> Any:
+def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Rows as the columns of a table; None if a row lacks one."""
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _as_table(name: str, columns: Any) -> Any:
     # the commands are made without them
     import pyarrow as pa
 
     with refused(
         f"The columns of table {name!r} do not form a table", pa.ArrowInvalid, pa.ArrowTypeError
     ):
+        if isinstance(columns, list):
+            columns = columns_of(columns)
         if isinstance(columns, Mapping):
             return pa.table(
                 {

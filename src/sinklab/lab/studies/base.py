@@ -55,6 +55,7 @@ from sinklab.core.registry import studies
 from sinklab.lab.files import free_fields, toml_of
 from sinklab.lab.records import RUN_FILE, lost_files, open_run, read_info, weights_hash
 from sinklab.lab.records.leases import FINISH
+from sinklab.lab.records.writing import columns_of as columns_of
 from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.studies.processes import (
     Amount,
@@ -113,13 +114,6 @@ def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:
 
 Row = dict[str, Any]
 """A line of a table: values by the names of its columns."""
-
-
-def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Rows as the columns of a table; None if a row lacks one."""
-    rows = list(rows)
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def text_of(loaded: Loaded, ids: Any) -> str:

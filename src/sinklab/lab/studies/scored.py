@@ -16,7 +16,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.lab.records import of_twin, open_run
-from sinklab.lab.studies.base import Study, Work, columns_of
+from sinklab.lab.studies.base import Study, Work
 from sinklab.lab.studies.processes import Meter, Progress, nothing
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def write_twins(
         if row["why"]:
             work.progress.stage(f"no control ({CONTROLS[kind]}): {row['why']}")
         rows.append(row)
-    run.table("twins", columns_of(rows))
+    run.table("twins", rows)
 
 
 def twins_of(run: Run) -> list[str]:

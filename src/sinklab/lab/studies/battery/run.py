@@ -34,7 +34,6 @@ from sinklab.lab.studies import (
     Rows,
     Trial,
     check_fits,
-    columns_of,
     less_other,
     nothing,
     request_number,
@@ -269,7 +268,7 @@ def measure(trial: Trial) -> Rows:
     found = {}
     taken = removed.rows()
     if taken:
-        found["removed"] = pd.DataFrame(columns_of(cell.facts | row for row in taken))
+        found["removed"] = pd.DataFrame([cell.facts | row for row in taken])
     answers = [cell.facts | {"problem": place} | row for place, row in enumerate(rows)]
     return found | {"answers": pd.DataFrame(answers)}
 
@@ -280,8 +279,8 @@ def contrasts(trial: Trial, rows: Rows) -> dict[str, Any]:
     """
     watched = [row for cell in trial.arms.values() if not cell.k for row in _watched(trial, cell)]
     return {
-        "accuracy": columns_of(accuracy(rows["answers"])),
-        "phenomenon": columns_of(watched),
+        "accuracy": accuracy(rows["answers"]),
+        "phenomenon": watched,
     }
 
 

@@ -22,7 +22,7 @@ from sinklab.lab.analysis.intervals import paired_share_interval
 from sinklab.lab.files import toml_of
 from sinklab.lab.records import Run, RunWriter, open_run
 from sinklab.lab.reports import checked
-from sinklab.lab.studies import Row, columns_of, hidden_words, of_each
+from sinklab.lab.studies import Row, hidden_words, of_each
 from sinklab.lab.studies.benchmarks.offline import RUNS_CODE, sandbox
 from sinklab.lab.studies.benchmarks.study import MASKING, NO_ANSWER, TWO_STAGE
 
@@ -86,7 +86,7 @@ def write(run: RunWriter, results: Mapping[str, Any], told: Told, doses: list[Ro
     tables = {"scores": scores, "samples": samples, "sinks": sinks, "doses": doses}
     for name, rows in tables.items():
         if rows:
-            run.table(name, columns_of(rows))
+            run.table(name, rows)
 
 
 def _number(value: Any) -> float:

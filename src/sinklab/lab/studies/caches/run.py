@@ -36,11 +36,11 @@ from sinklab.lab.scoring import heldout_rows
 from sinklab.lab.studies import (
     Arm,
     Progress,
+    Row,
     Rows,
     Trial,
     Work,
     check_fits,
-    columns_of,
     heldout_text,
     less_other,
     mean_table,
@@ -230,7 +230,7 @@ def forced(
     found: Sequence[Policy],
     settings: CacheSettings,
     progress: Tick = nothing,
-) -> pd.DataFrame:
+) -> list[Row]:
     """Every policy on the same text, revealed block by block, in the same random order: a table, a
     line per policy and row with the means of `METRICS`.
 
@@ -272,11 +272,11 @@ def forced(
                 sums[policy].index_add_(1, row_M, values)
         count_B += wanted_BS.sum(1).cpu() * counts
         progress()
-    return pd.DataFrame(
+    return [
         asdict(policy) | {"row": row} | dict(zip(METRICS, means, strict=True))
         for policy in found
         for row, means in zip(rows, (sums[policy] / count_B).T.tolist(), strict=True)
-    )
+    ]
 
 
 def evaluations(settings: CacheSettings, block: Any = None) -> int:
@@ -358,7 +358,7 @@ def costs(
     found: Sequence[Policy],
     settings: CacheSettings,
     progress: Tick = nothing,
-) -> dict[str, list[Any]]:
+) -> list[Row]:
     """Time and memory of one row at these canvas lengths: a table, a line per length and policy.
 
     Policies take turns, `settings.repeats` each; the best turn of every step counts, so that a busy
@@ -389,7 +389,7 @@ def costs(
                 "turns": settings.repeats,
             }
             lines.append(line)
-    return columns_of(lines)
+    return lines
 
 
 def _kinds(seconds: Iterable[float], policy: Policy, block_length: int) -> tuple[float, float]:
@@ -467,8 +467,8 @@ def measure(trial: Trial) -> Rows:
     """Lines of the table ``rows``."""
     ids_BS = trial.samples.ids_RS[trial.rows.start : trial.rows.stop]
     found = [*trial.arms.values()]
-    how = trial.settings, trial.step
-    return {"rows": forced(trial.loaded, ids_BS, trial.rows, found, *how)}
+    rows = forced(trial.loaded, ids_BS, trial.rows, found, trial.settings, trial.step)
+    return {"rows": pd.DataFrame(rows)}
 
 
 def write_more(work: Work) -> None:

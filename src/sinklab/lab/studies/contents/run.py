@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +27,6 @@ from sinklab.lab.studies import (
     Progress,
     Row,
     Work,
-    columns_of,
     heldout_text,
     nothing,
     text_of,
@@ -296,7 +294,7 @@ def write_readings(work: Work, kind: str = "") -> None:
         progress()
     for name, rows in found.items():
         if rows:
-            work.run.table(of_twin(name, kind), columns_of(rows))
+            work.run.table(of_twin(name, kind), rows)
 
 
 @dataclass(frozen=True)
@@ -412,7 +410,7 @@ def _sample(
         run.table(of_twin("samples", kind), table, part=text)
     for name, rows in {"looks": kept.looks, "added": kept.added}.items():
         if rows:
-            table = columns_of({"text": text, **row} for row in rows)
+            table = [{"text": text, **row} for row in rows]
             run.table(of_twin(name, kind), table, part=text)
     if kind:
         return
@@ -424,7 +422,7 @@ def _sample(
         "seed": task.seed,
         "token_ids": written.tolist(),
     }
-    run.table("texts", columns_of([about]), part=text)
+    run.table("texts", [about], part=text)
 
 
 def read_states(work: Work) -> None:
@@ -456,7 +454,7 @@ def read_states(work: Work) -> None:
     write_twins(work, seconds, write)
 
 
-def _added_sinks(run: Run, loaded: Loaded, lens: LogitLens) -> dict[str, list[Any]]:
+def _added_sinks(run: Run, loaded: Loaded, lens: LogitLens) -> list[Row]:
     """A row per layer and added sink: the attention it gets, how its state differs between texts,
     and its likeliest token.
     """
@@ -481,4 +479,4 @@ def _added_sinks(run: Run, loaded: Loaded, lens: LogitLens) -> dict[str, list[An
                 "top_token": token_text(loaded.tokenizer, int(log_V.argmax())),
             }
         rows.append(row)
-    return columns_of(rows)
+    return rows

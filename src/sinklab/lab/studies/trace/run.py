@@ -26,7 +26,7 @@ from sinklab.lab.scoring import (
     seeded,
     state_records,
 )
-from sinklab.lab.studies import PORTION, Meter, Progress, Row, Work, columns_of, text_of
+from sinklab.lab.studies import PORTION, Meter, Progress, Row, Work, text_of
 from sinklab.lab.studies.trace.again import looked_at, stretches, token_costs, truncation_table
 from sinklab.lab.studies.trace.recording import Recorder, Selection
 from sinklab.lab.studies.trace.study import STATISTICS, StudySettings
@@ -160,7 +160,7 @@ def _write_truncated(
             "idle": " ".join(log.idle),
         }
         texts.append(text)
-    run.table("truncated", columns_of(texts), part=sample)
+    run.table("truncated", texts, part=sample)
     if len(hidden) == 1:
         meter.stage(f"sample {sample + 1} has no stretch with few sinks to block as the control")
         meter.end()
@@ -339,7 +339,7 @@ def write_samples(work: Work) -> None:
         recorder, moments, log = written.pop(sample)
         task = tasks[sample]
         run.table("tokens", _tokens(task, moments, sample, roles), part=sample)
-        steps = (
+        steps = [
             {
                 "sample": sample,
                 "step": moment.index,
@@ -349,8 +349,8 @@ def write_samples(work: Work) -> None:
                 "queries": recorder.queries.get(moment.index),
             }
             for moment in moments
-        )
-        run.table("steps", columns_of(steps), part=sample)
+        ]
+        run.table("steps", steps, part=sample)
         recorder.write(run, sample)
         if recorder.maps:
             # each map has axes of its own: their sizes differ
@@ -359,7 +359,7 @@ def write_samples(work: Work) -> None:
         if task.edits:
             clipped = [{"sample": sample, **record._asdict()} for record in state_records(log)]
             if clipped:
-                run.table("clipped", columns_of(clipped), part=sample)
+                run.table("clipped", clipped, part=sample)
             removals = log.table(keys=True)
             samples = np.full(len(removals["forward"]), sample)
             run.table("removals", {"sample": samples, **removals}, part=sample)
@@ -373,4 +373,4 @@ def write_samples(work: Work) -> None:
             generations.append(_generation(task, sample, edited, k, edited_log))
         if task.settings.truncate:
             _write_truncated(run, task, sample, selection, moments, meter)
-        run.table("generations", columns_of(generations), part=sample)
+        run.table("generations", generations, part=sample)
