@@ -215,7 +215,11 @@ def generate(
         raise ValueError(
             f"new_tokens must be at least 0, which fills the masks of a prompt, but is {new_tokens}"
         )
+    from transformers import TextDiffusionStreamer
+
     from sinklab.core.models.generation import GenerateByDenoising
+    from sinklab.core.sampling.canvas import left_padded
+    from sinklab.lab.scoring.prompts import encode
 
     settings = checked(decoding)
     settings.values()
@@ -224,41 +228,12 @@ def generate(
         for text in prompt:
             say(_written(loaded, text, new_tokens, settings, chat=chat, stream=stream), exact=True)
         return
-    _filled(
-        loaded,
-        prompt,
-        settings,
-        new_tokens,
-        chat=chat,
-        stream=stream,
-        one=reading.tensor_parallel == 1,
-    )
-
-
-def _filled(
-    loaded: Any,
-    prompt: Sequence[str],
-    settings: DecodingSettings,
-    new_tokens: int,
-    *,
-    chat: bool,
-    stream: bool,
-    one: bool,
-) -> None:
-    """Print the text of a model that fills masks; of several processes that hold it (not `one`) the
-    first does.
-    """
-    from transformers import TextDiffusionStreamer
-
-    from sinklab.core.sampling.canvas import left_padded
-    from sinklab.lab.scoring.prompts import encode
-
     # padded here: nothing reads the padding, and not every tokenizer has a token for it
     ids_BP, real_BP = left_padded(
         [encode(loaded, text, chat).ids for text in prompt], loaded.special.pad or 0
     )
     # processes that hold one model together write the same
-    is_shown = one or os.environ.get("RANK") == "0"
+    is_shown = reading.tensor_parallel == 1 or os.environ.get("RANK") == "0"
     # a streamer asks its tokenizer for text, and for nothing else
     streamer = None
     if stream and is_shown:

@@ -45,30 +45,30 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
     with refused("a prompt is text in UTF-8", UnicodeError):
         text.encode()
     opening = stated(loaded.model.config, "opening_ids", ())
+    if chat and loaded.tokenizer is not None:
+        rendered, start, stop = _in_chat(loaded, text)
+        offsets = bool(loaded.tokenizer.is_fast)
+        tokens = loaded.tokenizer(
+            rendered, add_special_tokens=False, return_offsets_mapping=offsets
+        )
+        # a token that reaches into the text belongs to the text; without offsets only special
+        # tokens are told apart, by their role
+        spans = tokens.get("offset_mapping", [(start, stop)] * len(tokens["input_ids"]))
+        template = (offsets and not (first < stop and start < last) for first, last in spans)
+        return Prompt(text, tuple(tokens["input_ids"]), tuple(template))
     if loaded.tokenizer is None:
         ids = _as_ids(loaded, text, chat)
         if ids[: len(opening)] != opening:
             ids = (*opening, *ids)
-        return Prompt(text, ids, (False,) * len(ids))
-    if opening and not chat:
+    elif opening:
         # of [CLS] … [SEP] the first alone: the written text comes between
-        own = loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
-        ids = (*opening, *own)
-        return Prompt(text, ids, (False,) * len(ids))
-    if not chat:
+        ids = (*opening, *loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
+    else:
         # a text begins as the tokenizer says if the model was trained so; an autoregressive
         # model has its sink there
         begins = loaded.family != "diffusion" or bool(row_start(loaded.tokenizer))
-        given = loaded.tokenizer(text, add_special_tokens=begins)["input_ids"]
-        return Prompt(text, tuple(given), (False,) * len(given))
-    rendered, start, stop = _in_chat(loaded, text)
-    offsets = bool(loaded.tokenizer.is_fast)
-    tokens = loaded.tokenizer(rendered, add_special_tokens=False, return_offsets_mapping=offsets)
-    # a token that reaches into the text belongs to the text; without offsets only special tokens
-    # are told apart, by their role
-    spans = tokens.get("offset_mapping", [(start, stop)] * len(tokens["input_ids"]))
-    template = tuple(offsets and not (first < stop and start < last) for first, last in spans)
-    return Prompt(text, tuple(tokens["input_ids"]), template)
+        ids = tuple(loaded.tokenizer(text, add_special_tokens=begins)["input_ids"])
+    return Prompt(text, ids, (False,) * len(ids))
 
 
 def ids_to_score(loaded: Loaded, text: str | Sequence[int]) -> list[int]:
