@@ -271,41 +271,31 @@ def table1(
         plan: which cells.
         settings: how the cells are scored.
     """
-    from sinklab.lab.studies.benchmarks.table1_report import write_table1
+    from sinklab.lab.studies.benchmarks import table1_report as paper
 
     folders = list(render)
     if not render:
         cells = checked(plan, chat={"yes": True, "no": False}.get(chat))
         settings = checked(settings)
         if cells.paper:
-            model, reading = _as_in_the_paper(model, reading, cells, settings)
+            if model == inspect.signature(table1).parameters["model"].default:
+                model = tuple(paper.MODELS.values())
+            meant = paper.whose(model)
+            rows = paper.expected([*meant.values()], settings.tasks)
+            if len(rows):
+                _show_table(rows, "To expect (arXiv 2510.15731v2, Table 1)")
+            say(f"- {paper.NOT_RUN}")
+            say(f"- {paper.cost(settings.tasks, cells.ks)}")
+            changed = paper.deviations(settings, cells)
+            if changed:
+                say(f"- not as in the paper: {', '.join(changed)}")
+            paper.check_weights(model)
+            if reading.dtype == Reading().dtype:
+                reading = dataclasses.replace(reading, dtype="auto")
         folders = _scored(model, out, cells, reading, settings)
     if not folders or not Processes.here().is_first:
         return
-    _show([write_table1(folders, out, figures)])
-
-
-def _as_in_the_paper(
-    model: tuple[str, ...], reading: Reading, plan: Plan, settings: EvalSettings
-) -> tuple[tuple[str, ...], Reading]:
-    """The paper's models and their type, once the expected results and the cost are told."""
-    from sinklab.lab.studies.benchmarks import table1_report as paper
-
-    if model == inspect.signature(table1).parameters["model"].default:
-        model = tuple(paper.MODELS.values())
-    meant = paper.whose(model)
-    rows = paper.expected([*meant.values()], settings.tasks)
-    if len(rows):
-        _show_table(rows, "To expect (arXiv 2510.15731v2, Table 1)")
-    say(f"- {paper.NOT_RUN}")
-    say(f"- {paper.cost(settings.tasks, plan.ks)}")
-    changed = paper.deviations(settings, plan)
-    if changed:
-        say(f"- not as in the paper: {', '.join(changed)}")
-    paper.check_weights(model)
-    if reading.dtype == Reading().dtype:
-        reading = dataclasses.replace(reading, dtype="auto")
-    return model, reading
+    _show([paper.write_table1(folders, out, figures)])
 
 
 table1.hidden = ("mask_sinks", "control", "protocol")  # type: ignore[attr-defined]

@@ -70,18 +70,16 @@ def output_distances(texts: Writing, arms: Sequence[Sequence[Intervention]]) -> 
             edited_MV, clean_MV, reduction="none", log_target=True
         ).nansum(-1)
         same_M = (edited_MV.argmax(-1) == clean_MV.argmax(-1)).double()
-        shares = [_agreement(one, other) for one, other in zip(written, others, strict=True)]
+        shares = [
+            sum(a == b for a, b in zip(one, other, strict=False)) / max(len(one), 1)
+            for one, other in zip(written, others, strict=True)
+        ]
         agreement_B = torch.tensor(shares, dtype=torch.float64)
         kl_B, same_B = (_mean_by_row(values_M, rows_M, len(written)) for values_M in (kl_M, same_M))
         found.append(
             Distance(agreement_B, kl_B, same_B, tuple(map(tuple, others)), tuple(log.removals))
         )
     return found
-
-
-def _agreement(one: Sequence[int], other: Sequence[int]) -> float:
-    """Share of the first's tokens that the second has at the same place."""
-    return sum(a == b for a, b in zip(one, other, strict=False)) / max(len(one), 1)
 
 
 def _written(texts: Writing) -> tuple[list[WritingStep], list[list[int]], InterventionLog]:

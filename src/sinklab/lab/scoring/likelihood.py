@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -396,11 +395,16 @@ def score(
     written = {}
     if greedy and is_diffusion:
         written = is_greedy(scorer, todo)
-    drawn = None
-    if is_diffusion:
-        drawn = settings
-    # under a random control equal masks meet different columns
-    plan = partial(_plan, drawn, merge=not is_random(edits))
+
+    def plan(request: Request) -> Plan:
+        tokens = len(request.continuation)
+        if not is_diffusion:
+            return asked.whole(tokens)
+        if settings.estimator == "chain_rule":
+            return asked.chain_rule(tokens)
+        # under a random control equal masks meet different columns
+        return asked.monte_carlo(tokens, request.group, settings, merge=not is_random(edits))
+
     results = {}
     for job in scorer.run(Job(request, plan(request)) for request in todo):
         request = job.request
@@ -416,18 +420,6 @@ def score(
         if progress is not None:
             progress()
     return [results[number] for number in range(len(todo))]
-
-
-def _plan(settings: LikelihoodSettings | None, request: Request, *, merge: bool) -> Plan:
-    """The rows that a request asks for; of an autoregressive model, without settings, the text as
-    it is.
-    """
-    tokens = len(request.continuation)
-    if settings is None:
-        return asked.whole(tokens)
-    if settings.estimator == "chain_rule":
-        return asked.chain_rule(tokens)
-    return asked.monte_carlo(tokens, request.group, settings, merge=merge)
 
 
 def rolling(

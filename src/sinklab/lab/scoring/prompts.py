@@ -57,7 +57,19 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
         template = (offsets and not (first < stop and start < last) for first, last in spans)
         return Prompt(text, tuple(tokens["input_ids"]), tuple(template))
     if loaded.tokenizer is None:
-        ids = _as_ids(loaded, text, chat)
+        if chat:
+            loaded.needed_tokenizer()
+        with refused(
+            f"{loaded.name} has no tokenizer files, so a prompt is token ids such as '5 17 3', but "
+            f"is {text!r}"
+        ):
+            ids = tuple(int(part) for part in text.replace(",", " ").split())
+        rows = loaded.model.config.get_text_config().vocab_size
+        wrong = [number for number in ids if not 0 <= number < rows]
+        if wrong:
+            raise ValueError(
+                f"token ids of {loaded.name} are 0 to {rows - 1}, but the prompt holds {wrong[0]}"
+            )
         if ids[: len(opening)] != opening:
             ids = (*opening, *ids)
     elif opening:
@@ -159,23 +171,6 @@ def _prompt_of(row: Any, where: str) -> str:
     if not isinstance(row, str):
         raise ValueError(f"{where}: a prompt is text, but this one is a {type(row).__name__}")
     return row
-
-
-def _as_ids(loaded: Loaded, prompt: str, chat: bool) -> tuple[int, ...]:
-    if chat:
-        loaded.needed_tokenizer()
-    with refused(
-        f"{loaded.name} has no tokenizer files, so a prompt is token ids such as '5 17 3', but is "
-        f"{prompt!r}"
-    ):
-        ids = [int(part) for part in prompt.replace(",", " ").split()]
-    rows = loaded.model.config.get_text_config().vocab_size
-    wrong = [number for number in ids if not 0 <= number < rows]
-    if wrong:
-        raise ValueError(
-            f"token ids of {loaded.name} are 0 to {rows - 1}, but the prompt holds {wrong[0]}"
-        )
-    return tuple(ids)
 
 
 def _in_chat(loaded: Loaded, prompt: str) -> tuple[str, int, int]:

@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 
 from sinklab.core.compat import stated
 from sinklab.core.probing import InterventionLog, intervene, position_states
-from sinklab.core.sampling import Canvas, DecodingSettings, Step, sample_tokens
+from sinklab.core.sampling import Canvas, DecodingSettings, sample_tokens
 from sinklab.core.sampling.canvas import left_padded
 from sinklab.core.sampling.denoisers import FunctionDenoiser
 from sinklab.lab.checkpoints import Loaded
@@ -118,27 +118,6 @@ def needs_clean_pass(edits: Iterable[Any]) -> bool:
 def is_random(edits: Iterable[Any]) -> bool:
     """Whether an edit draws: then equal rows may differ."""
     return any(stated(edit, "draws") for edit in edits)
-
-
-def denoise_with_clean_pass(
-    model: Any, canvas: Canvas, settings: DecodingSettings, log: InterventionLog | None
-) -> Iterator[Step]:
-    """The steps of `model.denoise`, each evaluation behind an unedited one.
-
-    Args:
-        log: of interventions that choose in clean passes; None for a plain run.
-    """
-    if log is None:
-        return model.denoise(canvas, settings)
-    denoiser = model.denoiser(canvas.attention_mask)
-    canvas = denoiser.in_blocks(canvas, settings.block_length)
-
-    def evaluate(ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
-        with log.probing():
-            denoiser(ids_BS, wanted_BS)
-        return denoiser(ids_BS, wanted_BS)
-
-    return settings.decode(FunctionDenoiser(evaluate), canvas, **model.config.decoding)
 
 
 @dataclass(frozen=True)
@@ -335,7 +314,20 @@ class DenoisingWriter(Writer):
         self.canvas = canvas.to(model.device)
         self.ids_BS = self.canvas.ids_BS
         super().__init__(texts, log, self.canvas.attention_BS)
-        self._steps = denoise_with_clean_pass(model, self.canvas, settings, self._clean)
+        clean = self._clean
+        if clean is None:
+            self._steps = model.denoise(self.canvas, settings)
+        else:
+            denoiser = model.denoiser(self.canvas.attention_mask)
+            blocks = denoiser.in_blocks(self.canvas, settings.block_length)
+
+            def evaluate(ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+                with clean.probing():
+                    denoiser(ids_BS, wanted_BS)
+                return denoiser(ids_BS, wanted_BS)
+
+            own = FunctionDenoiser(evaluate)
+            self._steps = settings.decode(own, blocks, **model.config.decoding)
         self._goes_on = False
 
     def _is_open(self, index: int) -> bool:

@@ -7,7 +7,7 @@ memory.
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from statistics import median
 from typing import Any
@@ -254,24 +254,27 @@ def forced(
     run = {policy: Evaluation(policy.denoiser(model), policy.cache, block_BS) for policy in found}
     sums = {policy: torch.zeros(len(METRICS), len(ids_BS)) for policy in found}
     count_B = torch.zeros(len(ids_BS))
-    for block, nth, wanted_BS in _moments(block_BS, turn_BS, settings):
-        noisy_BS = torch.where(wanted_BS | (block_BS > block), canvas.mask_id, ids_BS)
-        counts = nth > DELAY
-        truth_MV = None
-        for policy, evaluate in run.items():
-            # nothing that an uncached or delayed evaluation computes is remembered
-            if not counts and (policy.cache is None or (nth < DELAY and policy.is_evicting)):
-                continue
-            logits_MV = evaluate(noisy_BS, Places.of(wanted_BS), block, nth)
-            if counts:
-                log_MV = _log_probs(logits_MV, model.config)
-                if truth_MV is None:
-                    truth_MV = log_MV
-                row_M = wanted_BS.nonzero()[:, 0].cpu()
-                values = _measured(log_MV, truth_MV, ids_BS[wanted_BS])
-                sums[policy].index_add_(1, row_M, values)
-        count_B += wanted_BS.sum(1).cpu() * counts
-        progress()
+    for block in range(int(block_BS.max()) + 1):
+        inside_BS = block_BS == block
+        for nth in range(-(-int(inside_BS[0].sum()) // settings.tokens_per_step)):
+            wanted_BS = inside_BS & (turn_BS >= nth * settings.tokens_per_step)
+            noisy_BS = torch.where(wanted_BS | (block_BS > block), canvas.mask_id, ids_BS)
+            counts = nth > DELAY
+            truth_MV = None
+            for policy, evaluate in run.items():
+                # nothing that an uncached or delayed evaluation computes is remembered
+                if not counts and (policy.cache is None or (nth < DELAY and policy.is_evicting)):
+                    continue
+                logits_MV = evaluate(noisy_BS, Places.of(wanted_BS), block, nth)
+                if counts:
+                    log_MV = _log_probs(logits_MV, model.config)
+                    if truth_MV is None:
+                        truth_MV = log_MV
+                    row_M = wanted_BS.nonzero()[:, 0].cpu()
+                    values = _measured(log_MV, truth_MV, ids_BS[wanted_BS])
+                    sums[policy].index_add_(1, row_M, values)
+            count_B += wanted_BS.sum(1).cpu() * counts
+            progress()
     return [
         asdict(policy) | {"row": row} | dict(zip(METRICS, means, strict=True))
         for policy in found
@@ -284,16 +287,6 @@ def evaluations(settings: CacheSettings, block: Any = None) -> int:
     starts = range(0, settings.new_tokens, settings.block_length)
     sizes = (min(settings.block_length, settings.new_tokens - start) for start in starts)
     return sum(-(-size // settings.tokens_per_step) for size in sizes)
-
-
-def _moments(
-    block_BS: Tensor, turn_BS: Tensor, settings: CacheSettings
-) -> Iterator[tuple[int, int, Tensor]]:
-    """(block, nth evaluation, positions of the block still masked)."""
-    for block in range(int(block_BS.max()) + 1):
-        inside_BS = block_BS == block
-        for nth in range(-(-int(inside_BS[0].sum()) // settings.tokens_per_step)):
-            yield block, nth, inside_BS & (turn_BS >= nth * settings.tokens_per_step)
 
 
 def _log_probs(logits_MV: Tensor, config: Any) -> Tensor:

@@ -5,7 +5,7 @@ curve over the number of keys or as a map over layers and heads.
 # R rows, B batch, H query heads, E heads of all layers, S keys
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -162,13 +162,22 @@ class CostCurve(Reading):
                 drawn[name].append(found[name])
             if not draw:
                 first = found[FIRST]
-        rows = [_rows_of(name, some, trial.rows) for name, some in drawn.items()]
-        for name, frame in zip(drawn, rows, strict=True):
+        frames = []
+        for (k, control), some in drawn.items():
+            each = [{"loss": one.losses_R, **one.doses_by_row()} for one in some]
+            means = {
+                name: torch.stack([one[name] for one in each]).double().mean(0)
+                for name in ("loss", *DOSE)
+            }
+            frame = pd.DataFrame({"row": trial.rows, "k": k, "control": control, **means})
+            if not any(any(one.removals) for one in some):
+                frame[["keys", "held", "removed"]] = 0.0
             if not np.isfinite(frame["loss"]).all():
                 raise ValueError(
-                    f"{loaded.name} gave a loss that is no number at (k, control) {name}; try "
-                    "another dtype"
+                    f"{loaded.name} gave a loss that is no number at (k, control) {(k, control)}; "
+                    "try another dtype"
                 )
+            frames.append(frame)
         first_RE, second_RE, sink_RE = torch.cat(strongest.batches).unbind(-1)
         columns = {"row": np.array(trial.rows), "main": first_RE.mean(1).numpy()}
         tables = {"phenomenon": pd.DataFrame(columns | {"gu": sink_RE.mean(1).numpy()})}
@@ -176,7 +185,7 @@ class CostCurve(Reading):
             added = getattr(loaded.model.config, "sink_count", 0)
             grown = grown_table(first, second_RE, added)
             tables["grown"] = grown.assign(row=grown["row"] + trial.rows.start)
-        return tables | {"curve_rows": pd.concat(rows, ignore_index=True)}
+        return tables | {"curve_rows": pd.concat(frames, ignore_index=True)}
 
     def contrasts(self, trial: Trial, rows: Rows) -> Mapping[str, Any]:
         """The table ``curve``."""
@@ -346,17 +355,6 @@ def _losses(trial: Trial, edits: list[list[Any]], seed: int) -> list[EditedLosse
         only=trial.rows,
         progress=trial.step,
     )
-
-
-def _rows_of(name: Arm, drawn: Sequence[EditedLosses], rows: range) -> pd.DataFrame:
-    """Lines of an arm in the table ``curve_rows``: means over draws of the loss and of the dose."""
-    k, control = name
-    each = [{"loss": one.losses_R, **one.doses_by_row()} for one in drawn]
-    means = {of: torch.stack([one[of] for one in each]).double().mean(0) for of in ("loss", *DOSE)}
-    frame = pd.DataFrame({"row": rows, "k": k, "control": control, **means})
-    if not any(any(one.removals) for one in drawn):
-        frame[["keys", "held", "removed"]] = 0.0
-    return frame
 
 
 def _seeds(settings: CurveSettings) -> list[int]:
