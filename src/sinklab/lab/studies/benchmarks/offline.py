@@ -54,17 +54,14 @@ def rows_of(benchmark: str, paths: Sequence[Path]) -> list[Row]:
     return [form(row, f"{paths[0]}, document {number}") for number, row in enumerate(rows, 1)]
 
 
-def _kind(path: Path) -> str:
-    if path.suffix in _PACKED:
-        path = path.with_suffix("")
-    return path.suffix
-
-
 def _read(path: Path) -> list[Row]:
-    if _kind(path) == ".parquet":
+    kind = path.suffix
+    if kind in _PACKED:
+        kind = path.with_suffix("").suffix
+    if kind == ".parquet":
         with refused(f"{path} cannot be read as Parquet; get it again", pa.ArrowException, OSError):
             return list(pq.read_table(path).to_pylist())
-    if _kind(path) == ".txt":
+    if kind == ".txt":
         return _six_lines(path)
     rows = [json_object(*placed) for placed in placed_lines(path)]
     labels = path.with_name(f"{path.name.split('.')[0]}-labels.lst")

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
@@ -26,7 +25,6 @@ from sinklab.lab.records import RUN_FILE, read_info
 from sinklab.lab.scoring.requests import scoring_edits, without_steps
 from sinklab.lab.studies import (
     Amount,
-    Processes,
     Progress,
     Row,
     Work,
@@ -289,28 +287,7 @@ def evaluate(
     return Evaluation(task_objects)(loaded, out, settings, **how)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Plan of a benchmark run."""
-
-    model: SinklabLM
-    tasks: dict[str, Any]
-    """Tasks as lm-eval's `evaluate` takes them."""
-
-
-def prepare(
-    loaded: Loaded, settings: EvalSettings, progress: Progress, tasks: dict[str, Any]
-) -> Asked:
-    """The model as lm-eval asks it, and the tasks. Raises ValueError for a model that cannot serve
-    them.
-    """
-    from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
-
-    model = SinklabLM(loaded, settings=settings, progress=progress, processes=Processes())
-    return Asked(model, tasks)
-
-
-def about(loaded: Loaded, plan: Asked) -> dict[str, Any]:
+def about(loaded: Loaded, plan: Any) -> dict[str, Any]:
     """The model as the run folder describes it: no layers or heads are chosen."""
     facts = describe(loaded).items()
     return {name: value for name, value in facts if not name.startswith("recorded_")}
@@ -320,7 +297,7 @@ def answer(work: Work) -> None:
     """Answer all requests, each as soon as no other worker has it; the answers are kept as they
     come.
     """
-    model, info = work.plan.model, work.run.refresh()
+    model, info = work.plan, work.run.refresh()
     model.worker = work.worker
     model.claims = work.run.claims
     fingerprint = request_key({"kind": info.kind, "model": info.model, "settings": info.settings})
@@ -328,15 +305,15 @@ def answer(work: Work) -> None:
         RequestCache(work.run.path, work.run.claims, fingerprint) as model.cache,
         suppress(_Answered),
     ):
-        _through_lm_eval(model, work.plan.tasks, _stop)
+        _through_lm_eval(model, _stop)
 
 
 def conclude(work: Work) -> None:
     """Write the tables from the answers of all workers, and lm-eval's own files."""
-    model = work.plan.model
+    model = work.plan
     # every stage was told when its requests were answered
     model.progress = Progress()
-    results = _through_lm_eval(model, work.plan.tasks)
+    results = _through_lm_eval(model)
     tables.write(work.run, results, model.told, dose_rows(model))
     work.run.keep(write(work.run.path, results, model))
 
@@ -387,13 +364,12 @@ def _stop(task: Any) -> None:
 
 
 def _through_lm_eval(
-    model: SinklabLM, tasks: dict[str, Any], filtered: Callable[[Any], object] | None = None
+    model: SinklabLM, filtered: Callable[[Any], object] | None = None
 ) -> dict[str, Any]:
     """lm-eval's results.
 
     Args:
-        model: that answers.
-        tasks: as `Asked.tasks`.
+        model: that answers its tasks.
         filtered: called in place of a task's filters: the first thing that happens when all
             requests are answered.
     """
@@ -401,7 +377,7 @@ def _through_lm_eval(
     from lm_eval.evaluator import evaluate as run_tasks
 
     settings = model.settings
-    for name, task in tasks["tasks"].items():
+    for name, task in model.tasks["tasks"].items():
         # the same worked examples in every pass
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
         if settings.num_fewshot and task.get_config("num_fewshot") == 0:
@@ -412,7 +388,7 @@ def _through_lm_eval(
     with quiet(), patch.object(ConfigurableTask, "apply_filters", filters):
         return run_tasks(
             model,
-            tasks,
+            model.tasks,
             limit=settings.limit,
             apply_chat_template=settings.chat,
             fewshot_as_multiturn=settings.chat,

@@ -14,7 +14,7 @@ from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.measures import CONTROLS as BLOCKED
 from sinklab.lab.measures import PROTOCOLS
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
-from sinklab.lab.studies import Study, deferred, from_zero, kept_record, with_matched
+from sinklab.lab.studies import Processes, Study, deferred, from_zero, kept_record, with_matched
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
@@ -269,7 +269,7 @@ class Evaluation(Study):
     finish = deferred("sinklab.lab.studies.benchmarks.run:conclude")
     sentences = deferred("sinklab.lab.studies.benchmarks.tables:score_sentences")
     _read = deferred("sinklab.lab.studies.benchmarks.run:read_tasks")
-    _prepared = deferred("sinklab.lab.studies.benchmarks.run:prepare")
+    _asked = deferred("sinklab.lab.studies.benchmarks.harness_model:SinklabLM")
 
     def __init__(self, tasks: Sequence[Any] | None = None) -> None:
         """
@@ -291,5 +291,8 @@ class Evaluation(Study):
         return replace(settings, tasks=tuple(self.tasks["tasks"]))
 
     def prepare(self, loaded: Loaded, settings: EvalSettings, progress: Progress) -> Any:
-        """The model as lm-eval asks it, and the tasks."""
-        return self._prepared(loaded, settings, progress, self.tasks)
+        """The model as lm-eval asks it, with its tasks. Raises ValueError for a model that cannot
+        serve them.
+        """
+        how = {"settings": settings, "progress": progress, "processes": Processes()}
+        return self._asked(loaded, **how, tasks=self.tasks)
