@@ -362,18 +362,17 @@ def masking_curve_table(runs: Curves) -> pd.DataFrame:
     """
     rows = []
     for curve in as_curves(runs):
-        for k, cells in curve.rows.groupby("k"):
-            for cell in cells.to_dict("records"):
-                row = {
-                    "model": curve.title,
-                    "k": k,
-                    "blocked": WORDS.get(cell["control"], cell["control"]),
-                    "loss": number(cell["loss"], 4),
-                    "change": change(cell),
-                    "relative": in_percent(cell["relative"]),
-                    "keys": number(cell["keys"]),
-                }
-                rows.append(row | {name: percent(cell[name]) for name in DOSE[1:]})
+        for cell in curve.rows.sort_values("k", kind="stable").to_dict("records"):
+            row = {
+                "model": curve.title,
+                "k": cell["k"],
+                "blocked": WORDS.get(cell["control"], cell["control"]),
+                "loss": number(cell["loss"], 4),
+                "change": change(cell),
+                "relative": in_percent(cell["relative"]),
+                "keys": number(cell["keys"]),
+            }
+            rows.append(row | {name: percent(cell[name]) for name in DOSE[1:]})
     return pd.DataFrame(rows)
 
 

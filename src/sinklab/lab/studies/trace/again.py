@@ -182,17 +182,39 @@ def token_costs(
         columns sample, step, position, token_id; logprob, in nats; and logprob_sink,
         logprob_control with a stretch blocked.
     """
+    model: Any = task.loaded.model
     states_S = whole[-1].state_S
     ids_S = whole[-1].ids_S
     read = [moment.ids_S for moment in whole[cut:]]
+
+    # logits (M, V) of the tokens that the steps write, in order
+    @torch.inference_mode()
+    def denoised(gone: Stretch | None) -> Iterator[Tensor]:
+        denoiser = model.denoiser(plain=True)
+        for first in range(0, len(read), BATCH):
+            part = slice(first, first + BATCH)
+            with _without(model, gone, 0):
+                yield denoiser(_on(model, np.stack(read[part])), _on(model, new_TS[part]))
+
+    @torch.inference_mode()
+    def continued(gone: Stretch | None) -> Iterator[Tensor]:
+        # the text before the cut is read whole, as it was when it was written, and the rest on
+        # top of it
+        before = len(read[0]) - 1
+        with _without(model, gone, 1):
+            past = model(_on(model, text[None, :before]), use_cache=True).past_key_values
+            rest = _on(model, text[None, before:-1])
+            logits_NV = model(rest, past_key_values=past, use_cache=True).logits[0]
+        yield logits_NV[new_TS.nonzero()[1] - before - 1]
+
     if task.is_diffusion:
-        logits_of = _denoised
+        logits_of = denoised
         started = int((states_S == 2).sum())
         text = np.concatenate([ids_S[:started], whole[-1].written])
         after = [*read[1:], text]
         new = [(one != other) & (other == text) for one, other in zip(read, after, strict=True)]
     else:
-        logits_of = _continued
+        logits_of = continued
         started = len(task.started())
         text = np.concatenate([ids_S[:started], whole[-1].written])
         new = [np.arange(len(text)) == len(one) for one in read]
@@ -211,47 +233,11 @@ def token_costs(
     }
     arms = [("", None), *((f"_{one.arm}", one) for one in hidden)]
     for name, gone in arms:
-        found = [
-            part_MV.float().log_softmax(-1).cpu().numpy()
-            for part_MV in logits_of(task, read, text, new_TS, gone)
-        ]
+        found = [part_MV.float().log_softmax(-1).cpu().numpy() for part_MV in logits_of(gone)]
         columns[f"logprob{name}"] = np.concatenate(found)[
             np.arange(len(position_M)), text[position_M]
         ]
     return columns
-
-
-Logits = Iterator[Tensor]
-"""(M, V) of the tokens that the steps write, in order"""
-
-
-@torch.inference_mode()
-def _denoised(
-    task: Task, read: list[np.ndarray], text: np.ndarray, new_TS: np.ndarray, gone: Stretch | None
-) -> Logits:
-    model: Any = task.loaded.model
-    denoiser = model.denoiser(plain=True)
-    for first in range(0, len(read), BATCH):
-        part = slice(first, first + BATCH)
-        with _without(model, gone, 0):
-            yield denoiser(_on(model, np.stack(read[part])), _on(model, new_TS[part]))
-
-
-@torch.inference_mode()
-def _continued(
-    task: Task, read: list[np.ndarray], text: np.ndarray, new_TS: np.ndarray, gone: Stretch | None
-) -> Logits:
-    """Logits with the text before the cut read whole, as it was when it was written, and the rest
-    on top of it.
-    """
-    model = task.loaded.model
-    before = len(read[0]) - 1
-    with _without(model, gone, 1):
-        past = model(_on(model, text[None, :before]), use_cache=True).past_key_values
-        logits_NV = model(
-            _on(model, text[None, before:-1]), past_key_values=past, use_cache=True
-        ).logits[0]
-    yield logits_NV[new_TS.nonzero()[1] - before - 1]
 
 
 def _without(model: Any, gone: Stretch | None, step: int) -> Any:
