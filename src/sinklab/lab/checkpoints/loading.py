@@ -61,6 +61,16 @@ class Loaded:
     stored: str = ""
     """Quantisation of the stored weights: int8, int4, or the method of the folder."""
 
+    @property
+    def is_diffusion(self) -> bool:
+        """Whether it denoises; else it writes token after token."""
+        return self.family == "diffusion"
+
+    @property
+    def added_sinks(self) -> int:
+        """Number of sinks that are added in front of the keys."""
+        return getattr(self.model.config, "sink_count", 0)
+
     def needed_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, for work that is about text. Raises ValueError if the model came without
         one.

@@ -224,7 +224,7 @@ def generate(
     settings = checked(decoding)
     settings.values()
     loaded = reading.load(model, fills_masks=False)
-    if loaded.family != "diffusion" or not isinstance(loaded.model, GenerateByDenoising):
+    if not loaded.is_diffusion or not isinstance(loaded.model, GenerateByDenoising):
         for text in prompt:
             say(_written(loaded, text, new_tokens, settings, chat=chat, stream=stream), exact=True)
         return
@@ -265,7 +265,7 @@ def _written(
 
     from sinklab.lab.short_road.models import LM
 
-    renoises = loaded.family == "diffusion"
+    renoises = loaded.is_diffusion
     own = {"seed", "temperature", "top_p", "top_k"}
     how = "writes token after token"
     if renoises:

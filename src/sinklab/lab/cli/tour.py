@@ -179,7 +179,7 @@ def _toured(
         shown.stage(f"{name} writes {len(prompts)} texts, its controls read them")
         loaded = load(name, dtype=dtype)
         settings = dataclasses.replace(plain, temperature=SAMPLING["temperature"])
-        if loaded.family == "diffusion":
+        if loaded.is_diffusion:
             # order and blocks are for these alone
             settings = dataclasses.replace(plain, **diffusion)
         runs.append(open_run(study(loaded, out / label, settings, progress=_Counted(shown))))

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.core.compat import stated
 from sinklab.core.probing import BlockKeys, InterventionLog, Recording, trace
 from sinklab.core.probing.dose import MEASURED, by_row
 from sinklab.core.sampling import DecodingSettings
@@ -220,7 +219,7 @@ def followed(
     facts = None
     watching = None
     if watch:
-        facts = SinkFacts(writer.pad_B, stated(model.config, "sink_count", 0))
+        facts = SinkFacts(writer.pad_B, writer.loaded.added_sinks)
 
         def watching(index: int) -> Any:
             return trace(model, (writer.statistic,), steps=(0,))

@@ -106,7 +106,7 @@ def _at_fixed_order(
     """
     model: Any = texts.loaded.model
     with intervene(model, *edits, measure=False, allow_idle=True) as log:
-        if texts.loaded.family != "diffusion":
+        if not texts.loaded.is_diffusion:
             forced = _Forced(replace(texts, edits=tuple(edits)), log)
             forced.follow(steps)
             return torch.cat(forced.seen)

@@ -95,7 +95,7 @@ def edited_losses(
         ValueError: for anything but interventions, one that begins after the first step or does not
             fit the rows.
     """
-    is_diffusion = loaded.family == "diffusion"
+    is_diffusion = loaded.is_diffusion
     wanted = [scoring_edits(edits, is_diffusion=is_diffusion) for edits in arms]
     if is_diffusion:
         score = _bound_of(loaded, ids_RS, seed)

@@ -75,14 +75,14 @@ class Scorer:
     ) -> None:
         """Raises ValueError for a model, guidance or edits that cannot score."""
         asked.needs_mask(loaded, "a score")
-        if settings.cfg_scale and loaded.family != "diffusion":
+        if settings.cfg_scale and not loaded.is_diffusion:
             raise ValueError(
                 "guidance masks the context, which only a diffusion model can read, but "
                 f"{loaded.name} is {loaded.family}; leave out cfg_scale"
             )
         self.loaded = loaded
         self.model = cast(Any, loaded.model)
-        self.denoises = loaded.family == "diffusion"
+        self.denoises = loaded.is_diffusion
         self.edits = scoring_edits(edits, is_diffusion=self.denoises)
         self.seed = settings.seed
         self.cfg_scale = settings.cfg_scale
@@ -388,7 +388,7 @@ def score(
             model, and edits that do not fit.
     """
     settings = settings or LikelihoodSettings()
-    is_diffusion = loaded.family == "diffusion"
+    is_diffusion = loaded.is_diffusion
     scorer = Scorer(loaded, settings, edits)
     scorer.measure = measure
     todo = sorted(scorer.read(requests, groups), key=lambda each: -each.length)
@@ -446,7 +446,7 @@ def rolling(
     chunks: list[tuple[Ids, Ids]] = []
     for start in range(0, len(ids), limit):
         before: Ids = ()
-        if loaded.family != "diffusion":
+        if not loaded.is_diffusion:
             before = ids[max(start - 1, 0) : start]
         chunks.append((before, ids[start : start + limit]))
     # chunks of one text must not share their noise: their errors would add up
@@ -479,7 +479,7 @@ def exact(
         ValueError: for more than 12 tokens, an autoregressive model, a random control, and as
             :func:`score` does.
     """
-    if loaded.family != "diffusion":
+    if not loaded.is_diffusion:
         raise ValueError(
             f"only scores of diffusion models are estimates, but {loaded.name} is "
             f"{loaded.family}: its score is exact"

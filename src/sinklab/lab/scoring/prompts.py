@@ -78,7 +78,7 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
     else:
         # a text begins as the tokenizer says if the model was trained so; an autoregressive
         # model has its sink there
-        begins = loaded.family != "diffusion" or bool(row_start(loaded.tokenizer))
+        begins = not loaded.is_diffusion or bool(row_start(loaded.tokenizer))
         ids = tuple(loaded.tokenizer(text, add_special_tokens=begins)["input_ids"])
     return Prompt(text, ids, (False,) * len(ids))
 

@@ -53,7 +53,7 @@ def needs_mask(loaded: Loaded, what: str) -> None:
     one.
     """
     config = loaded.model.config
-    if loaded.family == "diffusion" and stated(config, "mask_token_id") is None:
+    if loaded.is_diffusion and stated(config, "mask_token_id") is None:
         raise ValueError(
             f"{what} needs a model with a mask token, but {loaded.name} has mask_token_id None; "
             "set it in its config, or write with lm.generate where the model knows noise in "
@@ -65,7 +65,7 @@ def limit_of(loaded: Loaded) -> int:
     """The most tokens of a text: the limit stated by the authors, else that of the positions."""
     needs_mask(loaded, "a text to be read")
     config = loaded.model.config
-    if loaded.family != "diffusion":
+    if not loaded.is_diffusion:
         return min(loaded.context or config.max_position_embeddings, config.max_position_embeddings)
     positions = config.text_positions
     return min(loaded.context or positions, positions) - len(stated(config, "closing_ids", ()))
@@ -85,7 +85,7 @@ def read_requests(
             "requests"
         )
     config = loaded.model.config
-    is_diffusion = loaded.family == "diffusion"
+    is_diffusion = loaded.is_diffusion
     limit = limit_of(loaded)
     found = []
     for number, (given, wanted) in enumerate(requests):

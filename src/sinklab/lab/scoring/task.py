@@ -35,7 +35,7 @@ def check_decoding(
         ValueError: for a diffusion model without a mask token, a cache if edits choose in clean
             passes, and settings that only a diffusion model can follow.
     """
-    if loaded.family == "diffusion":
+    if loaded.is_diffusion:
         needs_mask(loaded, "writing")
         if settings.cache != "none" and needs_clean_pass(edits):
             raise ValueError(
@@ -68,7 +68,7 @@ class Task:
     @property
     def is_diffusion(self) -> bool:
         """Whether the model denoises; else it writes token after token."""
-        return self.loaded.family == "diffusion"
+        return self.loaded.is_diffusion
 
     @property
     def is_fast(self) -> bool:

@@ -225,7 +225,7 @@ class Writing:
         """
         writer: Any = ContinuingWriter
         forwards = 1
-        if self.loaded.family == "diffusion":
+        if self.loaded.is_diffusion:
             writer = DenoisingWriter
             if self.settings.cfg_scale:
                 forwards = 2

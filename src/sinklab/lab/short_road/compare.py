@@ -250,7 +250,7 @@ def _under_arms(
     """Rows of one text under every arm, by the arm's name."""
     ids_S = torch.tensor(ids)
     read_S = positions_read(read, len(ids))
-    is_diffusion = loaded.family == "diffusion"
+    is_diffusion = loaded.is_diffusion
     if is_diffusion:
         masked_NS, weight_N = _masks(loaded, ids, place[0], samples)
     else:

@@ -77,7 +77,7 @@ class Cell:
         control, protocol = CONTROLS[self.control]
         edit = by_protocol(protocol, self.k, self.rule, control=control, seed=seed)
         edits = (*self.condition.edits, edit)
-        if loaded.family != "diffusion":
+        if not loaded.is_diffusion:
             edits = by_last_query(edits)
         return edits
 
@@ -90,7 +90,7 @@ class Cell:
         config = loaded.model.config
         # keys of a canvas, or of a prompt that is read
         keys = min(len(request.ids) for request in asked_of(loaded, self.problems, 0))
-        if loaded.family == "diffusion":
+        if loaded.is_diffusion:
             keys += new_tokens + config.sink_count
         # a control takes as many keys again beside the sinks it stands for
         if "random" in self.control and 2 * self.k > keys:
@@ -205,7 +205,7 @@ def read_samples(loaded: Loaded, settings: BatterySettings, progress: Progress) 
     """
     for name in settings.conditions:
         condition = Condition.named(name)
-        if (condition.order is not None) != (loaded.family == "diffusion"):
+        if (condition.order is not None) != loaded.is_diffusion:
             raise ValueError(
                 "greedy is the condition of an autoregressive model, the others are for those that "
                 f"denoise, but {loaded.name} is {loaded.family}, got {name!r}; give another"

@@ -98,7 +98,7 @@ class SinklabLM(TemplateLM):
             "and a benchmark deals its documents to processes that hold a model each",
         )
         self.settings = settings
-        self.is_diffusion = self.loaded.family == "diffusion"
+        self.is_diffusion = self.loaded.is_diffusion
         self.edits = settings.interventions(by_last_row=not self.is_diffusion)
         self.scored_edits = without_steps(settings.interventions())
         """Edits of likelihood requests."""

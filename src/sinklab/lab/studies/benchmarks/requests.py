@@ -329,7 +329,7 @@ def _watched(model: Any, context: int, run: Any) -> tuple[Any, list[Row]]:
     """
     with trace(model.loaded.model, ("received",), steps=range(FORWARDS)) as recording:
         found = run()
-    prefix = getattr(model.loaded.model.config, "sink_count", 0)
+    prefix = model.loaded.added_sinks
     facts = SinkFacts(torch.zeros(1, dtype=torch.int64), prefix)
     for received_BLHK, visible_BK in zip(recording.received, recording.visible, strict=True):
         state_1S = torch.full((1, received_BLHK.shape[-1] - prefix), MASKED)

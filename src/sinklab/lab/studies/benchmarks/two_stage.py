@@ -125,7 +125,7 @@ class TwoStage(Checked):
         super().__post_init__()
         loaded = self.loaded
         config = self.loaded.model.config
-        if loaded.family != "diffusion" or config.mask_token_id is None:
+        if not loaded.is_diffusion or config.mask_token_id is None:
             raise ValueError(
                 f"the two stages denoise, but {loaded.name} has no mask token; score it on the "
                 "task gsm8k instead"

@@ -434,7 +434,7 @@ def read_samples(loaded: Loaded, settings: CacheSettings, progress: Progress) ->
             make no sense.
     """
     progress.stage("reading text")
-    if loaded.family != "diffusion":
+    if not loaded.is_diffusion:
         raise ValueError(
             f"block caches belong to diffusion models, but {loaded.name} is {loaded.family}"
         )

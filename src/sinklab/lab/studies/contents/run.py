@@ -313,7 +313,7 @@ def prepare(loaded: Loaded, settings: ContentsSettings, progress: Progress) -> P
         ValueError: for an autoregressive model, a cache, layers that are not there, fewer texts
             than folds, and anything that the decoder refuses.
     """
-    if loaded.family != "diffusion":
+    if not loaded.is_diffusion:
         raise ValueError(
             f"what a future sink carries is asked of models that denoise, but {loaded.name} is "
             f"{loaded.family}: it has no positions that are still to come"

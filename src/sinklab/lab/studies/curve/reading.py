@@ -111,7 +111,7 @@ class CostCurve(Reading):
                 context, and a k that leaves no columns.
         """
         text = self.text(loaded, settings)
-        keys = settings.length + getattr(loaded.model.config, "sink_count", 0)
+        keys = settings.length + loaded.added_sinks
         needs_others = bool({*settings.controls} - ALONE)
         most = keys - 1
         if needs_others:
@@ -150,7 +150,7 @@ class CostCurve(Reading):
         strongest = StrongestKeys()
         for draw, seed in enumerate(_seeds(settings)):
             names = [*trial.arms]
-            if draw and loaded.family != "diffusion":
+            if draw and not loaded.is_diffusion:
                 # without noise only random edits change from draw to draw
                 names = [name for name in names if is_random(trial.arms[name])]
             edits = {name: trial.arms[name] for name in names}
@@ -182,7 +182,7 @@ class CostCurve(Reading):
         columns = {"row": np.array(trial.rows), "main": first_RE.mean(1).numpy()}
         tables = {"phenomenon": pd.DataFrame(columns | {"gu": sink_RE.mean(1).numpy()})}
         if trial.samples.ids_RS.shape[1] > 2:
-            added = getattr(loaded.model.config, "sink_count", 0)
+            added = loaded.added_sinks
             grown = grown_table(first, second_RE, added)
             tables["grown"] = grown.assign(row=grown["row"] + trial.rows.start)
         return tables | {"curve_rows": pd.concat(frames, ignore_index=True)}

@@ -125,7 +125,7 @@ class Distances(CostStudy):
             protocol, removal, k, control = arm
             how: dict[str, Any] = {"how": removal, "control": control, "seed": settings.seed}
             arms[arm] = [by_protocol(protocol, k, settings.sink_rule, **how)]
-            if loaded.family != "diffusion":
+            if not loaded.is_diffusion:
                 arms[arm] = [*by_last_query(arms[arm])]
         return arms
 
@@ -147,7 +147,7 @@ class Distances(CostStudy):
         prompts = trial.samples[trial.rows.start : trial.rows.stop].tolist()
         requests = [WritingRequest(tuple(ids), (), settings.seed) for ids in prompts]
         how = DecodingSettings(seed=settings.seed)
-        if loaded.family == "diffusion":
+        if loaded.is_diffusion:
             how = DecodingSettings(seed=settings.seed, block_length=settings.block_length)
         texts = Writing(loaded, requests, how, settings.new_tokens, ends=False)
         clean, *found = output_distances(texts, [(), *trial.arms.values()])

@@ -43,7 +43,7 @@ def read_samples(
     if not starts:
         raise ValueError(f"{loaded.name} has no start token to put in front; choose --starts raw")
     ratios: Sequence[float] = (0.0,)
-    if loaded.family == "diffusion":
+    if loaded.is_diffusion:
         ratios = settings.ratios
     found: dict[Arm, Tensor] = {}
     for name in settings.inputs:
@@ -177,7 +177,7 @@ def forward(loaded: Loaded, ids_BT: Tensor) -> None:
     computed.
     """
     model: Any = loaded.model
-    if loaded.family != "diffusion":
+    if not loaded.is_diffusion:
         model(ids_BT, use_cache=False, logits_to_keep=1)
         return
     wanted_BT = torch.zeros_like(ids_BT, dtype=torch.bool)

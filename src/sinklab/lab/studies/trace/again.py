@@ -296,7 +296,7 @@ def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) 
     # comes back
     if rest["step"].nunique() < steps - cut + 1:
         return
-    added = getattr(task.loaded.model.config, "sink_count", 0)
+    added = task.loaded.added_sinks
     keys = slice(added + hidden[0].start, added + hidden[0].stop)
     edit = TruncateContext(hidden[0].start, hidden[0].stop, step=1)
     arrays = retraced(task, rest, work.plan.selection, edit, last_row=True).arrays()

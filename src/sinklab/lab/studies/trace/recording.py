@@ -108,7 +108,7 @@ class Recorder:
         self._so_far = None
         if not (task.is_diffusion or self._by_last_row):
             self._so_far = SoFar()
-        self._added = int(getattr(task.loaded.model.config, "sink_count", 0) or 0)
+        self._added = task.loaded.added_sinks
         self._traced = self._names(task.settings.statistics)
         self._kinds = {name: statistics.parse(name) for name in self._traced}
         kinds = self._kinds.items()

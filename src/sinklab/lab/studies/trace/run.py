@@ -303,7 +303,7 @@ def _check_hidden(task: Task, text: str) -> None:
     """
     settings = task.settings
     if task.is_diffusion:
-        keys = task.positions + getattr(task.loaded.model.config, "sink_count", 0)
+        keys = task.positions + task.loaded.added_sinks
         when = f"with {settings.new_tokens} new tokens"
     else:
         keys = len(task.started())

@@ -202,7 +202,7 @@ class Trace(Study):
         """
         about = describe(loaded, plan.selection.layers, plan.selection.heads)
         about |= {"reading": SO_FAR, "forward": OWN}
-        if loaded.family == "diffusion":
+        if loaded.is_diffusion:
             about["reading"] = ALL_QUERIES
         if plan.tasks[0].is_fast:
             about["forward"] = FAST
