@@ -32,7 +32,6 @@ from sinklab.lab.cli.options import (
     WORDS,
     Given,
     carried,
-    known_options,
     options,
     refuse,
     values_of,
@@ -260,8 +259,6 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
             )
             app.command(name=name)(function)
             names += options_of
-            if not (completes or asks):
-                known_options(name, rest, options_of)
             if left:
                 say(f"sinklab: not taken from {given.source}: {', '.join(left)}", stream=sys.stderr)
         else:
@@ -303,7 +300,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             app = _app(arguments, names)
             shortened = {"--help-all": "--help"}
             arguments = [shortened.get(one, one) for one in arguments]
-            with on_parse_error(partial(refuse, command=arguments[0], arguments=arguments[1:])):
+            given = {"command": arguments[0], "arguments": arguments[1:]}
+            with on_parse_error(partial(refuse, names=names, **given)):
                 app.cli(args=arguments, prog="sinklab", description=ABOUT)
             sys.stdout.flush()
     except BrokenPipeError:

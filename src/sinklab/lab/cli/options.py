@@ -186,26 +186,33 @@ KINDS = {
 """Values of an option in words, by its word in the help."""
 
 
-def refuse(event: Any, command: str, arguments: Sequence[str]) -> None:
+def refuse(event: Any, command: str, arguments: Sequence[str], names: Iterable[str]) -> None:
     """Say in a sentence the error of tyro, in place of its box; errors unknown here keep the box.
 
     Args:
         event: one of ``tyro._errors``, told apart by their fields.
         command: its name.
         arguments: behind the name.
+        names: of the options of the command, as fields.
 
     Raises:
         ValueError: naming the expected and given values, and the remedy.
     """
     remedy = f"sinklab {command} --help says what it takes"
     told = vars(event)
+    surplus = [*told.get("tokens", ()), *told.get("unrecognized_tokens", ())]
+    for flag in surplus:
+        if flag.startswith("--"):
+            flag = flag.partition("=")[0].replace("_", "-")
+            found = near(flag, [f"--{name.replace('_', '-')}" for name in (*names, *FILES)])
+            more = found or f"sinklab {command} --help-all lists its options"
+            raise ValueError(f"unknown option {flag!r} of sinklab {command}; {more}")
     if told.get("missing_arguments"):
-        names = " and ".join(one.arg.display_name() for one in event.missing_arguments)
-        raise ValueError(f"sinklab {command} needs {names}, but it is not given; {remedy}")
-    if told.get("tokens"):
-        surplus = event.tokens[0]
+        needed = " and ".join(one.arg.display_name() for one in event.missing_arguments)
+        raise ValueError(f"sinklab {command} needs {needed}, but it is not given; {remedy}")
+    if surplus:
         raise ValueError(
-            f"sinklab {command} takes no further arguments, but there is {surplus!r}; {remedy}"
+            f"sinklab {command} takes no further arguments, but there is {surplus[0]!r}; {remedy}"
         )
     argument = told.get("argument")
     if argument is None:
@@ -237,27 +244,6 @@ def values_of(arguments: Sequence[str], flag: str, nargs: str = "?") -> tuple[li
     parser.add_argument(flag, f"--{flag[2:].replace('-', '_')}", **how)
     given, rest = parser.parse_known_args(arguments)
     return given.values, rest
-
-
-def known_options(command: str, arguments: Sequence[str], names: Iterable[str]) -> None:
-    """Raises ValueError for the first flag that is no option of the command, with the near ones.
-
-    Args:
-        names: of the options, as fields.
-    """
-    flags = {name.replace("_", "-") for name in (*names, *FILES)}
-    for argument in arguments:
-        flag = argument.removeprefix("--").partition("=")[0].replace("_", "-")
-        if (
-            not argument.startswith("--")
-            or argument == "--"
-            or flag in flags
-            or flag.removeprefix("no-") in flags
-        ):
-            continue
-        found = near(f"--{flag}", [f"--{one}" for one in flags])
-        remedy = found or f"sinklab {command} --help-all lists its options"
-        raise ValueError(f"unknown option '--{flag}' of sinklab {command}; {remedy}")
 
 
 @dataclass(frozen=True)
