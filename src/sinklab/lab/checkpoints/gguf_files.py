@@ -8,12 +8,15 @@ Nothing of the format is read here: transformers makes the config, the tokenizer
 import copy
 import functools
 import re
+import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -168,9 +171,9 @@ def _read_header(file: Path, name: str, size: int, changed_at: int) -> Header:
         "install gguf"
     )
     with refused(absent, ImportError):
-        from gguf import GGUFReader
+        import gguf  # noqa: F401
     with refused(f"the header of {name} cannot be read, the file may be cut short or damaged"):
-        reader = GGUFReader(file)
+        reader = _reader(file, size, changed_at)
         types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
         said = {key: field.contents() for key, field in reader.fields.items() if key in _FIELDS}
         starts = said.get("tokenizer.ggml.add_bos_token")
@@ -190,6 +193,37 @@ def _read_header(file: Path, name: str, size: int, changed_at: int) -> Header:
     return header
 
 
+@functools.lru_cache(maxsize=1)
+def _reader(file: Path, size: int, changed_at: int) -> Any:
+    from gguf import GGUFReader
+
+    return GGUFReader(file)
+
+
+# transformers' names are changed by one thread at a time
+_LOCK = threading.RLock()
+
+
+@contextmanager
+def _read_once(file: Path) -> Iterator[None]:
+    """Let transformers, in this block, parse the header of this file once and make the map of its
+    names once: it does the first for config, tokenizer and weights anew, the second for each
+    tensor.
+    """
+    import gguf
+
+    stat = file.stat()
+    known = _reader(file, stat.st_size, stat.st_mtime_ns)
+    read_anew = gguf.GGUFReader
+
+    def reader(path: Any, *options: Any) -> Any:
+        return known if Path(path) == file else read_anew(path, *options)
+
+    names = functools.lru_cache(maxsize=1)(gguf.get_tensor_name_map)
+    with _LOCK, mock.patch.multiple(gguf, GGUFReader=reader, get_tensor_name_map=names):
+        yield
+
+
 def read_config(file: Path, name: str) -> dict[str, Any]:
     """The config that transformers makes of the header, as a ``config.json`` would have it.
 
@@ -203,7 +237,7 @@ def read_config(file: Path, name: str) -> dict[str, Any]:
         f"{name} is a GGUF file of llama.cpp's architecture {header.architecture!r}, which "
         "transformers cannot read; load the checkpoint that it was made from"
     )
-    with refused(fault):
+    with refused(fault), _read_once(file):
         text = _config_text(file, stat.st_size, stat.st_mtime_ns)
     config: dict[str, Any] = from_json(text, dict)
     # names of the place it was read from, which are no names of published checkpoints
@@ -224,7 +258,7 @@ def read_tokenizer(file: Path, name: str) -> PreTrainedTokenizerBase:
     starts = read_header(file, name).starts_texts
     if starts is not None:
         options["add_bos_token"] = starts
-    with refused(f"{name} has a model but no tokenizer that can be read"):
+    with refused(f"{name} has a model but no tokenizer that can be read"), _read_once(file):
         tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), **options)
     return tokenizer
 
@@ -250,10 +284,13 @@ def read_weights(file: Path, name: str, config: PreTrainedConfig, dtype: torch.d
     # without it some architectures stay packed; older versions always unpack
     if hasattr(transformers, "GgufConfig"):
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    with refused(f"the weights of {name} cannot be read, the file may be cut short or damaged"):
+    fault = f"the weights of {name} cannot be read, the file may be cut short or damaged"
+    with refused(fault), _read_once(file):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(file.parent), gguf_file=file.name, output_loading_info=True, **options
         )
+    # it maps the file, and holds a vocabulary
+    _reader.cache_clear()
     model, found = loaded
     wrong = {kind: sorted(map(str, names)) for kind, names in found.items() if names}
     if wrong:
