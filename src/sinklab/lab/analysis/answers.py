@@ -393,11 +393,14 @@ def contrast(models: Sequence[Compared]) -> str:
         return ""
     strong = [one for one in models if one.answers["exist"].word == "yes"]
     if len(strong) < 2:
-        have = f"only {strong[0].answers.model} has" if strong else "no model here has"
+        who = f"only {strong[0].answers.model}" if strong else "no model here"
+        have = "has"
+        if any(one.answers["exist"].word in ("inconclusive", "not measured") for one in models):
+            have = "is known to have"
         least, heads = f"{100 * STRONG:.0f}\u00a0%", f"{100 * HEADS:.0f}\u00a0%"
         return (
-            f"No comparison of models: {have} strong sinks (a key above {least} in {heads} of "
-            "heads)."
+            f"No comparison of models: {who} {have} strong sinks (a key above {least} in {heads} "
+            "of heads)."
         )
     one, other = strong[:2]
     names = one.answers.model, other.answers.model
