@@ -309,12 +309,25 @@ def answer(work: Work) -> None:
 
 
 def conclude(work: Work) -> None:
-    """Write the tables from the answers of all workers, and lm-eval's own files."""
+    """Write the tables ``scores``, ``samples``, ``sinks`` (of watched requests) and ``doses`` (if
+    keys were blocked) from the answers of all workers, and lm-eval's own files.
+    """
     model = work.plan
     # every stage was told when its requests were answered
     model.progress = Progress()
     results = _through_lm_eval(model)
-    tables.write(work.run, results, model.told, dose_rows(model))
+    scores, samples = tables.rows_of(results, model.told)
+    samples.sort(key=lambda row: (row["task"], row["filter"], row["doc_id"]))
+    sinks = [
+        {"task": task, "doc_id": document, "request": number}
+        | {name: math.nan if value is None else value for name, value in facts.items()}
+        for (task, document, number), answer in sorted(model.told.items())
+        for facts in answer.get("sinks", ())
+    ]
+    found = {"scores": scores, "samples": samples, "sinks": sinks, "doses": dose_rows(model)}
+    for name, rows in found.items():
+        if rows:
+            work.run.table(name, rows)
     work.run.keep(write(work.run.path, results, model))
 
 

@@ -20,7 +20,7 @@ from sinklab.lab.analysis import Estimate
 from sinklab.lab.analysis.doses import MATCHED
 from sinklab.lab.analysis.intervals import paired_share_interval
 from sinklab.lab.files import toml_of
-from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.records import Run, open_run
 from sinklab.lab.reports import checked
 from sinklab.lab.studies import Row, hidden_words, of_each
 from sinklab.lab.studies.benchmarks.offline import RUNS_CODE, sandbox
@@ -69,24 +69,6 @@ def rows_of(results: Mapping[str, Any], told: Told) -> tuple[list[Row], list[Row
             row["no_answer"] = float(pd.Series(named, dtype=float).mean())
             scores.append(row)
     return scores, samples
-
-
-def write(run: RunWriter, results: Mapping[str, Any], told: Told, doses: list[Row]) -> None:
-    """Write the tables ``scores``, ``samples``, ``sinks`` (of watched requests) and ``doses`` (if
-    keys were blocked).
-    """
-    scores, samples = rows_of(results, told)
-    samples.sort(key=lambda row: (row["task"], row["filter"], row["doc_id"]))
-    sinks = [
-        {"task": task, "doc_id": document, "request": number}
-        | {name: math.nan if value is None else value for name, value in facts.items()}
-        for (task, document, number), answer in sorted(told.items())
-        for facts in answer.get("sinks", ())
-    ]
-    tables = {"scores": scores, "samples": samples, "sinks": sinks, "doses": doses}
-    for name, rows in tables.items():
-        if rows:
-            run.table(name, rows)
 
 
 def _number(value: Any) -> float:
