@@ -67,9 +67,14 @@ class Loaded:
         return self.family == "diffusion"
 
     @property
+    def config(self) -> Any:
+        """The config of the model."""
+        return self.model.config
+
+    @property
     def added_sinks(self) -> int:
         """Number of sinks that are added in front of the keys."""
-        return getattr(self.model.config, "sink_count", 0)
+        return getattr(self.config, "sink_count", 0)
 
     def needed_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, for work that is about text. Raises ValueError if the model came without

@@ -300,8 +300,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             app = _app(arguments, names)
             shortened = {"--help-all": "--help"}
             arguments = [shortened.get(one, one) for one in arguments]
-            given = {"command": arguments[0], "arguments": arguments[1:]}
-            with on_parse_error(partial(refuse, names=names, **given)):
+            told = partial(refuse, command=arguments[0], arguments=arguments[1:], names=names)
+            with on_parse_error(told):
                 app.cli(args=arguments, prog="sinklab", description=ABOUT)
             sys.stdout.flush()
     except BrokenPipeError:

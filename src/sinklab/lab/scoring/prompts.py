@@ -44,7 +44,7 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
     """
     with refused("a prompt is text in UTF-8", UnicodeError):
         text.encode()
-    opening = stated(loaded.model.config, "opening_ids", ())
+    opening = stated(loaded.config, "opening_ids", ())
     if chat and loaded.tokenizer is not None:
         rendered, start, stop = _in_chat(loaded, text)
         offsets = bool(loaded.tokenizer.is_fast)
@@ -64,7 +64,7 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
             f"is {text!r}"
         ):
             ids = tuple(int(part) for part in text.replace(",", " ").split())
-        rows = loaded.model.config.get_text_config().vocab_size
+        rows = loaded.config.get_text_config().vocab_size
         wrong = [number for number in ids if not 0 <= number < rows]
         if wrong:
             raise ValueError(

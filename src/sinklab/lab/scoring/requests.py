@@ -52,7 +52,7 @@ def needs_mask(loaded: Loaded, what: str) -> None:
     """Raise ValueError for a diffusion model without a mask token, naming the feature that needs
     one.
     """
-    config = loaded.model.config
+    config = loaded.config
     if loaded.is_diffusion and stated(config, "mask_token_id") is None:
         raise ValueError(
             f"{what} needs a model with a mask token, but {loaded.name} has mask_token_id None; "
@@ -64,7 +64,7 @@ def needs_mask(loaded: Loaded, what: str) -> None:
 def limit_of(loaded: Loaded) -> int:
     """The most tokens of a text: the limit stated by the authors, else that of the positions."""
     needs_mask(loaded, "a text to be read")
-    config = loaded.model.config
+    config = loaded.config
     if not loaded.is_diffusion:
         return min(loaded.context or config.max_position_embeddings, config.max_position_embeddings)
     positions = config.text_positions
@@ -84,7 +84,7 @@ def read_requests(
             f"groups name the group of every request, got {len(groups)} for {len(requests)} "
             "requests"
         )
-    config = loaded.model.config
+    config = loaded.config
     is_diffusion = loaded.is_diffusion
     limit = limit_of(loaded)
     found = []

@@ -87,7 +87,7 @@ class Task:
         """Steps that the text may take at most."""
         tokens = self.settings.new_tokens
         if tokens == 0 and self.is_diffusion:
-            tokens = self.prompt.ids.count(self.loaded.model.config.mask_token_id)
+            tokens = self.prompt.ids.count(self.loaded.config.mask_token_id)
         return max(self.settings.steps or 0, tokens)
 
     def writing(self, *more_edits: Any) -> AbstractContextManager[Writer]:

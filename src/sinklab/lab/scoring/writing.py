@@ -48,7 +48,7 @@ def stop_ids(loaded: Loaded, until: Sequence[str] = ()) -> set[int]:
     """Ids at which a text ends: the model's ends of text and of turn, and special tokens among
     `until`.
     """
-    found = {*loaded.special.stop, *ends_of(loaded.model.config)}
+    found = {*loaded.special.stop, *ends_of(loaded.config)}
     tokenizer = loaded.tokenizer
     if tokenizer is not None:
         special = {
@@ -299,7 +299,7 @@ class DenoisingWriter(Writer):
     statistic = "received"
 
     def __init__(self, texts: Writing, log: InterventionLog) -> None:
-        model = texts.loaded.model
+        model: Any = texts.loaded.model
         settings = texts.settings
         if texts.ends:
             settings = ending(settings, model.config)
@@ -404,7 +404,7 @@ class ContinuingWriter(Writer):
     @torch.inference_mode()
     def _tokens(self, index: int) -> Tensor:
         settings = self.texts.settings
-        config = self.loaded.model.config
+        config = self.loaded.config
         logits_BV = self._logits().float()
         if settings.text_only:
             logits_BV = logits_BV[:, : stated(config, "text_vocab_size")]
@@ -456,7 +456,7 @@ class ContinuingWriter(Writer):
 
 def check_context(loaded: Loaded, positions: int) -> None:
     """Raise ValueError if an autoregressive model has not so many positions."""
-    limit = loaded.model.config.max_position_embeddings
+    limit = loaded.config.max_position_embeddings
     if positions > limit:
         raise ValueError(
             f"prompt and new tokens must fit the model's context of {limit} positions, got "
@@ -480,7 +480,7 @@ def canvas_of(loaded: Loaded, requests: Sequence[WritingRequest], new_tokens: in
 
     Raises ValueError if they do not fit the model, or have no masks to fill.
     """
-    config = loaded.model.config
+    config = loaded.config
     prompts = [list(request.ids) for request in requests]
     if new_tokens == 0:
         ids_BS, real_BS = left_padded([closed(config, ids) for ids in prompts], 0)

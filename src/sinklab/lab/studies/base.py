@@ -104,7 +104,7 @@ def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:
     loaded.needed_tokenizer()
     needs_mask(loaded, f"the study {study!r}")
     named = {"diffusion": "text_positions"}.get(loaded.family, "max_position_embeddings")
-    limit = getattr(loaded.model.config, named, positions)
+    limit = getattr(loaded.config, named, positions)
     if positions > limit:
         raise ValueError(
             f"texts of {study!r} must fit the context of {loaded.name}, {limit} positions, got "
@@ -133,7 +133,7 @@ def describe(
     """The model as ``run.json`` records it, and which of its layers and heads are recorded: all
     when left out.
     """
-    config = loaded.model.config
+    config = loaded.config
     backbone = getattr(config, "backbone", config)
     about = {
         "name": loaded.name,

@@ -87,7 +87,7 @@ class Cell:
         """
         if not self.k:
             return None
-        config = loaded.model.config
+        config = loaded.config
         # keys of a canvas, or of a prompt that is read
         keys = min(len(request.ids) for request in asked_of(loaded, self.problems, 0))
         if loaded.is_diffusion:

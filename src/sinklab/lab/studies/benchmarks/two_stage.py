@@ -124,7 +124,7 @@ class TwoStage(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         loaded = self.loaded
-        config = self.loaded.model.config
+        config = self.loaded.config
         if not loaded.is_diffusion or config.mask_token_id is None:
             raise ValueError(
                 f"the two stages denoise, but {loaded.name} has no mask token; score it on the "
@@ -141,7 +141,7 @@ class TwoStage(Checked):
     def decoding(self) -> DecodingSettings:
         """The settings of each stage for this model."""
         # to end is part of the protocol, but some models name no end of text
-        return ending(self.settings, self.loaded.model.config)
+        return ending(self.settings, self.loaded.config)
 
     def answers(self, questions: Mapping[int, str]) -> Iterator[TwoStageAnswer]:
         """The answers, in no particular order.
@@ -239,7 +239,7 @@ class TwoStage(Checked):
         """All rows up to the full length, masks on the right of each; the evaluations that took;
         facts; doses.
         """
-        mask_id = self.loaded.model.config.mask_token_id
+        mask_id = self.loaded.config.mask_token_id
         if all(len(ids) == self.length for ids in prompts.values()):
             return prompts, 0, None, {}
         ids_BS = torch.tensor(

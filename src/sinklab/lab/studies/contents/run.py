@@ -346,7 +346,7 @@ def prepare(loaded: Loaded, settings: ContentsSettings, progress: Progress) -> P
 
 
 def _lens(loaded: Loaded, settings: ContentsSettings) -> LogitLens:
-    config = loaded.model.config
+    config = loaded.config
     vocabulary = None
     if settings.text_only:
         vocabulary = config.text_vocab_size
@@ -405,7 +405,7 @@ def _sample(
     if kept.rows:
         arrays, dims = kept.arrays()
         run.arrays(of_twin("states", kind), arrays, dims, dtype="float32", part=text)
-        shift = int(bool(task.loaded.model.config.logit_shift))
+        shift = int(bool(task.loaded.config.logit_shift))
         table = kept.table(text, _lens(task.loaded, work.settings), shift)
         run.table(of_twin("samples", kind), table, part=text)
     for name, rows in {"looks": kept.looks, "added": kept.added}.items():

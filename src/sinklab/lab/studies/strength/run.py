@@ -120,7 +120,7 @@ def text_ids(loaded: Loaded) -> list[int]:
     the embedding.
     """
     known = set(loaded.needed_tokenizer().get_vocab().values()) - set(special_roles(loaded))
-    return sorted(token_id for token_id in known if token_id < loaded.model.config.vocab_size)
+    return sorted(token_id for token_id in known if token_id < loaded.config.vocab_size)
 
 
 def masked(loaded: Loaded, ids_RT: Tensor, ratio: float, start: bool, seed: int) -> Tensor:
@@ -137,7 +137,7 @@ def masked(loaded: Loaded, ids_RT: Tensor, ratio: float, start: bool, seed: int)
     ).argsort(dim=1)
     count = round(ratio * order_RT.shape[1])
     noisy_RT = ids_RT.clone()
-    noisy_RT[:, first:].scatter_(1, order_RT[:, :count], int(loaded.model.config.mask_token_id))
+    noisy_RT[:, first:].scatter_(1, order_RT[:, :count], int(loaded.config.mask_token_id))
     return noisy_RT
 
 

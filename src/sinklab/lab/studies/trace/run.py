@@ -192,7 +192,7 @@ def _generation(
         whole_S[last.state_S != STATES.index("prompt")] = written
         completion = text_of(task.loaded, whole_S)
     else:
-        if getattr(task.loaded.model.config, "opening_ids", ()):
+        if getattr(task.loaded.config, "opening_ids", ()):
             # the tokenizer of a masked language model writes the space between words, and none
             # before the first
             given_P = np.array(task.prompt.ids)
@@ -251,7 +251,7 @@ def prepare(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan
     """The texts to write. Raises ValueError for anything that can be refused without running the
     model.
     """
-    selection = Selection.of(loaded.model.config, settings)
+    selection = Selection.of(loaded.config, settings)
     if (
         settings.twin
         and settings.values()["cache"] is not None
