@@ -56,7 +56,6 @@ class SinklabLM(TemplateLM):
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
         processes: Processes | None = None,
-        tasks: dict[str, Any] | None = None,
         **given: Any,
     ) -> None:
         """Make it from a loaded model, or a name with its arguments.
@@ -69,7 +68,6 @@ class SinklabLM(TemplateLM):
             max_batch_size: not used.
             processes: this one of those that lm-eval itself deals documents to; the environment
                 says it when left out.
-            tasks: that a run asks of it, as lm-eval's `evaluate` takes them.
             given: fields of `EvalSettings`, and dtype, device, device_map, revision, allow_pickle,
                 sink.
 
@@ -109,7 +107,8 @@ class SinklabLM(TemplateLM):
         check_decoding(self.loaded, settings, self.edits, "block_length")
         if self.is_diffusion:
             settings.values()
-        self.tasks = tasks or {}
+        self.tasks: dict[str, Any] = {}
+        """Tasks that a run asks of it, as lm-eval's `evaluate` takes them."""
         self.claims: Claims | None = None
         self.cache = RequestCache(None, None, "")
         """Cache of answers, in memory; a run puts its own here."""

@@ -295,4 +295,6 @@ class Evaluation(Study):
         serve them.
         """
         how = {"settings": settings, "progress": progress, "processes": Processes()}
-        return self._asked(loaded, **how, tasks=self.tasks)
+        model = self._asked(loaded, **how)
+        model.tasks = self.tasks
+        return model
