@@ -213,9 +213,10 @@ class SinklabLM(TemplateLM):
                 self.cache.add(units[name][1]())
                 done = self._answered(names)
                 self.progress.count(done, total)
-        for each in asked:
-            self.told[(*each.document, each.number)] = self.cache.get(each.key) or {}
-        return [self.cache.get(each.key) or {} for each in asked]
+        found = [self.cache.get(each.key) or {} for each in asked]
+        places = [(*each.document, each.number) for each in asked]
+        self.told |= dict(zip(places, found, strict=True))
+        return found
 
     def _answered(self, keys: Iterable[str]) -> int:
         """Number of these requests that have an answer."""

@@ -25,30 +25,7 @@ def caches_figure(one: Reader) -> list[Chart]:
     run = one.run
     policies = run.table("policies")
     name = run.info.model.get("name", "")
-    charts = [_fidelity(policies, f"{name}: distance from uncached decoding")]
-    if "costs" in run.tables:
-        charts.append(_costs(policies, _at_longest(run)))
-    return charts
-
-
-@of_each
-def draw_caches(run: Run, out: Path, options: object) -> list[Path]:
-    """Write `caches_figure` as caches.png into each run. Raises ValueError for a run of another
-    kind.
-    """
-    return save_figure(partial(caches_figure, run), run.path / "caches")
-
-
-def _at_longest(run: Run) -> pd.DataFrame:
-    """The costs at the longest canvas measured."""
-    costs = run.table("costs")
-    return costs[costs["length"] == costs["length"].max()]
-
-
-def _fidelity(policies: pd.DataFrame, title: str) -> Chart:
-    """Divergence from the uncached distribution over the share of columns kept; full lines protect
-    sinks of now.
-    """
+    # over the share of columns kept; full lines protect sinks of now
     lines = []
     for family in NAMES:
         mine = policies[(policies["family"] == family) & (policies["keep"] < 1)].sort_values("keep")
@@ -66,11 +43,12 @@ def _fidelity(policies: pd.DataFrame, title: str) -> Chart:
         for cell in zip(whole["divergence"], whole["family"].map(WHOLE), strict=True)
     ]
     across = Axis("columns kept outside the block (window: of all)", " %", "log")
-    return Chart(across, DIVERGENCE, lines, marks, title)
-
-
-def _costs(policies: pd.DataFrame, costs: pd.DataFrame) -> Chart:
-    """Divergence over processor time, a mark a policy; filled ones protect sinks."""
+    title = f"{name}: distance from uncached decoding"
+    charts = [Chart(across, DIVERGENCE, lines, marks, title)]
+    if "costs" not in run.tables:
+        return charts
+    # over processor time, a mark a policy; filled ones protect sinks
+    costs = _at_longest(run)
     both = policies.merge(costs, on=KEYS)
     lines = []
     for row in both[both["divergence"] > 0].to_dict("records"):
@@ -80,7 +58,22 @@ def _costs(policies: pd.DataFrame, costs: pd.DataFrame) -> Chart:
             how = _drawn_as(row["family"]) | {"kind": "dots", "style": style}
         lines.append(Line([row["ratio"]], [row["divergence"]], **how))
     across = Axis(f"processor time, uncached = 1 ({costs['length'].iloc[0]} columns)")
-    return Chart(across, DIVERGENCE, lines, title="distance over time")
+    charts.append(Chart(across, DIVERGENCE, lines, title="distance over time"))
+    return charts
+
+
+@of_each
+def draw_caches(run: Run, out: Path, options: object) -> list[Path]:
+    """Write `caches_figure` as caches.png into each run. Raises ValueError for a run of another
+    kind.
+    """
+    return save_figure(partial(caches_figure, run), run.path / "caches")
+
+
+def _at_longest(run: Run) -> pd.DataFrame:
+    """The costs at the longest canvas measured."""
+    costs = run.table("costs")
+    return costs[costs["length"] == costs["length"].max()]
 
 
 def _drawn_as(family: str) -> dict[str, Any]:

@@ -148,7 +148,9 @@ class CostCurve(Reading):
         settings, loaded = trial.settings, trial.loaded
         drawn: dict[Arm, list[EditedLosses]] = {name: [] for name in trial.arms}
         strongest = StrongestKeys()
-        for draw, seed in enumerate(_seeds(settings)):
+        # the first draw has the seed itself, so that it equals `row_losses`
+        more = np.random.SeedSequence(settings.seed).generate_state(settings.draws, np.uint64) >> 2
+        for draw, seed in enumerate([settings.seed, *map(int, more[1:])]):
             names = [*trial.arms]
             if draw and not loaded.is_diffusion:
                 # without noise only random edits change from draw to draw
@@ -355,12 +357,6 @@ def _losses(trial: Trial, edits: list[list[Any]], seed: int) -> list[EditedLosse
         only=trial.rows,
         progress=trial.step,
     )
-
-
-def _seeds(settings: CurveSettings) -> list[int]:
-    """Seeds of the draws; the first has the seed itself, so that it equals `row_losses`."""
-    more = np.random.SeedSequence(settings.seed).generate_state(settings.draws, np.uint64) >> 2
-    return [settings.seed, *map(int, more[1:])]
 
 
 def curve_table(rows: pd.DataFrame, text: HeldoutRows) -> pd.DataFrame:

@@ -5,7 +5,7 @@ nothing blocked.
 # R texts
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +21,6 @@ from sinklab.lab.measures import by_protocol
 from sinklab.lab.records import Run
 from sinklab.lab.reports import number, percent, write_page
 from sinklab.lab.scoring import (
-    Distance,
     LikelihoodSettings,
     Writing,
     WritingRequest,
@@ -151,7 +150,18 @@ class Distances(CostStudy):
             how = DecodingSettings(seed=settings.seed, block_length=settings.block_length)
         texts = Writing(loaded, requests, how, settings.new_tokens, ends=False)
         clean, *found = output_distances(texts, [(), *trial.arms.values()])
-        costs = dict(_judged(loaded, prompts, [clean, *found], settings.seed))
+        # nats per token of all different texts by the model without edits; masks depend on the row
+        drawn = [clean, *found]
+        written = [
+            *dict.fromkeys((row, text) for one in drawn for row, text in enumerate(one.texts))
+        ]
+        scored = likelihoods(
+            loaded,
+            [(prompts[row], text) for row, text in written],
+            LikelihoodSettings(samples=SAMPLES, seed=settings.seed),
+            groups=[row for row, _ in written],
+        )
+        costs = {text: -one.logprob / one.tokens for text, one in zip(written, scored, strict=True)}
         lines = []
         for arm, one in zip(trial.arms, found, strict=True):
             for row, text in enumerate(one.texts):
@@ -172,19 +182,6 @@ class Distances(CostStudy):
     sentences = deferred("sinklab.lab.studies.curve.writing:distance_sentences")
 
     draw = deferred("sinklab.lab.studies.curve.writing:draw_distance")
-
-
-def _judged(
-    loaded: Loaded, prompts: list[list[int]], found: list[Distance], seed: int
-) -> Iterable[Any]:
-    """((row, text), nats per token) of all different texts, by the model without edits; masks
-    depend on the row.
-    """
-    texts = [*dict.fromkeys((row, text) for one in found for row, text in enumerate(one.texts))]
-    how = LikelihoodSettings(samples=SAMPLES, seed=seed)
-    asked = [(prompts[row], text) for row, text in texts]
-    scored = likelihoods(loaded, asked, how, groups=[row for row, _ in texts])
-    return zip(texts, (-one.logprob / one.tokens for one in scored), strict=True)
 
 
 def outcomes(distances: pd.DataFrame) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 # T recorded steps, L layers, H heads, K keys, S canvas positions
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from sinklab.core.registry import interventions
 from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.caching import EvictingCache
 from sinklab.lab.checkpoints import Loaded, special_roles, token_text
-from sinklab.lab.measures import MaskSinks
+from sinklab.lab.measures import MaskSinks, TruncateContext
 from sinklab.lab.measures.controls import CountControl
 from sinklab.lab.records import RunWriter
 from sinklab.lab.scoring import (
@@ -132,14 +132,13 @@ def _write_truncated(
         meter.stage(
             f"writing sample {sample + 1} again with a part of its context blocked: {stretch.arm}"
         )
-        where = {"start": stretch.start, "stop": stretch.stop, "step": cut}
         again = replace(task, settings=watched)
         recorder = None
         if stretch.arm == "sink":
             # rows of before the cut would keep the blocked keys in the attention of all queries so
             # far
             recorder = Recorder(again, selection, last_row=True)
-        edit = interventions.make("truncate_context", **where)
+        edit = TruncateContext(stretch.start, stretch.stop, step=cut)
         moments, log = follow(again, meter, recorder, edit)
         if recorder is not None:
             added = score_LHK.shape[-1] - len(last.ids_S)
@@ -149,14 +148,12 @@ def _write_truncated(
         written = moments[-1].written
         text = {
             "sample": sample,
-            "arm": stretch.arm,
             "prompt": task.prompt.text,
             "completion": text_of(task.loaded, written),
             "token_ids": written.tolist(),
             "agreement": agreement(whole[-1].written, written),
-            "held": stretch.held,
-            "sinks": stretch.sinks,
-            **where,
+            **asdict(stretch),
+            "step": cut,
             "idle": " ".join(log.idle),
         }
         texts.append(text)
