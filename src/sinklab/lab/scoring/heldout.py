@@ -26,7 +26,6 @@ from sinklab.lab.scoring.requests import Place, placed, scoring_edits
 from sinklab.lab.scoring.writing import needs_clean_pass
 
 BATCH = 16
-Tell = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def edited_losses(
     seed: int = 0,
     batch: int = BATCH,
     only: range | None = None,
-    progress: Tell | None = None,
+    progress: Callable[[], object] | None = None,
 ) -> list[EditedLosses]:
     """Loss of each row under each of some sets of edits; an empty one is the model as it is.
 

@@ -59,6 +59,7 @@ from sinklab.lab.records.writing import columns_of as columns_of
 from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.studies.processes import (
     Amount,
+    Audience,
     Processes,
     Progress,
     Units,
@@ -374,7 +375,7 @@ class Study:
         out: str | Path,
         settings: Any = None,
         *,
-        progress: Progress | Callable[[str], object] | None = None,
+        progress: Audience = None,
         resume: bool = False,
         overwrite: bool = False,
         worker: Processes | None = None,

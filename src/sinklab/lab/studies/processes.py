@@ -43,6 +43,10 @@ class Amount:
     """
 
 
+Tick = Callable[[], object]
+"""Called after each of some evaluations."""
+
+
 def nothing(*said: object) -> None:
     """Tell nobody, where progress would be told."""
 
@@ -72,7 +76,11 @@ class Progress:
         return lambda: self.count(next(numbers, total), total)
 
 
-def as_progress(given: Progress | Callable[[str], object] | None) -> Progress:
+Audience = Progress | Callable[[str], object] | None
+"""Progress to show, or a function that is called with the text of each stage."""
+
+
+def as_progress(given: Audience) -> Progress:
     """`given` as a Progress: a function is called with the text of each stage; None says
     nothing.
     """
@@ -240,7 +248,7 @@ class Units:
         claims: Claims | None,
         units: Sequence[Any],
         is_done: Callable[[Any], bool],
-        refresh: Callable[[], object] = nothing,
+        refresh: Tick = nothing,
         worker: Processes = Processes(),
     ) -> None:
         """

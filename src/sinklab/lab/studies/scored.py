@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.lab.records import of_twin, open_run
 from sinklab.lab.studies.base import Study, Work
-from sinklab.lab.studies.processes import Meter, Progress, nothing
+from sinklab.lab.studies.processes import Meter, Progress, Tick, nothing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +69,7 @@ class Trial:
     """Arms to measure, by their names."""
     rows: range
     """Numbers of the samples to measure."""
-    step: Callable[[], object]
+    step: Tick
     """Called after each evaluation."""
 
 

@@ -4,7 +4,7 @@ blocked.
 
 # B batch rows, L layers, H heads
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ from sinklab.lab.studies import (
     Progress,
     Row,
     Rows,
+    Tick,
     Trial,
     check_fits,
     less_other,
@@ -153,7 +154,7 @@ def answer(
     new_tokens: int,
     seed: int,
     removed: Removed,
-    progress: Callable[[], object] = nothing,
+    progress: Tick = nothing,
 ) -> list[Row]:
     """Write the answers to some problems in one batch, of unequal lengths if need be.
 

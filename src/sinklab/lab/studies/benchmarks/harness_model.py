@@ -22,7 +22,7 @@ from sinklab.lab.records.leases import Claims
 from sinklab.lab.scoring.prompts import in_chat
 from sinklab.lab.scoring.requests import limit_of, without_steps
 from sinklab.lab.scoring.task import check_decoding
-from sinklab.lab.studies import Processes, Progress, Row, Units, as_progress, nothing, request_key
+from sinklab.lab.studies import Audience, Processes, Row, Units, as_progress, nothing, request_key
 from sinklab.lab.studies.benchmarks.requests import (
     RequestCache,
     Unit,
@@ -52,7 +52,7 @@ class SinklabLM(TemplateLM):
         pretrained: str | Loaded = "tiny",
         *,
         settings: EvalSettings | None = None,
-        progress: Progress | Callable[[str], object] | None = None,
+        progress: Audience = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
         processes: Processes | None = None,

@@ -25,6 +25,7 @@ from sinklab.lab.records import RUN_FILE, read_info
 from sinklab.lab.scoring.requests import scoring_edits, without_steps
 from sinklab.lab.studies import (
     Amount,
+    Audience,
     Progress,
     Row,
     Work,
@@ -416,7 +417,7 @@ def table1(
     out: str | Path,
     plan: Plan | None = None,
     *,
-    progress: Progress | Callable[[str], object] | None = None,
+    progress: Audience = None,
 ) -> list[Path]:
     """Score every model on every task, unmasked and masked: OUT/<model>/<task>-k<K>, one run folder
     a cell.

@@ -21,7 +21,7 @@ from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.data import Pair
 from sinklab.lab.scoring.answers import SinkFacts, Totals, followed, needs_own_batch
 from sinklab.lab.scoring.writing import Writing, ended, ending, sample_seed, seeded
-from sinklab.lab.studies import Row, nothing, request_key
+from sinklab.lab.studies import Row, Tick, nothing, request_key
 from sinklab.lab.studies.benchmarks.offline import SOURCES, packaged
 from sinklab.lab.studies.benchmarks.requests import Asked, Part, Unit, about, parts_of, stepper
 from sinklab.lab.studies.benchmarks.study import NO_ANSWER, TWO_STAGE
@@ -118,7 +118,7 @@ class TwoStage(Checked):
     """
     watch: Callable[[int], bool] = lambda number: False
     """Whether the sinks of a question are traced, by its number; never as published."""
-    progress: Callable[[], object] = nothing
+    progress: Tick = nothing
     """Called after every step."""
 
     def __post_init__(self) -> None:

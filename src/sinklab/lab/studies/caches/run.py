@@ -7,7 +7,7 @@ memory.
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from statistics import median
 from typing import Any
@@ -38,6 +38,7 @@ from sinklab.lab.studies import (
     Progress,
     Row,
     Rows,
+    Tick,
     Trial,
     Work,
     check_fits,
@@ -190,7 +191,6 @@ def nearest_keys(sinks_BS: Tensor, count: int) -> Tensor:
     return seen_BQK.scatter_(2, far_BQK.topk(max(count, 1), largest=False).indices, True)
 
 
-Tick = Callable[[], object]
 POLICY = ["family", "keep", "sinks", "protect"]
 """Columns that name a policy."""
 METRICS = ("loss", "divergence", "same")

@@ -26,6 +26,7 @@ from sinklab.lab.studies import (
     Meter,
     Progress,
     Row,
+    Tick,
     Work,
     heldout_text,
     nothing,
@@ -394,7 +395,7 @@ def _sample(
     work: Work,
     text: int,
     task: Task,
-    step: Callable[[], object],
+    step: Tick,
     whole: Sequence[Moment] = (),
     kind: str = "",
 ) -> None:

@@ -25,7 +25,7 @@ from sinklab.lab.measures import TruncateContext
 from sinklab.lab.records import Run, of_twin, open_run
 from sinklab.lab.scoring import Task
 from sinklab.lab.scoring.writing import Moment, needs_clean_pass, stop_ids
-from sinklab.lab.studies import Work, nothing, write_twins
+from sinklab.lab.studies import Tick, Work, nothing, write_twins
 from sinklab.lab.studies.trace.recording import Recorder, Selection
 
 BATCH = 16
@@ -321,7 +321,7 @@ def retraced(
     selection: Selection,
     *more_edits: Any,
     last_row: bool = False,
-    progress: Callable[[], object] = nothing,
+    progress: Tick = nothing,
 ) -> Recorder:
     """Trace the task's model on canvases that are there: nothing is chosen or written.
 
