@@ -1,6 +1,6 @@
 """A cache in one file: the first columns and those nearest to the block (StreamingLLM's). It runs
 as it stands. One that evicts nothing has one method, `columns`: see
-`sinklab.core.sampling.caches.DualCache`. Load it by --plugin FILE.
+`sinklab.lab.caching.DualCache`. Load it by --plugin FILE.
 """
 
 from dataclasses import dataclass

@@ -92,6 +92,7 @@ def test_controls_that_learned_nothing_are_arms():
     ("arms", "texts", "how", "named"),
     [
         ({}, TEXTS, {}, "no arm"),
+        (["mask_sinks:k=1"], TEXTS, {}, "name: .*'mask_sinks:k=1'"),
         ({"none": "mask_sinks:k=1"}, TEXTS, {}, "'none'"),
         (ARMS, "one text", {}, "several"),
         (ARMS, [[5]], {}, "has 1"),

@@ -118,6 +118,10 @@ def test_what_cannot_be_scored_is_refused(tmp_path):
         TEXT,
         edits=["truncate_context:start=2,stop=4,step=3"],
     )
+    refused("got 5", lm.watch, [5], 2)
+    refused("model is .*model", sinklab.load, tmp_path)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert lm.watch("The old", 2).to_xarray()["received"].dtype == np.float16
 
 
 def short(sink=0):
@@ -317,7 +321,7 @@ def test_figures_are_found_by_short_names_and_show_themselves(run):
     for drawn in (run.plot.paths(), run.plot.received_map(layer=1)):
         assert drawn._repr_png_().startswith(b"\x89PNG")
     assert "received_map" in dir(run.plot) and "position" in run.plot.received_map.__doc__
-    with pytest.raises(AttributeError, match="'recieved_map'; did you mean"):
+    with pytest.raises(AttributeError, match=r"'recieved_map'; .*did you mean"):
         _ = run.plot.recieved_map
 
 

@@ -5,6 +5,7 @@ and grow no more in docstrings, help and printed sentences.
 import ast
 import re
 from pathlib import Path
+from pydoc import locate
 
 import pytest
 
@@ -15,6 +16,12 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "LOG.md", "ARCHITECTURE.md")),
     ROOT / "CONTRIBUTING.md",
 ]
+SOURCES = [
+    path
+    for path in (ROOT / "src" / "sinklab").rglob("*")
+    if path.suffix in (".py", ".jinja", ".toml", ".js")
+]
+NAME = re.compile(r"\bsinklab(?:\.\w+)+\b")
 KEYS = r"(?:keys?|sinks?|columns?)"
 SYNONYMS = {
     "blocked": rf"\b(?:hidden|taken|gone|lost) {KEYS}\b|\bhid(?:e|es|ing) (?:\w+ ){{0,4}}{KEYS}\b"
@@ -57,18 +64,24 @@ def test_a_page_has_one_word_a_concept(page):
 
 
 def test_the_package_takes_no_new_words_for_a_concept():
-    files = [
-        path
-        for path in (ROOT / "src" / "sinklab").rglob("*")
-        if path.suffix in (".py", ".jinja", ".toml", ".js")
-    ]
     found = [
         f"{path.relative_to(ROOT)}: {one}"
-        for path in files
+        for path in SOURCES
         for text in texts_of(path)
         for one in other_words(text)
     ]
     assert len(found) <= LEFT, "\n".join(found)
+
+
+def test_what_is_named_in_full_is_there():
+    today = [path for path in PAGES if path.stem not in ("CHANGELOG", "LOG")]
+    files = [*today, *SOURCES, *(ROOT / "examples").glob("*.py")]
+    names = {name for path in files for text in texts_of(path) for name in NAME.findall(text)}
+    # a group of entry points, and the beginning of a name
+    assert {name for name in names if locate(name) is None} == {
+        "sinklab.plugins",
+        "sinklab.lab.testing.check_",
+    }
 
 
 def test_other_words_are_found():

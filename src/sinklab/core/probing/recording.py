@@ -86,7 +86,9 @@ def padded_stack(tensors: list[Tensor], dim: int) -> Tensor:
     """Tensors along a new axis, NaN beyond the end of those shorter than the longest."""
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) == 1:
-        return torch.stack(tensors, dim)
+        # autocast on a processor stacks no float16
+        with torch.autocast(tensors[0].device.type, enabled=False):
+            return torch.stack(tensors, dim)
     widest = [max(sizes) for sizes in zip(*shapes, strict=True)]
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     padded = torch.full((len(tensors), *widest), torch.nan, device=tensors[0].device, dtype=dtype)

@@ -317,6 +317,9 @@ def read_config(path: Path, name: str) -> dict[str, Any]:
         return read_json(path, dict)
     except OSError as error:
         hints = "".join(family.missing_config(path.parent) for family in known_families().values())
+        of_run = path.parent / "model"
+        if of_run.is_dir():
+            hints += f"; it is a run, whose model is {of_run}"
         raise unloadable(name, f"it has no readable config.json ({error}){hints}") from error
     except ValueError as error:
         raise unloadable(name, f"its config.json is damaged ({error})") from error

@@ -123,8 +123,8 @@ def load(
         allow_pickle: also read ``.bin``, ``.pth`` and ``.pt`` files, with ``weights_only=True``.
         as_diffusion: make a diffusion model of a causal one; needs ``mask_token_id``, unless its
             files say it.
-        sink: a file of :func:`~sinklab.core.models.save_sink` for a diffusion model without one;
-            ``notes`` say if it fits.
+        sink: a file of :func:`~sinklab.lab.checkpoints.sinkfile.save_sink` for a diffusion model
+            without one; ``notes`` say if it fits.
         settings: fields of :class:`DiffusionLMConfig` to set over those of the checkpoint, e.g.
             ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew;
             one that it has is left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``.

@@ -42,6 +42,8 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
         ValueError: for anything but text, or but ids if ids are needed, and for a chat format that
             is absent or cannot be used.
     """
+    if not isinstance(text, str):
+        raise ValueError(f"a prompt is text, got {text!r}; generate and loss take token ids too")
     with refused("a prompt is text in UTF-8", UnicodeError):
         text.encode()
     opening = stated(loaded.config, "opening_ids", ())

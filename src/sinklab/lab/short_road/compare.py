@@ -171,9 +171,9 @@ def compare(
     progress: Callable[[str], object] | None = None,
 ) -> Comparison:
     """The comparison that `LM.compare` describes."""
-    if not arms or NONE in arms:
+    if not arms or NONE in arms or not isinstance(arms, Mapping):
         raise ValueError(
-            f"a comparison needs arms with names, and {NONE!r} is always one; got "
+            f"a comparison needs arms {{name: edits}}, and {NONE!r} is always one; got "
             f"{', '.join(map(repr, arms)) or 'no arm'}"
         )
     if texts is None:

@@ -20,7 +20,7 @@ from weakref import finalize
 import numpy as np
 import pandas as pd
 
-from sinklab.core.errors import near
+from sinklab.core.errors import unknown
 from sinklab.core.sinks.rules import Rule
 from sinklab.lab.analysis.answers import Answers
 from sinklab.lab.records import reading
@@ -76,9 +76,7 @@ class Plot:
             one for one in (name, f"sink_{name}", f"sink_{name}".removesuffix("s")) if one in known
         ]
         if not names:
-            raise AttributeError(
-                f"no figure of a {self._run.info.kind} is called {name!r}; {near(name, known)}"
-            )
+            raise AttributeError(str(unknown(f"figure of a {self._run.info.kind}", name, known)))
         return wraps(known[names[0]])(partial(_shown_in_notebooks, known[names[0]], self._run))
 
 

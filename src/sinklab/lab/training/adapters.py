@@ -91,7 +91,7 @@ def extract(checkpoint: str | Path, file: str | Path | None = None, *, base: str
         base: name of the model that was adapted, for later readers.
 
     Returns:
-        the file, which :func:`sinklab.lab.checkpoints.adapters.load_adapters` reads.
+        the file, which :func:`sinklab.lab.checkpoints.adapters.read_adapters` reads.
 
     Raises:
         ValueError: for a folder that is no checkpoint of a run with adapters.

@@ -52,7 +52,7 @@ def train(
         count: called with the steps done and all steps, after each of them.
 
     Returns:
-        the folder of the trained model, ready for :func:`sinklab.core.models.load`.
+        the folder of the trained model, ready for :func:`sinklab.load`.
 
     Raises:
         ValueError: for a corpus without text, sizes that do not fit, a folder that is taken,

@@ -270,7 +270,7 @@ def evaluate(
 
     Args:
         settings: of the evaluation.
-        model: loaded, an argument of :func:`sinklab.core.models.load`, or a function that loads it
+        model: loaded, an argument of :func:`sinklab.load`, or a function that loads it
             once the tasks are there.
         out: folder to write; it must be empty or absent, or hold this very run to resume.
         task_objects: lm-eval tasks, or dicts of their configuration, to score in place of
