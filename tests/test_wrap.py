@@ -150,6 +150,14 @@ def test_a_trace_of_a_local_layer_knows_that_it_sees_a_window():
     assert "(0)" in lm.notes[-1]
 
 
+def ride_in_one_batch(lm, texts):
+    """Texts of unequal length have the likelihoods that each has alone."""
+    how = LikelihoodSettings(samples=4)
+    both = [one.logprob for one in score(lm, texts, how)]
+    alone = [score(lm, [one], how)[0].logprob for one in texts]
+    assert both == pytest.approx(alone, rel=1e-4)
+
+
 def test_its_likelihoods_are_those_of_the_text_between_its_ends():
     """One token has one mask: the score is the log-probability that transformers' class gives."""
     theirs = tiny_masked("esm")
@@ -162,11 +170,7 @@ def test_its_likelihoods_are_those_of_the_text_between_its_ends():
     assert scored.logprob == pytest.approx(
         -cross_entropy(logits_V, torch.tensor(9)).item(), rel=1e-4
     )
-    # texts of unequal length ride in one batch
-    two = [((CLS, 7, 8), (9,)), ((CLS,), (9, 10, 11, 12))]
-    both = [one.logprob for one in score(lm, two, LikelihoodSettings(samples=4))]
-    alone = [score(lm, [one], LikelihoodSettings(samples=4))[0].logprob for one in two]
-    assert both == pytest.approx(alone, rel=1e-4)
+    ride_in_one_batch(lm, [((CLS, 7, 8), (9,)), ((CLS,), (9, 10, 11, 12))])
     ids = word_tokenizer()(TEXT)["input_ids"]
     assert lm.loss(TEXT) == pytest.approx(lm.loss(ids)) == pytest.approx(lm.loss(ids[:-1]))
     assert lm.loss(TEXT).scored.tokens == len(TEXT.split())
@@ -299,10 +303,7 @@ def test_a_decoder_that_fills_masks_sees_both_sides_beside_padding_too():
     lm = sinklab.wrap(model, mask_id=MASK, kind="diffusion")
     texts = ["7 8 9 10", "11 12"]
     ids = [[*map(int, text.split())] for text in texts]
-    requests = [((), tuple(one)) for one in ids]
-    both = [one.logprob for one in score(lm, requests, LikelihoodSettings(samples=4))]
-    alone = [score(lm, [one], LikelihoodSettings(samples=4))[0].logprob for one in requests]
-    assert both == pytest.approx(alone, rel=1e-4)
+    ride_in_one_batch(lm, [((), tuple(one)) for one in ids])
     # without a tokenizer a text is ids, wherever one is asked for
     assert [lm.loss(text) for text in texts] == [lm.loss(one) for one in ids]
     arms = {"one": "mask_sinks:k=1"}

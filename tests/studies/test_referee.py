@@ -160,6 +160,12 @@ def benchmark(path, rights, texts, more=None, seed=0, **model):
     return path
 
 
+def compared(tmp_path, *runs):
+    """The run of a referee over benchmarks, without their texts."""
+    settings = RefereeSettings(runs=tuple(map(str, runs)), texts=0)
+    return open_run(Referee()(None, tmp_path / "out", settings))
+
+
 @pytest.mark.parametrize(
     ("lost", "word"), [(10, "cannot be told"), (62, "rounding cannot give this difference")]
 )
@@ -168,19 +174,19 @@ def test_two_runs_are_compared_in_pairs(tmp_path, lost, word):
     other = [0] * (lost + 4) + [1] * (151 - lost) + [1] * 4 + [0] * 41
     one = benchmark(tmp_path / "one", rights, ["a"] * 200)
     two = benchmark(tmp_path / "two", other, ["b"] * 20 + ["a"] * 180, device="a100")
-    out = Referee()(None, tmp_path / "out", RefereeSettings(runs=(str(one), str(two)), texts=0))
-    facts = open_run(out).table("verdict").iloc[0]
+    out = compared(tmp_path, one, two)
+    facts = out.table("verdict").iloc[0]
     assert (facts.scored, facts.gained, facts.lost, facts.apart) == (200, 4, lost + 4, 20)
     assert facts.difference == pytest.approx(-lost / 200) and facts.low < -lost / 200 < facts.high
     assert (
         facts.p == pytest.approx(scipy.stats.binomtest(4, lost + 8).pvalue)
         and facts.differ_in == "device"
     )
-    said = Referee().sentences([open_run(out)])
+    said = Referee().sentences([out])
     assert any(word in line for line in said), said
-    assert open_run(out).table("variance").set_index("part").loc[
-        "items", "variance"
-    ] == pytest.approx(0.775 * 0.225 / 200)
+    assert out.table("variance").set_index("part").loc["items", "variance"] == pytest.approx(
+        0.775 * 0.225 / 200
+    )
 
 
 def test_choices_are_compared_by_what_was_chosen(tmp_path):
@@ -192,9 +198,7 @@ def test_choices_are_compared_by_what_was_chosen(tmp_path):
     runs = [benchmark(tmp_path / "one", [1, 1, 1], ["", "", "it is 7"], more)]
     more |= {"answer": ["a knife", "a spoon", "7"]}
     runs.append(benchmark(tmp_path / "two", [1, 0, 1], ["", "", "it is 7"], more))
-    out = open_run(
-        Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0))
-    )
+    out = compared(tmp_path, *runs)
     assert out.table("verdict").iloc[0][["items", "apart", "scored", "lost"]].tolist() == [
         3,
         1,
@@ -210,9 +214,7 @@ def test_items_that_are_not_scored_are_not_apart_by_the_seed(tmp_path):
         benchmark(tmp_path / str(seed), right, ["a"] * 6, seed=seed)
         for seed, right in enumerate(rights)
     ]
-    out = open_run(
-        Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0))
-    )
+    out = compared(tmp_path, *runs)
     assert out.table("verdict").iloc[0]["differ_in"] == "seed"
     assert out.table("variance").set_index("part").loc["seed", "variance"] == pytest.approx(
         0.25 / (2 * 4)
@@ -243,9 +245,7 @@ def test_a_share_of_an_answer_is_neither_right_nor_wrong(tmp_path):
         benchmark(tmp_path / str(add), [*(shares + add), 1.0, 0.0], ["a"] * 22)
         for add in (0.0, 0.01)
     ]
-    out = open_run(
-        Referee()(None, tmp_path / "out", RefereeSettings(runs=tuple(map(str, runs)), texts=0))
-    )
+    out = compared(tmp_path, *runs)
     facts = out.table("verdict").iloc[0]
     assert (facts["items"], facts.scored, facts.gained, facts.difference) == (22, 2, 0, 0.0)
     assert out.table("variance").set_index("part").loc["items", "variance"] == pytest.approx(
