@@ -60,6 +60,13 @@ def test_the_help_of_the_command_line_does_not_wait_for_torch():
 
 
 @pytest.mark.slow
+def test_words_of_statistics_do_not_wait_for_torch():
+    asked = "from sinklab.lab.reports.recorded import words_of_statistic as words\n"
+    asked += "assert words('key_norm').startswith('The norm') and words('head_output')"
+    assert "torch" not in packages_after(asked)
+
+
+@pytest.mark.slow
 def test_a_heavy_import_would_be_seen():
     assert "pandas" in packages_after("import pandas") & HEAVY
 

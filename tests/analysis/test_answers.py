@@ -10,7 +10,6 @@ import pytest
 from sinklab.lab.analysis.answers import (
     Answer,
     Answers,
-    Compared,
     Cost,
     Existence,
     Staying,
@@ -158,7 +157,7 @@ def test_what_masking_costs_is_held_against_random_keys():
 
 def model(name, exist, mobility_S):
     answers = [Answer("exist", exist, ""), Answer("stay", "", ""), Answer("cost", "", "")]
-    return Compared(Answers(name, tuple(answers)), mobility_S)
+    return Answers(name, tuple(answers)), mobility_S
 
 
 def test_models_are_compared_once_both_have_strong_sinks():

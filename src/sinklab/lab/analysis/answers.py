@@ -374,41 +374,34 @@ def _ordinal(place: int) -> str:
     return f"{PLACES[place]} token" if place < len(PLACES) else f"token at position {place}"
 
 
-@dataclass(frozen=True)
-class Compared:
-    """One model of a page, as a contrast of two takes it."""
-
-    answers: Answers
-    mobility_S: np.ndarray
-    """of each of the texts, which all models of a page read alike"""
-
-
-def contrast(models: Sequence[Compared]) -> str:
+def contrast(models: Sequence[tuple[Answers, np.ndarray]]) -> str:
     """How the first two models that have sinks differ in whether these stay, in one sentence; empty
     for one model.
 
     Whether sinks exist is asked first: a model without strong ones is not compared.
+
+    Args:
+        models: the answers about each, and its mobility for each of the texts, (S,), which all
+            models read alike.
     """
     if len(models) < 2:
         return ""
-    strong = [one for one in models if one.answers["exist"].word == "yes"]
+    strong = [(found.model, own_S) for found, own_S in models if found["exist"].word == "yes"]
     if len(strong) < 2:
-        who = f"only {strong[0].answers.model}" if strong else "no model here"
+        who = f"only {strong[0][0]}" if strong else "no model here"
         have = "has"
-        if any(one.answers["exist"].word in ("inconclusive", "not measured") for one in models):
+        if any(one["exist"].word in ("inconclusive", "not measured") for one, _ in models):
             have = "is known to have"
         least, heads = f"{100 * STRONG:.0f}\u00a0%", f"{100 * HEADS:.0f}\u00a0%"
         return (
             f"No comparison of models: {who} {have} strong sinks (a key above {least} in {heads} "
             "of heads)."
         )
-    one, other = strong[:2]
-    names = one.answers.model, other.answers.model
-    values = [median_over(each.mobility_S).value for each in (one, other)]
-    shown = f"{names[0]} {whole(values[0])}, {names[1]} {whole(values[1])}"
+    (more, one_S), (less, other_S) = strong[:2]
+    shown = f"{more} {whole(median_over(one_S).value)}, {less} {whole(median_over(other_S).value)}"
     found = mean_over([])
-    if len(one.mobility_S) == len(other.mobility_S):
-        found = mean_over(one.mobility_S - other.mobility_S)
+    if len(one_S) == len(other_S):
+        found = mean_over(one_S - other_S)
     side = found.above()
     if side is None:
         seen = f"{FEWEST} samples of the same texts would show it"
@@ -417,7 +410,6 @@ def contrast(models: Sequence[Compared]) -> str:
                 f"{found.samples} samples show {100 * found.reach:.0f} points; more would show less"
             )
         return f"Inconclusive which model's sinks move more: {shown} ({seen})."
-    more, less = names
     low, high = found.low, found.high
     if not side:
         more, less = less, more
@@ -458,6 +450,8 @@ def beside(texts: Mapping[str, str], own: Any = (), theirs: Mapping[str, Any] | 
 
 def percent(share: float) -> str:
     """A share as a percentage with one decimal."""
+    if math.isnan(share):
+        return "–"
     return f"{100 * share:.1f}\u00a0%".replace("-", "−")
 
 

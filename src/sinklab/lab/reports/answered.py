@@ -16,7 +16,6 @@ from sinklab.lab.analysis import MotionSummary, mean_over
 from sinklab.lab.analysis.answers import (
     Answer,
     Answers,
-    Compared,
     Cost,
     Existence,
     Staying,
@@ -163,4 +162,4 @@ def command_of(study: Any, name: str) -> str:
 def contrast_of(studies: Iterable[Any]) -> str:
     """How the models of a page differ, in one sentence; empty for one."""
     recorded = [study for study in studies if study.layers]
-    return contrast([Compared(study.answers, mobility_of(study.motion)) for study in recorded])
+    return contrast([(study.answers, mobility_of(study.motion)) for study in recorded])

@@ -111,7 +111,11 @@ def what_was_run(runs: dict[str, Run]) -> Part:
     cards = []
     for label, run in runs.items():
         info = run.info
-        of_run = {"folder": run.path.name, "created": info.created, "status": info.status}
+        of_run: dict[str, Any] = {
+            "folder": run.path.name,
+            "created": info.created,
+            "status": info.status,
+        }
         of_run |= {"seed": info.seed, "versions": info.versions}
         tables = [
             _facts(info.model),

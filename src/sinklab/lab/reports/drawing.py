@@ -274,7 +274,7 @@ def having(readers: list[Any], needs: str, has: Callable[[Any], object] | None =
     """Runs that recorded the data a figure needs, by NEEDS or by ``has``. NotRecorded if there is
     none.
     """
-    met, lacking = NEEDS.get(needs, (None, needs))
+    met, lacking = NEEDS.get(needs, (bool, needs))
     found = [run for run in readers if (has or met)(run)]
     if not found:
         if "{path}" not in lacking:

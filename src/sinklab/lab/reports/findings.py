@@ -59,7 +59,7 @@ def controls_of(study: Any) -> dict[str, str]:
 
 def _value_of(verdict: str, study: Any) -> str:
     value = next(one.value for one in study.verdicts if one.name == verdict)
-    form = percent
+    form: Callable[[float], str] = percent
     if verdict == "no recovery":
         form = _nats
     return _said(value, form)

@@ -11,7 +11,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -63,12 +63,7 @@ class LogScale:
 
     def as_json(self) -> dict[str, float]:
         """The numbers that the page needs to decode."""
-        return {
-            "low": self.low,
-            "high": self.high,
-            "levels": self.levels,
-            "error": round(self.error, 5),
-        }
+        return asdict(self) | {"error": round(self.error, 5)}
 
 
 def pack(array: np.ndarray, row: int = 0) -> dict[str, Any]:

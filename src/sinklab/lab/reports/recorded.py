@@ -3,16 +3,19 @@ means by layer and step. A study is a `sinklab.lab.reports.study.Study`.
 """
 
 # T recorded steps, L recorded layers
-import inspect
+import ast
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sinklab.core.registry import statistics
-from sinklab.lab.analysis.counts import spans
+from sinklab.core.registry import provided, statistics
+from sinklab.lab.analysis.counts import ratio, spans
+from sinklab.lab.records.info import STUDY_DIMS
 from sinklab.lab.reports.samples import Sample
 
 DRAWN = (
@@ -74,10 +77,7 @@ def _means(sample: Sample, name: str, axes: tuple[str, ...]) -> np.ndarray:
         values_TLX = (
             np.moveaxis(rows, layer, 1).astype(np.float64).reshape(len(rows), shape[layer], -1)
         )
-        known_TLX = ~np.isnan(values_TLX)
-        count_TL = known_TLX.sum(2)
-        total_TL = np.where(known_TLX, values_TLX, 0).sum(2)
-        means.append(total_TL / np.where(count_TL > 0, count_TL, np.nan))
+        means.append(ratio(np.nansum(values_TLX, axis=2), (~np.isnan(values_TLX)).sum(2)))
     return np.concatenate(means)
 
 
@@ -98,9 +98,17 @@ def statistics_table(study: Any) -> pd.DataFrame:
 def words_of_statistic(name: str) -> str:
     """Description of the statistic of this name: the first line of its docstring; empty if none
     such is registered now.
+
+    One of the package is looked up in its source: its module would load torch.
     """
-    try:
-        kind = type(statistics.parse(name))
-    except ValueError:
+    for module in provided("statistics"):
+        place = find_spec(module)
+        source = Path(str(place and place.origin)).read_text("utf-8")
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef) and any(
+                ast.unparse(one) == f"statistics.register({name!r})" for one in node.decorator_list
+            ):
+                return str(ast.get_docstring(node)).partition("\n")[0]
+    if name in STUDY_DIMS or name not in statistics:
         return ""
-    return (inspect.getdoc(kind) or "").partition("\n")[0]
+    return str(statistics[name].__doc__).partition("\n")[0]

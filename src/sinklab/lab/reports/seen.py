@@ -41,12 +41,8 @@ class Seen:
         """
         steps, layers, heads, keys = shape
         by_head = shape[:3]
-        self._rule, self._added, self._visible_TK, self._positions_T = (
-            rule,
-            added,
-            visible_TK,
-            positions_T,
-        )
+        self._rule, self._added = rule, added
+        self._visible_TK, self._positions_T = visible_TK, positions_T
         self.main_TLH = np.full(by_head, -1, dtype=np.int32)
         """the strongest key; -1 if none is defined"""
         self.share_TLH = np.full(by_head, np.nan, dtype=np.float32)

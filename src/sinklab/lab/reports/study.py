@@ -4,7 +4,6 @@ sentences.
 
 # N samples, T steps, L layers, H heads, K keys (added sinks first, then canvas positions)
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -165,7 +164,7 @@ class Study(Reader):
             by = "the last query of the step before"
         return ChosenKeys(by, chosen_share(self) if masking else math.nan)
 
-    def blocked_keys(self, sample: Sample, steps: Sequence[int]) -> np.ndarray:
+    def blocked_keys(self, sample: Sample, steps: Any) -> np.ndarray:
         """Keys that edits blocked in a sample, (4, N): places of their layers, heads and steps
         among the recorded layers and heads and these steps, and their numbers. None if they were
         not written down, or for a control.

@@ -12,6 +12,7 @@ import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from sinklab.lab.analysis.answers import percent as percent
 from sinklab.lab.analysis.estimates import Estimate
 from sinklab.lab.reports.samples import ADDED, MASK
 from sinklab.lab.reports.style import asset, printable
@@ -32,11 +33,6 @@ def number(value: float, significant: int = 3) -> str:
             digits = max(0, significant - 1 - math.floor(math.log10(abs(value))))
         return f"{value:.{digits}f}".replace("-", "−")
     return f"{value:.{significant - 1}e}".replace("-", "−")
-
-
-def percent(share: float) -> str:
-    """A share as a percentage with one decimal."""
-    return "–" if math.isnan(share) else f"{100 * share:.1f}\u00a0%".replace("-", "−")
 
 
 def signed(value: float, digits: int = 3) -> str:

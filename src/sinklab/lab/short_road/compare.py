@@ -216,6 +216,14 @@ def _ids_of(lm: Loaded, text: str | Sequence[int]) -> list[int]:
     return ids
 
 
+def without_closing(model: Any, ids: Sequence[int]) -> Sequence[int]:
+    """Ids of a text without the ones that the model sees behind every text, if they end it."""
+    closing = getattr(model.config, "closing_ids", ())
+    if closing and [*ids[-len(closing) :]] == [*closing]:
+        return ids[: -len(closing)]
+    return ids
+
+
 def positions_read(read: str | Sequence[int], length: int) -> Tensor:
     """Positions whose tokens count, bool (S,).
 
@@ -296,10 +304,8 @@ def _masks(loaded: Loaded, ids: Sequence[int], seed: int, samples: int) -> tuple
     """
     maskable_S = torch.ones(len(ids), dtype=torch.bool)
     # a start token and the closing of a text are given
-    closing = [*getattr(loaded.model.config, "closing_ids", ())]
-    if closing and [*ids[-len(closing) :]] == closing:
-        maskable_S[-len(closing) :] = False
-        ids = ids[: -len(closing)]
+    ids = without_closing(loaded.model, ids)
+    maskable_S[len(ids) :] = False
     # groups as in `score` and `rolling`, so that the masks are those of `LM.loss`
     group = digest(ids, (0,))
     if ids[0] == loaded.special.bos:

@@ -210,12 +210,11 @@ class LM(loading.Loaded):
         from sinklab.lab.scoring import LikelihoodSettings, rolling, score
         from sinklab.lab.scoring.prompts import ids_to_score
         from sinklab.lab.scoring.requests import limit_of
+        from sinklab.lab.short_road.compare import without_closing
 
         ids = ids_to_score(self, text)
         # of [CLS] … [SEP] the scores put the second behind every text
-        closing = list(getattr(self.model.config, "closing_ids", ()))
-        if closing and ids[-len(closing) :] == closing:
-            ids = ids[: -len(closing)]
+        ids = without_closing(self.model, ids)
         how = LikelihoodSettings(samples=samples, seed=seed)
         given = [edits] if isinstance(edits, str) else edits
         # a start token is given and not part of the loss; so is the first one of a model that names
