@@ -28,8 +28,8 @@ class Cache:
     """Whether it gives the results of computing afresh, for any columns."""
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | Tensor | None:
-        """Columns to recompute, the same in every row: a slice, sorted column numbers int64 (W,),
-        or None for all.
+        """Columns to recompute, left padding counted, the same in every row: a slice, sorted column
+        numbers int64 (W,), or None for all.
 
         Args:
             start, stop: the block occupies the columns [start, stop); they must be among those

@@ -194,7 +194,7 @@ class OptimizerSettings(Checked):
     min_lr: float = limited(0.1, at_least=0, at_most=1)
     """Final learning rate of the cosine schedule, as a fraction of the peak."""
     warmup: float = limited(0.01, at_least=0, at_most=1)
-    """Fraction of the steps for linear warm-up."""
+    """Fraction of the steps for linear warm-up, from 0: the first step changes nothing."""
     beta1: float = limited(0.9, at_least=0, below=1)
     """AdamW's first moment decay."""
     beta2: float = limited(0.95, at_least=0, below=1)
