@@ -302,6 +302,11 @@ def test_mobility_is_the_mean_over_samples_of_what_motion_says(run):
     assert ([*some.index], [*some.columns]) == ([1], [0, 3])
 
 
+def test_a_run_of_one_step_has_a_page_and_says_that_nothing_moves():
+    run = short().watch("The old", 1)
+    assert "has a single step" in run.explore().path.read_text("utf-8")
+
+
 def test_arrays_come_with_their_labels(run):
     refused("written in parts", run.to_xarray)
     data = run.to_xarray(part=1)
@@ -331,14 +336,15 @@ def test_a_notebook_shows_a_run_in_a_frame_of_another_origin(run, tmp_path):
     assert len(shown.encode()) <= 300_000
     assert shown.count("<iframe") == 1 and '<iframe sandbox="allow-scripts" srcdoc=' in shown
     assert "allow-same-origin" not in shown and escape(run.texts[0]) in shown
-    page = run.explore()
+    again = sinklab.open_run(run.path)
+    page = again.explore()
     folder = page.path.parent
     assert page.path.as_uri() in repr(page) and "<iframe sandbox" in page._repr_html_()
     assert (
         run.explore(tmp_path, tables=("csv",)).path == tmp_path / "report.html"
         and (tmp_path / "tables").is_dir()
     )
-    del page
+    del again
     gc.collect()
     assert not folder.exists()
     assert sinklab.report(run, tmp_path / "page", tables=()).is_file()

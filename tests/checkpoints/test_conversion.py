@@ -38,6 +38,8 @@ def test_the_causal_model_is_reproduced_exactly(tmp_path, family, tied, mask_tok
     causal = save_words(tmp_path, family, tie_word_embeddings=tied)
     loaded = from_causal(tmp_path, mask_token=mask_token)
     assert (loaded.family, loaded.published_family) == ("diffusion", family)
+    # its [MASK] is named once, and nothing says that it has none
+    assert sum("[MASK]" in note for note in loaded.notes) == 1
     with torch.inference_mode():
         theirs = causal(IDS).logits
         ours = loaded.model(IDS, causal=True).logits

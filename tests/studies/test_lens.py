@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from refusals import refused
+from refusals import refused, refusing
 from sinklab.core.probing import trace
 from sinklab.core.sinks import Excess
 from sinklab.lab.analysis import linear_probes as probes
@@ -131,11 +131,11 @@ def test_a_lens_needs_a_norm_a_head_and_equal_lengths():
         torch.zeros(2),
         torch.zeros(2),
     )
-    with pytest.raises(ValueError, match="DiffusionLM lacks the norm"):
+    with refusing("DiffusionLM lacks the norm"):
         del model.model.norm
         LogitLens.of(model)
     with (
-        pytest.raises(ValueError, match="Linear keeps no list `layers`"),
+        refusing("Linear keeps no list `layers`"),
         residual_states(nn.Linear(2, 2)),
     ):
         pass

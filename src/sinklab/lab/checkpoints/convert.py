@@ -15,6 +15,10 @@ from sinklab.lab.checkpoints.tokens import check_vocabulary
 MASK_TOKEN = "<|mask|>"
 """Text of [MASK] if the tokenizer has none."""
 CHOICES = ("auto", "unused", "add")
+UNNAMED = (
+    "neither config.json nor a tokenizer says which id is [MASK]: pass mask_token_id= to denoise"
+)
+"""Note of a diffusion model without [MASK], until it has one."""
 
 
 def mask_choice(mask_token: str | int) -> str | int:
@@ -46,14 +50,15 @@ def with_mask(loaded: Any, wanted: str | int) -> Any:
         _tell(loaded.tokenizer, token_id, loaded.name)
         how = f"{loaded.tokenizer.mask_token}, {how}"
     model.config.mask_token_id = token_id
-    notes = [f"[MASK] is id {token_id}: {how}"]
+    notes = [note for note in loaded.notes if note != UNNAMED]
+    notes.append(f"[MASK] is id {token_id}: {how}")
     if model.config.gate != "none" and model.config.gate_bias is None:
         notes.append(
             "the gate starts near 0.5, which halves the attention of a trained backbone; "
             "gate_bias=4 opens it"
         )
     special = dataclasses.replace(loaded.special, mask=token_id)
-    return dataclasses.replace(loaded, special=special, notes=(*loaded.notes, *notes))
+    return dataclasses.replace(loaded, special=special, notes=tuple(notes))
 
 
 def _next_id(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -373,11 +373,7 @@ def _assembled(
     if is_diffusion and row and row.context:
         config.context = facts["context"]
     if is_diffusion and config.mask_token_id is None:
-        unknown = (
-            "neither config.json nor a tokenizer says which id is [MASK]: pass "
-            "mask_token_id= to denoise"
-        )
-        facts["notes"] = (*facts["notes"], unknown)
+        facts["notes"] = (*facts["notes"], convert.UNNAMED)
     return Loaded(model, tokenizer, name, _commit(folder, revision), **facts)
 
 

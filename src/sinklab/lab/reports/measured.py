@@ -61,7 +61,8 @@ def _weighted(values: Any, weights: Any) -> np.ndarray:
 
 def _summed(values: np.ndarray, weights: Any = 1.0) -> np.ndarray:
     """(2, N) sums of weighted numbers and of their weights, for each place on the first axis."""
-    return _weighted(values, weights).reshape(2, len(values), -1).sum(2)
+    # without a step (the pairs of a single one) the last axis could not be guessed
+    return _weighted(values, weights).reshape(2, len(values), math.prod(values.shape[1:])).sum(2)
 
 
 def _in_states(places_TGR: np.ndarray, values_TLR: np.ndarray, weights: Any = 1.0) -> Any:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial, wraps
 from html import escape
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 from weakref import finalize
 
@@ -112,7 +113,8 @@ class Run(reading.Run):
         if "forward" in about.model:
             reading += f" in {about.model['forward']}"
         named = f"{about.kind} of {about.model.get('name')}, {about.status}{reading}"
-        return f"Run ({named}; {kept}; {names}"[:298] + ")"
+        shown = f"Run ({named}; {kept}; {names}"
+        return shorten(shown, 298, placeholder=" …", break_on_hyphens=False) + ")"
 
     def save(self, folder: str | Path) -> Run:
         """Keep it in a folder; return the run in that folder. Raises ValueError for a folder that
@@ -250,14 +252,13 @@ class Run(reading.Run):
         """The page that explores the run, as `sinklab.report` writes it.
 
         Args:
-            out: folder to write it into; a temporary one when left out, which goes with the
-                returned object.
+            out: folder to write it into; a temporary one when left out, deleted with this object.
             how: of `sinklab.report`; when left out, no tables are written beside the page.
         """
         folder = Path(tempfile.mkdtemp(prefix="sinklab-page-")) if out is None else out
         page = Page(build.report(self.read, folder, **{"tables": ()} | how))
         if out is None:
-            finalize(page, shutil.rmtree, folder, ignore_errors=True)
+            finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return page
 
     def _repr_html_(self) -> str:
