@@ -39,6 +39,10 @@ def retold(folder, **told):
     (folder / "cases.json").write_text(json.dumps(before | told))
 
 
+def held_to(folder):
+    return Reference(folder).hold(tiny_loaded())
+
+
 def arrays(change):
     return lambda folder: changed(folder, change)
 
@@ -89,7 +93,7 @@ def test_what_is_written_is_what_the_model_computes(folder):
 
 def test_a_difference_in_a_layer_is_found_there(folder):
     changed(folder, lambda tensors: tensors["logits.half.hidden.1"][0, 6, 3].add_(0.25))
-    held = Reference(folder).hold(tiny_loaded())
+    held = held_to(folder)
     wrong = [one for one in held if not one.holds]
     assert [(one.case, one.what) for one in wrong] == [("half", "layer 1")]
     assert wrong[0].difference == pytest.approx(0.25, abs=1e-6)
@@ -107,15 +111,13 @@ def test_a_difference_in_a_layer_is_found_there(folder):
 
 def test_padding_is_not_compared_and_a_flag_leaves_out_more(folder):
     changed(folder, lambda tensors: tensors["logits.start.logits"][1, :3].fill_(torch.nan))
-    assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
+    assert all(one.holds for one in held_to(folder))
     changed(folder, lambda tensors: tensors["logits.start.logits"][1, 5].fill_(torch.nan))
-    assert [one.what for one in Reference(folder).hold(tiny_loaded()) if not one.holds] == [
-        "logits"
-    ]
+    assert [one.what for one in held_to(folder) if not one.holds] == ["logits"]
     valid_BS = torch.ones(2, 11, dtype=torch.bool)
     valid_BS[1, :6] = False
     changed(folder, lambda tensors: tensors.__setitem__("logits.start.valid", valid_BS))
-    assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
+    assert all(one.holds for one in held_to(folder))
 
 
 def test_the_most_probable_token_is_counted(folder):
@@ -124,7 +126,7 @@ def test_the_most_probable_token_is_counted(folder):
         logits_V[(logits_V.argmax() + 1) % len(logits_V)] = logits_V.max() + 1
 
     changed(folder, swap)
-    logits = next(one for one in Reference(folder).hold(tiny_loaded()) if one.what == "logits")
+    logits = next(one for one in held_to(folder) if one.what == "logits")
     assert logits.same_best == pytest.approx(18 / 19)
     assert "most probable token the same at 94.7%" in logits.line()
 
@@ -156,7 +158,7 @@ def test_a_canvas_that_differs_is_found_at_its_evaluation(folder, at):
         tensors["gen.written.canvas"][at:, row, place] = right - 1
 
     changed(folder, other)
-    held = Reference(folder).hold(tiny_loaded())
+    held = held_to(folder)
     assert [one.what for one in held if not one.holds] == ["canvas"]
     canvas = held[-1]
     assert (canvas.difference, canvas.same_best) == (1.0, (at - 1) / 6)
@@ -170,7 +172,7 @@ def test_a_canvas_that_differs_is_found_at_its_evaluation(folder, at):
 def test_columns_that_are_not_there_yet_are_not_compared(folder, first):
     """An engine that grows its canvas block by block has no masks behind the first one yet."""
     changed(folder, lambda of: of["gen.written.canvas"][first:3, :, -2:].fill_(-1))
-    assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
+    assert all(one.holds for one in held_to(folder))
 
 
 def canvases(kept):
@@ -194,15 +196,15 @@ def more_evaluations(folder):
 )
 def test_canvases_and_evaluations_are_counted(folder, spoil, found):
     spoil(folder)
-    held = Reference(folder).hold(tiny_loaded())[-1]
+    held = held_to(folder)[-1]
     assert (held.holds, held.found) == (False, found)
 
 
 def test_their_type_sets_the_tolerance(folder):
     changed(folder, lambda tensors: tensors["logits.start.hidden.0"].mul_(1.01))
-    assert [one.holds for one in Reference(folder).hold(tiny_loaded())[:2]] == [False, True]
+    assert [one.holds for one in held_to(folder)[:2]] == [False, True]
     retold(folder, dtype="bfloat16")
-    assert all(one.holds for one in Reference(folder).hold(tiny_loaded()))
+    assert all(one.holds for one in held_to(folder))
     retold(folder, dtype="float8")
     refused("dtype of a reference 'float8'", Reference(folder).hold, tiny_loaded())
     assert all(one.holds for one in Reference(folder).hold(tiny_loaded(), 0.15))
@@ -255,7 +257,7 @@ def test_their_type_sets_the_tolerance(folder):
 )
 def test_a_folder_that_cannot_be_held_is_refused_by_name(folder, spoil, message):
     spoil(folder)
-    refused(message, lambda: Reference(folder).hold(tiny_loaded()))
+    refused(message, held_to, folder)
 
 
 def test_a_full_disk_is_told_with_the_file_and_leaves_no_folder(tmp_path, monkeypatch):
