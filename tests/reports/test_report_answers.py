@@ -11,7 +11,7 @@ import pytest
 from test_report_twins import beside
 
 from commands import cli, error_of, out_of
-from sinklab.lab.analysis.answers import Answer, Answers, Compared, contrast
+from sinklab.lab.analysis.answers import Answer, Answers, contrast
 from sinklab.lab.cli import main
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import answers, as_studies, report
@@ -75,8 +75,7 @@ def test_page_terminal_notebook_and_summary_say_the_same_words(runs, tmp_path, c
 @pytest.mark.parametrize("words, known", [(("yes", "inconclusive"), True), (("weak", "no"), False)])
 def test_a_model_of_too_few_samples_is_not_said_to_have_no_sinks(words, known):
     models = [
-        Compared(Answers(f"model {word}", (Answer("exist", word, word),)), np.zeros(1))
-        for word in words
+        (Answers(f"model {word}", (Answer("exist", word, word),)), np.zeros(1)) for word in words
     ]
     assert ("is known to have" in contrast(models)) is known
 
