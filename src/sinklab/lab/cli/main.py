@@ -48,7 +48,7 @@ ABOUT = (
     "download needed. With any command, --plugin FILE.py loads rules, interventions, … of your "
     "own, and --debug traces an error."
 )
-KINDS: tuple[str, ...] = (
+KINDS = (
     "rules",
     "statistics",
     "interventions",
@@ -58,9 +58,11 @@ KINDS: tuple[str, ...] = (
     "unmasking_rules",
     "caches",
     "schedules",
+    "families",
+    "figures",
+    "studies",
 )
-KINDS += ("families", "figures", "studies")
-GROUPS: tuple[str, ...] = tuple(WORDS["groups"])
+GROUPS = tuple(WORDS["groups"])
 SELDOM = frozenset(WORDS["seldom"].split())
 """Commands of the lab that --help leaves to --help-all."""
 MORE = "more"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Arm = tuple[Any, ...]
 """Name of an arm: its values in the columns that tell arms apart."""
 Rows = dict[str, Any]
-"""Rows that were measured, data frames by the names of their tables."""
+"""Tables by their names: data frames, or lists of rows."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ScoredStudy(Study):
         """
         raise NotImplementedError
 
-    def contrasts(self, trial: Trial, rows: Rows) -> Mapping[str, Any]:
+    def contrasts(self, trial: Trial, rows: Rows) -> Rows:
         """Tables that follow from all rows, by name; the trial is that of all arms."""
         raise NotImplementedError
 

@@ -240,7 +240,7 @@ def battery_sentences(runs: Iterable[Run] | Run) -> list[str]:
     return lines + no_twins({run.path.name: run for run in runs})
 
 
-def _curve(one: Series, control: str) -> tuple[pd.DataFrame, dict[str, str], str, Any, str]:
+def _curve(one: Series, control: str) -> tuple[Any, ...]:
     """Arguments of `curve` in sentences.jinja: up to the greatest k that all questions are long
     enough for.
     """

@@ -274,7 +274,7 @@ def measure(trial: Trial) -> Rows:
     return found | {"answers": pd.DataFrame(answers)}
 
 
-def contrasts(trial: Trial, rows: Rows) -> dict[str, Any]:
+def contrasts(trial: Trial, rows: Rows) -> Rows:
     """The table ``accuracy`` of all answers, and ``phenomenon``: sink strength with nothing
     blocked.
     """

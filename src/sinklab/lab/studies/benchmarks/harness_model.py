@@ -122,7 +122,7 @@ class SinklabLM(TemplateLM):
         self.progress = as_progress(progress)
         self.moved: Callable[[float], object] = nothing
         """Told how many of the answers that are in work are done, a part of one too."""
-        self.told: dict[tuple[str, int, int], dict[str, Any]] = {}
+        self.told: dict[tuple[str, int, int], Row] = {}
         """(task, document, number of the request) -> answer."""
 
     # -- who and where

@@ -39,7 +39,7 @@ from sinklab.lab.studies.benchmarks.study import EvalSettings
 
 DEFAULT_TOKENS = 256
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
-Part = dict[str, dict[str, Any]]
+Part = dict[str, Row]
 """Some answers by the keys of their requests."""
 Unit = tuple[list[str], Callable[[], Part]]
 """The keys of requests that are answered together, whichever of them are answered already, and the
@@ -381,7 +381,7 @@ class RequestCache:
     def __init__(self, folder: Path | None, claims: Claims | None, fingerprint: str) -> None:
         self._folder = folder
         self._fingerprint = fingerprint
-        self._answers: dict[str, dict[str, Any]] = {}
+        self._answers: Part = {}
         self._read: dict[Path, int] = {}
         self._path = None
         self._lease = None
@@ -418,7 +418,7 @@ class RequestCache:
         if self._lease is not None:
             self._lease.release()
 
-    def get(self, key: str) -> dict[str, Any] | None:
+    def get(self, key: str) -> Row | None:
         """The answer to a request, None if there is none."""
         return self._answers.get(key)
 

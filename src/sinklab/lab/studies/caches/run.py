@@ -493,7 +493,7 @@ def write_more(work: Work) -> None:
         work.run.table("costs", costs(work.loaded.model, lengths, timed, settings, count))
 
 
-def contrasts(trial: Trial, rows: Rows) -> dict[str, Any]:
+def contrasts(trial: Trial, rows: Rows) -> Rows:
     """The tables ``policies``, means over rows, and ``protection``, protected less unprotected at
     equal budget, paired over rows: a line per pair and metric.
     """

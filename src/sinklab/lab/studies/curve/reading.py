@@ -5,7 +5,6 @@ curve over the number of keys or as a map over layers and heads.
 # R rows, B batch, H query heads, E heads of all layers, S keys
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -189,7 +188,7 @@ class CostCurve(Reading):
             tables["grown"] = grown.assign(row=grown["row"] + trial.rows.start)
         return tables | {"curve_rows": pd.concat(frames, ignore_index=True)}
 
-    def contrasts(self, trial: Trial, rows: Rows) -> Mapping[str, Any]:
+    def contrasts(self, trial: Trial, rows: Rows) -> Rows:
         """The table ``curve``."""
         return {"curve": curve_table(rows["curve_rows"], trial.samples)}
 
@@ -303,7 +302,7 @@ class CostMap(Reading):
             frames.append(pd.DataFrame(columns))
         return {"ablation": pd.concat(frames, ignore_index=True)}
 
-    def contrasts(self, trial: Trial, rows: Rows) -> Mapping[str, Any]:
+    def contrasts(self, trial: Trial, rows: Rows) -> Rows:
         """The table ``map``."""
         return {"map": ablation_map(rows["ablation"])}
 

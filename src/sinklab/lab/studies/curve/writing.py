@@ -5,7 +5,6 @@ nothing blocked.
 # R texts
 import itertools
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -67,7 +66,12 @@ class Distances(CostStudy):
         "batch": 12,
     }
     reads = (
-        *("protocols", "sink_rule", "heldout", "prompt_tokens", "new_tokens", "block_length"),
+        "protocols",
+        "sink_rule",
+        "heldout",
+        "prompt_tokens",
+        "new_tokens",
+        "block_length",
         "seed",
     )
 
@@ -175,7 +179,7 @@ class Distances(CostStudy):
                 lines.append(line)
         return {"distances": pd.DataFrame(lines)}
 
-    def contrasts(self, trial: Trial, rows: Rows) -> Mapping[str, Any]:
+    def contrasts(self, trial: Trial, rows: Rows) -> Rows:
         """The table ``outcomes``."""
         return {"outcomes": outcomes(rows["distances"])}
 

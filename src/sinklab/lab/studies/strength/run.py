@@ -227,7 +227,7 @@ def _activations(numbers_BLN: np.ndarray, start: int) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def contrasts(trial: Trial, rows: Rows) -> dict[str, pd.DataFrame]:
+def contrasts(trial: Trial, rows: Rows) -> Rows:
     """The tables ``heads`` (a line per kind, layer and head: means over the sequences of first and
     strongest), ``summary`` and ``classes``.
     """
