@@ -26,7 +26,7 @@ from sinklab.lab.studies import Row, hidden_words, of_each
 from sinklab.lab.studies.benchmarks.offline import RUNS_CODE, sandbox
 from sinklab.lab.studies.benchmarks.study import MASKING, NO_ANSWER, TWO_STAGE
 
-Told = Mapping[tuple[str, int, int], Mapping[str, Any]]
+Told = Mapping[tuple[str, int, int], Row]
 """(task, document, number of the request) -> the model's answer."""
 
 
@@ -124,7 +124,7 @@ def _text(value: Any) -> str:
     return json.dumps(value, default=str, ensure_ascii=False)
 
 
-def _answer(row: Mapping[str, Any], kind: str | None, logprobs: list[float]) -> str:
+def _answer(row: Row, kind: str | None, logprobs: list[float]) -> str:
     """The text left by the filter; the likeliest one of several continuations."""
     if not logprobs:
         return _text(row["filtered_resps"][0])
@@ -137,7 +137,7 @@ def _answer(row: Mapping[str, Any], kind: str | None, logprobs: list[float]) -> 
     return str(pair[not context_only]).strip()
 
 
-def _right(row: Mapping[str, Any], higher_is_better: Mapping[str, Any]) -> float:
+def _right(row: Row, higher_is_better: Row) -> float:
     """The first of the metrics that is a number: 1 if the answer is right, for metrics of right and
     wrong.
 
