@@ -55,26 +55,15 @@ def begun_before(path: Path, given: RunInfo) -> RunInfo:
 
 def _difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:
     """First difference of two JSON values: its name, and both values there."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        key = next(
-            key
-            for key in sorted({*old, *new})
-            if key not in old or key not in new or old[key] != new[key]
-        )
-        return _difference(f"{name}[{key!r}]", old.get(key, "absent"), new.get(key, "absent"))
     if isinstance(old, list) and isinstance(new, list):
-        # of many prompts the first that is another one
-        place = next(
-            (
-                place
-                for place, (one, other) in enumerate(zip(old, new, strict=False))
-                if one != other
-            ),
-            None,
-        )
-        if place is None:
+        if old[: len(new)] == new[: len(old)]:
             return f"len({name})", len(old), len(new)
-        return _difference(f"{name}[{place}]", old[place], new[place])
+        # of many prompts the first that is another one
+        old, new = dict(enumerate(old)), dict(enumerate(new))
+    if isinstance(old, dict) and isinstance(new, dict):
+        pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in {*old, *new}}
+        key = min(key for key, (one, other) in pairs.items() if one != other)
+        return _difference(f"{name}[{key!r}]", *pairs[key])
     return name, old, new
 
 
@@ -488,12 +477,8 @@ def _joined(infos: list[RunInfo]) -> RunInfo:
         for name, parts in info.parts.items():
             facts["parts"][name] = sorted({*facts["parts"].get(name, ()), *parts})
         facts["checksums"] |= info.checksums
-    facts["status"] = "complete"
-    facts["error"] = None
-    for info in infos:
-        if info.status != "complete":
-            facts["status"] = info.status
-            facts["error"] = info.error
-            break
+    worst = next((info for info in infos if info.status != "complete"), infos[0])
+    facts["status"] = worst.status
+    facts["error"] = worst.error
     facts["created"] = min(info.created for info in infos)
     return RunInfo(**facts)

@@ -415,18 +415,15 @@ def _motion(
         "head": head_LH.ravel(),
     }
     columns |= {name: getattr(found, name).ravel() for name in MOTION_FIELDS}
-    columns["word"] = [motion_word(value) for value in columns["mobility"]]
     overall, strongest = found.overall, sample.strongest
+    columns["mobility"] = strongest.mobility_LH.ravel()
+    columns["word"] = [motion_word(value) for value in columns["mobility"]]
     columns |= {"weight": strongest.weight_LH.ravel(), "strong": strongest.strong_LH.ravel()}
     columns["first"] = strongest.first_LH.ravel()
     if sample.reading == SO_FAR:
         # a column sum keeps its old rows: a key may stay strongest by construction
         overall = overall.of_heads(strongest.mobility_LH, strongest.counted_LH)
-        columns |= {
-            "so_far_mobility": columns["mobility"],
-            "mobility": strongest.mobility_LH.ravel(),
-        }
-        columns["word"] = [motion_word(value) for value in columns["mobility"]]
+        columns["so_far_mobility"] = found.mobility.ravel()
         if sample.last_row_mobility_LH is not None:
             columns["last_row_mobility"] = sample.last_row_mobility_LH.ravel()
     parts: dict[str, Any] = {"motion": overall, "motions": pd.DataFrame(columns)}

@@ -6,6 +6,7 @@ sentences.
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -74,6 +75,11 @@ def _rebuilt(truncation: pd.DataFrame) -> str:
     heads = soon.groupby(["sample", "layer", "head"])[["lost", "renormalised", "recovered"]].any()
     columns = (heads[name].unstack(["layer", "head"]).to_numpy(bool) for name in heads)
     return new_sinks(*columns, within=WITHIN)
+
+
+def of_measured(name: str) -> Any:
+    """A number that a study has as `Measured` has it."""
+    return property(attrgetter(f"measured.{name}"))
 
 
 @dataclass(frozen=True)
@@ -343,38 +349,24 @@ class Study(Reader):
         """Everything that needs the arrays, from one pass over the samples."""
         return measured(self.sample, self.recorded, self._kept, self.layers, self.heads)
 
-    @property
-    def curve(self) -> Any:
-        """Share of tokens that are no sinks over the threshold, an `EpsilonCurve`; None without
-        attention.
-        """
-        return self.measured.curve
-
-    @property
-    def histogram(self) -> Any:
-        """How received attention is spread, a `ScoreHistogram` of 80 logarithmic bins; None without
-        attention.
-        """
-        return self.measured.histogram
-
-    @property
-    def motion(self) -> Any:
-        """How the main sinks move, all heads and samples together, a `MotionSummary`; None without
-        attention.
-        """
-        return self.measured.motion
-
-    @property
-    def text_motion(self) -> Any:
-        """Motion among text positions alone; None without added sinks."""
-        return self.measured.text_motion
-
-    @property
-    def explained(self) -> Any:
-        """How much of received attention the class and the position of tokens explain; None without
-        tokens.
-        """
-        return self.measured.explained
+    curve = of_measured("curve")
+    """Share of tokens that are no sinks over the threshold, an `EpsilonCurve`; None without
+    attention.
+    """
+    histogram = of_measured("histogram")
+    """How received attention is spread, a `ScoreHistogram` of 80 logarithmic bins; None without
+    attention.
+    """
+    motion = of_measured("motion")
+    """How the main sinks move, all heads and samples together, a `MotionSummary`; None without
+    attention.
+    """
+    text_motion = of_measured("text_motion")
+    """Motion among text positions alone; None without added sinks."""
+    explained = of_measured("explained")
+    """How much of received attention the class and the position of tokens explain; None without
+    tokens.
+    """
 
     @cached_property
     def sink_tokens(self) -> Any:
