@@ -299,6 +299,7 @@ def test_a_decoder_that_fills_masks_sees_both_sides_beside_padding_too():
     for layer in model.transformer.h:
         layer.attn.is_causal = False
     refused(r"is_causal = False", sinklab.wrap, model, mask_id=MASK, kind="diffusion")
+    refused("kind=", sinklab.wrap, model)
     model.config.is_causal = False
     lm = sinklab.wrap(model, mask_id=MASK, kind="diffusion")
     texts = ["7 8 9 10", "11 12"]

@@ -297,3 +297,6 @@ def test_a_causal_folder_with_a_mask_says_so(causal, where):
     denoises = load(causal, as_diffusion=True)
     assert (denoises.family, denoises.model.config.mask_token_id) == ("diffusion", mask)
     assert load(causal, as_diffusion=True, mask_token_id=7).model.config.mask_token_id == 7
+    change(causal, is_causal=False)
+    refused("is_causal: false", load, causal)
+    assert load(causal, as_diffusion=True).family == "diffusion"

@@ -283,6 +283,11 @@ def _as_diffusion(
         return plan
     mask = tokens.special_ids(plan.backbone, tokenizer, None, plan.family).mask
     if not wanted:
+        if not stated(plan.backbone, "is_causal", True):
+            raise ValueError(
+                f"{name} sees both sides (its config has is_causal: false), so it predicts no next "
+                "token; pass as_diffusion=True, and mask_token_id= where its files name no [MASK]"
+            )
         if settings:
             raise ValueError(
                 f"{name} is an autoregressive model, and {', '.join(settings)} can be set for "

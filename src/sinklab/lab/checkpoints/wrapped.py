@@ -216,22 +216,14 @@ def is_decoder(module: nn.Module) -> bool:
 
 
 @torch.inference_mode()
-def check_both_sides(model: WrappedLM) -> None:
-    """Raises ValueError if in a decoder of transformers a token sees none to its right once a batch
-    has padding: the mask is then built by the config, whatever the layers say.
-    """
-    if not is_decoder(model.foreign):
-        return
+def sees_right(model: Any, attention_mask: list[int] | None = None) -> bool:
+    """Whether the second of four tokens sees the last, beside padding if there is some."""
     ids_BS = torch.tensor([[0, 0, 0, 0], [0, 0, 0, 1]], device=model.device)
-    real_BS = torch.ones_like(ids_BS)
-    real_BS[:, 0] = 0
-    one_V, other_V = model(ids_BS, real_BS).logits[:, 1]
-    if torch.equal(one_V, other_V):
-        raise ValueError(
-            f"{type(model.foreign).__name__} is to fill masks, but with padding in a batch its "
-            "tokens see none to their right: set model.config.is_causal = False before it is "
-            "wrapped"
-        )
+    real_BS = attention_mask
+    if attention_mask is not None:
+        real_BS = ids_BS.new_tensor([attention_mask, attention_mask])
+    one_V, other_V = model(ids_BS, attention_mask=real_BS).logits[:, 1]
+    return not torch.equal(one_V, other_V)
 
 
 def logits_of(output: Any, ids_BS: Tensor, module: nn.Module) -> Tensor:

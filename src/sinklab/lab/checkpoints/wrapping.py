@@ -18,9 +18,9 @@ from sinklab.lab.checkpoints.tokens import special_ids
 from sinklab.lab.checkpoints.wrapped import (
     WrappedConfig,
     WrappedLM,
-    check_both_sides,
     is_decoder,
     position_limits,
+    sees_right,
 )
 
 KINDS = ("autoregressive", "diffusion", "masked")
@@ -31,7 +31,8 @@ _MARKS = {"masked": ("ForMaskedLM",), "autoregressive": ("ForCausalLM", "LMHeadM
 
 
 def kind_of(model: nn.Module) -> str:
-    """One of :data:`KINDS`, if the class, or else the config, of a module says it.
+    """One of :data:`KINDS`, if the class, or else the config, of a module says it. One that is
+    called causal is asked whether it is.
 
     Raises:
         ValueError: if neither does.
@@ -42,7 +43,9 @@ def kind_of(model: nn.Module) -> str:
     names = [type(model).__name__, *(stated(config, "architectures") or ())]
     for name in names:
         for kind, marks in _MARKS.items():
-            if any(mark in name for mark in marks):
+            if not any(mark in name for mark in marks):
+                continue
+            if kind != "autoregressive" or not is_decoder(model) or not sees_right(model.eval()):
                 return kind
     if stated(config, "is_decoder"):
         return "autoregressive"
@@ -149,9 +152,20 @@ def wrapped(
             f"some layers see a window alone: studies record those that see everything ({layers})"
         )
     found |= {"family": "diffusion", "special": special, "notes": tuple(notes)}
+    return found | {"model": _filling(model, about), "context": about.text_positions}
+
+
+def _filling(model: nn.Module, about: WrappedConfig) -> WrappedLM:
+    """The module as one that fills masks. Raises ValueError for a decoder of transformers that is
+    causal beside padding, whose mask is built by the config whatever the layers say.
+    """
     filling = WrappedLM(model, about)
-    check_both_sides(filling)
-    return found | {"model": filling, "context": about.text_positions}
+    if is_decoder(model) and not sees_right(filling, [0, 1, 1, 1]):
+        raise ValueError(
+            f"{type(model).__name__} is to fill masks, but with padding in a batch its tokens see "
+            "none to their right: set model.config.is_causal = False before it is wrapped"
+        )
+    return filling
 
 
 def _with_mask(special: SpecialIds, mask_id: int | None, rows: int) -> SpecialIds:
