@@ -46,8 +46,8 @@ class EditedLosses:
         """Dose of every row, by name as in `Dose` (keys, sinks, held, removed, matched), each
         (R,); NaN if nothing was removed.
         """
+        names = ("keys", "sinks", "held", "removed", "matched")
         if not any(self.removals):
-            names = ("keys", "sinks", "held", "removed", "matched")
             return dict.fromkeys(names, torch.full_like(self.losses_R, math.nan))
 
         def of_rows(name: str) -> Tensor:
@@ -56,9 +56,8 @@ class EditedLosses:
             )
             return torch.cat([torch.cat(parts, 1).nanmean(1) for parts in batches])
 
-        doses = {"keys": of_rows("keys"), "sinks": of_rows("sinks") / of_rows("chosen")}
-        doses |= {"held": of_rows("held"), "removed": of_rows("removed")}
-        return doses | {"matched": of_rows("matched")}
+        doses = {name: of_rows(name) for name in names}
+        return doses | {"sinks": doses["sinks"] / of_rows("chosen")}
 
 
 @torch.inference_mode()
@@ -100,23 +99,22 @@ def edited_losses(
         score = _bound_of(loaded, ids_RS, seed)
     else:
         score = _next_token_loss_of(loaded, ids_RS)
-    losses: list[list[Tensor]] = [[] for _ in arms]
-    removals: list[list[tuple[RemovalRecord, ...]]] = [[] for _ in arms]
+    batches = []
     some_rows = only
     if some_rows is None:
         some_rows = range(len(ids_RS))
     for start in range(some_rows.start, some_rows.stop, batch):
         part = slice(start, min(start + batch, some_rows.stop))
         places = [(seed, row) for row in range(part.start, part.stop)]
-        found = under_arms(loaded.model, wanted, places, partial(score, part))
-        for arm, (loss_B, records) in enumerate(found):
-            losses[arm].append(loss_B)
-            removals[arm].append(records)
+        found = []
+        for scored in under_arms(loaded.model, wanted, places, partial(score, part)):
+            found.append(scored)
             if progress is not None:
                 progress()
+        batches.append(found)
     return [
-        EditedLosses(torch.cat(rows), tuple(gone))
-        for rows, gone in zip(losses, removals, strict=True)
+        EditedLosses(torch.cat([loss_B for loss_B, _ in arm]), tuple(gone for _, gone in arm))
+        for arm in zip(*batches, strict=True)
     ]
 
 

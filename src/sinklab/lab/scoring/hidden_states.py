@@ -69,7 +69,7 @@ class ClipChannel(Checked):
     limit: float | None = limited(None, at_least=0)
     """The greatest magnitude that stays, 0 for none; None: every position gets the channel's mean
     over the positions of its row."""
-    layers: tuple[int | str, ...] | None = None
+    layers: tuple[int | str, ...] | None = limited(None, read=chosen)
     """Layers after which to edit: numbers in the order of execution (-1 is the last), module paths
     or patterns; None for all."""
     heads: ClassVar[None] = None
@@ -79,7 +79,6 @@ class ClipChannel(Checked):
         object.__setattr__(
             self, "channels", tuple(sorted(set(whole_numbers("channels", self.channels))))
         )
-        object.__setattr__(self, "layers", chosen("layers", self.layers))
         if not self.channels:
             raise ValueError("channels name what to clip, got none: leave out the edit")
 

@@ -65,8 +65,8 @@ def save_reference_values(
             f"{edit} chose no key in the reference texts; give more texts, or another edit"
         )
     tensors = {
-        layer: (sum_HD / count_H[:, None]).float()
+        layer: (sum_HD / count_H[:, None]).float().cpu().contiguous()
         for layer, (sum_HD, count_H) in means.sums.items()
     }
-    save_file({layer: tensor.cpu().contiguous() for layer, tensor in tensors.items()}, str(file))
+    save_file(tensors, str(file))
     return Path(file)

@@ -182,13 +182,14 @@ class WritingStep:
         ]
         seen = self.before_BS[row][real_S]
         state_S = self.state_BS[row][real_S]
-        arrays = (
+        return Moment(
+            self.index,
+            self.block,
             seen.cpu().numpy(),
             state_S.cpu().numpy(),
             int(self.committed_B[row]),
             written.cpu().numpy(),
         )
-        return Moment(self.index, self.block, *arrays)
 
 
 @dataclass(frozen=True, eq=False)
