@@ -161,20 +161,26 @@ class SinkFacts:
         ):
             columns, counts = main_TH.unique(return_counts=True)
             column = int(columns[counts.argmax()])
-            fact: dict[str, Any] = {"layer": layer, "steps": len(steps)}
-            for name in ("share", "sinks", "with_sink", "gu_rate"):
-                fact[name] = float(of_steps[name][layer].mean())
-            fact["main_position"] = -1
+            means = ("share", "sinks", "with_sink", "gu_rate")
+            position = -1
             if column >= self._prefix:
-                fact["main_position"] = column - self._prefix - int(self._pad_B[row])
-            fact["main_constancy"] = int(counts.max()) / main_TH.numel()
-            fact["positions"] = len(columns)
-            for number, name in enumerate(PLACES):
-                fact[f"in_{name}"] = int((state_TH == number).sum()) / state_TH.numel()
-            fact["removed"] = None
+                position = column - self._prefix - int(self._pad_B[row])
+            removed = None
             if "removed" in of_steps and not bool(of_steps["removed"][layer].isnan().all()):
-                fact["removed"] = float(of_steps["removed"][layer].nanmean())
-            facts.append(fact)
+                removed = float(of_steps["removed"][layer].nanmean())
+            fact = {
+                "layer": layer,
+                "steps": len(steps),
+                **{name: float(of_steps[name][layer].mean()) for name in means},
+                "main_position": position,
+                "main_constancy": int(counts.max()) / main_TH.numel(),
+                "positions": len(columns),
+            }
+            places = {
+                f"in_{name}": int((state_TH == number).sum()) / state_TH.numel()
+                for number, name in enumerate(PLACES)
+            }
+            facts.append(fact | places | {"removed": removed})
         return facts
 
 

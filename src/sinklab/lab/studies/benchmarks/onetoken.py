@@ -257,9 +257,15 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
                 for column, score in zip(table["benchmarks"], scores, strict=True):
                     rows.append(row | {"column": column} | CELL | {"value": score})
     for table, block in product(TABLES, blocks):
-        if not _belongs(block, table):
-            continue
         variants = _variants(table)
+        shared = len(block.variants.keys() & variants.keys())
+        # the first two differ in how models began; the others take whatever has two of their
+        # variants
+        belongs = shared > 1
+        if table["number"] <= 2:
+            belongs = shared > 0 and block.start == table["start"]
+        if not belongs:
+            continue
         first = block.variants.get(next(iter(variants)), Repeats())
         about = {"table": table["number"], "block": block.label, "source": "measured"}
         columns = (*table["benchmarks"], *RUNS_ONLY)
@@ -275,16 +281,6 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
 def _variants(table: Table) -> dict[str, str]:
     """Names of a table's rows by their variants."""
     return {row[1]: row[0] for rows in table["blocks"].values() for row in rows}
-
-
-def _belongs(block: Experiment, table: Table) -> bool:
-    """Tables 1 and 2 differ in how models began; the others take whatever has two of their
-    variants.
-    """
-    shared = len(block.variants.keys() & _variants(table).keys())
-    if table["number"] <= 2:
-        return shared > 0 and block.start == table["start"]
-    return shared > 1
 
 
 def _command(table: Table, repeats: Repeats, of_variant: str, column: str) -> str:

@@ -486,27 +486,20 @@ def table1(
 
 def cells_of(out: Path, settings: EvalSettings, plan: Plan) -> dict[Path, EvalSettings]:
     """The run folders of a model's cells below `out`, and their settings."""
-    cells = plan.cells(settings.tasks, offline.LIKELIHOODS)
-    return {out / cell_name(*cell): _cell(settings, plan.sink_rule, *cell) for cell in cells}
-
-
-def _cell(
-    settings: EvalSettings, sink_rule: Any, task: str, k: int, control: str, protocol: str
-) -> EvalSettings:
-    tokens = settings.new_tokens
-    if tokens is None:
-        tokens = TOKENS.get(task)
-    # a cell does not depend on permissions for the sake of another
-    runs_code = settings.run_code and task in offline.RUNS_CODE
-    changes: dict[str, Any] = {"tasks": (task,), "new_tokens": tokens, "run_code": runs_code}
-    if k:
-        changes |= {
-            "mask_sinks": k,
-            "control": control,
-            "protocol": protocol,
-            "sink_rule": sink_rule,
-        }
-    return dataclasses.replace(settings, **changes)
+    found = {}
+    for task, k, control, protocol in plan.cells(settings.tasks, offline.LIKELIHOODS):
+        tokens = settings.new_tokens
+        if tokens is None:
+            tokens = TOKENS.get(task)
+        # a cell does not depend on permissions for the sake of another
+        runs_code = settings.run_code and task in offline.RUNS_CODE
+        changes: dict[str, Any] = {"tasks": (task,), "new_tokens": tokens, "run_code": runs_code}
+        if k:
+            changes |= {"mask_sinks": k, "control": control, "protocol": protocol}
+            changes["sink_rule"] = plan.sink_rule
+        folder = out / cell_name(task, k, control, protocol)
+        found[folder] = dataclasses.replace(settings, **changes)
+    return found
 
 
 def cell_name(task: str, k: int, control: str = "sinks", protocol: str = "paper") -> str:

@@ -269,18 +269,6 @@ def _lost(by: dict[str, pd.Series]) -> str:
     return "; ".join(parts) or "no"
 
 
-def table1_notes(numbers: pd.DataFrame, unfinished: Iterable[Path] = ()) -> list[str]:
-    """Notes below the table."""
-    notes = list(paper.TABLE1_NOTES)
-    told = paper.spoken()
-    measured = numbers[numbers["source"] == MEASURED]
-    for _, cell in measured[~measured["verdict"].isin(["–", "floor"])].iterrows():
-        notes += told("lost", cell)
-    for (task, model), cells in measured.groupby(["task", "model"], sort=False):
-        notes += told("lacking", task, model, cells)
-    return notes + [f"not finished, so left out: {path}" for path in unfinished]
-
-
 def write_table1(
     folders: Iterable[str | Path], out: str | Path, formats: Iterable[str] = ("png",)
 ) -> Printed:
@@ -300,7 +288,15 @@ def write_table1(
             "sinklab table1 (it goes on where it stopped) or sinklab eval"
         )
     numbers = table1_numbers(found.benchmarks)
-    notes = table1_notes(numbers, found.unfinished) + contrasts(found.benchmarks)
+    notes = list(paper.TABLE1_NOTES)
+    told = paper.spoken()
+    measured = numbers[numbers["source"] == MEASURED]
+    for _, cell in measured[~measured["verdict"].isin(["–", "floor"])].iterrows():
+        notes += told("lost", cell)
+    for (task, model), cells in measured.groupby(["task", "model"], sort=False):
+        notes += told("lacking", task, model, cells)
+    notes += [f"not finished, so left out: {path}" for path in found.unfinished]
+    notes += contrasts(found.benchmarks)
     stem = Path(out) / "table1"
     doses = table1_doses(numbers)
     beside = {}

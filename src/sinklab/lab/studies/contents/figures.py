@@ -164,7 +164,9 @@ def _differences(run: Run, place: str) -> dict[str, Any]:
             for same in one[(one["target"] == row.target) & (one["layer"] == row.layer)]["value"]:
                 texts[kind] = f"{same:+.2f}"
         extremes.append((row.word, row, shown_by(texts)))
-    texts = {kind: f"{_clear(one)} of {len(one)}" for kind, one in beside.items()}
+    # differences with an interval that excludes 0
+    clear = {kind: ((one["low"] > 0) | (one["high"] < 0)).sum() for kind, one in beside.items()}
+    texts = {kind: f"{clear[kind]} of {len(one)}" for kind, one in beside.items()}
     return {"told": told, "controls": shown_by(texts), "extremes": extremes}
 
 
@@ -177,11 +179,6 @@ def _told(run: Run, place: str, kind: str = "") -> pd.DataFrame:
     frame = frame[(frame["place"] == place) & (frame["population"] == "difference")]
     # embeddings of masks are all alike: nothing can differ there
     return frame[frame["low"] < frame["high"]]
-
-
-def _clear(frame: pd.DataFrame) -> int:
-    """Number of differences with an interval that excludes 0."""
-    return int(((frame["low"] > 0) | (frame["high"] < 0)).sum())
 
 
 def _label(run: Run) -> str:

@@ -154,7 +154,8 @@ def strength_page(run: Run) -> Path:
     name = str(run.info.model["name"])
     words = f"layer × head of {name}: the first token, and the strongest key"
     drawn = picture("strength", [run], words, "heads-drawn")
-    line = finished(run, "summary").iloc[0]
+    lines = finished(run, "summary")
+    line = lines.iloc[0]
     heads = (
         "The weight of the first token and the share of the strongest key, means over "
         f"{line['rows']} sequences ({line['input']})"
@@ -168,7 +169,12 @@ def strength_page(run: Run) -> Path:
         "The share of heads whose first token is strong, weights averaged first. The "
         "others were not run here."
     )
-    others = Table(_beside_published(run).set_index("model"))
+    # of unmasked sequences without a start token
+    plain = lines[~lines["start"] & (lines["ratio"] == 0)].set_index("input")["sink"]
+    own = plain.reindex(INPUTS).map(percent).to_dict()
+    first = pd.DataFrame([{"name": name, **own, "source": "this run"}])
+    table = pd.concat([first, published_table()]).rename(columns={"name": "model"})
+    others = Table(table.set_index("model"))
     parts = [
         _part("heads", "Layer by layer, head by head", f"{heads}.", Card("", pictures=drawn)),
         _part("found", "What was found", "", Card("", sentences=strength_sentences([run]))),
@@ -192,14 +198,3 @@ def strength_page(run: Run) -> Path:
 
 def _part(anchor: str, title: str, how: str, card: Card) -> Part:
     return {"anchor": anchor, "title": title, "how": how, "sentences": [], "cards": [card]}
-
-
-def _beside_published(run: Run) -> pd.DataFrame:
-    """The published numbers below those of this run, of unmasked sequences without a start
-    token.
-    """
-    lines = finished(run, "summary")
-    plain = lines[~lines["start"] & (lines["ratio"] == 0)].set_index("input")["sink"]
-    own = plain.reindex(INPUTS).map(percent).to_dict()
-    first = pd.DataFrame([{"name": run.info.model["name"], **own, "source": "this run"}])
-    return pd.concat([first, published_table()]).rename(columns={"name": "model"})
