@@ -705,7 +705,7 @@ def test_a_curve_as_figure_table_and_words(tmp_path):
     assert masking_curve_figure(runs, change="log").get_yscale() == "symlog"
     table = masking_curve_table(runs).set_index(["model", "k", "blocked"])
     line = table.loc[("tiny (DLM)", 5, "most attended keys")]
-    assert line["change"].startswith("+0.500 (+0.4")
+    assert line["change"].startswith("+0.500 (95 % +0.4")
     assert line["relative"] == "+12.5 %"
     assert line[["keys", "sinks", "held", "removed"]].tolist() == [
         "5.00",
@@ -717,11 +717,11 @@ def test_a_curve_as_figure_table_and_words(tmp_path):
     said = masking_curve_sentences(runs)
     assert said[0].startswith(
         "tiny (DLM): blocking the 5 most attended keys of each head (10.0\u00a0% of the attention) "
-        "moves the masked-token bound from 4.00 to 4.50 nats per token (+0.500 (+0.4"
+        "moves the masked-token bound from 4.00 to 4.50 nats per token (+0.500 (95 % +0.4"
     )
     assert said[1] == (
         "tiny: the loss rises from k = 1 on; the 5 most attended keys cost more than as many "
-        "random ones (+0.050, 10 times)."
+        "random ones, 10 times their +0.050."
     )
     assert "llama: no rise of the loss at any k is distinguishable from 0" in said[3]
     assert said[4].startswith(

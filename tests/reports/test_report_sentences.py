@@ -29,8 +29,8 @@ def test_motion_is_told_with_its_numbers(make_study):
         "The sinks of plain are moving: at two random steps, a head's strongest token differs"
     )
     assert (
-        "100.0 % of the time (8 samples); a key stays a sink for 1.00 steps. The main sinks drift "
-        "to the right" in text
+        "100.0 % of the time on average (8 samples); a key stays a sink for 1.00 steps. The main "
+        "sinks drift to the right" in text
     )
     text = spoken(told("motion", added))
     assert "The sinks of sink are static" in text and "differs 0.0 % of the time" in text
@@ -39,8 +39,8 @@ def test_motion_is_told_with_its_numbers(make_study):
     assert none == "No head of none has a sink at two steps, so motion cannot be measured."
     kept = spoken(told("motion", one(make_study("ar", family="autoregressive", text_share=0.8))))
     assert kept == (
-        "In ar, at two random steps, a head's strongest token differs 0.0 % of the time (2 "
-        "samples; a verdict takes 8); no sink ended during the trace."
+        "In ar, at two random steps, a head's strongest token differs 0.0 % of the time on average "
+        "(2 samples; a verdict takes 8); no sink ended during the trace."
     )
 
 

@@ -285,7 +285,7 @@ def _sinks(study: Study) -> dict[str, float]:
         "value norm, text sinks over other text": means["sink_norm"] / means["rest_norm"],
         "value norm, masks over visible text": means["mask_norm"] / means["text_norm"],
         "heads with split sinks, %": 100 * split,
-        "change of sinks per head from first to last layer": trend_over_depth(
+        "trend of sinks per head, first to last layer (fitted line)": trend_over_depth(
             by_layer["sinks"].to_numpy()
         ),
     }
@@ -302,7 +302,7 @@ def _motion(study: Study) -> dict[str, float]:
             f"mobility of the {what} (0 static, 1 moving)": motion.mobility,
             f"moves of the {what}, % of steps at which it is a sink": 100 * motion.moves_per_step,
             f"drift of the {what}, % of the text from first to last step": 100
-            * motion.drift_relative,
+            * motion.drift_over.value,
         }
     found["overlap of sinks with those of the next step, %"] = (
         100 * study.over("step")["overlap"].mean()

@@ -43,13 +43,13 @@ def signed(value: float, digits: int = 3) -> str:
 
 
 def ranged(row: Any, name: str, form: Callable[[float], str]) -> str:
-    """A number of a row of a table, `name`, with the interval `name_low` … `name_high` if it is
-    known.
+    """A number of a row of a table, `name`, with the 95 % interval `name_low` … `name_high` if it
+    is known.
     """
     value, low, high = (form(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
     if math.isnan(row[f"{name}_low"]):
         return value
-    return f"{value} ({low} … {high})"
+    return f"{value} (95 % {low} … {high})"
 
 
 def interval(estimate: Estimate) -> str:
