@@ -318,9 +318,17 @@ def is_greedy(scorer: Scorer, requests: Sequence[Request]) -> dict[int, bool]:
             (scorer.seed, request.group, int((~masked_L).sum())) for request, masked_L in running
         ]
         logits_MV, labels_M, rows_M = scorer.logits(asked, masks, masks, places)
-        right_M, sure_M = _proposed(
-            logits_MV[:, : config.text_vocab_size], labels_M, config.mask_token_id
-        )
+        right = []
+        sure = []
+        texts_MV = logits_MV[:, : config.text_vocab_size]
+        for some_MV, labels in zip(texts_MV.split(_PIECE), labels_M.split(_PIECE), strict=True):
+            exact_MV = at_least_float32(some_MV)
+            best_M, tokens_M = proposals(
+                exact_MV, None, TokenSampling(), config.mask_token_id, None
+            )
+            right.append(tokens_M.cpu() == labels)
+            sure.append((best_M - exact_MV.logsumexp(-1)).cpu())
+        right_M, sure_M = torch.cat(right), torch.cat(sure)
         for row, (request, masked_L) in enumerate(running):
             here_L = (rows_M == row).nonzero()[:, 0]
             best = int(sure_M[here_L].argmax())
@@ -328,18 +336,6 @@ def is_greedy(scorer: Scorer, requests: Sequence[Request]) -> dict[int, bool]:
             if not right_M[here_L[best]] or not masked_L.any():
                 answers[request.number] = bool(right_M[here_L[best]])
         running = [each for each in running if each[0].number not in answers]
-
-
-def _proposed(logits_MV: Tensor, labels_M: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
-    """Whether the proposed token is the right one, and its log-probability; on the CPU."""
-    right = []
-    sure = []
-    for some_MV, labels in zip(logits_MV.split(_PIECE), labels_M.split(_PIECE), strict=True):
-        exact_MV = at_least_float32(some_MV)
-        best, tokens = proposals(exact_MV, None, TokenSampling(), mask_id, None)
-        right.append(tokens.cpu() == labels)
-        sure.append((best - exact_MV.logsumexp(-1)).cpu())
-    return torch.cat(right), torch.cat(sure)
 
 
 MOST_EXACT = 12

@@ -140,23 +140,20 @@ def battery_scores(runs: Runs, *, by_level: bool = False) -> pd.DataFrame:
     keys = ["series", "control", "k", "skill", "level"]
     if not by_level:
         table = table.drop(columns=keys.pop())
-    return table.merge(_removed(series, table[keys]), on=keys, how="left")
-
-
-def _removed(series: list[Series], keys: pd.DataFrame) -> pd.DataFrame:
-    """Dose of these keys, means over layers and problems; over all skills too."""
     parts = [one.rows("removed") for one in series if "removed" in one.run.tables]
     names = [*DOSE_COLUMNS, "of_keys"]
     if not parts:
-        return keys.head(0).assign(**dict.fromkeys(names, math.nan))
-    table = pd.concat(parts, ignore_index=True)
-    whole = pd.concat([table, table.assign(skill=ALL)], ignore_index=True)
-    whole = whole.rename(columns={"share": "removed", "mass": "held"})
-    whole = whole.reindex(columns=[*keys, *names, "chosen"]).astype(
+        return table.assign(**dict.fromkeys(names, math.nan)).reset_index(drop=True)
+    # over all skills too
+    removed = pd.concat(parts, ignore_index=True)
+    removed = pd.concat([removed, removed.assign(skill=ALL)], ignore_index=True)
+    removed = removed.rename(columns={"share": "removed", "mass": "held"})
+    removed = removed.reindex(columns=[*keys, *names, "chosen"]).astype(
         dict.fromkeys([*names, "chosen"], float)
     )
-    means = whole.groupby([*keys], as_index=False).mean()
-    return means.assign(sinks=means["sinks"] / means["chosen"]).drop(columns="chosen")
+    means = removed.groupby(keys, as_index=False).mean()
+    doses = means.assign(sinks=means["sinks"] / means["chosen"]).drop(columns="chosen")
+    return table.merge(doses, on=keys, how="left")
 
 
 def battery_contrasts(runs: Runs) -> pd.DataFrame:
