@@ -278,24 +278,22 @@ def contrasts(trial: Trial, rows: Rows) -> Rows:
     """The table ``accuracy`` of all answers, and ``phenomenon``: sink strength with nothing
     blocked.
     """
-    watched = [row for cell in trial.arms.values() if not cell.k for row in _watched(trial, cell)]
+    settings = trial.settings
+    watched = []
+    for cell in trial.arms.values():
+        if cell.k:
+            continue
+        # share and gu_rate as in `SinkFacts.row`, means over layers, of the first problems
+        seed = request_number(settings.seed, f"{cell.skill} {cell.level} 0")
+        asked = asked_of(trial.loaded, cell.problems[:WATCHED], seed)
+        how = cell.condition.decoding(seed), settings.new_tokens, cell.condition.edits
+        for problem, one in enumerate(write_batch(trial.loaded, asked, *how, watch=True)):
+            mean = pd.DataFrame(one.sinks)[["share", "gu_rate"]].mean()
+            watched.append(cell.facts | {"problem": problem, **mean})
     return {
         "accuracy": accuracy(rows["answers"]),
         "phenomenon": watched,
     }
-
-
-def _watched(trial: Trial, cell: Cell) -> list[Row]:
-    """Watch the first problems of a cell: share and gu_rate as in `SinkFacts.row`, means over
-    layers.
-    """
-    settings, condition = trial.settings, cell.condition
-    seed = request_number(settings.seed, f"{cell.skill} {cell.level} 0")
-    asked = asked_of(trial.loaded, cell.problems[:WATCHED], seed)
-    how = condition.decoding(seed), settings.new_tokens, condition.edits
-    answers = write_batch(trial.loaded, asked, *how, watch=True)
-    means = [pd.DataFrame(one.sinks)[["share", "gu_rate"]].mean() for one in answers]
-    return [cell.facts | {"problem": row, **mean} for row, mean in enumerate(means)]
 
 
 def accuracy(answers: Any) -> list[Row]:
