@@ -70,8 +70,8 @@ def test_whether_sinks_exist_is_a_word_by_its_thresholds(own, control, word):
 def test_the_sentence_on_existence_has_its_numbers_and_the_control():
     found = exists(existence(0.388, strong=0.2, ruled=0.8), {"permuted": existence(0.051)})
     assert spoken(found) == (
-        "Yes: the strongest token of a head receives 38.8 % of its attention (even share 1.6 %); "
-        "with shuffled weights 5.1 %."
+        "Yes: the strongest token of a head receives 38.8 % of its attention (8 samples, even "
+        "share 1.6 %); with shuffled weights 5.1 %."
     )
     # as strong as the control, give or take: a test of the paired difference, whatever part of it
     # that is
@@ -107,7 +107,7 @@ def test_the_sentence_on_existence_has_its_numbers_and_the_control():
         (
             0.25,
             "inconclusive",
-            "Inconclusive with 8 samples (95 % 24 … 26): a head's strongest token",
+            "Inconclusive with 8 samples (95 % 24 … 26 %): a head's strongest token",
         ),
     ],
 )
@@ -117,7 +117,7 @@ def test_whether_they_stay_is_said_by_the_whole_interval(mobility, word, start):
     assert (
         found.word == word
         and spoken(found).startswith(start)
-        and "(shuffled weights 55 %)" in spoken(found)
+        and "; shuffled weights 55 %)" in spoken(found)
     )
     assert words_in(found.sentence) <= 25
     few = stays(Staying(mobility + SPREAD[:1], holders), {})
@@ -140,8 +140,8 @@ def test_what_masking_costs_is_held_against_random_keys():
     found = costs(cost(0.18, 0.0), {"permuted": 0.01}, "sinklab curve")
     low, high = found.low, found.high
     assert found.word == "costs" and spoken(found) == (
-        f"Costs +0.18 nats a token (3.73 → 3.91, 95 % +{low:.2f} … +{high:.2f}); as many random "
-        "tokens +0.00, non-sinks of equal mass +0.73."
+        f"Costs +0.18 nats a token (3.73 → 3.91, 8 rows, 95 % +{low:.2f} … +{high:.2f}); as many "
+        "random tokens +0.00, non-sinks of equal mass +0.73."
     )
     assert found.controls["shuffled weights"] == 0.01 and words_in(found.sentence) <= 25
     assert costs(cost(0.0, 0.0), {}, "").word == "free"

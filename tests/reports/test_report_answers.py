@@ -120,7 +120,8 @@ def test_the_sentences_are_true_of_the_arrays(runs):
         (weight, mobility), (control, _) = true_indices(run), true_indices(run, "permuted")
         said = one["exist"].sentence.replace("\u00a0", " ")
         assert (
-            f"receives {100 * weight:.1f} % of its attention (even share {100 / 24:.1f} %)" in said
+            f"receives {100 * weight:.1f} % of its attention (8 samples, even share "
+            f"{100 / 24:.1f} %)" in said
         )
         assert said.endswith(f"with shuffled weights {100 * control:.1f} %.")
         said = one["stay"].sentence.replace("\u00a0", " ")
@@ -162,7 +163,7 @@ def test_a_masking_curve_beside_a_trace_is_the_third_answer(make_study, tmp_path
     )
     (found,), _ = answers([run, beside_it])
     # 0.1 nats a key, a tenth of that for random ones, a half for others of equal mass
-    assert found["cost"].sentence.startswith("Costs +0.10 nats a token (4.00 → 4.10, 95")
+    assert found["cost"].sentence.startswith("Costs +0.10 nats a token (4.00 → 4.10, 10 rows, 95")
     assert found["cost"].sentence.endswith(
         "as many random tokens +0.01, non-sinks of equal mass +0.05."
     )

@@ -197,7 +197,8 @@ def exists(own: Existence, controls: Mapping[str, Existence]) -> Answer:
         control = f"{CONTROLS[name]} ({percent(values[CONTROLS[name]])})"
         sentence = f"No: {held}, not distinguishable from {control}."
     else:
-        start = f"{word.capitalize()}: {held} (even share {percent(own.even)})"
+        of = counted(found.samples, "sample")
+        start = f"{word.capitalize()}: {held} ({of}, even share {percent(own.even)})"
         if word == "inconclusive":
             lacks = []
             if not found.is_interval:
@@ -250,12 +251,13 @@ def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
             f"Nothing to follow: no head has a sink at two {own.compared}.",
         )
     values = {CONTROLS[kind]: median_over(one.mobility_S).value for kind, one in controls.items()}
-    beside = ""
+    # other statements of a page have the mean
+    beside = " (median)"
     if _first(controls):
         name = CONTROLS[_first(controls)]
-        beside = f" ({name}: no sinks)"
+        beside = f" (median; {name}: no sinks)"
         if not math.isnan(values[name]):
-            beside = f" ({name} {whole(values[name])})"
+            beside = f" (median; {name} {whole(values[name])})"
     word = staying_word(found)
     moving = f"a head's strongest token differs {whole(found.value)} of the time{beside}"
     if own.holders:
@@ -270,7 +272,7 @@ def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
         # the ends tell between which words
         ends = f"{FEWEST} needed"
         if found.is_interval:
-            ends = f"95\u00a0% {100 * found.low:.0f} … {100 * found.high:.0f}"
+            ends = f"95\u00a0% {100 * found.low:.0f} … {whole(found.high)}"
         sentence = f"{_undecided(found.samples, 'sample', [ends])}: {moving}."
     else:
         start = {"stay": "They stay", "move": "They move", "partly": "Partly"}[word]
@@ -312,7 +314,8 @@ def costs(own: Cost | None, controls: Mapping[str, float], command: str) -> Answ
     change = own.masked - own.clean
     span = f"{nats(own.clean, sign='')} → {nats(own.masked, sign='')}"
     if own.delta.is_interval:
-        span += f", 95\u00a0% {nats(own.delta.low)} … {nats(own.delta.high)}"
+        ends = f"{nats(own.delta.low)} … {nats(own.delta.high)}"
+        span += f", {counted(own.delta.samples, 'row')}, 95\u00a0% {ends}"
     keys = "" if own.keys == 1 else f" for {own.keys} keys a head"
     sentence = f"{nats(change)} nats a token{keys} ({span})"
     named = {"random tokens": own.random, "non-sinks of equal mass": own.equal_mass}
