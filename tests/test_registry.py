@@ -146,6 +146,12 @@ def test_what_is_no_value_is_refused_by_name(given, message):
     refused(message, toys.parse, given)
 
 
+def test_a_field_without_a_dataclass_of_its_own_is_named(monkeypatch):
+    annotated = type("Marble", (Ball,), {"__annotations__": {"glow": int}})
+    monkeypatch.setitem(toys._classes, "marble", annotated)
+    refused("glow .*@dataclass", toys.parse, "marble:glow=1")
+
+
 def test_a_class_is_no_value():
     refused("got the class Ball", toys.as_text, Ball)
 

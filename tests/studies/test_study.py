@@ -200,6 +200,7 @@ def test_models_and_folders_that_do_not_fit_are_refused(settings, tmp_path):
         ({"only_steps": (3, -1)}, "only_steps must be at least 0, but is -1"),
         ({"only_steps": (2,), "every": 2}, "every=2 and only_steps both choose the steps"),
         ({"maps": ("3:5",)}, "maps are written step:layer:head, such as 3:5:2, got '3:5'"),
+        ({"maps": ((3, 5, 2),)}, r"such as 3:5:2, got \(3, 5, 2\)"),
     ],
 )
 def test_settings_that_fit_no_model_are_refused_as_they_are_made(change, message):

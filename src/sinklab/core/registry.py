@@ -18,6 +18,7 @@ file that is loaded by `sinklab.lab.files.load_plugin`.
 
 import dataclasses
 import importlib.util
+import inspect
 import operator
 import pkgutil
 import re
@@ -192,6 +193,11 @@ class Registry(Mapping[str, Any]):
         """
         kind = self[name]
         own = {field.name: field for field in dataclasses.fields(kind) if field.init}
+        for key in inspect.get_annotations(kind).keys() & fields.keys() - own.keys():
+            raise ValueError(
+                f"{key} is no field of the {self.what} {name!r} yet; write @dataclass(frozen=True) "
+                "above its class, below the registry's line"
+            )
         known_fields(f"the {self.what} {name!r}", fields, own)
         no_default = [
             key

@@ -38,7 +38,7 @@ class Cache:
             nth: 0 at the first evaluation of the block, which must be full for the first block of a
                 canvas.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{self} has no method columns of its own; write it")
 
     def work(self, start: int, stop: int, number: int, nth: int) -> BlockWork | None:
         """The nth evaluation of a block for a memory of the cache's own; None to use `columns`."""

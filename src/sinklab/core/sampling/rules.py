@@ -132,7 +132,7 @@ class UnmaskingRule:
 
     def __call__(self, candidates: Candidates) -> Tensor:
         """Return one score per candidate, float (M,); the highest are committed first."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self} has no method __call__ of its own; write it")
 
 
 class FunctionRule(UnmaskingRule):

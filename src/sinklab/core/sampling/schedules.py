@@ -127,7 +127,7 @@ class Schedule:
         """Commits of every row, int64 (B,), or (1,) if `pooled`; more than a row has left is cut to
         the rest.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{self} has no method count of its own; write it")
 
     def check_rule(self, rule: UnmaskingRule) -> None:
         """Raises ValueError for a rule whose scores this schedule cannot use; by default for one

@@ -74,7 +74,7 @@ class LayerIntervention(Checked):
 
         The subclass has to restrict its changes to `site.heads` itself.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{self} has no method edit of its own; write it")
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this intervention out and writes into the log."""

@@ -127,7 +127,7 @@ class Removal(Checked):
             random_BHS: with `draws`, numbers uniform in [0, 1) that follow from the seed; else an
                 empty tensor.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{self} has no method apply of its own; write it")
 
 
 @removals.register("mask")

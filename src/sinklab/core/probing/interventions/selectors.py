@@ -247,7 +247,7 @@ class Selector(Checked):
 
     def select(self, view: KeyView) -> Tensor:
         """Keys to take away, bool (B, H, S); H may be 1 for the same keys in all heads."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self} has no method select of its own; write it")
 
 
 @selectors.register("top")

@@ -121,7 +121,7 @@ class StudySettings(DecodingSettings):
                 f"every={self.every} and only_steps both choose the steps to record; give one of "
                 "them"
             )
-        wrong = [text for text in self.maps if not re.fullmatch(r"\d+:-?\d+:\d+", text)]
+        wrong = [text for text in self.maps if not re.fullmatch(r"\d+:-?\d+:\d+", str(text))]
         if wrong:
             raise ValueError(
                 f"maps are written step:layer:head, such as 3:5:2, got {wrong[0]!r}; write three "
