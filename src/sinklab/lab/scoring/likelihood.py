@@ -141,7 +141,15 @@ class Scorer:
             [job.request for job, _ in batch], masked, wanted, places
         )
         taken_BN2 = self.taken_BN2
-        logp_M = _log_probabilities(logits_MV, labels_M.to(logits_MV.device))
+        # a piece at a time, so that no second copy of all logits is made
+        labels = labels_M.to(logits_MV.device).split(_PIECE)
+        pieces = zip(logits_MV.split(_PIECE), labels, strict=True)
+        logp_M = torch.cat(
+            [
+                -F.cross_entropy(at_least_float32(some_MV), right_M, reduction="none")
+                for some_MV, right_M in pieces
+            ]
+        )
         if bool(logp_M.isnan().any()):
             raise ValueError(f"{self.loaded.name} gave NaN logits while scoring; try another dtype")
         sums_B = (
@@ -277,19 +285,6 @@ class Scorer:
 def at_least_float32(logits_MV: Tensor) -> Tensor:
     """Logits in float32, or in float64 if they are."""
     return logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
-
-
-def _log_probabilities(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
-    """Log-probabilities of the labels, in float32 or better; a piece at a time, so that no second
-    copy of all logits is made.
-    """
-    pieces = zip(logits_MV.split(_PIECE), labels_M.split(_PIECE), strict=True)
-    return torch.cat(
-        [
-            -F.cross_entropy(at_least_float32(some), right, reduction="none")
-            for some, right in pieces
-        ]
-    )
 
 
 def is_greedy(scorer: Scorer, requests: Sequence[Request]) -> dict[int, bool]:
