@@ -22,7 +22,7 @@ from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.tap import tapped
 from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.files import ordinary, read_json, refused
-from sinklab.lab.records.storage import write_beside
+from sinklab.lab.records.storage import write_beside, write_text
 from sinklab.lab.scoring.requests import needs_mask
 
 if TYPE_CHECKING:
@@ -365,9 +365,7 @@ def write_reference(
     folder.mkdir(parents=True, exist_ok=True)
     try:
         write_beside(folder / TENSORS, lambda part: save_file(tensors, part))
-        write_beside(
-            folder / CASES, lambda part: part.write_text(json.dumps(told, indent=2) + "\n", "utf-8")
-        )
+        write_text(folder / CASES, json.dumps(told, indent=2) + "\n")
     except BaseException:
         # half of it would be in the way of the next attempt
         with suppress(OSError):

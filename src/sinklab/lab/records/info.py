@@ -6,14 +6,13 @@ import json
 import types
 import typing
 from collections.abc import Collection, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from safetensors import SafetensorError
 
 from sinklab.lab.files import read_json
-from sinklab.lab.records.storage import KINDS, RUN_FILE, SCHEMA, TABLES, Kind, write_beside
+from sinklab.lab.records.storage import KINDS, RUN_FILE, SCHEMA, TABLES, Kind, write_text
 
 STATUSES = ("running", "complete", "interrupted")
 
@@ -98,7 +97,7 @@ class RunInfo:
     def save(self, folder: Path) -> None:
         """Write the run.json of ``folder``."""
         text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
-        write_beside(folder / RUN_FILE, partial(Path.write_text, data=text, encoding="utf-8"))
+        write_text(folder / RUN_FILE, text)
 
 
 ALL_QUERIES = "all queries"

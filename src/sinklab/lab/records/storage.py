@@ -101,6 +101,11 @@ def write_beside(target: Path, write: Callable[[Path], object]) -> None:
         raise
 
 
+def write_text(target: Path, text: str) -> None:
+    """Write a text in UTF-8, as `write_beside` writes."""
+    write_beside(target, lambda part: part.write_bytes(text.encode("utf-8")))
+
+
 def remove_half_written(path: Path) -> None:
     """Remove the files that an interrupted `write_beside` left in a folder; nobody may be writing
     there.

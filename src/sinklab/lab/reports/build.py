@@ -15,7 +15,7 @@ from sinklab.core.sinks.rules import Rule
 from sinklab.lab.analysis import Answers, holm, mean_over
 from sinklab.lab.analysis.answers import CONTROLS
 from sinklab.lab.records.reading import Run
-from sinklab.lab.records.storage import remove_half_written, write_beside
+from sinklab.lab.records.storage import remove_half_written, write_text
 from sinklab.lab.reports import sentences as say
 from sinklab.lab.reports.answered import contrast_of
 from sinklab.lab.reports.drawing import Figure
@@ -379,7 +379,7 @@ def plain_page(
     content = dict.fromkeys(nothing, "") | {"allowed": "'none'", "written": 0} | more
     page = _templates().get_template("page.jinja")
     text = page.render(content, title=title, lead=lead, parts=parts, version=version).lstrip()
-    write_beside(path, lambda part: part.write_bytes(text.encode("utf-8")))
+    write_text(path, text)
     return path
 
 

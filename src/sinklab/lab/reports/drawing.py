@@ -19,7 +19,7 @@ from matplotlib.figure import Figure as Canvas
 from sinklab.core.errors import near, unknown
 from sinklab.core.registry import figures
 from sinklab.lab.analysis.estimates import mean_over
-from sinklab.lab.records.storage import write_beside
+from sinklab.lab.records.storage import write_beside, write_text
 from sinklab.lab.reports import style
 from sinklab.lab.reports.charts import Axis, Chart, Line, Map, Mark, draw_alone, draw_panels
 from sinklab.lab.reports.runs import Runs, as_shown
@@ -427,10 +427,8 @@ def draw_all(
                         canvas = style.sized(figure_of(one(shown, theme=look.name, top=top)), paper)
                         drawn.written += write_figure(canvas, stem, formats, look)
                 if paper:
-                    text = caption(one, shown)
                     drawn.written.append(target / f"{name}{tail}.txt")
-                    write = partial(Path.write_text, data=f"{text}\n", encoding="utf-8")
-                    write_beside(drawn.written[-1], write)
+                    write_text(drawn.written[-1], caption(one, shown) + "\n")
             except NotRecorded as error:
                 drawn.skipped[name + tail] = str(error)
     return drawn

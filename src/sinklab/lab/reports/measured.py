@@ -104,6 +104,8 @@ class Measured:
             _total(effects) for effects in zip(*parts["blocks"], strict=True)
         ]
         """moves at block borders and inside, of each layer"""
+        self.moved = sum(self.blocks, overlap.BlockEffects(0, 0, 0, 0))
+        """the same of all layers together"""
         self.motion: MotionSummary | None = MotionSummary.pooled(parts["motion"]) if found else None
         """of the main sinks of all heads and samples together"""
         texts = parts["text_motion"]

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from sinklab.core.errors import unknown
-from sinklab.lab.records.storage import write_beside
+from sinklab.lab.records.storage import write_beside, write_text
 from sinklab.lab.reports.drawing import FORMATS, figure_of, write_figure
 from sinklab.lab.reports.style import theme_named, themed
 from sinklab.lab.reports.tables import markdown
@@ -74,8 +74,8 @@ def write_printed(
     whole += "".join(f"- {note}\n" for note in notes)
     tables = "\n".join([latex(text, title), *(latex(table, name) for name, table in more.items())])
     paths = tuple(stem.with_name(f"{stem.name}.{suffix}") for suffix in ("md", "tex", "csv"))
-    write_beside(paths[0], lambda path: path.write_text(whole, encoding="utf-8"))
-    write_beside(paths[1], lambda path: path.write_text(tables, encoding="utf-8"))
+    write_text(paths[0], whole)
+    write_text(paths[1], tables)
     write_csv(paths[2], numbers)
     return Printed(title, text, tuple(notes), paths, more)
 
@@ -83,7 +83,7 @@ def write_printed(
 def write_page(path: Path, table: pd.DataFrame, sentences: Iterable[str], more: str = "") -> Path:
     """Write a Markdown page: a table, the text below it, and sentences. Returns its path."""
     text = f"{markdown(table)}{more}\n" + "".join(f"- {line}\n" for line in sentences)
-    write_beside(path, lambda part: part.write_text(text, encoding="utf-8"))
+    write_text(path, text)
     return path
 
 

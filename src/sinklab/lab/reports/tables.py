@@ -307,11 +307,11 @@ def _motion(study: Study) -> dict[str, float]:
     found["overlap of sinks with those of the next step, %"] = (
         100 * study.over("step")["overlap"].mean()
     )
-    blocks = study.measured.blocks
-    for name, what in (("border", "at block borders"), ("inside", "inside blocks")):
-        moves = sum(getattr(effect, f"{name}_moves") for effect in blocks)
-        pairs = sum(getattr(effect, f"{name}_pairs") for effect in blocks)
-        found[f"moves of the main sink {what}, % of steps"] = float(ratio(100 * moves, pairs))
+    moved = study.measured.moved
+    border = ratio(100 * moved.border_moves, moved.border_pairs)
+    inside = ratio(100 * moved.inside_moves, moved.inside_pairs)
+    found["moves of the main sink at block borders, % of steps"] = float(border)
+    found["moves of the main sink inside blocks, % of steps"] = float(inside)
     return found
 
 

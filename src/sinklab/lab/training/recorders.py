@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 from sinklab.core.sinks.rules import DEFAULT, Rule
 from sinklab.lab.files import read_json
 from sinklab.lab.records.info import undamaged
-from sinklab.lab.records.storage import write_beside
+from sinklab.lab.records.storage import write_text
 from sinklab.lab.training.checkpoints import HISTORY_FILE, named_checkpoint, no_resuming
 from sinklab.lab.training.snapshots import MEASURES, snapshot
 
@@ -71,7 +71,7 @@ class Recorder(TrainerCallback):
 
     def save(self, checkpoint: Path) -> None:
         """Write the rows so far into a checkpoint."""
-        write_beside(checkpoint / self.file, lambda part: part.write_text(json.dumps(self.rows)))
+        write_text(checkpoint / self.file, json.dumps(self.rows))
 
     def columns(self) -> dict[str, list[Any]]:
         """The rows as columns of the table; rows of an older version may lack some."""
