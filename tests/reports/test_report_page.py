@@ -349,11 +349,11 @@ def test_refusals(tmp_path):
 def test_full_disk_leaves_no_half_page(make_study, tmp_path, monkeypatch):
     run = make_study(leave_out=("attention", "heldout"))
 
-    def half(self, content):
-        self.write_text("half")
+    def half(self, content, **how):
+        self.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", half)
+    monkeypatch.setattr(Path, "write_text", half)
     with pytest.raises(OSError, match="No space left"):
         report(run, tmp_path / "out", tables=())
     assert list((tmp_path / "out").iterdir()) == []

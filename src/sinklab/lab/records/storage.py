@@ -103,7 +103,7 @@ def write_beside(target: Path, write: Callable[[Path], object]) -> None:
 
 def write_text(target: Path, text: str) -> None:
     """Write a text in UTF-8, as `write_beside` writes."""
-    write_beside(target, lambda part: part.write_bytes(text.encode("utf-8")))
+    write_beside(target, lambda part: part.write_text(text, encoding="utf-8", newline="\n"))
 
 
 def remove_half_written(path: Path) -> None:
