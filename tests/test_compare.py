@@ -77,6 +77,7 @@ def test_a_summary_has_a_line_for_each_arm_and_pair_and_eight_texts_take_a_verdi
     assert table["cost_low"].notna().all() and (table["cost_low"] <= table["cost"]).all()
     assert table["cost"][2] == pytest.approx(table["cost"][0] - table["cost"][1])
     assert len(many.plot().lines) >= 2 and "10 texts" in repr(many)
+    assert str(many.summary()).count("(10 texts, 95 %") == 3
     assert "<table" in many._repr_html_()
 
 

@@ -70,7 +70,7 @@ def test_moving_keeps_the_canvas(device):
         ({"rows": [[1], [1, 2]], "pad_id": None}, r"unequal lengths \(\[1, 2\]\) need a pad_id"),
         (
             {"rows": [[1, 2, 3]], "context": 4},
-            r"context of 4 positions, got a prompt of 3 and 2 .*ask for 1 tokens fewer",
+            r"context of 4 positions, got a prompt of 3 and 2 .*, 1 too many",
         ),
         (
             {"rows": [[1, 9]]},

@@ -211,6 +211,7 @@ def test_edits_become_such_as_a_single_reading_can_carry_out():
         (MaskPositions((2,), steps=(3, None)), "begins at step 3 and would change"),
         (MaskPositions((14,)), "position 14, but .* has 14 tokens"),
         (TruncateContext(2, 15, 0), "names position 14, but the"),
+        (MaskSinks(k=1, queries="from14"), "names position 14, but the"),
         (by_protocol("paper", 2), "when='previous' has no step"),
         (by_protocol("held", 2), "when='kept' has no step before"),
         (MaskSinks(k=14), "top:k=14 needs more than 14 keys"),

@@ -178,8 +178,8 @@ class Canvas:
         if context is not None and length > context:
             raise ValueError(
                 f"prompt and new tokens must fit the model's context of {context} positions, got a "
-                f"prompt of {width} and {new_tokens} new tokens ({length}); shorten the prompt or "
-                f"ask for {length - context} tokens fewer."
+                f"prompt of {width} and {new_tokens} new tokens, {length - context} too many; "
+                "shorten the prompt or ask for fewer."
             )
         if ((ids_BP == mask_id) & real_BP).any():
             raise ValueError(

@@ -103,7 +103,7 @@ def refuse_taken(path: Path, *, overwrite: bool = False, resume: bool = False) -
         raise ValueError(
             "A run folder is written once: a run is written into an empty or absent folder, but "
             f"{path} is taken; choose another folder, or continue the run that is there (--resume, "
-            "in Python resume=True); overwrite=True starts afresh"
+            "in Python resume=True; there overwrite=True starts afresh)"
         )
 
 

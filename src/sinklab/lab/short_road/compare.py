@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sinklab.core.probing import Dose, Intervention, RemovalRecord, trace
-from sinklab.lab.analysis.answers import CONTROLS
+from sinklab.lab.analysis.answers import CONTROLS, counted
 from sinklab.lab.analysis.estimates import FEWEST, Estimate, mean_over, mean_p
 from sinklab.lab.analysis.strongest import STRONG
 from sinklab.lab.analysis.verdicts import Verdict, holm
@@ -140,10 +140,11 @@ class Comparison:
 
 def _sentence(line: dict[str, Any], cost: Estimate, holds: bool | None, *, is_pair: bool) -> str:
     number = f"{cost.value:+.3f}".replace("-", "−")
+    texts = counted(cost.samples, "text")
     if cost.samples < FEWEST:
-        interval = f"inconclusive with {cost.samples} texts, {FEWEST} needed"
+        interval = f"inconclusive with {texts}, {FEWEST} needed"
     else:
-        interval = f"95 % {cost.low:+.3f} … {cost.high:+.3f}".replace("-", "−")
+        interval = f"{texts}, 95 % {cost.low:+.3f} … {cost.high:+.3f}".replace("-", "−")
     if is_pair:
         words = "is not distinguishable from"
         if holds is not None:

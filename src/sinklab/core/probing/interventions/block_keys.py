@@ -9,7 +9,7 @@ from sinklab.core.errors import limited
 from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.base import LayerIntervention
 from sinklab.core.probing.interventions.block_handler import BlockHandler
-from sinklab.core.probing.interventions.queries import check_queries
+from sinklab.core.probing.interventions.queries import check_queries, first_query
 from sinklab.core.probing.interventions.removals import Mask, Removal
 from sinklab.core.probing.interventions.selectors import SCORES, Selector
 from sinklab.core.probing.listener import Listener
@@ -106,8 +106,11 @@ class BlockKeys(LayerIntervention):
 
     @property
     def extent(self) -> tuple[int, int]:
-        """The first step in which it acts, and the last position that it names (−1 for none)."""
-        return (self.steps or (0,))[0] or 0, self.keys.last_position
+        """The first step in which it acts, and the last position that it names, of keys or of the
+        first query (−1 for none).
+        """
+        last = max(self.keys.last_position, first_query(self.queries))
+        return (self.steps or (0,))[0] or 0, last
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         edit = self

@@ -24,6 +24,12 @@ def From(position: int) -> str:
     return f"from{position}"
 
 
+def first_query(queries: str | None) -> int:
+    """The position that words such as "from32" name; −1 for other words."""
+    number = str(queries).removeprefix("from")
+    return int(number) if number.isdecimal() else -1
+
+
 def check_queries(queries: str | None) -> None:
     """Raises ValueError for words that name no queries."""
     if queries is not None and queries not in WORDS and not re.fullmatch(r"from\d+", queries):
@@ -45,7 +51,7 @@ def chosen_queries(queries: str, call: AttentionCall, positions_Q: Tensor, tap: 
     if queries == "all":
         return torch.ones_like(positions_Q, dtype=torch.bool)[None]
     if queries.startswith("from"):
-        return (positions_Q >= int(queries.removeprefix("from")))[None]
+        return (positions_Q >= first_query(queries))[None]
     state_BS = position_states_of(
         call, tap, f"queries={queries!r}", needs_canvas=queries == "prompt"
     )
