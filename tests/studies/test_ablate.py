@@ -226,7 +226,7 @@ def test_sentences_say_what_the_rows_say():
     )
     assert "the 2 most attended keys" in made_up(Path("two"), noise, k=2)[0]
     assert list(ablation_table(open_run("rising"))["head"][:2]) == ["9", "8"]
-    assert set(ablation_table(open_run("nothing"))["verdict"]) == {"cannot tell"}
+    assert set(ablation_table(open_run("nothing"))["verdict"]) == {"inconclusive"}
     assert np.isnan(rank_correlation(np.ones((8, 10)), noise[:8]).value)
 
 

@@ -177,9 +177,9 @@ class Canvas:
         length = width + new_tokens + len(closing)
         if context is not None and length > context:
             raise ValueError(
-                f"prompt and new tokens must fit the model's context of {context} positions, got a "
-                f"prompt of {width} and {new_tokens} new tokens, {length - context} too many; "
-                "shorten the prompt or ask for fewer."
+                f"a prompt and its new tokens must fit the model's context of {context} positions, "
+                f"got a prompt of {width} and {new_tokens} new tokens, {length - context} too "
+                "many; shorten the prompt or ask for fewer."
             )
         if ((ids_BP == mask_id) & real_BP).any():
             raise ValueError(

@@ -460,7 +460,7 @@ def check_context(loaded: Loaded, positions: int) -> None:
     limit = loaded.config.max_position_embeddings
     if positions > limit:
         raise ValueError(
-            f"prompt and new tokens must fit the model's context of {limit} positions, got "
+            f"a prompt and its new tokens must fit the model's context of {limit} positions, got "
             f"{positions}; shorten the prompt or request fewer tokens"
         )
 

@@ -457,7 +457,7 @@ def in_percent(share: float, digits: int = 1) -> str:
 CELL = ["layer", "head"]
 SHOWN = 20
 """Cells in the Markdown table; the CSV has all."""
-TOLD = {1: "costs", -1: "helps", 0: "cannot tell"}
+TOLD = {1: "costs", -1: "helps", 0: "inconclusive"}
 
 
 @of_each
