@@ -108,6 +108,8 @@ def test_a_figure_is_declared_over_expressions(runs, scratch):
 
     with pytest.raises(NotRecorded, match=r"else: .*plain has none"):
         absent(runs["study"])
+    with pytest.raises(NotRecorded, match="NaN alone"):
+        figure("nothing", x="layer", y=("missing",))(absent.draw)(runs["study"])
     refused("is defined twice", figure("absent", x="step", y=("missing",)), silent)
 
 

@@ -155,7 +155,7 @@ class Run:
         return [as_written(self.path, self.info, file) for file in files]
 
     def _unknown(self, name: str, known: Sequence[str], what: str) -> ValueError:
-        hint = f"; {near(name, known)}".removesuffix("; ")
+        hint = f"; {near(name, known)}".removesuffix("; ") or "."
         return ValueError(
             f"{self.path} has no {what} {name!r}{hint} It has: {', '.join(known) or 'none'}."
         )

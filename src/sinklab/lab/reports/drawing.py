@@ -277,6 +277,8 @@ def having(readers: list[Any], needs: str, has: Callable[[Any], object] | None =
     met, lacking = NEEDS.get(needs, (bool, needs))
     found = [run for run in readers if (has or met)(run)]
     if not found:
+        if has is not None and needs in NEEDS and met(readers[0]):
+            lacking = "numbers for its curves, and {path} has NaN alone: no sink, perhaps."
         if "{path}" not in lacking:
             lacking += ": {path} has none."
         raise NotRecorded(f"This figure needs {lacking.format(path=readers[0].run.path)}")
