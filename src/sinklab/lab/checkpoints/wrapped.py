@@ -219,7 +219,7 @@ def is_decoder(module: nn.Module) -> bool:
 def sees_right(model: Any, attention_mask: list[int] | None = None) -> bool:
     """Whether the second of four tokens sees the last, beside padding if there is some."""
     ids_BS = torch.tensor([[0, 0, 0, 0], [0, 0, 0, 1]], device=model.device)
-    real_BS = attention_mask
+    real_BS: Tensor | None = None
     if attention_mask is not None:
         real_BS = ids_BS.new_tensor([attention_mask, attention_mask])
     one_V, other_V = model(ids_BS, attention_mask=real_BS).logits[:, 1]

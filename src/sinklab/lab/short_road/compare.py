@@ -217,7 +217,7 @@ def _ids_of(lm: Loaded, text: str | Sequence[int]) -> list[int]:
     return ids
 
 
-def without_closing(model: Any, ids: Sequence[int]) -> Sequence[int]:
+def without_closing(model: Any, ids: list[int]) -> list[int]:
     """Ids of a text without the ones that the model sees behind every text, if they end it."""
     closing = getattr(model.config, "closing_ids", ())
     if closing and [*ids[-len(closing) :]] == [*closing]:
@@ -261,7 +261,7 @@ def _under_arms(
     read_S = positions_read(read, len(ids))
     is_diffusion = loaded.is_diffusion
     if is_diffusion:
-        masked_NS, weight_N = _masks(loaded, ids, place[0], samples)
+        masked_NS, weight_N = _masks(loaded, [*ids], place[0], samples)
     else:
         masked_NS, weight_N = torch.zeros(1, len(ids), dtype=torch.bool), torch.ones(1)
         # nothing is read before the first token
@@ -299,7 +299,7 @@ def _under_arms(
         yield name, pd.DataFrame(columns)
 
 
-def _masks(loaded: Loaded, ids: Sequence[int], seed: int, samples: int) -> tuple[Tensor, Tensor]:
+def _masks(loaded: Loaded, ids: list[int], seed: int, samples: int) -> tuple[Tensor, Tensor]:
     """Random masks of a text (N, S) and their weights (N,), so that the weighted losses of masked
     tokens add up to the Monte Carlo bound (LLaDA, arXiv 2502.09992, Eq. 6).
     """
