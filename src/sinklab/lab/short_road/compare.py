@@ -220,7 +220,7 @@ def _ids_of(lm: Loaded, text: str | Sequence[int]) -> list[int]:
 def without_closing(model: Any, ids: list[int]) -> list[int]:
     """Ids of a text without the ones that the model sees behind every text, if they end it."""
     closing = getattr(model.config, "closing_ids", ())
-    if closing and [*ids[-len(closing) :]] == [*closing]:
+    if closing and ids[-len(closing) :] == [*closing]:
         return ids[: -len(closing)]
     return ids
 
@@ -305,7 +305,7 @@ def _masks(loaded: Loaded, ids: list[int], seed: int, samples: int) -> tuple[Ten
     """
     maskable_S = torch.ones(len(ids), dtype=torch.bool)
     # a start token and the closing of a text are given
-    ids = without_closing(loaded.model, ids)
+    ids = without_closing(loaded.model, list(ids))
     maskable_S[len(ids) :] = False
     # groups as in `score` and `rolling`, so that the masks are those of `LM.loss`
     group = digest(ids, (0,))
