@@ -21,10 +21,6 @@ const app = {
     controls.draw();
   },
 
-  get pane() {
-    return this.panes[this.active];
-  },
-
   others(pane) {
     return this.linked ? this.panes.filter((other) => other !== pane && other.sample) : [];
   },
@@ -99,7 +95,7 @@ const app = {
 
   /** The pane with most steps leads, so that linked playing shows every step of both. */
   longest() {
-    if (!this.linked) return this.pane;
+    if (!this.linked) return this.panes[this.active];
     return this.panes.reduce((best, pane) => (pane.sample.T > best.sample.T ? pane : best));
   },
 };

@@ -76,7 +76,7 @@ const controls = {
 
   /** The keys: how they are listed, what they do in words, and what each does. */
   shortcuts() {
-    const { pane } = app;
+    const pane = app.panes[app.active];
     const { view, sample } = pane ?? { view: {} };
     const head = (by) => app.look(pane, Math.max(view.layer, 0), ((view.head + 1 + by + sample.H + 1) % (sample.H + 1)) - 1);
     const move = (by) => pane.pin((Math.max(pane.key, 0) + by + sample.K) % sample.K);

@@ -4,7 +4,6 @@ class HeadMap {
   constructor(pane) {
     this.pane = pane;
     this.grid = pane.find(".grid");
-    this.hovered = null;
     this.grid.addEventListener("pointerover", (event) => this.hover(this.cellOf(event)));
     this.grid.addEventListener("pointerleave", () => this.hover(null));
     this.grid.addEventListener("click", (event) => this.onClick(this.cellOf(event)));

@@ -6,7 +6,6 @@ class Pane {
     this.element = by("pane").content.firstElementChild.cloneNode(true);
     this.view = { run: 0, sample: 0, step: 0, layer: ALL_LAYERS, head: MEAN, key: -1 };
     this.hover = { step: null, key: null };
-    this.sample = null;
     this.parts = [Player, HeatMap, HeadMap, Readout].map((Part) => new Part(this));
     this.setUpChoices();
     this.element.addEventListener("pointerdown", () => (app.active = this.index));
