@@ -73,7 +73,7 @@ def breaking(whole, times):
         pytest.param(observation, "follow", 1, 0, marks=pytest.mark.slow),
         (observation, "follow", 3, 1),
         pytest.param(observation, "follow", 4, 1, marks=pytest.mark.slow),
-        pytest.param(observation, "_steps", 2, 1, marks=pytest.mark.slow),
+        pytest.param(observation.Recorder, "write", 2, 1, marks=pytest.mark.slow),
     ],
 )
 def test_after_an_interruption_a_study_resumes_bit_for_bit(
