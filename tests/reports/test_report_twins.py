@@ -128,9 +128,8 @@ def test_the_page_shows_both_controls(make, tmp_path):
         "fresh weights",
         "shuffled weights",
     ]
-    row = next(
-        line for line in part.splitlines() if "attention on the greatest text position" in line
-    )
+    rows = re.findall(r"<tr>.*?</tr>", part, re.S)
+    row = next(one for one in rows if "attention on the greatest text position" in one)
     assert re.findall(r"<td>(.*?)</td>", row)[1:] == ["30.0", "5.00", "30.0"]
     written = table(run, "twins")
     assert [*written.columns] == ["measure", "trained", "initialised", "permuted"]
