@@ -73,6 +73,7 @@ def test_the_package_takes_no_new_words_for_a_concept():
     assert len(found) <= LEFT, "\n".join(found)
 
 
+@pytest.mark.ring("extras")
 def test_what_is_named_in_full_is_there():
     today = [path for path in PAGES if path.stem not in ("CHANGELOG", "LOG")]
     files = [*today, *SOURCES, *(ROOT / "examples").glob("*.py")]
