@@ -251,7 +251,7 @@ def positions_read(read: str | Sequence[int], length: int) -> Tensor:
 def _under_arms(
     loaded: Loaded,
     edits: dict[str, tuple[Intervention, ...]],
-    ids: Sequence[int],
+    ids: list[int],
     read: str | Sequence[int],
     place: tuple[int, int],
     samples: int,
@@ -261,7 +261,7 @@ def _under_arms(
     read_S = positions_read(read, len(ids))
     is_diffusion = loaded.is_diffusion
     if is_diffusion:
-        masked_NS, weight_N = _masks(loaded, [*ids], place[0], samples)
+        masked_NS, weight_N = _masks(loaded, ids, place[0], samples)
     else:
         masked_NS, weight_N = torch.zeros(1, len(ids), dtype=torch.bool), torch.ones(1)
         # nothing is read before the first token
@@ -305,7 +305,7 @@ def _masks(loaded: Loaded, ids: list[int], seed: int, samples: int) -> tuple[Ten
     """
     maskable_S = torch.ones(len(ids), dtype=torch.bool)
     # a start token and the closing of a text are given
-    ids = without_closing(loaded.model, list(ids))
+    ids = without_closing(loaded.model, ids)
     maskable_S[len(ids) :] = False
     # groups as in `score` and `rolling`, so that the masks are those of `LM.loss`
     group = digest(ids, (0,))
