@@ -354,7 +354,7 @@ def verdict(
     said = {
         True: "more",
         False: "less",
-        None: f"cannot tell (±{found.reach:.3f} would have shown)",
+        None: f"inconclusive (±{found.reach:.3f} would have shown)",
     }[found.above()]
     alike = [state for state, mean in beside.items() if mean / found.value >= 1 / 3]
     said = (
@@ -362,7 +362,9 @@ def verdict(
         if alike and found.above() is not None
         else said
     )
-    said = f"cannot tell, since {refused}; ±{found.reach:.3f} would have shown" if refused else said
+    said = (
+        f"inconclusive, since {refused}; ±{found.reach:.3f} would have shown" if refused else said
+    )
     told += f"**{said}**, {numbers}"
     return told + "".join(
         f"; {state} {mean:+.3f}" for state, mean in beside.items() if not math.isnan(mean)

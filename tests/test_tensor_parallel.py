@@ -209,7 +209,7 @@ def test_a_transformers_without_division_of_experts_is_named(monkeypatch):
 def test_a_divided_model_has_no_twin_and_is_not_quantised():
     loaded = tiny_loaded()
     loaded.model._tp_size = 2
-    refused("so it has no untrained twin", permuted, loaded)
+    refused("so it has no control", permuted, loaded)
     refused("torchao does not store in int8", materialize.store, loaded.model, "int8", "tiny")
 
 

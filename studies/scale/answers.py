@@ -70,7 +70,7 @@ def verdict(values_S: np.ndarray, what: str, unit: str, words: tuple[str, str]) 
     """A difference over seeds: its interval and what follows, or points and a range."""
     if np.isnan(values_S).any():
         return (
-            f"- {what}: cannot tell, since {np.isnan(values_S).sum()} of {len(values_S)} seeds "
+            f"- {what}: inconclusive, since {np.isnan(values_S).sum()} of {len(values_S)} seeds "
             "have no dose in common"
         )
     if len(values_S) < SEEDS:
@@ -80,7 +80,7 @@ def verdict(values_S: np.ndarray, what: str, unit: str, words: tuple[str, str]) 
             f"({points} {unit})"
         )
     found = mean_over(values_S, fewest=SEEDS)
-    said = {True: words[0], False: words[1], None: "cannot tell"}[found.above()]
+    said = {True: words[0], False: words[1], None: "inconclusive"}[found.above()]
     reach = (found.high - found.low) / 2
     interval = (
         f"{found.value:+.4f} {unit}, 95 % {found.low:+.4f} to {found.high:+.4f}, "
@@ -123,7 +123,7 @@ def twins(found: pd.DataFrame, stage: dict[str, Any]) -> Iterator[str]:
     if not (rates > PRECONDITION).all():
         how = "did not emerge" if (rates < ABSENT).all() else "is not there in every seed"
         yield (
-            "- cannot tell: the precondition is not met, since the causal model's sink on the "
+            "- inconclusive: the precondition is not met, since the causal model's sink on the "
             f"first token {how}"
         )
         return
@@ -162,7 +162,7 @@ def costs(pairs: list[tuple[Cells, Cells]], kinds: list[str]) -> Iterator[str]:
         )
         what = f"{kind}: the most attended key less keys that are no sinks and hold as much"
         if share < HALF:
-            yield f"- {what}: cannot tell, since {100 * share:.0f} % of the heads have such keys"
+            yield f"- {what}: inconclusive, since {100 * share:.0f} % of the heads have such keys"
             continue
         values_S = np.array(
             [_cost(cells, 1, "matched") - _cost(cells, 1, "equal_mass") for cells in of_kind]

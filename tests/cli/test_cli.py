@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers.utils import logging
 
 import sinklab
 from commands import cli, error_of, out_of
@@ -27,29 +26,6 @@ COMMANDS = (
     "train",
     "report",
 )
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch, tmp_path):
-    """In a fresh process `main` silences transformers by variables; here it was imported long
-    ago.
-    """
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-    yield
-    logging.set_verbosity(level)
-    if bars:
-        logging.enable_progress_bar()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(save_tiny(tmp_path_factory.mktemp("model"), 1))
 
 
 def help_of(command, capsys):
@@ -373,7 +349,7 @@ def test_an_interruption_is_said_and_has_its_own_status(monkeypatch, capsys):
     assert cli("train") == 130
     assert (
         capsys.readouterr().err.splitlines()[-1]
-        == "sinklab: interrupted; what was written so far is kept"
+        == "sinklab: interrupted; a run folder that was begun is kept"
     )
 
 

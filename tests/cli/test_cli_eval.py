@@ -19,11 +19,8 @@ from tiny_diffusion import save_tiny
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+def quiet(monkeypatch):
     monkeypatch.setenv("TQDM_DISABLE", "1")
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -30,25 +30,12 @@ from sinklab.lab.cli.plans import duration, machine_speed, plan_for
 from sinklab.lab.cli.reports import _opened
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.processes import Amount
-from tiny_diffusion import save_tiny
 from tiny_gemma import tiny_gemma
 from tiny_llama import tiny_llama
 
 pytestmark = pytest.mark.ring("extras")
 
 QUICK = "--new-tokens 4 --block-length None --statistics received"
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(save_tiny(tmp_path_factory.mktemp("model"), 1))
 
 
 def shown(command, capsys):
@@ -452,7 +439,7 @@ def test_one_interrupt_ends_a_command_even_where_python_cannot_raise(name, statu
     )
     assert (done.returncode, done.stderr) == (
         status,
-        "sinklab: interrupted; what was written so far is kept\n",
+        "sinklab: interrupted; a run folder that was begun is kept\n",
     )
 
 

@@ -17,7 +17,7 @@ from sinklab.lab.studies.contents.figures import (
     contents_places,
     contents_sentences,
 )
-from tiny_diffusion import TEXT, save_tiny
+from tiny_diffusion import TEXT
 
 SMALL = {
     "twin": False,
@@ -48,11 +48,6 @@ def probe(
         "reading": Reading(),
     }
     command("probe", Probe())(**given, settings=typed(settings, "prompts"))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(save_tiny(tmp_path_factory.mktemp("model"), 1))
 
 
 @pytest.fixture(scope="module")

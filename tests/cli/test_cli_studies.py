@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from transformers.utils import logging
 
 from commands import cli, error_of, out_of
 from sinklab.core.registry import interventions
@@ -14,27 +13,10 @@ from sinklab.lab.cli.command import Reading, working
 from sinklab.lab.cli.reports import _show_table
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import open_run
-from tiny_diffusion import save_tiny, tiny_loaded
+from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
 QUICK = "--new-tokens 6 --block-length None --steps 3 --statistics received"
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch, tmp_path):
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-    yield
-    if bars:
-        logging.enable_progress_bar()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(save_tiny(tmp_path_factory.mktemp("model"), 1))
 
 
 def test_a_run_is_not_reproduced_with_the_model_that_is_the_default(model, capsys):

@@ -21,13 +21,6 @@ from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
 from tiny_llama import tiny_llama
 
 
-@pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    monkeypatch.setenv("COLUMNS", "240")
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return str(save_tiny(tmp_path_factory.mktemp("models") / "plain"))
@@ -214,7 +207,7 @@ def test_table1_of_two_models_prints_protocols_doses_and_controls(tmp_path, caps
     printed = capsys.readouterr().out
     for words in ("1, paper", "1, held", "keys a head", "dlm, random keys", "ar, random keys"):
         assert words in " ".join(printed.split()), words
-    assert "GSM8K, dlm and ar: cannot tell which loses more, by any protocol: " in printed
+    assert "GSM8K, dlm and ar: which loses more is inconclusive by any protocol: " in printed
     numbers = pd.read_csv("out/table1.csv").query("source == 'measured' and k == 1")
     assert len(numbers) == 2 * 2 * 2
     assert (numbers["keys"] == 1).all()

@@ -84,7 +84,7 @@ def test_a_command_keeps_what_is_written_and_goes_on(name, monkeypatch, capsys):
     assert signal.getsignal(signal.SIGTERM) is handler
     assert (
         capsys.readouterr().err.splitlines()[-1]
-        == "sinklab: interrupted; what was written so far is kept"
+        == "sinklab: interrupted; a run folder that was begun is kept"
     )
     left = open_run("run").info
     assert (left.status, left.error) == ("interrupted", "Terminated: 143")

@@ -3,7 +3,15 @@
 import dataclasses
 import hashlib
 
-from sinklab.lab.records import Run, open_run
+from sinklab.lab.records import Run, RunWriter, open_run
+
+
+def again(run: Run, **how: bool) -> RunWriter:
+    """A writer of the run's own folder: with `resume`, or with `overwrite`."""
+    info = run.info
+    return RunWriter(
+        run.path, kind=info.kind, model=info.model, settings=info.settings, seed=info.seed, **how
+    )
 
 
 def noted_again(run: Run, name: str) -> Run:

@@ -8,12 +8,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from noted import again
 from test_report_twins import beside
 
 from commands import cli, error_of, out_of
 from sinklab.lab.analysis.answers import Answer, Answers, contrast
 from sinklab.lab.cli import main
-from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.records import open_run
 from sinklab.lab.reports import answers, as_studies, report
 from sinklab.lab.short_road.runs import open_run as open_short
 
@@ -183,9 +184,7 @@ def grown(folder, after, at, before=0.1):
     row, head = np.indices(after.shape).reshape(2, -1)
     columns = {"row": row, "layer": 0 * row, "head": head, "before": np.full(row.shape, before)}
     columns |= {"after": after.ravel(), "at": np.broadcast_to(at, after.shape).ravel()}
-    info = run.info
-    about = {"kind": info.kind, "model": info.model, "settings": info.settings, "seed": info.seed}
-    with RunWriter(run.path, **about, resume=True) as writer:
+    with again(run, resume=True) as writer:
         writer.table("grown", columns)
     return open_run(run.path)
 

@@ -186,17 +186,17 @@ def test_contrasts_compare_drops_where_both_models_are_able(runs, monkeypatch):
 
 def test_a_contrast_asks_both_models_for_heavy_sinks(tmp_path, runs):
     assert set(battery_contrasts(runs)["verdict"]) == {
-        "cannot tell: the attention of ar was not watched with nothing blocked"
+        "inconclusive: the attention of ar was not watched with nothing blocked"
     }
     for name, rates, verdict in (
         ("both", (0.1, 0.05), "it loses more"),
         (
             "one",
             (0.04, 0.3),
-            "cannot tell: dlm hardly has such sinks: one holds more than 30 % of the attention in "
+            "inconclusive: dlm hardly has such sinks: one holds more than 30 % of the attention in "
             "4.0 %",
         ),
-        ("other", (0.3, 0.0), "cannot tell: ar hardly has such sinks"),
+        ("other", (0.3, 0.0), "inconclusive: ar hardly has such sinks"),
     ):
         made = [
             robust(tmp_path / name / "dlm", rates[0]),
@@ -205,7 +205,7 @@ def test_a_contrast_asks_both_models_for_heavy_sinks(tmp_path, runs):
         table = battery_contrasts(made).set_index(["control", "k"])
         assert table.loc["sinks", 1]["verdict"].startswith(verdict), name
         same = battery_contrasts([made[0], made[0]]).set_index(["control", "k"])["verdict"]
-        assert same["sinks", 1] == "cannot tell" or rates[0] < 0.05
+        assert same["sinks", 1] == "inconclusive" or rates[0] < 0.05
 
 
 def test_sentences_say_the_gate_and_the_curves(runs):

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import scipy
 import torch
+from noted import again
 from test_report_training import made
 
 from refusals import refused
@@ -151,14 +152,7 @@ def dosed(
     )
     if dose:
         columns["doses"] = pd.DataFrame([{"task": "piqa", **dose}])
-    with RunWriter(
-        folder,
-        kind="benchmark",
-        model=run.info.model,
-        settings=run.info.settings,
-        seed=0,
-        overwrite=True,
-    ) as writer:
+    with again(run, overwrite=True) as writer:
         for table, rows in columns.items():
             writer.table(table, rows)
     return open_run(folder)
@@ -219,7 +213,7 @@ def test_keys_are_held_against_others_of_equal_mass_where_enough_heads_have_such
     dosed(few / "e", flags(100, 90, lost=10), 2, "equal_mass", dose=DOSE)
     assert (
         contrasts(found_in([few]).benchmarks)[1]
-        == f"{what}: cannot tell, 49 % of heads have other keys of equal mass"
+        == f"{what}: inconclusive, 49 % of heads have other keys of equal mass"
     )
 
 
@@ -255,8 +249,8 @@ def test_two_models_are_compared_by_one_protocol_where_both_have_something_to_lo
         [1] * 10 + [0] * 90, [1] * 60 + [0] * 40, equal_var=False
     ).confidence_interval()
     assert f"({signed(low)} … {signed(high)})" in equal
-    assert pair(tmp_path / "1", (10, 10))[0].endswith("): cannot tell")
-    none = "piqa, a and b: cannot tell which loses more, by any protocol: "
+    assert pair(tmp_path / "1", (10, 10))[0].endswith("): inconclusive")
+    none = "piqa, a and b: which loses more is inconclusive by any protocol: "
     assert pair(tmp_path / "2", (10, 60), gu=(0.5, 0.01)) == [
         f"{none}b hardly has such sinks: one holds more than 30 % of the attention in 1.0 % of its "
         "heads (Gu rate), and the key that receives most holds 25.0 % on average"
@@ -270,7 +264,7 @@ def test_two_models_are_compared_by_one_protocol_where_both_have_something_to_lo
     ]
     assert pair(tmp_path / "5", (10, 55), right=61)[0].endswith("b loses more")
     apart = pair(tmp_path / "6", (10, 60), removed=(0.2, 0.1))
-    words = "piqa, both by protocol clean, at equal removed attention: cannot tell"
+    words = "piqa, both by protocol clean, at equal removed attention: inconclusive"
     assert apart[1] == f"{words}, no share of it was removed from both"
 
 
@@ -809,14 +803,7 @@ def test_what_controls_show_stands_beside_every_finding(tmp_path):
             twin = curve(
                 folder / "twin" / name, family, rise * (1 if name == "a" else 3), controls=controls
             )
-            with RunWriter(
-                run.path,
-                kind="curve",
-                model=run.info.model,
-                settings=run.info.settings,
-                seed=0,
-                resume=True,
-            ) as more:
+            with again(run, resume=True) as more:
                 for table in ("curve", "curve_rows", "phenomenon"):
                     more.table(f"{table}-permuted", twin.table(table))
                 more.table(
@@ -846,14 +833,7 @@ def test_verdicts_of_a_curve_are_corrected_for_all_that_are_judged(tmp_path):
         frame = run.table("curve_rows")
         costs = 0.1 * noise + 0.063
         frame["loss"] = 4 + np.concatenate([np.zeros(10), np.zeros(10) + 0.1 * noise, costs])
-        with RunWriter(
-            run.path,
-            kind="curve",
-            model=run.info.model,
-            settings=run.info.settings,
-            seed=0,
-            resume=True,
-        ) as more:
+        with again(run, resume=True) as more:
             more.table("curve_rows", frame)
         runs.append(open_run(run.path))
     assert 0.05 / 6 < mean_p(costs) < 0.05 / 2

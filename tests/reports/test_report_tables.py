@@ -7,6 +7,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from refusals import refused
+from sinklab.lab.analysis import mean_over
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import (
     TABLES,
@@ -124,8 +125,10 @@ def test_compare_sets_two_runs_side_by_side(make_study):
         make_study("plain", sinks=0.5),
         make_study("sink", added=1, share=0.4, text_share=0.2, sinks=0.3),
     )
-    assert frame.columns.tolist() == ["measure", "plain", "sink", "difference"]
-    rows = frame.set_index("measure")
+    assert frame.columns.tolist() == ["measure", "plain", "sink", "difference", "low", "high"]
+    # two prompts are too few for an interval
+    assert frame[["low", "high"]].isna().all(axis=None)
+    rows = frame.set_index("measure").drop(columns=["low", "high"])
 
     def row(name):
         return rows.loc[name].tolist()
@@ -144,6 +147,26 @@ def test_compare_sets_two_runs_side_by_side(make_study):
     # The same texts under different weights are compared word by word.
     assert row("words that stand at the same place in both, %")[1] == 100
     assert not rows.isna().all(axis=1).any()
+
+
+def test_a_difference_has_the_interval_of_its_prompts(make_study):
+    def louder(sample, arrays):
+        arrays["received"][:, :, :, 0] += 0.1 * sample
+
+    runs = [make_study("a", samples=9), make_study("b", samples=9, change=louder)]
+    shares_2S = [
+        as_studies(run)[0].each("layer").groupby("sample")["text_share"].mean() for run in runs
+    ]
+    expected = mean_over(100 * (shares_2S[1] - shares_2S[0]))
+    rows = compare(*runs).set_index("measure")
+    assert_allclose(
+        rows.loc["attention on the greatest text position, %", ["difference", "low", "high"]],
+        [expected.value, *expected.interval],
+    )
+    same = rows.loc["sinks per head and step"]
+    assert same["low"] <= same["difference"] <= same["high"]
+    # other prompts are no pairs
+    assert compare(runs[0], make_study("c", samples=8))[["low", "high"]].isna().all(axis=None)
 
 
 def test_texts_agree_token_by_token_where_the_weights_are_the_same(make_study):

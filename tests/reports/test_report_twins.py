@@ -6,8 +6,9 @@ import re
 
 import numpy as np
 import pytest
+from noted import again
 
-from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.records import open_run
 from sinklab.lab.reports import as_studies, report
 from sinklab.lab.reports import sentences as say
 from sinklab.lab.reports.build import judged
@@ -16,9 +17,7 @@ from sinklab.lab.reports.tables import measures, table
 
 def beside(run, **twins):
     """The run with the attention and the losses of other runs as those of its twins."""
-    info = run.info
-    about = {"kind": info.kind, "model": info.model, "settings": info.settings, "seed": info.seed}
-    with RunWriter(run.path, **about, resume=True) as writer:
+    with again(run, resume=True) as writer:
         for kind, other in twins.items():
             for part in other.parts("attention"):
                 arrays, dims = (

@@ -267,7 +267,7 @@ def test_the_study_keeps_its_promises(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "causal, plain: within 5 % of the best loss in 0 of 1 seeds" in said
     assert (
-        "step by step, held, cost of blocking keys, causal less diffusion: cannot tell, since "
+        "step by step, held, cost of blocking keys, causal less diffusion: inconclusive, since "
         "causal plain and" in said
     )
     assert open_run(tmp_path / "run").table("heads")["state"].value_counts().to_dict() == (
@@ -349,16 +349,16 @@ def made_up(
     ("over", "causal", "diffusion", "seeds", "verdict"),
     [
         ((0.01, 0.04), 0.8, 0.02, 6, "less (-78.0 points"),
-        ((0.01, 0.06), 0.8, 0.02, 6, "cannot tell, since diffusion plain did not come within 5 %"),
+        ((0.01, 0.06), 0.8, 0.02, 6, "inconclusive, since diffusion plain did not come within 5 %"),
         (
             (0.01, 0.04),
             0.2,
             0.02,
             6,
-            "cannot tell, since causal plain has no sink there in every seed",
+            "inconclusive, since causal plain has no sink there in every seed",
         ),
-        ((0.01, 0.04), 0.8, 0.02, 5, "cannot tell from 5 seeds"),
-        ((0.01, 0.04), 0.8, 0.8, 6, "cannot tell ("),
+        ((0.01, 0.04), 0.8, 0.02, 5, "inconclusive with 5 seeds"),
+        ((0.01, 0.04), 0.8, 0.8, 6, "inconclusive ("),
     ],
 )
 def test_a_contrast_is_drawn_where_it_may_be(over, causal, diffusion, seeds, verdict, tmp_path):
@@ -432,7 +432,7 @@ def cells(objective, seed, costs, doses, matched):
         ((0.5, 0.9), "at equal removed attention, 50.0 % (50.0 % … 50.0 %): less (-0.120 nats"),
         (
             (0.7, 0.9),
-            "at equal removed attention: cannot tell, since 6 of 6 seeds have no dose in common",
+            "at equal removed attention: inconclusive, since 6 of 6 seeds have no dose in common",
         ),
     ],
 )
@@ -451,10 +451,10 @@ def test_costs_are_compared_at_equal_count_and_inside_the_doses_that_both_have(
     assert f"{words}, one key a head each: more (+0.200 nats" in text
     assert f"{words}, {equal}" in text
     words = "blocking the most attended key, less keys that are no sinks and hold as much"
-    assert f"causal: {words}: cannot tell, since 10.0 % of the heads have such keys" in text
+    assert f"causal: {words}: inconclusive, since 10.0 % of the heads have such keys" in text
     assert f"diffusion: {words}, on 90.0 % of the heads: more (+0.090 nats" in text
     far = made_up((0.01, 0.06), first, tmp_path / "far", masking=masking)
-    assert "causal less diffusion: cannot tell, since diffusion plain did not" in "\n".join(
+    assert "causal less diffusion: inconclusive, since diffusion plain did not" in "\n".join(
         backcopy_sentences(far)
     )
 

@@ -141,7 +141,7 @@ def test_what_is_watched_is_what_a_plain_computation_gives(study, name, reading,
             -0.1,
             "**no finding, untrained twins show it as well (less)**",
         ),
-        ([-0.3, 0.2, -0.25, 0.28, -0.22, 0.26], 0.0, "**cannot tell (±"),
+        ([-0.3, 0.2, -0.25, 0.28, -0.22, 0.26], 0.0, "**inconclusive (±"),
         ([-0.3, -0.2, -0.25], 0.0, "described only, -0.250"),
     ],
 )
@@ -151,7 +151,7 @@ def test_a_verdict_rests_on_six_seeds_and_on_what_untrained_twins_do_not_show(
     line = study.verdict("words", pd.Series(gaps), "", {"fresh": pd.Series([twin] * len(gaps))})
     assert line.startswith(f"words: {said}")
     if len(gaps) == 6:
-        assert "cannot tell, since it is far" in study.verdict(
+        assert "inconclusive, since it is far" in study.verdict(
             "words", pd.Series(gaps), "it is far"
         )
         assert study.flipped(np.array([-0.3, -0.2, -0.25, -0.28, -0.22, -0.26])) == pytest.approx(

@@ -324,7 +324,7 @@ def test_six_seeds_make_a_verdict_and_five_do_not(tmp_path):
 def test_no_difference_is_told_with_what_would_have_shown(tmp_path):
     book = runbook.Runbook(tmp_path)
     finished(book, 6, gap=0.0)
-    assert "held-out loss, zero less plain: cannot tell (+0.0000 nats" in answers.report(book)
+    assert "held-out loss, zero less plain: inconclusive (+0.0000 nats" in answers.report(book)
 
 
 def test_twins_are_contrasted_where_the_causal_one_has_its_sink(tmp_path):
@@ -340,7 +340,7 @@ def test_twins_are_contrasted_where_the_causal_one_has_its_sink(tmp_path):
         "less (-0.1" in text
     )
     assert (
-        "causal: the most attended key less keys that are no sinks and hold as much: cannot tell, "
+        "causal: the most attended key less keys that are no sinks and hold as much: inconclusive, "
         "since 0 %" in text
     )
     assert (
@@ -352,7 +352,7 @@ def test_twins_are_contrasted_where_the_causal_one_has_its_sink(tmp_path):
     finished(book, 6, ("causal", "diffusion"), rate=0.03, stage="twins")
     text = answers.report(book)
     assert (
-        "cannot tell: the precondition is not met, since the causal model's sink on the first "
+        "inconclusive: the precondition is not met, since the causal model's sink on the first "
         "token did not" in text
     )
     assert "cost of blocking" not in text

@@ -151,7 +151,7 @@ def test_settings_of_runs_that_scored_held_out_text_are_read_or_refused():
         ({"only_steps": (1, 99)}, r"steps 0 to \d+ .* 99 is none"),
         (
             {"cache": "dual", "every": 2, "twin": True, "mask_sinks": ()},
-            "untrained twins follow a cache",
+            "controls follow a cache",
         ),
         ({"full_forward": True}, "full_forward is a choice for autoregressive models"),
         ({"chat": True}, "no known chat format"),

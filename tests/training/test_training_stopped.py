@@ -151,7 +151,7 @@ def test_a_signal_to_the_command_and_the_reader_of_its_stream_ends_it_in_order(s
     os.killpg(process.pid, signal.SIGTERM)
     said = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 143, said
-    assert said.splitlines()[-1] == "sinklab: interrupted; what was written so far is kept"
+    assert said.splitlines()[-1] == "sinklab: interrupted; a run folder that was begun is kept"
     (saved,) = whole_checkpoints(tmp_path / "run" / "checkpoints")
     left = open_run(tmp_path / "run")
     assert left.info.status == "interrupted"

@@ -46,7 +46,7 @@ def by_model(run: Run, state: str = "trained") -> pd.DataFrame:
 
 
 def _in_state(table: pd.DataFrame, state: str) -> pd.DataFrame:
-    # runs of before there were untrained twins say nothing of them
+    # runs of before there were controls say nothing of them
     return table[table.get("state", pd.Series("trained", table.index)) == state]
 
 
@@ -91,7 +91,7 @@ def _kinds(models: pd.DataFrame) -> Kinds:
 
 def backcopy_sentences(run: Run) -> list[str]:
     """The precondition and the distance to the floor, then each contrast with its interval or
-    «cannot tell».
+    «inconclusive».
     """
     known: dict[str, Any] = {
         "near": NEAR,
@@ -138,14 +138,14 @@ def _refusal(kinds: Kinds, one: Any, other: Any) -> str | None:
     far = [name for name, group in groups.items() if (group["over"] > NEAR).any()]
     if far:
         return (
-            f"cannot tell, since {' and '.join(far)} did not come within 5 % of the best loss "
+            f"inconclusive, since {' and '.join(far)} did not come within 5 % of the best loss "
             "in every seed"
         )
     seeds = len(kinds[one].index.intersection(kinds[other].index))
     if seeds < SEEDS:
-        return f"cannot tell from {seeds} seeds; {SEEDS} make a verdict"
+        return f"inconclusive with {seeds} seeds; {SEEDS} make a verdict"
     if CAUSAL in (one, other) and not (kinds[CAUSAL]["first"] > WEIGHT).all():
-        return "cannot tell, since causal plain has no sink there in every seed"
+        return "inconclusive, since causal plain has no sink there in every seed"
     return None
 
 

@@ -12,7 +12,7 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.wrapped import WrappedLM
 from sinklab.lab.files import refused
 
-NO_TWIN = "and a copy would run the parts of the first, so it has no untrained twin"
+NO_TWIN = "and a copy would run the parts of the first, so it has no control"
 
 
 def initialised(loaded: Loaded, seed: int = 0) -> Loaded:

@@ -316,7 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"sinklab: {_told(error, names)}", stream=sys.stderr)
         return 2
     except (KeyboardInterrupt, Terminated) as end:
-        say("sinklab: interrupted; what was written so far is kept", stream=sys.stderr)
+        say("sinklab: interrupted; a run folder that was begun is kept", stream=sys.stderr)
         if isinstance(end, Terminated):
             return 143
         return 130

@@ -230,8 +230,8 @@ def _recorded_cards(studies: list[Study]) -> list[Card]:
 
 
 def _measures(frame: pd.DataFrame) -> Table:
-    """A table of `sinklab.lab.reports.tables.measures`."""
-    return Table(frame.set_index("measure").map(_measure))
+    """A table of `sinklab.lab.reports.tables.measures`, without columns that are empty."""
+    return Table(frame.set_index("measure").dropna(axis=1, how="all").map(_measure))
 
 
 def _rules(study: Study) -> Table:

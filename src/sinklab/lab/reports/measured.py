@@ -5,7 +5,7 @@
 import math
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property, reduce
 from typing import Any
@@ -81,7 +81,7 @@ class Measured:
 
     def __init__(self, found: list[dict[str, Any]], layers: Sequence[int]) -> None:
         """found: results of `_found` of some samples."""
-        self._layers = np.asarray(layers, dtype=int)
+        self._found, self._layers = found, np.asarray(layers, dtype=int)
         self._sums: Any = Counter()
         self._stays: Any = Counter()
         parts: defaultdict[str, list[Any]] = defaultdict(list)
@@ -90,8 +90,6 @@ class Measured:
             self._stays.update(one["stays"])
             for name, part in one.items():
                 parts[name].append(part)
-        self.each = {axis: _joined(parts[axis]) for axis in ("layer", "step")}
-        """`by_layer` and `by_step` of each sample"""
         self.curve: thresholds.EpsilonCurve | None = _total(parts["curve"])
         self.histogram: thresholds.ScoreHistogram | None = _total(parts["histogram"])
         self.explained: Explained | None = _total(parts["explained"])
@@ -140,6 +138,19 @@ class Measured:
         )
         """mean overlap of the sinks of two layers"""
         self._labels = {name: parts[name] for name in ("text", "class", "age")}
+
+    def of(self, places: Iterable[int]) -> "Measured":
+        """The same numbers of some of the samples alone, by their places among all."""
+        return Measured([self._found[place] for place in places], self._layers.tolist())
+
+    @cached_property
+    def each(self) -> dict[str, pd.DataFrame]:
+        """`by_layer` and `by_step` of each sample, and its number."""
+        apart = [self.of([place]) for place in range(len(self._found))]
+        return {
+            "layer": _joined([one.by_layer.assign(sample=n) for n, one in enumerate(apart)]),
+            "step": _joined([one.by_step.assign(sample=n) for n, one in enumerate(apart)]),
+        }
 
     @cached_property
     def by_layer(self) -> pd.DataFrame:
@@ -266,10 +277,7 @@ def measured(
     """
 
     def measure(place: int) -> dict[str, Any]:
-        found = _found(sample(place), layers, heads, len(recorded))
-        alone, number = Measured([found], layers), recorded.index(place)
-        by = {"layer": alone.by_layer, "step": alone.by_step}
-        return found | {axis: frame.assign(sample=number) for axis, frame in by.items()}
+        return _found(sample(place), layers, heads, len(recorded))
 
     others = [place for place in recorded if place not in kept]
     workers, elsewhere = begun(measure, others)

@@ -15,6 +15,7 @@ import pandas as pd
 from sinklab.core.errors import unknown
 from sinklab.lab.analysis import mean_over
 from sinklab.lab.analysis.counts import ratio
+from sinklab.lab.analysis.estimates import FEWEST, jackknife
 from sinklab.lab.analysis.overlap import trend_over_depth
 from sinklab.lab.records import Run, write_beside
 from sinklab.lab.reports.recorded import statistics_table
@@ -238,11 +239,13 @@ def _cell(value: object) -> str:
 
 def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
     """Measures of two runs: columns measure, the labels of the runs, difference (second less
-    first).
+    first), and low and high, the ends of its 95 % interval over prompts.
 
     Shares are in percent. A measure that neither run has is left out; one that a run lacks is NaN.
-    The last rows give the agreement of the texts for prompts that both runs have: the share of
-    tokens (of runs of the same weights) or of words at the same place.
+    The interval is the jackknife's, of measures of attention in runs of the same prompts in the
+    same order, at least 8 of them; NaN for others. The last rows give the agreement of the texts
+    for prompts that both runs have: the share of tokens (of runs of the same weights) or of words
+    at the same place.
     """
     one, other = as_studies([a, b])
     frame = _side_by_side((one.label, other.label), (one, other))
@@ -250,11 +253,33 @@ def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
     if common:
         frame.loc["prompts that both runs have"] = common
         frame.loc[f"{unit} that stand at the same place in both, %"] = [math.nan, 100 * agreement]
-    return (
-        frame.assign(difference=frame.iloc[:, 1] - frame.iloc[:, 0])
-        .rename_axis("measure")
-        .reset_index()
-    )
+    frame["difference"] = frame.iloc[:, 1] - frame.iloc[:, 0]
+    return frame.join(_intervals(one, other)).rename_axis("measure").reset_index()
+
+
+def _intervals(one: Study, other: Study) -> pd.DataFrame:
+    """Columns low and high of the difference of each measure of attention."""
+    prompts = _prompts(one)
+    if len(prompts) < FEWEST or prompts != _prompts(other):
+        return pd.DataFrame(columns=["low", "high"], dtype=float)
+    names = [*_of_attention(one.measured)]
+
+    def differences(places: np.ndarray) -> np.ndarray:
+        first, second = (
+            pd.Series(_of_attention(study.measured.of(places))) for study in (one, other)
+        )
+        return (second - first).reindex(names).to_numpy()
+
+    ends = [mean_over(each).interval for each in jackknife(differences, len(prompts))]
+    return pd.DataFrame(ends, index=names, columns=["low", "high"])
+
+
+def _prompts(study: Study) -> list[str | None]:
+    """Prompts of the samples with attention; none if they were not written down."""
+    if study.generations is None:
+        return []
+    prompts = study.generations.drop_duplicates("sample").set_index("sample")["prompt"]
+    return [prompts.get(study.samples[place].index) for place in study.recorded]
 
 
 def measures(study: Study) -> dict[str, float]:
@@ -263,19 +288,22 @@ def measures(study: Study) -> dict[str, float]:
     """
     found: dict[str, float] = {"samples": float(len(study.samples))}
     if study.layers:
-        found |= _sinks(study) | _motion(study) | _tokens(study)
+        found |= _of_attention(study.measured)
     return found | _losses(study)
 
 
-def _sinks(study: Study) -> dict[str, float]:
-    measured: Any = study.measured
-    by_layer = study.over("layer")
+def _of_attention(measured: Any) -> dict[str, float]:
+    return _sinks(measured) | _motion(measured) | _tokens(measured)
+
+
+def _sinks(measured: Any) -> dict[str, float]:
+    by_layer = measured.by_layer
     means = by_layer.mean(numeric_only=True)
     split = math.nan
     if measured.split is not None:
         split = measured.split.share
     return {
-        "tokens that are no sinks at ε = 3, %": 100 * study.curve.at(3.0),
+        "tokens that are no sinks at ε = 3, %": 100 * measured.curve.at(3.0),
         "sinks per head and step": means["sinks"],
         "heads with a sink, %": 100 * measured.rules[0].rate,
         "attention on sinks, %": 100 * means["absorbed"],
@@ -291,12 +319,12 @@ def _sinks(study: Study) -> dict[str, float]:
     }
 
 
-def _motion(study: Study) -> dict[str, float]:
+def _motion(measured: Any) -> dict[str, float]:
     found: dict[str, float] = {}
     # without an added sink every sink is one on text
     for motion, what in (
-        (study.motion, "main sink"),
-        (study.text_motion or study.motion, TEXT_SINK),
+        (measured.motion, "main sink"),
+        (measured.text_motion or measured.motion, TEXT_SINK),
     ):
         found |= {
             f"mobility of the {what} (0 static, 1 moving)": motion.mobility,
@@ -305,9 +333,9 @@ def _motion(study: Study) -> dict[str, float]:
             * motion.drift_over.value,
         }
     found["overlap of sinks with those of the next step, %"] = (
-        100 * study.over("step")["overlap"].mean()
+        100 * measured.by_step["overlap"].mean()
     )
-    moved = study.measured.moved
+    moved = measured.moved
     border = ratio(100 * moved.border_moves, moved.border_pairs)
     inside = ratio(100 * moved.inside_moves, moved.inside_pairs)
     found["moves of the main sink at block borders, % of steps"] = float(border)
@@ -315,9 +343,9 @@ def _motion(study: Study) -> dict[str, float]:
     return found
 
 
-def _tokens(study: Study) -> dict[str, float]:
+def _tokens(measured: Any) -> dict[str, float]:
     found: dict[str, float] = {}
-    tokens, explained = study.sink_tokens, study.explained
+    tokens, explained = measured.enriched("text"), measured.explained
     if tokens is not None and tokens["events"].any():
         for mask in tokens[tokens["label"] == MASK].itertuples():
             found["sinks that are masks, %"] = 100 * mask.frequency

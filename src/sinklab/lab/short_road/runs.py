@@ -26,7 +26,7 @@ from sinklab.core.sinks.rules import Rule
 from sinklab.lab.analysis.answers import Answers
 from sinklab.lab.records import reading
 from sinklab.lab.records.info import ALL_QUERIES, LAST_ROW, SO_FAR, reading_of
-from sinklab.lab.records.writing import refuse_taken
+from sinklab.lab.records.writing import names_in
 from sinklab.lab.reports import build
 from sinklab.lab.reports.drawing import figures_of
 from sinklab.lab.reports.runs import as_shown, as_studies
@@ -120,7 +120,8 @@ class Run(reading.Run):
         """Keep it in a folder; return the run in that folder. Raises ValueError for a folder that
         is not empty.
         """
-        refuse_taken(Path(folder))
+        if names_in(Path(folder)):
+            raise ValueError(f"a run is saved into an empty folder, but {folder} is none")
         return open_run(shutil.copytree(self.path, folder, dirs_exist_ok=True))
 
     @cached_property

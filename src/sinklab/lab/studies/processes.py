@@ -36,7 +36,7 @@ class Amount:
     is_watched: bool = False
     """Whether most evaluations run under all statistics of a trace."""
     twins: bool | None = False
-    """Whether two untrained twins are evaluated as well; None if they take little."""
+    """Whether two controls are evaluated as well; None if they take little."""
     first: float = 1.0
     """The share of all evaluations, but for those of twins, in the pass that is counted first: its
     pace tells the rest.

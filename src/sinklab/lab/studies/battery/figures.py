@@ -44,7 +44,7 @@ class Series(Reader):
 
     condition: str
     twin: str = ""
-    """Source of the numbers: the run's own model if empty, or this untrained twin on the same
+    """Source of the numbers: the run's own model if empty, or this control on the same
     problems.
     """
 
@@ -183,11 +183,11 @@ def battery_contrasts(runs: Runs) -> pd.DataFrame:
                 continue
             apart = mean_over(both["one"] - both["other"])
             low, high = apart.interval
-            told = {True: "it loses less", False: "it loses more", None: "cannot tell"}
+            told = {True: "it loses less", False: "it loses more", None: "inconclusive"}
             verdict = told[apart.above()]
             why = _no_sinks(one) or _no_sinks(reference)
             if why:
-                verdict = f"cannot tell: {why}"
+                verdict = f"inconclusive: {why}"
             row = {"series": one.label, "reference": reference.label, "control": control, "k": k}
             row |= {"cells": both.index.droplevel("question").nunique(), "n": len(both)}
             row |= {"drop": both["one"].mean(), "reference_drop": both["other"].mean()}

@@ -292,7 +292,7 @@ Tables: ``answers``, every text that was written; ``accuracy``, shares with Wils
 the same problems, each with its interval and `_p` of the exact McNemar test, by skill and level,
 over all levels (level 0) and all skills; ``removed``, by layer the dose (`share` of attention,
 number of `keys`) and its state when chosen (`mass` held, keys `chosen`, `sinks` by the rule among
-them, `matched` heads); ``skipped``, the cells that k keys do not fit into; and of untrained twins
+them, `matched` heads); ``skipped``, the cells that k keys do not fit into; and of controls
 ``answers-permuted``, ``accuracy-permuted``, …
 
 Args:

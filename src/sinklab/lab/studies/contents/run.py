@@ -273,7 +273,7 @@ def _one_hot(value_PN: Tensor, classes_C: Tensor) -> Tensor:
 
 
 def write_readings(work: Work, kind: str = "") -> None:
-    """The tables `lens` and `probes` of a run with all texts sampled, or of its untrained twin of a
+    """The tables `lens` and `probes` of a run with all texts sampled, or of its control of a
     kind.
     """
     done = open_run(work.run.path)
@@ -427,7 +427,7 @@ def _sample(
 
 
 def read_states(work: Work) -> None:
-    """Write the readings of lens and probes in all texts, and in those texts as untrained twins
+    """Write the readings of lens and probes in all texts, and in those texts as controls
     read them.
     """
     run = work.run

@@ -166,7 +166,7 @@ and beside them.
 Tables ``samples`` (a row a sampled state), ``looks`` (sinks of each place, step and layer),
 ``texts``, ``lens`` and ``probes`` (means and scores with 95 % intervals over texts; "difference" is
 sinks less matched positions), and ``added`` for models with added sinks; arrays ``states``, one
-part a text; and of untrained twins that read the same texts, under names such as
+part a text; and of controls that read the same texts, under names such as
 ``probes-permuted``. A state of layer l is its input: the keys and values of its attention are made
 of it; the last one leaves the last layer.
 

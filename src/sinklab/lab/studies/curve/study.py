@@ -237,8 +237,8 @@ one row per (k, control), see `curve_table`; table ``curve_rows``: loss and dose
 text under every arm, from which all else follows; table ``phenomenon``: by row of text, main, the
 share of attention on the key of a head that receives most, and gu, the share of heads that give it
 more than 30 % (mean over layers and heads); table ``grown``: change of the other keys of each head
-when that one is masked, see `grown_table`. Each of these of untrained twins too, with the name of
-the twin behind it (curve-permuted), as table ``twins`` says.
+when that one is masked, see `grown_table`. Each of these of controls too, with the name of
+the control behind it (curve-permuted), as table ``twins`` says.
 
 Args:
     loaded: a diffusion model or an autoregressive one, with its tokenizer.

@@ -48,7 +48,7 @@ class StrengthSettings(Checked):
     seed: int = 0
     """Seed of random and repeated tokens and of masks."""
     twin: bool | None = limited(None, free=True)
-    """Measure two untrained twins on natural text too, of the model freshly initialised and with
+    """Measure two controls on natural text too, of the model freshly initialised and with
     its weights permuted. When left out, if both take less than a minute.
     """
 

@@ -1,5 +1,5 @@
 """A text once more: written with the stretch around its sink blocked, or, as the control, one in
-which few heads have a sink; and its canvases, read by untrained twins.
+which few heads have a sink; and its canvases, read by controls.
 """
 
 # T steps, L layers, H heads, K keys, S canvas positions, M tokens that count, N tokens after the
@@ -257,7 +257,7 @@ _NO_ID = -1
 
 
 def finish(work: Work) -> None:
-    """Trace untrained twins on the run's canvases, if asked for, once all samples are there.
+    """Trace controls on the run's canvases, if asked for, once all samples are there.
 
     Each has arrays and tables of its own, such as ``attention-permuted``; the table ``twins``,
     written last, says which there are, or why not.

@@ -379,8 +379,8 @@ class Recorder:
         return tables
 
     def write(self, run: Any, sample: int, kind: str = "") -> None:
-        """Write arrays and small tables as part `sample` of a run folder; `kind`: those of an
-        untrained twin.
+        """Write arrays and small tables as part `sample` of a run folder; `kind`: those of a
+        control.
         """
         arrays = self.arrays()
         if arrays:

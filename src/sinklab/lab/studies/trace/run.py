@@ -255,7 +255,7 @@ def prepare(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan
         and (settings.every > 1 or settings.only_steps)
     ):
         raise ValueError(
-            f"untrained twins follow a cache step by step, but with cache={settings.cache} only "
+            f"controls follow a cache step by step, but with cache={settings.cache} only "
             "some steps are recorded; leave out every and only_steps, or the cache, or the twins"
         )
     if not settings.prompts:
