@@ -187,7 +187,9 @@ def compare(
 ) -> None:
     """Two runs side by side.
 
-    A table of numbers on the terminal, and one page that shows both.
+    A table of numbers on the terminal, and one page that shows both. Where both have the same
+    prompts, 8 or more, each difference has its 95 % interval over them, not corrected for their
+    number.
 
     Try
         sinklab compare runs/plain runs/sink

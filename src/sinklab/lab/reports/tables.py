@@ -243,9 +243,9 @@ def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
 
     Shares are in percent. A measure that neither run has is left out; one that a run lacks is NaN.
     The interval is the jackknife's, of measures of attention in runs of the same prompts in the
-    same order, at least 8 of them; NaN for others. The last rows give the agreement of the texts
-    for prompts that both runs have: the share of tokens (of runs of the same weights) or of words
-    at the same place.
+    same order, at least 8 of them, not corrected for their number; NaN for others. The last rows
+    give the agreement of the texts for prompts that both runs have: the share of tokens (of runs of
+    the same weights) or of words at the same place.
     """
     one, other = as_studies([a, b])
     frame = _side_by_side((one.label, other.label), (one, other))
