@@ -4,9 +4,14 @@ import gc
 import os
 import sys
 
-# Before anything imports transformers, datasets or matplotlib; child processes inherit it.
+# Before anything imports torch, transformers, datasets or matplotlib; child processes inherit it.
+# With a test on every core, threads of a small product wait for one another, and burn a core.
 os.environ.update(
-    HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", MPLBACKEND="Agg"
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    TOKENIZERS_PARALLELISM="false",
+    MPLBACKEND="Agg",
+    OMP_NUM_THREADS="1",
 )
 
 import random
