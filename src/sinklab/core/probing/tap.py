@@ -70,7 +70,7 @@ class Tap(TorchFunctionMode):
             if compiles_hooks(part) or (path and is_compiled(part)):
                 raise ValueError(
                     f"{path or 'the model'} is compiled, which hides its attention calls: leave "
-                    "its parts as they are, and trace what torch.compile(model) gives"
+                    "its parts as they are, and use what torch.compile(model) gives"
                 )
         self._stack: list[str] = []
         # By path: origin of the keys that the module there reads, if its arguments tell.
@@ -98,13 +98,13 @@ class Tap(TorchFunctionMode):
             raise ValueError(
                 "a compiled model hides its attention calls, unless all of them go by "
                 "transformers' attention "
-                "functions: trace the module that was compiled (compiled._orig_mod)"
+                "functions: use the module that was compiled (compiled._orig_mod)"
             )
         crosses = any(stated(config, "is_encoder_decoder") for config in configs)
         if self.is_compiled and crosses:
             raise ValueError(
                 f"{type(self._modules['']).__name__} is compiled and has cross attention: "
-                "which layers attend to another sequence is not told there; trace the module "
+                "which layers attend to another sequence is not told there; use the module "
                 "that was compiled (compiled._orig_mod)"
             )
         self.cleanup = ExitStack()
