@@ -51,7 +51,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     for processes, count in ((2, 2),) if given.quick else ((2, 2), (4, 4), (4, 2)):
         with tempfile.TemporaryDirectory() as folder:
-            ranks = noted(Path(folder), processes, count, seconds=3000)
+            ranks = noted(sys.executable, Path(folder), processes, count)
         name = f"{processes} processes, {count} a model"
         results[name] = {
             model: [told(rank[model]) for rank in ranks if rank[model]] for model in ranks[0]

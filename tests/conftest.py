@@ -1,7 +1,6 @@
 """Every test: no network, one thread, one seed, uninitialised memory filled with NaN."""
 
 import gc
-import logging
 import os
 import sys
 
@@ -16,6 +15,7 @@ os.environ.update(
 )
 
 import random
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 
+from forked import forks
 from rings import is_missing, ring_of
 
 # Asserts are rewritten and src is compiled once, not in each run, worker and child process: seven
@@ -32,11 +33,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)
 # Also fills torch.empty with NaN, so a buffer read before it is written shows.
 torch.use_deterministic_algorithms(True)
-if not torch.accelerator.is_available():
-    # The stack is written down for each kind of device that is not there: half of an empty test.
-    torch.manual_seed = torch.default_generator.manual_seed
-# 12 ms a file, for a disk that loses power: tests kill processes alone.
-os.fsync = lambda _: None
+
 
 LONGEST = (
     "test_report_answers",
@@ -46,9 +43,7 @@ LONGEST = (
     "test_tensor_parallel",
     "test_fused_pass",
     "test_random_models",
-    "test_training_ranks",
     "test_backcopy",
-    "test_scale",
     "test_every_write",
 )
 """modules with tests of 20 s and more"""
@@ -73,18 +68,6 @@ def scratch():
         del sys.modules[name]
 
 
-@pytest.fixture
-def logged():
-    """What transformers logs meanwhile."""
-    records = []
-    handler = logging.Handler()
-    handler.emit = records.append
-    logger = logging.getLogger("transformers")
-    logger.addHandler(handler)
-    yield records
-    logger.removeHandler(handler)
-
-
 @pytest.fixture(autouse=True)
 def seeded():
     random.seed(0)
@@ -92,10 +75,14 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def python(pytestconfig):
+    """A Python, a path, whose processes cost no imports: forks of this one before any test."""
+    return pytestconfig.python
+
+
 def pytest_ignore_collect(collection_path):
     """Leave out files of a ring whose folder was deleted, and folders whose conftest.py is one."""
-    if not is_missing("extras"):
-        return None
     file = collection_path
     if file.is_dir():
         file = file / "conftest.py"
@@ -133,3 +120,14 @@ def pytest_collection_finish():
     gc.freeze()
     if memory := sys.modules.get("accelerate.utils.memory"):
         memory.gc = SimpleNamespace(collect=lambda: 0)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtestloop(session):
+    """Fork the process of which the fixture `python` makes others, before tests leave traces."""
+    session.config.python = sys.executable
+    if sys.platform != "linux" or not any("python" in item.fixturenames for item in session.items):
+        return (yield)
+    with tempfile.TemporaryDirectory() as folder, forks(Path(folder)):
+        session.config.python = f"{folder}/python"
+        return (yield)

@@ -1,8 +1,7 @@
-"""Programs that torchrun starts, some processes of each."""
+"""Processes that tests start."""
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -12,23 +11,19 @@ needs.
 """
 
 
-def torchrun(*program, processes=2):
-    """A program of some processes that find the package and the tests; what they printed, and how
-    it ended.
-    """
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={processes}",
-    ]
+def launch(python, *arguments, **environment):
+    """A process that finds the package and the tests: what it printed, and how it ended."""
     paths = os.pathsep.join(str(ROOT / part) for part in ("src", "tests"))
     return subprocess.run(
-        [*command, *map(str, program)],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        [python, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": paths, **environment},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
-        check=False,
     )
+
+
+def torchrun(python, *program, processes=2):
+    """Some processes of a program."""
+    started = ("--standalone", f"--nproc_per_node={processes}")
+    return launch(python, "-m", "torch.distributed.run", *started, *program)

@@ -19,14 +19,12 @@ import re
 import runpy
 import subprocess
 import sys
-import tempfile
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
 import pytest
 
-from forked import Forks
 from sinklab.core import registry
 from sinklab.core.registry import (
     caches,
@@ -52,21 +50,9 @@ PRINTED = re.compile(r"\n+```text\n(?P<text>.*?)^```$", re.M | re.S)
 NUMBER = re.compile(r"[-+−]?\d+\.\d+")
 
 
-@pytest.fixture(scope="session")
-def forks():
-    if sys.platform != "linux":
-        yield None
-        return
-    with tempfile.TemporaryDirectory() as folder, Forks(Path(folder)) as forks:
-        yield forks
-
-
-def shell(command, folder, forks=None):
-    """Run in `folder`, first on the path `sinklab` as a fork or else this interpreter's; a failure
-    shows the output.
-    """
-    scripts = [*([forks.folder] if forks else []), Path(sys.executable).parent]
-    path = os.pathsep.join([*map(str, scripts), os.environ["PATH"]])
+def shell(command, folder, python):
+    """Run in `folder`, the commands beside `python` first; a failure shows the output."""
+    path = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
     done = subprocess.run(
         command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True
     )
@@ -85,7 +71,7 @@ def numbers(text):
     return [float(number.replace("−", "-")) for number in NUMBER.findall(text)]
 
 
-def run_page(page, folder, forks=None):
+def run_page(page, folder, python=sys.executable):
     """Run the blocks of a page in `folder`; returns how many ran."""
     text, namespace, ran = page.read_text("utf-8"), {"__name__": page.stem}, 0
     for block in BLOCK.finditer(text):
@@ -107,16 +93,16 @@ def run_page(page, folder, forks=None):
                 exec(compiled, namespace)
             ran += not marker.startswith("not run: ")
         elif language == "bash" and marker == "run":
-            shell(["bash", "-euo", "pipefail", "-c", code], folder, forks)
+            shell(["bash", "-euo", "pipefail", "-c", code], folder, python)
             ran += 1
     return ran
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_snippets_of_a_page_run(page, tmp_path, monkeypatch, forks):
+def test_the_snippets_of_a_page_run(page, tmp_path, monkeypatch, python):
     monkeypatch.chdir(tmp_path)
-    ran = run_page(page, tmp_path, None if page.name == "README.md" else forks)
+    ran = run_page(page, tmp_path, sys.executable if page.name == "README.md" else python)
     assert ran > 0 or page.name != "README.md"
 
 
@@ -124,8 +110,8 @@ def test_the_snippets_of_a_page_run(page, tmp_path, monkeypatch, forks):
 @pytest.mark.parametrize(
     "example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name
 )
-def test_an_example_runs(example, tmp_path, forks):
-    shell([str(forks.command) if forks else sys.executable, str(example)], tmp_path)
+def test_an_example_runs(example, tmp_path, python):
+    shell([python, str(example)], tmp_path, python)
 
 
 @pytest.mark.slow
@@ -134,15 +120,13 @@ def test_an_example_runs(example, tmp_path, forks):
     ("code", "status", "said"),
     [("raise KeyError(3)", 1, "KeyError: 3"), ("exit(3)", 3, ""), ("exit('no')", 1, "no")],
 )
-def test_a_fork_ends_as_a_process_would(tmp_path, forks, code, status, said):
+def test_a_fork_ends_as_a_process_would(tmp_path, python, code, status, said):
     (tmp_path / "script.py").write_text(f"print(open('here').read(), __name__)\n{code}", "utf-8")
     (tmp_path / "here").write_text("text", "utf-8")
-    done = subprocess.run(
-        [forks.command, "script.py"], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = subprocess.run([python, "script.py"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, said in done.stderr) == (status, "text __main__\n", True)
     with pytest.raises(AssertionError, match="unknown"):
-        shell(["sinklab", "list", "nothing"], tmp_path, forks)
+        shell(["sinklab", "list", "nothing"], tmp_path, python)
 
 
 ASKED = "run.mobility().loc[2].idxmax()"

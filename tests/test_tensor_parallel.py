@@ -90,18 +90,18 @@ def save_models(folder, count):
     llama(causal=True, kv_heads=count).double().save_pretrained(folder / "causal")
 
 
-def noted(folder, processes=2, count=2):
+def noted(python, folder, processes=2, count=2):
     """What each of some processes notes, by model, of which so many hold one together."""
     save_models(folder, count)
-    done = torchrun(ROOT / "tests" / "divided_twin.py", folder, count, processes=processes)
+    done = torchrun(python, ROOT / "tests" / "divided_twin.py", folder, count, processes=processes)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]
 
 
 @needs_division
 @pytest.mark.slow
-def test_two_processes_see_write_and_read_one_model(tmp_path):
-    ranks = noted(tmp_path)
+def test_two_processes_see_write_and_read_one_model(tmp_path, python):
+    ranks = noted(python, tmp_path)
     causal = [rank.pop("causal") for rank in ranks]
     assert max(apart for found in causal for apart in found.values()) <= 1e-9
     for name, found in [(name, found) for rank in ranks for name, found in rank.items()]:

@@ -2,14 +2,13 @@
 by name.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import published_toys as toys
+from launched import launch
 from refusals import refused
 from sinklab import open_run
 from sinklab.core.models import DiffusionLM
@@ -59,7 +58,7 @@ def test_the_config_says_what_it_is(tmp_path, kind, capsys):
 
 
 @pytest.mark.slow
-def test_saved_ones_load_through_transformers_too(tmp_path):
+def test_saved_ones_load_through_transformers_too(tmp_path, python):
     lines = (
         "import sys; from sinklab.core.models import DiffusionLM; "
         "print(*[DiffusionLM.from_pretrained(one).dtype for one in sys.argv[1:]])"
@@ -70,9 +69,7 @@ def test_saved_ones_load_through_transformers_too(tmp_path):
         own.save_pretrained(folder)
         model = DiffusionLM.from_pretrained(folder).eval()
         assert torch.allclose(model(IDS).logits, own(IDS).logits, atol=1e-4)
-    done = subprocess.run(
-        [sys.executable, "-c", lines, *map(str, folders)], capture_output=True, text=True
-    )
+    done = launch(python, "-c", lines, *folders)
     assert done.stdout.split() == ["torch.float32"] * 2, done.stderr
 
 

@@ -4,10 +4,8 @@ sinklab unexecuted.
 
 import ast
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, PythonBackend, 
 
 import published_toys as toys
 import sinklab
+from launched import launch
 from refusals import refused
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.registry import sinks
@@ -119,19 +118,14 @@ def test_plain_transformers_computes_and_writes_the_same(keys, tmp_path):
     real = torch.ones_like(ids)
     real[1, :4] = 0
     given = json.dumps([folders, ids.tolist(), real.tolist(), CACHES])
-    # modules of folders of one name and content are kept in HF_HOME
-    environment = os.environ | {"HF_HOME": str(tmp_path / "huggingface")}
     # as the Hub's own client keeps a repository
     kept, commit = tmp_path / "huggingface" / "hub" / "models--me--token", "0" * 40
     shutil.copytree(folders["token"], kept / "snapshots" / commit)
     (kept / "refs").mkdir()
     (kept / "refs" / "main").write_text(commit)
-    done = subprocess.run(
-        [sys.executable, "-c", PLAIN, given, str(tmp_path / "found")],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    # modules of folders of one name and content are kept in HF_HOME, which is read at the import
+    given, home = (PLAIN, given, tmp_path / "found"), str(tmp_path / "huggingface")
+    done = launch(sys.executable, "-c", *given, HF_HOME=home)
     assert done.returncode == 0, done.stderr
     found = load_file(tmp_path / "found")
     for name, loaded in models.items():

@@ -2,15 +2,13 @@
 none.
 """
 
-import os
-import subprocess
 import sys
 
 import huggingface_hub
 import pytest
 
 import published_toys as toys
-from launched import PATIENCE
+from launched import launch
 from sinklab.lab.checkpoints.published import resolve
 
 # port 9 discards: nothing listens
@@ -42,19 +40,9 @@ def test_a_cached_repository_loads_without_a_network_and_another_is_told_apart(
     toys.llada(repository / "snapshots" / COMMIT, shards=2)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(COMMIT)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "HF_HUB_CACHE": str(tmp_path / "hub"),
-            "HF_HOME": str(tmp_path),
-            **environment,
-        },
-        timeout=PATIENCE,
-    )
+    cache = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HOME": str(tmp_path)}
+    # the Hub's client reads them when it is imported
+    done = launch(sys.executable, "-W", "error", "-c", SCRIPT, **cache | environment)
     names = "'tiny', 'tiny-sink', 'tiny-causal'"
     assert done.stderr == ""
     assert done.stdout.splitlines() == [

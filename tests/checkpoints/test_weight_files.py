@@ -1,10 +1,7 @@
 """Weight files: shards, pickles, damage, memory, dtype and placement."""
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import accelerate
@@ -13,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import published_toys as toys
+from launched import launch
 from refusals import refused
 from sinklab.lab.checkpoints import load, materialize, weights
 from tiny_diffusion import save_tiny
@@ -221,16 +219,11 @@ EXPERTS = {
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 @pytest.mark.parametrize("make, fields", [(toys.llada, BIG), (toys.llada_moe, EXPERTS)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_host_holds_the_model_once(tmp_path, dtype, make, fields):
+def test_the_host_holds_the_model_once(tmp_path, dtype, make, fields, python):
     big, _ = make(tmp_path / "big", shards=3, **fields)
     small, _ = make(tmp_path / "small")
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(big), str(small), dtype],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    done = launch(python, "-c", MEASURE, big, small, dtype)
+    assert done.returncode == 0, done.stderr
     ratio, size = map(float, done.stdout.split())
     assert size > 80e6
     # 1.00–1.02 here; a second copy of the largest tensor alone would make it 1.2

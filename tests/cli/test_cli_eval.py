@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
+from launched import launch
 from refusals import refused, refusing
 from sinklab.lab.cli.command import conduct
 from sinklab.lab.cli.options import checked, typed
@@ -163,7 +163,6 @@ def test_lm_evals_own_command_line_has_our_model(model, own_tasks):
         "-m sinklab.lm_eval run --model sinklab --model_args "
         f"pretrained={model},block_length=None --tasks my_plain"
     )
-    command = [sys.executable, *shlex.split(f"{words} --include_path {own_tasks}")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = launch(sys.executable, *shlex.split(f"{words} --include_path {own_tasks}"))
     assert done.returncode == 0, done.stderr
     assert "sinklab ({'pretrained'" in done.stdout and "|my_plain|" in done.stdout

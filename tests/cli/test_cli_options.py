@@ -16,7 +16,7 @@ import torch
 
 import sinklab
 from commands import cli, error_of, out_of
-from launched import PATIENCE
+from launched import launch
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from refusals import refused
@@ -57,8 +57,14 @@ def test_commands_stand_in_groups_a_line_each(asked, capsys, monkeypatch):
     assert end.value.code == (0 if asked else 2)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     places = [lines.index(group) for group in GROUPS]
-    assert places == sorted(places)
-    assert " ".join(GROUPS) == "watch intervene train evaluate share check"
+    assert places == sorted(places) and [*GROUPS] == [
+        "watch",
+        "intervene",
+        "train",
+        "evaluate",
+        "share",
+        "check",
+    ]
     # studies that tests register are no commands of ours
     ours = [name for name, own in studies.items() if own.__module__.startswith("sinklab.")]
     commands = [*ours, *OTHERS, *own_commands, "train"]
@@ -424,13 +430,8 @@ sys.exit(main(["generate", "The sea"]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_one_interrupt_ends_a_command_even_where_python_cannot_raise(name, status):
-    done = subprocess.run(
-        [sys.executable, "-c", LOST.format(name=name)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+def test_one_interrupt_ends_a_command_even_where_python_cannot_raise(name, status, python):
+    done = launch(python, "-c", LOST.format(name=name))
     assert (done.returncode, done.stderr) == (
         status,
         "sinklab: interrupted; a run folder that was begun is kept\n",

@@ -5,7 +5,6 @@ array after it.
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -24,15 +23,12 @@ exec "$@"
 ASKED = ["trace", *(f"The sea {number}" for number in range(6)), "--new-tokens", "16", "--out"]
 
 
-def array(folder, tasks, out):
+def array(python, folder, tasks, out):
     """The tasks of an array, as `sbatch --array` starts them."""
     environment = {
         **os.environ,
-        "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    environment |= {
+        "PATH": f"{folder}:{Path(python).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT / "src"),
-        "OMP_NUM_THREADS": "1",
         "SLURM_ARRAY_TASK_COUNT": str(len(tasks)),
     }
     running = {}
@@ -52,11 +48,11 @@ def array(folder, tasks, out):
 
 
 @pytest.mark.slow
-def test_an_array_of_workers_writes_what_the_command_writes(tmp_path):
+def test_an_array_of_workers_writes_what_the_command_writes(tmp_path, python):
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
     assert main([*ASKED, str(tmp_path / "alone")]) == 0
-    tasks = array(tmp_path, range(4, 6), "run")
+    tasks = array(python, tmp_path, range(4, 6), "run")
     deadline = time.monotonic() + PATIENCE
     while not list((tmp_path / "run").glob("generations-*")):
         assert time.monotonic() < deadline
@@ -67,7 +63,7 @@ def test_an_array_of_workers_writes_what_the_command_writes(tmp_path):
         task.wait()
     if (tmp_path / "run" / "run.json").exists():
         assert open_run(tmp_path / "run").info.status in ("running", "complete")
-    for task, worker in array(tmp_path, range(2), "run").items():
+    for task, worker in array(python, tmp_path, range(2), "run").items():
         assert worker.wait(PATIENCE) == 0, (tmp_path / f"{task}.log").read_text()
     run, alone = open_run(tmp_path / "run"), open_run(tmp_path / "alone")
     assert (run.info.status, run.info.parts) == ("complete", alone.info.parts)

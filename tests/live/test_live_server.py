@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 
 import pytest
@@ -368,8 +367,8 @@ def test_an_error_that_nobody_expected_is_told_and_the_thread_goes_on(client, mo
 
 
 @pytest.mark.slow
-def test_the_command_serves_this_machine_alone_and_ctrl_c_ends_it():
-    command = [sys.executable, "-m", "sinklab", "serve", "--model", "tiny", "--port", "0"]
+def test_the_command_serves_this_machine_alone_and_ctrl_c_ends_it(python):
+    command = [python, "-m", "sinklab", "serve", "--model", "tiny", "--port", "0"]
     started = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ PROMPTS = ("The old man", "The sea", "The wind")
 
 @pytest.mark.skipif(not dividing.divides_experts(), reason="transformers cannot divide experts")
 @pytest.mark.slow
-def test_two_processes_of_one_model_write_what_one_process_writes(tmp_path):
+def test_two_processes_of_one_model_write_what_one_process_writes(tmp_path, python):
     from sinklab.lab.checkpoints import load
 
     model = save_tiny(tmp_path / "model", 1)
@@ -33,7 +33,7 @@ def test_two_processes_of_one_model_write_what_one_process_writes(tmp_path):
         # one process would measure its fast decoder
         "--exact",
     ]
-    done = torchrun("-m", "sinklab", "trace", *PROMPTS, *given, "--out", tmp_path / "two")
+    done = torchrun(python, "-m", "sinklab", "trace", *PROMPTS, *given, "--out", tmp_path / "two")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("run folder") == 1
     study(load(model, dtype="float64"), tmp_path / "one", study.settings_of(tmp_path / "two"))

@@ -4,14 +4,11 @@ by others.
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from launched import PATIENCE
+from launched import launch
 
 pytestmark = pytest.mark.ring("lab")
 
@@ -32,30 +29,20 @@ SHARES = {
 WITH_HARNESS = {"eval": (0.02, 0.03), "table1": (0.01, 0.002)}
 
 
-def told(script, *arguments):
+def told(python, script, *arguments):
     """What a script of tests prints; it forks, which this process must not."""
-    done = subprocess.run(
-        [sys.executable, str(TESTS / script), *map(str, arguments)],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)]),
-        },
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = launch(python, TESTS / script, *arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 @pytest.mark.slow
-def test_a_run_killed_or_failed_at_a_write_goes_on_to_the_same_end(tmp_path):
+def test_a_run_killed_or_failed_at_a_write_goes_on_to_the_same_end(tmp_path, python):
     """All kinds in one process, which has imported what they need."""
     harness = WITH_HARNESS if importlib.util.find_spec("lm_eval") else {}
     shares = SHARES | harness
     found = told(
+        python,
         "small_runs.py",
         tmp_path,
         *(f"{kind}={kills},{fails}" for kind, (kills, fails) in shares.items()),
@@ -65,12 +52,12 @@ def test_a_run_killed_or_failed_at_a_write_goes_on_to_the_same_end(tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_that_are_killed_are_followed_by_others_in_other_numbers(tmp_path):
+def test_workers_that_are_killed_are_followed_by_others_in_other_numbers(tmp_path, python):
     """What comes out is the same to the last bit, however many did it: batches do not depend on who
     makes them.
     """
     kinds = ["sleeping", "trace", *(["eval"] if importlib.util.find_spec("lm_eval") else [])]
-    for found in told("scheduler.py", tmp_path, 0, *kinds):
+    for found in told(python, "scheduler.py", tmp_path, 0, *kinds):
         assert found["apart"] == [], found["log"]
         assert len(set(found["workers"])) == 3
         assert any(-9 in ends for ends in found["ends"]), f"somebody was killed: {found}"

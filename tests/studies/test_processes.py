@@ -33,21 +33,17 @@ import json, sys, torch
 torch.set_num_threads(1)
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded
-out, settings, resume = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "resume"
-done = study(tiny_loaded(1), out, StudySettings(**settings), progress=print, resume=resume)
+out, settings = sys.argv[1], json.loads(sys.argv[2])
+done = study(tiny_loaded(1), out, StudySettings(**settings), progress=print)
 print(done, flush=True)
 """
 
 
-def launch(folder, settings, *, resume=False):
-    (folder / "program.py").write_text(PROGRAM, "utf-8")
-    again = "resume" if resume else "anew"
-    return torchrun(folder / "program.py", folder / "run", json.dumps(settings), again)
-
-
 @pytest.mark.slow
-def test_two_processes_write_what_one_writes(tmp_path):
-    done = launch(tmp_path, SETTINGS)
+def test_two_processes_write_what_one_writes(tmp_path, python):
+    program, given = tmp_path / "program.py", json.dumps(SETTINGS)
+    program.write_text(PROGRAM, "utf-8")
+    done = torchrun(python, program, tmp_path / "run", given)
     assert done.returncode == 0, done.stderr
     stages = [line for line in done.stdout.splitlines() if "observation" in line]
     # on a busy machine the one that speaks may come too late for any sample

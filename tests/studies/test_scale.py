@@ -198,7 +198,7 @@ sys.exit(runbook.main())
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_end(
-    toy, tmp_path, monkeypatch
+    toy, tmp_path, monkeypatch, python
 ):
     (toy.out / "plan.json").write_text(json.dumps(PLAN))
     run = toy.runs(PLAN)[1]
@@ -206,6 +206,7 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_end(
     standing.write_text(STANDING.format(folder=str(HERE)))
     with monkeypatch.context() as patched:
         patched.setattr(runbook, "__file__", str(standing))
+        patched.setattr(sys, "executable", python)
         process = runbook.started(toy, run.name, "one", run.name)
     folder = toy.out / "runs" / run.name
     while not [*folder.glob("checkpoints/checkpoint-*/history.json")]:
@@ -224,7 +225,10 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_end(
 
 
 @pytest.mark.slow
-def test_the_commands_measure_train_and_report_and_leave_out_what_is_done(toy, capsys, monkeypatch):
+def test_the_commands_measure_train_and_report_and_leave_out_what_is_done(
+    toy, capsys, monkeypatch, python
+):
+    monkeypatch.setattr(sys, "executable", python)
     runbook.main(["--out", str(toy.out), "--settings", str(toy.file), "measure"])
     plan = toy.plan()
     assert (

@@ -31,7 +31,7 @@ def settings(corpus):
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_noise_losses_and_weights_of_one(settings, tmp_path):
+def test_two_processes_have_the_noise_losses_and_weights_of_one(settings, tmp_path, python):
     runs = {
         "memory": settings,
         "stream": replace(settings, streaming=True, documents="separate", monitor_every=0),
@@ -47,7 +47,7 @@ def test_two_processes_have_the_noise_losses_and_weights_of_one(settings, tmp_pa
         ),
     }
     runs = {name: replace(one, out=str(tmp_path / name)) for name, one in runs.items()}
-    train_in_two(list(runs.values()))
+    train_in_two(python, list(runs.values()))
     for name, one in runs.items():
         alone = replace(one, out=str(tmp_path / f"{name}-alone"))
         train(alone)
@@ -90,7 +90,7 @@ FSDP2 = {
 
 
 @pytest.mark.slow
-def test_weights_spread_over_two_processes_learn_the_same_and_resume(settings, tmp_path):
+def test_weights_spread_over_two_processes_learn_the_same_and_resume(settings, tmp_path, python):
     here = replace(
         settings, steps=3, save_every=2, eval_every=3, backbone="qwen2", gradient_checkpointing=True
     )
@@ -104,7 +104,7 @@ shutil.rmtree(again / "checkpoints" / "checkpoint-3")
 described = (again / "run.json").read_text()
 (again / "run.json").write_text(described.replace('"complete"', '"running"'))
 """
-    train_in_two([spread, replace(spread, resume=True, out=str(again))], cut, **FSDP2)
+    train_in_two(python, [spread, replace(spread, resume=True, out=str(again))], cut, **FSDP2)
     train(alone)
     assert json.loads((tmp_path / "again.rank0").read_text())[0][0] == 2, "it went on from step 2"
     assert (

@@ -4,9 +4,6 @@ refused.
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +11,10 @@ import pytest
 import torch
 from ran import interrupted, losses_of, same_weights, weights_of
 
-from launched import PATIENCE
+from launched import launch
 from refusals import refused
 from sinklab.lab.records import RunWriter, open_run
-from sinklab.lab.training import run, settings_of, train
+from sinklab.lab.training import settings_of, train
 from sinklab.lab.training.checkpoints import whole_checkpoints
 from tiny_training import tiny_settings
 
@@ -39,7 +36,6 @@ def settings(corpus):
 
 KILLED = """
 import json, os, signal, sys
-sys.path[:0] = {path!r}
 import torch
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
@@ -60,7 +56,7 @@ def with_killer(step):
 
 def in_a_checkpoint(step):
     def killed(folder):
-        if folder.name == f"checkpoint-{{step}}": os.kill(os.getpid(), signal.SIGKILL)
+        if folder.name == f"checkpoint-{step}": os.kill(os.getpid(), signal.SIGKILL)
     checkpoints.settle = killed
 
 def before_a_rename(name):
@@ -71,7 +67,7 @@ def before_a_rename(name):
     os.replace = killed
 
 children = []
-for kill, settings in json.load(sys.stdin):
+for kill, settings in json.loads(sys.argv[1]):
     child = os.fork()
     if child == 0:
         eval(kill)
@@ -98,7 +94,7 @@ KILLS = {
 
 
 @pytest.fixture(scope="module")
-def killed(settings, tmp_path_factory):
+def killed(settings, tmp_path_factory, python):
     """Runs by how they were killed, a call in the script: each in a fork of one process."""
     room = tmp_path_factory.mktemp("killed")
     stream = {"streaming": True, "documents": "separate"}
@@ -110,17 +106,8 @@ def killed(settings, tmp_path_factory):
             kill: replace(short, out=str(room / f"run-{place}")) for place, kill in enumerate(KILLS)
         },
     }
-    script = KILLED.format(
-        path=[str(Path(run.__file__).parents[2]), str(Path(__file__).parents[1])]
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        input=json.dumps([(kill, dataclasses.asdict(settings)) for kill, settings in runs.items()]),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=PATIENCE,
-    )
+    given = json.dumps([(kill, dataclasses.asdict(settings)) for kill, settings in runs.items()])
+    done = launch(python, "-c", KILLED, given)
     assert done.stdout.strip() == str([-9] * len(runs)), done.stderr[-2000:]
     return runs
 

@@ -5,10 +5,8 @@ nothing is lost.
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from two_processes import train_in_two
 
 from launched import PATIENCE
 from sinklab.lab.records import open_run
-from sinklab.lab.training import run, train
+from sinklab.lab.training import train
 from sinklab.lab.training.checkpoints import whole_checkpoints
 from sinklab.lab.training.recorders import History
 from tiny_training import tiny_settings
@@ -115,9 +113,11 @@ recorders.History.on_step_end = stopped
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_of_two_processes_ends_both_behind_the_same_step(settings, tmp_path):
+def test_a_signal_to_one_of_two_processes_ends_both_behind_the_same_step(
+    settings, tmp_path, python
+):
     here = replace(settings, micro_batch=1, steps=5, out=str(tmp_path / "run"))
-    train_in_two([here], before=STOPPED, ends=143)
+    train_in_two(python, [here], before=STOPPED, ends=143)
     assert [path.name for path in whole_checkpoints(tmp_path / "run" / "checkpoints")] == [
         "checkpoint-3"
     ]
@@ -131,19 +131,17 @@ def test_a_signal_to_one_of_two_processes_ends_both_behind_the_same_step(setting
 
 
 @pytest.mark.slow
-def test_a_signal_to_the_command_and_the_reader_of_its_stream_ends_it_in_order(settings, tmp_path):
+def test_a_signal_to_the_command_and_the_reader_of_its_stream_ends_it_in_order(
+    settings, tmp_path, python
+):
     given = replace(settings, streaming=True, workers=1, steps=100_000, out=str(tmp_path / "run"))
     flags = [
         f"--{name.replace('_', '-')}={value}"
         for name, value in vars(given).items()
         if type(value) in (str, int)
     ]
-    command = [sys.executable, "-m", "sinklab", "train", *flags, "--no-bf16", "--streaming"]
-    folder = Path(run.__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    command = [python, "-m", "sinklab", "train", *flags, "--no-bf16", "--streaming"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     history = tmp_path / "run" / "history.parquet"
     while not history.exists() and process.poll() is None:
         time.sleep(0.1)

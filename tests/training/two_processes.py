@@ -4,19 +4,14 @@ saw.
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
-from launched import PATIENCE
-from sinklab.lab.training import run
+from launched import launch
 
 SCRIPT = """
 import dataclasses, json, os, sys
-sys.path[:0] = {path!r}
 import torch
 from accelerate.state import DistributedType, PartialState
 torch.set_num_threads(1)
@@ -94,6 +89,7 @@ if "ACCELERATE_USE_FSDP" in os.environ:
 
 
 def train_in_two(
+    python,
     runs,
     between="",
     before="",
@@ -104,30 +100,20 @@ def train_in_two(
     in each process; both processes must end with this status. Beside the folder of a run stand
     files ``.rank0`` and ``.rank1`` with what each rank was given: step, rows, ids, masks.
     """
-    path = [str(Path(run.__file__).parents[2]), str(Path(__file__).parents[1])]
     given = json.dumps([dataclasses.asdict(one) for one in runs])
-    script = SCRIPT.format(path=path, settings=given, between=between, before=before)
+    script = SCRIPT.format(settings=given, between=between, before=before)
     # both are clients of this store, whose port nobody can take before them
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
-        **os.environ,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
-        "OMP_NUM_THREADS": "1",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**shared, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.stdout.splitlines()[-1] == str([ends, ends]), done.stdout[-6000:]
+    done = launch(python, "-c", script, **shared, **environment)
+    assert done.stdout.splitlines()[-1] == str([ends, ends]), (done.stdout, done.stderr)
 
 
 def given(settings):
