@@ -15,6 +15,7 @@ SOURCE = TESTS.parent / "src" / "sinklab"
 HELPERS = {path.stem: path for path in TESTS.rglob("*.py") if path.stem != "conftest"}
 
 
+@cache
 def is_missing(ring: str) -> bool:
     """Whether the folder of this ring, or of one inside it, was deleted."""
     inner = RINGS[: RINGS.index(ring) + 1]

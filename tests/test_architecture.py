@@ -83,19 +83,24 @@ FUNCTION_LINES, PARAMETERS = 90, 12
 FUNCTION_LINES_P90, PARAMETERS_P90 = 45, 4
 
 
-def modules(source):
-    """Dotted name -> syntax tree; a package has the name of its folder."""
-    names = {
+def files(source):
+    """Path -> dotted name."""
+    return {
         path: ".".join(("sinklab", *path.relative_to(source).with_suffix("").parts))
         for path in source.rglob("*.py")
     }
+
+
+def modules(source):
+    """Dotted name -> syntax tree; a package has the name of its folder."""
     return {
         name.removesuffix(".__init__"): parsed(path.read_text("utf-8"))
-        for path, name in names.items()
+        for path, name in files(source).items()
     }
 
 
 parsed = functools.cache(ast.parse)
+walked = functools.cache(lambda tree: [*ast.walk(tree)])
 
 
 def imports(name, trees, is_package):
@@ -103,7 +108,7 @@ def imports(name, trees, is_package):
     import_module("…").
     """
     found = set()
-    for node in ast.walk(trees[name]):
+    for node in walked(trees[name]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -188,7 +193,7 @@ def oversized(trees):
     ]
     lengths, counts = [], []
     for name, tree in trees.items():
-        for node in ast.walk(tree):
+        for node in walked(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 # a kernel of a GPU is handed numbers and addresses one by one
                 is_kernel = any(
@@ -220,12 +225,11 @@ def oversized(trees):
     return broken
 
 
-@functools.cache
 def code_lines(text):
     """Lines that bear a token which is neither comment nor docstring."""
     docstrings = {
         line
-        for node in ast.walk(parsed(text))
+        for node in walked(parsed(text))
         for item in (node.body if isinstance(getattr(node, "body", None), list) else [])
         if isinstance(item, ast.Expr)
         and isinstance(item.value, ast.Constant)
@@ -249,15 +253,6 @@ def code_lines(text):
     return len(lines - docstrings)
 
 
-def sizes(source):
-    return {
-        ".".join(("sinklab", *path.relative_to(source).with_suffix("").parts)): code_lines(
-            path.read_text("utf-8")
-        )
-        for path in source.rglob("*.py")
-    }
-
-
 def splinters(source):
     """Small modules with one importer: they belong to it, unless they are small because they are
     registered.
@@ -265,13 +260,14 @@ def splinters(source):
     importers = collections.Counter(
         target for targets in import_graph(source).values() for target in targets
     )
-    size, trees = sizes(source), modules(source)
     exempt = {f"sinklab.{name}" for name in EVERYWHERE | {"core.compat"}}
-    exempt |= {name for name, tree in trees.items() if any(map(registers, ast.walk(tree)))}
+    exempt |= {name for name, tree in modules(source).items() if any(map(registers, walked(tree)))}
     return [
         name
-        for name in size
-        if size[name] < SPLINTER and importers[name] == 1 and name not in exempt
+        for path, name in files(source).items()
+        if importers[name] == 1
+        and name not in exempt
+        and code_lines(path.read_text("utf-8")) < SPLINTER
     ]
 
 

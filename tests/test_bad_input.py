@@ -366,15 +366,16 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         (
             "{% for i in range(90000) %}" + "x" * 99 + "{% endfor %}",
-            "takes over 2 s, 512 MB or 1 MB of text",
+            "takes over 10 s, 512 MB or 1 MB of text",
         ),
-        (ENDLESS, "takes over 2 s"),
+        (ENDLESS, "takes over 1 s"),
         ("{{ messages[0]['content'] + 1 }}", "TypeError"),
         ("{% if", "TemplateSyntaxError"),
     ],
 )
 def test_templates_are_rendered_within_limits(template, message, monkeypatch):
-    monkeypatch.setattr(tokens, "SECONDS", 2)
+    if template == ENDLESS:
+        monkeypatch.setattr(tokens, "SECONDS", 1)
     lm = sinklab.load("tiny")
     lm.needed_tokenizer().chat_template = template
     refused(f"chat format .*{message}.*--chat", encode, lm, "Hello", chat=True)

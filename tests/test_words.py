@@ -4,6 +4,7 @@ and grow no more in docstrings, help and printed sentences.
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 from pydoc import locate
 
@@ -47,15 +48,14 @@ def other_words(text):
     ]
 
 
+@cache
 def texts_of(path):
     """Docstrings and other texts of a module; the whole of a template."""
     text = path.read_text("utf-8")
     if path.suffix != ".py":
-        yield text
-        return
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+        return [text]
+    constants = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+    return [node.value for node in constants if isinstance(node.value, str)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

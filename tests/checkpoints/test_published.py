@@ -4,7 +4,6 @@ table itself.
 
 import copy
 import json
-import logging
 
 import pytest
 import torch
@@ -136,18 +135,6 @@ def test_llada_reads_its_tokenizer_without_its_code(tmp_path):
         "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n"
     )
-
-
-@pytest.fixture
-def logged():
-    """What transformers logs meanwhile."""
-    records = []
-    handler = logging.Handler()
-    handler.emit = records.append
-    logger = logging.getLogger("transformers")
-    logger.addHandler(handler)
-    yield records
-    logger.removeHandler(handler)
 
 
 @pytest.mark.parametrize("make", [toys.llada, toys.smdm, toys.dream])

@@ -57,14 +57,8 @@ def test_commands_stand_in_groups_a_line_each(asked, capsys, monkeypatch):
     assert end.value.code == (0 if asked else 2)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     places = [lines.index(group) for group in GROUPS]
-    assert places == sorted(places) and [*GROUPS] == [
-        "watch",
-        "intervene",
-        "train",
-        "evaluate",
-        "share",
-        "check",
-    ]
+    assert places == sorted(places)
+    assert " ".join(GROUPS) == "watch intervene train evaluate share check"
     # studies that tests register are no commands of ours
     ours = [name for name, own in studies.items() if own.__module__.startswith("sinklab.")]
     commands = [*ours, *OTHERS, *own_commands, "train"]

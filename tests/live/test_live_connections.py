@@ -52,6 +52,7 @@ class Address:
             additional_headers={"Cookie": cookie},
             origin=f"http://{self.here}",
             open_timeout=PATIENCE,
+            close_timeout=0.1,  # of one that reads nothing
             ping_interval=None,
             max_size=None,
             max_queue=1,
@@ -183,9 +184,7 @@ class Loop:
         call(*given)
 
 
-def test_a_server_that_was_kept_from_its_work_gives_the_time_again(
-    monkeypatch,
-):
+def test_a_server_that_was_kept_from_its_work_gives_the_time_again(monkeypatch):
     """What the owner sent meanwhile is still to be read when the timer comes."""
     loop, strangers, transport = Loop(), connections.Strangers(), Mock()
     monkeypatch.setattr(connections.asyncio, "get_running_loop", lambda: loop)

@@ -38,7 +38,7 @@ def runs(make_shared):
     weak = beside(
         of("weak", 2, text_share=0.25), permuted=of("b", 3, text_share=0.1), initialised=of("c", 4)
     )
-    return [strong, weak]
+    return as_studies([strong, weak])
 
 
 def cards(path):
@@ -55,14 +55,14 @@ def test_page_terminal_notebook_and_summary_say_the_same_words(runs, tmp_path, c
         ["yes", "move", "costs"],
         ["weak", "move", "costs"],
     ]
-    folders = [str(run.path) for run in runs]
+    folders = [str(one.run.path) for one in runs]
     assert main(["report", *folders, "--out", str(tmp_path / "page"), "--tables"]) == 0
     printed, story = (
         capsys.readouterr().out.splitlines(),
         html.unescape(cards(tmp_path / "page" / "report.html")),
     )
-    for run, one in zip(runs, found, strict=True):
-        short = open_short(run.path)
+    for study, one in zip(runs, found, strict=True):
+        short = open_short(study.run.path)
         assert str(short.summary()).splitlines() == one.sentences
         notebook = html.unescape(short._repr_html_())
         for sentence in one.sentences:
@@ -83,7 +83,7 @@ def test_a_model_of_too_few_samples_is_not_said_to_have_no_sinks(words, known):
 
 @pytest.mark.usefixtures("no_pictures")
 def test_everything_else_is_behind_one_flag(runs, tmp_path, capsys):
-    folder = str(runs[0].path)
+    folder = str(runs[0].run.path)
     few = out_of(f"report {folder} --out {tmp_path / 'a'} --tables", capsys)
     every = out_of(f"report {folder} --out {tmp_path / 'b'} --tables --all", capsys)
     assert "the main sinks" not in few.casefold() and "the main sinks drift" in every.casefold()
@@ -117,7 +117,8 @@ def true_indices(run, kind=""):
 
 
 def test_the_sentences_are_true_of_the_arrays(runs):
-    for run, one in zip(runs, answers(runs)[0], strict=True):
+    for study, one in zip(runs, answers(runs)[0], strict=True):
+        run = study.run
         (weight, mobility), (control, _) = true_indices(run), true_indices(run, "permuted")
         said = one["exist"].sentence.replace("\u00a0", " ")
         assert (

@@ -5,6 +5,7 @@ three commands.
 import importlib.util
 import json
 import math
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -84,38 +85,37 @@ def test_an_order_reveals_each_column_once_and_one_block_after_the_other(study, 
 
 @pytest.mark.parametrize("variant", ["plain", "sink"])
 @pytest.mark.parametrize("name", ["causal", "block 4", "full, as 4", "full, free"])
-@pytest.mark.parametrize("reading", ["own", "one"])
-def test_what_is_watched_is_what_a_plain_computation_gives(study, name, reading, variant):
+def test_what_is_watched_is_what_a_plain_computation_gives(study, name, variant):
     source, size = Source(2), None if name in ("causal", "full, free") else 4
     objective = {"causal": "causal", "block 4": "block4"}.get(name, "diffusion")
     model = trained(source, objective, variant, BackcopySettings(steps=3, layers=2))
     ids_BS = source.rows(2, torch.Generator().manual_seed(0))
     order_BT = study.order_of(2, 48, 16, size, 1)
-    arm = study.Arm(name, size, size if objective == "block4" else None, reading)
-    received, keys_T = study.watched(model, ids_BS, order_BT, arm, source.mask_id)
+    seen = size if objective == "block4" else None
+    arms = [study.Arm(name, size, seen, reading) for reading in ("own", "one")]
+    watched = [study.watched(model, ids_BS, order_BT, arm, source.mask_id) for arm in arms]
     model.set_attn_implementation("eager")
     maps, added = [], model.config.sink_count
     for layer in model.model.layers:
         layer.self_attn.register_forward_hook(lambda module, args, out: maps.append(out[1]))
-    for step in (0, 2, 13, 31):
-        for row in range(2):
-            maps.clear()
-            left = order_BT[row, step:]
-            now = int(left[0])
+    for step, row in product((0, 2, 13, 31), range(2)):
+        maps.clear()
+        left = order_BT[row, step:]
+        now = int(left[0])
+        noisy = ids_BS[row : row + 1].clone()
+        if name != "causal":
+            noisy[0, left] = source.mask_id
+        with torch.no_grad():
+            model(noisy, causal=name == "causal")
+        for arm, (received, keys_T) in zip(arms, watched, strict=True):
             if name == "causal":
                 asked, keys = [15 + step], 16 + step
-                with torch.no_grad():
-                    model(ids_BS[row : row + 1], causal=True)
             else:
-                noisy = ids_BS[row : row + 1].clone()
-                noisy[0, left] = source.mask_id
                 asked = [one for one in left.tolist() if size is None or one // size == now // size]
                 asked, keys = (
-                    asked if reading == "own" else [now],
+                    asked if arm.reading == "own" else [now],
                     48 if arm.seen is None else (now // 4 + 1) * 4,
                 )
-                with torch.no_grad():
-                    model(noisy)
             assert keys_T[step] == keys + added
             for layer, weights_BHQK in enumerate(maps[-2:]):
                 expected_HK = weights_BHQK[0, :, asked].mean(1) * (keys + added)

@@ -1,5 +1,4 @@
 import json
-import logging
 import math
 import os
 import shutil
@@ -300,19 +299,9 @@ def test_files_have_the_mode_that_their_user_wants(settings, tmp_path):
     assert set(modes.values()) == {0o640}, modes
 
 
-def test_a_tied_head_is_not_missed_when_a_run_goes_on(
-    settings,
-    tmp_path,
-    monkeypatch,
-    caplog,
-):
+def test_a_tied_head_is_not_missed_when_a_run_goes_on(settings, tmp_path, logged):
     here = replace(settings, steps=6, out=str(tmp_path / "run"))
     interrupted(here, 5)
-    logger = logging.getLogger("transformers")
-    logger.addHandler(caplog.handler)
-    try:
-        train(replace(here, resume=True))
-    finally:
-        logger.removeHandler(caplog.handler)
+    train(replace(here, resume=True))
     assert open_run(tmp_path / "run").info.status == "complete"
-    assert [record.message for record in caplog.records if "keys" in record.message] == []
+    assert [record for record in logged if "keys" in record.getMessage()] == []

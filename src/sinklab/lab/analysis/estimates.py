@@ -60,8 +60,8 @@ class Estimate:
         """
         if not self.is_interval:
             return math.nan
-        often = scipy.stats.t.ppf(POWER, self.samples - 1)
-        ends = scipy.stats.t.ppf((1 + LEVEL) / 2, self.samples - 1)
+        often = scipy.special.stdtrit(self.samples - 1, POWER)
+        ends = scipy.special.stdtrit(self.samples - 1, (1 + LEVEL) / 2)
         longer = max(self.high - self.value, self.value - self.low)
         return float(longer * (1 + often / ends))
 
@@ -123,7 +123,7 @@ def mean_interval(values: Any) -> tuple[np.ndarray, np.ndarray]:
     without it have hardly an error. From 200 samples on it is Student's alone.
     """
     mean, error, ratio, samples = _studentised(values)
-    reach = float(scipy.stats.t.ppf((1 + LEVEL) / 2, samples - 1))
+    reach = float(scipy.special.stdtrit(samples - 1, (1 + LEVEL) / 2))
     least, most = np.array(-reach), np.array(reach)
     if ratio is not None:
         least, most = np.quantile(ratio, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=-1)
@@ -146,10 +146,10 @@ def mean_p(values_S: Any, threshold: float = 0.0) -> float:
     if not error:
         return float(mean == threshold)
     apart = float(mean - threshold) / float(error)
-    student = 2 * scipy.stats.t.sf(abs(apart), samples - 1)
+    student = 2 * scipy.special.stdtr(samples - 1, -abs(apart))
     if ratio is not None:
         drawn = 2 * np.mean(ratio * np.sign(apart) >= abs(apart))
-        student = max(student, min(drawn, 2 * scipy.stats.t.sf(abs(apart) / 2, samples - 1)))
+        student = max(student, min(drawn, 2 * scipy.special.stdtr(samples - 1, -abs(apart) / 2)))
     return float(min(student, 1.0))
 
 
@@ -186,8 +186,20 @@ def median_interval(values: Any) -> tuple[np.ndarray, np.ndarray]:
     (the sign test).
     """
     ranked = np.sort(np.asarray(values, dtype=float), axis=-1)
-    left_out = int(scipy.stats.binom.ppf((1 - LEVEL) / 2, ranked.shape[-1], 0.5))
+    left_out = _left_out(ranked.shape[-1])
     return ranked[..., left_out - 1], ranked[..., -left_out]
+
+
+@lru_cache
+def _left_out(samples: int) -> int:
+    """Number of samples beyond either end of the interval of their median."""
+    return int(scipy.stats.binom.ppf((1 - LEVEL) / 2, samples, 0.5))
+
+
+@lru_cache
+def _at_most(fewer: int, samples: int) -> float:
+    """Probability that a fair coin falls so often on one side, or fewer times."""
+    return float(scipy.stats.binom.cdf(fewer, samples, 0.5))
 
 
 def median_p(values_S: Any, threshold: float = 0.0) -> float:
@@ -200,7 +212,7 @@ def median_p(values_S: Any, threshold: float = 0.0) -> float:
     if len(known) < FEWEST:
         return math.nan
     fewer = min(np.sum(known <= threshold), np.sum(known >= threshold))
-    return float(min(2 * scipy.stats.binom.cdf(fewer, len(known), 0.5), 1.0))
+    return min(2 * _at_most(int(fewer), len(known)), 1.0)
 
 
 def jackknife(statistic: Callable[[np.ndarray], np.ndarray], samples: int) -> np.ndarray:

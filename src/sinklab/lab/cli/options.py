@@ -15,6 +15,7 @@ import tomllib
 import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,6 +40,7 @@ FILES = WORDS["files"]
 """Options of every command with settings, and their help."""
 
 
+@cache
 def described(kind: type) -> dict[str, str]:
     """Descriptions of the fields of a class, by name, each in one line: tyro keeps line breaks of
     the source.

