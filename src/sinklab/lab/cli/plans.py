@@ -25,7 +25,7 @@ PREPARING = 10.0
 """Seconds for weights to be read, folders to be written and figures to be drawn; and of a training,
 for its text.
 """
-PROBE = 0.15
+PROBE = 0.05
 """Seconds for which each speed of the machine is measured: others may work on it too."""
 
 
@@ -111,7 +111,8 @@ def _typical(work: Callable[[], object]) -> float:
     # the first time makes ready what the others find
     work()
     taken: list[float] = []
-    while not taken or sum(taken) < PROBE:
+    end = time.perf_counter() + PROBE
+    while not taken or time.perf_counter() < end:
         started = time.perf_counter()
         work()
         taken.append(time.perf_counter() - started)

@@ -171,7 +171,7 @@ def _finish(
     trainer: DiffusionTrainer, record: RunWriter | None, text: Text, settings: TrainSettings
 ) -> None:
     """The held-out loss of the final weights, and the model."""
-    heldout = trainer.heldout_losses()
+    heldout = trainer.final_losses()
     folder = Path(settings.out)
     written = models.whole(trainer)
     if record is not None:

@@ -309,6 +309,7 @@ class DiffusionTrainer(Trainer):
         self.muon_lr = muon_lr
         self.cursor: list[int] | None = None
         """Cursor of a stream after the last row that was consumed."""
+        self._evaluated: tuple[int, dict[str, Any]] | None = None
         self._tokens: Tensor | float = 1.0
         self._writing: Path | None = None
 
@@ -351,7 +352,9 @@ class DiffusionTrainer(Trainer):
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Held-out loss under fixed noise."""
-        metrics = {f"{metric_key_prefix}_loss": self.heldout_losses()["loss"]}
+        found = self.heldout_losses()
+        self._evaluated = self.state.global_step, found
+        metrics = {f"{metric_key_prefix}_loss": found["loss"]}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
@@ -365,6 +368,12 @@ class DiffusionTrainer(Trainer):
         due = self.control.should_log
         self.log(values)
         self.control.should_log = due
+
+    def final_losses(self) -> dict[str, Any]:
+        """Held-out losses behind the last step: those of the evaluation there, if there was one."""
+        if self._evaluated is not None and self._evaluated[0] == self.state.global_step:
+            return self._evaluated[1]
+        return self.heldout_losses()
 
     @cached_property
     def _measured(self) -> dict[str, Tensor]:
