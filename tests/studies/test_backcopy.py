@@ -533,7 +533,7 @@ def test_some_head_of_the_causal_twin_has_its_sink_on_the_start_token_in_every_s
     """The precondition of any contrast: one layer, 5 of 5 seeds, a mean weight above 0.3 on
     position 0.
     """
-    settings, found, began = BackcopySettings(steps=400), [], time.process_time()
+    settings, found, began = BackcopySettings(steps=280), [], time.process_time()
     for seed in range(5):
         source = Source(seed)
         model = trained(source, "causal", "plain", settings)

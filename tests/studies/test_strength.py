@@ -45,10 +45,11 @@ def settings(**changes):
 
 @pytest.mark.slow
 def test_the_study_conforms():
-    check_study(Strength(), tiny_llama(), settings(inputs=("natural", "repeat")))
-    check_study(
-        Strength(), tiny_loaded(1), settings(inputs=("natural",), starts=("raw",), ratios=(0, 0.5))
-    )
+    for loaded, some in (
+        (tiny_llama(), {"inputs": ("natural", "repeat"), "starts": ("start",)}),
+        (tiny_loaded(1), {"inputs": ("natural",), "starts": ("raw",), "ratios": (0, 0.5)}),
+    ):
+        check_study(Strength(), loaded, settings(batch=5, **some))
 
 
 def test_the_weights_are_those_of_the_attention_maps():

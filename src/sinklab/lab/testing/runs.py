@@ -109,6 +109,10 @@ def _check_same(run: Run, whole: Run, when: str) -> None:
     assert run.info.status == "complete" and run.info.parts == whole.info.parts, message
     assert {*run.tables} == {*whole.tables}, message
     assert {*run.array_files} == {*whole.array_files}, message
+    # files of the same bytes need not be read
+    files = [file for _, file in whole.info.all_files()]
+    if all((run.path / file).read_bytes() == (whole.path / file).read_bytes() for file in files):
+        return
     for name in whole.tables:
         assert run.table(name).equals(whole.table(name)), f"{message}: table {name}"
     for name in whole.array_files:
