@@ -198,7 +198,7 @@ class InterventionLog(Listener):
         """Forwards inside run as if the intervention were not there; `when="clean"` chooses in
         them.
 
-        They are no steps: a trace does not record them.
+        They are no steps: a trace around them does not record them.
         """
         self.tap.flush()
         self.is_probing = True

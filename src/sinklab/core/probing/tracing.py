@@ -46,6 +46,8 @@ class FrameRecorder(Listener):
     is_shifted: bool
     """Whether the state of a query is that of the next position, which it predicts."""
     exact: bool
+    probing: int = 0
+    """Blocks of `InterventionLog.probing` around the trace; it does not see those inside it."""
     marked: list[tuple[object, Frame, int]] = field(default_factory=list)
     """Argument of each mark, the first forward of its step, and the number of forwards."""
     pending: list[Frame] = field(default_factory=list)
@@ -107,7 +109,7 @@ class FrameRecorder(Listener):
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
         frame = self._open
-        if frame is None or self.tap.suspended:
+        if frame is None or self.tap.suspended > self.probing:
             return
         index = len(frame.paths)
         frame.paths.append(call.layer)
@@ -140,7 +142,7 @@ class FrameRecorder(Listener):
 
     def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
         frame = self._open
-        if frame is None or self.tap.suspended or not frame.is_recorded:
+        if frame is None or self.tap.suspended > self.probing or not frame.is_recorded:
             return
         with torch.no_grad():
             for layer in {frame.paths[index] for index in frame.indices}.intersection(calls):
@@ -211,7 +213,7 @@ class FrameRecorder(Listener):
     def finish(self) -> None:
         frame = self._open
         self._open = None
-        if frame is None or self.tap.suspended:
+        if frame is None or self.tap.suspended > self.probing:
             return
         if frame.paths:
             self.scope.check_layers(frame.paths)
@@ -319,6 +321,7 @@ def trace(
     is_shifted = state_of == "predicted" and bool(config_value(model, "logit_shift"))
     recorder = FrameRecorder(model, chosen, RecordingScope(**scope), canvas, is_shifted, exact)
     with tapped(model, recorder, query_mask) as tap:
+        recorder.probing = tap.suspended
         seen_before = tap.forwards
         yield Recording(recorder)
     forwards = tap.forwards - seen_before

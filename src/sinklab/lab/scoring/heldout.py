@@ -123,6 +123,7 @@ def under_arms(
     arms: Sequence[Sequence[Intervention]],
     places: Sequence[Place],
     run: Callable[[], Any],
+    run_clean: Callable[[], Any] | None = None,
 ) -> Iterator[tuple[Any, tuple[RemovalRecord, ...]]]:
     """Results of a forward of one batch under each set of edits, and what these removed.
 
@@ -134,6 +135,7 @@ def under_arms(
         arms: sets of edits, as `scoring_edits` makes them.
         places: of the rows of the batch, for the draws of random controls.
         run: the forward.
+        run_clean: the forward of the clean pass, if it is to be traced.
     """
     given = [edit for edits in arms for edit in edits]
     layers = CleanLayers(model)
@@ -144,7 +146,7 @@ def under_arms(
             # a trace around this is to see every layer
             begin_later = len(others) == 1 and any(stated(edit, "layers") for edit in given)
             with log.probing(), layers.kept(begin_later):
-                clean = run()
+                clean = (run_clean or run)()
         for some in arms:
             found = clean
             if some:

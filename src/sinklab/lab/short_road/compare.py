@@ -279,12 +279,18 @@ def _under_arms(
             nats_BS = losses(loaded.model, ids_S, some_NS, read_S)
             return (nats_BS.double() * weight_B[:, None].double()).sum(0)
 
-        with torch.inference_mode():
+        clean: list[Tensor] = []
+
+        def run_clean(run: Callable[[], Tensor] = run, clean: list[Tensor] = clean) -> Tensor:
             with trace(loaded.model, ("received",)) as recording:
-                run()
-            before_BLHK = recording.received[0].float().cpu() / len(ids)
-            found = under_arms(loaded.model, [*edits.values()], places, run)
+                nats_S = run()
+            clean.append(recording.received[0].float().cpu() / len(ids))
+            return nats_S
+
+        with torch.inference_mode():
+            found = under_arms(loaded.model, [*edits.values()], places, run, run_clean)
             for name, (nats_S, records) in zip(edits, found, strict=True):
+                (before_BLHK,) = clean
                 nats[name] += nats_S
                 doses[name].append(Dose.of(records))
                 regrown[name].append(_regrown(records, before_BLHK))

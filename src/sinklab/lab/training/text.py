@@ -218,10 +218,10 @@ def data_hash(tokenizer: PreTrainedTokenizerBase, *rows: Rows) -> str:
     digest = hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode())
     for part in rows:
         digest.update(json.dumps(list(part.ids_RS.shape)).encode())
-        rows: Any = part.ids_RS
-        if isinstance(rows, torch.Tensor):
+        pieces: Any = part.ids_RS
+        if isinstance(pieces, torch.Tensor):
             # the same bytes as row by row
-            rows = rows.flatten().split(1 << 16)
-        for some in rows:
-            digest.update(some.to(torch.int64).contiguous().numpy().data)
+            pieces = pieces.flatten().split(1 << 16)
+        for ids in pieces:
+            digest.update(ids.to(torch.int64).contiguous().numpy().data)
     return digest.hexdigest()
