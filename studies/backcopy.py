@@ -122,7 +122,10 @@ def run(given: argparse.Namespace) -> int:
     asked = [(settings, given.work, seed, chain) for chain in CHAINS for seed in given.seeds]
     wanted = sum(len(chain) for *_, chain in asked)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
+    # what all processes need is imported once
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["sinklab.extras.backcopy.run"])
+    with context.Pool(given.processes) as pool:
         found = pool.imap_unordered(one_chain, asked)
         try:
             for _ in asked:

@@ -302,7 +302,7 @@ def test_the_script_goes_on_where_it_stopped_and_makes_one_run_of_all_models(
     assert set(whole.table("masking")["objective"]) == {"causal", "diffusion"}
     # elsewhere, with what was packed: the same without training, here and now
     (tmp_path / "work").rename(tmp_path / "before")
-    here = SimpleNamespace(Pool=ThreadPool)
+    here = SimpleNamespace(Pool=ThreadPool, set_forkserver_preload=list)
     monkeypatch.setattr(multiprocessing, "get_context", lambda name: here)
     assert run(["run", "--processes", "1", *options]) == 0
     assert open_run(tmp_path / "out" / "run").table("heads").equals(whole.table("heads"))
