@@ -1,8 +1,6 @@
 """`sinklab eval` on a tiny model and a few questions of GSM8K's form."""
 
 import json
-import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -157,12 +155,20 @@ def test_a_worker_that_does_not_conclude_computes_no_metrics(model, monkeypatch)
     assert len(calls) == 4 * open_run("out").table("scores")["filter"].nunique()
 
 
+# nothing is imported or registered so far, as in a new interpreter
+OWN = """
+import runpy, sys
+from lm_eval.api.registry import model_registry
+model_registry._clear()
+for name in ("lm_eval", "lab.studies.benchmarks.harness_model"):
+    sys.modules.pop(f"sinklab.{name}", None)
+runpy.run_module("sinklab.lm_eval", run_name="__main__")
+"""
+
+
 @pytest.mark.slow
-def test_lm_evals_own_command_line_has_our_model(model, own_tasks):
-    words = (
-        "-m sinklab.lm_eval run --model sinklab --model_args "
-        f"pretrained={model},block_length=None --tasks my_plain"
-    )
-    done = launch(sys.executable, *shlex.split(f"{words} --include_path {own_tasks}"))
+def test_lm_evals_own_command_line_has_our_model(model, own_tasks, python):
+    given = f"--model sinklab --model_args pretrained={model},block_length=None --tasks my_plain"
+    done = launch(python, "-c", OWN, "run", *given.split(), "--include_path", own_tasks)
     assert done.returncode == 0, done.stderr
     assert "sinklab ({'pretrained'" in done.stdout and "|my_plain|" in done.stdout
