@@ -119,13 +119,13 @@ def test_plain_transformers_computes_and_writes_the_same(keys, tmp_path):
     real[1, :4] = 0
     given = json.dumps([folders, ids.tolist(), real.tolist(), CACHES])
     # as the Hub's own client keeps a repository
-    kept, commit = tmp_path / "huggingface" / "hub" / "models--me--token", "0" * 40
+    home, commit = tmp_path / "huggingface", "0" * 40
+    kept = home / "hub" / "models--me--token"
     shutil.copytree(folders["token"], kept / "snapshots" / commit)
     (kept / "refs").mkdir()
     (kept / "refs" / "main").write_text(commit)
     # modules of folders of one name and content are kept in HF_HOME, which is read at the import
-    given, home = (PLAIN, given, tmp_path / "found"), str(tmp_path / "huggingface")
-    done = launch(sys.executable, "-c", *given, HF_HOME=home)
+    done = launch(sys.executable, "-c", PLAIN, given, tmp_path / "found", HF_HOME=str(home))
     assert done.returncode == 0, done.stderr
     found = load_file(tmp_path / "found")
     for name, loaded in models.items():

@@ -1,6 +1,7 @@
 """`sinklab eval` on a tiny model and a few questions of GSM8K's form."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
