@@ -7,7 +7,6 @@ What is added are the files of examples/, as they stand.
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
+from launched import launch
 from sinklab.core import registry
 from sinklab.lab.cli import main
 from sinklab.lab.files import load_plugin
@@ -62,9 +62,12 @@ REACHED = {
 }
 SCRIPT = """
 import json, shlex, sys
+from launched import launch
 from sinklab.core import registry
 from sinklab.lab.cli import main
 
+# as in a new interpreter
+registry._loaded.discard(registry.PLUGINS)
 for kind, (known, name, command) in json.loads(sys.argv[1]).items():
     classes = getattr(registry, known)
     installed = kind in sys.argv[3:]
@@ -75,12 +78,10 @@ for kind, (known, name, command) in json.loads(sys.argv[1]).items():
 """
 
 
-def python(folder, *arguments, installed=None):
-    """A fresh interpreter in `folder`, with the packages in `installed`."""
-    paths = [*([str(installed)] if installed else []), *sys.path]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NO_COLOR": "1"}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+def beside(installed, python, *arguments):
+    """A process with the packages in a folder."""
+    paths = os.pathsep.join([str(installed), *sys.path])
+    return launch(python, *arguments, PYTHONPATH=paths, NO_COLOR="1")
 
 
 def distribution(folder, name, **modules):
@@ -121,13 +122,13 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_one_of_every_kind_is_reached_by_name(here):
+def test_one_of_every_kind_is_reached_by_name(here, python):
     """Every second one is installed, the others come from a file."""
     site, installed = here / "site", [*REACHED][::2]
     files = {f"add_a_{kind}": (EXAMPLES / f"add_a_{kind}.py").read_text() for kind in installed}
     distribution(site, "mine", **files)
     given = json.dumps(REACHED), str(EXAMPLES), *installed
-    done = python(here, "-c", SCRIPT, *given, installed=site)
+    done = beside(site, python, "-c", SCRIPT, *given)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.findall(r"^(\w+): (\w*add_a_\w+)$", done.stdout, re.M) == [
         (kind, f"{'' if kind in installed else 'sinklab_plugin_'}add_a_{kind}") for kind in REACHED
@@ -194,7 +195,7 @@ ASK = "from sinklab.core.registry import rules; print('top' in rules, 'plugged' 
 
 def test_a_broken_installed_plugin_is_named_and_left_out(tmp_path):
     distribution(tmp_path, "mine", bad_plugin="1 / 0", good_plugin=RULE.format(name="plugged"))
-    done = python(tmp_path, "-c", ASK, installed=tmp_path)
+    done = beside(tmp_path, sys.executable, "-c", ASK)
     assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
     assert (
         "the plug-in 'bad_plugin' (bad_plugin) is left out: ZeroDivisionError('division by zero')"
@@ -213,7 +214,7 @@ def test_a_broken_installed_plugin_is_named_and_left_out(tmp_path):
 def test_a_name_that_is_taken_is_an_error_each_time(tmp_path, modules):
     distribution(tmp_path, "mine", **modules)
     script = f"for _ in range(2):\n  try:\n    {ASK}\n  except ValueError as error: print(error)"
-    done = python(tmp_path, "-c", script, installed=tmp_path)
+    done = beside(tmp_path, sys.executable, "-c", script)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first == second and re.fullmatch(
