@@ -1,5 +1,6 @@
 """Tiny diffusion models, built in process; the tokenizer that goes with them is the lab's."""
 
+from copy import deepcopy
 from functools import cache
 
 import torch
@@ -34,7 +35,20 @@ def tiny_backbone(context=64, **changes):
     return LlamaConfig(**SIZES | fields | changes)
 
 
-def tiny_model(sink=0, *, seed=0, context=64, **settings):
+MADE = {}
+
+
+def tiny_model(*given, **settings):
+    """A copy of what was made of these settings once, and the state of the generator then."""
+    name = repr((given, settings))
+    if name not in MADE:
+        MADE[name] = new_model(*given, **settings), torch.get_rng_state()
+    model, state = MADE[name]
+    torch.set_rng_state(state)
+    return deepcopy(model)
+
+
+def new_model(sink=0, *, seed=0, context=64, **settings):
     backbone = tiny_backbone(context, pad_token_id=PAD, eos_token_id=END)
     kind = "token" if sink else "none"
     torch.manual_seed(seed)

@@ -8,6 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import sinklab
+from commands import cli, out_of
 from refusals import refused
 from sinklab.core.attention import is_observed, unobserved
 from sinklab.core.probing import intervene, trace
@@ -15,7 +16,6 @@ from sinklab.extras.zoo import ANNOUNCED, Renoising, renoise
 from sinklab.extras.zoo.gemma import DiffusionGemma
 from sinklab.extras.zoo.renoising import accepted
 from sinklab.lab.checkpoints import from_causal, save_sink, untrained_twins
-from sinklab.lab.cli import main
 from sinklab.lab.measures import MaskSinks
 from tiny_diffusion import tiny_model
 from tiny_gemma import CANVAS, IMAGE, ROWS, WINDOW, save_gemma, tiny_gemma
@@ -261,6 +261,7 @@ def test_a_loaded_one_is_the_saved_one_to_the_bit(tmp_path):
 
 def test_a_loaded_model_writes_in_one_line(tmp_path):
     lm = sinklab.load(save_gemma(tmp_path))
+    lm.model.generation_config.max_denoising_steps = 6
     *_, last = renoise(
         lm.model, torch.tensor([[5, 6, 7]]), Renoising.of(lm.model, max_new_tokens=7, seed=2)
     )
@@ -276,8 +277,7 @@ def test_a_loaded_model_writes_in_one_line(tmp_path):
 
 
 def test_what_it_is_can_be_read_without_weights(tmp_path, capsys):
-    main(["info", str(save_gemma(tmp_path))])
-    said = capsys.readouterr().out
+    said = out_of(f"info {save_gemma(tmp_path)}", capsys)
     for line in (
         "diffusion, diffusion_gemma (DiffusionGemmaForBlockDiffusion)",
         "4 a layer, 2 for each token",
@@ -328,7 +328,7 @@ def test_what_is_not_for_it_is_refused_by_name(tmp_path, monkeypatch):
     ):
         refused(words, call)
     with monkeypatch.context() as older:
-        older.setattr("transformers.__version__", "5.17.0")
+        older.setattr("sinklab.extras.zoo.gemma.transformers.__version__", "5.17.0")
         refused(r"5\.17\.0 goes on otherwise", sinklab.load, folder)
     monkeypatch.setattr(DiffusionGemma, "own_class", "DiffusionGemmaThatIsNotThereYet")
     refused(r"lacks DiffusionGemmaThat.*pip", sinklab.load, folder)
@@ -336,7 +336,7 @@ def test_what_is_not_for_it_is_refused_by_name(tmp_path, monkeypatch):
 
 def test_a_trace_refuses_it_and_generate_writes(tmp_path, capsys):
     folder = save_gemma(tmp_path / "gemma")
-    assert main(["generate", "5 6", "--model", str(folder)]) == 0
-    assert main(["trace", "5 6", "--model", str(folder), "--out", str(tmp_path / "run")]) == 2
+    assert cli(f"generate '5 6' --model {folder} --new-tokens {CANVAS}") == 0
+    assert cli(f"trace '5 6' --model {folder} --out {tmp_path / 'run'}") == 2
     assert "this command needs a model with a mask token" in capsys.readouterr().err
     assert ROWS > IMAGE and not (tmp_path / "run" / "run.json").exists()
