@@ -373,28 +373,24 @@ def test_paths_are_those_of_the_heads_that_move_most(make_study):
     ].get_text() == "sink"
 
 
-@pytest.mark.parametrize(
-    "name", ["sink_share", "epsilon_curve", "heldout_loss", "mobility_by_layer"]
-)
-def test_page_files_and_numbers_show_what_was_prepared_once(make_study, draw_only, tmp_path, name):
-    draw_only(name)
+def test_page_files_and_numbers_show_what_was_prepared_once(make_study, draw_only, tmp_path):
+    names = ["sink_share", "epsilon_curve", "heldout_loss", "mobility_by_layer"]
+    draw_only(*names)
     runs = as_studies([make_study("plain", samples=8), make_study("sink", added=1, samples=8)])
-    chart = figures[name].prepare(runs)
     html = report(runs, tmp_path, tables=()).read_text("utf-8")
-    title = words_of("cards", "study")[name]["title"]
-    axes = figures[name](runs)
-    drawn = [line for line in axes.lines if line.get_marker() in style.MARKERS]
-    numbers = chart.numbers()
-    assert len(drawn) == len(chart.lines) == len(numbers.columns)
-    for line, on_file, column in zip(chart.lines, drawn, numbers.columns, strict=True):
-        assert_array_equal(on_file.get_ydata(), line.y)
-        cells = numbers[column]
-        assert all(
-            cell.startswith(number(value)) for cell, value in zip(cells, line.y, strict=True)
-        )
-    # the page has the same drawing, with names of its own
-    shown = Picture(name, svg_of(axes.figure), title, name)
-    assert shown.__html__() in html and chart.x.label in shown.svg
+    for name in names:
+        chart, axes = figures[name].prepare(runs), figures[name](runs)
+        drawn = [line for line in axes.lines if line.get_marker() in style.MARKERS]
+        numbers = chart.numbers()
+        assert len(drawn) == len(chart.lines) == len(numbers.columns)
+        for line, on_file, column in zip(chart.lines, drawn, numbers.columns, strict=True):
+            assert_array_equal(on_file.get_ydata(), line.y)
+            cells = zip(numbers[column], line.y, strict=True)
+            assert all(cell.startswith(number(value)) for cell, value in cells)
+        # the page has the same drawing, with names of its own
+        title = words_of("cards", "study")[name]["title"]
+        shown = Picture(name, svg_of(axes.figure), title, name)
+        assert shown.__html__() in html and chart.x.label in shown.svg
     parts = re.findall(r' id="([^"]+)"', html)
     assert len(parts) == len(set(parts))
 
