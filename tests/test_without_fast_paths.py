@@ -3,11 +3,8 @@ with it.
 """
 
 import json
-import os
 import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ import torch
 from transformers import Olmo2Config, Olmo2Model
 
 import sinklab
+from launched import launch
 from sinklab.core.registry import (
     Registry,
     fast_attentions,
@@ -28,6 +26,12 @@ from sinklab.core.registry import (
 )
 from sinklab.extras.fast.decoder import FastDenoiser
 
+ANEW = """
+import sys
+
+for name in [name for name in sys.modules if name.startswith("sinklab")]:
+    del sys.modules[name]
+"""
 SCRIPT = """
 import json
 import torch
@@ -70,20 +74,15 @@ print(json.dumps({**said, "losses": losses, "refused": refused}))
 
 
 @pytest.mark.slow
-def test_the_core_decodes_scores_and_trains_without_the_folder(tmp_path, capsys):
+def test_the_core_decodes_scores_and_trains_without_the_folder(tmp_path, capsys, python):
     package = Path(sinklab.__file__).parent
     shutil.copytree(
         package, tmp_path / "sinklab", ignore=shutil.ignore_patterns("extras", "__pycache__")
     )
     assert not (tmp_path / "sinklab" / "extras").exists()
     (tmp_path / "script.py").write_text(SCRIPT, "utf-8")
-    command, here = (
-        [sys.executable, str(tmp_path / "script.py")],
-        {**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    without = json.loads(
-        subprocess.run(command, env=here, stdout=subprocess.PIPE, check=True).stdout
-    )
+    done = launch(python, "-c", ANEW + SCRIPT, PYTHONPATH=str(tmp_path))
+    without = json.loads(done.stdout)
     runpy.run_path(str(tmp_path / "script.py"))
     with_it = json.loads(capsys.readouterr().out)
     assert without["texts"] == with_it["texts"]
