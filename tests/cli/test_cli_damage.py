@@ -181,6 +181,7 @@ OVER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free", [True, False])
 def test_no_command_prints_the_escapes_of_a_run_folder(traced, tmp_path, monkeypatch, capsys, free):
     monkeypatch.chdir(tmp_path)

@@ -44,6 +44,7 @@ def test_every_run_has_a_card_and_its_page(make_study, tmp_path):
     assert not re.search(r"https?://", re.sub(r"data:[^\"]+", "", text))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_no_page_lies_on_another(make_study, tmp_path):
     """Runs of one name are numbered, also where a run is called like a numbered one or like the

@@ -47,6 +47,7 @@ def cards(path):
     return re.sub(r"</?abbr[^>]*>", "", story)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_page_terminal_notebook_and_summary_say_the_same_words(runs, tmp_path, capsys):
     found, contrast = answers(runs)
@@ -155,6 +156,7 @@ def test_the_first_token_is_named_by_its_place(make_study):
     assert "They stay: the added sink is strongest in 100" in bare.answers["stay"].sentence
 
 
+@pytest.mark.slow
 def test_a_masking_curve_beside_a_trace_is_the_third_answer(make_study, tmp_path):
     from test_report_benchmarks import curve
 
@@ -190,6 +192,7 @@ def grown(folder, after, at, before=0.1):
     return open_run(run.path)
 
 
+@pytest.mark.slow
 def test_a_new_sink_is_said_to_grow_where_the_arrays_have_one(make_study, tmp_path):
     trace = make_study("tiny", samples=SAMPLES, leave_out=("heldout",))
 

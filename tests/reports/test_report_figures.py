@@ -373,6 +373,7 @@ def test_paths_are_those_of_the_heads_that_move_most(make_study):
     ].get_text() == "sink"
 
 
+@pytest.mark.slow
 def test_page_files_and_numbers_show_what_was_prepared_once(make_study, draw_only, tmp_path):
     names = ["sink_share", "epsilon_curve", "heldout_loss", "mobility_by_layer"]
     draw_only(*names)

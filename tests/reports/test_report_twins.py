@@ -81,6 +81,7 @@ def test_numbers_of_both_controls_stand_behind_each_statement(make):
     )
 
 
+@pytest.mark.slow
 def test_a_control_that_shows_the_same_is_not_distinguishable(make):
     of, _ = make
 

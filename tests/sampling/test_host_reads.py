@@ -131,9 +131,9 @@ EDITS = [
 def test_an_edited_step_reads_as_often_whatever_the_number_of_layers(far, edit, cache):
     some, reads = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=6, mask_id=MASK, pad_id=0), []
 
-    def run(layers, measure=True):
+    def run(layers):
         model = toy(layers)
-        with intervene(model, edit, measure=measure) as log:
+        with intervene(model, edit) as log:
             return *counted(
                 steps_of(model.denoiser(some.attention_BS), some, cache, {"block_length": 3})
             ), log

@@ -112,10 +112,8 @@ def test_what_is_watched_is_what_a_plain_computation_gives(study, name, variant)
                 asked, keys = [15 + step], 16 + step
             else:
                 asked = [one for one in left.tolist() if size is None or one // size == now // size]
-                asked, keys = (
-                    asked if arm.reading == "own" else [now],
-                    48 if arm.seen is None else (now // 4 + 1) * 4,
-                )
+                asked = asked if arm.reading == "own" else [now]
+                keys = 48 if arm.seen is None else (now // 4 + 1) * 4
             assert keys_T[step] == keys + added
             for layer, weights_BHQK in enumerate(maps[-2:]):
                 expected_HK = weights_BHQK[0, :, asked].mean(1) * (keys + added)

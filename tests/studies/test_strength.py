@@ -151,6 +151,7 @@ def test_a_diffusion_model_is_read_at_every_ratio_and_added_sinks_are_places():
     assert "masked" in strength_table(run)
 
 
+@pytest.mark.slow
 def test_the_page_holds_both_readings_and_the_published_numbers_and_loads_nothing(capsys):
     model = save_tiny(Path("model"), 1)
     words = f"strength {model} --rows 9 --length 12 --texts held.txt --ratios 0 0.5 --out out"

@@ -4,6 +4,7 @@ dependent steps.
 
 # T steps, "..." any other axes
 import math
+from functools import lru_cache
 
 import numpy as np
 import scipy  # its modules load where they are first used
@@ -15,6 +16,7 @@ Z = 1.959963984540054
 """Quantile of the normal distribution that goes with it, two-sided."""
 
 
+@lru_cache
 def wilson(hits: int, total: int) -> tuple[float, float]:
     """95 % interval of a share (Wilson 1927). NaN for a total of 0; ValueError for more hits than
     that.
@@ -45,6 +47,7 @@ def paired_share_interval(gained: int, lost: int, total: int) -> tuple[float, fl
     return max(middle - half, -1.0), min(middle + half, 1.0)
 
 
+@lru_cache
 def mcnemar(gained: int, lost: int) -> float:
     """Two-sided exact McNemar (sign) test: probability of so uneven a split if either side is as
     likely.
