@@ -25,9 +25,9 @@ HOST = re.compile(
 
 
 def run(*command, **environment):
-    """What a command of this interpreter says; a failure shows it."""
+    """What a command says; a failure shows it."""
     done = subprocess.run(
-        [sys.executable, *command],
+        command,
         cwd=ROOT,
         env=os.environ | environment,
         capture_output=True,
@@ -52,6 +52,7 @@ def site(tmp_path_factory):
     """Every page, built without a warning."""
     folder = tmp_path_factory.mktemp("site")
     run(
+        sys.executable,
         "-m",
         "mkdocs",
         "build",
@@ -161,10 +162,9 @@ def test_there_are_the_four_notebooks():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path):
+def test_a_notebook_runs(path, python):
     # the kernel imports the package that is tested
     where = str(Path(importlib.import_module("sinklab").__file__ or "").parents[1])
-    said = run(
-        "docs/notebooks/execute.py", "--check", path.stem, PYTHONPATH=where, OMP_NUM_THREADS="1"
-    )
+    script = "docs/notebooks/execute.py"
+    said = run(python, script, "--check", path.stem, PYTHONPATH=where, OMP_NUM_THREADS="1")
     assert "cells ran" in said
