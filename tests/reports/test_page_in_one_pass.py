@@ -2,6 +2,7 @@
 
 import runpy
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -69,13 +70,23 @@ RUNS = {
 }
 
 
+@pytest.fixture(scope="module")
+def study_of(tmp_path_factory):
+    """Each run is made and measured once."""
+
+    @cache
+    def of(name):
+        size, change = RUNS[name]
+        run = simulate(tmp_path_factory.mktemp("simulated") / "run", size)
+        return as_studies(rewritten(run, change) if change else run)[0]
+
+    return of
+
+
 @pytest.mark.parametrize("rule", [None, Top(2), Excess(0.5)], ids=str)
 @pytest.mark.parametrize("name", RUNS)
-def test_numbers_of_a_pass_are_those_of_whole_arrays(tmp_path, name, rule):
-    size, change = RUNS[name]
-    run = simulate(tmp_path / "run", size)
-    study = as_studies(rewritten(run, change) if change else run, rule=rule)[0]
-    sample = study.samples[0]
+def test_numbers_of_a_pass_are_those_of_whole_arrays(study_of, name, rule):
+    sample = as_studies(study_of(name).run, rule=rule)[0].samples[0]
     seen, added = sample.seen, sample.added
     received, (share, sinks) = sample.received_TLHK, whole_of(sample)
     known = np.where(sample.exists_TK[:, None, None], received, 0)
@@ -101,10 +112,8 @@ def test_numbers_of_a_pass_are_those_of_whole_arrays(tmp_path, name, rule):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_study_of_one_pass_a_sample_is_the_sum_of_its_functions(tmp_path, name):
-    size, change = RUNS[name]
-    run = simulate(tmp_path / "run", size)
-    study = as_studies(rewritten(run, change) if change else run)[0]
+def test_a_study_of_one_pass_a_sample_is_the_sum_of_its_functions(study_of, name):
+    study = study_of(name)
     measured, parts = study.measured, []
     for sample in study.samples:
         received, positions = sample.received_TLHK, sample.positions_T[:, None, None]
@@ -146,18 +155,15 @@ def test_a_study_of_one_pass_a_sample_is_the_sum_of_its_functions(tmp_path, name
 @pytest.mark.parametrize("together", [1, 5])
 @pytest.mark.parametrize("name", RUNS)
 def test_steps_leave_the_same_however_many_are_taken_together(
-    tmp_path, monkeypatch, name, together
+    study_of, monkeypatch, name, together
 ):
-    size, change = RUNS[name]
-    run = simulate(tmp_path / "run", size)
-    run = rewritten(run, change) if change else run
-    whole = as_studies(run)[0]
+    size, whole = RUNS[name][0], study_of(name)
     assert whole.measured.rules
     one = vars(whole.samples[0].seen)
     monkeypatch.setattr(
         counts, "SLAB", together * size.layers * size.heads * (size.added + size.text)
     )
-    parts = as_studies(run)[0]
+    parts = as_studies(whole.run)[0]
     assert len(list(parts.samples[0].slabs())) >= size.steps / together
     other = vars(parts.samples[0].seen)
     for key, value in one.items():
