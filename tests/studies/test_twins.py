@@ -35,7 +35,7 @@ CASES = {
         tiny_loaded,
         {
             "rule": "low_confidence",
-            "schedule": "editing:editing_threshold=0.01",
+            "schedule": "editing:editing_threshold=0.01,max_post_steps=3",
             "edits": ("mask_sinks:k=2",),
         },
     ),
