@@ -83,7 +83,7 @@ def test_the_intervention_of_the_example_conforms(scratch):
 def test_the_selector_of_the_example_conforms(scratch, when):
     scratch(selectors, example="add_a_selector")
     keys = "(shared_sinks:share=0.25,rule=excess:epsilon=0.5)"
-    check_intervention(f"block_keys:keys={keys},when={when}")
+    check_intervention(f"block_keys:keys={keys},when={when}", tiny_model())
 
 
 @pytest.mark.parametrize("name", sorted(built_in(statistics)))
@@ -93,7 +93,7 @@ def test_a_built_in_statistic_conforms(name):
 
 def test_the_statistic_of_the_example_conforms(scratch):
     scratch(statistics, example="add_a_statistic")
-    check_statistic("largest_share")
+    check_statistic("largest_share", tiny_model())
 
 
 @dataclass(frozen=True)
