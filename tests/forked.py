@@ -55,11 +55,11 @@ def forks(folder):
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)
         server.listen()
-        process = os.fork()
+        parent, process = os.getpid(), os.fork()
         if not process:
             try:
                 import_all()
-                listen(server)
+                listen(server, parent)
             finally:
                 os._exit(0)
     try:
@@ -139,9 +139,9 @@ def tell(asked, number):
         asked.sendall(f"{number}\n".encode())
 
 
-def listen(server):
+def listen(server, parent):
     """Fork for each that asks, and tell it how the fork ended, until the parent is gone."""
-    parent, events = os.getppid(), selectors.DefaultSelector()
+    events = selectors.DefaultSelector()
     events.register(server, selectors.EVENT_READ)
     while os.getppid() == parent:
         for event, _ in events.select(timeout=5)[:1]:
