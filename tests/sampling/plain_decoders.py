@@ -15,7 +15,9 @@ Found = list[tuple[float, int, int]]
 
 def cut(logits, top_p, top_k):
     """Probabilities after top-p, then top-k."""
-    weights = [math.exp(logit - max(logits)) for logit in logits]
+    most = max(logits)
+    weights = [math.exp(logit - most) for logit in logits]
+    whole = sum(weights)
     order = sorted(range(len(logits)), key=lambda token: -logits[token])
     kept = list(order)
     if top_p is not None:
@@ -24,7 +26,7 @@ def cut(logits, top_p, top_k):
             if mass > top_p:
                 break
             kept.append(token)
-            mass += weights[token] / sum(weights)
+            mass += weights[token] / whole
     if top_k is not None:
         kept = kept[:top_k]
     total = sum(weights[token] for token in kept)
