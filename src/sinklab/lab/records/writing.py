@@ -12,7 +12,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -382,6 +382,7 @@ def _as_table(name: str, columns: Any) -> Any:
         return pa.Table.from_pandas(columns, preserve_index=False)
 
 
+@cache
 def _versions() -> dict[str, str]:
     of_packages = {package: metadata.version(package) for package in ("torch", "transformers")}
     return {"python": platform.python_version()} | of_packages | {"sinklab": __version__}
