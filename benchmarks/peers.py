@@ -276,8 +276,10 @@ class Side:
     def __enter__(self) -> Side:
         return self
 
-    def __exit__(self, *what: object) -> None:
+    def __exit__(self, kind: object, *what: object) -> None:
         assert self.process.stdin and self.process.stdout
+        if kind is not None:
+            self.process.kill()
         self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait()
@@ -369,11 +371,16 @@ def cells_of(
                 given |= {"device": sizes.device, "dtype": sizes.dtype}
                 settings.write_text(json.dumps(given))
                 with ExitStack() as stack:
-                    sides = (
-                        Side(sys.executable, OURS, settings),
-                        Side(python, peer.driver, settings),
+                    ours, theirs = (
+                        stack.enter_context(side)
+                        for side in (
+                            Side(sys.executable, OURS, settings),
+                            Side(python, peer.driver, settings),
+                        )
                     )
-                    ours, theirs = (stack.enter_context(side).start() for side in sides)
+                    # one that does not run ends the other before that has loaded
+                    theirs.start()
+                    ours.start()
                     cell = compared(ours, theirs, pairs)
                     cell["load_average"] = os.getloadavg()[0]
                     same = sizes.device != "cpu" or not cell["positions_that_differ"]

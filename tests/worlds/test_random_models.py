@@ -65,7 +65,13 @@ def test_controls_stand_beside_what_random_weights_show(tmp_path):
 @pytest.mark.slow
 def test_controls_stand_beside_what_curves_and_maps_of_random_weights_show(tmp_path):
     (tmp_path / "held.txt").write_text(TEXT * 60)
-    text = {"heldout": str(tmp_path / "held.txt"), "rows": 32, "length": 24, "twin": True}
+    text = {
+        "heldout": str(tmp_path / "held.txt"),
+        "rows": 32,
+        "length": 24,
+        "batch": 32,
+        "twin": True,
+    }
     told = 0
     for seed in range(8):
         loaded = random_model(seed)
