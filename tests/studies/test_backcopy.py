@@ -6,7 +6,6 @@ import importlib
 import itertools
 import math
 import multiprocessing
-import time
 from dataclasses import replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -533,7 +532,7 @@ def test_some_head_of_the_causal_twin_has_its_sink_on_the_start_token_in_every_s
     """The precondition of any contrast: one layer, 5 of 5 seeds, a mean weight above 0.3 on
     position 0.
     """
-    settings, found, began = BackcopySettings(steps=280), [], time.process_time()
+    settings, found = BackcopySettings(steps=280), []
     for seed in range(5):
         source = Source(seed)
         model = trained(source, "causal", "plain", settings)
@@ -541,8 +540,4 @@ def test_some_head_of_the_causal_twin_has_its_sink_on_the_start_token_in_every_s
         found.append(
             (max(head["first"] for head in heads(model, rows)), scored(model, source, rows)["over"])
         )
-    print(
-        f"{settings.steps} steps, {time.process_time() - began:.1f} s of a processor for 5 "
-        f"models: {found}"
-    )
-    assert all(first > 0.3 and over < 0.05 for first, over in found)
+    assert all(first > 0.3 and over < 0.05 for first, over in found), found
