@@ -45,11 +45,15 @@ def settings(**changes):
 
 @pytest.mark.slow
 def test_the_study_conforms():
-    for loaded, some in (
-        (tiny_llama(), {"inputs": ("natural", "repeat"), "starts": ("start",)}),
-        (tiny_loaded(1), {"inputs": ("natural",), "starts": ("raw",), "ratios": (0, 0.5)}),
+    for loaded, inputs, start in (
+        (tiny_llama(), ("natural", "repeat"), "start"),
+        (tiny_loaded(1), ("natural",), "raw"),
     ):
-        check_study(Strength(), loaded, settings(batch=5, **some))
+        check_study(
+            Strength(),
+            loaded,
+            settings(batch=5, inputs=inputs, starts=(start,), ratios=(0, 0.5)),
+        )
 
 
 def test_the_weights_are_those_of_the_attention_maps():
