@@ -532,12 +532,10 @@ def test_some_head_of_the_causal_twin_has_its_sink_on_the_start_token_in_every_s
     """The precondition of any contrast: one layer, 5 of 5 seeds, a mean weight above 0.3 on
     position 0.
     """
-    settings, found = BackcopySettings(steps=280), []
+    settings = BackcopySettings(steps=280)
     for seed in range(5):
         source = Source(seed)
         model = trained(source, "causal", "plain", settings)
         rows = Rows.of(source, 128, "causal", torch.Generator().manual_seed(MEASURED + seed))
-        found.append(
-            (max(head["first"] for head in heads(model, rows)), scored(model, source, rows)["over"])
-        )
-    assert all(first > 0.3 and over < 0.05 for first, over in found), found
+        assert max(head["first"] for head in heads(model, rows)) > 0.3
+        assert scored(model, source, rows)["over"] < 0.05

@@ -24,7 +24,7 @@ from sinklab.core.errors import Checked, limited
 
 DRIVER = Path(__file__).with_name("code_driver.py")
 PYTHON = os.path.realpath(sys.executable)
-PACKAGES = site.getsitepackages()
+PACKAGES = site.getsitepackages([sys.prefix, sys.base_prefix])
 _LIBRARIES = [
     "/lib",
     "/lib64",
@@ -198,7 +198,7 @@ def run_program(
         tempfile.TemporaryDirectory(prefix="sinklab-run-") as folder,
         contextlib.ExitStack() as running,
     ):
-        command = [*BOUNDARIES[within](folder), PYTHON, "-I", "-B", str(DRIVER)]
+        command = [*BOUNDARIES[within](folder), PYTHON, "-ISB", str(DRIVER)]
         channels = [running.enter_context(channel) for channel in socket.socketpair()]
         try:
             for side, channel in zip(("program", "judge"), channels, strict=True):

@@ -1,7 +1,7 @@
 """The two sides of a question, each a process of its own, started as a script by `boundary` and
 never imported.
 
-    python -I -B code_driver.py program|judge SOCKET OPTIONS
+    python -ISB code_driver.py program|judge SOCKET OPTIONS
 
 ``program`` runs the model's program and answers calls of its function. ``judge`` runs the
 question's tests, in which that function is a stub which asks over the socket, and prints the
@@ -16,7 +16,7 @@ honest and clumsy programs out of trouble; it is no wall against an attacker.
 import contextlib
 import json
 import os
-import secrets
+import site
 import sys
 import types
 from collections.abc import Callable
@@ -215,7 +215,7 @@ def judge(channel: Any, reply: Any, given: dict[str, Any]) -> tuple[str, str]:
     """The tests' side: the status of the program, and the reason."""
 
     def ask(**what: Any) -> Any:
-        tag = secrets.token_hex(8)
+        tag = os.urandom(8).hex()
         try:
             reply.write(json.dumps({"tag": tag, **what}).encode() + b"\n")
             reply.flush()
@@ -270,6 +270,8 @@ def main() -> None:
     # they may not
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     sys.path += [path for path in options["packages"] if path not in sys.path]
+    # without site, which takes longer to begin than most programs to end
+    site.setquit()
     sys.set_int_max_str_digits(0)
     step_down()
     limit(options["seconds"], options["memory"])
