@@ -162,17 +162,8 @@ def test_the_commands_go_on_where_they_stopped_and_a_model_far_from_the_best_los
     study, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(study, "KINDS", (*study.KINDS[:4], ("block4", "sink"), ("full", "sink")))
-    options = [
-        "--work",
-        str(tmp_path / "work"),
-        "--out",
-        str(tmp_path / "out"),
-        "--steps",
-        "2",
-        "--rows",
-        "24",
-    ]
-    options += ["--watched", "2", "--seeds", "0"]
+    folders = f"--work {tmp_path / 'work'} --out {tmp_path / 'out'}"
+    options = f"{folders} --steps 2 --rows 24 --watched 2 --seeds 0".split()
     refused("there are no measures in", study.main, ["report", *options])
     study.main(["train", *options])
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "work" / "models").iterdir()}
