@@ -39,7 +39,7 @@ if status < 0:
 sys.exit(status)
 """
 """A process that hands its signals to its fork and what that starts, and ends as the fork does; if
-it is killed, so are they.
+it is killed, so are they, but a moment later.
 """
 
 

@@ -374,11 +374,11 @@ def test_an_answer_that_is_not_printed_fails_its_page(tmp_path, said):
 
 
 @pytest.mark.parametrize(
-    ("python", "bash"), [("assert x == 2", "true"), ("y = x", "false | true"), ("y = x", "exit 3")]
+    ("code", "bash"), [("assert x == 2", "true"), ("y = x", "false | true"), ("y = x", "exit 3")]
 )
-def test_a_failing_block_fails_its_page(tmp_path, python, bash):
+def test_a_failing_block_fails_its_page(tmp_path, code, bash):
     page = tmp_path / "page.md"
-    page.write_text(PAGE.format(python=python, bash=bash), "utf-8")
+    page.write_text(PAGE.format(python=code, bash=bash), "utf-8")
     with pytest.raises(AssertionError):
         run_page(page, tmp_path)
 

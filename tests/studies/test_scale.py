@@ -198,7 +198,7 @@ sys.exit(runbook.main())
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_end(
-    toy, tmp_path, monkeypatch, python
+    toy, tmp_path, monkeypatch
 ):
     (toy.out / "plan.json").write_text(json.dumps(PLAN))
     run = toy.runs(PLAN)[1]
@@ -206,7 +206,6 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_end(
     standing.write_text(STANDING.format(folder=str(HERE)))
     with monkeypatch.context() as patched:
         patched.setattr(runbook, "__file__", str(standing))
-        patched.setattr(sys, "executable", python)
         process = runbook.started(toy, run.name, "one", run.name)
     folder = toy.out / "runs" / run.name
     while not [*folder.glob("checkpoints/checkpoint-*/history.json")]:
