@@ -140,7 +140,7 @@ def bare_read(folder: Path, samples: int) -> None:
 def timed(what: str, run: Any, taken: dict[str, float]) -> Any:
     began = time.perf_counter()
     result = run()
-    taken[what] = round(time.perf_counter() - began, 3)
+    taken[what] = time.perf_counter() - began
     print(f"{what}: {taken[what]:.2f} s", flush=True)
     return result
 
@@ -197,7 +197,7 @@ def main() -> None:
                 key: value for key, value in vars(shape).items() if key not in ("folder", "quick")
             },
             "arrays_gb": round(size / 1e9, 3),
-            "seconds": seconds,
+            "seconds": {what: round(taken, 3) for what, taken in seconds.items()},
             "write_over_bare": round(seconds["write the run"] / seconds["write the bare bytes"], 3),
             "page_mb": round(page.stat().st_size / 1e6, 3),
             "processor_seconds_of_the_page": round(processor, 3),

@@ -1,7 +1,7 @@
 """What a scheduler does: it starts workers on one run, kills some, and starts others, in other
 numbers.
 
-As a script, `scheduler.py FOLDER SEED KIND…` does so until a run of each kind is whole, and prints
+`main` of FOLDER SEED KIND… does so until a run of each kind is whole, and prints
 how that went.
 """
 
@@ -10,7 +10,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -138,13 +137,13 @@ def efficiency(folder, units, least, workers):
     return about | {name: round(value, 4) for name, value in found.items()} | {"ends": ends}
 
 
-if __name__ == "__main__":
+def main(folder: str, seed: str, *kinds: str) -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")
     torch.set_num_threads(1)
-    place = Path(sys.argv[1])
+    place = Path(folder)
     os.environ["SMALL_RUNS"] = str(place / "given")
     found = []
-    for kind in sys.argv[3:]:
+    for kind in kinds:
         (place / kind).mkdir(parents=True)
-        found.append(sweep(kind, place / kind, int(sys.argv[2])))
+        found.append(sweep(kind, place / kind, int(seed)))
     print(json.dumps(found))

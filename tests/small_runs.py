@@ -1,8 +1,8 @@
 """A run of seconds of every kind, killed where one likes, and gone on with: what is left must equal
 a whole one.
 
-As a script, `small_runs.py FOLDER KIND=KILLS,FAILS …` kills and fails runs at these shares of their
-write steps, and prints what went wrong.
+`main` of FOLDER KIND=KILLS,FAILS … kills and fails runs at these shares of their write steps, and
+prints what went wrong.
 """
 
 import contextlib
@@ -462,13 +462,13 @@ def every_write(
     return tried, wrong
 
 
-if __name__ == "__main__":
+def main(folder: str, *kinds: str) -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")
     torch.set_num_threads(1)
-    here = Path(sys.argv[1])
+    here = Path(folder)
     os.environ["SMALL_RUNS"] = str(here / "given")
     told: dict[str, Any] = {}
-    for kind, _, shares in (argument.partition("=") for argument in sys.argv[2:]):
+    for kind, _, shares in (argument.partition("=") for argument in kinds):
         (here / kind).mkdir(parents=True)
         began = os.times()
         count, said = every_write(kind, here / kind, *map(float, shares.split(",")))

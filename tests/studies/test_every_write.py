@@ -4,7 +4,6 @@ by others.
 
 import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from launched import launch
 
 pytestmark = pytest.mark.ring("lab")
 
-TESTS = Path(__file__).parents[1]
 # shares of its write steps at which a run is killed, and made to fail. Each kill of the run that
 # does nothing but what all studies do; of the others draws that are always the same, and each step
 # in benchmarks/kills.py --every-write
@@ -29,9 +27,9 @@ SHARES = {
 WITH_HARNESS = {"eval": (0.02, 0.03), "table1": (0.01, 0.002)}
 
 
-def told(python, script, *arguments):
-    """What a script of tests prints; it forks, which this process must not."""
-    done = launch(python, TESTS / script, *arguments)
+def told(python, module, *arguments):
+    """What `main` of a module of tests prints; it forks, which this process must not."""
+    done = launch(python, "-c", f"import sys, {module} as it; it.main(*sys.argv[1:])", *arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -43,7 +41,7 @@ def test_a_run_killed_or_failed_at_a_write_goes_on_to_the_same_end(tmp_path, pyt
     shares = SHARES | harness
     found = told(
         python,
-        "small_runs.py",
+        "small_runs",
         tmp_path,
         *(f"{kind}={kills},{fails}" for kind, (kills, fails) in shares.items()),
     )
@@ -57,7 +55,7 @@ def test_workers_that_are_killed_are_followed_by_others_in_other_numbers(tmp_pat
     makes them.
     """
     kinds = ["sleeping", "trace", *(["eval"] if importlib.util.find_spec("lm_eval") else [])]
-    for found in told(python, "scheduler.py", tmp_path, 0, *kinds):
+    for found in told(python, "scheduler", tmp_path, 0, *kinds):
         assert found["apart"] == [], found["log"]
         assert len(set(found["workers"])) == 3
         assert any(-9 in ends for ends in found["ends"]), f"somebody was killed: {found}"
