@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.processes import Processes
 from small_runs import Sleeping, contents, given_text, launched
@@ -139,7 +137,6 @@ def efficiency(folder, units, least, workers):
 
 def main(folder: str, seed: str, *kinds: str) -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")
-    torch.set_num_threads(1)
     place = Path(folder)
     os.environ["SMALL_RUNS"] = str(place / "given")
     found = []

@@ -464,7 +464,6 @@ def every_write(
 
 def main(folder: str, *kinds: str) -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")
-    torch.set_num_threads(1)
     here = Path(folder)
     os.environ["SMALL_RUNS"] = str(here / "given")
     told: dict[str, Any] = {}

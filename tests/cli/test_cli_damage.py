@@ -68,7 +68,6 @@ READERS = {
 
 @pytest.mark.parametrize("command", READERS)
 def test_every_reader_names_a_damaged_file(traced, tmp_path, monkeypatch, capsys, command):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     bad = shutil.copytree(traced, tmp_path / "bad")
     flip(bad / "attention-0000.safetensors")
@@ -184,7 +183,6 @@ OVER = {
 @pytest.mark.slow
 @pytest.mark.parametrize("free", [True, False])
 def test_no_command_prints_the_escapes_of_a_run_folder(traced, tmp_path, monkeypatch, capsys, free):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run, told = with_escapes(traced, tmp_path, free=free), 0
     for name, words in OVER.items():

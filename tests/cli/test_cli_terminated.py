@@ -9,7 +9,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from transformers.utils import logging
 
 from sinklab.lab.cli import main
 from sinklab.lab.records import RunWriter, open_run
@@ -18,15 +17,8 @@ from tiny_diffusion import save_tiny
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch, tmp_path):
-    for name, value in {
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "TQDM_DISABLE": "1",
-        "COLUMNS": "200",
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-    logging.disable_progress_bar()
+def quiet(monkeypatch):
+    monkeypatch.setenv("TQDM_DISABLE", "1")
 
 
 def terminated_after(call, owner, method, monkeypatch):

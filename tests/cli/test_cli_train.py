@@ -20,9 +20,8 @@ SIZES = (
 
 
 @pytest.fixture
-def settings(monkeypatch, tmp_path):
+def settings(monkeypatch):
     """What the command would have trained."""
-    monkeypatch.chdir(tmp_path)
     seen = []
 
     def train(given, progress, count):
@@ -99,8 +98,7 @@ def test_a_mistake_names_the_remedy(command, message, settings, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_reproduces_from_its_folder_alone(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_reproduces_from_its_folder_alone(capsys):
     Path("text.txt").write_text(TEXT * 60)
     assert cli(f"train --variant sink --corpus text.txt --out first {SIZES}") == 0
     capsys.readouterr()

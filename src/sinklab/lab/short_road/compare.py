@@ -290,6 +290,7 @@ def _under_arms(
         with torch.inference_mode():
             found = under_arms(loaded.model, [*edits.values()], places, run, run_clean)
             for name, (nats_S, records) in zip(edits, found, strict=True):
+                # the arm "none" has no edits, so a clean pass came first
                 (before_BLHK,) = clean
                 nats[name] += nats_S
                 doses[name].append(Dose.of(records))
