@@ -36,9 +36,9 @@ from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.interventions.selectors import SinkKeys, TopKeys
 from sinklab.lab.files import load_plugin
 from sinklab.lab.measures import EqualMass, MaskSinks, Random, WindowAttention
+from sinklab.lab.measures.controls import Others
 from sinklab.lab.measures.patch import Patch, save_run
-from sinklab.lab.measures.similarity import LayerSimilarity
-from sinklab.lab.measures.wrappers import Others
+from sinklab.lab.measures.statistics import LayerSimilarity
 from sinklab.lab.scoring.reference_values import save_reference_values
 
 RESULTS = Path(__file__).with_suffix("")

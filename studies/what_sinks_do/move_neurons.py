@@ -15,11 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sinklab.core.errors import Checked
-from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.call import AttentionCall, Listener
 from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.base import CallSite, Effect
-from sinklab.core.probing.interventions.queries import query_positions
-from sinklab.core.probing.listener import Listener
+from sinklab.core.probing.interventions.removals import query_positions
 from sinklab.core.registry import interventions
 from sinklab.lab.measures.values import reference_values
 from sinklab.lab.scoring.hidden_states import Part, StateHandler

@@ -11,17 +11,17 @@ from numpy.testing import assert_allclose
 
 from refusals import refused, refusing
 from sinklab import find_sinks, intervene, trace
+from sinklab.core.probing.call import Listener
 from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.interventions.selectors import SinkKeys, TopKeys
-from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.statistics import StatesView
 from sinklab.core.probing.tap import tapped
 from sinklab.core.sinks.rules import Excess
 from sinklab.lab.measures import WindowAttention
+from sinklab.lab.measures.controls import Others
 from sinklab.lab.measures.patch import Patch, save_run
-from sinklab.lab.measures.similarity import LayerSimilarity
 from sinklab.lab.measures.soft_rule import Soft
-from sinklab.lab.measures.wrappers import Others
+from sinklab.lab.measures.statistics import LayerSimilarity
 from sinklab.lab.scoring import state_records
 from sinklab.lab.testing.probing import check_intervention, check_rule, check_statistic
 from tiny_diffusion import tiny_model

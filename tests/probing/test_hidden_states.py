@@ -23,7 +23,7 @@ from sinklab.core.sinks import Excess, find_sinks
 from sinklab.extras.fast.median import bisected_median, partitioned_median
 from sinklab.lab.caching import DualCache
 from sinklab.lab.measures import MaskSinks
-from sinklab.lab.measures.outliers import MassiveActivations
+from sinklab.lab.measures.statistics import MassiveActivations
 from sinklab.lab.scoring import ClipChannel, state_records
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, checkpointed, llama

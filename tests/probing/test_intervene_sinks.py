@@ -21,7 +21,7 @@ from sinklab.core.registry import interventions, rules, selectors
 from sinklab.core.sinks import Excess, Gu, find_sinks
 from sinklab.lab.analysis.rules import Top
 from sinklab.lab.measures import MaskPositions, MaskSinks, by_protocol
-from sinklab.lab.measures.wrappers import ByLayer
+from sinklab.lab.measures.controls import ByLayer
 from tiny_models import HandWritten, Prefixed, by_itself, llama
 
 

@@ -30,7 +30,7 @@ from sinklab.lab.analysis.verdicts import (
     recovery,
     start_only,
 )
-from sinklab.lab.measures.some_queries import WINDOW
+from sinklab.lab.measures.statistics import WINDOW
 
 
 @dataclass(frozen=True)

@@ -447,7 +447,7 @@ studies = Registry("study", "studies")
 commands = Registry("command", "commands")
 """Functions that are commands of their own: `sinklab.lab.cli` makes their help from docstrings."""
 head_shares = Registry("share of heads", "head_shares")
-"""Heads of a layer over processes: `sinklab.core.attention.heads`."""
+"""Heads of a layer over processes: `sinklab.core.attention.context`."""
 fast_attentions = Registry("fast attention", "fast_attentions")
 """Calls of SDPA that keep what statistics behind them would compute anew."""
 fast_decoders = Registry("fast decoder", "fast_decoders")

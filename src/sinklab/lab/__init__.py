@@ -11,11 +11,8 @@ PROVIDES = {
     "removals": "measures.values",
     "rules": "analysis.rules measures.soft_rule",
     "schedules": "samplers",
-    "selectors": "measures.controls measures.wrappers",
-    "statistics": (
-        "measures.directions measures.drift measures.head_output measures.norms measures.outliers "
-        "measures.similarity measures.some_queries"
-    ),
+    "selectors": "measures.controls",
+    "statistics": "measures.statistics",
     "studies": (
         "studies.battery.study studies.benchmarks.study studies.caches.study "
         "studies.contents.study studies.curve.study studies.strength.study studies.trace.study"

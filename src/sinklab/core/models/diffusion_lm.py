@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
-from sinklab.core.attention.heads import share_of_model
+from sinklab.core.attention.context import share_of_model
 from sinklab.core.compat import stated
 from sinklab.core.errors import check_tensor
 from sinklab.core.models import masks

@@ -1,4 +1,5 @@
 from .call import AttentionCall as AttentionCall
+from .call import Listener as Listener
 from .dose import DOSE_COLUMNS as DOSE_COLUMNS
 from .dose import Dose as Dose
 from .intervention import Intervention as Intervention
@@ -8,14 +9,13 @@ from .intervention import intervene as intervene
 from .interventions.base import CallSite as CallSite
 from .interventions.base import LayerIntervention as LayerIntervention
 from .interventions.block_keys import BlockKeys as BlockKeys
-from .interventions.queries import From as From
+from .interventions.removals import From as From
 from .interventions.removals import Removal as Removal
 from .interventions.selectors import KeyView as KeyView
 from .interventions.selectors import Positions as Positions
 from .interventions.selectors import Selector as Selector
 from .interventions.selectors import SinkKeys as SinkKeys
 from .interventions.selectors import TopKeys as TopKeys
-from .listener import Listener as Listener
 from .recording import Recording as Recording
 from .statistics import STATES as STATES
 from .statistics import CallView as CallView

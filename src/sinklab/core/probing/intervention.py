@@ -16,9 +16,8 @@ from sinklab.core.attention.context import decoding_run, module_of
 from sinklab.core.compat import config_value
 from sinklab.core.errors import check_count
 from sinklab.core.probing.backends import no_call_message
-from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.call import AttentionCall, Listener
 from sinklab.core.probing.dose import MEASURED, Dose
-from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.tap import tapped
 from sinklab.core.registry import interventions
 

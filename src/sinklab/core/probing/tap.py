@@ -33,9 +33,7 @@ from sinklab.core.probing.backends import (
     routed,
     with_attention,
 )
-from sinklab.core.probing.call import NAMES, AttentionCall
-from sinklab.core.probing.listener import Listener
-from sinklab.core.probing.origin import OWN, KeyOrigin, says_more
+from sinklab.core.probing.call import NAMES, OWN, AttentionCall, KeyOrigin, Listener, says_more
 from sinklab.core.registry import fast_attentions, fast_path
 
 _SDPA = F.scaled_dot_product_attention

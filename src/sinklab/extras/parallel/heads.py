@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from sinklab.core.attention.heads import HeadShare
+from sinklab.core.attention.context import HeadShare
 from sinklab.core.registry import head_shares
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")

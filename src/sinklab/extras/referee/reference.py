@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.core.errors import check_tensor, known_fields, unknown
-from sinklab.core.probing.listener import Listener
+from sinklab.core.probing.call import Listener
 from sinklab.core.probing.tap import tapped
 from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.files import ordinary, read_json, refused

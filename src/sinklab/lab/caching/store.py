@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from sinklab.core.attention import is_watched, received_attention
-from sinklab.core.attention.heads import HeadShare, share_of_model
+from sinklab.core.attention.context import HeadShare, share_of_model
 from sinklab.core.compat import attention_of
 from sinklab.core.models.denoising import ModelDenoiser, ModelSession, Read
 from sinklab.core.models.geometry import CanvasGeometry, KeyValueStore

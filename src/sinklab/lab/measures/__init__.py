@@ -1,5 +1,5 @@
-"""Measurements of what sinks do (2025 and 2026), one file each: a statistic, a rule, a selector or
-an edit; the controls of a study, and short names of its edits.
+"""Measurements of what sinks do (2025 and 2026): statistics, a rule, selectors, removals and edits;
+the controls of a study, and short names of its edits.
 """
 
 import lazy_loader

@@ -19,7 +19,7 @@ from sinklab.core.probing import (
     LayerIntervention,
     Listener,
 )
-from sinklab.core.probing.interventions.queries import query_positions
+from sinklab.core.probing.interventions.removals import query_positions
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.probing.tap import tapped
 from sinklab.core.registry import interventions

@@ -9,8 +9,7 @@ from torch import Tensor
 from sinklab.core.errors import limited
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.interventions.base import CallSite, LayerIntervention
-from sinklab.core.probing.interventions.queries import near_keys, query_positions
-from sinklab.core.probing.interventions.removals import restricted
+from sinklab.core.probing.interventions.removals import near_keys, query_positions, restricted
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.registry import interventions
 

@@ -10,10 +10,16 @@ from sinklab.core.probing.interventions.selectors import Positions, Selector, Si
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.registry import interventions, registered, removals, rules
 from sinklab.core.sinks.rules import DEFAULT, Excess, Rule
-from sinklab.lab.measures.controls import COUNT_CONTROLS, EqualMass, Matched, in_place_of
+from sinklab.lab.measures.controls import (
+    COUNT_CONTROLS,
+    ByLayer,
+    EqualMass,
+    Matched,
+    Sparing,
+    in_place_of,
+)
 from sinklab.lab.measures.names import CONTROLS, PROTOCOLS
 from sinklab.lab.measures.values import MeanValue
-from sinklab.lab.measures.wrappers import ByLayer, Sparing
 
 SOURCES = {"now": "now", "closed_loop": "previous", "clean_pass": "clean", "carried": "kept"}
 """Values of ``source`` -> `BlockKeys.when`."""

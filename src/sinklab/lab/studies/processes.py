@@ -171,7 +171,7 @@ class Processes:
         """This worker with its model; processes that hold it together count as one from here on,
         unless they do already.
         """
-        from sinklab.core.attention.heads import share_of_model
+        from sinklab.core.attention.context import share_of_model
 
         share = share_of_model(model)
         if share.count == 1:

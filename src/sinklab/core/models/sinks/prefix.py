@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sinklab.core.attention.context import unobserved
-from sinklab.core.attention.heads import HeadShare
+from sinklab.core.attention.context import HeadShare, unobserved
 from sinklab.core.compat import stated
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.scores import of_heads
 from sinklab.core.errors import Checked, check_tensor, limited
-from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.call import AttentionCall, Listener
 from sinklab.core.probing.dose import MEASURED
 from sinklab.core.probing.intervention import InterventionLog, RemovalRecord
 from sinklab.core.probing.interventions.removals import (
@@ -24,7 +24,6 @@ from sinklab.core.probing.interventions.removals import (
     lost_share,
     real_queries_B1,
 )
-from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.scope import RecordingScope, chosen
 from sinklab.core.registry import interventions
 

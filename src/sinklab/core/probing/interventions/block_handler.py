@@ -18,16 +18,14 @@ from sinklab.core.errors import check_tensor
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.base import CallSite, Effect, InterventionHandler
-from sinklab.core.probing.interventions.queries import (
-    chosen_queries,
-    near_keys,
-    query_positions,
-)
 from sinklab.core.probing.interventions.removals import (
     as_columns,
+    chosen_queries,
     extended,
     keys_seen,
     lost_share,
+    near_keys,
+    query_positions,
     real_queries_B1,
     restricted,
 )

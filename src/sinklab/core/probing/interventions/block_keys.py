@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 
 from sinklab.core.errors import limited
+from sinklab.core.probing.call import Listener
 from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.base import LayerIntervention
 from sinklab.core.probing.interventions.block_handler import BlockHandler
-from sinklab.core.probing.interventions.queries import check_queries, first_query
-from sinklab.core.probing.interventions.removals import Mask, Removal
+from sinklab.core.probing.interventions.removals import Mask, Removal, check_queries, first_query
 from sinklab.core.probing.interventions.selectors import SCORES, Selector
-from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.registry import interventions, registered, removals, rules, selectors
 from sinklab.core.sinks.rules import Rule

@@ -23,7 +23,7 @@ from sinklab.core.registry import statistics
 from sinklab.core.sampling import Canvas
 from sinklab.core.sinks import DEFAULT, find_sinks
 from sinklab.lab.analysis.counts import main_sink, mean_weight, ratio
-from sinklab.lab.measures.some_queries import WINDOW
+from sinklab.lab.measures.statistics import WINDOW
 from sinklab.lab.records import STUDY_DIMS, of_twin
 from sinklab.lab.scoring import Moment, Task
 from sinklab.lab.studies import Row
