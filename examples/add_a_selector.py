@@ -12,7 +12,7 @@ import sinklab
 from sinklab import Canvas, Excess, denoise, intervene, trace
 from sinklab.core.probing import KeyView, Selector
 from sinklab.core.registry import registered, rules, selectors
-from sinklab.core.sinks.rules import Rule
+from sinklab.core.sinks import Rule
 
 
 @selectors.register("shared_sinks")

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 import sinklab
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig, Sink
-from sinklab.core.models.sinks.prefix import per_layer
+from sinklab.core.models.prefix import per_layer
 from sinklab.core.registry import sinks
 
 

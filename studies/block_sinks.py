@@ -33,8 +33,7 @@ from torch import Tensor
 from sinklab.core.models.diffusion_lm import DiffusionLM
 from sinklab.core.probing.tracing import trace
 from sinklab.core.sampling.canvas import Canvas
-from sinklab.core.sinks.rules import DEFAULT, Gu
-from sinklab.core.sinks.states import MASKED
+from sinklab.core.sinks import DEFAULT, MASKED, Gu
 from sinklab.extras.backcopy.figures import at_equal_dose
 from sinklab.extras.backcopy.masking import hidden
 from sinklab.extras.backcopy.run import (

@@ -10,8 +10,8 @@ from .core.probing.interventions.selectors import TopKeys as TopKeys
 from .core.probing.tracing import trace as trace
 from .core.sampling.canvas import Canvas as Canvas
 from .core.sampling.loop import denoise as denoise
-from .core.sinks.rules import Excess as Excess
-from .core.sinks.rules import find_sinks as find_sinks
+from .core.sinks import Excess as Excess
+from .core.sinks import find_sinks as find_sinks
 from .lab.measures.controls import EqualMass as EqualMass
 from .lab.measures.controls import Random as Random
 from .lab.measures.positions import LoneRows as LoneRows

@@ -16,7 +16,7 @@ from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.interventions.selectors import SinkKeys, TopKeys
 from sinklab.core.probing.statistics import StatesView
 from sinklab.core.probing.tap import tapped
-from sinklab.core.sinks.rules import Excess
+from sinklab.core.sinks import Excess
 from sinklab.lab.measures import WindowAttention
 from sinklab.lab.measures.controls import Others
 from sinklab.lab.measures.patch import Patch, save_run

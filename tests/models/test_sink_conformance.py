@@ -23,7 +23,7 @@ from tiny_training import tiny_settings, uneven_documents
 
 @pytest.mark.parametrize("kind", ["token", "zero", "kv", "logit"])
 def test_a_sink_kind_conforms(kind):
-    assert sinks[kind].__module__.startswith("sinklab.core.models.sinks.")
+    assert sinks[kind].__module__.startswith("sinklab.core.models.sinks")
     check_sink(kind)
 
 

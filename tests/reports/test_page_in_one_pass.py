@@ -12,8 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pandas.testing import assert_frame_equal
 from simulated import Simulation, simulate, whole_of
 
-from sinklab.core.sinks import Excess
-from sinklab.core.sinks.normalize import even_share
+from sinklab.core.sinks import Excess, even_share
 from sinklab.lab.analysis import (
     compare_rules,
     counts,

@@ -8,8 +8,7 @@ import pytest
 
 from refusals import refused
 from sinklab import open_run
-from sinklab.core.sinks import find_sinks
-from sinklab.core.sinks.rules import DEFAULT
+from sinklab.core.sinks import DEFAULT, find_sinks
 from sinklab.lab.records.writing import RunWriter
 from sinklab.lab.reports import as_studies
 from sinklab.lab.reports.sentences import told

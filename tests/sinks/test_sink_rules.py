@@ -7,8 +7,7 @@ from numpy.testing import assert_allclose
 
 from refusals import refused
 from shared_data import shared
-from sinklab.core.sinks import Excess, Gu, find_sinks
-from sinklab.core.sinks.normalize import even_weight, is_defined
+from sinklab.core.sinks import Excess, Gu, even_weight, find_sinks, is_defined
 
 
 def one_hot(keys, at=1):

@@ -12,7 +12,7 @@ import torch
 from refusals import refused
 from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.core.probing import intervene
-from sinklab.core.sinks.rules import Excess
+from sinklab.core.sinks import Excess
 from sinklab.lab.analysis.answers import CONTROLS
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention

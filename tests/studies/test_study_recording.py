@@ -13,8 +13,7 @@ from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from refusals import refused, refusing
 from sinklab.core.probing import trace
-from sinklab.core.sinks import find_sinks
-from sinklab.core.sinks.rules import DEFAULT
+from sinklab.core.sinks import DEFAULT, find_sinks
 from sinklab.lab.records import open_run
 from sinklab.lab.records.info import FAST, OWN
 from sinklab.lab.reports import report

@@ -15,7 +15,7 @@ import planted
 import torch
 from scipy import optimize
 
-from sinklab.core.sinks.rules import DEFAULT, find_sinks
+from sinklab.core.sinks import DEFAULT, find_sinks
 from sinklab.lab.analysis import linear_probes as probes
 from sinklab.lab.analysis.counts import main_sink, mean_weight
 from sinklab.lab.analysis.estimates import Estimate, mean_interval

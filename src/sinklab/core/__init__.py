@@ -4,12 +4,12 @@ Nothing in here imports from the other two rings.
 """
 
 PROVIDES = {
-    "rules": "sinks.rules",
+    "rules": "sinks",
     "statistics": "probing.statistics",
     "interventions": "probing.interventions.block_keys",
     "selectors": "probing.interventions.selectors",
     "removals": "probing.interventions.removals",
-    "sinks": "models.sinks.kinds",
+    "sinks": "models.sinks",
     "unmasking_rules": "sampling.rules",
     "schedules": "sampling.schedules",
 }

@@ -151,7 +151,7 @@ class RunningCanvas:
     for all.
     """
     state_BS: Tensor | None = None
-    """State of every position (its number in `sinks.states.STATES`, int8, −1 for padding), if ids
+    """State of every position (its number in `sinks.STATES`, int8, −1 for padding), if ids
     do not tell it.
     """
 

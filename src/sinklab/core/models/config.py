@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from sinklab.core.compat import config_keys, stated
 from sinklab.core.errors import limited, near, one_of, within_limits
-from sinklab.core.models.sinks.base import SIDES, sink_of
+from sinklab.core.models.sinks import SIDES, sink_of
 from sinklab.core.registry import backbones, sinks
 
 BACKBONES = ("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe")

@@ -20,11 +20,11 @@ from sinklab.core.attention.context import is_watched, reads_wait, running
 from sinklab.core.compat import attention_of
 from sinklab.core.errors import check_tensor
 from sinklab.core.models import masks
-from sinklab.core.models.geometry import CanvasGeometry, KeyValueStore, take
+from sinklab.core.models.masks import CanvasGeometry, take
+from sinklab.core.models.prefix import KeyValueStore
 from sinklab.core.registry import caches
-from sinklab.core.sampling.caches import BlockWork, Cache, cache_of
 from sinklab.core.sampling.canvas import Canvas, Places
-from sinklab.core.sampling.denoisers import Denoiser, Session
+from sinklab.core.sampling.denoisers import BlockWork, Cache, Denoiser, Session, cache_of
 
 
 @dataclass(frozen=True, eq=False)

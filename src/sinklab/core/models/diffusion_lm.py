@@ -21,10 +21,10 @@ from sinklab.core.models import masks
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.models.denoising import ModelDenoiser
 from sinklab.core.models.generation import GenerateByDenoising
-from sinklab.core.models.geometry import CanvasGeometry
 from sinklab.core.models.head import Head, LossOptions, LossTargets, ResizableVocabulary
-from sinklab.core.models.sinks.base import tensors_of
-from sinklab.core.models.sinks.prefix import SinkPrefix, take_prefix
+from sinklab.core.models.masks import CanvasGeometry
+from sinklab.core.models.prefix import SinkPrefix, take_prefix
+from sinklab.core.models.sinks import tensors_of
 from sinklab.core.registry import fast_decoders, fast_path, fast_sinks
 
 _LAYERS = ("Llama", "Qwen2", "Qwen3", "Qwen3Moe", "Glm4Moe")

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from sinklab.core.errors import near
-from sinklab.core.sampling.caches import Cache
 from sinklab.core.sampling.canvas import Canvas, token_rows
-from sinklab.core.sampling.denoisers import DenoisingModel
+from sinklab.core.sampling.denoisers import Cache, DenoisingModel
 from sinklab.core.sampling.loop import Step
 from sinklab.core.sampling.rules import UnmaskingRule
 from sinklab.core.sampling.schedules import Schedule

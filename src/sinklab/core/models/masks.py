@@ -1,15 +1,122 @@
-"""Attention masks for padded, causal or block-causal passes; a full pass without padding needs
-none.
+"""Positions and attention masks of a canvas: padded, causal or block-causal; a full pass without
+padding needs no mask.
 """
 
-# B batch, S sequence, Q queries, J keys = N added sinks + S
+# B batch, S canvas, W columns that run, Q queries, N added sinks, J keys = N + S
+from __future__ import annotations
+
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sinklab.core.compat import attention_of
 from sinklab.core.errors import check_tensor
+from sinklab.core.models.prefix import SinkPrefix, logits_of
+
+
+@dataclass(frozen=True, eq=False)
+class CanvasGeometry:
+    """Everything that depends on the shape of the canvas and its padding alone: computed once, for
+    all columns.
+    """
+
+    shape: tuple[int, ...]
+    backend: str
+    position_ids_BS: Tensor
+    mask: Tensor | None
+    """Mask as the decoder takes it; None when nothing is blocked."""
+    sinks: SinkPrefix | None
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        real_BS: Tensor | None,
+        like: Tensor,
+        shape: tuple[int, ...],
+        *,
+        sinks: SinkPrefix | None = None,
+        causal: bool = False,
+        visible: Tensor | None = None,
+        is_doubled: bool = False,
+    ) -> CanvasGeometry:
+        """Computed for texts of this shape and padding.
+
+        Args:
+            model: a :class:`~sinklab.core.models.DiffusionLM`.
+            real_BS: from :func:`~sinklab.core.models.masks.real_positions`.
+            like: a tensor of the dtype and device of the states.
+            shape: of the ids, (B, S).
+            sinks: keys and values of the sinks if they are known; else they are computed.
+            causal, visible: as in :meth:`DiffusionLM.forward`.
+            is_doubled: the clean text follows the noisy one, which has this shape and padding.
+        """
+        config = model.config
+        length = shape[1]
+        backend = attention_of(model.model.config)
+        position_ids_BS = position_ids(real_BS, length, start=config.text_start, device=like.device)
+        if sinks is None:
+            lengths_B = None
+            if real_BS is not None:
+                lengths_B = real_BS.sum(dim=1)
+            sinks = model.sink_prefix(length, lengths_B)
+        seen = whole_text(config.attention, real_BS, length, like.device)
+        if config.block_length is not None and (is_doubled or length > config.block_length):
+            block_BS = blocks(config, real_BS, length, like.device)
+            if is_doubled:
+                seen = noisy_and_clean(block_BS, config.clean_attention == "causal")
+            else:
+                seen = block_causal(block_BS)
+        if is_doubled and real_BS is not None:
+            real_BS = torch.cat([real_BS, real_BS], dim=1)
+        if is_doubled:
+            position_ids_BS = torch.cat([position_ids_BS, position_ids_BS], dim=1)
+            length = 2 * length
+        # the logits of added sinks are added to a mask
+        if real_BS is None and sinks is not None and logits_of(sinks) is not None:
+            real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
+        mask = attention_mask(
+            real_BS,
+            length,
+            sinks=config.sink_count,
+            causal=causal,
+            backend=backend,
+            like=like,
+            visible=visible,
+            seen=seen,
+        )
+        return cls(tuple(shape), backend, position_ids_BS, mask, sinks)
+
+    def rows(self, columns: slice | Tensor, seen: Tensor | None = None) -> Tensor | None:
+        """The mask for the queries in these columns; of those keys alone that may be ``seen``, bool
+        (B, S, S).
+        """
+        mask = self.mask
+        if mask is None or mask.shape[2] == 1:
+            return mask
+        if seen is not None:
+            seen_B1QJ = F.pad(seen[:, None], (mask.shape[-1] - seen.shape[-1], 0), value=True)
+            if mask.dtype == torch.bool:
+                mask = mask & seen_B1QJ
+            else:
+                mask = mask.masked_fill(~seen_B1QJ, torch.finfo(mask.dtype).min)
+        # the columns before the heads: those of each row may be its own
+        return take(mask.transpose(1, 2), columns).transpose(1, 2)
+
+
+def take(values: Tensor, columns: slice | Tensor) -> Tensor:
+    """Take these columns of (1 or B, S, …): a slice or int64 (W,) of all rows, or int64 (B, W),
+    each row's own.
+    """
+    if isinstance(columns, slice):
+        return values[:, columns]
+    if columns.ndim == 1:
+        return values.index_select(1, columns)
+    values = values.expand(len(columns), *values.shape[1:])
+    return values[torch.arange(len(columns), device=values.device)[:, None], columns]
 
 
 def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:

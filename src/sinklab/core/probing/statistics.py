@@ -15,7 +15,7 @@ from sinklab.core.compat import config_value, stated
 from sinklab.core.errors import check_tensor, one_of
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.registry import statistics
-from sinklab.core.sinks.states import COMMITTED, MASKED, STATES
+from sinklab.core.sinks import COMMITTED, MASKED, STATES
 
 KEYS = ("batch", "layer", "head", "key")
 ROWS = ("batch", "layer", "head", "position")

@@ -1,12 +1,12 @@
-from .caches import BlockWork as BlockWork
-from .caches import Cache as Cache
-from .caches import cache_of as cache_of
 from .canvas import Canvas as Canvas
 from .canvas import Places as Places
+from .denoisers import BlockWork as BlockWork
+from .denoisers import Cache as Cache
 from .denoisers import Denoiser as Denoiser
 from .denoisers import DenoisingModel as DenoisingModel
 from .denoisers import Evaluation as Evaluation
 from .denoisers import Session as Session
+from .denoisers import cache_of as cache_of
 from .denoisers import guided as guided
 from .denoisers import suppressed as suppressed
 from .denoisers import text_only as text_only

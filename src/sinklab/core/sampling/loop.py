@@ -10,7 +10,6 @@ from torch import Tensor
 from sinklab.core.attention.context import decoding
 from sinklab.core.errors import check_count, check_tensor, check_vocabulary, token_ids
 from sinklab.core.registry import schedules, value_of
-from sinklab.core.sampling.caches import Cache, cache_of
 from sinklab.core.sampling.canvas import (
     Canvas,
     Places,
@@ -18,7 +17,14 @@ from sinklab.core.sampling.canvas import (
     numbered_blocks,
     true_indices,
 )
-from sinklab.core.sampling.denoisers import Denoiser, DenoisingModel, Evaluation, denoiser_of
+from sinklab.core.sampling.denoisers import (
+    Cache,
+    Denoiser,
+    DenoisingModel,
+    Evaluation,
+    cache_of,
+    denoiser_of,
+)
 from sinklab.core.sampling.rules import Candidates, UnmaskingRule, rule_of
 from sinklab.core.sampling.schedules import EvenQuota, Schedule, Timed, Turn
 from sinklab.core.sampling.tokens import TokenSampling, perturbed, required

@@ -149,7 +149,7 @@ class DecodingSettings(Checked):
         Raises ValueError for unknown names (listing the near ones), for numbers that belong to
         something else, and for combinations that make no sense on any canvas.
         """
-        from sinklab.core.sampling.caches import cache_of
+        from sinklab.core.sampling.denoisers import cache_of
         from sinklab.core.sampling.loop import planned
         from sinklab.core.sampling.rules import rule_of
         from sinklab.core.sampling.tokens import TokenSampling

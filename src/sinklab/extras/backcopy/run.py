@@ -18,10 +18,10 @@ from transformers import LlamaConfig, get_scheduler
 
 from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.models.sinks.base import tensors_of
+from sinklab.core.models.sinks import tensors_of
 from sinklab.core.probing import intervene, trace
 from sinklab.core.sampling.canvas import Canvas
-from sinklab.core.sinks.rules import Gu
+from sinklab.core.sinks import Gu
 from sinklab.extras.backcopy.masking import hidden, revealed
 from sinklab.extras.backcopy.source import Source
 from sinklab.extras.backcopy.study import BLOCKS, BackcopySettings

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.received import row_logsumexp, with_sink_logits
-from sinklab.core.models.geometry import take
-from sinklab.core.models.sinks.prefix import SinkPrefix, logits_of
+from sinklab.core.models.masks import take
+from sinklab.core.models.prefix import SinkPrefix, logits_of
 from sinklab.extras.fast import compat
 from sinklab.extras.fast.heard import Heard
 

@@ -33,9 +33,9 @@ from sinklab.core import compat
 from sinklab.core.attention.context import is_observed, is_watched, reads_wait, running
 from sinklab.core.compat import attention_of
 from sinklab.core.models.denoising import ModelDenoiser, Read
-from sinklab.core.models.geometry import CanvasGeometry, KeyValueStore, take
 from sinklab.core.models.head import Head
-from sinklab.core.models.sinks.prefix import SinkPrefix, logits_of, with_logits
+from sinklab.core.models.masks import CanvasGeometry, take
+from sinklab.core.models.prefix import KeyValueStore, SinkPrefix, logits_of, with_logits
 from sinklab.core.probing.tap import TAPS, Tap, TapHook
 from sinklab.core.registry import fast_decoders
 from sinklab.extras.fast.attending import Packed, View, additive, rotated

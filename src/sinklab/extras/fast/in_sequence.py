@@ -23,7 +23,7 @@ from sinklab.core.attention.context import is_watched
 from sinklab.core.compat import attention_of, forward_hooks
 from sinklab.core.errors import one_of
 from sinklab.core.models import masks
-from sinklab.core.models.sinks.prefix import positions
+from sinklab.core.models.prefix import positions
 from sinklab.core.registry import fast_sinks
 
 FORMS = ("auto", "prefix", "sequence")

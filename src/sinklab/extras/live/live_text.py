@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from sinklab.core.probing import BlockKeys, intervene, position_states, trace
 from sinklab.core.sampling import Canvas, DecodingSettings, Step
-from sinklab.core.sinks.normalize import even_share
+from sinklab.core.sinks import even_share
 from sinklab.lab.analysis.counts import main_sink
 from sinklab.lab.analysis.tokens import characters, token_class
 from sinklab.lab.checkpoints.loading import Loaded

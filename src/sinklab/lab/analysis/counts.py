@@ -13,17 +13,18 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 
 from sinklab.core.registry import rules
-from sinklab.core.sinks.normalize import (
+from sinklab.core.sinks import (
     LAST,
     Array,
+    Rule,
     even_share,
     fitted,
+    flagged,
     is_defined,
     namespace,
     only,
     widened,
 )
-from sinklab.core.sinks.rules import Rule, flagged
 from sinklab.lab.analysis.rules import Top, threshold
 
 SLAB = 1 << 21

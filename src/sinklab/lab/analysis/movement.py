@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.core.sinks.rules import DEFAULT, Rule
+from sinklab.core.sinks import DEFAULT, Rule
 from sinklab.lab.analysis.counts import Slab, one_pass, ratio, slabs
 from sinklab.lab.analysis.estimates import Estimate, mean_over, median_over
 from sinklab.lab.analysis.intervals import newey_west_error

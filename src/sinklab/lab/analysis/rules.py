@@ -6,8 +6,7 @@ from typing import Any
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import rules
-from sinklab.core.sinks.normalize import differently_seen, namespace, only
-from sinklab.core.sinks.rules import alike
+from sinklab.core.sinks import alike, differently_seen, namespace, only
 
 
 @rules.register("top")

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sinklab.core.sinks.rules import Excess, Gu, Rule
+from sinklab.core.sinks import Excess, Gu, Rule
 from sinklab.lab.analysis.counts import Counts, Slab, counted, one_pass, ratio, share, slabs
 from sinklab.lab.analysis.rules import Top
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.core.errors import one_of
-from sinklab.core.sinks.states import COMMITTED, MASKED, STATES
+from sinklab.core.sinks import COMMITTED, MASKED, STATES
 
 TEXT_CLASSES = ("newline", "whitespace", "punctuation", "digits", "words")
 """classes of a token of the language"""

@@ -14,9 +14,9 @@ from torch import Tensor
 from sinklab.core.errors import Checked, limited
 from sinklab.core.models import masks
 from sinklab.core.models.denoising import ModelDenoiser, ModelSession, Read
-from sinklab.core.models.geometry import KeyValueStore
+from sinklab.core.models.prefix import KeyValueStore
 from sinklab.core.registry import caches
-from sinklab.core.sampling.caches import BlockWork, Cache
+from sinklab.core.sampling.denoisers import BlockWork, Cache
 
 
 @dataclass(frozen=True)

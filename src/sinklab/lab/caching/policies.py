@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from sinklab.core.errors import limited
 from sinklab.core.registry import caches
-from sinklab.core.sampling.caches import BlockWork
+from sinklab.core.sampling.denoisers import BlockWork
 from sinklab.lab.caching.blocks import BlockCache
 
 if TYPE_CHECKING:

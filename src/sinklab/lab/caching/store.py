@@ -19,9 +19,9 @@ from sinklab.core.attention import is_watched, received_attention
 from sinklab.core.attention.context import HeadShare, share_of_model
 from sinklab.core.compat import attention_of
 from sinklab.core.models.denoising import ModelDenoiser, ModelSession, Read
-from sinklab.core.models.geometry import CanvasGeometry, KeyValueStore
-from sinklab.core.models.sinks.prefix import SinkPrefix
-from sinklab.core.sampling.caches import BlockWork
+from sinklab.core.models.masks import CanvasGeometry
+from sinklab.core.models.prefix import KeyValueStore, SinkPrefix
+from sinklab.core.sampling.denoisers import BlockWork
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.compat import stated
-from sinklab.core.models.sinks.base import tensors_of
+from sinklab.core.models.sinks import tensors_of
 from sinklab.lab.checkpoints.sinkfile import hash_of, read_tensors, write_tensors
 from sinklab.lab.files import from_json, refused
 

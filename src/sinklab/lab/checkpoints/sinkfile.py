@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from sinklab.core.models.config import DiffusionLMConfig
-from sinklab.core.models.sinks.base import tensors_of
+from sinklab.core.models.sinks import tensors_of
 from sinklab.core.registry import sinks
 from sinklab.lab.files import ordinary, refused, writing
 

@@ -12,7 +12,7 @@ from sinklab.core.errors import limited, one_of
 from sinklab.core.probing.interventions.selectors import KeyView, Selector
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.registry import registered, rules, selectors
-from sinklab.core.sinks.rules import DEFAULT, Rule
+from sinklab.core.sinks import DEFAULT, Rule
 from sinklab.lab.measures.names import CONTROLS
 
 

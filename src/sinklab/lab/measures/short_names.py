@@ -9,7 +9,7 @@ from sinklab.core.probing.interventions.removals import Mask, Removal
 from sinklab.core.probing.interventions.selectors import Positions, Selector, SinkKeys, TopKeys
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.registry import interventions, registered, removals, rules
-from sinklab.core.sinks.rules import DEFAULT, Excess, Rule
+from sinklab.core.sinks import DEFAULT, Excess, Rule
 from sinklab.lab.measures.controls import (
     COUNT_CONTROLS,
     ByLayer,

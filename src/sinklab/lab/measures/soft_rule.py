@@ -5,7 +5,7 @@ from typing import Any
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import rules
-from sinklab.core.sinks.normalize import namespace, only
+from sinklab.core.sinks import namespace, only
 
 
 @rules.register("soft")

@@ -19,7 +19,7 @@ from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.interventions.removals import own_mask
 from sinklab.core.probing.statistics import KEYS, CallView, StatesView, Statistic, ValueNorm
 from sinklab.core.registry import fast_medians, fast_path, statistics
-from sinklab.core.sinks.states import MASKED
+from sinklab.core.sinks import MASKED
 from sinklab.lab.scoring.hidden_states import mean_over_positions, real_weight
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from sinklab.core.registry import figures as registered
-from sinklab.core.sinks.rules import Rule
+from sinklab.core.sinks import Rule
 from sinklab.lab.analysis import Answers, holm, mean_over
 from sinklab.lab.analysis.answers import CONTROLS
 from sinklab.lab.records.reading import Run
@@ -334,7 +334,7 @@ def report(
         runs: run folders that were opened, of one kind.
         out: folder, made if it does not exist.
         rule: the definition of a sink in studies, or its text such as "excess:epsilon=5"; None for
-            `sinklab.core.sinks.rules.DEFAULT`.
+            `sinklab.core.sinks.DEFAULT`.
         received: the statistic that the rule reads: "received" (if empty), from all queries, or
             "received_from_masked", if the runs recorded it: from the masked queries, which decide
             the tokens. Steps with fewer than 8 of them count as if they had not been recorded.

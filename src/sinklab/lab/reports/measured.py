@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.core.sinks.normalize import only
-from sinklab.core.sinks.states import STATES
+from sinklab.core.sinks import STATES, only
 from sinklab.lab.analysis import Estimate, Explained, explained_mass, mean_over, overlap, thresholds
 from sinklab.lab.analysis.counts import ratio, spans
 from sinklab.lab.analysis.movement import Motion, MotionCounter, MotionSummary, motion_word

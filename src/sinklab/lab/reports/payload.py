@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.core.sinks.normalize import only
+from sinklab.core.sinks import only
 from sinklab.lab.analysis.tokens import AGES
 from sinklab.lab.reports.samples import Sample
 from sinklab.lab.reports.sentences import told

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from sinklab.core.registry import rules
-from sinklab.core.sinks.rules import Rule
+from sinklab.core.sinks import Rule
 from sinklab.lab.records.reading import REMEDY, Run
 from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.reports.masked import curve_of

@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.core.registry import rules
-from sinklab.core.sinks.normalize import even_share, is_defined, widened
-from sinklab.core.sinks.rules import Rule
+from sinklab.core.sinks import Rule, even_share, is_defined, widened
 from sinklab.lab.analysis.counts import Counter, Slab, apart, one_pass, spans
 from sinklab.lab.analysis.movement import Motion, MotionCounter
 from sinklab.lab.analysis.rules import threshold

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pandas as pd
 
-from sinklab.core.sinks.rules import DEFAULT, Rule
+from sinklab.core.sinks import DEFAULT, Rule
 from sinklab.lab.analysis import (
     Answers,
     Verdict,

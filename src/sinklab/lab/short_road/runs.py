@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.core.errors import unknown
-from sinklab.core.sinks.rules import Rule
+from sinklab.core.sinks import Rule
 from sinklab.lab.analysis.answers import Answers
 from sinklab.lab.records import reading
 from sinklab.lab.records.info import ALL_QUERIES, LAST_ROW, SO_FAR, reading_of

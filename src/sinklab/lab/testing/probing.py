@@ -24,7 +24,7 @@ from sinklab.core.probing import (
 )
 from sinklab.core.registry import interventions, rules, statistics
 from sinklab.core.sampling.canvas import Canvas
-from sinklab.core.sinks.rules import Rule, find_sinks
+from sinklab.core.sinks import Rule, find_sinks
 from sinklab.lab.checkpoints.loading import load
 from sinklab.lab.scoring.hidden_states import state_records
 from sinklab.lab.testing.values import check_text

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sinklab.core.models.config import DiffusionLMConfig
-from sinklab.core.models.sinks.base import tensors_of
+from sinklab.core.models.sinks import tensors_of
 from sinklab.lab.checkpoints.adapters import (
     AdapterFile,
     adapter_tensors,

@@ -17,7 +17,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from sinklab.core.errors import one_of
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.models.diffusion_lm import DiffusionLM, Gate
-from sinklab.core.models.sinks.base import tensors_of
+from sinklab.core.models.sinks import tensors_of
 from sinklab.lab.checkpoints import Loaded, check_vocabulary, from_causal, load, save_sink
 from sinklab.lab.checkpoints.convert import MASK_TOKEN
 from sinklab.lab.checkpoints.materialize import compute_rotary

@@ -21,7 +21,7 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-from sinklab.core.sinks.rules import DEFAULT, Rule
+from sinklab.core.sinks import DEFAULT, Rule
 from sinklab.lab.files import read_json
 from sinklab.lab.records.info import undamaged
 from sinklab.lab.records.storage import write_text

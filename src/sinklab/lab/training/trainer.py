@@ -22,7 +22,7 @@ from transformers import Trainer
 from sinklab.core.diffusion import sample_times
 from sinklab.core.models.diffusion_lm import DiffusionLM
 from sinklab.core.models.head import IGNORE_INDEX
-from sinklab.core.models.sinks.base import sink_of
+from sinklab.core.models.sinks import sink_of
 from sinklab.lab.data.rows import Rows, collate, place_generator
 from sinklab.lab.training.checkpoints import (
     prune,

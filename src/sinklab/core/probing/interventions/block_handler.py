@@ -32,7 +32,7 @@ from sinklab.core.probing.interventions.removals import (
 from sinklab.core.probing.interventions.selectors import KeyView
 from sinklab.core.probing.statistics import mask_id_of
 from sinklab.core.registry import selectors
-from sinklab.core.sinks.rules import DEFAULT
+from sinklab.core.sinks import DEFAULT
 
 
 @dataclass(frozen=True)

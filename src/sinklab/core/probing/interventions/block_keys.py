@@ -14,7 +14,7 @@ from sinklab.core.probing.interventions.removals import Mask, Removal, check_que
 from sinklab.core.probing.interventions.selectors import SCORES, Selector
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.registry import interventions, registered, removals, rules, selectors
-from sinklab.core.sinks.rules import Rule
+from sinklab.core.sinks import Rule
 
 WHEN = ("now", "previous", "clean", "kept")
 

@@ -21,7 +21,7 @@ from sinklab.core.errors import Checked, unknown
 from sinklab.core.probing.call import AttentionCall, narrowed
 from sinklab.core.probing.statistics import position_states_of
 from sinklab.core.registry import removals
-from sinklab.core.sinks.states import STATES
+from sinklab.core.sinks import STATES
 
 Doubt = Callable[[Tensor, Callable[[], None]], None]
 """Signature (wrong, check): `check` raises if the flag is set, now or at the end of the forward."""

@@ -27,7 +27,7 @@ from sinklab.core.probing.interventions.removals import (
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.probing.statistics import position_states_of
 from sinklab.core.registry import registered, rules, selectors
-from sinklab.core.sinks.rules import DEFAULT, Rule, find_sinks
+from sinklab.core.sinks import DEFAULT, Rule, find_sinks
 
 SCORES = ("received", "last_row")
 Draw = Callable[[Sequence[int]], Tensor]

@@ -200,3 +200,92 @@ def take_prefix(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]
                 kwargs["attention_mask"], logits_HN, kwargs["hidden_states"]
             )
     return args, kwargs
+
+
+class KeyValueStore:
+    """One buffer of keys and one of values a layer: sinks in the first N columns, then the canvas.
+
+    An attention layer takes it as its key/value cache (a ``sink_prefix`` that also remembers).
+    """
+
+    def __init__(self, prefix: SinkPrefix | None, layers: int) -> None:
+        self.prefix = prefix
+        self.sinks = 0
+        self.logits: tuple[Tensor, ...] = ()
+        if prefix is not None:
+            self.sinks = prefix.count
+            self.logits = prefix.logits
+        self.columns: slice | Tensor | None = None
+        """Columns of the canvas that the next :meth:`update` of each layer brings: None for all, a
+        slice or int64 (W,) for the same in every row, int64 (B, W) for each row its own."""
+        self.length: int | None = None
+        """Columns of the canvas, if a first evaluation may bring some of them; None if it brings
+        all.
+        """
+        self.seen: int | None = None
+        """Columns that :meth:`update` returns, from the left; None for all."""
+        self.graphs: dict[Any, Any] = {}
+        """Recordings by a fast decoder of evaluations into these buffers, by their shapes."""
+        self._keys: list[Tensor | None] = [None] * layers
+        self._values: list[Tensor | None] = [None] * layers
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values that are held; every evaluation attends to all of them."""
+        return sum(tensor.nbytes for tensor in (*self._keys, *self._values) if tensor is not None)
+
+    def update(
+        self, k_BKWD: Tensor, v_BKWD: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write these columns in place and return the keys and values of all columns, (B, K, J,
+        D).
+        """
+        sink_k = sink_v = None
+        if self.prefix is not None:
+            sink_k = self.prefix.keys[layer_idx]
+            sink_v = self.prefix.values[layer_idx]
+        self._keys[layer_idx] = self._written(self._keys[layer_idx], k_BKWD, sink_k)
+        self._values[layer_idx] = self._written(self._values[layer_idx], v_BKWD, sink_v)
+        keys, values = self.held(layer_idx)
+        if self.seen is None:
+            return keys, values
+        seen = self.sinks + self.seen
+        return keys[:, :, :seen], values[:, :, :seen]
+
+    def held(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer as they held now. Raises ValueError if there are none."""
+        keys = self._keys[layer]
+        values = self._values[layer]
+        if keys is None or values is None:
+            raise ValueError(
+                f"a full evaluation fills the keys and values of layer {layer}, but none was made"
+            )
+        return keys, values
+
+    def _written(self, known: Tensor | None, new_BKWD: Tensor, sink_BKND: Tensor | None) -> Tensor:
+        columns = self.columns
+        sinks = self.sinks
+        batch, heads, length, width = new_BKWD.shape
+        if columns is not None:
+            length = self.length or 0
+        if columns is None or (known is None and length):
+            shape = (batch, heads, sinks + length, width)
+            if known is None or known.shape != shape:
+                # zeros: a mask blocks entries that no evaluation has filled, but not NaN
+                known = new_BKWD.new_zeros(shape)
+                self.graphs.clear()
+                if sink_BKND is not None:
+                    known[:, :, :sinks] = sink_BKND
+        if known is None:
+            raise ValueError(
+                "columns can be recomputed only after a full evaluation has filled the others"
+            )
+        if columns is None:
+            known[:, :, sinks:] = new_BKWD
+        elif isinstance(columns, Tensor) and columns.ndim == 2:
+            known.scatter_(2, (columns + sinks)[:, None, :, None].expand_as(new_BKWD), new_BKWD)
+        elif isinstance(columns, slice):
+            known.narrow(2, sinks + columns.start, columns.stop - columns.start).copy_(new_BKWD)
+        else:
+            known.index_copy_(2, columns + sinks, new_BKWD)
+        return known
