@@ -9,17 +9,24 @@ import pytest
 import torch
 
 import sinklab
-from sinklab.lab.checkpoints import from_causal
 from tiny_gguf import smollm2
 
 README = Path(__file__).parents[1] / "README.md"
 BOOK = "It was a bright cold day in April, and the clocks were striking thirteen. "
 
-pytestmark = [pytest.mark.slow, pytest.mark.smollm2]
+# a user's warnings are no errors either
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.smollm2,
+    pytest.mark.filterwarnings("default"),
+]
 
 
-@pytest.mark.filterwarnings("default")
-def test_the_first_example_of_the_readme_prints_what_it_says():
+@pytest.fixture(scope="module")
+def example():
+    """The first example of the README: the names it made, what it printed, and what the README
+    says it prints.
+    """
     smollm2()
     found = re.search(
         r"test_real_model.py[^\n]*-->\n```python\n(.*?)```\n+```text\n(.*?)```",
@@ -27,16 +34,20 @@ def test_the_first_example_of_the_readme_prints_what_it_says():
         re.S,
     )
     assert found is not None
-    printed = StringIO()
-    with redirect_stdout(printed):
-        exec(compile(found[1], "README.md", "exec"), {})
-    assert printed.getvalue() == found[2]
+    names = {}
+    with redirect_stdout(StringIO()) as printed:
+        exec(compile(found[1], "README.md", "exec"), names)
+    return names, printed.getvalue(), found[2]
 
 
-@pytest.mark.filterwarnings("default")
-def test_a_row_that_sees_itself_alone_becomes_the_sink():
+def test_the_first_example_of_the_readme_prints_what_it_says(example):
+    _, printed, said = example
+    assert printed == said
+
+
+def test_a_row_that_sees_itself_alone_becomes_the_sink(example):
     """The first result of the study on one text: without training, wherever the row stands."""
-    lm = from_causal(smollm2(), logit_shift=True)
+    lm = example[0]["lm"]
     ids_1S = torch.tensor([lm.needed_tokenizer()(BOOK * 4)["input_ids"][:64]])
     shares = {}
     for name, edits, key, causal in (
@@ -56,7 +67,6 @@ def test_a_row_that_sees_itself_alone_becomes_the_sink():
     assert shares["full"] < 0.1, shares
 
 
-@pytest.mark.filterwarnings("default")
 def test_the_packaged_sink_token_is_the_sink():
     """It takes more of the attention than any token of the text; the study has 0.39 on 40 texts."""
     smollm2()

@@ -3,6 +3,7 @@ sinklab unexecuted.
 """
 
 import ast
+import functools
 import json
 import re
 import shutil
@@ -29,14 +30,13 @@ from tiny_models import SIZES
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 KINDS = {
-    "none": {},
-    "gate": {"gate": "elementwise", "gate_bias": 0.5},
     "token": {"sink_kind": "token", "sink_count": 2},
     "token_end_gate": {
         "sink_kind": "token",
         "sink_count": 1,
         "sink_side": "end",
         "gate": "elementwise",
+        "gate_bias": 0.5,
     },
     "zero": {"sink_kind": "zero", "sink_count": 1},
     "kv": {"sink_kind": "kv", "sink_count": 4},
@@ -90,6 +90,14 @@ for name, place in (("again", folders["token"] + "-again"), ("hub", "me/token"))
 assert not [name for name in sys.modules if name.partition(".")[0] == "sinklab"]
 save_file(found, sys.argv[2])
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def read_once():
+    """Each module of the package is read and changed once, and not for every folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "_as_sibling", functools.cache(exporting._as_sibling))
+        yield
 
 
 @pytest.fixture

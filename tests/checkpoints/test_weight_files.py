@@ -217,8 +217,11 @@ EXPERTS = {
 @pytest.mark.slow
 @pytest.mark.ring("extras")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-@pytest.mark.parametrize("make, fields", [(toys.llada, BIG), (toys.llada_moe, EXPERTS)])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "dtype, make, fields",
+    [("float32", toys.llada, BIG), ("bfloat16", toys.llada_moe, EXPERTS)],
+    ids=["dense", "experts"],
+)
 def test_the_host_holds_the_model_once(tmp_path, dtype, make, fields, python):
     big, _ = make(tmp_path / "big", shards=3, **fields)
     small, _ = make(tmp_path / "small")

@@ -1,6 +1,7 @@
 import json
 import pickle
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -161,11 +162,10 @@ def test_a_loader_with_one_worker_reads_the_same(tmp_path):
         assert all(torch.equal(batch[name], expected[name]) for name in expected)
 
 
-@pytest.mark.slow
-def test_two_workers_of_a_loader_are_refused(tmp_path):
-    # in a process with threads the two are waited for, five seconds each
-    loader = DataLoader(stream(corpus(tmp_path)), batch_size=4, num_workers=2, collate_fn=collate)
-    refused("read by 0 or 1 workers", next, iter(loader))
+def test_two_workers_of_a_loader_are_refused(tmp_path, monkeypatch):
+    # not two real ones: a loader waits for workers of an endless stream, five seconds each
+    monkeypatch.setattr(streams, "get_worker_info", lambda: SimpleNamespace(num_workers=2))
+    refused("read by 0 or 1 workers", next, iter(stream(corpus(tmp_path))))
 
 
 def test_a_corpus_that_fills_no_row_is_refused(tmp_path):
