@@ -205,18 +205,9 @@ def test_edits_are_written_as_text(text):
             "unknown intervention 'mask_sink'; known are .*did you mean 'mask_sinks'",
         ),
         ("mask_sinks:kk=1", "'mask_sinks' has no field 'kk'; did you mean 'k'"),
-        ("mask_sinks:k=some", "k takes int, got 'some'"),
-        ("mask_sinks:k", "'k' is no single field=value"),
         ("mask_sinks:k=1,name=other", "'mask_sinks' has no field 'name'"),
-        ("mask_sinks:k=1,k=2", "'k=2' is no single field=value"),
-        ("mask_sinks:k=1,spare_prefix=yes", "spare_prefix takes bool, got 'yes'"),
-        ("mask_sinks:k=1,removal=evicted", "did you mean 'evict'"),
-        ("mask_sinks", "give one of them"),
-        ("mask_positions", "positions name the keys to take away, got none"),
         ("truncate_context:start=1,stop=3", "'truncate_context' needs step"),
         ("block_keys:keys=tops:k=1", "did you mean 'top'"),
-        ("block_keys", "'block_keys' needs keys"),
-        ("mask_positions:positions=a", "whole numbers are expected, got"),
     ],
 )
 def test_text_that_is_no_edit_is_refused_by_name(text, message):

@@ -1,4 +1,4 @@
-"""The whole map in float64 and every statistic of it: the slow twins."""
+"""The whole map in float64 and every statistic of it: the slow twins; and masks of every kind."""
 
 import math
 
@@ -32,3 +32,42 @@ def twins(q, k, v, mask, is_causal, groups):
         "row_logsumexp": torch.logsumexp(x, -1),
         "noop_bound": torch.einsum("bhqs,bhs->bhq", a, norms),
     }
+
+
+ALL = ("received", "row_entropy", "row_logsumexp", "noop_bound")
+KINDS = (
+    "none",
+    "causal",
+    "padding",
+    "padding_expanded",
+    "an_empty_row",
+    "two_axes",
+    "keys_by_head",
+    "additive",
+    "additive_keys",
+    "least",
+    "causal_padding",
+)
+
+
+def mask_of(kind, batch, heads, queries, keys, dtype=torch.float32, device="cpu"):
+    """A mask of this kind for a call of these sizes; and whether the call is causal."""
+    padding = torch.ones(batch, 1, 1, keys, dtype=torch.bool, device=device)
+    padding[0, ..., :5] = False
+    seen = torch.rand(batch, 1, queries, keys, device=device) > 0.3
+    seen[0, 0, queries // 2] = False
+    additive = torch.randn(batch, heads, queries, keys, device=device, dtype=dtype)
+    additive = additive.masked_fill(~seen, -math.inf)
+    least = torch.zeros_like(additive[:, :1]).masked_fill(~seen, torch.finfo(dtype).min)
+    masks = {
+        "padding": padding,
+        "causal_padding": padding,
+        "padding_expanded": padding.expand(batch, 1, queries, keys),
+        "an_empty_row": seen,
+        "two_axes": seen[-1, 0],
+        "keys_by_head": torch.rand(batch, heads, 1, keys, device=device) > 0.2,
+        "additive": additive,
+        "additive_keys": additive[:, :1, :1].clamp_min(-9),
+        "least": least,
+    }
+    return masks.get(kind), kind.startswith("causal")

@@ -4,11 +4,10 @@ dense float64 map.
 
 # B batch, H query heads, K key heads, Q queries, S keys, D head dim, G query groups
 import itertools
-import math
 from functools import cache
 
 import torch
-from dense import dense_attention
+from dense import ALL, KINDS, dense_attention, mask_of
 from torch.testing import assert_close
 from triton.runtime import interpreter
 
@@ -16,42 +15,18 @@ from sinklab.core.attention import Scores, attention_statistics, row_logsumexp
 from sinklab.core.attention.received import value_norms
 from sinklab.extras.fast.score_pass import fused_pass
 
-ALL = ("received", "row_entropy", "row_logsumexp", "noop_bound")
 # the second is larger than a tile of keys and one of queries, in no direction a multiple of it
 SHAPES = ((2, 2, 1, 37, 41, 20), (1, 2, 2, 140, 270, 8))
 
 
-def masks(shape):
-    batch, heads, _, queries, keys, _ = shape
-    padding = torch.ones(batch, 1, 1, keys, dtype=torch.bool)
-    padding[0, ..., :5] = False
-    seen = torch.rand(batch, 1, queries, keys) > 0.3
-    seen[0, 0, queries // 2] = False
-    by_head = torch.randn(batch, heads, queries, keys).masked_fill(~seen, -math.inf)
-    least = torch.zeros(batch, 1, queries, keys).masked_fill(~seen, torch.finfo(torch.float32).min)
-    return {
-        "none": None,
-        "causal": None,
-        "padding": padding,
-        "expanded": padding.expand(batch, 1, queries, keys),
-        "an_empty_row": seen,
-        "two_axes": seen[0, 0],
-        "keys_by_head": torch.rand(batch, heads, 1, keys) > 0.2,
-        "additive": by_head,
-        "additive_keys": by_head[:, :1, :1].clamp_min(-9),
-        "least": least,
-        "causal_padding": padding,
-    }
-
-
-def compare(shape, kind, mask, how):
+def compare(shape, kind, how):
     batch, heads, kv, queries, keys, dim = shape
     count, chosen, is_known, dtype = how
     q, k, v = (
         torch.randn(batch, n, heads_of, dim).transpose(1, 2).to(dtype)
         for n, heads_of in ((queries, heads), (keys, kv), (keys, kv))
     )
-    is_causal = kind.startswith("causal")
+    mask, is_causal = mask_of(kind, batch, heads, queries, keys)
     groups = torch.rand(batch, count, queries) if count else None
     lse = row_logsumexp(q, k, mask=mask, is_causal=is_causal, chunk=50) if is_known else None
     scores, norms = (
@@ -93,9 +68,9 @@ def main():
     )
     count = 0
     for shape in SHAPES:
-        for kind, mask in masks(shape).items():
+        for kind in KINDS:
             for how in itertools.islice(ways, 2):
-                compare(shape, kind, mask, how)
+                compare(shape, kind, how)
                 count += 1
     print(f"{count} calls compared")
 

@@ -6,7 +6,7 @@ the fast product.
 
 import pytest
 import torch
-from dense import dense_scores, twins
+from dense import ALL, dense_scores, mask_of, twins
 from torch.nn import functional as F
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,28 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from refusals import refused
 from sinklab.core.attention import (
     Scores,
-    attention_map,
     attention_statistics,
     received_attention,
     row_entropy,
 )
 from sinklab.extras.fast import onednn
 from sinklab.extras.fast.onednn import WORTHWHILE, product_for
-
-B, H, K, Q, S, D = 2, 4, 2, 37, 41, 8
-ALL = ("received", "row_entropy", "row_logsumexp", "noop_bound")
-
-
-def mask_of(kind, batch, queries, keys):
-    if kind in ("none", "causal"):
-        return None
-    if kind == "padding":
-        mask = torch.ones(batch, 1, 1, keys, dtype=torch.bool)
-        mask[0, ..., :5] = False
-        return mask
-    by_head = torch.rand(batch, H, queries, keys) > 0.4
-    by_head[0, :, 3] = False
-    return by_head
 
 
 @pytest.mark.parametrize("kind", ["none", "causal", "padding"])
@@ -46,7 +30,7 @@ def test_sizes_that_take_the_fast_product(kind, size):
     # laid out as transformers does: (batch, position, head, dim), turned
     q, k, v = (torch.randn(2, length, heads, 16).transpose(1, 2) for heads in (2, 1, 1))
     q = q * size
-    mask, is_causal = mask_of(kind, 2, length, length), kind == "causal"
+    mask, is_causal = mask_of(kind, 2, 2, length, length)
     everyone = torch.ones(2, 1, length, dtype=torch.bool)
     found = attention_statistics(Scores.of(q, k, mask, is_causal), ALL, v_BKSD=v)
     for name, twin in twins(q, k, v, mask, is_causal, everyone).items():
@@ -188,18 +172,6 @@ def test_entropy_of_rows_that_rest_on_one_key_is_zero_and_never_less(sharp):
     entropy = row_entropy(keys, keys)
     assert (entropy >= 0).all()
     assert float(entropy.max()) < 1e-3
-
-
-@pytest.mark.parametrize("kind", ["none", "causal", "padding", "by_head_with_an_empty_row"])
-@pytest.mark.parametrize("heads", [None, (3, 1)])
-def test_the_map_is_the_softmax(kind, heads):
-    q, k = torch.randn(B, H, Q, D), torch.randn(B, K, S, D)
-    mask, is_causal = mask_of(kind, B, Q, S), kind == "causal"
-    dense = torch.softmax(dense_scores(q, k, mask, is_causal), -1).nan_to_num(0.0)
-    found = attention_map(q, k, mask=mask, is_causal=is_causal, heads=heads)
-    assert found.dtype == torch.float32
-    assert_close(found.double(), dense[:, list(heads or range(H))], rtol=1e-5, atol=1e-6)
-    assert attention_map(q.double(), k.double()).dtype == torch.float64
 
 
 def test_wrong_use_is_refused_by_name():

@@ -3,16 +3,15 @@ extreme scores.
 """
 
 # B batch, H query heads, K key heads, Q queries, S keys, D head dim
-import math
-
 import pytest
 import torch
-from dense import dense_attention, twins
+from dense import ALL, KINDS, dense_attention, dense_scores, mask_of, twins
 from torch.testing import assert_close
 
 from refusals import refused
 from sinklab.core.attention import (
     Scores,
+    attention_map,
     attention_statistics,
     chunks,
     noop_bound,
@@ -25,37 +24,11 @@ from sinklab.core.attention import (
 B, H, K, Q, S, D = 2, 4, 2, 37, 41, 8
 
 
-def masks():
-    padded = torch.ones(B, 1, 1, S, dtype=torch.bool)
-    padded[0, ..., :5] = False
-    square = torch.rand(B, 1, Q, S, generator=torch.Generator().manual_seed(0)) > 0.3
-    square[..., 0] = True
-    holes = square.clone()
-    holes[0, 0, 3] = False
-    additive = torch.randn(B, H, Q, S, generator=torch.Generator().manual_seed(1))
-    return {
-        "none": None,
-        "causal": None,
-        "padding": padded,
-        "padding_expanded": padded.expand(B, 1, Q, S),
-        "square": square,
-        "empty_row": holes,
-        "additive": additive.masked_fill(~square, -math.inf),
-        "finfo_min": torch.zeros(B, 1, Q, S).masked_fill(~holes, torch.finfo(torch.float32).min),
-        "two_axes": square[0, 0],
-        "causal_and_padding": padded,
-    }
-
-
-MASKS = masks()
-ALL = ("received", "row_entropy", "row_logsumexp", "noop_bound")
-
-
-@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1.0, 60.0])
-@pytest.mark.parametrize("chunk, heads", [(None, None), (5, (3, 0)), (64, (2,))])
+@pytest.mark.parametrize("chunk, heads", [(None, None), (5, (3, 0))])
 def test_all_at_once_are_those_of_the_dense_map(kind, size, chunk, heads):
-    mask, causal = MASKS[kind], kind.startswith("causal")
+    mask, causal = mask_of(kind, B, H, Q, S)
     q, k, v = torch.randn(B, H, Q, D) * size, torch.randn(B, K, S, D), torch.randn(B, K, S, D)
     state_BQ = torch.randint(-1, 3, (B, Q))
     groups = torch.stack([state_BQ == number for number in range(3)], 1)
@@ -69,13 +42,17 @@ def test_all_at_once_are_those_of_the_dense_map(kind, size, chunk, heads):
         ours, theirs = found[name].double()[is_seen], twin[is_seen]
         assert_close(ours, theirs, rtol=1e-5 * size, atol=2e-6 * size)
         assert (found[name][~is_seen] < -1e30).all()
+    whole = attention_map(q, k, mask=mask, is_causal=causal, heads=heads)
+    dense = torch.softmax(dense_scores(q, k, mask, causal), -1).nan_to_num(0.0)[:, chosen]
+    assert_close(whole.double(), dense, rtol=1e-5 * size, atol=2e-6 * size)
 
 
 @pytest.mark.parametrize("chunk", [None, 5])
 def test_each_has_a_function_of_its_own(chunk):
     q, k, v = torch.randn(B, H, Q, D), torch.randn(B, K, S, D), torch.randn(B, K, S, D)
-    options = {"mask": MASKS["additive"], "is_causal": True, "chunk": chunk}
-    twin = twins(q, k, v, MASKS["additive"], True, torch.ones(B, 1, Q))
+    mask, _ = mask_of("additive", B, H, Q, S)
+    options = {"mask": mask, "is_causal": True, "chunk": chunk}
+    twin = twins(q, k, v, mask, True, torch.ones(B, 1, Q))
     for found_BHX, twin_BHX in (
         (received_attention(q, k, **options), twin["received"][:, 0]),
         (row_entropy(q, k, **options), twin["row_entropy"]),

@@ -368,8 +368,9 @@ def test_a_planted_channel_is_found_and_its_clip_takes_the_sink_away():
     assert (recording.array("massive_activations")[0, 0, :, 0, VALUE] < 100).all()
 
 
-@pytest.mark.parametrize("sinks", [0, 2])
-@pytest.mark.parametrize("variant", [{}, {"logit_shift": True}, {"attention": "causal"}], ids=str)
+@pytest.mark.parametrize(
+    "sinks, variant", [(0, {"attention": "causal"}), (2, {"logit_shift": True})], ids=str
+)
 def test_received_from_masked_against_the_maps(sinks, variant):
     model = tiny_model(sinks, **variant)
     places = [(step, layer, head) for step in range(14) for layer in range(2) for head in range(4)]

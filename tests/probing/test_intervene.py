@@ -3,8 +3,6 @@ stays.
 """
 
 # B batch, L layers, H heads, S keys
-from contextlib import ExitStack
-
 import pytest
 import torch
 from probed import IDS, PADDED
@@ -14,23 +12,6 @@ from refusals import refused, refusing
 from sinklab.core.probing import intervene, trace
 from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention
 from tiny_models import STYLES, HandWritten, llama
-
-
-@pytest.mark.parametrize("trace_first", [True, False])
-def test_trace_sees_the_edited_call_in_either_order(trace_first):
-    model = HandWritten()
-    with ExitStack() as stack:
-        if trace_first:
-            recording = stack.enter_context(trace(model))
-        log = stack.enter_context(intervene(model, MaskSinks(2)))
-        if not trace_first:
-            recording = stack.enter_context(trace(model))
-        model(IDS)
-        model(IDS)
-    taken = log.removals[0].columns_BLHM
-    assert (recording.received[1].gather(-1, taken) == 0).all()
-    assert (recording.received[0].gather(-1, taken) > 0).all()
-    assert recording.visible[1].tolist() == [[12] * 12] * 2
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -53,18 +34,6 @@ def test_every_kind_of_call_can_be_edited_and_is_restored(style, edit):
     assert not torch.allclose(plain, second, atol=1e-3)
     assert second.isfinite().all()
     assert torch.equal(plain, model(IDS))
-
-
-def test_restored_after_an_exception():
-    model = llama()
-    with torch.no_grad():
-        plain = model(IDS).logits
-        with pytest.raises(KeyError), intervene(model, MaskSinks(1)):
-            model(IDS)
-            model(IDS)
-            raise KeyError
-        assert torch.equal(plain, model(IDS).logits)
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def test_a_forward_that_fails_does_not_count_as_the_previous_step():
@@ -112,12 +81,10 @@ def test_reset_starts_a_new_sequence():
         assert torch.equal(plain, model(IDS[:1]))
 
 
-@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("removal", ["mask", "zero_value"])
-def test_autoregressive_last_row_with_a_growing_cache(padded, removal):
+def test_autoregressive_last_row_with_a_growing_cache(removal):
     model = llama(causal=True)
-    mask = PADDED if padded else torch.ones_like(PADDED)
-    options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
+    options = {"attention_mask": PADDED, "max_new_tokens": 4, "do_sample": False}
     edit = MaskSinks(2, selector="last_row", removal=removal)
     with intervene(model, edit) as log, trace(model) as recording:
         model.generate(IDS, **options)

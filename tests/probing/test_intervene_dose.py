@@ -46,8 +46,7 @@ def test_equal_mass_is_the_greedy_choice_of_each_head():
     assert 0.2 < found_BH.float().mean() < 0.95
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("rule", [None, Excess(0.9)])
+@pytest.mark.parametrize("padded, rule", [(True, None), (False, Excess(0.9))])
 def test_sinks_and_their_control_hold_the_same_mass_in_the_same_heads(padded, rule):
     model, (given, _) = llama().double(), padding(padded)
     logs = []

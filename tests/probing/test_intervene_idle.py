@@ -121,9 +121,8 @@ def test_a_block_in_which_nothing_ran_or_that_failed_says_nothing_of_it():
         raise KeyError
 
 
-@pytest.mark.parametrize("cache", [None, DualCache()])
-@pytest.mark.parametrize("edit", LOOPS)
-def test_a_decoding_of_one_step(cache, edit):
+@pytest.mark.parametrize("edit, cache", [*zip(LOOPS, (None, DualCache(), None), strict=True)])
+def test_a_decoding_of_one_step(edit, cache):
     model = tiny_model(1)
     canvas = Canvas.from_prompts([[5, 6, 7, 8]], new_tokens=6, mask_id=model.config.mask_token_id)
     with (

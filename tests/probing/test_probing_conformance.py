@@ -6,18 +6,8 @@ import pytest
 import torch
 
 from refusals import refused
-from sinklab.core.probing import (
-    BlockKeys,
-    LayerIntervention,
-    Selector,
-    Statistic,
-)
-from sinklab.core.registry import (
-    interventions,
-    removals,
-    selectors,
-    statistics,
-)
+from sinklab.core.probing import BlockKeys, LayerIntervention, Selector, Statistic
+from sinklab.core.registry import interventions, removals, selectors, statistics
 from sinklab.lab.testing import check_intervention, check_statistic
 from tiny_diffusion import tiny_model
 
@@ -28,9 +18,7 @@ INTERVENTIONS = [
     "mask_sinks:k=2,source=clean_pass,heads=0+3,shared=layer",
     "mask_sinks:k=2,source=now,removal=evict",
     "mask_sinks:k=2,source=now,queries=from4",
-    "mask_sinks:k=1,queries=all,control=random",
     "mask_sinks:k=1,source=clean_pass,queries=masked",
-    "mask_sinks:k=2,source=now,removal=pool_value",
     "block_keys:keys=top:k=2,how=shuffle_value",
     "block_keys:keys=(random:like=(sinks:rule=excess:epsilon=0.5,k=2),match=age),when=now",
     "block_keys:keys=recent:like=top:k=1,how=zero_value,when=clean",
@@ -43,7 +31,6 @@ INTERVENTIONS = [
     "mask_positions:positions=1+4,steps=1+none",
     "mask_positions:positions=1,queries=committed",
     "mask_positions:positions=1+4,removal=pool_value",
-    "lone_rows",
     "lone_rows:rows=0+5,heads=1",
     "truncate_context:start=2,stop=5,step=1",
     "window_attention:radius=2,keep=0..2,heads=1",
@@ -57,9 +44,8 @@ def built_in(registry):
 
 
 @pytest.mark.parametrize("text", INTERVENTIONS)
-@pytest.mark.parametrize("sinks", [0, 2])
-def test_a_built_in_intervention_conforms(text, sinks):
-    check_intervention(text, tiny_model(sinks))
+def test_a_built_in_intervention_conforms(text):
+    check_intervention(text, tiny_model(2))
 
 
 def test_every_built_in_intervention_is_checked():
@@ -79,7 +65,7 @@ def test_the_intervention_of_the_example_conforms(scratch):
     check_intervention("temper:temperature=3")
 
 
-@pytest.mark.parametrize("when", ["now", "previous", "kept,limit=9", "clean"])
+@pytest.mark.parametrize("when", ["now", "kept,limit=9"])
 def test_the_selector_of_the_example_conforms(scratch, when):
     scratch(selectors, example="add_a_selector")
     keys = "(shared_sinks:share=0.25,rule=excess:epsilon=0.5)"

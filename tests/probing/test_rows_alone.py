@@ -32,7 +32,7 @@ EDITS = {
     "by rule": (MaskSinks(epsilon=0.2),),
     "window": (WindowAttention(2),),
 }
-TEXTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13], [14]]
+TEXTS = [[5, 6, 7, 8, 9, 10], [14]]
 NEW = 4
 
 
@@ -65,8 +65,12 @@ CASES = [
 ]
 CASES += [
     ("sinks in front", "left", cache, edit)
-    for edit in ("evicted", "by rule", "window")
-    for cache in CACHES
+    for edit, caches in {
+        "evicted": ("prefix", "dual"),
+        "by rule": ("none", "dual"),
+        "window": ("none", "prefix"),
+    }.items()
+    for cache in caches
 ]
 
 

@@ -29,9 +29,13 @@ def expected_columns(cache, nth, shift):
     return list(range(start - shift, stop))
 
 
-@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize(
-    "sinks, shift, state_of", [(0, True, "predicted"), (2, True, "own"), (2, False, "predicted")]
+    "cache, sinks, shift, state_of",
+    [
+        (None, 2, True, "own"),
+        (PrefixCache(), 2, False, "predicted"),
+        (DualCache(), 0, True, "predicted"),
+    ],
 )
 def test_by_state_against_the_maps(cache, sinks, shift, state_of):
     model = tiny_model(sinks, logit_shift=shift)
@@ -90,8 +94,7 @@ def test_a_shifted_predecessor_in_the_padding_is_no_query():
     assert recording.positions[1].tolist() == [12, 6]
 
 
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("sinks", [0, 1])
+@pytest.mark.parametrize("cache, sinks", [*zip(CACHES, (0, 1, 1), strict=True)])
 def test_row_statistics_stand_at_their_canvas_positions(cache, sinks):
     model = tiny_model(sinks)
     canvas = canvas_of(model)

@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.testing import assert_close
 
 from refusals import refused, refusing
 from sinklab.core.attention.scores import allowed, doubtful
@@ -274,65 +273,3 @@ def test_three_hundred_calls_are_those_of_a_dense_twin():
             (case.options.get("is_causal"), "attn_mask" in case.options, bool(case.real_BQ.all()))
         )
     assert len(seen) >= 4
-
-
-class AttendsThrice(nn.Module):
-    """Layers that are given the same mask, or masks of their own; the last call may have another
-    scale.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Attends() for _ in range(3))
-
-    def forward(self, q, k, v, *, own_masks=False, scales=False, **options):
-        outs = []
-        for number, layer in enumerate(self.layers):
-            mine = dict(options)
-            if own_masks and "attn_mask" in mine:
-                mine["attn_mask"] = mine["attn_mask"].clone()
-            if scales and number == 2:
-                mine["scale"] = 0.5
-            outs.append(layer(q.roll(number, -1), k.roll(-number, -1), v.roll(number, 1), **mine))
-            # a gate that writes into what was attended
-            outs[-1].mul_(0.5)
-        return outs
-
-
-NAMES = (
-    "received",
-    "last_row",
-    "value_norm",
-    "key_norm",
-    "row_entropy",
-    "row_logsumexp",
-    "output_norm",
-    "noop_bound",
-)
-
-
-def test_small_layers_measured_as_one_are_those_measured_alone():
-    model, joined = AttendsThrice(), set()
-    for seed in range(100):
-        case = drawn(seed)
-        call, how = (
-            (case.q_BHQD, case.k_BKSD, case.v_BKSD),
-            {"own_masks": seed % 3 == 0, "scales": seed % 2 == 0},
-        )
-        heads = (
-            (case.q_BHQD.shape[1] - 1, 0) if seed % 4 == 0 and case.q_BHQD.shape[1] > 1 else None
-        )
-        with trace(model, NAMES, heads=heads) as recording:
-            model(*call, **how, **case.options)
-        # where somebody else listens, layers are measured one by one
-        with trace(model, ("received",)), trace(model, NAMES, heads=heads) as alone:
-            model(*call, **how, **case.options)
-        for name in NAMES:
-            found, expected = recording.values(name)[0], alone.values(name)[0]
-            assert found.shape == expected.shape and found.dtype == expected.dtype
-            assert_close(
-                found, expected, rtol=1e-5, atol=2e-6, equal_nan=True, msg=f"case {seed}: {name}"
-            )
-        assert torch.equal(recording.visible[0], alone.visible[0])
-        joined.add((heads is None, "attn_mask" in case.options, *how.values()))
-    assert len(joined) >= 12
