@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.processes import Processes
-from small_runs import Sleeping, contents, given_text, launched
+from small_runs import Sleeping, contents, launched
 from tiny_diffusion import tiny_loaded
 from tiny_tasks import toy_tasks
 
@@ -49,7 +49,7 @@ def evaluated(out, worker):
     settings = EvalSettings(
         block_length=None, mc_samples=2, limit=6, batch=2, mask_sinks=1, record_sinks=1
     )
-    evaluate(settings, tiny_loaded(1), out, task_objects=toy_tasks(given_text()), worker=worker)
+    evaluate(settings, tiny_loaded(1), out, task_objects=toy_tasks(), worker=worker)
 
 
 JOBS = {"sleeping": sleeping, "trace": traced, "eval": evaluated}

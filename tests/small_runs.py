@@ -182,7 +182,7 @@ def evaluated(place: Path, resume: bool) -> None:
     settings = EvalSettings(
         block_length=None, mc_samples=2, limit=2, batch=1, mask_sinks=1, record_sinks=1
     )
-    tasks = toy_tasks(given_text())
+    tasks = toy_tasks()
     evaluate(settings, tiny_loaded(1), place, task_objects=tasks, resume=resume)
 
 
@@ -193,7 +193,7 @@ def table1(place: Path, resume: bool) -> None:
     evaluate, read = run.evaluate, run.read_tasks
 
     def toy(settings: EvalSettings, model: Any, out: Path, **how: Any) -> Path:
-        return evaluate(settings, model, out, task_objects=toy_tasks(given_text())[:1], **how)
+        return evaluate(settings, model, out, task_objects=toy_tasks()[:1], **how)
 
     settings = EvalSettings(
         tasks=("toy_texts",), block_length=None, limit=2, batch=1, record_sinks=0, new_tokens=3

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from launched import launch
-from refusals import refused, refusing
+from refusals import refusing
+from sinklab.lab.cli import main
 from sinklab.lab.cli.command import conduct
 from sinklab.lab.cli.options import checked, typed
 from sinklab.lab.records import open_run
@@ -38,30 +39,6 @@ def evaluated(model, settings, **how):
     print("\n".join(conduct(Evaluation(), (model,), Path("out"), settings, **how)))
 
 
-def test_a_benchmark_is_scored_masked_and_resumed(model, capsys):
-    settings = EvalSettings(
-        tasks=("gsm8k,gsm8k",),
-        data="data",
-        limit=2,
-        num_fewshot=0,
-        new_tokens=6,
-        block_length=None,
-        mask_sinks=1,
-    )
-    evaluated(model, settings)
-    printed = capsys.readouterr()
-    lines = printed.out.splitlines()
-    assert lines[0].startswith("gsm8k: exact_match (strict-match) 0.0000 ± 0.0000 on 2 documents")
-    assert lines[-1] == "run folder: out"
-    assert "writing 2 answers" in printed.err
-    run = open_run("out")
-    assert (run.info.settings["tasks"], run.info.settings["mask_sinks"]) == (["gsm8k"], 1)
-    assert run.table("samples")["prompt"][0] == "Question: What is 0 and 0?\nAnswer:"
-    refused("out is taken; choose another", evaluated, model, settings)
-    evaluated(model, settings, resume=True)
-    assert "writing 2 answers, 2 of them there already" in capsys.readouterr().err
-
-
 def test_mistakes_show_before_a_model_is_read(model, monkeypatch):
     monkeypatch.setattr("sinklab.lab.checkpoints.loading.load", None)
     for settings, message in (
@@ -82,17 +59,25 @@ def test_the_command_takes_the_same_settings_as_python():
     assert Evaluation().name == "eval"
 
 
-def test_it_runs_from_the_command_line(model, capsys):
-    from sinklab.lab.cli import main
-
-    common = (
-        f"eval --model {model} --tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --limit 1"
-    )
-    assert main(shlex.split(f"{common} --out out --edits window_attention:radius=8")) == 0
-    assert capsys.readouterr().out.endswith("run folder: out\n")
-    assert open_run("out").info.settings["edits"] == ["window_attention:radius=8"]
-    assert main(shlex.split(f"{common} --out other --edits window_atention:radius=8")) == 2
+def test_a_benchmark_is_scored_masked_and_resumed_from_the_command_line(model, capsys):
+    asked = f"eval --model {model} --data data --num-fewshot 0 --new-tokens 4 --limit 2 --out out"
+    asked += " --tasks gsm8k,gsm8k --mask-sinks 1 --edits window_attention:radius=8"
+    assert main(shlex.split(asked.replace("window_attention", "window_atention"))) == 2
     assert "did you mean 'window_attention'" in capsys.readouterr().err
+    assert main(shlex.split(asked)) == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[0].startswith("gsm8k: exact_match (strict-match) 0.0000 ± 0.0000 on 2 documents")
+    assert lines[-1] == "run folder: out"
+    assert "writing 2 answers" in printed.err
+    run = open_run("out")
+    kept = [run.info.settings[name] for name in ("tasks", "mask_sinks", "edits")]
+    assert kept == [["gsm8k"], 1, ["window_attention:radius=8"]]
+    assert run.table("samples")["prompt"][0] == "Question: What is 0 and 0?\nAnswer:"
+    assert main(shlex.split(asked)) == 2
+    assert "out is taken; choose another" in capsys.readouterr().err
+    assert main([*shlex.split(asked), "--resume"]) == 0
+    assert "writing 2 answers, 2 of them there already" in capsys.readouterr().err
 
 
 SUMS = """
@@ -120,19 +105,13 @@ def own_tasks(tmp_path):
 
 
 def test_a_plan_counts_documents_and_steps(model, capsys):
-    from sinklab.lab.cli import main
-
     common = f"--model {model} --data data --num-fewshot 0 --new-tokens 4 --batch 1 --dry-run"
     assert main(shlex.split(f"eval --tasks gsm8k --limit 3 {common}")) == 0
-    assert (
-        "plan: gsm8k (3 documents) × 1 on" in (told := capsys.readouterr().out)
-        and ", 12 evaluations of" in told
-    )
+    told = capsys.readouterr().out
+    assert "plan: gsm8k (3 documents) × 1 on" in told and ", 12 evaluations of" in told
     assert main(shlex.split(f"table1 --tasks gsm8k --ks 0 5 {common}")) == 0
-    assert (
-        "plan: gsm8k (4 documents) × 2 on" in (told := capsys.readouterr().out)
-        and ", 32 evaluations of" in told
-    )
+    told = capsys.readouterr().out
+    assert "plan: gsm8k (4 documents) × 2 on" in told and ", 32 evaluations of" in told
     assert not Path("runs").exists()
 
 
@@ -159,8 +138,12 @@ def test_a_worker_that_does_not_conclude_computes_no_metrics(model, monkeypatch)
 # nothing is imported or registered so far, as in a new interpreter
 OWN = """
 import runpy, sys
+from functools import partial
+import lm_eval.tasks
 from lm_eval.api.registry import model_registry
 model_registry._clear()
+# thousands of files of lm-eval's own tasks are left alone
+lm_eval.tasks.TaskManager = partial(lm_eval.tasks.TaskManager, include_defaults=False)
 for name in ("lm_eval", "lab.studies.benchmarks.harness_model"):
     sys.modules.pop(f"sinklab.{name}", None)
 runpy.run_module("sinklab.lm_eval", run_name="__main__")

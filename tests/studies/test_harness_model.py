@@ -19,7 +19,7 @@ from sinklab.core.probing import TopKeys
 from sinklab.core.registry import interventions
 from sinklab.core.sinks import Gu
 from sinklab.lab.measures import PROTOCOLS, MaskSinks, Recent, by_protocol
-from sinklab.lab.scoring import exact, rolling, score
+from sinklab.lab.scoring import rolling, score
 from sinklab.lab.studies.base import from_record
 from sinklab.lab.studies.benchmarks import requests
 from sinklab.lab.studies.benchmarks import run as benchmark_asked
@@ -159,18 +159,7 @@ def test_what_was_cut_is_not_counted_as_prompt():
 def test_a_single_continuation_is_compared_with_greedy_decoding():
     loaded = tiny_llama()
     model = SinklabLM(loaded, settings=SETTINGS)
-    for context in (
-        "The old",
-        "The sea",
-        "The boats",
-        "He",
-        "Will",
-        "it",
-        "looked",
-        "by the sea",
-        "rain",
-        "the wind",
-    ):
+    for context in ("The old", "The sea", "The boats", "He", "Will", "it", "looked", "the wind"):
         (text,) = model.generate_until([instance("generate_until", context, {"max_gen_toks": 1})])
         # read again, most texts fall into other tokens
         if text.strip() and len(ids(loaded, context + text)) == len(ids(loaded, context)) + 1:
@@ -211,16 +200,6 @@ def test_whole_texts_are_scored_in_chunks():
         rolling(loaded, loaded.tokenizer(text, add_special_tokens=False)["input_ids"]).logprob
     )
     assert model.loglikelihood_rolling([request]) == [found]
-
-
-def test_monte_carlo_scores_agree_with_enumeration():
-    loaded = tiny_loaded()
-    model = SinklabLM(loaded, settings=replace(SETTINGS, mc_samples=512))
-    (found,) = model.loglikelihood([instance("loglikelihood", "The old man", " sat")])
-    context = ids(loaded, "The old man")
-    told = model.told["toy", 0, 0]
-    true = exact(loaded, context, ids(loaded, "The old man sat")[len(context) :])
-    assert abs(found[0] - true) <= 4 * told["stderr"] + 1e-4
 
 
 def test_watched_scores_are_the_same_scores():

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from refusals import refused
+from shared_data import shared
 from sinklab.lab.records import open_run
 from sinklab.lab.records.leases import Claims
 from sinklab.lab.studies.benchmarks import requests
@@ -32,9 +33,7 @@ CHOSEN = ", blocked keys chosen in a clean pass over each text"
 def run_toys(folder, settings=SETTINGS, loaded=None, **named):
     folder.mkdir(exist_ok=True)
     loaded = tiny_loaded(1) if loaded is None else loaded
-    return open_run(
-        evaluate(settings, loaded, folder / "run", task_objects=toy_tasks(folder), **named)
-    )
+    return open_run(evaluate(settings, loaded, folder / "run", task_objects=toy_tasks(), **named))
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +146,7 @@ def test_edits_of_ones_own_have_a_dose_and_windows_have_none(tmp_path):
         SETTINGS,
         mask_sinks=None,
         limit=1,
+        record_sinks=0,
         edits=("mask_sinks:k=2,source=now", "window_attention:radius=9"),
     )
     run = run_toys(tmp_path, settings)
@@ -182,12 +182,15 @@ def same(one, other):
         assert left.equals(right), (name, left, right)
 
 
-def test_an_interrupted_run_asks_for_what_is_missing(finished, tmp_path, monkeypatch):
+def test_an_interrupted_or_killed_run_asks_for_what_is_missing(finished, tmp_path, monkeypatch):
     said: list[str] = []
+    killed = tmp_path / "killed"
 
     def stop(text):
         said.append(text)
         if text.startswith("scoring"):
+            # what a kill leaves: all that was written, and nothing that is done on the way out
+            shutil.copytree(tmp_path / "run", killed / "run")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -209,24 +212,24 @@ def test_an_interrupted_run_asks_for_what_is_missing(finished, tmp_path, monkeyp
     paced = replace(SETTINGS, batch=1, likelihood_batch=5)
     same(run_toys(tmp_path, paced, resume=True), finished)
     assert sizes == []
+    file = killed / "run" / "requests-0.jsonl"
+    # as if the kill had come in the middle of a line
+    cut = file.read_bytes().split(b"\n")[0][:40]
+    with open(file, "ab") as handle:
+        handle.write(cut)
+    same(run_toys(killed, resume=True), finished)
+    assert sum(sizes) == 3 * 4
+    for line in file.read_text().splitlines():
+        if line != cut.decode():
+            json.loads(line)
 
 
 def test_other_settings_or_weights_are_refused_by_name(finished, tmp_path):
     settings = replace(SETTINGS, limit=1, record_sinks=0)
     run_toys(tmp_path, settings)
     refused("run is taken; choose another", run_toys, tmp_path, settings)
-    for changes, field in (
-        ({"mask_sinks": 2}, "mask_sinks"),
-        ({"limit": 2}, "limit"),
-        ({"seed": 1}, "seed"),
-    ):
-        refused(
-            f"same settings: its .*{field}",
-            run_toys,
-            tmp_path,
-            replace(settings, **changes),
-            resume=True,
-        )
+    other = replace(settings, mask_sinks=2)
+    refused("same settings: its .*mask_sinks", run_toys, tmp_path, other, resume=True)
     refused(
         r"its model\['weights_sha256'\]",
         run_toys,
@@ -238,7 +241,10 @@ def test_other_settings_or_weights_are_refused_by_name(finished, tmp_path):
 
 
 def test_an_autoregressive_model_is_scored_too(tmp_path):
-    run = run_toys(tmp_path, replace(SETTINGS, mask_sinks=2), tiny_llama())
+    said: list[str] = []
+    settings = replace(SETTINGS, mask_sinks=2, limit=1, num_fewshot=2)
+    run = run_toys(tmp_path, settings, tiny_llama(), progress=said.append)
+    assert said[0] == "toy_texts keeps its 0 worked examples: lm-eval does not allow another number"
     assert run.info.model["family"] == "autoregressive"
     assert len(run.table("scores")) == 3
     samples = run.table("samples")
@@ -255,33 +261,6 @@ def test_long_prompts_are_cut_and_counted(tmp_path):
         "their left end"
     )
     assert line in score_sentences([run])
-
-
-def test_a_killed_process_loses_nothing_that_it_answered(tmp_path):
-    left = tmp_path / "left"
-
-    class Killed(BaseException):
-        pass
-
-    def kill(text):
-        if text.startswith("scoring"):
-            # what a kill leaves: all that was written, and nothing that is done on the way out
-            shutil.copytree(tmp_path / "run", left / "run")
-            raise Killed
-
-    with pytest.raises(Killed):
-        run_toys(tmp_path, progress=kill)
-    file = left / "run" / "requests-0.jsonl"
-    # as if the kill had come in the middle of a line
-    before = file.read_bytes()
-    cut = before.split(b"\n")[0][:40]
-    file.write_bytes(before + cut)
-    said: list[str] = []
-    run_toys(left, resume=True, progress=said.append)
-    assert said[0] == "writing 4 answers, 4 of them there already"
-    for line in file.read_text().splitlines():
-        if line != cut.decode():
-            json.loads(line)
 
 
 def test_right_is_no_metric_of_which_less_is_better():
@@ -338,14 +317,6 @@ def test_the_cache_leaves_out_cut_and_foreign_lines(tmp_path):
     assert RequestCache(None, None, "").get("a") is None
 
 
-def test_tasks_keep_examples_that_nobody_may_change(tmp_path):
-    said: list[str] = []
-    run_toys(
-        tmp_path, replace(SETTINGS, limit=1, num_fewshot=2, record_sinks=0), progress=said.append
-    )
-    assert said[0] == "toy_texts keeps its 0 worked examples: lm-eval does not allow another number"
-
-
 def test_without_lm_eval_the_remedy_is_named(tmp_path, monkeypatch):
     import importlib.util
 
@@ -367,3 +338,28 @@ def test_unknown_tasks_are_refused_before_a_model_is_read(tmp_path):
         tmp_path / "run",
     )
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.ring("extras")
+def test_the_benchmarks_run_offline_on_the_packaged_model(tmp_path):
+    tasks = ("gsm8k", "humaneval", "hellaswag", "arc_easy", "piqa", "lambada_openai")
+    settings = EvalSettings(
+        tasks=tasks,
+        data=str(shared("data")),
+        run_code=True,
+        limit=2,
+        num_fewshot=0,
+        mask_sinks=5,
+        new_tokens=8,
+        mc_samples=2,
+        record_sinks=1,
+    )
+    run = open_run(evaluate(settings, "tiny", tmp_path / "run"))
+    scores = run.table("scores")
+    assert set(scores["task"]) == set(tasks) and set(scores["samples"]) == {2}
+    assert set(run.table("samples")["task"]) == set(tasks)
+    watched = run.table("sinks")
+    assert set(watched["task"]) == set(tasks)
+    assert watched.loc[watched["task"] == "gsm8k", "removed"].between(0, 1).all()
+    assert list(run.path.glob("results_*.json")), "lm-eval's own results lie beside"

@@ -361,6 +361,9 @@ def packaged(source: Source, data: str | Path | None, **changes: Any) -> Any:
         changes.pop("num_fewshot", None)
     config |= {"task": source.task, **changes}
     config.pop("tag", None)
+    if config.get("process_docs"):
+        # lm-eval processes all documents again each time it looks at them
+        config["process_docs"] = cache(config["process_docs"])
     if data is None:
         return _quietly(source.task, lambda: ConfigurableTask(config=config))
     folder = Path(data)
