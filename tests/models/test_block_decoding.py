@@ -35,10 +35,8 @@ def steps_of(model, canvas, **settings):
     return list(DecodingSettings(**settings).decode(model.denoiser(canvas.attention_BS), canvas))
 
 
-def proposals(model, ids, places, bars_mask):
-    """Token and probability at these places of a text without padding."""
-    with torch.no_grad():
-        logits_PV = model(torch.tensor([ids])).logits[0, places]
+def proposals(logits_PV, places, bars_mask):
+    """Token and probability at these places of a text."""
     chances_PV, barred_PV = logits_PV.softmax(-1), logits_PV.clone()
     if bars_mask:
         barred_PV[:, MASK_ID] = -torch.inf
@@ -75,8 +73,10 @@ def by_editing(model, prompt, new_tokens, settings, limit=10**9):
             post += not masked
             if post > settings.max_post_steps:
                 break
-            free = proposals(model, ids, places, bars_mask=evaluations >= limit + len(places))
-            found = proposals(model, ids, places, bars_mask=True)
+            with torch.no_grad():
+                logits_PV = model(torch.tensor([ids])).logits[0, places]
+            free = proposals(logits_PV, places, bars_mask=evaluations >= limit + len(places))
+            found = proposals(logits_PV, places, bars_mask=True)
             order = sorted(masked, key=lambda place: -found[place][1])
             sure = [place for place in order if found[place][1] > settings.threshold]
             fill = (
@@ -113,7 +113,7 @@ EDITS = [
 @pytest.mark.parametrize("schedule", EDITS, ids=str)
 def test_edits_are_those_of_the_words(schedule):
     count = 0
-    for seed, prompt in enumerate(PROMPTS):
+    for seed, prompt in enumerate(PROMPTS[:2]):
         model, canvas = model_of(seed), canvas_of([prompt])
         done = steps_of(model, canvas, schedule=schedule)
         texts, edits = by_editing(model, prompt, 11, schedule)
@@ -149,9 +149,10 @@ def test_a_mask_that_is_written_back_is_filled_again_and_the_block_ends():
 @pytest.mark.parametrize(
     "schedule", ["dynamic:threshold=0.3", "dynamic:threshold=0.3,steps=2,block_length=4", EDITS[1]]
 )
-@pytest.mark.parametrize("stop_ids", [(), tuple(range(12, 24))], ids=["", "stops"])
-def test_rows_of_a_batch_are_written_as_alone(variant, schedule, stop_ids):
-    model = model_of(**variant)
+def test_rows_of_a_batch_are_written_as_alone(variant, schedule):
+    model, stop_ids = model_of(**variant), ()
+    if variant:
+        stop_ids = tuple(range(12, 24))
     settings = {"schedule": schedule, "stop_ids": stop_ids}
     together = steps_of(model, canvas_of(PROMPTS), **settings)[-1].ids_BS[:, -11:]
     plain = model.denoiser(canvas_of(PROMPTS).attention_BS, plain=True)

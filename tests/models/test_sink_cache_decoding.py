@@ -49,7 +49,7 @@ def script(ids_BS, policy):
     """
     calls, first = [], int((ids_BS[0] == MASK).nonzero()[0])
     for number, start in enumerate((first, first + 6)):
-        for nth in range(4):
+        for nth in range(3):
             wanted_BS = wanted_at(ids_BS, start, start + 6)
             calls.append((ids_BS, wanted_BS, policy.work(start, start + 6, number, nth)))
             ids_BS = ids_BS.clone()

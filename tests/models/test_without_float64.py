@@ -48,30 +48,29 @@ def test_the_mode_sees_float64(lacking):
 
 
 @pytest.mark.parametrize(
-    "decoding",
+    "decoding, control",
     [
-        {},
-        {"temperature": 0.7, "top_p": 0.9, "seed": 0},
-        {"rule": "entropy", "alg_temp": 0.2, "seed": 0},
-        {"rule": "positional", "seed": 0},
-        {"rule": "origin", "seed": 0},
-        {"schedule": "threshold", "cache": "dual", "block_length": 3},
-        {"cache": "evict", "block_length": 3},
-        {"cache": "sink_refresh", "block_length": 3},
+        ({}, "sinks"),
+        ({"temperature": 0.7, "top_p": 0.9, "seed": 0}, "random"),
+        ({"rule": "entropy", "alg_temp": 0.2, "seed": 0}, "recent"),
+        ({"rule": "positional", "seed": 0}, "equal_mass"),
+        ({"rule": "origin", "seed": 0}, "sinks"),
+        ({"schedule": "threshold", "cache": "dual", "block_length": 2}, "equal_mass"),
+        ({"cache": "evict", "block_length": 2}, "random"),
+        ({"cache": "sink_refresh", "block_length": 2}, "recent"),
     ],
     ids=str,
 )
-def test_loading_tracing_masking_and_writing_need_no_float64(tmp_path, lacking, decoding):
-    folder = save_tiny(tmp_path / "model", 1)
+def test_loading_tracing_masking_and_writing_need_no_float64(tmp_path, lacking, decoding, control):
+    folder, how = save_tiny(tmp_path / "model", 1), {"max_new_tokens": 4, **decoding}
     with lacking:
         lm = sinklab.load(folder)
         with trace(lm.model, STATISTICS) as recording:
-            lm.model.generate(PROMPT, max_new_tokens=6, **decoding)
-        for control in ("sinks", "random", "recent", "equal_mass"):
-            with intervene(lm.model, MaskSinks(k=1, control=control)) as log:
-                written = lm.model.generate(PROMPT, max_new_tokens=6, **decoding)
-            assert log.removals and lm.special.mask not in written, control
-    assert recording.array("received").shape[-1] == PROMPT.shape[1] + 6 + 1
+            lm.model.generate(PROMPT, **how)
+        with intervene(lm.model, MaskSinks(k=1, control=control)) as log:
+            written = lm.model.generate(PROMPT, **how)
+    assert log.removals and lm.special.mask not in written
+    assert recording.array("received").shape[-1] == PROMPT.shape[1] + 4 + 1
 
 
 def test_float32_noise_draws_what_float64_noise_draws_up_to_its_tail(monkeypatch):

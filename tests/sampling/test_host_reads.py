@@ -24,10 +24,10 @@ MASK, STOPS = 96, [3, 5, 7, 11, 40]
 SETTINGS = [
     {"block_length": 4},
     {"block_length": 4, "rule": "entropy"},
-    {"steps": 12, "schedule": "timed"},
+    {"steps": 8, "schedule": "timed"},
     {"block_length": 4, "schedule": "threshold:threshold=0.05"},
     {"block_length": 4, "stop_ids": STOPS},
-    {"block_length": 4, "schedule": "timed", "steps": 12, "rule": "origin"},
+    {"block_length": 4, "schedule": "timed", "steps": 8, "rule": "origin"},
     {"block_length": 4, "temperature": 1.0, "top_k": 5, "schedule": "factor"},
 ]
 CACHES = [None, "prefix", "dual", "sink_refresh", "sink:keep=0.5"]
@@ -41,7 +41,7 @@ def toy(layers=2, **settings):
 
 
 def canvas_of(rows):
-    return Canvas.from_prompts(rows, new_tokens=12, mask_id=MASK, pad_id=0)
+    return Canvas.from_prompts(rows, new_tokens=8, mask_id=MASK, pad_id=0)
 
 
 CANVASES = {
@@ -88,7 +88,7 @@ def test_a_step_reads_once_at_most_and_writes_the_same(far, settings, cache):
     model, some = toy(logit_shift=rows == "ragged"), CANVASES[rows]
     attention_BS = None if rows == "one row" else some.attention_BS
     if "steps" in settings and "block_length" not in settings and cache is not None:
-        settings = {**settings, "block_length": 12}
+        settings = {**settings, "block_length": 8}
     near = list(steps_of(model.denoiser(attention_BS), some, cache, settings))
     near_twin = list(steps_of(Untold(model.denoiser(attention_BS)), some, cache, settings))
     far()
@@ -129,18 +129,18 @@ EDITS = [
     ids=str,
 )
 def test_an_edited_step_reads_as_often_whatever_the_number_of_layers(far, edit, cache):
-    some, reads = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=6, mask_id=MASK, pad_id=0), []
+    some, reads = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=4, mask_id=MASK, pad_id=0), []
 
     def run(layers):
         model = toy(layers)
         with intervene(model, edit) as log:
             return *counted(
-                steps_of(model.denoiser(some.attention_BS), some, cache, {"block_length": 3})
+                steps_of(model.denoiser(some.attention_BS), some, cache, {"block_length": 2})
             ), log
 
     near, _, near_log = run(2)
     far()
-    for layers in (2, 4):
+    for layers in (2, 3):
         found, counts, log = run(layers)
         # the first step asks about the canvas; the second prepares what the edit finds there
         reads.append([sum(read.values()) for read in counts[2:]])
@@ -163,8 +163,8 @@ def test_what_an_edit_refuses_is_told_at_the_end_of_the_forward(far):
     some, model = CANVASES["one row"], toy()
     far()
     steps = denoise(model.denoiser(), some)
-    with refusing(r"more than 17 keys .*row 0"):  # noqa: SIM117
-        with intervene(model, MaskSinks(k=17), allow_idle=True):
+    with refusing(r"more than 13 keys .*row 0"):  # noqa: SIM117
+        with intervene(model, MaskSinks(k=13), allow_idle=True):
             list(steps)
 
 
