@@ -57,6 +57,15 @@ VARIANTS = {
         "sink_kind": "zero",
         "sink_count": 1,
     },
+    "logits": {"sink_kind": "logit", "sink_count": 2},
+    "gated logits": {"sink_kind": "logit", "sink_count": 2, "gate": "elementwise"},
+    "causal, shifted, a sink": {
+        "attention": "causal",
+        "logit_shift": True,
+        "sink_kind": "token",
+        "sink_count": 1,
+    },
+    "first alone": {"attention": "first_alone"},
 }
 
 

@@ -83,34 +83,6 @@ def test_padding_does_not_change_a_row(form, side):
         assert_close(model(padded_BS, mask_BS).logits[:, columns], model(ids_BS).logits)
 
 
-@pytest.mark.ring("extras")
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_the_fast_decoder_and_exact_caches_keep_the_form(form, variant):
-    model = tiny_model(attention=form, **variant).double()
-    ids_BS, masked_BS = noisy_text(model)
-    with torch.no_grad():
-        expected = model(ids_BS).logits[masked_BS]
-    fast, plain = model.denoiser(), model.denoiser(plain=True)
-    assert_close(plain(ids_BS, masked_BS), expected)
-    assert_close(fast(ids_BS, masked_BS), expected)
-    assert fast.is_fast
-    # a block that is computed again over an unchanged canvas gives what the whole pass gave
-    for denoiser in (fast, plain):
-        session, block_BS = denoiser.begin(), masked_BS.clone()
-        block_BS[:, :4] = False
-        session(ids_BS, masked_BS)
-        part = session(ids_BS, block_BS, slice(4, 12))
-        with torch.no_grad():
-            assert_close(part, model(ids_BS).logits[block_BS])
-    prompts_BP = torch.arange(6).view(2, 3) + 5
-    written_BS = model.generate(prompts_BP, max_new_tokens=8, block_length=4)
-    refreshed_BS = model.generate(
-        prompts_BP, max_new_tokens=8, block_length=4, cache="dual:refresh_every=1"
-    )
-    assert torch.equal(written_BS, refreshed_BS)
-
-
 def test_caches_that_evict_are_refused():
     model = tiny_model(attention="causal")
     refused(

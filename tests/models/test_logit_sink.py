@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cached_twin import TwinSession
-from sink_toys import IDS, MASK, logit_model
+from sink_toys import IDS, logit_model
 from torch.nn import functional as F
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
@@ -92,19 +91,3 @@ def test_a_trace_shows_what_the_sink_receives_and_an_edit_takes_it_away():
         with intervene(model, BlockKeys(TopKeys(1), when="now")):
             hidden = model(IDS).logits
     assert torch.allclose(hidden, plain(IDS).logits, atol=1e-4)
-
-
-@pytest.mark.parametrize("shift", [False, True])
-def test_cached_decoding_keeps_a_logit_sink_beside_padding(shift):
-    model = logit_model(2, logit_shift=shift).double()
-    ids = IDS[:2].clone()
-    ids[:, 4:] = MASK
-    attention = torch.ones_like(ids, dtype=torch.bool)
-    attention[1, :2] = False
-    session, twin = model.denoiser(attention).begin(), TwinSession(model, attention)
-    for committed, columns in enumerate((None, slice(4, 8), torch.tensor([2, 4, 5, 11]), None)):
-        wanted = torch.zeros_like(attention)
-        wanted[:, 4:6] = True
-        assert torch.allclose(session(ids, wanted, columns), twin(ids, wanted, columns), atol=1e-5)
-        ids = ids.clone()
-        ids[:, 4:6] = 50 + committed

@@ -60,7 +60,8 @@ class View:
     ) -> Tensor:
         """Attention output of the heads, (B, W, H·D)."""
         logits_HN = logits_of(memory, layer)
-        if logits_HN is None:
+        # the kernel that says the log-sum-exp divides by the number of queries
+        if logits_HN is None or q_BHWD.shape[2] == 0:
             return _attend(q_BHWD, k_BGKD, v_BGKD, self.folded, scale)
         # the log-sum-exp form of sinks that are logits alone: no mask of their own, and none of
         # their keys
