@@ -124,15 +124,18 @@ def imports(name, trees, is_package):
                 if alias.name != "__version__"
             }
             found |= {full if full in trees else base for full in dotted.values()}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
-            ("import_module", "__import__")
-        ):
+        elif isinstance(node, ast.Call) and called(node) in ("import_module", "__import__"):
             found |= {
                 arg.value
                 for arg in node.args
                 if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
             }
     return {target for target in found if target.split(".")[0] == "sinklab"}
+
+
+def called(node):
+    """Last part of the name of what a call calls."""
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
 def import_graph(source):

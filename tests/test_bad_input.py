@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -174,43 +175,26 @@ def damaged(content, rng):
     )
 
 
-def spoilt(file, rng):
-    """A file whose JSON, or whose bytes, are no longer what they were."""
-    content = file.read_bytes()
+def spoilt(file, content, rng):
+    """Bytes of a file whose JSON, or whose bytes, are no longer what they were."""
     if file.suffix == ".json" and rng.random() < 0.6:
         with contextlib.suppress(ValueError):
-            text = json.dumps(bent(json.loads(content), rng))
-            content = text.encode("utf-8", "surrogatepass")
-            return file.write_bytes(content) and None
-    file.write_bytes(damaged(content, rng))
+            return json.dumps(bent(json.loads(content), rng)).encode("utf-8", "surrogatepass")
+    return damaged(content, rng)
 
 
-def cases(
-    folder,
-    work,
-    count,
-    read,
-    only=("*",),
-):
-    """Spoil one file of a folder, again and again from the start, and read the folder."""
+def cases(folder, work, count, read, only="*"):
+    """Spoil one file of a folder, put it back and spoil another, and read the folder each time."""
     rng = random.Random(f"{SEED} {folder.name} {only}")
-    files = sorted(
-        {
-            file.relative_to(folder)
-            for pattern in only
-            for file in folder.glob(pattern)
-            if file.is_file()
-        }
-    )
+    copied = shutil.copytree(folder, Path(tempfile.mkdtemp(dir=work)) / folder.name)
+    files = {file: file.read_bytes() for file in sorted(copied.glob(only)) if file.is_file()}
     print(f"SINKLAB_FUZZ_SEED={SEED}: {count} cases of {folder.name}")
     for number in range(count):
-        copied = work / "copy"
-        shutil.rmtree(copied, ignore_errors=True)
-        shutil.copytree(folder, copied)
-        file = rng.choice(files)
-        spoilt(copied / file, rng)
-        with watched(f"SINKLAB_FUZZ_SEED={SEED}, case {number} of {folder.name}, {file}"):
+        file, content = rng.choice([*files.items()])
+        file.write_bytes(spoilt(file, content, rng))
+        with watched(f"SINKLAB_FUZZ_SEED={SEED}, case {number} of {folder.name}, {file.name}"):
             read(copied)
+        file.write_bytes(content)
 
 
 @pytest.fixture(scope="module")
@@ -245,22 +229,22 @@ def test_run_folders(run, tmp_path):
             opened.dims(name)
 
     cases(run, tmp_path, 150, read)
-    cases(run, tmp_path, 100, read, only=("run.json",))
+    cases(run, tmp_path, 100, read, only="run.json")
 
 
 def test_configs(checkpoint, tmp_path):
-    cases(checkpoint, tmp_path, 100, lambda folder: describe(str(folder)), only=("config.json",))
+    cases(checkpoint, tmp_path, 100, lambda folder: describe(str(folder)), only="config.json")
 
 
 @pytest.mark.slow
 def test_checkpoints(checkpoint, tmp_path):
-    cases(checkpoint, tmp_path, 60, load, only=("*.json",))
-    cases(checkpoint, tmp_path, 30, load, only=("*.safetensors",))
+    cases(checkpoint, tmp_path, 60, load, only="*.json")
+    cases(checkpoint, tmp_path, 30, load, only="*.safetensors")
     weights = tmp_path / "pickled"
     shutil.copytree(checkpoint, weights)
     torch.save({"x": torch.ones(2)}, weights / "pytorch_model.bin")
     (weights / "model.safetensors").unlink()
-    cases(weights, tmp_path, 30, lambda folder: load(folder, allow_pickle=True), only=("*.bin",))
+    cases(weights, tmp_path, 30, lambda folder: load(folder, allow_pickle=True), only="*.bin")
 
 
 def test_prompts_corpora_and_answers(tmp_path):
@@ -300,7 +284,7 @@ def test_what_training_resumes_from(tmp_path):
             read_position(copied)
         History(copied)
 
-    cases(folder, tmp_path / "work", 80, read)
+    cases(folder, tmp_path, 80, read)
 
 
 def test_what_is_typed():
@@ -342,8 +326,12 @@ def test_what_is_typed():
             kind.parse(text)
 
 
-def test_prompts_that_are_no_text():
-    lm = sinklab.load("tiny")
+@pytest.fixture(scope="module")
+def lm():
+    return sinklab.load("tiny")
+
+
+def test_prompts_that_are_no_text(lm):
     for text in ("\ud800", "a\udcff", "\udc80" * 3):
         refused(r"UTF-8: .*surrogates", encode, lm, text)
     for text in ("", "\x00", "\x1b]0;x\x07", "\u202e", "﷽" * 2000, "👩‍👩‍👧" * 50):
@@ -368,21 +356,20 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
             "{% for i in range(90000) %}" + "x" * 99 + "{% endfor %}",
             "takes over 10 s, 512 MB or 1 MB of text",
         ),
-        (ENDLESS, "takes over 1 s"),
+        (ENDLESS, r"takes over 0\.2 s"),
         ("{{ messages[0]['content'] + 1 }}", "TypeError"),
         ("{% if", "TemplateSyntaxError"),
     ],
 )
-def test_templates_are_rendered_within_limits(template, message, monkeypatch):
+def test_templates_are_rendered_within_limits(template, message, lm, monkeypatch):
     if template == ENDLESS:
-        monkeypatch.setattr(tokens, "SECONDS", 1)
-    lm = sinklab.load("tiny")
+        monkeypatch.setattr(tokens, "SECONDS", 0.2)
     lm.needed_tokenizer().chat_template = template
     refused(f"chat format .*{message}.*--chat", encode, lm, "Hello", chat=True)
 
 
-def test_what_a_template_makes_is_the_tokenizers_own():
-    tokenizer = sinklab.load("tiny").needed_tokenizer()
+def test_what_a_template_makes_is_the_tokenizers_own(lm):
+    tokenizer = lm.needed_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor "
         "%}ü{{ add_generation_prompt }}"

@@ -302,6 +302,7 @@ def test_mobility_is_the_mean_over_samples_of_what_motion_says(run):
     assert ([*some.index], [*some.columns]) == ([1], [0, 3])
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_run_of_one_step_has_a_page_and_says_that_nothing_moves():
     run = short().watch("The old", 1)
     assert "has a single step" in run.explore().path.read_text("utf-8")

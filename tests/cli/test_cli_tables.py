@@ -38,7 +38,7 @@ def curve(models, out, settings, figures):
 
 def small(**changes):
     Path("held.txt").write_text(TEXT * 10)
-    fields = {"ks": (0, 2), "rows": 3, "length": 20, "heldout": "held.txt"}
+    fields = {"ks": (0, 2), "rows": 3, "length": 20, "heldout": "held.txt", "twin": False}
     return CurveSettings(**{**fields, **changes})
 
 
@@ -316,8 +316,8 @@ def test_onetoken_prints_all_five_tables(tmp_path, capsys):
 def test_the_commands_are_reached_by_name(model, capsys):
     small()
     command = (
-        f"curve --model {model} --ks 0 1 --rows 2 --length 20 --heldout held.txt --out out "
-        "--figures"
+        f"curve --model {model} --ks 0 1 --rows 2 --length 20 --heldout held.txt --no-twin "
+        "--out out --figures"
     )
     assert cli(command) == 0
     assert "run folders: out/plain" in capsys.readouterr().out

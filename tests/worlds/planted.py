@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special
 
 CLASSES = np.array(["words", "punctuation", "newline", "digits"], dtype=object)
 
@@ -137,10 +138,8 @@ def start_shares(rng, samples, share, spread):
 
 def median_of_beta(share, spread):
     """The median of ``start_shares``."""
-    from scipy import stats
-
     size = 1 / spread - 1
-    return float(stats.beta.median(share * size, (1 - share) * size))
+    return float(special.betaincinv(share * size, (1 - share) * size, 0.5))
 
 
 def differences(rng, kind, shape):

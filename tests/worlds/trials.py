@@ -144,6 +144,7 @@ def _start(samples, median, spread, length=64):
     return judge
 
 
+@cache
 def starts(worlds, samples, median, spread):
     """«Only at the start» where the typical sample has this share of its sinks at the first four
     positions.
@@ -156,6 +157,7 @@ def _filter(samples, median, spread):
     return lambda rng: ninety_six(planted.start_shares(rng, samples, share, spread))
 
 
+@cache
 def filters(worlds, samples, median, spread):
     """«96 % filtered» where epsilon leaves out this share of a typical sample's tokens."""
     return _judged(worlds, _filter(samples, median, spread), median)
@@ -172,6 +174,7 @@ def _rewritten(samples, beyond):
     return judge
 
 
+@cache
 def recoveries(worlds, samples, beyond):
     """«No recovery» where blocking the sink costs the tokens so many nats beyond the control."""
     return _judged(worlds, _rewritten(samples, beyond), beyond)
@@ -190,6 +193,7 @@ def _masked(samples, cost, measure="loss"):
     return judge
 
 
+@cache
 def costs(worlds, samples, cost, measure="loss"):
     """«Blocking is costly» where it costs this share of the loss, or breaks this share of the right
     answers.
