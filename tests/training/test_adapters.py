@@ -2,6 +2,7 @@
 name.
 """
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,11 +47,25 @@ def adapted(settings, parent):
     )
 
 
+@pytest.fixture(scope="module")
+def trained(adapted, tmp_path_factory):
+    """The settings of the run of a variant, which is trained when it is first asked for."""
+    room = tmp_path_factory.mktemp("trained")
+
+    @functools.cache
+    def run(name):
+        settings = replace(adapted, out=str(room / name), **VARIANTS[name])
+        train(settings)
+        return settings
+
+    return run
+
+
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_base_and_a_small_file_are_the_saved_model(name, adapted, tmp_path):
-    here = replace(adapted, out=str(tmp_path / "run"), **VARIANTS[name])
-    folder = train(here)
-    file = tmp_path / "run" / FILE
+def test_a_base_and_a_small_file_are_the_saved_model(name, adapted, trained, tmp_path):
+    run = Path(trained(name).out)
+    folder = run / "model"
+    file = run / FILE
     facts, tensors = read_adapters(file)
     assert (facts.base, facts.rank, facts.tokens, facts.seed) == ("model", 4, 4 * 4 * 16, 3)
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
@@ -78,41 +93,37 @@ def test_a_base_and_a_small_file_are_the_saved_model(name, adapted, tmp_path):
     assert half.model.dtype == torch.bfloat16
     # the last checkpoint has what the run wrote at its end, and an earlier one has less
     last = extract(
-        tmp_path / "run" / "checkpoints" / "checkpoint-4",
-        tmp_path / "last.safetensors",
-        base="parent",
+        run / "checkpoints" / "checkpoint-4", tmp_path / "last.safetensors", base="parent"
     )
     assert read_adapters(last)[0] == replace(facts, base="parent")
     assert all(torch.equal(tensors[key], tensor) for key, tensor in load_file(last).items())
-    early = read_adapters(extract(tmp_path / "run" / "checkpoints" / "checkpoint-2"))
+    early = read_adapters(extract(run / "checkpoints" / "checkpoint-2"))
     assert early[0].tokens == 2 * 4 * 16
     assert not all(torch.equal(tensors[key], tensor) for key, tensor in early[1].items())
 
 
-def test_another_base_is_refused_in_two_lines(adapted, settings, tmp_path):
-    train(replace(adapted, out=str(tmp_path / "run")))
+def test_another_base_is_refused_in_two_lines(adapted, settings, trained, tmp_path):
+    file = Path(trained("plain").out) / FILE
     other = train(
         replace(settings, objective="autoregressive", seed=9, out=str(tmp_path / "other"))
     )
     with refusing(r"weights of SHA-256 \w{12}") as raised:
-        load_adapters(other, tmp_path / "run" / FILE)
+        load_adapters(other, file)
     assert str(raised.value).count("\n") == 1
     # in bfloat16 the base is still the same
     half = tmp_path / "half"
     loaded = sinklab.load(str(adapted.init_from), dtype=torch.bfloat16)
     loaded.model.save_pretrained(half)
     loaded.tokenizer.save_pretrained(half)
-    assert load_adapters(half, tmp_path / "run" / FILE).family == "diffusion"
+    assert load_adapters(half, file).family == "diffusion"
     weights = tmp_path / "weights.safetensors"
     save_file({"a": torch.zeros(2)}, weights)
     refused("holds no adapters", read_adapters, weights)
 
 
-@pytest.mark.parametrize("name", ["sink", "causal"])
-def test_a_run_goes_on_from_adapters(name, adapted, tmp_path):
-    first = replace(adapted, out=str(tmp_path / "first"), **VARIANTS[name])
-    train(first)
-    file = tmp_path / "first" / FILE
+def test_a_run_goes_on_from_adapters(trained, tmp_path):
+    first = trained("sink")
+    file = Path(first.out) / FILE
     said = []
     # almost nothing is learned: what is saved is what it began with
     second = replace(first, adapters=str(file), steps=1, lr=1e-12, out=str(tmp_path / "second"))
@@ -130,13 +141,13 @@ def test_a_run_goes_on_from_adapters(name, adapted, tmp_path):
     )
 
 
-def test_a_packaged_name_takes_its_base(adapted, tmp_path, monkeypatch):
-    train(replace(adapted, logit_shift=True, out=str(tmp_path / "run")))
+def test_a_packaged_name_takes_its_base(adapted, trained, tmp_path, monkeypatch):
+    file = Path(trained("sink").out) / FILE
     base = str(adapted.init_from)
     monkeypatch.setitem(
         adapter_files.PACKAGED, "toy-diffusion", (str(tmp_path / "absent"), "toy==1")
     )
-    monkeypatch.setattr(adapter_files, "packaged_file", lambda name: tmp_path / "run" / FILE)
+    monkeypatch.setattr(adapter_files, "packaged_file", lambda name: file)
     loaded = sinklab.load("toy-diffusion", base=base)
     assert (loaded.name, loaded.model.config.logit_shift) == ("toy-diffusion", True)
     assert len(loaded.generate("The", 4)) > 3

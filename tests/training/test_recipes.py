@@ -4,6 +4,7 @@ them.
 
 import copy
 import dataclasses
+import functools
 import math
 
 import pytest
@@ -24,14 +25,19 @@ from tiny_training import tiny_settings, uneven_documents
 MODEL = {"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "out"}
 
 
-def built(variant):
-    """The 472M model without its memory."""
+@functools.cache
+def llamas_words():
+    """A tokenizer of as many words as Llama's has, and [MASK]."""
     words = {f"w{number}": number for number in range(31_999)} | {"</s>": 31_999, "[MASK]": 32_000}
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(words, "w0")), mask_token="[MASK]", eos_token="</s>"
     )
+
+
+def built(variant):
+    """The 472M model without its memory."""
     with torch.device("meta"):
-        return new_model(recipe("scratch-472m", variant), tokenizer)
+        return new_model(recipe("scratch-472m", variant), llamas_words())
 
 
 def parameters(model):

@@ -72,28 +72,25 @@ def test_a_model_in_blocks_is_trained_and_writes(tmp_path):
 
 def test_from_a_causal_model_and_on_from_blocks(tmp_path):
     text = repeated_text(tmp_path)
-    causal = tiny_settings(
-        text, spike=0, steps=4, objective="autoregressive", out=str(tmp_path / "causal")
-    )
+    causal = tiny_settings(text, steps=1, objective="autoregressive", out=str(tmp_path / "causal"))
     train(causal)
     start = {"init_from": str(tmp_path / "causal/model"), "objective": "block_diffusion"}
     refused(
         "--block-length",
         train,
-        tiny_settings(text, spike=0, steps=4, out=str(tmp_path / "none"), **start),
+        tiny_settings(text, steps=1, out=str(tmp_path / "none"), **start),
     )
-    train(tiny_settings(text, spike=0, steps=4, out=str(tmp_path / "a2d"), block_length=4, **start))
+    train(tiny_settings(text, steps=1, out=str(tmp_path / "a2d"), block_length=4, **start))
     onward = {"init_from": str(tmp_path / "a2d/model")}
     refused(
         "--objective block_diffusion",
         train,
-        tiny_settings(text, spike=0, steps=4, out=str(tmp_path / "wrong"), **onward),
+        tiny_settings(text, steps=1, out=str(tmp_path / "wrong"), **onward),
     )
     train(
         tiny_settings(
             text,
-            spike=0,
-            steps=4,
+            steps=1,
             out=str(tmp_path / "more"),
             objective="block_diffusion",
             **onward,

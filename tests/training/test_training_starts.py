@@ -134,8 +134,8 @@ def test_a_retrofit_trains_the_sink_alone_and_leaves_its_file(settings, tmp_path
         sink_kind=kind,
         sink_count=1,
     )
-    here = replace(here, batch=32, lr=0.3, eval_every=100, save_every=100)
-    folder = train(replace(here, out=str(tmp_path / "run"), steps=40))
+    here = replace(here, batch=32, lr=0.3, eval_every=100, save_every=100, log_every=100)
+    folder = train(replace(here, out=str(tmp_path / "run"), steps=20))
     before, after = weights_of(source), weights_of(folder)
     assert all(torch.equal(before[name], after[name]) for name in before)
     new = after.keys() - before.keys()
