@@ -486,6 +486,19 @@ def llada2(folder, shards=1, **fields):
     return made(folder, config, llada2_shapes(config), shards)
 
 
+def config_of(folder, file="config.json"):
+    """What a JSON file of a checkpoint says."""
+    return json.loads((Path(folder) / file).read_text())
+
+
+def edit(folder, file="config.json", **fields):
+    """Change fields of a JSON file of a checkpoint; one that is "absent" is taken out."""
+    config = {**config_of(folder, file), **fields}
+    kept = {name: value for name, value in config.items() if value != "absent"}
+    (Path(folder) / file).write_text(json.dumps(kept))
+    return folder
+
+
 def poison(folder):
     """Python files that say so if anyone runs them; returns the file that would then exist."""
     ran = Path(folder) / "ran"
@@ -493,14 +506,8 @@ def poison(folder):
         (Path(folder) / f"{module}_x.py").write_text(
             f"open({str(ran)!r}, 'w')\nraise RuntimeError('code was run')"
         )
-    path = Path(folder) / "config.json"
-    config = json.loads(path.read_text())
-    config["auto_map"] = {
-        "AutoConfig": "configuration_x.Config",
-        "AutoModel": "modeling_x.Model",
-        "AutoModelForCausalLM": "modeling_x.Model",
-    }
-    path.write_text(json.dumps(config))
+    named = {one: "modeling_x.Model" for one in ("AutoModel", "AutoModelForCausalLM")}
+    edit(folder, auto_map={"AutoConfig": "configuration_x.Config", **named})
     return ran
 
 

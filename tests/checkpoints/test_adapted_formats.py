@@ -3,7 +3,6 @@ taken for another.
 """
 
 import copy
-import json
 import shutil
 
 import pytest
@@ -25,22 +24,13 @@ BACKBONE = {"a2d-qwen3": "qwen3", "a2d-qwen2": "qwen2", "a2d-llama": "llama"}
 BACKBONE |= {"sdar": "qwen3", "fast-dllm-v2": "qwen2", "illada": "llama"}
 
 
-def change(folder, **fields):
-    path = folder / "config.json"
-    config = {**json.loads(path.read_text()), **fields}
-    path.write_text(
-        json.dumps({name: value for name, value in config.items() if value != "absent"})
-    )
-    return folder
-
-
 @pytest.mark.parametrize("name", toys.ADAPTED)
 def test_a_published_folder_loads_and_is_described(tmp_path, name, capsys):
     folder, tensors = toys.adapted(tmp_path, name)
     ran, ids = toys.poison(folder), toys.save_adapted_tokenizer(folder, name)
     # SDAR's config has it, that of d3LLM and others not
     mask = ids[toys.UNSAID[name]]
-    change(folder, mask_token_id="absent")
+    toys.edit(folder, mask_token_id="absent")
     loaded, info = load(folder), describe(folder)
     model, config = loaded.model, loaded.model.config
     assert not ran.exists()
@@ -88,7 +78,7 @@ def test_a_model_that_looks_to_the_left_alone_is_its_parent(tmp_path, name):
     named = {"qwen3": Qwen3ForCausalLM, "qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}[
         BACKBONE[name]
     ]
-    change(parent, model_type=BACKBONE[name], architectures=[named.__name__])
+    toys.edit(parent, model_type=BACKBONE[name], architectures=[named.__name__])
     expected = named.from_pretrained(parent, dtype=torch.float32).eval()(IDS).logits
     assert torch.allclose(child(IDS, causal=True).logits, expected, atol=1e-5)
     assert (child(IDS).logits - expected).abs().max() > 1e-2
@@ -99,7 +89,7 @@ def test_a_model_that_looks_to_the_left_alone_is_its_parent(tmp_path, name):
 def test_the_length_of_blocks_is_said_or_noted(tmp_path, name):
     folder, _ = toys.adapted(tmp_path, name)
     fields = {"sdar": {"block_size": "absent"}, "fast-dllm-v2": {"bd_size": "absent"}}.get(name, {})
-    change(folder, **fields)
+    toys.edit(folder, **fields)
     notes = [
         note
         for note in load(folder, mask_token_id=301).notes
@@ -124,22 +114,22 @@ def test_a_mask_that_nobody_names_is_noted(tmp_path):
 def test_rope_is_scaled_as_the_config_says_or_its_base_is_asked_for(tmp_path, name):
     folder, _ = toys.adapted(tmp_path, name, rope_scaling={"type": "linear", "factor": 4.0})
     scaled = load(folder).model.model.rotary_emb.inv_freq
-    change(folder, rope_scaling=None)
+    toys.edit(folder, rope_scaling=None)
     assert torch.allclose(4 * scaled, load(folder).model.model.rotary_emb.inv_freq)
-    change(
+    toys.edit(
         folder, rope_theta="absent", rope_parameters={"rope_type": "default", "rope_theta": 50.0}
     )
     assert load(folder).model.model.rotary_emb.inv_freq[1].item() == pytest.approx(
         50.0 ** (-2 / 12)
     )
-    change(folder, rope_parameters="absent")
+    toys.edit(folder, rope_parameters="absent")
     refused(f"{name} checkpoint needs 'rope_theta'", load, folder)
 
 
 def test_ends_that_no_file_names_are_unknown(tmp_path):
     """transformers' Llama would have 1 and 2."""
     folder, _ = toys.adapted(tmp_path, "a2d-llama")
-    change(folder, bos_token_id="absent", eos_token_id="absent", rope_parameters=None)
+    toys.edit(folder, bos_token_id="absent", eos_token_id="absent", rope_parameters=None)
     special = load(folder, mask_token_id=301).special
     assert (special.bos, special.eos, special.stop) == (None, None, ())
 
@@ -173,14 +163,14 @@ def test_another_class_of_a_known_model_type_is_refused_by_name(tmp_path, make, 
     for call in (load, describe):
         refused(f"names {theirs}, .* loads {ours} alone", call, folder)
     # without a class the model_type decides
-    assert load(change(folder, architectures="absent"), mask_token_id=9).family == "diffusion"
+    assert load(toys.edit(folder, architectures="absent"), mask_token_id=9).family == "diffusion"
 
 
 def test_a_causal_class_is_read_for_its_own_model_type_alone(tmp_path):
     save_causal(tmp_path, "qwen2")
-    change(tmp_path, architectures=["Qwen2ForRewardModel"])
+    toys.edit(tmp_path, architectures=["Qwen2ForRewardModel"])
     refused(r"Qwen2ForRewardModel, .*'qwen2'", load, tmp_path)
-    change(tmp_path, architectures=["Qwen2ForCausalLM"], model_type="mistral")
+    toys.edit(tmp_path, architectures=["Qwen2ForCausalLM"], model_type="mistral")
     refused("'mistral' model", load, tmp_path)
 
 
@@ -203,7 +193,7 @@ def test_a_causal_class_is_read_for_its_own_model_type_alone(tmp_path):
 )
 def test_what_is_known_and_not_written_says_what_is_lacking(tmp_path, fields, message):
     folder, _ = toys.llada(tmp_path)
-    change(folder, **fields)
+    toys.edit(folder, **fields)
     for call in (load, describe):
         refused(message, call, folder)
 
@@ -226,9 +216,9 @@ def test_quantised_checkpoints_that_nothing_reads_are_refused_by_their_config(
     tmp_path, make, message
 ):
     folder, _ = make(tmp_path)
-    change(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    toys.edit(folder, quantization_config={"quant_method": "gptq", "bits": 4})
     refused(message, load, folder)
-    assert load(change(folder, quantization_config=None)).family == "diffusion"
+    assert load(toys.edit(folder, quantization_config=None)).family == "diffusion"
 
 
 @pytest.mark.parametrize(
@@ -260,13 +250,13 @@ def test_numbers_of_layers_and_heads_that_cannot_be_take_no_memory(tmp_path, num
         folder, _ = (
             toys.llada(tmp_path / name) if name == "llada" else toys.adapted(tmp_path / name, name)
         )
-        before = json.loads((folder / "config.json").read_text())
+        before = toys.config_of(folder)
         for field in fields:
-            change(folder, **{**before, field: number})
+            toys.edit(folder, **{**before, field: number})
             for call in (load, describe):
                 refused(rf"{field} = .* cannot be: at most 4096", call, folder)
         # fewer, which a machine could hold, but more than there are tensors
-        change(folder, **{**before, fields[0]: 900})
+        toys.edit(folder, **{**before, fields[0]: 900})
         refused(rf"{fields[0]} = 900 cannot be: at most \d+", load, folder)
 
 
@@ -283,7 +273,7 @@ def test_a_causal_folder_with_a_mask_says_so(causal, where):
     refused("pass mask_token_id", load, causal, as_diffusion=True)
     if where == "config":
         mask = 300
-        change(causal, mask_token_id=mask)
+        toys.edit(causal, mask_token_id=mask)
     else:
         tokenizer = copy.deepcopy(tiny_tokenizer())
         tokenizer.mask_token = None if where == "entry" else "<|endoftext|>"
@@ -297,6 +287,6 @@ def test_a_causal_folder_with_a_mask_says_so(causal, where):
     denoises = load(causal, as_diffusion=True)
     assert (denoises.family, denoises.model.config.mask_token_id) == ("diffusion", mask)
     assert load(causal, as_diffusion=True, mask_token_id=7).model.config.mask_token_id == 7
-    change(causal, is_causal=False)
+    toys.edit(causal, is_causal=False)
     refused("is_causal: false", load, causal)
     assert load(causal, as_diffusion=True).family == "diffusion"

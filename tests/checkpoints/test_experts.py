@@ -25,7 +25,6 @@ pytestmark = pytest.mark.ring("extras")
 IDS = torch.arange(3, 21).view(1, 18)
 OWN = {"shared_expert_intermediate_size": 20, "moe_router_enable_expert_bias": True}
 MAKES = {
-    "llada_moe": toys.llada_moe,
     "llada_moe-own": lambda folder, **fields: toys.llada_moe(folder, **{**OWN, **fields}),
     "llada2": toys.llada2,
 }
@@ -77,10 +76,6 @@ def llada2_block(tensors, config, layer, x_TE):
     )
 
 
-def raw(folder):
-    return json.loads((folder / "config.json").read_text())
-
-
 def test_query_key_and_value_are_taken_apart(tmp_path):
     folder, tensors = toys.llada2(tmp_path, use_qkv_bias=True)
     model = load(folder).model
@@ -117,7 +112,10 @@ def test_a_layer_of_experts_is_what_is_written(tmp_path, make, reference, fields
     block = load(folder, dtype=torch.float64).model.model.layers[2].mlp
     x_TE = torch.randn(40, 32, dtype=torch.float64)
     outcomes = []
-    for function in (lambda x: block(x[None])[0], lambda x: reference(tensors, raw(folder), 2, x)):
+    for function in (
+        lambda x: block(x[None])[0],
+        lambda x: reference(tensors, toys.config_of(folder), 2, x),
+    ):
         given_TE = x_TE.clone().requires_grad_()
         out_TE = function(given_TE)
         out_TE.square().sum().backward()

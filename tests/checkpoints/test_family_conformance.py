@@ -1,7 +1,6 @@
 """The conformance suites of `sinklab.lab.testing`, over every built-in and every example."""
 
 import functools
-import json
 
 import pytest
 import transformers
@@ -121,7 +120,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_family_cannot_be_here_is_refused_by_name(tmp_path, name):
     FAMILIES[name](tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = toys.config_of(tmp_path)
     for field, value in REFUSED[name].items():
         refused(field, readers.read, {**config, field: value}, name)
 

@@ -119,10 +119,7 @@ def test_dreams_vocabulary_is_the_published_one(tmp_path):
 def test_llada_reads_its_tokenizer_without_its_code(tmp_path):
     folder, _ = toys.llada(tmp_path)
     ran, ids = toys.poison(folder), toys.save_llada_tokenizer(folder)
-    config = json.loads((folder / "config.json").read_text()) | {
-        "mask_token_id": ids["<|mdm_mask|>"]
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    toys.edit(folder, mask_token_id=ids["<|mdm_mask|>"])
     loaded = load(folder)
     assert not ran.exists()
     tokenizer = loaded.tokenizer
@@ -204,11 +201,12 @@ def test_llama_3_frequencies_survive(tmp_path):
     }
     rope = {**scaling, "original_max_position_embeddings": 16, "rope_theta": 500000.0}
     causal = save_causal(tmp_path, rope_parameters=rope)
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["rope_parameters"]
-    published_form = {k: v for k, v in rope.items() if k != "rope_theta"}
-    config |= {"rope_theta": 500000.0, "rope_scaling": published_form, "eos_token_id": [7, 8, 9]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    published_form = {
+        "rope_parameters": "absent",
+        "rope_theta": rope.pop("rope_theta"),
+        "rope_scaling": rope,
+    }
+    toys.edit(tmp_path, eos_token_id=[7, 8, 9], **published_form)
     loaded = load(tmp_path)
     assert torch.equal(loaded.model.model.rotary_emb.inv_freq, causal.model.rotary_emb.inv_freq)
     assert (loaded.special.eos, loaded.special.stop) == (7, (7, 8, 9))
@@ -294,15 +292,16 @@ def test_a_setting_does_not_hide_a_tensor(tmp_path):
     folder = save_tiny(tmp_path, 1, gate="elementwise")
     assert load(folder, sink_side="end").model.config.sink_side == "end"
     tensors = load_file(folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
+    config = toys.config_of(folder)
     # the file says there is none, and nobody asked for that
-    (folder / "config.json").write_text(json.dumps(config | WITHOUT_SINK))
-    for settings in ({}, WITHOUT_GATE):
-        refused("unexpected: sink_embeddings", load, folder, **settings)
-    (folder / "config.json").write_text(json.dumps(config | WITHOUT_GATE))
-    for settings in ({}, WITHOUT_SINK):
-        refused(r"unexpected: gates\.0", load, folder, **settings)
-    (folder / "config.json").write_text(json.dumps(config))
+    for said, asked, found in (
+        (WITHOUT_SINK, WITHOUT_GATE, "sink_embeddings"),
+        (WITHOUT_GATE, WITHOUT_SINK, r"gates\.0"),
+    ):
+        toys.edit(folder, **said)
+        for settings in ({}, asked):
+            refused(f"unexpected: {found}", load, folder, **settings)
+        toys.edit(folder, **config)
     strangers = {
         name: torch.ones(1) for name in ("gates.2.weight", "sink_embeddings_2", "stranger")
     }
@@ -456,14 +455,19 @@ def test_the_stated_context_is_saved(tmp_path, monkeypatch):
     assert loaded.context == 48
     assert loaded.model(torch.arange(3, 59)[None]).logits.shape[1] == 56
     loaded.model.save_pretrained(tmp_path / "again")
-    config = json.loads((tmp_path / "again" / "config.json").read_text())
-    (tmp_path / "again" / "config.json").write_text(json.dumps(config | {"_name_or_path": ""}))
+    toys.edit(tmp_path / "again", _name_or_path="")
     assert load(tmp_path / "again").context == describe(tmp_path / "again").context == 48
     assert load(tmp_path / "again", context=1000).context == 64
 
 
-@pytest.mark.parametrize("kind", ["own", "qwen2", "qwen3"])
-@pytest.mark.parametrize("change", [{}, {"auto_map": None}, {"tokenizer_class": "Qwen2Tokenizer"}])
+@pytest.mark.parametrize(
+    "kind, change",
+    [
+        ("own", {}),
+        ("qwen2", {"auto_map": "absent"}),
+        ("qwen3", {"tokenizer_class": "Qwen2Tokenizer"}),
+    ],
+)
 def test_dreams_tokenizer_beside_another_model(tmp_path, kind, change):
     folder = tmp_path / "m"
     if kind == "own":
@@ -471,9 +475,7 @@ def test_dreams_tokenizer_beside_another_model(tmp_path, kind, change):
     else:
         save_causal(folder, kind)
     ids = toys.save_dream_tokenizer(folder)
-    settings = json.loads((folder / "tokenizer_config.json").read_text()) | change
-    settings = {name: value for name, value in settings.items() if value is not None}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    toys.edit(folder, "tokenizer_config.json", **change)
     ran = toys.poison(folder)
     tokenizer = load(folder).tokenizer
     assert not ran.exists()
@@ -483,13 +485,13 @@ def test_dreams_tokenizer_beside_another_model(tmp_path, kind, change):
 
 
 @pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("change", [{}, {"auto_map": None, "tokenizer_class": "LLaDATokenizer"}])
+@pytest.mark.parametrize(
+    "change", [{}, {"auto_map": "absent", "tokenizer_class": "LLaDATokenizer"}]
+)
 def test_lladas_tokenizer_beside_another_model(tmp_path, own, change):
     save_tiny(tmp_path) if own else save_causal(tmp_path)
     ids = toys.save_llada_tokenizer(tmp_path)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text()) | change
-    settings = {name: value for name, value in settings.items() if value is not None}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    toys.edit(tmp_path, "tokenizer_config.json", **change)
     ran = toys.poison(tmp_path)
     assert load(tmp_path).tokenizer("<|mdm_mask|>")["input_ids"] == [ids["<|mdm_mask|>"]]
     assert not ran.exists()

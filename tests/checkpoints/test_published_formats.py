@@ -2,7 +2,6 @@
 cannot be is refused.
 """
 
-import json
 import re
 
 import pytest
@@ -81,9 +80,7 @@ def test_fused_and_interleaved_projections(tmp_path, sink, gate):
 
 def test_a_field_that_is_missing_is_named_with_the_near_ones(tmp_path):
     folder, _ = toys.llada(tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    config["rms_norm_epsilon"] = config.pop("rms_norm_eps")
-    (folder / "config.json").write_text(json.dumps(config))
+    toys.edit(folder, rms_norm_eps="absent", rms_norm_epsilon=1e-5)
     refused("needs 'rms_norm_eps'", load, folder)
 
 

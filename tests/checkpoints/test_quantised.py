@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import sinklab
+from published_toys import edit
 from refusals import refused
 from sinklab.core.models import DiffusionLM
 from sinklab.core.probing import intervene, trace
@@ -92,10 +93,7 @@ def test_quantised_weights_are_not_divided_over_processes(tmp_path, monkeypatch)
 def test_a_folder_whose_quantiser_is_not_there_is_refused_and_described_all_the_same(tmp_path):
     model = tiny_model()
     model.save_pretrained(tmp_path)
-    config = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(
-        config[:-2] + ',"quantization_config": {"quant_method": "awq", "bits": 4}}'
-    )
+    edit(tmp_path, quantization_config={"quant_method": "awq", "bits": 4})
     refused(r"is quantised \(awq\)", sinklab.load, tmp_path)
     assert describe(tmp_path).notes == ("its weights are quantised: awq",)
 
