@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
@@ -66,96 +67,56 @@ def benchmark(
     control="sinks",
     model=None,
     finished=True,
+    choices=0,
+    tables=None,
     **settings,
 ):
-    """A run of kind "benchmark": task -> which documents are right."""
-    about = {
-        "name": "tiny",
-        "family": "diffusion",
-        "weights_sha256": "w",
-        "sink_kind": "none",
-        "sink_count": 0,
-    }
-    about |= {"hidden_size": 8, "layers": 2, "heads": 1} | (model or {})
-    given = {
-        "tasks": [*right],
-        "mask_sinks": k or None,
-        "control": control,
-        "limit": None,
-        "edits": [],
-    } | settings
+    """A run of kind "benchmark": task -> which documents are right, of so many choices."""
+    about = {"name": "tiny", "family": "diffusion", "weights_sha256": "w", "sink_kind": "none"}
+    about |= {"sink_count": 0, "hidden_size": 8, "layers": 2, "heads": 1} | (model or {})
+    given = {"tasks": [*right], "mask_sinks": k or None, "control": control, "limit": None}
+    given |= {"edits": []} | settings
     scores, samples = [], []
     for task, flags in right.items():
-        metric, other = ("exact_match", "strict-match") if task == "gsm8k" else ("acc", "none")
-        filters = {"gsm8k": ("strict-match", "flexible-extract")}.get(task, (other,))
+        metric, filters = "acc", ("none",)
+        if task == "gsm8k":
+            metric, filters = "exact_match", ("strict-match", "flexible-extract")
         for number, name in enumerate(filters):
             # of the strict filter nothing is right
             values = [flag * (number + 1 == len(filters)) for flag in flags]
-            row = {
-                "task": task,
-                "filter": name,
-                "samples": len(flags),
-                "no_answer": 0.25 if task == "gsm8k" else None,
-            }
             share = float(np.mean(values))
-            scores.append(
-                row | {"metric": metric, "value": share, "stderr": 9.0, "higher_is_better": True}
-            )
-            if task == "arc_easy":
-                scores.append(
-                    row
-                    | {
-                        "metric": "acc_norm",
-                        "value": 1 - share,
-                        "stderr": 9.0,
-                        "higher_is_better": True,
-                    }
-                )
+            measured = {metric: share} | ({"acc_norm": 1 - share} if task == "arc_easy" else {})
+            row = {"task": task, "filter": name, "samples": len(flags), "stderr": 9.0}
+            row |= {"no_answer": 0.25 if task == "gsm8k" else math.nan, "higher_is_better": True}
+            scores += [row | {"metric": one, "value": value} for one, value in measured.items()]
             samples += [
                 {"task": task, "filter": name, "doc_id": place, "right": float(value)}
-                | {"metrics": json.dumps({metric: value})}
+                | {"metrics": json.dumps({metric: value}), "logprobs": [-1.0] * choices}
                 for place, value in enumerate(values)
             ]
-    try:
-        with RunWriter(folder, kind="benchmark", model=about, settings=given, seed=0) as run:
-            if not finished:
-                raise KeyboardInterrupt
-            run.table("scores", pd.DataFrame(scores).astype({"no_answer": float}))
-            run.table("samples", pd.DataFrame(samples))
-            if k:
-                run.table("sinks", {"task": [*right], "removed": [0.125] * len(right)})
-    except KeyboardInterrupt:
-        pass
+    found = {"scores": scores, "samples": samples}
+    if k:
+        found["sinks"] = {"task": [*right], "removed": [0.125] * len(right)}
+    writer = RunWriter(folder, kind="benchmark", model=about, settings=given, seed=0)
+    with suppress(KeyboardInterrupt), writer as run:
+        if not finished:
+            raise KeyboardInterrupt
+        for name, rows in (found | (tables or {})).items():
+            run.table(name, rows)
     return open_run(folder)
 
 
-def dosed(
-    folder,
-    right,
-    k=0,
-    control="sinks",
-    *,
-    gu=0.5,
-    **how,
-):
-    """A run of the task piqa with two choices: `how` may hold a dose, a protocol, a model and its
-    family.
+def dosed(folder, right, k=0, control="sinks", *, gu=0.5, dose=None, **how):
+    """A run of the task piqa with two choices: `how` may hold a protocol, a name of the model and
+    its family.
     """
-    dose, name, family = (how.get(key) for key in ("dose", "name", "family"))
-    about = {"name": name or "tiny", "weights_sha256": name or "w", "family": family or "diffusion"}
-    settings = {"protocol": how["protocol"]} if "protocol" in how else {}
-    run = benchmark(folder, {"piqa": right}, k=k, control=control, model=about, **settings)
-    columns = {name: run.table(name) for name in run.tables}
-    columns["samples"]["logprobs"] = [[-1.0, -2.0]] * len(right)
-    columns["sinks"] = pd.DataFrame(
-        {"task": ["piqa"], "share": [0.25], "gu_rate": [gu], "removed": [math.nan]}
-    )
+    name = how.pop("name", "tiny")
+    about = {"name": name, "weights_sha256": name, "family": how.pop("family", "diffusion")}
+    tables = {"sinks": [{"task": "piqa", "share": 0.25, "gu_rate": gu, "removed": math.nan}]}
     if dose:
-        columns["doses"] = pd.DataFrame([{"task": "piqa", **dose}])
-    with again(run, overwrite=True) as writer:
-        for table, rows in columns.items():
-            writer.table(table, rows)
-    return open_run(folder)
+        tables["doses"] = [{"task": "piqa", **dose}]
+    given = {"k": k, "control": control, "model": about, "choices": 2, "tables": tables}
+    return benchmark(folder, {"piqa": right}, **given, **how)
 
 
 DOSE = {"keys": 2.0, "sinks": 0.25, "held": 0.3, "removed": 0.2, "overlap": 0.5, "matched": 0.8}
@@ -275,17 +236,18 @@ def flags(count, right, lost=0, gained=0):
     return [0] * lost + [1] * (right - lost) + [1] * gained + [0] * (count - right - gained)
 
 
-def table1_runs(root):
+@pytest.fixture(scope="module")
+def table1_folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("table1")
     for k, (lost, gained) in {0: (0, 0), 1: (4, 2), 5: (25, 5), 10: (150, 0)}.items():
         benchmark(root / "tiny" / f"gsm8k-k{k}", {"gsm8k": flags(400, 200, lost, gained)}, k=k)
     random = {"gsm8k": flags(400, 200, 0, 0)}
     benchmark(root / "tiny" / "gsm8k-k10-random", random, k=10, control="random")
-    return [root]
+    return root
 
 
-def test_table_1_pairs_by_question_and_says_what_is_sure(tmp_path):
-    found = found_in(table1_runs(tmp_path))
-    numbers = table1_numbers(found.benchmarks)
+def test_table_1_pairs_by_question_and_says_what_is_sure(table1_folder):
+    numbers = table1_numbers(found_in([table1_folder]).benchmarks)
     mine = numbers[numbers["source"] == "measured"].set_index(["control", "k"])
     assert mine["accuracy"].to_dict() == {
         ("sinks", 0): 0.5,
@@ -324,8 +286,8 @@ def test_table_1_pairs_by_question_and_says_what_is_sure(tmp_path):
     assert mine["no_answer"]["sinks", 0] == 0.25
 
 
-def test_table_1_stands_beside_the_paper(tmp_path):
-    text = table1_text(table1_numbers(found_in(table1_runs(tmp_path)).benchmarks))
+def test_table_1_stands_beside_the_paper(table1_folder):
+    text = table1_text(table1_numbers(found_in([table1_folder]).benchmarks))
     rows = text.set_index(["source", "model"])
     assert rows.loc[("measured", "tiny"), "10"] == "0.125 ± 0.017"
     assert rows.loc[("measured", "tiny"), VERDICT] == "at 10; undecided at 5 (−5.0)"
@@ -387,26 +349,23 @@ def test_verdicts():
     assert high > 0.3
 
 
-def test_table_1_is_written_in_every_form(tmp_path):
-    runs = table1_runs(tmp_path / "runs")
-    benchmark(tmp_path / "runs" / "tiny" / "half", {"gsm8k": [1]}, k=2, finished=False)
-    printed = write_table1(runs, tmp_path / "out", ("png", "svg"))
+def test_table_1_is_written_in_every_form(table1_folder, tmp_path):
+    benchmark(tmp_path / "half", {"gsm8k": [1]}, k=2, finished=False)
+    printed = write_table1([table1_folder, tmp_path], tmp_path / "out", ("png", "svg"))
     assert [path.name for path in printed.paths] == [
         f"table1.{end}" for end in ("md", "tex", "csv", "png", "svg")
     ]
     assert all(path.stat().st_size > 500 for path in printed.paths)
     text = printed.paths[0].read_text()
     assert "| GSM8K | tiny | measured | 0.500 ± 0.025 | 0.495 ± 0.025 |" in text
-    said = (
+    assert (
         "GSM8K, tiny, protocol paper, 10 most attended keys: −37.5 points (−42.1 … −32.6), −75 % "
-        "of the accuracy on "
-    )
-    said += "400 questions: drops"
-    assert said in text
+        "of the accuracy on 400 questions: drops"
+    ) in text
     assert "0.01 ± 0.03" in text
     assert "presumably a misprint" in text
     assert "no answer found in up to 25% of a cell" in text
-    assert f"not finished, so left out: {tmp_path / 'runs' / 'tiny' / 'half'}" in text
+    assert f"not finished, so left out: {tmp_path / 'half'}" in text
     tex = printed.paths[1].read_text()
     assert r"GSM8K & tiny & measured & 0.500 $\pm$ 0.025" in tex
     assert tex.count(r"\\") == 7
@@ -430,10 +389,9 @@ def test_latex_escapes():
     assert r"\caption{c\#}" in latex(table, "c#")
 
 
-def test_the_figure_has_a_panel_per_task_and_a_line_per_model(tmp_path):
-    table1_runs(tmp_path)
-    benchmark(tmp_path / "h", {"humaneval": [1, 0, 1, 1]})
-    figure = table1_figure(table1_numbers(found_in([tmp_path]).benchmarks))
+def test_the_figure_has_a_panel_per_task_and_a_line_per_model(table1_folder, tmp_path):
+    benchmark(tmp_path, {"humaneval": [1, 0, 1, 1]})
+    figure = table1_figure(table1_numbers(found_in([table1_folder, tmp_path]).benchmarks))
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["GSM8K", "HumanEval"]
     named = figure.axes[0].get_legend_handles_labels()[1]
     assert named[:2] == ["tiny", "tiny, random"]
@@ -478,59 +436,47 @@ def test_published_numbers_are_the_paper_s():
             assert f"| {words} | {' | '.join(cells)} |" in facts.read_text(), task
 
 
-def trained(
-    root,
-    name,
-    *,
-    seed=0,
-    start="runs/causal/model",
-    **settings,
-):
-    return made(
-        root / name, seed=seed, init_from=start, hidden_size=8, batch=4, length=16, **settings
-    )
+SINK = {"sink_kind": "token", "sink_count": 1}
 
 
-@pytest.fixture
-def onetoken_folder(tmp_path):
+def trained(root, name, *, start="runs/causal/model", added=0, **settings):
+    settings |= {"init_from": start, "hidden_size": 8, "batch": 4, "length": 16}
+    return made(root / name, added=added, **(SINK if added else {}), **settings)
+
+
+@pytest.fixture(scope="module")
+def onetoken_folder(tmp_path_factory):
     """A plain model and one with a sink, two seeds; scores of the first seed's."""
+    root = tmp_path_factory.mktemp("onetoken")
     for seed in (0, 1):
-        trained(tmp_path, f"plain-{seed}", seed=seed, loss=4.0 + seed)
-        trained(
-            tmp_path,
-            f"sink-{seed}",
-            seed=seed,
-            added=1,
-            sink_kind="token",
-            sink_count=1,
-            loss=3.9 + seed,
-        )
-    trained(tmp_path, "other", start=None, loss=5.0)
-    models = {"plain-0": {}, "sink-0": {"sink_kind": "token", "sink_count": 1}}
-    for name, sink in models.items():
-        where = {"name": str(tmp_path / name / "model")} | sink
-        right = flags(10, 5 if name == "plain-0" else 8)
-        benchmark(
-            tmp_path / "eval" / name, {"arc_easy": right, "lambada_openai": right}, model=where
-        )
+        trained(root, f"plain-{seed}", seed=seed, loss=4.0 + seed)
+        trained(root, f"sink-{seed}", seed=seed, added=1, loss=3.9 + seed)
+    trained(root, "other", start=None, loss=5.0)
+    plain = {"name": str(root / "plain-0" / "model")}
+    sink = SINK | {"name": str(root / "sink-0" / "model")}
+    for name, model, right in (("plain", plain, 5), ("sink", sink, 8)):
+        scored = dict.fromkeys(("arc_easy", "lambada_openai"), flags(10, right))
+        benchmark(root / "eval" / name, scored, model=model)
     # a first try of fewer questions does not count, nor are masked runs cells of these tables
-    few = {"name": str(tmp_path / "plain-0" / "model")}
-    benchmark(tmp_path / "eval" / "few", {"arc_easy": [1, 1]}, model=few, limit=2)
-    benchmark(
-        tmp_path / "eval" / "masked",
-        {"piqa": [1]},
-        k=5,
-        model={"name": str(tmp_path / "sink-0" / "model")},
-    )
-    return tmp_path
+    benchmark(root / "eval" / "few", {"arc_easy": [1, 1]}, model=plain, limit=2)
+    masked = {"name": sink["name"]}
+    benchmark(root / "eval" / "masked", {"piqa": [1]}, k=5, model=masked)
+    return root
+
+
+def onetoken(*folders):
+    found = found_in(folders)
+    return onetoken_numbers(experiments(found.benchmarks, found.trainings))
+
+
+def measured(numbers, table):
+    found = numbers[(numbers["table"] == table) & (numbers["source"] == "measured")]
+    return found.set_index(["row", "column"])
 
 
 def test_each_cell_stands_beside_the_published_one(onetoken_folder):
-    found = found_in([onetoken_folder])
-    numbers = onetoken_numbers(experiments(found.benchmarks, found.trainings))
-    mine = numbers[(numbers["table"] == 1) & (numbers["source"] == "measured")].set_index(
-        ["row", "column"]
-    )
+    numbers = onetoken(onetoken_folder)
+    mine = measured(numbers, 1)
     assert mine["value"]["DLM", "ARC-e"] == 50
     assert mine["value"]["DLM + extra token", "ARC-e"] == 80
     assert mine["stderr"]["DLM + extra token", "ARC-e"] == pytest.approx(100 * math.sqrt(0.16 / 10))
@@ -538,33 +484,24 @@ def test_each_cell_stands_beside_the_published_one(onetoken_folder):
     assert math.isnan(mine["value"]["DLM + extra token", "PIQA"])
     # two seeds: the mean, and the difference paired by seed
     assert mine["value"]["DLM", LOSS] == pytest.approx(4.5)
-    assert mine["value"]["DLM + extra token", LESS] == pytest.approx(-0.1)
     cell = mine.loc[("DLM + extra token", LESS)]
+    assert (cell["value"], cell["runs"]) == (pytest.approx(-0.1), 2)
     # two seeds are points and a range; errors over rows say nothing of them
     assert [cell["low"], cell["high"]] == pytest.approx([-0.1, -0.1]) and math.isnan(cell["stderr"])
     assert mine["low"]["DLM", LOSS] < 4.5 < mine["high"]["DLM", LOSS]
-    assert mine["runs"]["DLM + extra token", LESS] == 2
     assert mine["value"]["DLM + extra token", SHARE] == pytest.approx(30)
     assert math.isnan(mine["value"]["DLM + GA", LOSS])
     assert mine["command"]["DLM + GA", LOSS] == (
         "sinklab train laptop-from-causal --variant gate   (as published: qwen-0.5b)"
     )
-    table4 = numbers[(numbers["table"] == 4) & (numbers["source"] == "measured")].set_index(
-        ["row", "column"]
-    )
+    table4 = measured(numbers, 4)
     assert table4["value"]["1", "ARC-e"] == 80
     assert table4["command"]["4", "PIQA"].startswith(
         "sinklab train laptop-from-causal --variant 4-sinks"
     )
     # Table 2 has the model from scratch, Tables 3 and 5 need two of their variants
     assert set(numbers.loc[numbers["source"] == "measured", "table"]) == {1, 2, 4}
-    scratch = numbers[(numbers["table"] == 2) & (numbers["source"] == "measured")]
-    assert set(scratch["block"]) == {"from scratch, 1.92k tokens"}
-
-
-def test_missing_cells_name_the_command_and_share_it(onetoken_folder):
-    found = found_in([onetoken_folder])
-    numbers = onetoken_numbers(experiments(found.benchmarks, found.trainings))
+    assert set(measured(numbers, 2)["block"]) == {"from scratch, 1.92k tokens"}
     commands = missing_commands(numbers, 1)
     sink = onetoken_folder / "sink-0" / "model"
     assert (
@@ -583,34 +520,26 @@ def test_missing_cells_name_the_command_and_share_it(onetoken_folder):
     assert text["runs"].tolist()[-3:] == ["2", "2", "0"]
 
 
-def test_a_fine_tuned_model_answers_for_the_one_it_was_made_of(onetoken_folder):
-    base = onetoken_folder / "sink-0" / "model"
-    extra = {"added": 1, "sink_kind": "token", "sink_count": 1, "pairs": "published"}
-    tuned = trained(onetoken_folder, "sft", start=str(base), loss=1.0, **extra)
-    model = {"name": str(tuned.path / "model"), "sink_kind": "token", "sink_count": 1}
-    benchmark(onetoken_folder / "eval" / "sft", {"gsm8k_two_stage": [1, 1, 0, 0]}, model=model)
-    found = found_in([onetoken_folder])
-    numbers = onetoken_numbers(experiments(found.benchmarks, found.trainings))
-    mine = numbers[(numbers["table"] == 1) & (numbers["source"] == "measured")].set_index(
-        ["row", "column"]
-    )
+def test_a_fine_tuned_model_answers_for_the_one_it_was_made_of(onetoken_folder, tmp_path):
+    base = str(onetoken_folder / "sink-0" / "model")
+    tuned = trained(tmp_path, "sft", start=base, loss=1.0, added=1, pairs="published")
+    model = SINK | {"name": str(tuned.path / "model")}
+    benchmark(tmp_path / "eval", {"gsm8k_two_stage": [1, 1, 0, 0]}, model=model)
+    mine = measured(onetoken(onetoken_folder, tmp_path), 1)
     assert mine["value"]["DLM + extra token", "GSM8K"] == 50
     # its loss on questions is no held-out loss of text
     assert mine["value"]["DLM + extra token", LESS] == pytest.approx(-0.1)
 
 
-def test_a_metric_can_be_asked_for(onetoken_folder):
-    tables = write_onetoken([onetoken_folder], onetoken_folder / "out", metric="acc_norm")
+def test_a_metric_can_be_asked_for(onetoken_folder, tmp_path):
+    tables = write_onetoken([onetoken_folder], tmp_path, metric="acc_norm")
     assert [path.name for table in tables for path in table.paths][:4] == [
         "onetoken-1.md",
         "onetoken-1.tex",
         "onetoken-1.csv",
         "onetoken-2.md",
     ]
-    first = pd.read_csv(tables[0].paths[2])
-    mine = first[(first["source"] == "measured") & (first["row"] == "DLM + extra token")].set_index(
-        "column"
-    )
+    mine = measured(pd.read_csv(tables[0].paths[2]), 1).loc["DLM + extra token"]
     assert mine["value"]["ARC-e"] == pytest.approx(20)
     assert mine["metric"]["LAMBADA"] == "acc"
     text = tables[2].paths[0].read_text()
@@ -794,32 +723,29 @@ def test_curves_without_doses_or_losses_of_rows_are_refused_by_name(tmp_path):
 
 def test_what_controls_show_stands_beside_every_finding(tmp_path):
     """A control that loses a fifth of what the model loses, and one that loses exactly as much."""
-    for rise, is_same in ((0.02, False), (0.1, True)):
-        controls = ("top", "random", "equal_mass", "matched")
-        runs = []
-        for name, family in (("a", "diffusion"), ("b", "autoregressive")):
-            folder = tmp_path / str(rise)
-            run = curve(folder / name, family, 0.1 if name == "a" else 0.3, controls=controls)
-            twin = curve(
-                folder / "twin" / name, family, rise * (1 if name == "a" else 3), controls=controls
-            )
+    controls = ("top", "random", "equal_mass", "matched")
+    families = {"a": ("diffusion", 1), "b": ("autoregressive", 3)}
+    runs = [
+        curve(tmp_path / name, family, 0.1 * factor, controls=controls)
+        for name, (family, factor) in families.items()
+    ]
+    twins = [{"twin": "initialised", "made": False, "why": ""}]
+    twins += [{"twin": "permuted", "made": True, "why": ""}]
+    for rise, same in ((0.02, [0] * 8), (0.1, [0, 2, 1, 0, 2, 1, 0, 0])):
+        for run in runs:
+            family, factor = families[run.path.name]
+            place = tmp_path / f"twin-{rise}" / run.path.name
+            twin = curve(place, family, rise * factor, controls=controls)
             with again(run, resume=True) as more:
                 for table in ("curve", "curve_rows", "phenomenon"):
                     more.table(f"{table}-permuted", twin.table(table))
-                more.table(
-                    "twins",
-                    pd.DataFrame(
-                        {"twin": ["initialised", "permuted"], "made": [False, True], "why": ""}
-                    ),
-                )
-            runs.append(open_run(run.path))
-        said = masking_curve_sentences(runs)
+                more.table("twins", twins)
+        said = masking_curve_sentences([open_run(run.path) for run in runs])
         assert not any("No untrained control" in line for line in said)
         # rise and random, equal mass, twice; then the contrast at both doses
         assert [line.count("(shuffled weights ") for line in said] == [0, 2, 1, 0, 2, 1, 2, 0], said
-        same = [line.count("(not distinguishable)") for line in said]
         # two models have no rows in common: the contrast has numbers alone
-        assert same == ([0, 2, 1, 0, 2, 1, 0, 0] if is_same else [0] * 8), said
+        assert [line.count("(not distinguishable)") for line in said] == same, said
 
 
 def test_verdicts_of_a_curve_are_corrected_for_all_that_are_judged(tmp_path):

@@ -6,7 +6,7 @@ results in words.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -376,6 +376,7 @@ def masking_curve_table(runs: Curves) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+@cache
 def curve_statements() -> Callable[..., list[str]]:
     """Function that fills the statements of sentences.jinja."""
     filters = (
