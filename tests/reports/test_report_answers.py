@@ -248,21 +248,20 @@ def test_the_real_tour_says_how_to_get_its_models(monkeypatch, tmp_path, capsys)
 
 
 @pytest.fixture
-def real_tour(monkeypatch, tmp_path):
-    """`tour --real` of two models that are not real, with so little to score that it takes
-    seconds.
-    """
-    monkeypatch.setattr("sinklab.lab.cli.tour.REAL", {"parent": "tiny-causal", "child": "tiny"})
-    monkeypatch.setattr(
-        "sinklab.lab.cli.tour.REAL_COSTS", {"ks": (0, 1), "rows": 8, "length": 24, "twin": False}
-    )
-    monkeypatch.setattr("sinklab.lab.cli.tour._check_real_pair", lambda: None)
-    return ["tour", "--real", "--quick", "--out", str(tmp_path / "tour")]
+def short_tour(monkeypatch):
+    """So little to write and to score that it takes seconds."""
+    monkeypatch.setattr("sinklab.lab.cli.tour.NEW_TOKENS", 8)
+    costs = {"ks": (0, 1), "rows": 8, "length": 24, "twin": False}
+    monkeypatch.setattr("sinklab.lab.cli.tour.REAL_COSTS", costs)
 
 
 @pytest.mark.slow
-def test_the_real_tour_measures_what_masking_costs(real_tour, tmp_path, capsys):
-    assert main(real_tour) == 0
+@pytest.mark.usefixtures("short_tour")
+def test_the_real_tour_measures_what_masking_costs(monkeypatch, tmp_path, capsys):
+    """Of two models that are not real."""
+    monkeypatch.setattr("sinklab.lab.cli.tour.REAL", {"parent": "tiny-causal", "child": "tiny"})
+    monkeypatch.setattr("sinklab.lab.cli.tour._check_real_pair", lambda: None)
+    assert cli(f"tour --real --quick --out {tmp_path / 'tour'}") == 0
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) <= 40, "lines of progress are more on a busy machine"
     assert "plan: 1 texts by each of 2 models" in printed.err and "8 rows of text" in printed.err
@@ -279,6 +278,7 @@ def test_the_real_tour_measures_what_masking_costs(real_tour, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.smollm2
+@pytest.mark.usefixtures("short_tour", "no_pictures")
 def test_the_tour_of_the_real_pair(tmp_path, capsys):
     """A quick one: a text each, and the sink that grows in the parent."""
     from tiny_gguf import smollm2

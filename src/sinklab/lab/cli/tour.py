@@ -28,6 +28,8 @@ minutes on two cores.
 """
 QUICK_ROWS = 8
 """Rows of them in a quick tour: of fewer there is no interval."""
+NEW_TOKENS = 24
+"""Tokens of each text."""
 REAL_PAIR = (
     "tour --real shows SmolLM2-135M-Instruct and a diffusion model made of it. "
     "Their weights (93 MB) come in a package of pip's, which is not installed here."
@@ -164,7 +166,7 @@ def _toured(
     costs = CurveSettings(**REAL_COSTS)
     if most is not None:
         costs = dataclasses.replace(costs, rows=QUICK_ROWS)
-    plain = StudySettings(prompts=prompts, new_tokens=24, twin=True)
+    plain = StudySettings(prompts=prompts, new_tokens=NEW_TOKENS, twin=True)
     diffusion = dict(SAMPLING)
     if most is None:
         diffusion["block_length"] = 8
