@@ -144,6 +144,11 @@ class Page:
         self.wait("document.getElementById('explorer')?.dataset.ready === 'true'")
         self.settle()
 
+    def show(self, view: str) -> None:
+        """Go to another view of the page that is open."""
+        self.run(f"location.hash = {json.dumps(view)}")
+        self.settle()
+
     def run(self, script: str) -> Any:
         """The value of an expression, promises awaited."""
         answer = self.call(

@@ -1,5 +1,8 @@
 """A synthetic study: the numbers of every figure are chosen here, so a report must print them."""
 
+import dataclasses
+import shutil
+
 import numpy as np
 import pytest
 from browsing import browser as browser
@@ -169,20 +172,45 @@ def heldout(loss, sinks):
     }
 
 
+@pytest.fixture(scope="session")
+def known(tmp_path_factory):
+    """A folder, and the runs in it by what was asked for: the next that ask get a copy."""
+    return tmp_path_factory.mktemp("known"), {}
+
+
 @pytest.fixture
-def make_study(tmp_path):
-    return maker(tmp_path)
+def make_study(tmp_path, known):
+    return maker(tmp_path, known)
 
 
 @pytest.fixture(scope="module")
-def make_shared(tmp_path_factory):
+def make_shared(tmp_path_factory, known):
     """As make_study, for runs that the tests of a module only read."""
-    return maker(tmp_path_factory.mktemp("shared"))
+    return maker(tmp_path_factory.mktemp("shared"), known)
 
 
-def maker(root):
-    def make(
-        name="tiny",
+def maker(root, known):
+    write, (place, copies) = writer(root), known
+
+    def make(name="tiny", *, folder=None, **how):
+        if how.keys() & {"change", "maps", "whole"}:
+            return write(name, folder=folder, **how)
+        path, asked = root / (folder or name), repr(sorted(how.items()))
+        if asked not in copies:
+            copies[asked] = place / str(len(copies))
+            shutil.copytree(write(name, folder=folder, **how).path, copies[asked])
+            return open_run(path)
+        shutil.copytree(copies[asked], path)
+        info = open_run(path).info
+        dataclasses.replace(info, model=info.model | {"name": name}).save(path)
+        return open_run(path)
+
+    return make
+
+
+def writer(root):
+    def write(
+        name,
         *,
         added=0,
         share=0.5,
@@ -248,12 +276,12 @@ def maker(root):
                 run.table(table, columns)
         return open_run(path)
 
-    return make
+    return write
 
 
 @pytest.fixture(scope="session")
-def drawn_report(tmp_path_factory):
+def drawn_report(tmp_path_factory, known):
     """report.html of a run without and one with an added sink, with its figures."""
-    make = maker(tmp_path_factory.mktemp("runs"))
+    make = maker(tmp_path_factory.mktemp("runs"), known)
     runs = [make("plain"), make("sink", added=1, text_share=0.1)]
     return report(runs, tmp_path_factory.mktemp("report"))

@@ -1,5 +1,7 @@
 """The explorer on desks, phones and paper, light and dark."""
 
+from functools import cache
+
 import pytest
 from browsing import shown
 from chromium import PROGRAM
@@ -56,12 +58,24 @@ def test_paper_is_white(page, one):
     page.call("Emulation.setEmulatedMedia", media="", features=[])
 
 
+@pytest.fixture(scope="module")
+def of_length(tmp_path_factory):
+    """The page of a text of so many tokens."""
+
+    @cache
+    def of(text):
+        folder = tmp_path_factory.mktemp("text")
+        run = simulate(folder / "run", Simulation(steps=6, layers=2, heads=2, text=text))
+        return report(run, folder / "out", tables=()).as_uri()
+
+    return of
+
+
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (820, 1100), (1280, 800), (1920, 1080)])
 @pytest.mark.parametrize("text", [24, 150, 260])
-def test_no_panel_covers_another(page, tmp_path, width, height, text):
-    run = simulate(tmp_path / "run", Simulation(steps=6, layers=2, heads=2, text=text))
+def test_no_panel_covers_another(page, of_length, width, height, text):
     page.size(width, height)
-    page.open(report(run, tmp_path / "out", tables=()).as_uri())
+    page.open(of_length(text))
     boxes = page.run(
         "[...document.querySelectorAll('.panel, .pane-bar, .readout, .shown')]"
         ".map((panel) => panel.getBoundingClientRect().toJSON())"

@@ -41,8 +41,9 @@ def test_the_readout_says_what_numpy_finds_in_the_run_folder(page, two, run, lay
     layers = slice(None) if layer < 0 else [layer]
     heads = slice(None) if head < 0 else [head]
     main_TLH = np.nanargmax(found["weight"], axis=-1)
+    page.open(two)
     for step, key in ((3, 0), (9, 4), (15, 7)):
-        page.open(f"{two}#run={run}&step={step}&layer={layer}&head={head}&key={key}")
+        page.show(f"run={run}&step={step}&layer={layer}&head={head}&key={key}")
         expected = found["even"][step][layers][:, heads, key].mean()
         # Codes are within 1.7 %, and three digits within 0.5 %.
         assert said(page, "received") == pytest.approx(expected, rel=0.022), (step, key)
@@ -123,8 +124,9 @@ def test_the_map_of_heads_says_what_numpy_finds_in_the_run_folder(page, one):
     # Numbers of whole runs are over both samples.
     run = open_run(Path(one.removeprefix("file://")).parents[1] / "run")
     mean_LH = np.mean([arrays(run, part)["weight"].max(-1).mean(0) for part in (0, 1)], axis=0)
+    page.open(one)
     for layer, head in ((0, 0), (2, 3)):
-        page.open(f"{one}#layer={layer}&head={head}")
+        page.show(f"layer={layer}&head={head}")
         note = page.run("document.querySelector('.heads .note').textContent")
         shown_weight = float(re.search(rf"Layer {layer}, head {head}: ([0-9.]+) %", note).group(1))
         assert shown_weight == pytest.approx(100 * mean_LH[layer, head], rel=0.006)

@@ -11,8 +11,6 @@ pytestmark = pytest.mark.skipif(
     PROGRAM is None, reason="no chromium at hand: the page is not rendered"
 )
 
-BLOCKING = {"plain": {}, "edited": {"removals": REMOVALS}}
-
 
 def test_everything_is_drawn(page, one):
     page.open(one)
@@ -266,14 +264,16 @@ def test_the_sample_asked_for_last_is_shown_though_it_is_there_first(page, one):
     assert choice(page, "sample") == "sample 0"
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory):
+    """A run, and the same attention with keys that were blocked."""
+    folder, size = tmp_path_factory.mktemp("edited"), Simulation(heads=8)
+    runs = [simulate(folder / "a", size), simulate(folder / "b", size, removals=REMOVALS)]
+    return report(runs, folder / "out", tables=()).as_uri()
+
+
 @pytest.mark.parametrize("look", ["light", "dark", "deuteranopia"])
-def test_blocked_keys_are_hatched_and_said(page, tmp_path, look):
-    runs = [
-        simulate(tmp_path / name, Simulation(heads=8), name=name, **some)
-        for name, some in BLOCKING.items()
-    ]
-    address = report(runs, tmp_path / "out", tables=()).as_uri()
+def test_blocked_keys_are_hatched_and_said(page, edited, tmp_path, look):
     blocked = (
         "[...document.querySelectorAll('.canvas-text .blocked')].map((span) => "
         "Number(span.dataset.key))"
@@ -281,11 +281,10 @@ def test_blocked_keys_are_hatched_and_said(page, tmp_path, look):
     note = "document.querySelector('.map .note').textContent"
     legend = "getComputedStyle(document.querySelector('.key .blocked')).display"
     page.size(1440, 900, dark=look == "dark")
-    # the same attention, recorded without edits
-    page.open(f"{address}#run=0&step=4&layer=1&head=2&key=5")
+    page.open(f"{edited}#run=0&step=4&layer=1&head=2&key=5")
     assert page.run(blocked) == [] and page.run(note) == "" and page.run(legend) == "none"
     plain = page.pixels(MAP)
-    page.open(f"{address}#run=1&step=4&layer=1&head=2&key=5")
+    page.open(f"{edited}#run=1&step=4&layer=1&head=2&key=5")
     assert page.run(note) == "Hatched: blocked in this head at this step."
     assert page.pixels(MAP) != plain and page.run(legend) != "none"
     if look == "deuteranopia":

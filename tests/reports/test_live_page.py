@@ -2,12 +2,13 @@
 away.
 """
 
-import os
-import subprocess
-import sys
+import threading
 
 import pytest
 from chromium import PROGRAM
+
+from sinklab.core.sampling import DecodingSettings
+from sinklab.lab.checkpoints import load
 
 pytestmark = [
     pytest.mark.ring("extras"),
@@ -24,22 +25,21 @@ NAMES = "[...document.querySelectorAll('.step-name')].map((name) => name.textCon
 
 @pytest.fixture(scope="module")
 def served(browser):
-    """The page of `sinklab serve tiny-sink`; it must not complain, nor ask for anything from
-    elsewhere.
+    """The page of `sinklab serve tiny-sink`, from a thread; it must not complain, nor ask for
+    anything from elsewhere.
     """
+    from sinklab.extras.live.server import Live, server_for
+
+    live = Live(load("tiny-sink"), DecodingSettings(block_length=32, temperature=0.7))
+    server, listener, guard = server_for(live)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    host = f"127.0.0.1:{listener.getsockname()[1]}"
     browser.requests.clear()
     browser.complaints.clear()
-    started = subprocess.Popen(
-        [sys.executable, "-m", "sinklab", "serve", "tiny-sink", "--port", "0"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
+    thread.start()
     try:
-        assert started.stdout is not None
-        address = started.stdout.readline().split()[1]
         browser.size(1440, 900)
-        browser.call("Page.navigate", url=address)
+        browser.call("Page.navigate", url=f"http://{host}/?token={guard.token}")
         browser.wait("document.getElementById('write')?.disabled === false")
         assert browser.run("location.search") == "" and browser.run("document.cookie") == ""
         yield browser
@@ -47,12 +47,13 @@ def served(browser):
         hosts = {
             url.split("/")[2] for url in browser.requests if not url.startswith(("data:", "about:"))
         }
-        assert hosts == {address.split("/")[2]}
+        assert hosts == {host}
     finally:
         browser.call("Page.navigate", url="about:blank")
         browser.size(1280, 800)
-        started.kill()
-        started.communicate()
+        server.should_exit = True
+        thread.join()
+        assert live.end()
 
 
 @pytest.fixture
