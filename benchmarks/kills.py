@@ -46,7 +46,7 @@ def random_kills(kind: str, folder: Path, kills: int, dice: random.Random) -> di
         if dice.random() < 0.25:
             after.append(dice.uniform(0.0, seconds))
             forked(lambda: KINDS[kind](place, True), after[1], log)
-        why = resumed(kind, place, whole, log)
+        why = resumed(kind, place, whole)
         done.append(
             {"seconds": [round(one, 3) for one in after], "files_left": files, "wrong": why}
         )

@@ -24,7 +24,7 @@ Job = Callable[[Path, Processes], object]
 
 
 def sleeping(out, worker):
-    Sleeping()(None, out, Sleeping.Settings(units=40, least=0.01), worker=worker)
+    Sleeping()(None, out, Sleeping.Settings(units=24, least=0.005), worker=worker)
 
 
 def traced(out, worker):

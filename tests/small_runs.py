@@ -8,8 +8,8 @@ prints what went wrong.
 import contextlib
 import errno
 import gc
-import importlib
 import io
+import itertools
 import json
 import os
 import random
@@ -17,9 +17,10 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -228,12 +229,15 @@ def train(place: Path, resume: bool) -> None:
 
 
 def report(place: Path, resume: bool) -> None:
+    """A page without its pictures, which are no files of their own."""
+    from pictures import undrawn
     from sinklab.lab.reports import report
 
     if not (given_text() / "traced" / "run.json").exists():
         trace(given_text() / "made", False, twin=False)
         (given_text() / "made").rename(given_text() / "traced")
-    report([open_run(given_text() / "traced")], place, tables=("csv",))
+    with patch("sinklab.lab.reports.build.picture", undrawn):
+        report([open_run(given_text() / "traced")], place, tables=("csv",))
 
 
 KINDS: dict[str, Callable[[Path, bool], None]] = {
@@ -328,11 +332,15 @@ WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.chmod
 Step = Callable[[int, str], None]
 
 
-def watched(place: Path, at_step: Step) -> None:
-    """From now on and for good, tell each step that writes below `place`, by number."""
-    count = iter(range(10**9))
+@contextlib.contextmanager
+def watched(place: Path, at_step: Step) -> Iterator[None]:
+    """Tell each step that writes below `place`, by number."""
+    count, is_over = itertools.count(), threading.Event()
 
     def hear(event: str, args: tuple[Any, ...]) -> None:
+        # a hook cannot be taken away
+        if is_over.is_set():
+            return
         if event == "open":
             path, _, flags = args
             if not isinstance(flags, int) or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
@@ -345,6 +353,8 @@ def watched(place: Path, at_step: Step) -> None:
             at_step(next(count), f"{event} {os.fspath(path)}")
 
     sys.addaudithook(hear)
+    yield
+    is_over.set()
 
 
 def is_drawn(share: float, *what: object) -> bool:
@@ -361,38 +371,27 @@ def steps_of(kind: str, folder: Path, share: float) -> list[str]:
     A copy is what a kill at that step leaves, without doing the run once more: what is not written
     yet is lost. None is kept that equals the one before it.
     """
-    place, log, before = folder / "run", folder / "steps", [dict[str, bytes]()]
+    place, steps, before = folder / "run", list[str](), [dict[str, bytes | None]()]
 
-    def work() -> None:
-        said = open(log, "w")  # noqa: SIM115
+    def at_step(number: int, step: str) -> None:
+        steps.append(step)
+        if is_drawn(share, kind, number, "killed"):
+            found = {}
+            # other threads write and rename meanwhile
+            for path in place.rglob("*"):
+                with contextlib.suppress(OSError):
+                    held = path.read_bytes() if path.is_file() else None
+                    found[str(path.relative_to(place))] = held
+            if found != before[0]:
+                keep(folder / "left" / str(number), found)
+            before[0] = found
 
-        def at_step(number: int, step: str) -> None:
-            print(step, file=said, flush=True)
-            if is_drawn(share, kind, number, "killed"):
-                found = {}
-                # other threads write and rename meanwhile
-                for path in place.rglob("*"):
-                    with contextlib.suppress(OSError):
-                        found[str(path.relative_to(place))] = (
-                            path.read_bytes() if path.is_file() else None
-                        )
-                if found != before[0]:
-                    keep(folder / "left" / str(number), found)
-                before[0] = found
-
-        watched(place, at_step)
+    with watched(place, at_step):
         KINDS[kind](place, False)
-        (folder / "modules").write_text("\n".join(sys.modules))
-
-    assert forked(work, log=folder / "log.txt") == 0, (folder / "log.txt").read_text()
-    # the forks to come need not import each for itself; what was imported stays, and need not be
-    # looked at again
-    for name in (folder / "modules").read_text().splitlines():
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
+    # forks need not look again at what is there
     gc.collect()
     gc.freeze()
-    return log.read_text().splitlines()
+    return steps
 
 
 def keep(folder: Path, found: dict[str, bytes | None]) -> None:
@@ -405,24 +404,23 @@ def keep(folder: Path, found: dict[str, bytes | None]) -> None:
             path.write_bytes(held)
 
 
-def broken_at(kind: str, place: Path, number: int, how: Step, log: Path) -> int:
-    """Run, and be killed or fail at this write step."""
+def failing_at(kind: str, place: Path, number: int) -> None:
+    """A run that fails at this write step."""
 
-    def work() -> None:
-        watched(place, lambda count, step: how(count, step) if count == number else None)
+    def at_step(count: int, step: str) -> None:
+        if count == number:
+            raise OSError(errno.EIO, f"made to fail: {step}")
+
+    with watched(place, at_step):
         KINDS[kind](place, False)
 
-    return forked(work, log=log)
 
-
-def failed(number: int, step: str) -> None:
-    raise OSError(errno.EIO, f"made to fail: {step}")
-
-
-def resumed(kind: str, place: Path, whole: dict[str, Any], log: Path) -> str:
+def resumed(kind: str, place: Path, whole: dict[str, Any]) -> str:
     """Go on with a run; what is wrong with it then, empty for nothing."""
-    if forked(lambda: KINDS[kind](place, True), log=log) != 0:
-        return f"cannot be gone on with: {log.read_text()[-1500:]}"
+    try:
+        KINDS[kind](place, True)
+    except Exception:
+        return f"cannot be gone on with: {traceback.format_exc()[-1500:]}"
     if apart := difference(place, whole):
         return f"differs from a whole run in {apart}"
     return ""
@@ -450,12 +448,11 @@ def every_write(
             if not is_tried:
                 continue
             shutil.rmtree(place, ignore_errors=True)
-            log = folder / f"{number}.log"
             if how == "killed":
                 left.rename(place)
             else:
-                broken_at(kind, place, number, failed, log)
-            if why := resumed(kind, place, whole, log):
+                forked(lambda number=number: failing_at(kind, place, number))
+            if why := resumed(kind, place, whole):
                 wrong.append(f"{how} at step {number} of {len(steps)}, {step}: {why}")
             tried += 1
     shutil.rmtree(place, ignore_errors=True)

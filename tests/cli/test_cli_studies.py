@@ -8,6 +8,9 @@ import pandas as pd
 import pytest
 
 from commands import cli, error_of, out_of
+from launched import ROOT, launch
+from pictures import draw_only as draw_only
+from pictures import no_pictures as no_pictures
 from sinklab.core.registry import interventions
 from sinklab.lab.cli.command import Reading, working
 from sinklab.lab.cli.reports import _show_table
@@ -116,6 +119,7 @@ def test_trace_takes_edits_and_refuses_before_a_folder_is_made(model, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 def test_compare_prints_a_table_and_writes_the_page(model, capsys):
     for name, edits in (("plain", ""), ("masked", "--edits mask_sinks:k=2")):
         assert cli(f"trace 'The sea' --model {model} --out {name} {QUICK} {edits}") == 0
@@ -173,8 +177,7 @@ def test_launchers_can_run_it_as_a_module(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_trace_runs_through_a_bounded_part_of_the_package(capfd):
-    walked = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "files_walked.py"))
-    walked["report"](["trace"], "rooms")
-    files, functions = map(int, re.findall(r"(\d+) (?:files|functions)", capfd.readouterr().out))
-    assert files <= walked["TARGETS"]["files"] and functions <= walked["TARGETS"]["functions"]
+def test_a_trace_runs_through_a_bounded_part_of_the_package(python):
+    done = launch(python, ROOT / "benchmarks" / "files_walked.py", "trace")
+    found = re.findall(r"(\d+) (?:files|functions) \(at most (\d+)\)", done.stdout)
+    assert len(found) == 2 and all(int(count) <= int(most) for count, most in found), done

@@ -20,7 +20,7 @@ exec "$@"
 """
 
 
-ASKED = ["trace", *(f"The sea {number}" for number in range(6)), "--new-tokens", "16", "--out"]
+ASKED = ["trace", *(f"The sea {number}" for number in range(6)), "--new-tokens", "4", "--out"]
 
 
 def array(python, folder, tasks, out):

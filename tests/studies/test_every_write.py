@@ -17,7 +17,7 @@ pytestmark = pytest.mark.ring("lab")
 SHARES = {
     "units": (1.0, 0.25),
     "trace": (0.02, 0.005),
-    "curve": (0.04, 0.02),
+    "curve": (0.02, 0.01),
     "battery": (0.012, 0.001),
     "probe": (0.022, 0.001),
     "caches": (0.03, 0.02),

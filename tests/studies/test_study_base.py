@@ -27,7 +27,6 @@ from sinklab.lab.testing import check_study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "add_a_study.py"
-QUICK = {"prompts": ("The sea", "A"), "new_tokens": 4, "block_length": None, "mask_sinks": (1,)}
 
 
 @dataclass(frozen=True)
@@ -66,12 +65,10 @@ def lengths(monkeypatch):
 @pytest.mark.slow
 def test_the_studies_of_the_package_and_of_the_example_conform(lengths):
     check_study(lengths, tiny_loaded())
-    check_study(
-        Trace(), tiny_loaded(1), StudySettings(**QUICK, edits=("mask_sinks:k=2",), layers=(-1,))
-    )
-    check_study(
-        Curve(), tiny_loaded(), CurveSettings(ks=(1,), rows=2, length=16, heldout="held.txt")
-    )
+    texts = {"prompts": ("The sea", "A"), "new_tokens": 2, "edits": ("mask_sinks:k=2",)}
+    check_study(Trace(), tiny_loaded(1), StudySettings(**texts, layers=(-1,)))
+    text = {"heldout": "held.txt", "rows": 2, "length": 16}
+    check_study(Curve(), tiny_loaded(), CurveSettings(ks=(1,), twin=False, **text))
 
 
 def test_a_suite_sees_a_study_that_does_not_conform():

@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,12 @@ def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
     )
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
-        with _counted(None) as written:
+        killed: list[Path] = []
+
+        def copy() -> None:
+            killed.append(shutil.copytree(place / "whole", place / f"killed-{len(killed)}"))
+
+        with _before_each_table(copy):
             whole = open_run(study(loaded, place / "whole", settings))
         assert whole.info.kind == (study.kind or study.name), (
             "the run folder is of another kind than the study"
@@ -63,20 +68,10 @@ def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
         )
         said = refusal(ValueError, study, loaded, whole.path, settings)
         assert str(whole.path) in said, f"a folder that is taken is not refused by name: {said!r}"
-        for number in range(len(written)):
-            folder = place / f"killed-{number}"
-            try:
-                with _counted(number):
-                    study(loaded, folder, settings)
-            except KeyboardInterrupt:
-                assert open_run(folder).info.status == "interrupted", (
-                    "an interrupted run does not say so"
-                )
-            _check_same(
-                open_run(study(loaded, folder, settings, resume=True)),
-                whole,
-                f"killed before table {number + 1}",
-            )
+        for number, folder in enumerate(killed, 1):
+            resumed = open_run(study(loaded, folder, settings, resume=True))
+            _check_same(resumed, whole, f"killed before table {number}")
+        _check_interrupted(study, loaded, settings, place / "interrupted")
         lost = shutil.copytree(whole.path, place / "lost")
         files = [file for _, file in whole.info.all_files()]
         for file in dict.fromkeys((files[0], files[-1])):
@@ -89,19 +84,28 @@ def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
 
 
 @contextmanager
-def _counted(last: int | None) -> Iterator[list[str]]:
-    """Names of the tables that are written; the one of this number is interrupted."""
-    names = list[str]()
+def _before_each_table(act: Callable[[], object]) -> Iterator[None]:
+    """Call a function before each table is written."""
     write = RunWriter.table
 
     def table(run: RunWriter, name: str, *args: Any, **kwargs: Any) -> Path:
-        if len(names) == last:
-            raise KeyboardInterrupt
-        names.append(name)
+        act()
         return write(run, name, *args, **kwargs)
 
     with mock.patch.object(RunWriter, "table", table):
-        yield names
+        yield
+
+
+def _check_interrupted(study: Study, loaded: Loaded, settings: Any, folder: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    try:
+        with _before_each_table(interrupt):
+            study(loaded, folder, settings)
+    except KeyboardInterrupt:
+        status = open_run(folder).info.status
+        assert status == "interrupted", "an interrupted run does not say so"
 
 
 def _check_same(run: Run, whole: Run, when: str) -> None:
