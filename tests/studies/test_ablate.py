@@ -11,7 +11,6 @@ from commands import cli
 from refusals import refused
 from sinklab.core.probing import intervene
 from sinklab.lab.analysis.doses import rank_correlation
-from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded
@@ -27,7 +26,6 @@ from sinklab.lab.studies.curve import (
 from sinklab.lab.studies.curve.figures import ablation_figure, ablation_sentences, ablation_table
 from sinklab.lab.studies.curve.reading import ablation_map
 from sinklab.lab.studies.curve.writing import distance_sentences, distance_table
-from sinklab.lab.testing import check_study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -43,18 +41,8 @@ def settings(**changes):
     return AblateSettings(**{"rows": 4, "length": 16, "heldout": "held.txt", "batch": 3, **changes})
 
 
-@pytest.mark.slow
-def test_the_study_conforms():
-    check_study(Ablate(), tiny_loaded(1), settings(k=2))
-    check_study(
-        Ablate(),
-        tiny_loaded(),
-        settings(by="layer", sink_rule="excess:epsilon=1", removal="zero_value"),
-    )
-
-
 @pytest.mark.parametrize(
-    "changes", [{"k": 2}, {"by": "layer"}, {"sink_rule": "excess:epsilon=0.5", "k": 3}]
+    "changes", [{"by": "layer", "k": 2}, {"sink_rule": "excess:epsilon=0.5", "k": 3}]
 )
 def test_every_cell_is_what_an_edit_of_this_head_alone_costs(changes):
     """The slow twin: one block of `intervene` with a clean pass for each cell."""
@@ -178,30 +166,13 @@ def made_up(folder, deltas, twin=None, **settings_):
 def test_what_a_control_shows_stands_beside_it():
     noise = np.random.default_rng(0).normal(0, 0.01, (12, 10))
     rising = 0.02 * np.arange(10) + noise
-    for name, share in (("both", 0.5), ("weak", 0.1)):
-        said = made_up(Path(name), rising, share * rising)
-        greatest = share * rising.mean(0).max()
-        assert len(said) == 2 and said[0].endswith(f"(shuffled weights +{greatest:.4f})."), said
-        assert said[1].endswith("(shuffled weights 1.0)."), said
+    said = made_up(Path("weak"), rising, 0.1 * rising)
+    greatest = 0.1 * rising.mean(0).max()
+    assert len(said) == 2 and said[0].endswith(f"(shuffled weights +{greatest:.4f})."), said
+    assert said[1].endswith("(shuffled weights 1.0)."), said
     falling = made_up(Path("other way"), rising, -rising)
     assert f"(shuffled weights −{rising.mean(0).max():.4f})" in falling[0]
     assert made_up(Path("alone"), rising)[2] == "No untrained control of toy was run."
-
-
-@pytest.mark.slow
-def test_twins_are_mapped_on_the_same_rows():
-    loaded = tiny_loaded(1)
-    run = open_run(Ablate()(loaded, "run", settings()))
-    assert run.table("twins")["made"].tolist() == [True, True]
-    for kind, make in UNTRAINED.items():
-        alone = open_run(Ablate()(make(loaded, 0), kind, settings(twin=False)))
-        assert "twins" not in alone.tables
-        for name in ("ablation", "map"):
-            assert alone.table(name).equals(run.table(f"{name}-{kind}"))
-    # a finished run gets them where they are asked for
-    Ablate()(loaded, "late", settings(twin=False))
-    Ablate()(loaded, "late", settings(twin=True), resume=True)
-    assert open_run("late").table("map-permuted").equals(run.table("map-permuted"))
 
 
 def test_sentences_say_what_the_rows_say():
@@ -257,16 +228,6 @@ def shorter(**changes):
         "ks": (1, 2),
     }
     return DistanceSettings(**{**small, **changes})
-
-
-@pytest.mark.slow
-def test_the_study_of_distances_conforms():
-    check_study(DistanceStudy(), tiny_loaded(1), shorter(protocols=("paper", "rule"), ks=(1,)))
-    check_study(
-        DistanceStudy(),
-        tiny_llama(),
-        shorter(protocols=("clean",), removals=("mask",), controls=("random",)),
-    )
 
 
 @pytest.mark.slow

@@ -83,8 +83,10 @@ def test_an_order_reveals_each_column_once_and_one_block_after_the_other(study, 
     assert bool(in_blocks.all()) == (size is not None)
 
 
-@pytest.mark.parametrize("variant", ["plain", "sink"])
-@pytest.mark.parametrize("name", ["causal", "block 4", "full, as 4", "full, free"])
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [("causal", "plain"), ("block 4", "sink"), ("full, as 4", "plain"), ("full, free", "sink")],
+)
 def test_what_is_watched_is_what_a_plain_computation_gives(study, name, variant):
     source, size = Source(2), None if name in ("causal", "full, free") else 4
     objective = {"causal": "causal", "block 4": "block4"}.get(name, "diffusion")

@@ -113,10 +113,6 @@ def test_a_longer_stage_goes_on_from_the_adapters_and_resumes(toy, monkeypatch):
     assert told.settings["lr"] == 1e-3
     assert told.settings["adapters"].endswith("iii-0-2.safetensors")
     assert told.model["adapters"]["tokens"] == 128
-
-
-def test_a_longer_stage_begins_with_the_loss_at_which_the_last_one_ended(toy):
-    study.train_all()
     ended = open_run(toy / "runs" / "iii-0").table("history")["heldout_loss"].dropna().iloc[-1]
     # a stage that learns nothing measures what it began with; adapters are kept in bfloat16
     still = replace(study.Stage("iii", 0, 2, 4).settings(), lr=1e-12, out=str(toy / "still"))

@@ -1,0 +1,129 @@
+"""Studies on runs of seconds: the promises of each, controls that read what the model read, and
+workers that share one.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sinklab.lab.checkpoints.controls import UNTRAINED
+from sinklab.lab.records import open_run
+from sinklab.lab.studies.battery import Battery, BatterySettings
+from sinklab.lab.studies.contents import ContentsSettings, Probe
+from sinklab.lab.studies.curve import (
+    Ablate,
+    AblateSettings,
+    Curve,
+    CurveSettings,
+    DistanceSettings,
+    DistanceStudy,
+)
+from sinklab.lab.studies.strength import Strength, StrengthSettings
+from sinklab.lab.testing import check_study
+from tiny_diffusion import TEXT, tiny_loaded
+from tiny_llama import tiny_llama
+
+LOSSES = CurveSettings(
+    ks=(1,), controls=("sinks", "random"), rows=3, length=16, batch=2, heldout="held.txt"
+)
+MAP = AblateSettings(rows=4, length=16, batch=3, heldout="held.txt", twin=False)
+TEXTS = DistanceSettings(
+    rows=2, batch=1, prompt_tokens=8, new_tokens=3, heldout="held.txt", ks=(1,)
+)
+PROBLEMS = BatterySettings(
+    skills=("copying",), levels=(1,), problems=2, ks=(2,), new_tokens=2, twin=False
+)
+SEQUENCES = StrengthSettings(
+    rows=2, length=12, batch=1, texts="held.txt", inputs=("natural",), starts=("raw",), twin=False
+)
+PROMPTS = tuple(TEXT[start : start + 12] for start in range(0, 24, 8))
+STATES = ContentsSettings(
+    prompts=PROMPTS,
+    new_tokens=4,
+    block_length=2,
+    choose="strongest",
+    every=2,
+    pairs=1,
+    layers=(1,),
+    folds=3,
+    classes=4,
+    resamples=5,
+    twin=False,
+)
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("held.txt").write_text(TEXT * 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("study", "make", "settings"),
+    [
+        (Ablate(), lambda: tiny_loaded(1), replace(MAP, k=2)),
+        (
+            Ablate(),
+            tiny_loaded,
+            replace(MAP, by="layer", sink_rule="excess:epsilon=1", removal="zero_value", twin=True),
+        ),
+        (DistanceStudy(), lambda: tiny_loaded(1), replace(TEXTS, protocols=("rule",))),
+        (
+            DistanceStudy(),
+            tiny_llama,
+            replace(TEXTS, protocols=("clean",), removals=("mask",), controls=("random",)),
+        ),
+        (Battery(), tiny_loaded, replace(PROBLEMS, controls=("random",))),
+        (Strength(), lambda: tiny_loaded(1), replace(SEQUENCES, ratios=(0, 0.5))),
+        (
+            Strength(),
+            tiny_llama,
+            replace(SEQUENCES, inputs=("natural", "repeat"), starts=("start",)),
+        ),
+        (Probe(), lambda: tiny_loaded(1), STATES),
+    ],
+)
+def test_a_study_conforms(study, make, settings):
+    check_study(study, make(), settings)
+
+
+@pytest.mark.parametrize(
+    ("study", "settings"),
+    [
+        (Ablate(), replace(MAP, by="layer")),
+        pytest.param(Curve(), LOSSES, marks=pytest.mark.slow),
+        pytest.param(Battery(), replace(PROBLEMS, controls=("sinks",)), marks=pytest.mark.slow),
+        pytest.param(Strength(), replace(SEQUENCES, ratios=(0,)), marks=pytest.mark.slow),
+    ],
+)
+def test_controls_are_measured_as_in_a_run_of_their_own(study, settings):
+    loaded, said = tiny_loaded(1), list[str]()
+    run = open_run(study(loaded, "run", replace(settings, twin=True), progress=said.append))
+    assert sum("reads the same canvases" in line for line in said) == 2
+    assert run.table("twins")["made"].tolist() == [True, True]
+    for kind, make in UNTRAINED.items():
+        alone = open_run(study(make(loaded, 0), kind, replace(settings, twin=False)))
+        assert "twins" not in alone.tables
+        for name in alone.tables:
+            assert alone.table(name).equals(run.table(f"{name}-{kind}")), name
+        rows = type(study).parts
+        assert not alone.table(rows).equals(run.table(rows))
+
+
+def test_a_finished_run_gets_its_controls_where_they_are_asked_for():
+    settings = replace(MAP, by="layer")
+    Ablate()(tiny_loaded(), "late", settings)
+    Ablate()(tiny_loaded(), "late", replace(settings, twin=True), resume=True)
+    at_once = open_run(Ablate()(tiny_loaded(), "at once", replace(settings, twin=True)))
+    assert open_run("late").table("map-permuted").equals(at_once.table("map-permuted"))
+
+
+def test_a_worker_takes_what_the_others_have_not_done(monkeypatch):
+    settings = replace(MAP, by="layer")
+    alone = open_run(Ablate()(tiny_loaded(), "alone", settings))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    shared = open_run(Ablate()(tiny_loaded(), "run", settings))
+    assert shared.table("ablation").equals(alone.table("ablation"))
