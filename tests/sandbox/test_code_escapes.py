@@ -216,13 +216,13 @@ open(Path(OUTSIDE + '/kept'))""",
 }
 
 
-def fates(within, outside):
+def fates(within, outside, cheats=CHEATS):
     """The fate of every program behind this boundary."""
     found = {}
-    for name, program in CHEATS.items():
+    for name, program in cheats.items():
         found[name] = run_program(program, LIMITS, tests=TESTS, name="square", within=within).status
     for name, program in ESCAPES.items():
-        limits = CodeLimits(seconds=1.5) if name in ("sleeps", "turns") else LIMITS
+        limits = CodeLimits(seconds=0.5) if name in ("sleeps", "turns") else LIMITS
         found[name] = run_program(
             f"OUTSIDE = {outside!r}\nimport os\n{program}", limits, within=within
         ).status
@@ -262,7 +262,11 @@ def test_no_program_cheats_or_escapes(within, outside, monkeypatch):
         pytest.skip(f"no {within} here: {leaks(within)}")
     monkeypatch.setenv("SINKLAB_SECRET", "1")
     before = left(outside)
-    check(fates(within, str(outside)), before, outside)
+    # what the judge believes depends on no boundary
+    cheats = {}
+    if within == "bubblewrap" or leaks("bubblewrap"):
+        cheats = CHEATS
+    check(fates(within, str(outside), cheats), before, outside)
     honest = run_program(
         "def square(x): return x * x", LIMITS, tests=TESTS, name="square", within=within
     )
@@ -320,7 +324,7 @@ for name, program in given["cheats"].items():
     run = run_program(program, patient, tests=given["tests"], name="square", within=HOOK)
     found[name] = run.status
 for name, program in given["escapes"].items():
-    limits = CodeLimits(seconds=1.5) if name in ("sleeps", "turns") else patient
+    limits = CodeLimits(seconds=0.5) if name in ("sleeps", "turns") else patient
     program = f"OUTSIDE = {given['outside']!r}\\nimport os\\n{program}"
     found[name] = run_program(program, limits, within=HOOK).status
 print(json.dumps([{name: leaks(name) for name in BOUNDARIES}, found]))

@@ -153,11 +153,9 @@ def test_a_boundary_is_what_held(monkeypatch):
         boundary.cache_clear()
 
 
-@pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(60)"])
-@pytest.mark.slow
-def test_time_ends_a_program(program):
-    result = run_program(program, CodeLimits(seconds=0.5))
-    assert str(result) == "timeout: 0.5 s by the clock"
+def test_time_ends_a_program():
+    result = run_program("while True: pass", CodeLimits(seconds=0.2))
+    assert str(result) == "timeout: 0.2 s by the clock"
 
 
 def test_results_come_in_the_order_of_their_programs():
