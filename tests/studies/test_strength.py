@@ -231,16 +231,16 @@ def test_smollm2_has_the_sink_of_models_with_rotary_positions():
 
     lm, text = sinklab.load(smollm2()), str(books())
     natural = (
-        lm.strength(text, inputs=("natural",), starts=("raw",), rows=50, twin=False)
+        lm.strength(text, inputs=("natural",), starts=("raw",), rows=20, twin=False)
         .table("summary")
         .loc[0]
     )
-    assert natural["rows"] == 50
-    assert 100 * natural["sink"] == pytest.approx(77.8, abs=3)
-    assert 100 * natural["sink_by_text"] == pytest.approx(72.8, abs=3)
-    others = lm.strength(inputs=("random", "repeat"), starts=("raw",), rows=16, twin=False).table(
+    assert natural["rows"] == 20
+    assert 100 * natural["sink"] == pytest.approx(75.2, abs=3)
+    assert 100 * natural["sink_by_text"] == pytest.approx(70.1, abs=3)
+    others = lm.strength(inputs=("random", "repeat"), starts=("raw",), rows=6, twin=False).table(
         "summary"
     )
     random, repeat = others["sink"]
-    assert 100 * random == pytest.approx(80.7, abs=5)
+    assert 100 * random == pytest.approx(81.5, abs=5)
     assert repeat == 0 and others.loc[1, "sink_by_text"] == 0
