@@ -9,7 +9,7 @@ from transformers import AddedToken, PreTrainedTokenizerFast, Qwen2Tokenizer
 from shared_data import shared
 from sinklab.lab.analysis import characters
 from sinklab.lab.checkpoints import SpecialIds, load
-from sinklab.lab.checkpoints.llada import LLaDA
+from sinklab.lab.checkpoints.formats import LLaDA
 from sinklab.lab.checkpoints.tokens import ROLES, special_roles, token_text
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 

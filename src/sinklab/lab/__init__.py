@@ -2,10 +2,7 @@
 
 PROVIDES = {
     "caches": "caching.blocks caching.policies",
-    "families": (
-        "checkpoints.causal checkpoints.dream checkpoints.families checkpoints.llada "
-        "checkpoints.smdm"
-    ),
+    "families": "checkpoints.families checkpoints.formats",
     "interventions": "measures.patch measures.positions measures.short_names scoring.hidden_states",
     "figures": "reports.figures reports.maps",
     "removals": "measures.values",

@@ -1,7 +1,7 @@
 """Checkpoint families: the description of one published format, and the family of a checkpoint.
 
-A family is a class registered in :data:`sinklab.core.registry.families`, the built-in ones one file
-each in this folder. One of Llama's shape needs the names of its tensors and a `read`
+A family is a class registered in :data:`sinklab.core.registry.families`, the built-in ones in
+formats.py. One of Llama's shape needs the names of its tensors and a `read`
 (examples/add_a_family.py).
 """
 

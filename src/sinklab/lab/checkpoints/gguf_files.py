@@ -84,13 +84,6 @@ class Header:
         return round(OVERHEAD * (parameters * (4 + size) + self.size))
 
 
-def is_file(path: Path) -> bool:
-    """Whether a path from `sinklab.lab.checkpoints.published.resolve` is such a file, and no
-    folder.
-    """
-    return path.suffix == SUFFIX
-
-
 def find(name: str) -> Path | None:
     """The GGUF file that a name stands for; None if it stands for none.
 
@@ -102,7 +95,7 @@ def find(name: str) -> Path | None:
             not installed.
     """
     path = Path(name)
-    if is_file(path) and path.is_file():
+    if path.suffix == SUFFIX and path.is_file():
         _refuse_part(path, name)
         return path
     if path.is_dir():

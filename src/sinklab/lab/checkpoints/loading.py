@@ -158,13 +158,15 @@ def load(
     if plan.family.reads_itself:
         changed = settings or as_diffusion or sink is not None or tensor_parallel != 1
         device_of_all = _one_device(device_map, plan, name, is_changed=bool(changed))
-        whole = _read_whole(place, plan, raw, name, kind, allow_pickle)
-        whole.model.to(device_of_all)
-        return replace(whole, revision=_commit(place, revision))
+        row, found = published.row_of(name, raw.get("_name_or_path"), plan)
+        parts = plan.family.read_whole(place, plan, row, dtype=kind, allow_pickle=allow_pickle)
+        parts["model"].to(device_of_all)
+        parts["notes"] += found
+        return Loaded(name=name, revision=_commit(place, revision), **parts)
     stored = _stored_as(raw, dtype, tensor_parallel)
     plan, weights, tokenizer = _opened(place, plan, raw, name, allow_pickle)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
-    if gguf_files.is_file(place):
+    if place.suffix == gguf_files.SUFFIX:
         weights = gguf_files.read_weights(place, name, plan.backbone, kind)
     model = _filled(plan, weights, name, raw, kind, device_map, settings, tensor_parallel)
     notes: tuple[str, ...] = ()
@@ -177,21 +179,6 @@ def load(
         notes += (materialize.store(model, stored, name),)
     plan = replace(plan, notes=(*plan.notes, *notes))
     return replace(_assembled(model, plan, place, raw, name, tokenizer, revision), stored=stored)
-
-
-def _read_whole(
-    place: Path,
-    plan: CheckpointPlan,
-    raw: dict[str, Any],
-    name: str,
-    dtype: torch.dtype,
-    allow_pickle: bool,
-) -> Loaded:
-    """A model of a family that reads its files itself."""
-    row, notes = published.row_of(name, raw.get("_name_or_path"), plan)
-    parts = plan.family.read_whole(place, plan, row, dtype=dtype, allow_pickle=allow_pickle)
-    parts["notes"] = (*parts["notes"], *notes)
-    return Loaded(name=name, revision=None, **parts)
 
 
 def _stored_as(raw: dict[str, Any], dtype: torch.dtype | str, tensor_parallel: int) -> str:
@@ -211,7 +198,7 @@ def _opened(
     place: Path, plan: CheckpointPlan, raw: dict[str, Any], name: str, allow_pickle: bool
 ) -> tuple[CheckpointPlan, weightfiles.Weights | Path, PreTrainedTokenizerBase | None]:
     """The plan, completed from the weight files; these files; and the tokenizer."""
-    if gguf_files.is_file(place):
+    if place.suffix == gguf_files.SUFFIX:
         note = f"dequantised from {gguf_files.read_header(place, name).stored}"
         tokenizer = gguf_files.read_tokenizer(place, name)
         return replace(plan, notes=(*plan.notes, note)), place, tokenizer

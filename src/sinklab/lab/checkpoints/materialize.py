@@ -398,15 +398,21 @@ def _check(
     if model.config.tie_word_embeddings:
         # some files of a tied model have its head all the same
         known.add(plan.head)
+    mismatched: list[str] = []
+    for target, source in plan.sources.items():
+        each = ours[target]
+        if not isinstance(source[0], str):
+            # of the rows of all experts, those of one
+            each = (each[0] * each[1] // len(source[0]), *each[2:])
+        mismatched += [
+            f"{one} has shape {theirs[one]}, which does not give {target} {ours[target]}"
+            for one in names_of(source)
+            if one in theirs and _taken(theirs[one], source[1]) != each
+        ]
     wrong: dict[str, list[str]] = {
         "missing": [source for source in sources if source not in theirs],
         "unexpected": [one for one in theirs if one not in known and not one.endswith(harmless)],
-        "mismatched": [
-            f"{name} has shape {theirs[name]}, which does not give {target} {ours[target]}"
-            for target, source in plan.sources.items()
-            for name in names_of(source)
-            if name in theirs and _taken(theirs[name], source[1]) != _share(source, ours[target])
-        ],
+        "mismatched": mismatched,
     }
     listed = [
         f"{key}: {', '.join(names[:5])}" + f" and {len(names) - 5} more" * (len(names) > 5)
@@ -418,13 +424,6 @@ def _check(
             f"the tensors of {name} do not fit its config ({'; '.join(listed)}); check that "
             "weights and config belong together"
         )
-
-
-def _share(source: Source | Stacked, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape that each tensor of a source must give to one of this shape."""
-    if isinstance(source[0], str):
-        return shape
-    return (shape[0] * shape[1] // len(source[0]), *shape[2:])
 
 
 def _taken(shape: tuple[int, ...], take: Callable[[Tensor], Tensor] | None) -> tuple[int, ...]:

@@ -195,7 +195,7 @@ def read_plan(name: str, revision: str | None = None) -> tuple[CheckpointPlan, d
     if name in adapters.PACKAGED:
         return _adapted_plan(name)
     path = Path(name)
-    if path.is_file() and not gguf_files.is_file(path):
+    if path.is_file() and path.suffix != gguf_files.SUFFIX:
         config = families.read_config(path, name)
     else:
         config = config_of(resolve(name, revision, ()), name)
@@ -204,7 +204,7 @@ def read_plan(name: str, revision: str | None = None) -> tuple[CheckpointPlan, d
 
 def config_of(place: Path, name: str) -> dict[str, Any]:
     """The config in the place that :func:`resolve` found. Raises ValueError if it is unreadable."""
-    if gguf_files.is_file(place):
+    if place.suffix == gguf_files.SUFFIX:
         return gguf_files.read_config(place, name)
     return families.read_config(place / "config.json", name)
 

@@ -126,19 +126,10 @@ class GivenAway(Tensors):
         yield slice(None), self.tensors.pop(name)[part or ...]
 
 
-class Pickles(Tensors):
-    """Tensors of pickled state dicts, unpickled with ``weights_only=True`` and mapped if the format
-    allows it.
-    """
-
-    def __init__(self, files: list[Path]) -> None:
-        tensors: dict[str, Tensor] = {}
-        for file in files:
-            tensors |= _unpickle(file)
-        super().__init__(tensors)
-
-
 def _unpickle(file: Path) -> dict[str, Tensor]:
+    """The tensors of a pickled state dict, unpickled with ``weights_only=True`` and mapped if the
+    format allows it.
+    """
     with refused(
         f"{file.name} is damaged or holds more than tensors and was not unpickled, since that "
         "could run code"
@@ -185,9 +176,12 @@ def open_weights(folder: Path, name: str, allow_pickle: bool = False) -> Weights
             "safetensors, or pass allow_pickle=True to read them with weights_only=True"
         )
     with refused(UNREADABLE.format(name), SafetensorError, OSError, RuntimeError, EOFError):
-        if pickled:
-            return Pickles(files)
-        return Safetensors(files)
+        if not pickled:
+            return Safetensors(files)
+        tensors: dict[str, Tensor] = {}
+        for file in files:
+            tensors |= _unpickle(file)
+        return Tensors(tensors)
 
 
 def _files(folder: Path, name: str) -> list[Path]:

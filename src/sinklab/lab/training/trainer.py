@@ -321,15 +321,13 @@ class DiffusionTrainer(Trainer):
         """
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if samples:
-            self._tokens = self._counted(samples)
+            step = self.state.global_step
+            counted = [self.objective.counted(sample, step).sum() for sample in samples]
+            here = torch.stack(counted).sum().to(self.args.device)
+            self._tokens = self.accelerator.reduce(here, reduction="sum")
             if "cursor" in samples[-1]:
                 self.cursor = samples[-1]["cursor"][-1].tolist()
         return samples, None
-
-    def _counted(self, samples: list[dict[str, Tensor]]) -> Tensor:
-        step = self.state.global_step
-        here = torch.stack([self.objective.counted(sample, step).sum() for sample in samples]).sum()
-        return self.accelerator.reduce(here.to(self.args.device), reduction="sum")
 
     def compute_loss(
         self,
