@@ -34,6 +34,7 @@ TAKEN = {
 MODULES = {
     "core.diffusion": None,
     "core.registry": None,
+    "core.sinks": None,
     "lab.studies.trace.study": ("StudySettings", "study"),
 }
 """public modules that are no packages with a list of names; None: everything without an

@@ -119,26 +119,6 @@ HELP = frozenset(("--help", "-h", "--help-all"))
 TRAIN = "A model with a sink or without, or the sink alone."
 
 
-def _commands() -> dict[str, Any]:
-    """Name -> the study or the function of every command, of ``train`` the maker of one."""
-    return {**registry.studies, "train": train_command, **OTHERS, **registry.commands}
-
-
-def _made(name: str, one: Any, arguments: Sequence[str]) -> Callable[..., None]:
-    """The function of a command.
-
-    Args:
-        name: of the command.
-        one: as `_commands` has it.
-        arguments: behind the name; some of them decide the defaults of others.
-    """
-    if name in registry.studies:
-        return command(name, one())
-    if name == "train":
-        return train_command(arguments)
-    return one
-
-
 def _nothing() -> None:
     """A command that is listed alone."""
 
@@ -234,7 +214,8 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
     completes = called.startswith("--tyro-")
     if completes:
         rest = []
-    commands = _commands()
+    # of `train` the function that makes its command
+    commands = {**registry.studies, "train": train_command, **OTHERS, **registry.commands}
     lines = {name: (one.__doc__ or "").partition("\n")[0] for name, one in commands.items()}
     lines["train"] = TRAIN
     if not called or called in HELP:
@@ -249,7 +230,11 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
         if name == called or completes:
             asks = bool(HELP.intersection(rest))
             short = asks and "--help-all" not in rest
-            plain = _made(name, one, rest)
+            plain: Callable[..., None] = one
+            if name in registry.studies:
+                plain = command(name, one())
+            elif name == "train":
+                plain = train_command(rest)
             given = Given.by(rest, partial(_settings_of, name))
             bare = ()
             if not (completes or asks or values_of(rest, "--model")[0]):

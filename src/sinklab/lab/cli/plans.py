@@ -2,11 +2,9 @@
 speed.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import median
 from typing import Any
 
 from sinklab.lab.studies.processes import Amount
@@ -85,38 +83,18 @@ def machine_speed(
     """
     import torch
 
-    def typical(rows: int, width: int) -> float:
-        left, right = (
-            torch.ones(size, width, dtype=getattr(torch, dtype), device=device)
-            for size in (rows, width)
-        )
-
-        def multiplied() -> float:
-            return (left @ right).sum().item()
-
-        times = [_typical(multiplied)]
-        threads = torch.get_num_threads()
-        if threads > 1 and device == "cpu":
-            torch.set_num_threads(1)
-            times.append(_typical(multiplied))
-            torch.set_num_threads(threads)
-        return min(times)
-
-    least = typical(1, 8)
-    return 2 * rows * width**2 / max(typical(rows, width) - least, 1e-6), least
-
-
-def _typical(work: Callable[[], object]) -> float:
-    """Seconds that this work takes, the median over `PROBE` seconds."""
-    # the first time makes ready what the others find
-    work()
-    taken: list[float] = []
-    end = time.perf_counter() + PROBE
-    while not taken or time.perf_counter() < end:
-        started = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - started)
-    return median(taken)
+    how: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device}
+    threads = {torch.get_num_threads()}
+    if device == "cpu":
+        threads.add(1)
+    seconds = []
+    for height, size in ((1, 8), (rows, width)):
+        left = torch.ones(height, size, **how)
+        right = torch.ones(size, size, **how)
+        work = "(left @ right).sum().item()"
+        seconds.append(min(_typical(work, count, left=left, right=right) for count in threads))
+    least, whole = seconds
+    return 2 * rows * width**2 / max(whole - least, 1e-6), least
 
 
 @cache
@@ -127,11 +105,16 @@ def memory_speed(device: str) -> float:
     import torch
 
     numbers = torch.ones(1 << 24, device=device)
+    work = "numbers.sum().item()"
+    return 4 * len(numbers) / _typical(work, torch.get_num_threads(), numbers=numbers)
 
-    def added() -> float:
-        return numbers.sum().item()
 
-    return 4 * len(numbers) / _typical(added)
+def _typical(work: str, threads: int, **named: Any) -> float:
+    """Seconds that this work on tensors takes, the median over `PROBE` seconds."""
+    from torch.utils.benchmark import Timer
+
+    timer = Timer(work, globals=named, num_threads=threads)
+    return timer.blocked_autorange(min_run_time=PROBE).median
 
 
 def plan_for(
@@ -179,41 +162,33 @@ def plan_for(
         bytes_each = 16
         apart = ", activations not counted,"
     words = found.words
-    if info is None:
-        weights = found.parameters or 0
-        one = _seconds_of_one(found, weights, found.layers, dtype, device, 1024)
-        size = weights * bytes_each
-    else:
+    active = found.parameters or 0
+    layers = found.layers
+    hidden = 1024
+    size = active * bytes_each
+    if info is not None:
         words = f"{words} {where}"
-        one = _seconds_of_one(
-            found, info.active_parameters, info.layers, dtype, device, info.hidden
-        )
+        active = info.active_parameters
+        layers = info.layers
+        hidden = info.hidden
         size = info.parameters * bytes_each + info.canvas_bytes(dtype, found.positions)
+    speed, least = machine_speed(dtype, device, min(found.positions, 1024), hidden)
+    factor = EXTRA
+    if found.trains:
+        # a backward pass is two forward ones
+        factor = 3
+    small = SMALL_PRODUCTS
+    if found.is_watched:
+        small = WATCHED
+    # its products, or reading the weights if that takes longer, and the overhead of each layer
+    products = factor * 2 * active * found.positions / speed
+    one = max(products, active * BYTES[dtype] / memory_speed(device)) + layers * small * least
     seconds = START + PREPARING * found.trains + _with_twins(found.evaluations * one, found.twins)
     line = (
         f"plan: {words}, {found.evaluations:,} evaluations of {found.positions:,} positions: about "
         f"{duration(seconds)} and {_rounded(size / 1e9)} GB{apart} on {device} (estimated)"
     )
     return Plan(line, seconds, found.first, found.twins)
-
-
-def _seconds_of_one(
-    found: Amount, active: int, layers: int, dtype: str, device: str, hidden: int
-) -> float:
-    """Seconds of an evaluation: its products, or reading the weights if that takes longer, and the
-    overhead of each layer.
-    """
-    speed, least = machine_speed(dtype, device, min(found.positions, 1024), hidden)
-    # a backward pass is two forward ones
-    factor = EXTRA
-    if found.trains:
-        factor = 3
-    products = factor * 2 * active * found.positions / speed
-    reading = active * BYTES[dtype] / memory_speed(device)
-    small = SMALL_PRODUCTS
-    if found.is_watched:
-        small = WATCHED
-    return max(products, reading) + layers * small * least
 
 
 def duration(seconds: float) -> str:
