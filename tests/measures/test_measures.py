@@ -235,25 +235,6 @@ def outputs(modules, change):
         hook.remove()
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_similarity_of_layers_is_the_written_formula(causal):
-    model = llama(causal=causal)
-    states = []
-    ids_BS = torch.arange(1, 25).view(2, 12)
-    keep = outputs(model.model.layers, lambda _n, out: states.append(out.double()) or out)
-    with torch.no_grad(), keep, trace(model, ("layer_similarity",)) as recording:
-        model(ids_BS)
-    found_BL3 = recording.array("layer_similarity")[0]
-    np.testing.assert_array_equal(found_BL3[:, 0], 1.0)
-    states_LBSD = torch.stack(states).numpy()
-    apart_LBSD = (states_LBSD - states_LBSD.mean(0)) / states_LBSD.std(0, ddof=1)
-    pooled_LB1D = states_LBSD.mean(2, keepdims=True)
-    for column, some in enumerate((states_LBSD, pooled_LB1D, apart_LBSD)):
-        unit = some / np.linalg.norm(some, axis=-1, keepdims=True)
-        expected_B = (unit[0] * unit[1]).sum(-1).mean(-1)
-        np.testing.assert_allclose(found_BL3[:, 1, column], expected_B, atol=1e-5)
-
-
 def test_similarity_is_the_mean_over_all_pairs_of_layers_so_far():
     states_LBSD = torch.randn(4, 2, 5, 8, generator=torch.Generator().manual_seed(0))
     measure, memory = LayerSimilarity().measure, {}
@@ -281,6 +262,7 @@ def test_padding_does_not_count_in_the_similarity_of_layers():
         model(ids_1S)
         model(padded_1S, attention_mask=(padded_1S > 0).long())
     alone, padded = recording.array("layer_similarity")[:, 0]
+    assert (alone[0] == 1).all() and (alone[1] < 1).all()
     np.testing.assert_allclose(padded, alone, atol=1e-5)
 
 

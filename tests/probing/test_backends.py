@@ -223,7 +223,7 @@ def test_our_own_models_whatever_their_backend(base, settings, uncompiled):
 @pytest.mark.parametrize(
     "base, backend, padded, form",
     [
-        ("sdpa", "aot_eager", True, "forward"),
+        ("sdpa", "eager", True, "forward"),
         ("eager", "aot_eager", True, "module"),
         ("sdpa", "inductor", False, "module"),
     ],

@@ -69,14 +69,6 @@ def test_a_part_of_the_model_may_be_called_directly():
     assert [x.shape[1] for x in pieces.received] == [2, 2, 2]
 
 
-def test_a_layer_that_runs_twice_gets_two_names():
-    model = HandWritten(layers=1)
-    model.blocks.append(model.blocks[0])
-    with trace(model) as recording:
-        model(IDS)
-    assert recording.layers == ["blocks.0", "blocks.0#2"]
-
-
 def test_nested_traces_and_neighbours_do_not_disturb_each_other():
     model, other = HandWritten(), HandWritten("causal")
     with trace(model) as outer, trace(other) as beside:

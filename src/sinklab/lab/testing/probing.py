@@ -201,7 +201,7 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
 
     It is written as text and read again; its array has the announced axes, with numbers for every
     query that ran; they depend neither on the chunks that attention is computed in nor on the other
-    heads, layers and statistics that are recorded, nor do these on them; a trace changes no output.
+    heads and statistics that are recorded, nor do these on them; a trace changes no output.
 
     Args:
         statistic: a value or its text.
@@ -248,7 +248,6 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
     assert told.isfinite().all(), f"{name} has numbers that are not finite where every query runs"
     others: dict[str, tuple[Tensor, dict[str, Any]]] = {
         "depends on chunks": (array, {"chunk": 3}),
-        "of all layers at once differs from each alone": (array, {"beside": True}),
         "depends on other statistics": (array, {"others": ()}),
     }
     if "head" in dims:
@@ -267,7 +266,6 @@ def _traced(
     *,
     chunk: int | None = None,
     heads: Any = None,
-    beside: bool = False,
     others: tuple[str, ...] = ("received",),
 ) -> tuple[Tensor, Recording]:
     small = partial(attention_statistics, chunk=chunk)
@@ -276,9 +274,7 @@ def _traced(
         if chunk
         else nullcontext()
     )
-    # if another trace listens, every layer is measured by itself
-    other = trace(model) if beside else nullcontext()
-    with patch, other, trace(model, (name, *others), canvas=canvas, heads=heads) as recording:
+    with patch, trace(model, (name, *others), canvas=canvas, heads=heads) as recording:
         logits = model(canvas.ids_BS, attention_mask=canvas.attention_BS.long()).logits
         # a second step, in which one position is written
         written_BS = canvas.ids_BS.clone()
