@@ -19,7 +19,6 @@ from refusals import refused, refusing
 from sinklab.core.attention import is_observed
 from sinklab.core.probing import intervene, position_states, trace
 from sinklab.core.sampling import Canvas, denoise
-from sinklab.core.sinks import Excess, find_sinks
 from sinklab.extras.fast.median import bisected_median, partitioned_median
 from sinklab.lab.caching import DualCache
 from sinklab.lab.measures import MaskSinks
@@ -313,59 +312,6 @@ def test_layers_that_a_backward_pass_replays_are_clipped_too():
         grads.append(model.model.embed_tokens.weight.grad.clone())
     assert float(grads[0].abs().max()) > 0
     assert_close(grads[0], grads[1])
-
-
-SPIKE, CONSTANT, TOKEN = 7, 8, 17
-
-
-def planted(spike=400.0):
-    """A token whose embedding has one massive channel, and attention whose keys are large there: a
-    sink made by it.
-    """
-    model = tiny_model(seed=1)
-    with torch.no_grad():
-        embeddings = model.model.embed_tokens.weight
-        embeddings[:, SPIKE], embeddings[:, CONSTANT] = 0.0, 2.0
-        embeddings[TOKEN, SPIKE] = spike
-        for layer in model.model.layers:
-            for module in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                module.weight[[SPIKE, CONSTANT]] = 0.0
-            query, key = (getattr(layer.self_attn, f"{name}_proj").weight for name in "qk")
-            query *= 0.1
-            key *= 0.1
-            # the slowest pair of the rotary embedding: hardly turned over a short text
-            for weight, channel in ((query, CONSTANT), (key, SPIKE)):
-                weight[:, channel] = 0.0
-                weight[3::8, channel] = 8.0
-    return model
-
-
-def test_a_planted_channel_is_found_and_its_clip_takes_the_sink_away():
-    model, place = planted(), 6
-    ids = torch.randint(20, 60, (1, 24), generator=torch.Generator().manual_seed(5))
-    ids[0, place] = TOKEN
-    with torch.no_grad(), trace(model, ("massive_activations", "received")) as recording:
-        model(ids)
-    found = recording.array("massive_activations")[0, 0]
-    assert (found[:, 0, CHANNEL] == SPIKE).all() and (found[:, 0, POSITION] == place).all()
-    assert (found[:, 0, RATIO] > 100).all() and (found[:, 0, VALUE] == 400).all()
-    sinks = find_sinks(recording.array("received")[0, 0], Excess(3.0))
-    assert sinks[..., place].all()
-    # after layer 0 the channel is clipped: layer 1, which reads it, has no sink there any more
-    clip = intervene(model, ClipChannel(channels=SPIKE, limit=0.03125, layers=(0,)))
-    with (
-        torch.no_grad(),
-        clip as log,
-        trace(model, ("massive_activations", "received")) as recording,
-    ):
-        model(ids)
-    sinks = find_sinks(recording.array("received")[0, 0], Excess(3.0))
-    assert sinks[0, :, place].all() and not sinks[1, :, place].any()
-    (record,) = state_records(log)
-    assert (record.before, record.after) == (400.0, 0.03125) and record.changed == pytest.approx(
-        1 / 24
-    )
-    assert (recording.array("massive_activations")[0, 0, :, 0, VALUE] < 100).all()
 
 
 @pytest.mark.parametrize(

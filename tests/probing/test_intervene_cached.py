@@ -75,20 +75,6 @@ def test_evicted_positions_outlast_the_steps_that_evicted_them():
     assert log.removals[1].keys_BLH[:, 0, 0].tolist() == [2, 1], "the short row has padding there"
 
 
-@pytest.mark.parametrize("cache", [None, DualCache()])
-def test_without_partial_evaluations_evicting_and_masking_write_the_same(cache):
-    model = tiny_model(SINKS)
-    masked, evicted = (
-        decode(model, cache, MaskSinks(2, removal=name)) for name in ("mask", "evict")
-    )
-    same = all(
-        torch.equal(one, other)
-        for one, other in zip(masked[1].received, evicted[1].received, strict=True)
-    )
-    assert same == (cache is None)
-    assert torch.equal(masked[1].received[1], evicted[1].received[1]), "one forward of it is a mask"
-
-
 @pytest.mark.parametrize("cache", CACHES[1:])
 def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording(cache):
     log, recording, _ = decode(tiny_model(SINKS), cache, MaskSinks(epsilon=1.0))

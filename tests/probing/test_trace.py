@@ -15,10 +15,9 @@ from probed import IDS
 from torch import nn
 
 from refusals import refused, refusing
-from sinklab.core.attention import unobserved
 from sinklab.core.probing import Statistic, trace
 from sinklab.core.registry import statistics
-from tiny_models import HandWritten, by_itself, checkpointed, llama
+from tiny_models import HandWritten, by_itself, llama
 
 
 def hooks(model):
@@ -95,15 +94,6 @@ def test_traces_may_end_out_of_order():
     assert hooks(model) == 0
 
 
-def test_unobserved_calls_are_not_seen():
-    model = HandWritten()
-    with trace(model) as recording:
-        with unobserved():
-            model(IDS)
-        model(IDS)
-    assert len(recording.received) == 1
-
-
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_forward_that_fails_leaves_no_trace(error):
     model = HandWritten()
@@ -124,14 +114,6 @@ def test_a_forward_that_fails_leaves_no_trace(error):
     assert len(recording.received) == 2
     assert hooks(model) == 0
     assert torch.equal(plain, model(IDS))
-
-
-def test_gradient_checkpointing_replays_are_no_forwards():
-    model = checkpointed(llama())
-    with trace(model) as recording:
-        model(IDS).logits.sum().backward()
-        model(IDS).logits.sum().backward()
-    assert [x.shape[1] for x in recording.received] == [2, 2]
 
 
 def compiled(model):

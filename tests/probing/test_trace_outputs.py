@@ -8,7 +8,7 @@ import torch
 from probed import IDS, PADDED
 from torch.testing import assert_close
 
-from sinklab.core.attention import attention_map, received_attention, running, value_norms
+from sinklab.core.attention import running, value_norms
 from sinklab.core.probing import BlockKeys, Listener, TopKeys, intervene, trace
 from sinklab.core.probing.tap import tapped
 from sinklab.core.registry import statistics
@@ -112,22 +112,3 @@ def test_an_announcement_of_another_canvas_is_not_taken_for_ones_own():
     with running(torch.zeros(2, 40, dtype=torch.long)), trace(model) as recording:
         model(IDS)
     assert recording.columns[0].tolist() == list(range(12)) and recording.prefix == 0
-
-
-def test_what_a_call_says_of_itself_is_what_the_public_functions_say():
-    seen = []
-
-    class Keep(Listener):
-        def observe(self, call, out):
-            given = {"mask": call.mask, "is_causal": call.is_causal, "scale": call.scale}
-            seen.append(
-                (call.received_BHS, received_attention(call.query_BHQD, call.key_BKSD, **given))
-            )
-            rows = attention_map(call.query_BHQD, call.key_BKSD, **given)
-            assert_close(call.last_row_BHS, rows[:, :, -1])
-
-    for style in STYLES:
-        model = HandWritten(style)
-        with tapped(model, Keep()):
-            model(IDS)
-    assert len(seen) == 2 * len(STYLES) and all(torch.equal(ours, theirs) for ours, theirs in seen)

@@ -9,8 +9,7 @@ from probed import canvas_of, decoded
 from torch.testing import assert_close
 
 from refusals import refused, refusing
-from sinklab.core.probing import STATES, position_states, trace
-from sinklab.core.sampling import Canvas
+from sinklab.core.probing import STATES, trace
 from sinklab.lab.caching import DualCache, PrefixCache
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, llama
@@ -137,12 +136,6 @@ def test_ids_come_from_the_model_itself_without_a_denoiser():
         states,
     ):
         model(inputs_embeds=torch.randn(1, 5, 32))
-
-
-def test_position_states():
-    canvas = Canvas.from_prompts([[5, 6], [7]], new_tokens=2, mask_id=1, pad_id=0)
-    ids = torch.tensor([[5, 6, 1, 9], [0, 7, 8, 1]])
-    assert position_states(canvas, ids).tolist() == [[2, 2, 0, 1], [-1, 2, 1, 0]]
 
 
 OPEN = torch.ones(1, 5, dtype=torch.bool)

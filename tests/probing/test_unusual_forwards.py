@@ -91,6 +91,7 @@ def test_another_text_of_the_same_shape_is_spoken_of(when):
         model(IDS)
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_text_that_goes_on_and_one_that_begins_after_a_reset_are_not():
     model = llama(causal=True)
     with torch.no_grad(), intervene(model, BlockKeys(TopKeys(1))) as log:

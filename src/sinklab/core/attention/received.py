@@ -13,7 +13,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from sinklab.core.attention.chunks import LN2, Chunk, chunks, exactly
+from sinklab.core.attention.chunks import LN2, chunks, exactly
 from sinklab.core.attention.scores import Scores, of_heads
 from sinklab.core.errors import check_tensor, one_of
 from sinklab.core.registry import fast_passes, fast_path
@@ -100,40 +100,34 @@ def _in_chunks(
     if "received" in shapes:
         shapes["received"] = (batch, heads, groups.shape[1], scores.k_BKSD.shape[2])
     results = {name: torch.zeros(shape, **like) for name, shape in shapes.items()}
+    norms_BHS = None
     if norms_BKS is not None:
-        norms_BKS = of_heads(norms_BKS, [head // scores.groups for head in scores.chosen])
+        norms_BHS = of_heads(norms_BKS, [head // scores.groups for head in scores.chosen])
     for part in chunks(scores, chunk, exponents="row_entropy" in names):
-        _measure(part, results, groups, norms_BKS)
+        rows = (part.batches, part.heads, part.queries)
+        inverse_BHC = part.inverse_BHC
+        if "received" in results:
+            weight_BHGC = inverse_BHC.unsqueeze(2) * groups[part.batches, None, :, part.queries]
+            # The weighted sum over queries is the normalisation and the column sum in one small
+            # matmul.
+            sums_RGS = torch.bmm(weight_BHGC.flatten(0, 1), part.weights_BHCS.flatten(0, 1))
+            received = results["received"][part.batches, part.heads, :, : part.keys]
+            received += sums_RGS.view(*weight_BHGC.shape[:3], part.keys)
+        if "row_logsumexp" in results:
+            results["row_logsumexp"][rows] = (part.total_BHC.log2() + part.shift_BHC) * LN2
+        if norms_BHS is not None:
+            norms = norms_BHS[part.batches, part.heads, : part.keys]
+            # matmul of these shapes takes up to nine times as long on a CPU
+            bound_BHC = torch.einsum("bhcs,bhs->bhc", part.weights_BHCS, norms)
+            results["noop_bound"][rows] = bound_BHC * inverse_BHC
+        if part.exponents_BHCS is not None:
+            # -sum p ln p = ln Z - sum p x for p = exp(x) / Z; a row without keys has neither.
+            mean_BHC = part.exponents_BHCS.mul_(part.weights_BHCS).sum(-1) * inverse_BHC
+            entropy_BHC = (part.total_BHC.log2() - mean_BHC) * LN2
+            entropy_BHC = torch.where(part.total_BHC > 0, entropy_BHC, 0.0)
+            results["row_entropy"][rows] = entropy_BHC.clamp_min_(0.0)
         del part
     return results
-
-
-def _measure(
-    part: Chunk, results: dict[str, Tensor], groups: Tensor, norms_BHS: Tensor | None
-) -> None:
-    """Write the contribution of this chunk of rows into the results."""
-    rows = (part.batches, part.heads, part.queries)
-    inverse_BHC = part.inverse_BHC
-    if "received" in results:
-        weight_BHGC = inverse_BHC.unsqueeze(2) * groups[part.batches, None, :, part.queries]
-        # The weighted sum over queries is the normalisation and the column sum in one small matmul.
-        sums_RGS = torch.bmm(weight_BHGC.flatten(0, 1), part.weights_BHCS.flatten(0, 1))
-        received = results["received"][part.batches, part.heads, :, : part.keys]
-        received += sums_RGS.view(*weight_BHGC.shape[:3], part.keys)
-    if "row_logsumexp" in results:
-        results["row_logsumexp"][rows] = (part.total_BHC.log2() + part.shift_BHC) * LN2
-    if norms_BHS is not None:
-        norms = norms_BHS[part.batches, part.heads, : part.keys]
-        # matmul of these shapes takes up to nine times as long on a CPU
-        bound_BHC = torch.einsum("bhcs,bhs->bhc", part.weights_BHCS, norms)
-        results["noop_bound"][rows] = bound_BHC * inverse_BHC
-    if part.exponents_BHCS is not None:
-        # -sum p ln p = ln Z - sum p x for p = exp(x) / Z; a row without keys has neither.
-        mean_BHC = part.exponents_BHCS.mul_(part.weights_BHCS).sum(-1) * inverse_BHC
-        entropy_BHC = (part.total_BHC.log2() - mean_BHC) * LN2
-        results["row_entropy"][rows] = torch.where(part.total_BHC > 0, entropy_BHC, 0.0).clamp_min_(
-            0.0
-        )
 
 
 def received_attention(

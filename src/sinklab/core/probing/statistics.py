@@ -297,7 +297,7 @@ def position_states_of(
         canvas = stated(decoding_run(), "canvas")
     if ids_BS is not None and canvas is not None:
         return position_states(canvas, ids_BS)
-    mask_id = mask_id_of(tap.model)
+    mask_id = config_value(tap.model, "mask_token_id")
     if ids_BS is None or mask_id is None or needs_canvas:
         raise ValueError(
             f"{asked_by} needs the state of positions, which a canvas and token ids tell, but "
@@ -305,11 +305,6 @@ def position_states_of(
             "positions such as queries='from32'"
         )
     return torch.where(ids_BS == mask_id, MASKED, COMMITTED)
-
-
-def mask_id_of(model: Any) -> int | None:
-    """Mask token of a model; None if its config names none."""
-    return config_value(model, "mask_token_id")
 
 
 @runtime_checkable

@@ -187,10 +187,12 @@ class FrameRecorder(Listener):
         if is_own and self.prefix is not None:
             frame.prefix = self.prefix
         frame.length = keys - frame.prefix
-        needed_by = self._by_query()
-        if needed_by and running is None and (queries > keys or not is_own):
+        by_query = [label for label, one in self.statistics.items() if "position" in one.axes]
+        if self.canvas is not None:
+            by_query.append("the state of queries")
+        if by_query and running is None and (queries > keys or not is_own):
             raise ValueError(
-                f"{needed_by} is told by canvas position, but {call.layer} has {queries} queries "
+                f"{by_query[0]} is told by canvas position, but {call.layer} has {queries} queries "
                 f"over {keys} keys, as cross attention has: they stand at none of them; leave it "
                 "out, or choose layers= that attend to their own sequence"
             )
@@ -199,15 +201,6 @@ class FrameRecorder(Listener):
         else:
             first = call.visibility.first_own - frame.prefix
             frame.columns_Q = torch.arange(queries, device=call.query_BHQD.device) + first
-
-    def _by_query(self) -> str:
-        """The first statistic that is given by query, or another reason that needs their places."""
-        for label, one in self.statistics.items():
-            if "position" in one.axes:
-                return label
-        if self.canvas is not None:
-            return "the state of queries"
-        return ""
 
     def finish(self) -> None:
         frame = self._open

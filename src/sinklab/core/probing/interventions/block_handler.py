@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sinklab.core.attention.context import decoding_run
 from sinklab.core.attention.scores import of_heads
+from sinklab.core.compat import config_value
 from sinklab.core.errors import check_tensor
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.intervention import InterventionLog
@@ -30,7 +31,6 @@ from sinklab.core.probing.interventions.removals import (
     restricted,
 )
 from sinklab.core.probing.interventions.selectors import KeyView
-from sinklab.core.probing.statistics import mask_id_of
 from sinklab.core.registry import selectors
 from sinklab.core.sinks import DEFAULT
 
@@ -449,7 +449,7 @@ class BlockHandler(InterventionHandler):
         length = call.key_BKSD.shape[2] - self.log.prefix_of(call)
         is_canvas = now_BS.shape[1] == length >= before_BS.shape[1]
         if is_canvas and len(before_BS) == len(now_BS):
-            mask_id = mask_id_of(self.log.tap.model)
+            mask_id = config_value(self.log.tap.model, "mask_token_id")
             self.doubt(
                 is_other_text(before_BS, now_BS[:, : before_BS.shape[1]], mask_id), self._warn
             )
