@@ -14,6 +14,7 @@ from sinklab.lab.cli.command import conduct
 from sinklab.lab.cli.options import checked, typed
 from sinklab.lab.cli.reports import onetoken, table1
 from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.studies import kept_record
 from sinklab.lab.studies.base import folder_names
 from sinklab.lab.studies.benchmarks.study import EvalSettings
 from sinklab.lab.studies.curve import Curve, CurveSettings
@@ -124,7 +125,9 @@ def scored(right):
 
     def evaluate(settings, model, out, **how):
         about = {"name": "tiny", "family": "diffusion", "weights_sha256": "w"}
-        with RunWriter(out, kind="benchmark", model=about, settings=settings.kept(), seed=0) as run:
+        with RunWriter(
+            out, kind="benchmark", model=about, settings=kept_record(settings), seed=0
+        ) as run:
             (task,), flags = settings.tasks, right(settings.mask_sinks or 0)
             row = {
                 "task": task,

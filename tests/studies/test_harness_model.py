@@ -20,7 +20,7 @@ from sinklab.core.registry import interventions
 from sinklab.core.sinks import Gu
 from sinklab.lab.measures import PROTOCOLS, MaskSinks, Recent, by_protocol
 from sinklab.lab.scoring import rolling, score
-from sinklab.lab.studies.base import from_record
+from sinklab.lab.studies.base import from_record, kept_record
 from sinklab.lab.studies.benchmarks import requests
 from sinklab.lab.studies.benchmarks import run as benchmark_asked
 from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
@@ -300,12 +300,12 @@ def test_the_protocol_and_the_rule_make_the_edit(protocol):
 def test_protocol_and_rule_are_recorded():
     settings = replace(SETTINGS, mask_sinks=2)
     other = replace(settings, protocol="held", sink_rule="excess:epsilon=2")
-    assert {name: other.kept()[name] for name in ("protocol", "sink_rule")} == {
+    assert {name: kept_record(other)[name] for name in ("protocol", "sink_rule")} == {
         "protocol": "held",
         "sink_rule": "excess:epsilon=2.0",
     }
     for one in (settings, other):
-        assert from_record(EvalSettings(), one.kept()) == one
+        assert from_record(EvalSettings(), kept_record(one)) == one
 
 
 @pytest.mark.parametrize(

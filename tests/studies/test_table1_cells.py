@@ -12,8 +12,9 @@ import pytest
 from refusals import refused
 from sinklab.core.sinks import Gu
 from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.studies import kept_record
 from sinklab.lab.studies.benchmarks.offline import LIKELIHOODS, SOURCES
-from sinklab.lab.studies.benchmarks.run import cell_name, table1
+from sinklab.lab.studies.benchmarks.run import table1
 from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
@@ -32,7 +33,7 @@ def asked(monkeypatch):
         about: dict[str, Any] = {
             "kind": "benchmark",
             "model": {"name": "m"},
-            "settings": settings.kept(),
+            "settings": kept_record(settings),
         }
         with RunWriter(out, **about, seed=0, resume=resume) as run:
             if len(seen) == 3:
@@ -109,7 +110,7 @@ def test_protocols_stand_side_by_side_and_likelihoods_know_the_clean_pass_alone(
         *(f"piqa-k5{own}{arm}" for own in ("", "-rule") for arm in arms),
     ]
     held = next(cell for cell in asked if cell.protocol == "held" and cell.control == "matched")
-    assert (held.mask_sinks, held.sink_rule, held.kept()["sink_rule"]) == (5, Gu(), "gu")
+    assert (held.mask_sinks, held.sink_rule, kept_record(held)["sink_rule"]) == (5, Gu(), "gu")
     plain = [cell for cell in asked[3:] if cell.mask_sinks is None]
     assert {(cell.protocol, cell.control, cell.sink_rule) for cell in plain} == {
         ("paper", "sinks", None)
@@ -199,7 +200,6 @@ def test_plans_and_settings_that_make_no_sense(tmp_path):
     refused("'rndom'; did you mean 'random'", Plan, controls=("rndom",))
     refused("controls must not be empty", Plan, controls=())
     refused("leave out mask_sinks and", table1, {}, EvalSettings(mask_sinks=5), tmp_path)
-    assert cell_name("gsm8k", 0, "random") == "gsm8k-k0"
 
 
 def test_real_cells_of_a_real_benchmark(tmp_path):

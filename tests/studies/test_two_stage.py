@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from refusals import refused
-from shared_data import shared
 from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.studies.benchmarks.study import NO_ANSWER, TWO_STAGE, EvalSettings
 from sinklab.lab.studies.benchmarks.two_stage import (
+    Question,
     TwoStage,
     marked_answer,
+    number_of,
+    same_answer,
     task,
     two_stage_settings,
 )
@@ -38,12 +40,20 @@ def loaded():
     return tiny_loaded(context=128)
 
 
-def two_stage(loaded, questions, *, first=0, **protocol):
-    return TwoStage(loaded, **protocol).answers(dict(enumerate(questions, first)))
+def two_stage(loaded, questions=QUESTIONS, *, first=0, batch=64, watched=(), **protocol):
+    """The answers, in the order of the questions, and how many were answered together."""
+    asked = [
+        Question(key=text, question=text, document=("", number), watched=number in watched)
+        for number, text in enumerate(questions, first)
+    ]
+    stages = TwoStage(loaded, **{"settings": QUICK, "length": LENGTH, **protocol})
+    parts = stages.parts(asked, batch)
+    answers = {key: answer for part in parts for key, answer in stages.answers(part).items()}
+    return [answers[text] for text in questions], [len(part) for part in parts]
 
 
-def ordered(answers):
-    return sorted(answers, key=lambda answer: answer.number)
+def texts(loaded, *given, **protocol):
+    return [answer["text"] for answer in two_stage(loaded, *given, **protocol)[0]]
 
 
 class Oracle:
@@ -72,14 +82,12 @@ def test_steps_come_first_and_then_the_answer(published, loaded, monkeypatch):
     oracle = Oracle(loaded, "Answer: 3+2=5 ", "#### 5\n")
     monkeypatch.setattr(loaded.model, "denoiser", lambda attention=None: oracle)
     settings = replace(two_stage_settings(published=published), steps=1, temperature=0.0)
-    answers = ordered(
-        two_stage(loaded, QUESTIONS[:2], settings=settings, length=LENGTH, published=published)
-    )
-    found = [marked_answer(answer.text, published=published) for answer in answers]
-    assert found == ["5", "5"]
-    assert all(answer.text.endswith("Answer: 3+2=5 #### 5\n") for answer in answers)
-    assert answers[0].text.startswith("Question: Ann") is published
-    assert [answer.steps for answer in answers] == [2, 2]
+    answers, sizes = two_stage(loaded, QUESTIONS[:2], settings=settings, published=published)
+    found = [marked_answer(answer["text"], published=published) for answer in answers]
+    assert found == ["5", "5"] and sizes == [2]
+    assert all(answer["text"].endswith("Answer: 3+2=5 #### 5\n") for answer in answers)
+    assert answers[0]["text"].startswith("Question: Ann") is published
+    assert [answer["steps"] for answer in answers] == [2, 2]
     first, second = oracle.canvases
     decode = loaded.tokenizer.decode
     for row, question in enumerate(QUESTIONS[:2]):
@@ -107,6 +115,49 @@ def test_answers_are_found_and_compared_by_the_task(published, tmp_path):
     assert left == ["5", "6", NO_ANSWER]
     right = [made.process_results(rows[0], [one])["exact_match"] for one in left]
     assert right == [float(not published), 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "published"),
+    [
+        ("Answer: 3 #### 18", "18", "18"),
+        ("#### 18\n", "18", "18"),
+        ("#### 1 and #### 2", "2", "1 and #### 2"),
+        ("#### 18\nI hope this helps", "18", None),
+        ("####18", "18", None),
+        ("#### ", None, ""),
+        ("no mark 18", None, None),
+        ("", None, None),
+    ],
+)
+def test_the_answer_behind_the_last_mark(text, answer, published):
+    assert marked_answer(text) == answer
+    assert marked_answer(text, published=True) == published
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same", "published"),
+    [
+        ("18", "18", True, True),
+        ("18.0", "18", True, False),
+        ("$1,080.00", "1080", True, False),
+        ("$1,080", "1080", True, True),
+        ("-5", "5", False, False),
+        ("- 5", "-5", True, False),
+        (".5", "0.50", True, False),
+        ("18 eggs", "18", True, False),
+        ("18.", "18", True, False),
+        ("eggs", "18", False, False),
+        ("eggs", "eggs", True, True),
+    ],
+)
+def test_answers_are_compared_as_numbers_or_as_published(one, other, same, published):
+    assert same_answer(one, other) is same
+    assert same_answer(one, other, published=True) is published
+
+
+def test_text_is_no_number():
+    assert number_of("about 5") is None
 
 
 def test_as_published_equals_the_loop_written_out(loaded):
@@ -138,105 +189,77 @@ def test_as_published_equals_the_loop_written_out(loaded):
 
     with torch.no_grad():
         first = sample([tokenizer(f"Question: {question}")["input_ids"] for question in QUESTIONS])
-        texts = tokenizer.batch_decode(first, skip_special_tokens=True)
-        second = sample([tokenizer(text)["input_ids"][:LENGTH] for text in texts])
+        again = tokenizer.batch_decode(first, skip_special_tokens=True)
+        second = sample([tokenizer(text)["input_ids"][:LENGTH] for text in again])
     settings = replace(two_stage_settings(published=True), steps=steps, temperature=0.0)
-    answers = ordered(
-        two_stage(loaded, QUESTIONS, settings=settings, length=LENGTH, published=True)
-    )
-    assert [answer.text for answer in answers] == tokenizer.batch_decode(
-        second, skip_special_tokens=True
-    )
+    written = tokenizer.batch_decode(second, skip_special_tokens=True)
+    assert texts(loaded, settings=settings, published=True) == written
 
 
 @pytest.mark.parametrize(
-    ("changes", "edits"),
+    ("changes", "edits", "sizes"),
     [
-        ({}, ()),
-        ({"temperature": 1.0}, ()),
-        ({}, (MaskSinks(k=1),)),
-        ({}, (MaskSinks(k=1, control="random"),)),
-        ({}, (MaskSinks(k=1, source="clean_pass"),)),
+        ({}, (), [3]),
+        ({"temperature": 1.0}, (), [1] * 3),
+        ({}, (MaskSinks(k=1),), [3]),
+        ({}, (MaskSinks(k=1, control="random"),), [1] * 3),
+        ({}, (MaskSinks(k=1, source="clean_pass"),), [3]),
     ],
 )
-def test_each_row_is_what_it_is_alone(changes, edits, loaded):
-    settings = replace(QUICK, **changes)
-    together = ordered(two_stage(loaded, QUESTIONS, settings=settings, length=LENGTH, edits=edits))
+def test_each_row_is_what_it_is_alone(changes, edits, sizes, loaded):
+    how = {"settings": replace(QUICK, **changes), "edits": edits}
+    together, found = two_stage(loaded, **how)
+    assert found == sizes
     for number, question in enumerate(QUESTIONS):
-        (alone,) = two_stage(
-            loaded, [question], settings=settings, length=LENGTH, edits=edits, first=number
-        )
-        assert (alone.number, alone.text) == (number, together[number].text)
+        assert texts(loaded, [question], first=number, **how) == [together[number]["text"]]
 
 
 def test_edits_change_what_is_written_also_as_published(loaded):
-    settings = replace(two_stage_settings(published=True), steps=6, temperature=0.0)
+    how = {"settings": replace(two_stage_settings(published=True), steps=6, temperature=0.0)}
 
-    def texts(*edits):
-        found = two_stage(
-            loaded, QUESTIONS, settings=settings, length=LENGTH, published=True, edits=edits
-        )
-        return [answer.text for answer in ordered(found)]
+    def written(*edits):
+        return texts(loaded, published=True, edits=edits, **how)
 
-    plain, masked, asked = (
-        texts(),
-        texts(MaskSinks(k=5)),
-        texts(MaskSinks(k=5, source="clean_pass")),
-    )
-    assert plain != masked
-    assert plain != asked
-    assert texts(MaskSinks(k=5)) == masked
+    masked = written(MaskSinks(k=5))
+    assert written() not in (masked, written(MaskSinks(k=5, source="clean_pass")))
+    assert written(MaskSinks(k=5)) == masked
 
 
 def test_stages_of_one_step_have_no_step_before_to_choose_in(loaded):
     settings = replace(QUICK, steps=1)
     plain, edited = (
-        ordered(two_stage(loaded, QUESTIONS, settings=settings, length=LENGTH, edits=edits))
-        for edits in ((), (MaskSinks(k=1),))
+        two_stage(loaded, settings=settings, edits=edits)[0] for edits in ((), (MaskSinks(k=1),))
     )
-    assert edited == plain and max(answer.steps for answer in edited) <= 2
+    assert edited == plain and max(answer["steps"] for answer in edited) <= 2
 
 
-def test_watching_changes_nothing_and_tells_of_sinks(loaded):
-    plain = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH))
-    watched = ordered(
-        two_stage(
-            loaded, QUESTIONS, settings=QUICK, length=LENGTH, watch=lambda number: number == 1
-        )
-    )
-    assert [answer.text for answer in watched] == [answer.text for answer in plain]
-    assert [len(answer.sinks) for answer in watched] == [0, 2, 0]
-
-
-def test_no_more_questions_are_answered_together_than_asked_for(loaded, monkeypatch):
-    whole = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH))
-    sizes, together = [], TwoStage._together
-    monkeypatch.setattr(
-        TwoStage, "_together", lambda self, rows: sizes.append(len(rows)) or together(self, rows)
-    )
-    parts = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, batch=2))
+def test_watched_questions_are_answered_alone_and_others_so_many_together(loaded):
+    plain, sizes = two_stage(loaded, batch=2)
     assert sizes == [2, 1]
-    assert [answer.text for answer in parts] == [answer.text for answer in whole]
-    refused(
-        "batch must be at least 1",
-        lambda: list(
-            two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, batch=0),
-        ),
+    watched, sizes = two_stage(loaded, watched=[1])
+    assert sizes == [1, 2]
+    assert [answer["text"] for answer in watched] == [answer["text"] for answer in plain]
+    assert [len(answer["sinks"]) for answer in watched] == [0, 2, 0]
+
+
+def test_published_batches_are_those_of_all_questions(loaded):
+    settings = replace(two_stage_settings(published=True), steps=1)
+    answers, sizes = two_stage(
+        loaded, settings=settings, published=True, first=63, batch=1, watched=[63]
     )
+    assert sizes == [1, 2] and not any(answer["sinks"] for answer in answers)
 
 
-def test_questions_without_room_are_counted(loaded):
-    questions = ["Ann has 3 pens.", "So " * 60]
-    answers = ordered(two_stage(loaded, questions, settings=QUICK, length=LENGTH))
-    assert [answer.fits for answer in answers] == [True, False]
-    (alone,) = two_stage(loaded, questions[1:], settings=QUICK, length=LENGTH, first=1)
-    assert (alone.number, alone.fits, alone.text) == (1, False, "")
+def test_a_question_without_room_has_an_empty_answer(loaded):
+    answers, _ = two_stage(loaded, ["Ann has 3 pens.", "So " * 60])
+    assert answers[1] == {"text": "", "steps": 0, "sinks": [], "dose": {}}
+    assert answers[0]["steps"] > 0
+    assert two_stage(loaded, ["So " * 60], first=1)[0] == answers[1:]
 
 
 def test_special_tokens_in_a_question_are_text(loaded):
-    mask = loaded.tokenizer.mask_token
-    (answer,) = two_stage(loaded, [f"Ann {mask} has"], settings=QUICK, length=LENGTH)
-    assert answer.fits
+    (answer,), _ = two_stage(loaded, [f"Ann {loaded.tokenizer.mask_token} has"])
+    assert answer["steps"] > 0
 
 
 def test_the_protocols_numbers():
@@ -274,29 +297,11 @@ def test_the_protocols_numbers():
     ],
 )
 def test_what_cannot_be_done_is_refused(changes, message, loaded):
-    refused(message, two_stage, loaded, QUESTIONS, settings=QUICK, **changes)
+    refused(message, two_stage, loaded, **changes)
 
 
 def test_autoregressive_models_are_sent_to_gsm8k():
-    refused(r"two stages .*no mask token", two_stage, tiny_llama(), QUESTIONS, settings=QUICK)
-
-
-def test_documents_come_from_gsm8ks_files(tmp_path):
-    pytest.importorskip("lm_eval")
-    refused("gsm8k needs its test split", task, tmp_path)
-    answers = task(shared("data")).eval_docs["answer"][:3]
-    assert [answer.rpartition("#### ")[2] for answer in answers] == ["18", "3", "70000"]
-
-
-def test_without_the_hub_the_message_says_what_to_get(monkeypatch):
-    pytest.importorskip("lm_eval")
-    import datasets
-
-    def unreachable(*_, **__):
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    refused(r"openai/gsm8k.*no network", task, None)
+    refused(r"two stages .*no mask token", two_stage, tiny_llama())
 
 
 def test_a_run_has_the_tables_of_other_tasks_and_goes_on(tmp_path):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from sinklab.core.probing import BlockKeys, Dose
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints import Loaded, load
 from sinklab.lab.records import RUN_FILE, read_info
-from sinklab.lab.scoring.requests import scoring_edits, without_steps
+from sinklab.lab.scoring.requests import scoring_edits
 from sinklab.lab.studies import (
     Amount,
     Audience,
@@ -33,6 +34,7 @@ from sinklab.lab.studies import (
     describe,
     hidden_words,
     is_there,
+    kept_record,
     request_key,
 )
 from sinklab.lab.studies.benchmarks import offline, tables, two_stage
@@ -216,7 +218,7 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
         "device": str(loaded.model.device),
         "limit": settings.limit,
         "fewshot_seed": FEWSHOT_SEED,
-        "sinklab": settings.kept(),
+        "sinklab": kept_record(settings),
     }
     whole["date"] = time.time()
     for package in ("lm_eval", "transformers"):
@@ -338,21 +340,19 @@ def dose_rows(model: SinklabLM) -> list[Row]:
     them with a known share removed.
     """
     settings = model.settings
-    if not any(
-        isinstance(edit, BlockKeys) and edit.keys.by_attention for edit in settings.interventions()
-    ):
+    if not any(isinstance(edit, BlockKeys) and edit.keys.by_attention for edit in model.edits):
         return []
     rows = []
     for task in dict.fromkeys(task for task, _, _ in model.told):
         some = [(key[1], answer) for key, answer in model.told.items() if key[0] == task]
         doses = [(document, Dose(answer["dose"])) for document, answer in some]
         is_likelihood = any("logprob" in answer for _, answer in some)
-        edits = settings.interventions(by_last_row=not model.is_diffusion and not is_likelihood)
+        edits = model.edits
         protocol = ""
         if settings.mask_sinks is not None:
             protocol = settings.protocol
         if is_likelihood:
-            edits = scoring_edits(without_steps(edits), is_diffusion=model.is_diffusion)
+            edits = scoring_edits(model.scored_edits, is_diffusion=model.is_diffusion)
             if protocol not in ("", "rule"):
                 protocol = "clean"
         measured = {document for document, dose in doses if not math.isnan(dose.removed)}
@@ -457,7 +457,7 @@ def table1(
     # errors of a folder or a task show before anything is scored
     todo = {}
     for folder, (name, cell) in cells.items():
-        settings_of = cell.kept()
+        settings_of = kept_record(cell)
         if plan.chat is not None:
             settings_of["chat"] = plan.chat
         elif (folder / RUN_FILE).is_file():
@@ -487,26 +487,24 @@ def table1(
 def cells_of(out: Path, settings: EvalSettings, plan: Plan) -> dict[Path, EvalSettings]:
     """The run folders of a model's cells below `out`, and their settings."""
     found = {}
-    for task, k, control, protocol in plan.cells(settings.tasks, offline.LIKELIHOODS):
+    for task in settings.tasks:
         tokens = settings.new_tokens
         if tokens is None:
             tokens = TOKENS.get(task)
         # a cell does not depend on permissions for the sake of another
         runs_code = settings.run_code and task in offline.RUNS_CODE
-        changes: dict[str, Any] = {"tasks": (task,), "new_tokens": tokens, "run_code": runs_code}
-        if k:
-            changes |= {"mask_sinks": k, "control": control, "protocol": protocol}
-            changes["sink_rule"] = plan.sink_rule
-        folder = out / cell_name(task, k, control, protocol)
-        found[folder] = dataclasses.replace(settings, **changes)
+        plain = dataclasses.replace(settings, tasks=(task,), new_tokens=tokens, run_code=runs_code)
+        found[out / f"{task}-k0"] = plain
+        protocols = dict.fromkeys(plan.protocols)
+        if task in offline.LIKELIHOODS:
+            # without a step before, all but "rule" are the clean pass, and stand under the
+            # default's name
+            protocols = dict.fromkeys({"rule": "rule"}.get(name, "paper") for name in protocols)
+        for protocol, control, k in product(protocols, plan.controls, filter(None, plan.ks)):
+            parts = [f"{task}-k{k}", protocol, control]
+            usual = ("paper", "sinks")
+            folder = out / "-".join(part for part in parts if part not in usual)
+            found[folder] = dataclasses.replace(
+                plain, mask_sinks=k, control=control, protocol=protocol, sink_rule=plan.sink_rule
+            )
     return found
-
-
-def cell_name(task: str, k: int, control: str = "sinks", protocol: str = "paper") -> str:
-    """The folder of a cell."""
-    parts = [f"{task}-k{k}"]
-    if k and protocol != "paper":
-        parts.append(protocol)
-    if k and control != "sinks":
-        parts.append(control)
-    return "-".join(parts)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.measures import CONTROLS as BLOCKED
 from sinklab.lab.measures import PROTOCOLS
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
-from sinklab.lab.studies import Processes, Study, deferred, from_zero, kept_record, with_matched
+from sinklab.lab.studies import Processes, Study, deferred, from_zero, with_matched
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
@@ -165,12 +164,6 @@ class EvalSettings(DecodingSettings):
         """
         return self.record_sinks is None or document < self.record_sinks
 
-    def kept(self) -> dict[str, Any]:
-        """Settings that a run folder keeps, and a resumed run must repeat: everything that an
-        answer may depend on.
-        """
-        return kept_record(self)
-
 
 @dataclass(frozen=True)
 class Plan(Checked):
@@ -206,22 +199,6 @@ class Plan(Checked):
     """
     dry_run: bool = False
     """Say how much work it is, and stop: no run is written; documents are read, into the cache."""
-
-    def cells(
-        self, tasks: Sequence[str], likelihoods: Collection[str] = ()
-    ) -> Iterator[tuple[str, int, str, str]]:
-        """(task, k, control, protocol), the unmasked ones first; for `likelihoods`, one per way to
-        choose keys.
-        """
-        for task in tasks:
-            yield task, 0, "sinks", "paper"
-            # without a step before, all but "rule" are the clean pass, and stand under the
-            # default's name
-            own = dict.fromkeys(self.protocols)
-            if task in likelihoods:
-                own = dict.fromkeys({"rule": "rule"}.get(name, "paper") for name in own)
-            for protocol, control in itertools.product(own, self.controls):
-                yield from ((task, k, control, protocol) for k in self.ks if k)
 
 
 @studies.register("eval")

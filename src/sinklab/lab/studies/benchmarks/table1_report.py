@@ -17,7 +17,7 @@ from sinklab.lab.measures import PROTOCOLS
 from sinklab.lab.reports import Printed, percent, save_figure, write_printed
 from sinklab.lab.reports.charts import Axis, Chart, Line, draw_panels
 from sinklab.lab.reports.style import theme_named, themed
-from sinklab.lab.studies import Row, hidden_words
+from sinklab.lab.studies import Row, hidden_words, kept_record
 from sinklab.lab.studies.benchmarks import tables as paper
 from sinklab.lab.studies.benchmarks.study import TOKENS, EvalSettings, Plan
 from sinklab.lab.studies.benchmarks.table1_contrasts import POINTS, Cell, cells_of, contrasts
@@ -376,9 +376,9 @@ def deviations(settings: EvalSettings, plan: Plan) -> list[str]:
     """
     # tasks, folders and permissions change no score of a task
     free = {"tasks", "data", "run_code", "chat", "paper", "dry_run"}
-    own = dict(sorted(settings.kept().items()))
+    own = dict(sorted(kept_record(settings).items()))
     found = []
-    for given, usual in ((own, SETTINGS.kept()), (vars(plan), vars(PLAN))):
+    for given, usual in ((own, kept_record(SETTINGS)), (vars(plan), vars(PLAN))):
         names = [name for name in given if name not in free and given[name] != usual[name]]
         found += [f"{name}={given[name]}" for name in names]
     return found

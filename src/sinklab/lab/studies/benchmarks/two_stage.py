@@ -5,16 +5,16 @@ A task of lm-eval on GSM8K's questions, which the model answers by a way of its 
 """
 
 # B batch rows, S canvas positions
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal, InvalidOperation
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 
-from sinklab.core.errors import Checked, limited
 from sinklab.core.probing import Dose
 from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.checkpoints import Loaded
@@ -70,25 +70,21 @@ def two_stage_settings(
     return replace(own, **asked)
 
 
-@dataclass(frozen=True)
-class TwoStageAnswer:
-    """The text written for one question."""
+@dataclass(frozen=True, kw_only=True)
+class Question(Asked):
+    """A question of the protocol."""
 
-    number: int
-    text: str
-    """Text written, without special tokens; with the question if as published."""
-    fits: bool = True
-    """False for a question that leaves no room for an answer."""
-    steps: int = 0
-    """Model evaluations of both stages."""
-    sinks: tuple[Row, ...] = ()
-    """Facts of the first stage, a row for each layer, if it was watched."""
-    dose: Totals = field(default_factory=dict)
-    """Dose of both stages, as `Answer.dose`."""
+    question: str
+    """Its text, without ``Question:``."""
+
+    @property
+    def place(self) -> int:
+        """Number of its document: seeds follow from it."""
+        return self.document[1]
 
 
 @dataclass(frozen=True)
-class TwoStage(Checked):
+class TwoStage:
     """Answers to worked problems in two stages.
 
     The first stage denoises the tokens after ``Question: …`` up to `length`: the steps. The second
@@ -112,17 +108,8 @@ class TwoStage(Checked):
     """Whether to answer as the released code does."""
     edits: Sequence[Any] = ()
     """Interventions, chosen anew in each stage."""
-    batch: int = limited(BATCH, at_least=1)
-    """Questions that are answered together, if their answers do not depend on it; as published
-    always 64.
-    """
-    watch: Callable[[int], bool] = lambda number: False
-    """Whether the sinks of a question are traced, by its number; never as published."""
-    progress: Tick = nothing
-    """Called after every step."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         loaded = self.loaded
         config = self.loaded.config
         if not loaded.is_diffusion or config.mask_token_id is None:
@@ -143,38 +130,73 @@ class TwoStage(Checked):
         # to end is part of the protocol, but some models name no end of text
         return ending(self.settings, self.loaded.config)
 
-    def answers(self, questions: Mapping[int, str]) -> Iterator[TwoStageAnswer]:
-        """The answers, in no particular order.
+    def parts(self, asked: Iterable[Question], batch: int) -> list[list[Question]]:
+        """Questions that are answered together: as published those of a batch of 64; else so many
+        at most, and alone those that are watched, and all if noise or other rows would decide.
+        """
+        questions = sorted(asked, key=lambda each: each.place)
+        if self.published:
+            batches = itertools.groupby(questions, lambda each: each.place // BATCH)
+            return [[*some] for _, some in batches]
+        if needs_own_batch(self.decoding, self.edits) or self.decoding.block_length is not None:
+            batch = 1
+        watched = [each for each in questions if each.watched]
+        others = [each for each in questions if not each.watched]
+        return parts_of(watched, 1) + parts_of(others, batch)
+
+    def answers(self, some: Sequence[Question], progress: Tick = nothing) -> Part:
+        """The answers to a part of the questions. That to a question which leaves no room for one
+        is empty.
+
+        text: all that was written, without special tokens; with the question if as published;
+        steps: model evaluations of both stages; sinks: facts of the first stage, a row for each
+        layer, if the question was watched; dose: of both stages, as `Answer.dose`.
 
         Args:
-            questions: by number, without ``Question:``; seeds follow from the numbers and, as
-                published, batches of 64.
+            some: one of the `parts`.
+            progress: called after every step.
 
         Raises:
             ValueError: for anything that the decoder refuses.
         """
-        prompts = {number: self._prompt(question) for number, question in questions.items()}
-        room = {number: ids for number, ids in sorted(prompts.items()) if len(ids) < self.length}
-        for number in prompts.keys() - room.keys():
-            yield TwoStageAnswer(number, "", fits=False)
-        watched = []
-        if not self.published:
-            watched = [number for number in room if self.watch(number)]
-        for number in watched:
-            yield from self._together({number: room[number]}, watch=True)
-        # where noise or other rows would decide, a row is decoded alone; as published, they do
-        # decide
-        alone = needs_own_batch(self.decoding, self.edits) or self.decoding.block_length is not None
-        rest = [number for number in room if number not in watched]
+        tokenizer = self.loaded.needed_tokenizer()
+        whole = {each.key: self._prompt(each.question) for each in some}
+        found: Part = {key: {"text": "", "steps": 0, "sinks": [], "dose": {}} for key in whole}
+        prompts = {key: ids for key, ids in whole.items() if len(ids) < self.length}
+        if not prompts:
+            return found
+        number = min(each.place for each in some if each.key in prompts)
         if self.published:
-            batches = {number // BATCH for number in rest}
-            parts = [[one for one in rest if one // BATCH == batch] for batch in sorted(batches)]
-        elif alone:
-            parts = [[number] for number in rest]
+            number //= BATCH
+        stage = 2 * number
+        watch = some[0].watched and not self.published
+        first, evaluations, facts, doses = self._filled(prompts, stage, progress, watch=watch)
+        if self.published:
+            texts = {
+                key: tokenizer.decode(row, skip_special_tokens=True) for key, row in first.items()
+            }
+            again = room = {
+                key: tokenizer(text)["input_ids"][: self.length] for key, text in texts.items()
+            }
         else:
-            parts = parts_of(rest, self.batch)
-        for part in parts:
-            yield from self._together({number: room[number] for number in part})
+            again = {key: [*ids, *self._up_to_end(first[key], ids)] for key, ids in prompts.items()}
+            room = {key: ids for key, ids in again.items() if len(ids) < self.length}
+        second, more, _, later = self._filled(room, stage + 1, progress)
+        sinks: list[Row] = []
+        if facts is not None:
+            sinks = facts.row(0)
+        for key, ids in again.items():
+            row = second.get(key, ids)
+            if not self.published:
+                row = [*ids, *self._up_to_end(row, ids)][len(prompts[key]) :]
+            dose = Dose.pooled(Dose(part[key]) for part in (doses, later) if key in part)
+            found[key] = {
+                "text": str(tokenizer.decode(row, skip_special_tokens=True)),
+                "steps": evaluations + more * (key in second),
+                "sinks": sinks,
+                "dose": dose.totals,
+            }
+        return found
 
     def _prompt(self, question: str) -> list[int]:
         """Ids of a question, as in training: a start token if the tokenizer puts one, then the
@@ -190,52 +212,13 @@ class TwoStage(Checked):
             return [first[0], *ids]
         return list(ids)
 
-    def _together(
-        self, prompts: dict[int, list[int]], *, watch: bool = False
-    ) -> Iterator[TwoStageAnswer]:
-        """Both stages of some questions: every row is the same as alone, but as published a batch
-        is one.
-        """
-        tokenizer = self.loaded.needed_tokenizer()
-        number_of_batch = min(prompts)
-        if self.published:
-            number_of_batch //= BATCH
-        first, evaluations, facts, doses = self._filled(prompts, 2 * number_of_batch, watch=watch)
-        if self.published:
-            texts = {
-                number: tokenizer.decode(row, skip_special_tokens=True)
-                for number, row in first.items()
-            }
-            again = room = {
-                number: tokenizer(text)["input_ids"][: self.length]
-                for number, text in texts.items()
-            }
-        else:
-            again = {
-                number: [*ids, *self._up_to_end(first[number], ids)]
-                for number, ids in prompts.items()
-            }
-            room = {number: ids for number, ids in again.items() if len(ids) < self.length}
-        second, more, _, later = self._filled(room, 2 * number_of_batch + 1)
-        sinks: tuple[Row, ...] = ()
-        if facts is not None:
-            sinks = tuple(facts.row(0))
-        for number, ids in again.items():
-            row = second.get(number, ids)
-            if not self.published:
-                row = [*ids, *self._up_to_end(row, ids)][len(prompts[number]) :]
-            text = str(tokenizer.decode(row, skip_special_tokens=True))
-            steps = evaluations + more * (number in second)
-            dose = Dose.pooled(Dose(part[number]) for part in (doses, later) if number in part)
-            yield TwoStageAnswer(number, text, True, steps, sinks, dose.totals)
-
     def _up_to_end(self, row: list[int], before: list[int]) -> list[int]:
         """Ids written behind these ids."""
         return ended(self.loaded, row[len(before) :], ())[0]
 
     def _filled(
-        self, prompts: dict[int, list[int]], stage: int, *, watch: bool = False
-    ) -> tuple[dict[int, list[int]], int, SinkFacts | None, dict[int, Totals]]:
+        self, prompts: dict[str, list[int]], stage: int, progress: Tick, *, watch: bool = False
+    ) -> tuple[dict[str, list[int]], int, SinkFacts | None, dict[str, Totals]]:
         """All rows up to the full length, masks on the right of each; the evaluations that took;
         facts; doses.
         """
@@ -254,7 +237,7 @@ class TwoStage(Checked):
         edits = seeded(self.edits, seed)
         texts = Writing(self.loaded, (), settings, 0, edits, ends=False, canvas=canvas)
         with torch.inference_mode(), texts.begin(measure=watch) as writer:
-            _, facts, doses = followed(writer, watch=watch, progress=self.progress)
+            _, facts, doses = followed(writer, watch=watch, progress=progress)
         rows = dict(zip(prompts, writer.ids_BS.tolist(), strict=True))
         return rows, writer.evaluations, facts, dict(zip(prompts, doses, strict=True))
 
@@ -351,13 +334,6 @@ def task(data: str | None, *, published: bool = False) -> Any:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question(Asked):
-    """A question of the protocol."""
-
-    question: str
-
-
 def questions(model: Any, requests: Sequence[Any]) -> list[Question]:
     """Every request of lm-eval for this task; a chat format is left out."""
     found = []
@@ -369,25 +345,11 @@ def questions(model: Any, requests: Sequence[Any]) -> list[Question]:
 
 
 def answered(model: Any, asked: Sequence[Question]) -> Iterator[Unit]:
-    """Units that answer questions; as published, answers depend on their batch of 64, which is done
-    as a whole. Raises ValueError as `TwoStage` does.
-    """
+    """Units that answer questions. Raises ValueError as `TwoStage` does."""
     settings = model.settings
-    protocol = TwoStage(
-        model.loaded,
-        two_stage_settings(settings, published=settings.published),
-        published=settings.published,
-        edits=model.edits,
-        batch=settings.batch,
-        watch=settings.watches,
-    )
-    for some in parts_of([*asked], BATCH if settings.published else settings.batch):
-        yield [each.key for each in some], partial(_answer, model, protocol, some)
-
-
-def _answer(model: Any, protocol: TwoStage, some: list[Question]) -> Part:
+    decoding = two_stage_settings(settings, published=settings.published)
+    protocol = TwoStage(model.loaded, decoding, published=settings.published, edits=model.edits)
     most = 2 * (protocol.decoding.steps or LENGTH)
-    told = replace(protocol, progress=stepper(model, len(some), most))
-    keys = {each.document[1]: each.key for each in some}
-    answers = told.answers({each.document[1]: each.question for each in some})
-    return {keys[answer.number]: asdict(answer) for answer in answers}
+    for some in protocol.parts(asked, settings.batch):
+        tick = stepper(model, len(some), most)
+        yield [each.key for each in some], partial(protocol.answers, some, tick)
