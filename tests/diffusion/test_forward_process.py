@@ -11,32 +11,15 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("t", [0.05, 0.3, 0.5, 0.9])
-def test_the_rate_of_masks_is_the_time(t):
-    ids = torch.randint(0, MASK, (40, 2500))
-    noisy, masked = corrupt(ids, torch.full((40,), t), mask_id=MASK, generator=seeded())
-    standard_error = (t * (1 - t) / ids.numel()) ** 0.5
-    assert abs(masked.float().mean().item() - t) < 4 * standard_error
-    assert torch.equal(noisy == MASK, masked)
-    assert torch.equal(noisy[~masked], ids[~masked])
-
-
 def test_each_row_has_its_own_rate_and_masks_are_independent_of_position():
     times = torch.tensor([0.1, 0.5, 0.9])
-    _, masked = corrupt(
+    noisy, masked = corrupt(
         torch.zeros(3, 60_000, dtype=torch.long), times, mask_id=MASK, generator=seeded()
     )
+    assert torch.equal(noisy == MASK, masked)
     assert torch.allclose(masked.float().mean(1), times, atol=0.01)
     neighbours = (masked[:, 1:] & masked[:, :-1]).float().mean(1)
     assert torch.allclose(neighbours, times**2, atol=0.01)
-
-
-def test_time_one_masks_everything():
-    noisy, masked = corrupt(
-        torch.zeros(8, 1000, dtype=torch.long), torch.ones(8), mask_id=MASK, generator=seeded()
-    )
-    assert masked.all()
-    assert (noisy == MASK).all()
 
 
 def test_what_is_not_maskable_stays():

@@ -53,24 +53,6 @@ def test_documents_do_not_see_each_other_but_the_sinks(impl):
     assert ((model(ids, visible=visible).logits - logits).abs().amax(dim=-1) > 1e-6).all()
 
 
-def test_positions_do_not_change():
-    """The second document starts where it stands and not at 0: rotary attention within it is the
-    same, sinks apart.
-    """
-    model = build()
-    ids, _ = ragged()
-    visible = apart((torch.arange(9) >= 4).long().expand(3, -1))
-    alone = model(ids[:, 4:]).logits
-    assert torch.allclose(model(ids, visible=visible).logits[:, 4:], alone, atol=1e-6)
-    seen = []
-    handle = model.model.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(kwargs["position_ids"]), with_kwargs=True
-    )
-    model(ids, visible=visible)
-    handle.remove()
-    assert torch.equal(seen[0], torch.arange(9)[None])
-
-
 def test_padding_stays_hidden_and_a_query_that_sees_nothing_is_finite():
     model = build()
     ids, mask = ragged()

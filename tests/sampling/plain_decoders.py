@@ -118,7 +118,7 @@ def plain_row(
     ids,
     rule,
     blocks,
-    stop=None,
+    stops=(),
     **cuts,
 ):
     """The canvas of a row without padding before the first evaluation and after each.
@@ -136,18 +136,22 @@ def plain_row(
             for _, position, token in found[: count(found, nth, len(block))]:
                 ids[position] = token
             nth += 1
-            if stop is not None:
-                _end(ids, to_fill, stop)
+            _end(ids, to_fill, stops)
             canvases.append(list(ids))
     return canvases
 
 
-def _end(ids, to_fill, stop):
+def _end(ids, to_fill, stops):
     for position in to_fill:
         if ids[position] == MASK:
             return
-        if ids[position] == stop:
+        if ids[position] in stops:
             for later in to_fill:
                 if later > position:
-                    ids[later] = stop
+                    ids[later] = ids[position]
             return
+
+
+def distinct(canvases):
+    """These canvases without those that are as the one before: a row that is done waits."""
+    return [now for before, now in zip([None, *canvases], canvases, strict=False) if now != before]

@@ -24,12 +24,6 @@ def start(seed=0, **settings):
     return denoise(ToyDenoiser(CANVAS.attention_BS), CANVAS, generator=generator, **settings)
 
 
-def samplers():
-    from sinklab.lab import samplers as found
-
-    return found
-
-
 @pytest.mark.ring("lab")
 @pytest.mark.parametrize(
     "settings, message",
@@ -106,39 +100,21 @@ def test_what_makes_no_sense_is_refused_before_the_first_step(settings, message)
 
 @pytest.mark.ring("extras")
 @pytest.mark.parametrize(
-    "make, message",
+    "registry, text, message",
     [
-        (
-            lambda: samplers().Threshold(1.1),
-            "threshold must be at least 0 and at most 1, but is 1.1",
-        ),
-        (
-            lambda: samplers().Threshold(float("nan")),
-            "threshold must be at least 0 and at most 1, but is nan",
-        ),
-        (lambda: samplers().Factor(0.0), "factor must be more than 0, but is 0.0"),
-        (lambda: samplers().EntropyBound(-1.0), "gamma must be at least 0, but is -1.0"),
-        (
-            lambda: Timed(0.0),
-            "eps must be more than 0 and less than 1, but is 0.0; Dream uses 1e-3",
-        ),
-        (lambda: Timed(1.0), "eps must be more than 0 and less than 1, but is 1.0"),
-        (
-            lambda: LowConfidence(alg_temp=-0.1),
-            "alg_temp must be at least 0 and finite or left out, but is -0.1",
-        ),
-        (
-            lambda: samplers().Entropy(alg_temp=float("inf")),
-            "alg_temp must be at least 0 and finite or left out, but is inf",
-        ),
-        (
-            lambda: schedules.make("even", zeta=1),
-            "the schedule 'even' has no field 'zeta'; it has none",
-        ),
+        (schedules, "threshold:threshold=1.1", "at least 0 and at most 1, but is 1.1"),
+        (schedules, "threshold:threshold=nan", "at most 1, but is nan"),
+        (schedules, "factor:factor=0", "factor must be more than 0, but is 0"),
+        (schedules, "entropy_bound:gamma=-1", "gamma must be at least 0, but is -1"),
+        (schedules, "timed:eps=0", "eps must be more than 0 and less than 1, but is 0.*1e-3"),
+        (schedules, "timed:eps=1", "less than 1, but is 1"),
+        (unmasking_rules, "low_confidence:alg_temp=-0.1", "alg_temp .*finite .* is -0.1"),
+        (unmasking_rules, "entropy:alg_temp=inf", "alg_temp .*but is inf"),
+        (schedules, "even:zeta=1", "'zeta'; it has none"),
     ],
 )
-def test_numbers_out_of_range_or_of_another_are_refused(make, message):
-    refused(message, make)
+def test_numbers_out_of_range_or_of_another_are_refused(registry, text, message):
+    refused(message, registry.parse, text)
 
 
 @pytest.mark.ring("extras")

@@ -3,8 +3,16 @@ canvas, in float64.
 """
 
 import pytest
-import torch
-from plain_decoders import dynamic, entropy_bound, even, factor, plain_row, threshold, timed
+from plain_decoders import (
+    distinct,
+    dynamic,
+    entropy_bound,
+    even,
+    factor,
+    plain_row,
+    threshold,
+    timed,
+)
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
 from sinklab.core.sampling import Canvas, EvenQuota, Timed, denoise
@@ -28,10 +36,6 @@ def rows(canvas, seed, **settings):
         for number in range(len(PROMPTS))
     ]
     return toy, real, steps
-
-
-def distinct(canvases):
-    return [now for before, now in zip([None, *canvases], canvases, strict=False) if now != before]
 
 
 SCHEDULES = [
@@ -152,28 +156,3 @@ def test_scores_after_top_p_and_top_k(rule, cuts):
             assert canvases == plain_row(toy, start, rule, [(12, even(12))], **cuts)
             differs |= canvases != plain_row(toy, start, rule, [(12, even(12))])
     assert differs or cuts == {"top_k": 99}, "the cut changes nothing"
-
-
-def test_pooled_counts_and_ranks_over_the_batch():
-    canvas = Canvas.from_prompts(
-        [[1, 2, 3, 4, 5], [6, 7, 8]], new_tokens=9, mask_id=MASK, pad_id=PAD
-    )
-    toy = ToyDenoiser(canvas.attention_BS, 3)
-    times = torch.linspace(1, 1e-5, 15)
-    ids_BS, uneven = canvas.ids_BS.clone(), False
-    for step in denoise(toy, canvas, schedule=Timed(1e-5, pooled=True), steps=14):
-        masked_BS = ids_BS == MASK
-        logits_MV = toy.dense(ids_BS, canvas.attention_BS)[masked_BS]
-        share = 1 - times[step.index + 1] / times[step.index]
-        number = int(masked_BS.sum() * share) if step.index < 13 else int(masked_BS.sum())
-        allowed_MV = logits_MV.clone()
-        allowed_MV[:, MASK] = -torch.inf
-        token_M = allowed_MV.argmax(-1)
-        best_M = logits_MV.softmax(-1).gather(-1, token_M[:, None])[:, 0].topk(number).indices
-        new_M = torch.full_like(token_M, MASK)
-        new_M[best_M] = token_M[best_M]
-        ids_BS[masked_BS] = new_M
-        assert torch.equal(step.ids_BS, ids_BS), f"step {step.index}"
-        uneven |= bool((step.committed_BS.sum(1).diff() != 0).any())
-    assert uneven, "the rows never differ"
-    assert not (ids_BS == MASK).any()

@@ -38,14 +38,6 @@ def test_guidance_equals_the_formula_on_dense_logits(scale):
     assert not torch.allclose(mixed_MV, cond_BSV[CANVAS.open_BS], atol=1e-3)
 
 
-def test_suppressed_tokens_never_appear():
-    toy = ToyDenoiser(CANVAS.attention_BS)
-    free = list(denoise(toy, CANVAS))[-1].ids_BS
-    taken = set(free[CANVAS.open_BS].tolist())
-    last = list(denoise(suppressed(toy, taken), CANVAS))[-1].ids_BS
-    assert taken.isdisjoint(last[CANVAS.open_BS].tolist())
-
-
 def test_wrappers_leave_the_denoisers_own_tensor_alone():
     table_MV = torch.zeros(12, VOCABULARY)
     suppressed(lambda ids_BS, wanted_BS: table_MV, [3])(CANVAS.ids_BS, CANVAS.open_BS)

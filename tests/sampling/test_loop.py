@@ -109,12 +109,3 @@ def test_random_order_is_uniform_over_positions():
     )
     # Binomial(2000, 1/4): mean 500, standard deviation 19.4.
     assert ((first.committed_BS.sum(0)[1:] - 500).abs() < 80).all()
-
-
-def test_steps_keep_no_graph_and_leave_gradients_enabled():
-    weight = torch.ones(VOCABULARY, requires_grad=True)
-    steps = denoise(
-        lambda ids_BS, wanted_BS: weight * torch.ones(int(wanted_BS.sum()), 1), prompts(), steps=2
-    )
-    assert not next(steps).confidence_BS.requires_grad
-    assert torch.is_grad_enabled()

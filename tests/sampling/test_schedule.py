@@ -1,6 +1,3 @@
-import math
-
-import numpy as np
 import pytest
 import torch
 
@@ -40,32 +37,6 @@ def test_counts_that_cannot_be_are_refused():
     refused("cannot be negative, got -2", commit_counts, torch.tensor([3, -2]), 2)
     refused("got 2 steps for 3 blocks", split_steps, [8, 8, 8], 2)
     refused("got 25 steps for 24 positions", split_steps, [8, 8, 8], 25)
-
-
-@pytest.mark.ring("extras")
-@pytest.mark.parametrize("curve", ["linear", "cosine"])
-@pytest.mark.parametrize("new_tokens", [1, 2, 13, 16])
-def test_the_counts_of_dllm_without_idle_steps(new_tokens, curve):
-    one = np.float32(1)
-    alpha = {
-        "linear": lambda t: one - t,
-        "cosine": lambda t: one - np.cos(np.float32(math.pi / 2) * (one - t)),
-    }[curve]
-    for steps in (1, 3, 8, 16, 48):
-        left, expected = new_tokens, []
-        for step in range(steps):
-            t, s = (np.float32((steps - number) / steps) for number in (step, step + 1))
-            expected.append(round(left * (1 - float((one - alpha(s)) / (one - alpha(t))))))
-            left -= expected[-1]
-        assert left == 0
-        canvas = Canvas.from_prompts([[1]], new_tokens=new_tokens, mask_id=5)
-        done = list(
-            denoise(constant(new_tokens), canvas, schedule=f"alpha:curve={curve}", steps=steps)
-        )
-        assert [int(step.committed_BS.sum()) for step in done] == [
-            count for count in expected if count
-        ]
-        assert {step.total for step in done} == {None}
 
 
 @pytest.mark.ring("extras")

@@ -100,32 +100,6 @@ def test_decode_is_denoise_with_the_wrappers_around_the_denoiser():
     assert decoded(settings) == [step.ids_BS.tolist() for step in plain]
 
 
-def test_ids_that_are_no_text_are_left_out_unless_asked_for():
-    every = decoded(DecodingSettings(), text_vocabulary=None)
-    text = decoded(DecodingSettings(), text_vocabulary=9)
-    assert max(token for row in text[-1] for token in row[3:]) < 9
-    assert max(token for row in every[-1] for token in row[3:]) >= 9
-    assert decoded(DecodingSettings(text_only=False), text_vocabulary=9) == every
-
-
-def test_end_of_text_is_the_models_where_asked_for():
-    full = decoded(DecodingSettings(rule="left_to_right"))
-    third = full[-1][0][3 + 2]
-    stopped = decoded(DecodingSettings(rule="left_to_right", stop_at_eos=True), eos_ids=(third,))
-    assert stopped[-1][0][5:] == [third] * 6
-    assert decoded(DecodingSettings(rule="left_to_right"), eos_ids=(third,)) == full
-    assert decoded(DecodingSettings(rule="left_to_right", stop_ids=(third,))) == stopped
-
-
-def test_an_object_takes_the_place_of_a_name():
-    given = DecodingSettings().values(rule=Entropy(), schedule=EntropyBound(2.0), cache=DualCache())
-    assert (given["rule"], given["schedule"], given["cache"]) == (
-        Entropy(),
-        EntropyBound(2.0),
-        DualCache(),
-    )
-
-
 @pytest.mark.ring("extras")
 @pytest.mark.parametrize(
     "settings, given, message",

@@ -97,11 +97,3 @@ def test_classes_and_other_things_in_place_of_objects_are_refused(settings, mess
         start(**settings)
     with pytest.raises(TypeError, match=message):
         DecodingSettings().decode(ToyDenoiser(CANVAS.attention_BS), CANVAS, **settings)
-
-
-def test_a_name_in_place_of_an_object_takes_the_numbers():
-    values = DecodingSettings(threshold=0.4).values(schedule="threshold", rule="topk_margin")
-    assert values["schedule"] == Threshold(0.4)
-    assert (
-        values == DecodingSettings(threshold=0.4, schedule="threshold", rule="topk_margin").values()
-    )

@@ -3,6 +3,7 @@ name.
 """
 
 import pytest
+from plain_decoders import distinct
 from toy_denoiser import MASK, ToyDenoiser
 
 from refusals import refused
@@ -14,10 +15,6 @@ HOLES = [[MASK, 1, MASK, MASK, MASK, 3, MASK], [4, MASK, 5, MASK, 7, 8, 9], [0, 
 def texts(canvas, seed, **settings):
     done = list(denoise(ToyDenoiser(canvas.attention_BS, seed, sharpness=2.0), canvas, **settings))
     return [[step.ids_BS[row].tolist() for step in done] for row in range(len(canvas.ids_BS))]
-
-
-def distinct(texts):
-    return [now for before, now in zip([None, *texts], texts, strict=False) if now != before]
 
 
 @pytest.mark.ring("extras")

@@ -75,44 +75,14 @@ def test_a_row_whose_canvas_is_done_waits_for_the_others():
     for before, after in pairwise(
         renoise(tiny_gemma(), torch.cat([PROMPT, PROMPT.flip(1)]), UNEVEN)
     ):
-        done_B, told = before.choice.done_B & (before.block == after.block), after.choice
-        waited += int(done_B.sum())
-        assert told.done_B[done_B].all() and not told.accepted_BL[done_B].any()
-        assert torch.equal(told.after_BL[done_B], told.before_BL[done_B])
-        assert torch.equal(told.best_BL[done_B], before.choice.best_BL[done_B])
+        told = before.choice
         if before.block == after.block:
+            waited += int(told.done_B.sum())
             # noise: what was not accepted when the row was last evaluated for itself
-            noisy_BL, was_asked_B1 = (
-                before.choice.noisy_BL,
-                before.choice.accepted_BL.any(1, keepdim=True),
-            )
-            assert torch.equal(
-                told.noisy_BL, torch.where(was_asked_B1, ~before.choice.accepted_BL, noisy_BL)
-            )
+            was_asked_B1 = told.accepted_BL.any(1, keepdim=True)
+            noisy_BL = torch.where(was_asked_B1, ~told.accepted_BL, told.noisy_BL)
+            assert torch.equal(after.choice.noisy_BL, noisy_BL)
     assert waited >= 3
-
-
-def test_nothing_is_locked_and_every_other_place_is_noise():
-    steps = list(renoise(tiny_gemma(), PROMPT, SHORT))
-    assert [step.block for step in steps] == [0] * 4 + [1] * 4
-    assert [step.index for step in steps] == list(range(8)) and {step.total for step in steps} == {
-        None
-    }
-    lost = 0
-    for before, after in pairwise(steps):
-        assert before.committed_BS[:, -CANVAS:].any() and not before.committed_BS[:, :-CANVAS].any()
-        if before.block == after.block:
-            assert torch.equal(after.before_BS, before.ids_BS)
-            assert torch.equal(after.masked_BS[:, -CANVAS:], ~before.committed_BS[:, -CANVAS:])
-            lost += int((before.committed_BS & ~after.committed_BS).sum())
-        else:
-            assert after.masked_BS[:, -CANVAS:].all()
-            assert torch.equal(after.before_BS[:, :-CANVAS], before.ids_BS)
-        assert (
-            before.confidence_BS[:, :-CANVAS].isnan().all()
-            and (before.confidence_BS[:, -CANVAS:] <= 0).all()
-        )
-    assert lost > 0
 
 
 def test_places_are_accepted_by_rising_entropy():
