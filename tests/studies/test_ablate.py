@@ -1,20 +1,19 @@
 """The ablation map: keys blocked in one head, or one layer, at a time."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from commands import cli
 from refusals import refused
-from sinklab.core.probing import intervene
 from sinklab.lab.analysis.doses import rank_correlation
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded
-from sinklab.lab.scoring.heldout import heldout_rows
+from sinklab.lab.scoring.heldout import edited_losses, heldout_rows
 from sinklab.lab.studies.curve import (
     Ablate,
     AblateSettings,
@@ -45,40 +44,26 @@ def settings(**changes):
     "changes", [{"by": "layer", "k": 2}, {"sink_rule": "excess:epsilon=0.5", "k": 3}]
 )
 def test_every_cell_is_what_an_edit_of_this_head_alone_costs(changes):
-    """The slow twin: one block of `intervene` with a clean pass for each cell."""
-    loaded, asked = tiny_llama(), settings(**changes)
-    table = (
-        open_run(Ablate()(loaded, "run", asked))
-        .table("ablation")
-        .set_index(["layer", "head", "row"])
-        .sort_index()
-    )
+    """Each of the edits is scored by itself, all rows at once."""
+    loaded, asked = tiny_llama(), settings(**changes, twin=False)
+    run = open_run(Ablate()(loaded, "run", asked))
+    table = run.table("ablation").set_index(["layer", "head", "row"]).sort_index()
     ids_RS = heldout_rows(loaded, "held.txt", rows=4, length=16).ids_RS
-
-    def losses():
-        logits_BSV = loaded.model(ids_RS).logits
-        return torch.nn.functional.cross_entropy(
-            logits_BSV[:, :-1].mT, ids_RS[:, 1:], reduction="none"
-        ).mean(1)
-
     heads = range(loaded.model.config.num_attention_heads)
-    cells = [
-        (layer, head) for layer in range(2) for head in ([-1] if asked.by == "layer" else heads)
-    ]
+    if asked.by == "layer":
+        heads = [-1]
+    cells = list(itertools.product(range(2), heads))
     assert len(table) == 4 * len(cells)
-    with torch.no_grad():
-        assert np.allclose(table["clean"].unstack("row"), losses(), rtol=1e-5)
-        for layer, head in cells:
-            where = {"layers": [layer], "heads": None if head < 0 else [head]}
-            edit = MaskSinks(k=asked.k, rule=asked.sink_rule, source="clean_pass", **where)
-            with intervene(loaded.model, edit) as log:
-                with log.probing():
-                    losses()
-                expected_R = losses()
-            found = table.loc[layer, head]
-            assert np.allclose(found["loss"], expected_R, rtol=1e-5)
-            means = pd.DataFrame(log.table()).groupby("row")[["keys", "held", "removed"]].mean()
-            assert np.allclose(found[["keys", "held", "removed"]], means, atol=1e-5)
+    for layer, head in cells:
+        where = {"layers": [layer], "heads": None if head < 0 else [head]}
+        edit = MaskSinks(k=asked.k, rule=asked.sink_rule, **where)
+        clean, one = edited_losses(loaded, ids_RS, [[], [edit]])
+        found = table.loc[layer, head]
+        assert np.allclose(found["clean"], clean.losses_R, rtol=1e-5)
+        assert np.allclose(found["loss"], one.losses_R, rtol=1e-5)
+        for name, dose_R in one.doses_by_row().items():
+            if name in found:
+                assert np.allclose(found[name], dose_R, atol=1e-5, equal_nan=True)
     if asked.sink_rule is not None:
         assert 0 < table["keys"].mean() < 3
 

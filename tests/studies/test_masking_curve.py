@@ -1,6 +1,5 @@
 """Loss over hidden columns, for diffusion and autoregressive models."""
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -27,57 +26,37 @@ def text(rows=6, length=24):
     return torch.randint(3, 280, (rows, length))
 
 
-def attention_of(model, ids_BS, hidden_LBHS=None):
-    """Logits of a causal model, written out densely, with keys hidden from all queries; what each
-    key received then.
+def attention_of(ids_BS, hidden_LBHS=None):
+    """Logits of a causal model by transformers' own eager attention, with keys hidden from all
+    queries; what each key received then.
 
     A query that would lose all keys that it sees keeps them.
     """
-    config, received = model.config, []
-    heads, groups = (
-        config.num_attention_heads,
-        config.num_attention_heads // config.num_key_value_heads,
-    )
-    state = model.model.embed_tokens(ids_BS)
-    size = ids_BS.shape[1]
-    rotary = model.model.rotary_emb(state, torch.arange(size)[None])
-    may_QS = torch.ones(size, size, dtype=torch.bool).tril()
-    for number, layer in enumerate(model.model.layers):
-        normed = layer.input_layernorm(state)
-        parts = [
-            getattr(layer.self_attn, f"{name}_proj")(normed).unflatten(-1, (-1, 8))
-            for name in "qkv"
-        ]
-        query, key, value = (part.transpose(1, 2) for part in parts)
-        cos, sin = (part[:, None] for part in rotary)
-        turned = [
-            part * cos + torch.cat([-part[..., 4:], part[..., :4]], -1) * sin
-            for part in (query, key)
-        ]
-        key, value = (part.repeat_interleave(groups, 1) for part in (turned[1], value))
-        scores_BHQS = (turned[0] @ key.mT / math.sqrt(8)).masked_fill(~may_QS, -torch.inf)
-        if hidden_LBHS is not None:
-            for row, head, query_at in itertools.product(*map(range, scores_BHQS.shape[:3])):
-                gone_S = hidden_LBHS[number][row, head] & may_QS[query_at]
-                if not torch.equal(gone_S, may_QS[query_at]):
-                    scores_BHQS[row, head, query_at].masked_fill_(gone_S, -torch.inf)
-        received.append(scores_BHQS.softmax(-1).sum(-2))
-        mixed = (scores_BHQS.softmax(-1) @ value).transpose(1, 2).flatten(2)
-        assert mixed.shape[-1] == heads * 8
-        state = state + layer.self_attn.o_proj(mixed)
-        state = state + layer.mlp(layer.post_attention_layernorm(state))
-    return model.lm_head(model.model.norm(state)), torch.stack(received)
+    model = tiny_llama().model
+    model.set_attn_implementation("eager")
+    if hidden_LBHS is not None:
+        seen_QS = torch.ones(ids_BS.shape[1], ids_BS.shape[1], dtype=torch.bool).tril()
+        left_LBHQS = seen_QS & ~hidden_LBHS[..., None, :]
+        left_LBHQS = torch.where(left_LBHQS.any(-1, keepdim=True), left_LBHQS, seen_QS)
+        for layer, left_BHQS in zip(model.model.layers, left_LBHQS, strict=True):
+            mask = torch.zeros(left_BHQS.shape).masked_fill(~left_BHQS, -torch.inf)
+            layer.self_attn.register_forward_pre_hook(
+                lambda module, args, named, mask=mask: (args, named | {"attention_mask": mask}),
+                with_kwargs=True,
+            )
+    found = model(ids_BS, output_attentions=True)
+    return found.logits, torch.stack(found.attentions).sum(-2)
 
 
 @pytest.mark.parametrize("k", [0, 1, 5])
 def test_a_causal_model_loses_the_same_keys_as_a_diffusion_model_and_no_query_all_of_its_own(k):
     loaded, ids_BS = tiny_llama(), text(3, 12)
     with torch.no_grad():
-        _, received_LBHS = attention_of(loaded.model, ids_BS)
+        _, received_LBHS = attention_of(ids_BS)
         # the first key, the only one that the first query sees, is always among those hidden
         hidden_LBHS = torch.zeros_like(received_LBHS, dtype=torch.bool)
         hidden_LBHS.scatter_(-1, received_LBHS.topk(k, -1).indices, True)
-        logits, _ = attention_of(loaded.model, ids_BS, hidden_LBHS)
+        logits, _ = attention_of(ids_BS, hidden_LBHS)
     expected = (
         -logits.double().log_softmax(-1)[:, :-1].gather(-1, ids_BS[:, 1:, None])[..., 0].mean(-1)
     )
@@ -89,15 +68,13 @@ def test_a_causal_model_loses_the_same_keys_as_a_diffusion_model_and_no_query_al
 
 
 def test_what_grows_is_read_from_the_attention_before_and_after_the_mask():
-    """Written out densely: the strongest key of every head is hidden, and the others compared
-    before and after.
-    """
+    """The strongest key of every head is hidden, and the others compared before and after."""
     loaded, ids_BS = tiny_llama(), text(3, 12)
     with torch.no_grad():
-        _, before_LBHS = attention_of(loaded.model, ids_BS)
+        _, before_LBHS = attention_of(ids_BS)
         hidden_LBHS = torch.zeros_like(before_LBHS, dtype=torch.bool)
         hidden_LBHS.scatter_(-1, before_LBHS.argmax(-1, keepdim=True), True)
-        _, after_LBHS = attention_of(loaded.model, ids_BS, hidden_LBHS)
+        _, after_LBHS = attention_of(ids_BS, hidden_LBHS)
     strongest = StrongestKeys()
     arms = [[MaskSinks(k=1), strongest], [MaskSinks(k=2)]]
     one, two = edited_losses(loaded, ids_BS, arms, batch=2)
@@ -227,42 +204,24 @@ def made_up(rows=40):
 def test_the_table_is_paired_and_its_intervals_are_those_of_a_normal_mean():
     losses = made_up()
     table = curve_table(rows_of(losses), HeldoutRows(torch.zeros(40, 10), 1000))
-    assert table["k"].tolist() == [0, 1, 1, 5, 5]
-    assert table["control"].tolist() == ["none", "top", "random", "top", "random"]
+    assert [*zip(table["k"], table["control"], strict=True)] == [*losses]
     assert (table["delta"][0], table["delta_low"][0], table["delta_high"][0]) == (0, 0, 0)
-    for place, (choice, loss_R) in enumerate(losses.items()):
-        assert table["loss"][place] == pytest.approx(loss_R.mean())
-        assert table["relative"][place] == pytest.approx(
-            (loss_R - losses[0, "none"]).mean() / losses[0, "none"].mean()
-        )
-        assert table["bits_per_byte"][place] == pytest.approx(
-            loss_R.mean() * 400 / 1000 / math.log(2)
-        )
-        random_R = losses.get((choice[0], "random"))
-        known = {"loss": loss_R, "delta": loss_R - losses[0, "none"]}
-        if choice[1] == "top":
-            known["excess"] = loss_R - random_R
+    clean_R = losses[0, "none"]
+    for (k, control), loss_R in losses.items():
+        cell = table[(table["k"] == k) & (table["control"] == control)].iloc[0]
+        assert cell["relative"] == pytest.approx((loss_R - clean_R).mean() / clean_R.mean())
+        assert cell["bits_per_byte"] == pytest.approx(loss_R.mean() * 400 / 1000 / math.log(2))
+        assert math.isnan(cell["excess"]) == (control != "top")
+        known = {"loss": loss_R}
+        if k:
+            known["delta"] = loss_R - clean_R
+        if control == "top":
+            known["excess"] = loss_R - losses[k, "random"]
         for name, values_R in known.items():
-            if choice == (0, "none") and name == "delta":
-                continue
-            reach = 1.96 * values_R.std(ddof=1) / math.sqrt(40)
-            ends = (table[f"{name}_low"][place], table[f"{name}_high"][place])
-            assert table[name][place] == pytest.approx(values_R.mean())
-            assert ends == pytest.approx(
-                (values_R.mean() - reach, values_R.mean() + reach), abs=0.2 * reach
-            )
-    assert [math.isnan(value) for value in table["excess"]] == [True, False, True, False, True]
-    # the spread of the rows themselves is not in a paired difference
-    assert table["delta_high"][1] - table["delta_low"][1] < 0.1 * (
-        table["loss_high"][1] - table["loss_low"][1]
-    )
-
-
-def test_few_rows_have_no_interval():
-    losses = {(0, "none"): np.full(5, 4.0), (1, "top"): np.full(5, 4.5)}
-    table = curve_table(rows_of(losses), HeldoutRows(torch.zeros(5, 10), 30))
-    assert table["delta"].tolist() == [0.0, 0.5]
-    assert math.isnan(table["delta_low"][1])
+            mean, reach = values_R.mean(), 1.96 * values_R.std(ddof=1) / math.sqrt(40)
+            ends = (cell[f"{name}_low"], cell[f"{name}_high"])
+            assert cell[name] == pytest.approx(mean)
+            assert ends == pytest.approx((mean - reach, mean + reach), abs=0.2 * reach)
 
 
 @pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
@@ -350,47 +309,19 @@ def test_what_makes_no_sense_is_refused(tmp_path):
     refused("'randm'; did you mean 'random'", CurveSettings, controls=("randm",))
     refused("at least 0, but is -2", CurveSettings, ks=(-2,))
     refused("rows must be at least 1", CurveSettings, rows=0)
-    refused(
-        r"protocols=.*during=reading",
-        masking_curve,
-        tiny_loaded(),
-        tmp_path / "a",
-        CurveSettings(protocols=("rule",)),
-    )
-    refused(
-        "one of ks",
-        masking_curve,
-        tiny_loaded(),
-        tmp_path / "a",
-        CurveSettings(by="head", ks=(1, 2)),
-    )
     loaded = tiny_loaded(1)
-    refused(
-        "63 positions, got 65",
-        masking_curve,
-        loaded,
-        tmp_path / "a",
-        CurveSettings(ks=(1,), length=65),
-    )
-    # 20 tokens and an added sink
-    refused(
-        "21 keys of a row, but k is 11",
-        masking_curve,
-        loaded,
-        tmp_path / "a",
-        CurveSettings(ks=(11,), length=20),
-    )
-    refused(
-        "21 keys of a row, but k is 21",
-        masking_curve,
-        loaded,
-        tmp_path / "a",
-        CurveSettings(ks=(21,), length=20, controls=("sinks",)),
-    )
-    refused(
-        "has no tokenizer files", masking_curve, replace(loaded, tokenizer=None), tmp_path / "a"
-    )
-    loaded = tiny_loaded()
-    loaded.model.config.mask_token_id = None
-    refused("has mask_token_id None", masking_curve, loaded, tmp_path / "a")
+    for message, settings in (
+        (r"protocols=.*during=reading", {"protocols": ("rule",)}),
+        ("one of ks", {"by": "head", "ks": (1, 2)}),
+        ("63 positions, got 65", {"ks": (1,), "length": 65}),
+        # 20 tokens and an added sink
+        ("21 keys of a row, but k is 11", {"ks": (11,), "length": 20}),
+        ("keys of a row, but k is 21", {"ks": (21,), "length": 20, "controls": ("sinks",)}),
+    ):
+        refused(message, masking_curve, loaded, tmp_path / "a", CurveSettings(**settings))
+    for message, unfit in (
+        ("has no tokenizer files", replace(loaded, tokenizer=None)),
+        ("has mask_token_id None", tiny_loaded(mask_token_id=None)),
+    ):
+        refused(message, masking_curve, unfit, tmp_path / "a")
     assert not (tmp_path / "a").exists()
