@@ -1,7 +1,9 @@
-"""Processes that tests start."""
+"""Processes that tests start, and scripts that they import."""
 
+import importlib.util
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -27,3 +29,15 @@ def torchrun(python, *program, processes=2):
     """Some processes of a program."""
     started = ("--standalone", f"--nproc_per_node={processes}")
     return launch(python, "-m", "torch.distributed.run", *started, *program)
+
+
+def script(name):
+    """A script of the repository as a module, by its path without .py; it may import others that
+    were asked for before.
+    """
+    path = ROOT / f"{name}.py"
+    if path.stem not in sys.modules:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[path.stem])
+    return sys.modules[path.stem]

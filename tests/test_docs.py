@@ -11,7 +11,6 @@ longer than all that they did.
 """
 
 import ast
-import importlib.util
 import inspect
 import json
 import os
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import pytest
 
+from launched import script
 from sinklab.core import registry
 from sinklab.core.registry import (
     caches,
@@ -213,12 +213,7 @@ EXPLAINS = re.compile(r"explains? \d+(?:\.\d+)?(?!\d|\.\d|<!-- findings)")
 
 @pytest.fixture(scope="module")
 def findings():
-    path = ROOT / "studies" / "findings.py"
-    spec = importlib.util.spec_from_file_location("findings", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("studies/findings")
 
 
 @pytest.mark.parametrize("page", CHECKED_PAGES, ids=lambda path: path.name)

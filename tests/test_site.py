@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from launched import script
+
 pytest.importorskip("mkdocs")
 pytest.importorskip("nbclient")
 griffe = pytest.importorskip("griffe")
@@ -34,12 +36,7 @@ def run(*command, **environment):
 
 @pytest.fixture(scope="module")
 def pages():
-    path = ROOT / "docs" / "site_pages.py"
-    spec = importlib.util.spec_from_file_location("site_pages", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("docs/site_pages")
 
 
 @pytest.fixture(scope="module")

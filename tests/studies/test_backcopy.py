@@ -143,6 +143,18 @@ def test_a_block_costs_the_same_alone_and_beside_the_clean_text(objective):
     assert all(0 <= head["strongest"] <= 1 for head in heads(model.float(), one))
 
 
+def scores_of(q, k, attn_mask=None, is_causal=False, scale=None, **rest):
+    """Scores before the softmax, written out; −∞ where a query may not see a key."""
+    scores = q @ k.mT * scale
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is None:
+        return scores
+    if attn_mask.dtype == torch.bool:
+        return scores.masked_fill(~attn_mask, -torch.inf)
+    return scores + attn_mask
+
+
 def test_what_is_measured_is_what_a_plain_computation_gives():
     settings = BackcopySettings(steps=3)
     source = Source(0)
@@ -152,32 +164,10 @@ def test_what_is_measured_is_what_a_plain_computation_gives():
         weights, norms = [], []
         own = torch.nn.functional.scaled_dot_product_attention
 
-        def spy(
-            q,
-            k,
-            v,
-            attn_mask=None,
-            is_causal=False,
-            scale=None,
-            weights=weights,
-            norms=norms,
-            own=own,
-            **rest,
-        ):
-            scores = q @ k.mT * scale
-            if attn_mask is not None:
-                scores = (
-                    scores.masked_fill(~attn_mask, -torch.inf)
-                    if attn_mask.dtype == torch.bool
-                    else scores + attn_mask
-                )
-            elif is_causal:
-                scores = scores.masked_fill(
-                    ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf
-                )
-            weights.append(scores.softmax(-1))
+        def spy(q, k, v, weights=weights, norms=norms, own=own, **how):
+            weights.append(scores_of(q, k, **how).softmax(-1))
             norms.append(v.norm(dim=-1).mean(1))
-            return own(q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, **rest)
+            return own(q, k, v, **how)
 
         with pytest.MonkeyPatch.context() as patch, torch.no_grad():
             patch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
@@ -315,29 +305,23 @@ def test_the_script_goes_on_where_it_stopped_and_makes_one_run_of_all_models(
     assert "step by step, held, cost of blocking keys" in capsys.readouterr().out
 
 
-def made_up(
-    over, first, tmp_path, seeds=6, other=("diffusion", "plain"), untrained=None, masking=()
-):
-    """A run of two kinds of model with these numbers, one a seed, and what else is given."""
+def made_up(over, first, tmp_path, seeds=6, untrained=None, masking=()):
+    """A run of causal and diffusion models with these numbers, one a seed, and what else is
+    given.
+    """
     from sinklab.lab.records.writing import RunWriter
 
-    kinds = (("causal", "plain"), other)
-    firsts = {"trained": first} | (
-        {} if untrained is None else dict.fromkeys(("fresh", "permuted"), untrained)
-    )
-    lines = [
-        {
-            "seed": seed,
-            "objective": kind[0],
-            "variant": kind[1],
-            "over": over[number],
-            "first": found[number][seed],
-        }
-        | ({} if untrained is None else {"state": state})
-        for state, found in firsts.items()
-        for seed in range(seeds)
-        for number, kind in enumerate(kinds)
-    ]
+    firsts = {"trained": first}
+    if untrained is not None:
+        firsts |= dict.fromkeys(("fresh", "permuted"), untrained)
+    lines = []
+    for state, seed in itertools.product(firsts, range(seeds)):
+        for number, objective in enumerate(("causal", "diffusion")):
+            line = {"seed": seed, "objective": objective, "variant": "plain"}
+            line |= {"over": over[number], "first": firsts[state][number][seed]}
+            if untrained is not None:
+                line["state"] = state
+            lines.append(line)
     with RunWriter(tmp_path, kind="backcopy", model={}, settings={}, seed=None) as run:
         if masking:
             run.table("masking", pd.DataFrame(masking))
@@ -345,6 +329,9 @@ def made_up(
         zeros = dict.fromkeys(("layer", "head", "added", "strongest", "gu", "norm"), 0.0)
         run.table("heads", pd.DataFrame(lines).drop(columns="over").assign(**zeros))
     return open_run(tmp_path)
+
+
+NOISE = (0.01, -0.01, 0.02, -0.02, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -364,16 +351,12 @@ def made_up(
     ],
 )
 def test_a_contrast_is_drawn_where_it_may_be(over, causal, diffusion, seeds, verdict, tmp_path):
-    noise = torch.tensor([0.01, -0.01, 0.02, -0.02, 0.0, 0.0]).tolist()
-    first = [[causal + one for one in noise], [diffusion - one for one in noise]]
+    first = [[causal + one for one in NOISE], [diffusion - one for one in NOISE]]
     run = made_up(over, first, tmp_path, seeds)
     assert f"weight on position 0, diffusion plain against causal plain: {verdict}" in "\n".join(
         backcopy_sentences(run)
     )
     assert summary(run)["seeds"].tolist() == [seeds, seeds]
-
-
-NOISE = (0.01, -0.01, 0.02, -0.02, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -505,12 +488,8 @@ def test_hiding_keys_of_whole_rows_is_what_a_plain_computation_gives():
         model = trained(source, objective, "plain", settings)
         rows = Rows.of(source, 4, objective, torch.Generator().manual_seed(1))
 
-        def spy(q, k, v, attn_mask=None, is_causal=False, scale=None, **rest):
-            scores = q @ k.mT * scale
-            if is_causal or attn_mask is not None:
-                scores = scores.masked_fill(
-                    ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf
-                )
+        def spy(q, k, v, **how):
+            scores = scores_of(q, k, **how)
             weights = scores.softmax(-1)
             hidden = torch.zeros_like(weights, dtype=torch.bool)
             top = weights.sum(2).topk(4).indices

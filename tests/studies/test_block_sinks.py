@@ -2,30 +2,24 @@
 three commands.
 """
 
-import importlib.util
 import json
 import math
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from launched import script
 from refusals import refused
 from sinklab.extras.backcopy import BackcopySettings, Source, masking
 from sinklab.extras.backcopy.run import trained
 
-SCRIPT = Path(__file__).parents[2] / "studies" / "block_sinks.py"
-
 
 @pytest.fixture(scope="module")
 def study():
-    spec = importlib.util.spec_from_file_location("block_sinks", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("studies/block_sinks")
 
 
 def planted(place_T, keys_T, *, rows=3, added=0, weight=0.5):

@@ -3,7 +3,6 @@ and said of seeds.
 """
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -13,24 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from launched import ROOT, script
 from refusals import refused
 from tiny_diffusion import TEXT
 
 pytestmark = pytest.mark.ring("extras")
 
-HERE = Path(__file__).parents[2] / "studies" / "scale"
 
-
-def module(name):
-    """A script of studies/scale."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-runbook, answers = module("runbook"), module("answers")
+runbook, answers = script("studies/scale/runbook"), script("studies/scale/answers")
 REAL = runbook.Runbook(Path("nowhere"))
 TOY = """
 [limits]
@@ -207,7 +196,7 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint_to_the_same_end(
     (toy.out / "plan.json").write_text(json.dumps(PLAN))
     run = toy.runs(PLAN)[1]
     standing = tmp_path / "standing.py"
-    standing.write_text(STANDING.format(folder=str(HERE)))
+    standing.write_text(STANDING.format(folder=str(ROOT / "studies/scale")))
     with monkeypatch.context() as patched:
         patched.setattr(runbook, "__file__", str(standing))
         patched.setattr(sys, "executable", python)

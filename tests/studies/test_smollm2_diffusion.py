@@ -2,16 +2,14 @@
 what they claim.
 """
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from launched import script
 from sinklab.lab.checkpoints.adapters import read_adapters
 from sinklab.lab.records.reading import open_run
 from sinklab.lab.training import recipe, train
@@ -19,24 +17,11 @@ from sinklab.lab.training.checkpoints import whole_checkpoints
 from tiny_diffusion import tiny_loaded, tiny_model
 from tiny_training import tiny_settings, uneven_documents
 
-STUDIES = Path(__file__).parents[2] / "studies"
-
-
-def script(name):
-    """A script of the study, which imports its neighbours."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, STUDIES / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
 for part in ("measures", "costs", "contrasts", "report", "runs"):
-    script(f"smollm2_{part}")
+    script(f"studies/smollm2_{part}")
 study, measures, costs, contrasts, runs = (
-    script(f"smollm2_{name}") for name in ("diffusion", "measures", "costs", "contrasts", "runs")
+    script(f"studies/smollm2_{name}")
+    for name in ("diffusion", "measures", "costs", "contrasts", "runs")
 )
 
 
@@ -85,6 +70,7 @@ def toy(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_longer_stage_goes_on_from_the_adapters_and_resumes(toy, monkeypatch):
     whole = study.train
 
