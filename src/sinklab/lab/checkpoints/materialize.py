@@ -447,13 +447,14 @@ def fill(
     """Give every tensor its memory and contents, one at a time; tie the tied ones, initialise the
     new ones.
     """
+    empty = model.state_dict(keep_vars=True)
     for target, (source, take) in plan.sources.items():
-        part = holding.part_of(_held_by(model, target))
-        tensor = _allocated(model, target, dtype, devices, holding)
+        part = holding.part_of(empty[target])
+        tensor = _allocated(model, target, empty[target], dtype, devices, holding)
         if isinstance(source, str):
             _fill_one(tensor, weights, source, take, part)
         else:
-            each = len(source) // model.get_parameter(target).shape[0]
+            each = len(source) // len(empty[target])
             source = source[each * part[0].start : each * part[0].stop]
             for name, rows in zip(source, tensor.flatten(0, 1).chunk(len(source)), strict=True):
                 _fill_rows(rows, weights, name)
@@ -475,7 +476,7 @@ def fill(
     if model.config.tie_word_embeddings and plan.head in weights.shapes:
         _check_tied(model, weights, plan.head)
     for target in sorted(plan.new):
-        _allocated(model, target, dtype, devices, holding)
+        _allocated(model, target, empty[target], dtype, devices, holding)
     for owner in sorted({target.rpartition(".")[0] for target in plan.new}):
         module = model.get_submodule(owner)
         for leaf, parameter in module.named_parameters(recurse=False):
@@ -507,12 +508,12 @@ def _fill_rows(tensor: Tensor, weights: Weights, name: str, part: Part | None = 
 def _allocated(
     model: PreTrainedModel,
     name: str,
+    empty: Tensor,
     dtype: torch.dtype,
     devices: Mapping[str, Any],
     holding: Holding,
 ) -> Tensor:
-    """The memory of a tensor that was on the meta device, to be filled in place."""
-    empty = _held_by(model, name)
+    """The memory of a parameter or buffer that is on the meta device, to be filled in place."""
     # the correction of a router is as precise as its class makes it
     if name.endswith("_bias"):
         dtype = empty.dtype
@@ -525,13 +526,6 @@ def _allocated(
     else:
         module.register_buffer(leaf, tensor)
     return tensor
-
-
-def _held_by(model: PreTrainedModel, name: str) -> Any:
-    """The parameter or buffer of this name."""
-    owner, _, leaf = name.rpartition(".")
-    module = model.get_submodule(owner)
-    return module._parameters.get(leaf, module._buffers.get(leaf))
 
 
 def compute_buffers(model: PreTrainedModel, devices: Mapping[str, Any]) -> None:
