@@ -127,17 +127,10 @@ def test_a_few_numbers_go_to_the_log():
     assert all(math.isfinite(value) for value in said[0].values())
 
 
-def test_one_process_looks_unless_the_weights_are_spread(monkeypatch):
-    monitor = SinkMonitor(HELD, every=1)
-    monitor.look(tiny_model(1), State(3, first=False))
-    assert monitor.rows == []
-    monkeypatch.setattr("sinklab.lab.training.recorders._is_sharded", lambda model: True)
-    monitor.look(tiny_model(1), State(3, first=False))
-    assert [row["step"] for row in monitor.rows] == [3] * 3
-
-
-def test_every_process_looks_where_deepspeed_spreads_the_weights():
+def test_one_process_looks_unless_the_weights_are_spread():
     monitor, model = SinkMonitor(HELD, every=1), tiny_model(1)
+    monitor.look(model, State(3, first=False))
+    assert monitor.rows == []
     model.lm_head.weight.ds_id = 0  # as under ZeRO-3
     monitor.look(model, State(3, first=False))
     assert [row["step"] for row in monitor.rows] == [3] * 3

@@ -97,18 +97,3 @@ def test_from_a_causal_model_and_on_from_blocks(tmp_path):
         )
     )
     assert sinklab.load(tmp_path / "more/model").model.config.block_length == 4
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"objective": "block_diffusion"}, "needs the tokens of a block; give block_length"),
-        ({"block_length": 4}, "block_length belong to objective='block_diffusion'"),
-        ({"objective": "block_diffusion", "block_length": 4, "window": 3}, "leave out window"),
-        ({"objective": "block_diffusion", "block_length": 4, "anneal": 0.2}, "leave out anneal"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(tmp_path, changes, message):
-    refused(
-        message, train, tiny_settings(repeated_text(tmp_path), out=str(tmp_path / "run"), **changes)
-    )

@@ -108,35 +108,6 @@ def test_a_run_with_muon_goes_on_to_the_same_end(settings, tmp_path, monkeypatch
     assert settings_of(tmp_path / "run") == replace(here, out=str(tmp_path / "run"))
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        (
-            {"optimizer": "adamw", "muon_lr": 0.1},
-            "muon_lr is the learning rate of Muon, but optimizer is 'adamw'",
-        ),
-        (
-            {"train_only": "sink", "init_from": "tiny"},
-            "Muon trains .* all layers, but train_only is 'sink'",
-        ),
-        (
-            {"streaming": True},
-            "row_start begins packed rows of plain text; leave it out with a stream or pairs",
-        ),
-        (
-            {"pairs": "completion"},
-            "row_start begins packed rows of plain text; leave it out with a stream or pairs",
-        ),
-        (
-            {"optimizer": "moun"},
-            "optimizer must be one of adamw, muon, but is 'moun'; did you mean 'muon'",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_refused(settings, changes, message):
-    refused(message, lambda: train(replace(settings, **changes)))
-
-
 def test_rows_begin_with_a_start_token_that_is_given(settings, tmp_path):
     text = prepare(settings)
     start = row_start(text.tokenizer)
