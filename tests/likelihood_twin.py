@@ -37,12 +37,12 @@ def plain_score(loaded, context, continuation, plan, cfg_scale=0.0):
     return math.fsum(values) / (len(values) if plan.is_mean else 1)
 
 
-def plain_chain(loaded, context, continuation):
+def plain_chain(loaded, context, continuation, cfg_scale=0.0):
     """Left to right, by a loop."""
     total = 0.0
     for place in range(len(continuation)):
         masked = [other >= place for other in range(len(continuation))]
-        total += log_probabilities(loaded, context, continuation, masked)[place].item()
+        total += log_probabilities(loaded, context, continuation, masked, cfg_scale)[place].item()
     return total
 
 

@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from refusals import refused
 from sinklab.core.diffusion import corrupt, sample_times
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.scoring import HeldoutRows, heldout_rows, row_losses
@@ -78,9 +77,3 @@ def test_rows_come_from_a_corpus(tmp_path):
     assert (TEXT * 10).startswith(decoded)
     assert text.size == len(decoded.encode())
     assert heldout_rows(loaded, tmp_path, rows=999, length=20).ids_RS.shape[0] < 999
-
-
-def test_what_makes_no_sense_is_refused():
-    loaded, text = tiny_loaded(1), rows(2, 8)
-    for k, message in ((9, "k=9 needs more than 9 keys"), (-1, "k must be at least 1.* -1")):
-        refused(message, lambda k=k: row_losses(loaded, text.ids_RS, edits=[MaskSinks(k=k)]))

@@ -11,19 +11,18 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from refusals import refused
-from sinklab.core.probing import BlockKeys, Dose, trace
+from sinklab.core.probing import Dose, trace
 from sinklab.core.probing.dose import MEASURED
 from sinklab.core.sampling import Canvas
 from sinklab.core.sinks import Excess
 from sinklab.lab.measures import MaskSinks, WindowAttention, by_protocol
 from sinklab.lab.scoring.answers import needs_own_batch, write_batch
 from sinklab.lab.scoring.prompts import Prompt
+from sinklab.lab.scoring.requests import by_last_query
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Writing, WritingRequest, ended, is_over, seeded
 from sinklab.lab.studies.benchmarks.requests import fitted, paced, sampled
 from sinklab.lab.studies.benchmarks.study import EvalSettings
-from sinklab.lab.studies.processes import Meter, Progress
-from sinklab.lab.studies.trace.run import follow
 from sinklab.lab.studies.trace.study import StudySettings
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
@@ -33,8 +32,9 @@ PROMPTS = (
     "The sea and the boats were rising",
     "It",
 )
-SETTINGS = EvalSettings(block_length=4)
-NEW = 8
+BLOCK = 3
+SETTINGS = EvalSettings(block_length=BLOCK)
+NEW = 2 * BLOCK
 
 
 def asked(loaded, until=()):
@@ -44,7 +44,9 @@ def asked(loaded, until=()):
 
 def one_by_one(loaded, each, edits=()):
     """The tokens that a study writes, which knows no batches."""
-    settings = StudySettings(new_tokens=NEW, block_length=4 if loaded.family == "diffusion" else 32)
+    settings = StudySettings(
+        new_tokens=NEW, block_length=BLOCK if loaded.family == "diffusion" else 32
+    )
     task = Task(
         loaded,
         Prompt("", each.ids, (False,) * len(each.ids)),
@@ -52,25 +54,31 @@ def one_by_one(loaded, each, edits=()):
         each.seed,
         seeded(edits, each.seed),
     )
-    moments, _ = follow(task, Meter(Progress(), 1, NEW))
-    return ended(loaded, moments[-1].written.tolist(), ())[0]
+    *_, last = task.moments()
+    return ended(loaded, last.written.tolist(), ())[0]
+
+
+LOOP = (MaskSinks(k=1),)
+CLEAN = (MaskSinks(k=1, source="clean_pass"), WindowAttention(radius=3))
+CAUSAL_LOOP, CAUSAL_CLEAN = by_last_query(LOOP), by_last_query(CLEAN)
 
 
 @pytest.mark.parametrize(
-    "edits",
-    [(), (MaskSinks(k=1),), (MaskSinks(k=1, source="clean_pass"), WindowAttention(radius=3))],
-    ids=["plain", "closed loop", "clean pass"],
+    "kind, edits",
+    [
+        ("diffusion", ()),
+        ("shifted", ()),
+        ("diffusion", LOOP),
+        ("diffusion", CLEAN),
+        ("with a sink", CLEAN),
+        ("autoregressive", CAUSAL_LOOP),
+        ("autoregressive", CAUSAL_CLEAN),
+    ],
 )
-@pytest.mark.parametrize("kind", ["diffusion", "with a sink", "shifted", "autoregressive"])
 def test_rows_of_a_batch_are_what_they_are_alone(kind, edits):
     loaded = tiny_llama()
     if kind != "autoregressive":
         loaded = tiny_loaded(int(kind == "with a sink"), logit_shift=kind == "shifted")
-    if kind == "autoregressive":
-        edits = tuple(
-            replace(edit, scores="last_row") if isinstance(edit, BlockKeys) else edit
-            for edit in edits
-        )
     settings = replace(SETTINGS, stop_at_eos=kind == "autoregressive")
     requests = asked(loaded)
     together = write_batch(loaded, requests, settings, NEW, edits)
@@ -215,7 +223,7 @@ def test_an_answer_ends_at_its_end():
     first = loaded.tokenizer.decode(list(whole.ids[:2]))
     early = write_batch(loaded, [replace(request, until=("", first[-1:]))], SETTINGS, NEW)[0]
     assert early.text == whole.text[: whole.text.index(first[-1:])]
-    assert early.steps == 4, "the first block holds the end, so the second is not written"
+    assert early.steps == BLOCK, "the first block holds the end, so the second is not written"
     eos = loaded.tokenizer.eos_token_id
     assert ended(loaded, [*whole.ids[:2], eos, *whole.ids[2:]], ())[0] == list(whole.ids[:2])
     assert is_over(loaded, [eos], ())
