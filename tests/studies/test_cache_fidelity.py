@@ -3,6 +3,7 @@ read back.
 """
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -44,9 +45,10 @@ SMALL = CacheSettings(
     prompt_tokens=12,
     new_tokens=14,
     block_length=6,
+    tokens_per_step=2,
     texts=2,
+    repeats=1,
 )
-SMALL = dataclasses.replace(SMALL, repeats=1, tokens_per_step=2)
 
 
 def text_rows(count=3):
@@ -211,20 +213,17 @@ def test_costs_have_a_line_for_every_length_and_policy():
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text(TEXT * 12, "utf-8")
-    return path
+def settings(tmp_path_factory):
+    corpus = tmp_path_factory.mktemp("text") / "text.txt"
+    corpus.write_text(TEXT * 12, "utf-8")
+    how = {"scores": ("nearest", "random"), "lengths": (20,)}
+    return dataclasses.replace(SMALL, heldout=str(corpus), **how)
 
 
 @pytest.fixture(scope="module")
-def run(corpus, tmp_path_factory):
-    settings = dataclasses.replace(SMALL, heldout=str(corpus), lengths=(20,))
-    return open_run(
-        cache_fidelity(
-            tiny_loaded(context=40), tmp_path_factory.mktemp("runs") / "caches", settings
-        )
-    )
+def run(settings, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "caches"
+    return open_run(cache_fidelity(tiny_loaded(context=40), folder, settings))
 
 
 def test_a_run_folder_holds_everything(run):
@@ -258,34 +257,17 @@ def test_protection_is_the_paired_difference_at_equal_budget(run):
     )
 
 
-def test_an_interrupted_comparison_goes_on(run, corpus, tmp_path):
-    settings = dataclasses.replace(SMALL, heldout=str(corpus), lengths=(20,))
-
-    class Stop(Exception):
-        pass
-
-    def tell(text):
-        if text.startswith("writing"):
-            raise Stop
-
-    with pytest.raises(Stop):
-        cache_fidelity(tiny_loaded(context=40), tmp_path / "run", settings, progress=tell)
-    told = []
-    resumed = open_run(
-        cache_fidelity(
-            tiny_loaded(context=40), tmp_path / "run", settings, progress=told.append, resume=True
-        )
-    )
-    assert not [text for text in told if text.startswith("revealing")]
-    assert resumed.table("policies").equals(run.table("policies"))
+def test_a_comparison_that_lost_a_text_goes_on(run, settings, tmp_path):
+    path = shutil.copytree(run.path, tmp_path / "run")
+    (path / "texts-0002.parquet").unlink()
+    cache_fidelity(tiny_loaded(context=40), path, settings, resume=True)
+    assert open_run(path).table("policies").equals(run.table("policies"))
 
 
 @pytest.mark.slow
-def test_the_study_conforms(corpus):
-    small = dataclasses.replace(
-        SMALL, heldout=str(corpus), cache_keep=(), refreshed=(), repeats=0, new_tokens=6, texts=1
-    )
-    check_study(Caches(), tiny_loaded(context=40), small)
+def test_the_study_conforms(settings):
+    small = {"cache_keep": (), "refreshed": (), "repeats": 0, "new_tokens": 6, "texts": 1}
+    check_study(Caches(), tiny_loaded(context=40), dataclasses.replace(settings, **small))
 
 
 def test_the_figure_is_drawn(run, tmp_path):

@@ -14,9 +14,9 @@ from refusals import refused
 from sinklab import intervene, trace
 from sinklab.core.registry import interventions
 from sinklab.core.sampling.canvas import left_padded
-from sinklab.lab.records import open_run
 from sinklab.lab.studies.trace.recording import SoFar
-from sinklab.lab.studies.trace.study import StudySettings, study
+from sinklab.lab.studies.trace.study import StudySettings
+from small_runs import traced
 from tiny_llama import tiny_llama
 
 TEXTS = [list(range(20, 43)), list(range(30, 36)), list(range(12, 24))]
@@ -98,8 +98,8 @@ def test_steps_that_are_not_recorded_are_added_up(tmp_path, edits):
     quick = StudySettings(prompts=("The old man sat",), new_tokens=8, statistics=(), edits=edits)
     runs = {}
     for name, change in (("all", {}), ("third", {"every": 3}), ("one", {"only_steps": (5,)})):
-        study(tiny_llama(), tmp_path / name, replace(quick, **change))
-        runs[name] = open_run(tmp_path / name).arrays("attention", part=0)
+        run = traced(tiny_llama(), tmp_path / name, replace(quick, **change))
+        runs[name] = run.arrays("attention", part=0)
     for name, steps in (("third", [0, 3, 6]), ("one", [5])):
         assert runs[name]["step_number"].tolist() == steps
         for key in ("received", "visible", "last_row_main"):

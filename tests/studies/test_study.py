@@ -7,47 +7,35 @@ import torch
 from refusals import refused
 from sinklab.core.probing import Statistic
 from sinklab.core.registry import statistics
-from sinklab.lab.records import open_run
 from sinklab.lab.studies.trace.study import StudySettings, Trace, study
 from small_runs import traced
 from tiny_diffusion import TEXT, tiny_loaded
 
 PROMPTS = ("The old man", "")
-
-
-@pytest.fixture(scope="module")
-def settings():
-    return StudySettings(
-        prompts=PROMPTS,
-        new_tokens=10,
-        steps=5,
-        block_length=5,
-        mask_sinks=(1, 2),
-        twin=False,
-    )
+SETTINGS = StudySettings(prompts=PROMPTS, new_tokens=10, steps=5, block_length=5, mask_sinks=(1, 2))
 
 
 @pytest.mark.parametrize("sink", [0, 2])
-def test_a_study_writes_what_the_report_reads(settings, tmp_path, sink):
+def test_a_study_writes_what_the_report_reads(tmp_path, sink):
     loaded = tiny_loaded(sink, gate="elementwise")
     said: list[str] = []
-    assert study(loaded, tmp_path / "run", settings, progress=said.append) == tmp_path / "run"
-    run = open_run(tmp_path / "run")
+    run = traced(loaded, tmp_path / "run", SETTINGS, progress=said.append)
+    assert run.path == tmp_path / "run"
     assert (run.info.kind, run.info.status, run.info.seed) == ("study", "complete", 0)
     model = run.info.model
-    assert (model["name"], model["family"], model["layers"], model["heads"]) == (
-        "tiny test model",
-        "diffusion",
-        2,
-        4,
-    )
-    assert (model["sink_kind"], model["sink_count"], model["sink_side"]) == (
-        "token" if sink else "none",
-        sink,
-        "front",
-    )
-    assert (model["gate"], model["parameters"]) == ("elementwise", loaded.model.num_parameters())
     assert len(model["weights_sha256"]) == 64
+    about = {
+        "name": "tiny test model",
+        "family": "diffusion",
+        "layers": 2,
+        "heads": 4,
+        "sink_kind": "token" if sink else "none",
+        "sink_count": sink,
+        "sink_side": "front",
+        "gate": "elementwise",
+        "parameters": loaded.model.num_parameters(),
+    }
+    assert {name: model[name] for name in about} == about
     assert run.info.settings["prompts"] == list(PROMPTS)
     assert [text.split()[0] for text in said] == ["writing"] * 6
     assert said[:2] == [
@@ -56,13 +44,8 @@ def test_a_study_writes_what_the_report_reads(settings, tmp_path, sink):
     ]
 
     prompt = len(loaded.tokenizer(PROMPTS[0])["input_ids"])
-    assert (
-        run.parts("attention")
-        == run.parts("tokens")
-        == run.parts("steps")
-        == run.parts("generations")
-        == (0, 1)
-    )
+    for name in ("attention", "tokens", "steps", "generations"):
+        assert run.parts(name) == (0, 1)
     for sample, length in ((0, prompt + 10), (1, 10)):
         arrays = run.arrays("attention", part=sample)
         assert arrays["received"].shape == (5, 2, 4, sink + length)
@@ -73,8 +56,8 @@ def test_a_study_writes_what_the_report_reads(settings, tmp_path, sink):
         assert arrays["positions"].tolist() == [length] * 5
         assert arrays["step_number"].tolist() == [0, 1, 2, 3, 4]
         assert np.allclose(arrays["received"].astype(float).sum(-1), length, rtol=2e-3)
-    assert run.dims("attention", part=0)["received"] == ("step", "layer", "head", "key")
-    assert run.dims("attention", part=0)["positions"] == ("step",)
+    dims = run.dims("attention", part=0)
+    assert (dims["received"], dims["positions"]) == (("step", "layer", "head", "key"), ("step",))
 
     tokens = run.table("tokens")
     assert len(tokens) == 5 * (prompt + 10) + 5 * 10
@@ -102,22 +85,16 @@ def test_a_study_writes_what_the_report_reads(settings, tmp_path, sink):
         assert row.completion == loaded.tokenizer.decode(row.token_ids, skip_special_tokens=True)
 
 
-def test_each_sample_has_a_seed_of_its_own(settings, tmp_path):
-    warm = replace(settings, temperature=1.0, prompts=("The sea",) * 3, mask_sinks=(), seed=None)
-    run = traced(tiny_loaded(), tmp_path / "run", warm)
-    texts = run.table("generations")
-    assert texts["completion"].nunique() == 3
-    assert run.info.settings["seed"] == run.info.seed, "the seed that was drawn is written down"
+def test_each_sample_has_a_seed_of_its_own(tmp_path):
+    how = {"steps": 5, "block_length": 5, "temperature": 1.0}
+    warm = StudySettings(prompts=("The sea",) * 2, new_tokens=10, statistics=(), seed=None, **how)
     loaded = tiny_loaded()
+    run = traced(loaded, tmp_path / "run", warm)
+    texts = run.table("generations")
+    assert texts["completion"].nunique() == 2
+    assert run.info.settings["seed"] == run.info.seed, "the seed that was drawn is written down"
     batch = torch.tensor(loaded.tokenizer(["The sea"])["input_ids"])
-    again = loaded.model.generate(
-        batch,
-        max_new_tokens=10,
-        steps=5,
-        block_length=5,
-        temperature=1.0,
-        seed=int(texts["seed"][1]),
-    )
+    again = loaded.model.generate(batch, max_new_tokens=10, seed=int(texts["seed"][1]), **how)
     assert texts["token_ids"][1].tolist() == again[0, batch.shape[1] :].tolist()
 
 
@@ -162,31 +139,16 @@ def test_settings_of_runs_that_scored_held_out_text_are_read_or_refused():
         ({"cache": "sink"}, "keys that all layers see alike, and cache=sink keeps others in each"),
     ],
 )
-def test_bad_settings_are_refused_before_a_folder_is_taken(settings, tmp_path, change, message):
-    refused(message, lambda: study(tiny_loaded(1), tmp_path / "run", replace(settings, **change)))
+def test_bad_settings_are_refused_before_a_folder_is_taken(tmp_path, change, message):
+    refused(message, lambda: study(tiny_loaded(1), tmp_path / "run", replace(SETTINGS, **change)))
     assert not (tmp_path / "run").exists()
 
 
-def test_models_and_folders_that_do_not_fit_are_refused(settings, tmp_path):
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "notes.txt").write_text("mine")
-    refused("taken is taken; choose another", study, tiny_loaded(), tmp_path / "taken", settings)
-    refused(
-        "has mask_token_id None",
-        study,
-        tiny_loaded(mask_token_id=None),
-        tmp_path / "maskless",
-        settings,
-    )
-    refused(
-        "token ids such as '5 17 3'",
-        study,
-        replace(tiny_loaded(), tokenizer=None),
-        tmp_path / "mute",
-        settings,
-    )
-    assert not (tmp_path / "mute").exists()
-    assert not (tmp_path / "maskless").exists()
+def test_models_that_do_not_fit_are_refused(tmp_path):
+    maskless, mute = tiny_loaded(mask_token_id=None), replace(tiny_loaded(), tokenizer=None)
+    refused("has mask_token_id None", study, maskless, tmp_path / "run", SETTINGS)
+    refused("token ids such as '5 17 3'", study, mute, tmp_path / "run", SETTINGS)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from tokenizers.processors import TemplateProcessing
 
 from refusals import refused
 from sinklab.lab.checkpoints import SpecialIds
-from sinklab.lab.records import open_run
 from sinklab.lab.scoring import encode
 from sinklab.lab.studies.trace.study import StudySettings, study
 from small_runs import traced
@@ -37,12 +36,13 @@ def written(run):
     return run.table("generations")["token_ids"][0].tolist()
 
 
-def test_each_step_records_all_queries_so_far(tmp_path):
-    loaded = tiny_llama()
-    said: list[str] = []
-    study(loaded, tmp_path / "run", QUICK, progress=said.append)
-    assert said == ["writing sample 1 of 1 under observation"]
-    run = open_run(tmp_path / "run")
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory):
+    return traced(tiny_llama(), tmp_path_factory.mktemp("runs") / "cached", QUICK)
+
+
+def test_each_step_records_all_queries_so_far(cached):
+    loaded, run = tiny_llama(), cached
     assert run.info.model["family"] == "autoregressive"
     prompt = loaded.tokenizer(PROMPT)["input_ids"]
     text = [*prompt, *written(run)]
@@ -104,13 +104,11 @@ def test_each_step_records_all_queries_so_far(tmp_path):
     assert run.table("generations")["rule"].tolist() == ["next_token"]
 
 
-def test_a_full_forward_records_column_sums(tmp_path):
+def test_a_full_forward_records_column_sums(cached, tmp_path):
     loaded = tiny_llama()
-    study(loaded, tmp_path / "full", replace(QUICK, full_forward=True))
-    study(loaded, tmp_path / "cached", QUICK)
-    full, cached = open_run(tmp_path / "full"), open_run(tmp_path / "cached")
-    assert written(full) == written(cached)
+    full = traced(loaded, tmp_path / "full", replace(QUICK, full_forward=True))
     text = [*loaded.tokenizer(PROMPT)["input_ids"], *written(full)]
+    assert written(full) == written(cached)
     start = len(text) - 5
     arrays = {
         key: array.astype(np.float32) for key, array in full.arrays("attention", part=0).items()
@@ -130,42 +128,30 @@ def test_a_full_forward_records_column_sums(tmp_path):
         assert np.allclose(
             arrays["received_by_state"][step][2][..., :keys], prompt_LHK, rtol=2e-3, atol=2e-3
         )
-        if step:
-            assert (arrays["main_by_state"][step][1] == -1).all(), (
-                "three queries are too few to judge"
-            )
-        else:
-            assert (arrays["main_by_state"][step][1] == -1).all()
+        # three queries of the text are too few to judge
+        assert (arrays["main_by_state"][step][1] == -1).all()
 
 
 def test_sampling_follows_the_seed_and_texts_may_end(tmp_path):
     loaded = tiny_llama()
     warm = replace(QUICK, prompts=(PROMPT, PROMPT), temperature=1.0, top_k=20, statistics=())
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        study(loaded, tmp_path / name, replace(warm, seed=seed))
-    texts = [
-        [row.tolist() for row in open_run(tmp_path / name).table("generations")["token_ids"]]
-        for name in "abc"
-    ]
-    assert texts[0] == texts[1]
-    assert texts[0] != texts[2]
-    assert texts[0][0] != texts[0][1]
-    stop = texts[0][0][2]
-    study(loaded, tmp_path / "stopped", replace(warm, seed=1, stop_ids=(stop,)))
-    assert written(open_run(tmp_path / "stopped")) == texts[0][0][: texts[0][0].index(stop) + 1]
-    study(loaded, tmp_path / "without", replace(warm, seed=1, suppress_ids=(stop,)))
-    assert stop not in written(open_run(tmp_path / "without"))
+    run = traced(loaded, tmp_path / "run", replace(warm, seed=1))
+    one, other = (row.tolist() for row in run.table("generations")["token_ids"])
+    warm = replace(warm, prompts=(PROMPT,))
+    assert one not in (other, written(traced(loaded, tmp_path / "other", replace(warm, seed=2))))
+    stop = one[2]
+    stopped = traced(loaded, tmp_path / "stopped", replace(warm, seed=1, stop_ids=(stop,)))
+    assert written(stopped) == one[: one.index(stop) + 1]
+    without = traced(loaded, tmp_path / "without", replace(warm, seed=1, suppress_ids=(stop,)))
+    assert stop not in written(without)
 
 
 def test_an_empty_prompt_begins_with_the_beginning_of_text(tmp_path):
-    study(tiny_llama(), tmp_path / "run", replace(QUICK, prompts=("",)))
-    tokens = open_run(tmp_path / "run").table("tokens")
-    assert tokens["token_id"][0] == 7
-    assert tokens["special"][0] == "bos"
+    empty = replace(QUICK, prompts=("",), new_tokens=1)
+    tokens = traced(tiny_llama(), tmp_path / "run", empty).table("tokens")
+    assert (tokens["token_id"][0], tokens["special"][0]) == (7, "bos")
     nothing = replace(tiny_llama(), special=SpecialIds())
-    refused(
-        "but the prompt is empty", study, nothing, tmp_path / "none", replace(QUICK, prompts=("",))
-    )
+    refused("but the prompt is empty", study, nothing, tmp_path / "none", empty)
 
 
 def test_a_prompt_begins_as_the_tokenizer_begins_a_text(tmp_path):
@@ -182,8 +168,7 @@ def test_a_prompt_begins_as_the_tokenizer_begins_a_text(tmp_path):
 def test_sinks_are_hidden_from_the_last_token(tmp_path):
     loaded = tiny_llama()
     plain = replace(QUICK, statistics=(), mask_sinks=(2,))
-    study(loaded, tmp_path / "plain", plain)
-    texts = open_run(tmp_path / "plain").table("generations")
+    texts = traced(loaded, tmp_path / "plain", plain).table("generations")
     assert texts["masked_sinks"].tolist() == [0, 2]
     assert texts["token_ids"][0][0] == texts["token_ids"][1][0], "the first step is whole"
     assert texts["token_ids"][0].tolist() != texts["token_ids"][1].tolist()
@@ -210,8 +195,8 @@ def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path):
     } == {""}
     assert "recovery" not in whole.tables, "under other edits tokens are not scored"
     end = whole.table("generations")["token_ids"][0][0]
-    study(loaded, tmp_path / "short", replace(plain, truncate=True, stop_ids=(int(end),)))
-    short = open_run(tmp_path / "short")
+    ending = replace(plain, truncate=True, stop_ids=(int(end),))
+    short = traced(loaded, tmp_path / "short", ending)
     texts = short.table("generations")
     assert texts["steps"].tolist() == [1, 1]
     assert texts["idle"].tolist() == ["mask_positions", "mask_positions mask_sinks"]
@@ -221,11 +206,15 @@ def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path):
 
 def test_a_clean_pass_reads_its_own_past(tmp_path):
     loaded = tiny_llama()
-    for name, full in (("cached", False), ("full", True)):
-        spec = "mask_sinks:k=2,source=clean_pass,selector=last_row"
-        settings = replace(QUICK, statistics=(), edits=(spec,), full_forward=full)
-        study(loaded, tmp_path / name, settings)
-    run = open_run(tmp_path / "cached")
+    spec = "mask_sinks:k=2,source=clean_pass,selector=last_row"
+    run, full = (
+        traced(
+            loaded,
+            tmp_path / f"run-{full}",
+            replace(QUICK, statistics=(), edits=(spec,), full_forward=full),
+        )
+        for full in (False, True)
+    )
     removals = run.table("removals")
     assert removals["forward"].max() == 4
     assert run.table("steps")["step"].tolist() == [0, 1, 2, 3, 4]
@@ -236,7 +225,7 @@ def test_a_clean_pass_reads_its_own_past(tmp_path):
     assert lengths.tolist() == [prompt + step for step in range(5)], (
         "the clean pass left nothing in the cache"
     )
-    first = open_run(tmp_path / "full").table("removals")
+    first = full.table("removals")
     for table in (removals, first):
         assert (table["keys"] == 2).all()
     at_start = [

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from sinklab.lab.records import open_run
 from sinklab.lab.studies.trace.again import stretches, truncation_table
 from sinklab.lab.studies.trace.recording import Selection
 from sinklab.lab.studies.trace.run import agreement
-from sinklab.lab.studies.trace.study import StudySettings, study
+from sinklab.lab.studies.trace.study import StudySettings
 from small_runs import traced
 from tiny_diffusion import tiny_loaded
 
@@ -34,24 +33,12 @@ def test_a_run_under_edits_is_watched_and_says_what_was_removed(tmp_path, cfg_sc
         edits=("mask_sinks:k=2", "mask_positions:positions=1"),
         cfg_scale=cfg_scale,
     )
-    study(tiny_loaded(1), tmp_path / "run", settings)
-    run = open_run(tmp_path / "run")
+    run = traced(tiny_loaded(1), tmp_path / "run", settings)
     assert run.info.settings["edits"] == ["mask_sinks:k=2", "mask_positions:positions=1"]
     assert run.parts("removals") == (0, 1)
     removals = run.table("removals")
-    assert {
-        "sample",
-        "forward",
-        "edit",
-        "layer",
-        "head",
-        "row",
-        "keys",
-        "held",
-        "removed",
-        "overlap",
-        "key_list",
-    } <= {*removals.columns}
+    columns = "sample forward edit layer head row keys held removed overlap key_list"
+    assert {*columns.split()} <= {*removals.columns}
     assert set(removals["edit"]) == {"mask_sinks", "mask_positions"}
     assert removals["sample"].unique().tolist() == [0, 1]
     per_step = 2 if cfg_scale else 1
@@ -67,41 +54,33 @@ def test_a_run_under_edits_is_watched_and_says_what_was_removed(tmp_path, cfg_sc
 
 
 def test_the_same_text_as_with_mask_sinks_beside_it(tmp_path):
-    study(tiny_loaded(), tmp_path / "beside", replace(QUICK, mask_sinks=(2,)))
-    study(tiny_loaded(), tmp_path / "edited", replace(QUICK, edits=("mask_sinks:k=2",)))
-    beside = open_run(tmp_path / "beside").table("generations")
-    edited = open_run(tmp_path / "edited").table("generations")
-    assert (
-        beside[beside["masked_sinks"] == 2]["completion"].tolist() == edited["completion"].tolist()
+    beside, edited = (
+        traced(tiny_loaded(), tmp_path / name, replace(QUICK, **{name: how}, prompts=("The sea",)))
+        for name, how in (("mask_sinks", (2,)), ("edits", ("mask_sinks:k=2",)))
     )
-    assert edited["edits"].tolist() == ["mask_sinks:k=2"] * 2
-    assert edited["masked_sinks"].tolist() == [0, 0]
+    texts, (row,) = beside.table("generations"), edited.table("generations").itertuples()
+    assert texts.query("masked_sinks == 2")["completion"].tolist() == [row.completion]
+    assert (row.edits, row.masked_sinks) == ("mask_sinks:k=2", 0)
 
 
 def test_a_clean_pass_chooses_before_each_step(tmp_path):
     loaded = tiny_loaded()
-    run = traced(
-        loaded, tmp_path / "run", replace(QUICK, edits=("mask_sinks:k=2,source=clean_pass",))
-    )
+    quick = replace(QUICK, prompts=("The sea",), new_tokens=4, steps=2)
+    edited = replace(quick, edits=("mask_sinks:k=2,source=clean_pass",))
+    run = traced(loaded, tmp_path / "run", edited)
     removals = run.table("removals")
-    assert sorted(removals["forward"].unique()) == [0, 1, 2, 3], (
-        "the first step has its clean pass too"
-    )
-    study(loaded, tmp_path / "whole", QUICK)
-    whole = received(open_run(tmp_path / "whole"))
+    assert sorted(removals["forward"].unique()) == [0, 1], "the first step has its clean pass too"
+    whole = received(traced(loaded, tmp_path / "whole", quick))
     # the first step reads the same canvas in both runs: the two greatest keys are known
-    for row in removals[(removals["forward"] == 0) & (removals["sample"] == 0)].itertuples():
+    for row in removals[removals["forward"] == 0].itertuples():
         assert sorted(row.key_list) == sorted(whole[0, row.layer, row.head].argsort()[-2:].tolist())
-    assert run.table("steps")["step"].tolist() == [0, 1, 2, 3] * 2
+    assert run.table("steps")["step"].tolist() == [0, 1]
 
 
 def test_random_columns_differ_between_samples_and_come_again(tmp_path):
-    settings = replace(
-        QUICK, prompts=("The sea",) * 2, edits=("mask_sinks:k=2,control=random,seed=4",)
-    )
-    for name in "ab":
-        study(tiny_loaded(), tmp_path / name, settings)
-    one, other = (open_run(tmp_path / name).table("removals") for name in "ab")
+    edits = ("mask_sinks:k=2,control=random,seed=4",)
+    quick = replace(QUICK, prompts=("The sea",) * 2, new_tokens=4, steps=2, edits=edits)
+    one, other = (traced(tiny_loaded(), tmp_path / name, quick).table("removals") for name in "ab")
     keys = [one[one["sample"] == sample]["key_list"].map(sorted).tolist() for sample in (0, 1)]
     assert keys[0] != keys[1]
     assert one.equals(other)
@@ -184,7 +163,7 @@ def test_the_control_is_as_much_text_with_few_sinks():
 
 def test_tokens_of_the_uncut_text_are_scored_with_either_stretch_hidden(tmp_path, monkeypatch):
     loaded = tiny_loaded(1)
-    run = traced(loaded, tmp_path / "run", replace(QUICK, truncate=True, new_tokens=40, steps=20))
+    run = traced(loaded, tmp_path / "run", replace(QUICK, truncate=True, new_tokens=36, steps=9))
     found, stretch = run.table("recovery"), run.table("truncated").set_index(["sample", "arm"])
     assert found["sample"].unique().tolist() == [0, 1], "both samples have a sink and a control"
     attend, column = torch.nn.functional.scaled_dot_product_attention, slice(0)
@@ -198,11 +177,11 @@ def test_tokens_of_the_uncut_text_are_scored_with_either_stretch_hidden(tmp_path
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", hidden)
     tokens = run.table("tokens")
-    for row in found.groupby("sample").sample(4, random_state=0).itertuples():
+    for row in found.groupby("sample").sample(3, random_state=0).itertuples():
         read = tokens[(tokens["sample"] == row.sample) & (tokens["step"] == row.step)].sort_values(
             "position"
         )
-        assert read["state"].iloc[row.position] == "masked" and row.step >= 10
+        assert read["state"].iloc[row.position] == "masked" and row.step >= 4
         ids = torch.tensor(read["token_id"].to_numpy())[None]
         for arm in ("", "sink", "control"):
             place = stretch.loc[(row.sample, arm)] if arm else None

@@ -13,45 +13,30 @@ from sinklab.lab.records import open_run
 from sinklab.lab.studies.processes import Progress
 from sinklab.lab.studies.trace import run as observation
 from sinklab.lab.studies.trace.study import StudySettings, study
+from small_runs import contents, difference
 from tiny_diffusion import tiny_loaded
 
-PROMPTS = ("The old man", "", "The sea")
 FULL = ("The old man", "Will", "The sea", "He said")
+SETTINGS = StudySettings(
+    prompts=("The old man", "", "The sea"),
+    new_tokens=6,
+    block_length=None,
+    temperature=1.0,
+    statistics=("value_norm",),
+    mask_sinks=(1,),
+)
 
 
-@pytest.fixture(scope="module")
-def settings():
-    return StudySettings(
-        prompts=PROMPTS,
-        new_tokens=6,
-        block_length=None,
-        temperature=1.0,
-        statistics=("value_norm",),
-        mask_sinks=(1,),
-    )
+class Heard(Progress):
+    def __init__(self):
+        self.counts: list[tuple[int, int]] = []
+        self.stages: list[str] = []
 
+    def stage(self, text):
+        self.stages.append(text)
 
-@pytest.fixture(scope="module")
-def whole(settings, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    study(tiny_loaded(1), folder, settings)
-    return open_run(folder)
-
-
-def same(one, other):
-    """Whether two runs hold the same numbers and texts, bit for bit."""
-    assert one.tables == other.tables
-    assert one.info.parts == other.info.parts
-    for name in one.tables:
-        if not one.table(name).equals(other.table(name)):
-            return False
-    return all(
-        np.array_equal(
-            array, other.array("attention", key, part=part), equal_nan=array.dtype.kind == "f"
-        )
-        for part in one.parts("attention")
-        for key, array in one.arrays("attention", part=part).items()
-    )
+    def count(self, done, total):
+        self.counts.append((done, total))
 
 
 def breaking(whole, times):
@@ -67,109 +52,64 @@ def breaking(whole, times):
     return broken
 
 
-@pytest.mark.parametrize(
-    ("place", "name", "times", "samples"),
-    [
-        pytest.param(observation, "follow", 1, 0, marks=pytest.mark.slow),
-        (observation, "follow", 3, 1),
-        pytest.param(observation, "follow", 4, 1, marks=pytest.mark.slow),
-        pytest.param(observation.Recorder, "write", 2, 1, marks=pytest.mark.slow),
-    ],
-)
-def test_after_an_interruption_a_study_resumes_bit_for_bit(
-    settings, whole, tmp_path, monkeypatch, place, name, times, samples
-):
-    monkeypatch.setattr(place, name, breaking(getattr(place, name), times))
-    with pytest.raises(KeyboardInterrupt):
-        study(tiny_loaded(1), tmp_path / "run", settings)
-    run = open_run(tmp_path / "run")
-    assert (run.info.status, run.info.error) == ("interrupted", "KeyboardInterrupt")
-    finished = run.parts("generations") if "generations" in run.tables else ()
-    assert finished == tuple(range(samples))
-    for sample in finished:
-        assert run.arrays("attention", part=sample)["received"].shape[0] == 6
-        assert len(run.table("tokens", part=sample))
-    said: list[str] = []
-    study(tiny_loaded(1), tmp_path / "run", settings, resume=True, progress=said.append)
-    assert sum("under observation" in text for text in said) == 3 - samples
-    assert open_run(tmp_path / "run").info.status == "complete"
-    assert same(open_run(tmp_path / "run"), whole)
-    # nothing is left to do
-    before = (tmp_path / "run" / "generations-0001.parquet").stat().st_mtime_ns
-    study(tiny_loaded(1), tmp_path / "run", settings, resume=True, progress=said.append)
-    assert (tmp_path / "run" / "generations-0001.parquet").stat().st_mtime_ns == before
-
-
-def test_a_run_resumes_as_it_was_begun_or_not_at_all(settings, tmp_path):
-    short = replace(settings, seed=None)
-    study(tiny_loaded(), tmp_path / "run", short, resume=True)
-    seed = open_run(tmp_path / "run").info.seed
-    study(tiny_loaded(), tmp_path / "run", short, resume=True)
-    assert open_run(tmp_path / "run").info.seed == seed, "a drawn seed is taken up again"
-    refused(
-        r"settings\['new_tokens'\] is 6",
-        study,
-        tiny_loaded(),
-        tmp_path / "run",
-        replace(short, new_tokens=5),
-        resume=True,
-    )
-    refused(
-        r"model\['weights_sha256'\]",
-        study,
-        tiny_loaded(seed=3),
-        tmp_path / "run",
-        short,
-        resume=True,
-    )
-    refused("run is taken; choose another", study, tiny_loaded(), tmp_path / "run", short)
-
-
-class Heard(Progress):
-    def __init__(self):
-        self.counts: list[tuple[int, int]] = []
-        self.stages: list[str] = []
-
-    def stage(self, text):
-        self.stages.append(text)
-
-    def count(self, done, total):
-        self.counts.append((done, total))
-
-
-def test_progress_counts_evaluations(settings, tmp_path):
+def test_after_an_interruption_a_study_resumes_bit_for_bit(tmp_path, monkeypatch):
     heard = Heard()
-    study(tiny_loaded(), tmp_path / "run", settings, progress=heard)
+    whole = contents(study(tiny_loaded(1), tmp_path / "whole", SETTINGS, progress=heard))
     done = [count for count, _ in heard.counts]
     assert done == sorted(done)
     assert heard.counts[0] == (0, 36), "3 samples, each written twice in 6 steps"
     assert heard.counts[-1] == (36, 36)
     assert heard.stages[1] == "writing sample 1 again with 1 sinks blocked"
 
+    path = tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(observation, "follow", breaking(observation.follow, 3))
+        study(tiny_loaded(1), path, SETTINGS)
+    run = open_run(path)
+    assert (run.info.status, run.info.error) == ("interrupted", "KeyboardInterrupt")
+    assert run.parts("generations") == (0,)
+    assert run.arrays("attention", part=0)["received"].shape[0] == 6
+    said: list[str] = []
+    study(tiny_loaded(1), path, SETTINGS, resume=True, progress=said.append)
+    assert sum("under observation" in text for text in said) == 2
+    assert difference(path, whole) == ""
+    # nothing is left to do
+    before = (path / "generations-0001.parquet").stat().st_mtime_ns
+    study(tiny_loaded(1), path, SETTINGS, resume=True)
+    assert (path / "generations-0001.parquet").stat().st_mtime_ns == before
 
-def test_progress_shrinks_where_texts_end_early(settings, tmp_path):
+
+def test_a_run_resumes_as_it_was_begun_or_not_at_all(tmp_path):
+    path, short = tmp_path / "run", replace(SETTINGS, prompts=("",), mask_sinks=(), seed=None)
+    study(tiny_loaded(), path, short, resume=True)
+    seed = open_run(path).info.seed
+    study(tiny_loaded(), path, short, resume=True)
+    assert open_run(path).info.seed == seed, "a drawn seed is taken up again"
+    other = replace(short, new_tokens=5)
+    refused(r"settings\['new_tokens'\] is 6", study, tiny_loaded(), path, other, resume=True)
+    refused(r"\['weights_sha256'\]", study, tiny_loaded(seed=3), path, short, resume=True)
+    refused("run is taken; choose another", study, tiny_loaded(), path, short)
+
+
+def test_progress_shrinks_where_texts_end_early(tmp_path):
     heard = Heard()
-    quick = replace(settings, mask_sinks=(), temperature=0.0, schedule="threshold", threshold=0.01)
-    study(tiny_loaded(), tmp_path / "run", quick, progress=heard)
-    steps = len(open_run(tmp_path / "run").table("steps"))
+    quick = replace(SETTINGS, mask_sinks=(), temperature=0.0, schedule="threshold", threshold=0.01)
+    run = open_run(study(tiny_loaded(), tmp_path / "run", quick, progress=heard))
+    steps = len(run.table("steps"))
     assert steps < 18
-    assert heard.counts[0] == (0, 18)
-    assert heard.counts[-1] == (steps, steps)
+    assert (heard.counts[0], heard.counts[-1]) == ((0, 18), (steps, steps))
 
 
 @pytest.mark.ring("extras")
-def test_short_texts_are_written_in_one_batch_and_resume_bit_for_bit(
-    settings, tmp_path, monkeypatch
-):
-    settings = replace(settings, temperature=0.0, mask_sinks=())
-    settings = replace(settings, statistics=("all",), prompts=(*FULL, "A boat"))
+def test_short_texts_are_written_in_one_batch_and_resume_bit_for_bit(tmp_path, monkeypatch):
+    settings = StudySettings(prompts=(*FULL, "A boat"), new_tokens=3, statistics=())
     together, own = [], observation.follow_together
     monkeypatch.setattr(
         observation,
         "follow_together",
         lambda tasks, some, *given: together.append(len(some)) or own(tasks, some, *given),
     )
-    whole = open_run(study(tiny_loaded(1), tmp_path / "whole", settings))
+    whole = contents(study(tiny_loaded(1), tmp_path / "whole", settings))
     # the fifth has nobody beside it
     assert together == [4, 1]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -178,7 +118,7 @@ def test_short_texts_are_written_in_one_batch_and_resume_bit_for_bit(
     assert open_run(tmp_path / "run").parts("generations") == (0, 1)
     study(tiny_loaded(1), tmp_path / "run", settings, resume=True)
     assert together == [4, 1, 4, 4, 1]
-    assert same(open_run(tmp_path / "run"), whole)
+    assert difference(tmp_path / "run", whole) == ""
 
 
 ALONE = {
@@ -199,13 +139,11 @@ ALONE = {
 
 @pytest.mark.ring("extras")
 @pytest.mark.parametrize("why", ALONE)
-def test_other_texts_are_written_alone(why, settings):
-    loaded = tiny_loaded(1, context=256)
+def test_other_texts_are_written_alone(why):
     quick = StudySettings(prompts=FULL, new_tokens=6)
-    plan = observation.prepare(loaded, quick, Progress())
-    assert observation.companions(plan.tasks, 1) == [0, 1, 2, 3]
-    plan = observation.prepare(loaded, replace(quick, **ALONE[why]), Progress())
-    assert observation.companions(plan.tasks, 1) == [1]
+    for settings, beside in ((quick, [0, 1, 2, 3]), (replace(quick, **ALONE[why]), [1])):
+        plan = observation.prepare(tiny_loaded(1, context=256), settings, Progress())
+        assert observation.companions(plan.tasks, 1) == beside
 
 
 @pytest.mark.ring("extras")
@@ -213,7 +151,7 @@ def test_other_texts_are_written_alone(why, settings):
 def test_a_text_in_a_batch_is_what_it_is_alone(sink, shift, tmp_path, monkeypatch):
     loaded = tiny_loaded(sink, logit_shift=shift)
     settings = StudySettings(
-        prompts=FULL, new_tokens=6, block_length=3, statistics=("all",), layers=(1,), every=2
+        prompts=FULL, new_tokens=4, block_length=2, statistics=("all",), layers=(1,), every=2
     )
     batch = open_run(study(loaded, tmp_path / "batch", settings))
     monkeypatch.setattr(observation, "TOGETHER", 0)

@@ -27,6 +27,17 @@ QUICK = StudySettings(
 )
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return traced(tiny_loaded(1), tmp_path_factory.mktemp("runs") / "plain", QUICK)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    settings = replace(QUICK, only_steps=(1, 3), statistics=())
+    return traced(tiny_loaded(), tmp_path_factory.mktemp("runs") / "bare", settings)
+
+
 class Dense:
     """Every attention map of one forward over these ids, softmax written out in float64."""
 
@@ -111,16 +122,14 @@ def test_every_statistic_is_what_the_dense_maps_say(tmp_path, sink, shift):
     assert (arrays["received_by_state"].sum(1) - arrays["received"]).__abs__().max() < 0.02
 
 
-def test_layers_heads_and_steps_can_be_chosen(tmp_path):
+def test_layers_heads_and_steps_can_be_chosen(plain, tmp_path):
     loaded = tiny_loaded(1)
-    study(loaded, tmp_path / "all", QUICK)
     some = replace(QUICK, layers=(-1,), heads=(3, 1), every=2, maps=("3:0:2", "0:-1:1"))
-    study(loaded, tmp_path / "some", some)
-    whole, part = open_run(tmp_path / "all"), open_run(tmp_path / "some")
+    part = traced(loaded, tmp_path / "some", some)
     assert (part.info.model["recorded_layers"], part.info.model["recorded_heads"]) == ([1], [1, 3])
     assert (part.info.model["dtype"], part.info.model["device"]) == ("float32", "cpu")
     assert (part.info.model["layers"], part.info.model["heads"]) == (2, 4)
-    assert whole.table("generations").equals(part.table("generations"))
+    assert plain.table("generations").equals(part.table("generations"))
     # a step whose map is kept is recorded too
     steps = part.array("attention", "step_number", part=0)
     assert steps.tolist() == [0, 2, 3]
@@ -136,7 +145,7 @@ def test_layers_heads_and_steps_can_be_chosen(tmp_path):
     }
     for name, (layer_axis, head_axis) in axes.items():
         chosen = (
-            whole.array("attention", name, part=0)[steps]
+            plain.array("attention", name, part=0)[steps]
             .take([1], layer_axis)
             .take([1, 3], head_axis)
         )
@@ -155,15 +164,10 @@ def test_layers_heads_and_steps_can_be_chosen(tmp_path):
     assert np.allclose(maps["step3-layer0-head2"], Dense(loaded, ids).map_LHQS[0, 2], atol=1e-3)
 
 
-def test_only_steps_records_these_alone(tmp_path):
-    run = traced(tiny_loaded(), tmp_path / "run", replace(QUICK, only_steps=(1, 3), statistics=()))
-    assert run.array("attention", "step_number", part=0).tolist() == [1, 3]
-    assert set(run.arrays("attention", part=0)) == {
-        "received",
-        "visible",
-        "positions",
-        "step_number",
-    }
+def test_only_steps_records_these_alone(bare):
+    arrays = bare.arrays("attention", part=0)
+    assert arrays["step_number"].tolist() == [1, 3]
+    assert sorted(arrays) == ["positions", "received", "step_number", "visible"]
 
 
 def test_under_a_cache_the_queries_that_ran_are_known(tmp_path):
@@ -190,8 +194,7 @@ def test_guidance_is_watched_where_it_reads_the_prompt(tmp_path):
 
 def test_a_checkpoint_without_tokenizer_is_watched_in_ids(tmp_path):
     loaded = replace(tiny_loaded(), tokenizer=None)
-    study(loaded, tmp_path / "run", replace(QUICK, prompts=("5 17 3",)))
-    run = open_run(tmp_path / "run")
+    run = traced(loaded, tmp_path / "run", replace(QUICK, prompts=("5 17 3",), statistics=()))
     tokens = run.table("tokens")
     assert tokens["text"][:3].tolist() == ["⟨5⟩", "⟨17⟩", "⟨3⟩"]
     assert tokens["special"][3] == "mask"
@@ -206,8 +209,9 @@ def test_a_chat_is_marked_as_template(tmp_path):
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.chat_template = "old: {% for m in messages %}{{ m['content'] }}{% endfor %}; said"
     loaded = replace(tiny_loaded(), tokenizer=tokenizer)
-    study(loaded, tmp_path / "run", replace(QUICK, chat=True, prompts=("The sea",)))
-    tokens = open_run(tmp_path / "run").table("tokens")
+    settings = replace(QUICK, chat=True, prompts=("The sea",), statistics=())
+    run = traced(loaded, tmp_path / "run", settings)
+    tokens = run.table("tokens")
     first = tokens[tokens["step"] == 0]
     prompt = first[first["state"] == "prompt"]
     assert "".join(prompt["text"]) == "old: The sea; said"
@@ -215,7 +219,7 @@ def test_a_chat_is_marked_as_template(tmp_path):
     assert "".join(own["text"]).strip().startswith("The")
     assert 0 < len(own) < len(prompt)
     assert not first[first["state"] != "prompt"]["template"].any()
-    assert open_run(tmp_path / "run").table("generations")["prompt"].tolist() == ["The sea"]
+    assert run.table("generations")["prompt"].tolist() == ["The sea"]
 
 
 def hidden_states(loaded, ids):
@@ -297,8 +301,9 @@ def test_the_tables_tell_states_apart_and_massive_activations(tmp_path, sink, la
     )
 
 
-def test_clipped_channels_are_a_table(tmp_path):
-    edited = replace(QUICK, edits=("clip_channel:channels=3,limit=0.25,layers=0",))
+def test_clipped_channels_are_a_table(plain, tmp_path):
+    edit = "clip_channel:channels=3,limit=0.25,layers=0"
+    edited = replace(QUICK, edits=(edit,), statistics=())
     run = traced(tiny_loaded(), tmp_path / "run", edited)
     clipped = run.table("clipped")
     assert (
@@ -306,12 +311,11 @@ def test_clipped_channels_are_a_table(tmp_path):
     )
     assert clipped["forward"].tolist() == [0, 1, 2, 3] and set(clipped["edit"]) == {"clip_channel"}
     assert run.table("removals").empty
-    study(tiny_loaded(), tmp_path / "plain", QUICK)
-    assert "clipped" not in open_run(tmp_path / "plain").tables
+    assert "clipped" not in plain.tables
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_report_reads_what_masked_queries_give(tmp_path):
+def test_a_report_reads_what_masked_queries_give(bare, tmp_path):
     settings = replace(QUICK, new_tokens=16, steps=8, block_length=None, statistics=RECORDED)
     run = traced(tiny_loaded(2), tmp_path / "run", settings)
     (shown,) = as_shown(run, received="received_from_masked")
@@ -337,57 +341,42 @@ def test_a_report_reads_what_masked_queries_give(tmp_path):
     assert "of masked queries alone" in shown.rule_words
     page = report(run, tmp_path / "page", received="received_from_masked", tables=("csv",))
     assert "of masked queries alone" in page.read_text("utf-8")
-    study(tiny_loaded(2), tmp_path / "plain", replace(settings, statistics=("received",)))
-    refused(
-        r"received_from_masked, .*plain",
-        report,
-        open_run(tmp_path / "plain"),
-        tmp_path / "other",
-        received="received_from_masked",
-    )
+    lacking = {"received": "received_from_masked"}
+    refused(r"received_from_masked, .*bare", report, bare, tmp_path / "other", **lacking)
 
 
 @pytest.mark.ring("extras")
-def test_a_run_says_whose_forward_it_measured(tmp_path):
+def test_a_run_says_whose_forward_it_measured(plain, tmp_path):
     loaded = tiny_loaded(1)
-    ways = {
-        "fast": {},
-        "exact": {"exact": True},
-        "edited": {"edits": ("mask_sinks:k=1",)},
-    }
-    runs = {
-        name: open_run(study(loaded, tmp_path / name, replace(QUICK, **way)))
-        for name, way in ways.items()
-    }
-    assert {name: run.info.model["forward"] for name, run in runs.items()} == {
-        "fast": FAST,
-        "exact": OWN,
-        "edited": OWN,
-    }
-    assert runs["fast"].table("tokens").equals(runs["exact"].table("tokens"))
-    ours, theirs = (runs[name].arrays("attention", part=0) for name in ("fast", "exact"))
+    exact = traced(loaded, tmp_path / "exact", replace(QUICK, exact=True))
+    some = replace(QUICK, edits=("mask_sinks:k=1",), statistics=())
+    edited = traced(loaded, tmp_path / "edited", some)
+    forwards = [run.info.model["forward"] for run in (plain, exact, edited)]
+    assert forwards == [FAST, OWN, OWN]
+    assert plain.table("tokens").equals(exact.table("tokens"))
+    ours, theirs = (run.arrays("attention", part=0) for run in (plain, exact))
     assert ours.keys() == theirs.keys()
     for name, one in ours.items():
         # stored as float16
         np.testing.assert_allclose(one, theirs[name], rtol=2e-3, atol=1e-4, err_msg=name)
     denoiser = loaded.model.denoiser()
     with trace(loaded.model) as recording:
-        ids, _ = step_of(runs["exact"], 0)
+        ids, _ = step_of(exact, 0)
         denoiser(torch.tensor([ids]), torch.tensor([ids]) == MASK)
     own_LHK = recording.received[0][0].numpy().astype(np.float16)
     assert np.array_equal(theirs["received"][0].astype(np.float16), own_LHK)
 
 
 def test_a_run_of_before_there_was_a_choice_is_resumed_and_made_again_as_exact(tmp_path):
-    loaded = tiny_loaded()
-    path = study(loaded, tmp_path / "run", replace(QUICK, exact=True))
+    loaded, exact = tiny_loaded(), replace(QUICK, exact=True, statistics=())
+    path = study(loaded, tmp_path / "run", exact)
     file = path / "run.json"
     old = json.loads(file.read_text())
     del old["settings"]["exact"], old["model"]["forward"]
     file.write_text(json.dumps(old | {"status": "running"}))
     assert study.settings_of(path).exact
-    study(loaded, path, replace(QUICK, exact=True), resume=True)
+    study(loaded, path, exact, resume=True)
     assert open_run(path).info.status == "complete"
     with refusing(r"\['(forward|exact)'\]"):
         file.write_text(json.dumps(old | {"status": "running"}))
-        study(loaded, path, QUICK, resume=True)
+        study(loaded, path, replace(exact, exact=False), resume=True)

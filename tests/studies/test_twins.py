@@ -13,12 +13,12 @@ from sinklab.lab.studies.processes import Progress
 from sinklab.lab.studies.trace import again as twins
 from sinklab.lab.studies.trace.run import prepare
 from sinklab.lab.studies.trace.study import StudySettings, Trace, study
-from small_runs import traced
+from small_runs import contents, difference, traced
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
 QUICK = StudySettings(
-    prompts=("The old man", "The sea"),
+    prompts=("The old man",),
     new_tokens=6,
     block_length=3,
     statistics=("value_norm", "main_by_state", "row_entropy"),
@@ -51,105 +51,77 @@ WITH_EXTRAS = pytest.param("tokens edited", marks=pytest.mark.ring("extras"))
 def test_on_its_own_canvases_a_model_does_what_it_did(tmp_path, case):
     make, changes = CASES[case]
     loaded, settings = make(), replace(QUICK, twin=False, **changes)
-    study(loaded, tmp_path / "run", settings)
-    run, plan = open_run(tmp_path / "run"), prepare(loaded, settings, Progress())
-    for sample, task in enumerate(plan.tasks):
-        before = run.arrays("attention", part=sample)
-        again = twins.retraced(task, run.table("tokens", part=sample), plan.selection).arrays()
-        assert before.keys() == again.keys()
-        for name, array in before.items():
-            # as it is stored; canvases that ran together differ in the last digits of float32
-            np.testing.assert_allclose(
-                again[name].astype(float), array.astype(float), rtol=2e-3, atol=1e-3
-            )
+    run, plan = traced(loaded, tmp_path / "run", settings), prepare(loaded, settings, Progress())
+    before = run.arrays("attention", part=0)
+    again = twins.retraced(plan.tasks[0], run.table("tokens"), plan.selection).arrays()
+    assert before.keys() == again.keys()
+    for name, array in before.items():
+        # as it is stored; canvases that ran together differ in the last digits of float32
+        np.testing.assert_allclose(
+            again[name].astype(float), array.astype(float), rtol=2e-3, atol=1e-3
+        )
 
 
-def arrays_of(run):
-    names = run.array_files
-    files = [(name, part) for name in names for part in run.parts(name)]
-    return {
-        (name, part, key): one
-        for name, part in files
-        for key, one in run.arrays(name, part=part).items()
-    }
+CUT = replace(QUICK, prompts=("The old man", "The sea"), truncate=True)
 
 
-def same(one, other):
-    mine, theirs = arrays_of(one), arrays_of(other)
-    assert mine.keys() == theirs.keys()
-    assert sorted(one.tables) == sorted(other.tables)
-    is_same = all(
-        np.array_equal(mine[key], theirs[key], equal_nan=True)
-        for key in mine
-        if mine[key].dtype.kind == "f"
-    )
-    return is_same and all(one.table(name).equals(other.table(name)) for name in one.tables)
-
-
-CUT = replace(QUICK, truncate=True)
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory):
+    return traced(tiny_loaded(1), tmp_path_factory.mktemp("runs") / "cut", CUT)
 
 
 @pytest.mark.slow
-def test_both_twins_stand_beside_the_run(tmp_path):
-    loaded = tiny_loaded(1)
-    run = traced(loaded, tmp_path / "run", CUT)
-    table = run.table("twins")
+def test_both_twins_stand_beside_the_run(cut):
+    table = cut.table("twins")
     assert table["twin"].tolist() == ["initialised", "permuted"]
     assert table["made"].all()
-    hashes = {run.info.model["weights_sha256"], *table["weights_sha256"]}
+    hashes = {cut.info.model["weights_sha256"], *table["weights_sha256"]}
     assert len(hashes) == 3
-    assert "twin" not in run.info.settings, "what costs little may be added later"
+    assert "twin" not in cut.info.settings, "what costs little may be added later"
     for kind in table["twin"]:
-        assert run.parts(f"attention-{kind}") == run.parts("attention") == (0, 1)
+        assert cut.parts(f"attention-{kind}") == cut.parts("attention") == (0, 1)
         for part in (0, 1):
             ours, theirs = (
-                run.arrays("attention", part=part),
-                run.arrays(f"attention-{kind}", part=part),
+                cut.arrays("attention", part=part),
+                cut.arrays(f"attention-{kind}", part=part),
             )
             assert {name: one.shape for name, one in ours.items()} == {
                 name: one.shape for name, one in theirs.items()
             }
-            assert run.dims(f"attention-{kind}", part=part) == run.dims("attention", part=part)
+            assert cut.dims(f"attention-{kind}", part=part) == cut.dims("attention", part=part)
             for name in ("visible", "positions", "step_number"):
                 assert np.array_equal(ours[name], theirs[name]), "the canvases are the same"
             assert not np.allclose(ours["received"], theirs["received"], atol=0.05)
-        lost, also = run.table("truncation"), run.table(f"truncation-{kind}")
+        lost, also = cut.table("truncation"), cut.table(f"truncation-{kind}")
         assert lost[["sample", "step", "layer", "head"]].equals(
             also[["sample", "step", "layer", "head"]]
         )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_killed_run_resumes_with_its_twins(tmp_path, monkeypatch, times):
-    study(tiny_loaded(1), tmp_path / "whole", CUT)
-    left, whole = [times], twins.retraced
+def test_a_killed_run_resumes_with_its_twins(cut, tmp_path, monkeypatch):
+    left, retraced = [2], twins.retraced
 
-    def killed(task, *given, **named):
-        left[0] -= task.loaded.name.endswith(("initialised)", "permuted)"))
+    def killed(*given, **named):
+        left[0] -= 1
         if left[0] < 0:
             raise KeyboardInterrupt
-        return whole(task, *given, **named)
+        return retraced(*given, **named)
 
-    monkeypatch.setattr(twins, "retraced", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(twins, "retraced", killed)
         study(tiny_loaded(1), tmp_path / "run", CUT)
     assert "twins" not in open_run(tmp_path / "run").tables
-    monkeypatch.setattr(twins, "retraced", whole)
     study(tiny_loaded(1), tmp_path / "run", CUT, resume=True)
-    assert same(open_run(tmp_path / "run"), open_run(tmp_path / "whole"))
+    assert difference(tmp_path / "run", contents(cut.path)) == ""
 
 
 @pytest.mark.slow
 def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path):
     said: list[str] = []
-    path = study(
-        tiny_loaded(),
-        tmp_path / "run",
-        StudySettings(new_tokens=6, block_length=3),
-        progress=said.append,
-    )
-    alone = open_run(path)
+    settings = StudySettings(new_tokens=6, block_length=3)
+    alone = traced(tiny_loaded(), tmp_path / "run", settings, progress=said.append)
+    path = alone.path
     assert said == [f"writing sample {sample} of 3 under observation" for sample in (1, 2, 3)]
     assert alone.array_files == ("attention",) and "twins" not in alone.tables
     assert alone.table("generations")["masked_sinks"].tolist() == [0, 0, 0]
@@ -173,11 +145,8 @@ def test_a_model_whose_class_cannot_initialise_itself_has_one_twin(tmp_path):
     loaded.model.lm_head.extra = type(loaded.model.lm_head.weight)(
         loaded.model.lm_head.weight[:1].clone()
     )
-    run = traced(
-        Loaded(loaded.model, loaded.tokenizer, "foreign", None, "diffusion"),
-        tmp_path / "run",
-        QUICK,
-    )
+    foreign = Loaded(loaded.model, loaded.tokenizer, "foreign", None, "diffusion")
+    run = traced(foreign, tmp_path / "run", QUICK)
     assert run.table("twins")["made"].tolist() == [False, True]
     assert "cannot be initialised" in run.table("twins")["why"][0]
     assert run.array_files == ("attention", "attention-permuted")
