@@ -83,8 +83,8 @@ def test_a_model_of_too_few_samples_is_not_said_to_have_no_sinks(words, known):
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_everything_else_is_behind_one_flag(runs, tmp_path, capsys):
-    folder = str(runs[0].run.path)
+def test_everything_else_is_behind_one_flag(make_study, tmp_path, capsys):
+    folder = make_study(samples=8).path
     few = out_of(f"report {folder} --out {tmp_path / 'a'} --tables", capsys)
     every = out_of(f"report {folder} --out {tmp_path / 'b'} --tables --all", capsys)
     assert "the main sinks" not in few.casefold() and "the main sinks drift" in every.casefold()

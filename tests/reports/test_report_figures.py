@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from matplotlib import image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from numpy.testing import assert_allclose, assert_array_equal
 
 from commands import cli, error_of
@@ -459,32 +458,6 @@ def test_a_table_without_paired_differences_gets_unpaired_ones(make_study):
         _ = as_studies(lost)[0].heldout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_figures_draw_on_given_axes(make_study, theme):
-    runs = [make_study("plain"), make_study("sink", added=1)]
-    figure = Figure()
-    grid = figure.subplots(2, 8)
-    together = (
-        sink_share,
-        heldout_loss,
-        epsilon_curve,
-        score_histogram,
-        sinks_per_layer,
-        block_moves,
-        split_sinks,
-    )
-    for draw, axes in zip((*together, overlap_by_step), grid[0], strict=True):
-        assert draw(runs, axes, theme=theme) is axes
-    alone = (sink_tokens, layer_head_map, output_norm_against_bound)
-    for draw, axes in zip(alone, grid[1], strict=False):
-        assert draw(runs[1], axes, theme=theme) is axes
-    assert received_map(runs[1], 0, grid[1, 5], theme=theme) is grid[1, 5]
-    assert value_norms(runs, grid[1, 6], theme=theme) is grid[1, 6]
-    assert sink_path_of_head(runs, None, None, grid[1, 7], theme=theme) is grid[1, 7]
-    figure.canvas.draw()
-
-
 def test_texts_that_fonts_and_mathtext_trip_over_are_drawn(make_study):
     def prompted(sample, arrays):
         arrays["received"][:] = 0.1
@@ -519,10 +492,8 @@ def test_no_sink_events_is_drawn_as_such(make_study):
 
 def test_refusals(make_study):
     run = make_study(leave_out=("attention", "heldout", "tokens"))
-    needing = (sink_share, sink_paths, sink_tokens, received_map, layer_head_map, epsilon_curve)
-    for draw in (*needing, score_histogram, overlap_by_step, sink_path_of_head, attention_map):
-        with pytest.raises(NotRecorded, match="attention"):
-            draw(run)
+    with pytest.raises(NotRecorded, match="attention"):
+        sink_share(run)
     with pytest.raises(NotRecorded, match=r"needs the table heldout"):
         heldout_loss(run)
     bare = make_study("bare", leave_out=("value_norm", "output_norm"))

@@ -518,23 +518,28 @@ def test_verdicts_follow_the_tables(make_study):
     assert seven["96 % filtered"].holds is None and seven["96 % filtered"].sentence.endswith(
         "(1 more are needed)."
     )
-    cheap = one(make_study("cheap", sinks=0.5)).verdicts
+    bare = ("attention", "tokens")
+    cheap = one(make_study("cheap", sinks=0.5, leave_out=bare)).verdicts
     assert cheap[1].holds is False and cheap[2].sentence.startswith(
         "No part of the context was blocked"
     )
     alone = one(
-        make_study("alone", whole={"truncation": truncation, "truncated": stretches})
+        make_study(
+            "alone", leave_out=bare, whole={"truncation": truncation, "truncated": stretches}
+        )
     ).verdicts[2]
     assert alone.holds is None and alone.sentence.startswith("No sample had both a sink and")
     old = one(
-        make_study("old", whole={"truncation": truncation, "truncated": {"sample": [0]}})
+        make_study(
+            "old", leave_out=bare, whole={"truncation": truncation, "truncated": {"sample": [0]}}
+        )
     ).verdicts[2]
     assert old.holds is None and old.sentence.startswith(
         "The run blocked the middle of the context, wherever"
     )
     before = make_study("before").table("heldout").drop(columns="losses")
     rowless = one(
-        make_study("rowless", leave_out=("heldout",), whole={"heldout": before})
+        make_study("rowless", leave_out=("heldout", *bare), whole={"heldout": before})
     ).verdicts[1]
     assert rowless.holds is None and rowless.sentence.startswith(
         "The run kept no losses of single rows"
@@ -542,12 +547,12 @@ def test_verdicts_follow_the_tables(make_study):
 
 
 def test_a_page_of_two_runs_is_corrected_as_one(make_study):
-    runs = [one(make_study(name, sinks=0.5, samples=8)) for name in "abcd"]
+    runs = [one(make_study(sinks=0.5, samples=8))]
     # three statements a run, two of them shares: eight samples that agree are p = 0.0078, which
     # stands on a page of three runs, beside the cost of masking, and not on one of four
-    assert [holds for _, holds, _ in judged(runs[:3])] == [False, False, None, False] * 3
-    alone = [holds for _, holds, _ in judged(runs[:1])]
-    together = judged(runs)
+    assert [holds for _, holds, _ in judged(3 * runs)] == [False, False, None, False] * 3
+    alone = [holds for _, holds, _ in judged(runs)]
+    together = judged(4 * runs)
     assert alone == [False, False, None, False]
     assert [holds for _, holds, _ in together] == [None, False, None, None] * 4
     assert "inconclusive, as one of 12 statements judged together (p = 0.0078)" in together[0][2]

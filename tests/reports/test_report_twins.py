@@ -3,6 +3,7 @@ so.
 """
 
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -35,21 +36,14 @@ def beside(run, **twins):
 
 
 @pytest.fixture
-def make(make_study):
-    """Runs of six samples: `calm` ones attend evenly, and blocking keys costs nothing."""
-
-    def of(name, **how):
-        return make_study(name, samples=8, **how)
-
-    def calm(name, **how):
-        return of(name, **{"text_share": 0.05, "sinks": 0.02, **how})
-
-    return of, calm
+def calm(make_study):
+    """Runs that attend evenly, and in which blocking keys costs nothing."""
+    return partial(make_study, **{"text_share": 0.05, "sinks": 0.02})
 
 
 @pytest.mark.slow
-def test_a_twin_is_read_with_its_own_numbers_on_the_same_tokens(make):
-    of, calm = make
+def test_a_twin_is_read_with_its_own_numbers_on_the_same_tokens(make_study, calm):
+    of = make_study
     study = as_studies(beside(of("a"), initialised=calm("b"), permuted=of("c", text_share=0.2)))[0]
     assert [*study.twins] == ["initialised", "permuted"]
     for kind, name in (("initialised", "b"), ("permuted", "c")):
@@ -61,10 +55,11 @@ def test_a_twin_is_read_with_its_own_numbers_on_the_same_tokens(make):
     assert measures(study) == pytest.approx(measures(as_studies(of("again"))[0]), nan_ok=True)
 
 
-def test_numbers_of_both_controls_stand_behind_each_statement(make):
-    of, calm = make
+def test_numbers_of_both_controls_stand_behind_each_statement(make_study, calm):
     study = as_studies(
-        beside(of("a", sinks=1.5), initialised=calm("b"), permuted=calm("c", text_share=0.1))
+        beside(
+            make_study("a", sinks=1.5), initialised=calm("b"), permuted=calm("c", text_share=0.1)
+        )
     )[0]
     said = {
         name: say.told(name, study)[-1].replace("\u00a0", " ")
@@ -82,8 +77,8 @@ def test_numbers_of_both_controls_stand_behind_each_statement(make):
 
 
 @pytest.mark.slow
-def test_a_control_that_shows_the_same_is_not_distinguishable(make):
-    of, _ = make
+def test_a_control_that_shows_the_same_is_not_distinguishable(make_study):
+    of = partial(make_study, samples=8)
 
     def jittered(seed):
         def change(sample, arrays):
@@ -101,8 +96,8 @@ def test_a_control_that_shows_the_same_is_not_distinguishable(make):
     )
 
 
-def test_a_control_that_does_the_opposite_is_told_with_its_sign(make):
-    of, _ = make
+def test_a_control_that_does_the_opposite_is_told_with_its_sign(make_study):
+    of = partial(make_study, samples=8, leave_out=("tokens", "value_norm", "key_norm"))
 
     def leftwards(sample, arrays):
         arrays["received"][:] = np.flip(arrays["received"], 0).copy()
@@ -114,9 +109,8 @@ def test_a_control_that_does_the_opposite_is_told_with_its_sign(make):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
-def test_the_page_shows_both_controls(make, tmp_path):
-    of, calm = make
-    run = beside(of("a"), initialised=calm("b"), permuted=of("c"))
+def test_the_page_shows_both_controls(make_study, calm, tmp_path):
+    run = beside(make_study("a"), initialised=calm("b"), permuted=make_study("c"))
     text = report(run, tmp_path / "page").read_text("utf-8").replace("\u00a0", " ")
     assert text.count("Controls: shuffled weights") >= 4
     assert "No untrained control" not in text
@@ -141,9 +135,8 @@ def test_the_page_shows_both_controls(make, tmp_path):
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_run_without_twins_says_so(make, tmp_path):
-    of, _ = make
-    old = of("old")
+def test_a_run_without_twins_says_so(make_study, tmp_path):
+    old = make_study("old")
     text = report(old, tmp_path / "old").read_text("utf-8")
     said = (
         "No untrained control of old was run. `sinklab trace --model MODEL --reproduce RUN --out "
@@ -152,6 +145,6 @@ def test_a_run_without_twins_says_so(make, tmp_path):
     html = re.sub(r"`([^`]*)`", r"<code>\1</code>", said)
     assert f"<li>{html}</li></ul>" in text, "the last of the findings"
     assert "Controls:" not in text and "Beside the controls" not in text
-    why = say.told("twins", as_studies(beside(of("dear")))[0])
+    why = say.told("twins", as_studies(beside(make_study("dear")))[0])
     assert why == [said.replace("old was run", "dear was run (it would take about 12 min)")]
     assert as_studies(old)[0].in_controls == {}

@@ -243,7 +243,7 @@ class Sample:
         """
         return even_share(self._counts_TK, self._counts_TK, self.positions_T)[0]
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Numbers of steps, layers, heads and keys."""
         self._needed("step_number")
