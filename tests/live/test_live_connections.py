@@ -28,8 +28,10 @@ LONG = "x" * (1 << 20)
 class Address:
     """A server that runs in a thread, as its owner and strangers reach it."""
 
-    def __init__(self, guard, port):
-        self.guard, self.port, self.here = guard, port, f"127.0.0.1:{port}"
+    def __init__(self, port, token, guard=None):
+        self.port, self.token, self.guard = port, token, guard
+        self.here = f"127.0.0.1:{port}"
+        self.origin = f"http://{self.here}"
 
     def connected(self):
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
@@ -42,15 +44,15 @@ class Address:
         return answered.status, answered.getheader("Set-Cookie")
 
     def cookie(self):
-        status, cookie = self.answer("GET", f"/?token={self.guard.token}")
+        status, cookie = self.answer("GET", f"/?token={self.token}")
         assert status == 303 and cookie is not None
         return cookie.partition(";")[0]
 
-    def page(self, cookie):
+    def page(self, cookie, **how):
+        given = {"origin": self.origin, "additional_headers": {"Cookie": cookie}} | how
         return connect(
             f"ws://{self.here}/socket",
-            additional_headers={"Cookie": cookie},
-            origin=f"http://{self.here}",
+            **given,
             open_timeout=PATIENCE,
             close_timeout=0.1,  # of one that reads nothing
             ping_interval=None,
@@ -66,7 +68,7 @@ def running(live):
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        yield Address(guard, listener.getsockname()[1])
+        yield Address(listener.getsockname()[1], guard.token, guard)
     finally:
         server.should_exit = True
         thread.join()
@@ -219,5 +221,5 @@ def test_too_many_pages_are_told_so(address, monkeypatch):
 
 def test_a_head_of_the_address_leaves_it_unused(address):
     for method in ("HEAD", "POST", "OPTIONS"):
-        assert address.answer(method, f"/?token={address.guard.token}")[1] is None
+        assert address.answer(method, f"/?token={address.token}")[1] is None
     assert address.cookie()

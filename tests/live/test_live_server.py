@@ -1,6 +1,5 @@
 """Who may ask the live page's server, what, and what becomes of a request that is given up."""
 
-import functools
 import itertools
 import json
 import os
@@ -13,8 +12,8 @@ import threading
 import pytest
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
+from test_live_connections import Address
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
-from websockets.sync.client import connect
 
 from launched import PATIENCE
 from refusals import refused
@@ -379,10 +378,10 @@ def test_the_command_serves_this_machine_alone_and_ctrl_c_ends_it(python):
     try:
         assert started.stdout is not None
         found = re.match(
-            r"open (http://127\.0\.0\.1:(\d+)/\?token=(\S+))\n", started.stdout.readline()
+            r"open http://127\.0\.0\.1:(\d+)/\?token=(\S+)\n", started.stdout.readline()
         )
         assert found is not None, started.stderr and started.stderr.read()
-        address, port = found[1], int(found[2])
+        address, port = Address(int(found[1]), found[2]), int(found[1])
         with (
             pytest.raises(OSError),
             socket.create_connection(("127.0.0.2", port), timeout=PATIENCE),
@@ -390,22 +389,20 @@ def test_the_command_serves_this_machine_alone_and_ctrl_c_ends_it(python):
             pass
         taken = subprocess.run([*command[:-1], str(port)], capture_output=True, text=True)
         assert taken.returncode == 2 and f"port {port} of 127.0.0.1 cannot be had" in taken.stderr
-        cookie = cookie_for(address)
-        ours = f"http://127.0.0.1:{port}"
-        opened = functools.partial(open_socket, f"ws://127.0.0.1:{port}/socket")
-        for headers, origin in (
-            ({}, ours),
-            ({"Cookie": cookie}, None),
-            ({"Cookie": cookie}, "http://evil.example"),
+        cookie = address.cookie()
+        for wrong in (
+            {"additional_headers": {}},
+            {"origin": None},
+            {"origin": "http://evil.example"},
         ):
-            with pytest.raises(InvalidStatus, match="403"), opened(headers, origin):
+            with pytest.raises(InvalidStatus, match="403"), address.page(cookie, **wrong):
                 pass
-        with opened({"Cookie": cookie}, ours) as socket_of_page:
+        with address.page(cookie) as socket_of_page:
             assert json.loads(socket_of_page.recv(PATIENCE))["kind"] == "model"
             socket_of_page.send("x" * (LONGEST + 1))
             with pytest.raises(ConnectionClosedError, match="1009"):
                 socket_of_page.recv(PATIENCE)
-        with opened({"Cookie": cookie}, ours) as socket_of_page:
+        with address.page(cookie) as socket_of_page:
             socket_of_page.recv(PATIENCE)
             socket_of_page.send(
                 json.dumps({"ask": "write", "prompt": "a", "new_tokens": 200, "seed": 0})
@@ -419,26 +416,3 @@ def test_the_command_serves_this_machine_alone_and_ctrl_c_ends_it(python):
     finally:
         started.kill()
         started.communicate()
-
-
-def open_socket(address, headers, origin):
-    return connect(
-        address,
-        additional_headers=headers,
-        origin=origin,
-        open_timeout=PATIENCE,
-        ping_interval=None,
-    )
-
-
-def cookie_for(address):
-    from http.client import HTTPConnection
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(address)
-    connection = HTTPConnection(parts.netloc, timeout=PATIENCE)
-    connection.request("GET", f"{parts.path}?{parts.query}")
-    answer = connection.getresponse()
-    assert answer.status == 303
-    connection.close()
-    return str(answer.getheader("Set-Cookie")).partition(";")[0]

@@ -39,6 +39,7 @@ from sinklab.lab.reports import (
     value_norms,
     value_norms_by_state,
 )
+from sinklab.lab.reports.drawing import caption
 from sinklab.lab.reports.inline import Picture, svg_of
 from sinklab.lab.reports.style import printable
 from sinklab.lab.reports.words import number, percent, words_of
@@ -81,13 +82,9 @@ def test_statistics_without_a_figure_of_their_own_are_drawn_by_layer_and_step(ma
     )
 
 
-def test_a_caption_says_what_is_drawn(make_study, tmp_path):
-    for name, run in (
-        ("cost", make_study("plain")),
-        ("none", make_study("plain", leave_out=("heldout",), folder="bare")),
-    ):
-        draw_all(run, tmp_path / name, ("png",), names=["figure_1"], paper="icml")
-    cost, none = (next((tmp_path / name).glob("*.txt")).read_text() for name in ("cost", "none"))
+def test_a_caption_says_what_is_drawn(make_study):
+    runs = [make_study(), make_study("bare", leave_out=("heldout",))]
+    cost, none = (caption(figures["figure_1"], as_studies(run)) for run in runs)
     assert "(d) What blocking" in cost and "(d) How much main sinks move" not in cost
     assert "(d) How much main sinks move" in none and "(d) What blocking" not in none
     assert "n = 2 samples" in cost

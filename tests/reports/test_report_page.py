@@ -273,15 +273,6 @@ def test_what_a_run_did_not_write_is_left_out(make_study, shown):
     assert "In whole, the added sink receives 50.0 %" in shown(mixed).content
 
 
-def test_an_autoregressive_run_has_a_page(make_study, shown):
-    content = shown(make_study("decoder", family="autoregressive", text_share=0.6)).content
-    assert "the greatest text position of a head receives 60.0 % of the attention" in content
-    assert (
-        "In decoder, the main sink of a head (whatever receives most) changes place at 0.0 % of "
-        "steps." in content
-    )
-
-
 def test_many_samples_stand_behind_a_line(make_study, shown):
     many = {
         "sample": list(range(20)),

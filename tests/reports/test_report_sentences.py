@@ -90,33 +90,12 @@ def test_depth_is_told_with_its_direction(make_study):
     assert told("depth", one(make_study("none", text_share=0.05))) == ""
 
 
-def drawn_by(numbers_L):
-    return numbers_L[-1] - numbers_L[0]
-
-
 def test_a_trend_that_its_ends_deny_is_none():
     falling = np.array([1.27, 3.0, 2.9, 2.8, 2.7, 2.6, 2.5, 2.4, 2.3, 2.2, 2.16])
     assert stats.kendalltau(np.arange(11), falling).pvalue < 0.05
     assert trend_word(falling) == "" and trend_word(falling[1:]) == "falls"
-
-
-def test_a_trend_over_depth_is_that_of_kendall():
-    rng, found = np.random.default_rng(0), set()
-    for count in (1, 2, 5, 12, 33, 34, 60):
-        for steep in (-1.0, 0.0, 0.4, 3.0):
-            for numbers_L in (
-                drawn := rng.normal(size=count) + np.linspace(0, steep, count),
-                np.round(drawn),
-            ):
-                test = stats.kendalltau(np.arange(count), numbers_L) if count > 1 else None
-                sure = test is not None and test.pvalue < 0.05
-                expected = "" if not sure else "rises" if test.statistic > 0 else "falls"
-                # the word says what the first and the last number do
-                if expected and (drawn_by(numbers_L) > 0) != (expected == "rises"):
-                    expected = ""
-                assert trend_word(numbers_L) == expected
-                found.add(expected)
-    assert len(found) == 3 and trend_word(np.array([1.0, np.nan, 3.0])) == ""
+    for few in ([1.0], [1.0, np.nan, 3.0]):
+        assert trend_word(np.array(few)) == ""
 
 
 def test_blocks_and_split_sinks_are_told_with_their_rates(make_study):
