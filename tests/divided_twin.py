@@ -98,11 +98,11 @@ def compared(whole, divided, ids, real, edits=EDITS):
 def texts(whole, divided, ids):
     """Whether what both write is equal, token by token, and with a trace, what it saw."""
     how = {
-        "max_new_tokens": 16,
+        "max_new_tokens": 8,
         "seed": 4,
         "temperature": 0.7,
-        "block_length": 8,
-        "steps": 6,
+        "block_length": 4,
+        "steps": 4,
     }
     same = {}
     for cache in CACHES:
@@ -180,7 +180,7 @@ def main(folder, count):
         narrow = [load(path, **how).model for how in ({}, {"tensor_parallel": count})]
         with torch.no_grad():
             about["float32"] = apart(*(model(ids).logits for model in narrow))
-        greedy = [model.generate(ids[:1], max_new_tokens=16, steps=8) for model in narrow]
+        greedy = [model.generate(ids[:1], max_new_tokens=8, steps=4) for model in narrow]
         about["equal tokens in float32"] = float((greedy[0] == greedy[1]).double().mean())
         results[path.name] = about
     (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(results))

@@ -40,3 +40,11 @@ def tensors_of(family, prefix):
     return {
         name.removeprefix(prefix): one for name, one in found.items() if name.startswith(prefix)
     }
+
+
+def check_canvases(name, steps, canvas_TBS):
+    """Hold the canvas after each evaluation to the stored ones, in the columns that were there."""
+    assert len(steps) == len(canvas_TBS), name
+    for step, after_BS in zip(steps, canvas_TBS, strict=True):
+        shown_BS = torch.where(after_BS >= 0, step.ids_BS[:, : after_BS.shape[1]], -1)
+        assert torch.equal(shown_BS, after_BS), f"{name}: the canvas after evaluation {step.index}"

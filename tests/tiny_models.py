@@ -47,13 +47,13 @@ def by_itself(model):
     return model
 
 
-def checkpointed(model):
+def checkpointed(model, use_reentrant=False):
     """In training mode with gradient checkpointing; transformers renamed the switch in 5.2x."""
     enable = (
         getattr(model, "activation_checkpointing_enable", None)
         or model.gradient_checkpointing_enable
     )
-    enable({"use_reentrant": False})
+    enable({"use_reentrant": use_reentrant})
     return model.train()
 
 

@@ -4,6 +4,7 @@ it.
 
 import pytest
 import torch
+from test_diffusion_lm import assert_same_gradients, gradients
 from torch.testing import assert_close
 
 from refusals import refused
@@ -33,15 +34,6 @@ def texts(model, rows=2, length=12):
     return ids_BS, masked_BS, ids_BS.masked_fill(masked_BS, model.config.mask_token_id)
 
 
-def loss_and_gradients(model, noisy_BS, masked_BS, ids_BS, **form):
-    model.zero_grad()
-    loss = model(noisy_BS, labels=ids_BS.masked_fill(~masked_BS, -100), **form).loss
-    loss.backward()
-    return loss.detach(), {
-        name: one.grad for name, one in model.named_parameters() if one.grad is not None
-    }
-
-
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("padding", [None, 3])
 def test_a_block_of_the_whole_length_gives_the_loss_and_gradients_of_full_attention(
@@ -55,14 +47,11 @@ def test_a_block_of_the_whole_length_gives_the_loss_and_gradients_of_full_attent
         real_BS = torch.ones_like(ids_BS)
         real_BS[1, :padding] = 0
         masked_BS &= real_BS.bool()
-    loss, gradients = loss_and_gradients(full, noisy_BS, masked_BS, ids_BS, attention_mask=real_BS)
-    other, others = loss_and_gradients(
-        blocks, noisy_BS, masked_BS, ids_BS, attention_mask=real_BS, clean=ids_BS
-    )
+    labels_BS = ids_BS.masked_fill(~masked_BS, -100)
+    loss = full(noisy_BS, real_BS, labels=labels_BS).loss
+    other = blocks(noisy_BS, real_BS, labels=labels_BS, clean=ids_BS).loss
     assert_close(other, loss)
-    assert gradients.keys() == others.keys()
-    for name, gradient in gradients.items():
-        assert_close(others[name], gradient, msg=name)
+    assert_same_gradients(gradients(blocks, other), gradients(full, loss), 1e-7)
 
 
 @pytest.mark.parametrize("variant", VARIANTS[:-1], ids=str)

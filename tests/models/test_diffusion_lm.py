@@ -16,7 +16,7 @@ from transformers import (
 
 from refusals import refused
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from tiny_models import SIZES
+from tiny_models import SIZES, checkpointed
 
 VOCAB, MASK = 61, 60
 SINKS = [
@@ -99,34 +99,34 @@ class TrueFloat64(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def gradients(model, loss):
+    """Gradients of a loss by parameter; without those that it does not reach."""
+    model.zero_grad()
+    loss.backward()
+    return {
+        name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None
+    }
+
+
+def assert_same_gradients(ours, theirs, tolerance):
+    assert ours.keys() == theirs.keys()
+    for name, grad in theirs.items():
+        # relative to the size of the gradient: sums over positions are not of order one
+        assert (ours[name] - grad).abs().max() <= tolerance * max(1.0, grad.abs().max()), name
+
+
 def compare(model, ids, mask, tolerance):
-    with TrueFloat64():
-        _compare(model, ids, mask, tolerance)
-
-
-def _compare(model, ids, mask, tolerance):
+    """Hold a model to the masked form, in outputs and gradients."""
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     weights = torch.randn(
         real.sum(), VOCAB, dtype=model.dtype, generator=torch.Generator().manual_seed(2)
     )
-    results = []
-    for logits in (model(ids, mask).logits, masked_form(model, ids, mask)):
-        model.zero_grad()
-        loss = (logits[real] * weights).mean()
-        loss.backward()
-        results.append(
-            (
-                logits[real].detach(),
-                {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None},
-            )
-        )
-    (fast, fast_grads), (slow, slow_grads) = results
+    with TrueFloat64():
+        fast, slow = model(ids, mask).logits[real], masked_form(model, ids, mask)[real]
+        fast_grads, slow_grads = (gradients(model, (one * weights).mean()) for one in (fast, slow))
     assert fast.std() > 0.1
     assert (fast - slow).abs().max() <= tolerance * max(1.0, slow.abs().max())
-    assert fast_grads.keys() == slow_grads.keys()
-    for name, grad in slow_grads.items():
-        # relative to the size of the gradient: sums over positions are not of order one
-        assert (fast_grads[name] - grad).abs().max() <= tolerance * max(1.0, grad.abs().max()), name
+    assert_same_gradients(fast_grads, slow_grads, tolerance)
     if model.config.sink_count:
         assert fast_grads["sink_embeddings"].abs().max() > 0
 
@@ -149,17 +149,8 @@ def test_every_backbone_and_gate(family, gate):
     compare(build(("token", 2, "front"), family=family, gate=gate), ids, mask, 1e-12)
 
 
-def checkpoint_layers(model, **settings):
-    # renamed in transformers 5.2x
-    enable = (
-        getattr(model, "activation_checkpointing_enable", None)
-        or model.gradient_checkpointing_enable
-    )
-    enable(settings)
-
-
 def test_reentrant_checkpointing_is_refused():
-    refused("use_reentrant=False", checkpoint_layers, build(), use_reentrant=True)
+    refused("use_reentrant=False", checkpointed, build(), use_reentrant=True)
 
 
 class SeenMasks(TorchFunctionMode):

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from golden import golden_case, golden_cases, golden_folder, tensors_of
+from golden import check_canvases, golden_case, golden_cases, golden_folder, tensors_of
 from sinklab.core.sampling import Canvas, DecodingSettings, Denoiser, TokenSampling
 from sinklab.core.sampling.denoisers import guided
 from sinklab.core.sampling.tokens import shaped
@@ -120,14 +120,6 @@ def first_stop(ids, stops):
     ids = ids.tolist()
     ends = [place for place, one in enumerate(ids) if one in stops]
     return ids[: ends[0] + 1] if ends else ids
-
-
-def check_canvases(name, steps, canvas_TBS):
-    """After every evaluation, in the columns that were there."""
-    assert len(steps) == len(canvas_TBS), name
-    for step, after_BS in zip(steps, canvas_TBS, strict=True):
-        shown_BS = torch.where(after_BS >= 0, step.ids_BS[:, : after_BS.shape[1]], -1)
-        assert torch.equal(shown_BS, after_BS), f"{name}: the canvas after evaluation {step.index}"
 
 
 # dLLM's BD3LM

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from golden import golden_case, golden_cases, golden_folder, tensors_of
+from golden import check_canvases, golden_case, golden_cases, golden_folder, tensors_of
 from refusals import refused
 from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.checkpoints import load
@@ -69,12 +69,8 @@ def prompt_of(family, name):
 
 
 def assert_same_run(name, steps, canvases_TBS, confidence_TBS=None):
-    assert len(steps) == len(canvases_TBS) - 1, f"{name}: number of model evaluations"
     assert torch.equal(steps[0].before_BS, canvases_TBS[0])
-    for step, after_BS in zip(steps, canvases_TBS[1:], strict=True):
-        assert torch.equal(step.ids_BS, after_BS), (
-            f"{name}: the canvas after evaluation {step.index} differs"
-        )
+    check_canvases(name, steps, canvases_TBS[1:])
     for step, theirs_BS in zip(
         steps, [] if confidence_TBS is None else confidence_TBS, strict=confidence_TBS is not None
     ):

@@ -6,7 +6,15 @@ from types import ModuleType
 
 import pytest
 import torch
-from test_diffusion_lm import MASK, VOCAB, backbone, build, checkpoint_layers, ragged
+from test_diffusion_lm import (
+    MASK,
+    VOCAB,
+    assert_same_gradients,
+    backbone,
+    build,
+    gradients,
+    ragged,
+)
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -14,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from refusals import refused
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.extras.fast import loss as fast
+from tiny_models import checkpointed
 
 # B batch, S sequence, M asked positions, V vocabulary
 
@@ -37,28 +46,16 @@ def whole(model, ids, mask, labels, weights):
     ).sum()
 
 
-def gradients(model, loss, scale=1.0):
-    model.zero_grad()
-    (loss * scale).backward()
-    return {
-        name: parameter.grad.clone()
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
-
-
 def same(model, tolerance, *, chunk=4, scale=1.0, highest=MASK):
     ids, mask, labels, weights = question(highest=highest)
     slow = whole(model, ids, mask, labels, weights)
-    slow_grads = gradients(model, slow, scale)
+    slow_grads = gradients(model, slow * scale)
     out = model(ids, mask, labels=labels, label_weights=weights, head_chunk=chunk)
     assert out.logits is None
     assert out.loss.dtype == (torch.float64 if model.dtype == torch.float64 else torch.float32)
-    fast_grads = gradients(model, out.loss, scale)
+    fast_grads = gradients(model, out.loss * scale)
     assert abs(out.loss - slow) <= tolerance * slow.abs()
-    assert fast_grads.keys() == slow_grads.keys()
-    for name, grad in slow_grads.items():
-        assert (fast_grads[name] - grad).abs().max() <= tolerance * max(1.0, grad.abs().max()), name
+    assert_same_gradients(fast_grads, slow_grads, tolerance)
     return fast_grads
 
 
@@ -140,7 +137,7 @@ def test_gradients_add_up_over_batches_and_survive_checkpointing():
     model = build(("token", 2, "front"), gate="elementwise").train()
     half = model(ids, mask, labels=labels, label_weights=weights).loss
     once = gradients(model, half)
-    checkpoint_layers(model, use_reentrant=False)
+    checkpointed(model)
     model.zero_grad()
     for _ in range(2):
         model(ids, mask, labels=labels, label_weights=weights, head_chunk=5).loss.backward()
@@ -276,8 +273,4 @@ def test_liger_equals_the_plain_path():
         for on in (False, True)
     )
     assert torch.allclose(plain, fused, rtol=1e-3)
-    ours, theirs = gradients(model, plain), gradients(model, fused)
-    assert all(
-        (ours[name] - grad).abs().max() <= 1e-2 * max(1.0, grad.abs().max())
-        for name, grad in theirs.items()
-    )
+    assert_same_gradients(gradients(model, plain), gradients(model, fused), 1e-2)

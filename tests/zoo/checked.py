@@ -20,6 +20,7 @@ from torch.testing import assert_close
 
 from sinklab.core.probing import intervene, trace
 from sinklab.lab.measures import MaskSinks
+from tiny_models import checkpointed
 
 REAL = F.scaled_dot_product_attention
 ROWS, LENGTH, ANSWER, STEPS, PADS = 2, 10, 7, 4, 3
@@ -204,13 +205,7 @@ def _run(model, way, given):
                 setattr(module, name, 0.0)
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    enable = (
-        getattr(model, "activation_checkpointing_enable", None)
-        or model.gradient_checkpointing_enable
-    )
-    enable({"use_reentrant": False})
-    model.train()
-    model(**given)[0].float().square().mean().backward()
+    checkpointed(model)(**given)[0].float().square().mean().backward()
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
