@@ -57,25 +57,6 @@ def test_exact_is_the_weighted_sum_over_all_masks(cfg_scale):
     assert exact(loaded, context, continuation[:1]) == pytest.approx(one.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("noise", ["llada", "smdm"])
-def test_both_noises_estimate_it_and_the_error_falls_with_the_root_of_the_samples(
-    noise,
-):
-    loaded, context, continuation = tiny_loaded(), ids(8), ids(6, 1)
-    truth = exact(loaded, context, continuation)
-    errors = []
-    for samples in (50, 200, 800):
-        (found,) = score(
-            loaded,
-            [(context, continuation)],
-            LikelihoodSettings(noise=noise, samples=samples, batch=64),
-        )
-        assert abs(found.logprob - truth) < 4 * found.stderr
-        errors.append(found.stderr)
-    assert errors[0] / errors[2] == pytest.approx(4, rel=0.4)
-    assert errors[0] > errors[1] > errors[2]
-
-
 def test_a_packaged_model_agrees_with_its_exact_scores():
     loaded = load("tiny-sink")
     encode = loaded.needed_tokenizer().encode

@@ -86,15 +86,6 @@ def test_rows_of_a_batch_are_what_they_are_alone(kind, edits):
         assert list(answer.ids) == one_by_one(loaded, request, edits)
 
 
-@pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
-def test_an_answer_of_one_step_has_no_step_before_to_choose_in(family):
-    loaded = tiny_loaded() if family == "diffusion" else tiny_llama()
-    plain, edited = (
-        write_batch(loaded, asked(loaded), SETTINGS, 1, edits) for edits in ((), (MaskSinks(k=1),))
-    )
-    assert edited == plain and [answer.steps for answer in edited] == [1] * len(PROMPTS)
-
-
 def close(one, other):
     assert (one.ids, one.text, one.steps) == (other.ids, other.text, other.steps)
     assert len(one.sinks) == len(other.sinks) > 0

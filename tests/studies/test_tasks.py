@@ -134,6 +134,7 @@ def test_requests_are_those_of_lm_evals_own_task(name, tmp_path):
     own = own_task(name, DOCUMENTS[name])
     assert asked(task) == asked(own)
     assert task.eval_docs[0] == own.eval_docs[0]
+    assert task.eval_docs is task.eval_docs, "documents are processed once"
     for field in (
         "output_type",
         "generation_kwargs",
@@ -219,11 +220,6 @@ def test_folders_that_are_none_are_refused(tmp_path):
 def test_programs_are_refused_without_the_extra_that_holds_them(monkeypatch, tmp_path):
     monkeypatch.setattr(offline, "sandboxes", {})
     refused(r"sinklab\.extras\.sandbox", offline.tasks, ["humaneval"], tmp_path, run_code=True)
-
-
-def test_lm_eval_is_an_extra(monkeypatch, tmp_path):
-    monkeypatch.setattr(offline.importlib.util, "find_spec", lambda name: None)
-    refused(r"pip install 'sinklab\[eval\]'", offline.tasks, ["piqa"], tmp_path)
 
 
 @pytest.mark.ring("extras")

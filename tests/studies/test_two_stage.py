@@ -225,14 +225,6 @@ def test_edits_change_what_is_written_also_as_published(loaded):
     assert written(MaskSinks(k=5)) == masked
 
 
-def test_stages_of_one_step_have_no_step_before_to_choose_in(loaded):
-    settings = replace(QUICK, steps=1)
-    plain, edited = (
-        two_stage(loaded, settings=settings, edits=edits)[0] for edits in ((), (MaskSinks(k=1),))
-    )
-    assert edited == plain and max(answer["steps"] for answer in edited) <= 2
-
-
 def test_watched_questions_are_answered_alone_and_others_so_many_together(loaded):
     plain, sizes = two_stage(loaded, batch=2)
     assert sizes == [2, 1]

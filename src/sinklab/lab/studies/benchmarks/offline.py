@@ -258,11 +258,9 @@ def tasks(
             training split.
 
     Raises:
-        ValueError: without lm-eval, for an unknown task (with near names), data that are not there
-            or cannot be read (how to get it), and code that is not allowed or that nothing would
-            hold (`boundary`).
+        ValueError: for an unknown task (with near names), data that are not there or cannot be read
+            (how to get it), and code that is not allowed or that nothing would hold (`boundary`).
     """
-    needs_lm_eval()
     wanted = list(dict.fromkeys(names))
     if not wanted:
         raise ValueError(
