@@ -5,16 +5,14 @@ folders.
 import errno
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
+import re
+import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 
-import sinklab
-from launched import PATIENCE
+from launched import launch
 from refusals import refused, refusing
 from sinklab.lab.records import RunWriter, merge_runs, open_run
 from sinklab.lab.records.reading import lost_files
@@ -23,7 +21,7 @@ DIMS = {"received": ("step", "key"), "visible": ("step",)}
 RUN = {
     "kind": "study",
     "model": {"name": "m", "layers": 2},
-    "settings": {"steps": 4, "rule": "random"},
+    "settings": {"rule": "random", "texts": ["a", "b"]},
     "seed": 3,
 }
 
@@ -56,6 +54,9 @@ def test_parts_are_read_joined_or_one_by_one(tmp_path):
     assert run.tables == ("tokens",)
     assert run.array_files == ("attention",)
     assert run.parts("tokens") == run.parts("attention") == (0, 2, 11)
+    (tmp_path / "run" / "tokens-0002.parquet").rename(tmp_path / "tokens")
+    refused("tokens-0002.parquet is missing", open_run, tmp_path / "run")
+    (tmp_path / "tokens").rename(tmp_path / "run" / "tokens-0002.parquet")
     assert written(run) == "a,0,a,2,a,11"
     assert run.table("tokens").index.tolist() == [0, 1, 2, 3, 4, 5]
     assert run.table("tokens", part=2)["sample"].tolist() == [2, 2]
@@ -101,25 +102,15 @@ def test_wrong_parts_are_named(tmp_path):
         )
 
 
-def test_a_missing_part_is_refused_by_name(tmp_path):
-    write(tmp_path / "run")
-    (tmp_path / "run" / "tokens-0001.parquet").unlink()
-    refused(r"tokens-0001.parquet is missing", open_run, tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"../x.parquet": [0]},
-        {"other.parquet": [0]},
-        *({"tokens.parquet": wrong} for wrong in ([], [0, 0], [1, 0], [-1], [True], [0.0], ["0"])),
-    ],
-)
-def test_parts_that_no_run_writes_are_refused(tmp_path, parts):
-    write(tmp_path / "run")
-    path = tmp_path / "run" / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"parts": parts}))
-    refused(r"run.json is damaged .*parts is", open_run, tmp_path / "run")
+def test_parts_that_no_run_writes_are_refused(tmp_path):
+    write(tmp_path)
+    path = tmp_path / "run.json"
+    info = json.loads(path.read_text())
+    wrong = [[], [0, 0], [1, 0], [-1], [True], [0.0], ["0"]]
+    some = [{"../x.parquet": [0]}, {"other.parquet": [0]}]
+    for parts in some + [{"tokens.parquet": numbers} for numbers in wrong]:
+        path.write_text(json.dumps(info | {"parts": parts}))
+        refused(r"run.json is damaged .*parts is", open_run, tmp_path)
 
 
 def test_an_interrupted_run_goes_on(tmp_path):
@@ -135,7 +126,7 @@ def test_an_interrupted_run_goes_on(tmp_path):
         assert run.has("tokens", 0)
         assert run.has("attention", 0)
         assert not run.has("tokens", 1)
-        assert open_run_status(tmp_path / "run") == "running"
+        assert open_run(tmp_path / "run").info.status == "running"
         sample(run, 1)
     run = open_run(tmp_path / "run")
     assert (run.info.status, run.info.error, run.info.created) == ("complete", None, before.created)
@@ -143,125 +134,69 @@ def test_an_interrupted_run_goes_on(tmp_path):
     assert not list((tmp_path / "run").glob(".*"))
 
 
-def open_run_status(path):
-    return json.loads((path / "run.json").read_text())["status"]
-
-
-@pytest.mark.parametrize(
-    ("prompts", "message"),
-    [
-        (["a", "c"], r"its settings\['prompts'\]\[1\] is 'b', and now it is 'c'"),
-        (["a", "b", "c"], r"its len\(settings\['prompts'\]\) is 2, and now it is 3"),
-    ],
-)
-def test_of_a_long_list_the_first_difference_is_named(tmp_path, prompts, message):
-    with RunWriter(tmp_path / "run", **(RUN | {"settings": {"prompts": ["a", "b"]}})):
-        pass
-    with (
-        refusing(message),
-        RunWriter(tmp_path / "run", **(RUN | {"settings": {"prompts": prompts}}), resume=True),
-    ):
-        pass
-
-
 KILLED = """
 import os, signal, sys
-sys.path.insert(0, sys.argv[1])
 from sinklab.lab.records import RunWriter
-setattr(os, sys.argv[3], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-with RunWriter(sys.argv[2], kind="study", model={}, settings={}, seed=0):
+setattr(os, sys.argv[2], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+with RunWriter(sys.argv[1], kind="study", model={}, settings={}, seed=0):
     pass
 """
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-@pytest.mark.parametrize(
-    "how", [{}, {"resume": True}, {"overwrite": True}], ids=["plain", "resume", "overwrite"]
-)
-def test_a_run_killed_in_its_very_first_write_begins_anew(tmp_path, call, how):
-    arguments = [str(Path(sinklab.__file__).parents[1]), str(tmp_path / "run"), call]
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True, timeout=PATIENCE
-    )
+def test_a_run_killed_in_its_very_first_write_begins_anew(tmp_path, python, call):
+    killed = launch(python, "-c", KILLED, tmp_path / "killed", call)
     assert killed.returncode == -9, killed.stderr
     # the claim, and where there was a byte to be written, the half of a file
-    assert {path.name.rpartition(".")[2] for path in (tmp_path / "run").iterdir()} == {
-        "claims",
-        "part",
-    }
-    with RunWriter(tmp_path / "run", **RUN, **how) as run:
-        sample(run, 0)
-    assert open_run(tmp_path / "run").info.status == "complete"
-    assert not list((tmp_path / "run").glob(".*"))
+    left = {path.name.rpartition(".")[2] for path in (tmp_path / "killed").iterdir()}
+    assert left == {"claims", "part"}
+    for number, how in enumerate(({}, {"resume": True}, {"overwrite": True})):
+        path = shutil.copytree(tmp_path / "killed", tmp_path / f"run-{number}")
+        with RunWriter(path, **RUN, **how) as run:
+            sample(run, 0)
+        assert open_run(path).info.status == "complete"
+        assert not list(path.glob(".*"))
+
+
+@pytest.mark.parametrize("does", ["", "resume", "overwrite"])
+def test_a_folder_of_other_files_is_refused_with_all_that_is_in_it(tmp_path, does):
+    for name in (".run.json.part", "notes.txt"):
+        (tmp_path / name).write_text("mine")
+    message, how = "is taken", {}
+    if does:
+        message, how = f"{does}=True .* holds notes.txt but no run.json", {does: True}
+    refused(message, RunWriter(tmp_path, **RUN, **how).__enter__)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".run.json.part", "notes.txt"]
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("changes", "name", "before", "now"),
     [
-        ({}, r"run is taken"),
-        (
-            {"resume": True},
-            r"resume=True continues a run and nothing else: .*run holds notes.txt but no run.json",
-        ),
-        (
-            {"overwrite": True},
-            r"overwrite=True replaces a run and nothing else: .*run holds notes.txt but no "
-            r"run.json",
-        ),
+        ({"seed": 4}, "seed", 3, 4),
+        ({"settings": {"texts": ["a", "b"]}}, "settings['rule']", "'random'", "'absent'"),
+        ({"settings": {"rule": "random", "texts": ["a", "c"]}}, "['texts'][1]", "'b'", "'c'"),
+        ({"settings": {"rule": "random", "texts": ["a"] * 3}}, "['texts'][1]", "'b'", "'a'"),
+        ({"settings": {"rule": "random", "texts": ["a", "b", "c"]}}, "['texts'])", 2, 3),
+        ({"model": {"name": "n", "layers": 2}}, "model['name']", "'m'", "'n'"),
+        ({"kind": "training"}, "kind", "'study'", "'training'"),
     ],
 )
-def test_a_folder_of_other_files_is_refused_with_all_that_is_in_it(tmp_path, how, message):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "notes.txt").write_text("mine")
-    (tmp_path / "run" / ".run.json.part").write_text("{")
-    with refusing(message), RunWriter(tmp_path / "run", **RUN, **how):
-        pass
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
-        ".run.json.part",
-        "notes.txt",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"seed": 4}, r"its seed is 3, and now it is 4"),
-        (
-            {"settings": {"steps": 4, "rule": "entropy"}},
-            r"its settings\['rule'\] is 'random', and now it is 'entropy'",
-        ),
-        ({"settings": {"steps": 4}}, r"its settings\['rule'\] is 'random', and now it is 'absent'"),
-        ({"model": {"name": "n", "layers": 2}}, r"its model\['name'\] is 'm', and now it is 'n'"),
-        ({"kind": "training"}, r"its kind is 'study', and now it is 'training'"),
-    ],
-)
-def test_another_run_cannot_be_continued(tmp_path, changes, message):
+def test_another_run_cannot_be_continued(tmp_path, changes, name, before, now):
+    """The first difference is named, also within a long list."""
     write(tmp_path / "run")
-    with (
-        refusing(message),
-        RunWriter(tmp_path / "run", **(RUN | changes), resume=True),
-    ):
-        pass
+    message = re.escape(f"{name} is {before}, and now it is {now}")
+    refused(message, RunWriter(tmp_path / "run", **RUN | changes, resume=True).__enter__)
     # what was there is untouched
     assert open_run(tmp_path / "run").info.status == "complete"
 
 
-def test_overwrite_and_resume_exclude_each_other(tmp_path):
-    refused(
-        r"overwrite=True .*resume=True",
-        RunWriter,
-        tmp_path / "run",
-        **RUN,
-        overwrite=True,
-        resume=True,
-    )
-
-
 def test_overwriting_removes_parts_too(tmp_path):
-    write(tmp_path / "run")
-    with RunWriter(tmp_path / "run", **RUN, overwrite=True):
+    write(tmp_path)
+    both = {"overwrite": True, "resume": True}
+    refused("overwrite=True .*resume=True", RunWriter, tmp_path, **RUN, **both)
+    with RunWriter(tmp_path, **RUN, overwrite=True):
         pass
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_folders_are_merged(tmp_path):
@@ -329,20 +264,10 @@ def test_a_folder_that_is_being_written_is_not_merged(tmp_path):
 def test_runs_that_differ_or_overlap_are_not_merged(tmp_path):
     write(tmp_path / "a", parts=(0,))
     write(tmp_path / "b", parts=(1,), seed=9)
-    refused(
-        "its seed is 9, and now it is 3",
-        merge_runs,
-        [tmp_path / "a", tmp_path / "b"],
-        tmp_path / "run",
-    )
     with RunWriter(tmp_path / "c", **RUN) as run:
         run.table("tokens", {"sample": [0, 0], "text": ["a", "another"]}, part=0)
-    refused(
-        r"both hold tokens-0000.parquet",
-        merge_runs,
-        [tmp_path / "a", tmp_path / "c"],
-        tmp_path / "run",
-    )
+    for other, message in (("b", "seed is 9, and now it is 3"), ("c", "hold tokens-0000.parquet")):
+        refused(message, merge_runs, [tmp_path / "a", tmp_path / other], tmp_path / "run")
     assert open_run(tmp_path / "a").parts("tokens") == (0,)
     refused("needs at least one folder", merge_runs, [], tmp_path / "run")
 
