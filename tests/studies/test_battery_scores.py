@@ -72,11 +72,9 @@ def alone(loaded, one, problem):
 @pytest.mark.parametrize(
     ("family", "condition", "control", "k"),
     [
-        ("diffusion", "pure", "none", 0),
         ("diffusion", "pure", "sinks", 3),
         ("diffusion", "blocks-3", "clean_pass", 2),
         ("diffusion", "left_to_right+window-4", "sinks", 2),
-        ("autoregressive", "greedy", "none", 0),
         ("autoregressive", "greedy", "sinks", 2),
         ("autoregressive", "greedy", "clean_pass", 2),
         ("autoregressive", "greedy+window-4", "none", 0),
@@ -320,24 +318,18 @@ def small(**changes):
 
 def test_a_run_folder_holds_answers_accuracy_and_removed_shares(tmp_path):
     stages: list[str] = []
-    loaded, settings = tiny_loaded(), small(conditions=("pure", "blocks-2"))
+    loaded, conditions = tiny_loaded(), ("pure", "blocks-2")
+    settings = small(skills=("copying",), conditions=conditions)
     run = open_run(score_battery(loaded, tmp_path / "run", settings, progress=stages.append))
     assert (run.info.kind, run.info.status) == ("battery", "complete")
-    assert run.info.settings["conditions"] == ["pure", "blocks-2"]
+    assert run.info.settings["conditions"] == [*conditions]
     answers, shares, removed = (run.table(name) for name in ("answers", "accuracy", "removed"))
-    assert len(answers) == 2 * 3 * 2 * 3
-    assert set(answers["question"]) == {
-        problem.question
-        for skill in ("arithmetic", "copying")
-        for problem in problems("test", 3, skills=(skill,), levels=(1,))
-    }
-    by_hand = answers.query("condition == 'pure' and control == 'sinks' and skill == 'copying'")[
-        "right"
-    ].sum()
-    row = shares.query(
-        "condition == 'pure' and control == 'sinks' and skill == 'copying' and level == 1"
-    ).iloc[0]
-    assert (row["right"], row["n"]) == (by_hand, 3)
+    asked = list(problems("test", 3, skills=("copying",), levels=(1,)))
+    assert len(answers) == 2 * 3 * 3
+    assert set(answers["question"]) == {problem.question for problem in asked}
+    cell = "condition == 'pure' and control == 'sinks'"
+    row = shares.query(f"{cell} and skill == 'copying' and level == 1").iloc[0]
+    assert (row["right"], row["n"]) == (answers.query(cell)["right"].sum(), 3)
     assert set(removed["control"]) == {"sinks", "random"}
     assert (removed["keys"] == 2).all()
     assert stages[:3] == [
@@ -348,24 +340,17 @@ def test_a_run_folder_holds_answers_accuracy_and_removed_shares(tmp_path):
     assert "skipped" not in run.tables
     seen = run.table("phenomenon")
     assert set(seen["control"]) == {"none"} and seen["gu_rate"].between(0, 1).all()
-    assert seen.groupby(["condition", "skill"]).size().to_dict() == dict.fromkeys(
-        [(one, skill) for one in ("pure", "blocks-2") for skill in ("arithmetic", "copying")], 3
-    )
-    asked = battery.asked_of(
-        loaded, list(problems("test", 3, skills=("copying",), levels=(1,)))[1:2], 0
-    )
-    alone = write_batch(
-        loaded, asked, Condition.named("blocks-2").decoding(0), settings.new_tokens, watch=True
-    )[0]
+    assert seen.groupby("condition").size().to_dict() == dict.fromkeys(conditions, 3)
+    requests = battery.asked_of(loaded, asked[1:2], 0)
+    how = Condition.named("blocks-2").decoding(0), settings.new_tokens
+    (alone,) = write_batch(loaded, requests, *how, watch=True)
     expected = sum(layer["share"] for layer in alone.sinks) / len(alone.sinks)
-    share = seen.query("condition == 'blocks-2' and skill == 'copying' and problem == 1")[
-        "share"
-    ].item()
+    share = seen.query("condition == 'blocks-2' and problem == 1")["share"].item()
     assert share == pytest.approx(expected, rel=1e-4)
 
 
 def test_an_interrupted_run_goes_on_and_comes_to_the_same(tmp_path, monkeypatch):
-    loaded, settings = tiny_loaded(), small(problems=2, new_tokens=2)
+    loaded, settings = tiny_loaded(), small(problems=2, new_tokens=2, controls=("sinks",))
     whole = open_run(score_battery(loaded, tmp_path / "whole", settings))
     real, calls = battery.answer, list[str]()
 
@@ -378,15 +363,15 @@ def test_an_interrupted_run_goes_on_and_comes_to_the_same(tmp_path, monkeypatch)
 
         return call
 
-    monkeypatch.setattr(battery, "answer", failing(3))
+    monkeypatch.setattr(battery, "answer", failing(2))
     with pytest.raises(KeyboardInterrupt):
         score_battery(loaded, tmp_path / "run", settings)
     assert open_run(tmp_path / "run").info.status == "interrupted"
-    assert len(open_run(tmp_path / "run").parts("answers")) == 3
+    assert len(open_run(tmp_path / "run").parts("answers")) == 2
     calls.clear()
     monkeypatch.setattr(battery, "answer", failing(100))
     again = open_run(score_battery(loaded, tmp_path / "run", settings, resume=True))
-    assert len(calls) == 3
+    assert len(calls) == 2
     for name in ("answers", "accuracy", "removed"):
         assert again.table(name).equals(whole.table(name)), name
     refused(
