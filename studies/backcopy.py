@@ -144,9 +144,9 @@ def run(given: argparse.Namespace) -> int:
 def report(given: argparse.Namespace) -> int:
     """Print what the merged run says."""
     whole: Any = open_run(given.out / "run")
-    draw_backcopy(whole)
+    draw_backcopy([whole], given.out, None)
     print((whole.path / "backcopy.md").read_text("utf-8"))
-    return 0 if backcopy_sentences(whole) else 1
+    return 0 if backcopy_sentences([whole]) else 1
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -354,7 +354,7 @@ def test_a_contrast_is_drawn_where_it_may_be(over, causal, diffusion, seeds, ver
     first = [[causal + one for one in NOISE], [diffusion - one for one in NOISE]]
     run = made_up(over, first, tmp_path, seeds)
     assert f"weight on position 0, diffusion plain against causal plain: {verdict}" in "\n".join(
-        backcopy_sentences(run)
+        backcopy_sentences([run])
     )
     assert summary(run)["seeds"].tolist() == [seeds, seeds]
 
@@ -383,7 +383,7 @@ def test_what_untrained_twins_show_as_well_is_no_finding(untrained, told, tmp_pa
     )
     first[1] = [value - 2 * one for value, one in zip(first[1], NOISE, strict=True)]
     run = made_up((0.01, 0.04), first, tmp_path, untrained=theirs)
-    line = next(one for one in backcopy_sentences(run) if "against" in one)
+    line = next(one for one in backcopy_sentences([run]) if "against" in one)
     assert line.endswith(told)
     assert summary(run)["weight on position 0, fresh"].tolist() == [
         percent(one) for one in untrained
@@ -430,7 +430,7 @@ def test_costs_are_compared_at_equal_count_and_inside_the_doses_that_both_have(
         masking += cells("causal", seed, (0.3 + noise, 0.6), doses, 0.1)
         masking += cells("diffusion", seed, (0.1 + noise, 0.5), (0.1, 0.6), 0.9)
     text = "\n".join(
-        backcopy_sentences(made_up((0.01, 0.04), first, tmp_path, masking=masking))
+        backcopy_sentences([made_up((0.01, 0.04), first, tmp_path, masking=masking)])
     ).replace("\xa0", " ")
     words = "whole rows, clean, cost of blocking keys, causal less diffusion"
     assert f"{words}, one key a head each: more (+0.200 nats" in text
@@ -440,7 +440,7 @@ def test_costs_are_compared_at_equal_count_and_inside_the_doses_that_both_have(
     assert f"diffusion: {words}, on 90.0 % of the heads: more (+0.090 nats" in text
     far = made_up((0.01, 0.06), first, tmp_path / "far", masking=masking)
     assert "causal less diffusion: inconclusive, since diffusion plain did not" in "\n".join(
-        backcopy_sentences(far)
+        backcopy_sentences([far])
     )
 
 

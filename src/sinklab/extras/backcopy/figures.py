@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sinklab.lab.records.reading import Run
 from sinklab.lab.reports import Axis, Chart, Line, Mark, Reader, figure
 from sinklab.lab.reports.printed import save_figure, write_page
 from sinklab.lab.reports.words import percent, statements
+from sinklab.lab.studies.base import of_each
 
 WEIGHT, NEAR = 0.3, 0.05
 """Weight above which the start token is a sink of a head, and how near to the best loss a twin must
@@ -89,9 +91,10 @@ def _kinds(models: pd.DataFrame) -> Kinds:
     return {kind: group.set_index("seed") for kind, group in models.groupby(KEYS, sort=False)}
 
 
+@of_each
 def backcopy_sentences(run: Run) -> list[str]:
-    """The precondition and the distance to the floor, then each contrast with its interval or
-    «inconclusive».
+    """The precondition and the distance to the floor in each run, then each contrast with its
+    interval or «inconclusive».
     """
     known: dict[str, Any] = {
         "near": NEAR,
@@ -276,9 +279,8 @@ def backcopy_figure(one: Reader) -> Chart:
     return Chart(Axis("loss above the best possible, %"), y, lines, marks)
 
 
-def draw_backcopy(run: Run) -> list[Path]:
-    """Write the table and sentences, backcopy.md, and the figure, backcopy.png, into the run
-    folder.
-    """
-    page = write_page(run.path / "backcopy.md", summary(run), backcopy_sentences(run))
-    return [page, *save_figure(lambda: backcopy_figure(run), run.path / "backcopy", ("png",))]
+@of_each
+def draw_backcopy(run: Run, out: Path, options: object) -> list[Path]:
+    """The table and sentences, backcopy.md, and the figure, backcopy.png, in each run folder."""
+    page = write_page(run.path / "backcopy.md", summary(run), backcopy_sentences([run]))
+    return [page, *save_figure(partial(backcopy_figure, run), run.path / "backcopy", ("png",))]

@@ -30,6 +30,11 @@ REVEALED = 128
 """Rows that are revealed."""
 
 
+def _cell(task: str, protocol: str, k: int, control: str, loss: float) -> dict[str, Any]:
+    """First columns of a line of the table ``masking``."""
+    return {"task": task, "protocol": protocol, "k": k, "control": control, "loss": loss}
+
+
 @torch.no_grad()
 def hidden(model: Any, rows: Any) -> list[dict[str, Any]]:
     """Loss of whole rows (`Rows` of run.py) by number of keys blocked and control, and the dose.
@@ -37,15 +42,7 @@ def hidden(model: Any, rows: Any) -> list[dict[str, Any]]:
     Keys are chosen in a clean pass, per row, layer and head, by the attention they receive from all
     queries, and blocked for all queries, in a causal model and a diffusion model alike.
     """
-    cells = [
-        {
-            "task": "rows",
-            "protocol": "clean",
-            "k": 0,
-            "control": "none",
-            "loss": float(rows.loss(model)),
-        }
-    ]
+    cells = [_cell("rows", "clean", 0, "none", float(rows.loss(model)))]
     asked: list[tuple[int, str, dict[str, Any]]] = [(k, "sinks", {}) for k in KEYS]
     asked += [(1, arm, fields) for arm, fields in ARMS.items()]
     for k, arm, fields in asked:
@@ -53,8 +50,7 @@ def hidden(model: Any, rows: Any) -> list[dict[str, Any]]:
             with log.probing():
                 rows.loss(model)
             loss = float(rows.loss(model))
-        cell = {"task": "rows", "protocol": "clean", "k": k, "control": arm, "loss": loss}
-        cells.append(cell | log.dose().row())
+        cells.append(_cell("rows", "clean", k, arm, loss) | log.dose().row())
     return cells
 
 
@@ -77,20 +73,11 @@ def revealed(model: Any, rows: Any, seed: int) -> list[dict[str, Any]]:
             drawn_BT += order_BT // rows.block_length
         order_BT = half + drawn_BT.argsort(1)
     step = _steps(model, ids_BS, order_BT, None if rows.canvas is None else rows.canvas.mask_id)
-    cells = [
-        {
-            "task": "steps",
-            "protocol": "clean",
-            "k": 0,
-            "control": "none",
-            "loss": _revealed(step, order_BT, None),
-        }
-    ]
+    cells = [_cell("steps", "clean", 0, "none", _revealed(step, order_BT, None))]
     for protocol, k in itertools.product(PROTOCOLS, STEP_KEYS):
         with intervene(model, by_protocol(protocol, k)) as log:
             loss = _revealed(step, order_BT, log if protocol == "clean" else None)
-        cell = {"task": "steps", "protocol": protocol, "k": k, "control": "sinks", "loss": loss}
-        cells.append(cell | log.dose().row())
+        cells.append(_cell("steps", protocol, k, "sinks", loss) | log.dose().row())
     return cells
 
 

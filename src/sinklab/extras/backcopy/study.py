@@ -1,11 +1,11 @@
 """Bigram-Backcopy as a study: its settings, and its command."""
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, ClassVar
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import studies
-from sinklab.lab.records.reading import Run
 from sinklab.lab.studies.base import Study, deferred
 from sinklab.lab.studies.processes import Amount
 
@@ -88,6 +88,8 @@ class Backcopy(Study):
     shards = True
 
     run = deferred("sinklab.extras.backcopy.run:train_and_measure")
+    sentences = deferred("sinklab.extras.backcopy.figures:backcopy_sentences")
+    draw = deferred("sinklab.extras.backcopy.figures:draw_backcopy")
 
     def prepare(self, loaded: Any, settings: BackcopySettings, progress: Any) -> Any:
         """Seed, objective and variant of every model."""
@@ -96,26 +98,20 @@ class Backcopy(Study):
                 f"a head's width must be whole and even, but width is {settings.width} for "
                 f"{settings.heads} heads; make it a multiple of {2 * settings.heads}"
             )
-        return [
-            (s, o, v)
-            for s in settings.seeds
-            for o in settings.objectives
-            for v in settings.variants
-        ]
+        return list(product(settings.seeds, settings.objectives, settings.variants))
 
     def amount(self, settings: BackcopySettings, info: Any) -> Amount:
         """The steps of every model; a row has 48 tokens."""
-        models, width = (
-            len(settings.seeds) * len(settings.objectives) * len(settings.variants),
-            settings.width,
-        )
-        parameters = settings.layers * width * (4 * width + 3 * settings.mlp_size) + 2 * 40 * width
-        how: dict[str, Any] = {"parameters": parameters, "layers": settings.layers, "trains": True}
+        models = len(settings.seeds) * len(settings.objectives) * len(settings.variants)
+        width = settings.width
         return Amount(
             f"{models} models × {settings.steps} steps",
             models * settings.steps,
             settings.batch * 48,
-            **how,
+            parameters=settings.layers * width * (4 * width + 3 * settings.mlp_size)
+            + 2 * 40 * width,
+            layers=settings.layers,
+            trains=True,
         )
 
     def samples(self, plan: Any) -> int:
@@ -125,15 +121,3 @@ class Backcopy(Study):
     def about(self, loaded: Any, plan: Any) -> dict[str, Any]:
         """The models are made here."""
         return {"name": "backcopy", "family": "diffusion"}
-
-    def sentences(self, runs: list[Run]) -> list[str]:
-        """The precondition, the distance to the floor, and the contrasts that may be drawn."""
-        from sinklab.extras.backcopy.figures import backcopy_sentences
-
-        return [line for run in runs for line in backcopy_sentences(run)]
-
-    def draw(self, runs: list[Run], out: Any, options: Any) -> list[Any]:
-        """backcopy.md and backcopy.png in the run folder."""
-        from sinklab.extras.backcopy.figures import draw_backcopy
-
-        return [path for run in runs for path in draw_backcopy(run)]

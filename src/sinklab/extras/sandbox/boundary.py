@@ -110,8 +110,8 @@ HOOK = "audit hook"
 BOUNDARIES: dict[str, Callable[[str], list[str]]] = {
     "bubblewrap": _bubblewrap,
     "namespaces": _namespaces,
+    HOOK: lambda folder: [],
 }
-BOUNDARIES[HOOK] = lambda folder: []
 """Name of a boundary -> the command that another one is run behind, given an empty folder; the
 first that holds is taken.
 """

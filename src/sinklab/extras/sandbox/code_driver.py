@@ -29,8 +29,9 @@ KINDS: dict[str, Callable[[list[Any]], Any]] = {
     "set": set,
     "frozenset": frozenset,
     "dict": dict,
+    "bytes": bytes,
+    "complex": lambda parts: complex(*parts),
 }
-KINDS |= {"bytes": bytes, "complex": lambda parts: complex(*parts)}
 HARMLESS: tuple[str, ...] = (
     "array.",
     "builtins.",
@@ -40,8 +41,6 @@ HARMLESS: tuple[str, ...] = (
     "exec",
     "function.",
     "glob.",
-)
-HARMLESS += (
     "import",
     "marshal.",
     "mmap.",
@@ -51,16 +50,16 @@ HARMLESS += (
     "os.unsetenv",
     "os.walk",
     "pathlib.",
-)
-HARMLESS += (
     "pickle.",
     "sys._current",
     "sys._getframe",
     "sys.excepthook",
     "sys.monitoring",
     "sys.set",
+    "sys.unraisable",
+    "tempfile.",
+    "time.",
 )
-HARMLESS += ("sys.unraisable", "tempfile.", "time.")
 UNSEEN = (
     "mkfifo",
     "mknod",
@@ -113,14 +112,8 @@ def limit(seconds: int, memory: int) -> None:
     """Lower the limits of this process, for good; no file can grow."""
     import resource
 
-    for name, most in {
-        "CPU": seconds,
-        "AS": memory,
-        "FSIZE": 0,
-        "NOFILE": 32,
-        "CORE": 0,
-        "NPROC": 0,
-    }.items():
+    limits = {"CPU": seconds, "AS": memory, "FSIZE": 0, "NOFILE": 32, "CORE": 0, "NPROC": 0}
+    for name, most in limits.items():
         # not every system knows every limit; the clock of the parent holds everywhere
         with contextlib.suppress(AttributeError, ValueError, OSError):
             kind = getattr(resource, f"RLIMIT_{name}")

@@ -31,7 +31,6 @@ from sinklab.lab.studies import (
     Trial,
     check_fits,
     deferred,
-    describe,
     heldout_text,
     less_other,
     mean_table,
@@ -253,12 +252,11 @@ class CostMap(Reading):
                 f"k keys must be some and leave something of a row, but k is {k} and a row has "
                 f"{settings.length} tokens; choose a smaller k"
             )
-        of_model = describe(loaded)
-        absent = [layer for layer in settings.layers if layer not in of_model["recorded_layers"]]
+        layers, _ = layers_and_heads(loaded)
+        absent = [layer for layer in settings.layers if layer not in layers]
         if absent:
             raise ValueError(
-                f"{loaded.name} has layers 0 to {of_model['layers'] - 1}, but no {absent[0]}; "
-                "leave it out"
+                f"{loaded.name} has layers 0 to {layers[-1]}, but no {absent[0]}; leave it out"
             )
         return text
 
@@ -266,10 +264,9 @@ class CostMap(Reading):
         self, loaded: Loaded, settings: CurveSettings, samples: HeldoutRows
     ) -> dict[Arm, list[Any]]:
         """Edits by (layer, head), no edit first."""
-        of_model = describe(loaded)
-        heads = [-1]
-        if settings.by == "head":
-            heads = of_model["recorded_heads"]
+        layers, heads = layers_and_heads(loaded)
+        if settings.by == "layer":
+            heads = range(-1, 0)
         how = {
             "k": settings.ks[0],
             "rule": settings.sink_rule,
@@ -277,7 +274,7 @@ class CostMap(Reading):
             "removal": settings.removals[0],
         }
         arms: dict[Arm, list[Any]] = {UNEDITED: []}
-        for cell in itertools.product(settings.layers or of_model["recorded_layers"], heads):
+        for cell in itertools.product(settings.layers or layers, heads):
             layer, head = cell
             only = None
             if head >= 0:
@@ -308,6 +305,12 @@ class CostMap(Reading):
 
     sentences = deferred("sinklab.lab.studies.curve.figures:ablation_sentences")
     draw = deferred("sinklab.lab.studies.curve.figures:draw_ablation")
+
+
+def layers_and_heads(loaded: Loaded) -> tuple[range, range]:
+    """Numbers of the layers of a model, and of the heads of each."""
+    backbone = getattr(loaded.config, "backbone", loaded.config)
+    return range(backbone.num_hidden_layers), range(backbone.num_attention_heads)
 
 
 class StrongestKeys(Listener):
