@@ -18,8 +18,8 @@ from sinklab.core.attention import (
     received_attention,
     row_entropy,
 )
-from sinklab.extras.fast import onednn
-from sinklab.extras.fast.onednn import WORTHWHILE, product_for
+from sinklab.extras.fast import arithmetic
+from sinklab.extras.fast.arithmetic import WORTHWHILE, product_for
 
 
 @pytest.mark.parametrize("kind", ["none", "causal", "padding"])
@@ -80,32 +80,32 @@ def test_precision_set_by_the_newer_switches_stops_nothing(where):
 
 
 def test_the_product_is_found_whatever_the_default_dtype():
-    found = onednn._onednn()
-    onednn._onednn.cache_clear()
+    found = arithmetic._onednn()
+    arithmetic._onednn.cache_clear()
     torch.set_default_dtype(torch.float64)
     try:
-        assert (onednn._onednn() is None) == (found is None)
+        assert (arithmetic._onednn() is None) == (found is None)
     finally:
         torch.set_default_dtype(torch.float32)
 
 
 def test_intels_processors_multiply_by_mkl(monkeypatch):
-    monkeypatch.setattr(onednn, "_is_intel", lambda: True)
-    assert onednn._onednn.__wrapped__() is None
+    monkeypatch.setattr(arithmetic, "_is_intel", lambda: True)
+    assert arithmetic._onednn.__wrapped__() is None
 
 
 def test_a_linear_layer_by_the_fast_product_stands_in_inference_alone(
     monkeypatch,
 ):
-    real, calls = onednn._onednn() or F.linear, []
+    real, calls = arithmetic._onednn() or F.linear, []
 
     def product(x, weight, bias):
         calls.append(x.shape)
         return real(x, weight, bias)
 
-    monkeypatch.setattr(onednn, "_onednn", lambda: product)
+    monkeypatch.setattr(arithmetic, "_onednn", lambda: product)
     layer, x = torch.nn.Linear(512, 256), torch.randn(2, 3, 512)
-    linear = onednn.linear_for(layer.weight, layer.bias)
+    linear = arithmetic.linear_for(layer.weight, layer.bias)
     assert linear(x).requires_grad and not calls
     with torch.inference_mode():
         expected = F.linear(x.double(), layer.weight.double(), layer.bias.double())
@@ -121,8 +121,8 @@ def test_a_linear_layer_by_the_fast_product_stands_in_inference_alone(
             torch.set_float32_matmul_precision(before)
         # a weight so small that it is not worth it, and one of another dtype
         (
-            onednn.linear_for(layer.weight[1:], None)(x),
-            onednn.linear_for(layer.weight.double(), None)(x.double()),
+            arithmetic.linear_for(layer.weight[1:], None)(x),
+            arithmetic.linear_for(layer.weight.double(), None)(x.double()),
         )
     assert len(calls) == 1
 

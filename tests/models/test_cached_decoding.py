@@ -14,8 +14,8 @@ from refusals import refused
 from sinklab.core.attention import watching
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.sampling import Canvas, EvenQuota, denoise, guided
+from sinklab.extras.fast import arithmetic
 from sinklab.extras.fast import decoder as fast
-from sinklab.extras.fast import onednn
 from sinklab.lab.caching import (
     DualCache,
     EvictCache,
@@ -157,9 +157,11 @@ def test_both_roads_equal_the_slow_twin(variant, batch, dtype, tolerance):
 @pytest.mark.parametrize("variant", ["qwen2", "gate and sink, qwen3"])
 def test_the_lean_road_by_onednn_equals_the_slow_twin(variant, monkeypatch):
     """Weights here are too small for it to be worth it."""
-    calls, own = [], onednn._onednn() or F.linear
-    monkeypatch.setattr(onednn, "WORTHWHILE_WEIGHT", 0)
-    monkeypatch.setattr(onednn, "_onednn", lambda: lambda *call: calls.append(call) or own(*call))
+    calls, own = [], arithmetic._onednn() or F.linear
+    monkeypatch.setattr(arithmetic, "WORTHWHILE_WEIGHT", 0)
+    monkeypatch.setattr(
+        arithmetic, "_onednn", lambda: lambda *call: calls.append(call) or own(*call)
+    )
     test_both_roads_equal_the_slow_twin(variant, 3, torch.float32, 3e-5)
     # six evaluations of three layers with q, k, v, o, gate, up and down, and the head
     assert len(calls) == 6 * (3 * (7 if variant == "qwen2" else 6) + 1)

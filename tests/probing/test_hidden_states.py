@@ -19,7 +19,7 @@ from refusals import refused, refusing
 from sinklab.core.attention import is_observed
 from sinklab.core.probing import intervene, position_states, trace
 from sinklab.core.sampling import Canvas, denoise
-from sinklab.extras.fast.median import bisected_median, partitioned_median
+from sinklab.extras.fast.arithmetic import bisected_median, partitioned_median
 from sinklab.lab.caching import DualCache
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.measures.statistics import MassiveActivations

@@ -4,8 +4,8 @@ PROVIDES = {
     "fast_attentions": "score_pass",
     "fast_decoders": "decoder",
     "fast_losses": "loss",
-    "fast_medians": "median",
+    "fast_medians": "arithmetic",
     "fast_passes": "score_pass",
-    "fast_products": "onednn",
+    "fast_products": "arithmetic",
     "fast_sinks": "in_sequence",
 }

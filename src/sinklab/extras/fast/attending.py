@@ -1,12 +1,15 @@
-"""How the layers of the fast decoder attend: rotated heads, calls of SDPA, and padded rows without
-their padding.
+"""How the layers of the fast decoder attend: rotated heads, calls of SDPA, padded rows without their
+padding; and how a trace hears them, each where it is computed.
+
+The slow twin is the model's own forward, under the tap if a trace hears.
 """
 
 # B batch, S canvas, T its real tokens, W columns that run, Q columns wanted, H query heads, G
-# key/value heads, K keys, D head dim, N sinks
+# key/value heads, K keys, D head dim, A attention width H·D, N sinks, E hidden size
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +21,9 @@ from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.received import row_logsumexp, with_sink_logits
 from sinklab.core.models.masks import take
 from sinklab.core.models.prefix import SinkPrefix, logits_of
+from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.tap import Tap
 from sinklab.extras.fast import compat
-from sinklab.extras.fast.heard import Heard
 
 _LARGE = 1 << 19  # numbers from which on two passes over halves cost less than a rolled copy
 
@@ -190,3 +194,42 @@ def _of_row(sinks: SinkPrefix, row: int) -> SinkPrefix:
         tuple(one[row % len(one)][None] for one in states) for states in (sinks.keys, sinks.values)
     )
     return SinkPrefix(keys, values, sinks.logits)
+
+
+class Heard:
+    """One evaluation, told to the listeners of a tap. None of them edits: see `FastDecoder.tap`."""
+
+    def __init__(self, tap: Tap) -> None:
+        self.tap = tap
+        self._known: dict[tuple, Any] = {}
+
+    def layer(self, index: int, given: dict[str, Any], out_BWA: Tensor, states_BWE: Tensor) -> None:
+        """A layer has run.
+
+        Args:
+            index: its number.
+            given: its attention call, by the names of `scaled_dot_product_attention`.
+            out_BWA: output of the heads.
+            states_BWE: hidden states that leave the layer.
+        """
+        path = f"model.layers.{index}.self_attn"
+        call = AttentionCall.of(path, self.tap.model.get_submodule(path), given, self._known)
+        out_BHWD = out_BWA.unflatten(2, (call.query_BHQD.shape[1], -1)).transpose(1, 2)
+        for listener in self.tap.listeners:
+            listener.observe(call, out_BHWD)
+            listener.observe_states([path], states_BWE)
+
+
+@contextmanager
+def told(tap: Tap) -> Iterator[Heard]:
+    """One evaluation, from its beginning to its end: a forward to the listeners."""
+    tap.owner.check("runs the model or a part of it")
+    tap.flush()
+    tap.begin()
+    try:
+        yield Heard(tap)
+    except BaseException:
+        tap.flush(complete=False)
+        raise
+    tap.forwards += 1
+    tap.flush(complete=True)

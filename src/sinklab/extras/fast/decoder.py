@@ -38,10 +38,9 @@ from sinklab.core.models.masks import CanvasGeometry, take
 from sinklab.core.models.prefix import KeyValueStore, SinkPrefix, logits_of, with_logits
 from sinklab.core.probing.tap import TAPS, Tap, TapHook
 from sinklab.core.registry import fast_decoders
-from sinklab.extras.fast.attending import Packed, View, additive, rotated
+from sinklab.extras.fast.arithmetic import linear_for
+from sinklab.extras.fast.attending import Heard, Packed, View, additive, rotated, told
 from sinklab.extras.fast.compat import has_global_hooks, next_hook
-from sinklab.extras.fast.heard import Heard, told
-from sinklab.extras.fast.onednn import linear_for
 
 _LAYERS = (
     modeling_llama.LlamaDecoderLayer,

@@ -4,8 +4,7 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 PROVIDES = {
-    "backbones": "dit llada_moe",
-    # llada2 brings llada_moe
-    "families": "adapted dit gemma llada2 masked",
-    "schedules": "decoding.blocks",
+    "backbones": "dit experts",
+    "families": "adapted dit experts gemma masked",
+    "schedules": "decoding",
 }

@@ -1,8 +1,8 @@
-from .decoding.blocks import Alpha as Alpha
-from .decoding.blocks import Dynamic as Dynamic
-from .decoding.blocks import Editing as Editing
-from .decoding.blocks import Elastic as Elastic
-from .decoding.blocks import ElasticStep as ElasticStep
+from .decoding import Alpha as Alpha
+from .decoding import Dynamic as Dynamic
+from .decoding import Editing as Editing
+from .decoding import Elastic as Elastic
+from .decoding import ElasticStep as ElasticStep
 from .dit_recipes import ddpm_cache as ddpm_cache
 from .dit_recipes import published_loss as published_loss
 from .dit_recipes import published_noise as published_noise
