@@ -1,12 +1,13 @@
 """Answers to the three questions of a study (`sinklab.lab.analysis.answers`), from its samples and
-losses.
+losses: its own, or those of a masking curve beside it.
 """
 
-# T steps, H heads, K keys (added sinks first), N samples
+# T steps, H heads, K keys (added sinks first), N samples, R rows of held-out text, C cells of a
+# curve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ from sinklab.lab.analysis.answers import (
 from sinklab.lab.analysis.counts import ratio
 from sinklab.lab.analysis.strongest import STRONG
 from sinklab.lab.analysis.tokens import tallied
-from sinklab.lab.records.info import SO_FAR
-from sinklab.lab.reports.masked import blocked_at
+from sinklab.lab.records.info import SO_FAR, of_twin
+from sinklab.lab.records.reading import Run
 from sinklab.lab.reports.samples import ADDED, Sample
 from sinklab.lab.reports.words import quoted, words_of
 
@@ -36,6 +37,8 @@ FIRST = "first token"
 """names the text position 0, whatever its token"""
 OTHER = "other token"
 MOST_HOLDERS = 4
+ARMS = {"none": "none", "top": "sinks", "random": "random", "equal_mass": "equal_mass"}
+"""arm of a curve -> its name in the table ``heldout`` of a trace"""
 
 
 def seen_of(sample: Sample) -> dict[str, Any]:
@@ -163,3 +166,81 @@ def contrast_of(studies: Iterable[Any]) -> str:
     """How the models of a page differ, in one sentence; empty for one."""
     recorded = [study for study in studies if study.layers]
     return contrast([(study.answers, mobility_of(study.motion)) for study in recorded])
+
+
+def heldout_of(curve: Run, twin: str = "") -> pd.DataFrame | None:
+    """The table ``heldout`` of a trace, made of a run of kind "curve"; None if it, or its control,
+    is not finished.
+
+    Columns: k, control, loss, stderr, delta, delta_stderr, tokens, losses (R,), bits_per_byte;
+    grown (R,) and grown_at, of one masked key: the share of heads in which a sink grew, by row, and
+    the places of these (`grown_of`).
+    """
+    names = of_twin("curve", twin), of_twin("curve_rows", twin)
+    if not {*names} <= {*curve.tables}:
+        return None
+    table, by_row = (curve.table(name) for name in names)
+    losses = by_row.pivot(index="row", columns=["k", "control"], values="loss")
+    cells = table[table["control"].isin(ARMS)]
+    losses_CR = losses[list(zip(cells["k"], cells["control"], strict=True))].to_numpy().T
+    frame = pd.DataFrame(
+        {
+            "k": cells["k"].astype(int),
+            "control": cells["control"].map(ARMS),
+            "loss": cells["loss"],
+            "stderr": _errors(losses_CR),
+            "delta": cells["delta"],
+            "delta_stderr": _errors(losses_CR - losses[0, "none"].to_numpy()),
+            "tokens": cells["tokens"],
+            "losses": losses_CR.tolist(),
+            "bits_per_byte": cells["bits_per_byte"].where(cells["k"] == 0),
+        }
+    )
+    name = of_twin("grown", twin)
+    if name in curve.tables:
+        grown_R, places = grown_of(curve.table(name))
+        is_one = (frame["k"] == 1) & (frame["control"] == "sinks")
+        frame["grown"] = [grown_R.tolist() if one else [] for one in is_one]
+        frame["grown_at"] = [places if one else [] for one in is_one]
+    return frame
+
+
+def blocked_at(table: pd.DataFrame, place: int = 0) -> tuple[pd.Series, pd.DataFrame]:
+    """Of a table ``heldout`` the row with nothing blocked, and those with the fewest sinks blocked
+    (``place`` -1: with the most) and as many other keys, by control; no rows if there are none.
+    """
+    by_k = {k: rows.set_index("control") for k, rows in table.groupby("k")}
+    clean = by_k.pop(0).iloc[0]
+    arms = [rows for rows in by_k.values() if "sinks" in rows.index]
+    return clean, arms[place] if arms else table[:0]
+
+
+def grown_of(table: pd.DataFrame) -> tuple[np.ndarray, list[int]]:
+    """Sinks that grew when the strongest key was blocked: the share of heads in each row, (R,), and
+    their positions.
+
+    Such a key is not above `STRONG` before, and above it after. Positions are those in the text,
+    below 0 for added sinks, one for each head and row in which a sink grew.
+
+    Args:
+        table: the table ``grown`` of a curve.
+    """
+    has_grown = (table["before"] <= STRONG) & (table["after"] > STRONG)
+    return has_grown.groupby(table["row"]).mean().to_numpy(), table.loc[has_grown, "at"].tolist()
+
+
+def _errors(values_CR: np.ndarray) -> np.ndarray:
+    """Standard errors (C,) over rows; NaN with one."""
+    return pd.DataFrame(values_CR).sem(axis=1).to_numpy()
+
+
+def curve_of(study: Run, curves: Sequence[Run]) -> Run | None:
+    """The first masking curve of the same model: of its name, and of its weights if both runs noted
+    them.
+    """
+    for curve in curves:
+        one, other = study.info.model, curve.info.model
+        weights = one.get("weights_sha256"), other.get("weights_sha256")
+        if one.get("name") == other.get("name") and (None in weights or weights[0] == weights[1]):
+            return curve
+    return None

@@ -15,8 +15,7 @@ from scipy import stats
 from sinklab.lab.analysis import mean_over
 from sinklab.lab.analysis.answers import beside
 from sinklab.lab.analysis.counts import ratio
-from sinklab.lab.reports.answered import mobility_of
-from sinklab.lab.reports.masked import blocked_at
+from sinklab.lab.reports.answered import blocked_at, mobility_of
 from sinklab.lab.reports.samples import ADDED
 from sinklab.lab.reports.words import number, percent, same
 

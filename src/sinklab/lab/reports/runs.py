@@ -10,7 +10,7 @@ from sinklab.core.registry import rules
 from sinklab.core.sinks import Rule
 from sinklab.lab.records.reading import REMEDY, Run
 from sinklab.lab.records.storage import RUN_FILE
-from sinklab.lab.reports.masked import curve_of
+from sinklab.lab.reports.answered import curve_of
 from sinklab.lab.reports.samples import Reader
 from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.training import FREE, Training, variant

@@ -26,9 +26,8 @@ from sinklab.lab.analysis import (
 )
 from sinklab.lab.records.info import SO_FAR, of_twin, reading_of
 from sinklab.lab.records.reading import REMEDY, Run
-from sinklab.lab.reports.answered import answers_of
+from sinklab.lab.reports.answered import answers_of, blocked_at, heldout_of
 from sinklab.lab.reports.findings import controls_of
-from sinklab.lab.reports.masked import blocked_at, heldout_of
 from sinklab.lab.reports.measured import Measured, measured
 from sinklab.lab.reports.samples import Reader, Sample, Samples, rule_name, whole_table
 

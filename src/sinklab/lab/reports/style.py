@@ -33,6 +33,8 @@ PAPERS = {
 _letters = ContextVar("letters", default=1.0)
 ROOM = 0.09
 """inches beside a plot"""
+SIGNS = str.maketrans({"\r": "", "\n": "↵", "Ċ": "↵", "\t": "⇥", " ": "␣"})
+"""white space -> the sign that it is shown as"""
 MARKERS = ("o", "s", "D", "^", "v", "P")
 
 
@@ -171,16 +173,12 @@ def printable(text: str, most: int = 14) -> str:
     """``text`` in quotes on one line, white space visible, code points in place of letters the font
     does not have.
     """
-    shown = (
-        text.replace("\r", "")
-        .replace("\n", "↵")
-        .replace("\t", "⇥")
-        .replace(" ", "␣")
-        .replace("Ċ", "↵")
-    )
-    shown = "".join(
-        letter if ord(letter) in _font() else f"\\u{ord(letter):04x}" for letter in shown
-    )
+    shown = ""
+    for letter in text.translate(SIGNS):
+        if ord(letter) in _font():
+            shown += letter
+        else:
+            shown += f"\\u{ord(letter):04x}"
     return f"“{shown if len(shown) <= most else shown[: most - 1] + '…'}”"
 
 
