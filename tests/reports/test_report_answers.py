@@ -226,7 +226,16 @@ def test_a_new_sink_is_said_to_grow_where_the_arrays_have_one(make_study, tmp_pa
     assert max(len(sentence.split()) for sentence in longest) <= 25
 
 
+@pytest.fixture
+def short_tour(monkeypatch):
+    """So little to write and to score that it takes seconds."""
+    monkeypatch.setattr("sinklab.lab.cli.tour.NEW_TOKENS", 8)
+    costs = {"ks": (0, 1), "rows": 8, "length": 24, "twin": False}
+    monkeypatch.setattr("sinklab.lab.cli.tour.REAL_COSTS", costs)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_tour", "no_pictures")
 def test_the_tour_says_everything_once_and_its_page_has_all_answers(tmp_path, capsys):
     assert cli(f"tour --quick --out {tmp_path / 'tour'}") == 0
     printed = capsys.readouterr()
@@ -247,16 +256,8 @@ def test_the_real_tour_says_how_to_get_its_models(monkeypatch, tmp_path, capsys)
     assert not (tmp_path / "tour").exists()
 
 
-@pytest.fixture
-def short_tour(monkeypatch):
-    """So little to write and to score that it takes seconds."""
-    monkeypatch.setattr("sinklab.lab.cli.tour.NEW_TOKENS", 8)
-    costs = {"ks": (0, 1), "rows": 8, "length": 24, "twin": False}
-    monkeypatch.setattr("sinklab.lab.cli.tour.REAL_COSTS", costs)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("short_tour")
+@pytest.mark.usefixtures("short_tour", "no_pictures")
 def test_the_real_tour_measures_what_masking_costs(monkeypatch, tmp_path, capsys):
     """Of two models that are not real."""
     monkeypatch.setattr("sinklab.lab.cli.tour.REAL", {"parent": "tiny-causal", "child": "tiny"})
