@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from sinklab.core.probing import BlockKeys, intervene, trace
 from sinklab.core.probing.intervention import TABLE_COLUMNS
 from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention
-from tiny_models import HandWritten, checkpointed, llama
+from tiny_models import Attends, HandWritten, checkpointed, llama
 
 OTHER = (IDS + 5) % 30
 
@@ -127,13 +127,9 @@ def test_room_at_the_end_of_a_memory_is_no_prefix():
     q, k = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 8, 4)
     seen = (torch.arange(8) < 3).expand(1, 1, 3, 8)
 
-    class Roomy(torch.nn.Module):
-        def forward(self):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=seen)
-
-    roomy = Roomy()
-    with intervene(roomy, WindowAttention(1)) as log, trace(roomy) as recording:
-        roomy()
+    model = Attends()
+    with intervene(model, WindowAttention(1)) as log, trace(model) as recording:
+        model(q, k, k, attn_mask=seen)
     assert log.prefix == 0
     assert recording.received[0][0, 0, 0].gt(0).tolist() == [True] * 3 + [False] * 5
 
@@ -142,16 +138,10 @@ def test_a_row_that_sees_nothing_loses_nothing_and_says_nothing_of_the_prefix():
     q_BHSD, seen_BHSS = torch.randn(2, 1, 4, 4), torch.ones(2, 1, 4, 4, dtype=torch.bool)
     seen_BHSS[1] = False
 
-    class HalfHidden(torch.nn.Module):
-        def forward(self):
-            return torch.nn.functional.scaled_dot_product_attention(
-                q_BHSD, q_BHSD, q_BHSD, attn_mask=seen_BHSS
-            )
-
-    model = HalfHidden()
+    model = Attends()
     with intervene(model, MaskSinks(epsilon=0.0)) as log:
-        model()
-        model()
+        for _ in range(2):
+            model(q_BHSD, q_BHSD, q_BHSD, attn_mask=seen_BHSS)
     assert log.prefix == 0
     removed_B = log.removals[0].keys_BLH[:, 0, 0]
     assert removed_B[0] > 0 and removed_B[1] == 0
@@ -162,20 +152,11 @@ class Uneven(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(2)
-        self.layers = torch.nn.ModuleList(Heads(number) for number in (2, 3))
+        self.layers = torch.nn.ModuleList(Attends() for _ in range(2))
 
     def forward(self):
-        return [layer() for layer in self.layers]
-
-
-class Heads(torch.nn.Module):
-    def __init__(self, number):
-        super().__init__()
-        self.qkv = torch.randn(3, 1, number, 6, 4)
-
-    def forward(self):
-        return torch.nn.functional.scaled_dot_product_attention(*self.qkv)
+        sizes = zip(self.layers, (2, 3), strict=True)
+        return [layer(*torch.randn(3, 1, heads, 6, 4)) for layer, heads in sizes]
 
 
 def test_layers_with_different_numbers_of_heads_have_entries_of_their_own():

@@ -19,8 +19,7 @@ from torch.testing import assert_close
 from refusals import refused, refusing
 from sinklab.core.probing import BlockKeys, Selector, SinkKeys, intervene, trace
 from sinklab.core.registry import interventions, selectors
-from sinklab.core.sinks import Excess, Gu, find_sinks
-from sinklab.lab.analysis.rules import Top
+from sinklab.core.sinks import Excess, Gu
 from sinklab.lab.measures import MaskPositions, MaskSinks, by_protocol
 from sinklab.lab.measures.controls import ByLayer
 from tiny_models import HandWritten, Prefixed, by_itself, llama
@@ -325,32 +324,6 @@ def test_a_short_row_loses_all_its_others_where_fewer_will_do():
     for record in log.removals:
         assert record.measured()["keys"].float().mean((1, 2)).tolist() == [2, 6]
     assert log.removals
-
-
-@pytest.mark.parametrize(
-    "rule, k", [(Excess(0.5), None), (Excess(1.0, "zscore"), 1), (Gu(0.1), 1), (Top(2), None)]
-)
-def test_any_rule_says_what_is_removed(rule, k):
-    log, recording = decoded(MaskSinks(k, rule=rule))
-    for removal in log.removals:
-        received = recording.received[removal.forward - 1]
-        visible = recording.visible[removal.forward - 1][:, None, None]
-        found = find_sinks(received, rule, visible)
-        if k is not None:
-            best = received.masked_fill(~found, -torch.inf).topk(1, -1).indices
-            found &= torch.zeros_like(found).scatter_(-1, best, True)
-        assert torch.equal(removal.keys_BLH, found.sum(-1).float())
-        gone = torch.zeros(*received.shape[:-1], 13, dtype=torch.bool)
-        gone.scatter_(-1, removal.columns_BLHM % 13, True)
-        assert torch.equal(gone[..., :12], found)
-
-
-def decoded(edit):
-    model = HandWritten()
-    with torch.no_grad(), intervene(model, edit) as log, trace(model) as recording:
-        for step in range(3):
-            model((IDS + 5 * step) % 30)
-    return log, recording
 
 
 def test_epsilon_is_short_for_the_rule_of_excess():

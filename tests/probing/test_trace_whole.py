@@ -13,22 +13,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-import torch.nn.functional as F
+from probed import IDS
 from torch import Tensor, nn
 
 from refusals import refused, refusing
 from sinklab.core.attention.scores import allowed, doubtful
 from sinklab.core.probing import trace
-from tiny_models import HandWritten, by_itself, llama
-
-IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))
-
-
-class Attends(nn.Module):
-    """One attention call as it is given."""
-
-    def forward(self, *args, **kwargs):
-        return F.scaled_dot_product_attention(*args, **kwargs)
+from tiny_models import Attends, HandWritten, by_itself, llama
 
 
 def alibi(heads, queries, keys):
