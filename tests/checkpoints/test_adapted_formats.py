@@ -8,7 +8,6 @@ import shutil
 import pytest
 import torch
 from causal_toys import save_causal
-from safetensors.torch import save_file
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 import published_toys as toys
@@ -198,50 +197,14 @@ def test_what_is_known_and_not_written_says_what_is_lacking(tmp_path, fields, me
         refused(message, call, folder)
 
 
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (
-            toys.llada,
-            r"weights are quantised \(quantization_config: .*gptq.*but llada has others; take the",
-        ),
-        (
-            lambda folder: toys.adapted(folder, "a2d-qwen3"),
-            r"is quantised \(gptq\), and what reads that is not installed, or cannot; take the "
-            r"original: ",
-        ),
-    ],
-)
-def test_quantised_checkpoints_that_nothing_reads_are_refused_by_their_config(
-    tmp_path, make, message
-):
-    folder, _ = make(tmp_path)
+def test_quantised_checkpoints_under_names_of_their_own_are_refused_by_their_config(tmp_path):
+    folder, _ = toys.llada(tmp_path)
     toys.edit(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    refused(message, load, folder)
+    refused(r"\(quantization_config: .*gptq.*but llada has others", load, folder)
     assert load(toys.edit(folder, quantization_config=None)).family == "diffusion"
 
 
-@pytest.mark.parametrize(
-    "make, head", [(toys.llada, "model.transformer.ff_out.weight"), (None, "lm_head.weight")]
-)
-def test_a_tied_head_that_is_stored_all_the_same_must_be_equal(tmp_path, make, head):
-    if make is toys.llada:
-        folder, tensors = toys.llada(tmp_path, weight_tying=True)
-    else:
-        folder, tensors = toys.adapted(tmp_path, "illada")
-    embedding = next(
-        tensor for name, tensor in tensors.items() if "wte" in name or "embed_tokens" in name
-    )
-    save_file({**tensors, head: embedding.clone()}, folder / "model.safetensors")
-    assert torch.equal(load(folder).model.lm_head.weight, embedding)
-    save_file(
-        {**tensors, head: embedding + (torch.arange(len(embedding)) == 7)[:, None]},
-        folder / "model.safetensors",
-    )
-    refused(f"but {head} of the checkpoint", load, folder)
-
-
-@pytest.mark.parametrize("number", [10**6, 10**12, 1e9])
+@pytest.mark.parametrize("number", [10**12, 1e9])
 def test_numbers_of_layers_and_heads_that_cannot_be_take_no_memory(tmp_path, number):
     for name, fields in (
         ("llada", ("n_layers", "n_heads")),

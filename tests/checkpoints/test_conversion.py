@@ -213,7 +213,6 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path):
         ),
         ({"mask_token_id": 3}, "from_causal takes mask_token="),
         ({"mask_token": 2}, "must be an id that text does not use, but 2 ends it; use 'add'"),
-        ({"sink_knid": "token"}, "'sink_knid' is no setting of .* did you mean 'sink_kind'"),
         ({"sink_kind": "token"}, "sink_kind and sink_count must agree"),
     ],
 )

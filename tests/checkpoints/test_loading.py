@@ -274,25 +274,17 @@ def test_a_damaged_generation_config_is_refused(tmp_path):
         refused(rf"generation_config\.json of {re.escape(str(tmp_path))}", load, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"mask_token_id": "3"}, "mask_token_id must be .* '3'"),
-        (
-            {"mask_token_id": 3, "eot_token_id": 2.5},
-            "eot_token_id must be .* 2.5",
-        ),
-        (
-            {"mask_token_id": 3, "text_vocab_size": True},
-            "text_vocab_size must be .* True",
-        ),
-        ({"mask_token_id": 3, "gate_bias": "4"}, "gate_bias must be a number or None, but is '4'"),
-        ({"mask_token_id": 3, "context": 0}, "context must be at least 1.* 0"),
-    ],
-)
-def test_settings_of_the_wrong_kind_are_refused(tmp_path, settings, message):
+def test_settings_of_the_wrong_kind_are_refused(tmp_path):
     save_causal(tmp_path, tokenizer=tiny_tokenizer())
-    refused(message, load, tmp_path, as_diffusion=True, **settings)
+    for name, value in {
+        "mask_token_id": "3",
+        "eot_token_id": 2.5,
+        "text_vocab_size": True,
+        "gate_bias": "4",
+        "context": 0,
+    }.items():
+        asked = {"as_diffusion": True, "mask_token_id": 3, name: value}
+        refused(f"{name} must be .*{value!r}", load, tmp_path, **asked)
 
 
 def test_a_folder_of_smdms_training_says_which_config_it_needs(tmp_path):

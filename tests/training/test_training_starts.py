@@ -365,9 +365,8 @@ def test_the_causal_model_shares_what_the_trained_one_learned(causal):
         assert abs(causal_loss(model, ids) - plain(ids, labels=ids).loss) < 1e-6
 
 
-@pytest.mark.parametrize("causal_start", [0.0, 0.5])
 def test_a_window_hides_what_is_far_in_every_step_and_in_the_measurement(
-    settings, tmp_path, monkeypatch, causal_start
+    settings, tmp_path, monkeypatch
 ):
     seen = []
     forward = DiffusionLM.forward
@@ -377,7 +376,8 @@ def test_a_window_hides_what_is_far_in_every_step_and_in_the_measurement(
         return forward(self, *given, visible=visible, **rest)
 
     monkeypatch.setattr(DiffusionLM, "forward", noted)
-    train(replace(settings, window=3, causal_start=causal_start, out=str(tmp_path / "run")))
+    # the first half of the steps is causal
+    train(replace(settings, window=3, causal_start=0.5, out=str(tmp_path / "run")))
     place = torch.arange(settings.length)
     near = (place[:, None] - place).abs() <= 3
     assert len(seen) > 4 and all(torch.equal(visible, near) for visible in seen)
