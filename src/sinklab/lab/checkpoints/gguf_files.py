@@ -153,13 +153,18 @@ def read_header(file: Path, name: str) -> Header:
     Raises:
         ValueError: without the package gguf, for a damaged file, and for one part of a split model.
     """
+    return _read_header(name, *_version(file))
+
+
+def _version(file: Path) -> tuple[Path, int, int]:
+    """A file, its size and the time of its last change: what was read is kept until they change."""
     stat = file.stat()
-    return _read_header(file, name, stat.st_size, stat.st_mtime_ns)
+    return file, stat.st_size, stat.st_mtime_ns
 
 
 # a header holds a whole vocabulary: it takes a second or more
 @functools.lru_cache(maxsize=4)
-def _read_header(file: Path, name: str, size: int, changed_at: int) -> Header:
+def _read_header(name: str, file: Path, size: int, changed_at: int) -> Header:
     absent = (
         f"{name} is a GGUF file, and the package gguf, which reads it, is not installed; pip "
         "install gguf"
@@ -217,8 +222,7 @@ def _read_once(file: Path) -> Iterator[None]:
     """
     import gguf
 
-    stat = file.stat()
-    known = _reader(file, stat.st_size, stat.st_mtime_ns)
+    known = _reader(*_version(file))
     read_anew = gguf.GGUFReader
 
     def reader(path: Any, *options: Any) -> Any:
@@ -237,13 +241,12 @@ def read_config(file: Path, name: str) -> dict[str, Any]:
             not map.
     """
     header = read_header(file, name)
-    stat = file.stat()
     fault = (
         f"{name} is a GGUF file of llama.cpp's architecture {header.architecture!r}, which "
         "transformers cannot read; load the checkpoint that it was made from"
     )
     with refused(fault), _read_once(file):
-        text = _config_text(file, stat.st_size, stat.st_mtime_ns)
+        text = _config_text(*_version(file))
     config: dict[str, Any] = from_json(text, dict)
     # names of the place it was read from, which are no names of published checkpoints
     return {key: value for key, value in config.items() if not key.startswith("_")}
