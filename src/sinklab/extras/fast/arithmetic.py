@@ -1,5 +1,5 @@
-"""Arithmetic by the fastest exact kernel there is: on a CPU products of float32 (q · kᵀ of one head,
-linear layers), and medians of long rows.
+"""Arithmetic by the fastest exact kernel there is: products of float32 on a CPU (q · kᵀ of one
+head, linear layers), and medians of long rows.
 """
 
 # C queries of a chunk, S keys, D head dim; B batch, N magnitudes of a row

@@ -1,5 +1,5 @@
-"""How the layers of the fast decoder attend: rotated heads, calls of SDPA, padded rows without their
-padding; and how a trace hears them, each where it is computed.
+"""How the layers of the fast decoder attend: rotated heads, calls of SDPA, padded rows without
+their padding; and how a trace hears them, each where it is computed.
 
 The slow twin is the model's own forward, under the tap if a trace hears.
 """
