@@ -13,14 +13,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from refusals import refused
 from sinklab import intervene, trace
 from sinklab.core.registry import interventions
-from sinklab.core.sampling.canvas import left_padded
 from sinklab.lab.studies.trace.recording import SoFar
 from sinklab.lab.studies.trace.study import StudySettings
 from small_runs import traced
 from tiny_llama import tiny_llama
 
-TEXTS = [list(range(20, 43)), list(range(30, 36)), list(range(12, 24))]
-NEW = 11
 NAMES = ("received", "received_by_window")
 
 
@@ -39,46 +36,30 @@ def whole(model, ids, edit):
     return recording.received[0][0].numpy(), recording.visible[0][0].numpy(), map_LHQS
 
 
-@pytest.mark.parametrize(
-    ("texts", "edit"), [(TEXTS[:1], None), (TEXTS[:1], "mask_positions:positions=2"), (TEXTS, None)]
-)
-def test_rows_of_a_cached_decode_are_the_columns_of_a_full_pass(texts, edit):
-    model, made = tiny_llama().model, interventions.parse(edit) if edit else None
-    ids_BS, real_BS = left_padded(texts, 0)
-    sums, cache = [SoFar() for _ in texts], None
-    written = torch.randint(5, 60, (len(texts), NEW), generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("edit", ["", "mask_positions:positions=2"])
+def test_rows_of_a_cached_decode_are_the_columns_of_a_full_pass(edit):
+    model, made, ids = tiny_llama().model, None, [*range(20, 53)]
+    if edit:
+        made = interventions.parse(edit)
+    sums, cache = SoFar(), None
     with torch.no_grad(), intervene(model, made, measure=False) if made else nullcontext():
-        for step in range(NEW):
-            new_BS = ids_BS if step == 0 else written[:, step - 1 : step]
-            real_BS = real_BS if step == 0 else torch.nn.functional.pad(real_BS, (0, 1), value=True)
-            place_BS = (real_BS.long().cumsum(1) - 1).clamp(min=0)[:, -new_BS.shape[1] :]
-            given = {"attention_mask": real_BS.long(), "position_ids": place_BS, "use_cache": True}
+        # the prompt, then token by token
+        for new in (ids[:23], *([token] for token in ids[23:])):
             with trace(model, NAMES) as recording:
-                cache = model(new_BS, past_key_values=cache, **given).past_key_values
-            for row, one in enumerate(sums):
-                seen, windows = (
-                    recording.visible[0][row].numpy(),
-                    recording.received_by_window[0][row].numpy(),
-                )
-                one.add(recording.received[0][row].numpy(), seen, windows)
-    for text, one, more in zip(texts, sums, written.tolist(), strict=True):
-        ids = [*text, *more[: NEW - 1]]
-        received_LHK, visible_K, map_LHQS = whole(model, ids, made)
-        padding = ids_BS.shape[1] - len(text)
-        assert one.queries == len(ids)
-        assert not one.visible[:padding].any() and not one.received[..., :padding].any()
-        assert_allclose(one.received[..., padding:], received_LHK, atol=1e-5)
-        assert one.visible[padding:].tolist() == visible_K.tolist() == [*range(len(ids), 0, -1)]
-        windows = one.windows(padding + len(ids), padding=padding)
-        assert len(windows) == len(ids) // 8
-        for number, window_LHK in enumerate(windows):
-            seen = 8 * number + 1
-            expected = map_LHQS[:, :, 8 * number : 8 * number + 8].mean(2)[..., :seen]
-            assert_allclose(window_LHK[..., padding : padding + seen], expected, atol=1e-5)
-            assert (
-                np.isnan(window_LHK[..., padding + seen :]).all()
-                and np.isnan(window_LHK[..., :padding]).all()
-            )
+                cache = model(torch.tensor([new]), past_key_values=cache).past_key_values
+            read = (recording.received, recording.visible, recording.received_by_window)
+            sums.add(*(one[0][0].numpy() for one in read))
+    received_LHK, visible_K, map_LHQS = whole(model, ids, made)
+    assert sums.queries == len(ids)
+    assert_allclose(sums.received, received_LHK, atol=1e-5)
+    assert sums.visible.tolist() == visible_K.tolist() == [*range(len(ids), 0, -1)]
+    windows = sums.windows(len(ids))
+    assert len(windows) == len(ids) // 8
+    for number, window_LHK in enumerate(windows):
+        seen = 8 * number + 1
+        expected = map_LHQS[:, :, 8 * number : 8 * number + 8].mean(2)[..., :seen]
+        assert_allclose(window_LHK[..., :seen], expected, atol=1e-5)
+        assert np.isnan(window_LHK[..., seen:]).all()
 
 
 def test_a_piece_that_begins_inside_of_a_window_is_refused():

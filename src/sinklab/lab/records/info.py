@@ -141,59 +141,46 @@ def read_info(path: Path) -> RunInfo:
             "in the file."
         )
     raw.setdefault("checksums", {})
-    hints = typing.get_type_hints(RunInfo)
+    fields = [field.name for field in dataclasses.fields(RunInfo)]
     with undamaged(path):
-        missing = [name for name in hints if name not in raw]
+        missing = [name for name in fields if name not in raw]
         if missing:
             raise ValueError(f"it lacks {', '.join(missing)}")
-        wrong = [name for name, hint in hints.items() if not isinstance(raw[name], _class_of(hint))]
-        if not wrong:
-            # A name with a path in it would lead out of the folder.
-            wrong = [
-                kind.listed
-                for kind in KINDS
-                if not all(_is_plain(name) for name in raw[kind.listed])
-            ]
-            wrong += [
-                kind.listed for kind in KINDS if len({*raw[kind.listed]}) < len(raw[kind.listed])
-            ]
-            known = {kind.file(str(name)) for kind in KINDS for name in raw[kind.listed]}
-            # they are read when a run goes on: a path that leads out of the folder is none of ours
-            inside = all(
-                Path(file).parts and not {"..", "/"} & {*Path(file).parts}
-                for file in raw["checksums"]
-            )
-            fits = {
-                "status": raw["status"] in STATUSES,
-                "parts": _are_parts(raw["parts"], known),
-                "checksums": inside
-                and all(isinstance(one, str) for one in raw["checksums"].values()),
-            }
-            wrong += [name for name, is_right in fits.items() if not is_right]
-        if wrong:
-            raise ValueError(f"{wrong[0]} is {raw[wrong[0]]!r}, which a run never writes")
-    return RunInfo(**{name: raw[name] for name in hints})
+        for name in _wrong_fields(raw):
+            raise ValueError(f"{name} is {raw[name]!r}, which a run never writes")
+    return RunInfo(**{name: raw[name] for name in fields})
 
 
-def _class_of(hint: Any) -> Any:
-    """Class of a type hint for isinstance: dict for ``dict[str, Any]``."""
-    if isinstance(hint, types.UnionType):
-        return hint
-    return typing.get_origin(hint) or hint
-
-
-def _is_plain(name: Any) -> bool:
-    return isinstance(name, str) and name == Path(name).name and name not in ("", ".", "..")
-
-
-def _are_parts(parts: dict[str, Any], known: set[str]) -> bool:
-    return parts.keys() <= known and all(
-        isinstance(numbers, list)
-        and numbers
-        and all(type(number) is int and number >= 0 for number in numbers)
-        and sorted({*numbers}) == numbers
-        for numbers in parts.values()
-    )
+def _wrong_fields(raw: dict[str, Any]) -> Iterator[str]:
+    """Fields of a run.json that hold what a run never writes; those that follow a wrong one may not
+    be asked for.
+    """
+    for name, hint in typing.get_type_hints(RunInfo).items():
+        # dict for dict[str, Any]; int | None as it is
+        if not isinstance(hint, types.UnionType):
+            hint = typing.get_origin(hint) or hint
+        if not isinstance(raw[name], hint):
+            yield name
+    for kind in KINDS:
+        names = raw[kind.listed]
+        # a name with a path in it would lead out of the folder
+        plain = all(isinstance(name, str) and name == Path(name).name for name in names)
+        if not plain or {"", ".", ".."} & {*names} or len({*names}) < len(names):
+            yield kind.listed
+    if raw["status"] not in STATUSES:
+        yield "status"
+    known = {kind.file(name) for kind in KINDS for name in raw[kind.listed]}
+    if not raw["parts"].keys() <= known:
+        yield "parts"
+    for numbers in raw["parts"].values():
+        is_rising = isinstance(numbers, list) and numbers == sorted({*numbers})
+        if not numbers or not is_rising or any(type(one) is not int or one < 0 for one in numbers):
+            yield "parts"
+    for file, checksum in raw["checksums"].items():
+        # they are read when a run goes on: a path that leads out of the folder is none of ours
+        places = Path(file).parts
+        if not places or {"..", "/"} & {*places} or not isinstance(checksum, str):
+            yield "checksums"
 
 
 @contextlib.contextmanager

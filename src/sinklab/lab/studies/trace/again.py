@@ -257,11 +257,14 @@ _NO_ID = -1
 
 
 def finish(work: Work) -> None:
-    """Trace controls on the run's canvases, if asked for, once all samples are there.
+    """Trace controls on the run's canvases once all samples are there; nothing if none is asked
+    for.
 
     Each has arrays and tables of its own, such as ``attention-permuted``; the table ``twins``,
     written last, says which there are, or why not.
     """
+    if not work.settings.twin:
+        return
     run = work.run
     done = open_run(run.path)
 

@@ -467,7 +467,7 @@ class SoFar:
 
         Args:
             received_LHK: its column sums.
-            visible_K: how many of its queries may see each key; 0 for padding.
+            visible_K: how many of its queries may see each key.
             window_WLHK: the column sums of its queries, `WINDOW` after another (the statistic
                 "received_by_window").
             added: added sink columns in front of the keys.
@@ -493,7 +493,7 @@ class SoFar:
             self._windows[number] = _widened(self._windows[number], sums_LHK.shape) + sums_LHK
         self.queries += ran
 
-    def windows(self, keys: int, added: int = 0, padding: int = 0) -> np.ndarray:
+    def windows(self, keys: int, added: int = 0) -> np.ndarray:
         """(W, L, H, keys) mean weight that the queries of each whole window give the keys that all
         of them may see.
 
@@ -501,16 +501,15 @@ class SoFar:
         first ``keys`` keys.
 
         Args:
-            keys: keys to tell of, added sinks and padding among them; a window that reaches beyond
-                them is left out.
+            keys: keys to tell of, added sinks among them; a window that reaches beyond them is left
+                out.
             added: added sink columns in front.
-            padding: padding columns behind these, which no query sees.
         """
-        whole = min(self.queries, keys - added - padding) // WINDOW
+        whole = min(self.queries, keys - added) // WINDOW
         found = np.full((whole, *self.received.shape[:2], keys), np.nan, np.float32)
         for number, sums_LHK in enumerate(self._windows[:whole]):
-            seen = [*range(added), *range(added + padding, added + padding + number * WINDOW + 1)]
-            found[number, ..., seen] = np.moveaxis(sums_LHK[..., seen], -1, 0) / WINDOW
+            seen = added + number * WINDOW + 1
+            found[number, ..., :seen] = sums_LHK[..., :seen] / WINDOW
         return found
 
 
