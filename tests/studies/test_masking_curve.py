@@ -280,7 +280,6 @@ def test_a_run_folder_says_it_all(tmp_path, family):
         if family == "autoregressive"
         else abs(loss - first) > 1e-4
     )
-    refused("A run folder is written once", masking_curve, loaded, path, settings)
 
 
 def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one(tmp_path):
