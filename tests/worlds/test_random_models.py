@@ -51,15 +51,15 @@ def page_of(folder, seed):
 @pytest.mark.slow
 def test_controls_stand_beside_what_random_weights_show(tmp_path):
     pages, said = [], 0
-    for seed in range(12):
+    for seed in range(20):
         (folder := tmp_path / str(seed)).mkdir()
         page = page_of(folder, seed)
         said += len(page.in_controls)
         pages.append(page.answers["exist"].word)
-    assert said > 30, "these pages find a lot"
+    assert said > 50, "these pages find a lot"
     # random weights are told from the same weights in another order as rarely as chance does that,
     # 5 %
-    assert sum(word in ("yes", "weak") for word in pages) <= 2, pages
+    assert sum(word in ("yes", "weak") for word in pages) <= 3, pages
 
 
 @pytest.mark.slow
