@@ -94,17 +94,6 @@ def test_the_help_teaches_by_examples_that_can_be_typed(command, capsys, monkeyp
             main(shlex.split(example)[1:])
 
 
-@pytest.mark.ring("extras")
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_is_explained(command, capsys):
-    text = re.sub(r"[│╭╰─╮╯]", "", help_of(command, capsys))
-    options = re.split(r"\n +(?=--\w)", text)[1:]
-    assert options
-    for option in options:
-        explained = option.partition("(default:")[0].split()
-        assert len(explained) >= 4, option
-
-
 def test_generate_prints_what_the_model_writes(model, capsys):
     options = f"--model {model} --new-tokens 6 --block-length None {GREEDY}"
     both = out_of(f"generate 'The old man' 'The sea' {options}", capsys)

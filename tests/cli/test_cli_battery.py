@@ -7,7 +7,6 @@ from refusals import refused
 from sinklab.lab.cli import main
 from sinklab.lab.cli.command import conduct
 from sinklab.lab.records import open_run
-from sinklab.lab.studies.base import folder_names
 from sinklab.lab.studies.battery import Battery, BatterySettings
 from sinklab.lab.studies.battery.study import of_kind
 from tiny_diffusion import save_tiny, tiny_loaded, tiny_tokenizer
@@ -143,23 +142,6 @@ def test_what_makes_no_sense_is_refused(models, tmp_path):
         ),
     )
     assert not (tmp_path / "out").exists()
-
-
-def test_every_model_has_a_folder_of_its_own_name():
-    assert folder_names(
-        ["tiny", "runs/battery/model", "owner/name", "runs/battery-causal/model/"]
-    ) == [
-        "tiny",
-        "battery",
-        "name",
-        "battery-causal",
-    ]
-    assert folder_names(["a/battery/model", "b/battery/model", "c/battery", "model"]) == [
-        "battery",
-        "battery-2",
-        "battery-3",
-        "model",
-    ]
 
 
 def test_each_model_takes_the_conditions_of_its_kind():

@@ -72,8 +72,8 @@ class Strength(ScoredStudy):
     layer × head.
 
     Try
-        sinklab strength tiny-causal --rows 20
-        sinklab strength smollm2 --texts books.jsonl.gz
+        sinklab strength --model tiny-causal --rows 20
+        sinklab strength --model smollm2 --texts books.jsonl.gz
         sinklab strength runs/laptop/model --ratios 0 0.5 --inputs natural
     """
 
