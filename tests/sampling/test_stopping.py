@@ -45,7 +45,6 @@ LAB = pytest.mark.ring("lab")
             marks=LAB,
         ),
     ],
-    ids=str,
 )
 def test_every_step_equals_the_loop_written_out(settings, blocks):
     saved, stops = 0, [3, 11, 14]
