@@ -185,7 +185,7 @@ def _settings_of(name: str, folder: Path) -> dict[str, Any]:
     if name in registry.studies:
         return as_record(registry.studies[name]().settings_of(folder))
     if name == "train":
-        from sinklab.lab.training.run import settings_of
+        from sinklab.lab.training.checkpoints import settings_of
 
         return dataclasses.asdict(settings_of(folder))
     return read_info(folder / RUN_FILE).settings

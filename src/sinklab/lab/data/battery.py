@@ -20,10 +20,6 @@ BATTERY = "battery"
 SPLITS = ("train", "test")
 LEVELS = (1, 2, 3, 4)
 """1 is easy; the docstring of each skill says how the level changes it."""
-LONGEST_QUESTION = 37
-"""Characters."""
-LONGEST_ANSWER = 16
-"""Characters."""
 _COUNTS = {"train": 300_000, "test": 2400}
 _LEVEL_WEIGHTS = (4, 3, 2, 2)
 # how often a skill comes in training, beside 1: chains of truth values are learned long after the

@@ -2,7 +2,6 @@
 run goes on.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,7 @@ from sinklab.lab.checkpoints.adapters import (
 )
 from sinklab.lab.checkpoints.published import read_plan
 from sinklab.lab.files import refused
-from sinklab.lab.records.reading import open_run
-from sinklab.lab.training.checkpoints import step_of
+from sinklab.lab.training.checkpoints import settings_of, step_of
 from sinklab.lab.training.checks import variant
 from sinklab.lab.training.settings import TrainSettings
 
@@ -97,7 +95,7 @@ def extract(checkpoint: str | Path, file: str | Path | None = None, *, base: str
         ValueError: for a folder that is no checkpoint of a run with adapters.
     """
     checkpoint = Path(checkpoint)
-    settings = settings_of_run(checkpoint.parent.parent)
+    settings = settings_of(checkpoint.parent.parent)
     fault = f"the weights of {checkpoint} cannot be read"
     with refused(fault, SafetensorError, OSError, ValueError):
         config: Any = DiffusionLMConfig.from_pretrained(checkpoint)
@@ -109,13 +107,6 @@ def extract(checkpoint: str | Path, file: str | Path | None = None, *, base: str
         )
     facts = facts_of(state, config, settings, step_of(checkpoint), base)
     return save_adapters(facts, tensors, file or checkpoint / FILE)
-
-
-def settings_of_run(folder: Path) -> TrainSettings:
-    """The settings of a run, also of one that is still going on."""
-    known = {one.name for one in dataclasses.fields(TrainSettings)}
-    found = open_run(folder).info.settings
-    return TrainSettings(**{name: value for name, value in found.items() if name in known})
 
 
 def check_start(model: Any, settings: TrainSettings) -> AdapterFile:

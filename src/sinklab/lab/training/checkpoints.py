@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 from safetensors import SafetensorError
@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from sinklab.lab.checkpoints.materialize import machine_type
 from sinklab.lab.files import read_json
 from sinklab.lab.records.info import RunInfo, read_info, undamaged
+from sinklab.lab.records.reading import open_run
 from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.records.writing import names_in, refuse_taken
 from sinklab.lab.training.settings import FREE, TrainSettings
@@ -208,6 +209,33 @@ def of_training(folder: Path, info: RunInfo) -> RunInfo:
             "settings; choose another folder"
         )
     return info
+
+
+def settings_of(folder: str | Path) -> TrainSettings:
+    """The settings with which the training run in a folder was made, but ``resume``:
+    ``train(settings_of(folder))``, with another ``out``, makes it again. A setting that is newer
+    than the run has its default.
+
+    Raises:
+        ValueError: if the folder holds no training run, is damaged, or has settings that do not
+            exist.
+    """
+    info = of_training(Path(folder), open_run(folder).info)
+    known = get_type_hints(TrainSettings)
+    surplus = [name for name in info.settings if name not in known]
+    if surplus:
+        raise ValueError(
+            f"{folder} has settings that this version of sinklab does not know: "
+            f"{', '.join(surplus)}; use the version that wrote it ({info.versions.get('sinklab')})"
+        )
+    for name, value in info.settings.items():
+        kinds = get_args(known[name]) or (known[name],)
+        if type(value) not in kinds and not (float in kinds and type(value) is int):
+            raise ValueError(
+                f"{folder} is damaged: its setting {name} is {value!r}, which no run writes"
+            )
+    # a run that was interrupted and resumed is reproduced from its start
+    return TrainSettings(**info.settings | {"resume": False})
 
 
 def same_data(folder: Path, run: RunInfo, data: str) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
@@ -14,7 +14,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from sinklab.core.registry import rules
 from sinklab.lab.data import StreamedRows, row_start
 from sinklab.lab.files import Terminated, on_sigterm
-from sinklab.lab.records.reading import lost_files, open_run
+from sinklab.lab.records.reading import lost_files
 from sinklab.lab.records.writing import RunWriter
 from sinklab.lab.training import adapters, checkpoints
 from sinklab.lab.training import model as models
@@ -332,30 +332,3 @@ def _heldout(measured: dict[str, Any], model: Any, text: Text) -> dict[str, list
         "tokens": [tokens],
         "bytes": [size],
     }
-
-
-def settings_of(folder: str | Path) -> TrainSettings:
-    """The settings with which the training run in a folder was made, but ``resume``:
-    ``train(settings_of(folder))``, with another ``out``, makes it again. A setting that is newer
-    than the run has its default.
-
-    Raises:
-        ValueError: if the folder holds no training run, is damaged, or has settings that do not
-            exist.
-    """
-    info = checkpoints.of_training(Path(folder), open_run(folder).info)
-    known = get_type_hints(TrainSettings)
-    surplus = [name for name in info.settings if name not in known]
-    if surplus:
-        raise ValueError(
-            f"{folder} has settings that this version of sinklab does not know: "
-            f"{', '.join(surplus)}; use the version that wrote it ({info.versions.get('sinklab')})"
-        )
-    for name, value in info.settings.items():
-        kinds = get_args(known[name]) or (known[name],)
-        if type(value) not in kinds and not (float in kinds and type(value) is int):
-            raise ValueError(
-                f"{folder} is damaged: its setting {name} is {value!r}, which no run writes"
-            )
-    # a run that was interrupted and resumed is reproduced from its start
-    return TrainSettings(**info.settings | {"resume": False})
