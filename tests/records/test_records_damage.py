@@ -15,8 +15,8 @@ from sinklab.lab.records.info import read_info
 from sinklab.lab.records.reading import lost_files
 
 
-def writer(path, **changes):
-    return RunWriter(path, **({"kind": "study", "model": {}, "settings": {}, "seed": 0} | changes))
+def writer(path, **how):
+    return RunWriter(path, kind="study", model={}, settings={}, seed=0, **how)
 
 
 @pytest.fixture
@@ -60,42 +60,41 @@ def test_not_a_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("texts", "message"),
     [
-        ("{half", r"run.json is damaged and cannot be read"),
-        ("", r"run.json is damaged and cannot be read"),
-        ("\xff\xfe", r"run.json is damaged and cannot be read"),
-        ("[1]", r"run.json does not describe a run: it has no schema version"),
-        ("{}", r"run.json does not describe a run: it has no schema version"),
-        ('{"schema": 3}', r"run.json has schema 3, and this version of sinklab reads schema 2"),
-        ('{"schema": true}', r"run.json has schema True"),
+        (("{half", "", "\xff\xfe"), r"run.json is damaged and cannot be read"),
+        (("[1]", "{}"), r"run.json does not describe a run: it has no schema version"),
+        (('{"schema": 3}',), r"run.json has schema 3, and this version of sinklab reads schema 2"),
+        (('{"schema": true}',), r"run.json has schema True"),
         (
-            '{"schema": 1, "kind": "training"}',
-            r"run.json has schema 1, .* or run again: the settings are in the file",
+            ('{"schema": 2, "kind": "study"}',),
+            r"run.json is damaged .*it lacks model, settings, seed",
         ),
-        ('{"schema": 2, "kind": "study"}', r"run.json is damaged .*it lacks model, settings, seed"),
     ],
 )
-def test_bad_run_json(folder, text, message):
-    (folder / "run.json").write_bytes(text.encode("latin-1"))
-    refused(message, open_run, folder)
+def test_bad_run_json(folder, texts, message):
+    for text in texts:
+        (folder / "run.json").write_bytes(text.encode("latin-1"))
+        refused(message, open_run, folder)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
+def test_wrong_fields_are_named(folder):
+    info = json.loads((folder / "run.json").read_text())
+    for field, value in (
         ("status", "done"),
         ("tables", ["../tokens"]),
+        ("tables", [""]),
         ("tables", ["tokens", "tokens"]),
         ("arrays", "attention"),
+        ("arrays", [["attention"]]),
         ("model", []),
         ("seed", "1"),
-    ],
-)
-def test_wrong_fields_are_named(folder, field, value):
-    info = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(info | {field: value}))
-    refused(rf"run.json is damaged .*{field} is", open_run, folder)
+        ("checksums", {"../run.json": "0"}),
+        ("checksums", {"/run.json": "0"}),
+        ("checksums", {"tokens.parquet": 0}),
+    ):
+        (folder / "run.json").write_text(json.dumps(info | {field: value}))
+        refused(rf"run.json is damaged .*{field} is", open_run, folder)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("NaN logits at step 3")])

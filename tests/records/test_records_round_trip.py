@@ -10,15 +10,12 @@ import torch
 from refusals import refused
 from sinklab.lab.records import SCHEMA, RunWriter, open_run, weights_hash
 
+MODEL = {"name": "tiny", "layers": 2}
+
 
 def writer(path, **changes):
-    arguments = {
-        "kind": "study",
-        "model": {"name": "tiny", "layers": 2},
-        "settings": {"steps": 4},
-        "seed": 7,
-    }
-    return RunWriter(path, **(arguments | changes))
+    about = {"kind": "study", "model": MODEL, "settings": {"steps": 4}, "seed": 7}
+    return RunWriter(path, **about | changes)
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -34,13 +31,12 @@ def test_what_is_written_is_read(tmp_path):
             dims={"received": ("step", "layer", "key"), "visible": ("step", "sample")},
         )
     got = open_run(tmp_path / "deep" / "run")
-    assert got.info.status == "complete" and got.info.error is None and got.info.schema == SCHEMA
-    assert (
-        got.info.model == {"name": "tiny", "layers": 2}
-        and got.info.settings == {"steps": 4}
-        and got.info.seed == 7
-    )
-    assert set(got.info.versions) == {"python", "torch", "transformers", "sinklab"}
+    info = got.info
+    assert (info.status, info.error, info.schema) == ("complete", None, SCHEMA)
+    assert (info.model, info.settings, info.seed) == (MODEL, {"steps": 4}, 7)
+    assert set(info.versions) == {"python", "torch", "transformers", "sinklab"}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        info.seed = 8
     assert got.tables == ("tokens", "steps") and got.array_files == ("attention",)
     assert got.table("tokens")["text"].tolist() == ["a", "\n<b>"]
     arrays = got.arrays("attention")
@@ -49,12 +45,10 @@ def test_what_is_written_is_read(tmp_path):
     # Integers are counts and stay exact.
     assert arrays["visible"].dtype.kind == "i" and arrays["visible"].tolist() == [[3, 3], [3, 2]]
     assert got.dims("attention")["received"] == ("step", "layer", "key")
+    named = got.to_xarray("attention")["received"]
+    assert named.dims == ("step", "layer", "key") and np.array_equal(named, arrays["received"])
     # Pandas alone reads a table.
-    assert pd.read_parquet(tmp_path / "deep" / "run" / "steps.parquet")["step"].tolist() == [
-        0,
-        1,
-        2,
-    ]
+    assert [*pd.read_parquet(got.path / "steps.parquet")["step"]] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -76,13 +70,6 @@ def test_doses_of_older_folders_have_todays_names(tmp_path, written, today):
     assert {name: [np.asarray(one).tolist() for one in found[name]] for name in found} == today
 
 
-def test_info_is_frozen(tmp_path):
-    with writer(tmp_path):
-        pass
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        open_run(tmp_path).info.seed = 8
-
-
 def test_tensors_bfloat16_and_nan(tmp_path):
     value = torch.tensor(
         [[1.5, float("nan"), float("inf")]], dtype=torch.bfloat16, requires_grad=True
@@ -101,31 +88,20 @@ def test_tensors_bfloat16_and_nan(tmp_path):
 
 
 def test_float16_overflow_is_never_silent(tmp_path):
+    large, huge, dims = (
+        {"norm": np.array([1.0, 7e4])},
+        {"norm": np.array([1e39])},
+        {"norm": ("key",)},
+    )
     with writer(tmp_path) as run:
         with pytest.warns(UserWarning, match="instead of float16.*'norm'"):
-            run.arrays("auto", {"norm": np.array([1.0, 70000.0])}, dims={"norm": ("key",)})
-        refused(
-            r"'norm' is 70000.*float16",
-            run.arrays,
-            "asked",
-            {"norm": np.array([70000.0])},
-            dims={"norm": ("key",)},
-            dtype="float16",
-        )
-        refused(
-            "float32 cannot hold",
-            run.arrays,
-            "asked",
-            {"norm": np.array([1e39])},
-            dims={"norm": ("key",)},
-            dtype="float32",
-        )
-        run.arrays("wide", {"norm": np.array([1e39])}, dims={"norm": ("key",)}, dtype="float64")
+            run.arrays("auto", large, dims)
+        refused("'norm' is 70000.*float16", run.arrays, "asked", large, dims, dtype="float16")
+        refused("float32 cannot hold", run.arrays, "asked", huge, dims, dtype="float32")
+        run.arrays("wide", huge, dims, dtype="float64")
     got = open_run(tmp_path)
-    assert (
-        got.arrays("auto")["norm"].tolist() == [1.0, 70000.0]
-        and got.arrays("auto")["norm"].dtype == np.float32
-    )
+    norm = got.arrays("auto")["norm"]
+    assert (norm.dtype, norm.tolist()) == (np.float32, [1.0, 70000.0])
     assert got.array_files == ("auto", "wide")
 
 
@@ -166,39 +142,15 @@ def test_bad_arguments_are_named(tmp_path):
     with run:
         refused(r"name of a table.*'a/b'", run.table, "a/b", {"a": [1]})
         refused("table 't' do not form a table", run.table, "t", {"a": [1], "b": [1, 2]})
-        refused("Every array needs the names", run.arrays, "x", {"a": np.zeros(2)})
-        refused(
-            r"per axis: 'a' has shape \(2,\)",
-            run.arrays,
-            "x",
-            {"a": np.zeros(2)},
-            dims={"a": ("step", "key")},
-        )
-        refused(
-            "'key' is 2 in 'a' and 3 in 'b'",
-            run.arrays,
-            "x",
-            {"a": np.zeros(2), "b": np.zeros(3)},
-            dims={"a": ("key",), "b": ("key",)},
-        )
-        refused("'a' has dtype <U1", run.arrays, "x", {"a": np.array(["q"])}, dims={"a": ("key",)})
-        refused(
-            "float32, float64, but is 'f4'",
-            run.arrays,
-            "x",
-            {"a": np.zeros(2)},
-            dims={"a": ("key",)},
-            dtype="f4",
-        )
-    refused("called outside", run.arrays, "x", {"a": np.zeros(2)}, dims={"a": ("key",)})
+        one, key = {"a": np.zeros(2)}, ("key",)
+        two = one | {"b": np.zeros(3)}
+        refused("Every array needs the names", run.arrays, "x", one)
+        refused(r"per axis: 'a' has shape \(2,\)", run.arrays, "x", one, {"a": ("step", "key")})
+        refused("'key' is 2 in 'a' and 3 in 'b'", run.arrays, "x", two, {"a": key, "b": key})
+        refused("'a' has dtype <U1", run.arrays, "x", {"a": np.array(["q"])}, {"a": key})
+        refused("float32, float64, but is 'f4'", run.arrays, "x", one, {"a": key}, dtype="f4")
+    refused("called outside", run.arrays, "x", one, {"a": key})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json"]
-
-
-def test_arrays_have_named_axes(tmp_path):
-    with writer(tmp_path) as run:
-        run.arrays("a", {"x": np.ones((2, 3))}, dims={"x": ("step", "key")})
-    data = open_run(tmp_path).to_xarray("a")
-    assert data["x"].dims == ("step", "key") and float(data["x"].sum()) == 6
 
 
 def test_weights_hash_sees_names_dtypes_shapes_and_bytes():
