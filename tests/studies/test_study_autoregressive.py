@@ -24,12 +24,25 @@ QUICK = StudySettings(prompts=(PROMPT,), new_tokens=5, statistics=("all",))
 
 
 def eager_maps(loaded, ids):
-    """Per layer the attention (H, S, S) over this text, as transformers computes it outright."""
+    """The attention (L, H, S, S) over this text, as transformers computes it outright."""
     loaded.model.set_attn_implementation("eager")
     with torch.no_grad():
         maps = loaded.model(torch.tensor([ids]), output_attentions=True).attentions
     loaded.model.set_attn_implementation("sdpa")
-    return [layer_BHQS[0] for layer_BHQS in maps]
+    return torch.cat(maps).numpy()
+
+
+def arrays_of(run):
+    arrays = run.arrays("attention", part=0)
+    return {key: array.astype(np.float32) for key, array in arrays.items()}
+
+
+def check_sums(arrays, step, maps_LHQS):
+    """Recorded is the attention of all queries so far, and nothing behind the text."""
+    received_LHK, keys = arrays["received"][step], maps_LHQS.shape[-1]
+    assert np.allclose(received_LHK[..., :keys], maps_LHQS.sum(-2), rtol=2e-3, atol=2e-3)
+    assert np.isnan(received_LHK[..., keys:]).all()
+    assert arrays["visible"][step][:keys].tolist() == [*range(keys, 0, -1)]
 
 
 def written(run):
@@ -52,47 +65,35 @@ def test_each_step_records_all_queries_so_far(cached):
         )
     assert text == greedy[0].tolist()
 
-    arrays = {
-        key: array.astype(np.float32) for key, array in run.arrays("attention", part=0).items()
-    }
-    start = len(prompt)
+    arrays, start = arrays_of(run), len(prompt)
     assert arrays["received"].shape == (5, 2, 4, start + 4)
     assert arrays["positions"].tolist() == [start + step for step in range(5)]
     for step in range(5):
-        keys = start + step
-        maps = eager_maps(loaded, text[:keys])
-        whole_LHQK = torch.stack(maps).numpy()
-        last_LHK = whole_LHQK[:, :, -1]
-        assert np.allclose(
-            arrays["received"][step][..., :keys], whole_LHQK.sum(-2), rtol=1e-3, atol=1e-3
-        )
-        assert np.isnan(arrays["received"][step][..., keys:]).all()
-        assert arrays["visible"][step][:keys].tolist() == list(range(keys, 0, -1))
+        maps_LHQS = eager_maps(loaded, text[: start + step])
+        check_sums(arrays, step, maps_LHQS)
+        last_LHK = maps_LHQS[:, :, -1]
         assert (arrays["last_row_main"][step] == last_LHK.argmax(-1)).all()
         # the state of queries is that of the one that runs
         state = 2 if step == 0 else 1
         assert (arrays["main_by_state"][step][state] == last_LHK.argmax(-1)).all()
         assert np.allclose(arrays["share_by_state"][step][state], last_LHK.max(-1), atol=1e-3)
-        for other in {0, 1, 2} - {state}:
-            assert (arrays["main_by_state"][step][other] == -1).all()
-            assert np.isnan(arrays["row_entropy"][step][other]).all()
+        others = [*{0, 1, 2} - {state}]
+        assert (arrays["main_by_state"][step][others] == -1).all()
+        assert np.isnan(arrays["row_entropy"][step][others]).all()
         entropy_LH = -(last_LHK * np.log(last_LHK)).sum(-1)
         assert np.allclose(arrays["row_entropy"][step][state], entropy_LH, atol=3e-3)
-        assert (
-            arrays["output_norm"][step][state] <= arrays["noop_bound"][step][state] * 1.01
-        ).all()
-        assert np.isfinite(arrays["value_norm"][step][:, :keys]).all()
-        assert np.isfinite(arrays["key_norm"][step][:, :keys]).all()
+        output_LH, bound_LH = (arrays[name][step][state] for name in ("output_norm", "noop_bound"))
+        assert (output_LH <= bound_LH * 1.01).all()
+        for name in ("value_norm", "key_norm"):
+            assert np.isfinite(arrays[name][step][:, : start + step]).all()
 
-    windows = whole_LHQK.shape[-1] // 8
-    assert arrays["window_received"].shape == (windows, 2, 4, start + 4)
-    for window in range(windows):
-        rows_LHQK = whole_LHQK[:, :, 8 * window : 8 * window + 8]
-        seen = 8 * window + 1
-        assert np.allclose(
-            arrays["window_received"][window][..., :seen], rows_LHQK.mean(-2)[..., :seen], atol=1e-3
-        )
-        assert np.isnan(arrays["window_received"][window][..., seen:]).all()
+    windows_WLHK = arrays["window_received"]
+    assert windows_WLHK.shape == (maps_LHQS.shape[-1] // 8, 2, 4, start + 4)
+    for window, found_LHK in enumerate(windows_WLHK):
+        first = 8 * window
+        expected_LHK = maps_LHQS[:, :, first : first + 8].mean(-2)[..., : first + 1]
+        assert np.allclose(found_LHK[..., : first + 1], expected_LHK, atol=1e-3)
+        assert np.isnan(found_LHK[..., first + 1 :]).all()
 
     tokens = run.table("tokens")
     last = tokens[tokens["step"] == 4]
@@ -109,17 +110,11 @@ def test_a_full_forward_records_column_sums(cached, tmp_path):
     full = traced(loaded, tmp_path / "full", replace(QUICK, full_forward=True))
     text = [*loaded.tokenizer(PROMPT)["input_ids"], *written(full)]
     assert written(full) == written(cached)
-    start = len(text) - 5
-    arrays = {
-        key: array.astype(np.float32) for key, array in full.arrays("attention", part=0).items()
-    }
+    arrays, start = arrays_of(full), len(text) - 5
     for step in (0, 3):
         keys = start + step
-        maps_LHQS = torch.stack(eager_maps(loaded, text[:keys])).numpy()
-        assert np.allclose(
-            arrays["received"][step][..., :keys], maps_LHQS.sum(-2), rtol=2e-3, atol=2e-3
-        )
-        assert arrays["visible"][step][:keys].tolist() == list(range(keys, 0, -1))
+        maps_LHQS = eager_maps(loaded, text[:keys])
+        check_sums(arrays, step, maps_LHQS)
         prompt_LHK = maps_LHQS[:, :, :start].sum(-2)
         # the strongest key by the mean weight of the prompt's queries that see it, of those that
         # eight see
@@ -274,7 +269,7 @@ def test_truncation_hides_the_sink_of_what_was_read(tmp_path, monkeypatch):
     table = run.table("truncation")
     assert table["step"].unique().tolist() == [*range(12, 24)]
     text = [*loaded.tokenizer(prompt)["input_ids"], *written(run)]
-    whole = torch.stack([layer_HQS[:, -1] for layer_HQS in eager_maps(loaded, text[:read])]).numpy()
+    whole = eager_maps(loaded, text[:read])[:, :, -1]
     first = table[table["step"] == 12]
     assert first["main_before"].tolist() == np.nan_to_num(whole).argmax(-1).reshape(-1).tolist()
     # one query sees all keys so far: an even share is one in so many
