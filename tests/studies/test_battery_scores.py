@@ -21,7 +21,6 @@ from sinklab.lab.records import open_run
 from sinklab.lab.scoring import writing
 from sinklab.lab.scoring.answers import write_batch
 from sinklab.lab.scoring.prompts import encode
-from sinklab.lab.scoring.task import Task
 from sinklab.lab.studies.base import from_record
 from sinklab.lab.studies.battery import run as battery
 from sinklab.lab.studies.battery.run import Cell, Removed, accuracy, answer
@@ -32,9 +31,6 @@ from sinklab.lab.studies.battery.study import (
     Condition,
     score_battery,
 )
-from sinklab.lab.studies.processes import Meter, Progress
-from sinklab.lab.studies.trace.run import follow
-from sinklab.lab.studies.trace.study import StudySettings
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -47,26 +43,6 @@ def some_problems(count=3):
 
 def cell(condition, control="none", k=0):
     return Cell(Condition.named(condition), control, k, "planning", 1)
-
-
-def alone(loaded, one, problem):
-    """The same text by the writer of studies, one prompt at a time."""
-    decoding = one.condition.decoding(0)
-    given = (
-        {"rule": decoding.rule, "block_length": decoding.block_length}
-        if one.condition.order
-        else {}
-    )
-    settings = StudySettings(new_tokens=NEW, stop_at_eos=True, **{"block_length": 32, **given})
-    task = Task(loaded, encode(loaded, problem.question), settings, 0, one.edits(loaded, 0))
-    moments, _ = follow(task, Meter(Progress(), 1, NEW))
-    written = moments[-1].written.tolist()
-    config: Any = loaded.model.config
-    ends = {*loaded.special.stop, *getattr(config, "eos_ids", ())}
-    written = written[
-        : next((place for place, token in enumerate(written) if token in ends), len(written))
-    ]
-    return str(loaded.needed_tokenizer().decode(written, skip_special_tokens=True)).strip()
 
 
 @pytest.mark.parametrize(
@@ -84,7 +60,8 @@ def test_a_batch_of_unequal_questions_is_answered_as_each_alone(family, conditio
     loaded = tiny_loaded(1) if family == "diffusion" else tiny_llama()
     one, asked = cell(condition, control, k), some_problems()
     rows = answer(loaded, one, asked, NEW, 0, Removed())
-    assert [row["written"] for row in rows] == [alone(loaded, one, problem) for problem in asked]
+    for problem, row in zip(asked, rows, strict=True):
+        assert [row] == answer(loaded, one, [problem], NEW, 0, Removed())
     assert len({row["written"] for row in rows}) > 1
     if k or "window" in condition:
         plain = answer(loaded, cell(condition.partition("+")[0]), asked, NEW, 0, Removed())

@@ -24,7 +24,7 @@ from sinklab.lab.studies.strength.figures import (
     strength_sentences,
     strength_table,
 )
-from sinklab.lab.studies.strength.run import masked, natural_rows, sequences, text_ids
+from sinklab.lab.studies.strength.run import masked, natural_rows, sequences, summary, text_ids
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -66,9 +66,9 @@ def test_the_weights_are_those_of_the_attention_maps():
         places_RN = torch.tensor(found["at"].to_numpy()).view(9, -1)
         assert found["token_id"].tolist() == ids_RT.gather(1, places_RN).ravel().tolist()
         sinks[name] = first_RLH
-    summary = run.table("summary").set_index("input")
+    lines = run.table("summary").set_index("input")
     for name, first_RLH in sinks.items():
-        line = summary.loc[name]
+        line = lines.loc[name]
         assert line["sink"] == pytest.approx(float((first_RLH.mean(0) > 0.3).float().mean()))
         by_text_R = (first_RLH > 0.3).float().mean((1, 2))
         assert line["sink_by_text"] == pytest.approx(float(by_text_R.mean()))
@@ -76,14 +76,11 @@ def test_the_weights_are_those_of_the_attention_maps():
 
 
 def test_epsilon_alone_decides_what_is_strong():
-    shares = []
-    for epsilon in (0.05, 0.3, 0.9):
-        asked = settings(epsilon=epsilon, inputs=("natural",), starts=("raw",), twin=False)
-        shares.append(
-            open_run(Strength()(tiny_llama(), f"run-{epsilon}", asked))
-            .table("summary")
-            .loc[0, "sink"]
-        )
+    asked = settings(inputs=("natural",), starts=("raw",), twin=False)
+    run = open_run(Strength()(tiny_llama(), "run", asked))
+    tables = run.table("strength"), run.table("activations")
+    shares = [summary(*tables, epsilon).loc[0, "sink"] for epsilon in (0.05, 0.3, 0.9)]
+    assert shares[1] == run.table("summary").loc[0, "sink"]
     assert 1 == shares[0] > shares[1] >= shares[2] == 0
 
 
