@@ -170,10 +170,13 @@ def trained(
 
     begun: a model that has the stages of training but the last behind it; it is changed.
     """
-    model = (
-        new_model(source, variant, settings, BLOCKS.get(objective)) if begun is None else begun
-    ).train()
-    for stage in STAGES[objective] if begun is None else STAGES[objective][-1:]:
+    stages = STAGES[objective]
+    if begun is None:
+        model = new_model(source, variant, settings, BLOCKS.get(objective))
+    else:
+        model, stages = begun, stages[-1:]
+    model.train()
+    for stage in stages:
         optimizers = _optimizers(model, settings)
         schedules = [
             get_scheduler(
@@ -203,8 +206,12 @@ def _optimizers(model: DiffusionLM, settings: BackcopySettings) -> list[torch.op
     matrices, tables, others = list[Tensor](), list[Tensor](), list[Tensor]()
     sink = tensors_of(model.config)
     for name, weight in model.named_parameters():
-        is_matrix = weight.ndim == 2 and name not in sink
-        (others if not is_matrix else matrices if ".layers." in name else tables).append(weight)
+        if weight.ndim != 2 or name in sink:
+            others.append(weight)
+        elif ".layers." in name:
+            matrices.append(weight)
+        else:
+            tables.append(weight)
     decayed = [{"params": tables, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     adam = torch.optim.AdamW(decayed, lr=settings.lr, betas=(0.9, 0.95))
     return [adam, torch.optim.Muon(matrices, lr=settings.muon_lr, weight_decay=0.0)]
@@ -259,19 +266,18 @@ class Rows:
         """Nats a drawn token: of the next one, or the masked-token bound."""
         if self.canvas is None:
             return causal_loss(model, self.ids_BS)
-        clean = (
-            {} if self.block_length is None or self.own_BS is not None else {"clean": self.ids_BS}
-        )
-        return self.bound(
-            model(self.canvas.ids_BS, logits_to_keep=self.canvas.open_BS, **clean).logits
-        )
+        how = {"logits_to_keep": self.canvas.open_BS}
+        if self.block_length is not None and self.own_BS is None:
+            how["clean"] = self.ids_BS
+        return self.bound(model(self.canvas.ids_BS, **how).logits)
 
     def bound(self, logits_MV: Tensor) -> Tensor:
         """The masked-token bound of these logits at the masks."""
         assert self.canvas is not None
-        drawn_BS = (
-            torch.ones_like(self.canvas.open_BS) if self.own_BS is None else self.own_BS.clone()
-        )
+        if self.own_BS is None:
+            drawn_BS = torch.ones_like(self.canvas.open_BS)
+        else:
+            drawn_BS = self.own_BS.clone()
         drawn_BS[:, 0] = False
         return masked_token_loss(
             logits_MV, self.ids_BS, self.canvas.open_BS, self.t_B, maskable_BS=drawn_BS
@@ -346,26 +352,26 @@ def heads(model: Any, rows: Rows) -> list[dict[str, float]]:
     ``norm``: value norm at position 0 over that of the other text that is not masked, mean of the
     layer's heads.
     """
-    canvas, length, masked_BS = (
-        rows.canvas,
-        rows.ids_BS.shape[1],
-        torch.zeros_like(rows.ids_BS, dtype=torch.bool),
-    )
-    with trace(
-        model, ("value_norm", "received" if canvas is None else "received_by_state"), canvas=canvas
-    ) as seen:
-        if canvas is None:
+    canvas, length = rows.canvas, rows.ids_BS.shape[1]
+    if canvas is None:
+        masked_BS = torch.zeros_like(rows.ids_BS, dtype=torch.bool)
+        queries_B = torch.full((len(rows.ids_BS),), length)
+        with trace(model, ("value_norm", "received")) as seen:
             model(rows.ids_BS, causal=True)
-            received_BLHK, queries_B = seen.received[0], torch.full((len(rows.ids_BS),), length)
-        else:
-            masked_BS, queries_B = canvas.open_BS, canvas.open_BS.sum(1)
+        received_BLHK = seen.received[0]
+    else:
+        masked_BS = canvas.open_BS
+        queries_B = masked_BS.sum(1)
+        with trace(model, ("value_norm", "received_by_state"), canvas=canvas) as seen:
             model.denoiser(plain=True)(canvas.ids_BS, masked_BS)
-            received_BLHK = seen.values("received_by_state")[0][:, 0]
+        received_BLHK = seen.values("received_by_state")[0][:, 0]
     # of few queries one column is always the strongest by far
-    added, kept_B = seen.prefix, queries_B >= min(FEWEST_MASKED, (rows.block_length or length) // 2)
+    kept_B = queries_B >= min(FEWEST_MASKED, (rows.block_length or length) // 2)
     received_BLHK, queries_B = received_BLHK[kept_B].double(), queries_B[kept_B]
+    added = seen.prefix
     strongest_BLH = received_BLHK[..., added:].amax(-1) / queries_B[:, None, None]
-    norms_BLS, others_BS = seen.values("value_norm")[0][..., added:].double(), ~masked_BS
+    norms_BLS = seen.values("value_norm")[0][..., added:].double()
+    others_BS = ~masked_BS
     others_BS[:, 0] = False
     norm_L = (
         norms_BLS[..., 0].mean(0) / (norms_BLS * others_BS[:, None]).sum((0, 2)) * others_BS.sum()

@@ -138,9 +138,11 @@ def _asked(settings: RefereeSettings) -> Plan:
                 "task"
             )
         pairs["same"] = pairs["text"] == pairs["text_other"]
-    how, why = None, "" if settings.texts else "texts=0 measures no margins"
+    if not settings.texts:
+        return Plan(runs, items, pairs, None, None, "texts=0 measures no margins")
+    how, why = None, ""
     try:
-        how = decoding_of(runs[0], items) if settings.texts else None
+        how = decoding_of(runs[0], items)
     except ValueError as error:
         if len(runs) == 1:
             raise
@@ -154,9 +156,9 @@ def amount(settings: RefereeSettings, info: None) -> Amount:
     """
     plan = _asked(settings)
     about, kept = plan.runs[0].info.model, plan.runs[0].info.settings
-    texts, forced = (
-        (min(settings.texts, len(plan.items)), settings.forced) if not plan.why else (0, 0)
-    )
+    texts = forced = 0
+    if not plan.why:
+        texts, forced = min(settings.texts, len(plan.items)), settings.forced
     new = kept.get("new_tokens") or TOKENS
     steps, batches = kept.get("steps") or new, math.ceil(texts / settings.batch)
     # a token of text has some four letters

@@ -53,15 +53,17 @@ class LogitLens:
         Raises:
             ValueError: for a model without them.
         """
-        norm, head = (
-            getattr(getattr(model, "base_model", model), "norm", None),
-            model.get_output_embeddings(),
-        )
-        if not isinstance(norm, nn.Module) or head is None:
+        norm: Any = getattr(getattr(model, "base_model", model), "norm", None)
+        head = model.get_output_embeddings()
+        absent = ""
+        if head is None:
+            absent = "the head"
+        elif not isinstance(norm, nn.Module):
+            absent = "the norm"
+        if absent:
             raise ValueError(
                 "the logit lens needs a decoder with a final `norm` and a head over the "
-                f"vocabulary, but {type(model).__name__} lacks "
-                f"{'the norm' if head is not None else 'the head'}; pass a DiffusionLM or a "
+                f"vocabulary, but {type(model).__name__} lacks {absent}; pass a DiffusionLM or a "
                 "Llama-like causal model"
             )
         return cls(norm, head, tuple(hidden_ids), vocabulary)
@@ -119,10 +121,8 @@ class LogitLens:
     ) -> dict[str, Tensor]:
         logits_NV = self.logits(states_ND)
         found = {"hidden": logits_NV.softmax(1)[:, list(self.hidden_ids)].sum(1)}
-        log_NV, last_NV = (
-            self.log_probabilities(logits_NV),
-            self.log_probabilities(self.logits(last_ND)),
-        )
+        log_NV = self.log_probabilities(logits_NV)
+        last_NV = self.log_probabilities(self.logits(last_ND))
         found["entropy"] = torch.special.entr(log_NV.exp()).sum(1)
         found["kl"] = (last_NV.exp() * (last_NV - log_NV)).sum(1).clamp(min=0)
         for prefix, wanted_N in (("", token_N), ("frequent_", frequent_N)):

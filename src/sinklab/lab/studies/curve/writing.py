@@ -153,9 +153,9 @@ class Distances(CostStudy):
         if loaded.is_diffusion:
             how = DecodingSettings(seed=settings.seed, block_length=settings.block_length)
         texts = Writing(loaded, requests, how, settings.new_tokens, ends=False)
-        clean, *found = output_distances(texts, [(), *trial.arms.values()])
+        drawn = output_distances(texts, [(), *trial.arms.values()])
+        clean, *found = drawn
         # nats per token of all different texts by the model without edits; masks depend on the row
-        drawn = [clean, *found]
         written = [
             *dict.fromkeys((row, text) for one in drawn for row, text in enumerate(one.texts))
         ]
