@@ -4,14 +4,9 @@ from functools import cache
 
 import pytest
 from browsing import shown
-from chromium import PROGRAM
 from simulated import Simulation, simulate
 
 from sinklab.lab.reports import report
-
-pytestmark = pytest.mark.skipif(
-    PROGRAM is None, reason="no chromium at hand: the page is not rendered"
-)
 
 
 def test_light_and_dark(page, one):

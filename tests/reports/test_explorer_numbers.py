@@ -6,16 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browsing import MAP, readout
-from chromium import PROGRAM
 from simulated import Simulation, simulate
 
 from sinklab.lab.records import open_run
 from sinklab.lab.reports import report
 from sinklab.lab.reports.style import THEMES
-
-pytestmark = pytest.mark.skipif(
-    PROGRAM is None, reason="no chromium at hand: the page is not rendered"
-)
 
 # What the pictures show, recomputed from the arrays of the run folder. T steps, L layers, H heads,
 # K keys.

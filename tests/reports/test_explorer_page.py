@@ -2,14 +2,9 @@
 
 import pytest
 from browsing import CELLS, HEADS, MAP, choice, choose, readout, shown, step
-from chromium import PROGRAM
 from simulated import REMOVALS, Simulation, simulate
 
 from sinklab.lab.reports import report
-
-pytestmark = pytest.mark.skipif(
-    PROGRAM is None, reason="no chromium at hand: the page is not rendered"
-)
 
 
 def test_everything_is_drawn(page, one):

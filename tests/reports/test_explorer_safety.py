@@ -6,16 +6,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-import pytest
 from browsing import readout
-from chromium import PROGRAM
 
 from launched import PATIENCE
 from sinklab.lab.reports import report
-
-pytestmark = pytest.mark.skipif(
-    PROGRAM is None, reason="no chromium at hand: the page is not rendered"
-)
+from sinklab.lab.short_road import open_run
 
 
 def test_texts_of_a_run_are_text_and_never_markup(page, make_study, tmp_path):
@@ -55,6 +50,37 @@ def test_signs_that_cannot_be_seen_are_named(page, make_study, tmp_path):
     run = make_study(words=["\u202eright\u200b"])
     page.open(report(run, tmp_path / "out", tables=()).as_uri() + "#key=0")
     assert "“⟨U+202E⟩right⟨U+200B⟩” prompt" in readout(page)
+
+
+def test_in_a_notebook_the_page_reaches_nothing_of_it(browser, make_study, tmp_path):
+    """It runs in a frame of its own."""
+    notebook = tmp_path / "notebook.html"
+    run = open_run(make_study("tiny", added=1).path)
+    notebook.write_text(
+        f"<!doctype html><script>token = 'secret'</script>{run._repr_html_()}", "utf-8"
+    )
+    browser.call("Page.navigate", url=notebook.as_uri())
+
+    def frames():
+        targets = browser.call("Target.getTargets")["targetInfos"]
+        return [one["targetId"] for one in targets if one["type"] == "iframe"]
+
+    # a sandboxed frame is a process of its own
+    until(frames)
+    outside, (frame,) = browser._session, frames()
+    found = browser.call("Target.attachToTarget", targetId=frame, flatten=True)
+    browser.complaints.clear()
+    browser._session = found["sessionId"]
+    try:
+        browser.call("Network.enable")
+        browser.call("Log.enable")
+        browser.wait("document.getElementById('explorer')?.dataset.ready === 'true'")
+        assert browser.run("self.origin") == "null"
+        reached = "(() => { try { return parent.token } catch (error) { return error.name } })()"
+        assert browser.run(reached) == "SecurityError"
+        assert browser.complaints == []
+    finally:
+        browser._session = outside
 
 
 class Listener(BaseHTTPRequestHandler):

@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from chromium import PROGRAM
 
 from refusals import refused
 from sinklab.extras.sharing import shareable, without_places, write_gallery
@@ -125,7 +124,6 @@ def test_no_run_and_other_runs_are_refused(make_study, tmp_path):
     assert not (tmp_path / "site").exists()
 
 
-@pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
 def test_a_browser_shows_the_index_and_asks_for_nothing_else(page, make_study, tmp_path):
     index = write_gallery([make_study(), make_study("sink", added=1)], tmp_path / "site")
     page.call("Page.navigate", url=Path(index).as_uri())

@@ -5,15 +5,11 @@ away.
 import threading
 
 import pytest
-from chromium import PROGRAM
 
 from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.checkpoints import load
 
-pytestmark = [
-    pytest.mark.ring("extras"),
-    pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered"),
-]
+pytestmark = pytest.mark.ring("extras")
 
 PROMPT = "The house stood at the end of a <b>road</b> 😀 in"
 BLOCKED = (
