@@ -21,7 +21,7 @@ from sinklab.core.models import masks
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.models.denoising import ModelDenoiser
 from sinklab.core.models.generation import GenerateByDenoising
-from sinklab.core.models.head import Head, LossOptions, LossTargets, ResizableVocabulary
+from sinklab.core.models.head import Head, LossOptions, LossTargets
 from sinklab.core.models.masks import CanvasGeometry
 from sinklab.core.models.prefix import SinkPrefix, take_prefix
 from sinklab.core.models.sinks import tensors_of
@@ -96,7 +96,7 @@ class Gate(nn.Linear):
         attention.o_proj.register_forward_pre_hook(self.multiply)
 
 
-class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
+class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     """Predicts the tokens under [MASK] from both sides.
 
     The backbone's tensors keep their usual names (``model.layers.…``, ``lm_head.weight``); the sink
@@ -185,6 +185,44 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
                 f"the backbone's tensors do not fit: missing {missing}, surplus {unexpected}"
             )
         return model
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **settings: Any
+    ) -> nn.Embedding:
+        """Change the size of the vocabulary: embedding, LM head and both configs (arguments of
+        transformers).
+
+        Raises:
+            ValueError: if [MASK] would be cut off, or the head has fewer rows than the embedding.
+        """
+        rows = self.config.output_vocab_size
+        mask_id = self.config.mask_token_id
+        if rows not in (None, self.config.vocab_size):
+            raise ValueError(
+                f"the head has {rows} rows for {self.config.vocab_size} ids, so the two cannot be "
+                "resized together; leave the vocabulary as it is"
+            )
+        if self.lm_head.bias is not None:
+            raise ValueError(
+                "the vocabulary of a DiT (MDLM, BD3-LM) ends with [MASK] and is not resized; "
+                "leave it so"
+            )
+        if new_num_tokens is not None and mask_id is not None and new_num_tokens <= mask_id:
+            raise ValueError(
+                f"{new_num_tokens} rows would cut off [MASK] (id {mask_id}); keep at least "
+                f"{mask_id + 1}"
+            )
+        embedding = super().resize_token_embeddings(new_num_tokens, *args, **settings)
+        size = embedding.num_embeddings
+        with torch.device("meta"):
+            head = Head(self.config.backbone.hidden_size, size, size)
+        # transformers makes a plain Linear; its weight may be tied
+        head.weight = self.lm_head.weight
+        self.lm_head = head.train(self.training)
+        self.model.vocab_size = size
+        if rows is not None:
+            self.config.output_vocab_size = size
+        return embedding
 
     def _set_gradient_checkpointing(  # type: ignore[override]
         self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **settings: Any

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
 from sinklab.core.errors import check_count, check_tensor
 from sinklab.core.registry import fast_losses, fast_path
@@ -73,50 +72,6 @@ def check_labels(labels_M: Tensor, rows: int) -> None:
             f"labels must be ids that the head has a row for (0…{rows - 1}), or -100 where nothing "
             f"is asked, but one is {wrong}"
         )
-
-
-class ResizableVocabulary(PreTrainedModel):
-    """Mixin: ``resize_token_embeddings`` for a model with a ``model`` (the decoder) and a
-    :class:`Head`.
-    """
-
-    def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, *args: Any, **settings: Any
-    ) -> nn.Embedding:
-        """Change the size of the vocabulary: embedding, LM head and both configs (arguments of
-        transformers).
-
-        Raises:
-            ValueError: if [MASK] would be cut off, or the head has fewer rows than the embedding.
-        """
-        rows = self.config.output_vocab_size
-        mask_id = self.config.mask_token_id
-        if rows not in (None, self.config.vocab_size):
-            raise ValueError(
-                f"the head has {rows} rows for {self.config.vocab_size} ids, so the two cannot be "
-                "resized together; leave the vocabulary as it is"
-            )
-        if self.lm_head.bias is not None:
-            raise ValueError(
-                "the vocabulary of a DiT (MDLM, BD3-LM) ends with [MASK] and is not resized; "
-                "leave it so"
-            )
-        if new_num_tokens is not None and mask_id is not None and new_num_tokens <= mask_id:
-            raise ValueError(
-                f"{new_num_tokens} rows would cut off [MASK] (id {mask_id}); keep at least "
-                f"{mask_id + 1}"
-            )
-        embedding = super().resize_token_embeddings(new_num_tokens, *args, **settings)
-        size = embedding.num_embeddings
-        with torch.device("meta"):
-            head = Head(self.config.backbone.hidden_size, size, size)
-        # transformers makes a plain Linear; its weight may be tied
-        head.weight = self.lm_head.weight
-        self.lm_head = head.train(self.training)
-        self.model.vocab_size = size
-        if rows is not None:
-            self.config.output_vocab_size = size
-        return embedding
 
 
 IGNORE_INDEX = -100
