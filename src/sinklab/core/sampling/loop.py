@@ -275,7 +275,12 @@ class Run:
                     if index == 0 and ends is not None:
                         check_vocabulary("stop_ids", ends.ids, logits_MV.shape[1])
                     best_M, token_M = candidates.drawn
-                    score_M = scores(rule, candidates, step)
+                    score_M = rule(candidates)
+                    what = f"what the rule {rule} returns at {step}"
+                    check_tensor(what, score_M, token_M.shape, "float", "one per candidate")
+                    if score_M.is_inference():
+                        # a view of logits made in inference mode
+                        score_M = score_M.clone()
                     chosen_BS = run.best(score_M, flat_M, candidates_BS, nth, limit, size_B)
                 written_BS = ids_BS.flatten().index_copy(0, flat_M, token_M).view_as(ids_BS)
                 before_BS = ids_BS
@@ -369,17 +374,6 @@ class WritingSchedule(Schedule):
     def steps(self, run: Run) -> Iterator[Step]:
         """The steps of a run."""
         raise NotImplementedError
-
-
-def scores(rule: UnmaskingRule, candidates: Candidates, step: str) -> Tensor:
-    """The scores of the candidates (M,). Raises ValueError for another shape or dtype."""
-    score_M = rule(candidates)
-    name = f"what the rule {rule} returns at {step}"
-    check_tensor(name, score_M, candidates.tokens_M.shape, "float", "one per candidate")
-    # A view of logits made in inference mode is an inference tensor still.
-    if score_M.is_inference():
-        return score_M.clone()
-    return score_M
 
 
 def check_equal_rows(schedule: Schedule, open_BS: Tensor, blocks: int, steps: int | None) -> None:
