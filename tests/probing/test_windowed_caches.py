@@ -59,7 +59,7 @@ def whole(model, ids_BS):
     [
         ("Mistral", "sdpa", "static"),
         ("Qwen2", "eager", "dynamic"),
-        ("Gemma3", "sdpa", "static"),
+        ("Qwen2", "sdpa", "static"),
         ("Gemma3", "eager", "dynamic"),
         ("Cohere2", "sdpa", "dynamic"),
     ],
