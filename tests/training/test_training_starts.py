@@ -47,6 +47,17 @@ def causal(settings, tmp_path_factory):
     )
 
 
+def noting(note, monkeypatch):
+    """Have every forward tell what it is given."""
+    forward = DiffusionLM.forward
+
+    def told(*given, **named):
+        note(*given, **named)
+        return forward(*given, **named)
+
+    monkeypatch.setattr(DiffusionLM, "forward", told)
+
+
 def test_an_autoregressive_run_leaves_a_plain_causal_model(settings, causal):
     record = open_run(causal.parent)
     assert record.info.model["family"] == "autoregressive"
@@ -242,14 +253,12 @@ def test_questions_and_answers_are_trained_on_in_passes(settings, tmp_path, styl
     lines = [f"{n} and {n + 1}?||<<{n}+{n + 1}={2 * n + 1}>> #### {2 * n + 1}" for n in range(12)]
     (tmp_path / "pairs.txt").write_text("\n".join(lines))
     seen = []
-    forward = DiffusionLM.forward
 
-    def noted(self, input_ids, attention_mask=None, **rest):
-        if self.training and "labels" in rest:
-            seen.append((input_ids, attention_mask, rest["labels"], rest["label_weights"]))
-        return forward(self, input_ids, attention_mask, **rest)
+    def note(model, input_ids, attention_mask=None, labels=None, label_weights=None, **_):
+        if model.training and labels is not None:
+            seen.append((input_ids, attention_mask, labels, label_weights))
 
-    monkeypatch.setattr(DiffusionLM, "forward", noted)
+    noting(note, monkeypatch)
     here = replace(
         settings,
         corpus=str(tmp_path / "pairs.txt"),
@@ -291,19 +300,16 @@ def test_questions_and_answers_are_trained_on_in_passes(settings, tmp_path, styl
 
 def test_a_run_is_causal_then_sees_more_and_more_then_everything(settings, tmp_path, monkeypatch):
     seen = []
-    forward = DiffusionLM.forward
 
-    def noted(self, *given, visible=None, **rest):
-        if "labels" in rest:
-            right = (
-                None
-                if visible is None
-                else visible[~torch.ones_like(visible).tril()].float().mean().item()
-            )
-            seen.append("causal" if rest.get("causal") else right)
-        return forward(self, *given, visible=visible, **rest)
+    def note(model, *_, visible=None, labels=None, causal=False, **__):
+        if labels is not None and causal:
+            seen.append("causal")
+        elif labels is not None and visible is None:
+            seen.append(None)
+        elif labels is not None:
+            seen.append(visible[~torch.ones_like(visible).tril()].float().mean().item())
 
-    monkeypatch.setattr(DiffusionLM, "forward", noted)
+    noting(note, monkeypatch)
     here = replace(
         settings,
         steps=10,
@@ -369,13 +375,7 @@ def test_a_window_hides_what_is_far_in_every_step_and_in_the_measurement(
     settings, tmp_path, monkeypatch
 ):
     seen = []
-    forward = DiffusionLM.forward
-
-    def noted(self, *given, visible=None, **rest):
-        seen.append(visible)
-        return forward(self, *given, visible=visible, **rest)
-
-    monkeypatch.setattr(DiffusionLM, "forward", noted)
+    noting(lambda *_, visible=None, **__: seen.append(visible), monkeypatch)
     # the first half of the steps is causal
     train(replace(settings, window=3, causal_start=0.5, out=str(tmp_path / "run")))
     place = torch.arange(settings.length)
