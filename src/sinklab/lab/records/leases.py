@@ -14,7 +14,6 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Self
 
 CLAIMS = ".claims"
 """Folder of the claims, in the folder of the run; it goes when nobody holds one."""
@@ -51,7 +50,7 @@ def _locks(descriptor: int, *, alone: bool) -> bool:
     return True
 
 
-class Lease:
+class Lease(contextlib.AbstractContextManager):
     """A claim that is held: it beats until it is released, which the end of a with block does."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -98,9 +97,6 @@ class Lease:
                 os.close(self._file)
             with contextlib.suppress(OSError):
                 self.path.parent.rmdir()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.release()

@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -235,7 +236,7 @@ class Processes:
         return found
 
 
-class Units:
+class Units(AbstractContextManager):
     """Units still to be done, claimed one by one; a unit that another worker has is awaited, and
     done if it dies.
 
@@ -301,9 +302,6 @@ class Units:
             todo = [unit for unit in elsewhere if not self._is_done(unit)]
             if todo:
                 time.sleep(POLL)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         if self._lease is not None:
