@@ -146,10 +146,8 @@ def test_a_difference_has_the_interval_of_its_prompts(make_study):
     def louder(sample, arrays):
         arrays["received"][:, :, :, 0] += 0.1 * sample
 
-    runs = [make_study("a", samples=8), make_study("b", samples=8, change=louder)]
-    shares_2S = [
-        as_studies(run)[0].each("layer").groupby("sample")["text_share"].mean() for run in runs
-    ]
+    runs = as_studies([make_study("a", samples=8), make_study("b", samples=8, change=louder)])
+    shares_2S = [run.each("layer").groupby("sample")["text_share"].mean() for run in runs]
     expected = mean_over(100 * (shares_2S[1] - shares_2S[0]))
     rows = compare(*runs).set_index("measure")
     assert_allclose(
