@@ -41,36 +41,23 @@ SHORT = replace(
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("plain") / "run"
-    return open_run(sink_contents(tiny_loaded(), folder, replace(SETTINGS, layers=(0, 2))))
-
-
-@pytest.fixture(scope="module")
-def with_sink(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("with_sink") / "run"
-    settings = replace(SETTINGS, prompts=PROMPTS[:3], layers=(1, 2), resamples=5)
-    return open_run(sink_contents(tiny_loaded(1), folder, settings))
-
-
-@pytest.fixture(params=["plain", "with_sink"])
-def run(request):
-    return request.getfixturevalue(request.param)
+def run(tmp_path_factory):
+    """A model with an added sink; those of other runs have none."""
+    folder = tmp_path_factory.mktemp("contents") / "run"
+    return open_run(sink_contents(tiny_loaded(1), folder, SETTINGS))
 
 
 def test_the_folder_says_what_was_done(run):
     assert (run.info.kind, run.info.status, run.info.seed) == ("contents", "complete", 0)
     assert run.info.settings["choose"] == "strongest"
-    added = ("added", "added_sinks") if run.info.model["sink_count"] else ()
-    assert set(run.tables) == {"samples", "looks", "texts", "lens", "probes", *added}
-    prompts = run.table("texts")["prompt"].tolist()
-    parts = tuple(range(len(prompts)))
-    assert run.parts("samples") == run.parts("states") == run.parts("texts") == parts
-    assert prompts == run.info.settings["prompts"]
+    names = {"samples", "looks", "texts", "lens", "probes", "added", "added_sinks"}
+    assert set(run.tables) == names
+    assert run.parts("samples") == run.parts("states") == run.parts("texts") == tuple(range(8))
+    assert run.table("texts")["prompt"].tolist() == list(PROMPTS)
 
 
-def test_samples_are_pairs_that_are_alike(plain):
-    table = plain.table("samples")
+def test_samples_are_pairs_that_are_alike(run):
+    table = run.table("samples")
     assert set(table["population"]) == {"sink", "matched"}
     assert set(table["step"]) == {0, 2, 4, 6, 8, 10}
     wide = table.pivot(index=["text", "layer", "pair"], columns="population")
@@ -87,22 +74,21 @@ def test_samples_are_pairs_that_are_alike(plain):
     assert table.loc[table["step"] == 0, "progress"].eq(1).all()
     assert table.loc[table["step"] == 6, "progress"].eq(0.5).all()
     assert set(table.loc[table["step"] == 10, "place"]) <= {"block", "committed", "prompt"}
-    looks = plain.table("looks")
+    looks = run.table("looks")
     assert looks["pairs"].sum() == len(table) / 2
     assert (looks["pairs"] <= np.minimum(looks["sinks"], 2)).all()
 
 
 def test_states_are_those_of_the_text(run):
     """Each is found again by running the model once on what it read at that step."""
-    loaded = tiny_loaded(run.info.model["sink_count"])
+    loaded = tiny_loaded(1)
     model, prompt = loaded.model, encode(loaded, PROMPTS[1])
     task = Task(loaded, prompt, SETTINGS, int(run.table("texts")["seed"][1]))
     moments = list(task.moments())
     ids_1S = torch.tensor(moments[6].ids_S)[None]
     positions_1S = torch.arange(ids_1S.shape[1])[None] + model.config.text_start
     how = {"use_cache": False, "is_causal": False, "output_hidden_states": True}
-    if prefix := model.sink_prefix(ids_1S.shape[1]):
-        how["sink_prefix"] = prefix
+    how["sink_prefix"] = model.sink_prefix(ids_1S.shape[1])
     final = [*prompt.ids, *moments[-1].written]
     with torch.inference_mode():
         embedded_1SD = model.model.embed_tokens(ids_1S)
@@ -121,10 +107,10 @@ def test_states_are_those_of_the_text(run):
             assert rows["token"].iloc[at].tolist() == [final[place] for place in places]
 
 
-def test_what_is_written_and_what_comes_next_are_means_of_embeddings(plain):
-    embedding = tiny_loaded().model.get_input_embeddings().weight.detach()
-    written = plain.table("texts")["token_ids"][2].tolist()
-    arrays = plain.arrays("states", part=2)
+def test_what_is_written_and_what_comes_next_are_means_of_embeddings(run):
+    embedding = tiny_loaded(1).model.get_input_embeddings().weight.detach()
+    written = run.table("texts")["token_ids"][2].tolist()
+    arrays = run.arrays("states", part=2)
     assert arrays["step_number"].tolist() == [0, 2, 4, 6, 8, 10]
     assert np.isnan(arrays["committed"][0]).all() and np.isnan(arrays["next"][4:]).all()
     # four tokens a block, one a step: at step 4 the first block stands
@@ -132,11 +118,11 @@ def test_what_is_written_and_what_comes_next_are_means_of_embeddings(plain):
     assert np.allclose(arrays["next"][2], embedding[written[8:]].mean(0), atol=1e-6)
 
 
-def test_the_tables_cover_places_layers_and_measures(plain):
-    lens, probes = plain.table("lens"), plain.table("probes")
+def test_the_tables_cover_places_layers_and_measures(run):
+    lens, probes = run.table("lens"), run.table("probes")
     assert set(lens["measure"]) == set(READ) and lens["value"].map(math.isfinite).all()
     assert set(probes["target"]) == set(TARGETS)
-    assert set(lens["layer"]) == {0, 2} and "future" in set(lens["place"])
+    assert set(lens["layer"]) == {0, 1, 2} and "future" in set(lens["place"])
     for table, about in ((lens, "measure"), (probes, "target")):
         wide = table.pivot(index=["place", "layer", about], columns="population", values="value")
         assert np.allclose(wide["difference"], wide["sink"] - wide["matched"], atol=1e-9)
@@ -156,8 +142,8 @@ def test_the_tables_cover_places_layers_and_measures(plain):
     assert probes[probes["target"] == "progress"]["other_text"].isna().all()
 
 
-def test_the_lens_table_is_the_mean_of_the_samples(plain):
-    samples, lens = plain.table("samples"), plain.table("lens")
+def test_the_lens_table_is_the_mean_of_the_samples(run):
+    samples, lens = run.table("samples"), run.table("lens")
     part = samples[
         (samples["place"] == "future") & (samples["layer"] == 2) & (samples["population"] == "sink")
     ]
@@ -170,12 +156,12 @@ def test_the_lens_table_is_the_mean_of_the_samples(plain):
     assert samples[samples["layer"] == 2]["kl"].max() < 1e-5
 
 
-def test_an_added_sink_carries_a_constant(with_sink):
-    added = with_sink.table("added_sinks")
-    assert added["layer"].tolist() == [0, 1] and added["texts"].eq(3).all()
+def test_an_added_sink_carries_a_constant(run):
+    added = run.table("added_sinks")
+    assert added["layer"].tolist() == [0, 1] and added["texts"].eq(8).all()
     assert added["spread"].eq(0).all() and added["norm"].gt(0).all()
     assert added["share"].between(0.001, 0.999).all()
-    lens = with_sink.table("lens").query("measure == 'variation' and place == 'committed'")
+    lens = run.table("lens").query("measure == 'variation' and place == 'committed'")
     own = lens[(lens["layer"] == 1) & (lens["population"] != "difference")]["value"]
     assert len(own) and own.gt(0.01).all()
 
