@@ -70,7 +70,7 @@ def test_no_query_sees_a_key_behind_the_last_of_them():
     assert own.visible_BHS[:, 0].tolist() == [[3, 2, 1, 0, 0, 0]] * 2
 
 
-@pytest.mark.parametrize("form", ["all", "causal", "row", "square", "heads"])
+@pytest.mark.parametrize("form", ["all", "causal", "row", "square", "heads", "causal_heads"])
 @pytest.mark.parametrize("queries, keys", [(7, 7), (5, 9), (9, 5)])
 def test_some_queries_are_counted_as_a_dense_mask_counts_them(form, queries, keys, monkeypatch):
     monkeypatch.setattr(scores, "SOME", 2)
@@ -78,15 +78,19 @@ def test_some_queries_are_counted_as_a_dense_mask_counts_them(form, queries, key
         "row": (2, 1, 1, keys),
         "square": (1, 1, queries, keys),
         "heads": (2, 3, queries, keys),
+        "causal_heads": (2, 3, queries, keys),
     }
     mask = torch.rand(shapes[form]) < 0.7 if form in shapes else None
     some_BQ = torch.rand(2, queries) < 0.5
-    dense = torch.ones(queries, keys, dtype=torch.bool)
-    dense_BHQS = (dense.tril() if form == "causal" else dense)[None, None] if mask is None else mask
-    found = Visibility(mask, (2, queries, keys), form == "causal").seen_by(some_BQ)
-    assert found.dtype == torch.int64 and torch.equal(
-        found, (dense_BHQS & some_BQ[:, None, :, None]).sum(2)
-    )
+    is_causal = form.startswith("causal")
+    dense_BHQS = torch.ones(1, 1, queries, keys, dtype=torch.bool)
+    if mask is not None:
+        dense_BHQS = mask
+    if is_causal:
+        dense_BHQS = dense_BHQS.tril()
+    found = Visibility(mask, (2, queries, keys), is_causal).seen_by(some_BQ)
+    assert found.dtype == torch.int64
+    assert torch.equal(found, (dense_BHQS & some_BQ[:, None, :, None]).sum(2))
 
 
 def test_where_queries_cannot_be_placed_in_a_static_cache_every_one_counts():
