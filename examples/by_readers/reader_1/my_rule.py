@@ -11,7 +11,7 @@ from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.probing import BlockKeys, Positions, intervene, trace
 from sinklab.core.registry import rules
 from sinklab.core.sinks import find_sinks, namespace
-from sinklab.core.sinks.normalize import only
+from sinklab.core.sinks import only
 
 
 @rules.register("lone")

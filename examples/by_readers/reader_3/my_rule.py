@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from sinklab import DiffusionLM, DiffusionLMConfig, find_sinks, trace
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import rules
-from sinklab.core.sinks.normalize import namespace, only
+from sinklab.core.sinks import namespace, only
 
 
 @rules.register("far_out")
