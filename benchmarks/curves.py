@@ -30,12 +30,12 @@ def work(model: str, base: str | None) -> None:
 
     from sinklab.lab.checkpoints.loading import load
     from sinklab.lab.records import open_run
-    from sinklab.lab.studies import twins
+    from sinklab.lab.studies import scored
     from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 
     torch.set_num_threads(1)
     # a curve of 48 rows times its controls, and makes none that take more than a minute: so here
-    twins.LITTLE = 0.0
+    scored.LITTLE = 0.0
     loaded = load(model, base=base) if base else load(model)
     for line in sys.stdin:
         with tempfile.TemporaryDirectory() as folder:

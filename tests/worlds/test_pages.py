@@ -155,7 +155,7 @@ def test_a_page_of_curves_says_something_false_on_one_page_in_ten_at_most():
     found.
     """
     rng, told, found = np.random.default_rng(0), 0, 0
-    worlds = 200
+    worlds = 300
     for _ in range(worlds):
         page = judged([made_up_curve(rng, name, 0.0) for name in ("a", "b")])
         assert len(page) == 14
