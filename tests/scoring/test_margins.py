@@ -29,11 +29,16 @@ def canvas(new_tokens=6):
     return Canvas.from_prompts(PROMPTS, new_tokens=new_tokens, mask_id=MASK_ID, pad_id=0)
 
 
-def test_margins_are_those_of_plain_forwards(random):
+@pytest.fixture(scope="module")
+def plain(random):
+    return measure_margins(random, canvas(), DecodingSettings(seed=0), plain=True)
+
+
+def test_margins_are_those_of_plain_forwards(random, plain):
     """One token a step: logits and probabilities of every step, computed anew, give the same two
     margins.
     """
-    ids_BS, found = measure_margins(random, canvas(), DecodingSettings(seed=0), plain=True)
+    ids_BS, found = plain
     steps = [*random.model.denoise(canvas(), DecodingSettings(seed=0))]
     assert torch.equal(ids_BS, steps[-1].ids_BS)
     assert (found["kind"] == "token").sum() == 18 and (found["kind"] == "order").sum() == 15
@@ -77,11 +82,11 @@ def test_a_threshold_has_a_distance(random):
         )
 
 
-def test_noise_is_in_proportion_to_what_rounding_does(random):
+def test_noise_is_in_proportion_to_what_rounding_does(random, plain):
     """The rounding errors of bfloat16 are several times what a jitter of 2^-9 does, those of
     float32 thousandths.
     """
-    _, found = measure_margins(random, canvas(), DecodingSettings(seed=0), plain=True)
+    _, found = plain
     ratios = {}
     for dtype in (torch.bfloat16, torch.float64):
         other = replace(random, model=copy.deepcopy(random.model).to(dtype))
@@ -178,8 +183,8 @@ def test_steps_are_those_of_a_row_whatever_it_waits_for(random):
     assert own["step"].tolist() == found.loc[found["row"] == 0, "step"].tolist()
 
 
-def test_near_ties_are_near_and_of_both_kinds(random):
-    _, found = measure_margins(random, canvas(12), DecodingSettings(seed=0))
+def test_near_ties_are_near_and_of_both_kinds(plain):
+    _, found = plain
     near = near_ties(found, 4, seed=0)
     assert sorted(near["kind"]) == ["order", "order", "token", "token"]
     for kind, lines in near.groupby("kind"):

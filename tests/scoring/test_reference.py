@@ -4,6 +4,8 @@ planted.
 
 import json
 import math
+from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -47,11 +49,15 @@ def arrays(change):
     return lambda folder: changed(folder, change)
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    place = tmp_path_factory.mktemp("written")
+    return write_reference(tiny_loaded(), place, PROMPTS, DecodingSettings(seed=0), 6)
+
+
 @pytest.fixture
-def folder(tmp_path):
-    return write_reference(
-        tiny_loaded(), tmp_path / "reference", PROMPTS, DecodingSettings(seed=0), 6
-    )
+def folder(written, tmp_path):
+    return Path(copytree(written, tmp_path / "reference"))
 
 
 @pytest.mark.parametrize("sink", [0, 2])

@@ -407,10 +407,7 @@ def _has_weights(name: str) -> bool:
         import huggingface_hub as hub
 
         try:
-            found = hub.try_to_load_from_cache(name, "config.json")
-        except hub.errors.HFValidationError:
+            folder = Path(hub.snapshot_download(name, local_files_only=True))
+        except (hub.errors.HFValidationError, hub.errors.LocalEntryNotFoundError):
             return False
-        if not isinstance(found, str):
-            return False
-        folder = Path(found).parent
     return any(any(folder.glob(pattern)) for pattern in WEIGHTS)
