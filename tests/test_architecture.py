@@ -282,6 +282,7 @@ def registers(node):
     )
 
 
+@pytest.mark.slow
 def test_the_house_rules_hold():
     assert broken_rules(SOURCE) == []
 

@@ -63,6 +63,7 @@ def test_a_page_has_one_word_a_concept(page):
     assert other_words(GENERATED.sub("", page.read_text("utf-8"))) == []
 
 
+@pytest.mark.slow
 def test_the_package_takes_no_new_words_for_a_concept():
     found = [
         f"{path.relative_to(ROOT)}: {one}"

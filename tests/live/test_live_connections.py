@@ -111,6 +111,7 @@ def test_a_page_that_stops_reading_keeps_nobody_waiting(address, monkeypatch):
         assert told(other)["prompt"] == "little"
 
 
+@pytest.mark.slow
 def test_a_page_that_reads_nothing_is_cut_off_and_may_come_again(address, monkeypatch):
     monkeypatch.setattr(LiveText, "write", writes_much)
     monkeypatch.setattr(connections, "READING", 0.5)

@@ -123,6 +123,7 @@ EDITS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "edit, cache",
     [*((edit, "dual") for edit in EDITS), (EDITS[0], None), (EDITS[3], None)],
