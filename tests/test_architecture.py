@@ -287,6 +287,7 @@ def test_the_house_rules_hold():
     assert broken_rules(SOURCE) == []
 
 
+@pytest.mark.slow
 def test_no_module_is_a_splinter_of_another():
     assert splinters(SOURCE) == []
 

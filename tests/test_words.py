@@ -75,6 +75,7 @@ def test_the_package_takes_no_new_words_for_a_concept():
 
 
 @pytest.mark.ring("extras")
+@pytest.mark.slow
 def test_what_is_named_in_full_is_there():
     today = [path for path in PAGES if path.stem not in ("CHANGELOG", "LOG")]
     files = [*today, *SOURCES, *(ROOT / "examples").glob("*.py")]

@@ -25,6 +25,7 @@ def caches(model, out, **changes):
     return conduct(Caches(), (str(model),), out, settings)
 
 
+@pytest.mark.slow
 def test_the_table_is_printed_and_kept(folder):
     lines = caches(folder, Path("run"))
     assert (

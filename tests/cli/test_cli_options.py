@@ -131,6 +131,7 @@ def test_a_model_is_given_by_its_flag_and_as_once_without(command, capsys):
     assert said[0] == said[1] and "tiny-sink" in said[0]
 
 
+@pytest.mark.slow
 def test_serve_info_and_export_take_a_model_both_ways(model, capsys):
     said = []
     for command in (f"info --model {model}", f"info {model}", f"info --no-json {model}"):
@@ -471,6 +472,7 @@ def test_models_that_do_not_fill_masks_write_as_they_do(tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_renoises_canvases_writes_as_it_does(capsys):
     tiny_gemma().save_pretrained("gemma")
     assert (

@@ -106,6 +106,7 @@ def test_bad_input_is_told(model, prompts, tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_sentences_count_differences_that_are_sure(tmp_path):
     cells = [("sink", 0.9, 0.8, 1.0), ("matched", 0.1, 0.0, 0.2), ("difference", 0.8, 0.6, 1.0)]
     rows = [

@@ -218,6 +218,7 @@ def test_a_sink_file_is_sent_without_the_place_of_its_model(tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_model_is_sent_as_export_writes_it_with_its_owners_card(tmp_path, hub, capsys):
     plain = save_tiny(tmp_path / "secret" / "mine", 1)
     it = hub()

@@ -99,6 +99,7 @@ def writes_much(_, prompt, new_tokens, seed):
         yield {"kind": "step", "step": step, "prompt": prompt, "filling": LONG}
 
 
+@pytest.mark.slow
 def test_a_page_that_stops_reading_keeps_nobody_waiting(address, monkeypatch):
     monkeypatch.setattr(LiveText, "write", writes_much)
     cookie = address.cookie()

@@ -182,6 +182,7 @@ def test_steps_leave_the_same_however_many_are_taken_together(
         assert row.absorbed == pytest.approx(expected.absorbed)
 
 
+@pytest.mark.slow
 def test_samples_that_are_not_kept_are_measured_in_processes(tmp_path, monkeypatch):
     run = simulate(tmp_path / "run", Simulation(samples=3))
     kept = as_studies(run)[0].measured

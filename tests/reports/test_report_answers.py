@@ -83,6 +83,7 @@ def test_a_model_of_too_few_samples_is_not_said_to_have_no_sinks(words, known):
 
 
 @pytest.mark.usefixtures("no_pictures")
+@pytest.mark.slow
 def test_everything_else_is_behind_one_flag(make_study, tmp_path, capsys):
     folder = make_study(samples=8).path
     few = out_of(f"report {folder} --out {tmp_path / 'a'} --tables", capsys)
@@ -117,6 +118,7 @@ def true_indices(run, kind=""):
     return float(np.mean(strongest)), float(np.median(moved))
 
 
+@pytest.mark.slow
 def test_the_sentences_are_true_of_the_arrays(runs):
     for study, one in zip(runs, answers(runs)[0], strict=True):
         run = study.run

@@ -184,6 +184,7 @@ def test_contrasts_compare_drops_where_both_models_are_able(runs, monkeypatch):
         assert table.loc["sinks", 1]["cells"] == cells
 
 
+@pytest.mark.slow
 def test_a_contrast_asks_both_models_for_heavy_sinks(tmp_path, runs):
     assert set(battery_contrasts(runs)["verdict"]) == {
         "inconclusive: the attention of ar was not watched with nothing blocked"
@@ -317,6 +318,7 @@ def lines_of(axes):
     }
 
 
+@pytest.mark.slow
 def test_a_panel_per_skill_shows_shares_over_hidden_columns(runs):
     figure = battery_by_skill(runs, labels=["denoises", "writes on"])
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_visible()}

@@ -77,6 +77,7 @@ def shown(tmp_path):
     return show
 
 
+@pytest.mark.slow
 def test_the_page_prints_the_numbers_of_the_runs(drawn_report):
     content = read(drawn_report).content
     assert "In sink, the added sink receives 50.0 % of the attention on average" in content
@@ -114,6 +115,7 @@ def test_the_page_prints_the_numbers_of_the_runs(drawn_report):
     assert "2 of 2 samples, every recorded step, every key of every recorded head" in content
 
 
+@pytest.mark.slow
 def test_verdicts_say_which_statement_and_how_much_was_hidden(make_study, shown):
     content = shown(make_study("cheap", sinks=0.5, samples=8)).content
     # One blocked sink costs 0.1 of 4 nats, 2.5 %.

@@ -448,6 +448,7 @@ def test_maps_are_read_by_their_numbers(make_study):
         sample.map(3, 1, 1)
 
 
+@pytest.mark.slow
 def test_verdicts_follow_the_tables(make_study):
     rows = [
         # sample, step, layer, head, lost, renormalised, recovered

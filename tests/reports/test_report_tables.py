@@ -142,6 +142,7 @@ def test_compare_sets_two_runs_side_by_side(make_study):
     assert not rows.isna().all(axis=1).any()
 
 
+@pytest.mark.slow
 def test_a_difference_has_the_interval_of_its_prompts(make_study):
     def louder(sample, arrays):
         arrays["received"][:, :, :, 0] += 0.1 * sample

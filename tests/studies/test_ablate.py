@@ -253,6 +253,7 @@ def test_dose_path_protocol_and_outcome_stand_in_one_table(family):
     assert again["kl"] == pytest.approx(held["kl"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_command_of_distances_writes_a_page(capsys):
     model = str(save_tiny(Path("model")))
     words = (

@@ -183,6 +183,7 @@ def same(one, other):
         assert left.equals(right), (name, left, right)
 
 
+@pytest.mark.slow
 def test_an_interrupted_or_killed_run_asks_for_what_is_missing(finished, tmp_path, monkeypatch):
     said: list[str] = []
     killed = tmp_path / "killed"

@@ -94,6 +94,7 @@ def test_a_run_learns_and_leaves_a_model_and_a_record(settings, tmp_path, capsys
     assert loaded.tokenizer.mask_token_id not in written
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_readable_and_goes_on_to_the_same_end(settings, tmp_path, logged):
     variant = replace(
         settings, causal_start=0.25, sink_kind="token", sink_count=1, gate="elementwise"
