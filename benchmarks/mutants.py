@@ -4,7 +4,7 @@ that run there fail.
     python benchmarks/mutants.py --work FOLDER [--count 200] [--seed 0] [--jobs 1] [--again]
 
 The mutants of `OPERATORS` are drawn by a seed from
-src/sinklab/core/{attention,probing,sampling,models,sinks}, texts of errors, annotations and
+src/sinklab/core/{attention,probing,sampling,models} and sinks.py, texts of errors, annotations and
 decorators apart. Each is put into a copy of the tree and met by the tests that run its line (those
 that run its module, where it is evaluated on import): a map that is measured once, and anew where
 files of tests have changed, and kept in FOLDER, as is a line for each mutant: a run that was
@@ -43,8 +43,14 @@ import torch
 from measure import write_result
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("attention", "probing", "sampling", "models", "sinks")
-TESTS = [f"tests/{room}" for room in (*ROOMS, "diffusion", "scoring")]
+ROOMS = tuple(
+    f"src/sinklab/core/{room}"
+    for room in ("attention", "probing", "sampling", "models", "sinks.py")
+)
+TESTS = [
+    f"tests/{room}"
+    for room in ("attention", "probing", "sampling", "models", "sinks", "diffusion", "scoring")
+]
 TESTS += [
     f"tests/test_{name}.py" for name in ("without_fast_paths", "short_road", "tensor_parallel")
 ]
@@ -313,15 +319,20 @@ class Finder(ast.NodeVisitor):
         )
 
 
+def files_of(tree: Path, *folders: str) -> list[Path]:
+    """The Python files of these folders, or that these are."""
+    found = [file for folder in folders for file in (tree / folder).rglob("*.py")]
+    return sorted([*found, *(tree / one for one in folders if (tree / one).is_file())])
+
+
 def drawn(tree: Path, count: int, seed: int) -> tuple[list[Mutant], int]:
     """So many mutants in the order of the seed, and how many there are. Lists of public names are
     left alone.
     """
     found: list[Mutant] = []
-    for room in ROOMS:
-        for file in sorted((tree / "src/sinklab/core" / room).rglob("*.py")):
-            if file.name != "__init__.py":
-                found += Finder(str(file.relative_to(tree)), file.read_bytes()).found
+    for file in files_of(tree, *ROOMS):
+        if file.name != "__init__.py":
+            found += Finder(str(file.relative_to(tree)), file.read_bytes()).found
     times: Counter[str] = Counter()
     for number, mutant in enumerate(found):
         times[mutant.key] += 1
@@ -340,11 +351,7 @@ class Measured:
     """
 
     def __init__(self, tree: Path) -> None:
-        self.files = {
-            str(file): str(file.relative_to(tree))
-            for room in ROOMS
-            for file in tree.glob(f"src/sinklab/core/{room}/**/*.py")
-        }
+        self.files = {str(file): str(file.relative_to(tree)) for file in files_of(tree, *ROOMS)}
         self.seen: set[tuple[str, int]] = set()
         self.shared: dict[str, set[tuple[str, int]]] = defaultdict(set)
         self.tests: dict[str, dict[str, Any]] = {}
@@ -456,14 +463,9 @@ def in_fork(act: Callable[[], Any], tree: Path, log: Path, cpu_s: int, wall_s: f
 
 def hashes(tree: Path, *folders: str) -> dict[str, str]:
     """The Python files of these folders and what they hold."""
-    files = [
-        file
-        for folder in folders
-        for file in [*(tree / folder).rglob("*.py"), tree / folder]
-        if file.is_file()
-    ]
     return {
-        str(file.relative_to(tree)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files
+        str(file.relative_to(tree)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files_of(tree, *folders)
     }
 
 
@@ -481,7 +483,7 @@ def known_map(tree: Path, work: Path) -> dict[str, Any]:
     )
     files, sources = (
         hashes(tree, *TESTS),
-        hashes(tree, *(f"src/sinklab/core/{room}" for room in ROOMS)),
+        hashes(tree, *ROOMS),
     )
     fresh = [
         name
