@@ -109,7 +109,11 @@ def test_weights_are_one_when_left_out_and_no_question_costs_nothing():
         model(ids, mask, labels=labels, label_weights=weights * 0 + 1),
     )
     assert torch.equal(left_out.loss, ones.loss)
-    nothing = model(ids, mask, labels=torch.full_like(labels, -100))
+    none = torch.full_like(labels, -100)
+    one = none.clone()
+    one[0, 0] = 5
+    assert model(ids, mask, labels=one).loss > 0
+    nothing = model(ids, mask, labels=none)
     grads = gradients(model, nothing.loss)
     assert nothing.loss == 0
     assert grads.keys() == dict(model.named_parameters()).keys()

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from refusals import refused, refusing
 from sinklab.core import registry
 from sinklab.core.probing import BlockKeys, TopKeys, call, intervene, trace
+from sinklab.core.probing.scope import whole_numbers
 from tiny_models import HandWritten, llama
 
 NAMES = tuple(
@@ -167,6 +168,10 @@ def test_no_step_that_was_chosen_ran():
     assert recording.step_numbers == [] and recording.received == []
     assert recording.layers == ["blocks.0", "blocks.1"]
     refused("1 steps ran, and steps=", recording.array, "received")
+
+
+def test_a_number_below_0_is_refused_behind_another():
+    refused("steps: numbers count from 0, got -1", whole_numbers, "steps", (3, -1))
 
 
 def test_numbers_may_be_numpys_and_name_a_head_twice():

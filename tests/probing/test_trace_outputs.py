@@ -61,16 +61,18 @@ def test_output_norms_are_those_of_the_outputs_and_keep_the_bound(style, how):
     assert (norms < 0.9 * bounds).any()
 
 
-def test_autoregressive_decoding_with_a_cache():
+@pytest.mark.parametrize("mask", [PADDED, torch.ones_like(PADDED)])
+def test_autoregressive_decoding_with_a_cache(mask):
     model = llama(causal=True)
-    options = {"attention_mask": PADDED, "max_new_tokens": 4, "do_sample": False}
+    options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
     options |= {"output_logits": True, "return_dict_in_generate": True}
     plain = model.generate(IDS, **options)
     with trace(model, NAMES) as recording:
         traced = model.generate(IDS, **options)
     assert torch.equal(plain.sequences, traced.sequences)
     assert all(map(torch.equal, plain.logits, traced.logits))
-    assert recording.array("positions").tolist() == [[8 + step, 12 + step] for step in range(4)]
+    first = int(mask[0].sum())
+    assert recording.array("positions").tolist() == [[first + step, 12 + step] for step in range(4)]
     for step in range(1, 4):
         # one query ran: its row is the column sum
         assert_close(recording.values("last_row")[step], recording.received[step])
