@@ -106,7 +106,7 @@ def test_parts_that_no_run_writes_are_refused(tmp_path):
     write(tmp_path)
     path = tmp_path / "run.json"
     info = json.loads(path.read_text())
-    wrong = [[], [0, 0], [1, 0], [-1], [True], [0.0], ["0"]]
+    wrong = [[], [0, 0], [1, 0], [-1], [True], [0.0], ["0"], [[0]], [0, "1"], 3]
     some = [{"../x.parquet": [0]}, {"other.parquet": [0]}]
     for parts in some + [{"tokens.parquet": numbers} for numbers in wrong]:
         path.write_text(json.dumps(info | {"parts": parts}))

@@ -234,7 +234,7 @@ class Owner:
 
 class HeadShare:
     """This process's share of the heads of a layer: all of them, unless a subclass says otherwise
-    (`sinklab.extras.parallel`).
+    (`registry.head_shares`).
 
     Code that listens to attention, or chooses by it, is given the whole model's heads, in every
     process the same: so numbers of heads, means over them and random draws mean the same as in one

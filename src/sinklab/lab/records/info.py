@@ -146,8 +146,9 @@ def read_info(path: Path) -> RunInfo:
         missing = [name for name in fields if name not in raw]
         if missing:
             raise ValueError(f"it lacks {', '.join(missing)}")
-        for name in _wrong_fields(raw):
-            raise ValueError(f"{name} is {raw[name]!r}, which a run never writes")
+        wrong = next(_wrong_fields(raw), None)
+        if wrong:
+            raise ValueError(f"{wrong} is {raw[wrong]!r}, which a run never writes")
     return RunInfo(**{name: raw[name] for name in fields})
 
 
@@ -173,8 +174,10 @@ def _wrong_fields(raw: dict[str, Any]) -> Iterator[str]:
     if not raw["parts"].keys() <= known:
         yield "parts"
     for numbers in raw["parts"].values():
-        is_rising = isinstance(numbers, list) and numbers == sorted({*numbers})
-        if not numbers or not is_rising or any(type(one) is not int or one < 0 for one in numbers):
+        are_numbers = isinstance(numbers, list) and all(
+            type(one) is int and one >= 0 for one in numbers
+        )
+        if not are_numbers or not numbers or numbers != sorted({*numbers}):
             yield "parts"
     for file, checksum in raw["checksums"].items():
         # they are read when a run goes on: a path that leads out of the folder is none of ours
