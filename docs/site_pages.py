@@ -28,7 +28,6 @@ TAKEN = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
-    "log.md": "LOG.md",
 }
 """page of the site -> file of the repository"""
 MODULES = {

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "studies").glob("*.md")),
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "LOG.md", "ARCHITECTURE.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "ARCHITECTURE.md")),
     ROOT / "CONTRIBUTING.md",
 ]
 SOURCES = [
