@@ -24,6 +24,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -53,6 +54,8 @@ BOOKS_OF_A_FILE, LETTERS, ROWS_OF_A_BOOK, LENGTH = 5, 100_000, 4, 128
 of so many tokens.
 """
 STEPS = 500
+LOST = 7.0
+"""Held-out loss at one of the evaluations of a run, every 100 steps, above which it diverged."""
 ALPHA, HALF = 0.05, 0.29
 """Registered: level of the two-sided test, and half of what seeds 0 to 2 gave."""
 
@@ -163,12 +166,12 @@ def one_run(name: str) -> None:
         "texts_sha256": told(rows_NS),
         "costs": costs(study, loaded, rows_NS, attention),
     }
-    keep(name, kept, study.RESULTS / "history" / f"{name}.csv")
+    keep(name, kept, sorted((study.RESULTS / "history").glob("*.csv")))
 
 
 def trained(study: Any, name: str) -> list[str]:
-    """Train a run, or go on with it; one whose loss is no longer finite starts again at half the
-    peak. Returns what was said of those that were not.
+    """Train a run, or go on with it; one that diverged starts again at half the peak. Returns what
+    was said of those that did.
     """
     sibling, seed = name.split("-")
     stage, ended = study.Stage(sibling, int(seed)), RUNS / name / "diverged.json"
@@ -178,17 +181,42 @@ def trained(study: Any, name: str) -> list[str]:
         settings = replace(settings, lr=settings.lr / 2 ** len(diverged))
         begun = (stage.folder / "run.json").is_file()
         try:
-            study.train(replace(settings, resume=begun), progress=say)
+            if begun:
+                check_not_lost(study.open_run(stage.folder).table("history"))
+            study.train(replace(settings, resume=begun), progress=watched)
         except ValueError as error:
             if "finite" not in str(error):
                 raise
             diverged.append(f"peak {settings.lr}: {error}")
             say(diverged[-1])
-            stage.folder.rename(stage.folder.with_name(f"{name}-diverged-{len(diverged)}"))
+            again = f"{name}-diverged-{len(diverged)}"
+            stage.folder.rename(stage.folder.with_name(again))
+            table = study.open_run(stage.folder.with_name(again)).table("history")
+            (study.RESULTS / "history").mkdir(exist_ok=True)
+            table.to_csv(study.RESULTS / "history" / f"{again}.csv", index=False)
             ended.write_text(json.dumps(diverged), "utf-8")
             continue
         study.take_adapters([stage])
     return diverged
+
+
+def watched(text: str) -> None:
+    """Print a line of a training. Raises ValueError where it tells of a held-out loss above
+    `LOST`.
+    """
+    say(text)
+    found = re.search(r"held out ([\d.]+)", text)
+    if found:
+        check_not_lost({"heldout_loss": np.array([float(found[1])])})
+
+
+def check_not_lost(history: Any) -> None:
+    """Raise ValueError for a history with a held-out loss above `LOST`."""
+    highest = float(np.nanmax(history["heldout_loss"], initial=0))
+    if highest > LOST:
+        raise ValueError(
+            f"the held-out loss must stay finite and at most {LOST}, but was {highest:.2f}"
+        )
 
 
 def say(text: str) -> None:
@@ -202,12 +230,13 @@ def costs(study: Any, loaded: Any, rows_NS: Any, attention: str) -> dict[str, An
     return study.costs.block_costs(model, rows_NS, attention, model.config.mask_token_id)
 
 
-def keep(name: str, kept: dict[str, Any], history: Path) -> None:
+def keep(name: str, kept: dict[str, Any], histories: list[Path]) -> None:
     """Write the numbers of a run beside this script, and commit these files alone."""
-    files = [point_of(name), RESULTS / "history" / f"{name}.csv"]
+    files = [point_of(name), *(RESULTS / "history" / file.name for file in histories)]
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
-    files[1].write_bytes(history.read_bytes())
+    for history, file in zip(histories, files[1:], strict=True):
+        file.write_bytes(history.read_bytes())
     files[0].write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
     done = sum(point_of(one).is_file() for one in NAMES)
     message = f"Replication: {name} trained and measured, {done} of {len(NAMES)} runs"

@@ -5,6 +5,7 @@ from dataclasses import make_dataclass
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from launched import script
@@ -36,10 +37,10 @@ def test_runs_come_in_the_registered_order_and_each_once(place, monkeypatch):
 
     def one_run(name):
         done.append(name)
-        history = place / "history.csv"
+        history = place / f"{name}.csv"
         history.write_text("step,loss\n1,2.5\n", "utf-8")
         (place / "not mine").write_text("", "utf-8")
-        replication.keep(name, {"costs": measured([1.0], [0.0])}, history)
+        replication.keep(name, {"costs": measured([1.0], [0.0])}, [history])
 
     monkeypatch.setattr(replication, "one_run", one_run)
     for _ in range(3):
@@ -56,27 +57,42 @@ def test_runs_come_in_the_registered_order_and_each_once(place, monkeypatch):
 
 def test_a_run_that_diverges_starts_again_at_half_the_peak(place):
     tried, file = [], place / "adapters"
+    history = pd.DataFrame({"heldout_loss": [5.5, 6.1, np.nan]})
 
     def train(settings, progress):
         tried.append((settings.lr, settings.resume))
-        stage.folder.mkdir(parents=True)
+        stage.folder.mkdir(parents=True, exist_ok=True)
         (stage.folder / "run.json").write_text("{}", "utf-8")
-        if len(tried) < 3:
+        if len(tried) == 1:
             raise ValueError("the loss must stay finite, but loss is nan at step 7")
+        if len(tried) == 2:
+            progress("step 200 of 500, held out 7.724, about 60 min left")
+        if len(tried) == 3:
+            raise KeyboardInterrupt
         file.write_text("", "utf-8")
 
     settings = make_dataclass("Settings", [("lr", float, 2e-3), ("resume", bool, False)])
     stage = SimpleNamespace(folder=place / "runs" / "iii-4" / "iii-4", settings=settings)
     study = SimpleNamespace(
         Stage=lambda sibling, seed: stage,
+        RESULTS=place / "runs" / "iii-4",
         adapters_of=lambda name, step: file,
+        open_run=lambda folder: SimpleNamespace(table=lambda name: history),
         train=train,
         take_adapters=lambda stages: None,
     )
-    (place / "runs" / "iii-4").mkdir(parents=True)
+    study.RESULTS.mkdir(parents=True)
+    with pytest.raises(KeyboardInterrupt):
+        replication.trained(study, "iii-4")
     told = replication.trained(study, "iii-4")
-    assert tried == [(2e-3, False), (1e-3, False), (5e-4, False)]
-    assert len(told) == 2 and "step 7" in told[0] and replication.trained(study, "iii-4") == told
+    assert tried == [(2e-3, False), (1e-3, False), (5e-4, False), (5e-4, True)]
+    assert len(told) == 2 and "step 7" in told[0] and "7.72" in told[1]
+    assert replication.trained(study, "iii-4") == told
+    assert len([*(study.RESULTS / "history").glob("iii-4-diverged-*.csv")]) == 2
+    file.unlink()
+    history.loc[2] = 7.5
+    replication.trained(study, "iii-4")
+    assert tried[4] == (2.5e-4, False)
 
 
 @pytest.mark.parametrize(
