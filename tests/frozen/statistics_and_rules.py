@@ -1,0 +1,249 @@
+"""Every statistic of a trace and what every rule makes of received attention, on two layers: full,
+causal and under a cache that keeps keys; and the dims of what a recording holds.
+
+Models and texts are those of removals.py: random weights in float64, two rows with padding on both
+sides, masked, committed and given positions. One model has all statistics; those with an added
+sink, a gate or a logit sink have the ones that these change. Flags of a rule are written as the
+keys that it takes, a character each, heads apart by a comma. Besides: attention read causally, by
+windows and by the last row; models that attend otherwise (score caps, sink logits, encoders, a
+module of torch); rules on the arrays of a run folder.
+
+A recording is float32: numbers are held to the digits that it has.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from removals import FIGURES, MODELS, PARTS, ROWS, canvas_of, steps_of, tiny
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+import sinklab
+
+TOLERANCE = 1e-6
+STATISTICS = (
+    "received",
+    "received_by_state",
+    "received_from_masked",
+    "received_by_window",
+    "last_row",
+    "value_norm",
+    "key_norm",
+    "value_norm_by_head",
+    "key_norm_by_head",
+    "key_cosine",
+    "drift",
+    "drift:of=value",
+    "head_output",
+    "row_entropy",
+    "row_logsumexp",
+    "output_norm",
+    "noop_bound",
+    "massive_activations",
+    "outliers",
+    "layer_similarity",
+)
+OF_CALLS = ("received", "last_row", "value_norm", "row_entropy", "row_logsumexp", "output_norm")
+"""What is measured of attention alone, and of the further models."""
+RULES = (
+    "excess",
+    "excess:epsilon=1",
+    "excess:epsilon=0.5,scale=mean",
+    "excess:epsilon=1.5,scale=zscore",
+    "excess:epsilon=10,scale=percent",
+    "gu",
+    "gu:weight=0.1",
+    "soft",
+    "top",
+    "top:k=2",
+)
+FORWARDS = {
+    "full": ({}, {"steps": 2}),
+    "causal": ({"attention": "causal"}, {"steps": 2}),
+    "first alone": ({"attention": "first_alone"}, {"steps": 2}),
+    "prefix": ({}, {**PARTS, "steps": 2, "cache": "prefix"}),
+    "dual": ({}, {**PARTS, "steps": 2, "cache": "dual"}),
+}
+"""Settings of the model and of the decoding."""
+STEPS = 3
+"""Evaluations that are recorded."""
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+KINDS = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 2}),
+    "eager": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 2}),
+    "caps": (
+        Gemma2ForCausalLM,
+        Gemma2Config,
+        {"num_key_value_heads": 2, "head_dim": 4, "attn_logit_softcapping": 2.0},
+    ),
+    "sink logits": (
+        GptOssForCausalLM,
+        GptOssConfig,
+        {"num_key_value_heads": 2, "head_dim": 4, "num_local_experts": 2, "sliding_window": 8},
+    ),
+    "masked": (BertForMaskedLM, BertConfig, {}),
+}
+
+
+def cells(group: str) -> Iterator[tuple[str, Any]]:
+    """The cells of a model, or those of other models and of run folders."""
+    for name, value in others() if group == "others" else of_model(group):
+        yield f"{group}/{name}", value
+
+
+def of_model(group: str) -> Iterator[tuple[str, Any]]:
+    """Statistics, flags and dims of a model in every forward."""
+    names = STATISTICS if group == "gqa" else OF_CALLS
+    for forward, (settings, how) in FORWARDS.items():
+        if group != "gqa" and forward not in ("full", "dual"):
+            continue
+        model, canvas = tiny(**MODELS[group], **settings), canvas_of(ROWS)
+        with sinklab.trace(model, names, canvas=canvas, maps=[(1, 1, 2)]) as recording:
+            for step, _ in zip(steps_of(model, canvas, how), range(STEPS), strict=False):
+                recording.mark(step)
+        yield from numbers(forward, recording, names)
+        yield from flags(forward, recording)
+        yield f"{forward}/dims", dims(recording, names)
+
+
+def numbers(forward: str, recording: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """What was recorded, step by step; sums of the arrays that are longer than a page."""
+    for name in names:
+        yield f"{forward}/{name}", [digits_of(one) for one in recording.values(name)]
+    for name in ("visible", "positions"):
+        yield f"{forward}/{name}", [digits_of(one) for one in getattr(recording, name)]
+
+
+def digits_of(values: torch.Tensor) -> Any:
+    """Values with the digits that float32 has; of many numbers the sums over the last axis."""
+    if values.numel() > 300:
+        values = values.double().nansum(-1)
+    return [float(f"{one:.8g}") for one in values.double().flatten().tolist()]
+
+
+def flags(forward: str, recording: Any) -> Iterator[tuple[str, Any]]:
+    """Keys that each rule calls sinks, by step, row and layer."""
+    for rule in RULES:
+        found = [
+            sinks_of(received_BLHS, rule, visible_BS[:, None, None])
+            for received_BLHS, visible_BS in zip(
+                recording.values("received"), recording.visible, strict=True
+            )
+        ]
+        yield f"{forward}/sinks/{rule}", found
+
+
+def sinks_of(received: Any, rule: str, visible: Any) -> list[str]:
+    """Keys of each head that are sinks: the one place to adapt to another way to ask a rule."""
+    from sinklab.core.registry import rules
+    from sinklab.core.sinks import find_sinks
+
+    found = find_sinks(received, rules.parse(rule), visible=visible)
+    heads = torch.as_tensor(found).flatten(0, -3).tolist()
+    return [",".join(keys_of(row) for row in layer) for layer in heads]
+
+
+def keys_of(row: list[bool]) -> str:
+    """A character a key."""
+    return "".join(FIGURES[key] for key, is_sink in enumerate(row) if is_sink)
+
+
+def dims(recording: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Axes, shapes and types of all that a recording holds."""
+    found: dict[str, Any] = {}
+    for name in names:
+        array = recording.array(name)
+        found[name] = [list(recording.dims(name)), list(array.shape), str(array.dtype)]
+    for name in ("visible", "positions", "columns", "query_state", "key_state"):
+        found[name] = [[list(one.shape), str(one.dtype)] for one in getattr(recording, name)]
+    for name in ("layers", "layer_indices", "head_indices", "step_numbers", "forwards_per_step"):
+        found[name] = [*map(str, getattr(recording, name))]
+    found["prefix"] = recording.prefix
+    found["map"] = digits_of(recording.map(1, 1, 2))
+    return found
+
+
+def others() -> Iterator[tuple[str, Any]]:
+    """Models that attend otherwise, a causal one by windows, and rules on arrays of a folder."""
+    ids_BS = torch.tensor([[5, 9, 3, 7, 4, 8, 11, 2, 6, 10], [0, 0, 12, 3, 5, 9, 7, 4, 8, 6]])
+    for kind in KINDS:
+        model = model_of(kind)
+        names = (*OF_CALLS, "received_by_window") if kind == "llama" else OF_CALLS
+        try:
+            with sinklab.trace(model, names) as recording, torch.no_grad():
+                model(ids_BS, attention_mask=(ids_BS != 0).long())
+        except ValueError:
+            yield f"{kind}/refused", "refused: ValueError"
+            continue
+        yield from numbers(kind, recording, names)
+        yield from flags(kind, recording)
+    layer = torch.nn.MultiheadAttention(16, 4, batch_first=True).double().eval()
+    draw(layer)
+    states_BSD = torch.randn(
+        2, 9, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
+    # with gradients: without them torch takes a path of its own, which is refused
+    with sinklab.trace(layer) as recording:
+        layer(states_BSD, states_BSD, states_BSD, need_weights=False)
+    yield from numbers("module of torch", recording, ("received", "value_norm"))
+    yield from of_runs()
+
+
+def model_of(kind: str) -> Any:
+    """A tiny model of transformers in float64, its weights drawn here."""
+    model_type, config_type, more = KINDS[kind]
+    torch.manual_seed(0)
+    config = config_type(**SIZES, **more, max_position_embeddings=32, pad_token_id=0)
+    if kind in ("eager", "caps", "sink logits"):
+        config._attn_implementation = "eager"
+    model = model_type(config).double().eval()
+    draw(model)
+    return model
+
+
+def draw(module: torch.nn.Module) -> None:
+    """Wide weights, so that attention is uneven."""
+    generator = torch.Generator().manual_seed(0)
+    for weight in module.parameters():
+        if weight.ndim > 1:
+            drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+            weight.data = drawn * 0.4
+
+
+def of_runs() -> Iterator[tuple[str, Any]]:
+    """Sinks in run folders by each rule, of a model that denoises and of a causal one."""
+    for name in ("tiny", "tiny-causal"):
+        lm = sinklab.load(name, dtype="float64")
+        own = {"block_length": 2} if name == "tiny" else {}
+        run = lm.watch("The house stood at the end of a", 4, statistics=("received",), **own)
+        for rule in ("excess:epsilon=1", "gu:weight=0.2"):
+            found = run.sinks(rule=rule)
+            yield (
+                f"runs/{name}/{rule}",
+                {
+                    "columns": [*found.columns],
+                    "sinks": len(found),
+                    "received": float(f"{found['received'].sum():.5g}"),
+                    "positions": found.groupby("layer")["position"].sum().tolist(),
+                },
+            )
+        xarray = run.to_xarray()
+        yield (
+            f"runs/{name}/xarray",
+            {str(one): [list(xarray[one].dims), list(xarray[one].shape)] for one in xarray},
+        )
