@@ -1,14 +1,16 @@
 """What commands and passes cost now, over what they cost at commit 6cebc001: both by turns, in one
 run on one machine.
 
-    python benchmarks/by_turns.py [--rounds 3] [--only trace curve …] [--busy 2] [--old FOLDER]
+    python benchmarks/by_turns.py [--rounds 4] [--only trace curve …] [--busy 2] [--old FOLDER]
 
 Each case runs in a process of its own, with the old code and with that of this tree, in the order
 old, new, new, old, …, so that a slow minute of the machine falls on both. In the process a case is
-set up, run once and then `REPEATS` times; the least of these counts, which other work on the
-machine disturbs least. `import`, `help` and `tour` are whole processes. The ratio is that of the
-medians over rounds, and beside it the least and the greatest ratio of a round. `--busy 2` does it
-beside two loops that keep two cores busy. Both kinds of result are kept in one file of the day.
+set up, run once and then until `ENOUGH` seconds are spent; the least counts, which other work on
+the machine disturbs least. `import`, `help` and `tour` are whole processes, repeated alike. The
+ratio is that of the medians over rounds, an even number so that neither code is always later, and
+beside it the least and the greatest ratio of a round. `--busy 2` does it beside two loops that keep
+two cores busy. Both kinds of result are kept in one file of the day, and with `--only` the other
+cases of this commit in it.
 
 The old code is a worktree that is made for the run, unless --old names one. A case has to run in
 both trees: where a name differs, `is_old()` chooses.
@@ -22,20 +24,23 @@ import datetime
 import io
 import json
 import os
+import resource
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT = "6cebc001ef124ddd30ac36261b335279c2b4d618"
-REPEATS = 2
+ENOUGH = 1.0
+"""Seconds of repeats in a turn: a pass of 30 ms is taken thirty times, one of a minute once."""
 WHOLE = {
     "import": ("-c", "import sinklab"),
     "help": ("-m", "sinklab", "--help"),
@@ -181,37 +186,60 @@ CASES: dict[str, Callable[[], dict[str, Callable[[], Any]]]] = {
 NAMES = ("import", "help", *CASES, "tour")
 
 
-def measured(name: str, repeats: int) -> dict[str, list[float]]:
+def used() -> float:
+    """Processor seconds of this process and of those it has waited for."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(one.ru_utime + one.ru_stime for one in map(resource.getrusage, kinds))
+
+
+def least(run: Callable[[], Any]) -> list[float]:
+    """Least wall and processor seconds of repeats."""
+    pairs: list[tuple[float, float]] = []
+    while sum(wall for wall, _ in pairs) < ENOUGH:
+        wall, busy = time.perf_counter(), used()
+        run()
+        pairs.append((time.perf_counter() - wall, used() - busy))
+    return [min(one) for one in zip(*pairs, strict=True)]
+
+
+def measured(name: str) -> dict[str, list[float]]:
     """Least wall and processor seconds of each part of a case, in this process."""
     found = {}
     for part, run in CASES[name]().items():
         run()
-        pairs = []
-        for _ in range(repeats):
-            wall, busy = time.perf_counter(), time.process_time()
-            run()
-            pairs.append((time.perf_counter() - wall, time.process_time() - busy))
-        found[" ".join(filter(None, (name, part)))] = [min(one) for one in zip(*pairs, strict=True)]
+        found[" ".join(filter(None, (name, part)))] = least(run)
     return found
 
 
 def one_turn(name: str, tree: Path, is_before: bool, folder: Path) -> dict[str, list[float]]:
     """A case in a process of its own, with the code of a tree."""
     own = {"PYTHONPATH": str(tree / "src"), "SINKLAB_BY_TURNS": "old" if is_before else "new"}
+    # else every process would compile all that it imports
+    own["PYTHONDONTWRITEBYTECODE"] = ""
     place = folder / own["SINKLAB_BY_TURNS"]
     place.mkdir(exist_ok=True)
     words = WHOLE.get(name) or (str(Path(__file__).resolve()), "--case", name)
-    wall, busy = time.perf_counter(), os.times()
-    done = subprocess.run(
-        [sys.executable, *words], cwd=place, env=os.environ | own, capture_output=True, text=True
-    )
-    wall, after = time.perf_counter() - wall, os.times()
-    if done.returncode:
-        raise SystemExit(f"{name} failed in {tree}:\n{done.stderr[-3000:]}")
-    if name in WHOLE:
-        taken = after.children_user + after.children_system
-        return {name: [wall, taken - busy.children_user - busy.children_system]}
-    return json.loads(done.stdout.splitlines()[-1])
+
+    def process() -> str:
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=place,
+            env=os.environ | own,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise SystemExit(f"{name} failed in {tree}:\n{done.stderr[-3000:]}")
+        return done.stdout
+
+    return {name: least(process)} if name in WHOLE else json.loads(process().splitlines()[-1])
+
+
+def compared(old_R: Sequence[float], new_R: Sequence[float]) -> tuple[float, list[float]]:
+    """New over old: the ratio of medians, and the range of those of rounds."""
+    each = [new / old for old, new in zip(old_R, new_R, strict=True)]
+    ratio = statistics.median(new_R) / statistics.median(old_R)
+    return round(ratio, 3), [round(min(each), 3), round(max(each), 3)]
 
 
 def by_turns(name: str, trees: tuple[Path, Path], rounds: int) -> dict[str, dict[str, Any]]:
@@ -229,16 +257,19 @@ def by_turns(name: str, trees: tuple[Path, Path], rounds: int) -> dict[str, dict
         (old_R, old_busy_R), (new_R, new_busy_R) = (
             [*zip(*both[is_before], strict=True)] for is_before in (True, False)
         )
-        each = [new / old for old, new in zip(old_R, new_R, strict=True)]
+        ratio, span = compared(old_R, new_R)
+        busy_ratio, busy_span = compared(old_busy_R, new_busy_R)
         found[part] = {
-            "ratio": round(statistics.median(new_R) / statistics.median(old_R), 3),
-            "range": [round(min(each), 3), round(max(each), 3)],
+            "ratio": ratio,
+            "range": span,
+            "processor_ratio": busy_ratio,
+            "processor_range": busy_span,
             "old_s": [round(one, 4) for one in old_R],
             "new_s": [round(one, 4) for one in new_R],
             "old_processor_s": round(statistics.median(old_busy_R), 4),
             "new_processor_s": round(statistics.median(new_busy_R), 4),
         }
-        print(f"{part}: {found[part]['ratio']} {found[part]['range']}", flush=True)
+        print(f"{part}: {ratio} {span}, of processors {busy_ratio} {busy_span}", flush=True)
     return found
 
 
@@ -274,32 +305,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=3, help="of the tour one")
+    parser.add_argument("--rounds", type=int, default=4, help="of the tour one")
     parser.add_argument("--only", nargs="*", default=NAMES, help="beginnings of names of cases")
     parser.add_argument("--busy", type=int, default=0, help="loops that keep cores busy meanwhile")
     parser.add_argument("--old", type=Path, help="a tree of the old code")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.case:
-        print(json.dumps(measured(given.case, REPEATS)))
+        print(json.dumps(measured(given.case)))
         return
-    from measure import RESULTS, write_result
+    from measure import RESULTS, environment, write_result
 
     load = os.getloadavg()[0]
     if load > 0.3:
         print(f"the machine is not idle: {load} processes in the last minute", flush=True)
     kind = f"beside {given.busy} busy loops" if given.busy else "idle"
     found: dict[str, Any] = {"load_before": load, "cases": {}}
+    kept = RESULTS / f"by_turns_cpu_{datetime.date.today().isoformat()}.json"
+    last = json.loads(kept.read_text("utf-8")) if kept.is_file() else {"environment": {}}
+    if given.only != NAMES and last["environment"].get("commit") == environment()["commit"]:
+        found["cases"] |= last.get(kind, {}).get("cases", {})
     with old_tree(given.old) as old, busy_loops(given.busy):
         for name in NAMES:
             if name.startswith(tuple(given.only)):
                 rounds = 1 if name == "tour" else given.rounds
                 found["cases"] |= by_turns(name, (old, ROOT), rounds)
-    kept = RESULTS / f"by_turns_cpu_{datetime.date.today().isoformat()}.json"
-    last = json.loads(kept.read_text("utf-8")) if kept.is_file() else {}
     result = {one: last[one] for one in last if one.startswith(("idle", "beside"))}
     print(f"written to {write_result('by_turns', {'old': COMMIT, **result, kind: found})}")
 
 
 if __name__ == "__main__":
+    # neither loops nor the worktree stay behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     main()

@@ -47,7 +47,7 @@ def test_both_kinds_of_result_stand_in_one_file(turns, monkeypatch, tmp_path):
     result = json.loads(file.read_text("utf-8"))
     assert [*result["idle"]["cases"]] == ["import", "import again", "tour", "tour again"]
     assert [*result["beside 1 busy loops"]["cases"]] == [*result["idle"]["cases"]]
-    assert [name for name, *_ in turns].count("tour") == 4 and len(turns) == 16
+    assert [name for name, *_ in turns].count("tour") == 4 and len(turns) == 20
 
 
 def test_a_case_is_a_process_with_the_code_of_its_tree(tmp_path):
