@@ -54,9 +54,9 @@ FORWARDS = {
 """how a canvas is decoded; the last two by a model that attends in blocks"""
 IN_BLOCKS = ("blocks", "committed")
 SHARED = ("whole", "prefix", "dual", "blocks")
-OWN = {"gqa": ("parts", "committed"), "sink": ("committed",)}
-"""forwards of every model, and further ones of some"""
-GUIDANCE = {"plain": 0.0, "guided": 0.5}
+"""forwards of every model; the others stand among the extras"""
+GUIDANCE = {"plain": {}, "guided": {"cfg_scale": 0.5, "steps": 2}}
+"""guidance reads twice, and has fewer steps for it"""
 WHEN = ("now", "previous", "clean", "kept")
 HOW = ("mask", "zero_value", "shuffle_value", "mean_value")
 QUERIES = ("default", "all", "from8", "masked", "committed", "prompt")
@@ -124,11 +124,11 @@ def of_model(group: str, folder: Path) -> Iterator[tuple[str, Any]]:
     files = {length: folder / f"{length}.safetensors" for length in models}
     for length, model in models.items():
         save_values(model, files[length])
-    for forward, guidance in product(SHARED + OWN.get(group, ()), GUIDANCE):
+    for forward, guidance in product(SHARED, GUIDANCE):
         length = BLOCK if forward in IN_BLOCKS else None
         for name, edit in edits(files[length]):
             if edit is not None:
-                how = {**FORWARDS[forward], "cfg_scale": GUIDANCE[guidance]}
+                how = {**FORWARDS[forward], **GUIDANCE[guidance]}
                 yield f"{forward}/{guidance}/{name}", cell_of(models[length], edit, how)
 
 
