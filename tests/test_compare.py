@@ -1,17 +1,23 @@
 """Texts scored under several arms, position by position: `LM.compare`."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+import sinklab
 from refusals import refused
-from sinklab.core.probing import intervene
+from sinklab.core.probing import BlockKeys, Positions, TopKeys, intervene
 from sinklab.lab.measures import MaskPositions, MaskSinks
 from sinklab.lab.short_road import LM
+from sinklab.lab.short_road.compare import Comparison
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
+from tiny_masked import FAMILIES, tiny_masked, word_tokenizer
 
 TEXTS = [[*range(20, 44)], [*range(60, 80)], [*range(100, 130)]]
 ARMS = {
@@ -71,7 +77,9 @@ def test_a_summary_has_a_line_for_each_arm_and_pair_and_eight_texts_take_a_verdi
         ["sinks", "random"],
     ]
     assert few.summary().table["holds"].isna().all()
-    assert str(few.summary()).count("inconclusive with 3 texts") == 3
+    assert str(few.summary()).count("(3 texts, 8 needed for a verdict)") == 3
+    assert "sinks against random: " in str(few.summary())
+    assert "inconclusive" not in str(few.summary())
     many = lm.compare(arms, [[*range(start, start + 24)] for start in range(20, 220, 20)])
     table = many.summary().table
     assert table["cost_low"].notna().all() and (table["cost_low"] <= table["cost"]).all()
@@ -79,6 +87,64 @@ def test_a_summary_has_a_line_for_each_arm_and_pair_and_eight_texts_take_a_verdi
     assert len(many.plot().lines) >= 2 and "10 texts" in repr(many)
     assert str(many.summary()).count("(10 texts, 95 %") == 3
     assert "<table" in many._repr_html_()
+
+
+MASKED = [[0, *words, 2] for words in ([5, 9, 7, 12], [8, 6, 11, 5, 10, 7], [12, 5])]
+"""texts of words between [CLS] and [SEP]"""
+KINDS = ("bert", "esm", "diffusion", "diffusion that starts", "autoregressive", "blocks")
+
+
+def a_kind(kind):
+    """A model of a kind, and texts that it reads."""
+    if kind in FAMILIES:
+        return sinklab.wrap(tiny_masked(kind), word_tokenizer(), kind="masked"), MASKED
+    if kind == "autoregressive":
+        # `loss` has it read an end of text first, where it names one
+        lm = an_lm(kind)
+        return replace(lm, special=replace(lm.special, bos=None, eos=None)), TEXTS
+    loaded = tiny_loaded(1, **({"block_length": 8} if kind == "blocks" else {}))
+    if kind.endswith("starts"):
+        loaded = replace(loaded, special=replace(loaded.special, bos=20))
+    return LM(**vars(loaded)), TEXTS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_costs_what_its_loss_says_whatever_the_model(kind):
+    """Given tokens, [CLS], [SEP] or a start token, are no tokens without loss."""
+    lm, texts = a_kind(kind)
+    arms = {"first": BlockKeys(Positions((1,))), "top": BlockKeys(TopKeys(1))}
+    rows = lm.compare(arms, texts, samples=8).to_pandas()
+    means = rows.groupby(["arm", "text"])["nats"].mean()
+    for number, ids in enumerate(texts):
+        for arm, edits in {"none": [], "first": [arms["first"]], "top": [arms["top"]]}.items():
+            expected = float(lm.loss(ids, edits=edits, samples=8))
+            assert means[arm, number] == pytest.approx(expected, rel=1e-4), arm
+    if kind in FAMILIES:
+        refused(
+            "leaves nothing of a text of 6 tokens, of which 4", lm.compare, arms, texts, read=[0]
+        )
+
+
+@pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
+def test_a_loss_that_is_no_number_is_refused(family):
+    lm = an_lm(family)
+    with torch.no_grad():
+        lm.model.get_output_embeddings().weight[7] = math.nan
+    refused("NaN logits under the arm 'none'", lm.compare, ARMS, TEXTS, samples=2)
+
+
+def test_what_a_sample_says_against_its_interval_is_said():
+    def summary(*costs):
+        rows = [
+            {"arm": arm, "text": text, "position": 1, "nats": nats, "removed": 0, "regrown": 0}
+            for text, cost in enumerate(costs)
+            for arm, nats in (("none", 1.0), ("a", 1.0 + cost))
+        ]
+        return str(Comparison(pd.DataFrame(rows), {"a": "none"}).summary())
+
+    assert "one text bears 62% of it" in summary(5.0, *range(1, 3), *[0.0] * 7)
+    assert "no text differs: an effect in 31%" in summary(*[0.0] * 8)
+    assert "of it" not in summary(*range(1, 9))
 
 
 def test_controls_that_learned_nothing_are_arms():
@@ -100,7 +166,24 @@ def test_controls_that_learned_nothing_are_arms():
         (ARMS, TEXTS, {"read": "late"}, "'late'"),
         (ARMS, TEXTS, {"read": "from99"}, "'from99'"),
         ({"far": MaskPositions((25,))}, TEXTS, {}, "position 25"),
+        (ARMS, [TEXTS[0], TEXTS[1], TEXTS[0]], {}, "text 2 is text 0 again"),
+        ({"a": "mask_sinks:k=1", "a (shuffled weights)": []}, TEXTS, {"controls": True}, "rename"),
+        ({1: "mask_sinks:k=1"}, TEXTS, {}, "got 1"),
+        (ARMS, [TEXTS[0], [5, 2, 9]], {}, "text 1 holds .MASK."),
+        (ARMS, [[5, 280]], {}, "the id 280"),
+        (ARMS, [[5, -1]], {}, "the id -1"),
+        (ARMS, [[5, 1.5]], {}, "token ids, but .*float"),
+        (ARMS, [[5, True]], {}, "token ids, but True"),
+        (ARMS, TEXTS, {"read": [2, 999]}, "0 to 29 here, but 999"),
+        (ARMS, TEXTS, {"read": [-1]}, "but -1"),
+        (ARMS, TEXTS, {"read": [True, False]}, "but True"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arms, texts, how, named):
     refused(named, an_lm("diffusion").compare, arms, texts, samples=2, **how)
+
+
+def test_the_first_token_of_a_causal_model_and_an_unknown_arm_have_no_cost():
+    lm = an_lm("autoregressive")
+    refused("leaves nothing", lm.compare, ARMS, TEXTS, read=[0])
+    refused("'none', 'sinks', 'random', 'first', got 'zzz'", lm.compare(ARMS, TEXTS).costs, "zzz")

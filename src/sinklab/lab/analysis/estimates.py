@@ -22,6 +22,8 @@ SEEDS = 6
 they were trained
 """
 LEVEL, POWER = 0.95, 0.8
+LUMP = 0.5
+"""share of all differences in one sample from which on it is said"""
 RESAMPLES, MANY, GROUPS = 2000, 200, 50
 
 
@@ -81,6 +83,23 @@ def mean_over(values_S: Any, *, fewest: int = FEWEST) -> Estimate:
     See ``mean_interval``. fewest: samples that an interval takes; `SEEDS` of trained models.
     """
     return _estimate(values_S, np.mean, mean_interval, fewest)
+
+
+def caution(values_S: Any, sample: str = "sample") -> str:
+    """What the sample itself says against an interval of its mean: that one sample bears most of
+    it, or that none differs from 0; "" where it says neither.
+
+    A rare effect that no sample shows cannot be said: docs/statistics.md has how often intervals
+    miss it.
+    """
+    size = np.abs(_known(values_S))
+    if len(size) < FEWEST:
+        return ""
+    if not size.any():
+        unseen = 1 - (1 - LEVEL) ** (1 / len(size))
+        return f"no {sample} differs: an effect in {unseen:.0%} of them could be missed"
+    share = size.max() / size.sum()
+    return f"one {sample} bears {share:.0%} of it" if share >= LUMP else ""
 
 
 def median_over(values_S: Any) -> Estimate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,13 +89,23 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
 def ids_to_score(loaded: Loaded, text: str | Sequence[int]) -> list[int]:
     """Ids of a text as the tokenizer reads it alone; ids as they are.
 
-    Raises ValueError for a text that is not token ids, of a checkpoint without tokenizer files.
+    Raises ValueError for what is no text and no token ids, and for a text that is not token ids, of
+    a checkpoint without tokenizer files.
     """
     if not isinstance(text, str):
-        return list(text)
+        try:
+            return [_whole(one) for one in text]
+        except TypeError as error:
+            raise ValueError(f"a text is a string or a list of token ids, but {error}") from error
     if loaded.tokenizer is None:
         return list(encode(loaded, text).ids)
     return list(loaded.tokenizer(text)["input_ids"])
+
+
+def _whole(number: Any) -> int:
+    if isinstance(number, bool):
+        raise TypeError(f"{number} is no whole number")
+    return operator.index(number)
 
 
 def read_prompts(path: str | Path, samples: int | None = None) -> tuple[str, ...]:

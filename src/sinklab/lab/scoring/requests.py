@@ -84,7 +84,6 @@ def read_requests(
             f"groups name the group of every request, got {len(groups)} for {len(requests)} "
             "requests"
         )
-    config = loaded.config
     is_diffusion = loaded.is_diffusion
     limit = limit_of(loaded)
     found = []
@@ -102,17 +101,7 @@ def read_requests(
                 f"context of {loaded.name} is {limit}; shorten it, or score it in chunks with "
                 "rolling"
             )
-        wrong = [token for token in (*context, *continuation) if not 0 <= token < config.vocab_size]
-        if wrong:
-            raise ValueError(
-                f"request {number} holds the id {wrong[0]}, but {loaded.name} knows 0 to "
-                f"{config.vocab_size - 1}; encode the text with its own tokenizer"
-            )
-        if is_diffusion and config.mask_token_id in continuation:
-            raise ValueError(
-                f"the continuation of request {number} holds [MASK] (id {config.mask_token_id}), "
-                "which marks what is to be predicted and cannot be scored; remove it"
-            )
+        check_ids(loaded, f"request {number}", context, continuation)
         if groups is not None:
             group = int(groups[number])
         elif context:
@@ -125,6 +114,24 @@ def read_requests(
         dropped = max(0, len(context) + len(continuation) - limit - (not is_diffusion))
         found.append(Request(number, context[dropped:], continuation, group, dropped))
     return found
+
+
+def check_ids(loaded: Loaded, name: str, given: Ids, scored: Ids) -> None:
+    """Raise ValueError for ids that the model does not know, and for a [MASK] that is to be scored;
+    `name` is that of the text.
+    """
+    config = loaded.config
+    wrong = [token for token in (*given, *scored) if not 0 <= token < config.vocab_size]
+    if wrong:
+        raise ValueError(
+            f"{name} holds the id {wrong[0]}, but {loaded.name} knows 0 to "
+            f"{config.vocab_size - 1}; encode the text with its own tokenizer"
+        )
+    if loaded.is_diffusion and config.mask_token_id in scored:
+        raise ValueError(
+            f"{name} holds [MASK] (id {config.mask_token_id}), which marks what is to be "
+            "predicted and cannot be scored; remove it"
+        )
 
 
 def start_token(loaded: Loaded, empty: str, remedy: str) -> int:

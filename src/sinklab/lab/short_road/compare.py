@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from sinklab.core.probing import Dose, Intervention, RemovalRecord, trace
 from sinklab.lab.analysis.answers import CONTROLS, counted
-from sinklab.lab.analysis.estimates import FEWEST, Estimate, mean_over, mean_p
+from sinklab.lab.analysis.estimates import FEWEST, Estimate, caution, mean_over, mean_p
 from sinklab.lab.analysis.strongest import STRONG
 from sinklab.lab.analysis.verdicts import Verdict, holm
 from sinklab.lab.checkpoints.controls import UNTRAINED
@@ -24,6 +24,7 @@ from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring.heldout import BATCH, heldout_rows, under_arms
 from sinklab.lab.scoring.prompts import ids_to_score
 from sinklab.lab.scoring.requests import (
+    check_ids,
     check_positions,
     digest,
     limit_of,
@@ -85,7 +86,15 @@ class Comparison:
     def costs(self, arm: str, other: str | None = None) -> pd.Series:
         """Nats per token of each text under an arm, less those under another; no edit if left
         out.
+
+        Raises ValueError for an arm that was not compared.
         """
+        known = [*self.rows["arm"].unique()]
+        for name in (arm, other or arm):
+            if name not in known:
+                raise ValueError(
+                    f"arms of this comparison are {', '.join(map(repr, known))}, got {name!r}"
+                )
         nats = self.rows.groupby(["arm", "text"], sort=False)["nats"].mean()
         return nats[arm] - nats[self.baselines[arm] if other is None else other]
 
@@ -113,7 +122,8 @@ class Comparison:
             line |= {"cost_low": low, "cost_high": high}
             line |= {name: by_arm[name][arm] for name in ("removed", "regrown")}
             lines.append(line | {"holds": verdict})
-            sentences.append(_sentence(line, cost, verdict, is_pair=other is not None))
+            said = caution(self.costs(arm, other), "text")
+            sentences.append(_sentence(line, cost, verdict, said, is_pair=other is not None))
         return Summary(tuple(sentences), pd.DataFrame(lines))
 
     def plot(self, axes: Any = None, *, theme: str = "light") -> Any:
@@ -138,25 +148,29 @@ class Comparison:
         return drawn
 
 
-def _sentence(line: dict[str, Any], cost: Estimate, holds: bool | None, *, is_pair: bool) -> str:
+def _sentence(
+    line: dict[str, Any], cost: Estimate, holds: bool | None, said: str, *, is_pair: bool
+) -> str:
     number = f"{cost.value:+.3f}".replace("-", "−")
-    texts = counted(cost.samples, "text")
-    if cost.samples < FEWEST:
-        interval = f"inconclusive with {texts}, {FEWEST} needed"
+    parts = [counted(cost.samples, "text")]
+    if cost.is_interval:
+        parts.append(f"95 % {cost.low:+.3f} … {cost.high:+.3f}".replace("-", "−"))
     else:
-        interval = f"{texts}, 95 % {cost.low:+.3f} … {cost.high:+.3f}".replace("-", "−")
+        parts.append(f"{FEWEST} needed for a verdict")
+    number += f" nats per token ({', '.join(filter(None, [*parts, said]))})"
     if is_pair:
-        words = "is not distinguishable from"
+        words = f"{line['arm']} against {line['against']}"
         if holds is not None:
-            words = "costs more than" if holds else "costs less than"
-        return f"{line['arm']} {words} {line['against']}: {number} nats per token ({interval})."
-    words = "inconclusive"
-    if holds is not None:
-        words = "costs" if holds else "helps"
+            words = f"{line['arm']} costs {'more' if holds else 'less'} than {line['against']}"
+        elif cost.is_interval:
+            words = f"{line['arm']} is not distinguishable from {line['against']}"
+        return f"{words}: {number}."
+    words = ""
+    if cost.is_interval:
+        words = {True: ", costs", False: ", helps", None: ", inconclusive"}[holds]
     return (
-        f"{line['arm']}: {number} nats per token ({interval}), {words}; "
-        f"{100 * line['removed']:.1f} % of the attention removed, a new sink in "
-        f"{100 * line['regrown']:.1f} % of heads."
+        f"{line['arm']}: {number}{words}; {100 * line['removed']:.1f} % of the attention removed, "
+        f"a new sink in {100 * line['regrown']:.1f} % of heads."
     )
 
 
@@ -172,7 +186,12 @@ def compare(
     progress: Callable[[str], object] | None = None,
 ) -> Comparison:
     """The comparison that `LM.compare` describes."""
-    if not arms or NONE in arms or not isinstance(arms, Mapping):
+    if (
+        not isinstance(arms, Mapping)
+        or not arms
+        or NONE in arms
+        or not all(isinstance(name, str) for name in arms)
+    ):
         raise ValueError(
             f"a comparison needs arms {{name: edits}}, and {NONE!r} is always one; got "
             f"{', '.join(map(repr, arms)) or 'no arm'}"
@@ -186,12 +205,17 @@ def compare(
     if controls:
         for kind, make in UNTRAINED.items():
             models[f" ({CONTROLS[kind]})"] = make(lm, seed)
-    encoded = [_ids_of(lm, text) for text in texts]
+    encoded = [_ids_of(lm, text, number) for number, text in enumerate(texts)]
+    _check_samples(encoded, read)
     frames, baselines = [], {}
     for suffix, model in models.items():
         is_diffusion = model.family == "diffusion"
         edits: dict[str, tuple[Intervention, ...]] = {NONE + suffix: ()}
         for name, given in arms.items():
+            if name + suffix in baselines:
+                raise ValueError(
+                    f"{name + suffix!r} is the name of an arm and of a control; rename the arm"
+                )
             several = [given] if isinstance(given, str) or hasattr(given, "handler") else given
             edits[name + suffix] = scoring_edits(several, is_diffusion=is_diffusion)
             baselines[name + suffix] = NONE + suffix
@@ -206,7 +230,7 @@ def compare(
     return Comparison(rows[columns], baselines)
 
 
-def _ids_of(lm: Loaded, text: str | Sequence[int]) -> list[int]:
+def _ids_of(lm: Loaded, text: str | Sequence[int], number: int) -> list[int]:
     ids = ids_to_score(lm, text)
     limit = limit_of(lm)
     if not 2 <= len(ids) <= limit:
@@ -214,7 +238,28 @@ def _ids_of(lm: Loaded, text: str | Sequence[int]) -> list[int]:
             f"a text to compare has 2 to {limit} tokens with {lm.name}, but one has {len(ids)}; "
             "cut it"
         )
+    check_ids(lm, f"text {number}", (), without_closing(lm.model, ids))
     return ids
+
+
+def _check_samples(encoded: list[list[int]], read: str | Sequence[int]) -> None:
+    """Raise ValueError for a text that is given twice, which is one sample, and for positions that
+    no text has.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    for number, ids in enumerate(encoded):
+        first = numbers.setdefault(tuple(ids), number)
+        if first != number:
+            raise ValueError(
+                f"the sample is the text, but text {number} is text {first} again; give each once"
+            )
+    if not isinstance(read, str):
+        last = max(map(len, encoded)) - 1
+        for one in read:
+            if isinstance(one, bool) or one not in range(last + 1):
+                raise ValueError(
+                    f"read names positions of the texts, 0 to {last} here, but {one!r} is none"
+                )
 
 
 def without_closing(model: Any, ids: list[int]) -> list[int]:
@@ -259,13 +304,17 @@ def _under_arms(
     """Rows of one text under every arm, by the arm's name."""
     ids_S = torch.tensor(ids)
     read_S = positions_read(read, len(ids))
+    scored_S = scored_tokens(loaded, ids)
+    read_S &= scored_S
+    if not read_S.any():
+        raise ValueError(
+            f"read={read!r} leaves nothing of a text of {len(ids)} tokens, of which "
+            f"{int(scored_S.sum())} are scored: a first token, or [CLS] and [SEP], are given"
+        )
     is_diffusion = loaded.is_diffusion
+    masked_NS, weight_N = torch.zeros(1, len(ids), dtype=torch.bool), torch.ones(1)
     if is_diffusion:
-        masked_NS, weight_N = _masks(loaded, ids, place[0], samples)
-    else:
-        masked_NS, weight_N = torch.zeros(1, len(ids), dtype=torch.bool), torch.ones(1)
-        # nothing is read before the first token
-        read_S[0] = False
+        masked_NS, weight_N = _masks(loaded, ids, scored_S, place[0], samples)
     nats = {name: torch.zeros(len(ids), dtype=torch.float64) for name in edits}
     doses: dict[str, list[Dose]] = {name: [] for name in edits}
     regrown: dict[str, list[Tensor]] = {name: [] for name in edits}
@@ -296,6 +345,10 @@ def _under_arms(
                 doses[name].append(Dose.of(records))
                 regrown[name].append(_regrown(records, before_BLHK))
     for name in edits:
+        if bool(nats[name].isnan().any()):
+            raise ValueError(
+                f"{loaded.name} gave NaN logits under the arm {name!r}; try another dtype"
+            )
         removed = Dose.pooled(doses[name]).removed if edits[name] else 0.0
         columns: dict[str, Any] = {
             "position": read_S.nonzero()[:, 0].numpy(),
@@ -306,23 +359,32 @@ def _under_arms(
         yield name, pd.DataFrame(columns)
 
 
-def _masks(loaded: Loaded, ids: list[int], seed: int, samples: int) -> tuple[Tensor, Tensor]:
+def scored_tokens(loaded: Loaded, ids: list[int]) -> Tensor:
+    """Tokens of a text that have a loss, bool (S,): all but the first of a causal model, or a start
+    token and the closing of a text, which are given.
+    """
+    scored_S = torch.ones(len(ids), dtype=torch.bool)
+    scored_S[len(without_closing(loaded.model, ids)) :] = False
+    if not loaded.is_diffusion or ids[0] == loaded.special.bos:
+        scored_S[0] = False
+    return scored_S
+
+
+def _masks(
+    loaded: Loaded, ids: list[int], scored_S: Tensor, seed: int, samples: int
+) -> tuple[Tensor, Tensor]:
     """Random masks of a text (N, S) and their weights (N,), so that the weighted losses of masked
     tokens add up to the Monte Carlo bound (LLaDA, arXiv 2502.09992, Eq. 6).
     """
-    maskable_S = torch.ones(len(ids), dtype=torch.bool)
-    # a start token and the closing of a text are given
-    ids = without_closing(loaded.model, ids)
-    maskable_S[len(ids) :] = False
     # groups as in `score` and `rolling`, so that the masks are those of `LM.loss`
-    group = digest(ids, (0,))
-    if ids[0] == loaded.special.bos:
-        maskable_S[0] = False
+    if scored_S[0]:
+        group = digest(without_closing(loaded.model, ids), (0,))
+    else:
         group = digest(ids[:1], ())
     settings = LikelihoodSettings(samples=samples, seed=seed)
-    plan = monte_carlo(int(maskable_S.sum()), group, settings, merge=False)
-    masked_NS = torch.zeros(len(plan.masked_NL), len(maskable_S), dtype=torch.bool)
-    masked_NS[:, maskable_S] = plan.masked_NL
+    plan = monte_carlo(int(scored_S.sum()), group, settings, merge=False)
+    masked_NS = torch.zeros(len(plan.masked_NL), len(scored_S), dtype=torch.bool)
+    masked_NS[:, scored_S] = plan.masked_NL
     return masked_NS, torch.from_numpy(plan.weights_n[plan.numbers_N]) / samples
 
 

@@ -253,7 +253,8 @@ class LM(loading.Loaded):
             costs.summary()
 
         All arms read the same masks, so that their differences are paired. Losses are those of
-        :meth:`loss`, token by token; the result has ``summary()``, ``plot()`` and ``to_pandas()``.
+        :meth:`loss`, token by token; a causal model is given the first token of each text. The
+        result has ``summary()``, ``plot()`` and ``to_pandas()``.
 
         Args:
             arms: name -> an edit, its text, or several that act together.
@@ -268,8 +269,8 @@ class LM(loading.Loaded):
             progress: called with a short text for each text.
 
         Raises:
-            ValueError: for no arms, a text that does not fit the model, and edits that do not fit a
-                text that is read once.
+            ValueError: for no arms, a text that does not fit the model or is given twice, edits
+                that do not fit a text that is read once, and losses that are NaN.
         """
         from sinklab.lab.short_road.compare import compare
 
