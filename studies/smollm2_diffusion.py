@@ -18,8 +18,10 @@ data/ has the benchmarks.
 """
 
 import argparse
+import hashlib
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -48,6 +50,8 @@ BASE = os.environ.get("SINKLAB_BASE", "smollm2")
 BOOKS = Path(os.environ.get("SINKLAB_BOOKS", "../shared/data/books_pd"))
 DATA = Path(os.environ.get("SINKLAB_SHARED", "../shared")) / "data"
 RESULTS = Path(__file__).with_suffix("")
+PUBLISHED = "6cebc001ef124ddd30ac36261b335279c2b4d618"
+"""The commit whose tree has the adapters of every measured point."""
 
 SIBLINGS: dict[str, dict[str, Any]] = {
     "iii": {"logit_shift": True},
@@ -112,7 +116,7 @@ class Stage:
         is_first = self.begins == 0
         changes = dict(SIBLINGS[self.sibling])
         if not is_first:
-            changes["adapters"] = str(adapters_of(self.name, self.begins))
+            changes["adapters"] = str(fetched(adapters_of(self.name, self.begins)))
         return recipe(
             "qwen-0.5b",
             init_from=BASE,
@@ -172,7 +176,8 @@ def train_all() -> None:
     """Every stage that is not complete; an interrupted one goes on from its last checkpoint."""
 
     for stage in stages():
-        if adapters_of(stage.name, stage.ends).is_file():
+        file = adapters_of(stage.name, stage.ends)
+        if file.is_file() or file.stem in published():
             continue
         begun = (stage.folder / "run.json").is_file()
         if not begun or open_run(stage.folder).info.status != "complete":
@@ -190,8 +195,33 @@ def tell(stage: Stage, text: str) -> None:
 
 
 def adapters_of(run: str, step: int) -> Path:
-    """Where the adapters of a point are kept, beside the results."""
+    """Where the adapters of a point are kept, beside the results: 7 MB each, so not in git."""
     return RESULTS / "adapters" / f"{run}-{step}.safetensors"
+
+
+def published() -> dict[str, str]:
+    """SHA-256 of the adapters that `PUBLISHED` has, by the name of their point."""
+    file = RESULTS / "adapters.json"
+    return json.loads(file.read_text("utf-8"))["sha256"] if file.is_file() else {}
+
+
+def fetched(file: Path) -> Path:
+    """Adapters; where they are not here, out of the commit that has them.
+
+    Exits where that commit cannot be had, and where they are not those that were measured.
+    """
+    if not file.is_file():
+        git = ["git", "-C", str(Path(__file__).parents[1])]
+        path = f"{PUBLISHED}:studies/smollm2_diffusion/adapters/{file.name}"
+        found = subprocess.run([*git, "show", path], capture_output=True)
+        if found.returncode:
+            subprocess.run([*git, "fetch", "--depth", "1", "origin", PUBLISHED])
+            found = subprocess.run([*git, "show", path], capture_output=True)
+        if hashlib.sha256(found.stdout).hexdigest() != published().get(file.stem):
+            raise SystemExit(f"{file.name} is needed, and `git show {path}` does not give it")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(found.stdout)
+    return file
 
 
 def take_adapters(of: Iterable[Stage]) -> None:
@@ -250,16 +280,16 @@ class Point:
         if self.adapters is None:
             return from_causal(BASE, logit_shift=True, **dict(self.settings))
         if not self.is_autoregressive:
-            return load_adapters(BASE, self.adapters)
+            return load_adapters(BASE, fetched(self.adapters))
         loaded = from_causal(BASE, logit_shift=True)
-        add_adapters(loaded.model, read_adapters(self.adapters)[1])
+        add_adapters(loaded.model, read_adapters(fetched(self.adapters))[1])
         return loaded
 
     def as_trained(self) -> Any:
         """The same, but a model of the next token as an autoregressive one."""
         if not self.is_autoregressive:
             return self.load()
-        return load(BASE) if self.adapters is None else load_adapters(BASE, self.adapters)
+        return load(BASE) if self.adapters is None else load_adapters(BASE, fetched(self.adapters))
 
 
 def points() -> Iterator[Point]:
@@ -269,16 +299,16 @@ def points() -> Iterator[Point]:
     yield Point("parent", attention="causal")
     yield Point("lifted")
     yield Point("lifted-sink", settings=(("sink_count", 1), ("sink_kind", "token")))
-    for file in sorted(
-        (RESULTS / "adapters").glob("*.safetensors"), key=lambda one: (steps_of(one), one.name)
-    ):
-        sibling = file.name.split("-")[0]
-        yield Point(file.stem, file, "causal" if sibling in ("i", "ii") else "full")
+    kept = {file.stem for file in (RESULTS / "adapters").glob("*.safetensors")}
+    for name in sorted(kept | {*published()}, key=lambda one: (steps_of(one), one)):
+        sibling = name.split("-")[0]
+        file = RESULTS / "adapters" / f"{name}.safetensors"
+        yield Point(name, file, "causal" if sibling in ("i", "ii") else "full")
 
 
-def steps_of(file: Path) -> int:
-    """Steps in all of a file of adapters."""
-    return int(file.stem.split("-")[-1])
+def steps_of(name: str) -> int:
+    """Steps in all of a point, by its name."""
+    return int(name.split("-")[-1])
 
 
 PARTS = (
