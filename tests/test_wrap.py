@@ -7,7 +7,19 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
-from transformers import GPT2Config, GPT2LMHeadModel, ModernBertConfig, ModernBertForMaskedLM
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import sinklab
 from pictures import draw_only as draw_only
@@ -324,15 +336,53 @@ def test_what_cannot_be_told_is_asked_for():
     refused(r"pass mask_id=", sinklab.wrap, Plain(causal=False), kind="diffusion")
     refused(f"0 to {ROWS - 1}, but is {ROWS}", sinklab.wrap, tiny_masked("bert"), mask_id=ROWS)
     refused("bidirectional", sinklab.wrap, tiny_masked("bert"), kind="bidirectional")
-    refused(
-        "must map token ids",
-        sinklab.wrap(tiny_masked("bert").bert, mask_id=MASK, kind="masked").loss,
-        [7, 8],
-    )
+    headless = tiny_masked("bert").bert
+    refused("must map token ids", sinklab.wrap, headless, mask_id=MASK, kind="masked")
     with pytest.raises(TypeError, match=r"wrap\(model, tokenizer\)"):
         sinklab.load(tiny_masked("bert"))
     with pytest.raises(TypeError, match="already"):
         sinklab.wrap(sinklab.load("tiny"))  # type: ignore[arg-type]
+
+
+def test_a_kind_that_one_forward_disproves_is_refused():
+    for reads_both in (tiny_masked("bert"), Plain(causal=False)):
+        refused(r'kind="diffusion"', sinklab.wrap, reads_both, kind="autoregressive")
+    for kind in ("diffusion", "masked"):
+        refused(r'kind="autoregressive"', sinklab.wrap, Plain(causal=True), mask_id=MASK, kind=kind)
+
+
+def test_an_encoder_decoder_is_refused_by_its_name():
+    sizes = {"vocab_size": ROWS, "d_model": 16, "pad_token_id": PAD, "decoder_start_token_id": CLS}
+    ends = {"bos_token_id": CLS, "eos_token_id": SEP}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    layers = {"encoder_layers": 1, "decoder_layers": 1}
+    bart = BartForConditionalGeneration(BartConfig(**sizes, **ends, **heads, **layers))
+    t5 = T5ForConditionalGeneration(
+        T5Config(**sizes, d_kv=8, d_ff=16, num_layers=1, num_heads=2, eos_token_id=SEP)
+    )
+    small = BertConfig(**{**SIZES, "num_hidden_layers": 1})
+    both = EncoderDecoderModel(EncoderDecoderConfig.from_encoder_decoder_configs(small, small))
+    for model in (bart, t5, both):
+        for kind in ("autoregressive", "diffusion", "masked", None):
+            refused(f"{type(model).__name__} .*trace", sinklab.wrap, model, mask_id=MASK, kind=kind)
+
+
+class Named(Plain):
+    def forward(self, *, ids):
+        return super().forward(ids)
+
+
+class Two(Plain):
+    def forward(self, ids, times):
+        return super().forward(ids)
+
+
+def test_what_does_not_take_ids_alone_is_refused_by_name():
+    for kind in ("diffusion", None):
+        refused("got a function", sinklab.wrap, lambda ids: ids, mask_id=MASK, kind=kind)
+        for module in (Named(causal=False), Two(causal=False)):
+            refused(f"{type(module).__name__}.forward", sinklab.wrap, module, mask_id=MASK)
+    refused("'times'", sinklab.wrap, Two(causal=False), mask_id=MASK, kind="diffusion")
 
 
 def test_a_checkpoint_of_no_family_is_pointed_to_wrap(tmp_path):

@@ -4,7 +4,9 @@
 
 import json
 import re
+import struct
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,49 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch):
     refused(r"b\.gguf.*damaged", sinklab.load, tmp_path / "b.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
     refused(r"b\.gguf.*pip install gguf", describe, tmp_path / "b.gguf")
+
+
+def at_key(file, key):
+    """Byte of the type of a field's value, which stands behind its key."""
+    return file.read_bytes().index(key) + len(key)
+
+
+def at_tensor(file, name):
+    """Byte of the type of a tensor, in front of its offset; behind name, number of axes, axes."""
+    content = file.read_bytes()
+    behind = content.index(name) + len(name)
+    return behind + 4 + 8 * struct.unpack_from("<I", content, behind)[0]
+
+
+LAST = b"blk.1.ffn_down.weight"
+DAMAGE = {
+    "blk.1.attn_norm.weight": lambda file: (at_key(file, b"llama.block_count") + 4, "<I", 1),
+    "blk.0.attn_norm.weight": lambda file: (at_key(file, b"llama.block_count") + 4, "<I", 0),
+    # Q8_0 -> Q4_0 and Q5_0
+    "blk.0.attn_k.weight": lambda file: (at_tensor(file, b"blk.0.attn_q.weight"), "<I", 2),
+    "blk.1.attn_k.weight": lambda file: (at_tensor(file, b"blk.1.attn_q.weight"), "<I", 6),
+    "the file ends": lambda file: (at_tensor(file, LAST), "<I", 1),
+    LAST.decode(): lambda file: (at_tensor(file, LAST) + 4, "<Q", 32),
+    "blk.1.ffn_up.weight": lambda file: (at_tensor(file, b"blk.1.ffn_up.weight") + 4, "<Q", -32),
+    "arrays of arrays": lambda file: (at_key(file, b"tokenizer.ggml.tokens") + 4, "<I", 9),
+    "a value should be": lambda file: (
+        at_key(file, b"tokenizer.ggml.token_type") + 4,
+        "<IQ",
+        0,
+        2**60,
+    ),
+}
+
+
+@pytest.mark.parametrize("fragment", DAMAGE)
+def test_a_header_that_does_not_fit_the_file_is_refused_by_name(fragment, file):
+    place, form, *values = DAMAGE[fragment](file)
+    content = bytearray(file.read_bytes())
+    struct.pack_into(form.replace("Q", "q"), content, place, *values)
+    file.write_bytes(content)
+    started = time.process_time()
+    refused(fragment, sinklab.load, file)
+    assert time.process_time() - started < 60
 
 
 def test_a_name_stands_for_the_file_of_an_installed_package(tmp_path, monkeypatch):

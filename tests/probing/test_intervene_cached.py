@@ -10,7 +10,8 @@ import torch
 from probed import PROMPTS, canvas_of, decoded
 from torch.testing import assert_close
 
-from sinklab.core.probing import intervene, trace
+from refusals import refused
+from sinklab.core.probing import BlockKeys, TopKeys, intervene, trace
 from sinklab.core.sampling import denoise, guided
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.lab.caching import DualCache, PrefixCache
@@ -239,3 +240,36 @@ def test_what_a_clean_pass_chose_ahead_of_a_run_is_taken_in_it():
     assert not torch.equal(first, second)
     for run, columns in ((log.removals[:NEW], first), (log.removals[NEW:], second)):
         assert all(torch.equal(removal.columns_BLHM, columns) for removal in run)
+
+
+REORDERING = {
+    "beam_search": {"num_beams": 3},
+    "beam_sample": {"num_beams": 2, "do_sample": True, "use_cache": False},
+    "assisted_generation": {"prompt_lookup_num_tokens": 2},
+}
+
+
+@pytest.mark.parametrize("mode", REORDERING)
+def test_a_choice_of_the_step_before_is_refused_where_generate_reorders_rows(mode):
+    model = llama(causal=True)
+    ids_BS = torch.tensor([[5, 6, 7, 8, 5, 6]])
+
+    def write(*edits, **how):
+        with intervene(model, *edits):
+            return model.generate(
+                ids_BS,
+                attention_mask=torch.ones_like(ids_BS),
+                max_new_tokens=6,
+                pad_token_id=0,
+                **how,
+            )
+
+    kept, evicted = BlockKeys(TopKeys(1), when="kept"), MaskSinks(1, removal="evict")
+    for edit in (MaskSinks(1), kept, evicted):
+        refused(f"{mode}.*when='now'", write, edit, **REORDERING[mode])
+    # what is the same in every row and step stays allowed
+    fixed = MaskPositions((1,))
+    assert write(fixed, BlockKeys(TopKeys(1), when="now"), **REORDERING[mode]).shape[0] == 1
+    if mode == "assisted_generation":
+        assert torch.equal(write(fixed, **REORDERING[mode]), write(fixed))
+    assert write(MaskSinks(1)).shape == (1, 12)

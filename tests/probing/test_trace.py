@@ -5,6 +5,8 @@ behind.
 # B batch, H heads, S sequence
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from dataclasses import dataclass
 
@@ -17,6 +19,8 @@ from torch import nn
 from refusals import refused, refusing
 from sinklab.core.probing import Statistic, trace
 from sinklab.core.registry import statistics
+from sinklab.core.sampling import Canvas, denoise
+from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, by_itself, llama
 
 
@@ -79,6 +83,35 @@ def test_nested_traces_and_neighbours_do_not_disturb_each_other():
         model(IDS)
     assert (len(outer.received), len(inner.value_norm), len(beside.received)) == (3, 1, 1)
     assert hooks(model) == hooks(other) == 0
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda recording: pickle.loads(pickle.dumps(recording))]
+)
+def test_a_copy_of_a_recording_has_its_numbers_and_not_the_model(copied):
+    model = tiny_model()
+    canvas = Canvas.from_prompts([[5, 6, 7]], new_tokens=3, mask_id=model.config.mask_token_id)
+    with trace(model, ("received", "output_norm"), canvas=canvas) as recording:
+        for step in denoise(model.denoiser(), canvas):
+            recording.mark(step)
+            other = copied(recording)
+    for name in ("received", "query_state"):
+        assert (other.array(name) == recording.array(name)).all()
+    assert other.steps[-1].ids_BS.tolist() == recording.steps[-1].ids_BS.tolist()
+    assert other.layers == recording.layers
+    refused("a copy", other.mark)
+    held = model.lm_head.weight.numel() * 4
+    assert len(pickle.dumps(recording)) < held + 100_000
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torch_jit_trace_inside_of_a_trace_is_refused_by_name():
+    model = HandWritten().eval()
+    with trace(model) as recording:
+        model(IDS)
+        refused("torch.jit.trace", torch.jit.trace, model, (IDS,))
+        model(IDS)
+    assert recording.array("received").shape[0] == 2
 
 
 def test_traces_may_end_out_of_order():

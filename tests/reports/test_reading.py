@@ -5,10 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from refusals import refused
 from sinklab import open_run
 from sinklab.core.sinks import DEFAULT, find_sinks
+from sinklab.lab.records.storage import file_hash
 from sinklab.lab.records.writing import RunWriter
 from sinklab.lab.reports import as_studies
 from sinklab.lab.reports.sentences import told
@@ -65,3 +68,31 @@ def test_a_run_of_an_earlier_version_is_that_of_last_rows(folder, tmp_path):
     given = {name: about[name] for name in ("kind", "settings", "seed")}
     model = about["model"] | {"reading": "all queries so far"}
     refused(r"model\['reading'\]", RunWriter(run.path, model=model, **given, resume=True).__enter__)
+
+
+def changed(folder, path, change):
+    """A copy of a run whose arrays are others, under the checksum that they have now."""
+    run = open_run(folder).save(path)
+    file = run.path / "attention-0000.safetensors"
+    with safe_open(file, "numpy") as handle:
+        metadata = handle.metadata()
+        arrays = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+    save_file(arrays | change(arrays), file, metadata)
+    about = json.loads((run.path / "run.json").read_text())
+    about["checksums"][file.name] = file_hash(file)
+    (run.path / "run.json").write_text(json.dumps(about))
+    return run.path
+
+
+IMPOSSIBLE = {
+    "'received' .*6": lambda arrays: {"received": np.full_like(arrays["received"], 6e4)},
+    "'received' .*from -": lambda arrays: {"received": -3 * arrays["received"]},
+    "'step'": lambda arrays: {"received": arrays["received"][:1].copy()},
+}
+
+
+@pytest.mark.parametrize("fragment", IMPOSSIBLE)
+def test_numbers_that_no_attention_has_are_refused_by_file_and_array(fragment, folder, tmp_path):
+    path = changed(folder, tmp_path / "run", IMPOSSIBLE[fragment])
+    for read in (lambda: as_studies(open_run(path))[0].measured, lambda: open_run(path).mobility()):
+        refused(rf"attention-0000\.safetensors.*{fragment}", read)

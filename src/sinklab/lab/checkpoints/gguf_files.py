@@ -45,6 +45,8 @@ _FIELDS = {
     "split.count",
     "tokenizer.ggml.add_bos_token",
 }
+# the type of a field
+_ARRAY = 9
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 
@@ -173,6 +175,7 @@ def _read_header(name: str, file: Path, size: int, changed_at: int) -> Header:
         import gguf  # noqa: F401
     with refused(f"the header of {name} cannot be read, the file may be cut short or damaged"):
         reader = _reader(file, size, changed_at)
+        _check_places(reader, size)
         types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
         said = {key: field.contents() for key, field in reader.fields.items() if key in _FIELDS}
         starts = said.get("tokenizer.ggml.add_bos_token")
@@ -207,7 +210,36 @@ def _reader(file: Path, size: int, changed_at: int) -> Any:
         def data(self, mapped: Any) -> None:
             self._data = mapped.view(np.ndarray)
 
-    return Plain(file)
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type == _ARRAY and self._get(orig_offs, np.uint32) == _ARRAY:
+                # nor does llama.cpp read them, and each level would copy those below
+                raise ValueError(f"arrays of arrays are not read, and byte {orig_offs} begins one")
+            found = super()._get_field_parts(orig_offs, raw_type)
+            if not found[0]:
+                # the package would read nothing, as often as the header says
+                raise ValueError(f"a value should be at byte {orig_offs}, but the file ends there")
+            return found
+
+    # an offset that wraps is found below
+    with np.errstate(over="ignore"):
+        return Plain(file)
+
+
+def _check_places(reader: Any, size: int) -> None:
+    """Raises ValueError unless each tensor begins where the one before ends, as llama.cpp asks, and
+    the last ends with the file.
+    """
+    end = expected = reader.data_offset
+    for tensor in reader.tensors:
+        if tensor.data_offset != expected:
+            raise ValueError(
+                f"{tensor.name} begins at byte {tensor.data_offset}, but what stands before it "
+                f"ends at {expected}"
+            )
+        end = expected + tensor.n_bytes
+        expected = end + -end % int(reader.alignment)
+    if not end <= size <= expected:
+        raise ValueError(f"the tensors end at byte {end}, but the file ends at {size}")
 
 
 # transformers' names are changed by one thread at a time
@@ -297,13 +329,29 @@ def read_weights(file: Path, name: str, config: PreTrainedConfig, dtype: torch.d
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(file.parent), gguf_file=file.name, output_loading_info=True, **options
         )
+    model, found = loaded
+    weights = names_to_fill(model)
+    found["surplus"] = _surplus(file, name, weights, config.num_hidden_layers)
     # it maps the file, and holds a vocabulary
     _reader.cache_clear()
-    model, found = loaded
     wrong = {kind: sorted(map(str, names)) for kind, names in found.items() if names}
     if wrong:
         raise ValueError(
-            f"the tensors of {name} do not fit its header ({wrong}); fetch the file again"
+            f"the tensors of {name} do not fit its header ({wrong}); fetch the file again, or load "
+            "the checkpoint that it was made from"
         )
     held = model.state_dict()
-    return GivenAway({one: held[one] for one in names_to_fill(model)})
+    return GivenAway({one: held[one] for one in weights})
+
+
+def _surplus(file: Path, name: str, weights: list[str], layers: int) -> set[str]:
+    """Tensors in a file that become none of these weights: transformers passes over them."""
+    import gguf
+
+    architecture = read_header(file, name).architecture
+    kinds = {one: kind for kind, one in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[architecture], layers)
+    known = {names.get_name(one, (".weight", ".bias")) for one in weights}
+    stored = {one.name for one in _reader(*_version(file)).tensors}
+    # experts are stored in other pieces than transformers has them
+    return {one for one in stored - known if "_exps." not in one}

@@ -458,8 +458,8 @@ def load_adapters(
         revision: of the base on the Hub.
 
     Raises:
-        ValueError: as :func:`sinklab.load`; if the file holds no adapters, or the base has other
-            weights than were adapted.
+        ValueError: as :func:`sinklab.load`; if the file holds no adapters or lacks some, or the
+            base has other weights than were adapted.
     """
     if dtype in ("int8", "int4"):
         raise ValueError(
@@ -477,11 +477,8 @@ def load_adapters(
     else:
         loaded = load(base, **place, **facts.settings)
     model: Any = loaded.model
-    adapters.check_base(model, facts, str(base), str(file))
-    with refused(
-        f"the adapters in {file} do not fit {base}", AttributeError, RuntimeError, KeyError
-    ):
-        adapters.add_adapters(model, tensors)
+    adapters.check_fit(model, facts, tensors, str(base), str(file))
+    adapters.add_adapters(model, tensors)
     for parameter in model.parameters():
         # not model.to(): that would round the rotary frequencies too
         parameter.data = parameter.data.to(number)

@@ -216,14 +216,20 @@ def is_decoder(module: nn.Module) -> bool:
 
 
 @torch.inference_mode()
-def sees_right(model: Any, attention_mask: list[int] | None = None) -> bool:
-    """Whether the second of four tokens sees the last, beside padding if there is some."""
-    ids_BS = torch.tensor([[0, 0, 0, 0], [0, 0, 0, 1]], device=model.device)
-    real_BS: Tensor | None = None
+def sees_right(model: Any, attention_mask: list[int] | None = None) -> float:
+    """How much the last of four tokens changes the logits of the third, beside padding if there is
+    some: the largest change in units of their rounding. 0 if it sees nothing, and little more in a
+    causal model whose experts round by the number of their tokens.
+    """
+    real_1S: Tensor | None = None
     if attention_mask is not None:
-        real_BS = ids_BS.new_tensor([attention_mask, attention_mask])
-    one_V, other_V = model(ids_BS, attention_mask=real_BS).logits[:, 1]
-    return not torch.equal(one_V, other_V)
+        real_1S = torch.tensor([attention_mask], device=model.device)
+    found = []
+    for last in (0, 1):
+        ids_1S = torch.tensor([[0, 0, 0, last]], device=model.device)
+        found.append(model(ids_1S, attention_mask=real_1S).logits[0, 2].float())
+    rounding = torch.finfo(model.dtype).eps * found[0].abs().max()
+    return float((found[1] - found[0]).abs().max() / rounding)
 
 
 def logits_of(output: Any, ids_BS: Tensor, module: nn.Module) -> Tensor:

@@ -3,6 +3,7 @@ tokens around its texts.
 """
 
 import copy
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from sinklab.core.compat import stated
+from sinklab.core.compat import config_value, stated
 from sinklab.core.errors import one_of
 from sinklab.core.models.diffusion_lm import DiffusionLM
 from sinklab.lab.checkpoints.families import Family, SpecialIds
@@ -22,17 +23,39 @@ from sinklab.lab.checkpoints.wrapped import (
     position_limits,
     sees_right,
 )
+from sinklab.lab.files import refused
 
 KINDS = ("autoregressive", "diffusion", "masked")
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
+MOST_ROUNDED = 8
+"""Change of a logit, in units of its rounding, that a causal model may show."""
 HOW = "sinklab.wrap(model, tokenizer)"
 _MARKS = {"masked": ("ForMaskedLM",), "autoregressive": ("ForCausalLM", "LMHeadModel")}
 """Parts of the names of transformers' classes that say a model's kind."""
 
 
+def check_module(model: object) -> None:
+    """Raises ValueError for what is no module, an encoder-decoder, and a forward that wants more
+    than ids.
+    """
+    name = type(model).__name__
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"wrap takes an nn.Module that maps token ids to logits, got a {name}; make it one"
+        )
+    if config_value(model, "is_encoder_decoder"):
+        raise ValueError(
+            f"wrap takes a model that reads one text, but {name} has an encoder and a decoder; "
+            "sinklab.trace records the attention of both"
+        )
+    taken = inspect.signature(model.forward)
+    fault = f"wrap gives a module token ids alone, but {name}.forward takes {taken}; change it"
+    with refused(fault, TypeError):
+        taken.bind(None)
+
+
 def kind_of(model: nn.Module) -> str:
-    """One of :data:`KINDS`, if the class, or else the config, of a module says it. One that is
-    called causal is asked whether it is.
+    """One of :data:`KINDS`, if the class, or else the config, of a module says it.
 
     Raises:
         ValueError: if neither does.
@@ -43,9 +66,7 @@ def kind_of(model: nn.Module) -> str:
     names = [type(model).__name__, *(stated(config, "architectures") or ())]
     for name in names:
         for kind, marks in _MARKS.items():
-            if not any(mark in name for mark in marks):
-                continue
-            if kind != "autoregressive" or not is_decoder(model) or not sees_right(model.eval()):
+            if any(mark in name for mark in marks):
                 return kind
     if stated(config, "is_decoder"):
         return "autoregressive"
@@ -93,8 +114,8 @@ def wrapped(
         sizes: those of :data:`SIZES`.
 
     Raises:
-        ValueError: for an unknown kind, a mask id outside the vocabulary, and one of a model that
-            has no masks.
+        ValueError: for an unknown kind, one that a forward disproves, a mask id outside the
+            vocabulary, and one of a model that has no masks.
     """
     one_of("kind", kind, KINDS)
     config = config_of(model)
@@ -109,11 +130,8 @@ def wrapped(
                 "say kind"
             )
         found |= {"family": "autoregressive", "special": replace(special, mask=None)}
-        if is_decoder(model) and stated(config, "max_position_embeddings") is not None:
-            # it is one already, with its own cache
-            return found | {"model": model, "context": config.max_position_embeddings}
         about = _about(model, config, sizes, found["special"])
-        return found | {"model": WrappedLM(model, about), "context": about.text_positions}
+        return found | _reading(model, config, about)
     if isinstance(model, DiffusionLM):
         if mask_id not in (None, config.mask_token_id):
             raise ValueError(
@@ -155,16 +173,38 @@ def wrapped(
     return found | {"model": _filling(model, about), "context": about.text_positions}
 
 
+def _reading(model: nn.Module, config: Any, about: WrappedConfig) -> dict[str, Any]:
+    """The module as one that reads from left to right, and its context. Raises ValueError if its
+    tokens see those to their right.
+    """
+    found: dict[str, Any] = {"model": WrappedLM(model, about), "context": about.text_positions}
+    if is_decoder(model) and stated(config, "max_position_embeddings") is not None:
+        # it is one already, with its own cache
+        found = {"model": model, "context": config.max_position_embeddings}
+    if sees_right(found["model"]) > MOST_ROUNDED:
+        raise ValueError(
+            f"{type(model).__name__} is to read from left to right, but its tokens see those to "
+            'their right; pass kind="diffusion" or kind="masked"'
+        )
+    return found
+
+
 def _filling(model: nn.Module, about: WrappedConfig) -> WrappedLM:
-    """The module as one that fills masks. Raises ValueError for a decoder of transformers that is
-    causal beside padding, whose mask is built by the config whatever the layers say.
+    """The module as one that fills masks. Raises ValueError if it is causal, or a decoder of
+    transformers that is causal beside padding, whose mask is built by the config whatever the
+    layers say.
     """
     filling = WrappedLM(model, about)
-    if is_decoder(model) and not sees_right(filling, [0, 1, 1, 1]):
-        raise ValueError(
-            f"{type(model).__name__} is to fill masks, but with padding in a batch its tokens see "
-            "none to their right: set model.config.is_causal = False before it is wrapped"
-        )
+    paddings: dict[str, list[int] | None] = {"": None}
+    if is_decoder(model):
+        paddings[" beside padding"] = [0, 1, 1, 1]
+    for beside, attention_mask in paddings.items():
+        if sees_right(filling, attention_mask) == 0:
+            raise ValueError(
+                f"{type(model).__name__} is to fill masks, but{beside} its tokens see none to "
+                'their right: pass kind="autoregressive", or before it is wrapped set '
+                "model.config.is_causal = False, if it is a decoder of transformers"
+            )
     return filling
 
 

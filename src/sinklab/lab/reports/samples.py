@@ -109,6 +109,8 @@ class Reader:
         return pd.DataFrame()
 
 
+MOST = 1.002
+"""Share of attention that a key may have in float16, which rounds both it and the queries."""
 MASK = "[MASK]"
 ADDED = "added sink"
 _COLUMNS = {
@@ -265,7 +267,18 @@ class Sample:
         factor_T = even_share(np.ones_like(counts_TK), counts_TK, positions_T)[0][:, 0, 0, 0]
         for steps, rows_TLHK in self._rows():
             scaled = even_share(rows_TLHK, counts_TK[steps], positions_T[steps])
+            self._check_possible(*scaled)
             yield from apart((steps,), *scaled, rows_TLHK, factor_T[steps])
+
+    def _check_possible(self, received_TLHK: np.ndarray, visible: np.ndarray) -> None:
+        """Raises ValueError for attention that no query can have given."""
+        if (received_TLHK < 0).any() or (received_TLHK > MOST * visible).any():
+            raise ValueError(
+                f"{self.run.path / ARRAYS.file(self.attention, self.index)} is damaged: a key gets "
+                f"a share of 0 to 1 of each query's attention, but {self.received!r} has sums from "
+                f"{np.nanmin(received_TLHK):.6g} to {np.nanmax(received_TLHK):.6g} of at most "
+                f"{np.nanmax(visible):.6g} queries. Run it again."
+            )
 
     def read(self, *counters: Counter) -> Seen:
         """Read the attention once, for ``seen`` and for ``counters``."""
@@ -465,8 +478,7 @@ class Sample:
 
     @cached_property
     def ages_TS(self) -> np.ndarray:
-        """One of ``sinks.AGES`` (masked, just committed, committed, prompt), None if the position
-        does not exist; object.
+        """Masked, just committed, committed or prompt; None if the position does not exist; object.
 
         Just committed: masked, or not there yet, at the recorded step before.
         """
@@ -474,7 +486,7 @@ class Sample:
 
     @cached_property
     def classes_TS(self) -> np.ndarray:
-        """Class of the token, one of ``sinks.CLASSES``; None if the position does not exist."""
+        """Class of the token; None if the position does not exist."""
         specials_TS = self.specials_TS.copy()
         specials_TS[self.states_TS == 0] = "mask"
         return token_classes(self.texts_TS, specials_TS, self._grid["template"])

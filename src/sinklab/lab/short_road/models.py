@@ -347,13 +347,15 @@ def wrap(
             text. When left out, the kind of the class (…ForCausalLM, …ForMaskedLM).
 
     Raises:
-        ValueError: if the kind cannot be told, a model that fills masks names no [MASK] or is
-            causal, and a module without a config does not give logits or attends unseen.
+        ValueError: if the kind cannot be told or a forward disproves it, a model that fills masks
+            names no [MASK], an encoder-decoder, and a module that does not give logits or, without
+            a config, attends unseen.
     """
     if isinstance(model, loading.Loaded):
         raise TypeError(
             f"wrap takes a bare module, but {model.name} answers by itself already; use it as it is"
         )
+    wrapping.check_module(model)
     chosen = wrapping.kind_of(model) if kind is None else kind
     sizes = wrapping.sizes_of(model) or _looked_at(model.eval())
     parts = wrapping.wrapped(model, tokenizer, mask_id, chosen, sizes)

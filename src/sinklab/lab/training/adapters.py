@@ -17,7 +17,7 @@ from sinklab.lab.checkpoints.adapters import (
     AdapterFile,
     adapter_tensors,
     base_hash,
-    check_base,
+    check_fit,
     read_adapters,
     save_adapters,
 )
@@ -114,10 +114,11 @@ def check_start(model: Any, settings: TrainSettings) -> AdapterFile:
     adapters.
 
     Raises:
-        ValueError: if they are of another base, rank, objective or variant than the settings say.
+        ValueError: if they are of another base, rank, objective or variant than the settings say,
+            or damaged.
     """
     file = str(settings.adapters)
-    facts, _ = read_adapters(file)
+    facts, tensors = read_adapters(file)
     is_causal = facts.objective == "autoregressive"
     wanted = {"lora_rank": facts.rank, **facts.settings}
     here = {
@@ -133,7 +134,7 @@ def check_start(model: Any, settings: TrainSettings) -> AdapterFile:
             f"a run keeps the form of the adapters that it goes on from, and {file} has another; "
             f"{flags}"
         )
-    check_base(model, facts, str(settings.init_from), file)
+    check_fit(model, facts, tensors, str(settings.init_from), file)
     return facts
 
 

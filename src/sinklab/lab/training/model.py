@@ -19,6 +19,7 @@ from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.models.diffusion_lm import DiffusionLM, Gate
 from sinklab.core.models.sinks import tensors_of
 from sinklab.lab.checkpoints import Loaded, check_vocabulary, from_causal, load, save_sink
+from sinklab.lab.checkpoints.adapters import PROJECTIONS
 from sinklab.lab.checkpoints.convert import MASK_TOKEN
 from sinklab.lab.checkpoints.materialize import compute_rotary
 from sinklab.lab.checkpoints.published import read_plan
@@ -275,8 +276,6 @@ def causal_model(model: DiffusionLM) -> PreTrainedModel:
 
 
 PARTS = ("all", "sink", "lora")
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-"""Linear layers of an attention that LoRA adapts."""
 
 
 def trainable_parameters(model: nn.Module, train_only: str = "all") -> list[str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sinklab.core.attention.context import decoding_run
 from sinklab.core.attention.scores import of_heads
-from sinklab.core.compat import config_value
+from sinklab.core.compat import config_value, generation_modes
 from sinklab.core.errors import check_tensor
 from sinklab.core.probing.call import AttentionCall
 from sinklab.core.probing.intervention import InterventionLog
@@ -33,6 +33,9 @@ from sinklab.core.probing.interventions.removals import (
 from sinklab.core.probing.interventions.selectors import KeyView
 from sinklab.core.registry import selectors
 from sinklab.core.sinks import DEFAULT
+
+IN_ORDER = ("greedy_search", "sample", "dola_generation")
+"""Ways of transformers to generate in which a row keeps its text, a token longer in each step."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,7 @@ class BlockHandler(InterventionHandler):
 
     def begin(self) -> None:
         super().begin()
+        self._check_order()
         if self.options.when == "clean":
             self.slot = 0
         self.memory.open(self.slot)
@@ -434,6 +438,21 @@ class BlockHandler(InterventionHandler):
                 f"{self.label}: there is no position {last}, the canvas had {self.longest} (sink "
                 f"columns not counted): name positions from 0 to {self.longest - 1}"
             )
+
+    def _check_order(self) -> None:
+        """Raises ValueError if attention chose in a step before, and `generate` of transformers may
+        have put another text into that row since.
+        """
+        edit = self.options
+        if not edit.keys.by_attention or not (edit.when in ("previous", "kept") or edit.how.stays):
+            return
+        for mode in generation_modes():
+            if mode not in IN_ORDER:
+                raise ValueError(
+                    f"{self.label} blocks what each row chose in the step before, and generate "
+                    f"runs as {mode}, which moves rows or drops tokens between steps: choose with "
+                    "when='now' and how='mask', or generate by greedy search or sampling"
+                )
 
     def _check_text(self, call: AttentionCall) -> None:
         """Warn, once, if keys chosen in one text are removed in another: without a run, nothing
