@@ -1,4 +1,4 @@
-"""The house rules: two rings, imports that run one way, a core of bounded size, no splinters, no
+"""The house rules: three rings, imports that run one way, a core of bounded size, no splinters, no
 drawers.
 """
 

@@ -270,6 +270,8 @@ def test_near_names_are_offered():
     assert errors.near("recieved", ("received", "value_norm")) == "did you mean 'received'?"
     assert errors.near("masked", ("mask", "masks", "value")) == "did you mean 'mask' or 'masks'?"
     assert errors.near("what", ("received",)) == ""
+    twice = errors.near("--promt", ("--prompt", "--prompts", "--prompts"))
+    assert twice == "did you mean '--prompt' or '--prompts'?"
     assert str(errors.unknown("rule", "x", ("a", "b"), "register it")) == (
         "unknown rule 'x'; known are a, b; register it"
     )

@@ -200,3 +200,11 @@ def test_units_are_done_once_and_those_of_the_dead_again(tmp_path, monkeypatch):
     assert {rank for rank, _ in given} == {0, 1, 2}
     os.close(dead._file)
     assert not (tmp_path / ".claims").exists()
+
+
+def test_a_world_without_a_rank_is_no_launch(monkeypatch):
+    """Interactive shells of Slurm set WORLD_SIZE alone; the command waited for workers there."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    here = Processes.here()
+    assert (here.rank, here.world, here.joins) == (0, 1, False)

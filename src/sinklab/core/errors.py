@@ -14,7 +14,7 @@ def near(name: object, known: Iterable[object], cutoff: float = 0.6) -> str:
     """``"did you mean 'x' or 'y'?"`` with the nearest of the known names, at most three; empty if
     none is near.
     """
-    found = difflib.get_close_matches(str(name), [str(one) for one in known], n=3, cutoff=cutoff)
+    found = difflib.get_close_matches(str(name), dict.fromkeys(map(str, known)), n=3, cutoff=cutoff)
     if not found:
         return ""
     return f"did you mean {' or '.join(map(repr, found))}?"

@@ -156,7 +156,8 @@ class Processes:
         rank are one worker. Raises ValueError for ranks and shards that make no sense.
         """
         rank = os.environ.get("RANK", "0")
-        world = os.environ.get("WORLD_SIZE", "1")
+        # a WORLD_SIZE alone, as in an interactive shell of Slurm, starts no other worker
+        world = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
         size = tensor_parallel
         what = "RANK must be a number below WORLD_SIZE; start with accelerate launch"
         if shard is not None:
