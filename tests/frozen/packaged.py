@@ -26,10 +26,6 @@ from sinklab import BlockKeys, EqualMass, Random, TopKeys
 
 TOLERANCE = 1e-6
 """doses are kept in float32"""
-EXCEPTED = {
-    name: "the start token, which is given, counts as a token of loss 0: costs are too small"
-    for name in ("compare/tiny/costs", "compare/tiny-sink/costs")
-}
 MODELS = ("tiny", "tiny-sink", "tiny-causal")
 HEAD = {"layers": (0,), "heads": (1,)}
 SINKS = TopKeys(1)
