@@ -412,3 +412,27 @@ def test_the_core_takes_the_loaded_model_and_its_padding():
 def test_padding_is_never_forgotten_in_silence(of):
     refused(r"denoise\(model, canvas\)", denoise, of(short()), padded())
     refused("model that fills masks, got LM", denoise, LM(**vars(tiny_llama())), padded())
+
+
+def test_a_small_model_runs_on_one_thread_unless_the_environment_says_how_many(monkeypatch):
+    lm = LM(**vars(tiny_loaded()))
+    seen = []
+
+    def note(_):
+        seen.append(torch.get_num_threads())
+
+    def runs():
+        lm.compare({"top": "mask_sinks:k=1"}, [[5, 6, 7]], samples=1, progress=note)
+        lm.watch("a", 1, progress=note)
+        assert torch.get_num_threads() == 2
+        return {seen.pop() for _ in range(len(seen))}
+
+    torch.set_num_threads(2)
+    try:
+        assert runs() == {2}
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        assert 1 in runs()
+        monkeypatch.setattr("sinklab.lab.checkpoints.loading.SMALL", 0)
+        assert runs() == {2}
+    finally:
+        torch.set_num_threads(1)

@@ -5,6 +5,9 @@ Read are packaged models, our own format, the published families in this folder,
 and as autoregressive baselines Llama, Qwen2, Qwen3 and GLM-4-MoE, also from GGUF files.
 """
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,11 @@ from sinklab.lab.checkpoints import weights as weightfiles
 from sinklab.lab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.lab.checkpoints.materialize import DeviceMap, Holding
 from sinklab.lab.files import refused
+
+SMALL = 20_000_000
+"""Parameters below which a model runs on one CPU thread: two do not pay on an idle machine, and on
+a busy one they wait for each other (benchmarks/threads.py).
+"""
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,20 @@ class Loaded:
     def added_sinks(self) -> int:
         """Number of sinks that are added in front of the keys."""
         return getattr(self.config, "sink_count", 0)
+
+    @contextmanager
+    def few_threads(self) -> Iterator[None]:
+        """One CPU thread in this block for a model of fewer than `SMALL` parameters, unless
+        OMP_NUM_THREADS says how many.
+        """
+        before = torch.get_num_threads()
+        if "OMP_NUM_THREADS" not in os.environ:
+            size = sum(tensor.numel() for tensor in self.model.parameters())
+            torch.set_num_threads(1 if size < SMALL else before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def needed_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, for work that is about text. Raises ValueError if the model came without

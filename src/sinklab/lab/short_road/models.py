@@ -143,16 +143,17 @@ class LM(loading.Loaded):
             ids = closed(model.config, ids)
         ids_1P = torch.tensor([[*ids]], dtype=torch.int64, device=model.device)
         length = {} if new_tokens is None else {"max_new_tokens": new_tokens or None}
-        if self._continues_by_rereading:
-            written_1S = self._reread(ids, new_tokens or 64, options)
-        elif self.family == "diffusion" and not hasattr(model, "denoise"):
-            family: Any = known_families()[self.published_family]
-            written_1S = family.generate(model, ids_1P, **length, **options)
-        else:
-            real = {"attention_mask": torch.ones_like(ids_1P)}
-            written_1S = model.generate(
-                ids_1P, **{"max_new_tokens": 64, **length, **real, **options}
-            )
+        with self.few_threads():
+            if self._continues_by_rereading:
+                written_1S = self._reread(ids, new_tokens or 64, options)
+            elif self.family == "diffusion" and not hasattr(model, "denoise"):
+                family: Any = known_families()[self.published_family]
+                written_1S = family.generate(model, ids_1P, **length, **options)
+            else:
+                real = {"attention_mask": torch.ones_like(ids_1P)}
+                written_1S = model.generate(
+                    ids_1P, **{"max_new_tokens": 64, **length, **real, **options}
+                )
         return text_of(self, written_1S[0, len(ids) if chat else 0 :])
 
     @property
@@ -227,10 +228,11 @@ class LM(loading.Loaded):
         ):
             is_given = True
         start = ids[:is_given]
-        if start and 1 < len(ids) <= limit_of(self):
-            (scored,) = score(self, [(start, ids[1:])], how, edits=given)
-        else:
-            scored = rolling(self, ids[len(start) :], how, edits=given)
+        with self.few_threads():
+            if start and 1 < len(ids) <= limit_of(self):
+                (scored,) = score(self, [(start, ids[1:])], how, edits=given)
+            else:
+                scored = rolling(self, ids[len(start) :], how, edits=given)
         found = Loss(-scored.logprob / scored.tokens)
         found.scored = scored
         return found
@@ -275,7 +277,8 @@ class LM(loading.Loaded):
         from sinklab.lab.short_road.compare import compare
 
         how: dict[str, Any] = {"read": read, "samples": samples, "seed": seed}
-        return compare(self, arms, texts, controls=controls, progress=progress, **how)
+        with self.few_threads():
+            return compare(self, arms, texts, controls=controls, progress=progress, **how)
 
     def strength(
         self,

@@ -435,7 +435,8 @@ class Study:
             worker.finished.append(path)
             return path
         how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "shared": self.shards}
-        with ExitStack() as last, worker.writer(path, **about, **how) as run:
+        threads = getattr(loaded, "few_threads", nullcontext)()
+        with threads, ExitStack() as last, worker.writer(path, **about, **how) as run:
             missing = {*range(self.samples(plan))}
             if worker.leads:
                 missing -= {*run.refresh().parts.get(f"{self.parts}.parquet", ())}
