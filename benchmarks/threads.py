@@ -3,7 +3,7 @@ on two, by turns.
 
     python benchmarks/threads.py [--repeats 15]
 
-`sinklab.lab.checkpoints.loading.SMALL` follows from it. Writes a result file.
+It is what `sinklab.lab.checkpoints.loading.SMALL` gives away on an idle machine. Writes a result file.
 """
 
 import argparse

@@ -34,9 +34,10 @@ from sinklab.lab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.lab.checkpoints.materialize import DeviceMap, Holding
 from sinklab.lab.files import refused
 
-SMALL = 20_000_000
-"""Parameters below which a model runs on one CPU thread: two do not pay on an idle machine, and on
-a busy one they wait for each other (benchmarks/threads.py).
+SMALL = 5_000_000
+"""Parameters below which a model runs on one CPU thread. Two save it a quarter of a forward on an
+idle machine (benchmarks/threads.py); beside busy processes they wait for each other, and a forward
+can take 27 times as long (benchmarks/by_turns.py).
 """
 
 
