@@ -3,7 +3,8 @@ on two, by turns.
 
     python benchmarks/threads.py [--repeats 15]
 
-It is what `sinklab.lab.checkpoints.loading.SMALL` gives away on an idle machine. Writes a result file.
+It is what `sinklab.lab.checkpoints.loading.SMALL` gives away on an idle machine. Writes a result
+file.
 """
 
 import argparse
