@@ -50,8 +50,10 @@ def test_both_kinds_of_result_stand_in_one_file(turns, monkeypatch, tmp_path):
     assert [name for name, *_ in turns].count("tour") == 4 and len(turns) == 20
 
 
-def test_a_case_is_a_process_with_the_code_of_its_tree(tmp_path):
+def test_a_case_is_a_process_with_the_code_of_its_tree(monkeypatch, tmp_path):
+    shown = "import sinklab; raise SystemExit(sinklab.__file__)"
+    monkeypatch.setitem(by_turns.WHOLE, "help", ("-c", shown))
     found = by_turns.one_turn("import", ROOT, False, tmp_path)
     assert all(seconds > 0 for seconds in found["import"])
-    with pytest.raises(SystemExit, match=r"(?s)import failed in .*No module named 'sinklab'"):
-        by_turns.one_turn("import", tmp_path, True, tmp_path)
+    with pytest.raises(SystemExit, match=rf"(?s)help failed in .*{ROOT}/src/sinklab/__init__"):
+        by_turns.one_turn("help", ROOT, True, tmp_path)

@@ -4,7 +4,8 @@ causal and under a cache that keeps keys; and the dims of what a recording holds
 Models and texts are those of removals.py: random weights in float64, two rows with padding on both
 sides, masked, committed and given positions. One model has all statistics; those with an added
 sink, a gate or a logit sink have the ones that these change. Flags of a rule are written as the
-keys that it takes, a character each, heads apart by a comma. Besides: attention read causally, by
+keys that it takes, a character each, heads apart by a comma. Under a cache that keeps keys only
+forwards that run some of the queries are recorded. Besides: attention read causally, by
 windows and by the last row; models that attend otherwise (score caps, sink logits, encoders, a
 module of torch); rules on the arrays of a run folder.
 
@@ -33,7 +34,8 @@ TOLERANCE = 1e-6
 STATISTICS = (
     "received",
     "received_by_state",
-    "received_from_masked",
+    # the eight of the default are more than these texts have
+    "received_from_masked:least=1",
     "received_by_window",
     "last_row",
     "value_norm",
@@ -57,7 +59,7 @@ OF_CALLS = ("received", "last_row", "value_norm", "row_entropy", "row_logsumexp"
 RULES = (
     "excess",
     "excess:epsilon=1",
-    "excess:epsilon=0.5,scale=mean",
+    "excess:epsilon=0.2,scale=mean",
     "excess:epsilon=1.5,scale=zscore",
     "excess:epsilon=10,scale=percent",
     "gu",
@@ -70,12 +72,13 @@ FORWARDS = {
     "full": ({}, {"steps": 2}),
     "causal": ({"attention": "causal"}, {"steps": 2}),
     "first alone": ({"attention": "first_alone"}, {"steps": 2}),
-    "prefix": ({}, {**PARTS, "steps": 2, "cache": "prefix"}),
-    "dual": ({}, {**PARTS, "steps": 2, "cache": "dual"}),
+    "guided": ({}, {"steps": 2, "cfg_scale": 0.5}),
+    "prefix": ({}, {**PARTS, "steps": 4, "cache": "prefix"}),
+    "dual": ({}, {**PARTS, "steps": 4, "cache": "dual"}),
 }
 """Settings of the model and of the decoding."""
-STEPS = 3
-"""Evaluations that are recorded."""
+CACHED = (1, 3)
+"""Steps that read a cache: the first of a block fills it, by a forward of the whole canvas."""
 SIZES = {
     "vocab_size": 32,
     "hidden_size": 16,
@@ -108,13 +111,15 @@ def cells(group: str) -> Iterator[tuple[str, Any]]:
 
 def of_model(group: str) -> Iterator[tuple[str, Any]]:
     """Statistics, flags and dims of a model in every forward."""
-    names = STATISTICS if group == "gqa" else OF_CALLS
     for forward, (settings, how) in FORWARDS.items():
+        # the forward of a guided step that is recorded has no guidance: few of its numbers are held
+        names = STATISTICS if group == "gqa" and forward != "guided" else OF_CALLS
         if group != "gqa" and forward not in ("full", "dual"):
             continue
         model, canvas = tiny(**MODELS[group], **settings), canvas_of(ROWS)
-        with sinklab.trace(model, names, canvas=canvas, maps=[(1, 1, 2)]) as recording:
-            for step, _ in zip(steps_of(model, canvas, how), range(STEPS), strict=False):
+        only = {"steps": CACHED} if "cache" in how else {}
+        with sinklab.trace(model, names, canvas=canvas, maps=[(1, 1, 2)], **only) as recording:
+            for step in steps_of(model, canvas, how):
                 recording.mark(step)
         yield from numbers(forward, recording, names)
         yield from flags(forward, recording)
@@ -124,7 +129,8 @@ def of_model(group: str) -> Iterator[tuple[str, Any]]:
 def numbers(forward: str, recording: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     """What was recorded, step by step; sums of the arrays that are longer than a page."""
     for name in names:
-        yield f"{forward}/{name}", [digits_of(one) for one in recording.values(name)]
+        steps = torch.from_numpy(recording.array(name))
+        yield f"{forward}/{name}", [*map(digits_of, steps)]
     for name in ("visible", "positions"):
         yield f"{forward}/{name}", [digits_of(one) for one in getattr(recording, name)]
 
@@ -137,23 +143,29 @@ def digits_of(values: torch.Tensor) -> Any:
 
 
 def flags(forward: str, recording: Any) -> Iterator[tuple[str, Any]]:
-    """Keys that each rule calls sinks, by step, row and layer."""
+    """Keys that each rule calls sinks, by step, row and layer: in what a recording has; and in its
+    arrays, scaled as if all positions had run.
+    """
+    names = ("received", "visible", "positions")
+    received, visible, positions = map(recording.array, names)
+    arrays = {"visible": visible[:, :, None, None], "positions": positions[..., None, None]}
     for rule in RULES:
         found = [
-            sinks_of(received_BLHS, rule, visible_BS[:, None, None])
+            sinks_of(received_BLHS, rule, visible=visible_BS[:, None, None])
             for received_BLHS, visible_BS in zip(
                 recording.values("received"), recording.visible, strict=True
             )
         ]
         yield f"{forward}/sinks/{rule}", found
+        yield f"{forward}/sinks of arrays/{rule}", [sinks_of(received, rule, **arrays)]
 
 
-def sinks_of(received: Any, rule: str, visible: Any) -> list[str]:
+def sinks_of(received: Any, rule: str, **counts: Any) -> list[str]:
     """Keys of each head that are sinks: the one place to adapt to another way to ask a rule."""
     from sinklab.core.registry import rules
     from sinklab.core.sinks import find_sinks
 
-    found = find_sinks(received, rules.parse(rule), visible=visible)
+    found = find_sinks(received, rules.parse(rule), **counts)
     heads = torch.as_tensor(found).flatten(0, -3).tolist()
     return [",".join(keys_of(row) for row in layer) for layer in heads]
 
@@ -164,13 +176,14 @@ def keys_of(row: list[bool]) -> str:
 
 
 def dims(recording: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Axes, shapes and types of all that a recording holds."""
+    """Axes, shapes and types of all that a recording holds; positions and states themselves."""
     found: dict[str, Any] = {}
     for name in names:
         array = recording.array(name)
         found[name] = [list(recording.dims(name)), list(array.shape), str(array.dtype)]
     for name in ("visible", "positions", "columns", "query_state", "key_state"):
-        found[name] = [[list(one.shape), str(one.dtype)] for one in getattr(recording, name)]
+        steps = getattr(recording, name)
+        found[name] = [[list(one.shape), str(one.dtype), one.flatten()] for one in steps]
     for name in ("layers", "layer_indices", "head_indices", "step_numbers", "forwards_per_step"):
         found[name] = [*map(str, getattr(recording, name))]
     found["prefix"] = recording.prefix
@@ -184,9 +197,11 @@ def others() -> Iterator[tuple[str, Any]]:
     for kind in KINDS:
         model = model_of(kind)
         names = (*OF_CALLS, "received_by_window") if kind == "llama" else OF_CALLS
+        # padding on the left sees no key, of which eager attention makes NaN in float64
+        given_BS = ids_BS.roll(-2, -1) if kind == "eager" else ids_BS
         try:
             with sinklab.trace(model, names) as recording, torch.no_grad():
-                model(ids_BS, attention_mask=(ids_BS != 0).long())
+                model(given_BS, attention_mask=(given_BS != 0).long())
         except ValueError:
             yield f"{kind}/refused", "refused: ValueError"
             continue
@@ -231,7 +246,7 @@ def of_runs() -> Iterator[tuple[str, Any]]:
         lm = sinklab.load(name, dtype="float64")
         own = {"block_length": 2} if name == "tiny" else {}
         run = lm.watch("The house stood at the end of a", 4, statistics=("received",), **own)
-        for rule in ("excess:epsilon=1", "gu:weight=0.2"):
+        for rule in ("excess:epsilon=1", "gu:weight=0.2", "soft", "top:k=2"):
             found = run.sinks(rule=rule)
             yield (
                 f"runs/{name}/{rule}",
@@ -245,5 +260,8 @@ def of_runs() -> Iterator[tuple[str, Any]]:
         xarray = run.to_xarray()
         yield (
             f"runs/{name}/xarray",
-            {str(one): [list(xarray[one].dims), list(xarray[one].shape)] for one in xarray},
+            {
+                str(name): [list(one.dims), list(one.shape), one.dtype.kind]
+                for name, one in xarray.variables.items()
+            },
         )

@@ -272,7 +272,9 @@ class Sample:
 
     def _check_possible(self, received_TLHK: np.ndarray, visible: np.ndarray) -> None:
         """Raises ValueError for attention that no query can have given."""
-        if (received_TLHK < 0).any() or (received_TLHK > MOST * visible).any():
+        # of a step whose keys nobody sees, nothing counts
+        most = MOST * np.nanmax(visible) or np.inf
+        if (received_TLHK < 0).any() or (received_TLHK > most).any():
             raise ValueError(
                 f"{self.run.path / ARRAYS.file(self.attention, self.index)} is damaged: a key gets "
                 f"a share of 0 to 1 of each query's attention, but {self.received!r} has sums from "
