@@ -271,8 +271,7 @@ class Sample:
             yield from apart((steps,), *scaled, rows_TLHK, factor_T[steps])
 
     def _check_possible(self, received_TLHK: np.ndarray, visible: np.ndarray) -> None:
-        """Raises ValueError for attention that no query can have given."""
-        # of a step whose keys nobody sees, nothing counts
+        """Raises ValueError for attention that no query can have given; unseen keys do not count."""
         most = MOST * np.nanmax(visible) or np.inf
         if (received_TLHK < 0).any() or (received_TLHK > most).any():
             raise ValueError(
