@@ -271,7 +271,7 @@ class Sample:
             yield from apart((steps,), *scaled, rows_TLHK, factor_T[steps])
 
     def _check_possible(self, received_TLHK: np.ndarray, visible: np.ndarray) -> None:
-        """Raises ValueError for attention that no query can have given; unseen keys do not count."""
+        """Raises ValueError for attention that no query can have given; unseen keys are left."""
         most = MOST * np.nanmax(visible) or np.inf
         if (received_TLHK < 0).any() or (received_TLHK > most).any():
             raise ValueError(
