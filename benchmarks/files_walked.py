@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from types import CodeType, FrameType
 
-TARGETS = {"files": 72, "functions": 578}
+TARGETS = {"files": 72, "functions": 602}
 SMALL = (
     "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 --batch 4 "
     "--no-bf16"

@@ -81,8 +81,14 @@ def test_the_sentence_on_existence_has_its_numbers_and_the_control():
         same
     )
     assert same.detectable > 0
+    # a control that read a few steps is compared with the same steps
+    unknown = np.full(8, np.nan)
+    lately = Existence(0.2 + SPREAD[::-1], unknown, unknown, own_S=0.4 + SPREAD)
+    beside = exists(existence(0.3, ruled=0.3), {"permuted": lately})
+    assert beside.word == "weak", "0.3 and 0.2 would overlap"
+    assert "with shuffled weights 20.0 % (40.0 % at the same steps)" in spoken(beside)
     few = exists(existence(0.1, samples=1), {})
-    assert "Inconclusive with 1 sample (8 needed; --twin runs a control): " in few.sentence
+    assert "Inconclusive with 1 sample (8 needed; no control: none was run): " in few.sentence
 
 
 @pytest.mark.parametrize(

@@ -46,14 +46,18 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model, capsys):
     assert printed.out.splitlines() == [
         "run folder: out",
         "next: sinklab report out",
-        f"controls, with shuffled and with fresh weights: {again} out --resume --twin",
+        f"controls of every number, with shuffled and with fresh weights: {again} out --resume "
+        "--twin",
         f"what it writes with sinks blocked: {again} out-masked --mask-sinks 5",
         f"what blocking them costs: sinklab curve --model {model}; head by head: sinklab curve "
         f"--model {model} --by head",
     ]
     plan, *stages = [re.sub(r"^ +\d+\.\d s  ", "", line) for line in printed.err.splitlines()]
     assert plan.startswith(f"plan: 2 texts × 3 steps on {model}, 6 evaluations of ")
-    assert stages == [f"writing sample {number} of 2 under observation" for number in (1, 2)]
+    assert stages == [
+        *(f"writing sample {number} of 2 under observation" for number in (1, 2)),
+        "a control (shuffled weights) reads some of the canvases",
+    ]
     written = open_run("out")
     assert written.info.settings["prompts"] == ["The sea", "The boat"]
     assert written.info.model["recorded_layers"] == [1]

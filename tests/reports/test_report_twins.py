@@ -138,10 +138,7 @@ def test_the_page_shows_both_controls(make_study, calm, tmp_path):
 def test_a_run_without_twins_says_so(make_study, tmp_path):
     old = make_study("old")
     text = report(old, tmp_path / "old").read_text("utf-8")
-    said = (
-        "No untrained control of old was run. `sinklab trace --model MODEL --reproduce RUN --out "
-        "RUN --resume --twin` runs both."
-    )
+    said = "No untrained control of old was run; the setting `twin` runs two on all canvases."
     html = re.sub(r"`([^`]*)`", r"<code>\1</code>", said)
     assert f"<li>{html}</li></ul>" in text, "the last of the findings"
     assert "Controls:" not in text and "Beside the controls" not in text

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.analysis.counts import mean_weight
+from sinklab.lab.checkpoints import Loaded, controls
 from sinklab.lab.records import open_run
+from sinklab.lab.reports.runs import as_studies
 from sinklab.lab.studies.processes import Progress
 from sinklab.lab.studies.trace import again as twins
 from sinklab.lab.studies.trace.run import prepare
@@ -122,10 +125,13 @@ def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path):
     settings = StudySettings(new_tokens=6, block_length=3)
     alone = traced(tiny_loaded(), tmp_path / "run", settings, progress=said.append)
     path = alone.path
-    assert said == [f"writing sample {sample} of 3 under observation" for sample in (1, 2, 3)]
+    assert said == [
+        *(f"writing sample {sample} of 3 under observation" for sample in (1, 2, 3)),
+        "a control (shuffled weights) reads some of the canvases",
+    ]
     assert alone.array_files == ("attention",) and "twins" not in alone.tables
     assert alone.table("generations")["masked_sinks"].tolist() == [0, 0, 0]
-    assert Trace().settings_of(path).twin is False
+    assert Trace().settings_of(path).twin is None
     (line,) = [line for line in Trace().closing([alone], []) if "--twin" in line]
     assert line.endswith(f"--reproduce {path} --out {path} --resume --twin")
     # the finished run gets them
@@ -138,6 +144,99 @@ def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path):
     written = (path / "twins.parquet").stat().st_mtime_ns
     study(tiny_loaded(), path, wanted, resume=True)
     assert (path / "twins.parquet").stat().st_mtime_ns == written
+
+
+def weights(loaded):
+    return {name: one.clone() for name, one in loaded.model.state_dict().items()}
+
+
+def assert_same(loaded, before):
+    for name, one in loaded.model.state_dict().items():
+        assert torch.equal(one.view(torch.uint8), before[name].view(torch.uint8)), name
+
+
+@pytest.mark.parametrize(
+    "case", ["plain", "shifted", "cached", "edited", "causal", "causal, whole"]
+)
+def test_a_trace_without_options_has_a_control_of_its_first_answer(tmp_path, case):
+    make, changes = CASES[case]
+    loaded, prompts = make(), tuple(f"The old man of {place}" for place in "abcdefgh")
+    before = weights(loaded)
+    settings = replace(QUICK, twin=None, new_tokens=18, prompts=prompts, **changes)
+    run = traced(loaded, tmp_path / "run", settings)
+    assert_same(loaded, before)
+    table = run.table("control")
+    steps = run.table("tokens", part=0)["step"].unique()
+    read = {"causal": steps[-1:], "causal, whole": steps[-1:]}.get(case, steps[::-8][::-1])
+    if case in ("cached", "edited"):
+        read = steps[: len(read)]
+    assert (table["steps"] == len(read)).all()
+    arrays = run.arrays("attention", part=0)
+    at = np.isin(arrays["step_number"], read)
+    weight = mean_weight(arrays["received"][at], arrays["visible"][at][:, None, None])
+    assert table["strongest"][0] == pytest.approx(np.nanmean(np.fmax.reduce(weight, -1)))
+    assert (table["control"] < table["strongest"] + 0.5).all() and (table["why"] == "").all()
+    # without a control the answer could not be anything else
+    assert as_studies(run)[0].answers["exist"].word != "inconclusive"
+    assert "(--" not in str(as_studies(run)[0].answers)
+
+
+def test_after_an_exception_a_model_has_its_weights_again(tmp_path, monkeypatch):
+    loaded = tiny_llama()
+    before = weights(loaded)
+    settings = replace(QUICK, twin=None, block_length=32)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(twins, "retraced", stopped)
+        study(loaded, tmp_path / "run", settings)
+    assert_same(loaded, before)
+    assert "control" not in open_run(tmp_path / "run").tables
+    # in the middle of the shuffling too, before and after a tensor was written
+    write, writes = controls._write, []
+    for is_early in (False, True):
+
+        def interrupted(tensor, bits, is_early=is_early):
+            writes.append(tensor)
+            if len(writes) == 3 and is_early:
+                raise KeyboardInterrupt
+            write(tensor, bits)
+            if len(writes) == 3:
+                raise KeyboardInterrupt
+
+        writes.clear()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(controls, "_write", interrupted)
+            with controls.shuffled(loaded):
+                raise AssertionError
+        assert_same(loaded, before)
+
+
+def stopped(*given, **named):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_shuffled_weights_keep_their_numbers_and_come_back(dtype):
+    module = torch.nn.ModuleDict({"a": torch.nn.Linear(300, 500), "b": torch.nn.Linear(1, 1)})
+    module.to(dtype)["a"].weight.data[0, :2] = torch.tensor([float("nan"), -0.0])
+    loaded = replace(tiny_llama(), model=module)
+    before = weights(loaded)
+    with controls.shuffled(loaded, seed=1):
+        now = weights(loaded)
+    assert_same(loaded, before)
+    for name, one in before.items():
+        assert sorted(one.float().nan_to_num(9).flatten().tolist()) == sorted(
+            now[name].float().nan_to_num(9).flatten().tolist()
+        )
+    moved = (now["a.weight"] != before["a.weight"]).float().mean()
+    assert moved > 0.95
+
+
+def test_where_no_control_can_be_the_answer_says_why(tmp_path):
+    loaded = tiny_llama()
+    loaded.model.register_buffer("scale", torch.ones(3, dtype=torch.int8))
+    run = traced(loaded, tmp_path / "run", replace(QUICK, twin=None, block_length=32))
+    found = as_studies(run)[0].answers["exist"]
+    assert "no control: the weights of" in found.sentence and "% of its attention" in found.sentence
 
 
 def test_a_model_whose_class_cannot_initialise_itself_has_one_twin(tmp_path):

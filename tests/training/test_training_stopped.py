@@ -1,5 +1,5 @@
-"""SIGTERM, of a scheduler or of `timeout`, is an ordinary end: the step is finished and saved, and
-nothing is lost.
+"""Ctrl-C, and SIGTERM of a scheduler or of `timeout`, are ordinary ends: the step is finished and
+saved, and nothing is lost.
 """
 
 import os
@@ -33,32 +33,43 @@ def settings(corpus):
     return tiny_settings(corpus, steps=8, heldout_rows=8, shuffle_rows=7, **often)
 
 
-def terminated_in(step, monkeypatch):
-    """SIGTERM comes while this step is in work."""
+def terminated_in(step, monkeypatch, *numbers):
+    """These signals come while this step is in work."""
     usual = History.on_step_end
 
     def ended(self, args, state, control, **more):
         if state.global_step == step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            for number in numbers:
+                os.kill(os.getpid(), number)
         usual(self, args, state, control, **more)
 
     monkeypatch.setattr(History, "on_step_end", ended)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [3, 8])
-def test_sigterm_ends_a_run_behind_its_step_and_it_goes_on_to_the_same_end(
-    settings, step, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("step", "number", "ending"),
+    [
+        (3, signal.SIGTERM, "Terminated: 143"),
+        (8, signal.SIGTERM, "Terminated: 143"),
+        (5, signal.SIGINT, "KeyboardInterrupt"),
+    ],
+)
+def test_a_signal_ends_a_run_behind_its_step_and_it_goes_on_to_the_same_end(
+    settings, step, number, ending, tmp_path, monkeypatch
 ):
-    here, handler = replace(settings, out=str(tmp_path / "run")), signal.getsignal(signal.SIGTERM)
+    here, said = replace(settings, out=str(tmp_path / "run")), []
+    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     with monkeypatch.context() as patch:
-        terminated_in(step, patch)
-        with pytest.raises(SystemExit) as end:
-            train(here)
-    assert end.value.code == 143
-    assert signal.getsignal(signal.SIGTERM) is handler
+        terminated_in(step, patch, number)
+        with pytest.raises((SystemExit, KeyboardInterrupt)) as end:
+            train(here, progress=said.append)
+    assert getattr(end.value, "code", 130) == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
     left = open_run(tmp_path / "run")
-    assert (left.info.status, left.info.error) == ("interrupted", "Terminated: 143")
+    assert (left.info.status, left.info.error) == ("interrupted", ending)
+    assert "the step in work is finished and saved; a second Ctrl-C ends at once" in said
+    assert said[-1].startswith("saved: ") and f"checkpoint-{step};" in said[-1]
     assert [path.name for path in whole_checkpoints(tmp_path / "run" / "checkpoints")] == [
         f"checkpoint-{step}"
     ]
@@ -79,6 +90,18 @@ def test_sigterm_ends_a_run_behind_its_step_and_it_goes_on_to_the_same_end(
     if step % 2:
         assert (rows[step] + rows[step + 1]) / 2 == pytest.approx(expected[step + 1], rel=1e-5)
     assert rows.drop([step, step + step % 2]).equals(expected.drop(step + step % 2))
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_at_once_and_says_that_nothing_is_saved(
+    settings, tmp_path, monkeypatch
+):
+    here, said = replace(settings, out=str(tmp_path / "run")), []
+    terminated_in(2, monkeypatch, signal.SIGINT, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(here, progress=said.append)
+    assert not whole_checkpoints(tmp_path / "run" / "checkpoints")
+    assert said[-1].endswith("has no checkpoint yet: to resume it is to begin anew")
 
 
 def test_the_history_is_on_the_disk_while_a_run_goes_on(settings, tmp_path, monkeypatch):

@@ -90,18 +90,19 @@ class Terminated(SystemExit):
 
 
 @contextmanager
-def on_sigterm(react: Callable[..., object]) -> Iterator[None]:
-    """SIGTERM calls ``react(number, frame)`` during the block; not so outside the main thread,
+def on_signals(react: Callable[..., object], *numbers: signal.Signals) -> Iterator[None]:
+    """These signals call ``react(number, frame)`` during the block; not so outside the main thread,
     which alone is told.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, react)
+    before = {number: signal.signal(number, react) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, usual in before.items():
+            signal.signal(number, usual)
 
 
 @contextmanager

@@ -51,8 +51,10 @@ class Existence:
     """share of heads whose strongest key receives more than `STRONG`, mean over steps"""
     ruled_S: np.ndarray
     """share of the heads, over steps, that have a sink by the sink rule"""
-    even: float
+    even: float = math.nan
     """share of every key if a head attended to all alike"""
+    own_S: np.ndarray | None = None
+    """of a control that read a few steps alone, what ``strongest_S`` of the model is at these"""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class Answers:
         )
 
 
-def exists(own: Existence, controls: Mapping[str, Existence]) -> Answer:
+def exists(own: Existence, controls: Mapping[str, Existence], lack: str = "") -> Answer:
     """Whether sinks exist: *yes*, *weak*, *no* or *inconclusive*.
 
     *Yes*: in at least `HEADS` of the heads of the typical sample (median) some key receives more
@@ -180,6 +182,9 @@ def exists(own: Existence, controls: Mapping[str, Existence]) -> Answer:
     the paired difference. *Weak*: sinks by the sink rule alone, distinguishable from the control.
     *No*: not distinguishable from the control, or neither kind of sink. Controls read the same
     texts, sample by sample.
+
+    Args:
+        lack: why there is no control.
     """
     found = mean_over(own.strongest_S)
     if not found.samples:
@@ -190,8 +195,13 @@ def exists(own: Existence, controls: Mapping[str, Existence]) -> Answer:
     beside = ""
     difference = mean_over([])
     if name:
-        difference = mean_over(own.strongest_S - controls[name].strongest_S)
+        own_S = controls[name].own_S
+        if own_S is None:
+            own_S = own.strongest_S
+        difference = mean_over(own_S - controls[name].strongest_S)
         beside = f"{CONTROLS[name]} {percent(values[CONTROLS[name]])}"
+        if controls[name].own_S is not None:
+            beside += f" ({percent(mean_over(own_S).value)} at the same steps)"
     word = _existence(own, found, difference, is_controlled=bool(name))
     if word == "no" and difference.above() is None:
         control = f"{CONTROLS[name]} ({percent(values[CONTROLS[name]])})"
@@ -204,7 +214,7 @@ def exists(own: Existence, controls: Mapping[str, Existence]) -> Answer:
             if not found.is_interval:
                 lacks.append(f"{FEWEST} needed")
             if not name:
-                lacks.append("--twin runs a control")
+                lacks.append(f"no control: {lack or 'none was run'}")
             start = f"{_undecided(found.samples, 'sample', lacks)}: {held}"
         sentence = f"{start}; with {beside}." if beside else f"{start}."
     numbers = (found.value, found.low, found.high, found.samples, difference.reach, values)

@@ -1,11 +1,14 @@
 """Untrained controls of a model: freshly initialised, or with its weights permuted."""
 
 import copy
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sinklab.lab.checkpoints import materialize
 from sinklab.lab.checkpoints.loading import Loaded
@@ -63,6 +66,73 @@ def permuted(loaded: Loaded, seed: int = 0) -> Loaded:
             # three times as fast as an index
             tensor.copy_(tensor.flatten().index_select(0, order).view_as(tensor))
     return replace(loaded, model=twin, name=f"{loaded.name} (weights permuted)")
+
+
+PIECE = 2**16
+"""Numbers of a tensor that `shuffled` shuffles among each other: their order fits a cache."""
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@contextmanager
+def shuffled(loaded: Loaded, seed: int = 0) -> Iterator[None]:
+    """The model itself with its weights shuffled, as long as this lasts; then, also after an
+    exception, they are what they were, bit for bit.
+
+    The cheap form of `permuted`: no second model is held, and numbers change places within pieces
+    of `PIECE`, by one random order that every piece turns by a number of its own. The order follows
+    from the seed alone.
+
+    Raises:
+        ValueError: for weights that cannot be shuffled where they are: those that a quantiser
+            stores or that are not in memory.
+    """
+    model = materialize.undivided(loaded.model, NO_TWIN)
+    tensors = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}.values()
+    if any(_stands_elsewhere(tensor) for tensor in tensors):
+        raise ValueError(
+            f"the weights of {loaded.name} cannot be shuffled as they are stored; load floating "
+            "point ones, on devices with room for all"
+        )
+    order_P = torch.randperm(PIECE, generator=torch.Generator().manual_seed(seed))
+    written: list[tuple[Tensor, int, int]] = []
+    try:
+        for number, tensor in enumerate(tensors):
+            moved = _moved(tensor, order_P, seed + number, back=False)
+            # an interrupt may come between this line and the next
+            written.append((tensor, tensor._version, seed + number))
+            _write(tensor, moved)
+        yield
+    finally:
+        for tensor, version, turns in written:
+            if tensor._version != version:
+                _write(tensor, _moved(tensor, order_P, turns, back=True))
+
+
+def _stands_elsewhere(tensor: Tensor) -> bool:
+    is_plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_floating_point()
+    return not is_plain or tensor.is_meta or tensor.is_inference()
+
+
+@torch.no_grad()
+def _write(tensor: Tensor, bits: Tensor) -> None:
+    tensor.copy_(bits.view(tensor.dtype).view_as(tensor))
+
+
+def _moved(tensor: Tensor, order_P: Tensor, seed: int, *, back: bool) -> Tensor:
+    """The bits of a tensor, flat, each piece turned and put in order; ``back``: as before that."""
+    bits = tensor.detach().contiguous().view(_BITS[tensor.itemsize]).flatten()
+    turns = random.Random(seed)
+    moved = torch.empty_like(bits)
+    for piece, to in zip(bits.split(PIECE), moved.split(PIECE), strict=True):
+        count = len(piece)
+        order = order_P[order_P < count].to(bits.device)
+        turn = turns.randrange(count)
+        if back:
+            to[order] = piece
+            to.copy_(to.roll(-turn))
+        else:
+            torch.index_select(piece.roll(turn), 0, order, out=to)
+    return moved
 
 
 UNTRAINED: dict[str, Callable[[Loaded, int], Loaded]] = {

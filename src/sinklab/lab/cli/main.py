@@ -38,7 +38,7 @@ from sinklab.lab.cli.options import (
 )
 from sinklab.lab.cli.reports import compare, figures, merge, onetoken, report, table1
 from sinklab.lab.cli.tour import tour
-from sinklab.lab.files import Terminated, load_plugin, on_sigterm
+from sinklab.lab.files import Terminated, load_plugin, on_signals
 from sinklab.lab.records.info import read_info
 from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.studies.base import as_record
@@ -278,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 stream.reconfigure(errors="backslashreplace")
     names: list[str] = []
     try:
-        with on_sigterm(_terminate), _no_interrupt_lost():
+        with on_signals(_terminate, signal.SIGTERM), _no_interrupt_lost():
             files, arguments = values_of(arguments, "--plugin")
             for file in files:
                 if not file:

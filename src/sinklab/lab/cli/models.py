@@ -4,6 +4,7 @@
 import inspect
 import math
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -157,12 +158,12 @@ def _train(settings: TrainSettings, again: str | None, plan: Plan) -> None:
     say(f"model: {folder}")
     if again is not None:
         say(_compared(folder / "weights.sha256", Path(again)))
-    say(f"next: sinklab report {folder.parent}, or sinklab trace --model {folder}")
+    page = shlex.join(["sinklab", "report", str(folder.parent)])
+    say(f"next: {page}, or {shlex.join(['sinklab', 'trace', '--model', str(folder)])}")
     if settings.train_only == "sink":
-        say(
-            f"the sink alone: sinklab trace --model {settings.init_from} --sink "
-            f"{folder.parent / 'sink.safetensors'}"
-        )
+        sink = str(folder.parent / "sink.safetensors")
+        words = ["sinklab", "trace", "--model", str(settings.init_from), "--sink", sink]
+        say(f"the sink alone: {shlex.join(words)}")
 
 
 WRITING = DecodingSettings(block_length=32, seed=0, **SAMPLING)

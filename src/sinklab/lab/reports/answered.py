@@ -6,8 +6,9 @@ losses: its own, or those of a masking curve beside it.
 # curve
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,20 +79,30 @@ def _holders(sample: Sample) -> Counter[str]:
 
 def answers_of(study: Any) -> Answers:
     """The three answers about the model of a study, a `Study`, with the controls of its run."""
-    found = (
-        _answered(study, "exist", exists, _existence),
-        _answered(study, "stay", stays, _staying),
-        _costs(study),
-    )
-    return Answers(study.label, found)
-
-
-def _answered(study: Any, question: str, answer: Callable[..., Answer], of: Any) -> Answer:
-    """The answer made of what is ``of`` a study, and of its controls."""
-    if not study.layers:
+    if study.layers:
+        found = [_exists(study), _stays(study)]
+    else:
         said = f"Not measured; this measures it: `{command_of(study, 'exist')}`."
-        return Answer(question, "not measured", said)
-    return answer(of(study), {kind: of(twin) for kind, twin in study.twins.items()})
+        found = [Answer(question, "not measured", said) for question in ("exist", "stay")]
+    return Answers(study.label, (*found, _costs(study)))
+
+
+def _exists(study: Any) -> Answer:
+    """The first question; its control is that of a few canvases, if no others were run."""
+    controls = {kind: _existence(twin) for kind, twin in study.twins.items()}
+    few = study.table("control")
+    lack = ""
+    if not controls and few is not None and study.received == "received":
+        lack = "; ".join(few["why"][few["why"] != ""].unique())
+        if few["control"].notna().any():
+            unknown_S = np.full(len(few), np.nan)
+            shares = few["control"].to_numpy(), few["strongest"].to_numpy()
+            controls["permuted"] = Existence(shares[0], unknown_S, unknown_S, own_S=shares[1])
+    return exists(_existence(study), controls, lack)
+
+
+def _stays(study: Any) -> Answer:
+    return stays(_staying(study), {kind: _staying(twin) for kind, twin in study.twins.items()})
 
 
 def _existence(study: Any) -> Existence:
@@ -159,7 +170,7 @@ def command_of(study: Any, name: str) -> str:
     model, words = study.run.info.model, words_of("story", name)
     if model.get("wrapped"):
         return str(words["python"])
-    return str(words["command"]).replace("{name}", str(model.get("name", "MODEL")))
+    return str(words["command"]).replace("{name}", shlex.quote(str(model.get("name", "MODEL"))))
 
 
 def contrast_of(studies: Iterable[Any]) -> str:

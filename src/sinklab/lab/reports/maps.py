@@ -146,8 +146,8 @@ def statistics_maps(run: Study, *, only: str | None = None) -> list[Map]:
     if not names:
         raise NotRecorded(
             f"This figure needs a statistic without a figure of its own, and {run.run.path} "
-            "recorded none. Trace with "
-            "--statistics and the name of one: key_norm, row_entropy, or one of a plug-in."
+            "recorded none. The setting `statistics` of a trace names them: key_norm, row_entropy, "
+            "or one of a plug-in."
         )
     return [_statistic_map(run, name, axes_of[name]) for name in names]
 

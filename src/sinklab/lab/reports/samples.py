@@ -45,9 +45,7 @@ def finished(run: Run, name: str) -> pd.DataFrame:
     come to its end.
     """
     if name not in run.tables:
-        raise NotRecorded(
-            f"This needs a finished {run.info.kind}: {run.path} is not. Go on with --resume."
-        )
+        raise NotRecorded(f"This needs a finished {run.info.kind}: {run.path} is not. Resume it.")
     return run.table(name)
 
 
@@ -412,7 +410,7 @@ class Sample:
         raise NotRecorded(
             f"{self.run.path} kept no map of (step, layer, head) ({given}) of sample "
             f"{self.index}: it has "
-            f"{kept}. Ask for maps when tracing, as step:layer:head: `sinklab trace --maps 3:5:2`."
+            f"{kept}. The setting `maps` of a trace asks for them, as step:layer:head: 3:5:2."
         )
 
     def map(self, step: int, layer: int, head: int) -> np.ndarray:

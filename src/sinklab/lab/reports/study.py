@@ -228,8 +228,7 @@ class Study(Reader):
         if places and self.received not in self.samples[places[0]].names:
             raise ValueError(
                 f"the sink rule is to read {self.received}, which {self.run.path} did not record; "
-                "add it to the statistics of a diffusion model's run: sinklab trace --statistics "
-                f"value_norm {self.received}"
+                "add it to the setting `statistics` of the trace of a diffusion model"
             )
         return places
 

@@ -281,10 +281,7 @@ def write_twins(
     if not wanted:
         both = 2 * (seconds() + MAKING * work.loaded.model.num_parameters())
         if both >= LITTLE:
-            hindrance = (
-                f"both would take about {both / 60:.0f} min; pass --twin to run them, in Python "
-                "twin=True"
-            )
+            hindrance = f"both would take about {both / 60:.0f} min; the setting `twin` runs them"
     seed = work.settings.seed or 0
     rows = []
     for kind, make in UNTRAINED.items():

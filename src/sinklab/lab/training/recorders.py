@@ -9,6 +9,7 @@ uninterrupted one.
 import contextlib
 import json
 import math
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -22,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from sinklab.core.sinks import DEFAULT, Rule
-from sinklab.lab.files import read_json
+from sinklab.lab.files import Terminated, read_json
 from sinklab.lab.records.info import undamaged
 from sinklab.lab.records.storage import write_text
 from sinklab.lab.training.checkpoints import HISTORY_FILE, named_checkpoint, no_resuming
@@ -233,29 +234,49 @@ class Counted(TrainerCallback):
 
 
 class Stop(TrainerCallback):
-    """SIGTERM ends a run with a checkpoint behind the step in work: in all processes the same
-    one.
+    """Ctrl-C and SIGTERM end a run with a checkpoint behind the step in work: in all processes the
+    same one. A second Ctrl-C ends it at once, unless there are several processes, whose launcher
+    repeats the first.
+
+    Args:
+        say: called with what happens now.
     """
 
-    def __init__(self) -> None:
-        self.wanted = False
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+        self._group: Any = None
+        self.wanted = 0
+        """the signal that came"""
 
-    def want(self, *_: object) -> None:
-        """Note it; nothing else happens before the step ends."""
-        self.wanted = True
+    def want(self, number: int, frame: object) -> None:
+        """Note the signal; nothing else happens before the step ends."""
+        if number == self.wanted == signal.SIGINT and self._group is None:
+            raise KeyboardInterrupt
+        is_first = not self.wanted
+        self.wanted = number
+        # a signal may come in the middle of another line
+        with contextlib.suppress(RuntimeError):
+            if is_first:
+                self._say("the step in work is finished and saved; a second Ctrl-C ends at once")
+
+    def end(self) -> None:
+        """Raise what ends the program, if a signal came: KeyboardInterrupt or Terminated."""
+        if self.wanted == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.wanted:
+            raise Terminated(143)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A group of its own, so that no GPU is waited for."""
-        self._group = None
         if args.world_size > 1:
             self._group = dist.new_group(backend="gloo")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Log, save and stop if SIGTERM came to any process."""
+        """Log, save and stop if a signal came to any process."""
         if self._group is not None:
-            anywhere = torch.tensor(int(self.wanted))
+            anywhere = torch.tensor(self.wanted)
             dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=self._group)
-            self.wanted = bool(anywhere)
+            self.wanted = int(anywhere)
         if self.wanted:
             control.should_log = control.should_save = control.should_training_stop = True
 

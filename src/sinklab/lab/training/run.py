@@ -3,6 +3,7 @@
 # R rows, S sequence
 import dataclasses
 import math
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -13,7 +14,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from sinklab.core.registry import rules
 from sinklab.lab.data import StreamedRows, row_start
-from sinklab.lab.files import Terminated, on_sigterm
+from sinklab.lab.files import Terminated, on_signals
 from sinklab.lab.records.reading import lost_files
 from sinklab.lab.records.writing import RunWriter
 from sinklab.lab.training import adapters, checkpoints
@@ -42,8 +43,8 @@ def train(
     was trained, ``adapters.safetensors`` if adapters were, ``checkpoints/``.
 
     Started by ``torchrun`` or ``accelerate launch``, every process calls this with the same
-    settings. SIGTERM to any of them ends the run behind the step in work: with a checkpoint, and by
-    ``SystemExit(143)``.
+    settings. Ctrl-C, or SIGTERM to any of them, ends the run behind the step in work: with a
+    checkpoint, and by ``KeyboardInterrupt`` or ``SystemExit(143)``.
 
     Args:
         settings: of the run.
@@ -100,16 +101,16 @@ def train(
             seed=settings.seed,
             overwrite=earlier is not None,
         )
-    stop = Stop()
-    with _leaving_together(args), run as record, explained(settings), on_sigterm(stop.want):
+    stop = Stop(say)
+    signals = on_signals(stop.want, signal.SIGINT, signal.SIGTERM)
+    with _leaving_together(args, folder, say), run as record, explained(settings), signals:
         trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
         trainer.add_callback(stop)
         if count is not None and main:
             trainer.add_callback(Counted(count))
         with _kept(recorders, record):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            if stop.wanted:
-                raise Terminated(143)
+            stop.end()
         _finish(trainer, record, text, settings)
     return folder / "model"
 
@@ -280,14 +281,19 @@ def _trainer(
 
 
 @contextmanager
-def _leaving_together(args: Any) -> Iterator[None]:
-    """After SIGTERM the processes leave once the first has written: a launcher kills the rest when
-    one is gone.
+def _leaving_together(args: Any, folder: Path, say: Callable[[str], object]) -> Iterator[None]:
+    """After Ctrl-C or SIGTERM the processes leave once the first has written: a launcher kills the
+    rest when one is gone. What is there to go on from is said.
     """
     try:
         yield
-    except Terminated:
+    except (KeyboardInterrupt, Terminated):
         args.distributed_state.wait_for_everyone()
+        found = checkpoints.whole_checkpoints(folder / "checkpoints")
+        if found:
+            say(f"saved: {found[-1]}; resume goes on from there")
+        else:
+            say(f"{folder} has no checkpoint yet: to resume it is to begin anew")
         raise
 
 

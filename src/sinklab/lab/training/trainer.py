@@ -274,8 +274,9 @@ class Objective:
         return maskable(batch)
 
 
-def _ignore_sigterm(worker: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _ignore_signals(worker: int) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 NOISE_SEED = 0
@@ -424,12 +425,12 @@ class DiffusionTrainer(Trainer):
         return losses_M.new_zeros(len(labels_BS)).index_add(0, asked_BS.nonzero()[:, 0], weighted_M)
 
     def get_train_dataloader(self) -> DataLoader:
-        """The Trainer's; a scheduler's SIGTERM reaches its workers too, which must read on until
-        the step is done.
+        """The Trainer's; Ctrl-C and a scheduler's SIGTERM reach its workers too, which must read
+        on until the step is done.
         """
         loader: Any = super().get_train_dataloader()
         # rows and their noise follow from their numbers: a worker has nothing else to begin with
-        getattr(loader, "base_dataloader", loader).worker_init_fn = _ignore_sigterm
+        getattr(loader, "base_dataloader", loader).worker_init_fn = _ignore_signals
         return loader
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:

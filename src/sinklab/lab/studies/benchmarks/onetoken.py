@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -285,11 +286,11 @@ def _variants(table: Table) -> dict[str, str]:
 
 def _command(table: Table, repeats: Repeats, of_variant: str, column: str) -> str:
     """Command that fills a missing cell; empty if none does."""
-    model = repeats.model
     word = VARIANTS.get(of_variant, of_variant)
-    if model is None:
+    if repeats.model is None:
         laptop, published = RECIPES[table["start"]]
         return f"sinklab train {laptop} --variant {word}   (as published: {published})"
+    model = shlex.quote(str(repeats.model))
     if column in RUNS_ONLY:
         if column == LOSS:
             return f"sinklab curve --model {model}"
@@ -304,7 +305,7 @@ def _command(table: Table, repeats: Repeats, of_variant: str, column: str) -> st
     if column == "GSM8K":
         if not repeats.tuned:
             return f"sinklab train sft-gsm8k --init-from {model} --corpus gsm8k_aug/train.txt"
-        model = str(repeats.tuned[0].run.path / "model")
+        model = shlex.quote(str(repeats.tuned[0].run.path / "model"))
     where = f"--data benchmarks --out runs/onetoken/{word.replace(' ', '-')}-{how}"
     task = COLUMNS[column]["tasks"][0]
     return " ".join(f"sinklab eval --model {model} --tasks {task} {flags} {where}".split())

@@ -4,7 +4,8 @@ which few heads have a sink; and its canvases, read by controls.
 
 # T steps, L layers, H heads, K keys, S canvas positions, M tokens that count, N tokens after the
 # cut, V vocabulary
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -20,7 +21,9 @@ from sinklab.core.probing import STATES, intervene
 from sinklab.core.sampling import Evaluation
 from sinklab.core.sampling.canvas import Places, numbered_blocks
 from sinklab.core.sinks import DEFAULT
+from sinklab.lab.analysis.counts import mean_weight
 from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.checkpoints.controls import shuffled
 from sinklab.lab.measures import TruncateContext
 from sinklab.lab.records import Run, of_twin, open_run
 from sinklab.lab.scoring import Task
@@ -256,17 +259,24 @@ CANVASES = 16
 _NO_ID = -1
 
 
-def finish(work: Work) -> None:
-    """Trace controls on the run's canvases once all samples are there; nothing if none is asked
-    for.
+EVERY = 8
+"""The cheap control reads one canvas of so many."""
 
-    Each has arrays and tables of its own, such as ``attention-permuted``; the table ``twins``,
-    written last, says which there are, or why not.
+
+def finish(work: Work) -> None:
+    """Trace controls on the run's canvases once all samples are there.
+
+    If they are asked for, each has arrays and tables of its own, such as ``attention-permuted``;
+    the table ``twins``, written last, says which there are, or why not. If nothing is said about
+    them, the table ``control`` has what the first question needs of one (`_write_control`).
     """
+    done = open_run(work.run.path)
+    is_recorded = "attention" in done.array_files
+    if work.settings.twin is None and is_recorded and "control" not in done.tables:
+        _write_control(work, done)
     if not work.settings.twin:
         return
     run = work.run
-    done = open_run(run.path)
 
     def write(twin: Loaded, kind: str) -> None:
         texts = range(len(work.plan.tasks))
@@ -279,8 +289,86 @@ def finish(work: Work) -> None:
             if work.settings.truncate and len(tokens):
                 _write_truncated(work, task, done, sample, kind)
 
-    if "attention" in done.array_files:
+    if is_recorded:
         write_twins(work, lambda: 0.0, write)
+
+
+def _write_control(work: Work, done: Run) -> None:
+    """The share of the strongest key of a head with shuffled weights, on a few canvases of each
+    sample.
+
+    Table ``control``, a row a sample: steps, how many canvases were read; strongest, the share of
+    the model itself there, mean over steps and heads; control, that with shuffled weights (NaN if
+    there is none, and why not); seed of the order of the weights.
+    """
+    seed = work.settings.seed or 0
+    texts = [done.table("tokens", part=sample) for sample in range(len(work.plan.tasks))]
+    chosen = [_few(task, text) for task, text in zip(work.plan.tasks, texts, strict=True)]
+    rows = [
+        {
+            "sample": sample,
+            "steps": text["step"].nunique(),
+            "strongest": _strongest(_at(done, sample, text["step"].unique())),
+            "control": math.nan,
+            "seed": seed,
+            "why": "",
+        }
+        for sample, text in enumerate(chosen)
+    ]
+    work.progress.stage("a control (shuffled weights) reads some of the canvases")
+    count = work.progress.counter(sum(row["steps"] for row in rows))
+    try:
+        with shuffled(work.loaded, seed):
+            for task, text, row in zip(work.plan.tasks, chosen, rows, strict=True):
+                if len(text):
+                    settings = replace(task.settings, statistics=("received",))
+                    again = replace(task, settings=settings)
+                    recorder = retraced(again, text, work.plan.selection, progress=count)
+                    row["control"] = _strongest(recorder.arrays())
+    except ValueError as error:
+        why = str(error)
+        work.progress.stage(f"no control: {why}")
+        rows = [row | {"control": math.nan, "why": why} for row in rows]
+    work.run.table("control", rows)
+
+
+def _few(task: Task, tokens: pd.DataFrame) -> pd.DataFrame:
+    """The canvases of a sample that the cheap control reads: of an autoregressive text the last
+    one, which holds all before it; of others the last of every `EVERY`. Under edits or a cache,
+    which follow a text from its first step, so many at its beginning.
+    """
+    steps = tokens["step"].unique()
+    chosen = steps[::-EVERY]
+    if task.edits or task.settings.values()["cache"] is not None:
+        chosen = steps[: len(chosen)]
+    elif not task.is_diffusion:
+        chosen = steps[-1:]
+    return tokens[tokens["step"].isin(chosen)]
+
+
+def _at(done: Run, sample: int, steps: np.ndarray) -> dict[str, np.ndarray]:
+    """Received attention of some steps of a sample, and the queries that see each key."""
+    recorded = done.array("attention", "step_number", part=sample)
+    spans = [slice(at, at + 1) for at in np.flatnonzero(np.isin(recorded, steps)).tolist()]
+    return {
+        name: np.concatenate([*done.rows("attention", name, sample, spans)])
+        for name in ("received", "visible")
+        if spans
+    }
+
+
+def _strongest(arrays: Mapping[str, np.ndarray]) -> float:
+    """Share of attention of the strongest key of a head, mean over steps and heads; NaN if no key
+    is defined.
+    """
+    if not arrays:
+        return math.nan
+    weight_TLHK = mean_weight(arrays["received"], arrays["visible"][:, None, None])
+    share_TLH = np.fmax.reduce(weight_TLHK, -1)
+    known = share_TLH[~np.isnan(share_TLH)]
+    if not len(known):
+        return math.nan
+    return float(known.mean())
 
 
 def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) -> None:

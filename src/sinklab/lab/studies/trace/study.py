@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -99,9 +100,10 @@ class StudySettings(DecodingSettings):
     """Also decode each sample with this many most attended keys of the previous step blocked per
     layer and head, and keep the text.
     """
-    twin: bool = limited(False, free=True)
-    """Run two controls on the same canvases too, the model with shuffled weights and with fresh
-    ones; their numbers stand beside its own. With --resume, of a run that is there."""
+    twin: bool | None = limited(None, free=True)
+    """Run two controls on all canvases too, the model with shuffled weights and with fresh ones;
+    their numbers stand beside its own. With --resume, of a run that is there. When left out, the
+    first question alone has a control: shuffled weights, on a few canvases."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,7 +179,7 @@ class Trace(Study):
     def amount(self, settings: StudySettings, info: Any) -> Amount:
         """Every step of every text."""
         own = len(settings.prompts) * (1 + len(settings.mask_sinks) + 2 * settings.truncate)
-        texts = own + 2 * len(settings.prompts) * settings.twin
+        texts = own + 2 * len(settings.prompts) * bool(settings.twin)
         # a token of text has some four letters
         longest = max(map(len, settings.prompts), default=0) // 4
         steps = settings.steps or settings.new_tokens or longest
@@ -224,16 +226,18 @@ class Trace(Study):
         """The commands that go on from here: to see the run, to run its controls, to block its
         sinks.
         """
-        path = runs[0].path
-        name = runs[0].info.model["name"]
+        # names of a run folder that came from elsewhere are not for the shell to read
+        name, path = shlex.quote(runs[0].info.model["name"]), shlex.quote(str(runs[0].path))
         again = f"sinklab trace --model {name} --reproduce {path} --out"
         lines = [f"next: sinklab report {path}"]
         if "twins" not in runs[0].tables:
             lines.append(
-                f"controls, with shuffled and with fresh weights: {again} {path} --resume --twin"
+                f"controls of every number, with shuffled and with fresh weights: {again} {path} "
+                "--resume --twin"
             )
         if not runs[0].info.settings["mask_sinks"]:
-            lines.append(f"what it writes with sinks blocked: {again} {path}-masked --mask-sinks 5")
+            masked = shlex.quote(f"{runs[0].path}-masked")
+            lines.append(f"what it writes with sinks blocked: {again} {masked} --mask-sinks 5")
         curve = f"sinklab curve --model {name}"
         return [*lines, f"what blocking them costs: {curve}; head by head: {curve} --by head"]
 
@@ -244,8 +248,8 @@ study = Trace()
 Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``states`` (attention received by
 masked, committed and prompt positions, and their norms), ``massive_activations``, ``generations``
 (``removals`` and ``clipped`` under edits, ``truncation``, ``truncated`` and ``recovery`` with
-``truncate``). Under ``accelerate launch`` the samples are sharded over the processes and their
-folders merged at the end.
+``truncate``), ``control``. Under ``accelerate launch`` the samples are sharded over the processes
+and their folders merged at the end.
 
 Args:
     loaded: a diffusion model, or an autoregressive one, which writes through its own cache.
