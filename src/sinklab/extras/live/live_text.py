@@ -240,8 +240,8 @@ class LiveText:
             },
             "main": (main_sink(a_LHK, seen_L1K) + 1).ravel().tolist(),
             "visible": [round(float(seen_L1K.max()))],
-            # as AGES counts, from 1, but for what was committed just now, which the page sees; 0 is
-            # padding
+            # as classes of age count, from 1, but for what was committed just now, which the page
+            # sees; 0 is padding
             "ages": np.array([1, 3, 4, 0])[
                 position_states(self._canvas, step.before_BS)[0].cpu()
             ].tolist(),

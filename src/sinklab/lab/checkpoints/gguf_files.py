@@ -27,7 +27,9 @@ from transformers import (
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
+    modeling_gguf_pytorch_utils,
 )
+from transformers.utils import logging
 
 from sinklab.lab.checkpoints import families
 from sinklab.lab.checkpoints.materialize import names_to_fill
@@ -303,6 +305,15 @@ def read_tokenizer(file: Path, name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """transformers draws two bars for each file, also for one that takes a second."""
+    # as the one function is imported there, and as the other asks
+    bars = mock.patch.object(modeling_gguf_pytorch_utils, "tqdm", lambda tensors, **_: tensors)
+    with bars, mock.patch.object(logging, "_tqdm_active", False):
+        yield
+
+
 def read_weights(file: Path, name: str, config: PreTrainedConfig, dtype: torch.dtype) -> GivenAway:
     """Every weight, dequantised by transformers to float32 and then brought to ``dtype``; each can
     be read once.
@@ -325,7 +336,7 @@ def read_weights(file: Path, name: str, config: PreTrainedConfig, dtype: torch.d
     if hasattr(transformers, "GgufConfig"):
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     fault = f"the weights of {name} cannot be read, the file may be cut short or damaged"
-    with refused(fault), _read_once(file):
+    with refused(fault), _read_once(file), _without_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(file.parent), gguf_file=file.name, output_loading_info=True, **options
         )

@@ -20,6 +20,7 @@ from sinklab.lab.cli.progress import say as say
 from sinklab.lab.cli.progress import show as show
 from sinklab.lab.cli.progress import spelt as spelt
 from sinklab.lab.cli.progress import working as working
+from sinklab.lab.files import launched
 from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.studies.base import Study, as_record, folder_names
 from sinklab.lab.studies.processes import Processes
@@ -68,7 +69,7 @@ class Reading:
         from sinklab.lab.scoring.requests import needs_mask
 
         device = self.device
-        if device == "cuda" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if device == "cuda" and launched()[1] > 1:
             device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         loaded = load(model, **dataclasses.asdict(self) | {"device": device})
         if fills_masks:

@@ -17,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
+from sinklab.lab.files import launched
 from sinklab.lab.records import RUN_FILE, RunWriter, read_info
 from sinklab.lab.records.leases import POLL, Claims, Lease
 
@@ -155,19 +156,17 @@ class Processes:
         """This worker by ``--shard`` or the environment; `tensor_parallel` processes in order of
         rank are one worker. Raises ValueError for ranks and shards that make no sense.
         """
-        rank = os.environ.get("RANK", "0")
-        # a WORLD_SIZE alone, as in an interactive shell of Slurm, starts no other worker
-        world = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
-        size = tensor_parallel
-        what = "RANK must be a number below WORLD_SIZE; start with accelerate launch"
-        if shard is not None:
-            rank, _, world = shard.partition("/")
-            size = 1
-            what = "--shard is i/n with i from 0 to n - 1, such as 0/4"
-        if not (rank.isdigit() and world.isdigit() and int(rank) < int(world)):
-            raise ValueError(f"{what}, but got {rank!r} and {world!r}")
-        workers = int(world) // size
-        return cls(int(rank) // size, workers, joins=shard is not None or workers > 1)
+        if shard is None:
+            rank, world = launched()
+            workers = world // tensor_parallel
+            return cls(rank // tensor_parallel, workers, joins=workers > 1)
+        given, _, shards = shard.partition("/")
+        if not (given.isdigit() and shards.isdigit() and int(given) < int(shards)):
+            raise ValueError(
+                f"--shard is i/n with i from 0 to n - 1, such as 0/4, but got {given!r} and "
+                f"{shards!r}"
+            )
+        return cls(int(given), int(shards), joins=True)
 
     def holding(self, model: Any, *, is_counted: bool) -> Processes:
         """This worker with its model; processes that hold it together count as one from here on,

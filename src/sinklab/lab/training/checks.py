@@ -2,7 +2,6 @@
 
 import atexit
 import importlib.util
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from transformers.integrations import TensorBoardCallback
 from sinklab.core.errors import one_of
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.registry import rules
+from sinklab.lab.files import launched
 from sinklab.lab.training.settings import TrainSettings
 
 
@@ -205,7 +205,7 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
     # they know it
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    _, ranks = launched()
     micro, accumulated = micro_batches(settings, ranks)
     on_gpu = torch.cuda.is_available()
     backend = None

@@ -164,8 +164,8 @@ class Trace(Study):
             /models/LLaDA-8B-Instruct --dtype bfloat16
         sinklab trace "The house" --edits mask_sinks:k=5 window_attention:radius=16 --maps 3:5:2 \\
             --out runs/edited
-        accelerate launch --num_processes 4 -m sinklab trace --prompts questions.jsonl --device cuda
-        --resume
+        accelerate launch --num_processes 4 -m sinklab trace --prompts questions.jsonl \\
+            --device cuda --resume
     """
 
     Settings: ClassVar[type] = StudySettings
