@@ -65,7 +65,7 @@ for _extra in (
     "fast",
     "live",
     "parallel",
-    "referee",
+    "validate",
     "sandbox",
     "sharing",
     "zoo",

@@ -192,10 +192,9 @@ def test_the_help_explains_every_option_and_calls_arguments_by_what_they_are(com
     unexplained = [one for one in options if len(one.partition("(default:")[0].split()) < 4]
     assert (options or command == "list") and unexplained == []
     usage = {
-        "referee": "[RUN …]",
         "trace": "[PROMPT …]",
         "push": "WHAT REPO",
-        "validate": "FOLDER [PROMPT …]",
+        "validate": "FOLDER",
     }
     assert usage.get(command, "") in told.splitlines()[0]
 
@@ -246,8 +245,8 @@ def test_a_dry_run_says_what_a_command_takes_and_writes_nothing(command, capsys)
 def test_every_study_of_the_package_tells_its_amount():
     info = sinklab.lab.checkpoints.describe("tiny")
     for name, kind in studies.items():
-        # what these two take depends on tasks and on another run's settings
-        if kind.__module__.startswith("sinklab.") and name not in ("eval", "referee"):
+        # what it takes depends on tasks
+        if kind.__module__.startswith("sinklab.") and name != "eval":
             amount = kind().amount(kind().Settings(), info)
             assert amount.evaluations > 0 and amount.positions > 0, name
 
