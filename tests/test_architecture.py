@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "lab.reports": EVERYWHERE | {"lab.records", "lab.analysis", "core.sinks"},
 }
 MAY_IMPORT["lab.studies"] = {*MAY_IMPORT}
-MAY_IMPORT["lab.testing"] = {*MAY_IMPORT}
+MAY_IMPORT["lab.checks"] = {*MAY_IMPORT}
 MAY_IMPORT["lab.short_road"] = {*MAY_IMPORT}
 LAB = {*MAY_IMPORT}
 MAY_IMPORT["lab.cli"] = {*LAB, "sinklab"}

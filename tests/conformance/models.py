@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from conformance.values import refusal, tiny_model
 from sinklab.core.attention.context import watching
 from sinklab.core.compat import stated
 from sinklab.core.probing.tracing import trace
@@ -23,7 +24,6 @@ from sinklab.lab.checkpoints import attach_sink, describe, load, save_sink
 from sinklab.lab.checkpoints import families as readers
 from sinklab.lab.checkpoints.materialize import empty_model, names_of, tensor_plan
 from sinklab.lab.checkpoints.weights import open_weights
-from sinklab.lab.testing.values import refusal, tiny_model
 from sinklab.lab.training.model import trainable_parameters
 
 Form = Callable[[Any, Tensor, Tensor], Tensor]

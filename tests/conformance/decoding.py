@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from conformance.values import MASK_ID, check_text, tiny_model
 from sinklab.core.attention.context import watching
 from sinklab.core.registry import caches, unmasking_rules
 from sinklab.core.sampling import Canvas, Step, denoise
-from sinklab.lab.testing.values import MASK_ID, check_text, tiny_model
 
 PROMPTS = [[5, 6, 7, 8, 9], [11, 12], []]
 

@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 from matplotlib.figure import Figure as Canvas
 
+from conformance.values import refusal
 from sinklab.core.registry import figures
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.records import Run, RunWriter, open_run
@@ -23,7 +24,6 @@ from sinklab.lab.reports.runs import as_shown
 from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.reports.style import theme_named, themed
 from sinklab.lab.studies.base import Study
-from sinklab.lab.testing.values import refusal
 
 
 def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:

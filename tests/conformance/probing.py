@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from conformance.values import check_text
 from sinklab.core.attention.received import attention_statistics
 from sinklab.core.compat import forward_hooks
 from sinklab.core.probing import (
@@ -27,7 +28,6 @@ from sinklab.core.sampling.canvas import Canvas
 from sinklab.core.sinks import Rule, find_sinks
 from sinklab.lab.checkpoints.loading import load
 from sinklab.lab.scoring.hidden_states import state_records
-from sinklab.lab.testing.values import check_text
 
 
 def check_rule(rule: Rule | str) -> None:
