@@ -211,6 +211,6 @@ def validate(
 
 validate.listed = {  # type: ignore[attr-defined]
     "group": "check",
-    "meant": "check verify test",
+    "meant": "verify test",
     "seldom": True,
 }

@@ -154,6 +154,10 @@ def command(name: str, study: Study) -> Callable[..., None]:
             if found:
                 changes["prompts"] = found
         chosen = checked(given["settings"], **changes)
+        lines = study.instead(chosen)
+        if lines:
+            say("\n".join(lines))
+            return
         reading = given.get("reading", Reading())
         out = given["out"]
         if given.get("dry_run"):

@@ -325,6 +325,10 @@ class Study:
         """The study that these settings ask for, and its settings: of a command for several."""
         return self, settings
 
+    def instead(self, settings: Any) -> list[str]:
+        """What settings ask for that takes no model and no folder of its own is done; its lines."""
+        return []
+
     def before_loading(self, settings: Any) -> Any:
         """The settings, once everything is read that may be refused before a model is loaded."""
         return settings

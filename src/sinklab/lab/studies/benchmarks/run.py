@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import math
 import os
 import time
@@ -22,7 +23,7 @@ from unittest.mock import patch
 from sinklab.core.probing import BlockKeys, Dose
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints import Loaded, load
-from sinklab.lab.records import RUN_FILE, read_info
+from sinklab.lab.records import RUN_FILE, RunWriter, open_run, read_info
 from sinklab.lab.scoring.requests import scoring_edits
 from sinklab.lab.studies import (
     Amount,
@@ -332,6 +333,36 @@ def conclude(work: Work) -> None:
         if rows:
             work.run.table(name, rows)
     work.run.keep(write(work.run.path, results, model))
+
+
+def score_only(settings: EvalSettings) -> list[str]:
+    """Run the programs that a run folder keeps, and write their scores into it; none if the
+    settings name no folder. Raises ValueError where bubblewrap cannot be had.
+    """
+    if settings.score_only is None:
+        return []
+    run, box = open_run(settings.score_only), offline.sandbox()
+    if run.info.kind != Evaluation.kind:
+        raise ValueError(f"{run.path} is of kind {run.info.kind!r}; give a run of sinklab eval")
+    samples, scores = run.table("samples"), run.table("scores")
+    kept = samples["task"].isin(offline.RUNS_CODE) & samples["right"].isna()
+    if not kept.any():
+        raise ValueError(f"{run.path} keeps no programs: their scores are there")
+    why = box.why_not()
+    if why:
+        raise ValueError(f"the programs of {run.path} are not run here: {why}")
+    fates = box.run([json.loads(answer)[0] for answer in samples.loc[kept, "answer"]])
+    samples.loc[kept, "answer"] = [json.dumps([fate]) for fate in fates]
+    samples.loc[kept, "right"] = [float(fate == "passed") for fate in fates]
+    for task in samples.loc[kept, "task"].unique():
+        right = samples.loc[samples["task"] == task, "right"]
+        row = scores["task"] == task
+        scores.loc[row, ["value", "stderr", "kept"]] = right.mean(), right.sem(), 0
+    about = {name: getattr(run.info, name) for name in ("kind", "model", "settings", "seed")}
+    with RunWriter(run.path, **about, resume=True) as writer:
+        writer.table("samples", samples)
+        writer.table("scores", scores)
+    return tables.score_sentences([open_run(run.path)])
 
 
 def dose_rows(model: SinklabLM) -> list[Row]:

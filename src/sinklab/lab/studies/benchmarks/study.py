@@ -106,8 +106,12 @@ class EvalSettings(DecodingSettings):
     chat: bool = False
     """Put each prompt, with its worked examples, into the model's chat format."""
     run_code: bool = False
-    """Run the programs that the model writes (HumanEval), behind a boundary, with limits. Never
-    without this flag.
+    """Run the programs that the model writes (HumanEval), inside bubblewrap with limits; where that
+    cannot be had they are kept.
+    """
+    score_only: str | None = limited(None, free=True)
+    """Run folder with programs that were kept: run these here, inside bubblewrap, and write their
+    scores into the folder. No model is read.
     """
     published: bool = False
     """With gsm8k_two_stage: as the authors' code does it (drawn at temperature 0.1, ranked over
@@ -218,8 +222,9 @@ class Evaluation(Study):
 
     Benchmarks are read from files below --data, or from the Hub when it is left out. `python -m
     sinklab.lm_eval run --model sinklab …` is lm-eval's own command line, also for task files of
-    your own (--include_path). HumanEval runs the model's programs, in processes of its own behind a
-    boundary of the system if there is one, and only with --run-code.
+    your own (--include_path). HumanEval runs the model's programs, inside bubblewrap and only with
+    --run-code; where bubblewrap cannot be had they are kept in the run folder, and --score-only RUN
+    runs them elsewhere.
 
     Try
         sinklab eval --tasks gsm8k --data benchmarks --limit 8 --num-fewshot 0 --new-tokens 64
@@ -230,6 +235,7 @@ class Evaluation(Study):
         sinklab eval --tasks gsm8k --data benchmarks --mask-sinks 5 --protocol rule --limit 8 \\
             --out runs/by-rule
         sinklab eval --tasks humaneval --data benchmarks --run-code --limit 4 --out runs/code
+        sinklab eval --score-only runs/code
         sinklab eval --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --tasks \\
             gsm8k --chat --resume
         accelerate launch --num_processes 4 -m sinklab eval --tasks hellaswag --device cuda --out
@@ -238,12 +244,13 @@ class Evaluation(Study):
 
     Settings = EvalSettings
     kind = "benchmark"
-    permissions = ("run_code",)
+    permissions = ("run_code", "score_only")
     shards = True
     amount = deferred("sinklab.lab.studies.benchmarks.run:amount_of")
     about = deferred("sinklab.lab.studies.benchmarks.run:about")
     run = deferred("sinklab.lab.studies.benchmarks.run:answer")
     finish = deferred("sinklab.lab.studies.benchmarks.run:conclude")
+    instead = deferred("sinklab.lab.studies.benchmarks.run:score_only")
     sentences = deferred("sinklab.lab.studies.benchmarks.tables:score_sentences")
     _read = deferred("sinklab.lab.studies.benchmarks.run:read_tasks")
     _asked = deferred("sinklab.lab.studies.benchmarks.harness_model:SinklabLM")
