@@ -13,10 +13,13 @@ from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.measures import CONTROLS as BLOCKED
 from sinklab.lab.measures import PROTOCOLS
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
-from sinklab.lab.studies import Processes, Study, deferred, from_zero, with_matched
+from sinklab.lab.studies import Processes, Study, deferred, duration, from_zero, with_matched
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sinklab.lab.checkpoints import Loaded
+    from sinklab.lab.records import Run
     from sinklab.lab.studies.processes import Progress
 
 CONTROLS = (*BLOCKED, "matched")
@@ -201,8 +204,6 @@ class Plan(Checked):
     """The whole protocol of the paper on its models (all four, or those of --model); expected rows
     come first.
     """
-    dry_run: bool = False
-    """Say how much work it is, and stop: no run is written; documents are read, into the cache."""
 
 
 @studies.register("eval")
@@ -246,7 +247,6 @@ class Evaluation(Study):
     kind = "benchmark"
     permissions = ("run_code", "score_only")
     shards = True
-    amount = deferred("sinklab.lab.studies.benchmarks.run:amount_of")
     about = deferred("sinklab.lab.studies.benchmarks.run:about")
     run = deferred("sinklab.lab.studies.benchmarks.run:answer")
     finish = deferred("sinklab.lab.studies.benchmarks.run:conclude")
@@ -264,6 +264,7 @@ class Evaluation(Study):
         self.given = tasks
         self.tasks: dict[str, Any] = {}
         """Those of the run, as lm-eval's `evaluate` takes them, once they are read."""
+        self._model: Any = None
 
     def before_loading(self, settings: EvalSettings) -> EvalSettings:
         """The settings with the names of given tasks; the tasks are read."""
@@ -281,4 +282,20 @@ class Evaluation(Study):
         how = {"settings": settings, "progress": progress, "processes": Processes()}
         model = self._asked(loaded, **how)
         model.tasks = self.tasks
+        if settings.limit is not None:
+            self._model = model
         return model
+
+    def whole(self) -> float:
+        """Seconds that the whole takes at the rate of a run with a limit; 0 for any other."""
+        if self._model is None:
+            return 0.0
+        return self._model.whole()
+
+    def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
+        """The last lines that the command prints."""
+        lines = super().closing(runs, drawn)
+        seconds = self.whole()
+        if seconds:
+            lines.append(f"at this rate the whole takes {duration(seconds)}")
+        return lines
