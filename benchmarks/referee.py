@@ -7,11 +7,18 @@ Each model decodes the same texts twice, the second time with one thing differen
 backend, the fast decoder, the batch and its padding, threads, the type of the numbers. A text
 counts as changed where a choice (which position, which token) differs anywhere. Of the first half
 of the models it is read how large rounding errors of margins are, as multiples of what a jitter
-moves them by (`sinklab.extras.referee.margins`); of the other half, other texts, how many texts
-change is foretold from their margins and that multiple. Beside it stands what is foretold when a
-kind of difference changes a constant share of texts. ``--write`` puts the multiples into src/, the
-table into docs/ and the result into benchmarks/results.
+moves them by; of the other half, other texts, how many texts change is foretold from their margins
+and that multiple. Beside it stands what is foretold when a kind of difference changes a constant
+share of texts. ``--write`` puts the table into docs/reproducibility.md and the result into
+benchmarks/results.
+
+How large the rounding error of a margin is, for this model at this place, is asked by Monte Carlo
+arithmetic (Parker 1997): every module's output is moved by a random relative error of known size,
+and the margins are read again.
 """
+
+# B batch rows, S canvas positions, M candidates in row-major order, V vocabulary, N texts or rows
+# under jitter, D quantiles of the noise
 
 from __future__ import annotations
 
@@ -22,8 +29,9 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +40,18 @@ import pandas as pd
 import scipy
 import torch
 from measure import RESULTS, environment
+from torch import Tensor, nn
 from transformers import LlamaConfig, Qwen3Config
 
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.models.diffusion_lm import DiffusionLM
-from sinklab.core.sampling.canvas import Canvas
-from sinklab.core.sampling.settings import DecodingSettings
-from sinklab.extras.referee.margins import PROBES, first_difference, measure_margins
-from sinklab.extras.referee.rounding import WITHIN, Noise, change_chances, counted, pooled_noise
+from sinklab.core.sampling import Canvas, DecodingSettings, Step, UnmaskingRule
+from sinklab.lab.analysis.estimates import LEVEL
 from sinklab.lab.checkpoints.loading import Loaded, load
+from sinklab.lab.scoring.writing import sample_seed
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, NOISE = ROOT / "docs" / "reproducibility.md", ROOT / "src/sinklab/extras/referee/noise.toml"
+PAGE = ROOT / "docs" / "reproducibility.md"
 MARK, END = "<!-- referee -->\n", "<!-- end -->"
 NEW_TOKENS, BATCH, PADDING = 16, 16, 8
 TYPES = {
@@ -60,6 +68,302 @@ HOW = (
     DecodingSettings(schedule="threshold", threshold=0.5, seed=0),
 )
 """Decoders, dealt to the models in turn."""
+
+
+KINDS = ("token", "order", "threshold")
+"""Kinds of margins. token: logit of the committed token less that of the runner-up. order: score of
+the last position chosen less that of the best not chosen. threshold: distance of a confidence to
+the threshold of the schedule.
+"""
+JITTER = 2.0**-9
+"""Relative error of a probe, or the type's own if that is coarser: far above rounding in float32,
+and still small enough that margins move in proportion.
+"""
+PROBES = 4
+
+
+QUANTILES = 99
+WITHIN = ("backend", "fast", "batch")
+"""Possible differences between runs with one type of numbers; another number of threads changed
+nothing.
+"""
+
+
+@dataclass(eq=False)
+class Watch(UnmaskingRule):
+    """A rule that lets its candidates be read."""
+
+    rule: Any
+    seen: Any = None
+    """The candidates of the last evaluation."""
+
+    def __post_init__(self) -> None:
+        # those of the rule, on which schedules and sampling depend
+        self.measure = self.rule.measure  # type: ignore[misc]
+        self.reads_shaped = self.rule.reads_shaped
+
+    def __call__(self, candidates: Any) -> Tensor:
+        """The scores of the rule."""
+        self.seen = candidates
+        return self.rule(candidates)
+
+
+def _order(score: np.ndarray, taken: np.ndarray, left: np.ndarray) -> float:
+    return score[taken].min() - score[left].max()
+
+
+def _threshold(score: np.ndarray, rest: np.ndarray, sides: np.ndarray, bound: float) -> float:
+    return (sides * (score[rest] - bound)).min()
+
+
+def watched_steps(
+    loaded: Loaded, canvas: Canvas, settings: DecodingSettings, plain: bool = False
+) -> Iterator[tuple[Step, Any]]:
+    """The steps of a greedy decoder, each with the `Candidates` that it chose from; never by a
+    fast decoder if plain.
+    """
+    watch = Watch(settings.values()["rule"])
+    denoiser = loaded.model.denoiser(canvas.attention_mask, plain=plain)
+    for step in settings.decode(denoiser, canvas, rule=watch, **loaded.model.config.decoding):
+        yield step, watch.seen
+
+
+@contextmanager
+def jittered(model: nn.Module, size: float, seed: int) -> Iterator[None]:
+    """Every leaf module's output times 1 + size × u within the block, u uniform in −1 … 1 and new
+    at every call.
+    """
+    device = next(model.parameters()).device
+    source = torch.Generator(device).manual_seed(seed)
+
+    def move(module: nn.Module, given: Any, out: Any) -> Any:
+        if not isinstance(out, Tensor) or not out.is_floating_point():
+            return out
+        noise = torch.rand(out.shape, generator=source, device=device, dtype=torch.float32)
+        return out * (1 + size * (2 * noise - 1)).to(out.dtype)
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if not any(True for _ in module.children()) and any(True for _ in module.parameters()):
+                hooks.callback(module.register_forward_hook(move).remove)
+        yield
+
+
+class Choices:
+    """Choices of one step, a line for each token and then for each row; their margins under any
+    logits.
+    """
+
+    def __init__(self, step: Step, seen: Any, threshold: float | None) -> None:
+        self.mask_id, self.seen = seen.mask_id, seen
+        self.chosen_M = step.committed_BS[step.candidates_BS]
+        self.token_N1 = seen.tokens_M[self.chosen_M][:, None].clone()
+        tensors = (seen.rows_M, self.chosen_M, step.score_M.double(), seen.columns_M)
+        rows, chosen, score, columns = (one.cpu().numpy() for one in tensors)
+        written = (
+            rows[chosen],
+            columns[chosen],
+            self.token_N1[:, 0].tolist(),
+            self._tokens(seen.logits_MV)[1],
+        )
+        lines: list[Any] = [(row, "token", *more) for row, *more in zip(*written, strict=True)]
+        self._ranked: list[Callable[[np.ndarray], float]] = []
+        bound = np.inf if threshold in (None, 1) else threshold
+        for row in {*rows[chosen].tolist()}:
+            here = np.flatnonzero(rows == row)
+            taken, left = here[chosen[here]], here[~chosen[here]]
+            # the best is written whatever the threshold says of it
+            rest = here[here != here[score[here].argmax()]]
+            sides = np.where(score[rest] >= bound, 1, -1)
+            sure = int((sides > 0).sum())
+            if not sure or len(taken) > sure + 1:
+                # one, or a quota, is filled in order; what is left may pass the threshold as well
+                rest, sides = left, np.full(len(left), -1)
+            if len(left) and rest is left:
+                self._ranked.append(partial(_order, taken=taken, left=left))
+                last, next_ = taken[score[taken].argmin()], left[score[left].argmax()]
+                lines.append((row, "order", columns[last], -1, columns[next_]))
+            if len(rest) and bound < np.inf:
+                self._ranked.append(partial(_threshold, rest=rest, sides=sides, bound=bound))
+                nearest = columns[rest[np.abs(score[rest] - bound).argmin()]]
+                lines.append((row, "threshold", nearest, -1, nearest))
+        self.lines = pd.DataFrame(lines, columns=["row", "kind", "column", "token", "other"])
+
+    def margins(self, logits_MV: Tensor, score_M: Tensor) -> np.ndarray:
+        """Margin of each line; below 0 if such logits choose otherwise."""
+        score = score_M.double().cpu().numpy()
+        return np.concatenate(
+            [self._tokens(logits_MV)[0], [margin(score) for margin in self._ranked]]
+        )
+
+    def again(self, rule: Any, logits_MV: Tensor) -> np.ndarray:
+        """The margins under other logits of the same canvas, in which the same tokens are
+        barred.
+        """
+        never_MV = self.seen.logits_MV == -torch.inf
+        other = replace(
+            self.seen, logits_MV=logits_MV[:, : never_MV.shape[1]].masked_fill(never_MV, -torch.inf)
+        )
+        return self.margins(other.logits_MV, rule(other))
+
+    def _tokens(self, logits_MV: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Margins of the committed tokens, and their runners-up."""
+        rest_NV = logits_MV[self.chosen_M].double()
+        own_N = rest_NV.gather(1, self.token_N1)[:, 0]
+        rest_NV.scatter_(1, self.token_N1, -torch.inf)
+        rest_NV[:, self.mask_id : self.mask_id + 1] = -torch.inf
+        best_N, other_N = rest_NV.max(1)
+        return (own_N - best_N).cpu().numpy(), other_N.cpu().numpy()
+
+
+def measure_margins(
+    loaded: Loaded,
+    canvas: Canvas,
+    settings: DecodingSettings,
+    *,
+    seed: int = 0,
+    probes: int = PROBES,
+    plain: bool = False,
+) -> tuple[Tensor, pd.DataFrame]:
+    """The decoded ids (B, S) and the margin of every choice, a line each.
+
+    Columns: row, step (of this row, which may wait for others), kind (`KINDS`), column (of the
+    canvas; of the last position chosen), token (committed), other (the runner-up: its id, or the
+    column of the best position not chosen), margin, and noise: how far a jitter of `JITTER` moves
+    the margin, root mean square over the probes, NaN without.
+
+    Args:
+        loaded: a diffusion model.
+        canvas: to be written, in one batch.
+        settings: how; greedy.
+        probes: copies of the batch that are read under jitter at each step.
+        seed: of the jitter.
+        plain: never by a fast decoder.
+    """
+    model: Any = loaded.model
+    values = settings.values()
+    rule, threshold = values["rule"], getattr(values["schedule"], "threshold", None)
+    size = max(JITTER, torch.finfo(model.dtype).eps)
+    still = model.denoiser(canvas.attention_BS.repeat(probes, 1) if probes else None, plain=True)
+    uncached = None if settings.cache == "none" else model.denoiser(canvas.attention_BS, plain=True)
+    tables, ids_BS, own_B = list[pd.DataFrame](), canvas.ids_BS, torch.tensor(-1)
+    for step, seen in watched_steps(loaded, canvas, settings, plain):
+        here, noise = Choices(step, seen, threshold), np.nan
+        margin = here.margins(seen.logits_MV, step.score_M)
+        if probes:
+            wanted_BS = step.candidates_BS
+            # keys that a cache has kept are no rounding: beside them the jitter is that of a canvas
+            # read whole
+            base = (
+                margin
+                if uncached is None
+                else here.again(rule, uncached(step.before_BS, wanted_BS))
+            )
+            with jittered(model, size, sample_seed(seed, step.index)):
+                logits_NV = still(step.before_BS.repeat(probes, 1), wanted_BS.repeat(probes, 1))
+            shifts = [here.again(rule, logits_MV) - base for logits_MV in logits_NV.chunk(probes)]
+            noise = np.sqrt(np.mean(np.square(shifts), 0)) * JITTER / size
+        own_B = own_B + step.candidates_BS.any(1).cpu()
+        numbers = own_B[here.lines["row"].tolist()].tolist()
+        tables.append(here.lines.assign(step=numbers, margin=margin, noise=noise))
+        ids_BS = step.ids_BS
+    return ids_BS, pd.concat(tables, ignore_index=True)
+
+
+def first_difference(one: pd.DataFrame, other: pd.DataFrame) -> pd.Series:
+    """First step, by row, at which two tables of `margins` chose differently; NaN if they never
+    did.
+    """
+    tokens = (
+        table.loc[table["kind"] == "token", ["row", "step", "column", "token"]]
+        for table in (one, other)
+    )
+    pair = pd.merge(*tokens, how="outer", indicator="where")
+    apart = pair[pair["where"] != "both"].groupby("row")["step"].min()
+    return apart.reindex(sorted({*one["row"]}))
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Rounding error of a margin under one difference, as multiples of its change under a jitter.
+
+    Fitted over models: the logarithm of the multiple is Student's t over
+    models.
+    """
+
+    kind: str
+    """Type of the numbers and the difference, such as bfloat16.batch or float32.float16."""
+    log: float
+    """Mean over models of the natural logarithm of the multiple."""
+    spread: float
+    """Standard deviation of a further model's."""
+    freedom: int
+    """Degrees of freedom of the spread."""
+
+    def multiples(self) -> np.ndarray:
+        """Equally likely values for a further model (D,)."""
+        places = (np.arange(QUANTILES) + 0.5) / QUANTILES
+        return np.exp(self.log + self.spread * scipy.stats.t.ppf(places, self.freedom))
+
+
+def pooled_noise(noise: np.ndarray, probes: int) -> tuple[np.ndarray, float]:
+    """The noise of each margin drawn towards that of all, and its degrees of freedom.
+
+    A few probes know the noise of one margin badly; how much the margins of one kind differ in
+    truth says how far they may learn from one another (Smyth 2004, empirical Bayes of variances).
+    Noise of 0 stays 0.
+    """
+    known, digamma = np.square(noise[noise > 0]), scipy.special.digamma
+    if len(known) < 2:
+        return noise, float(probes)
+    level = np.log(known) - digamma(probes / 2) + math.log(probes / 2)
+    excess = float(level.var(ddof=1) - scipy.special.polygamma(1, probes / 2))
+    # the prior's freedom is where the trigamma function of its half is the excess
+    half = scipy.optimize.brentq(
+        lambda x: scipy.special.polygamma(1, x) - max(excess, 0.02), 1e-3, 100
+    )
+    middle = math.exp(level.mean() + digamma(half) - math.log(half))
+    whole = (2 * half * middle + probes * np.square(noise)) / (2 * half + probes)
+    return np.where(noise > 0, np.sqrt(whole), 0.0), 2 * half + probes
+
+
+def change_chances(margins: pd.DataFrame, noise: Noise, probes: int) -> np.ndarray:
+    """The chance of each text to take another way somewhere, for each of the `Noise.multiples` (D,
+    N).
+
+    Args:
+        margins: of all texts, with the noise that so many probes found.
+        noise: of the kind of difference.
+        probes: how many.
+    """
+    multiples, (_, place) = noise.multiples(), np.unique(margins["row"], return_inverse=True)
+    stays = np.zeros((len(multiples), place.max() + 1))
+    for kind in margins["kind"].unique():
+        here = (margins["kind"] == kind).to_numpy()
+        scale, freedom = pooled_noise(margins["noise"].to_numpy()[here], probes)
+        margin = margins["margin"].to_numpy()[here]
+        for number, one in enumerate(multiples):
+            ratio = np.divide(
+                margin, scale * one, out=np.full(len(margin), np.inf), where=scale > 0
+            )
+            kept = np.log1p(-scipy.stats.t.sf(ratio, freedom))
+            stays[number] += np.bincount(place[here], kept, stays.shape[1])
+    return 1 - np.exp(stays)
+
+
+def counted(chances_DN: np.ndarray, level: float = LEVEL) -> tuple[float, int, int]:
+    """Mean and interval of how many of N independent events happen, their chances being any of D
+    sets.
+    """
+    total = np.zeros(chances_DN.shape[1] + 1)
+    for chances_N in chances_DN:
+        counts = np.ones(1)
+        for chance in chances_N:
+            counts = np.convolve(counts, [1 - chance, chance])
+        total += counts / len(chances_DN)
+    below = total.cumsum()
+    low, high = (int(np.searchsorted(below, share)) for share in ((1 - level) / 2, (1 + level) / 2))
+    return float(chances_DN.sum(1).mean()), low, min(high, chances_DN.shape[1])
 
 
 def random_model(number: int) -> Loaded:
@@ -466,14 +770,6 @@ def main() -> None:
         today = datetime.datetime.now(datetime.UTC).date()
         (RESULTS / f"referee_cpu_{today}.json").write_text(
             json.dumps(result, indent=1) + "\n", "utf-8"
-        )
-        written = [
-            f'"{kind}" = {{ log = {one.log}, spread = {one.spread}, freedom = {one.freedom} }}\n'
-            for kind, one in sorted(noise.items())
-        ]
-        NOISE.write_text(
-            "# Written by benchmarks/referee.py: see rounding.Noise.\n\n" + "".join(written),
-            "utf-8",
         )
         before, _, rest = PAGE.read_text("utf-8").partition(MARK)
         PAGE.write_text(before + MARK + printed(table) + END + rest.partition(END)[2], "utf-8")

@@ -1,16 +1,16 @@
-"""A cache in one file: the first columns and those nearest to the block (StreamingLLM's). It runs
-as it stands. One that evicts nothing has one method, `columns`: see
-`sinklab.lab.caching.DualCache`. Load it by --plugin FILE.
+"""A cache in one file: the first columns and those nearest to the block (StreamingLLM's). One that
+evicts nothing has one method, `columns`: see `sinklab.lab.caching.DualCache`. ``sinklab generate
+"The sea" --plugin add_a_cache.py --cache streaming`` writes under it; ``sinklab check
+add_a_cache.py`` holds it to what the loop relies on.
 """
 
 from dataclasses import dataclass
 
 import torch
-from transformers import LlamaConfig
 
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.registry import caches
 from sinklab.lab.caching import ChoosingCache
+from sinklab.lab.cli import main
 
 
 @caches.register("streaming")
@@ -34,17 +34,4 @@ class StreamingCache(ChoosingCache):
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    config = DiffusionLMConfig(LlamaConfig(**sizes, num_attention_heads=4), mask_token_id=59)
-    model, prompt = DiffusionLM(config).eval(), torch.arange(12)[None]
-    whole, dual = (
-        model.generate(prompt, max_new_tokens=16, block_length=8, cache=c) for c in ("none", "dual")
-    )
-    short = model.generate(
-        prompt, max_new_tokens=16, block_length=8, cache="streaming:first=2,window=4"
-    )
-    everything = model.generate(
-        prompt, max_new_tokens=16, block_length=8, cache="streaming:window=99"
-    )
-    assert whole.shape == short.shape and torch.equal(everything, dual)
+    raise SystemExit(main(["check", __file__]))

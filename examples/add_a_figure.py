@@ -1,14 +1,13 @@
 """A figure of your own, in one file: declared over the table of facts, drawn wherever the lab draws
 figures.
 
-``sinklab figures RUN --plugin examples/add_a_figure.py`` draws it beside the figures of the
-package.
+``sinklab figures RUN --plugin add_a_figure.py`` draws it beside the figures of the package, and
+``sinklab check add_a_figure.py --on RUN`` says whether it can be drawn.
 """
 
-import sys
 import tempfile
-from pathlib import Path
 
+from sinklab.lab.cli import main
 from sinklab.lab.reports import Curve, figure
 
 
@@ -30,14 +29,6 @@ def sinks_and_norms(axes, look):
 
 
 if __name__ == "__main__":
-    from sinklab import open_run
-    from sinklab.lab.cli import main
-    from sinklab.lab.reports import draw_all
-
     with tempfile.TemporaryDirectory() as folder:
-        run = sys.argv[1] if len(sys.argv) > 1 else f"{folder}/run"
-        if not Path(run).exists():
-            main(["trace", "The house", "--new-tokens", "8", "--out", run])
-        drawn = draw_all(open_run(run), f"{folder}/figures", ("png",), names=["sinks_and_norms"])
-        assert drawn.written and drawn.written[0].is_file(), drawn.skipped
-        print(f"{sinks_and_norms.name}: {drawn.written[0].stat().st_size} bytes")
+        main(["trace", "The house", "--new-tokens", "8", "--out", f"{folder}/run"])
+        raise SystemExit(main(["check", __file__, "--on", f"{folder}/run"]))

@@ -1,16 +1,13 @@
 """An added sink in one file: keys without values. ``sinklab train --plugin FILE --sink-kind keys
---sink-count 1``
+--sink-count 1`` trains it, ``sinklab check FILE`` says whether it can be trained and saved.
 """
 
-import tempfile
-
 import torch
-from transformers import LlamaConfig
 
-import sinklab
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig, Sink
+from sinklab.core.models import Sink
 from sinklab.core.models.prefix import per_layer
 from sinklab.core.registry import sinks
+from sinklab.lab.cli import main
 
 
 @sinks.register("keys")
@@ -35,19 +32,4 @@ class KeySink(Sink):
 
 
 if __name__ == "__main__":
-    backbone = LlamaConfig(
-        vocab_size=60, hidden_size=32, intermediate_size=64, num_attention_heads=4
-    )
-    model = DiffusionLM(
-        DiffusionLMConfig(backbone, sink_kind="keys", sink_count=1, mask_token_id=59)
-    ).train()
-    noisy, ids = torch.full((1, 8), 59), torch.arange(8)[None]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(2):
-        model(noisy, labels=ids).loss.backward()
-        optimizer.step()
-    with tempfile.TemporaryDirectory() as folder:
-        model.eval().save_pretrained(folder)
-        again = sinklab.load(folder).model
-    assert torch.equal(again(noisy).logits, model(noisy).logits)
-    print(again.generate(ids, max_new_tokens=8, block_length=4, cache="dual"))
+    raise SystemExit(main(["check", __file__]))

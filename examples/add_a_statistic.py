@@ -3,15 +3,15 @@
 It says what it reads and which axes it has; the trace computes it beside the others, in one pass
 over the scores, step by step, for the layers and heads that are recorded. Of a frozen dataclass the
 fields are options: largest_share:k=3. ``sinklab trace "The sea" --plugin add_a_statistic.py
---statistics largest_share`` keeps it in a run folder.
+--statistics largest_share`` keeps it in a run folder; ``sinklab check
+add_a_statistic.py`` records it.
 """
 
 from torch import Tensor
 
-import sinklab
-from sinklab import Canvas, denoise, trace
 from sinklab.core.probing import CallView, Statistic
 from sinklab.core.registry import statistics
+from sinklab.lab.cli import main
 
 
 @statistics.register("largest_share")
@@ -27,13 +27,4 @@ class LargestShare(Statistic):
 
 
 if __name__ == "__main__":
-    lm = sinklab.load("tiny")
-    prompt = lm.tokenizer(["The house stood at the end of a"])["input_ids"]
-    canvas = Canvas.from_prompts(prompt, new_tokens=8, mask_id=lm.model.config.mask_token_id)
-    with trace(lm.model, ("received", "largest_share")) as recording:
-        for step in denoise(lm.model.denoiser(), canvas):
-            recording.mark(step)
-    share, received = recording.array("largest_share"), recording.array("received")
-    assert recording.dims("largest_share") == ("step", "batch", "layer", "head")
-    assert abs(share - received.max(-1) / received.sum(-1)).max() < 1e-6
-    print("largest share of a head, mean over steps:", share.mean((0, 1)).round(2).tolist())
+    raise SystemExit(main(["check", __file__]))

@@ -31,6 +31,8 @@ def ring_of(path: Path) -> str:
         parts = module.split(".")
         if parts[0] == "sinklab" and parts[1] in RINGS:
             found.add(parts[1])
+        elif parts[0] == "conformance":
+            found.add(ring_of(TESTS / f"{'/'.join(parts)}.py"))
         elif parts[0] in HELPERS and HELPERS[parts[0]] != path:
             found.add(ring_of(HELPERS[parts[0]]))
     return max(found, key=RINGS.index)

@@ -52,10 +52,10 @@ MAY_IMPORT = {
     "lab.scoring": CORE | {"lab.checkpoints", "lab.records", "lab.data", "lab.files"},
     "lab.measures": EVERYWHERE
     | {"core.attention", "core.probing", "core.sinks", "lab.files", "lab.scoring"},
-    "lab.reports": EVERYWHERE | {"lab.records", "lab.analysis", "core.sinks"},
+    "lab.reports": EVERYWHERE | {"lab.files", "lab.records", "lab.analysis", "core.sinks"},
 }
 MAY_IMPORT["lab.studies"] = {*MAY_IMPORT}
-MAY_IMPORT["lab.testing"] = {*MAY_IMPORT}
+MAY_IMPORT["lab.checks"] = {*MAY_IMPORT}
 MAY_IMPORT["lab.short_road"] = {*MAY_IMPORT}
 LAB = {*MAY_IMPORT}
 MAY_IMPORT["lab.cli"] = {*LAB, "sinklab"}
@@ -65,7 +65,7 @@ for _extra in (
     "fast",
     "live",
     "parallel",
-    "referee",
+    "validate",
     "sandbox",
     "sharing",
     "zoo",

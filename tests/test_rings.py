@@ -78,7 +78,7 @@ def test_core_and_lab_do_without_the_extras(tmp_path):
     modules, homes, said = ran(without(tmp_path, "extras"), HELP, "core", "lab")
     assert modules > 150 and homes and not [home for home in homes if ".extras." in home]
     assert "trace" in said
-    assert not [name for name in ("serve", "push", "referee", "backcopy") if name in said]
+    assert not [name for name in ("serve", "push", "validate", "backcopy") if name in said]
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_the_ring_of_a_test_file_is_the_outermost_that_it_imports():
             "sinks/test_sink_rules.py",
             "analysis/test_estimates.py",
             "studies/test_study.py",
-            "studies/test_referee.py",
+            "validate/test_validate.py",
             "test_rings.py",
         )
     }

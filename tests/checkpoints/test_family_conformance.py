@@ -1,4 +1,4 @@
-"""The conformance suites of `sinklab.lab.testing`, over every built-in and every example."""
+"""The conformance suite of checkpoint families, over every built-in and every example."""
 
 import functools
 
@@ -19,11 +19,11 @@ from transformers import (
 )
 
 import published_toys as toys
+from conformance.models import check_family
 from refusals import refused
 from sinklab.core.registry import families
 from sinklab.lab.checkpoints import families as readers
 from sinklab.lab.checkpoints import load
-from sinklab.lab.testing import check_family
 from tiny_diffusion import save_tiny
 from tiny_gemma import save_gemma
 from tiny_masked import FAMILIES as MASKED

@@ -85,7 +85,7 @@ def test_the_help_teaches_by_examples_that_can_be_typed(command, capsys, monkeyp
 
     monkeypatch.setattr("sinklab.lab.checkpoints.loading.load", reached)
     monkeypatch.setattr("sinklab.lab.checkpoints.info.describe", reached)
-    monkeypatch.setattr("sinklab.extras.referee.reference.Reference", reached)
+    monkeypatch.setattr("sinklab.extras.validate.command.Saved", reached)
     monkeypatch.setattr("sinklab.lab.training.run.train", reached)
     monkeypatch.setattr("sinklab.lab.training.checkpoints.settings_of", reached)
     monkeypatch.setattr("sinklab.lab.records.reading.open_run", reached)

@@ -76,14 +76,6 @@ def test_every_reader_names_a_damaged_file(traced, tmp_path, monkeypatch, capsys
     assert "attention-0000.safetensors is damaged" in said and "--resume" in said
 
 
-def test_the_referee_names_a_damaged_file(tmp_path, capsys):
-    one, two = scored(tmp_path / "one"), scored(tmp_path / "two")
-    flip(two / "samples.parquet", 40)
-    assert "two/samples.parquet is damaged" in error_of(
-        f"referee {one} {two} --out {tmp_path / 'out'}", capsys
-    )
-
-
 def rewritten(folder, **changes):
     told = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(told | changes))
@@ -161,7 +153,6 @@ OVER = {
     "figures": ["figures", "{run}", "--out", "drawn", "--only", "sink_share", "--formats", "png"],
     "push": ["push", "{run}", "me/run", "--dry-run"],
     "merge": ["merge", "{run}", "--out", "merged"],
-    "referee": ["referee", "{run}", "{run}", "--out", "judged"],
     "onetoken": ["onetoken", "{run}", "--out", "tables"],
     "table1": ["table1", "--render", "{run}", "--out", "tables"],
     "export": ["export", "{run}", "--to", "exported"],
@@ -170,7 +161,6 @@ OVER = {
     "generate": ["generate", "a", "--model", "{run}"],
     "config": ["generate", "a", "--config", "{run}/run.json", "--new-tokens", "1"],
     "reproduce": ["trace", "--reproduce", "{run}", "--out", "again"],
-    "dry run": ["trace", "--reproduce", "{run}", "--dry-run"],
     "defaults": ["trace", "--reproduce", "{run}", "--help-all"],
     "resume": ["trace", "--model", "{run}", "--resume", "--out", "{run}"],
     "train": ["train", "--reproduce", "{run}", "--out", "again"],

@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
+from conformance.probing import check_intervention, check_rule, check_statistic
 from refusals import refused, refusing
 from sinklab import find_sinks, intervene, trace
 from sinklab.core.probing.call import Listener
@@ -23,7 +24,6 @@ from sinklab.lab.measures.patch import Patch, save_run
 from sinklab.lab.measures.soft_rule import Soft
 from sinklab.lab.measures.statistics import LayerSimilarity
 from sinklab.lab.scoring import state_records
-from sinklab.lab.testing.probing import check_intervention, check_rule, check_statistic
 from tiny_diffusion import tiny_model
 from tiny_models import llama
 

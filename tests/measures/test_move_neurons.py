@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from conformance.probing import check_intervention
 from sinklab import intervene
 from sinklab.core.registry import interventions
 from sinklab.lab.files import load_plugin
 from sinklab.lab.scoring import state_records
-from sinklab.lab.testing.probing import check_intervention
 from tiny_diffusion import tiny_model
 from tiny_models import llama
 

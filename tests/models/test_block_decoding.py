@@ -5,12 +5,12 @@ Python.
 import pytest
 import torch
 
+from conformance.values import MASK_ID, tiny_model
 from refusals import refused
 from sinklab.core.probing import trace
 from sinklab.core.sampling import Canvas, DecodingSettings, denoise
 from sinklab.extras.zoo.decoding import Dynamic, Editing
 from sinklab.lab.scoring.writing import Writing, WritingRequest
-from sinklab.lab.testing.values import MASK_ID, tiny_model
 from tiny_diffusion import tiny_loaded
 
 LENGTH = 4

@@ -8,13 +8,13 @@ import itertools
 import pytest
 import torch
 
+from conformance.values import MASK_ID, tiny_model
 from refusals import refused, refusing
 from sinklab.core.probing import intervene, trace
 from sinklab.core.sampling import Canvas, DecodingSettings, denoise
 from sinklab.extras.zoo.decoding import Elastic
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.scoring.writing import Writing, WritingRequest
-from sinklab.lab.testing.values import MASK_ID, tiny_model
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
 ROWS, MASK, EXPAND, END = 20, 17, 18, 19

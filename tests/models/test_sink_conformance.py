@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.models import check_sink
 from refusals import refused
 from sinklab.core.models import Sink
 from sinklab.core.registry import sinks
@@ -15,7 +16,6 @@ from sinklab.lab.checkpoints import load
 from sinklab.lab.records import open_run
 from sinklab.lab.reports import report
 from sinklab.lab.reports.training import variant
-from sinklab.lab.testing import check_sink
 from sinklab.lab.training import train
 from tiny_diffusion import tiny_model
 from tiny_training import tiny_settings, uneven_documents

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from conformance.probing import check_intervention, check_statistic
 from refusals import refused
 from sinklab.core.probing import BlockKeys, LayerIntervention, Selector, Statistic
 from sinklab.core.registry import interventions, removals, selectors, statistics
-from sinklab.lab.testing import check_intervention, check_statistic
 from tiny_diffusion import tiny_model
 
 INTERVENTIONS = [

@@ -1,7 +1,5 @@
 """Every registered figure passes the conformance suite of figures, and broken ones do not."""
 
-import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +7,12 @@ import pytest
 from matplotlib import pyplot
 from test_report_training import made
 
+from conformance.runs import check_figure
 from refusals import refused
 from sinklab.core.registry import figures
 from sinklab.lab.files import load_plugin
 from sinklab.lab.records import open_run
 from sinklab.lab.reports import Curve, NotRecorded, draw_all, figure, figures_of
-from sinklab.lab.testing import check_figure
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "add_a_figure.py"
 KINDS = ("study", "training")
@@ -42,14 +40,11 @@ def test_every_figure_conforms(name, runs):
     check_figure(name, runs[figures[name].kind])
 
 
-def test_a_figure_in_a_file_of_its_own_is_drawn_with_the_others(runs, scratch, monkeypatch):
+def test_a_figure_in_a_file_of_its_own_is_drawn_with_the_others(runs, scratch):
     assert len(EXAMPLE.read_text("utf-8").splitlines()) <= 60
     load_plugin(EXAMPLE)
     check_figure("sinks_and_norms", runs["study"])
     assert {*figures_of("study")} >= {"sinks_and_norms", "sink_share"}
-    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), str(runs["study"][0].path)])
-    scratch._classes.pop("sinks_and_norms")
-    runpy.run_path(str(EXAMPLE), run_name="__main__")
 
 
 def silent(runs, axes=None, *, look):

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from conformance.decoding import check_cache, check_unmasking_rule
 from refusals import refused
 from sinklab.core.registry import caches, unmasking_rules
 from sinklab.core.sampling import Cache, Canvas, DecodingSettings, UnmaskingRule, denoise
 from sinklab.core.sampling.schedules import Schedule
 from sinklab.lab.caching import ChoosingCache
-from sinklab.lab.testing import check_cache, check_unmasking_rule
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from conformance.probing import check_rule
 from sinklab.core.registry import rules
 from sinklab.core.sinks import Excess, Gu
 from sinklab.lab.analysis.rules import Top
 from sinklab.lab.measures.soft_rule import Soft
-from sinklab.lab.testing import check_rule
 
 RULES = [
     Excess(),

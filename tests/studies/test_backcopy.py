@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from commands import cli
+from conformance.runs import check_study
 from refusals import refused
 from sinklab.extras.backcopy import Backcopy, BackcopySettings, Source, masking
 from sinklab.extras.backcopy.figures import backcopy_sentences, summary
@@ -24,7 +25,6 @@ from sinklab.extras.backcopy.run import MEASURED, Rows, heads, new_model, scored
 from sinklab.extras.backcopy.study import BLOCKS
 from sinklab.lab.records import open_run
 from sinklab.lab.reports.words import percent
-from sinklab.lab.testing import check_study
 
 SMALL = Source(3, tokens=4, triggers=1, concentration=0.7, length=6)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from conformance.runs import check_study
 from refusals import refused
 from sinklab.lab.records import open_run
 from sinklab.lab.studies import columns_of
@@ -30,7 +31,6 @@ from sinklab.lab.studies.caches.run import (
     written,
 )
 from sinklab.lab.studies.caches.study import Caches, CacheSettings, cache_fidelity
-from sinklab.lab.testing import check_study
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
 

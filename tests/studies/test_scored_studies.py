@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.runs import check_study
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.battery import Battery, BatterySettings
@@ -20,7 +21,6 @@ from sinklab.lab.studies.curve import (
     DistanceStudy,
 )
 from sinklab.lab.studies.strength import Strength, StrengthSettings
-from sinklab.lab.testing import check_study
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from commands import cli, error_of, out_of
+from conformance.runs import check_study
 from refusals import refused
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, studies
@@ -23,7 +24,6 @@ from sinklab.lab.records import open_run
 from sinklab.lab.studies.base import Study, as_record, from_record
 from sinklab.lab.studies.curve import Curve, CurveSettings
 from sinklab.lab.studies.trace.study import StudySettings, Trace
-from sinklab.lab.testing import check_study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "add_a_study.py"

@@ -96,6 +96,36 @@ def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ())
             say(f"  {entry}\n      {about}")
 
 
+def check(
+    file: Annotated[Path, tyro.conf.Positional],
+    value: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    on: str = "",
+) -> None:
+    """Does a plug-in keep the promises of what it registers?
+
+    Each rule, statistic, edit, selector, removal, sink, cache, schedule, family, figure and study
+    that the file registers is tried on small models. Exit status 1: one does not keep them.
+
+    Try
+        sinklab check my_rule.py
+        sinklab check my_selector.py shared_sinks:share=0.25
+
+    Args:
+        file: the plug-in.
+        value: what to check with other options than the defaults, as text.
+        on: what a family or a figure needs: a small checkpoint of it, a run to draw.
+    """
+    from sinklab.lab.checks import verdicts
+
+    load_plugin(file)
+    lines = [*verdicts(file, value, on)]
+    if not lines:
+        raise ValueError(f"{file} registers nothing; examples/ has a file of each kind")
+    say("\n".join(lines))
+    if "FAILS" in "".join(lines):
+        raise SystemExit(1)
+
+
 def _default(field: dataclasses.Field) -> str:
     if field.default is dataclasses.MISSING:
         return ""
@@ -113,6 +143,7 @@ OTHERS = {
     "table1": table1,
     "onetoken": onetoken,
     "list": list_registered,
+    "check": check,
 }
 """Commands that are neither a study's nor an extra's."""
 HELP = frozenset(("--help", "-h", "--help-all"))

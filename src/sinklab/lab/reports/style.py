@@ -156,7 +156,7 @@ def legend_above(
     extra: more entries, as (line style, words), in the colour of labels.
     """
     handles, names = axes.get_legend_handles_labels()
-    columns = columns or (1 if any(len(name) > 24 for name in names) else 2)
+    columns = columns or (1 if any(len(name) > 20 for name in names) else 2)
     muted = axes.xaxis.label.get_color()
     styles: Any = [style for style, _ in extra]
     handles += [Line2D([], [], color=muted, linestyle=style, linewidth=1.2) for style in styles]

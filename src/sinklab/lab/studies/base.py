@@ -58,7 +58,6 @@ from sinklab.lab.records.leases import FINISH
 from sinklab.lab.records.writing import columns_of as columns_of
 from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.studies.processes import (
-    Amount,
     Audience,
     Processes,
     Progress,
@@ -312,11 +311,6 @@ class Study:
     class Options:
         """Options of the command besides the settings: how figures are drawn."""
 
-    def amount(self, settings: Any, info: Any) -> Amount | None:
-        """Amount of work for a model that is known from its config alone (`ModelInfo`; None without
-        one).
-        """
-
     def of_models(self, models: Sequence[str], settings: Any) -> list[Any]:
         """The settings for each model of a command, which may be of different kinds."""
         return [settings] * len(models)
@@ -324,6 +318,10 @@ class Study:
     def resolved(self, settings: Any) -> tuple[Study, Any]:
         """The study that these settings ask for, and its settings: of a command for several."""
         return self, settings
+
+    def instead(self, settings: Any) -> list[str]:
+        """What settings ask for that takes no model and no folder of its own is done; its lines."""
+        return []
 
     def before_loading(self, settings: Any) -> Any:
         """The settings, once everything is read that may be refused before a model is loaded."""

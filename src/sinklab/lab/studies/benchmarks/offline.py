@@ -247,7 +247,7 @@ def tasks(
 
     With ``data``, the tasks of :data:`OFFLINE` read files below it, with prompts, metrics and
     filters of lm-eval's own task. Without it they are lm-eval's own altogether, and any of its
-    tasks and groups will do. HumanEval's completions run in processes of their own either way; give
+    tasks and groups will do. HumanEval's completions run inside bubblewrap either way; give
     ``confirm_run_unsafe_code=True`` to ``simple_evaluate`` for it.
 
     Args:
@@ -259,7 +259,7 @@ def tasks(
 
     Raises:
         ValueError: for an unknown task (with near names), data that are not there or cannot be read
-            (how to get it), and code that is not allowed or that nothing would hold (`boundary`).
+            (how to get it), and code that is not allowed.
     """
     wanted = list(dict.fromkeys(names))
     if not wanted:
@@ -269,12 +269,9 @@ def tasks(
     unsafe = [name for name in wanted if name in RUNS_CODE]
     if unsafe and not run_code:
         raise ValueError(
-            f"{unsafe[0]} runs programs that the model wrote, on this machine, though in processes "
-            "of their own with limits, and behind a boundary where the system has one; allow it "
-            "with --run-code (in Python run_code=True)"
+            f"{unsafe[0]} runs programs that the model wrote, inside bubblewrap, and keeps them "
+            "if that cannot be had; allow it with --run-code (in Python run_code=True)"
         )
-    if unsafe:
-        sandbox().boundary()
     others = [name for name in wanted if name not in OFFLINE]
     if data is not None and others:
         raise _unknown_task(others[0], (*OFFLINE, TWO_STAGE), "tasks on local files")

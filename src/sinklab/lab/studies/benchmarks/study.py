@@ -13,10 +13,13 @@ from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.measures import CONTROLS as BLOCKED
 from sinklab.lab.measures import PROTOCOLS
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
-from sinklab.lab.studies import Processes, Study, deferred, from_zero, with_matched
+from sinklab.lab.studies import Processes, Study, deferred, duration, from_zero, with_matched
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sinklab.lab.checkpoints import Loaded
+    from sinklab.lab.records import Run
     from sinklab.lab.studies.processes import Progress
 
 CONTROLS = (*BLOCKED, "matched")
@@ -106,8 +109,12 @@ class EvalSettings(DecodingSettings):
     chat: bool = False
     """Put each prompt, with its worked examples, into the model's chat format."""
     run_code: bool = False
-    """Run the programs that the model writes (HumanEval), behind a boundary, with limits. Never
-    without this flag.
+    """Run the programs that the model writes (HumanEval), inside bubblewrap with limits; where that
+    cannot be had they are kept.
+    """
+    score_only: str | None = limited(None, free=True)
+    """Run folder with programs that were kept: run these here, inside bubblewrap, and write their
+    scores into the folder. No model is read.
     """
     published: bool = False
     """With gsm8k_two_stage: as the authors' code does it (drawn at temperature 0.1, ranked over
@@ -197,8 +204,6 @@ class Plan(Checked):
     """The whole protocol of the paper on its models (all four, or those of --model); expected rows
     come first.
     """
-    dry_run: bool = False
-    """Say how much work it is, and stop: no run is written; documents are read, into the cache."""
 
 
 @studies.register("eval")
@@ -218,8 +223,9 @@ class Evaluation(Study):
 
     Benchmarks are read from files below --data, or from the Hub when it is left out. `python -m
     sinklab.lm_eval run --model sinklab …` is lm-eval's own command line, also for task files of
-    your own (--include_path). HumanEval runs the model's programs, in processes of its own behind a
-    boundary of the system if there is one, and only with --run-code.
+    your own (--include_path). HumanEval runs the model's programs, inside bubblewrap and only with
+    --run-code; where bubblewrap cannot be had they are kept in the run folder, and --score-only RUN
+    runs them elsewhere.
 
     Try
         sinklab eval --tasks gsm8k --data benchmarks --limit 8 --num-fewshot 0 --new-tokens 64
@@ -230,6 +236,7 @@ class Evaluation(Study):
         sinklab eval --tasks gsm8k --data benchmarks --mask-sinks 5 --protocol rule --limit 8 \\
             --out runs/by-rule
         sinklab eval --tasks humaneval --data benchmarks --run-code --limit 4 --out runs/code
+        sinklab eval --score-only runs/code
         sinklab eval --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --tasks \\
             gsm8k --chat --resume
         accelerate launch --num_processes 4 -m sinklab eval --tasks hellaswag --device cuda --out
@@ -238,12 +245,12 @@ class Evaluation(Study):
 
     Settings = EvalSettings
     kind = "benchmark"
-    permissions = ("run_code",)
+    permissions = ("run_code", "score_only")
     shards = True
-    amount = deferred("sinklab.lab.studies.benchmarks.run:amount_of")
     about = deferred("sinklab.lab.studies.benchmarks.run:about")
     run = deferred("sinklab.lab.studies.benchmarks.run:answer")
     finish = deferred("sinklab.lab.studies.benchmarks.run:conclude")
+    instead = deferred("sinklab.lab.studies.benchmarks.run:score_only")
     sentences = deferred("sinklab.lab.studies.benchmarks.tables:score_sentences")
     _read = deferred("sinklab.lab.studies.benchmarks.run:read_tasks")
     _asked = deferred("sinklab.lab.studies.benchmarks.harness_model:SinklabLM")
@@ -257,6 +264,7 @@ class Evaluation(Study):
         self.given = tasks
         self.tasks: dict[str, Any] = {}
         """Those of the run, as lm-eval's `evaluate` takes them, once they are read."""
+        self._model: Any = None
 
     def before_loading(self, settings: EvalSettings) -> EvalSettings:
         """The settings with the names of given tasks; the tasks are read."""
@@ -274,4 +282,20 @@ class Evaluation(Study):
         how = {"settings": settings, "progress": progress, "processes": Processes()}
         model = self._asked(loaded, **how)
         model.tasks = self.tasks
+        if settings.limit is not None:
+            self._model = model
         return model
+
+    def whole(self) -> float:
+        """Seconds that the whole takes at the rate of a run with a limit; 0 for any other."""
+        if self._model is None:
+            return 0.0
+        return self._model.whole()
+
+    def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
+        """The last lines that the command prints."""
+        lines = super().closing(runs, drawn)
+        seconds = self.whole()
+        if seconds:
+            lines.append(f"at this rate the whole takes {duration(seconds)}")
+        return lines

@@ -23,7 +23,7 @@ from sinklab.lab.files import toml_of
 from sinklab.lab.records import Run, open_run
 from sinklab.lab.reports import checked
 from sinklab.lab.studies import Row, hidden_words, of_each
-from sinklab.lab.studies.benchmarks.offline import RUNS_CODE, sandbox
+from sinklab.lab.studies.benchmarks.offline import RUNS_CODE
 from sinklab.lab.studies.benchmarks.study import MASKING, NO_ANSWER, TWO_STAGE
 
 Told = Mapping[tuple[str, int, int], Row]
@@ -34,8 +34,7 @@ def rows_of(results: Mapping[str, Any], told: Told) -> tuple[list[Row], list[Row
     """Rows of the tables ``scores`` and ``samples`` from lm-eval's results, samples included.
 
     Scores: a row per task (or group), metric and filter; no_answer is NaN if no pattern is looked
-    for. A task that runs programs also has the boundary that held them, and the documents that it
-    could not judge.
+    for. Of a task that runs programs it says how many were kept, and not run.
     """
     samples = [
         row
@@ -62,10 +61,9 @@ def rows_of(results: Mapping[str, Any], told: Told) -> tuple[list[Row], list[Row
                 "samples": int(effective),
                 "higher_is_better": results["higher_is_better"].get(task, {}).get(metric),
             }
+            row["kept"] = 0
             if task in RUNS_CODE:
-                unjudged = [row for row in of_task if row["answer"].startswith('["unjudged')]
-                row["boundary"] = sandbox().boundary()
-                row["unjudged"] = ", ".join(f"{task}/{row['doc_id']}" for row in unjudged)
+                row["kept"] = sum(math.isnan(row["right"]) for row in of_task)
             row["no_answer"] = float(pd.Series(named, dtype=float).mean())
             scores.append(row)
     return scores, samples

@@ -1,0 +1,184 @@
+"""The conformance suites of studies and figures, which write run folders and draw them."""
+
+import dataclasses
+import inspect
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from matplotlib.figure import Figure as Canvas
+
+from conformance.values import refusal
+from sinklab.core.registry import figures
+from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.reports.drawing import Figure, draw_all, figure_of, save
+from sinklab.lab.reports.runs import as_shown
+from sinklab.lab.reports.samples import NotRecorded
+from sinklab.lab.reports.style import theme_named, themed
+from sinklab.lab.studies.base import Study
+
+
+def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
+    """Hold a study to the promises of its command and its run folders, with a model and settings
+    that are soon done.
+
+    Its settings come back from run.json; it writes tables or arrays; a folder that is taken is
+    refused; a run that is killed before any of its tables is written, or of which a file is damaged
+    later, is resumed to the same result.
+
+    Args:
+        study: an instance of a registered class.
+        loaded: a small model.
+        settings: small ones; the defaults when left out.
+
+    Raises:
+        AssertionError: for the first of these that does not hold.
+    """
+    kind: Any = getattr(study, "Settings", None)
+    frozen = dataclasses.is_dataclass(kind) and getattr(kind, "__dataclass_params__").frozen  # noqa: B009
+    assert frozen, (
+        f"{study!r} has no Settings, a frozen dataclass in its class; pass an instance of the study"
+    )
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        killed: list[Path] = []
+
+        def copy() -> None:
+            killed.append(shutil.copytree(place / "whole", place / f"killed-{len(killed)}"))
+
+        with _before_each_table(copy):
+            whole = open_run(study(loaded, place / "whole", settings))
+        assert whole.info.kind == (study.kind or study.name), (
+            "the run folder is of another kind than the study"
+        )
+        assert whole.tables or whole.array_files, (
+            f"{study!r} writes no table and no array: nothing can be read of it"
+        )
+        kept = study.record(study.settings_of(whole.path))
+        assert json.loads(json.dumps(kept)) == whole.info.settings, (
+            "settings do not come back from run.json"
+        )
+        said = refusal(ValueError, study, loaded, whole.path, settings)
+        assert str(whole.path) in said, f"a folder that is taken is not refused by name: {said!r}"
+        for number, folder in enumerate(killed, 1):
+            resumed = open_run(study(loaded, folder, settings, resume=True))
+            _check_same(resumed, whole, f"killed before table {number}")
+        _check_interrupted(study, loaded, settings, place / "interrupted")
+        lost = shutil.copytree(whole.path, place / "lost")
+        files = [file for _, file in whole.info.all_files()]
+        for file in dict.fromkeys((files[0], files[-1])):
+            (lost / file).write_bytes(b"lost")
+            _check_same(
+                open_run(study(loaded, lost, settings, resume=True)),
+                whole,
+                f"with a damaged {file}",
+            )
+
+
+@contextmanager
+def _before_each_table(act: Callable[[], object]) -> Iterator[None]:
+    """Call a function before each table is written."""
+    write = RunWriter.table
+
+    def table(run: RunWriter, name: str, *args: Any, **kwargs: Any) -> Path:
+        act()
+        return write(run, name, *args, **kwargs)
+
+    with mock.patch.object(RunWriter, "table", table):
+        yield
+
+
+def _check_interrupted(study: Study, loaded: Loaded, settings: Any, folder: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    try:
+        with _before_each_table(interrupt):
+            study(loaded, folder, settings)
+    except KeyboardInterrupt:
+        status = open_run(folder).info.status
+        assert status == "interrupted", "an interrupted run does not say so"
+
+
+def _check_same(run: Run, whole: Run, when: str) -> None:
+    message = f"{when}, a resumed run differs from one that was not interrupted"
+    assert run.info.status == "complete" and run.info.parts == whole.info.parts, message
+    assert {*run.tables} == {*whole.tables}, message
+    assert {*run.array_files} == {*whole.array_files}, message
+    # files of the same bytes need not be read
+    files = [file for _, file in whole.info.all_files()]
+    if all((run.path / file).read_bytes() == (whole.path / file).read_bytes() for file in files):
+        return
+    for name in whole.tables:
+        assert run.table(name).equals(whole.table(name)), f"{message}: table {name}"
+    for name in whole.array_files:
+        for part in whole.parts(name) or (None,):
+            for key, array in whole.arrays(name, part=part).items():
+                np.testing.assert_array_equal(run.array(name, key, part=part), array, message)
+
+
+def check_figure(name: str, runs: Sequence[Run]) -> None:
+    """Hold a registered figure to the contract of reports.
+
+    It has a description; it is drawn of one run and of several, in both themes, which differ; the
+    same runs give the same bytes, and pyplot's list of open figures stays as it is; given axes are
+    drawn on; `draw_all` writes it; of a run that recorded nothing, NotRecorded names the run.
+
+    Args:
+        name: of the figure in :data:`sinklab.core.registry.figures`.
+        runs: two or more, of the kind that the figure draws, which recorded the data that it needs.
+
+    Raises:
+        AssertionError: for the first of these that does not hold.
+    """
+    figure: Figure = figures[name]
+    assert figure.name == name and (figure.__doc__ or "").strip(), (
+        f"{name} has no docstring to say what it shows"
+    )
+    assert len(runs) > 1, "a figure is tried with one run and with several; give at least two"
+    readers = as_shown(list(runs), figure.kind)
+    light, dark = (_bytes(figure, readers, theme) for theme in ("light", "dark"))
+    assert light != dark, f"{name} looks alike in both themes; take colours from look"
+    if not figure.alone:
+        figure(runs[0])
+    if "axes" in inspect.signature(figure).parameters:
+        axes = Canvas().subplots()
+        assert figure(readers, axes=axes) is axes, (
+            f"{name} does not return the axes that it was given"
+        )
+        drawn = axes.lines + axes.patches + axes.images + list(axes.collections) + axes.texts
+        assert drawn, f"{name} draws nothing on the axes that it was given"
+    with tempfile.TemporaryDirectory() as folder:
+        shown = readers
+        if figure.alone:
+            shown = readers[:1]
+        written = draw_all(shown, folder, ("svg",), names=[name])
+        assert written.written, f"draw_all skips {name}: {written.skipped}"
+        assert written.written[0].read_bytes() == light, f"{name} differs from one time to the next"
+        bare = Path(folder, "bare")
+        with RunWriter(bare, kind=figure.kind, model={}, settings={}, seed=0):
+            pass
+        said = refusal(NotRecorded, figure, open_run(bare))
+        assert said, f"{name} draws a run that recorded nothing; raise NotRecorded"
+        assert str(bare) in said, f"{name} does not name the run that lacks something: {said}"
+
+
+def _bytes(figure: Figure, readers: list[Any], theme: str) -> bytes:
+    from matplotlib import pyplot
+
+    before = pyplot.get_fignums()
+    written = io.BytesIO()
+    with themed(theme_named(theme)):
+        save(figure_of(figure(readers, theme=theme)), "svg", written)
+    assert pyplot.get_fignums() == before, (
+        f"{figure.name} leaves a figure open in pyplot; draw on own_axes"
+    )
+    return written.getvalue()
