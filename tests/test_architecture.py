@@ -64,7 +64,6 @@ for _extra in (
     "backcopy",
     "fast",
     "live",
-    "parallel",
     "referee",
     "sandbox",
     "sharing",

@@ -436,8 +436,6 @@ caches = Registry("cache", "caches")
 """Keys and values to keep while a text is written: `sinklab.core.sampling.Cache`."""
 backbones = Registry("backbone", "backbones")
 """Decoders of our own, if transformers has none."""
-divisions = Registry("division over processes", "divisions")
-"""Ways to hold one model over several processes: `sinklab.lab.checkpoints.materialize.Holding`."""
 families = Registry("checkpoint family", "families")
 """Formats of checkpoints: `sinklab.lab.checkpoints.Family`."""
 figures = Registry("figure", "figures")
@@ -446,8 +444,6 @@ studies = Registry("study", "studies")
 """Kinds of runs, each with a command: `sinklab.lab.studies.base.Study`."""
 commands = Registry("command", "commands")
 """Functions that are commands of their own: `sinklab.lab.cli` makes their help from docstrings."""
-head_shares = Registry("share of heads", "head_shares")
-"""Heads of a layer over processes: `sinklab.core.attention.context`."""
 fast_attentions = Registry("fast attention", "fast_attentions")
 """Calls of SDPA that keep what statistics behind them would compute anew."""
 fast_decoders = Registry("fast decoder", "fast_decoders")

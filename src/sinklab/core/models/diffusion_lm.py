@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
-from sinklab.core.attention.context import share_of_model
 from sinklab.core.compat import stated
 from sinklab.core.errors import check_tensor
 from sinklab.core.models import masks
@@ -248,10 +247,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         sink = self.config.sink
         if sink is None:
             return None
-        prefix = sink.prefix(self, length, lengths_B)
-        if prefix is None:
-            return None
-        return prefix.on(share_of_model(self), self.config.kv_heads)
+        return sink.prefix(self, length, lengths_B)
 
     def hidden_states(
         self,

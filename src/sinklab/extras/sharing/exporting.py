@@ -23,7 +23,6 @@ from sinklab.core.models.config import BACKBONES
 from sinklab.core.models.diffusion_lm import DiffusionLM
 from sinklab.core.registry import caches, schedules, sinks, unmasking_rules
 from sinklab.lab.checkpoints.loading import Loaded
-from sinklab.lab.checkpoints.materialize import undivided
 from sinklab.lab.files import writing
 
 ENTRY = "sinklab.core.models.diffusion_lm"
@@ -83,11 +82,11 @@ def export(loaded: Loaded, folder: str | Path) -> Path:
 
     Raises:
         ValueError: for a folder that is taken; a model that is no `DiffusionLM`, has a decoder that
-            transformers lacks, or weights that are divided or stored by a quantiser; a tokenizer
+            transformers lacks, or weights stored by a quantiser; a tokenizer
             that only code can read.
     """
     folder = Path(folder)
-    model = undivided(loaded.model, "which cannot be exported")
+    model = loaded.model
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(
             f"an exported model has a folder of its own, but {folder} is taken; choose another one"
