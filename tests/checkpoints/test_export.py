@@ -323,8 +323,6 @@ def test_without_a_tokenizer_the_card_writes_ids(tmp_path):
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
     causal = load("tiny-causal")
     refused("LlamaForCausalLM: transformers", export, causal, tmp_path / "causal")
-    dit, _ = toys.mdlm(tmp_path / "mdlm")
-    refused("must be one of llama", export, load(dit), tmp_path / "dit")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").write_text("mine")
     refused("is taken; choose another one", export, tiny_loaded(), tmp_path / "taken")

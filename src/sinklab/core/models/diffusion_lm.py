@@ -122,8 +122,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         super().__init__(config)
         backbone = config.backbone
         self.model = AutoModel.from_config(backbone)
-        head = stated(backbone, "head_class", Head)
-        self.lm_head = head(
+        self.lm_head = Head(
             backbone.hidden_size,
             config.output_vocab_size or backbone.vocab_size,
             backbone.vocab_size,
@@ -200,11 +199,6 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
             raise ValueError(
                 f"the head has {rows} rows for {self.config.vocab_size} ids, so the two cannot be "
                 "resized together; leave the vocabulary as it is"
-            )
-        if self.lm_head.bias is not None:
-            raise ValueError(
-                "the vocabulary of a DiT (MDLM, BD3-LM) ends with [MASK] and is not resized; "
-                "leave it so"
             )
         if new_num_tokens is not None and mask_id is not None and new_num_tokens <= mask_id:
             raise ValueError(

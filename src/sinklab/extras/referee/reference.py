@@ -262,8 +262,7 @@ def _in_words(name: str) -> str:
 
 def _held(case: str, name: str, ours_PV: Tensor, theirs_PV: Tensor, limit: float) -> Held:
     apart_PV = (theirs_PV - ours_PV).abs()
-    # if a token is barred (MDLM's [MASK] by 1e6) its logit says nothing of how far others are
-    # spread
+    # if a token is barred (SMDM's [MASK] has no logit) it says nothing of how far others are spread
     relative = float((apart_PV / (ours_PV.abs() + ours_PV[ours_PV > BARRED].std())).max())
     is_logits = name == "logits"
     same = (
