@@ -66,7 +66,6 @@ for _extra in (
     "live",
     "referee",
     "sandbox",
-    "sharing",
     "zoo",
 ):
     MAY_IMPORT[f"extras.{_extra}"] = LAB | {"lab.cli", "sinklab"}

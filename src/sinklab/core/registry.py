@@ -34,10 +34,7 @@ from typing import Any, TypeVar
 from sinklab.core.errors import known_fields, unknown
 
 Class = TypeVar("Class", bound=Callable[..., Any])
-# in a folder that `sinklab.extras.sharing.export` writes the package is another one, which has no
-# plug-ins
-PACKAGE = __package__.removesuffix(".core")
-PLUGINS = f"{PACKAGE}.plugins"
+PLUGINS = "sinklab.plugins"
 _loaded: set[str] = set()
 
 
@@ -52,7 +49,7 @@ def providers() -> tuple[str, ...]:
     ``PROVIDES`` maps a registry to the modules, separated by blanks, that register classes in it.
     A ring or an extra whose folder was deleted provides nothing.
     """
-    rings = [f"{PACKAGE}.{ring}" for ring in ("core", "lab", "extras")]
+    rings = [f"sinklab.{ring}" for ring in ("core", "lab", "extras")]
     found = [ring for ring in rings if importlib.util.find_spec(ring)]
     if rings[-1] in found:
         extras = import_module(rings[-1])
