@@ -8,18 +8,15 @@ variants.
         the frozen plain model
     python studies/sink_variants.py score HELDOUT                      every finished run: losses, a
                                                                        traced study
-    python studies/sink_variants.py tables                             results.json and figures from
-                                                                       what `score` left
 
 Each of the first three goes on where it was stopped.
 
-Everything is kept under runs/variants (or $SINKLAB_STUDY); sink_variants/ beside this file holds
-the results.
+Everything is kept under runs/variants (or $SINKLAB_STUDY). What made the tables and figures of
+sink_variants.md of it was removed after commit d6d5ce19 (sink_variants_tables.py).
 """
 
 import argparse
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -32,14 +29,11 @@ from sinklab.lab.records import open_run
 from sinklab.lab.scoring import heldout_rows, row_losses
 from sinklab.lab.studies.trace.study import StudySettings, study
 from sinklab.lab.training import TrainSettings, recipe, train
-from sinklab.lab.training.settings import VARIANTS
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/variants"))
-RESULTS = Path(__file__).with_suffix("")
 TOKENIZER = (
     Path(__file__).parents[1] / "src" / "sinklab" / "lab" / "checkpoints" / "packaged" / "tiny"
 )
-TRAINED = [name for name in VARIANTS if name != "kv"]
 RETROFITS = {"token": "sink", "kv": "kv"}
 SIZES = {"hidden_size": 128, "layers": 6, "heads": 4, "mlp_size": 352, "length": 256, "batch": 16}
 HOW = {
@@ -142,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=["base", "train", "retrofit", "score", "tables"])
+    parser.add_argument("command", choices=["base", "train", "retrofit", "score"])
     parser.add_argument("rest", nargs="*")
     given = parser.parse_args()
     if given.command == "base":
@@ -151,23 +145,8 @@ def main() -> None:
     elif given.command in ("train", "retrofit"):
         name, seed, *text = given.rest
         run((variant if given.command == "train" else retrofit)(name, int(seed), *text))
-    elif given.command == "score":
-        score(given.rest[0])
     else:
-        from sink_variants_tables import tables
-
-        RESULTS.mkdir(exist_ok=True)
-        config = {
-            "base": base(0, "CORPUS", "HELDOUT"),
-            "variant": variant("plain", 0, "CORPUS", "HELDOUT"),
-        }
-        config["retrofit"] = retrofit("token", 0, "CORPUS", "HELDOUT")
-        written = {name: dataclasses.asdict(settings) for name, settings in config.items()}
-        text = json.dumps(written | {"variants": VARIANTS}, indent=2) + "\n"
-        # names of folders on the machine that trained say nothing to a reader
-        text = text.replace(str(RUNS), "runs/variants").replace(str(TOKENIZER), "tiny")
-        (RESULTS / "config.json").write_text(text)
-        tables(RUNS, RESULTS, TRAINED)
+        score(given.rest[0])
 
 
 if __name__ == "__main__":

@@ -44,7 +44,6 @@ LONGEST = (
     "test_report_answers",
     "test_docs",
     "test_gguf",
-    "test_tensor_parallel",
     "test_random_models",
     "test_backcopy",
     "test_every_write",

@@ -237,35 +237,6 @@ LLADA2 = {
 }
 
 
-MDLM = {
-    "architectures": ["MDLM"],
-    "model_type": "mdlm",
-    "cond_dim": 16,
-    "dropout": 0.1,
-    "hidden_dim": 32,
-    "model_length": 64,
-    "n_blocks": 2,
-    "n_heads": 4,
-    "return_dict": False,
-    "time_conditioning": False,
-    "vocab_size": 62,
-}
-
-BD3LM = {
-    **MDLM,
-    "architectures": ["BD3LM"],
-    "model_type": "bd3lm",
-    "adaln": True,
-    "attn_backend": "flex",
-    "block_size": 4,
-    "causal": False,
-    "cross_attn": True,
-    "sampling_eps_max": 0.999,
-    "sampling_eps_min": 0.001,
-    "var_min": True,
-}
-
-
 def llada_shapes(config):
     """Tensor names of a LLaDA checkpoint, written out independently of the reader."""
     width, inner = config["d_model"], config["mlp_hidden_size"]
@@ -313,30 +284,6 @@ def smdm_shapes(config, sink=0, gate=False):
         if gate:
             shapes[here + "attn.gate.weight"] = (width, width)
     return {**shapes, "lm_head.weight": (text, width)}
-
-
-def dit_shapes(config):
-    width, condition, rows = config["hidden_dim"], config["cond_dim"], config["vocab_size"]
-    linear = {
-        "sigma_map.mlp.0": (condition, 256),
-        "sigma_map.mlp.2": (condition, condition),
-        "output_layer.linear": (rows, width),
-        "output_layer.adaLN_modulation": (2 * width, condition),
-    }
-    shapes = {"vocab_embed.embedding": (rows, width), "output_layer.norm_final.weight": (width,)}
-    shapes["rotary_emb.inv_freq"] = (width // config["n_heads"] // 2,)
-    for i in range(config["n_blocks"]):
-        here = f"blocks.{i}."
-        linear |= {f"{here}mlp.0": (4 * width, width), f"{here}mlp.2": (width, 4 * width)}
-        linear[here + "adaLN_modulation"] = (6 * width, condition)
-        shapes |= {f"{here}norm{n}.weight": (width,) for n in (1, 2)}
-        shapes |= {
-            f"{here}attn_qkv.weight": (3 * width, width),
-            f"{here}attn_out.weight": (width, width),
-        }
-    for name, shape in linear.items():
-        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-    return {f"backbone.{name}": shape for name, shape in shapes.items()}
 
 
 def _mlp_shapes(here, width, inner):
@@ -459,21 +406,6 @@ def adapted(folder, name, **fields):
 def smdm(folder, sink=0, gate=False, **fields):
     config = {**SMDM, **fields}
     return made(folder, config, smdm_shapes(config, sink, gate))
-
-
-def mdlm(folder, **fields):
-    config = {**MDLM, **fields}
-    return made(folder, config, dit_shapes(config))
-
-
-def bd3lm(folder, **fields):
-    config = {**BD3LM, **fields}
-    tensors = random_tensors(dit_shapes(config))
-    # bounds of the noise of its training, which are stored with the weights
-    tensors |= {
-        f"sampling_eps_{end}": torch.tensor(config[f"sampling_eps_{end}"]) for end in ("min", "max")
-    }
-    return write(folder, config, tensors), tensors
 
 
 def llada_moe(folder, shards=1, **fields):

@@ -64,10 +64,8 @@ for _extra in (
     "backcopy",
     "fast",
     "live",
-    "parallel",
     "validate",
     "sandbox",
-    "sharing",
     "zoo",
 ):
     MAY_IMPORT[f"extras.{_extra}"] = LAB | {"lab.cli", "sinklab"}

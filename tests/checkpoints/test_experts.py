@@ -325,4 +325,4 @@ def test_the_chat_format_is_the_authors(tmp_path):
 
 
 def test_a_decoder_that_nobody_knows_is_refused():
-    refused("sinklab_dit, but is 'gpt2'", DiffusionLMConfig, backbone={"model_type": "gpt2"})
+    refused("llada_moe, but is 'gpt2'", DiffusionLMConfig, backbone={"model_type": "gpt2"})

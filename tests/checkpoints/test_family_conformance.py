@@ -36,7 +36,6 @@ SIZES = {**SIZES, "vocab_size": 60}
 EXPERTS = {"moe_intermediate_size": 12, "num_experts_per_tok": 2}
 OWN = {"shared_expert_intermediate_size": 20, "moe_router_enable_expert_bias": True}
 FAMILIES = {
-    "bd3lm": lambda folder: toys.bd3lm(folder)[0],
     **{name: functools.partial(save_masked, name) for name in MASKED},
     **{name: functools.partial(toys.adapted, name=name) for name in toys.ADAPTED},
     "diffusion_gemma": save_gemma,
@@ -48,7 +47,6 @@ FAMILIES = {
     "llada2": lambda folder: toys.llada2(folder)[0],
     "llada_moe": lambda folder: toys.llada_moe(folder, **OWN)[0],
     "llama": lambda folder: LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(folder),
-    "mdlm": lambda folder: toys.mdlm(folder)[0],
     "mmada": lambda folder: toys.llada(
         folder, architectures=["MMadaModelLM"], codebook_size=40, mask_token_id=240
     )[0],
@@ -95,7 +93,12 @@ REFUSED = {
         "activation_type": "swiglu",
         "residual_dropout": 0.1,
     },
-    "dream": {"use_sliding_window": True, "use_mrope": True, "rope_theta": None},
+    "dream": {
+        "use_sliding_window": True,
+        "use_mrope": True,
+        "rope_theta": None,
+        "expand_token_id": 303,
+    },
     "smdm": {"_norm_class": "LayerNorm", "rotary_percentage": 0.25},
     "illada": {"layer_norm_eps": 1e-5, "rope_scaling": {"type": "linear"}, "resid_pdrop": 0.1},
     "llada_moe": {
@@ -111,8 +114,6 @@ REFUSED = {
         "num_shared_experts": None,
         "n_group": None,
     },
-    "mdlm": {"time_conditioning": True, "cond_dim": None},
-    "bd3lm": {"cross_attn": False, "adaln": False, "block_size": None},
 }
 """Values under which a family computes something else, or cannot."""
 

@@ -15,7 +15,6 @@ import published_toys as toys
 from refusals import refused
 from shared_data import shared
 from sinklab.core.errors import near
-from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.checkpoints import PUBLISHED, Published, SpecialIds, describe, load, published
 from tiny_diffusion import save_tiny, tiny_tokenizer
 
@@ -42,40 +41,16 @@ def test_dream_reads_its_tokenizer_without_its_class(tmp_path):
     assert loaded.model.config.eot_token_id == ids["<|im_end|>"]
 
 
-@pytest.mark.ring("extras")
-@pytest.mark.parametrize("said_by", ["config.json", "the tokenizer", "the name"])
-def test_dreamons_tokens_of_length_are_no_words(tmp_path, said_by, monkeypatch):
-    """Config, tokenizer or table say which they are; end of text deletes; a saved model knows them
-    still.
-    """
-    folder = tmp_path / "DreamOn-v0-7B"
-    toys.dream(folder, **({"expand_token_id": 303} if said_by == "config.json" else {}))
-    expand = 303
-    if said_by == "the tokenizer":
-        expand = toys.save_dream_tokenizer(folder, "<|expand|>")["<|expand|>"]
-    if said_by == "the name":
-        row = Published("dream", 310, SpecialIds(301, 1, pad=1, stop=(1,), expand=expand, delete=1))
-        monkeypatch.setitem(PUBLISHED, "Dream-org/DreamOn-v0-7B", row)
-    loaded = load(folder)
-    model = loaded.model
-    assert (loaded.special.expand, loaded.special.delete) == (expand, 1)
-    assert loaded.notes[-1].startswith("masks are filled with the schedule elastic")
-    if said_by != "the tokenizer":
-        printed = "\n".join(describe(folder).lines())
-        assert f"expand {expand}, delete 1" in printed and "schedule elastic" in printed
-    with torch.no_grad():
-        # nothing but expansions is ever proposed where they may be
-        model.lm_head.weight.zero_()
-    model.lm_head.register_forward_hook(
-        lambda head, given, out: out.index_fill(-1, torch.tensor([expand]), 9)
-    )
-    canvas = Canvas.infill([[5, 301, 301, 6]], mask_id=301)
-    steps = model.denoise(canvas, DecodingSettings(schedule="elastic:max_tokens=6"))
-    assert [step.ids_BS.shape[1] for step in steps] == [5, 6, 7, 8, *[8] * 6]
-    assert expand not in model.generate(canvas.ids_BS, schedule="even")
-    model.save_pretrained(tmp_path / "saved")
-    again = load(tmp_path / "saved")
-    assert (again.special.expand, again.special.delete) == (expand, 1)
+@pytest.mark.parametrize("said_by", ["config.json", "the tokenizer"])
+def test_a_dreamon_is_no_dream(tmp_path, said_by):
+    """Its <|expand|> would be written as a word."""
+    if said_by == "config.json":
+        folder, _ = toys.dream(tmp_path, expand_token_id=303)
+        refused("expand_token_id = 303", load, folder)
+    else:
+        folder, _ = toys.dream(tmp_path)
+        toys.save_dream_tokenizer(folder, "<|expand|>")
+        refused(r"has <\|expand\|>, so this is no dream", load, folder)
 
 
 def test_dreams_vocabulary_is_the_published_one(tmp_path):

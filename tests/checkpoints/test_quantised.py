@@ -78,18 +78,6 @@ def test_without_torchao_the_remedy_is_named(tmp_path, monkeypatch):
     refused("dtype='int8' needs torchao", sinklab.load, folder, dtype="int8")
 
 
-@pytest.mark.ring("extras")
-def test_quantised_weights_are_not_divided_over_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr("sinklab.extras.parallel.dividing.place_of", lambda count, device: "cpu")
-    refused(
-        "leave out tensor_parallel",
-        sinklab.load,
-        save_tiny(tmp_path / "model"),
-        dtype="int8",
-        tensor_parallel=2,
-    )
-
-
 def test_a_folder_whose_quantiser_is_not_there_is_refused_and_described_all_the_same(tmp_path):
     model = tiny_model()
     model.save_pretrained(tmp_path)

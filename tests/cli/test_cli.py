@@ -5,14 +5,13 @@ import shlex
 from pathlib import Path
 
 import pytest
-import torch
 
 import sinklab
 from commands import cli, error_of, out_of
 from golden import golden_folder
 from sinklab.lab.cli import main
 from sinklab.lab.records import open_run
-from tiny_diffusion import TEXT, save_tiny, tiny_model, tiny_tokenizer
+from tiny_diffusion import TEXT, save_tiny, tiny_model
 
 GREEDY = "--temperature 0 --rule low_confidence"
 COMMANDS = (
@@ -119,30 +118,6 @@ def test_generate_fills_blanks_and_streams(model, capsys):
         )
         == 2
     )
-
-
-@pytest.mark.ring("extras")
-def test_generate_fills_blanks_of_another_length_where_tokens_change_it(tmp_path, capsys):
-    model = tiny_model(expand_token_id=100, delete_token_id=40)
-    with torch.no_grad():
-        # of equal logits the first is taken
-        model.lm_head.weight.zero_()
-    model.save_pretrained(tmp_path / "elastic")
-    tiny_tokenizer().save_pretrained(tmp_path / "elastic")
-    text = "The <|mask|><|mask|><|mask|> sea"
-    model = tmp_path / "elastic"
-    how = f"--model {model} --new-tokens 0 --temperature 0 --suppress-ids "
-    how += " ".join(map(str, range(40)))
-    cli(f"generate '{text}' {how}")
-    assert capsys.readouterr().out == "The  sea\n"
-    cli(f"generate '{text}' --stream {how}")
-    assert capsys.readouterr().out.endswith("The  sea\n")
-    cli(f"generate '{text}' --schedule even {how}")
-    assert capsys.readouterr().out == f"The {3 * tiny_tokenizer().decode([40])} sea\n"
-    assert cli(f"generate '{text}' '{text}' {how}")
-    assert "got 2 rows" in capsys.readouterr().err
-    assert cli(f"trace 'The sea' --model {model} --schedule elastic --new-tokens 4 --out run")
-    assert "columns move under the schedule" in capsys.readouterr().err
 
 
 def test_generate_takes_rules_schedules_and_caches(model, capsys):

@@ -59,9 +59,7 @@ def flip(file, place=-1):
 READERS = {
     "report": lambda bad, good: ["report", str(good), str(bad), "--out", "page"],
     "compare": lambda bad, good: ["compare", str(good), str(bad), "--out", "page"],
-    "gallery": lambda bad, good: ["gallery", str(good), str(bad), "--out", "site"],
     "figures": lambda bad, good: ["figures", str(bad), "--out", "drawn", "--formats", "png"],
-    "push": lambda bad, good: ["push", str(bad), "me/run", "--dry-run"],
     "merge": lambda bad, good: ["merge", str(bad), "--out", "merged"],
 }
 
@@ -149,13 +147,10 @@ def with_escapes(traced, place, *, free):
 OVER = {
     "report": ["report", "{run}", "--out", "page", "--all"],
     "compare": ["compare", "{run}", "{run}", "--out", "page"],
-    "gallery": ["gallery", "{run}", "--out", "site"],
     "figures": ["figures", "{run}", "--out", "drawn", "--only", "sink_share", "--formats", "png"],
-    "push": ["push", "{run}", "me/run", "--dry-run"],
     "merge": ["merge", "{run}", "--out", "merged"],
     "onetoken": ["onetoken", "{run}", "--out", "tables"],
     "table1": ["table1", "--render", "{run}", "--out", "tables"],
-    "export": ["export", "{run}", "--to", "exported"],
     "info": ["info", "{run}"],
     "validate": ["validate", "{run}"],
     "generate": ["generate", "a", "--model", "{run}"],

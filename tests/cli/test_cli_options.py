@@ -80,7 +80,7 @@ def test_words_of_the_command_line_name_no_extra():
         for name, own in [*studies.items(), *own_commands.items()]
         if "sinklab.extras" in own.__module__
     ]
-    assert len(extras) >= 6
+    assert len(extras) >= 1
     assert [name for name in extras if re.search(rf"\b{name}\b", lab)] == []
 
 
@@ -133,7 +133,7 @@ def test_a_model_is_given_by_its_flag_and_as_once_without(command, monkeypatch):
 
 
 @pytest.mark.slow
-def test_serve_info_and_export_take_a_model_both_ways(model, capsys):
+def test_serve_and_info_take_a_model_both_ways(model, capsys):
     said = []
     for command in (f"info --model {model}", f"info {model}", f"info --no-json {model}"):
         assert cli(command) == 0
@@ -141,9 +141,7 @@ def test_serve_info_and_export_take_a_model_both_ways(model, capsys):
     assert said[0] == said[1] == said[2] and "parameters" in said[0]
     for command in ("serve --model nowhere", "serve nowhere", "serve --port 0 nowhere"):
         assert cli(command) == 2 and "nowhere" in capsys.readouterr().err
-    for number, command in enumerate((f"--model {model}", model)):
-        assert cli(f"export {command} --to out{number}") == 0
-    for command in ("info", "export --to out", "battery"):
+    for command in ("info", "battery"):
         assert cli(command) == 2 and "give --model tiny" in capsys.readouterr().err
 
 
@@ -194,7 +192,6 @@ def test_the_help_explains_every_option_and_calls_arguments_by_what_they_are(com
     assert (options or command == "list") and unexplained == []
     usage = {
         "trace": "[PROMPT …]",
-        "push": "WHAT REPO",
         "validate": "FOLDER",
     }
     assert usage.get(command, "") in told.splitlines()[0]
@@ -276,7 +273,6 @@ HOSTILE = {
     "plugin": "evil.py",
     "log_to": "wandb",
     "models": "stolen",
-    "push": "me/mine",
     "shard": "0/2",
     "score_only": "stolen",
 }
@@ -284,7 +280,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("command", ["trace", "eval", "train", "table1", "generate", "backcopy"])
 def test_no_permission_folder_or_plugin_comes_from_a_file(command, monkeypatch, capsys):
-    assert {*HOSTILE} - {"push"} <= PERMISSIONS
+    assert {*HOSTILE} <= PERMISSIONS
     Path("evil.py").write_text("open('ran', 'w').write('')")
     Path("run.json").write_text(json.dumps({"kind": "study", "settings": {**HOSTILE, "seed": 3}}))
     seen = {}

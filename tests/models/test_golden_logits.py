@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from golden import golden_cases, golden_folder, golden_tensors, tensors_of
+from golden import ASKED, LEFT, golden_cases, golden_folder, golden_tensors, tensors_of
+from shared_data import shared
 from sinklab.core.models import DiffusionLM
 from sinklab.lab.checkpoints import load
 
@@ -82,3 +83,8 @@ def test_a_published_model_becomes_our_own(tmp_path, family):
             logits = loaded.model(ids, mask).logits
             assert torch.equal(again.model(ids, mask).logits, logits)
             assert torch.equal(through_class(ids, mask).logits, logits)
+
+
+def test_every_golden_folder_is_asked_for_or_named_as_left():
+    found = shared("golden").glob("*/cases.json")
+    assert sorted(file.parent.name for file in found) == sorted(ASKED + LEFT)

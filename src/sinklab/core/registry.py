@@ -34,10 +34,7 @@ from typing import Any, TypeVar
 from sinklab.core.errors import known_fields, unknown
 
 Class = TypeVar("Class", bound=Callable[..., Any])
-# in a folder that `sinklab.extras.sharing.export` writes the package is another one, which has no
-# plug-ins
-PACKAGE = __package__.removesuffix(".core")
-PLUGINS = f"{PACKAGE}.plugins"
+PLUGINS = "sinklab.plugins"
 _loaded: set[str] = set()
 
 
@@ -52,7 +49,7 @@ def providers() -> tuple[str, ...]:
     ``PROVIDES`` maps a registry to the modules, separated by blanks, that register classes in it.
     A ring or an extra whose folder was deleted provides nothing.
     """
-    rings = [f"{PACKAGE}.{ring}" for ring in ("core", "lab", "extras")]
+    rings = [f"sinklab.{ring}" for ring in ("core", "lab", "extras")]
     found = [ring for ring in rings if importlib.util.find_spec(ring)]
     if rings[-1] in found:
         extras = import_module(rings[-1])
@@ -436,8 +433,6 @@ caches = Registry("cache", "caches")
 """Keys and values to keep while a text is written: `sinklab.core.sampling.Cache`."""
 backbones = Registry("backbone", "backbones")
 """Decoders of our own, if transformers has none."""
-divisions = Registry("division over processes", "divisions")
-"""Ways to hold one model over several processes: `sinklab.lab.checkpoints.materialize.Holding`."""
 families = Registry("checkpoint family", "families")
 """Formats of checkpoints: `sinklab.lab.checkpoints.Family`."""
 figures = Registry("figure", "figures")
@@ -446,8 +441,6 @@ studies = Registry("study", "studies")
 """Kinds of runs, each with a command: `sinklab.lab.studies.base.Study`."""
 commands = Registry("command", "commands")
 """Functions that are commands of their own: `sinklab.lab.cli` makes their help from docstrings."""
-head_shares = Registry("share of heads", "head_shares")
-"""Heads of a layer over processes: `sinklab.core.attention.context`."""
 fast_attentions = Registry("fast attention", "fast_attentions")
 """Calls of SDPA that keep what statistics behind them would compute anew."""
 fast_decoders = Registry("fast decoder", "fast_decoders")

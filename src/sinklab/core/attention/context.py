@@ -2,7 +2,7 @@
 (`sinklab.core.probing`), so that neither imports the other.
 
 It says whether calls made now are meant to be seen, whether a model is watched, which run the calls
-belong to, which canvas is being evaluated, and which heads this process holds.
+belong to, and which canvas is being evaluated.
 """
 
 # B batch rows, S canvas positions, Q queries
@@ -18,10 +18,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
-from sinklab.core.compat import in_backward, is_divided
-from sinklab.core.registry import fast_path, head_shares
+from sinklab.core.compat import in_backward
 
 _OBSERVED: ContextVar[bool | nn.Module] = ContextVar("sinklab_attention_observed", default=True)
 _DECODING: ContextVar[object | None] = ContextVar("sinklab_attention_decoding", default=None)
@@ -230,65 +229,3 @@ class Owner:
             "end before the next, or give each a copy of its own, made before "
             "(copy.deepcopy(model))"
         )
-
-
-class HeadShare:
-    """This process's share of the heads of a layer: all of them, unless a subclass says otherwise
-    (`registry.head_shares`).
-
-    Code that listens to attention, or chooses by it, is given the whole model's heads, in every
-    process the same: so numbers of heads, means over them and random draws mean the same as in one
-    process, for every statistic and edit.
-    """
-
-    group: Any = None
-    """Process group that holds one model together."""
-    count = 1
-    """Number of processes that hold one model together."""
-    rank = 0
-    """Rank of this process in the group."""
-
-    def own(self, whole: Tensor, axis: int = 1) -> Tensor:
-        """This process's part of an axis of all heads."""
-        return whole
-
-    def whole(self, own: Tensor, axis: int = 1) -> Tensor:
-        """An axis of all heads, of which every process holds its part; gradients flow through the
-        part of this one.
-        """
-        return own
-
-    def whole_mask(self, mask: Tensor | None, heads: int) -> Tensor | None:
-        """A mask (…, heads or 1, queries, keys) of so many heads as that of all; one for all heads
-        stays as it is.
-        """
-        if mask is None or mask.dim() != 4 or mask.shape[1] != heads:
-            return mask
-        return self.whole(mask)
-
-
-ALL = HeadShare()
-"""Share of a process that holds the model alone."""
-
-
-def share_of(attention: Any, width: int | None = None) -> HeadShare:
-    """Share of the heads of an attention module; `ALL` if its projections are whole.
-
-    Args:
-        attention: the module.
-        width: query heads × head dim of the call that it makes; None where no call is made.
-
-    Raises:
-        ValueError: for projections divided in a way that leaves the owner of each head unknown.
-    """
-    # asked in every layer: one process holds all heads
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return ALL
-    return fast_path(head_shares, attention, width) or ALL
-
-
-def share_of_model(model: Any) -> HeadShare:
-    """Share of the heads of a decoder with a head; `ALL` if it is not divided."""
-    if not is_divided(model):
-        return ALL
-    return share_of(model.model.layers[0].self_attn)

@@ -51,9 +51,6 @@ def _check(config: DiffusionLMConfig) -> None:
             f"sink_side must be {' or '.join(map(repr, config.sink.sides))} for sink_kind "
             f"{kind!r}, whose keys have no position, but is {config.sink_side!r}; leave it out"
         )
-    why = stated(config.backbone, "takes_no_sink")
-    if why and (config.sink_count or config.gate != "none"):
-        raise ValueError(f"{why}, got sink_kind={kind!r} and gate={config.gate!r}; leave them out")
     size = config.backbone.vocab_size
     rows = config.output_vocab_size
     if config.mask_token_id is not None and not 0 <= config.mask_token_id < size:
@@ -156,8 +153,6 @@ class DiffusionLMConfig(PreTrainedConfig):
         rope_dtype: precision to which the rotary cosines and sines are rounded, ``float32`` (not at
             all) or ``bfloat16`` (as the released SMDM and One-Token code does).
         eot_token_id: id of the end-of-turn token of a chat model.
-        expand_token_id: id of the token that becomes two masks (DreamOn); None for a model without.
-        delete_token_id: id of the token whose position goes, in such a model.
         context: tokens that prompt and completion should have together at most, as the authors
             state it; advice that the model does not enforce. None if only the positions limit it.
         attention: keys that a query of the text sees, in training and afterwards: ``full``, all of
@@ -196,8 +191,6 @@ class DiffusionLMConfig(PreTrainedConfig):
     output_vocab_size: int | None = None
     rope_dtype: str = limited("float32", one_of=("float32", "bfloat16"))
     eot_token_id: int | None = None
-    expand_token_id: int | None = None
-    delete_token_id: int | None = None
     context: int | None = limited(None, at_least=1)
     attention: str = limited("full", one_of=ATTENTION)
     block_length: int | None = limited(None, at_least=1)
@@ -309,9 +302,6 @@ class DiffusionLMConfig(PreTrainedConfig):
         return {
             "eos_ids": ends,
             "text_vocabulary": self.text_vocab_size,
-            "context": self.text_positions,
-            "expand_id": self.expand_token_id,
-            "delete_id": self.delete_token_id,
         }
 
     def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:

@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
-from sinklab.core.attention.context import share_of_model
 from sinklab.core.compat import stated
 from sinklab.core.errors import check_tensor
 from sinklab.core.models import masks
@@ -123,8 +122,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         super().__init__(config)
         backbone = config.backbone
         self.model = AutoModel.from_config(backbone)
-        head = stated(backbone, "head_class", Head)
-        self.lm_head = head(
+        self.lm_head = Head(
             backbone.hidden_size,
             config.output_vocab_size or backbone.vocab_size,
             backbone.vocab_size,
@@ -202,11 +200,6 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
                 f"the head has {rows} rows for {self.config.vocab_size} ids, so the two cannot be "
                 "resized together; leave the vocabulary as it is"
             )
-        if self.lm_head.bias is not None:
-            raise ValueError(
-                "the vocabulary of a DiT (MDLM, BD3-LM) ends with [MASK] and is not resized; "
-                "leave it so"
-            )
         if new_num_tokens is not None and mask_id is not None and new_num_tokens <= mask_id:
             raise ValueError(
                 f"{new_num_tokens} rows would cut off [MASK] (id {mask_id}); keep at least "
@@ -248,10 +241,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         sink = self.config.sink
         if sink is None:
             return None
-        prefix = sink.prefix(self, length, lengths_B)
-        if prefix is None:
-            return None
-        return prefix.on(share_of_model(self), self.config.kv_heads)
+        return sink.prefix(self, length, lengths_B)
 
     def hidden_states(
         self,

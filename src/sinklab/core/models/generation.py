@@ -56,7 +56,7 @@ class GenerateByDenoising(DenoisingModel):
             rule: which proposals to commit first, a rule or its name; ``low_confidence`` by
                 default.
             schedule: how many of them at each evaluation, a schedule or its name; ``even`` by
-                default, and ``elastic`` when a DreamOn fills masks.
+                default.
             cache: memory between evaluations, a cache or its name; by default one that changes no
                 result.
             settings: all options in one record; those given by keyword replace its fields.
@@ -65,8 +65,8 @@ class GenerateByDenoising(DenoisingModel):
                 ``block_length``, ``temperature``, ``threshold``, ``seed`` and the others.
 
         Returns:
-            token ids (B, P + max_new_tokens), or (B, P) when infilling; under ``elastic`` of
-            another length. A masked language model ends its text with its [SEP].
+            token ids (B, P + max_new_tokens), or (B, P) when infilling. A masked language
+            model ends its text with its [SEP].
 
         Raises:
             ValueError: for a model without mask token, ids outside its vocabulary, and settings
@@ -91,11 +91,6 @@ class GenerateByDenoising(DenoisingModel):
             behind = max_new_tokens or 0
             if max_new_tokens is None:
                 canvas = Canvas.infill(ids_BP, attention_BS=real_BP, **limits)
-                if (
-                    self.config.expand_token_id is not None
-                    and schedule is settings.schedule is None
-                ):
-                    schedule = "elastic"
             else:
                 closing = _ending(self.config, ids_BP, real_BP)
                 limits |= {"multiple": self.config.block_columns, "closing": closing}

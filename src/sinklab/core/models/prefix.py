@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sinklab.core.attention.context import HeadShare, unobserved
+from sinklab.core.attention.context import unobserved
 from sinklab.core.compat import stated
 
 
@@ -41,21 +41,6 @@ class SinkPrefix:
     def count(self) -> int:
         """Number of sinks N."""
         return self.keys[0].shape[2]
-
-    def on(self, share: HeadShare, groups: int) -> SinkPrefix:
-        """The part that belongs to this process's heads; of ``groups`` key/value heads in all,
-        those it was given whole.
-
-        The kinds that are run through the layers have only these already.
-        """
-
-        def own(states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            if states[0].shape[1] != groups:
-                return states
-            return tuple(map(share.own, states))
-
-        logits = tuple(share.own(logits_HN, 0) for logits_HN in self.logits)
-        return SinkPrefix(own(self.keys), own(self.values), logits)
 
     def update(
         self, k_BKSD: Tensor, v_BKSD: Tensor, layer_idx: int, *_: object, **__: object

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from sinklab.core.attention.context import ALL, HeadShare, running_canvas, share_of
+from sinklab.core.attention.context import running_canvas
 from sinklab.core.attention.received import attention_map, attention_statistics
 from sinklab.core.attention.scores import Scores, Visibility
 from sinklab.core.compat import config_value, has_windows, seen_length, stated
@@ -148,8 +148,6 @@ class AttentionCall:
     """Shape of the output as the model made the call, but for its last axis: axes may be folded or
     missing there.
     """
-    share: HeadShare = ALL
-    """This process's share of the heads; the call above is that of all heads."""
     origin: KeyOrigin = OWN
     """Origin of the keys."""
     dropped: int = 0
@@ -183,11 +181,6 @@ class AttentionCall:
         value = given["value"]
         mask = given.get("attn_mask")
         output_shape = query.shape[:-1]
-        share = ALL
-        if query.dim() == 4:
-            share = share_of(module, query.shape[1] * query.shape[-1])
-        mask = share.whole_mask(mask, query.shape[1])
-        query, key, value = map(share.whole, (query, key, value))
         if query.dim() == 3 and key.dim() == 3:
             query, key, value = (x.unsqueeze(1) for x in (query, key, value))
             if mask is not None and mask.dim() == 3:
@@ -232,24 +225,17 @@ class AttentionCall:
             given.get("dropout_p", 0.0),
             visibility,
             output_shape,
-            share,
             origin,
             dropped,
         )
 
     def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys, values and mask with which this process makes the call, without keys that
-        the cache dropped.
-        """
+        """Queries, keys, values and mask of the call, without keys that the cache dropped."""
         mask = self.mask
         if mask is not None:
             mask = mask[..., self.dropped :]
-            if mask.shape[1] > 1:
-                mask = self.share.own(mask)
-        q_BHQD = self.share.own(self.query_BHQD)
-        k_BKSD = self.share.own(self.key_BKSD[:, :, self.dropped :])
-        v_BKSD = self.share.own(self.value_BKSD[:, :, self.dropped :])
-        return q_BHQD, k_BKSD, v_BKSD, mask
+        k_BKSD = self.key_BKSD[:, :, self.dropped :]
+        return self.query_BHQD, k_BKSD, self.value_BKSD[:, :, self.dropped :], mask
 
     def run(self, function: Callable[..., Tensor]) -> Tensor:
         """Make the call with these arguments and give the output the layout of the original
@@ -264,8 +250,7 @@ class AttentionCall:
     def unrolled(self, out: Tensor) -> Tensor:
         """An output in the layout of the original call as (B, H, Q, D)."""
         batch, _, queries, _ = self.query_BHQD.shape
-        out_BHQD = out.reshape(batch, -1, queries, out.shape[-1])
-        return self.share.whole(out_BHQD)
+        return out.reshape(batch, -1, queries, out.shape[-1])
 
     def for_query_heads(self, x_BK: Tensor) -> Tensor:
         """A tensor (B, K, …) of key/value heads as (B, H, …): repeated for the query heads that
@@ -298,18 +283,8 @@ class AttentionCall:
     def measured(
         self, names: Collection[str], heads: Sequence[int] | None = None, **options: Any
     ) -> dict[str, Tensor]:
-        """`attention_statistics` of this call; those of all heads of a divided model each process
-        by process.
-        """
-        if heads is not None:
-            return attention_statistics(self.scores(heads), names, **options)
-        share = self.share
-        if share.count > 1:
-            heads = share.own(torch.arange(self.query_BHQD.shape[1]), 0).tolist()
-        found = attention_statistics(self.scores(heads), names, **options)
-        # heads are the axis before the last in every statistic; in one order, or processes would
-        # swap their tensors
-        return {name: share.whole(found[name], -2) for name in sorted(found)}
+        """`attention_statistics` of this call."""
+        return attention_statistics(self.scores(heads), names, **options)
 
     @property
     def received_BHS(self) -> Tensor:

@@ -20,6 +20,7 @@ from sinklab.core.compat import (
     has_windows,
     in_backward,
     is_compiled,
+    is_divided,
     is_running,
     stated,
 )
@@ -542,14 +543,19 @@ def tapped(
             listeners.
 
     Raises:
-        ValueError: for an object that is not a module, a compiled one, one that shares modules with
-            a model that another thread taps, and for another mask of queries than an earlier
-            listener gave.
+        ValueError: for an object that is not a module, a compiled one, one whose heads are divided
+            over processes, one that shares modules with a model that another thread taps, and for
+            another mask of queries than an earlier listener gave.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(
             f"trace and intervene take a torch.nn.Module, got {type(model).__name__}: pass the "
             "model"
+        )
+    if is_divided(model):
+        raise ValueError(
+            "the heads of this model are divided over processes (tensor parallelism), and each "
+            'sees its own alone; load it with device_map="auto"'
         )
     with _LOCK:
         for other in TAPS.values():

@@ -110,8 +110,6 @@ class Schedule:
     """Whether `evaluations` is met exactly, so that it is known in advance."""
     allows_surplus_steps = False
     """Whether there may be more evaluations than positions, which changes the counts."""
-    resizes = False
-    """Whether tokens change the length of the canvas."""
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
         """The most evaluations that each block may take.
@@ -141,12 +139,6 @@ class Schedule:
         return ValueError(
             f"the schedule {self.name!r} does not go with the rule {rule}, which {why}; {remedy}."
         )
-
-    def for_model(self, context: int | None, **token_ids: int | None) -> Schedule:
-        """This schedule with what it needs of the model that decodes: the tokens of its context,
-        and the ids of its control tokens.
-        """
-        return self
 
 
 @schedules.register("even")

@@ -208,9 +208,6 @@ class DecodingSettings(Checked):
         *,
         eos_ids: Iterable[int] = (),
         text_vocabulary: int | None = None,
-        context: int | None = None,
-        expand_id: int | None = None,
-        delete_id: int | None = None,
         **chosen: Any,
     ) -> Iterator[Step]:
         """`denoise` with these settings: the denoiser limited to text, suppressed and guided, the
@@ -219,8 +216,6 @@ class DecodingSettings(Checked):
         Args:
             eos_ids: the model's end-of-text ids, for `stop_at_eos`.
             text_vocabulary: ids from here on are no text; None when all are.
-            context, expand_id, delete_id: the model's, for a schedule under which tokens change the
-                length of the canvas; under any other `expand_id` is never written.
             chosen: rule, schedule and cache, as `values` takes them.
 
         Raises ValueError for settings that do not fit together.
@@ -231,15 +226,6 @@ class DecodingSettings(Checked):
         from sinklab.core.sampling.loop import denoise
 
         values = self.values(**chosen)
-        plan = values["schedule"]
-        if plan.resizes and self.cfg_scale:
-            raise ValueError(
-                f"guidance needs a canvas of one length, got cfg_scale={self.cfg_scale}; leave it "
-                "out"
-            )
-        values["schedule"] = plan.for_model(context, expand_id=expand_id, delete_id=delete_id)
-        if expand_id is not None and not plan.resizes:
-            denoiser = suppressed(denoiser, expand_id)
         stop_ids = set(self.stop_ids)
         if self.stop_at_eos:
             stop_ids.update(eos_ids)

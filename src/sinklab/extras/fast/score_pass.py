@@ -80,9 +80,8 @@ def keep(call: AttentionCall, logsumexp: Tensor | None) -> None:
     if logsumexp.dim() == 4:
         logsumexp = logsumexp.squeeze(-1)
     lse = logsumexp[..., : call.output_shape[-1]]
-    here = heads // call.share.count
-    if lse.numel() == batch * here * queries:
-        call.known["lse_BHQ"] = call.share.whole(lse.reshape(batch, here, queries))
+    if lse.numel() == batch * heads * queries:
+        call.known["lse_BHQ"] = lse.reshape(batch, heads, queries)
 
 
 @cache

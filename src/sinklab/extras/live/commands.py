@@ -44,8 +44,6 @@ def serve(
         raise ValueError(
             f"the live page needs {error.name}: pip install 'sinklab[serve]'"
         ) from error
-    if reading.tensor_parallel > 1:
-        raise ValueError("the live page runs a model in one process; leave out --tensor-parallel")
     settings = checked(decoding)
     model = model or _at_hand(reading)
     with working() as progress:

@@ -51,11 +51,6 @@ class LiveText:
                 f"the live page shows denoising, but {loaded.name} is {loaded.family}; take a "
                 "model as tiny"
             )
-        if settings.values()["schedule"].resizes:
-            raise ValueError(
-                "columns move under the schedule 'elastic', and no page can compare them; take "
-                "another"
-            )
         self.loaded, self.settings, self.chat = loaded, settings, chat
         self.model: Any = loaded.model
         self._roles, self._text = (

@@ -4,7 +4,7 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 PROVIDES = {
-    "backbones": "dit experts",
-    "families": "adapted dit experts gemma masked",
+    "backbones": "experts",
+    "families": "adapted experts gemma masked",
     "schedules": "decoding",
 }

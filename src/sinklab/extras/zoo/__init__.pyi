@@ -1,12 +1,6 @@
 from .decoding import Alpha as Alpha
 from .decoding import Dynamic as Dynamic
 from .decoding import Editing as Editing
-from .decoding import Elastic as Elastic
-from .decoding import ElasticStep as ElasticStep
-from .dit_recipes import ddpm_cache as ddpm_cache
-from .dit_recipes import published_loss as published_loss
-from .dit_recipes import published_noise as published_noise
-from .dit_recipes import semi_ar as semi_ar
 from .renoising import ANNOUNCED as ANNOUNCED
 from .renoising import CanvasDenoiser as CanvasDenoiser
 from .renoising import RenoisedStep as RenoisedStep

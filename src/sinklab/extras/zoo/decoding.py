@@ -1,25 +1,22 @@
 """Schedules of models that write block by block: dLLM's counts, SDAR's and LLaDA2.0's quota,
-LLaDA2.1's edits; and of DreamOn, with a canvas that changes its length.
+LLaDA2.1's edits.
 """
 
-# B batch rows, S canvas positions, M candidate positions in row-major order, V
-# vocabulary, Z positions of the canvas after a step
+# B batch rows, S canvas positions, M candidate positions in row-major order, V vocabulary
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from sinklab.core.attention.context import decoding, running
+from sinklab.core.attention.context import decoding
 from sinklab.core.errors import Checked, check_vocabulary, limited
-from sinklab.core.probing.statistics import position_states
 from sinklab.core.registry import schedules
 from sinklab.core.sampling import Candidates, EvenQuota, Turn, UnmaskingRule, commit_counts
-from sinklab.core.sampling.canvas import Canvas, Places, block_columns
+from sinklab.core.sampling.canvas import Places, block_columns
 from sinklab.core.sampling.loop import Run, Step, WritingSchedule, check_best, check_scores
 from sinklab.lab.samplers import Threshold
 
@@ -250,169 +247,6 @@ class Editing(Threshold, WritingSchedule):
         is_sure_M = score_M > self.editing_threshold
         sure_BS = torch.zeros_like(masked_BS).masked_scatter(at.wanted_BS, is_sure_M)
         return filled_BS | (sure_BS & differs_BS & ~masked_BS)
-
-
-@dataclass(frozen=True, eq=False)
-class ElasticStep(Step):
-    """A step after which the canvas may have another length: `before_BS`, `masked_BS`,
-    `committed_BS` and `confidence_BS` have the length of this step, `ids_BS` and `filled_BS` that
-    of the next.
-    """
-
-    origin_Z: Tensor = field(kw_only=True)
-    """int64, for each column of `ids_BS` the column of `before_BS` that it was: twice if a token
-    became two masks; one that was deleted is missing.
-    """
-
-
-@schedules.register("elastic")
-@dataclass(frozen=True)
-class Elastic(WritingSchedule, Checked):
-    """DreamOn's: a committed <|expand|> is replaced by two masks, and the position of a committed
-    <|delete|> (its end of text) is deleted. Each evaluation commits the best `tokens`, until no
-    mask is left.
-
-    One row, and no cache. <|expand|> is not proposed if the canvas has no room or the expansions
-    are used up; of several at once those that find no room stay masks. With several blocks, those
-    to the right move along. The number of evaluations is known at the end only. Source: DreamOn
-    (2602.01326), `diffusion_generate` and `eval/generator.py`.
-    """
-
-    tokens: int = limited(1, at_least=1, remedy="DreamOn commits 1")
-    """Tokens committed at each evaluation (DreamOn's `number_transfer_tokens`)."""
-    max_tokens: int | None = limited(None, at_least=1)
-    """The most tokens that may stand in place of the masks (its `max_new_tokens`); None: 64, as its
-    authors have it, or as many as there are masks. The model's context is another limit."""
-    expansions: int | None = limited(None, at_least=0)
-    """The most expansions (its `expand_budget`); None: twice the columns from the first mask to the
-    end of the longest canvas."""
-    delete_rest: bool = False
-    """A deletion takes with it every mask to its right (its `pad_delete_to_right`)."""
-    expand_id: int | None = None
-    """Id of <|expand|>; None: the model's."""
-    delete_id: int | None = None
-    """Id of <|delete|>; None: the model's."""
-    context: int | None = None
-    """The most columns of a canvas; None: the model's."""
-
-    name = "elastic"
-    fixed = False
-    resizes = True
-
-    def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """Evaluations of each block: as many as positions if nothing changes the length, and not
-        known otherwise.
-        """
-        if steps is not None:
-            raise ValueError(
-                f"'elastic' runs until no mask is left, got steps={steps}; leave steps out, or "
-                "set tokens"
-            )
-        return list(sizes)
-
-    def for_model(self, context: int | None, **token_ids: int | None) -> Elastic:
-        """This schedule with the model's ids and context where it has none of its own."""
-        model = {"context": context, **token_ids}
-        missing: dict[str, Any] = {
-            name: value for name, value in model.items() if getattr(self, name) is None
-        }
-        return replace(self, **missing)
-
-    def count(self, turn: Turn) -> Tensor:
-        """Count of tokens to commit: equal at every evaluation, whatever the size."""
-        return turn.candidates_BS.sum(1).clamp(max=self.tokens)
-
-    def steps(self, run: Run) -> Iterator[Step]:
-        """The steps, in place of those of the loop that keeps the canvas. Raises ValueError for
-        options that need one length.
-
-        Each length is a run of its own to observers: an edit that chooses columns at one step for
-        the next starts afresh once they have moved.
-        """
-        canvas, masks = run.canvas, int(run.canvas.open_BS.sum())
-        draws_order = run.rule.start(canvas.open_BS, run.generator) is not run.rule
-        refused = {
-            f"{len(canvas.ids_BS)} rows": len(canvas.ids_BS) > 1,
-            "padding": not bool(canvas.attention_BS.all()),
-            "attention in blocks, or blocks of the canvas's own": canvas.block_BS is not None,
-            f"the cache {run.cache}": run.cache is not None,
-            f"the rule {run.rule}, whose order is drawn for all columns at the start": draws_order,
-            "stop ids": run.ends is not None,
-            "no id of <|expand|> or <|delete|>": self.expand_id is None or self.delete_id is None,
-            f"max_tokens={self.max_tokens} for {masks} masks": (self.max_tokens or masks) < masks,
-        }
-        wrong = [what for what, is_there in refused.items() if is_there]
-        if wrong:
-            raise ValueError(
-                "the schedule 'elastic' changes the length of a single row, where a model has "
-                "tokens for it, got "
-                f"{wrong[0]}; mend that, or take schedule='even', which keeps the length"
-            )
-        return self._steps(run, masks)
-
-    def _steps(self, run: Run, masks: int) -> Iterator[Step]:
-        canvas, mask_id = run.canvas, run.canvas.mask_id
-        ids_BS, open_BS, block_BS = canvas.ids_BS, canvas.open_BS, run.block_BS
-        longest = ids_BS.shape[1] - masks + (self.max_tokens or max(64, masks))
-        longest = max(min(longest, self.context or longest), ids_BS.shape[1])
-        left = self.expansions
-        if left is None:
-            left = 2 * (longest - int(open_BS[0].long().argmax()))
-        index = 0
-        masked_BS = open_BS
-        while bool(masked_BS.any()):
-            if open_BS is not canvas.open_BS:
-                given_BS = ids_BS.masked_fill(open_BS, mask_id)
-                canvas = Canvas(given_BS, torch.ones_like(open_BS), open_BS, mask_id)
-                run = replace(run, canvas=canvas)
-            block = int(block_BS[masked_BS].min())
-            room = min(longest - ids_BS.shape[1], left)
-            at = Places.of(masked_BS & (block_BS == block))
-            states_BS = position_states(canvas, ids_BS)
-            with torch.no_grad(), decoding(run), running(ids_BS, None, states_BS):
-                step = f"step {index}"
-                logits_MV = run.evaluate(ids_BS, at, block, index)
-                if not room:
-                    expand = ids_BS.new_tensor(self.expand_id)
-                    logits_MV = logits_MV.index_fill(1, expand, -torch.inf)
-                candidates = run.candidates(logits_MV, ids_BS, at.wanted_BS, len(at.flat_M), step)
-                every_M = torch.ones_like(at.flat_M, dtype=torch.bool)
-                score_M, token_M = _proposed(run, candidates, every_M, step)
-                size_B = at.wanted_BS.sum(1)
-                chosen_BS = run.best(score_M, at.flat_M, at.wanted_BS, 0, 1, size_B)
-            before_BS = ids_BS
-            written_BS = ids_BS.masked_scatter(at.wanted_BS, token_M)
-            after_BS = torch.where(chosen_BS, written_BS, ids_BS)
-            times_S = self._times(after_BS[0], masked_BS[0], room)
-            origin_Z = torch.arange(len(times_S), device=ids_BS.device).repeat_interleave(times_S)
-            grown_BS = masked_BS & (after_BS == self.expand_id)
-            ids_BS = after_BS.masked_fill(grown_BS, mask_id)[:, origin_Z]
-            if bool((times_S != 1).any()):
-                left -= int((times_S == 2).sum())
-                block_BS, open_BS = block_BS[:, origin_Z], open_BS[:, origin_Z]
-            # nothing is filled to the right of an end
-            yield ElasticStep(
-                index,
-                None,
-                block,
-                canvas,
-                before_BS,
-                ids_BS,
-                at.wanted_BS,
-                score_M,
-                chosen_BS,
-                torch.zeros_like(open_BS),
-                origin_Z=origin_Z,
-            )
-            masked_BS = open_BS & (ids_BS == mask_id)
-            index += 1
-
-    def _times(self, after_S: Tensor, masked_S: Tensor, room: int) -> Tensor:
-        """Number of times that each column stands in the next canvas: 0, 1 or 2."""
-        gone_S = masked_S & (after_S == self.delete_id)
-        gone_S = masked_S & (gone_S.cumsum(0) > 0) if self.delete_rest else gone_S
-        grows_S = masked_S & (after_S == self.expand_id) & ~gone_S
-        return 1 - gone_S.long() + (grows_S & (grows_S.cumsum(0) <= room)).long()
 
 
 def _proposed(

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from sinklab.core.attention import is_watched, received_attention
-from sinklab.core.attention.context import HeadShare, share_of_model
 from sinklab.core.compat import attention_of
 from sinklab.core.models.denoising import ModelDenoiser, ModelSession, Read
 from sinklab.core.models.masks import CanvasGeometry
@@ -134,11 +133,8 @@ class BlockStore(KeyValueStore):
         window: Window,
         policy: Any,
         history: list[dict[int, Tensor]],
-        share: HeadShare,
     ) -> None:
         super().__init__(prefix, len(history))
-        self.share = share
-        """Share of the heads: those of all processes choose together."""
         self.window, self.policy, self.history = window, policy, history
         counts_B = self.policy.counts(window.candidates_BS)
         self.counts_B, self.most = counts_B.to(window.real_BS.device), int(counts_B.max())
@@ -165,15 +161,11 @@ class BlockStore(KeyValueStore):
         the ranks up.
         """
         keys, values = self.held(layer)
-        mask = self.share.whole_mask(mask, q_BHQD.shape[1])
-        every = self.share.whole(keys)
-        queries = self.share.whole(q_BHQD)
         ranks_BGS = self.policy.ranks(
-            Seen(layer, self.window, queries, every, mask, scale, self.history[layer])
+            Seen(layer, self.window, q_BHQD, keys, mask, scale, self.history[layer])
         )
         if self.policy.evicts:
-            ranks_BGS = ranks_BGS.expand(-1, every.shape[1], -1)
-            columns_BGC = self._best(self.share.own(ranks_BGS))
+            columns_BGC = self._best(ranks_BGS.expand(-1, keys.shape[1], -1))
             self._kept.append(columns_BGC)
             at_BGCD = (columns_BGC + self.sinks)[..., None].expand(-1, -1, -1, keys.shape[3])
             run = slice(self.sinks + self.window.run.start, self.sinks + self.window.run.stop)
@@ -302,9 +294,8 @@ class BlockSession(ModelSession):
         if mask is not None and mask.dtype == torch.bool:
             # with attention in blocks nothing behind the block is seen
             real_BS = real_BS & mask[:, 0, 0, mask.shape[-1] - ids_BS.shape[1] :]
-        share = share_of_model(self.denoiser.model)
         window = Window(work, run, real_BS)
-        store = BlockStore(geometry.sinks, window, self.policy, self._history, share)
+        store = BlockStore(geometry.sinks, window, self.policy, self._history)
         logits_MV = self._choosing(ids_BS, read, output_index_Q, store)
         self.store = store
         return logits_MV

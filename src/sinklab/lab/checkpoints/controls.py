@@ -10,12 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.lab.checkpoints import materialize
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.wrapped import WrappedLM
 from sinklab.lab.files import refused
-
-NO_TWIN = "and a copy would run the parts of the first, so it has no control"
 
 
 def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
@@ -28,7 +25,7 @@ def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
         ValueError: for a class that cannot be made from the model's config, or makes other tensors
             than the model has.
     """
-    twin = copy.deepcopy(materialize.undivided(loaded.model, NO_TWIN)).eval()
+    twin = copy.deepcopy(loaded.model).eval()
     made: Any = twin
     if isinstance(twin, WrappedLM):
         made = twin.foreign
@@ -53,7 +50,7 @@ def permuted(loaded: Loaded, seed: int = 0) -> Loaded:
     Tied tensors are one and stay tied; those of sinks and gates are permuted like all others. The
     order follows from the seed alone. Raises ValueError for weights that a quantiser stores.
     """
-    twin = copy.deepcopy(materialize.undivided(loaded.model, NO_TWIN)).eval()
+    twin = copy.deepcopy(loaded.model).eval()
     generator = torch.Generator().manual_seed(seed)
     # of the buffers, those that are saved are trained: what corrects a router
     tensors = {id(tensor): tensor for tensor in twin.state_dict(keep_vars=True).values()}.values()

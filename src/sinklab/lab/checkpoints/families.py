@@ -87,12 +87,6 @@ class SpecialIds:
     bos: int | None = None
     stop: tuple[int, ...] = ()
     """Every id that ends a text: all eos ids and eot."""
-    expand: int | None = None
-    """Becomes two masks when it is written (DreamOn)."""
-    delete: int | None = None
-    """Its position is deleted when it is written, in such a model: its end of text, which then ends
-    nothing.
-    """
 
 
 NO_IDS = SpecialIds()
@@ -176,8 +170,8 @@ class Family:
     """Token that ends a turn of a chat, if the tokenizer has it."""
     mask_token = ""
     """[MASK], if the tokenizer has it and neither it nor the config says so."""
-    expand_token = ""
-    """Token that becomes two masks, in those of its checkpoints whose tokenizer has it."""
+    unread_token: ClassVar[str | None] = None
+    """Token that tells, in a tokenizer, a kind of model that is not read."""
     chat_template: ClassVar[str | None] = None
     """Jinja template for tokenizers that bring none."""
     replaces_chat_template = False

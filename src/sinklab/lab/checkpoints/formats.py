@@ -123,7 +123,7 @@ class MMaDA(LLaDA):
 
 @families.register("dream")
 class Dream(Family):
-    """Dream, also DiffuCoder, Dream-Coder and DreamOn: Qwen2 made bidirectional, with shifted
+    """Dream, also DiffuCoder and Dream-Coder: Qwen2 made bidirectional, with shifted
     logits. Its tokenizer names a class of its own, but is Qwen2's with two more special tokens.
     """
 
@@ -133,9 +133,11 @@ class Dream(Family):
         "use_sliding_window": (False, None),
         "use_mrope": (False, None),
         "hidden_act": ("silu",),
+        # DreamOn's, which changes the length of the text
+        "expand_token_id": (None,),
     }
     end_of_turn = "<|im_end|>"
-    expand_token = "<|expand|>"
+    unread_token = "<|expand|>"
     tokenizer_class = Qwen2Tokenizer
     published: ClassVar = published("dream")
 
@@ -143,8 +145,8 @@ class Dream(Family):
         """Qwen2 with logits at position i − 1 for the token at i."""
         same = {name: config[name] for name in FORMATS["dream"]["same_fields"] if name in config}
         backbone = Qwen2Config(**same, rope_parameters=self.rope(config), use_sliding_window=False)
-        ids = {name: config.get(name) for name in ("mask_token_id", "expand_token_id")}
-        return CheckpointPlan(self, backbone, {**ids, "logit_shift": True})
+        settings = {"mask_token_id": config.get("mask_token_id"), "logit_shift": True}
+        return CheckpointPlan(self, backbone, settings)
 
 
 SMDM_EMBEDDING = "transformer.wte.weight"

@@ -16,9 +16,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sinklab.core.compat import stated
-from sinklab.core.errors import check_count
 from sinklab.core.models.config import BACKBONES, DiffusionLMConfig, refuse_unknown
-from sinklab.core.registry import divisions
 from sinklab.lab.checkpoints import (
     adapters,
     convert,
@@ -31,7 +29,7 @@ from sinklab.lab.checkpoints import (
 )
 from sinklab.lab.checkpoints import weights as weightfiles
 from sinklab.lab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
-from sinklab.lab.checkpoints.materialize import DeviceMap, Holding
+from sinklab.lab.checkpoints.materialize import DeviceMap
 from sinklab.lab.files import refused
 
 SMALL = 5_000_000
@@ -151,25 +149,20 @@ def load(
         settings: fields of :class:`DiffusionLMConfig` to set over those of the checkpoint, e.g.
             ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew;
             one that it has is left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``.
-            With ``tensor_parallel=n`` each ``n`` processes of torchrun hold one model together, for
-            inference, and each reads its part of the files. ``base=`` is folder, GGUF file or name
-            of the model below packaged adapters (``"smollm2-diffusion"``), if the package that
-            brings it is not installed.
+            ``base=`` is folder, GGUF file or name of the model below packaged adapters
+            (``"smollm2-diffusion"``), if the package that brings it is not installed.
 
     Raises:
         ValueError: if there is no such model or device, architecture, config, settings, weights or
-            their quantisation are not supported or do not fit, processes cannot divide it, or the
-            sink file does not fit.
+            their quantisation are not supported or do not fit, or the sink file does not fit.
     """
     name = str(name_or_folder)
-    tensor_parallel = settings.pop("tensor_parallel", 1)
     base = settings.pop("base", None)
     refuse_unknown(settings)
     if name in adapters.PACKAGED or base is not None:
         others = {"device_map": device_map, "sink": sink, "as_diffusion": as_diffusion}
-        others |= {"tensor_parallel": tensor_parallel, **settings}
-        return _packaged_adapters(name, base, dtype, device, others)
-    device_map = _placed(device, device_map, tensor_parallel)
+        return _packaged_adapters(name, base, dtype, device, others | settings)
+    device_map = _placed(device, device_map)
     wanted: tuple[str, ...] = weightfiles.SAFE
     if allow_pickle:
         wanted += weightfiles.PICKLED
@@ -179,19 +172,19 @@ def load(
     plan = families.read(raw, name)
     kind = materialize.weight_type(dtype, raw, device_map)
     if plan.family.reads_itself:
-        changed = settings or as_diffusion or sink is not None or tensor_parallel != 1
+        changed = settings or as_diffusion or sink is not None
         device_of_all = _one_device(device_map, plan, name, is_changed=bool(changed))
         row, found = published.row_of(name, raw.get("_name_or_path"), plan)
         parts = plan.family.read_whole(place, plan, row, dtype=kind, allow_pickle=allow_pickle)
         parts["model"].to(device_of_all)
         parts["notes"] += found
         return Loaded(name=name, revision=_commit(place, revision), **parts)
-    stored = _stored_as(raw, dtype, tensor_parallel)
+    stored = _stored_as(raw)
     plan, weights, tokenizer = _opened(place, plan, raw, name, allow_pickle)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
     if place.suffix == gguf_files.SUFFIX:
         weights = gguf_files.read_weights(place, name, plan.backbone, kind)
-    model = _filled(plan, weights, name, raw, kind, device_map, settings, tensor_parallel)
+    model = _filled(plan, weights, name, raw, kind, device_map, settings)
     notes: tuple[str, ...] = ()
     if sink is not None:
         notes = sinkfile.attach_sink(model, sink)
@@ -204,17 +197,11 @@ def load(
     return replace(_assembled(model, plan, place, raw, name, tokenizer, revision), stored=stored)
 
 
-def _stored_as(raw: dict[str, Any], dtype: torch.dtype | str, tensor_parallel: int) -> str:
+def _stored_as(raw: dict[str, Any]) -> str:
     """Quantisation of the weights in the files; empty if there is none."""
-    stored = ""
     if raw.get("quantization_config"):
-        stored = raw["quantization_config"].get("quant_method", "unnamed")
-    if tensor_parallel != 1 and (stored or dtype in ("int8", "int4")):
-        raise ValueError(
-            "quantised weights are not divided over processes; leave out tensor_parallel or "
-            f"{dtype=}"
-        )
-    return stored
+        return raw["quantization_config"].get("quant_method", "unnamed")
+    return ""
 
 
 def _opened(
@@ -248,27 +235,15 @@ def _one_device(device_map: DeviceMap, plan: CheckpointPlan, name: str, *, is_ch
     return device
 
 
-def _placed(device: Any, device_map: DeviceMap | None, tensor_parallel: int) -> DeviceMap:
+def _placed(device: Any, device_map: DeviceMap | None) -> DeviceMap:
     """Devices of the weights."""
-    if (device is not None or tensor_parallel != 1) and device_map is not None:
-        raise ValueError("give device_map, or device and tensor_parallel, not both")
+    if device is not None and device_map is not None:
+        raise ValueError("give device or device_map, not both")
     if device_map is not None:
         return device_map
-    if tensor_parallel != 1:
-        device = _division(tensor_parallel).place(tensor_parallel, device)
     if device is None:
         device = "cpu"
     return {"": materialize.usable_device(device)}
-
-
-def _division(count: int) -> Any:
-    """The way to hold a model over so many processes, of the outer ring."""
-    check_count("tensor_parallel", count, "it counts the processes that hold one model together")
-    for name in divisions:
-        return divisions[name]()
-    raise ValueError(
-        f"tensor_parallel={count} needs sinklab.extras.parallel, which was deleted; leave it out"
-    )
 
 
 def _as_diffusion(
@@ -329,39 +304,24 @@ def _filled(
     dtype: torch.dtype,
     device_map: DeviceMap,
     settings: dict[str, Any],
-    tensor_parallel: int,
 ) -> PreTrainedModel:
     """Build the model and fill it. `weights`: a folder if they are quantised."""
     config: Any = families.configured(plan, settings, name)
     config.dtype = stated(config, "backbone", config).dtype = dtype
     if isinstance(weights, Path):
-        if tensor_parallel > 1:
-            raise ValueError(
-                f"{name} is stored by a quantiser and cannot be divided; load it without "
-                "tensor_parallel"
-            )
         return materialize.read_quantised(
             config, weights, raw["quantization_config"], device_map, name
         )
     model = materialize.empty_model(config, name)
     tensors = materialize.tensor_plan(plan, model, weights, settings, name)
-    if tensors.new and tensor_parallel > 1:
-        raise ValueError(
-            f"{name} has no {min(tensors.new)}, which would start anew; save it with that, and "
-            "load that"
-        )
     devices = materialize.plan_devices(model, device_map, dtype)
-    if plan.whole is not None and (len(devices) > 1 or tensor_parallel > 1):
+    if plan.whole is not None and len(devices) > 1:
         raise ValueError(
             f"{name} shares weights between its parts, which one device must hold; pass "
             "device='cuda'"
         )
-    holding = Holding()
-    if tensor_parallel > 1:
-        holding = _division(tensor_parallel)
-        model = holding.divide(model, tensor_parallel, devices[""], name)
     with refused(weightfiles.UNREADABLE.format(name), weightfiles.SafetensorError, OSError):
-        materialize.fill(model, tensors, weights, dtype, devices, holding)
+        materialize.fill(model, tensors, weights, dtype, devices)
     if len(devices) > 1:
         model = materialize.dispatch(model, devices)
     return model.eval()
@@ -525,7 +485,7 @@ def _packaged_adapters(
             f"base= is for packaged adapters ({', '.join(adapters.PACKAGED)}), but {name} is a "
             "whole model; leave it out"
         )
-    left_out = {"device_map": None, "sink": None, "as_diffusion": False, "tensor_parallel": 1}
+    left_out = {"device_map": None, "sink": None, "as_diffusion": False}
     given = [one for one, value in others.items() if one not in left_out or value != left_out[one]]
     if given:
         raise ValueError(

@@ -19,14 +19,13 @@ from sinklab.core.compat import (
     choose_attention,
     choose_experts,
     indivisible_layers,
-    is_divided,
     mark_initialized,
 )
 from sinklab.core.errors import near, one_of
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import families
 from sinklab.lab.checkpoints.families import CheckpointPlan, Source
-from sinklab.lab.checkpoints.weights import Part, Weights
+from sinklab.lab.checkpoints.weights import Weights
 from sinklab.lab.files import counted, refused
 
 DeviceMap = str | dict[str, Any]
@@ -43,31 +42,6 @@ the model.
 # what transformers holds of all experts in one tensor (experts, rows, columns) -> what a file may
 # have of each
 _EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-
-
-class Holding:
-    """The part of each tensor that this process holds: all of it, unless a registered division over
-    processes overrides it.
-    """
-
-    def part_of(self, tensor: Tensor) -> Part:
-        """A slice an axis."""
-        return tuple(slice(0, size) for size in tensor.shape)
-
-    def as_held(self, tensor: Tensor, empty: nn.Parameter) -> nn.Parameter:
-        """A parameter with these contents, in place of an empty one."""
-        return nn.Parameter(tensor, requires_grad=empty.requires_grad)
-
-
-def undivided(model: PreTrainedModel, why: str) -> PreTrainedModel:
-    """This model. Raises ValueError for one that is divided over processes, with the operation it
-    does not allow.
-    """
-    if is_divided(model):
-        raise ValueError(
-            f"the model is divided over processes, {why}; load it without tensor_parallel"
-        )
-    return model
 
 
 @dataclass(frozen=True)
@@ -291,7 +265,6 @@ def store(model: PreTrainedModel, how: str, name: str) -> str:
         ValueError: if torchao is not there, or does not run this on the model's device, or the
             model is divided.
     """
-    undivided(model, f"whose parts torchao does not store in {how}")
     with refused(
         f"dtype={how!r} needs torchao, which is not there; pip install torchao", ImportError
     ):
@@ -442,7 +415,6 @@ def fill(
     weights: Weights,
     dtype: torch.dtype,
     devices: Mapping[str, Any],
-    holding: Holding,
 ) -> None:
     """Give every tensor its memory and contents, one at a time; tie the tied ones, initialise the
     new ones.
@@ -450,13 +422,10 @@ def fill(
     empty = model.state_dict(keep_vars=True)
     sources = plan.sources.items()
     for target, (source, take) in counted("reading weights", sources, len(sources)):
-        part = holding.part_of(empty[target])
-        tensor = _allocated(model, target, empty[target], dtype, devices, holding)
+        tensor = _allocated(model, target, empty[target], dtype, devices)
         if isinstance(source, str):
-            _fill_one(tensor, weights, source, take, part)
+            _fill_one(tensor, weights, source, take)
         else:
-            each = len(source) // len(empty[target])
-            source = source[each * part[0].start : each * part[0].stop]
             for name, rows in zip(source, tensor.flatten(0, 1).chunk(len(source)), strict=True):
                 _fill_rows(rows, weights, name)
         # extremes need no memory, and NaN, if there is one, is an extreme
@@ -477,7 +446,7 @@ def fill(
     if model.config.tie_word_embeddings and plan.head in weights.shapes:
         _check_tied(model, weights, plan.head)
     for target in sorted(plan.new):
-        _allocated(model, target, empty[target], dtype, devices, holding)
+        _allocated(model, target, empty[target], dtype, devices)
     for owner in sorted({target.rpartition(".")[0] for target in plan.new}):
         module = model.get_submodule(owner)
         for leaf, parameter in module.named_parameters(recurse=False):
@@ -491,18 +460,17 @@ def _fill_one(
     weights: Weights,
     name: str,
     take: Callable[[Tensor], Tensor] | None,
-    part: Part,
 ) -> None:
     if take is not None:
-        tensor.copy_(take(weights.whole(name))[part])
+        tensor.copy_(take(weights.whole(name)))
     elif tensor.ndim:
-        _fill_rows(tensor, weights, name, part)
+        _fill_rows(tensor, weights, name)
     else:
         tensor.copy_(weights.whole(name))
 
 
-def _fill_rows(tensor: Tensor, weights: Weights, name: str, part: Part | None = None) -> None:
-    for rows, piece in weights.pieces(name, part):
+def _fill_rows(tensor: Tensor, weights: Weights, name: str) -> None:
+    for rows, piece in weights.pieces(name):
         tensor[rows] = piece
 
 
@@ -512,18 +480,17 @@ def _allocated(
     empty: Tensor,
     dtype: torch.dtype,
     devices: Mapping[str, Any],
-    holding: Holding,
 ) -> Tensor:
     """The memory of a parameter or buffer that is on the meta device, to be filled in place."""
     # the correction of a router is as precise as its class makes it
     if name.endswith("_bias"):
         dtype = empty.dtype
-    shape = [one.stop - one.start for one in holding.part_of(empty)]
-    tensor = torch.empty(shape, dtype=dtype, device=device_in(devices, name))
+    tensor = torch.empty(empty.shape, dtype=dtype, device=device_in(devices, name))
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
     if isinstance(empty, nn.Parameter):
-        module.register_parameter(leaf, holding.as_held(tensor, empty))
+        parameter = nn.Parameter(tensor, requires_grad=empty.requires_grad)
+        module.register_parameter(leaf, parameter)
     else:
         module.register_buffer(leaf, tensor)
     return tensor

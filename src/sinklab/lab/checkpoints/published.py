@@ -116,11 +116,6 @@ def facts_of(
         chat_template = row.chat_template
     special = special_ids(config, tokenizer, row, plan.family)
     notes = (*plan.notes, *notes)
-    if special.expand is not None:
-        notes += (
-            "masks are filled with the schedule elastic, which acts on expand and delete; no "
-            "other one writes expand",
-        )
     return row, {
         "family": family,
         "published_family": plan.family.name,

@@ -17,7 +17,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.models.sinks import tensors_of
@@ -95,9 +94,6 @@ def hash_of(state: Mapping[str, Tensor]) -> str:
     for name in sorted(state):
         digest.update(json.dumps([name, list(state[name].shape)]).encode())
         tensor = state[name].detach()
-        if isinstance(tensor, DTensor):
-            # divided over processes, which meet for it
-            tensor = tensor.full_tensor()
         for piece in tensor.reshape(-1).split(PIECE):
             digest.update(piece.bfloat16().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()

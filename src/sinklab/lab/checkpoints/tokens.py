@@ -48,7 +48,8 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
         name: for messages.
 
     Raises:
-        ValueError: if there are tokenizer files and they cannot be read.
+        ValueError: if there are tokenizer files and they cannot be read, or are those of a kind of
+            model that is not.
     """
     single = (folder / "tokenizer.json").is_file()
     pair = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
@@ -77,6 +78,11 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
         )
     with refused(fault):
         tokenizer = reader.from_pretrained(str(folder), **settings)
+    if family.unread_token in tokenizer.get_vocab():
+        raise ValueError(
+            f"the tokenizer of {name} has {family.unread_token}, so this is no {family.name} that "
+            "sinklab reads; load it with the code of its authors"
+        )
     # it was read without the code that the files name, and nobody to whom it is given shall be
     # asked to run that
     tokenizer.init_kwargs.pop("auto_map", None)
@@ -178,10 +184,6 @@ def special_ids(
         eot = entries.get(family.end_of_turn, known.eot)
     eos_ids = _as_tuple(first("eos", known.eos))
     eos = next(iter(eos_ids), None)
-    expand = first("expand", known.expand, family.expand_token)
-    delete = first("delete", known.delete)
-    if delete is None and expand is not None:
-        delete = eos
     return SpecialIds(
         mask=first("mask", known.mask, family.mask_token),
         eos=eos,
@@ -189,8 +191,6 @@ def special_ids(
         pad=first("pad", known.pad),
         bos=first("bos", known.bos),
         stop=tuple(dict.fromkeys([*eos_ids, *_as_tuple(eot)])),
-        expand=expand,
-        delete=delete,
     )
 
 
@@ -202,7 +202,7 @@ def adopt(
     """
     if isinstance(config, DiffusionLMConfig):
         # in our config and not the backbone's, which would freeze the row of its padding
-        for name in ("mask", "eos", "eot", "pad", "bos", "expand", "delete"):
+        for name in ("mask", "eos", "eot", "pad", "bos"):
             token_id = getattr(special, name)
             if (
                 getattr(config, f"{name}_token_id") is None

@@ -24,8 +24,6 @@ SAFE = ("*.safetensors",)
 """Names of weight files."""
 PICKLED = ("*.bin", "*.pth", "*.pt")
 """Names of weight files that may run code when they are read."""
-Part = tuple[slice, ...]
-"""A range of each axis of a tensor."""
 
 
 def _not_floating(name: str, kind: object) -> ValueError:
@@ -76,21 +74,17 @@ class Safetensors:
         with safe_open(self.files[name], "pt") as opened:
             return opened.get_tensor(name)
 
-    def pieces(self, name: str, part: Part | None = None) -> Iterator[tuple[slice, Tensor]]:
-        """Row ranges of one tensor, or of a part of it, and their contents, at most ``PIECE_BYTES``
-        each (a row at least). Rows outside the part are not read.
+    def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
+        """Row ranges of one tensor and their contents, at most ``PIECE_BYTES`` each (a row at
+        least).
         """
-        shape = self.shapes[name]
-        first, *others = part or [slice(0, size) for size in shape]
-        per_row = 8 * torch.Size(shape[1:]).numel()
+        count, *row = self.shapes[name]
+        per_row = 8 * torch.Size(row).numel()
         rows = max(1, PIECE_BYTES // per_row)
-        for start in range(first.start, first.stop, rows):
-            stop = min(start + rows, first.stop)
+        for start in range(0, count, rows):
+            stop = min(start + rows, count)
             opened = self._file_of(name, per_row * (stop - start)).get_slice(name)
-            yield (
-                slice(start - first.start, stop - first.start),
-                opened[(slice(start, stop), *others)],
-            )
+            yield slice(start, stop), opened[start:stop]
 
 
 class Tensors:
@@ -107,9 +101,9 @@ class Tensors:
         """One tensor."""
         return self.tensors[name]
 
-    def pieces(self, name: str, part: Part | None = None) -> Iterator[tuple[slice, Tensor]]:
+    def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
         """All rows at once."""
-        yield slice(None), self.tensors[name][part or ...]
+        yield slice(None), self.tensors[name]
 
 
 class GivenAway(Tensors):
@@ -121,9 +115,9 @@ class GivenAway(Tensors):
         """One tensor, for the last time."""
         return self.tensors.pop(name)
 
-    def pieces(self, name: str, part: Part | None = None) -> Iterator[tuple[slice, Tensor]]:
+    def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
         """All rows at once, for the last time."""
-        yield slice(None), self.tensors.pop(name)[part or ...]
+        yield slice(None), self.tensors.pop(name)
 
 
 def _unpickle(file: Path) -> dict[str, Tensor]:

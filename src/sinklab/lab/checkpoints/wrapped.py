@@ -58,7 +58,6 @@ class WrappedConfig:
     block_length = None
     block_columns = 1
     text_vocab_size = None
-    expand_token_id = None
 
     @property
     def text_positions(self) -> int:

@@ -45,10 +45,6 @@ class Reading:
     """Device of the model, e.g. cuda; the CPU when left out."""
     device_map: str | None = None
     """"auto" spreads the layers over the devices at hand, in place of a device."""
-    tensor_parallel: int = 1
-    """So many of the processes that torchrun started hold one model together, each a part of every
-    layer.
-    """
     revision: str | None = None
     """Commit, branch or tag on the Hub."""
     allow_pickle: bool = False
@@ -166,7 +162,7 @@ def command(name: str, study: Study) -> Callable[..., None]:
             reading=reading,
             options=given.get("drawing"),
             resume=given.get("resume", study.keeps),
-            worker=Processes.here(given.get("shard"), reading.tensor_parallel),
+            worker=Processes.here(given.get("shard")),
         )
         for line in lines:
             say(line)
@@ -229,9 +225,6 @@ def conduct(
             if study.model != "":
                 loaded = partial(reading.load, model)
             study(loaded, place, own, progress=progress, resume=resume, worker=worker)
-        if int(os.environ.get("RANK", "0")) % reading.tensor_parallel:
-            # the first of the processes of a model tells
-            return []
         elsewhere = sorted({*places}.difference(worker.finished))
         if elsewhere:
             names = ", ".join(map(str, elsewhere))

@@ -153,7 +153,6 @@ def generate(
             --cache dual
         sinklab generate "What is 17 + 25?" --chat --model /models/LLaDA-8B-Instruct --dtype \\
             bfloat16 --device cuda
-        torchrun --nproc-per-node 2 -m sinklab generate "The old man" --tensor-parallel 2
 
     Args:
         prompt: one or more prompts; they are written in one batch.
@@ -192,11 +191,9 @@ def generate(
     ids_BP, real_BP = left_padded(
         [encode(loaded, text, chat).ids for text in prompt], loaded.special.pad or 0
     )
-    # processes that hold one model together write the same
-    is_shown = reading.tensor_parallel == 1 or os.environ.get("RANK") == "0"
     # a streamer asks its tokenizer for text, and for nothing else
     streamer = None
-    if stream and is_shown:
+    if stream:
         tokenizer = loaded.needed_tokenizer()
         plain: Any = SimpleNamespace(decode=lambda row, **how: spelt(tokenizer.decode(row, **how)))
         streamer = TextDiffusionStreamer(plain)
@@ -204,7 +201,7 @@ def generate(
     written = writer.generate(
         ids_BP, real_BP, max_new_tokens=new_tokens or None, settings=settings, streamer=streamer
     )
-    if is_shown and not stream:
+    if not stream:
         for row, real_P in zip(written, real_BP, strict=True):
             # padding on the left is no token of the prompt
             start = int((~real_P).sum())

@@ -247,12 +247,9 @@ def weights_hash(state_dict: Mapping[str, torch.Tensor]) -> str:
         # of bytes.
         header = json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
         digest.update(len(header).to_bytes(8, "little") + header)
-        # of a model that is divided over processes the whole tensor, for which they meet; of
-        # torchao's kinds of tensor the numbers that they stand for
+        # of torchao's kinds of tensor the numbers that they stand for
         if type(tensor).__module__.startswith("torchao"):
             tensor = tensor.dequantize()
-        elif hasattr(tensor, "full_tensor"):
-            tensor = tensor.full_tensor()
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -82,8 +82,6 @@ class Card:
     pictures: Sequence[Picture] = ()
     texts: Sequence[Any] | None = None
     """the texts written, a list of rows per sample; empty if none was kept"""
-    link: str = ""
-    """address behind its title"""
 
 
 Part = dict[str, Any]

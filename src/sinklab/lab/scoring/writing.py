@@ -304,11 +304,6 @@ class DenoisingWriter(Writer):
         settings = texts.settings
         if texts.ends:
             settings = ending(settings, model.config)
-        if settings.values()["schedule"].resizes:
-            raise ValueError(
-                "columns move under the schedule 'elastic', but what is recorded keeps them; take "
-                "another"
-            )
         canvas = texts.canvas
         if canvas is None:
             canvas = canvas_of(texts.loaded, texts.requests, texts.new_tokens)

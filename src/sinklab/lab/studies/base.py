@@ -53,7 +53,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sinklab.core.errors import known_fields
 from sinklab.core.registry import studies
 from sinklab.lab.files import free_fields, toml_of
-from sinklab.lab.records import RUN_FILE, lost_files, open_run, read_info, weights_hash
+from sinklab.lab.records import RUN_FILE, RunWriter, lost_files, open_run, read_info, weights_hash
 from sinklab.lab.records.leases import FINISH
 from sinklab.lab.records.writing import columns_of as columns_of
 from sinklab.lab.records.writing import refuse_taken
@@ -67,7 +67,7 @@ from sinklab.lab.studies.processes import (
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
-    from sinklab.lab.records import Run, RunWriter
+    from sinklab.lab.records import Run
 
 
 def heldout_text(given: str | None) -> str:
@@ -405,7 +405,6 @@ class Study:
                 worker=worker,
             )
         path = Path(out)
-        is_counted = worker is not None
         worker = worker or Processes.here()
         say = Progress()
         if worker.is_first:
@@ -420,7 +419,6 @@ class Study:
         settings = self.before_loading(settings)
         if callable(loaded):
             loaded = loaded()
-        worker = worker.holding(getattr(loaded, "model", None), is_counted=is_counted)
         settings = self.seeded(self.fit(loaded, settings), path, worker, resume)
         # errors of the input show here, before a folder is taken
         plan = self.prepare(loaded, settings, say)
@@ -428,29 +426,27 @@ class Study:
         about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
         may_be = self.keeps and resume and (path / RUN_FILE).is_file()
         is_finished = may_be and read_info(path / RUN_FILE).status == "complete"
-        if worker.told(worker.leads and is_finished and is_there(path, about)):
+        if is_finished and is_there(path, about):
             say.stage(f"{path} is there")
             worker.finished.append(path)
             return path
         how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "shared": self.shards}
         threads = getattr(loaded, "few_threads", nullcontext)()
-        with threads, ExitStack() as last, worker.writer(path, **about, **how) as run:
+        with threads, ExitStack() as last, RunWriter(path, **about, **how) as run:
             missing = {*range(self.samples(plan))}
-            if worker.leads:
-                missing -= {*run.refresh().parts.get(f"{self.parts}.parquet", ())}
-            missing = worker.told(missing)
+            missing -= {*run.refresh().parts.get(f"{self.parts}.parquet", ())}
             claims = None
             if self.shards:
                 claims = run.claims
             with Units(
-                claims, worker.ordered(missing), partial(run.has, self.parts), run.refresh, worker
+                claims, worker.ordered(missing), partial(run.has, self.parts), run.refresh
             ) as units:
                 work = Work(loaded, settings, run, say, plan, units, worker)
                 self.run(work)
             # another one may be at it, or have done it; held until run.json says so
-            held = worker.leads and last.enter_context(run.claims.seek(FINISH) or nullcontext())
+            held = last.enter_context(run.claims.seek(FINISH) or nullcontext())
             run.is_last = bool(held) and run.refresh().status != "complete"
-            if worker.told(run.is_last):
+            if run.is_last:
                 self.finish(work)
                 worker.finished.append(path)
         return path

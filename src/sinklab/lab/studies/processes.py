@@ -12,13 +12,12 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from sinklab.lab.files import launched
-from sinklab.lab.records import RUN_FILE, RunWriter, read_info
 from sinklab.lab.records.leases import POLL, Claims, Lease
 
 Tick = Callable[[], object]
@@ -134,20 +133,15 @@ class Processes:
     """Whether it joins a run that others may have begun."""
     finished: list[Path] = field(default_factory=list, compare=False)
     """Run folders to which this worker wrote the last."""
-    share: Any = None
-    """Share of the model's heads (`HeadShare`), if several processes hold it together and are one
-    worker.
-    """
 
     @classmethod
-    def here(cls, shard: str | None = None, tensor_parallel: int = 1) -> Processes:
-        """This worker by ``--shard`` or the environment; `tensor_parallel` processes in order of
-        rank are one worker. Raises ValueError for ranks and shards that make no sense.
+    def here(cls, shard: str | None = None) -> Processes:
+        """This worker by ``--shard`` or the environment. Raises ValueError for ranks and shards
+        that make no sense.
         """
         if shard is None:
             rank, world = launched()
-            workers = world // tensor_parallel
-            return cls(rank // tensor_parallel, workers, joins=workers > 1)
+            return cls(rank, world, joins=world > 1)
         given, _, shards = shard.partition("/")
         if not (given.isdigit() and shards.isdigit() and int(given) < int(shards)):
             raise ValueError(
@@ -155,44 +149,6 @@ class Processes:
                 f"{shards!r}"
             )
         return cls(int(given), int(shards), joins=True)
-
-    def holding(self, model: Any, *, is_counted: bool) -> Processes:
-        """This worker with its model; processes that hold it together count as one from here on,
-        unless they do already.
-        """
-        from sinklab.core.attention.context import share_of_model
-
-        share = share_of_model(model)
-        if share.count == 1:
-            return self
-        size = share.count
-        if is_counted:
-            size = 1
-        return replace(self, rank=self.rank // size, world=self.world // size, share=share)
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process writes; others that hold the model with it compute the same beside
-        it.
-        """
-        return self.share is None or self.share.rank == 0
-
-    @property
-    def writer(self) -> type[RunWriter]:
-        """Class that fills a run folder here."""
-        if self.leads:
-            return RunWriter
-        return Beside
-
-    def told(self, value: Any) -> Any:
-        """The value of the process that writes, in all that hold its model."""
-        if self.share is None:
-            return value
-        import torch.distributed as dist
-
-        given = [value]
-        dist.broadcast_object_list(given, group=self.share.group, group_src=0)
-        return given[0]
 
     @property
     def is_first(self) -> bool:
@@ -238,7 +194,6 @@ class Units(AbstractContextManager):
         units: Sequence[Any],
         is_done: Callable[[Any], bool],
         refresh: Tick = nothing,
-        worker: Processes = Processes(),
     ) -> None:
         """
         Args:
@@ -246,9 +201,7 @@ class Units(AbstractContextManager):
             units: in the order in which they are tried; their texts name the claims.
             is_done: whether a unit was done by any worker when `refresh` looked.
             refresh: looks.
-            worker: that has to do them.
         """
-        self._worker = worker
         self._claims = claims
         self._units = units
         self._is_done = is_done
@@ -259,17 +212,6 @@ class Units(AbstractContextManager):
         return len(self._units)
 
     def __iter__(self) -> Iterator[Any]:
-        # those that hold a model together do the same units, in the order of the one that claims
-        # them
-        claimed = self._claimed()
-        if not self._worker.leads:
-            claimed = itertools.repeat("")
-        unit = self._worker.told(next(claimed, None))
-        while unit is not None:
-            yield unit
-            unit = self._worker.told(next(claimed, None))
-
-    def _claimed(self) -> Iterator[Any]:
         if self._claims is None:
             yield from self._units
             return
@@ -294,29 +236,6 @@ class Units(AbstractContextManager):
     def __exit__(self, *error: object) -> None:
         if self._lease is not None:
             self._lease.release()
-
-
-class Beside(RunWriter):
-    """A run folder for a process that computes the same as the one that writes there: it reads and
-    writes nothing.
-    """
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Do nothing: the process that writes notes the end."""
-
-    def has(self, name: str, part: int | None = None) -> bool:
-        """Whether the process that writes has stored it by now."""
-        self._info = read_info(self.path / RUN_FILE)
-        return super().has(name, part)
-
-    def table(self, name: str, *_: Any, **__: Any) -> Path:
-        """The run folder; nothing is written."""
-        return self.path
-
-    arrays = table
 
 
 def request_key(*parts: Any) -> str:

@@ -17,7 +17,6 @@ from lm_eval.api.registry import register_model
 from sinklab.core.errors import known_fields
 from sinklab.core.probing import BlockKeys
 from sinklab.lab.checkpoints import Loaded, load
-from sinklab.lab.checkpoints.materialize import undivided
 from sinklab.lab.data import row_start
 from sinklab.lab.records.leases import Claims
 from sinklab.lab.scoring.prompts import in_chat
@@ -92,10 +91,6 @@ class SinklabLM(TemplateLM):
         if not isinstance(pretrained, Loaded):
             pretrained = load(pretrained, **reading)
         self.loaded = pretrained
-        undivided(
-            self.loaded.model,
-            "and a benchmark deals its documents to processes that hold a model each",
-        )
         self.settings = settings
         self.is_diffusion = self.loaded.is_diffusion
         self.edits = settings.interventions(by_last_row=not self.is_diffusion)

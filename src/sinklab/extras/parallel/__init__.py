@@ -1,3 +1,0 @@
-"""One model over several processes: tensor parallelism by transformers, and its heads."""
-
-PROVIDES = {"divisions": "dividing", "head_shares": "heads"}
