@@ -1,6 +1,8 @@
-"""A cache in one file: the first columns and those nearest to the block (StreamingLLM's). It runs
-as it stands. One that evicts nothing has one method, `columns`: see
-`sinklab.lab.caching.DualCache`. Load it by --plugin FILE.
+"""A cache in one file: the columns near the block are computed anew with it. It runs as it stands.
+Load it by --plugin FILE.
+
+One method is all there is to it; keys and values of the other columns stay as they were. A cache
+that decides by the attention it sees has a session of its own: see studies/sink_caches.py.
 """
 
 from dataclasses import dataclass
@@ -10,27 +12,20 @@ from transformers import LlamaConfig
 
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.registry import caches
-from sinklab.lab.caching import ChoosingCache
+from sinklab.core.sampling import Cache
 
 
-@caches.register("streaming")
+@caches.register("near")
 @dataclass(frozen=True)
-class StreamingCache(ChoosingCache):
-    """Keep the first columns of the text and those nearest to the block. Source: StreamingLLM
-    (2309.17453).
-    """
+class NearCache(Cache):
+    """Compute the block and so many columns on either side; everything when a block begins."""
 
-    first: int = 4
-    window: int = 16
+    width: int = 4
 
-    def counts(self, candidates_BS):
-        return candidates_BS.sum(1).clamp(max=self.first + self.window)
-
-    def ranks(self, seen):
-        column_S = torch.arange(seen.candidates_BS.shape[1], device=seen.candidates_BS.device)
-        nearness_S = -torch.maximum(seen.block.start - column_S, column_S - seen.block.stop + 1)
-        is_first_BS = seen.candidates_BS.cumsum(1) <= self.first
-        return (nearness_S + len(column_S) * is_first_BS)[:, None]
+    def columns(self, start, stop, length, nth):
+        if nth == 0:
+            return None
+        return slice(max(start - self.width, 0), min(stop + self.width, length))
 
 
 if __name__ == "__main__":
@@ -38,13 +33,9 @@ if __name__ == "__main__":
     sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     config = DiffusionLMConfig(LlamaConfig(**sizes, num_attention_heads=4), mask_token_id=59)
     model, prompt = DiffusionLM(config).eval(), torch.arange(12)[None]
-    whole, dual = (
-        model.generate(prompt, max_new_tokens=16, block_length=8, cache=c) for c in ("none", "dual")
+    whole, dual, near, alone, everything = (
+        model.generate(prompt, max_new_tokens=16, block_length=8, cache=cache)
+        for cache in ("none", "dual", "near", "near:width=0", "near:width=99")
     )
-    short = model.generate(
-        prompt, max_new_tokens=16, block_length=8, cache="streaming:first=2,window=4"
-    )
-    everything = model.generate(
-        prompt, max_new_tokens=16, block_length=8, cache="streaming:window=99"
-    )
-    assert whole.shape == short.shape and torch.equal(everything, dual)
+    assert near.shape == whole.shape and torch.equal(alone, dual)
+    assert torch.equal(everything, whole)

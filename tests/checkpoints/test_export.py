@@ -44,7 +44,7 @@ KINDS = {
     "blocks": {"block_length": 4, "logit_shift": True, "sink_kind": "token", "sink_count": 1},
     "keys": {"sink_kind": "keys", "sink_count": 2},
 }
-CACHES = ("none", "prefix", "sink_refresh:sinks=2", "dual", "sink:sinks=2,keep=0.5")
+CACHES = ("none", "prefix", "dual")
 # what a process does that has transformers and no sinklab; the finder stands in for an environment
 # without it
 PLAIN = """
@@ -52,7 +52,7 @@ import json, sys
 
 
 def chosen(name, caches):
-    # every kind decodes with what recomputes columns and with what evicts them
+    # every kind decodes with what recomputes columns
     return {"blocks": ["none", "committed"], "token": caches}.get(name, caches[-2:])
 
 

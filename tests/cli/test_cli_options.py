@@ -224,7 +224,6 @@ def test_closed_sets_stand_in_the_help_and_in_the_completion(capsys):
         "distance tiny --rows 2",
         "battery tiny --problems 2",
         "probe --rows 6",
-        "caches",
         "backcopy",
         "train",
     ],
