@@ -84,6 +84,8 @@ def sequences(lm: Any, settings: Settings, name: str) -> Tensor:
             found += [ids[at : at + length] for at in range(0, len(ids) - length + 1, length)]
             if len(found) >= rows:
                 break
+        if not found:
+            raise ValueError(f"{settings.texts} has no document of {length} tokens")
         return torch.tensor(found[:rows])
     known = set(lm.tokenizer.get_vocab().values()) - set(special_roles(lm))
     ids_V = torch.tensor(sorted(one for one in known if one < lm.config.vocab_size))
@@ -180,7 +182,9 @@ def classes(lm: Any, table: pd.DataFrame, epsilon: float) -> pd.DataFrame:
     counts = table["token_id"][table["strongest"] > epsilon].value_counts()
     roles = special_roles(lm) | {ADDED: "sink"}
     texts = ["added" if one == ADDED else token_text(lm.tokenizer, one) for one in counts.index]
-    kinds_N = token_classes(texts, [roles.get(one, "") for one in counts.index]) if texts else []
+    kinds_N: Any = (
+        token_classes(texts, [roles.get(one, "") for one in counts.index]) if texts else []
+    )
     return pd.DataFrame({"token": texts, "class": kinds_N, "share": counts / counts.sum()})
 
 
@@ -232,7 +236,7 @@ def main() -> None:
     name, out = options.pop("model"), options.pop("out")
     out = out or Path("runs/strength", Path(name).name)
     out.mkdir(parents=True, exist_ok=True)
-    smallest = {"rows": 8, "length": 16} if options.pop("smallest") else {}
+    smallest: dict[str, Any] = {"rows": 8, "length": 16} if options.pop("smallest") else {}
     given = {key: value for key, value in options.items() if value is not None}
     found = strength(sinklab.load(name), Settings(**given, **smallest), out)
     print((100 * found.set_index([*KIND, "control"])[["sink", "sink_by_text", "strong"]]).round(1))
