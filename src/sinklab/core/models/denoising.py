@@ -337,15 +337,6 @@ class ModelSession(Session):
         self.store: KeyValueStore | None = None
         self._filled: torch.Size | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the keys and values held now, which a partial evaluation attends to (added sinks
-        included).
-        """
-        if self.store is None:
-            return 0
-        return self.store.nbytes
-
     def logits(
         self, ids_BS: Tensor, at: Places, columns: slice | Tensor | BlockWork | None = None
     ) -> Tensor:

@@ -229,11 +229,6 @@ class KeyValueStore:
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the keys and values that are held; every evaluation attends to all of them."""
-        return sum(tensor.nbytes for tensor in (*self._keys, *self._values) if tensor is not None)
-
     def update(
         self, k_BKWD: Tensor, v_BKWD: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
