@@ -1,36 +1,30 @@
-"""A cache in one file: the first columns and those nearest to the block (StreamingLLM's). One that
-evicts nothing has one method, `columns`: see `sinklab.lab.caching.DualCache`. ``sinklab generate
-"The sea" --plugin add_a_cache.py --cache streaming`` writes under it; ``sinklab check
-add_a_cache.py`` holds it to what the loop relies on.
+"""A cache in one file: the columns near the block are computed anew with it. ``sinklab generate
+"The sea" --plugin add_a_cache.py --cache near`` writes under it; ``sinklab check add_a_cache.py``
+holds it to what the loop relies on.
+
+One method is all there is to it; keys and values of the other columns stay as they were. A cache
+that decides by the attention it sees has a session of its own: see studies/sink_caches.py.
 """
 
 from dataclasses import dataclass
 
-import torch
 
 from sinklab.core.registry import caches
-from sinklab.lab.caching import ChoosingCache
+from sinklab.core.sampling import Cache
 from sinklab.lab.cli import main
 
 
-@caches.register("streaming")
+@caches.register("near")
 @dataclass(frozen=True)
-class StreamingCache(ChoosingCache):
-    """Keep the first columns of the text and those nearest to the block. Source: StreamingLLM
-    (2309.17453).
-    """
+class NearCache(Cache):
+    """Compute the block and so many columns on either side; everything when a block begins."""
 
-    first: int = 4
-    window: int = 16
+    width: int = 4
 
-    def counts(self, candidates_BS):
-        return candidates_BS.sum(1).clamp(max=self.first + self.window)
-
-    def ranks(self, seen):
-        column_S = torch.arange(seen.candidates_BS.shape[1], device=seen.candidates_BS.device)
-        nearness_S = -torch.maximum(seen.block.start - column_S, column_S - seen.block.stop + 1)
-        is_first_BS = seen.candidates_BS.cumsum(1) <= self.first
-        return (nearness_S + len(column_S) * is_first_BS)[:, None]
+    def columns(self, start, stop, length, nth):
+        if nth == 0:
+            return None
+        return slice(max(start - self.width, 0), min(stop + self.width, length))
 
 
 if __name__ == "__main__":

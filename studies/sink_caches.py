@@ -1,87 +1,449 @@
 """Does protecting sinks help a block cache at equal budget? Every cache on the packaged pair.
 
-    python studies/sink_caches.py run MODEL      fidelity and written texts; goes on where it was
-                                                 stopped
-    python studies/sink_caches.py tables         results.json and figures from what `run` left
+    python studies/sink_caches.py             results.json and figures, into runs/sink_caches
+    python studies/sink_caches.py --smallest  the same in seconds; the figures then mean nothing
 
-Runs are kept under runs/sink_caches (or $SINKLAB_STUDY); sink_caches/ beside this file holds the
-results. Time and memory are measured by benchmarks/cache_policies.py.
+The caches are in this file, on the public protocol: a session that keeps every key, and an edit
+that blocks the keys that were not chosen, layer by layer and head by head. That gives the numbers
+of a cache that throws them away, and saves no time. ``sinklab generate … --plugin
+studies/sink_caches.py --cache evict:sinks=4`` decodes with one.
 """
 
+# B batch, G key/value heads, H query heads, W queries of the block, S canvas columns, K = added
+# sinks + S, M wanted positions (row-major), N new tokens, D head dim
 import argparse
-import dataclasses
+import itertools
 import json
-import os
-from functools import partial
+import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn import functional as F
 
+from sinklab import BlockKeys, intervene, trace
+from sinklab.core import sampling
+from sinklab.core.probing import KeyView, Selector
+from sinklab.core.registry import caches, selectors
+from sinklab.core.sampling import BlockWork, Evaluation, Places
+from sinklab.lab.caching import DualCache
 from sinklab.lab.checkpoints import load
-from sinklab.lab.records import open_run
-from sinklab.lab.reports.printed import save_figure
-from sinklab.lab.studies.caches.figures import caches_figure
-from sinklab.lab.studies.caches.study import CacheSettings, cache_fidelity
-
-RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/sink_caches"))
-RESULTS = Path(__file__).with_suffix("")
-SETTINGS = CacheSettings(
-    cache_keep=(0.5, 0.25, 0.125),
-    protect=("now", "first"),
-    rows=12,
-    batch=12,
-    prompt_tokens=192,
-    new_tokens=32,
-    texts=0,
-    repeats=0,
-)
-"""Fidelity on the same half-revealed text."""
-WRITTEN = dataclasses.replace(
-    SETTINGS, cache_keep=(0.125,), protect=("now",), sparse=True, rows=8, batch=8, texts=8
-)
-"""Texts written under the smallest budget, and sparse attention."""
+from sinklab.lab.scoring import heldout_rows
+from sinklab.lab.studies import heldout_text, mean_table
 
 
-def run(model: str) -> None:
-    torch.set_num_threads(1)
-    loaded = load(model)
-    for name, settings in (("", SETTINGS), ("-written", WRITTEN)):
-        folder = RUNS / f"{Path(model).name}{name}"
-        cache_fidelity(loaded, folder, settings, progress=print, resume=True)
+@dataclass(frozen=True, eq=False)
+class Choosing(BlockWork):
+    """An evaluation under a cache that chooses columns."""
+
+    number: int
+    """Number of the block, from 0."""
+    is_choice: bool
+    """Whether it is the full evaluation at which columns are chosen."""
 
 
-def tables() -> None:
-    RESULTS.mkdir(exist_ok=True)
-    results: dict[str, Any] = {}
-    for folder in sorted(path.parent for path in RUNS.glob("*/run.json")):
-        done = open_run(folder)
-        results[folder.name] = {
-            "model": done.info.model,
-            "settings": done.info.settings,
-            "versions": done.info.versions,
-            "policies": _records(done.table("policies")),
-            "protection": _records(done.table("protection")),
-        }
-        if not folder.name.endswith("-written"):
-            save_figure(partial(caches_figure, done), RESULTS / folder.name)
-    (RESULTS / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+@dataclass(frozen=True)
+class ChoosingCache(DualCache):
+    """Base of caches that choose columns, at the last full evaluation of a block."""
+
+    delay: int = 0
+    """Full evaluations of a block before the one that chooses."""
+
+    def work(self, start: int, stop: int, number: int, nth: int) -> Choosing:
+        phase = self.phase(nth)
+        return Choosing(slice(start, stop), phase <= self.delay, number, phase == self.delay)
 
 
-def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Lines of a table, five decimals; null where nothing was measured."""
-    return json.loads(table.round(5).to_json(orient="records"))
+@caches.register("evict")
+@dataclass(frozen=True)
+class EvictingCache(ChoosingCache):
+    """Keep a share of the columns outside the block, by a score, sinks first if requested: each
+    layer and key head its own.
+    """
+
+    keep: float = 0.5
+    """Share of the columns outside the block, rounded down; 1 keeps all."""
+    sinks: int = 0
+    """So many of them are the columns that receive most attention from the block."""
+    protect: str = "now"
+    """Whose sinks: of the evaluation that chooses (now), or of the first on this canvas (first)."""
+    score: str = "nearest"
+    """Order of the rest: one of `SCORES`."""
+
+    def memory(self, denoiser: Any) -> sampling.Session:
+        return EvictingSession(denoiser, self)
+
+
+@caches.register("sink_refresh")
+@dataclass(frozen=True)
+class SinkRefreshCache(ChoosingCache):
+    """A dual cache that computes the columns that receive most attention from the block, over all
+    layers and heads, anew with the block.
+    """
+
+    sinks: int = 8
+
+    def memory(self, denoiser: Any) -> sampling.Session:
+        return RefreshingSession(denoiser, self)
+
+
+@selectors.register("left_out")
+@dataclass(frozen=True)
+class LeftOut(Selector):
+    """The keys that a session of this file leaves out."""
+
+    session: Any = None
+    by_attention = False
+
+    def select(self, view: KeyView) -> Tensor:
+        return self.session.left_out(view)
+
+
+class ChoosingSession(sampling.Session):
+    """Memory of a cache that chooses: it keeps every key, and an edit sees each attention call."""
+
+    def __init__(self, denoiser: Any, cache: Any) -> None:
+        padding_BS, self.model, self.cache = denoiser.attention_BS, denoiser.model, cache
+        if padding_BS is not None and not padding_BS.all():
+            raise ValueError("these caches take rows without padding: decode rows one by one")
+        self.inner = self.model.denoiser().begin()
+
+    def watched(self, work: Choosing, length: int) -> Any:
+        """The context of an evaluation in which `left_out` is asked for the keys to block, bool
+        (B, H or 1, K), layer by layer.
+        """
+        self.work, self.layer = work, -1
+        # if logits are shifted the column before the block runs, too
+        self.run = slice(max(work.block.start - self.model.config.logit_shift, 0), work.block.stop)
+        self.outside_S = torch.ones(length, dtype=torch.bool)
+        self.outside_S[self.run] = False
+        edit = BlockKeys(LeftOut(self), when="now")
+        return intervene(self.model, edit, measure=False, allow_idle=True)
+
+
+def received(session: ChoosingSession, view: KeyView) -> Tensor:
+    """Attention from the block's queries (B, G, S), summed over the query heads of a key head."""
+    call = view.call
+    queries_BHWD = call.query_BHQD[:, :, session.run].float()
+    scale = call.scale
+    if scale is None:
+        scale = queries_BHWD.shape[-1] ** -0.5
+    keys_BHDK = call.for_query_heads(call.key_BKSD).float().transpose(2, 3)
+    received_BHK = (scale * (queries_BHWD @ keys_BHDK)).softmax(-1).sum(2)
+    return received_BHK[..., view.prefix :].unflatten(1, (call.key_BKSD.shape[1], -1)).sum(2)
+
+
+def nearest(session: ChoosingSession, view: KeyView) -> Tensor:
+    """Nearness to the block; of two equally near columns the left one is nearer."""
+    column_S = torch.arange(len(session.outside_S))
+    left_S, right_S = session.work.block.start - column_S, column_S - session.work.block.stop + 1
+    return -torch.where(left_S > 0, 2 * left_S, 2 * right_S + 1)
+
+
+def aligned(session: ChoosingSession, view: KeyView) -> Tensor:
+    """Mean query of the block · key, mean over heads, no softmax; the highest of 3 neighbours
+    (Sparse-dLLM, arXiv 2508.02558).
+    """
+    call = view.call
+    heads = call.key_BKSD.shape[1]
+    mean_BHD = call.query_BHQD[:, :, session.run].float().mean(2)
+    mean_BGD = mean_BHD.unflatten(1, (heads, -1)).mean(2)
+    keys_BGSD = call.key_BKSD[:, :, view.prefix :].float()
+    dot_BS = torch.einsum("bgd,bgsd->bs", mean_BGD, keys_BGSD) / heads
+    return F.max_pool1d(dot_BS.masked_fill(~session.outside_S, -torch.inf)[:, None], 3, 1, 1)
+
+
+def random(session: ChoosingSession, view: KeyView) -> Tensor:
+    """Well mixed whole numbers (SplitMix64), which do not depend on the length of the canvas."""
+    column_S = torch.arange(len(session.outside_S)) - session.work.block.stop
+    head_G = torch.arange(view.call.key_BKSD.shape[1])
+    salt_G = head_G + 1009 * session.layer + 1_000_003 * session.work.number
+    x_GS = salt_G[:, None] * 0x9E3779B97F4A7C1 + column_S
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        x_GS = (x_GS ^ (x_GS >> shift)) * factor
+    return x_GS ^ (x_GS >> 31)
+
+
+# orders of the columns that are not protected; by attention received, sinks keep themselves
+SCORES = {one.__name__: one for one in (nearest, aligned, received, random)}
+
+
+def places(order_BGS: Tensor) -> Tensor:
+    """Place of each column in an order, 0 for the highest; of equal ones the left comes first."""
+    return order_BGS.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+
+
+class EvictingSession(ChoosingSession):
+    """Columns that were not chosen are blocked until everything is computed anew."""
+
+    def __init__(self, denoiser: Any, cache: EvictingCache) -> None:
+        super().__init__(denoiser, cache)
+        self.gone: dict[int, Tensor] = {}
+        """Keys of a layer that are blocked while the block alone is computed."""
+        self.first: dict[int, Tensor] = {}
+        """Attention received in a layer at the first choice."""
+
+    def logits(self, ids_BS: Tensor, at: Places, columns: Any = None) -> Tensor:
+        if columns.is_full and not columns.is_choice:
+            return self.inner.logits(ids_BS, at)
+        with self.watched(columns, ids_BS.shape[1]):
+            return self.inner.logits(ids_BS, at, None if columns.is_full else columns.block)
+
+    def left_out(self, view: KeyView) -> Tensor:
+        """Nothing when it chooses, and from then on what was not chosen."""
+        self.layer += 1
+        if not self.work.is_choice:
+            return self.gone[self.layer]
+        # a product such as 0.29 * 100 falls short of the whole number it stands for
+        count = math.floor(self.cache.keep * int(self.outside_S.sum()) + 1e-9)
+        gone_BGS = (places(self._order(view)) >= count) & self.outside_S
+        gone_BHS = gone_BGS.repeat_interleave(len(view.site.heads) // gone_BGS.shape[1], dim=1)
+        # added sinks are always seen
+        self.gone[self.layer] = F.pad(gone_BHS, (view.prefix, 0))
+        return torch.zeros_like(self.gone[self.layer])
+
+    def _order(self, view: KeyView) -> Tensor:
+        """Ranks (B, G, S) of the columns: protected sinks, then by the score, then the block."""
+        received_BGS = received(self, view).masked_fill(~self.outside_S, -torch.inf)
+        score_BGS = SCORES[self.cache.score](self, view).expand_as(received_BGS)
+        if self.cache.protect == "first":
+            received_BGS = self.first.setdefault(self.layer, received_BGS)
+        # of the first choice, columns that are in the block now do not count
+        received_BGS = received_BGS.masked_fill(~self.outside_S, -torch.inf)
+        is_sink_BGS = places(received_BGS) < self.cache.sinks
+        rank_BGS = 2 * len(self.outside_S) * is_sink_BGS - places(score_BGS).float()
+        return rank_BGS.masked_fill(~self.outside_S, -torch.inf)
+
+
+class RefreshingSession(ChoosingSession):
+    """The chosen columns run with the block. Each row has its own, so that rows run one by one."""
+
+    def __init__(self, denoiser: Any, cache: SinkRefreshCache) -> None:
+        super().__init__(denoiser, cache)
+        self.rows: dict[int, tuple[sampling.Session, Tensor]] = {}
+
+    def logits(self, ids_BS: Tensor, at: Places, columns: Any = None) -> Tensor:
+        rows = enumerate(zip(ids_BS.split(1), at.wanted_BS.split(1), strict=True))
+        return torch.cat([self._row(row, *one, columns) for row, one in rows])
+
+    def _row(self, row: int, ids_1S: Tensor, wanted_1S: Tensor, work: Choosing) -> Tensor:
+        if not work.is_full:
+            session, columns_W = self.rows[row]
+            return session(ids_1S, wanted_1S, columns_W)
+        session = self.model.denoiser().begin()
+        self.total_S = torch.zeros(ids_1S.shape[1])
+        with self.watched(work, ids_1S.shape[1]):
+            logits_MV = session(ids_1S, wanted_1S)
+        order_S = self.total_S.masked_fill(~self.outside_S, -torch.inf)
+        runs_S = ~self.outside_S | (places(order_S) < self.cache.sinks)
+        self.rows[row] = session, runs_S.nonzero()[:, 0]
+        return logits_MV
+
+    def left_out(self, view: KeyView) -> Tensor:
+        """Nothing; what is received is added up."""
+        self.total_S += received(self, view).sum((0, 1))
+        return torch.zeros_like(view.seen_B1S)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One way to evaluate a block, at some budget, with some columns protected or recomputed."""
+
+    family: str  # none, prefix, dual, sink_refresh, a score, or window (sparse attention)
+    keep: float = 1.0
+    sinks: int = 0
+    protect: str = ""  # whose sinks: now, first; random: random columns in their place
+
+    @property
+    def cache(self) -> Any:
+        """The cache; None if everything is computed."""
+        if self.family == "sink_refresh":
+            return SinkRefreshCache(sinks=self.sinks)
+        if self.family not in SCORES:
+            return sampling.cache_of(self.family.replace("window", "none"))
+        # chosen at the second evaluation of a block, as Sparse-dLLM does
+        how: dict[str, Any] = {"protect": self.protect or "now", "delay": 1}
+        return EvictingCache(keep=self.keep, sinks=self.sinks, score=self.family, **how)
+
+    def denoiser(self, model: Any) -> Any:
+        return SparseDenoiser(model, self) if self.family == "window" else model.denoiser()
+
+
+class SparseDenoiser(sampling.Denoiser):
+    """Full recomputation in which every query attends to a share of the keys: the sinks of a clean
+    pass (or random columns) first, then the nearest.
+    """
+
+    def __init__(self, model: Any, policy: Policy) -> None:
+        self.model, self.policy = model, policy
+
+    @torch.inference_mode()
+    def logits(self, ids_BS: Tensor, at: Places) -> Tensor:
+        length = ids_BS.shape[1]
+        order_BS = torch.rand(1, length, generator=torch.Generator().manual_seed(0))
+        if self.policy.protect == "now":
+            with trace(self.model, ("received",)) as recording:
+                self.model(ids_BS, logits_to_keep=torch.zeros_like(ids_BS, dtype=torch.bool))
+            order_BS = recording.received[0].sum((1, 2))[:, -length:]
+        is_sink_BS = places(order_BS) < self.policy.sinks
+        column_S = torch.arange(length)
+        # twice the distance, so that of two equally near keys the left one is nearer
+        far_QS = 2 * (column_S[:, None] - column_S).abs() + (column_S > column_S[:, None])
+        # each query sees itself, the sinks, then the nearest
+        near_BQS = 8 * length * (far_QS == 0) + 2 * length * is_sink_BS[:, None] - far_QS
+        seen_BQS = places(near_BQS) < math.floor(self.policy.keep * length + 1e-9)
+        seen_BQS = seen_BQS.expand(len(ids_BS), -1, -1)
+        return self.model(ids_BS, logits_to_keep=at.wanted_BS, visible=seen_BQS).logits
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is compared, on which text."""
+
+    keep: tuple[float, ...]
+    protect: tuple[str, ...]
+    rows: int
+    texts: int = 0  # written under each cache; with some, sparse attention is compared as well
+    prompt_tokens: int = 192
+    new_tokens: int = 32
+    block_length: int = 16
+
+    def policies(self) -> list[Policy]:
+        """Those to compare, the uncached one first."""
+        found = [Policy("none"), Policy("prefix"), Policy("dual"), Policy("nearest")]
+        found += [Policy("sink_refresh", sinks=count) for count in (4, 16)]
+        for keep in self.keep:
+            found += [Policy(score, keep) for score in SCORES]
+            for score, whose in itertools.product(SCORES, self.protect):
+                # a cache that keeps by attention received keeps the sinks of now by itself
+                if (score, whose) != ("received", "now"):
+                    found.append(Policy(score, keep, 4, whose))
+            if self.texts:
+                found.append(Policy("window", keep))
+                found += [Policy("window", keep, 4, whose) for whose in ("now", "random")]
+        return found
+
+
+# fidelity on the same half-revealed text; texts written under the smallest budget
+FULL = {
+    "": Settings((0.5, 0.25, 0.125), ("now", "first"), 12),
+    "-written": Settings((0.125,), ("now",), 8, 8),
+}
+SMALLEST = {
+    "": Settings((0.5,), ("now", "first"), 2, 0, 24, 6, 6),
+    "-written": Settings((0.125,), ("now",), 2, 1, 24, 6, 6),
+}
+POLICY = ["family", "keep", "sinks", "protect"]
+# over the tokens still masked: nats of the true one; nats from the uncached distribution to the
+# cached one; share of positions at which both have the same token first
+METRICS = ["loss", "divergence", "same"]
+
+
+@torch.inference_mode()
+def forced(model: Any, ids_BS: Tensor, found: list[Policy], settings: Settings) -> pd.DataFrame:
+    """Every policy on the same text, of which two true tokens are revealed at a time whatever it
+    proposes: a line per policy and row. Evaluations count from the third of a block on.
+    """
+    before, mask_id = settings.prompt_tokens, model.config.mask_token_id
+    rows, length = ids_BS.shape
+    block_S = (torch.arange(length) - before) // settings.block_length
+    block_BS = block_S.clamp(min=-1).expand_as(ids_BS)
+    # the turn at which a token is revealed: two of a block share one
+    draws = [np.random.default_rng([0, row]).random(settings.new_tokens) for row in range(rows)]
+    draws_BLN = np.stack(draws).reshape(rows, -1, settings.block_length)
+    turn_BN = torch.from_numpy(draws_BLN.argsort(2).argsort(2).reshape(rows, -1) // 2)
+    turn_BS = F.pad(turn_BN, (before, 0), value=-1)
+    run = {policy: Evaluation(policy.denoiser(model), policy.cache, block_BS) for policy in found}
+    sums = {policy: torch.zeros(len(METRICS), rows) for policy in found}
+    count_B = torch.zeros(rows)
+    for block, nth in np.ndindex(int(block_S.max()) + 1, int(turn_BS.max()) + 1):
+        wanted_BS = (block_BS == block) & (turn_BS >= nth)
+        noisy_BS = ids_BS.masked_fill(wanted_BS | (block_BS > block), mask_id)
+        for policy, evaluate in run.items():
+            # what is computed without a cache is not remembered
+            if nth > 1 or policy.cache is not None:
+                logits_MV = evaluate(noisy_BS, Places.of(wanted_BS), block, nth).float()
+            if nth < 2:
+                continue
+            logits_MV[:, mask_id] = -torch.inf
+            log_MV = logits_MV.log_softmax(1)
+            if policy.family == "none":
+                truth_MV, best_M = log_MV, log_MV.argmax(1)
+            loss_M = -log_MV.gather(1, ids_BS[wanted_BS][:, None])[:, 0]
+            # [MASK] has probability 0 in both
+            apart_M = (truth_MV.exp() * (truth_MV - log_MV).nan_to_num(0.0)).sum(1)
+            measured_3M = torch.stack([loss_M, apart_M, (log_MV.argmax(1) == best_M).float()])
+            sums[policy].index_add_(1, wanted_BS.nonzero()[:, 0], measured_3M)
+        count_B += wanted_BS.sum(1) * (nth > 1)
+    tables = [
+        pd.DataFrame((sum_3B / count_B).T.numpy(), columns=METRICS).assign(**asdict(policy))
+        for policy, sum_3B in sums.items()
+    ]
+    return pd.concat(tables).rename_axis("row").reset_index()
+
+
+def compared(name: str, settings: Settings) -> dict[str, Any]:
+    """The tables of one model: policies, and what protection changes, paired over rows."""
+    loaded, policies = load(name), settings.policies()
+    length = settings.prompt_tokens + settings.new_tokens
+    ids_BS = heldout_rows(loaded, heldout_text(None), rows=settings.rows, length=length).ids_RS
+    rows = forced(loaded.model, ids_BS, policies, settings)
+    table = mean_table(rows, POLICY, METRICS).assign(agreement=math.nan)
+    if settings.texts:
+        size = {"max_new_tokens": settings.new_tokens, "block_length": settings.block_length}
+        prompts_BS = ids_BS[: settings.texts, : settings.prompt_tokens]
+        every = [one.cache for one in policies if one.family != "window"]
+        texts_BS = [loaded.model.generate(prompts_BS, cache=one, **size) for one in every]
+        texts = [text_BS[:, settings.prompt_tokens :] for text_BS in texts_BS]
+        shares = [float((text_BN == texts[0]).double().mean()) for text_BN in texts]
+        table.loc[table["family"] != "window", "agreement"] = shares
+    bare = rows[rows["protect"] == ""].set_index(["family", "keep", "row"])[METRICS]
+    paired = rows[rows["protect"] != ""].set_index(["family", "keep", "row"])
+    paired[METRICS] -= bare.loc[paired.index]
+    long = paired.reset_index().melt([*POLICY, "row"], METRICS, "metric", "difference")
+    protection = mean_table(long, [*POLICY, "metric"], ["difference"])
+    protection.columns = protection.columns.str.removeprefix("difference_")
+    found = {"model": name, "settings": asdict(settings), "torch": torch.__version__}
+    for what, lines in (("policies", table), ("protection", protection)):
+        found[what] = json.loads(lines.round(5).to_json(orient="records"))
+    return found
+
+
+def drawn(table: pd.DataFrame) -> Figure:
+    """Divergence over the budget; full lines protect the sinks of now."""
+    figure = Figure(layout="constrained")
+    axes = figure.subplots()
+    for (family, whose), part in table.query("keep < 1").groupby(["family", "protect"]):
+        if family in SCORES and whose != "first":
+            look = {"c": f"C{[*SCORES].index(family)}", "ls": "-" if whose else "--"}
+            label = family + " + sinks" * bool(whose)
+            axes.loglog(100 * part["keep"], part["divergence"], label=label, **look)
+    axes.set(xlabel="columns kept outside the block, %", ylabel="nats per masked token")
+    axes.legend()
+    return figure
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=("run", "tables"))
-    parser.add_argument("model", nargs="?", default="tiny")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--smallest", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("runs/sink_caches"))
     options = parser.parse_args()
-    run(options.model) if options.what == "run" else tables()
+    options.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    results = {}
+    for name, size in itertools.product(("tiny", "tiny-sink"), ("", "-written")):
+        settings = (SMALLEST if options.smallest else FULL)[size]
+        found = results[name + size] = compared(name, settings)
+        table = pd.DataFrame(found["policies"])
+        print(name, table.to_string(), sep="\n", flush=True)
+        if not size:
+            drawn(table).savefig(options.out / f"{name}.png", dpi=150)
+    (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -160,22 +160,6 @@ def probe(place: Path, resume: bool) -> None:
     sink_contents(tiny_loaded(1), place, settings, resume=resume)
 
 
-def caches(place: Path, resume: bool) -> None:
-    from sinklab.lab.studies.caches.study import CacheSettings, cache_fidelity
-
-    text: dict[str, Any] = {
-        "heldout": str(given_text() / "held.txt"),
-        "rows": 3,
-        "batch": 2,
-        "prompt_tokens": 12,
-        "texts": 1,
-    }
-    settings = CacheSettings(
-        cache_keep=(), refreshed=(), repeats=1, new_tokens=6, block_length=6, cache_sinks=2, **text
-    )
-    cache_fidelity(tiny_loaded(context=40), place, settings, resume=resume)
-
-
 def evaluated(place: Path, resume: bool) -> None:
     from sinklab.lab.studies.benchmarks.run import evaluate
     from sinklab.lab.studies.benchmarks.study import EvalSettings
@@ -241,8 +225,7 @@ def report(place: Path, resume: bool) -> None:
 
 
 KINDS: dict[str, Callable[[Path, bool], None]] = {
-    each.__name__: each
-    for each in (units, trace, curve, table1, battery, probe, caches, train, report)
+    each.__name__: each for each in (units, trace, curve, table1, battery, probe, train, report)
 } | {"eval": evaluated}
 
 

@@ -288,7 +288,7 @@ ADDED = (
     "study",
 )
 # what ARCHITECTURE.md and the guides offer to inherit from; none of them is registered itself
-BASES = {"Statistic", "LayerIntervention", "Selector", "Sink", "ChoosingCache", "Family", "Study"}
+BASES = {"Statistic", "LayerIntervention", "Selector", "Sink", "Cache", "Family", "Study"}
 BASES |= {"Checked", "UnmaskingRule"}
 
 

@@ -53,8 +53,8 @@ REACHED = {
     ),
     "cache": (
         "caches",
-        "streaming",
-        "generate Sea --cache streaming:window=4 --model plain --new-tokens 4",
+        "near",
+        "generate Sea --cache near:width=2 --model plain --new-tokens 4",
     ),
     "family": ("families", "toy", "generate '1 2 3' --model toy --new-tokens 4"),
     "figure": ("figures", "sinks_and_norms", "figures b --out page --formats svg"),

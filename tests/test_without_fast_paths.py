@@ -49,7 +49,7 @@ model = DiffusionLM(config).double()
 canvas = Canvas.from_prompts([[5, 6, 7], [8]], new_tokens=8, mask_id=40, pad_id=0)
 model.eval()
 texts = []
-for cache in ("none", "dual", "sink:sinks=2", "sink_refresh:sinks=2"):
+for cache in ("none", "prefix", "dual"):
     *_, step = denoise(model.denoiser(canvas.attention_BS), canvas, cache=cache, block_length=4)
     texts.append(step.ids_BS.tolist())
 scores = torch.log_softmax(model.denoiser(canvas.attention_BS)(canvas.ids_BS, canvas.open_BS), -1)

@@ -172,32 +172,6 @@ def test_an_added_sink_is_a_committed_block_of_its_own():
     assert_close(found, expected)
 
 
-@pytest.mark.parametrize(
-    "cache, variant",
-    [
-        ("evict:keep=1.0", VARIANTS[1]),
-        ("received:keep=1.0", VARIANTS[2]),
-        ("sink:keep=0.5", VARIANTS[2]),
-        ("sink_refresh:sinks=2", VARIANTS[1]),
-    ],
-)
-def test_a_cache_that_chooses_keeps_nothing_that_a_block_does_not_see(cache, variant):
-    model = tiny_lm(**variant, block_length=4).double()
-    prompts_BP = texts(model, rows=1, length=8)[0]
-    written_BS = model.generate(prompts_BP, max_new_tokens=12, cache=cache)
-    with trace(model):
-        watched_BS = model.generate(prompts_BP, max_new_tokens=12, cache=cache)
-    assert torch.equal(watched_BS, written_BS)
-    if "keep=1.0" in cache:
-        assert torch.equal(written_BS, model.generate(prompts_BP, max_new_tokens=12))
-    # what comes after a block has no say in it: the block is written as if the canvas ended there
-    short_BS = model.generate(prompts_BP, max_new_tokens=4, cache=cache)
-    if (
-        "keep=1.0" in cache and variant.get("sink_side") != "end"
-    ):  # a sink at the end knows the length
-        assert torch.equal(written_BS[:, :12], short_BS)
-
-
 def test_what_is_watched_for_some_steps_is_computed_afresh_there_and_nowhere_else():
     model = tiny_lm(block_length=4).double()
     prompts_BP = texts(model, rows=1, length=6)[0]

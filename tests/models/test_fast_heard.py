@@ -74,21 +74,14 @@ def test_every_statistic_is_that_of_the_models_own_forward(variant, dtype, taken
     assert len(taken) == len(fast_steps) and all(taken)
 
 
-@pytest.mark.parametrize(
-    "cache, variant",
-    [
-        *((cache, variant) for cache in ("prefix", "dual") for variant in ("sink", "shifted")),
-        ("sink_refresh:sinks=2", "gate"),
-        ("sink:sinks=2", "llama"),
-    ],
-)
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+@pytest.mark.parametrize("variant", ["sink", "shifted"])
 def test_under_a_cache_too(cache, variant, taken):
     model = build(**VARIANTS[variant])
     own, _ = traced(model, cache=cache, names=("received", "row_entropy", "massive_activations"))
     fast, steps = traced(model, cache=cache, names=own.statistics, exact=False)
     agree(fast, own, 2e-6)
-    # one that chooses keys as it goes finds queries in its own way
-    assert len(taken) == (len(steps) if cache in ("prefix", "dual") else 0)
+    assert len(taken) == len(steps)
 
 
 def test_attention_in_blocks(taken):

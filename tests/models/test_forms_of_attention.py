@@ -83,18 +83,6 @@ def test_padding_does_not_change_a_row(form, side):
         assert_close(model(padded_BS, mask_BS).logits[:, columns], model(ids_BS).logits)
 
 
-def test_caches_that_evict_are_refused():
-    model = tiny_model(attention="causal")
-    refused(
-        "this one has 'causal'",
-        model.generate,
-        torch.arange(6)[None] + 5,
-        max_new_tokens=8,
-        block_length=4,
-        cache="evict",
-    )
-
-
 def test_a_trace_counts_the_keys_that_each_query_sees():
     model = tiny_model(attention="first_alone")
     with trace(model) as recording:

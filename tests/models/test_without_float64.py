@@ -56,8 +56,7 @@ def test_the_mode_sees_float64(lacking):
         ({"rule": "positional", "seed": 0}, "equal_mass"),
         ({"rule": "origin", "seed": 0}, "sinks"),
         ({"schedule": "threshold", "cache": "dual", "block_length": 2}, "equal_mass"),
-        ({"cache": "evict", "block_length": 2}, "random"),
-        ({"cache": "sink_refresh", "block_length": 2}, "recent"),
+        ({"cache": "prefix", "block_length": 2}, "random"),
     ],
     ids=str,
 )

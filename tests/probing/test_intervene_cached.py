@@ -21,22 +21,6 @@ from tiny_models import llama
 
 NEW, BLOCK, SINKS = 6, 3, 1
 CACHES = [None, PrefixCache(), DualCache(), DualCache(refresh_every=2)]
-FULL = {
-    None: [True] * 6,
-    PrefixCache(): [True, False, False] * 2,
-    DualCache(): [True, False, False] * 2,
-}
-FULL[DualCache(refresh_every=2)] = [True, False, True] * 2
-
-
-def evicted_counts(cache):
-    """How many keys are out of the memory in the steps after the first, one more in each that is
-    not full.
-    """
-    counts = [0]
-    for is_full in FULL[cache][1:]:
-        counts.append(1 if is_full else counts[-1] + 1)
-    return counts[1:]
 
 
 def decode(model, cache, *edits, prompts=PROMPTS, **options):
@@ -45,35 +29,6 @@ def decode(model, cache, *edits, prompts=PROMPTS, **options):
         model, canvas_of(model, prompts), *edits, cache=cache, **options
     )
     return log, recording, steps[-1].ids_BS
-
-
-@pytest.mark.parametrize("cache", CACHES)
-def test_evicted_keys_stay_gone_within_a_block_and_come_back_with_the_next_full_evaluation(
-    cache,
-):
-    log, recording, _ = decode(tiny_model(SINKS), cache, MaskSinks(1, removal="evict"))
-    assert [removal.keys_BLH.unique().tolist() for removal in log.removals] == [
-        [count] for count in evicted_counts(cache)
-    ]
-    for removal, row, before in zip(
-        log.removals, recording.received[1:], recording.received, strict=False
-    ):
-        columns = removal.columns_BLHM
-        assert (row.gather(-1, columns) == 0).all()
-        assert torch.equal(columns[..., 0], before.argmax(-1)), (
-            "the newest is what received most one step before"
-        )
-        assert (columns.sort(-1).values.diff() > 0).all()
-
-
-def test_evicted_positions_outlast_the_steps_that_evicted_them():
-    edit = MaskPositions((2, 3), removal="evict", steps=(1, 2))
-    log, recording, _ = decode(tiny_model(SINKS), DualCache(), edit)
-    assert [removal.forward for removal in log.removals] == [1, 2]
-    gone = [bool((row[0, ..., SINKS + 2 : SINKS + 4] == 0).all()) for row in recording.received]
-    assert gone == [False, True, True, False, False, False]
-    assert log.removals[1].overlap_BLH.unique().tolist() == [1.0]
-    assert log.removals[1].keys_BLH[:, 0, 0].tolist() == [2, 1], "the short row has padding there"
 
 
 @pytest.mark.parametrize("cache", CACHES[1:])
@@ -96,7 +51,7 @@ def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording(cache):
 @pytest.mark.parametrize("cache", CACHES)
 def test_guidance_has_two_memories(cache):
     model = tiny_model(SINKS)
-    edit = MaskSinks(1, removal="evict")
+    edit = MaskSinks(1, source="carried")
     log, recording, _ = decode(
         model, cache, edit, prompts=PROMPTS[:1], scale=1.0, forwards_per_step=2
     )
@@ -106,7 +61,7 @@ def test_guidance_has_two_memories(cache):
         first.columns_BLHM[..., 0], recording.received[0].argmax(-1)
     )
     counts = [removal.keys_BLH.unique().tolist() for removal in log.removals]
-    assert counts[::2] == counts[1::2] == [[count] for count in evicted_counts(cache)]
+    assert counts[::2] == counts[1::2] == [[count] for count in range(1, NEW)]
     # The second forward of a step reads the canvas with its prompt hidden: its sinks are its own.
     assert not torch.equal(log.removals[0].held_BLH, log.removals[1].held_BLH)
 
@@ -114,7 +69,7 @@ def test_guidance_has_two_memories(cache):
 @pytest.mark.parametrize(
     "edit, removal",
     [
-        *itertools.product(("sinks", "positions"), ("mask", "zero_value", "evict")),
+        *itertools.product(("sinks", "positions"), ("mask", "zero_value")),
         ("window", None),
     ],
 )
@@ -151,9 +106,9 @@ def test_an_autoregressive_memory_of_a_padded_batch(edit, removal):
 
 RUNS = [
     (MaskSinks(1),),
-    (MaskSinks(2, removal="evict"),),
+    (MaskSinks(2, removal="zero_value"),),
     (MaskSinks(1, source="carried", limit=3), MaskSinks(epsilon=1.0)),
-    (MaskPositions((2, 3), removal="evict", steps=(1, 2)), TruncateContext(0, 2, 3)),
+    (MaskPositions((2, 3), steps=(1, 2)), TruncateContext(0, 2, 3)),
 ]
 PAIRS = [[[5, 6, 7, 8, 9, 10]], [[11, 12, 13, 14, 15, 16]]]
 
@@ -264,8 +219,7 @@ def test_a_choice_of_the_step_before_is_refused_where_generate_reorders_rows(mod
                 **how,
             )
 
-    kept, evicted = BlockKeys(TopKeys(1), when="kept"), MaskSinks(1, removal="evict")
-    for edit in (MaskSinks(1), kept, evicted):
+    for edit in (MaskSinks(1), BlockKeys(TopKeys(1), when="kept")):
         refused(f"{mode}.*when='now'", write, edit, **REORDERING[mode])
     # what is the same in every row and step stays allowed
     fixed = MaskPositions((1,))

@@ -15,7 +15,7 @@ from sinklab.lab.scoring import ClipChannel
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten
 
-LOOPS = [MaskSinks(1), MaskSinks(1, removal="evict"), MaskSinks(1, source="carried", limit=2)]
+LOOPS = [MaskSinks(1), MaskSinks(1, source="carried", limit=2)]
 
 
 def test_a_dose_of_zero_is_a_result():
@@ -23,7 +23,7 @@ def test_a_dose_of_zero_is_a_result():
     plain = model(IDS)
     nobody = [
         MaskSinks(epsilon=99, **how)
-        for how in ({}, {"source": "clean_pass"}, {"removal": "evict"}, {"removal": "zero_value"})
+        for how in ({}, {"source": "clean_pass"}, {"removal": "zero_value"})
     ]
     with intervene(model, *nobody, WindowAttention(30)) as log:
         with log.probing():
@@ -121,7 +121,7 @@ def test_a_block_in_which_nothing_ran_or_that_failed_says_nothing_of_it():
         raise KeyError
 
 
-@pytest.mark.parametrize("edit, cache", [*zip(LOOPS, (None, DualCache(), None), strict=True)])
+@pytest.mark.parametrize("edit, cache", [*zip(LOOPS, (None, DualCache()), strict=True)])
 def test_a_decoding_of_one_step(edit, cache):
     model = tiny_model(1)
     canvas = Canvas.from_prompts([[5, 6, 7, 8]], new_tokens=6, mask_id=model.config.mask_token_id)

@@ -40,7 +40,7 @@ def near(radius, queries, keys=12):
         ("mask", False, True),
         ("mask", True, False),
         ("zero_value", True, True),
-        ("evict", False, False),
+        ("mask", False, False),
     ],
 )
 def test_fixed_positions_against_the_slow_twin(removal, causal, padded):

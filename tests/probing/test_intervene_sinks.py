@@ -78,16 +78,10 @@ def of_two_heads(layer, a_BHS, gone):
     return top(a_BHS, 2) & heads if layer == 1 else None
 
 
-def evicted(layer, a_BHS, gone):
-    # every evaluation is a full one, so that nothing is remembered
-    return top(a_BHS, 3)
-
-
 CHOICES = {
     "one": (MaskSinks(1), strongest(1)),
     "three": (MaskSinks(3), strongest(3)),
     "values": (MaskSinks(3, removal="zero_value"), strongest(3)),
-    "evicted": (MaskSinks(3, removal="evict"), evicted),
     "epsilon": (MaskSinks(epsilon=0.5), above),
     "at the limit": (MaskSinks(2, source="carried", limit=2), carried(2)),
     "carried": (MaskSinks(2, source="carried", limit=5), carried(5)),
@@ -188,50 +182,10 @@ def test_spared_positions_count_from_the_canvas():
     ]
 
 
-class Remembering(torch.nn.Module):
-    """One attention layer that keeps its keys and values and can give them back with some of them
-    deleted.
-    """
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(5)
-        self.q, self.k, self.v = (torch.randn(1, 2, 9, 4, dtype=torch.float64) for _ in range(3))
-
-    def forward(self, queries):
-        return torch.nn.functional.scaled_dot_product_attention(
-            self.q[:, :, queries], self.k, self.v
-        )
-
-
-def test_evicted_keys_are_out_of_the_memory_until_everything_is_computed_anew():
-    model, steps = (
-        Remembering(),
-        [slice(0, 9), slice(3, 6), slice(3, 6), slice(3, 6), slice(0, 9), slice(6, 9)],
-    )
-    with intervene(model, MaskSinks(1, removal="evict")) as log:
-        outs = [model(step) for step in steps]
-    memory = [[], []]
-    fresh = [None, None]
-    for number, (step, out) in enumerate(zip(steps, outs, strict=True)):
-        for head in range(2):
-            kept = [] if step == slice(0, 9) else memory[head]
-            memory[head] = kept + ([] if fresh[head] is None else [fresh[head]])
-            stay = [key for key in range(9) if key not in memory[head]]
-            # Keys and values are really deleted here, not masked.
-            a = torch.softmax(model.q[0, head, step] @ model.k[0, head, stay].T / 2, -1)
-            assert_close(out[0, head], a @ model.v[0, head, stay], **EXACT)
-            fresh[head] = stay[int(a.sum(0).argmax())]
-        if number:
-            assert log.removals[number - 1].keys_BLH[0, 0].tolist() == [len(m) for m in memory]
-    assert [int(removal.keys_BLH.max()) for removal in log.removals] == [1, 2, 3, 1, 2]
-    assert log.removals[2].left_BLH.unique().tolist() == [6]
-
-
 @pytest.mark.parametrize("limit", [None, 3])
-def test_an_autoregressive_memory_shrinks_down_to_the_limit(limit):
+def test_kept_keys_of_an_autoregressive_memory_grow_up_to_the_limit(limit):
     model = llama(causal=True)
-    edit = MaskSinks(2, removal="evict", selector="last_row", limit=limit)
+    edit = MaskSinks(2, source="carried", selector="last_row", limit=limit)
     with intervene(model, edit) as log, trace(model) as recording:
         model.generate(IDS, max_new_tokens=5, do_sample=False, attention_mask=torch.ones_like(IDS))
     gone = [int(removal.keys_BLH.min()) for removal in log.removals]
@@ -248,7 +202,7 @@ def test_a_memory_that_runs_empty_is_refused():
     model = llama(causal=True)
     with (
         refusing("set a limit"),
-        intervene(model, MaskSinks(4, removal="evict")),
+        intervene(model, MaskSinks(4, source="carried")),
     ):
         model.generate(IDS, max_new_tokens=9, do_sample=False, attention_mask=torch.ones_like(IDS))
 
@@ -277,13 +231,13 @@ def test_numbers_may_be_numpys_and_become_python_ints():
         ({"k": 1, "limit": 3}, "limit=3 with when=None"),
         ({"k": 1, "source": "carried", "limit": 0}, "limit .* 0"),
         ({"k": 1, "source": "closed-loop"}, "'closed_loop'"),
-        ({"k": 1, "removal": "evicted"}, "'evict'"),
+        ({"k": 1, "removal": "masked"}, "'mask'"),
         ({"k": 1, "shared": "layers"}, "'layer'"),
         ({"k": 1, "layers": (0.5,)}, "layers"),
         ({"k": 1, "heads": ()}, "heads"),
         ({"k": 1, "spare": (-1,)}, "spare.* -1"),
         ({"k": 1, "queries": "late"}, "'late'"),
-        ({"k": 1, "queries": "from3", "removal": "evict"}, "how='evict'"),
+        ({"k": 1, "queries": "from3", "removal": "zero_value"}, "how='zero_value'"),
         ({"k": 1, "removal": "mean_value"}, "values"),
         ({"epsilon": 1.0, "rule": Gu(0.2)}, r"rule=Gu\(.*epsilon=1\.0"),
         ({"k": 1, "rule": Excess(), "counted_by": Excess(2)}, "rule=Excess"),

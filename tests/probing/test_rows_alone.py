@@ -28,7 +28,7 @@ CACHES = {"none": None, "prefix": PrefixCache(), "dual": DualCache()}
 EDITS = {
     "none": (),
     "strongest": (MaskSinks(2),),
-    "evicted": (MaskSinks(1, removal="evict"),),
+    "carried": (MaskSinks(1, source="carried"),),
     "by rule": (MaskSinks(epsilon=0.2),),
     "window": (WindowAttention(2),),
 }
@@ -66,7 +66,7 @@ CASES = [
 CASES += [
     ("sinks in front", "left", cache, edit)
     for edit, caches in {
-        "evicted": ("prefix", "dual"),
+        "carried": ("prefix", "dual"),
         "by rule": ("none", "dual"),
         "window": ("none", "prefix"),
     }.items()

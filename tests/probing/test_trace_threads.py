@@ -21,7 +21,7 @@ from sinklab.core.probing import intervene, trace
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.extras.fast import decoder
 from sinklab.extras.fast.in_sequence import InSequence
-from sinklab.lab.caching import DualCache, SinkCache
+from sinklab.lab.caching import DualCache, PrefixCache
 from sinklab.lab.measures import MaskSinks
 from tiny_diffusion import tiny_model
 from tiny_models import checkpointed
@@ -70,7 +70,7 @@ def written(model, cache):
     return list(denoise(model.denoiser(), start, cache=cache, block_length=3))
 
 
-@pytest.mark.parametrize("cache", [DualCache(), SinkCache(keep=0.5)])
+@pytest.mark.parametrize("cache", [DualCache(), PrefixCache()])
 @pytest.mark.parametrize("sinks", [0, 1])
 def test_another_models_decoding_is_the_same_bit_for_bit(monkeypatch, run, cache, sinks):
     model, other, taken, own = (

@@ -321,7 +321,7 @@ def hidden_of(content, layers, heads):
             2,
             {
                 "edits": (
-                    "mask_sinks:k=2,removal=evict,layers=1",
+                    "mask_sinks:k=2,layers=1",
                     "mask_positions:positions=3,heads=0+2,steps=2+4",
                 )
             },

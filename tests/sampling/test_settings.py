@@ -133,7 +133,7 @@ def test_decode_is_denoise_with_the_wrappers_around_the_denoiser():
         (
             {"refresh_every": 2},
             {},
-            "refresh_every does not go with the cache 'none'.* belongs to dual, evict, prefix, ",
+            "refresh_every does not go with the cache 'none'.* belongs to dual, prefix: ",
         ),
         (
             {"rule": "lowconfidence"},

@@ -175,8 +175,6 @@ def test_edits_become_such_as_a_single_reading_can_carry_out():
         MaskSinks(k=2, source="clean_pass", selector="last_row"),
     )
     assert scoring_edits(carried, is_diffusion=False) == (MaskSinks(k=2, source="clean_pass"),)
-    evicted = MaskSinks(k=2, removal="evict", limit=6)
-    assert scoring_edits([evicted], is_diffusion=True) == (replace(evicted, when="clean"),)
     now = (MaskSinks(k=2, source="now"),)
     assert scoring_edits(without_steps(now), is_diffusion=True) == now, (
         "a source that one reading can have stays"

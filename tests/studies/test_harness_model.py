@@ -303,8 +303,7 @@ def test_protocol_and_rule_are_recorded():
     [
         (
             {"mask_snks": 2},
-            "the model sinklab has no field 'mask_snks'; did you mean 'mask_sinks' or "
-            "'cache_sinks'?",
+            "the model sinklab has no field 'mask_snks'; did you mean 'mask_sinks'",
         ),
         ({"pretraind": "x"}, "did you mean 'pretrained'?"),
         ({"edits": "mask_snks:k=2"}, "unknown intervention 'mask_snks'"),

@@ -20,7 +20,6 @@ from sinklab.lab.studies.curve import (
     DistanceSettings,
     DistanceStudy,
 )
-from sinklab.lab.studies.strength import Strength, StrengthSettings
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -33,9 +32,6 @@ TEXTS = DistanceSettings(
 )
 PROBLEMS = BatterySettings(
     skills=("copying",), levels=(1,), problems=2, ks=(2,), new_tokens=2, twin=False
-)
-SEQUENCES = StrengthSettings(
-    rows=2, length=12, batch=1, texts="held.txt", inputs=("natural",), starts=("raw",), twin=False
 )
 PROMPTS = tuple(TEXT[start : start + 12] for start in range(0, 24, 8))
 STATES = ContentsSettings(
@@ -76,12 +72,6 @@ def here(monkeypatch, tmp_path):
             replace(TEXTS, protocols=("clean",), removals=("mask",), controls=("random",)),
         ),
         (Battery(), tiny_loaded, replace(PROBLEMS, controls=("random",))),
-        (Strength(), lambda: tiny_loaded(1), replace(SEQUENCES, ratios=(0, 0.5))),
-        (
-            Strength(),
-            tiny_llama,
-            replace(SEQUENCES, inputs=("natural", "repeat"), starts=("start",)),
-        ),
         (Probe(), lambda: tiny_loaded(1), STATES),
     ],
 )
@@ -95,7 +85,6 @@ def test_a_study_conforms(study, make, settings):
         (Ablate(), replace(MAP, by="layer")),
         pytest.param(Curve(), LOSSES, marks=pytest.mark.slow),
         pytest.param(Battery(), replace(PROBLEMS, controls=("sinks",)), marks=pytest.mark.slow),
-        pytest.param(Strength(), replace(SEQUENCES, ratios=(0,)), marks=pytest.mark.slow),
     ],
 )
 def test_controls_are_measured_as_in_a_run_of_their_own(study, settings):

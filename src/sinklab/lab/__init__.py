@@ -1,7 +1,7 @@
 """Both papers, and what a researcher does every day: files, training, scoring, studies, reports."""
 
 PROVIDES = {
-    "caches": "caching.blocks caching.policies",
+    "caches": "caching.blocks",
     "families": "checkpoints.families checkpoints.formats",
     "interventions": "measures.patch measures.positions measures.short_names scoring.hidden_states",
     "figures": "reports.figures reports.maps",
@@ -11,8 +11,8 @@ PROVIDES = {
     "selectors": "measures.controls",
     "statistics": "measures.statistics",
     "studies": (
-        "studies.battery.study studies.benchmarks.study studies.caches.study "
-        "studies.contents.study studies.curve.study studies.strength.study studies.trace.study"
+        "studies.battery.study studies.benchmarks.study studies.contents.study "
+        "studies.curve.study studies.trace.study"
     ),
     "unmasking_rules": "samplers",
 }

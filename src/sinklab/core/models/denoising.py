@@ -284,13 +284,11 @@ class ModelDenoiser(Denoiser):
 
         Args:
             ids_BS: token ids of the whole canvas.
-            columns: those that run: a slice or int64 (W,) for the same in every row, int64 (B, W)
-                for each its own.
+            columns: those that run, the same in every row: a slice or int64 (W,).
             output_index_Q: indices among them of those whose states are wanted.
             store: takes the new keys and values and returns those of all columns
                 (:class:`KeyValueStore`).
-            special: ``mask``, bool, in place of the canvas's, and ``choose`` for a fast denoiser
-                alone (:mod:`sinklab.lab.caching`).
+            special: ``mask``, bool, in place of the canvas's.
         """
         assert self._geometry is not None, "geometry() comes first"
         geometry = self._geometry
@@ -299,12 +297,7 @@ class ModelDenoiser(Denoiser):
             mask = special["mask"]
         else:
             mask = geometry.rows(columns)
-        shared = columns
-        if isinstance(columns, Tensor) and columns.ndim == 2:
-            # columns that differ between rows are never watched: a trace reads columns that all
-            # rows share
-            shared = columns[0]
-        with running(ids_BS, shared):
+        with running(ids_BS, columns):
             states_BWD = decoder(
                 inputs_embeds=decoder.embed_tokens(take(ids_BS, columns)),
                 attention_mask=mask,
@@ -343,15 +336,6 @@ class ModelSession(Session):
         self.denoiser = denoiser
         self.store: KeyValueStore | None = None
         self._filled: torch.Size | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the keys and values held now, which a partial evaluation attends to (added sinks
-        included).
-        """
-        if self.store is None:
-            return 0
-        return self.store.nbytes
 
     def logits(
         self, ids_BS: Tensor, at: Places, columns: slice | Tensor | BlockWork | None = None

@@ -108,15 +108,10 @@ class CanvasGeometry:
 
 
 def take(values: Tensor, columns: slice | Tensor) -> Tensor:
-    """Take these columns of (1 or B, S, …): a slice or int64 (W,) of all rows, or int64 (B, W),
-    each row's own.
-    """
+    """Take these columns of (1 or B, S, …): a slice or int64 (W,)."""
     if isinstance(columns, slice):
         return values[:, columns]
-    if columns.ndim == 1:
-        return values.index_select(1, columns)
-    values = values.expand(len(columns), *values.shape[1:])
-    return values[torch.arange(len(columns), device=values.device)[:, None], columns]
+    return values.index_select(1, columns)
 
 
 def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:

@@ -202,7 +202,7 @@ class KeyValueStore:
             self.logits = prefix.logits
         self.columns: slice | Tensor | None = None
         """Columns of the canvas that the next :meth:`update` of each layer brings: None for all, a
-        slice or int64 (W,) for the same in every row, int64 (B, W) for each row its own."""
+        slice or int64 (W,)."""
         self.length: int | None = None
         """Columns of the canvas, if a first evaluation may bring some of them; None if it brings
         all.
@@ -213,11 +213,6 @@ class KeyValueStore:
         """Recordings by a fast decoder of evaluations into these buffers, by their shapes."""
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the keys and values that are held; every evaluation attends to all of them."""
-        return sum(tensor.nbytes for tensor in (*self._keys, *self._values) if tensor is not None)
 
     def update(
         self, k_BKWD: Tensor, v_BKWD: Tensor, layer_idx: int, *_: object, **__: object
@@ -267,8 +262,6 @@ class KeyValueStore:
             )
         if columns is None:
             known[:, :, sinks:] = new_BKWD
-        elif isinstance(columns, Tensor) and columns.ndim == 2:
-            known.scatter_(2, (columns + sinks)[:, None, :, None].expand_as(new_BKWD), new_BKWD)
         elif isinstance(columns, slice):
             known.narrow(2, sinks + columns.start, columns.stop - columns.start).copy_(new_BKWD)
         else:

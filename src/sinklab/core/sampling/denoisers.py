@@ -28,8 +28,8 @@ class Cache:
     computed.
 
     There are two kinds. Most caches write `columns`: the model's denoiser keeps keys and values and
-    recomputes those columns. One that drops or chooses keys, as those that evict in
-    `sinklab.lab.caching`, writes `work` and `memory`, and keeps them itself.
+    recomputes those columns. One that decides otherwise writes `work` and `memory`, a session of
+    its own, as studies/sink_caches.py does.
     """
 
     is_exact = False
@@ -61,18 +61,12 @@ class Cache:
 
 @dataclass(frozen=True, eq=False)
 class BlockWork:
-    """One evaluation under a cache that keeps a memory of its own (`sinklab.lab.caching`)."""
+    """One evaluation under a cache that keeps a memory of its own (`Cache.memory`)."""
 
     block: slice
     """Canvas columns of the block."""
-    number: int
-    """Number of the block, from 0."""
     is_full: bool
-    """Whether everything is computed; else the block (and the columns recomputed with it) alone."""
-    is_choice: bool
-    """Whether it is a full evaluation that chooses the keys that further ones attend to, or
-    recompute.
-    """
+    """Whether everything is computed; else the block alone."""
 
 
 def cache_of(given: Cache | str | None) -> Cache | None:

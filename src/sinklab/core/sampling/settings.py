@@ -47,9 +47,8 @@ class DecodingSettings(Checked):
     entropy_bound, and dynamic or editing for models that attend in blocks; None is even, but timed
     for the rule origin. Fields may follow, as in threshold:threshold=0.8."""
     cache: str = _denoising("none")
-    """KV cache between evaluations: none, prefix, dual or sink_refresh; or, with all but a share of
-    the columns evicted, sink, evict, received or random. Fields may follow, as in
-    sink:keep=0.25,sinks=2.
+    """KV cache between evaluations: none, prefix or dual, or a registered one; its fields may
+    follow, as in dual:refresh_every=4.
     """
     steps: int | None = _denoising()
     """Total number of evaluations, for even, timed and alpha; None commits one token per step."""
@@ -81,24 +80,6 @@ class DecodingSettings(Checked):
     refresh_every: int | None = _denoising(sets="cache.refresh_every")
     """With a cache: recompute everything every N evaluations of a block; None only at the start of
     a block.
-    """
-    cache_keep: float | None = _denoising(sets="cache.keep")
-    """With an evicting cache: the share of the columns outside the block that it keeps (0.5 when
-    left out).
-    """
-    cache_sinks: int | None = _denoising(sets="cache.sinks")
-    """Number of most attended columns per layer and key/value head. With an evicting cache: those
-    kept first (when left out 4 for sink, 0 for the others); with sink_refresh: those recomputed
-    with the block (8 when left out).
-    """
-    cache_neighbours: int | None = _denoising(sets="cache.neighbours")
-    """With an evicting cache: columns on either side of the block that are kept next (0 when left
-    out).
-    """
-    cache_protect: str | None = _denoising(sets="cache.protect")
-    """With an evicting cache: which step selects the protected sinks: the one at which columns are
-    chosen (now), the first one of the canvas (first) or that of the previous block (earlier); now
-    when left out.
     """
     cfg_scale: float = _denoising(0.0)
     """Classifier-free guidance towards the prompt; 0 is off."""

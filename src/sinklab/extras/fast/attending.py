@@ -40,10 +40,6 @@ class View:
     mask_B1WK: Tensor | None
     """Additive, 0 or −∞, of one query if all see the same; None when nothing is blocked."""
     folded: Tensor | None = None  # the same for queries as `_attend` folds them
-    choose: Callable[[int, Tensor, Tensor | None, float], None] | None = None
-    """Called with (layer, queries (B, H, W or Q, D), mask, scale) after an update, to choose
-    columns.
-    """
     heard: Heard | None = None
     """Listeners to be told of each layer."""
 

@@ -130,12 +130,10 @@ class Layer:
             self.q(y_BWE).reshape(batch, width, self.heads, self.dim), self.q_norm, cos, sin
         )
         mask = view.mask_B1WK
-        if view.choose is not None or view.heard is not None:
+        if view.heard is not None:
             logits_HN = logits_of(memory, self.index)
             if logits_HN is not None and mask is not None:
                 mask = with_logits(mask, logits_HN, q_BHWD)
-        if view.choose is not None:
-            view.choose(self.index, q_BHWD, mask, self.scale)
         if self.gate is not None:
             self.gate.pending = self.gate(y_BWE)
         out_BWA = view.attend(q_BHWD, k_BGKD, v_BGKD, memory, self.index, self.scale)
@@ -269,7 +267,7 @@ def can_replay(x_BWE: Tensor, columns: Tensor, memory: Any) -> bool:
     """Whether this evaluation may become a graph: on CUDA, of some columns, into buffers that
     stay.
     """
-    is_shared = type(memory) is KeyValueStore and memory.columns is columns and columns.ndim == 1
+    is_shared = type(memory) is KeyValueStore and memory.columns is columns
     return (
         x_BWE.is_cuda
         and is_shared
@@ -378,7 +376,6 @@ class FastDecoder:
         output_index_Q: Tensor,
         memory: Any,
         mask: Tensor | EllipsisType | None = ...,
-        choose: Callable[[int, Tensor, Tensor | None, float], None] | None = None,
         heard: Heard | None = None,
     ) -> Tensor:
         """Normed states (B, Q, E) at the wanted columns, from embeddings (B, W, E) of the columns
@@ -391,10 +388,10 @@ class FastDecoder:
                 run are all.
             mask: bool, broadcastable to (B, 1, W, K), or None for nothing blocked, in place of the
                 canvas's.
-            choose, heard: see `View`.
+            heard: see `View`.
         """
         whole, packed = self._views(x_BWE, geometry)
-        is_plain = mask is ... and choose is None and heard is None
+        is_plain = mask is ... and heard is None
         if packed is not None and is_plain and memory is geometry.sinks:
             x_1TE = x_BWE.flatten(0, 1).index_select(0, packed.index_T)[None]
             wanted_N = packed.place_BS.index_select(1, output_index_Q).flatten()
@@ -410,7 +407,7 @@ class FastDecoder:
             return replayed(partial(self._states, whole), memory, x_BWE, columns, output_index_Q)
         if mask is not ...:
             whole = replace(whole, mask_B1WK=None if mask is None else additive(mask, x_BWE.dtype))
-        whole = replace(whole, choose=choose, heard=heard)
+        whole = replace(whole, heard=heard)
         return self._states(whole, x_BWE, columns, output_index_Q, memory)
 
     def _states(

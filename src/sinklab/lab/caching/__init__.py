@@ -1,4 +1,4 @@
-"""Block caches that evict or refresh keys and values: their policies, and the store."""
+"""Block caches: prefix, dual, and the exact one of models with attention in blocks."""
 
 import lazy_loader
 

@@ -2,11 +2,3 @@ from .blocks import BlockCache as BlockCache
 from .blocks import CommittedCache as CommittedCache
 from .blocks import DualCache as DualCache
 from .blocks import PrefixCache as PrefixCache
-from .policies import ChoosingCache as ChoosingCache
-from .policies import EvictCache as EvictCache
-from .policies import EvictingCache as EvictingCache
-from .policies import RandomCache as RandomCache
-from .policies import ReceivedCache as ReceivedCache
-from .policies import SinkCache as SinkCache
-from .policies import SinkRefreshCache as SinkRefreshCache
-from .store import Seen as Seen

@@ -1,4 +1,4 @@
-"""Block caches that choose nothing: Fast-dLLM's two, and the exact one of models with attention in
+"""Block caches: Fast-dLLM's two, and the exact one of models with attention in
 blocks.
 """
 
@@ -85,7 +85,7 @@ class CommittedCache(Cache):
     def work(self, start: int, stop: int, number: int, nth: int) -> BlockWork:
         """The block; the first evaluation of a canvas begins a memory."""
         is_first = number == 0 and nth == 0
-        return BlockWork(slice(start, stop), number, is_full=is_first, is_choice=False)
+        return BlockWork(slice(start, stop), is_full=is_first)
 
     def memory(self, denoiser: ModelDenoiser) -> CommittedSession:
         """Memory for one run over one canvas."""

@@ -93,7 +93,8 @@ def _exists(study: Any) -> Answer:
     few = study.table("control")
     lack = ""
     if not controls and few is not None and study.received == "received":
-        lack = "; ".join(few["why"][few["why"] != ""].unique())
+        why = few["why"][few["why"] != ""].unique()
+        lack = "; ".join(why) or "too few queries see any key"
         if few["control"].notna().any():
             unknown_S = np.full(len(few), np.nan)
             shares = few["control"].to_numpy(), few["strongest"].to_numpy()

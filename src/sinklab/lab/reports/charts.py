@@ -82,8 +82,8 @@ class Line:
     high: Any = None
     """ends of the 95 % intervals, NaN for a point without one; None without any"""
     kind: str = "line"
-    """line, bars (intervals as bars), steps (``x`` has the borders), path (holds its place), dots,
-    said (a dot with its words beside it), or faint"""
+    """line, bars (intervals as bars), steps (``x`` has the borders), path (holds its place), dots
+    or faint"""
 
     def entry(self, name: str) -> str:
         """Its words, behind a name if there is one; without words the name, or its run."""
@@ -125,9 +125,7 @@ class Chart:
         (style, words).
         """
         # a faint line goes with another
-        named = [
-            (line.name or line.run) * (line.kind not in ("faint", "said")) for line in self.lines
-        ]
+        named = [(line.name or line.run) * (line.kind != "faint") for line in self.lines]
         several = len({*named} - {""}) > 1
         shared = several and len(self.lines) > FEW
         texts: list[str] = []
@@ -297,13 +295,11 @@ def _draw_line(axes: Axes, line: Line, look: Theme, label: str) -> None:
             )
         else:
             axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
-    if line.kind in ("dots", "said"):
+    if line.kind == "dots":
         # many dots are drawn as pixels
         how |= {"linestyle": "", "rasterized": len(x) > RASTERED}
         if len(x) > 100:
             how["alpha"] = 0.5
-    if line.kind == "said":
-        axes.annotate(line.words, (x[0], y[0]), (4, 2), textcoords="offset points", fontsize=7)
     how |= {"marker": MARKERS[line.marker % len(MARKERS)], "markersize": 4}
     if line.kind == "line":
         how["markevery"] = max(1, len(x) // 16)

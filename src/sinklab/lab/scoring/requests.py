@@ -276,10 +276,7 @@ def without_steps(edits: Sequence[Intervention]) -> tuple[Intervention, ...]:
     found = []
     for edit in edits:
         if isinstance(edit, BlockKeys) and edit.when in ("previous", "kept"):
-            limit = edit.limit
-            if not edit.how.stays:
-                limit = None
-            edit = replace(edit, when=None, limit=limit)
+            edit = replace(edit, when=None, limit=None)
         found.append(edit)
     return tuple(found)
 

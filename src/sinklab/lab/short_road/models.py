@@ -280,39 +280,6 @@ class LM(loading.Loaded):
         with self.few_threads():
             return compare(self, arms, texts, controls=controls, progress=progress, **how)
 
-    def strength(
-        self,
-        texts: str | None = None,
-        *,
-        progress: Callable[[str], object] | None = None,
-        **settings: Any,
-    ) -> Run:
-        """How strong the model's sinks are, by the protocol of Gu et al. (arXiv 2410.10781); a run
-        in memory.
-
-            lm.strength().table("summary")[["input", "start", "ratio", "sink"]]
-
-        ``sink`` is the share of heads in which the first token gets more than ``epsilon`` of the
-        attention.
-
-        Args:
-            texts: corpus of natural text, such as a .jsonl.gz file; an excerpt of the package when
-                left out.
-            progress: called with a short text at each stage.
-            settings: other fields of :class:`sinklab.lab.studies.strength.StrengthSettings`:
-                ``rows``, ``length``, ``epsilon``, ``ratios``, ``seed``, …
-
-        Raises:
-            ValueError: for an unknown field, a model without tokenizer, and texts that do not fill
-                a sequence.
-        """
-        from sinklab.lab.short_road.runs import in_memory
-        from sinklab.lab.studies.strength.study import Strength, StrengthSettings
-
-        known_fields("strength", settings, (one.name for one in fields(StrengthSettings)))
-        chosen = StrengthSettings(texts=texts, **settings)
-        return in_memory(lambda folder: Strength()(self, folder, chosen, progress=progress))
-
 
 @wraps(loading.load)
 def load(*args: Any, **settings: Any) -> LM:  # noqa: D103 (the docstring is the wrapped one)

@@ -1,6 +1,6 @@
 """Scored studies: samples measured under arms, and what the arms cost.
 
-An arm is whatever is compared: edits of attention, caches, ways to write, models. A subclass of
+An arm is whatever is compared: edits of attention, ways to write, models. A subclass of
 `ScoredStudy` says which arms there are (`arms`), how samples are divided (`blocks`), what is
 measured (`measure`), and which tables follow from all rows (`contrasts`). The runner writes the
 rows of every block, resumes block by block, shares blocks among workers, and measures controls
@@ -137,10 +137,6 @@ class ScoredStudy(Study):
             rows = self._measured(work, work.loaded, work.plan.blocks[part], meter)
             for name, table in rows.items():
                 work.run.table(name, table, part=part)
-        self.write_more(work)
-
-    def write_more(self, work: Work) -> None:
-        """Write tables that are no rows of arms, after those that are."""
 
     def finish(self, work: Work) -> None:
         """Write the tables that follow from all rows, and those of controls."""

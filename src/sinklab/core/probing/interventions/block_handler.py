@@ -68,8 +68,8 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self.waiting: dict[int, dict[str, Selection | KeyView]] = {}
-        """Selection for the next forward of a slot, or the view it is still to be made from."""
+        self.waiting: dict[int, dict[str, Selection]] = {}
+        """Selection for the next forward of a slot."""
         self.texts: dict[int, Tensor | None] = {}
         """Ids (B, S) of the forward that chose it; None if they are not known."""
         self.before: dict[int, dict[str, Selection | None]] = {}
@@ -79,7 +79,7 @@ class Memory:
     def open(self, slot: int) -> None:
         """A forward begins."""
         self.slot = slot
-        self.chosen: dict[str, Selection | KeyView] = {}
+        self.chosen: dict[str, Selection] = {}
         """Keys that it chooses for the next forward."""
         self.taken: dict[str, Selection | None] = {}
         """Keys that it loses; None for a layer that loses none."""
@@ -100,7 +100,7 @@ class Memory:
         if is_edited:
             self.before[self.slot] = self.taken
 
-    def waiting_for(self, layer: str) -> Selection | KeyView | None:
+    def waiting_for(self, layer: str) -> Selection | None:
         """Choice that waits for this forward in this layer; None for none."""
         return self.waiting.get(self.slot, {}).get(layer)
 
@@ -116,9 +116,6 @@ class BlockHandler(InterventionHandler):
     - "previous": `observe` chooses after a call, for the next step.
     - "kept": likewise, and each step adds to the keys of the one before.
     - "clean": `observe` chooses in a forward of `probing()`, for the step behind it.
-
-    Under `Evict` a key is blocked until everything is computed anew. Whether one may be chosen
-    again is known in the next forward alone, so with "previous" the view waits there.
     """
 
     options: Any
@@ -157,7 +154,7 @@ class BlockHandler(InterventionHandler):
         how = self.options.how
         taken = self.memory.taken
         if self.is_open:
-            taken[call.layer] = self._with_evicted(self.selection(call, site), call, site)
+            taken[call.layer] = self.selection(call, site)
         selected = taken.get(call.layer)
         if selected is None:
             return call, None
@@ -213,9 +210,7 @@ class BlockHandler(InterventionHandler):
         return restricted(call, keep_BHQS, self.doubt, kept_QS=near_QS)
 
     def selection(self, call: AttentionCall, site: CallSite) -> Selection | None:
-        """Keys to take away in this layer and forward, evicted ones not counted; None for nothing
-        to do.
-        """
+        """Keys to take away in this layer and forward; None for nothing to do."""
         _, stop = self.options.steps or (0, None)
         if site.step < self.first or (stop is not None and site.step >= stop):
             return None
@@ -224,7 +219,7 @@ class BlockHandler(InterventionHandler):
             self._check_positions()
         when = self.options.when
         if when == "now":
-            return self.choose(self._view(call, site), self.gone_before(call), call)
+            return self.choose(self._view(call, site), None)
         found = self.memory.waiting_for(call.layer)
         if found is None and when == "clean":
             raise ValueError(
@@ -241,11 +236,6 @@ class BlockHandler(InterventionHandler):
                 f"{now[0]} and {now[2]}: call log.reset() where a new sequence or batch begins"
             )
         self._check_text(call)
-        if isinstance(found, KeyView):
-            before_BHS = self.gone_before(call)
-            if before_BHS is not None:
-                before_BHS = before_BHS[..., :keys]
-            found = self.choose(found, before_BHS, call)
         return replace(found, gone_BHS=extended(found.gone_BHS, now[2]))
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
@@ -256,15 +246,11 @@ class BlockHandler(InterventionHandler):
         site = self.site_of(call)
         if site is None:
             return
-        view = self._view(call, site)
-        if self.options.how.stays and when == "previous":
-            self.memory.chosen[call.layer] = replace(view, call=None)
-            return
         taken = self.memory.taken.get(call.layer)
         before_BHS = None
         if taken is not None and when == "kept":
             before_BHS = taken.gone_BHS
-        self.memory.chosen[call.layer] = self.choose(view, before_BHS, call)
+        self.memory.chosen[call.layer] = self.choose(self._view(call, site), before_BHS)
 
     def _view(self, call: AttentionCall, site: CallSite) -> KeyView:
         options = self.options
@@ -283,13 +269,12 @@ class BlockHandler(InterventionHandler):
         """Numbers of a shape, uniform in [0, 1), on the CPU."""
         return torch.rand(tuple(shape), generator=self.generator)
 
-    def choose(self, view: KeyView, before_BHS: Tensor | None, call: AttentionCall) -> Selection:
+    def choose(self, view: KeyView, before_BHS: Tensor | None) -> Selection:
         """Keys that the selector chooses in this view.
 
         Args:
             view: of the call.
             before_BHS: keys that are gone already, of all heads; None for none.
-            call: the attention call that loses them.
 
         Raises:
             ValueError: if a head would keep no key.
@@ -314,12 +299,12 @@ class BlockHandler(InterventionHandler):
             else:
                 columns_BHM = as_columns(flags_BHS)
                 numbers = {}
-            if before_BHS is not None and edit.when == "kept":
+            if before_BHS is not None:
                 before_BHM = as_columns(before_BHS, edit.limit)
                 columns_BHM = torch.cat([columns_BHM, before_BHM], -1)
                 flags_BHS = flags_BHS | before_BHS
             gone_BHS = flags_BHS
-            every = call.query_BHQD.shape[1]
+            every = view.call.query_BHQD.shape[1]
             if len(heads) < every:
                 gone_BHS = flags_BHS.new_zeros(len(flags_BHS), every, flags_BHS.shape[-1])
                 gone_BHS[:, heads] = flags_BHS
@@ -375,39 +360,6 @@ class BlockHandler(InterventionHandler):
 
         self.doubt(wrong_BH.any(), refuse)
 
-    def gone_before(self, call: AttentionCall) -> Tensor | None:
-        """Evicted keys of this layer that are still removed, bool (B, H, S) for all heads; None for
-        none.
-        """
-        known = self.memory.taken_before(call.layer)
-        if known is None or not self.options.how.stays:
-            return None
-        running = call.visibility.running
-        columns = call.key_BKSD.shape[2]
-        # keys and values of the whole canvas are computed anew in this forward
-        if not call.origin.is_own:
-            is_full = call.origin.cache is None
-        elif running is not None:
-            is_full = running.columns is None
-        else:
-            is_full = call.query_BHQD.shape[2] == columns - self.log.prefix_of(call)
-        if is_full:
-            return None
-        return extended(known.gone_BHS, columns)
-
-    def _with_evicted(
-        self, selected: Selection | None, call: AttentionCall, site: CallSite
-    ) -> Selection | None:
-        known_BHS = self.gone_before(call)
-        if known_BHS is None:
-            return selected
-        limit = self.options.limit
-        if selected is None:
-            return Selection(known_BHS, as_columns(of_heads(known_BHS, site.heads), limit))
-        older_BHS = of_heads(known_BHS & ~selected.gone_BHS, site.heads)
-        columns_BHM = torch.cat([selected.columns_BHM, as_columns(older_BHS, limit)], -1)
-        return replace(selected, gone_BHS=known_BHS | selected.gone_BHS, columns_BHM=columns_BHM)
-
     def finish(self) -> None:
         super().finish()
         self.memory.close(self.log.tap.ids_BS, is_edited=not self.log.is_probing)
@@ -444,14 +396,14 @@ class BlockHandler(InterventionHandler):
         have put another text into that row since.
         """
         edit = self.options
-        if not edit.keys.by_attention or not (edit.when in ("previous", "kept") or edit.how.stays):
+        if not edit.keys.by_attention or edit.when not in ("previous", "kept"):
             return
         for mode in generation_modes():
             if mode not in IN_ORDER:
                 raise ValueError(
                     f"{self.label} blocks what each row chose in the step before, and generate "
                     f"runs as {mode}, which moves rows or drops tokens between steps: choose with "
-                    "when='now' and how='mask', or generate by greedy search or sampling"
+                    "when='now', or generate by greedy search or sampling"
                 )
 
     def _check_text(self, call: AttentionCall) -> None:

@@ -54,7 +54,7 @@ class BlockKeys(LayerIntervention):
     before, replace it by "clean".
     """
     how: Removal = registered(removals, Mask())  # noqa: RUF009
-    """Removal, or its text: "mask", "evict", or one of `sinklab.lab.measures.values`: "zero_value",
+    """Removal, or its text: "mask", or one of `sinklab.lab.measures.values`: "zero_value",
     "pool_value", "shuffle_value", "mean_value:file=…".
     """
     scores: str | None = limited(None, one_of=SCORES)
@@ -63,7 +63,7 @@ class BlockKeys(LayerIntervention):
     autoregressive model writes replace it by "last_row".
     """
     limit: int | None = limited(None, at_least=1)
-    """With "kept" and "evict", whose sets grow: the most keys a head may have lost at a time."""
+    """With "kept", whose sets grow: the most keys a head may have lost at a time."""
     steps: tuple[int | None, ...] | None = None
     """(start, stop): only in steps start, …, stop - 1 of the sequence; stop None means to the
     end.
@@ -78,17 +78,16 @@ class BlockKeys(LayerIntervention):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_queries(self.queries)
-        if self.by_query and (self.how.stays or not self.how.blocks):
+        if self.by_query and not self.how.blocks:
             raise ValueError(
-                "queries and beyond say for whom a key is blocked, and a value or a memory is the "
-                f"same for all, got queries={self.queries!r} and beyond={self.beyond} with "
+                "queries and beyond say for whom a key is blocked, and a value is the same for "
+                f"all, got queries={self.queries!r} and beyond={self.beyond} with "
                 f"how={removals.as_text(self.how)!r}; take how='mask', or leave them out"
             )
-        if self.limit is not None and not (self.when == "kept" or self.how.stays):
+        if self.limit is not None and self.when != "kept":
             raise ValueError(
                 "limit says how many keys are blocked at a time where keys stay blocked, with "
-                f"when='kept' or how='evict'; got limit={self.limit} with when={self.when!r}: "
-                "leave it out"
+                f"when='kept'; got limit={self.limit} with when={self.when!r}: leave it out"
             )
         if self.steps is not None:
             object.__setattr__(self, "steps", _span(self.steps))

@@ -108,17 +108,15 @@ def short_mask(call: AttentionCall) -> Tensor:
 class Removal(Checked):
     """Way to take keys away from the queries of a head.
 
-    There are two kinds. `Mask` and `Evict` block keys: they only say so (`blocks`), and
-    `BlockHandler` changes the mask. All others change the call in `apply`, most of them the values:
-    those of `sinklab.lab.measures.values`, and their base.
+    There are two kinds. `Mask` blocks keys: it only says so (`blocks`), and `BlockHandler` changes
+    the mask. All others change the call in `apply`, most of them the values: those of
+    `sinklab.lab.measures.values`, and their base.
     """
 
     blocks = False
     """Whether queries no longer see the keys; `BlockHandler` then changes the mask, for some
     queries or all, and `apply` is not called.
     """
-    stays = False
-    """Whether keys stay away until everything is computed anew."""
     draws = False
     """Whether random numbers enter."""
 
@@ -140,19 +138,6 @@ class Mask(Removal):
     """Block keys before the softmax: their mass goes to other keys."""
 
     blocks = True
-
-
-@removals.register("evict")
-@dataclass(frozen=True)
-class Evict(Removal):
-    """Let keys and values leave the memory.
-
-    In one forward that is a mask; under a cache the keys stay blocked, those of recomputed columns
-    too, until everything is computed anew (under an autoregressive cache: to the end).
-    """
-
-    blocks = True
-    stays = True
 
 
 def real_queries_B1(call: AttentionCall) -> Tensor:

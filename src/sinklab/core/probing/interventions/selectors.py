@@ -46,10 +46,8 @@ class KeyView:
     visible_BHS: Tensor
     """Number of these queries that may see each key."""
     site: CallSite
-    call: AttentionCall | None = None
-    """The call itself; None if the choice had to wait for the next forward, as with
-    ``when="previous", how="evict"``.
-    """
+    call: AttentionCall
+    """The call itself."""
     tap: Any = None
     """The tap of the model, which knows the ids of the running forward."""
     gone_BHS: Tensor | None = None
@@ -128,30 +126,22 @@ class KeyView:
     @property
     def values_BHSD(self) -> Tensor:
         """Values of the keys in these heads."""
-        call = self._needed_call()
-        return of_heads(call.for_query_heads(call.value_BKSD), self.site.heads)
+        values_BHSD = self.call.for_query_heads(self.call.value_BKSD)
+        return of_heads(values_BHSD, self.site.heads)
 
     @property
     def ids_BS(self) -> Tensor | None:
         """Token ids of the canvas or the running forward, added sinks not counted; None if they
         are not known.
         """
-        return self.tap.ids_of(self._needed_call().visibility.running)
+        return self.tap.ids_of(self.call.visibility.running)
 
     @property
     def state_BS(self) -> Tensor:
         """State of every canvas position, its number in `sinks.STATES`. Raises ValueError if
         nothing tells them.
         """
-        return position_states_of(self._needed_call(), self.tap, "a selector of states")
-
-    def _needed_call(self) -> AttentionCall:
-        if self.call is None:
-            raise ValueError(
-                "a selector of evicted keys that are chosen at the step before reads scores alone, "
-                "as their choice waits for the next forward: take when='now' or how='mask'"
-            )
-        return self.call
+        return position_states_of(self.call, self.tap, "a selector of states")
 
     def sinks(self, rule: Rule) -> Tensor:
         """Sinks by a rule, bool (B, H, S), as if all queries had run."""

@@ -11,7 +11,6 @@ import numpy as np
 from sinklab.core.probing import STATES, BlockKeys, InterventionLog
 from sinklab.core.registry import interventions
 from sinklab.core.sampling import DecodingSettings
-from sinklab.lab.caching import EvictingCache
 from sinklab.lab.checkpoints import Loaded, special_roles, token_text
 from sinklab.lab.measures import MaskSinks, TruncateContext
 from sinklab.lab.measures.controls import CountControl
@@ -262,12 +261,6 @@ def prepare(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan
         raise ValueError(
             "a study needs at least one prompt; an empty string is allowed and lets the model "
             "start by itself"
-        )
-    if isinstance(settings.values()["cache"], EvictingCache):
-        raise ValueError(
-            f"a study records keys that all layers see alike, and cache={settings.cache} keeps "
-            "others in each layer "
-            "and head; record with another cache, or use trace() and recording.visible_by_layer"
         )
     seed = settings.seed or 0
     tasks = []

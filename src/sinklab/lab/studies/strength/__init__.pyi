@@ -1,2 +1,0 @@
-from .study import Strength as Strength
-from .study import StrengthSettings as StrengthSettings
