@@ -46,7 +46,6 @@ LONGEST = (
     "test_gguf",
     "test_tensor_parallel",
     "test_random_models",
-    "test_backcopy",
     "test_every_write",
 )
 """modules with tests of 20 s and more"""

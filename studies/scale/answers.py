@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.extras.backcopy.figures import at_equal_dose
 from sinklab.lab.analysis.estimates import SEEDS, mean_over
 from sinklab.lab.reports.tables import markdown
 
@@ -180,6 +179,21 @@ def at_equal_mass(one: Cells, other: Cells) -> tuple[float, float]:
         for cells in (one, other)
     ]
     return at_equal_dose(*curves, next(cell["removed"] for cell in one if _is(cell, 1, "sinks")))
+
+
+def at_equal_dose(
+    one: list[tuple[float, float]], other: list[tuple[float, float]], wanted: float
+) -> tuple[float, float]:
+    """A dose that both have, the wanted one or the nearest to it, and the one's cost less the
+    other's there, linear between doses; NaN if the two have none in common.
+    """
+    curves = [np.array(sorted(pairs)).T for pairs in (one, other)]
+    low, high = max(curve[0, 0] for curve in curves), min(curve[0, -1] for curve in curves)
+    if low > high:
+        return np.nan, np.nan
+    dose = float(np.clip(wanted, low, high))
+    here, there = (float(np.interp(dose, *curve)) for curve in curves)
+    return dose, here - there
 
 
 def _is(cell: dict[str, Any], k: int, control: str) -> bool:

@@ -225,7 +225,6 @@ def test_closed_sets_stand_in_the_help_and_in_the_completion(capsys):
         "battery tiny --problems 2",
         "probe --rows 6",
         "caches",
-        "backcopy",
         "train",
     ],
 )
@@ -337,14 +336,13 @@ HOSTILE = {
     "allow_pickle": True,
     "plugin": "evil.py",
     "log_to": "wandb",
-    "models": "stolen",
     "push": "me/mine",
     "shard": "0/2",
     "dry_run": True,
 }
 
 
-@pytest.mark.parametrize("command", ["trace", "eval", "train", "table1", "generate", "backcopy"])
+@pytest.mark.parametrize("command", ["trace", "eval", "train", "table1", "generate"])
 def test_no_permission_folder_or_plugin_comes_from_a_file(command, monkeypatch, capsys):
     assert {*HOSTILE} - {"push"} <= PERMISSIONS
     Path("evil.py").write_text("open('ran', 'w').write('')")
@@ -369,7 +367,7 @@ def test_no_permission_folder_or_plugin_comes_from_a_file(command, monkeypatch, 
         if hasattr(group, "__dataclass_fields__")
         for value in _flat(group)
     ]
-    assert ("seed", 3) in values or command == "backcopy"
+    assert ("seed", 3) in values
     for name, value in values:
         assert name not in HOSTILE or value != HOSTILE[name], name
     assert seen["how"].get("resume", False) in (False, studies["eval"]().keeps)
