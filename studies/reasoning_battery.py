@@ -440,8 +440,8 @@ def main() -> None:
     torch.set_num_threads(1)
     (given.out / "models").mkdir(parents=True, exist_ok=True)
     found = tables(*score(given))
-    for name, table in found.items():
-        table.to_csv(given.out / f"{name}.csv", index=False)
+    for name in [name for name in found if len(found[name])]:
+        found[name].to_csv(given.out / f"{name}.csv", index=False)
     draw(found["by_level"], found["summary"], given.out)
     print(found["summary"].to_string(index=False))
 

@@ -119,7 +119,7 @@ def test_an_unknown_option_is_one_line_with_the_near_one(command, told, capsys):
     assert told in error and error.count("\n") == 1 and "─" not in error
 
 
-BOTH = ["ablate {} --rows 2", "distance {} --rows 2", "battery {} --problems 2"]
+BOTH = ["ablate {} --rows 2", "distance {} --rows 2"]
 
 
 @pytest.mark.parametrize("command", BOTH)
@@ -142,7 +142,7 @@ def test_serve_info_and_export_take_a_model_both_ways(model, capsys):
         assert cli(command) == 2 and "nowhere" in capsys.readouterr().err
     for number, command in enumerate((f"--model {model}", model)):
         assert cli(f"export {command} --to out{number}") == 0
-    for command in ("info", "export --to out", "battery"):
+    for command in ("info", "export --to out"):
         assert cli(command) == 2 and "give --model tiny" in capsys.readouterr().err
 
 
@@ -222,7 +222,6 @@ def test_closed_sets_stand_in_the_help_and_in_the_completion(capsys):
         "curve --rows 2 --ks 1",
         "ablate tiny --rows 2",
         "distance tiny --rows 2",
-        "battery tiny --problems 2",
         "probe --rows 6",
         "caches",
         "train",

@@ -9,7 +9,6 @@ import pytest
 
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.records import open_run
-from sinklab.lab.studies.battery import Battery, BatterySettings
 from sinklab.lab.studies.contents import ContentsSettings, Probe
 from sinklab.lab.studies.curve import (
     Ablate,
@@ -30,9 +29,6 @@ LOSSES = CurveSettings(
 MAP = AblateSettings(rows=4, length=16, batch=3, heldout="held.txt", twin=False)
 TEXTS = DistanceSettings(
     rows=2, batch=1, prompt_tokens=8, new_tokens=3, heldout="held.txt", ks=(1,)
-)
-PROBLEMS = BatterySettings(
-    skills=("copying",), levels=(1,), problems=2, ks=(2,), new_tokens=2, twin=False
 )
 SEQUENCES = StrengthSettings(
     rows=2, length=12, batch=1, texts="held.txt", inputs=("natural",), starts=("raw",), twin=False
@@ -75,7 +71,6 @@ def here(monkeypatch, tmp_path):
             tiny_llama,
             replace(TEXTS, protocols=("clean",), removals=("mask",), controls=("random",)),
         ),
-        (Battery(), tiny_loaded, replace(PROBLEMS, controls=("random",))),
         (Strength(), lambda: tiny_loaded(1), replace(SEQUENCES, ratios=(0, 0.5))),
         (
             Strength(),
@@ -94,7 +89,6 @@ def test_a_study_conforms(study, make, settings):
     [
         (Ablate(), replace(MAP, by="layer")),
         pytest.param(Curve(), LOSSES, marks=pytest.mark.slow),
-        pytest.param(Battery(), replace(PROBLEMS, controls=("sinks",)), marks=pytest.mark.slow),
         pytest.param(Strength(), replace(SEQUENCES, ratios=(0,)), marks=pytest.mark.slow),
     ],
 )

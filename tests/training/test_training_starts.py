@@ -387,7 +387,7 @@ def test_a_model_with_a_window_is_decoded_under_the_same_window(settings, tmp_pa
     """What training hides is what the intervention hides: padding and window together."""
     here = replace(
         settings,
-        corpus="battery:train:80",
+        corpus="arithmetic",
         pairs="completion",
         length=64,
         window=4,

@@ -11,7 +11,7 @@ PROVIDES = {
     "selectors": "measures.controls",
     "statistics": "measures.statistics",
     "studies": (
-        "studies.battery.study studies.benchmarks.study studies.caches.study "
+        "studies.benchmarks.study studies.caches.study "
         "studies.contents.study studies.curve.study studies.strength.study studies.trace.study"
     ),
     "unmasking_rules": "samplers",

@@ -122,7 +122,7 @@ def _arguments(name: str, study: Study) -> dict[str, tuple[Any, Any]]:
         kinds["model"] = tuple[str, ...], study.model
     elif study.model != "":
         kinds["model"] = str, study.model
-    kinds["out"] = Path, Path("runs") / (study.place or name)
+    kinds["out"] = Path, Path("runs") / name
     if (study.parts or study.shards) and not study.keeps:
         kinds["resume"] = bool, False
     if study.shards:
@@ -223,19 +223,16 @@ def conduct(
         for place in places:
             refuse_taken(place)
     study, settings = study.resolved(settings)
-    each = study.of_models(models, settings)
-    plans = [
-        plan_for(study.amount, own, model, reading) for model, own in zip(models, each, strict=True)
-    ]
+    plans = [plan_for(study.amount, settings, model, reading) for model in models]
     if out is None:
         return [plan.line for plan in plans]
     with working() as progress:
-        for model, place, own, plan in zip(models, places, each, plans, strict=True):
+        for model, place, plan in zip(models, places, plans, strict=True):
             progress.planned(plan)
             loaded = None
             if study.model != "":
                 loaded = partial(reading.load, model)
-            study(loaded, place, own, progress=progress, resume=resume, worker=worker)
+            study(loaded, place, settings, progress=progress, resume=resume, worker=worker)
         if int(os.environ.get("RANK", "0")) % reading.tensor_parallel:
             # the first of the processes of a model tells
             return []
