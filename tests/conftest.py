@@ -45,7 +45,6 @@ LONGEST = (
     "test_docs",
     "test_gguf",
     "test_random_models",
-    "test_backcopy",
     "test_every_write",
 )
 """modules with tests of 20 s and more"""

@@ -135,15 +135,6 @@ def curve(place: Path, resume: bool) -> None:
     )
 
 
-def battery(place: Path, resume: bool) -> None:
-    from sinklab.lab.studies.battery.study import BatterySettings, score_battery
-
-    asked = BatterySettings(
-        skills=("copying",), levels=(1,), problems=2, ks=(2,), new_tokens=2, twin=False
-    )
-    score_battery(tiny_loaded(), place, asked, resume=resume)
-
-
 def probe(place: Path, resume: bool) -> None:
     from sinklab.lab.studies.contents.study import ContentsSettings, sink_contents
 
@@ -225,7 +216,7 @@ def report(place: Path, resume: bool) -> None:
 
 
 KINDS: dict[str, Callable[[Path, bool], None]] = {
-    each.__name__: each for each in (units, trace, curve, table1, battery, probe, train, report)
+    each.__name__: each for each in (units, trace, curve, table1, probe, train, report)
 } | {"eval": evaluated}
 
 

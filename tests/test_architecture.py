@@ -61,7 +61,6 @@ LAB = {*MAY_IMPORT}
 MAY_IMPORT["lab.cli"] = {*LAB, "sinklab"}
 # beyond the papers: each knows the inner rings, and none another
 for _extra in (
-    "backcopy",
     "fast",
     "live",
     "validate",

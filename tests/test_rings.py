@@ -78,7 +78,7 @@ def test_core_and_lab_do_without_the_extras(tmp_path):
     modules, homes, said = ran(without(tmp_path, "extras"), HELP, "core", "lab")
     assert modules > 150 and homes and not [home for home in homes if ".extras." in home]
     assert "trace" in said
-    assert not [name for name in ("serve", "validate", "backcopy") if name in said]
+    assert not [name for name in ("serve", "validate") if name in said]
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ def test_an_unknown_option_is_one_line_with_the_near_one(command, told, capsys):
     assert told in error and error.count("\n") == 1 and "─" not in error
 
 
-BOTH = ["ablate {} --rows 2", "distance {} --rows 2", "battery {} --problems 2"]
+BOTH = ["ablate {} --rows 2", "distance {} --rows 2"]
 
 
 @pytest.mark.parametrize("command", BOTH)
@@ -141,7 +141,7 @@ def test_serve_and_info_take_a_model_both_ways(model, capsys):
     assert said[0] == said[1] == said[2] and "parameters" in said[0]
     for command in ("serve --model nowhere", "serve nowhere", "serve --port 0 nowhere"):
         assert cli(command) == 2 and "nowhere" in capsys.readouterr().err
-    for command in ("info", "battery"):
+    for command in ("info",):
         assert cli(command) == 2 and "give --model tiny" in capsys.readouterr().err
 
 
@@ -272,13 +272,12 @@ HOSTILE = {
     "allow_pickle": True,
     "plugin": "evil.py",
     "log_to": "wandb",
-    "models": "stolen",
     "shard": "0/2",
     "score_only": "stolen",
 }
 
 
-@pytest.mark.parametrize("command", ["trace", "eval", "train", "table1", "generate", "backcopy"])
+@pytest.mark.parametrize("command", ["trace", "eval", "train", "table1", "generate"])
 def test_no_permission_folder_or_plugin_comes_from_a_file(command, monkeypatch, capsys):
     assert {*HOSTILE} <= PERMISSIONS
     Path("evil.py").write_text("open('ran', 'w').write('')")
@@ -303,7 +302,7 @@ def test_no_permission_folder_or_plugin_comes_from_a_file(command, monkeypatch, 
         if hasattr(group, "__dataclass_fields__")
         for value in _flat(group)
     ]
-    assert ("seed", 3) in values or command == "backcopy"
+    assert ("seed", 3) in values
     for name, value in values:
         assert name not in HOSTILE or value != HOSTILE[name], name
     assert seen["how"].get("resume", False) in (False, studies["eval"]().keeps)

@@ -103,7 +103,7 @@ def test_files_that_hold_no_pairs_are_refused_by_name(tmp_path):
         (tmp_path, "is a folder"),
         (tmp_path / "a.csv", ""),
     ]:
-        refused(f"'battery', but .*{fact or 'another kind'}", read_pairs, source)
+        refused(f"'arithmetic', but .*{fact or 'another kind'}", read_pairs, source)
     (tmp_path / "a.jsonl").write_text('{"question": "q", "solution": "s"}\n')
     refused(r"no field 'answer' \(it has", read_pairs, tmp_path / "a.jsonl")
 

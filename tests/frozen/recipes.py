@@ -9,9 +9,9 @@ settings that no recipe has, and a run that is stopped and gone on with.
 Training is in float32: of two processors, and of float32 and float64, losses differ by one unit in
 the last place (2e-7).
 
-Left out: the recipes of the reasoning battery, annealing, Muon and the text `python-docs`, which
-go away; qwen-1.5b and sft-gsm8k-2048, which are other recipes' runs at this size (their settings
-are held); compilation and a process that reads ahead, which change no loss.
+Left out: annealing, Muon and the text `python-docs`, which go away; qwen-1.5b and sft-gsm8k-2048,
+which are other recipes' runs at this size (their settings are held); compilation and a process that
+reads ahead, which change no loss.
 """
 
 import json
@@ -97,7 +97,6 @@ SHOWN = (
     "seed",
 )
 """Settings of a recipe that are held at its real size."""
-GONE = ("battery-start", "battery", "battery-causal")
 
 SCRATCH = "runs/laptop-scratch/model"
 WORDS = TEXT | TWICE | {"tokenizer": "words"}
@@ -240,12 +239,11 @@ def write_starts(texts: list[str]) -> None:
 def settings_cells() -> Iterator[tuple[str, Any]]:
     """What recipes and variants set, and the first of the sums that are invented."""
     for name in RECIPES:
-        if name not in GONE:
-            chosen = recipe(name)
-            yield (
-                f"settings/{name}",
-                {field: getattr(chosen, field) for field in SHOWN} | {"out": chosen.out},
-            )
+        chosen = recipe(name)
+        yield (
+            f"settings/{name}",
+            {field: getattr(chosen, field) for field in SHOWN} | {"out": chosen.out},
+        )
     yield "settings/variants", VARIANTS
     for name, variant in (("qwen-0.5b", "gate"), ("laptop-sft", "sink"), ("retrofit", "kv")):
         chosen, plain = recipe(name, variant), recipe(name)

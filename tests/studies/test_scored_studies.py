@@ -10,7 +10,6 @@ import pytest
 from conformance.runs import check_study
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.records import open_run
-from sinklab.lab.studies.battery import Battery, BatterySettings
 from sinklab.lab.studies.contents import ContentsSettings, Probe
 from sinklab.lab.studies.curve import (
     Ablate,
@@ -30,8 +29,6 @@ MAP = AblateSettings(rows=4, length=16, batch=3, heldout="held.txt", twin=False)
 TEXTS = DistanceSettings(
     rows=2, batch=1, prompt_tokens=8, new_tokens=3, heldout="held.txt", ks=(1,)
 )
-PROBLEMS = BatterySettings(
-    skills=("copying",), levels=(1,), problems=2, ks=(2,), new_tokens=2, twin=False
 )
 PROMPTS = tuple(TEXT[start : start + 12] for start in range(0, 24, 8))
 STATES = ContentsSettings(
@@ -71,7 +68,6 @@ def here(monkeypatch, tmp_path):
             tiny_llama,
             replace(TEXTS, protocols=("clean",), removals=("mask",), controls=("random",)),
         ),
-        (Battery(), tiny_loaded, replace(PROBLEMS, controls=("random",))),
         (Probe(), lambda: tiny_loaded(1), STATES),
     ],
 )
@@ -84,7 +80,6 @@ def test_a_study_conforms(study, make, settings):
     [
         (Ablate(), replace(MAP, by="layer")),
         pytest.param(Curve(), LOSSES, marks=pytest.mark.slow),
-        pytest.param(Battery(), replace(PROBLEMS, controls=("sinks",)), marks=pytest.mark.slow),
     ],
 )
 def test_controls_are_measured_as_in_a_run_of_their_own(study, settings):

@@ -1,39 +1,33 @@
-"""Scripts under studies/ that stand on the public names of the package alone."""
+"""Studies that are one script each: of the package they import public names alone, and they are
+short.
+"""
 
 import ast
+import importlib
 
 import pytest
 
 from launched import ROOT
 
-SCRIPTS = ("sink_caches", "strength")
-LONGEST = 450
+pytestmark = pytest.mark.ring("lab")
 
-
-def public(package):
-    """Names that a package shows: those of its __init__.pyi, and the packages inside it; of
-    `core.registry`, which is a module, all without an underscore.
-    """
-    folder = ROOT / "src" / package.replace(".", "/")
-    if package == "sinklab.core.registry":
-        tree = ast.parse(folder.with_suffix(".py").read_text("utf-8"))
-        targets = [node.targets[0] for node in tree.body if isinstance(node, ast.Assign)]
-        return {one.id for one in targets if isinstance(one, ast.Name)}
-    names = {one.parent.name for one in folder.glob("*/__init__.py")}
-    stub = folder / "__init__.pyi"
-    if stub.is_file():
-        for node in ast.parse(stub.read_text("utf-8")).body:
-            if isinstance(node, ast.ImportFrom):
-                names |= {str(alias.asname) for alias in node.names}
-    return names
+SCRIPTS = ("backcopy", "reasoning_battery", "sink_caches", "sink_contents", "strength")
+LINES = 450
+MODULES = ("sinklab.core.diffusion", "sinklab.core.registry", "sinklab.core.sinks")
+"""public modules that are no packages with a list of names, as in docs/site_pages.py"""
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_is_short_and_imports_public_names_alone(name):
+def test_a_script_takes_public_names_and_is_short(name):
     text = (ROOT / "studies" / f"{name}.py").read_text("utf-8")
-    assert len(text.splitlines()) <= LONGEST
+    assert len(text.splitlines()) <= LINES
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            assert {alias.name for alias in node.names if "sinklab" in alias.name} <= {"sinklab"}
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("sinklab"):
-            assert {alias.name for alias in node.names} <= public(node.module), node.module
+            inner = [one.name for one in node.names if one.name.startswith("sinklab.")]
+            assert not inner, f"import names of {inner}, not the module"
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sinklab"):
+            module = importlib.import_module(node.module)
+            public = getattr(module, "__all__", ())
+            if node.module in MODULES:
+                public = [one for one in vars(module) if not one.startswith("_")]
+            assert {one.name for one in node.names} <= {*public}, node.module

@@ -227,13 +227,13 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tm
         ),
         ({"monitor_rule": "exces:epsilon=3"}, "unknown sink rule 'exces'"),
         (
-            {"pairs": "completion", "corpus": "battery:test:50", "answer_length": 0},
+            {"pairs": "completion", "corpus": "arithmetic", "answer_length": 0},
             "answer_length must be at least 1",
         ),
         (
             {
                 "pairs": "completion",
-                "corpus": "battery:test:50",
+                "corpus": "arithmetic",
                 "answer_length": 2,
                 "heldout_rows": 2,
             },

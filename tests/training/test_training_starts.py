@@ -385,9 +385,11 @@ def test_a_window_hides_what_is_far_in_every_step_and_in_the_measurement(
 
 def test_a_model_with_a_window_is_decoded_under_the_same_window(settings, tmp_path):
     """What training hides is what the intervention hides: padding and window together."""
+    sums = (f"{number}+{number * number}=||#### {number + number**2}\n" for number in range(80))
+    (tmp_path / "sums.txt").write_text("".join(sums))
     here = replace(
         settings,
-        corpus="battery:train:80",
+        corpus=str(tmp_path / "sums.txt"),
         pairs="completion",
         length=64,
         window=4,

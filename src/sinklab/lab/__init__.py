@@ -11,8 +11,7 @@ PROVIDES = {
     "selectors": "measures.controls",
     "statistics": "measures.statistics",
     "studies": (
-        "studies.battery.study studies.benchmarks.study studies.contents.study "
-        "studies.curve.study studies.trace.study"
+        "studies.benchmarks.study studies.contents.study studies.curve.study studies.trace.study"
     ),
     "unmasking_rules": "samplers",
 }

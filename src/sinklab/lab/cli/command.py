@@ -118,7 +118,7 @@ def _arguments(name: str, study: Study) -> dict[str, tuple[Any, Any]]:
         kinds["model"] = tuple[str, ...], study.model
     elif study.model != "":
         kinds["model"] = str, study.model
-    kinds["out"] = Path, Path("runs") / (study.place or name)
+    kinds["out"] = Path, Path("runs") / name
     if (study.parts or study.shards) and not study.keeps:
         kinds["resume"] = bool, False
     if study.shards:
@@ -218,13 +218,12 @@ def conduct(
         for place in places:
             refuse_taken(place)
     study, settings = study.resolved(settings)
-    each = study.of_models(models, settings)
     with working() as progress:
-        for model, place, own in zip(models, places, each, strict=True):
+        for model, place in zip(models, places, strict=True):
             loaded = None
             if study.model != "":
                 loaded = partial(reading.load, model)
-            study(loaded, place, own, progress=progress, resume=resume, worker=worker)
+            study(loaded, place, settings, progress=progress, resume=resume, worker=worker)
         elsewhere = sorted({*places}.difference(worker.finished))
         if elsewhere:
             names = ", ".join(map(str, elsewhere))

@@ -1,8 +1,3 @@
-from .battery import LEVELS as LEVELS
-from .battery import SKILLS as SKILLS
-from .battery import Problem as Problem
-from .battery import is_right as is_right
-from .battery import problems as problems
 from .corpora import corpus_documents as corpus_documents
 from .corpora import fingerprint as fingerprint
 from .corpora import read_corpus as read_corpus

@@ -1,4 +1,4 @@
-"""Questions with steps and answers (GSM8K-Aug, the battery): noise and loss fall on the answered
+"""Questions with steps and answers (GSM8K-Aug): noise and loss fall on the answered
 pieces alone.
 """
 
@@ -16,7 +16,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from sinklab.core.errors import one_of
-from sinklab.lab.data.battery import BATTERY, named_problems
 from sinklab.lab.data.corpora import json_object, placed_lines, text_of
 from sinklab.lab.data.rows import Ragged, Rows, check_packing, encode_texts
 
@@ -119,21 +118,13 @@ def read_pairs(source: str | Path) -> Pairs:
         source: a file of lines ``question||<<3+4=7>> <<7*2=14>> #### 14`` (.txt), or of JSON
             objects with the fields ``question`` and ``answer``, steps and answer divided by
             ``####`` (.jsonl), each also .gz; or, present on every machine, ``"arithmetic"``:
-            invented sums, or ``"battery"`` (``"battery:SPLIT"``, ``"battery:SPLIT:COUNT"``): the
-            problems of the reasoning battery.
+            invented sums.
 
     Raises:
         ValueError: if there is no such file, it cannot be read, or no line is a pair.
     """
     if str(source) == ARITHMETIC:
         return Pairs(tuple(_sums()))
-    if str(source).split(":")[0] == BATTERY:
-        return Pairs(
-            tuple(
-                Pair(problem.question, "", problem.answer)
-                for problem in named_problems(str(source))
-            )
-        )
     path = Path(source)
     if not path.is_file() or not path.name.endswith(_SUFFIXES):
         fact = "does not exist"
@@ -143,7 +134,7 @@ def read_pairs(source: str | Path) -> Pairs:
             fact = "is of another kind"
         raise ValueError(
             f"questions and answers are read from one file ({', '.join(_SUFFIXES)}) or are "
-            f"{ARITHMETIC!r} or {BATTERY!r}, but {source} {fact}"
+            f"{ARITHMETIC!r}, but {source} {fact}"
         )
     return _pairs_of(path)
 

@@ -283,8 +283,6 @@ class Study:
     """Default model; a tuple if the command takes several; empty if the study makes its own
     (``loaded`` is None).
     """
-    place: ClassVar[str] = ""
-    """Folder below runs/ that the command writes by default; its own name when left empty."""
     positional: ClassVar[bool] = False
     """Whether the command also takes its models without ``--model``, as it did before there was
     one.
@@ -311,9 +309,6 @@ class Study:
     class Options:
         """Options of the command besides the settings: how figures are drawn."""
 
-    def of_models(self, models: Sequence[str], settings: Any) -> list[Any]:
-        """The settings for each model of a command, which may be of different kinds."""
-        return [settings] * len(models)
 
     def resolved(self, settings: Any) -> tuple[Study, Any]:
         """The study that these settings ask for, and its settings: of a command for several."""
@@ -325,10 +320,6 @@ class Study:
 
     def before_loading(self, settings: Any) -> Any:
         """The settings, once everything is read that may be refused before a model is loaded."""
-        return settings
-
-    def fit(self, loaded: Loaded, settings: Any) -> Any:
-        """The settings as this model takes them."""
         return settings
 
     def prepare(self, loaded: Loaded, settings: Any, progress: Progress) -> Any:
@@ -419,7 +410,7 @@ class Study:
         settings = self.before_loading(settings)
         if callable(loaded):
             loaded = loaded()
-        settings = self.seeded(self.fit(loaded, settings), path, worker, resume)
+        settings = self.seeded(settings, path, worker, resume)
         # errors of the input show here, before a folder is taken
         plan = self.prepare(loaded, settings, say)
         about: dict[str, Any] = {"kind": self.kind or self.name, "model": self.about(loaded, plan)}

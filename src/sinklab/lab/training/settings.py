@@ -72,8 +72,7 @@ class DataSettings(Checked):
     corpus: str = "python-docs"
     """Folder or file of text (.txt, .md, .jsonl, each also .gz; .parquet), "hub:NAME" or
     "hub:NAME:CONFIG" for a dataset of the Hub, or "python-docs": the documentation that comes with
-    Python. For pairs a file, "arithmetic" (invented sums) or "battery" (the reasoning battery;
-    "battery:test" are its test problems).
+    Python. For pairs a file, or "arithmetic" (invented sums).
     """
     text_field: str = "text"
     """Field that holds the text in JSON lines and datasets."""
