@@ -223,7 +223,6 @@ def test_closed_sets_stand_in_the_help_and_in_the_completion(capsys):
         "ablate tiny --rows 2",
         "distance tiny --rows 2",
         "battery tiny --problems 2",
-        "probe --rows 6",
         "caches",
         "backcopy",
         "train",

@@ -10,7 +10,6 @@ import pytest
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.battery import Battery, BatterySettings
-from sinklab.lab.studies.contents import ContentsSettings, Probe
 from sinklab.lab.studies.curve import (
     Ablate,
     AblateSettings,
@@ -36,20 +35,6 @@ PROBLEMS = BatterySettings(
 )
 SEQUENCES = StrengthSettings(
     rows=2, length=12, batch=1, texts="held.txt", inputs=("natural",), starts=("raw",), twin=False
-)
-PROMPTS = tuple(TEXT[start : start + 12] for start in range(0, 24, 8))
-STATES = ContentsSettings(
-    prompts=PROMPTS,
-    new_tokens=4,
-    block_length=2,
-    choose="strongest",
-    every=2,
-    pairs=1,
-    layers=(1,),
-    folds=3,
-    classes=4,
-    resamples=5,
-    twin=False,
 )
 
 
@@ -82,7 +67,6 @@ def here(monkeypatch, tmp_path):
             tiny_llama,
             replace(SEQUENCES, inputs=("natural", "repeat"), starts=("start",)),
         ),
-        (Probe(), lambda: tiny_loaded(1), STATES),
     ],
 )
 def test_a_study_conforms(study, make, settings):

@@ -12,7 +12,7 @@ PROVIDES = {
     "statistics": "measures.statistics",
     "studies": (
         "studies.battery.study studies.benchmarks.study studies.caches.study "
-        "studies.contents.study studies.curve.study studies.strength.study studies.trace.study"
+        "studies.curve.study studies.strength.study studies.trace.study"
     ),
     "unmasking_rules": "samplers",
 }
