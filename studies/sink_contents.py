@@ -44,20 +44,15 @@ PLACES = ("block", "future", "committed", "prompt")
 POPULATIONS = ("sink", "matched")
 LENS = ("entropy", "log10_rank", "probability", "frequent_probability", "kl", "variation")
 MORE = ("frequent_log10_rank", "hidden", "first", "norm")
-"""Measures of the lens that are drawn, and more. Of the final token, and of the most frequent one;
-`kl` to the last layer in nats; `hidden` the probability of [MASK]; `first` whether the final token
-comes first."""
+"""Measures of the lens that are drawn, and more; `kl` to the last layer, `hidden` of [MASK]."""
 NUMBERS, MEANS = ("token", "progress", "position", "block"), ("committed", "next")
 """Targets of probes; the latter are mean embeddings."""
-SKILLS = ("token", "block")
-"""Classes, whose score is a skill; that of the others is R²."""
-PENALTIES = 10.0 ** np.arange(-3, 5)
-"""For columns of deviation 1."""
+SKILLS = ("token", "block")  # classes; the score of all others is R²
+PENALTIES = 10.0 ** np.arange(-3, 5)  # for columns of deviation 1
 EPSILON, PAIRS, CLASSES, MIXED, SEED = 3.0, 2, 16, 32, 0
 FEWEST, FITTED = 8, 1.25
 """Fewest texts of an interval; by how much the coefficients' own error widens one."""
-Array = np.ndarray
-Table = pd.DataFrame
+Array, Table = np.ndarray, pd.DataFrame
 
 
 @dataclass(frozen=True)
@@ -143,10 +138,9 @@ def matched_pairs(sink_S: Array, place_S: Array, token_S: Array, random: Any) ->
 
 
 def sampled(lm: Any, choose: str, texts: list[list[Step]], size: Size) -> tuple:
-    """What a model that reads these texts has at chosen keys and at their matches: a table with a
-    row a state, and the states; those of the same positions after the last layer; how many were
-    chosen; and (G, U, D) the mean embeddings of the tokens written so far, and of those finally
-    written in the next block, NaN of none.
+    """States at chosen keys and at their matches, of a model that reads these texts: a table with
+    a row each; states; those after the last layer; counts; and mean embeddings (G, U, D) of what is
+    written so far, and finally in the next block, NaN of nothing.
     """
     looks, frames, states, last, means = [], [], [], [], defaultdict(list)
     embedding_VD = lm.model.get_input_embeddings().weight.detach().float()
@@ -164,8 +158,8 @@ def sampled(lm: Any, choose: str, texts: list[list[Step]], size: Size) -> tuple:
             read_1SD = embedding_VD[step.before_BS]
             states_LSD = torch.cat([read_1SD, recording.values("layer_states")[0][0]])
             about = {"text": text, "step": number, "block": step.block}
-            about["progress"] = (place_S < 2).sum() / open_S.sum()
-            about["frequent"] = np.bincount(ids_S[place_S >= 2]).argmax()
+            about |= {"progress": (place_S < 2).sum() / open_S.sum()}
+            about |= {"frequent": np.bincount(ids_S[place_S >= 2]).argmax()}
             for layer in range(0, len(states_LSD), size.depth):
                 # what leaves the last layer is read at the sinks of the last layer
                 sink_S = chosen_LS[min(layer, len(chosen_LS) - 1)]
@@ -177,8 +171,8 @@ def sampled(lm: Any, choose: str, texts: list[list[Step]], size: Size) -> tuple:
                     looks += [look] * bool(here_S.any())
                 at_N = at_N2.reshape(-1)
                 row = {"layer": layer, "population": np.resize(POPULATIONS, len(at_N))}
-                row |= {"place": np.array(PLACES)[place_S[at_N]]}
-                row |= {"position": at_N, "token": final_S[at_N]}
+                row |= {"place": np.array(PLACES)[place_S[at_N]], "token": final_S[at_N]}
+                row |= {"position": at_N}
                 frames.append(Table(about | row))
                 states.append(states_LSD[layer, at_N])
                 last.append(states_LSD[-1, at_N])
@@ -190,9 +184,7 @@ def sampled(lm: Any, choose: str, texts: list[list[Step]], size: Size) -> tuple:
 
 @torch.inference_mode()
 def lens(lm: Any, rows: Table, states_ND: Tensor, last_ND: Tensor) -> Table:
-    """What the model's own norm and head say of states of any layer (nostalgebraist 2020); [MASK],
-    which cannot be written, is left out of the distribution.
-    """
+    """What the model's own norm and head say of states of any layer; [MASK] cannot be written."""
     norm, head = lm.model.base_model.norm, lm.model.get_output_embeddings()
     mask_id = torch.tensor(lm.model.config.mask_token_id)
     frames = []
@@ -214,20 +206,17 @@ def lens(lm: Any, rows: Table, states_ND: Tensor, last_ND: Tensor) -> Table:
 
 @dataclass(frozen=True)
 class Score:
-    """A ratio of sums over texts, so that texts can be resampled; a probe's penalty is chosen anew
-    for every resample.
-    """
+    """A ratio of sums over texts, so that texts can be resampled."""
 
     top_AG: Array
     bottom_G: Array
     choice_FAG: Array
-    """The penalty for the texts of a fold is the one with the least sum over texts."""
+    """The penalty for the texts of a fold is the one with the least sum, in each resample anew."""
     fold_G: Array
     is_error: bool = True
-    """The score is 1 less the ratio: R², or skill."""
 
     def values(self, count_RG: Array) -> Array:
-        """The score of texts that are taken so many times, (R,)."""
+        """The score, if texts are taken so many times, (R,); of errors it is 1 less the ratio."""
         best_RF = np.einsum("rg,fag->rfa", count_RG, self.choice_FAG).argmin(-1)
         top_RG = self.top_AG[best_RF[:, self.fold_G], np.arange(len(self.fold_G))]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -236,9 +225,7 @@ class Score:
 
 
 def lens_scores(two: list[Table], states_PND: Array, fold_G: Array) -> Iterator:
-    """Means over the sampled states; "variation" is their squared distance to the mean state over
-    their mean squared length.
-    """
+    """Means; "variation" is the squared distance to the mean state over mean squared length."""
     text_N = two[0]["text"].to_numpy()
     by_text_NG = np.eye(len(fold_G))[text_N]
     length_P1 = np.square(states_PND).sum(2).mean(1, keepdims=True)
@@ -276,14 +263,13 @@ def mixed(target_NC: Array) -> Array:
 def fitted(x_ND: Array, y_NC: Array, seen_N: Array, asked_N: Array) -> Any:
     """Predictions of ridge regressions on the rows that were seen, for others, (A, N, C)."""
     penalty_C = np.repeat(PENALTIES * seen_N.sum(), y_NC.shape[1])
-    fit = Ridge(penalty_C, solver="svd")
-    fit.fit(x_ND[seen_N], np.tile(y_NC[seen_N], len(PENALTIES)))
-    said_NC = fit.predict(x_ND[asked_N]).reshape(asked_N.sum(), len(PENALTIES), -1)
-    return said_NC.transpose(1, 0, 2)
+    y_NC = np.tile(y_NC[seen_N], len(PENALTIES))
+    said_NC = Ridge(penalty_C, solver="svd").fit(x_ND[seen_N], y_NC).predict(x_ND[asked_N])
+    return said_NC.reshape(len(said_NC), len(PENALTIES), -1).transpose(1, 0, 2)
 
 
 def ridge_scores(x_ND: Array, targets: dict, text_N: Array, fold_G: Array) -> dict[Any, Score]:
-    """Scores of ridge regressions of several targets, each fold predicted from the others. Its
+    """Scores of ridge regressions of several targets, each fold predicted from the others. The
     penalty is the one that predicts best when each of those is left out in turn.
     """
     y_NC, mixed_NM = (np.hstack([*map(how, targets.values())]) for how in (np.asarray, mixed))
@@ -325,11 +311,10 @@ def probe_scores(means: dict, two: list[Table], states_PND: Array, fold_G: Array
         asked[name] = np.stack([of[name].to_numpy(float) for of in two])[..., None]
         if name in SKILLS:
             seen, count = np.unique(asked[name], return_counts=True)
-            hot_PNC = asked[name] == seen[np.argsort(-count, kind="stable")[:CLASSES]]
+            frequent = np.argsort(-count, kind="stable")[:CLASSES]
+            hot_PNC = asked[name] == seen[frequent if name == "token" else ...]
             # the last column is that of all other classes
             asked[name] = np.dstack([hot_PNC, ~hot_PNC.any(2)]).astype(float)
-    # columns of mean 0 and deviation 1, or of 0
-    x_PND = [scale(states_ND) for states_ND in states_PND]
     for names in (NUMBERS, MEANS[:1], MEANS[1:]):
         known_N = np.isfinite(asked[names[0]]).all((0, 2))
         of_N, held = text_N[known_N], []
@@ -337,7 +322,7 @@ def probe_scores(means: dict, two: list[Table], states_PND: Array, fold_G: Array
         answers = {name: y for name, y in answers.items() if (y != y[:, :1]).any((1, 2)).all()}
         if not answers or len(np.unique(fold_G[of_N])) <= fold_G.max():
             continue
-        for population, x_ND in enumerate(x_PND):
+        for population, x_ND in enumerate(map(scale, states_PND)):
             targets = {}
             for name, y_PNC in answers.items():
                 targets[name, "true"] = y_PNC[population]
@@ -348,21 +333,19 @@ def probe_scores(means: dict, two: list[Table], states_PND: Array, fold_G: Array
         for name in answers:
             facts = [{}, {}, {}]
             for fact, one in zip(facts, held, strict=False):
-                own = {
-                    kind: score.values(once_1G)[0]
-                    for (of, kind), score in one.items()
-                    if of == name
+                fact |= {
+                    kind: it.values(once_1G)[0] for (of, kind), it in one.items() if of == name
                 }
-                wrong = (1 - own.pop("true")) * one[name, "true"].bottom_G.sum()
-                fact |= own | {"accuracy": 1 - wrong / len(of_N) if name in SKILLS else math.nan}
+                wrong = (1 - fact.pop("true")) * one[name, "true"].bottom_G.sum()
+                fact["accuracy"] = 1 - wrong / len(of_N) if name in SKILLS else math.nan
             counted = {"rows": len(of_N), "texts": len(np.unique(of_N))}
             about = {"target": name, "measure": "skill" if name in SKILLS else "r2"}
             yield about, [one[name, "true"] for one in held], [fact | counted for fact in facts]
 
 
 def with_intervals(scores: list[Score], facts: list[dict], count_RG: Array) -> Iterator[dict]:
-    """Rows of both populations and of the first less the second, with 95 % intervals over texts:
-    distances of percentiles, stretched as Student's t is wider than the normal distribution.
+    """Rows of both populations and of the first less the second; of 95 % intervals over texts the
+    distances of percentiles are stretched as Student's t is wider than the normal distribution.
     """
     once_1G = np.ones((1, count_RG.shape[1]))
     values = [(one.values(once_1G)[0], one.values(count_RG)) for one in scores]
@@ -403,9 +386,7 @@ def tables_of(lm: Any, choose: str, texts: list, size: Size, places: Any = PLACE
 
 
 def added_sink(lm: Any, texts: list[list[Step]], size: Size) -> Table:
-    """Per layer the share of attention on the added sink, and by how much the norms of its key and
-    value differ between texts.
-    """
+    """By layer the share of attention, and how far the norms of key and value ever differ."""
     seen = [read(lm, step) for steps in texts for step in steps[:: size.every]]
     received_NLHK = np.stack([one.received[0][0].double().numpy() for one in seen])
     share_L = (received_NLHK[..., 0].mean(2) / received_NLHK.sum(3).mean(2)).mean(0)
@@ -415,9 +396,7 @@ def added_sink(lm: Any, texts: list[list[Step]], size: Size) -> Table:
 
 
 def drawn(tables: dict[str, Table], place: str) -> Figure:
-    """Lens and probes at a place by layer, sinks in red; dotted: shuffled targets; dashed: those of
-    another text.
-    """
+    """Lens and probes at a place; sinks are red, dotted targets shuffled, dashed of other texts."""
     figure = Figure(figsize=(10.5, 11))
     panels = figure.subplots(4, 3, gridspec_kw={"hspace": 0.35})
     for panel, name in zip(panels.flat, LENS + NUMBERS + MEANS, strict=True):
@@ -438,7 +417,7 @@ def drawn(tables: dict[str, Table], place: str) -> Figure:
 def main(size: Size, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    results: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for model, controlled in CONTROLLED.items():
         lm = load(model)
         rows_RS = pack(read_corpus(heldout_text(None)), lm.tokenizer, size.prompt)
@@ -454,14 +433,13 @@ def main(size: Size, out: Path) -> None:
                 for kind, twin in untrained_twins(lm, SEED).items():
                     ahead = tables_of(twin, choose, texts, size, ["future"])
                     tables[f"probes-{kind}"] = ahead["probes"]
-            results[name] = {"settings": asdict(size) | {"choose": choose}}
+            found[name] = {"settings": asdict(size) | {"choose": choose}}
             for table, frame in tables.items():
-                known = frame.astype(object).where(frame.notna(), None)
-                results[name][table] = known.to_dict("list")
+                found[name][table] = frame.astype(object).where(frame.notna(), None).to_dict("list")
             for place in ("future", "committed"):
                 drawn(tables, place).savefig(out / f"{name}-contents-{place}.png", dpi=100)
             print(name, flush=True)
-        (out / "results.json").write_text(json.dumps(results, allow_nan=False) + "\n")
+        (out / "results.json").write_text(json.dumps(found, allow_nan=False) + "\n")
 
 
 if __name__ == "__main__":
