@@ -135,20 +135,6 @@ def curve(place: Path, resume: bool) -> None:
     )
 
 
-def probe(place: Path, resume: bool) -> None:
-    from sinklab.lab.studies.contents.study import ContentsSettings, sink_contents
-
-    prompts = tuple(TEXT[start : start + 12] for start in range(0, 24, 8))
-    read: dict[str, Any] = {
-        "choose": "strongest",
-        "every": 2,
-        "folds": 3,
-        "classes": 4,
-        "resamples": 5,
-        "layers": (1,),
-    }
-    settings = ContentsSettings(prompts=prompts, new_tokens=4, block_length=2, twin=False, **read)
-    sink_contents(tiny_loaded(1), place, settings, resume=resume)
 
 
 def evaluated(place: Path, resume: bool) -> None:
@@ -216,7 +202,7 @@ def report(place: Path, resume: bool) -> None:
 
 
 KINDS: dict[str, Callable[[Path, bool], None]] = {
-    each.__name__: each for each in (units, trace, curve, table1, probe, train, report)
+    each.__name__: each for each in (units, trace, curve, table1, train, report)
 } | {"eval": evaluated}
 
 

@@ -54,8 +54,9 @@ def one_by_one(loaded, each, edits=()):
         each.seed,
         seeded(edits, each.seed),
     )
-    *_, last = task.moments()
-    return ended(loaded, last.written.tolist(), ())[0]
+    with task.writing() as writer:
+        *_, last = writer.steps()
+    return ended(loaded, last.moment().written.tolist(), ())[0]
 
 
 LOOP = (MaskSinks(k=1),)

@@ -10,7 +10,6 @@ import pytest
 from conformance.runs import check_study
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.records import open_run
-from sinklab.lab.studies.contents import ContentsSettings, Probe
 from sinklab.lab.studies.curve import (
     Ablate,
     AblateSettings,
@@ -29,20 +28,6 @@ MAP = AblateSettings(rows=4, length=16, batch=3, heldout="held.txt", twin=False)
 TEXTS = DistanceSettings(
     rows=2, batch=1, prompt_tokens=8, new_tokens=3, heldout="held.txt", ks=(1,)
 )
-)
-PROMPTS = tuple(TEXT[start : start + 12] for start in range(0, 24, 8))
-STATES = ContentsSettings(
-    prompts=PROMPTS,
-    new_tokens=4,
-    block_length=2,
-    choose="strongest",
-    every=2,
-    pairs=1,
-    layers=(1,),
-    folds=3,
-    classes=4,
-    resamples=5,
-    twin=False,
 )
 
 
@@ -68,7 +53,6 @@ def here(monkeypatch, tmp_path):
             tiny_llama,
             replace(TEXTS, protocols=("clean",), removals=("mask",), controls=("random",)),
         ),
-        (Probe(), lambda: tiny_loaded(1), STATES),
     ],
 )
 def test_a_study_conforms(study, make, settings):

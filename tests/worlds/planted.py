@@ -5,8 +5,7 @@ A world is drawn for whole samples (texts, problems, seeds): they are independen
 one is not.
 """
 
-# N samples, T steps, S positions and queries, H heads, K keys, G texts, R rows of a text, D state
-# size, C targets
+# N samples, T steps, S positions and queries, H heads, K keys
 
 from __future__ import annotations
 
@@ -220,33 +219,3 @@ def causal_maps(rng, kind, heads=6, length=64):
             target_HS[:half, start : start + 8] = rng.integers(0, start + 1, (half, 1))
     aimed_HSS = np.eye(length)[target_HS]
     return share_HS[..., None] * aimed_HSS + (1 - share_HS[..., None]) * weight_HSS
-
-
-def states(
-    rng,
-    texts,
-    *,
-    signal=0.0,
-    by_row=False,
-    rows=12,
-    size=32,
-    targets=8,
-):
-    """States (G·R, D), targets (G·R, C) and the text of each row, with states that are alike within
-    a text.
-
-    Targets belong to the text (``by_row`` False) or to the row; a linear function of the states
-    makes up ``signal`` of their variance.
-    """
-    own_GD = rng.standard_normal((texts, 1, size))
-    x_GRD = own_GD + 0.5 * rng.standard_normal((texts, rows, size))
-    source_GRD = x_GRD if by_row else np.broadcast_to(own_GD, x_GRD.shape)
-    # few directions count, so that so few texts can tell
-    weight_DC = np.zeros((size, targets))
-    weight_DC[:3] = rng.standard_normal((3, targets))
-    told = source_GRD @ weight_DC
-    told /= np.sqrt((weight_DC**2).sum(0) * (1.25 if by_row else 1.0))
-    noise = rng.standard_normal((texts, rows if by_row else 1, targets))
-    y_GRC = np.sqrt(signal) * told + np.sqrt(1 - signal) * noise
-    text = np.repeat(np.arange(texts), rows)
-    return x_GRD.reshape(-1, size), y_GRC.reshape(-1, targets), text

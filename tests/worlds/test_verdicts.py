@@ -15,7 +15,7 @@ from trials import PAGES, VERDICTS
 
 from sinklab.lab.analysis.movement import MotionSummary
 
-LONG = ("sinks are", "sinks of an", "an autoregressive", "main sinks", "a probe")
+LONG = ("sinks are", "sinks of an", "an autoregressive", "main sinks")
 QUICK = {row.verdict: row for row in VERDICTS if not row.verdict.startswith(LONG)}
 AUTOREGRESSIVE = {row.verdict: row for row in VERDICTS if "autoregressive" in row.verdict}
 SLOW = {row.verdict: row for row in VERDICTS if row.verdict not in {**QUICK, **AUTOREGRESSIVE}}
@@ -58,7 +58,7 @@ def test_at_most_one_page_in_ten_says_something_false_in_words_too(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verdict", SLOW)
-def test_explained_variance_motion_and_probes(verdict, monkeypatch):
+def test_explained_variance_and_motion(verdict, monkeypatch):
     monkeypatch.setattr(trials, "POOL", 60)
     check(SLOW[verdict], 60, 12)
 

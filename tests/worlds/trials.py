@@ -12,11 +12,9 @@ from operator import add
 
 import numpy as np
 import planted
-import torch
 from scipy import optimize
 
 from sinklab.core.sinks import DEFAULT, find_sinks
-from sinklab.lab.analysis import linear_probes as probes
 from sinklab.lab.analysis.counts import main_sink, mean_weight
 from sinklab.lab.analysis.estimates import Estimate, mean_interval
 from sinklab.lab.analysis.explained import explained_mass
@@ -360,30 +358,6 @@ def pages(worlds, samples, due=False, words=False):
     return Rates(100 * float(np.mean(said)), 0.0, float("nan"))
 
 
-# --- probes ---
-
-
-@cache
-def probed(worlds, texts, signal=0.0, by_row=False, folds=5):
-    """Whether the interval of a probe's R² lies above 0, and covers the mean over worlds: what so
-    many texts give.
-    """
-    found = []
-    for seed in range(worlds):
-        drawn = planted.states(np.random.default_rng(seed), texts, signal=signal, by_row=by_row)
-        x_ND, y_NC, text_N = map(torch.from_numpy, drawn)
-        fold_N = probes.folds_of(text_N, folds, seed)
-        held = probes.ridge(probes.standardised(x_ND), {"y": y_NC}, fold_N)["y"]
-        score = probes.explained(held, y_NC, text_N, texts)
-        value = score.value().item()
-        ends = probes.interval(
-            value, score.value(probes.resamples(texts, 500, seed)), texts, fitted=True
-        )
-        found.append(Estimate(value, *ends, texts))
-    truth = float(np.mean([one.value for one in found]))
-    return _rates((one.above() for one in found), (_covers(one, truth) for one in found))
-
-
 # --- the table ---
 
 
@@ -583,15 +557,6 @@ VERDICTS = (
         _yes,
         alarms=_no,
         enough=6,
-    ),
-    Row(
-        "a probe reads the target",
-        "nothing (alarm: R² above 0); 60 % of each row's variance; texts for samples",
-        probed,
-        lambda worlds, n: probed(worlds, n, signal=0.6, by_row=True),
-        _yes,
-        alarms=_yes,
-        enough=30,
     ),
 )
 """all that docs/statistics.md tabulates"""

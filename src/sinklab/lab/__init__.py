@@ -11,7 +11,7 @@ PROVIDES = {
     "selectors": "measures.controls",
     "statistics": "measures.statistics",
     "studies": (
-        "studies.benchmarks.study studies.contents.study studies.curve.study studies.trace.study"
+        "studies.benchmarks.study studies.curve.study studies.trace.study"
     ),
     "unmasking_rules": "samplers",
 }

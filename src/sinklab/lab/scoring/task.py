@@ -1,6 +1,6 @@
 """One text of a study: its settings, and the checks before anything runs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
@@ -10,7 +10,6 @@ from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.scoring.prompts import Prompt
 from sinklab.lab.scoring.requests import needs_mask, start_token
 from sinklab.lab.scoring.writing import (
-    Moment,
     Writer,
     Writing,
     WritingRequest,
@@ -108,12 +107,6 @@ class Task:
             settings.full_forward,
         )
         return texts.begin()
-
-    def moments(self) -> Iterator[Moment]:
-        """Write the text; every `next` runs the model once."""
-        with self.writing() as writer:
-            for step in writer.steps():
-                yield step.moment()
 
     def started(self) -> list[int]:
         """The ids that an autoregressive model starts from: it needs one at least.

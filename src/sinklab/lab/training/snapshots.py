@@ -74,9 +74,8 @@ def _spread(size_BSD: Tensor) -> Tensor:
 
 
 @contextmanager
-def after_layers(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[nn.ModuleList]:
-    """Call ``see(number, states_BSD)`` after every decoder layer of a transformers model, detached;
-    gives the layers.
+def after_layers(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Call ``see(number, states_BSD)`` after every decoder layer of a transformers model, detached.
 
     Raises:
         ValueError: if the model has no decoder with a list of layers.
@@ -99,7 +98,7 @@ def after_layers(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[nn.
     with ExitStack() as stack:
         for number, module in enumerate(layers):
             stack.callback(module.register_forward_hook(partial(hook, number)).remove)
-        yield layers
+        yield
 
 
 HOLDERS = ("added", "first", "early", "other")
