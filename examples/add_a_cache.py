@@ -8,7 +8,6 @@ that decides by the attention it sees has a session of its own: see studies/sink
 
 from dataclasses import dataclass
 
-
 from sinklab.core.registry import caches
 from sinklab.core.sampling import Cache
 from sinklab.lab.cli import main

@@ -135,8 +135,6 @@ def curve(place: Path, resume: bool) -> None:
     )
 
 
-
-
 def evaluated(place: Path, resume: bool) -> None:
     from sinklab.lab.studies.benchmarks.run import evaluate
     from sinklab.lab.studies.benchmarks.study import EvalSettings

@@ -28,7 +28,6 @@ MAP = AblateSettings(rows=4, length=16, batch=3, heldout="held.txt", twin=False)
 TEXTS = DistanceSettings(
     rows=2, batch=1, prompt_tokens=8, new_tokens=3, heldout="held.txt", ks=(1,)
 )
-)
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,7 @@ PROVIDES = {
     "schedules": "samplers",
     "selectors": "measures.controls",
     "statistics": "measures.statistics",
-    "studies": (
-        "studies.benchmarks.study studies.curve.study studies.trace.study"
-    ),
+    "studies": ("studies.benchmarks.study studies.curve.study studies.trace.study"),
     "unmasking_rules": "samplers",
 }
 """Registry to the modules of this ring that register classes in it."""

@@ -83,8 +83,9 @@ def shuffled(loaded: Loaded, seed: int = 0) -> Iterator[None]:
         ValueError: for weights that cannot be shuffled where they are: those that a quantiser
             stores or that are not in memory.
     """
-    model = materialize.undivided(loaded.model, NO_TWIN)
-    tensors = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}.values()
+    tensors = {
+        id(tensor): tensor for tensor in loaded.model.state_dict(keep_vars=True).values()
+    }.values()
     if any(_stands_elsewhere(tensor) for tensor in tensors):
         raise ValueError(
             f"the weights of {loaded.name} cannot be shuffled as they are stored; load floating "

@@ -309,7 +309,6 @@ class Study:
     class Options:
         """Options of the command besides the settings: how figures are drawn."""
 
-
     def resolved(self, settings: Any) -> tuple[Study, Any]:
         """The study that these settings ask for, and its settings: of a command for several."""
         return self, settings
