@@ -394,5 +394,7 @@ def test_the_findings_are_those_that_were_measured(findings):
 @pytest.mark.parametrize(
     "script", sorted((ROOT / "studies").glob("*.py")), ids=lambda path: path.stem
 )
-def test_a_script_of_a_study_finds_what_it_imports(script):
+def test_a_script_of_a_study_finds_what_it_imports(script, scratch):
+    # some bring plug-ins
+    scratch(*ALL, registry.removals, registry.selectors)
     runpy.run_path(str(script), run_name="imported")

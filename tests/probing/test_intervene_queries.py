@@ -222,6 +222,7 @@ def test_random_keys_of_the_same_age_stand_near():
                 200,
                 torch.full((1, 1, 200), 200),
                 site,
+                None,
                 draw=lambda shape: torch.rand(tuple(shape), generator=generator),
             )
             flags_BHS = Random(TopKeys(1), match).select(view)

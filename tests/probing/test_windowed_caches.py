@@ -177,7 +177,7 @@ def test_keys_that_were_dropped_are_not_counted_among_those_that_a_query_loses()
     received = torch.arange(8.0) * seen
     site = CallSite([0], 0, 3)
     view = KeyView(
-        received[None, None], 1, seen[None, None], site, gone_BHS=gone[None, None], limit=6
+        received[None, None], 1, seen[None, None], site, None, gone_BHS=gone[None, None], limit=6
     )
     assert TopKeys(1).select(view).nonzero().tolist() == [[0, 0, 7]]
     edit = BlockKeys(TopKeys(1), when="kept", limit=6)

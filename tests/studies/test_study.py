@@ -136,7 +136,6 @@ def test_settings_of_runs_that_scored_held_out_text_are_read_or_refused():
             {"edits": ("mask_sinks:k=1,source=clean_pass",), "cache": "dual"},
             "would overwrite what cache=dual remembers",
         ),
-        ({"cache": "sink"}, "keys that all layers see alike, and cache=sink keeps others in each"),
     ],
 )
 def test_bad_settings_are_refused_before_a_folder_is_taken(tmp_path, change, message):
