@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "lab.scoring": CORE | {"lab.checkpoints", "lab.records", "lab.data", "lab.files"},
     "lab.measures": EVERYWHERE
     | {"core.attention", "core.probing", "core.sinks", "lab.files", "lab.scoring"},
-    "lab.reports": EVERYWHERE | {"lab.records", "lab.analysis", "core.sinks"},
+    "lab.reports": EVERYWHERE | {"lab.files", "lab.records", "lab.analysis", "core.sinks"},
 }
 MAY_IMPORT["lab.studies"] = {*MAY_IMPORT}
 MAY_IMPORT["lab.checks"] = {*MAY_IMPORT}

@@ -161,7 +161,6 @@ OVER = {
     "generate": ["generate", "a", "--model", "{run}"],
     "config": ["generate", "a", "--config", "{run}/run.json", "--new-tokens", "1"],
     "reproduce": ["trace", "--reproduce", "{run}", "--out", "again"],
-    "dry run": ["trace", "--reproduce", "{run}", "--dry-run"],
     "defaults": ["trace", "--reproduce", "{run}", "--help-all"],
     "resume": ["trace", "--model", "{run}", "--resume", "--out", "{run}"],
     "train": ["train", "--reproduce", "{run}", "--out", "again"],

@@ -1,4 +1,4 @@
-"""What all commands share: plans, settings from files and what no file gives, help, errors in
+"""What all commands share: settings from files and what no file gives, help, errors in
 flags, Ctrl-C.
 """
 
@@ -26,10 +26,9 @@ from sinklab.lab.cli import main
 from sinklab.lab.cli.command import Reading
 from sinklab.lab.cli.main import GROUPS, OTHERS, grouped, listings
 from sinklab.lab.cli.options import PERMISSIONS, Given
-from sinklab.lab.cli.plans import duration, machine_speed, plan_for
 from sinklab.lab.cli.reports import _opened
 from sinklab.lab.records import open_run
-from sinklab.lab.studies.processes import Amount
+from sinklab.lab.studies.processes import duration
 from tiny_gemma import tiny_gemma
 from tiny_llama import tiny_llama
 
@@ -123,12 +122,14 @@ BOTH = ["ablate {} --rows 2", "distance {} --rows 2", "battery {} --problems 2"]
 
 
 @pytest.mark.parametrize("command", BOTH)
-def test_a_model_is_given_by_its_flag_and_as_once_without(command, capsys):
-    said = []
+def test_a_model_is_given_by_its_flag_and_as_once_without(command, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "sinklab.lab.cli.command.conduct", lambda study, models, *_, **__: seen.append(models) or []
+    )
     for model in ("--model tiny-sink", "tiny-sink"):
-        assert cli(command.format(model) + " --dry-run") == 0
-        said.append(capsys.readouterr().out.partition(": about")[0])
-    assert said[0] == said[1] and "tiny-sink" in said[0]
+        assert cli(command.format(model)) == 0
+    assert [*map(list, seen)] == [["tiny-sink"]] * 2
 
 
 @pytest.mark.slow
@@ -214,68 +215,6 @@ def test_closed_sets_stand_in_the_help_and_in_the_completion(capsys):
         assert word in script, word
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "trace a b --new-tokens 8 --mask-sinks 5",
-        "curve --rows 2 --ks 1",
-        "ablate tiny --rows 2",
-        "distance tiny --rows 2",
-        "battery tiny --problems 2",
-        "probe --rows 6",
-        "caches",
-        "backcopy",
-        "train",
-    ],
-)
-def test_a_dry_run_says_what_a_command_takes_and_writes_nothing(command, capsys):
-    assert cli(f"{command} --dry-run") == 0
-    told = capsys.readouterr()
-    assert told.err == ""
-    for line in told.out.splitlines():
-        assert re.fullmatch(
-            r"plan: .* [\d,]+ evaluations of [\d,]+ positions: about [\d.,]+ (s|min|h) and "
-            r"[\d.e+]+ GB"
-            r"(, activations not counted,)? on cpu \(estimated\)",
-            line,
-        ), line
-    assert list(Path().iterdir()) == []
-
-
-def test_every_study_of_the_package_tells_its_amount():
-    info = sinklab.lab.checkpoints.describe("tiny")
-    for name, kind in studies.items():
-        # what it takes depends on tasks
-        if kind.__module__.startswith("sinklab.") and name != "eval":
-            amount = kind().amount(kind().Settings(), info)
-            assert amount.evaluations > 0 and amount.positions > 0, name
-
-
-def test_a_plan_grows_with_what_is_asked_and_counts_what_a_trace_evaluates(model, capsys):
-    assert cli(f"trace ab cd --model {model} --out one {QUICK} --mask-sinks 1") == 0
-    # two texts, each written twice, a token a step
-    assert (
-        "4 texts × 4 steps on" in (told := capsys.readouterr().err) and "16 evaluations of" in told
-    )
-    assert open_run("one").table("generations")["steps"].sum() == 16
-
-    def seconds(evaluations):
-        plan = plan_for(lambda *_: Amount("", evaluations, 10**6), None, "tiny", Reading())
-        number, unit = re.search(r"about ([\d.,]+) (s|min|h)", plan.line).groups()
-        return float(number.replace(",", "")) * {"s": 1, "min": 60, "h": 3600}[unit]
-
-    assert seconds(100) == pytest.approx(100 * seconds(1), rel=0.2)
-    # the weights of `tiny` are stored in half precision
-    told = [
-        plan_for(lambda *_: Amount("", 1, 1), None, "tiny", Reading(dtype)).line
-        for dtype in ("auto", "bfloat16", "float32")
-    ]
-    stored, half, whole = (float(re.search(r"and ([\d.e-]+) GB", line)[1]) for line in told)
-    assert stored == half == pytest.approx(whole / 2, rel=0.1)
-    speed, least = machine_speed("float32", "cpu")
-    assert 1e6 < speed < 1e15 and 0 < least < 1
-
-
 def test_a_duration_has_no_exponent():
     told = [
         duration(seconds) for seconds in (0.01, 9.96, 99.4, 99.6, 119, 121, 7000, 7300, 900_000)
@@ -339,7 +278,7 @@ HOSTILE = {
     "models": "stolen",
     "push": "me/mine",
     "shard": "0/2",
-    "dry_run": True,
+    "score_only": "stolen",
 }
 
 
@@ -379,14 +318,15 @@ def _flat(group):
     return [(field.name, getattr(group, field.name)) for field in dataclasses.fields(group)]
 
 
-def test_a_run_folder_from_elsewhere_is_read_as_data(model, capsys):
+def test_a_run_folder_from_elsewhere_is_read_as_data(model, capsys, monkeypatch):
+    monkeypatch.setattr("sinklab.lab.cli.command.conduct", lambda *_, **__: [])
     for name, text, message in (
         ("deep", '{"settings": ' + '{"a":' * 200 + "1" + "}" * 201, "nested"),
         ("list", '{"settings": [1, 2]}', "cannot be read as settings"),
         ("flags", '{"settings": {"rule": "entropy", "prompts": ["--allow-pickle"]}}', None),
     ):
         Path(f"{name}.json").write_text(text)
-        status = cli(f"trace --model {model} --config {name}.json --dry-run")
+        status = cli(f"trace --model {model} --config {name}.json")
         told = capsys.readouterr()
         assert (status, message is None or message in told.err) == (2 if message else 0, True), told
 

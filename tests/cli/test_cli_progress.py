@@ -1,4 +1,4 @@
-"""How far a pass is, said while it lasts; and the plan that its first part corrects."""
+"""How far a pass is, said while it lasts."""
 
 import io
 import re
@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress as Bars
 
-from sinklab.lab.cli.plans import Plan
-from sinklab.lab.cli.progress import Pace, Shown, waiting
+from sinklab.lab.cli.progress import Pace, Shown, waiting, working
+from sinklab.lab.files import COUNT, counted
 
 
 class Clock:
@@ -87,27 +87,6 @@ def test_a_slow_part_is_counted_while_it_is_done_and_names_what_it_takes(shown, 
     assert "0 of 4, 80 s each, about 5" in lines(shown)[0]
 
 
-@pytest.mark.parametrize(
-    ("planned", "said"),
-    [(10.0, "about 100 s, not 10 s"), (1000.0, "about 100 s, not 17 min"), (80.0, "")],
-)
-def test_a_plan_is_corrected_once_where_it_is_off(shown, clock, planned, said):
-    shown.planned(Plan("plan: much", planned))
-    for done in range(60):
-        shown.count(done, 100)
-        clock.now += 1
-    corrected = [line for line in lines(shown) if line.startswith("plan, corrected")]
-    assert len(corrected) == bool(said) and (not said or said in corrected[0])
-
-
-def test_a_plan_of_several_passes_is_told_by_the_first():
-    assert Plan("", 1.0, first=0.25).of_a_pass(10.0) == pytest.approx(40.0)
-    # twins are made where they are asked for, or take less than a minute
-    assert Plan("", 1.0, twins=True).of_a_pass(100.0) == pytest.approx(300.0)
-    assert Plan("", 1.0, twins=None).of_a_pass(100.0) == pytest.approx(100.0)
-    assert Plan("", 1.0, twins=None).of_a_pass(10.0) == pytest.approx(30.0)
-
-
 def test_the_first_part_is_no_measure_of_the_others():
     pace = Pace(0, 0.0)
     pace.move(1, 20.0)
@@ -115,7 +94,21 @@ def test_the_first_part_is_no_measure_of_the_others():
     pace.move(2, 21.0)
     pace.move(5, 24.0)
     assert pace.rate == pytest.approx(1.0) and pace.left(10) == pytest.approx(5.0)
-    assert pace.whole(10) == pytest.approx(29.0)
+
+
+def test_the_parts_of_a_pass_deep_inside_are_counted_where_a_command_shows_them(shown, clock):
+    assert [*counted("reading weights", "abc", 3)] == [*"abc"]
+    before = COUNT.set(shown.count)
+    try:
+        for _ in counted("reading weights", range(40), 40):
+            clock.now += 1
+    finally:
+        COUNT.reset(before)
+    told = lines(shown)
+    assert told[0] == "reading weights: 5 of 40, 1 a second, about 35 s left"
+    with working():
+        assert COUNT.get() is not None
+    assert COUNT.get() is None
 
 
 def test_what_is_quick_is_not_announced(capsys):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from commands import cli, error_of, out_of
-from sinklab.lab.cli.plans import Plan
 from sinklab.lab.records import open_run
 from sinklab.lab.training.settings import RECIPES, VARIANTS, recipe
 from tiny_diffusion import TEXT
@@ -29,8 +28,6 @@ def settings(monkeypatch):
         return Path(given.out) / "model"
 
     monkeypatch.setattr("sinklab.lab.training.run.train", train)
-    # of the model that a recipe starts from
-    monkeypatch.setattr("sinklab.lab.cli.models.plan_for", lambda *_, **__: Plan("plan"))
     return seen
 
 

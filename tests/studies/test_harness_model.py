@@ -3,6 +3,7 @@ arguments.
 """
 
 import copy
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -22,11 +23,10 @@ from sinklab.lab.measures import PROTOCOLS, MaskSinks, Recent, by_protocol
 from sinklab.lab.scoring import rolling, score
 from sinklab.lab.studies.base import from_record, kept_record
 from sinklab.lab.studies.benchmarks import requests
-from sinklab.lab.studies.benchmarks import run as benchmark_asked
 from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 from sinklab.lab.studies.benchmarks.requests import likelihood_settings
 from sinklab.lab.studies.benchmarks.study import EvalSettings
-from sinklab.lab.studies.processes import Progress, request_key, request_number
+from sinklab.lab.studies.processes import Processes, Progress, request_key, request_number
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -116,30 +116,25 @@ def test_a_pass_over_many_requests_is_counted_while_it_lasts(make):
     assert done == sorted(done) and 0 < done[1] < 1 and done[-1] == 1 and len(done) > 4
 
 
-def test_the_amount_of_a_likelihood_task_counts_choices_copies_and_clean_passes(monkeypatch):
-    choice = SimpleNamespace(args=("a" * 40, "b" * 40))
-    task = SimpleNamespace(
-        OUTPUT_TYPE="multiple_choice",
-        eval_docs=[{}] * 10,
-        instances=[choice] * 20,
-        build_all_requests=lambda limit: None,
-        set_fewshot_seed=lambda seed: None,
-    )
-    settings = EvalSettings(tasks=("toy",), mc_samples=16, record_sinks=0, likelihood_batch=4)
-    monkeypatch.setattr(benchmark_asked, "read_tasks", lambda *_: {"tasks": {"toy": task}})
-    diffusion, causal = (
-        SimpleNamespace(family=family) for family in ("diffusion", "autoregressive")
-    )
-    clean, masked = settings, replace(settings, mask_sinks=5)
-    # 10 documents × 2 choices × 16 copies of 20 tokens, in fours
-    of_one = benchmark_asked.amount_of(settings, diffusion)
-    assert (of_one.evaluations, of_one.positions) == (80, 80)
-    assert benchmark_asked.amount_of(settings, causal).evaluations == 5
-    both = benchmark_asked.amount_of(settings, causal, cells=[clean, masked])
-    assert both.evaluations == 15 and both.first == pytest.approx(1 / 3)
-    # watched documents are read one by one
-    watched = replace(settings, record_sinks=10)
-    assert benchmark_asked.amount_of(watched, causal, cells=[watched]).evaluations == 20
+def test_the_whole_takes_as_long_as_its_documents_at_the_rate_of_those_answered(monkeypatch):
+    """Task by task: one of few long answers does not stand for one of many short ones."""
+    loaded, clock = tiny_loaded(), itertools.count(step=3)
+    model = SinklabLM(loaded, settings=replace(SETTINGS, limit=2))
+    model.tasks = {
+        "tasks": {
+            "toy": SimpleNamespace(eval_docs=[{}] * 10),
+            "other": SimpleNamespace(eval_docs=[{}] * 100),
+        }
+    }
+    assert model.whole() == 0
+    place = "sinklab.lab.studies.benchmarks.harness_model.time"
+    monkeypatch.setattr(place, SimpleNamespace(perf_counter=clock.__next__))
+    asked = [request for document in range(2) for request in choices(loaded, document)]
+    model.loglikelihood(asked)
+    # all of them are one unit of work, of three seconds
+    assert model.whole() == 15
+    model.worker = Processes(world=3)
+    assert model.whole() == 5
 
 
 def test_what_was_cut_is_not_counted_as_prompt():

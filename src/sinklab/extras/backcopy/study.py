@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import studies
 from sinklab.lab.studies.base import Study, deferred
-from sinklab.lab.studies.processes import Amount
 
 BLOCKS = {"block4": 4, "block16": 16}
 """Objectives that denoise in blocks behind clean ones, and the tokens of a block."""
@@ -99,20 +98,6 @@ class Backcopy(Study):
                 f"{settings.heads} heads; make it a multiple of {2 * settings.heads}"
             )
         return list(product(settings.seeds, settings.objectives, settings.variants))
-
-    def amount(self, settings: BackcopySettings, info: Any) -> Amount:
-        """The steps of every model; a row has 48 tokens."""
-        models = len(settings.seeds) * len(settings.objectives) * len(settings.variants)
-        width = settings.width
-        return Amount(
-            f"{models} models × {settings.steps} steps",
-            models * settings.steps,
-            settings.batch * 48,
-            parameters=settings.layers * width * (4 * width + 3 * settings.mlp_size)
-            + 2 * 40 * width,
-            layers=settings.layers,
-            trains=True,
-        )
 
     def samples(self, plan: Any) -> int:
         """Number of samples: one a model."""

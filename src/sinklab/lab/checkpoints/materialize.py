@@ -27,7 +27,7 @@ from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import families
 from sinklab.lab.checkpoints.families import CheckpointPlan, Source
 from sinklab.lab.checkpoints.weights import Part, Weights
-from sinklab.lab.files import refused
+from sinklab.lab.files import counted, refused
 
 DeviceMap = str | dict[str, Any]
 CPU_FLAGS = Path("/proc/cpuinfo")
@@ -448,7 +448,8 @@ def fill(
     new ones.
     """
     empty = model.state_dict(keep_vars=True)
-    for target, (source, take) in plan.sources.items():
+    sources = plan.sources.items()
+    for target, (source, take) in counted("reading weights", sources, len(sources)):
         part = holding.part_of(empty[target])
         tensor = _allocated(model, target, empty[target], dtype, devices, holding)
         if isinstance(source, str):

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.lab.cli.options import MARK, WORDS, checked
-from sinklab.lab.cli.plans import plan_for
 from sinklab.lab.cli.progress import say as say
 from sinklab.lab.cli.progress import show as show
 from sinklab.lab.cli.progress import spelt as spelt
 from sinklab.lab.cli.progress import working as working
 from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.studies.base import Study, as_record, folder_names
-from sinklab.lab.studies.processes import Processes
+from sinklab.lab.studies.processes import Processes, duration
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints.loading import Loaded
@@ -127,7 +126,6 @@ def _arguments(name: str, study: Study) -> dict[str, tuple[Any, Any]]:
         kinds["resume"] = bool, False
     if study.shards:
         kinds["shard"] = str | None, None
-    kinds["dry_run"] = bool, False
     groups: dict[str, Any] = {}
     if takes_prompts:
         groups["inputs"] = Inputs()
@@ -159,13 +157,10 @@ def command(name: str, study: Study) -> Callable[..., None]:
             say("\n".join(lines))
             return
         reading = given.get("reading", Reading())
-        out = given["out"]
-        if given.get("dry_run"):
-            out = None
         lines = conduct(
             study,
             models,
-            out,
+            given["out"],
             chosen,
             reading=reading,
             options=given.get("drawing"),
@@ -194,7 +189,7 @@ def command(name: str, study: Study) -> Callable[..., None]:
 def conduct(
     study: Study,
     models: Sequence[str],
-    out: Path | None,
+    out: Path,
     settings: Any,
     *,
     resume: bool = False,
@@ -204,8 +199,7 @@ def conduct(
 ) -> list[str]:
     """Run a study for each model, draw its figures, and give the lines to print.
 
-    One model's run folder is `out`; several have folders of their own names below it. Without one,
-    its plan is told and nothing done.
+    One model's run folder is `out`; several have folders of their own names below it.
 
     Raises:
         ValueError: for no model, and anything the study refuses.
@@ -216,26 +210,20 @@ def conduct(
     # now
     if not models:
         raise ValueError(f"a {study.name} needs at least one model; give --model tiny, for example")
-    places = [Path(out or "")]
+    places = [out]
     # a study may be resolved into another one, of one model
     several = isinstance(study.model, tuple)
     if several:
-        places = [Path(out or "") / folder for folder in folder_names(models)]
+        places = [out / folder for folder in folder_names(models)]
     worker = worker or Processes.here()
     # of several workers another one may have begun already
-    if not (out is None or worker.joins or resume):
+    if not (worker.joins or resume):
         for place in places:
             refuse_taken(place)
     study, settings = study.resolved(settings)
     each = study.of_models(models, settings)
-    plans = [
-        plan_for(study.amount, own, model, reading) for model, own in zip(models, each, strict=True)
-    ]
-    if out is None:
-        return [plan.line for plan in plans]
     with working() as progress:
-        for model, place, own, plan in zip(models, places, each, plans, strict=True):
-            progress.planned(plan)
+        for model, place, own in zip(models, places, each, strict=True):
             loaded = None
             if study.model != "":
                 loaded = partial(reading.load, model)
@@ -253,4 +241,7 @@ def conduct(
     named = f"run folder: {folders}"
     if several:
         named = f"run folders: {folders}"
-    return [*study.sentences(runs), named, *study.closing(runs, drawn)]
+    lines = [*study.sentences(runs), named, *study.closing(runs, drawn)]
+    if progress.whole:
+        lines.append(f"at this rate the whole takes {duration(progress.whole)}")
+    return lines

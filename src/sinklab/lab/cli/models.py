@@ -2,7 +2,6 @@
 
 # B batch rows, P prompt positions
 import inspect
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -15,15 +14,11 @@ import tyro
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.cli.command import SAMPLING, Reading, say, spelt, working
 from sinklab.lab.cli.options import checked, value_of
-from sinklab.lab.cli.plans import Plan, plan_for
 from sinklab.lab.cli.progress import waiting
 from sinklab.lab.studies.base import text_of
-from sinklab.lab.studies.processes import Amount
 from sinklab.lab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
 
 DEFAULT = "laptop-scratch"
-ROWS_OF_A_STEP = 2
-"""Rows that are read alone in the time in which one is learned from."""
 Word = Annotated[str, tyro.conf.Positional]
 
 
@@ -53,7 +48,6 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
     def train(
         recipe: Word = DEFAULT,
         variant: str | None = None,
-        dry_run: bool = False,
         settings: Any = filled,
     ) -> None:
         """Train a diffusion language model: from scratch, from a causal model, or its sink alone.
@@ -80,51 +74,17 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         Args:
             recipe: one of the recipes above.
             variant: the sink or gate of the model: {variants}.
-            dry_run: estimate time and memory, and stop: nothing is written.
             settings: of the training.
         """
         if recipe != name:
             raise ValueError(f"the recipe comes first: sinklab train {recipe} …")
-        chosen = checked(settings)
-        trained = "float32"
-        if chosen.bf16:
-            trained = "bfloat16"
-        plan = plan_for(_amount, chosen, chosen.init_from or "", Reading(), trained=trained)
-        if dry_run:
-            from sinklab.lab.training.checks import check
-
-            check(chosen)
-            say(plan.line)
-        else:
-            _train(chosen, again, plan)
+        _train(checked(settings), again)
 
     recipes = "\n    ".join(f"{name}: {about}" for name, about in RECIPES.items())
     train.__doc__ = inspect.cleandoc(train.__doc__ or "").format(
         recipes=recipes, variants=", ".join(VARIANTS)
     )
     return train
-
-
-def _amount(settings: TrainSettings, info: Any) -> Amount:
-    """Every optimizer step over its rows; of a new model the weights follow from its sizes."""
-    width = settings.hidden_size
-    layers = settings.layers
-    shared = 2 * (settings.kv_heads or settings.heads) / settings.heads
-    weights = (
-        layers * width * ((2 + shared) * width + 3 * settings.mlp_size)
-        + settings.vocab_size * width
-    )
-    how: dict[str, Any] = {"parameters": int(weights), "layers": layers, "trains": True}
-    steps = f"{settings.steps} steps"
-    if settings.epochs is not None:
-        steps = f"{settings.epochs} passes over the text, counted as {steps}"
-    words = f"{steps} × {settings.batch} rows × {settings.length} tokens"
-    # held-out text is read beside the steps: for the loss, and by the monitor at five mask ratios
-    rows = settings.heldout_rows * (1 + settings.steps // settings.eval_every)
-    if settings.monitor_every:
-        rows += 5 * settings.monitor_rows * (1 + settings.steps // settings.monitor_every)
-    evaluations = settings.steps + math.ceil(rows / (ROWS_OF_A_STEP * settings.batch))
-    return Amount(words, evaluations, settings.batch * settings.length, **how)
 
 
 def _compared(weights: Path, again: Path) -> str:
@@ -138,7 +98,7 @@ def _compared(weights: Path, again: Path) -> str:
     return f"the weights {word} those of {again}, compared bit for bit"
 
 
-def _train(settings: TrainSettings, again: str | None, plan: Plan) -> None:
+def _train(settings: TrainSettings, again: str | None) -> None:
     from transformers.utils import logging
 
     from sinklab.lab.training.run import train as run
@@ -150,7 +110,6 @@ def _train(settings: TrainSettings, again: str | None, plan: Plan) -> None:
         )
     logging.disable_progress_bar()
     with working() as progress:
-        progress.planned(plan)
         folder = run(settings, progress=progress.stage, count=progress.count)
     if os.environ.get("RANK", "0") != "0":
         return

@@ -1,5 +1,5 @@
-"""Messages of a command while it works: stages, the progress of a pass, and its plan, which the
-first part corrects.
+"""Messages of a command while it works: stages, and how far a pass is: what is done, how fast, and
+what is left, measured while it lasts.
 """
 
 import os
@@ -24,8 +24,8 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from sinklab.lab.cli.plans import Plan, duration
-from sinklab.lab.studies.processes import Progress
+from sinklab.lab.files import COUNT
+from sinklab.lab.studies.processes import Progress, duration
 
 RAW = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """Spellings of control characters, which a terminal would obey."""
@@ -41,8 +41,6 @@ SURE_OF_ONE = 10.0
 """Seconds after which a pass with one part done does; that part may have been slower than the
 others will be.
 """
-OFF = 1.5
-"""Factor by which a plan has to be too long or too short for a corrected one to be told."""
 
 
 def spelt(text: object) -> str:
@@ -128,12 +126,6 @@ class Pace:
         """Seconds that the rest takes, of so many parts in all."""
         return (total - self.done) / self.rate
 
-    def whole(self, total: float) -> float:
-        """Seconds that so many parts take, those that were there before the pass began among
-        them.
-        """
-        return self.seconds + self.left(total) + self._there / self.rate
-
 
 def rate_in_words(rate: float) -> str:
     """Parts a second, or the time of each."""
@@ -166,17 +158,6 @@ class Shown(Progress):
         self._started = self._told = clock()
         self._task = bars.add_task("starting", total=None)
         self._pace: Pace | None = None
-        self._plans: tuple[Plan, ...] = ()
-        self._planned = self._started
-
-    def planned(self, *plans: Plan) -> None:
-        """Print the plans of the next parts, in their order; the first part may correct them
-        together, once.
-        """
-        for plan in plans:
-            self.stage(plan.line)
-        self._plans = plans
-        self._planned = self._clock()
 
     def stage(self, text: str) -> None:
         """Print the stage, and put it before the bar."""
@@ -184,11 +165,14 @@ class Shown(Progress):
         self._bars.update(self._task, description=text)
         self._print(text)
 
-    def count(self, done: float, total: float) -> None:
+    def count(self, done: float, total: float, what: str = "") -> None:
         """Move the bar, or away from a terminal print the progress, if it was not printed a moment
-        ago.
+        ago; `what` is counted, where no stage says so.
         """
         now = self._clock()
+        if what:
+            self._bars.update(self._task, description=what)
+            what += ": "
         if self._pace is None or done < self._pace.done:
             self._pace = Pace(done, now)
             self._bars.reset(self._task, total=total, completed=int(done))
@@ -196,28 +180,11 @@ class Shown(Progress):
         self._bars.update(self._task, completed=done, total=total)
         if not self._pace.rate or done >= total:
             return
-        if self._plans and self._pace.is_sure:
-            self._correct(self._pace, total)
         due = max(EVERY, self._pace.seconds / 10)
         if not self._console.is_terminal and self._pace.is_sure and now - self._told >= due:
             rate = rate_in_words(self._pace.rate)
             left = duration(self._pace.left(total))
-            self._print(f"{done:.0f} of {total:.0f}, {rate}, about {left} left")
-
-    def _correct(self, pace: Pace, total: float) -> None:
-        plans = self._plans
-        self._plans = ()
-        if not plans[0].seconds:
-            return
-        # what came before the pass took what it took; other plans are off as far as the first is
-        before = pace.began - self._planned
-        off = (before + plans[0].of_a_pass(pace.whole(total))) / plans[0].seconds
-        planned = sum(plan.seconds for plan in plans)
-        if not 1 / OFF <= off <= OFF:
-            corrected = duration(off * planned)
-            self._print(
-                f"plan, corrected by its first part: about {corrected}, not {duration(planned)}"
-            )
+            self._print(f"{what}{int(done)} of {total:.0f}, {rate}, about {left} left")
 
     def _print(self, text: str) -> None:
         self._told = self._clock()
@@ -236,7 +203,12 @@ def working() -> Iterator[Shown]:
     stage = SpinnerColumn(), TextColumn("{task.description}", markup=False)
     columns = (*stage, BarColumn(), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        yield Shown(console, bars)
+        shown = Shown(console, bars)
+        before = COUNT.set(shown.count)
+        try:
+            yield shown
+        finally:
+            COUNT.reset(before)
 
 
 @contextmanager

@@ -19,7 +19,6 @@ import tyro
 from sinklab.core.registry import studies
 from sinklab.lab.cli.command import Reading, say, show, working
 from sinklab.lab.cli.options import checked
-from sinklab.lab.cli.plans import plan_for
 from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.studies.base import folder_names
 from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
@@ -109,7 +108,8 @@ def report(
         * (out / "report.html").is_file()
     )
     read = as_shown(opened, rule=rule, received=sink_input or "")
-    page = build(read, out, tables=tables)
+    with working():
+        page = build(read, out, tables=tables)
     if read[0].kind == "study":
         tell_answers(read)
     if all:
@@ -174,7 +174,8 @@ def figures(
         if kind in studies:
             home = studies[kind].__module__.rpartition(".")[0]
             import_module(f"{home}.figures")
-    drawn = draw_all(opened, out, formats, names=only or None, paper=style)
+    with working():
+        drawn = draw_all(opened, out, formats, names=only or None, paper=style)
     for name, why in drawn.skipped.items():
         say(f"not drawn: {name}: {why}")
     say(f"figures: {out} ({len(drawn.written)} files)")
@@ -205,8 +206,11 @@ def compare(
     from sinklab.lab.reports.tables import compare as compared
 
     runs = [open_run(run) for run in (a, b)]
-    _show_table(compared(*runs))
-    say(f"report: {build(runs, out)}")
+    with working():
+        table = compared(*runs)
+        page = build(runs, out)
+    _show_table(table)
+    say(f"report: {page}")
 
 
 def _show_table(rows: pd.DataFrame, title: str = "") -> None:
@@ -249,7 +253,7 @@ def table1(
 
     Try
         sinklab table1 --paper --run-code --device cuda --out runs/paper
-        sinklab table1 --paper --model /models/LLaDA-8B-Instruct --tasks gsm8k --dry-run
+        sinklab table1 --paper --model /models/LLaDA-8B-Instruct --tasks gsm8k --limit 8
         sinklab table1 --tasks gsm8k --data benchmarks --limit 4 --num-fewshot 0 --new-tokens 32 \\
             --ks 0 5
         sinklab table1 --model tiny --tasks gsm8k,humaneval --run-code --data benchmarks --limit \\
@@ -372,7 +376,6 @@ def _scored(
 ) -> list[Path]:
     # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from sinklab.lab.studies.benchmarks.run import amount_of, cells_of
     from sinklab.lab.studies.benchmarks.run import table1 as scored
 
     if not model:
@@ -382,16 +385,4 @@ def _scored(
         for name, folder in zip(model, folder_names(model), strict=True)
     }
     with working() as progress:
-        plans = []
-        for name, folder in zip(model, loaders, strict=True):
-            cells = cells_of(out / folder, settings, plan)
-            missing = [cell for place, cell in cells.items() if not (place / RUN_FILE).is_file()]
-            count = partial(amount_of, cells=missing)
-            if missing or plan.dry_run:
-                plans.append(plan_for(count, settings, name, reading))
-        if plan.dry_run:
-            for one in plans:
-                say(one.line)
-            return []
-        progress.planned(*plans)
         return scored(loaders, settings, out, plan, progress=progress)

@@ -10,8 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinklab.lab.cli.command import SAMPLING, Reading, say, working
-from sinklab.lab.cli.plans import plan_for, together
+from sinklab.lab.cli.command import SAMPLING, say, working
 from sinklab.lab.cli.progress import Shown
 from sinklab.lab.cli.reports import tell_answers
 from sinklab.lab.studies.processes import Progress
@@ -154,7 +153,7 @@ def _toured(
         out: folder of the tour.
         most: texts that each writes, in one block; None for all, in blocks of 8.
         dtype: of the weights.
-        shown: shows the plan and the progress.
+        shown: shows the progress.
         scores: whether the curves are scored here.
     """
     from sinklab.lab.checkpoints.loading import load
@@ -170,14 +169,6 @@ def _toured(
     diffusion = dict(SAMPLING)
     if most is None:
         diffusion["block_length"] = 8
-    plans = [plan_for(study.amount, plain, name, Reading(dtype)) for name in models.values()]
-    words = f"{len(prompts)} texts by each of {len(models)} models and their twins"
-    if scores:
-        plans += [
-            plan_for(masking_curve.amount, costs, name, Reading(dtype)) for name in models.values()
-        ]
-        words += f", and {costs.rows} rows of text with keys blocked"
-    shown.planned(together(plans, words))
     packaged = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "curves")
     runs = []
     curves = []

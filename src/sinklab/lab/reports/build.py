@@ -14,6 +14,7 @@ from sinklab.core.registry import figures as registered
 from sinklab.core.sinks import Rule
 from sinklab.lab.analysis import Answers, holm, mean_over
 from sinklab.lab.analysis.answers import CONTROLS
+from sinklab.lab.files import counted
 from sinklab.lab.records.reading import Run
 from sinklab.lab.records.storage import remove_half_written, write_text
 from sinklab.lab.reports import sentences as say
@@ -134,7 +135,8 @@ def _facts(facts: dict[str, Any], summary: str = "") -> Table:
 def measured(kind: str, runs: list[Any]) -> Part:
     """The cards of cards.toml, of the runs that have the data they show."""
     # One part, so that the style packs short and tall cards below each other.
-    found = [_card(kind, name, row, runs) for name, row in words_of("cards", kind).items()]
+    rows = words_of("cards", kind).items()
+    found = [_card(kind, name, row, runs) for name, row in counted("drawing", rows, len(rows))]
     return named_part("measured", [card for card in found if card is not None])
 
 

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure as Canvas
 from sinklab.core.errors import near, unknown
 from sinklab.core.registry import figures
 from sinklab.lab.analysis.estimates import mean_over
+from sinklab.lab.files import counted
 from sinklab.lab.records.storage import write_beside, write_text
 from sinklab.lab.reports import style
 from sinklab.lab.reports.charts import Axis, Chart, Line, Map, Mark, draw_alone, draw_panels
@@ -414,7 +415,7 @@ def draw_all(
     target.mkdir(parents=True, exist_ok=True)
     drawn = Drawn()
     tails = file_names(readers, always=bool(paper))
-    for name in names:
+    for name in counted("drawing", names, len(names)):
         one, top = known[name], None
         subjects = [("".join(tails) * bool(paper), readers)]
         if one.alone:

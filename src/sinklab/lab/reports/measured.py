@@ -18,6 +18,7 @@ from sinklab.lab.analysis import Estimate, Explained, explained_mass, mean_over,
 from sinklab.lab.analysis.counts import ratio, spans
 from sinklab.lab.analysis.movement import Motion, MotionCounter, MotionSummary, motion_word
 from sinklab.lab.analysis.tokens import enriched, tallied
+from sinklab.lab.files import counted
 from sinklab.lab.records.info import SO_FAR
 from sinklab.lab.reports.answered import seen_of
 from sinklab.lab.reports.recorded import means_of
@@ -282,7 +283,7 @@ def measured(
     workers, elsewhere = begun(measure, others)
     try:
         by_place = {place: measure(place) for place in recorded if place in kept}
-        by_place |= zip(others, elsewhere, strict=True)
+        by_place |= zip(others, counted("reading samples", elsewhere, len(others)), strict=True)
     finally:
         workers.shutdown(cancel_futures=True)
     return Measured([by_place[place] for place in recorded], layers)

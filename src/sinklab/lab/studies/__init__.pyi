@@ -16,7 +16,6 @@ from .base import of_each as of_each
 from .base import text_of as text_of
 from .base import with_matched as with_matched
 from .processes import PORTION as PORTION
-from .processes import Amount as Amount
 from .processes import Audience as Audience
 from .processes import Meter as Meter
 from .processes import Processes as Processes
@@ -24,6 +23,7 @@ from .processes import Progress as Progress
 from .processes import Tick as Tick
 from .processes import Units as Units
 from .processes import as_progress as as_progress
+from .processes import duration as duration
 from .processes import nothing as nothing
 from .processes import request_key as request_key
 from .processes import request_number as request_number

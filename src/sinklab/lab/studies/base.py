@@ -58,7 +58,6 @@ from sinklab.lab.records.leases import FINISH
 from sinklab.lab.records.writing import columns_of as columns_of
 from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.studies.processes import (
-    Amount,
     Audience,
     Processes,
     Progress,
@@ -311,11 +310,6 @@ class Study:
     @dataclass(frozen=True)
     class Options:
         """Options of the command besides the settings: how figures are drawn."""
-
-    def amount(self, settings: Any, info: Any) -> Amount | None:
-        """Amount of work for a model that is known from its config alone (`ModelInfo`; None without
-        one).
-        """
 
     def of_models(self, models: Sequence[str], settings: Any) -> list[Any]:
         """The settings for each model of a command, which may be of different kinds."""

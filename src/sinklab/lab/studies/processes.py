@@ -1,4 +1,4 @@
-"""The amount of work and its progress, and runs over several workers, each of which claims its next
+"""The progress of work, and runs over several workers, each of which claims its next
 unit.
 """
 
@@ -20,30 +20,6 @@ from typing import Any, Self
 from sinklab.lab.records import RUN_FILE, RunWriter, read_info
 from sinklab.lab.records.leases import POLL, Claims, Lease
 
-
-@dataclass(frozen=True)
-class Amount:
-    """Amount of work of a command, for an estimate in advance."""
-
-    words: str
-    """Amount in words, such as "3 texts × 64 steps"."""
-    evaluations: int
-    positions: int
-    """Positions of an evaluation, in all its rows."""
-    parameters: int | None = None
-    """Parameters of a model that the command makes, with its layers; None if it makes none."""
-    layers: int = 0
-    trains: bool = False
-    is_watched: bool = False
-    """Whether most evaluations run under all statistics of a trace."""
-    twins: bool | None = False
-    """Whether two controls are evaluated as well; None if they take little."""
-    first: float = 1.0
-    """The share of all evaluations, but for those of twins, in the pass that is counted first: its
-    pace tells the rest.
-    """
-
-
 Tick = Callable[[], object]
 """Called after each of some evaluations."""
 
@@ -54,6 +30,9 @@ def nothing(*said: object) -> None:
 
 class Progress:
     """The progress of a long run in words; the command line draws a bar with the time left."""
+
+    whole = 0.0
+    """Seconds that runs with a limit take as a whole, at the rate that was measured."""
 
     def __init__(self, say: Callable[[str], object] = nothing) -> None:
         self._say = say
@@ -75,6 +54,18 @@ class Progress:
         numbers = iter(range(1, total + 1))
         self.count(0, total)
         return lambda: self.count(next(numbers, total), total)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that suits them, with two digits."""
+    unit, size = next(
+        (one for one in (("h", 3600), ("min", 60)) if seconds >= 2 * one[1]), ("s", 1)
+    )
+    number = max(seconds / size, 0.1)
+    # two digits of 100 and more would be written with an exponent
+    if number < 99.5:
+        return f"{number:.2g} {unit}"
+    return f"{number:,.0f} {unit}"
 
 
 Audience = Progress | Callable[[str], object] | None

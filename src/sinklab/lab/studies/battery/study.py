@@ -16,7 +16,7 @@ from sinklab.core.registry import interventions, registered, rules, studies
 from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.data import LEVELS, SKILLS
 from sinklab.lab.measures import PROTOCOLS
-from sinklab.lab.studies import Amount, Block, ScoredStudy, deferred, from_zero, with_matched
+from sinklab.lab.studies import Block, ScoredStudy, deferred, from_zero, with_matched
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
@@ -247,21 +247,6 @@ class Battery(ScoredStudy):
                 "others are for those that denoise; leave it out, or name such a model"
             )
         return [replace(settings, conditions=conditions) for conditions in found]
-
-    def amount(self, settings: BatterySettings, info: Any) -> Amount:
-        """Every step of every batch of problems, in every condition and with every choice of keys
-        blocked.
-        """
-        kinds, batch = len(settings.skills) * len(settings.levels), settings.batch
-        problems = kinds * settings.problems
-        ways = max(len(settings.conditions), 1) * len(settings.hidings())
-        batches = kinds * math.ceil(settings.problems / batch)
-        # a question has some 20 tokens
-        positions = min(settings.problems, batch) * (20 + settings.new_tokens)
-        evaluations = batches * ways * settings.new_tokens
-        return Amount(
-            f"{problems} problems × {ways} ways", evaluations, positions, twins=settings.twin
-        )
 
     def fit(self, loaded: Loaded, settings: BatterySettings) -> BatterySettings:
         """The settings with a condition of the model's kind if none was given."""

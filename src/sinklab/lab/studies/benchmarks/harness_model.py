@@ -5,6 +5,7 @@ Importing this module registers it:
 `lm_eval --model sinklab --model_args pretrained=tiny,mask_sinks=5`.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
@@ -124,6 +125,8 @@ class SinklabLM(TemplateLM):
         """Told how many of the answers that are in work are done, a part of one too."""
         self.told: dict[tuple[str, int, int], Row] = {}
         """(task, document, number of the request) -> answer."""
+        self._spent: dict[str, float] = {}
+        self._documents: dict[str, set[tuple[str, int]]] = {}
 
     # -- who and where
 
@@ -210,13 +213,30 @@ class SinklabLM(TemplateLM):
         missing = [name for name in order if not is_done(name)]
         with Units(self.claims, missing, is_done, self.cache.refresh) as todo:
             for name in todo:
-                self.cache.add(units[name][1]())
+                keys, run = units[name]
+                began = time.perf_counter()
+                self.cache.add(run())
+                documents = {names[key].document for key in keys}
+                task = min(documents)[0]
+                self._spent[task] = self._spent.get(task, 0.0) + time.perf_counter() - began
+                self._documents.setdefault(task, set()).update(documents)
                 done = self._answered(names)
                 self.progress.count(done, total)
         found = [self.cache.get(each.key) or {} for each in asked]
         places = [(*each.document, each.number) for each in asked]
         self.told |= dict(zip(places, found, strict=True))
         return found
+
+    def whole(self) -> float:
+        """Seconds that all documents of the tasks take, at the rate of those answered here, with as
+        many workers.
+        """
+        documents = {name: len(task.eval_docs) for name, task in self.tasks["tasks"].items()}
+        seconds = [
+            spent * documents[task] / len(self._documents[task])
+            for task, spent in self._spent.items()
+        ]
+        return sum(seconds) / self.worker.world
 
     def _answered(self, keys: Iterable[str]) -> int:
         """Number of these requests that have an answer."""

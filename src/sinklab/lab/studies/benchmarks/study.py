@@ -201,8 +201,6 @@ class Plan(Checked):
     """The whole protocol of the paper on its models (all four, or those of --model); expected rows
     come first.
     """
-    dry_run: bool = False
-    """Say how much work it is, and stop: no run is written; documents are read, into the cache."""
 
 
 @studies.register("eval")
@@ -246,7 +244,6 @@ class Evaluation(Study):
     kind = "benchmark"
     permissions = ("run_code", "score_only")
     shards = True
-    amount = deferred("sinklab.lab.studies.benchmarks.run:amount_of")
     about = deferred("sinklab.lab.studies.benchmarks.run:about")
     run = deferred("sinklab.lab.studies.benchmarks.run:answer")
     finish = deferred("sinklab.lab.studies.benchmarks.run:conclude")

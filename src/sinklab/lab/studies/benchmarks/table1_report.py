@@ -375,7 +375,7 @@ def deviations(settings: EvalSettings, plan: Plan) -> list[str]:
     with this package's default.
     """
     # tasks, folders and permissions change no score of a task
-    free = {"tasks", "data", "run_code", "chat", "paper", "dry_run"}
+    free = {"tasks", "data", "run_code", "chat", "paper"}
     own = dict(sorted(kept_record(settings).items()))
     found = []
     for given, usual in ((own, kept_record(SETTINGS)), (vars(plan), vars(PLAN))):

@@ -2,14 +2,12 @@
 Python calls.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import studies
 from sinklab.core.sampling import DecodingSettings
-from sinklab.lab.studies import Amount, ScoredStudy, deferred
+from sinklab.lab.studies import ScoredStudy, deferred
 
 
 @dataclass(frozen=True)
@@ -112,20 +110,6 @@ class Caches(ScoredStudy):
     contrasts = deferred("sinklab.lab.studies.caches.run:contrasts")
     sentences = deferred("sinklab.lab.studies.caches.figures:caches_sentences")
     draw = deferred("sinklab.lab.studies.caches.figures:draw_caches")
-
-    def amount(self, settings: CacheSettings, info: Any) -> Amount:
-        """Every step of every row and text under every cache, half a full step each."""
-        caches = 2 + len(settings.cache_keep) * len(settings.scores) * (1 + len(settings.protect))
-        words = (
-            f"{settings.rows} rows and {settings.texts} texts × {settings.new_tokens} steps × "
-            f"{caches} caches"
-        )
-        evaluations = (
-            caches
-            * (math.ceil(settings.rows / settings.batch) + settings.texts)
-            * settings.new_tokens
-        )
-        return Amount(words, evaluations, min(settings.rows, settings.batch) * settings.length // 2)
 
 
 cache_fidelity = Caches()

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from sinklab.core.errors import limited, unknown
 from sinklab.core.registry import rules, studies
 from sinklab.core.sampling import DecodingSettings
-from sinklab.lab.studies import Amount, Study, deferred
+from sinklab.lab.studies import Study, deferred
 
 TARGETS = ("token", "progress", "position", "block", "committed", "next")
 """Targets of probes: the token finally written at the position; the share of the completion that is
@@ -146,13 +146,6 @@ class Probe(Study):
     finish = deferred("sinklab.lab.studies.contents.run:read_states")
     sentences = deferred("sinklab.lab.studies.contents.figures:contents_sentences")
     draw = deferred("sinklab.lab.studies.contents.figures:draw_contents")
-
-    def amount(self, settings: ContentsSettings, info: Any) -> Amount:
-        """Every step of every text."""
-        texts, steps = len(settings.prompts) or settings.rows, settings.steps or settings.new_tokens
-        positions = settings.prompt_tokens + settings.new_tokens
-        words = f"{texts} texts × {steps} steps"
-        return Amount(words, texts * steps, positions, is_watched=True, twins=settings.twin)
 
     def samples(self, plan: Any) -> int:
         """Number of samples: one per text."""

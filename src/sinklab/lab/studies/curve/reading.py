@@ -23,7 +23,6 @@ from sinklab.lab.measures import MaskSinks
 from sinklab.lab.scoring import EditedLosses, HeldoutRows, edited_losses, heldout_rows
 from sinklab.lab.scoring.writing import is_random
 from sinklab.lab.studies import (
-    Amount,
     Arm,
     Block,
     Progress,
@@ -87,17 +86,6 @@ class CostCurve(Reading):
         """The settings with defaults where they are left out; 0 keys are always scored."""
         found = super().filled(settings)
         return replace(found, ks=tuple(sorted({0, *found.ks})))
-
-    def amount(self, settings: CurveSettings, info: Any) -> Amount:
-        """A pass over all rows clean, one for every number of keys, control and edit, and perhaps
-        one with a key blocked, to see what grows.
-        """
-        ways = len(self.arms(None, settings, None))
-        rows, batch = settings.rows or 48, settings.batch or 16
-        evaluations = math.ceil(rows / batch) * (settings.draws * ways + 1)
-        positions = min(rows, batch) * settings.length
-        words = f"{rows} rows × {ways} ways"
-        return Amount(words, evaluations, positions, twins=settings.twin)
 
     def read_samples(
         self, loaded: Loaded, settings: CurveSettings, progress: Progress
@@ -221,20 +209,6 @@ class CostMap(Reading):
                     "a run for each"
                 )
         return found
-
-    def amount(self, settings: CurveSettings, info: Any) -> Amount:
-        """A pass over all rows clean, and one from every head or layer that is edited upwards."""
-        layers = settings.layers or range(info.layers)
-        heads = 1
-        if settings.by == "head":
-            heads = info.heads
-        cells = len(layers) * heads
-        edited = heads * sum(info.layers - layer for layer in layers) / info.layers
-        rows, batch = settings.rows or 48, settings.batch or 16
-        evaluations = math.ceil(math.ceil(rows / batch) * (1 + edited))
-        words = f"{rows} rows × {cells} {settings.by}s"
-        positions = min(rows, batch) * settings.length
-        return Amount(words, evaluations, positions, twins=settings.twin)
 
     def read_samples(
         self, loaded: Loaded, settings: CurveSettings, progress: Progress

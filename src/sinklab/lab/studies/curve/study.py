@@ -13,7 +13,7 @@ from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, registered, rules, studies
 from sinklab.lab.measures import CONTROLS, PROTOCOLS
 from sinklab.lab.records import open_run
-from sinklab.lab.studies import Amount, ScoredStudy, Study, ascending, deferred
+from sinklab.lab.studies import ScoredStudy, Study, ascending, deferred
 
 KIND = ("by", "during")
 """Settings that say which kind of run it is."""
@@ -190,11 +190,6 @@ class Curve(Study):
             kind = "ablate"
         chosen = deferred(KINDS[kind])(None)
         return chosen, chosen.filled(settings)
-
-    def amount(self, settings: Any, info: Any) -> Amount | None:
-        """Amount of work of the study that the settings ask for."""
-        chosen, settings = self.resolved(settings)
-        return chosen.amount(settings, info)
 
     def record(self, settings: Any) -> dict[str, Any]:
         """The settings as the run folder keeps them."""

@@ -4,7 +4,6 @@ nothing blocked.
 
 # R texts
 import itertools
-import math
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +28,6 @@ from sinklab.lab.scoring import (
 )
 from sinklab.lab.scoring import score as likelihoods
 from sinklab.lab.studies import (
-    Amount,
     Arm,
     Block,
     Design,
@@ -83,18 +81,6 @@ class Distances(CostStudy):
                 f"{settings.ks}"
             )
         return super().filled(settings)
-
-    def amount(self, settings: CurveSettings, info: Any) -> Amount:
-        """Every step of every text, written clean and every other way, once freely and once in the
-        clean order.
-        """
-        ways = len(settings.protocols) * len(settings.ks)
-        ways *= len(settings.removals) * len(settings.controls)
-        rows, batch = settings.rows or 12, settings.batch or 12
-        evaluations = math.ceil(rows / batch) * settings.new_tokens * (1 + 2 * ways)
-        positions = min(rows, batch) * (settings.prompt_tokens + settings.new_tokens)
-        words = f"{rows} texts × {settings.new_tokens} steps × {1 + ways} ways"
-        return Amount(words, evaluations, positions)
 
     def read_samples(self, loaded: Loaded, settings: CurveSettings, progress: Progress) -> Tensor:
         """The prompts, once the model is known to write on from them.

@@ -2,11 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import studies
-from sinklab.lab.studies import Amount, Block, Design, ScoredStudy, deferred
+from sinklab.lab.studies import Block, Design, ScoredStudy, deferred
 
 INPUTS = ("natural", "random", "repeat")
 STARTS = ("raw", "start")
@@ -96,15 +95,6 @@ class Strength(ScoredStudy):
 
         figures: tuple[str, ...] = ("png",)
         """Formats of the picture: png, svg, pdf; a bare --figures draws none."""
-
-    def amount(self, settings: StrengthSettings, info: Any) -> Amount:
-        """A pass over all sequences of each kind."""
-        ratios = len(settings.ratios) if info.family == "diffusion" else 1
-        kinds = len(settings.inputs) * len(settings.starts) * ratios
-        evaluations = kinds * math.ceil(settings.rows / settings.batch)
-        positions = min(settings.rows, settings.batch) * settings.length
-        words = f"{settings.rows} sequences × {kinds} kinds"
-        return Amount(words, evaluations, positions, is_watched=True, twins=settings.twin)
 
     def steps(self, settings: StrengthSettings, block: Block) -> int:
         """A pass for each batch of sequences."""

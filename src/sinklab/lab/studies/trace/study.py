@@ -13,7 +13,7 @@ from sinklab.core.registry import interventions, registered, studies
 from sinklab.core.registry import statistics as known_statistics
 from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.records.info import ALL_QUERIES, FAST, OWN, SO_FAR
-from sinklab.lab.studies import Amount, Study, deferred, describe
+from sinklab.lab.studies import Study, deferred, describe
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
@@ -173,24 +173,6 @@ class Trace(Study):
     prepare = deferred("sinklab.lab.studies.trace.run:prepare")
     run = deferred("sinklab.lab.studies.trace.run:write_samples")
     finish = deferred("sinklab.lab.studies.trace.again:finish")
-
-    def amount(self, settings: StudySettings, info: Any) -> Amount:
-        """Every step of every text."""
-        own = len(settings.prompts) * (1 + len(settings.mask_sinks) + 2 * settings.truncate)
-        texts = own + 2 * len(settings.prompts) * settings.twin
-        # a token of text has some four letters
-        longest = max(map(len, settings.prompts), default=0) // 4
-        steps = settings.steps or settings.new_tokens or longest
-        positions = 1
-        if settings.full_forward or info.family != "autoregressive":
-            positions = max(1, settings.new_tokens + longest)
-        # guidance reads twice
-        evaluations = texts * steps * (1 + bool(settings.cfg_scale))
-        words = f"{texts} text{'s' * (texts != 1)} × {steps} steps"
-        first = 1.0
-        if texts:
-            first = own / texts
-        return Amount(words, evaluations, positions, is_watched=True, first=first)
 
     def samples(self, plan: Any) -> int:
         """Number of samples: one per prompt."""
