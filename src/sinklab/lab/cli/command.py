@@ -22,7 +22,7 @@ from sinklab.lab.cli.progress import working as working
 from sinklab.lab.files import launched
 from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.studies.base import Study, as_record, folder_names
-from sinklab.lab.studies.processes import Processes
+from sinklab.lab.studies.processes import Processes, duration
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints.loading import Loaded
@@ -234,4 +234,7 @@ def conduct(
     named = f"run folder: {folders}"
     if several:
         named = f"run folders: {folders}"
-    return [*study.sentences(runs), named, *study.closing(runs, drawn)]
+    lines = [*study.sentences(runs), named, *study.closing(runs, drawn)]
+    if progress.whole:
+        lines.append(f"at this rate the whole takes {duration(progress.whole)}")
+    return lines

@@ -244,6 +244,8 @@ def conclude(work: Work) -> None:
         if rows:
             work.run.table(name, rows)
     work.run.keep(write(work.run.path, results, model))
+    if model.settings.limit is not None:
+        work.progress.whole += model.whole()
 
 
 def score_only(settings: EvalSettings) -> list[str]:
@@ -423,12 +425,10 @@ def table1(
                 chat = has_chat if plan.chat is None else plan.chat
                 cell = dataclasses.replace(cell, chat=chat)
                 begun = (folder / RUN_FILE).is_file()
-                study = Evaluation()
-                study(loaded, folder, cell, progress=progress, resume=begun)
-                seconds += study.whole()
+                evaluate(cell, loaded, folder, progress=progress, resume=begun)
     # cells that were there have no rate
-    if seconds and len(todo) == len(cells):
-        progress.stage(f"at this rate the whole takes {duration(seconds)}")
+    if progress.whole and len(todo) == len(cells):
+        progress.stage(f"at this rate the whole takes {duration(progress.whole)}")
     return [*cells]
 
 
