@@ -102,10 +102,8 @@ def collect(names: tuple[str, ...]) -> dict[str, Any]:
     columns |= {
         f"`{names[0]}`, {kinds[kind]}": measures(twin) for kind, twin in studies[0].twins.items()
     }
-    heldout = {
-        name: pd.read_parquet(PACKAGED / name / "training" / "heldout.parquet").iloc[0]
-        for name in names
-    }
+    trained = json.loads((PACKAGED / "provenance.json").read_text("utf-8"))
+    heldout = {name: trained[name]["heldout"] for name in names}
     columns = {
         title: {
             "held-out loss, bits per byte": float(heldout[title.strip("`")]["bits_per_byte"]),

@@ -15,7 +15,7 @@ from sinklab.core.models import DiffusionLMConfig
 from sinklab.lab.checkpoints import describe, materialize
 from sinklab.lab.checkpoints.loading import load
 from sinklab.lab.checkpoints.published import PACKAGED
-from sinklab.lab.records import open_run, weights_hash
+from sinklab.lab.records import weights_hash
 from sinklab.lab.scoring.prompts import encode
 from tiny_diffusion import save_tiny, tiny_model, tiny_tokenizer
 
@@ -124,24 +124,25 @@ def test_the_packaged_models_differ_in_objective_and_sink_alone():
     width = models["tiny-sink"].model.config.backbone.hidden_size
     assert sizes["tiny"] == sizes["tiny-causal"] == sizes["tiny-sink"] - width
     assert len({str(sorted(one.tokenizer.get_vocab().items())) for one in models.values()}) == 1
-    folders = [
-        Path(sinklab.__file__).parent / "lab" / "checkpoints" / "packaged" / name
-        for name in PACKAGED
-    ]
-    for folder, one in zip(folders, models.values(), strict=True):
+    home = Path(sinklab.__file__).parent / "lab" / "checkpoints" / "packaged"
+    for name, one in models.items():
+        folder = home / name
         assert (
             weights_hash(one.model.state_dict()) == (folder / "weights.sha256").read_text().strip()
         )
         assert (folder / "model.safetensors").stat().st_size < 10e6
-    records = [open_run(folder / "training").info for folder in folders]
+    known = json.loads((home / "provenance.json").read_text("utf-8"))
+    records = [known[name] for name in PACKAGED]
     apart = {"objective", "sink_kind", "sink_count", "out"}
     settings = [
-        {key: value for key, value in one.settings.items() if key not in apart} for one in records
+        {key: value for key, value in one["settings"].items() if key not in apart}
+        for one in records
     ]
     assert settings[0] == settings[1] == settings[2]
-    assert len({one.model["data_sha256"] for one in records}) == 1, "the same rows"
+    assert len({one["model"]["data_sha256"] for one in records}) == 1, "the same rows"
     starts = {
-        name: one.model["init_from"]["sha256"] for name, one in zip(PACKAGED, records, strict=True)
+        name: one["model"]["init_from"]["sha256"]
+        for name, one in zip(PACKAGED, records, strict=True)
     }
     assert starts["tiny"] == starts["tiny-causal"], (
         "the same start; that of tiny-sink has the sink besides"

@@ -9,9 +9,9 @@ settings that no recipe has, and a run that is stopped and gone on with.
 Training is in float32: of two processors, and of float32 and float64, losses differ by one unit in
 the last place (2e-7).
 
-Left out: annealing, Muon and the text `python-docs`, which go away; qwen-1.5b and sft-gsm8k-2048,
-which are other recipes' runs at this size (their settings are held); compilation and a process that
-reads ahead, which change no loss.
+Left out: qwen-1.5b and sft-gsm8k-2048, which are other recipes' runs at this size (their settings
+are held), and so are the three of the packaged models; compilation and a process that reads ahead,
+which change no loss.
 """
 
 import json

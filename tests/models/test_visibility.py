@@ -1,5 +1,5 @@
-"""Which text a query of the text may see: documents kept apart, and the mask that is annealed from
-causal to full.
+"""Which text a query of the text may see: documents kept apart, and any mask of the
+caller's.
 """
 
 import pytest

@@ -1,6 +1,5 @@
 """Launch files are read by accelerate itself, and say how they are started."""
 
-import json
 import re
 import subprocess
 from pathlib import Path
@@ -12,14 +11,12 @@ FILES = {
     "one_gpu.yaml": ("NO", 1),
     "eight_gpus.yaml": ("MULTI_GPU", 8),
     "eight_gpus_fsdp2.yaml": ("FSDP", 8),
-    "deepspeed_zero2.yaml": ("DEEPSPEED", 8),
 }
 
 
 def test_every_file_is_known_here():
     assert {path.name for path in LAUNCH.iterdir()} == {
         *FILES,
-        "deepspeed_zero2.json",
         "several_nodes.slurm",
         "shards.slurm",
     }
@@ -42,24 +39,8 @@ def test_accelerate_reads_the_file_and_the_command_in_its_comment(name, monkeypa
     assert arguments.num_processes == FILES[name][1]
     assert arguments.multi_gpu is (name == "eight_gpus.yaml")
     assert arguments.use_fsdp is (name == "eight_gpus_fsdp2.yaml")
-    assert arguments.use_deepspeed is (name == "deepspeed_zero2.yaml")
     if arguments.use_fsdp:
         assert int(arguments.fsdp_version) == 2
-    if arguments.use_deepspeed:
-        assert Path(arguments.deepspeed_config_file).is_file()
-
-
-def test_the_deepspeed_file_leaves_to_the_run_what_its_settings_say():
-    config = json.loads((LAUNCH / "deepspeed_zero2.json").read_text())
-    left = {key for key, value in config.items() if value in ("auto", {"enabled": "auto"})}
-    assert left == {
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-        "bf16",
-    }
-    assert config["zero_optimization"]["stage"] == 2
 
 
 def test_the_slurm_script_hands_its_arguments_to_the_command():

@@ -15,7 +15,6 @@ from sinklab.lab.training.trainer import (
     row_masks,
     row_times,
     sight,
-    visible_keys,
 )
 from tiny_diffusion import tiny_model
 
@@ -87,7 +86,7 @@ def test_rows_of_causal_steps_get_no_noise():
 def trainer_of(model, tmp_path, phases=None, together=2):
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
     shifted = model.config.logit_shift
-    objective = Objective(phases or Phases(0, 0, 0), model.config.mask_token_id, shifted, 8)
+    objective = Objective(phases or Phases(0), model.config.mask_token_id, shifted, 8)
     return DiffusionTrainer(
         model=model, args=arguments, objective=objective, heldout=Rows(ids(7)), together=together
     )
@@ -155,7 +154,7 @@ def test_micro_batches_change_neither_loss_nor_gradient(tmp_path, maskable):
 @pytest.mark.parametrize("shift", [False, True])
 def test_the_warm_start_is_the_next_token_loss_and_ends(tmp_path, shift):
     model = tiny_model(1, logit_shift=shift).train()
-    trainer = trainer_of(model, tmp_path, Phases(2, 0, 0))
+    trainer = trainer_of(model, tmp_path, Phases(2))
     collator = NoisyCollator(0, 8, "iid", clean_steps=2)
     columns = ids()
     rows = [{"input_ids": columns[n], "row": torch.tensor(n)} for n in range(24)]
@@ -174,26 +173,7 @@ def test_the_warm_start_is_the_next_token_loss_and_ends(tmp_path, shift):
     assert [bool((part == model.config.mask_token_id).any()) for part in seen] == [False, True]
 
 
-def test_annealing_opens_the_right_side_pair_by_pair():
-    phases = Phases(causal_steps=3, anneal_steps=10, seed=5)
-    assert [phases.is_causal(step) for step in (2, 3)] == [True, False]
-    assert [phases.share(step) for step in (3, 8, 13, 20)] == [0, 0.5, 1, 1]
-    assert phases.visible(2, 8) is None, "causal steps have the kernel's own mask"
-    assert phases.visible(13, 8) is None
-    left = torch.ones(64, 64, dtype=torch.bool).tril()
-    assert torch.equal(phases.visible(3, 64), left)
-    half, next_one = phases.visible(8, 64), phases.visible(9, 64)
-    assert half[left].all()
-    assert abs(half[~left].float().mean() - 0.5) < 0.05
-    assert abs(next_one[~left].float().mean() - 0.6) < 0.05
-    assert torch.equal(half, visible_keys(5, 8, 0.5, 64)), "from (seed, step) alone"
-    assert not torch.equal(half, visible_keys(6, 8, 0.5, 64))
-    assert Phases(0, 0, 0).visible(0, 8) is None
-    assert Phases(4, 0, 0).visible(2, 8) is None
-    assert Phases(0, 0, 0, autoregressive=True).is_causal(10**9)
-
-
-def test_documents_and_annealing_hide_together():
+def test_documents_and_a_window_hide_together():
     documents = torch.tensor([[0, 0, 1, 1]])
     batch = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "documents": documents}
     own = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]).bool()
@@ -226,7 +206,7 @@ def test_held_out_noise_is_fixed_by_row_and_batches_do_not_matter(tmp_path):
     assert torch.allclose(rows.double(), measured[0]["losses"], rtol=1e-5)
 
     causal = trainer_of(
-        model, tmp_path, Phases(0, 0, 0, autoregressive=True), together=3
+        model, tmp_path, Phases(0, autoregressive=True), together=3
     ).heldout_losses()
     with torch.no_grad():
         assert causal["loss"] == pytest.approx(causal_loss(model, ids(7)).item(), rel=1e-5)

@@ -12,7 +12,6 @@ from sinklab.lab.records import open_run
 from sinklab.lab.training import train, trainer
 from sinklab.lab.training.checkpoints import whole_checkpoints, write_checkpoint
 from sinklab.lab.training.checks import trackers
-from sinklab.lab.training.recorders import History
 from tiny_training import repeated_text, tiny_settings
 
 
@@ -56,45 +55,6 @@ def test_weights_that_are_no_numbers_are_never_saved(settings, tmp_path, monkeyp
         replace(settings, log_every=5, out=str(tmp_path / "run")),
     )
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
-
-
-def test_a_loss_that_jumps_stops_the_run_and_the_setting_says_when(settings, tmp_path, monkeypatch):
-    spoiled(monkeypatch, 8, 20.0)
-    here = replace(settings, steps=10, batch=16, out=str(tmp_path / "run"))
-    message = (
-        r"at step 9 it is \d+\.?\d*, more than 3 times the median of the last 7 logged "
-        r"\(\d\.\d+\), at lr \S+; lower "
-        r"lr or resume from .*checkpoint-8 with --resume, or raise --spike"
-    )
-    refused(message, train, here)
-    train(replace(here, spike=0.0, out=str(tmp_path / "other")))
-
-
-class _State:
-    max_steps = 100
-
-    def __init__(self, step):
-        self.global_step = step
-
-
-def test_losses_of_warm_up_and_of_another_phase_are_no_measure(tmp_path):
-    class Arguments:
-        learning_rate, output_dir = 1.0, str(tmp_path)
-
-    history = History(1, spike=2.0, begins=(3, 10))
-
-    def log(step, loss):
-        history.on_log(Arguments, _State(step), None, {"loss": loss})
-
-    for step in range(1, 4):
-        log(step, 0.1)
-    # far above the warm-up's losses, and the first ones after it have nothing to be compared with
-    for step in range(4, 10):
-        log(step, 5.0)
-    refused("at step 10 it is 11, more than", log, 10, 11.0)
-    for step in range(11, 30):
-        log(step, 30.0 + step)
-    refused("the last 19 logged", log, 30, 130.0)
 
 
 @pytest.mark.parametrize("place", ["compute_loss", "_move_model_to_device", "heldout_losses"])

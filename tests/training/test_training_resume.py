@@ -247,14 +247,14 @@ def test_a_run_is_reproduced_from_its_folder_alone(settings, tmp_path):
     path = tmp_path / "run" / "run.json"
     written = json.loads(path.read_text())
     for change, message in (
-        ({"spike": None}, "its setting spike is None, which no run writes"),
+        ({"clip": None}, "its setting clip is None, which no run writes"),
         ({"batch": "4"}, "its setting batch is '4', which no run writes"),
         ({"batches": 4}, "does not know: batches; use the version that wrote it"),
     ):
         path.write_text(json.dumps(written | {"settings": written["settings"] | change}))
         refused(message, settings_of, tmp_path / "run")
     # a run of an older version lacks what came later
-    older = {key: value for key, value in written["settings"].items() if key != "spike"}
+    older = {key: value for key, value in written["settings"].items() if key != "clip"}
     path.write_text(json.dumps(written | {"settings": older}))
     assert settings_of(tmp_path / "run") == here
     # a run that was gone on with is made again from its start

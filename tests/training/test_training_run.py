@@ -190,10 +190,6 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tm
             "causal throughout; leave out causal_start",
         ),
         (
-            {"causal_start": 0.7, "anneal": 0.4},
-            "must fit into the run, but causal_start 0.7 and anneal 0.4",
-        ),
-        (
             {"train_only": "sink", "sink_kind": "token", "sink_count": 1},
             "there must be one: give init_from",
         ),
@@ -214,7 +210,6 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tm
             "batch must be a multiple of micro_batch × processes, but 4 is no multiple of 3 × 1",
         ),
         ({"kv_heads": 3}, r"kv_heads must divide heads \(2\), but is 3"),
-        ({"spike": -1.0}, "spike must be at least 0, but is -1.0"),
         ({"pairs": "correct"}, "did you mean 'corrected'"),
         (
             {"init_from": "tiny", "tokenizer": None, "length": 513, "heldout_rows": 1},
@@ -242,20 +237,6 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tm
         ({"window": 0}, "window must be at least 1 or left out, but is 0"),
         ({"window": 4, "objective": "autoregressive"}, "a plain decoder, .* leave out window"),
         (
-            {"optimizer": "adamw", "muon_lr": 0.1},
-            "muon_lr is the learning rate of Muon, but optimizer is 'adamw'",
-        ),
-        (
-            {
-                "optimizer": "muon",
-                "train_only": "sink",
-                "init_from": "tiny",
-                "sink_kind": "token",
-                "sink_count": 1,
-            },
-            "Muon trains .* all layers, but train_only is 'sink'",
-        ),
-        (
             {"row_start": True, "streaming": True},
             "row_start begins packed rows of plain text; leave it out with a stream or pairs",
         ),
@@ -263,14 +244,9 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tm
             {"row_start": True, "pairs": "completion"},
             "row_start begins packed rows of plain text; leave it out with a stream or pairs",
         ),
-        (
-            {"optimizer": "moun"},
-            "optimizer must be one of adamw, muon, but is 'moun'; did you mean 'muon'",
-        ),
         ({"objective": "block_diffusion"}, "needs the tokens of a block; give block_length"),
         ({"block_length": 4}, "block_length belong to objective='block_diffusion'"),
         ({"objective": "block_diffusion", "block_length": 4, "window": 3}, "leave out window"),
-        ({"objective": "block_diffusion", "block_length": 4, "anneal": 0.2}, "leave out anneal"),
     ],
 )
 def test_bad_settings_are_refused_before_a_folder_is_taken(settings, tmp_path, change, message):

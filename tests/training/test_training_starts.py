@@ -1,6 +1,4 @@
-"""What a run can start from and leave: causal models, retrofits, adapters, pairs, documents apart,
-annealing.
-"""
+"""What a run can start from and leave: causal models, retrofits, adapters, pairs, documents."""
 
 import json
 import shutil
@@ -93,7 +91,7 @@ def test_a_causal_and_a_diffusion_run_of_a_seed_start_alike(settings, tmp_path):
 def test_a_causal_model_becomes_a_diffusion_model_with_each_variant(settings, causal, tmp_path):
     variants = {
         "plain": {},
-        "sink": {"sink_kind": "token", "sink_count": 1, "anneal": 0.5},
+        "sink": {"sink_kind": "token", "sink_count": 1},
         "gate": {"gate": "elementwise", "gate_bias": 20.0, "logit_shift": True},
     }
     started = weights_of(causal)
@@ -298,33 +296,17 @@ def test_questions_and_answers_are_trained_on_in_passes(settings, tmp_path, styl
         assert (weights > 0).all()
 
 
-def test_a_run_is_causal_then_sees_more_and_more_then_everything(settings, tmp_path, monkeypatch):
+def test_a_run_is_causal_then_sees_everything(settings, tmp_path, monkeypatch):
     seen = []
 
     def note(model, *_, visible=None, labels=None, causal=False, **__):
-        if labels is not None and causal:
-            seen.append("causal")
-        elif labels is not None and visible is None:
-            seen.append(None)
-        elif labels is not None:
-            seen.append(visible[~torch.ones_like(visible).tril()].float().mean().item())
+        if labels is not None:
+            seen.append("causal" if causal else visible)
 
     noting(note, monkeypatch)
-    here = replace(
-        settings,
-        steps=10,
-        causal_start=0.2,
-        anneal=0.4,
-        micro_batch=2,
-        sink_kind="token",
-        sink_count=1,
-    )
+    here = replace(settings, steps=5, causal_start=0.4, micro_batch=2)
     train(replace(here, out=str(tmp_path / "run")))
-    assert seen[::2] == seen[1::2], "one draw for the micro-batches of a step"
-    steps = seen[::2]
-    assert steps[:3] == ["causal", "causal", 0.0]
-    assert steps[3:6] == pytest.approx([0.25, 0.5, 0.75], abs=0.12)
-    assert steps[6:] == [None] * 4
+    assert seen == ["causal"] * 4 + [None] * 6
 
 
 def test_tensorboard_has_the_curves(settings, tmp_path):

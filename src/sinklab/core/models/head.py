@@ -42,7 +42,7 @@ class Head(nn.Linear):
         positions at a time.
 
         The loss is computed in here and not outside from the weight, so that wrappers that gather
-        the weight for a call of this module (FSDP, ZeRO-3) do so.
+        the weight for a call of this module (FSDP) do so.
 
         Raises:
             ValueError: if a label is no row of the head, or Liger is required but cannot run.

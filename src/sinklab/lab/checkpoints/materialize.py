@@ -135,7 +135,7 @@ def weight_type(
     dtype: torch.dtype | str, raw: Mapping[str, Any], device_map: DeviceMap
 ) -> torch.dtype:
     """The type that ``load`` is given by any of its names. Raises ValueError for one of none."""
-    if dtype in ("auto", "int8", "int4"):
+    if dtype == "auto":
         dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     elif dtype == "machine" and isinstance(device_map, dict):
         dtype = machine_type(next(iter(device_map.values())))
@@ -255,31 +255,6 @@ def read_quantised(
             "together"
         )
     return model.eval()
-
-
-def store(model: PreTrainedModel, how: str, name: str) -> str:
-    """Have torchao store the weights of all linear layers but the head so, in place; a note that
-    says it.
-
-    Raises:
-        ValueError: if torchao is not there, or does not run this on the model's device, or the
-            model is divided.
-    """
-    with refused(
-        f"dtype={how!r} needs torchao, which is not there; pip install torchao", ImportError
-    ):
-        from torchao import __version__, quantization
-    kind = getattr(quantization, f"{how.title()}WeightOnlyConfig")
-    head = model.get_output_embeddings()
-
-    def is_stored(module: nn.Module, path: str) -> bool:
-        return isinstance(module, nn.Linear) and module is not head
-
-    with refused(
-        f"torchao {__version__} does not run {how} weights of {name} on {model.device.type}"
-    ):
-        quantization.quantize_(model, kind(), is_stored)
-    return f"weights of linear layers but the head are stored in {how} (torchao {__version__})"
 
 
 def names_to_fill(model: PreTrainedModel) -> list[str]:

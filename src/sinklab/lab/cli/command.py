@@ -39,7 +39,7 @@ class Reading:
 
     dtype: str = "float32"
     """Type of the weights, e.g. bfloat16; auto: the checkpoint's; machine: the one that suits the
-    device; int8: by torchao.
+    device.
     """
     device: str | None = None
     """Device of the model, e.g. cuda; the CPU when left out."""

@@ -54,18 +54,19 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         """Train a diffusion language model: from scratch, from a causal model, or its sink alone.
 
         The first word is a recipe; it sets every flag below, and flags given override it. Without
-        one, a small model learns from Python's own documentation, which is on every machine, in a
-        few minutes. The run folder keeps all settings, and --resume continues an interrupted run
-        exactly. After the name of a recipe, --help shows its settings.
+        one, a small model learns from --corpus in a few minutes. The run folder keeps all settings,
+        and --resume continues an interrupted run exactly. After the name of a recipe, --help shows
+        its settings.
 
         Recipes
             {recipes}
 
         Try
-            sinklab train --out runs/plain && sinklab report runs/plain
+            sinklab train --corpus my_texts/ --out runs/plain && sinklab report runs/plain
             sinklab train --corpus my_texts/ --heldout my_valid/ --steps 5000 --causal-start 0.4 \\
                 --compile
-            sinklab train laptop-causal && sinklab train laptop-from-causal --variant sink
+            sinklab train laptop-causal --corpus my_texts/
+            sinklab train laptop-from-causal --variant sink --corpus my_texts/
             sinklab train --reproduce runs/plain --out runs/again
             sinklab train qwen-0.5b --variant gate --init-from /models/Qwen2.5-0.5B --corpus \\
                 /data/fineweb

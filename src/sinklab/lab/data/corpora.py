@@ -1,25 +1,19 @@
-"""Documents from files, from the Hub, or from the documentation that comes with every CPython."""
+"""Documents from files or from the Hub."""
 
-import ast
 import bz2
 import gzip
 import hashlib
 import json
-import platform
-import sysconfig
-import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from sinklab.lab.files import from_json, refused
 
-PYTHON_DOCS = "python-docs"
 HUB = "hub:"
-_NO_DOCS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
 _SUFFIXES = (
     *(kind + zipped for zipped in ("", ".gz") for kind in (".txt", ".md", ".jsonl")),
     ".parquet",
@@ -32,10 +26,9 @@ def read_corpus(
     """Yield the documents of a corpus, in a fixed order, without the blank ones.
 
     Args:
-        source: a folder or a file (.txt, .md, .jsonl, each also .gz; .parquet); ``"hub:NAME"`` or
-            ``"hub:NAME:CONFIG"``, the split ``train`` of a dataset of the Hub (or of a folder that
-            `datasets` reads), which is streamed; or ``"python-docs"``: Python's own documentation
-            topics and the docstrings of the standard library, present on every machine.
+        source: a folder or a file (.txt, .md, .jsonl, each also .gz; .parquet), or ``"hub:NAME"``
+            or ``"hub:NAME:CONFIG"``, the split ``train`` of a dataset of the Hub (or a folder that
+            `datasets` reads), which is streamed.
         text_field: the field that holds the text in JSON lines, Parquet files and datasets.
         only: leave out documents but those of which this holds: ``"FIELD=VALUE"`` or
             ``"FIELD!=VALUE"``, of a field, or of one inside it (``"meta.source!=web"``), compared
@@ -68,16 +61,12 @@ def corpus_documents(
     Raises:
         ValueError: as :func:`read_corpus`, but for a corpus without text.
     """
+    if source == "":
+        raise ValueError("a corpus is needed; name a folder, a file, or a dataset as hub:NAME")
     if str(source).startswith(HUB):
         yield from _from_hub(str(source), text_field, only, start)
         return
-    if only is not None and str(source) == PYTHON_DOCS:
-        _is_kept({}, only, PYTHON_DOCS)
-    if str(source) == PYTHON_DOCS:
-        unread = _python_docs()
-    else:
-        unread = _from_files(Path(source), text_field, only)
-    for read in islice(unread, start, None):
+    for read in islice(_from_files(Path(source), text_field, only), start, None):
         yield read()
 
 
@@ -93,8 +82,6 @@ def fingerprint(source: str | Path, *, text_field: str = "text") -> str:
     facts: list[Any] = [text_field, next(corpus_documents(source, text_field=text_field), None)]
     if str(source).startswith(HUB):
         facts.append(str(source))
-    elif str(source) == PYTHON_DOCS:
-        facts += [PYTHON_DOCS, platform.python_version()]
     else:
         # names below the source: a copy elsewhere is the same corpus
         facts += [
@@ -107,8 +94,7 @@ def fingerprint(source: str | Path, *, text_field: str = "text") -> str:
 def _files(source: Path) -> list[Path]:
     if not source.exists():
         raise ValueError(
-            f"the corpus {source} does not exist; name a folder, a file or {PYTHON_DOCS!r}, or a "
-            "dataset as hub:NAME"
+            f"the corpus {source} does not exist; name a folder or a file, or a dataset as hub:NAME"
         )
     found = [source]
     if source.is_dir():
@@ -247,41 +233,3 @@ def _from_hub(source: str, text_field: str, only: str | None, start: int) -> Ite
         rows = datasets.load_dataset(name, config or None, split="train", streaming=True)
     for number, row in enumerate(rows.skip(start), start):
         yield text_of(row, text_field, f"{source}, row {number}", only)
-
-
-def _python_docs() -> Iterator[Callable[[], str]]:
-    from pydoc_data.topics import topics
-
-    for name in sorted(topics):
-        yield partial(topics.__getitem__, name)
-    library = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(library.rglob("*.py")):
-        if not _NO_DOCS & set(path.relative_to(library).parts):
-            yield partial(_docstrings, path)
-
-
-# 2 MB of text that take seconds to find: a process that trains twice finds them once
-@cache
-def _docstrings(path: Path) -> str:
-    try:
-        with warnings.catch_warnings():
-            # invalid escapes in third-party source are not the caller's concern
-            warnings.simplefilter("ignore")
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError):
-        return ""
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    texts = [ast.get_docstring(node) for node in _statements(tree) if isinstance(node, kinds)]
-    return "\n\n".join(filter(None, texts))
-
-
-def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """The module and its statements, in the order of `ast.walk`, which goes into expressions too
-    and takes several times as long.
-    """
-    kinds = (ast.stmt, ast.excepthandler, ast.match_case)
-    level: list[ast.AST] = [tree]
-    while level:
-        yield from level
-        inside = [child for node in level for child in ast.iter_child_nodes(node)]
-        level = [child for child in inside if isinstance(child, kinds)]

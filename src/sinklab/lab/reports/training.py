@@ -33,7 +33,6 @@ FREE = frozenset(
         "eval_every",
         "save_every",
         "keep",
-        "spike",
         "log_to",
         "monitor_every",
         "monitor_rows",

@@ -27,11 +27,6 @@ def check(settings: TrainSettings) -> None:
             outside 0…1, settings that exclude one another.
     """
     rules.parse(settings.monitor_rule)
-    if settings.causal_start + settings.anneal > 1:
-        raise ValueError(
-            "the causal phase and annealing must fit into the run, but causal_start "
-            f"{settings.causal_start} and anneal {settings.anneal} are more than 1 together"
-        )
     _check_sizes(settings)
     DiffusionLMConfig(LlamaConfig(), **variant(settings, "gate_bias"))
     _check_together(settings)
@@ -63,18 +58,13 @@ def _check_sizes(settings: TrainSettings) -> None:
 
 def _check_together(settings: TrainSettings) -> None:
     """Settings that exclude one another."""
-    given = changed(settings, "sink_count", "gate", "attention", "causal_start", "anneal", "window")
+    given = changed(settings, "sink_count", "gate", "attention", "causal_start", "window")
     if settings.objective == "autoregressive" and given:
         raise ValueError(
             "an autoregressive run trains a plain decoder, without sink, gate or window and causal "
             f"throughout; leave out {', '.join(given)}"
         )
     _check_blocks(settings)
-    if settings.attention == "causal" and settings.anneal:
-        raise ValueError(
-            "annealing brings keys to the right into sight, but attention='causal' has none, got "
-            f"anneal={settings.anneal}; leave out one of them"
-        )
     if settings.train_only != "all" and settings.init_from is None:
         raise ValueError(
             f"train_only={settings.train_only!r} leaves the backbone as it is, so there must be "
@@ -86,16 +76,6 @@ def _check_together(settings: TrainSettings) -> None:
         )
     if settings.train_only == "sink" and not settings.sink_count:
         raise ValueError("train_only='sink' needs a sink to train; give sink_kind and sink_count")
-    if settings.muon_lr is not None and settings.optimizer != "muon":
-        raise ValueError(
-            "muon_lr is the learning rate of Muon, but optimizer is 'adamw'; give lr, or "
-            "optimizer='muon'"
-        )
-    if settings.optimizer == "muon" and settings.train_only != "all":
-        raise ValueError(
-            f"Muon trains the matrices of all layers, but train_only is {settings.train_only!r}; "
-            "use optimizer='adamw'"
-        )
     if settings.row_start and (settings.streaming or settings.pairs != "none"):
         raise ValueError(
             "row_start begins packed rows of plain text; leave it out with a stream or pairs"
@@ -128,7 +108,7 @@ def _check_blocks(settings: TrainSettings) -> None:
         raise ValueError(
             "objective='block_diffusion' needs the tokens of a block; give block_length, such as 16"
         )
-    other = changed(settings, "anneal", "window", "documents")
+    other = changed(settings, "window", "documents")
     if other:
         raise ValueError(
             "with objective='block_diffusion' blocks alone say who sees whom; leave out "

@@ -188,25 +188,19 @@ def check_fit(
 
 
 def spread_out(trainer: Any, settings: TrainSettings) -> None:
-    """Prepare a model with weights that will be spread over processes (FSDP, DeepSpeed).
+    """Prepare a model with weights that will be spread over processes (FSDP).
 
     Raises:
         ValueError: for adapters and a sink token, which cannot be trained together there.
     """
-    if not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:
+    if not trainer.is_fsdp_enabled:
         return
-    if settings.optimizer == "muon":
-        raise ValueError(
-            "Muon needs whole matrices, but the weights are spread over processes here; start with "
-            "launch/eight_gpus.yaml, which keeps them whole, or give optimizer='adamw'"
-        )
     # a pass of the sinks' own would leave each layer before its backward pass can gather the
     # weights again
     trainer.model.sink_form = "sequence"
-    if trainer.is_fsdp_enabled:
-        # launch files need not know which decoder is trained
-        layer = type(trainer.model.model.layers[0]).__name__
-        trainer.accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = [layer]
+    # launch files need not know which decoder is trained
+    layer = type(trainer.model.model.layers[0]).__name__
+    trainer.accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = [layer]
     if settings.train_only == "lora" and trainer.model.config.sink_positions:
         raise ValueError(
             "adapters and a sink token cannot be trained together with weights spread over "
@@ -220,7 +214,7 @@ def whole(trainer: Any) -> DiffusionLM:
     must call).
     """
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
-    if not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:
+    if not trainer.is_fsdp_enabled:
         return model
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if not trainer.is_world_process_zero():
@@ -395,57 +389,3 @@ def _move_gate(source: nn.Module, target: nn.Module) -> None:
         if isinstance(hook, MethodType) and isinstance(hook.__self__, Gate):
             del source._forward_pre_hooks[key]
             target.register_forward_pre_hook(hook)
-
-
-class MuonAndAdamW(torch.optim.Optimizer):
-    """torch's AdamW and Muon as one optimizer, for schedulers and checkpoints."""
-
-    def __init__(self, adamw: torch.optim.AdamW, muon: torch.optim.Muon) -> None:
-        self.parts = (adamw, muon)
-        super().__init__([group for part in self.parts for group in part.param_groups], {})
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take one step of both."""
-        for part in self.parts:
-            part.step()
-
-    def state_dict(self) -> dict[str, Any]:
-        """States of the parts, by class name."""
-        return {type(part).__name__: part.state_dict() for part in self.parts}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of each part; the groups stay those of the parts."""
-        for part in self.parts:
-            part.load_state_dict(state_dict[type(part).__name__])
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
-
-
-def muon_and_adamw(model: Any, muon_lr: float, args: Any, decayed: set[str]) -> MuonAndAdamW:
-    """Muon for the matrices of the layers, AdamW for embeddings, norms, biases and sinks.
-
-    Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982) and decay
-    at the same rate.
-
-    Args:
-        model: all its parameters are trained.
-        muon_lr: peak learning rate of Muon.
-        args: the Trainer's: AdamW's learning rate and moments, the weight decay.
-        decayed: names of the parameters that decay.
-    """
-    sink = tensors_of(model.config)
-    matrices: list[Any] = []
-    groups: dict[bool, list[Any]] = {True: [], False: []}
-    for name, weight in model.named_parameters():
-        if weight.ndim == 2 and ".layers." in name and name.rpartition(".")[2] not in sink:
-            matrices.append(weight)
-        else:
-            groups[name in decayed].append(weight)
-    parts = [
-        {"params": some, "weight_decay": args.weight_decay * decays}
-        for decays, some in groups.items()
-        if some
-    ]
-    moments = (args.adam_beta1, args.adam_beta2)
-    adamw = torch.optim.AdamW(parts, lr=args.learning_rate, betas=moments, fused=True)
-    decay = {"weight_decay": args.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
-    return MuonAndAdamW(adamw, torch.optim.Muon(matrices, lr=muon_lr, **decay))

@@ -10,9 +10,8 @@ import contextlib
 import json
 import math
 import signal
-import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,10 +28,6 @@ from sinklab.lab.records.storage import write_text
 from sinklab.lab.training.checkpoints import HISTORY_FILE, named_checkpoint, no_resuming
 from sinklab.lab.training.snapshots import MEASURES, snapshot
 
-RECENT = 20
-"""Number of logged losses whose median a spike is measured against."""
-FEWEST = 5
-"""Logged losses before a spike can be detected."""
 LOGGED = {
     "loss": "loss",
     "heldout_loss": "eval_loss",
@@ -90,15 +85,12 @@ class Recorder(TrainerCallback):
 
 
 class History(Recorder):
-    """Collects what the Trainer logs, and stops a run whose loss is not finite or spikes.
+    """Collects what the Trainer logs, and stops a run whose loss is not finite.
 
     Args:
         tokens_per_step: tokens in an optimizer step, over all processes.
         earlier: checkpoint of the run that this one resumes.
         say: called with a line at each row.
-        spike: stop when a loss is more than so many times the median of the last 20; 0 is never.
-        begins: steps before which losses do not compare with later ones: the end of warm-up, of the
-            causal phase, ….
     """
 
     table = "history"
@@ -110,15 +102,10 @@ class History(Recorder):
         tokens_per_step: int,
         earlier: Path | None = None,
         say: Callable[[str], object] | None = None,
-        *,
-        spike: float = 0.0,
-        begins: Iterable[int] = (),
     ) -> None:
         super().__init__(earlier)
         self.say = say
         self.tokens_per_step = tokens_per_step
-        self.spike = spike
-        self.begins = sorted(begins)
         self._since = self._clock = self.started = time.perf_counter()
         if self.rows:
             self.started -= self.rows[-1]["seconds"]
@@ -153,13 +140,12 @@ class History(Recorder):
         """Keep losses and learning rates with the step and the tokens seen.
 
         Raises:
-            ValueError: if a loss is not finite, or spikes.
+            ValueError: if a loss is not finite.
         """
         logs = logs or {}
         if "loss" not in logs and "eval_loss" not in logs:
             return
         self._refuse_no_number(args, state, logs)
-        self._refuse_spike(args, state, logs)
         row = {"step": state.global_step, "tokens": state.global_step * self.tokens_per_step}
         row |= {name: logs.get(said, math.nan) for name, said in LOGGED.items()}
         row["tokens_per_second"] = math.nan
@@ -184,28 +170,6 @@ class History(Recorder):
                     f"{state.global_step}; lower lr ({args.learning_rate}) and start again, or "
                     f"resume from {named_checkpoint(args.output_dir)}"
                 )
-
-    def _refuse_spike(self, args: Any, state: Any, logs: dict[str, float]) -> None:
-        if not self.spike or "loss" not in logs:
-            return
-        begin = max((step for step in self.begins if step < state.global_step), default=0)
-        # rows of checkpoints of an older version may lack keys; a mean over steps before `begin` is
-        # another quantity
-        before = [
-            row["loss"] for row in self.rows if row["step"] > begin and not math.isnan(row["loss"])
-        ][-RECENT:]
-        if len(before) < FEWEST or state.global_step <= begin:
-            return
-        median = statistics.median(before)
-        if logs["loss"] > self.spike * median:
-            raise ValueError(
-                f"the loss must not spike, but at step {state.global_step} it is "
-                f"{logs['loss']:.4g}, more than {self.spike:g} times the median of the last "
-                f"{len(before)} logged ({median:.4g}), at lr "
-                f"{logs.get('learning_rate', math.nan):.3g}; lower lr or resume from "
-                f"{named_checkpoint(args.output_dir)} with --resume, or raise --spike (0: never "
-                "stop)"
-            )
 
     def _left(self, state: Any) -> str:
         done = state.global_step - self._first
@@ -360,11 +324,9 @@ class SinkMonitor(Recorder):
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    """Whether the weights are spread over processes (FSDP, ZeRO-3), so that none can run the model
-    alone.
-    """
+    """Whether the weights are spread over processes (FSDP): none can run the model alone."""
     for parameter in model.parameters():
-        # under FSDP2, and with DeepSpeed's mark under ZeRO-3
-        if isinstance(parameter, DTensor) or hasattr(parameter, "ds_id"):
+        # under FSDP2
+        if isinstance(parameter, DTensor):
             return True
     return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())

@@ -204,7 +204,6 @@ def _trainer(
     config = model.config
     autoregressive = settings.objective == "autoregressive"
     causal = round(settings.causal_start * text.steps)
-    anneal = round(settings.anneal * text.steps)
     noise = NoisyCollator(
         settings.seed,
         settings.batch,
@@ -225,7 +224,7 @@ def _trainer(
     if checkpoint and isinstance(text.training, StreamedRows):
         text.training.start_at(*checkpoints.read_position(checkpoint))
     objective = Objective(
-        phases=Phases(causal, anneal, settings.seed, autoregressive, settings.window),
+        phases=Phases(causal, autoregressive, settings.window),
         mask_id=config.mask_token_id,
         shifted=config.logit_shift,
         batch=settings.batch,
@@ -233,9 +232,6 @@ def _trainer(
         liger={"auto": None, "on": True, "off": False}[settings.liger],
         in_blocks=config.block_length is not None,
     )
-    muon_lr = None
-    if settings.optimizer == "muon":
-        muon_lr = settings.muon_lr or settings.lr
     together = min(args.per_device_train_batch_size, settings.head_chunk // settings.length)
     trainer = DiffusionTrainer(
         model=model,
@@ -246,17 +242,13 @@ def _trainer(
         heldout=text.heldout,
         together=max(1, together),
         keep=settings.keep,
-        muon_lr=muon_lr,
     )
     models.spread_out(trainer, settings)
     # rows of the history are said by `progress`; the Trainer would print them as raw dicts
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    begins = (args.warmup_steps, causal, causal + anneal)
     tokens = settings.batch * settings.length
-    recorders: list[Recorder] = [
-        History(tokens, checkpoint, say, spike=settings.spike, begins=begins)
-    ]
+    recorders: list[Recorder] = [History(tokens, checkpoint, say)]
     if settings.monitor_every:
         monitor = SinkMonitor(
             text.heldout.ids_RS,

@@ -69,10 +69,9 @@ class ModelSettings(Checked):
 class DataSettings(Checked):
     """Data of a training run."""
 
-    corpus: str = "python-docs"
-    """Folder or file of text (.txt, .md, .jsonl, each also .gz; .parquet), "hub:NAME" or
-    "hub:NAME:CONFIG" for a dataset of the Hub, or "python-docs": the documentation that comes with
-    Python. For pairs a file, or "arithmetic" (invented sums).
+    corpus: str = ""
+    """Folder or file of text (.txt, .md, .jsonl, each also .gz; .parquet), or "hub:NAME" or
+    "hub:NAME:CONFIG" for a dataset of the Hub. For pairs a file, or "arithmetic" (invented sums).
     """
     text_field: str = "text"
     """Field that holds the text in JSON lines and datasets."""
@@ -143,9 +142,6 @@ class ObjectiveSettings(Checked):
     """Fraction of the steps spent as a causal language model first; small budgets go much further
     with 0.4.
     """
-    anneal: float = limited(0.0, at_least=0, at_most=1)
-    """Fraction of the steps, after the causal ones, over which keys to the right become visible one
-    by one (attention-mask annealing)."""
     window: int | None = limited(None, at_least=1)
     """Width of local attention: each token sees this many neighbours on either side; all tokens
     when left out.
@@ -167,16 +163,7 @@ class ObjectiveSettings(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings(Checked):
-    """The optimizer: AdamW, or Muon and AdamW, with linear warm-up and cosine decay."""
-
-    optimizer: str = limited("adamw", one_of=("adamw", "muon"))
-    """adamw, or muon: Muon for the matrices of the layers, AdamW for embeddings, norms, biases and
-    sinks.
-    """
-    muon_lr: float | None = limited(None, above=0)
-    """Muon's peak learning rate; as lr when left out, since its updates are scaled to the size of
-    AdamW's.
-    """
+    """The optimizer: AdamW with linear warm-up and cosine decay."""
 
     batch: int = limited(32, at_least=1)
     """Rows in an optimizer step, over all processes."""
@@ -242,8 +229,6 @@ class EngineSettings(Checked):
     """Rows of held-out text that the sink monitor measures."""
     monitor_rule: str = "excess"
     """Sink rule of the sink monitor, as text, such as excess:epsilon=5 or gu."""
-    spike: float = limited(3.0, at_least=0, free=True)
-    """Stop when the loss exceeds this multiple of its recent median; 0 turns this off."""
     log_to: str = limited("auto", free=True)
     """Trackers of the Trainer besides the run folder: auto (tensorboard, if installed), none, or
     names such as tensorboard, wandb, trackio, separated by commas.

@@ -30,11 +30,10 @@ from sinklab.lab.training.checkpoints import (
     write_checkpoint,
     write_position,
 )
-from sinklab.lab.training.model import muon_and_adamw
 from sinklab.lab.training.recorders import Recorder
 
 # purpose of a draw: neighbouring places of different kinds must not share a generator
-_TIME, _MASK, _STEP_TIMES, _VISIBLE = range(4)
+_TIME, _MASK, _STEP_TIMES = range(3)
 
 
 def row_times(seed: int, rows_B: Tensor, batch: int, sampler: str, blocks: int = 1) -> Tensor:
@@ -75,14 +74,6 @@ def row_masks(seed: int, rows_B: Tensor, t_BS: Tensor) -> Tensor:
         for row in rows_B.tolist()
     ]
     return torch.stack(drawn) < t_BS
-
-
-def visible_keys(seed: int, step: int, share: float, length: int) -> Tensor:
-    """Bool (S, S) of attention-mask annealing (DiffuLLaMA, arXiv 2410.17891): each query sees its
-    left, and each key to its right with probability ``share``, drawn for the whole step.
-    """
-    drawn_SS = torch.rand(length, length, generator=place_generator(seed, _VISIBLE, step))
-    return (drawn_SS < share) | torch.ones(length, length, dtype=torch.bool).tril()
 
 
 def neighbours(window: int | None, length: int) -> Tensor | None:
@@ -127,13 +118,9 @@ class NoisyCollator:
 
 @dataclass(frozen=True)
 class Phases:
-    """Objective of each step: causal first, then diffusion, with keys to the right coming into
-    sight on the way.
-    """
+    """Objective of each step: causal first, then diffusion."""
 
     causal_steps: int
-    anneal_steps: int
-    seed: int
     autoregressive: bool = False
     """Whether every step is causal."""
     window: int | None = None
@@ -142,35 +129,11 @@ class Phases:
     @property
     def last(self) -> int:
         """A step of the last phase, the one whose objective is evaluated."""
-        return self.causal_steps + self.anneal_steps
+        return self.causal_steps
 
     def is_causal(self, step: int) -> bool:
         """Whether this step trains a causal language model."""
         return self.autoregressive or step < self.causal_steps
-
-    def share(self, step: int) -> float:
-        """Probability that a key to the right is visible, rising from 0 to 1 over the annealing
-        steps.
-        """
-        done = step - self.causal_steps
-        if done >= self.anneal_steps:
-            return 1.0
-        return max(0, done) / self.anneal_steps
-
-    def visible(self, step: int, length: int) -> Tensor | None:
-        """Keys that a query may see, bool (S, S), beside a causal step's own order; None once that
-        is everything.
-        """
-        near_SS = neighbours(self.window, length)
-        if self.is_causal(step):
-            return near_SS
-        share = self.share(step)
-        if share >= 1:
-            return near_SS
-        seen_SS = visible_keys(self.seed, step, share, length)
-        if near_SS is not None:
-            seen_SS &= near_SS
-        return seen_SS
 
 
 def maskable(batch: Mapping[str, Tensor]) -> Tensor:
@@ -192,8 +155,8 @@ def asked_causally(batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def sight(batch: Mapping[str, Tensor], visible_SS: Tensor | None) -> dict[str, Tensor]:
-    """Arguments of the model for blocked keys: padding, other documents, keys that annealing still
-    withholds.
+    """Arguments of the model for blocked keys: padding, other documents, keys beyond a
+    window.
     """
     found: dict[str, Tensor] = {}
     if visible_SS is not None:
@@ -251,7 +214,7 @@ class Objective:
         over the masks.
         """
         ids_BS = batch["input_ids"]
-        call: dict[str, Any] = sight(batch, self.phases.visible(step, ids_BS.shape[1]))
+        call: dict[str, Any] = sight(batch, neighbours(self.phases.window, ids_BS.shape[1]))
         if self.phases.is_causal(step):
             labels_BS = ids_BS.masked_fill(~asked_causally(batch), IGNORE_INDEX)
             if not self.shifted:
@@ -298,7 +261,6 @@ class DiffusionTrainer(Trainer):
         heldout: Rows,
         together: int,
         keep: int = 2,
-        muon_lr: float | None = None,
         **kwargs: Any,
     ) -> None:
         kwargs["eval_dataset"] = heldout
@@ -307,7 +269,6 @@ class DiffusionTrainer(Trainer):
         self.heldout = heldout
         self.together = together
         self.keep = keep
-        self.muon_lr = muon_lr
         self.cursor: list[int] | None = None
         """Cursor of a stream after the last row that was consumed."""
         self._evaluated: tuple[int, dict[str, Any]] | None = None
@@ -452,15 +413,6 @@ class DiffusionTrainer(Trainer):
         if sink is None or sink.weight_decay:
             return names
         return [name for name in names if name.rpartition(".")[2] not in sink.tensors]
-
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """AdamW; with ``muon_lr`` Muon for the matrices of the layers and AdamW for the rest."""
-        if self.muon_lr is None or self.optimizer is not None:
-            return super().create_optimizer(model)
-        whole: Any = self.model
-        decayed = set(self.get_decay_parameter_names(whole))
-        self.optimizer = muon_and_adamw(whole, self.muon_lr, self.args, decayed)
-        return self.optimizer
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._writing or self.args.output_dir)
