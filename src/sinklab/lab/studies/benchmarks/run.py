@@ -411,7 +411,6 @@ def table1(
             todo[folder] = name, cell
     if todo:
         read_tasks(settings)
-    seconds = 0.0
     for model, loads in models.items():
         loaded = cache(loads)
         for folder, (name, cell) in todo.items():
