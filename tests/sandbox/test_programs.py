@@ -139,6 +139,7 @@ def test_humanevals_own_solutions_pass():
 @pytest.mark.slow
 def test_a_run_keeps_its_programs_and_another_machine_scores_them(tmp_path, monkeypatch, capsys):
     pytest.importorskip("lm_eval")
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "humaneval").mkdir()
     rows = json.dumps(DOC) + "\n" + json.dumps({**DOC, "task_id": "HumanEval/1"}) + "\n"
     (tmp_path / "humaneval" / "HumanEval.jsonl").write_text(rows)

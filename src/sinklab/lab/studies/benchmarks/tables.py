@@ -61,7 +61,6 @@ def rows_of(results: Mapping[str, Any], told: Told) -> tuple[list[Row], list[Row
                 "samples": int(effective),
                 "higher_is_better": results["higher_is_better"].get(task, {}).get(metric),
             }
-            row["kept"] = 0
             if task in RUNS_CODE:
                 row["kept"] = sum(math.isnan(row["right"]) for row in of_task)
             row["no_answer"] = float(pd.Series(named, dtype=float).mean())
