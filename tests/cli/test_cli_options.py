@@ -118,20 +118,6 @@ def test_an_unknown_option_is_one_line_with_the_near_one(command, told, capsys):
     assert told in error and error.count("\n") == 1 and "─" not in error
 
 
-BOTH = ["ablate {} --rows 2", "distance {} --rows 2"]
-
-
-@pytest.mark.parametrize("command", BOTH)
-def test_a_model_is_given_by_its_flag_and_as_once_without(command, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        "sinklab.lab.cli.command.conduct", lambda study, models, *_, **__: seen.append(models) or []
-    )
-    for model in ("--model tiny-sink", "tiny-sink"):
-        assert cli(command.format(model)) == 0
-    assert [*map(list, seen)] == [["tiny-sink"]] * 2
-
-
 @pytest.mark.slow
 def test_serve_and_info_take_a_model_both_ways(model, capsys):
     said = []
@@ -206,7 +192,7 @@ def test_a_reader_that_has_gone_is_no_error():
 
 
 def test_closed_sets_stand_in_the_help_and_in_the_completion(capsys):
-    assert "--by {head,layer}" in shown("ablate --help", capsys)
+    assert "--by {model,layer,head}" in shown("curve --help", capsys)
     script = shown("--tyro-print-completion bash", capsys)
     for word in ("--new-tokens", "--monitor-rule", "zero_value", "block_diffusion"):
         assert word in script, word

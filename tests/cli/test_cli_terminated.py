@@ -44,7 +44,13 @@ STUDIES = {
         4,
         "tokens",
     ),
-    "ablate": ("ablate model --rows 3 --length 16", RunWriter, "table", 2, "ablation"),
+    "ablate": (
+        "curve --by head --model model --rows 3 --length 16",
+        RunWriter,
+        "table",
+        2,
+        "ablation",
+    ),
     "eval": (
         "eval --model model --tasks gsm8k --data data --limit 4 --num-fewshot 0 --batch 2 "
         f"{WRITES}",

@@ -125,7 +125,7 @@ def comparisons(_: Path) -> Iterator[tuple[str, Any]]:
 
 
 def curves(folder: Path) -> Iterator[tuple[str, Any]]:
-    """The cost by number of keys, by head, and while a text is written."""
+    """The cost by number of keys, and by head."""
     few = ("--dtype", "float64", "--figures", "--rows", 8)
     reading = (*few, "--length", 24, "--no-twin")
     for name in ("tiny", "tiny-causal"):
@@ -134,10 +134,6 @@ def curves(folder: Path) -> Iterator[tuple[str, Any]]:
         command("curve", *models, *reading, "--by", "head", "--layers", 0, "--out", folder / "map")
         yield from of_run(f"keys/{name}", folder / "keys" / name, ("curve", "phenomenon"))
         yield from of_run(f"heads/{name}", folder / "map" / name, ("map",))
-    writing = ("--new-tokens", 3, "--prompt-tokens", 8, "--ks", 1, "--while", "writing")
-    rules = ("--protocols", "paper", "held", "rule", "clean", "--out", folder / "writing")
-    command("curve", "--model", "tiny", *few, *writing, *rules)
-    yield from of_run("writing/tiny", folder / "writing" / "tiny", ("outcomes", "distances"))
 
 
 def of_run(name: str, folder: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

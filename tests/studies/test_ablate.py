@@ -15,16 +15,11 @@ from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.scoring.heldout import edited_losses, heldout_rows
 from sinklab.lab.studies.curve import (
-    Ablate,
-    AblateSettings,
     CurveSettings,
-    DistanceSettings,
-    DistanceStudy,
     masking_curve,
 )
 from sinklab.lab.studies.curve.figures import ablation_figure, ablation_sentences, ablation_table
 from sinklab.lab.studies.curve.reading import ablation_map
-from sinklab.lab.studies.curve.writing import distance_sentences, distance_table
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -37,16 +32,18 @@ def here(monkeypatch, tmp_path):
 
 
 def settings(**changes):
-    return AblateSettings(**{"rows": 4, "length": 16, "heldout": "held.txt", "batch": 3, **changes})
+    return CurveSettings(
+        **{"by": "head", "rows": 4, "length": 16, "heldout": "held.txt", "batch": 3, **changes}
+    )
 
 
 @pytest.mark.parametrize(
-    "changes", [{"by": "layer", "k": 2}, {"sink_rule": "excess:epsilon=0.5", "k": 3}]
+    "changes", [{"by": "layer", "ks": (2,)}, {"sink_rule": "excess:epsilon=0.5", "ks": (3,)}]
 )
 def test_every_cell_is_what_an_edit_of_this_head_alone_costs(changes):
     """Each of the edits is scored by itself, all rows at once."""
     loaded, asked = tiny_llama(), settings(**changes, twin=False)
-    run = open_run(Ablate()(loaded, "run", asked))
+    run = open_run(masking_curve(loaded, "run", asked))
     table = run.table("ablation").set_index(["layer", "head", "row"]).sort_index()
     ids_RS = heldout_rows(loaded, "held.txt", rows=4, length=16).ids_RS
     heads = range(loaded.model.config.num_attention_heads)
@@ -56,7 +53,7 @@ def test_every_cell_is_what_an_edit_of_this_head_alone_costs(changes):
     assert len(table) == 4 * len(cells)
     for layer, head in cells:
         where = {"layers": [layer], "heads": None if head < 0 else [head]}
-        edit = MaskSinks(k=asked.k, rule=asked.sink_rule, **where)
+        edit = MaskSinks(k=asked.ks[0], rule=asked.sink_rule, **where)
         clean, one = edited_losses(loaded, ids_RS, [[], [edit]])
         found = table.loc[layer, head]
         assert np.allclose(found["clean"], clean.losses_R, rtol=1e-5)
@@ -68,26 +65,11 @@ def test_every_cell_is_what_an_edit_of_this_head_alone_costs(changes):
         assert 0 < table["keys"].mean() < 3
 
 
-def test_a_map_is_a_curve_by_layer_or_head_and_older_ones_are_read():
-    small = {"by": "layer", "rows": 4, "length": 16, "heldout": "held.txt", "twin": False}
-    long = open_run(masking_curve(tiny_llama(), "long", CurveSettings(ks=(2,), **small)))
-    short = open_run(Ablate()(tiny_llama(), "short", AblateSettings(k=2, **small)))
-    assert (long.info.kind, long.info.settings) == ("ablate", short.info.settings)
-    assert long.table("ablation").equals(short.table("ablation"))
-    older = {"by": "layer", "k": 2, "removal": "zero_value", "seed": 1}
-    for kind, settings_ in (("ablate", older), ("distance", {"protocols": ["rule"], "ks": [3]})):
-        with RunWriter(kind, kind=kind, model={}, settings=settings_, seed=0):
-            pass
-    found = masking_curve.settings_of("ablate")
-    assert (found.ks, found.removals, found.by, found.seed) == ((2,), ("zero_value",), "layer", 1)
-    found = masking_curve.settings_of("distance")
-    assert (found.during, found.protocols, found.ks) == ("writing", ("rule",), (3,))
-
-
 @pytest.mark.slow
 def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys):
     model = str(save_tiny(Path("model")))
-    words = f"ablate {model} --rows 8 --length 16 --batch 4 --heldout held.txt --out out"
+    read = "--rows 8 --length 16 --batch 4 --heldout held.txt"
+    words = f"curve --by head --model {model} {read} --out out"
     assert cli(words) == 0
     printed = capsys.readouterr().out
     assert (
@@ -115,7 +97,7 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys):
     assert Path("out/ablation.png").stat().st_size > 1000
     assert len(ablation_figure(run, theme="dark").axes) == 4
     assert cli(f"{words} --resume --figures") == 0
-    assert cli(f"{words} --resume --k 2") == 2
+    assert cli(f"{words} --resume --ks 2") == 2
     assert (
         cli(words.replace("--out out", "--sink-rule excess:epsilon=3 --out ruled --figures")) == 0
     )
@@ -129,7 +111,7 @@ def made_up(folder, deltas, twin=None, **settings_):
     """Sentences of a run whose rows lose this, (R, C); the weight of a cell is its number. And of
     one with a twin.
     """
-    known = {"by": "head", "k": 1, "sink_rule": None, **settings_}
+    known = {"by": "head", "ks": (1,), "sink_rule": None, **settings_}
     with RunWriter(folder, kind="ablate", model={"name": "toy"}, settings=known, seed=0) as run:
         for kind, values in (("", deltas), ("-permuted", twin)):
             if values is None:
@@ -180,7 +162,7 @@ def test_sentences_say_what_the_rows_say():
         "is inconclusive: that takes 10 heads that differ"
         in made_up(Path("flat"), np.full((8, 10), 0.1))[1]
     )
-    assert "the 2 most attended keys" in made_up(Path("two"), noise, k=2)[0]
+    assert "the 2 most attended keys" in made_up(Path("two"), noise, ks=(2,))[0]
     assert list(ablation_table(open_run("rising"))["head"][:2]) == ["9", "8"]
     assert set(ablation_table(open_run("nothing"))["verdict"]) == {"inconclusive"}
     assert np.isnan(rank_correlation(np.ones((8, 10)), noise[:8]).value)
@@ -188,11 +170,11 @@ def test_sentences_say_what_the_rows_say():
 
 def test_what_makes_no_sense_is_refused():
     loaded = tiny_loaded()
-    refused("head, layer, but is 'heads'", settings, by="heads")
+    refused("one of model, layer, head, but is 'heads'", settings, by="heads")
     refused("unknown sink rule", settings, sink_rule="exces")
-    refused("0 to 1, but no 5; leave it out", Ablate(), loaded, "a", settings(layers=(0, 5)))
-    refused("k is 16 and a row has 16", Ablate(), loaded, "a", settings(k=16))
-    refused("fit the context of tiny test", Ablate(), loaded, "a", settings(length=100))
+    refused("0 to 1, but no 5; leave it out", masking_curve, loaded, "a", settings(layers=(0, 5)))
+    refused("k is 16 and a row has 16", masking_curve, loaded, "a", settings(ks=(16,)))
+    refused("fit the context of tiny test", masking_curve, loaded, "a", settings(length=100))
     assert not Path("a").exists()
     with (
         pytest.raises(KeyboardInterrupt),
@@ -201,74 +183,3 @@ def test_what_makes_no_sense_is_refused():
         raise KeyboardInterrupt
     with pytest.raises(NotRecorded, match=r"cut is not\."):
         ablation_sentences([open_run("cut")])
-
-
-def shorter(**changes):
-    small = {
-        "rows": 3,
-        "prompt_tokens": 8,
-        "new_tokens": 4,
-        "heldout": "held.txt",
-        "batch": 2,
-        "ks": (1, 2),
-    }
-    return DistanceSettings(**{**small, **changes})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
-def test_dose_path_protocol_and_outcome_stand_in_one_table(family):
-    loaded = tiny_loaded() if family == "diffusion" else tiny_llama()
-    asked = shorter(protocols=("paper", "held"), controls=("sinks", "lowest"), ks=(2,))
-    run = open_run(DistanceStudy()(loaded, "out", asked))
-    rows, cells = run.table("distances"), run.table("outcomes")
-    arms = ["protocol", "removal", "k", "control"]
-    assert len(cells) == 2 * 2 * 2 and len(rows) == 3 * len(cells)
-    assert set(rows.groupby(arms)["row"].apply(lambda numbers: (*sorted(numbers),))) == {(0, 1, 2)}
-    merged = cells.set_index(arms).sort_index()
-    assert np.allclose(
-        rows.groupby(arms)[["kl", "worse", "agreement"]].mean(),
-        merged[["kl", "worse", "agreement"]],
-    )
-    # three texts are too few for an interval, and for a verdict
-    assert cells["kl_low"].isna().all() and (cells["told"] == 0).all()
-    assert merged["keys"].between(1.9, 2.01).all()
-    held, paper = (merged.loc[(name, "mask", 2, "sinks")] for name in ("held", "paper"))
-    assert held["overlap"] > 0.9 > paper["overlap"]
-    # a text that is the clean one costs the unedited model what that costs
-    same = rows[rows["agreement"] == 1]
-    assert same["worse"].abs().max() < 1e-6 or same.empty
-    table = distance_table(run)
-    assert set(table["blocked"]) == {"top k", "lowest"}
-    said = distance_sentences([run])
-    assert len(said) == 4
-    assert (
-        "k = 2 (2.00 keys a head" in said[0]
-        and "3 texts are too few to tell (at least 8)" in said[0]
-    )
-    other = open_run(
-        DistanceStudy()(loaded, "other", shorter(protocols=("held",), ks=(2,), batch=3))
-    )
-    again = other.table("outcomes").set_index(arms).loc[("held", "mask", 2, "sinks")]
-    assert again["kl"] == pytest.approx(held["kl"], rel=1e-3)
-
-
-@pytest.mark.slow
-def test_the_command_of_distances_writes_a_page(capsys):
-    model = str(save_tiny(Path("model")))
-    words = (
-        f"distance {model} --rows 8 --prompt-tokens 8 --new-tokens 3 --ks 1 --removals mask "
-        "--heldout held.txt"
-    )
-    assert cli(f"{words} --protocols paper rule --sink-rule excess:epsilon=1 --out out") == 0
-    printed = capsys.readouterr().out
-    assert "model, protocol rule, mask, k = 1 (" in printed
-    assert "drawn: out/distance.md" in printed
-    page = Path("out/distance.md").read_text()
-    assert (
-        "| protocol | path | k | blocked | keys | sinks | held | removed | overlap | tokens that "
-        "agree |" in page
-    )
-    assert open_run("out").table("outcomes")["agreement_low"].between(0, 1).all()
-    assert cli(f"{words} --ks 5 --out b") == 2
-    assert "k is 5; choose at most 4, or a longer prompt" in capsys.readouterr().err

@@ -310,7 +310,6 @@ def test_what_makes_no_sense_is_refused(tmp_path):
     refused("rows must be at least 1", CurveSettings, rows=0)
     loaded = tiny_loaded(1)
     for message, settings in (
-        (r"protocols=.*during=reading", {"protocols": ("rule",)}),
         ("one of ks", {"by": "head", "ks": (1, 2)}),
         ("63 positions, got 65", {"ks": (1,), "length": 65}),
         # 20 tokens and an added sink

@@ -11,23 +11,15 @@ from conformance.runs import check_study
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.curve import (
-    Ablate,
-    AblateSettings,
     Curve,
     CurveSettings,
-    DistanceSettings,
-    DistanceStudy,
 )
 from tiny_diffusion import TEXT, tiny_loaded
-from tiny_llama import tiny_llama
 
 LOSSES = CurveSettings(
     ks=(1,), controls=("sinks", "random"), rows=3, length=16, batch=2, heldout="held.txt"
 )
-MAP = AblateSettings(rows=4, length=16, batch=3, heldout="held.txt", twin=False)
-TEXTS = DistanceSettings(
-    rows=2, batch=1, prompt_tokens=8, new_tokens=3, heldout="held.txt", ks=(1,)
-)
+MAP = CurveSettings(by="head", rows=4, length=16, batch=3, heldout="held.txt", twin=False)
 
 
 @pytest.fixture(autouse=True)
@@ -40,17 +32,13 @@ def here(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("study", "make", "settings"),
     [
-        (Ablate(), lambda: tiny_loaded(1), replace(MAP, k=2)),
+        (Curve(), lambda: tiny_loaded(1), replace(MAP, ks=(2,))),
         (
-            Ablate(),
+            Curve(),
             tiny_loaded,
-            replace(MAP, by="layer", sink_rule="excess:epsilon=1", removal="zero_value", twin=True),
-        ),
-        (DistanceStudy(), lambda: tiny_loaded(1), replace(TEXTS, protocols=("rule",))),
-        (
-            DistanceStudy(),
-            tiny_llama,
-            replace(TEXTS, protocols=("clean",), removals=("mask",), controls=("random",)),
+            replace(
+                MAP, by="layer", sink_rule="excess:epsilon=1", removals=("zero_value",), twin=True
+            ),
         ),
     ],
 )
@@ -61,7 +49,7 @@ def test_a_study_conforms(study, make, settings):
 @pytest.mark.parametrize(
     ("study", "settings"),
     [
-        (Ablate(), replace(MAP, by="layer")),
+        (Curve(), replace(MAP, by="layer")),
         pytest.param(Curve(), LOSSES, marks=pytest.mark.slow),
     ],
 )
@@ -75,22 +63,22 @@ def test_controls_are_measured_as_in_a_run_of_their_own(study, settings):
         assert "twins" not in alone.tables
         for name in alone.tables:
             assert alone.table(name).equals(run.table(f"{name}-{kind}")), name
-        rows = type(study).parts
+        rows = study.resolved(settings)[0].parts
         assert not alone.table(rows).equals(run.table(rows))
 
 
 def test_a_finished_run_gets_its_controls_where_they_are_asked_for():
     settings = replace(MAP, by="layer")
-    Ablate()(tiny_loaded(), "late", settings)
-    Ablate()(tiny_loaded(), "late", replace(settings, twin=True), resume=True)
-    at_once = open_run(Ablate()(tiny_loaded(), "at once", replace(settings, twin=True)))
+    Curve()(tiny_loaded(), "late", settings)
+    Curve()(tiny_loaded(), "late", replace(settings, twin=True), resume=True)
+    at_once = open_run(Curve()(tiny_loaded(), "at once", replace(settings, twin=True)))
     assert open_run("late").table("map-permuted").equals(at_once.table("map-permuted"))
 
 
 def test_a_worker_takes_what_the_others_have_not_done(monkeypatch):
     settings = replace(MAP, by="layer")
-    alone = open_run(Ablate()(tiny_loaded(), "alone", settings))
+    alone = open_run(Curve()(tiny_loaded(), "alone", settings))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    shared = open_run(Ablate()(tiny_loaded(), "run", settings))
+    shared = open_run(Curve()(tiny_loaded(), "run", settings))
     assert shared.table("ablation").equals(alone.table("ablation"))

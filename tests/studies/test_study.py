@@ -7,7 +7,7 @@ import torch
 from refusals import refused
 from sinklab.core.probing import Statistic
 from sinklab.core.registry import statistics
-from sinklab.lab.studies.trace.study import StudySettings, Trace, study
+from sinklab.lab.studies.trace.study import StudySettings, study
 from small_runs import traced
 from tiny_diffusion import TEXT, tiny_loaded
 
@@ -96,12 +96,6 @@ def test_each_sample_has_a_seed_of_its_own(tmp_path):
     batch = torch.tensor(loaded.tokenizer(["The sea"])["input_ids"])
     again = loaded.model.generate(batch, max_new_tokens=10, seed=int(texts["seed"][1]), **how)
     assert texts["token_ids"][1].tolist() == again[0, batch.shape[1] :].tolist()
-
-
-def test_settings_of_runs_that_scored_held_out_text_are_read_or_refused():
-    record = {"heldout": "", "ks": [0, 1], "heldout_rows": 48, "heldout_length": 256, "every": 2}
-    assert Trace().renamed(record) == {"exact": True, "every": 2}
-    refused("sinklab curve --heldout", Trace().renamed, {**record, "heldout": "books.txt"})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.records import open_run
 from sinklab.lab.reports.runs import as_studies
 from sinklab.lab.studies.curve.figures import ablation_sentences, as_curves, judged
-from sinklab.lab.studies.curve.study import Ablate, AblateSettings, CurveSettings, masking_curve
+from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_backbone, tiny_tokenizer
 
@@ -81,6 +81,8 @@ def test_controls_stand_beside_what_curves_and_maps_of_random_weights_show(tmp_p
         found = [one for one in judged(as_curves(open_run(run))).values() if one.holds is not None]
         told += len(found)
         assert all(one.controls.startswith(" (shuffled weights ") for one in found)
-        run = Ablate()(loaded, tmp_path / f"map-{seed}", AblateSettings(k=8, seed=seed, **text))
+        run = masking_curve(
+            loaded, tmp_path / f"map-{seed}", CurveSettings(by="head", ks=(8,), seed=seed, **text)
+        )
         assert "(shuffled weights " in ablation_sentences([open_run(run)])[0]
     assert told >= 3, "random weights show a lot"

@@ -2,8 +2,6 @@ from .answers import Answer as Answer
 from .answers import SinkFacts as SinkFacts
 from .answers import needs_own_batch as needs_own_batch
 from .answers import write_batch as write_batch
-from .distance import Distance as Distance
-from .distance import output_distances as output_distances
 from .heldout import EditedLosses as EditedLosses
 from .heldout import HeldoutRows as HeldoutRows
 from .heldout import edited_losses as edited_losses

@@ -283,10 +283,6 @@ class Study:
     """Default model; a tuple if the command takes several; empty if the study makes its own
     (``loaded`` is None).
     """
-    positional: ClassVar[bool] = False
-    """Whether the command also takes its models without ``--model``, as it did before there was
-    one.
-    """
     parts: ClassVar[str] = ""
     """Table that marks samples as written by its parts; empty for a study that is written at once.
     """
@@ -483,11 +479,7 @@ class Study:
         }
         if "twins" in info.tables and open_run(folder).table("twins")["made"].any():
             kept["twin"] = True
-        return from_record(self.Settings(), self.renamed(kept))
-
-    def renamed(self, record: dict[str, Any]) -> dict[str, Any]:
-        """A record of settings, with older names replaced by those of now."""
-        return record
+        return from_record(self.Settings(), kept)
 
 
 def is_there(path: Path, about: Mapping[str, Any]) -> bool:

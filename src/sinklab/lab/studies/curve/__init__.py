@@ -1,6 +1,4 @@
-"""Cost of blocking keys: held-out loss over their number, in one head or layer at a time, and the
-distance of texts that are written meanwhile.
-"""
+"""Cost of blocking keys: held-out loss over their number, in one head or layer at a time."""
 
 import lazy_loader
 

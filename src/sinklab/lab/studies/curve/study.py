@@ -1,4 +1,4 @@
-"""The cost of blocking keys as a study: its settings, the base of its three kinds of run, its
+"""The cost of blocking keys as a study: its settings, the base of its two kinds of run, its
 command, and the function that Python calls.
 """
 
@@ -6,17 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, registered, rules, studies
-from sinklab.lab.measures import CONTROLS, PROTOCOLS
-from sinklab.lab.records import open_run
+from sinklab.lab.measures import CONTROLS
 from sinklab.lab.studies import ScoredStudy, Study, ascending, deferred
 
-KIND = ("by", "during")
-"""Settings that say which kind of run it is."""
 UNITS = ("model", "layer", "head")
 REMOVALS = ("mask", "zero_value")
 
@@ -32,19 +28,15 @@ class CurveSettings(Checked):
     """Block keys in the whole model, or map the cost of blocking them in one layer, or in one head,
     at a time.
     """
-    during: str = limited("reading", one_of=("reading", "writing"), flag="while")
-    """reading: held-out loss; writing: how far the texts are from those that the unedited model
-    writes.
-    """
     ks: tuple[int, ...] = limited((), at_least=0)
     """Numbers of keys to block per row, layer and query head; when left out 0 1 2 5 10 20 (0 is
-    always scored), 1 by layer or head, 1 5 while writing.
+    always scored), 1 by layer or head.
     """
     controls: tuple[str, ...] = limited((), one_of=CONTROLS)
     """Keys to block: those that receive most (sinks), as many others drawn (random), others that
     are no sinks and together hold as much (equal_mass, compared in the heads that have some), the
     least attended (lowest), the last (recent). When left out the first three; sinks by layer or
-    head, and while writing.
+    head.
     """
     sink_rule: Any = registered(rules, None)  # noqa: RUF009
     """Rule for sinks, NAME:field=value: of the most attended keys only such are blocked, at most k.
@@ -52,33 +44,22 @@ class CurveSettings(Checked):
     """
     removals: tuple[str, ...] = limited((), one_of=REMOVALS)
     """Ways of removal: mask (before the softmax, the weight goes to other keys) or zero_value (the
-    weight stays and adds nothing). mask when left out; both while writing.
+    weight stays and adds nothing). mask when left out.
     """
     layers: tuple[int, ...] = limited((), read=ascending)
     """Layers of a map; all when left out."""
     edits: tuple[Any, ...] = registered(interventions, ())
     """Further edits to score, each by itself: NAME:field=value."""
-    protocols: tuple[str, ...] = limited(("paper", "held", "clean"), one_of=PROTOCOLS, needed=True)
-    """While writing, the choice of keys, and for how long: paper (the top k of the step before,
-    arXiv 2510.15731), held (the first top k stay blocked), rule (those of them that are sinks stay
-    blocked), clean (the top k of a clean pass at the same step).
-    """
     heldout: str | None = None
-    """Corpus to score, or to begin texts with; None uses the excerpt in the package."""
+    """Corpus to score; None uses the excerpt in the package."""
     rows: int | None = limited(None, at_least=1)
-    """Rows of text; 48 when left out, 12 while writing."""
+    """Rows of text; 48 when left out."""
     length: int = limited(256, at_least=2)
     """Tokens in a row that is read."""
-    prompt_tokens: int = limited(32, at_least=1)
-    """Tokens that are given of a text to write."""
-    new_tokens: int = limited(32, at_least=1)
-    """Tokens to write, the most probable ones; a diffusion model writes one a step."""
-    block_length: int | None = limited(None, at_least=1)
-    """Tokens per block of a diffusion model that writes; one block when left out."""
     draws: int = limited(1, at_least=1)
     """Repetitions per row, each with its own noise and random columns; the mean counts."""
     batch: int | None = limited(None, at_least=1)
-    """Rows per forward pass; 16 when left out, 12 while writing."""
+    """Rows per forward pass; 16 when left out."""
     seed: int = 0
     """Seed of the noise and of random controls."""
     twin: bool | None = limited(None, free=True)
@@ -86,11 +67,6 @@ class CurveSettings(Checked):
     their numbers stand beside its own. When left out, if both take less than a minute. A curve that
     is there gets none.
     """
-
-    def own(self) -> CurveSettings:
-        """The settings of `sinklab curve`, without what a short name of it adds."""
-        names = [one.name for one in dataclasses.fields(CurveSettings)]
-        return CurveSettings(**{name: getattr(self, name) for name in names})
 
 
 class CostStudy(ScoredStudy):
@@ -107,10 +83,10 @@ class CostStudy(ScoredStudy):
         own = (*self.defaults, *self.reads)
         for one in dataclasses.fields(CurveSettings):
             value = getattr(settings, one.name)
-            if one.name not in own and one.name not in KIND and value != one.default:
+            if one.name not in (*own, "by") and value != one.default:
                 raise ValueError(
                     f"{one.name}={value} belongs to another kind of curve than by={settings.by}, "
-                    f"during={settings.during}, whose settings are {', '.join(own)}; leave it out"
+                    f"whose settings are {', '.join(own)}; leave it out"
                 )
         changes = {
             name: value
@@ -140,10 +116,7 @@ class Curve(Study):
 
     With --by head (or layer) it maps the cost of blocking them in one head, or in all heads of one
     layer, beside the share of attention that they hold there: ablation.md, ablation.csv and two
-    maps in each run folder. With --while writing, texts are written with and without: agreement of
-    the tokens in free runs; the KL divergence of each token at the order and on the canvases of the
-    clean run; and the loss of the text by the unedited model, since another text may be as good:
-    distance.md in each run folder.
+    maps in each run folder.
 
     Try
         sinklab curve
@@ -154,12 +127,11 @@ class Curve(Study):
         sinklab curve --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --heldout \\
             my_texts/ --length 512
         sinklab curve --by head --model tiny --rows 12 --length 128 --out runs/map
-        sinklab curve --while writing --model tiny --rows 6 --protocols paper held rule clean
     """
 
     Settings = CurveSettings
     model: ClassVar[str | tuple[str, ...]] = ("tiny", "tiny-sink")
-    kinds: ClassVar = ("curve", "ablate", "distance")
+    kinds: ClassVar = ("curve", "ablate")
     keeps = True
     parts = "curve_rows"
     shards = True
@@ -183,10 +155,8 @@ class Curve(Study):
         Raises:
             ValueError: for settings of another one.
         """
-        settings, kind = settings.own(), "curve"
-        if settings.during == "writing":
-            kind = "distance"
-        elif settings.by != "model":
+        kind = "curve"
+        if settings.by != "model":
             kind = "ablate"
         chosen = deferred(KINDS[kind])(None)
         return chosen, chosen.filled(settings)
@@ -196,29 +166,10 @@ class Curve(Study):
         chosen, settings = self.resolved(settings)
         return chosen.record(settings)
 
-    def settings_of(self, folder: str | Path) -> Any:
-        """Settings of a run folder of any of the three kinds, as `Study.settings_of`; those of
-        older maps by the names of now.
-        """
-        settings = super().settings_of(folder)
-        if open_run(folder).info.kind == "distance":
-            settings = dataclasses.replace(settings, during="writing")
-        return settings
-
-    def renamed(self, record: dict[str, Any]) -> dict[str, Any]:
-        """A record of an older map with the names of now."""
-        record = dict(record)
-        if "k" in record:
-            record["ks"] = (record.pop("k"),)
-        if "removal" in record:
-            record["removals"] = (record.pop("removal"),)
-        return record
-
 
 KINDS = {
     "curve": "sinklab.lab.studies.curve.reading:CostCurve",
     "ablate": "sinklab.lab.studies.curve.reading:CostMap",
-    "distance": "sinklab.lab.studies.curve.writing:Distances",
 }
 """Class of each kind of run."""
 
@@ -247,60 +198,3 @@ Raises:
     ValueError: for a model without a mask token, rows that do not fit its context, a k that does
         not fit a row.
 """
-
-
-@dataclass(frozen=True)
-class AblateSettings(CurveSettings):
-    """Settings of `CurveSettings` for a map, with one k and one removal."""
-
-    by: str = limited("head", one_of=("head", "layer"))
-    """Block keys in one head at a time, or in all heads of one layer."""
-    k: int = limited(1, at_least=1)
-    """Keys to block per row and head."""
-    removal: str = limited("mask", one_of=REMOVALS)
-    """Way of removal, mask or zero_value."""
-
-    def own(self) -> CurveSettings:
-        """The settings of `sinklab curve`."""
-        ks, removals = self.ks or (self.k,), self.removals or (self.removal,)
-        return dataclasses.replace(super().own(), ks=ks, removals=removals)
-
-
-@studies.register("ablate")
-class Ablate(Curve):
-    """Short for curve --by head, for one more release.
-
-    Try
-        sinklab ablate --model tiny --rows 12 --length 128
-    """
-
-    Settings = AblateSettings
-    kind = "ablate"
-    model = "tiny"
-    positional = True
-    keeps = False
-    parts = "ablation"
-
-
-@dataclass(frozen=True)
-class DistanceSettings(CurveSettings):
-    """Settings of `CurveSettings` for texts that are written."""
-
-    during: str = limited("writing", one_of=("reading", "writing"), flag="while")
-    """writing, where `sinklab curve` has reading."""
-
-
-@studies.register("distance")
-class DistanceStudy(Curve):
-    """Short for curve --while writing, for one more release.
-
-    Try
-        sinklab distance --model tiny --rows 6 --ks 1 5
-    """
-
-    Settings = DistanceSettings
-    kind = "distance"
-    model = "tiny"
-    positional = True
-    keeps = False
-    parts = "distances"

@@ -39,8 +39,6 @@ STATISTICS = (
     "received_by_state",
 )
 """Statistics recorded by default, but for the last; any other registered statistic can be added."""
-OF_CURVE = ("heldout", "ks", "heldout_rows", "heldout_length")
-"""Settings of older runs, which also scored held-out text as `sinklab curve` does."""
 
 
 @dataclass(frozen=True)
@@ -191,18 +189,6 @@ class Trace(Study):
         if plan.tasks[0].is_fast:
             about["forward"] = FAST
         return about
-
-    def renamed(self, record: dict[str, Any]) -> dict[str, Any]:
-        """A record of settings; runs of before there was a choice measured the model's own
-        forward. Raises ValueError for a run that scored held-out text too.
-        """
-        if record.get("heldout", "") != "":
-            raise ValueError(
-                f"a trace records alone, but this run also scored heldout={record['heldout']}; "
-                "score it by sinklab curve --heldout"
-            )
-        kept = {name: value for name, value in record.items() if name not in OF_CURVE}
-        return {"exact": True, **kept}
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """The commands that go on from here: to see the run, to run its controls, to block its
