@@ -56,6 +56,15 @@ class Reading:
     is absent.
     """
 
+    def check(self, models: Sequence[str]) -> None:
+        """Raises ValueError for the first of several models that is not there: their configs are
+        read, and no weights.
+        """
+        from sinklab.lab.checkpoints.info import describe
+
+        for model in models[1:]:
+            describe(self.base or model, revision=self.revision)
+
     def load(self, model: str, *, fills_masks: bool = True) -> Loaded:
         """The model, which must have a mask token if it denoises and fills masks; of several
         processes on one machine each takes a GPU of its own.
@@ -215,6 +224,7 @@ def conduct(
         for place in places:
             refuse_taken(place)
     study, settings = study.resolved(settings)
+    reading.check(models)
     with working() as progress:
         for model, place in zip(models, places, strict=True):
             loaded = None

@@ -380,6 +380,7 @@ def _scored(
 
     if not model:
         raise ValueError("the table needs at least one model; give --model tiny, for example")
+    reading.check(model)
     loaders = {
         folder: partial(reading.load, name)
         for name, folder in zip(model, folder_names(model), strict=True)
