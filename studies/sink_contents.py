@@ -155,21 +155,20 @@ def sampled(lm: Any, choose: str, texts: list[list[Step]], size: Size) -> tuple:
             follow = final_S[open_S][(step.block + 1) * size.block :][: size.block]
             for name, ids in zip(MEANS, (ids_S[place_S == 2], follow), strict=True):
                 means[name].append(embedding_VD[torch.tensor(ids)].mean(0).double().numpy())
-            read_1SD = embedding_VD[step.before_BS]
-            states_LSD = torch.cat([read_1SD, recording.values("layer_states")[0][0]])
+            states_LSD = torch.cat([embedding_VD[step.before_BS], recording.layer_states[0][0]])
             about = {"text": text, "step": number, "block": step.block}
             about |= {"progress": (place_S < 2).sum() / open_S.sum()}
             about |= {"frequent": np.bincount(ids_S[place_S >= 2]).argmax()}
             for layer in range(0, len(states_LSD), size.depth):
                 # what leaves the last layer is read at the sinks of the last layer
                 sink_S = chosen_LS[min(layer, len(chosen_LS) - 1)]
-                at_N2 = matched_pairs(sink_S, place_S, ids_S, random)
+                at_N = matched_pairs(sink_S, place_S, ids_S, random).reshape(-1)
                 for number_of_place, place in enumerate(PLACES):
                     here_S = place_S == number_of_place
                     look = {"place": place, "layer": layer, "positions": here_S.sum()}
-                    look |= {"sinks": sink_S[here_S].sum(), "pairs": here_S[at_N2[:, 0]].sum()}
+                    look |= {"sinks": sink_S[here_S].sum(), "pairs": here_S[at_N[::2]].sum()}
+                    look |= {"texts": text if look["sinks"] else math.nan}
                     looks += [look] * bool(here_S.any())
-                at_N = at_N2.reshape(-1)
                 row = {"layer": layer, "population": np.resize(POPULATIONS, len(at_N))}
                 row |= {"place": np.array(PLACES)[place_S[at_N]], "token": final_S[at_N]}
                 row |= {"position": at_N}
@@ -365,7 +364,8 @@ def tables_of(lm: Any, choose: str, texts: list, size: Size, places: Any = PLACE
     """How many keys were chosen, and what the lens and probes read in them, by place and layer."""
     rows, states_ND, last_ND, looks, means = sampled(lm, choose, texts, size)
     grouped = looks.groupby(["place", "layer"])
-    found = {"looks": grouped.mean().join(grouped.size().rename("looks")).reset_index()}
+    counted = grouped.mean().assign(looks=grouped.size(), texts=grouped["texts"].nunique())
+    found = {"looks": counted.reset_index()}
     draw, shape = torch.Generator(), (size.resamples, size.texts)
     taken_RG = torch.randint(size.texts, shape, generator=draw.manual_seed(SEED)).numpy()
     count_RG = np.stack([np.bincount(one, minlength=size.texts) for one in taken_RG])
@@ -398,8 +398,8 @@ def added_sink(lm: Any, texts: list[list[Step]], size: Size) -> Table:
 def drawn(tables: dict[str, Table], place: str) -> Figure:
     """Lens and probes at a place; sinks are red, dotted targets shuffled, dashed of other texts."""
     figure = Figure(figsize=(10.5, 11))
-    panels = figure.subplots(4, 3, gridspec_kw={"hspace": 0.35})
-    for panel, name in zip(panels.flat, LENS + NUMBERS + MEANS, strict=True):
+    figure.subplots_adjust(0.05, 0.03, 0.99, 0.97, hspace=0.28)
+    for panel, name in zip(figure.subplots(4, 3).flat, LENS + NUMBERS + MEANS, strict=True):
         table, about = ("lens", "measure") if name in LENS else ("probes", "target")
         here = tables[table][(tables[table]["place"] == place) & (tables[table][about] == name)]
         panel.set_title(" ".join([name, *here["measure"].unique()[: name not in LENS]]))
@@ -432,7 +432,7 @@ def main(size: Size, out: Path) -> None:
             if choose in controlled:
                 for kind, twin in untrained_twins(lm, SEED).items():
                     ahead = tables_of(twin, choose, texts, size, ["future"])
-                    tables[f"probes-{kind}"] = ahead["probes"]
+                    tables |= {f"{one}-{kind}": ahead[one] for one in ("lens", "probes")}
             found[name] = {"settings": asdict(size) | {"choose": choose}}
             for table, frame in tables.items():
                 found[name][table] = frame.astype(object).where(frame.notna(), None).to_dict("list")

@@ -43,11 +43,11 @@ def results(tmp_path_factory, python):
 def test_the_smallest_run_has_every_table_of_the_page(results):
     committed = json.loads(SCRIPT.with_suffix("").joinpath("results.json").read_text("utf-8"))
     for run, tables in results.items():
-        assert {*tables} == {*committed[run]} - {"settings", "texts", "sides", "sentences"} - {
-            "texts_with_future_sinks"
-        }
-        for name, table in tables.items():
-            assert {*table.columns} == {*committed[run][name]}, name
+        other = {"settings", "texts", "texts_with_future_sinks", "sides", "sentences"}
+        assert {*committed[run]} - other <= {*tables}
+        for name in committed[run].keys() & tables:
+            more = {"texts"} if name == "looks" else set()
+            assert {*tables[name].columns} == {*committed[run][name]} | more, name
     added = results["tiny-sink-strongest"]["added"]
     assert added["spread"].eq(0).all() and added["share"].between(0, 1, "neither").all()
 
