@@ -74,7 +74,7 @@ class WrappedConfig:
     @property
     def decoding(self) -> dict[str, Any]:
         """Arguments of `DecodingSettings.decode` that belong to the model."""
-        return {"eos_ids": self.eos_ids, "context": self.text_positions}
+        return {"eos_ids": self.eos_ids}
 
     def get_text_config(self) -> WrappedConfig:
         """The config that holds the sizes."""
