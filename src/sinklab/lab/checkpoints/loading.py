@@ -79,6 +79,11 @@ class Loaded:
         return self.model.config
 
     @property
+    def backbone(self) -> Any:
+        """Its part on the model's layers and heads: all of it, unless a backbone stands in it."""
+        return getattr(self.config, "backbone", self.config)
+
+    @property
     def added_sinks(self) -> int:
         """Number of sinks that are added in front of the keys."""
         return getattr(self.config, "sink_count", 0)

@@ -36,7 +36,7 @@ class LM(loading.Loaded):
     """A model ready to use; all that takes a :class:`~sinklab.lab.checkpoints.Loaded` takes it."""
 
     def __repr__(self) -> str:
-        model, config = self.model, getattr(self.model.config, "backbone", self.model.config)
+        model, config = self.model, self.backbone
         shape = f"{config.num_hidden_layers} layers × {config.num_attention_heads} heads"
         kind = f"{self.family}, {shape}, {model.num_parameters() / 1e6:,.1f} M parameters"
         sink = (

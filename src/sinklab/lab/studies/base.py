@@ -134,7 +134,7 @@ def describe(
     when left out.
     """
     config = loaded.config
-    backbone = getattr(config, "backbone", config)
+    backbone = loaded.backbone
     about = {
         "name": loaded.name,
         "revision": loaded.revision,

@@ -137,10 +137,11 @@ class EvalSettings(DecodingSettings):
             raise ValueError(
                 f"published is a choice for the task {TWO_STAGE}, got the tasks {', '.join(names)}"
             )
-        said = [name for name, default in MASKING.items() if getattr(self, name) != default]
+        values = vars(self)
+        said = [name for name, default in MASKING.items() if values[name] != default]
         if said and self.mask_sinks is None:
             raise ValueError(
-                f"{said[0]}={getattr(self, said[0])} says which keys are blocked and how, but "
+                f"{said[0]}={values[said[0]]} says which keys are blocked and how, but "
                 "mask_sinks is not given; give mask_sinks, how many keys"
             )
 

@@ -203,10 +203,10 @@ class CostMap(Reading):
         """
         found = super().filled(settings)
         for name in ("ks", "controls", "removals"):
-            if len(getattr(found, name)) > 1:
+            values = getattr(found, name)
+            if len(values) > 1:
                 raise ValueError(
-                    f"a map by {settings.by} has one of {name}, got {getattr(found, name)}; make "
-                    "a run for each"
+                    f"a map by {settings.by} has one of {name}, got {values}; make a run for each"
                 )
         return found
 
@@ -283,7 +283,7 @@ class CostMap(Reading):
 
 def layers_and_heads(loaded: Loaded) -> tuple[range, range]:
     """Numbers of the layers of a model, and of the heads of each."""
-    backbone = getattr(loaded.config, "backbone", loaded.config)
+    backbone = loaded.backbone
     return range(backbone.num_hidden_layers), range(backbone.num_attention_heads)
 
 
