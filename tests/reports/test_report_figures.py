@@ -184,7 +184,7 @@ def test_attention_map_draws_the_map_that_was_kept(make_study):
     assert attention_map(run, layer=0).get_title(loc="left") == "step 4, layer 0, head 0"
     with pytest.raises(NotRecorded, match=r"\(5, any, any\) of sample 0"):
         attention_map(run, 5)
-    with pytest.raises(NotRecorded, match="--maps 3:5:2"):
+    with pytest.raises(NotRecorded, match="as step:layer:head: 3:5:2"):
         attention_map(run, sample=1)
 
 

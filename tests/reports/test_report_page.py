@@ -357,7 +357,7 @@ def test_what_was_not_measured_is_a_card_with_the_command_that_measures_it(make_
     html = report(bare, tmp_path / "out", tables=()).read_text("utf-8")
     assert (
         html.count("Not measured") == 3
-        and "<code>sinklab curve --model &lt;b&gt;/bare</code>" in html
+        and "<code>sinklab curve --model &#39;&lt;b&gt;/bare&#39;</code>" in html
     )
     assert "`" not in html[html.index('class="story"') : html.index("</section>")]
 

@@ -190,7 +190,7 @@ def test_in_short_holds_for_runs_that_recorded_little(make_study):
         )
     )
     short = [spoken(text) for text in say.in_short([few])]
-    assert short.pop().startswith("No untrained control of few was run.")
+    assert short.pop().startswith("No untrained control of few was run;")
     assert (
         len(short) == 2
         and short[0].startswith("In few, which has no added sink")

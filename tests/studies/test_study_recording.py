@@ -1,7 +1,6 @@
 """What a study records of a diffusion model, against attention written out in full."""
 
 import copy
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,14 +10,13 @@ import torch.nn.functional as F
 
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
-from refusals import refused, refusing
+from refusals import refused
 from sinklab.core.probing import trace
 from sinklab.core.sinks import DEFAULT, find_sinks
-from sinklab.lab.records import open_run
 from sinklab.lab.records.info import FAST, OWN
 from sinklab.lab.reports import report
 from sinklab.lab.reports.runs import as_shown
-from sinklab.lab.studies.trace.study import StudySettings, study
+from sinklab.lab.studies.trace.study import StudySettings
 from small_runs import traced
 from tiny_diffusion import MASK, tiny_loaded, tiny_tokenizer
 
@@ -365,18 +363,3 @@ def test_a_run_says_whose_forward_it_measured(plain, tmp_path):
         denoiser(torch.tensor([ids]), torch.tensor([ids]) == MASK)
     own_LHK = recording.received[0][0].numpy().astype(np.float16)
     assert np.array_equal(theirs["received"][0].astype(np.float16), own_LHK)
-
-
-def test_a_run_of_before_there_was_a_choice_is_resumed_and_made_again_as_exact(tmp_path):
-    loaded, exact = tiny_loaded(), replace(QUICK, exact=True, statistics=())
-    path = study(loaded, tmp_path / "run", exact)
-    file = path / "run.json"
-    old = json.loads(file.read_text())
-    del old["settings"]["exact"], old["model"]["forward"]
-    file.write_text(json.dumps(old | {"status": "running"}))
-    assert study.settings_of(path).exact
-    study(loaded, path, exact, resume=True)
-    assert open_run(path).info.status == "complete"
-    with refusing(r"\['(forward|exact)'\]"):
-        file.write_text(json.dumps(old | {"status": "running"}))
-        study(loaded, path, replace(exact, exact=False), resume=True)

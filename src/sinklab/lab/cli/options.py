@@ -206,6 +206,8 @@ def refuse(event: Any, command: str, arguments: Sequence[str], names: Iterable[s
     for flag in surplus:
         if flag.startswith("--"):
             flag = flag.partition("=")[0].replace("_", "-")
+            if flag in WORDS["gone"]:
+                raise ValueError(f"there is no option {flag!r}; {WORDS['gone'][flag]}")
             found = near(flag, [f"--{name.replace('_', '-')}" for name in (*names, *FILES)])
             more = found or f"sinklab {command} --help-all lists its options"
             raise ValueError(f"unknown option {flag!r} of sinklab {command}; {more}")

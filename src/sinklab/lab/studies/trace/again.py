@@ -422,9 +422,8 @@ def retraced(
         last_row: of an autoregressive model read the last query alone (`Recorder`).
         progress: called after every step.
     """
-    recorder = Recorder(
-        replace(task, settings=replace(task.settings, maps=())), selection, last_row=last_row
-    )
+    every = replace(task.settings, maps=(), every=1, only_steps=())
+    recorder = Recorder(replace(task, settings=every), selection, last_row=last_row)
     edits = *task.edits, *more_edits
     moments = [_moment(int(step), rows) for step, rows in tokens.groupby("step")]
     size = CANVASES
