@@ -164,6 +164,10 @@ def test_each_process_takes_a_gpu_of_its_own(world, device, used, monkeypatch):
     monkeypatch.setattr("sinklab.lab.checkpoints.loading.load", load)
     monkeypatch.setenv("WORLD_SIZE", world)
     monkeypatch.setenv("LOCAL_RANK", "2")
+    # without a rank, as in an interactive shell of Slurm, no other process was started
+    Reading(device=device).load("tiny")
+    assert asked.pop() == device
+    monkeypatch.setenv("RANK", "0")
     Reading(device=device).load("tiny")
     assert asked == [used]
 

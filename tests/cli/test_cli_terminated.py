@@ -45,7 +45,7 @@ STUDIES = {
         "tokens",
     ),
     "ablate": (
-        "curve --by head --model model --rows 3 --length 16",
+        "curve --by layer --model model --rows 3 --length 16",
         RunWriter,
         "table",
         2,
@@ -84,13 +84,19 @@ def test_a_command_keeps_what_is_written_and_goes_on(name, monkeypatch, capsys):
         capsys.readouterr().err.splitlines()[-1]
         == "sinklab: interrupted; a run folder that was begun is kept"
     )
-    left = open_run("run").info
+    # a curve of several models has a folder for each
+    run, again = (
+        path / "model" if name == "ablate" else path for path in (Path("run"), Path("whole"))
+    )
+    left = open_run(run).info
     assert (left.status, left.error) == ("interrupted", "Terminated: 143")
-    kept = {path: path.read_bytes() for path in Path("run").glob("*") if path.name != "run.json"}
+    kept = {path: path.read_bytes() for path in run.glob("*") if path.name != "run.json"}
     assert kept
-    assert main([*command, "--out", "run", "--resume"]) == 0
+    # what is complete of a curve is never made again
+    resume = ["--resume"] * (name != "ablate")
+    assert main([*command, "--out", "run", *resume]) == 0
     assert main([*command, "--out", "whole"]) == 0
-    ended, whole = open_run("run"), open_run("whole")
+    ended, whole = open_run(run), open_run(again)
     assert ended.info.status == "complete"
     assert ended.table(table).equals(whole.table(table))
     assert all(path.read_bytes().startswith(content) for path, content in kept.items()), (

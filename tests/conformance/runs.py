@@ -56,7 +56,7 @@ def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
 
         with _before_each_table(copy):
             whole = open_run(study(loaded, place / "whole", settings))
-        assert whole.info.kind == (study.kind or study.name), (
+        assert whole.info.kind in (study.kinds or (study.kind or study.name,)), (
             "the run folder is of another kind than the study"
         )
         assert whole.tables or whole.array_files, (

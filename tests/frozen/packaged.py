@@ -14,7 +14,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from importlib import resources
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -163,9 +162,7 @@ def answers(folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 def tables(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Table 1 of the analysis paper and the tables of the sink-token paper, from questions made of
-    the text.
-    """
+    """Table 1 of the analysis paper and scores, from questions made of the text."""
     write_questions(folder / "data")
     asked = ("--dtype", "float64", "--data", folder / "data", "--record-sinks", 1)
     short = ("--new-tokens", 4, "--block-length", 4, "--mc-samples", 2, "--num-fewshot", 0)
@@ -181,11 +178,6 @@ def tables(folder: Path) -> Iterator[tuple[str, Any]]:
         out = folder / "eval" / name
         command("eval", "--model", name, *asked, *short, "--tasks", tasks, "--out", out)
         yield from of_eval(f"eval/{name}", out)
-    packaged = resources.files("sinklab.lab.checkpoints") / "packaged"
-    trained = (packaged / name / "training" for name in ("tiny", "tiny-sink"))
-    command("onetoken", *trained, folder / "eval", "--out", folder / "onetoken")
-    for path in sorted((folder / "onetoken").glob("*.csv")):
-        yield f"one token/{path.stem[-1]}", columns(pd.read_csv(path))
 
 
 def write_questions(folder: Path) -> None:

@@ -76,7 +76,7 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys):
         "the most attended key held" in printed
         and "of them sinks by excess (epsilon = 3, scale = sum)" in printed
     )
-    run = open_run("out")
+    run = open_run("out/model")
     rows, cells = run.table("ablation"), run.table("map")
     assert run.info.parts == {"ablation.parquet": [0, 1]}
     assert len(cells) == 2 * 4
@@ -88,16 +88,16 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys):
     assert (
         (cells["told"] == 0) | (np.sign(cells["delta_low"]) == np.sign(cells["delta_high"]))
     ).all()
-    page = Path("out/ablation.md").read_text()
+    page = Path("out/model/ablation.md").read_text()
     assert page.startswith(
         "| layer | head | keys | sinks | held | removed | change of loss | verdict |"
     )
     assert "need them more is inconclusive: that takes 10 heads" in page
-    assert pd.read_csv("out/ablation.csv").shape == cells.shape
-    assert Path("out/ablation.png").stat().st_size > 1000
+    assert pd.read_csv("out/model/ablation.csv").shape == cells.shape
+    assert Path("out/model/ablation.png").stat().st_size > 1000
     assert len(ablation_figure(run, theme="dark").axes) == 4
-    assert cli(f"{words} --resume --figures") == 0
-    assert cli(f"{words} --resume --ks 2") == 2
+    assert cli(f"{words} --figures") == 0
+    assert cli(f"{words} --ks 2") == 2
     assert (
         cli(words.replace("--out out", "--sink-rule excess:epsilon=3 --out ruled --figures")) == 0
     )
