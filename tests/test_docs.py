@@ -192,7 +192,12 @@ def test_every_method_has_its_line_with_the_file_that_defines_it(kind):
         section,
         re.M,
     )
-    known = dict(getattr(registry, kind).items())
+    # scripts of studies, which other tests import, bring plug-ins of their own
+    known = {
+        name: value
+        for name, value in getattr(registry, kind).items()
+        if getattr(value, "__module__", "sinklab").startswith("sinklab")
+    }
     assert sorted(name for name, *_ in lines) == sorted(known), f"docs/methods.md: {kind}"
     for name, file, about in lines:
         value = known[name]

@@ -37,7 +37,8 @@ def test_a_study_writes_what_the_report_reads(tmp_path, sink):
     }
     assert {name: model[name] for name in about} == about
     assert run.info.settings["prompts"] == list(PROMPTS)
-    assert [text.split()[0] for text in said] == ["writing"] * 6
+    assert [text.split()[0] for text in said[:-1]] == ["writing"] * 6
+    assert said[-1] == "a control (shuffled weights) reads some of the canvases"
     assert said[:2] == [
         "writing sample 1 of 2 under observation",
         "writing sample 1 again with 1 sinks blocked",

@@ -220,7 +220,7 @@ def verdicts(file: Path, values: Sequence[str] = (), on: str | Path = "") -> Ite
     for group, suite in SUITES.items():
         known: registry.Registry = getattr(registry, group)
         for name in known:
-            home = vars(sys.modules[known[name].__module__])
+            home = vars(sys.modules.get(known[name].__module__, known[name]))
             if home.get("__file__") != str(file.resolve()):
                 continue
             given = asked.get(name, name)

@@ -543,15 +543,12 @@ def tapped(
             listeners.
 
     Raises:
-        ValueError: for an object that is not a module, a compiled one, one whose heads are divided
-            over processes, one that shares modules with a model that another thread taps, and for
-            another mask of queries than an earlier listener gave.
+        ValueError: for an object that is not a module, a compiled one, one with divided heads, one
+            that shares modules with a model that another thread taps, and a second mask of queries.
     """
     if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"trace and intervene take a torch.nn.Module, got {type(model).__name__}: pass the "
-            "model"
-        )
+        kind = type(model).__name__
+        raise ValueError(f"trace and intervene take a torch.nn.Module, got {kind}: pass the model")
     if is_divided(model):
         raise ValueError(
             "the heads of this model are divided over processes (tensor parallelism), and each "
