@@ -547,8 +547,7 @@ def tapped(
             that shares modules with a model that another thread taps, and a second mask of queries.
     """
     if not isinstance(model, nn.Module):
-        kind = type(model).__name__
-        raise ValueError(f"trace and intervene take a torch.nn.Module, got {kind}: pass the model")
+        raise ValueError(f"expected a torch.nn.Module, got {type(model).__name__}: pass the model")
     if is_divided(model):
         raise ValueError(
             "the heads of this model are divided over processes (tensor parallelism), and each "
