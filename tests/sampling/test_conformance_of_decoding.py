@@ -12,6 +12,8 @@ from sinklab.core.registry import caches, unmasking_rules
 from sinklab.core.sampling import Cache, Canvas, DecodingSettings, UnmaskingRule, denoise
 from sinklab.core.sampling.schedules import Schedule
 
+pytestmark = pytest.mark.ring("lab")
+
 
 @pytest.mark.parametrize(
     "text", [*unmasking_rules, "entropy:alg_temp=0.5", "low_confidence:defer_ids=3+4"]
