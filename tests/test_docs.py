@@ -399,7 +399,8 @@ def test_the_findings_are_those_that_were_measured(findings):
 @pytest.mark.parametrize(
     "script", sorted((ROOT / "studies").glob("*.py")), ids=lambda path: path.stem
 )
-def test_a_script_of_a_study_finds_what_it_imports(script, scratch):
-    # some bring plug-ins
+def test_a_script_of_a_study_finds_what_it_imports(script, scratch, monkeypatch):
+    # as where Python is given the script; some bring plug-ins
+    monkeypatch.syspath_prepend(script.parent)
     scratch(*ALL, registry.removals, registry.selectors)
     runpy.run_path(str(script), run_name="imported")
