@@ -66,7 +66,7 @@ class Sleeping(Study):
     @dataclass(frozen=True)
     class Settings(Checked):
         units: int = limited(400, at_least=1)
-        """Units."""
+        """Units of work that sleep."""
         least: float = limited(0.1, at_least=0.0)
         """Seconds that the shortest unit takes; the longest takes ten times as long."""
         seed: int = 0

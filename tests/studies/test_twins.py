@@ -231,6 +231,24 @@ def test_shuffled_weights_keep_their_numbers_and_come_back(dtype):
     assert moved > 0.95
 
 
+def test_tensors_that_share_memory_come_back(tmp_path):
+    module = torch.nn.Linear(30, 50)
+    module.register_buffer("part", module.weight.detach()[3:9])
+    module.register_buffer("whole", module.weight.detach().flatten())
+    loaded = replace(tiny_llama(), model=module)
+    before = weights(loaded)
+    with controls.shuffled(loaded):
+        assert not torch.equal(module.weight, before["weight"])
+    assert_same(loaded, before)
+
+
+def test_no_control_follows_a_cache_of_which_steps_are_left_out(tmp_path):
+    settings = replace(QUICK, twin=None, cache="dual", every=2)
+    run = traced(tiny_loaded(1), tmp_path / "run", settings)
+    table = run.table("control")
+    assert table["control"].isna().all() and "step by step" in table["why"][0]
+
+
 def test_where_no_control_can_be_the_answer_says_why(tmp_path):
     loaded = tiny_llama()
     loaded.model.register_buffer("scale", torch.ones(3, dtype=torch.int8))

@@ -216,8 +216,8 @@ def verdicts(file: Path, values: Sequence[str] = (), on: str | Path = "") -> Ite
         on: a checkpoint of the family, or a run for the figure.
     """
     asked = {text.partition(":")[0]: text for text in values}
-    SUITES.update(families=partial(check_family, on), figures=partial(check_figure, on))
-    for group, suite in SUITES.items():
+    beside = {"families": partial(check_family, on), "figures": partial(check_figure, on)}
+    for group, suite in (SUITES | beside).items():
         known: registry.Registry = getattr(registry, group)
         for name in known:
             home = vars(sys.modules.get(known[name].__module__, known[name]))

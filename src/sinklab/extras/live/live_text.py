@@ -63,7 +63,7 @@ class LiveText:
 
     def about(self) -> Message:
         """The model, for the page."""
-        backbone = getattr(self.model.config, "backbone", self.model.config)
+        backbone = self.loaded.backbone
         sizes = {"layers": backbone.num_hidden_layers, "heads": backbone.num_attention_heads}
         return {"name": self.loaded.name, **sizes, "parameters": self.model.num_parameters()}
 

@@ -52,13 +52,11 @@ def permuted(loaded: Loaded, seed: int = 0) -> Loaded:
     """
     twin = copy.deepcopy(loaded.model).eval()
     generator = torch.Generator().manual_seed(seed)
-    # of the buffers, those that are saved are trained: what corrects a router
-    tensors = {id(tensor): tensor for tensor in twin.state_dict(keep_vars=True).values()}.values()
     with refused(
         f"the weights of {loaded.name} cannot be permuted as they are stored; load floating point "
         "ones"
     ):
-        for tensor in tensors:
+        for tensor in _saved(twin):
             order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
             # three times as fast as an index
             tensor.copy_(tensor.flatten().index_select(0, order).view_as(tensor))
@@ -83,9 +81,7 @@ def shuffled(loaded: Loaded, seed: int = 0) -> Iterator[None]:
         ValueError: for weights that cannot be shuffled where they are: those that a quantiser
             stores or that are not in memory.
     """
-    tensors = {
-        id(tensor): tensor for tensor in loaded.model.state_dict(keep_vars=True).values()
-    }.values()
+    tensors = _saved(loaded.model)
     if any(_stands_elsewhere(tensor) for tensor in tensors):
         raise ValueError(
             f"the weights of {loaded.name} cannot be shuffled as they are stored; load floating "
@@ -101,9 +97,18 @@ def shuffled(loaded: Loaded, seed: int = 0) -> Iterator[None]:
             _write(tensor, moved)
         yield
     finally:
-        for tensor, version, turns in written:
+        # the last first: tensors may share memory
+        for tensor, version, turns in reversed(written):
             if tensor._version != version:
                 _write(tensor, _moved(tensor, order_P, turns, back=True))
+
+
+def _saved(model: torch.nn.Module) -> list[Tensor]:
+    """Every tensor of a model once, also of tied ones. Of the buffers, those that are saved are
+    trained: what corrects a router.
+    """
+    saved = model.state_dict(keep_vars=True).values()
+    return [*{id(tensor): tensor for tensor in saved}.values()]
 
 
 def _stands_elsewhere(tensor: Tensor) -> bool:

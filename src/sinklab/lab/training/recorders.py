@@ -220,8 +220,10 @@ class Stop(TrainerCallback):
         self.wanted = number
         # a signal may come in the middle of another line
         with contextlib.suppress(RuntimeError):
-            if is_first:
+            if is_first and self._group is None:
                 self._say("the step in work is finished and saved; a second Ctrl-C ends at once")
+            elif is_first:
+                self._say("the step in work is finished and saved")
 
     def end(self) -> None:
         """Raise what ends the program, if a signal came: KeyboardInterrupt or Terminated."""

@@ -318,6 +318,7 @@ def _write_control(work: Work, done: Run) -> None:
     work.progress.stage("a control (shuffled weights) reads some of the canvases")
     count = work.progress.counter(sum(row["steps"] for row in rows))
     try:
+        work.settings.check_controls()
         with shuffled(work.loaded, seed):
             for task, text, row in zip(work.plan.tasks, chosen, rows, strict=True):
                 if len(text):

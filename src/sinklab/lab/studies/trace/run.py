@@ -248,15 +248,8 @@ def prepare(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan
     model.
     """
     selection = Selection.of(loaded.config, settings)
-    if (
-        settings.twin
-        and settings.values()["cache"] is not None
-        and (settings.every > 1 or settings.only_steps)
-    ):
-        raise ValueError(
-            f"controls follow a cache step by step, but with cache={settings.cache} only "
-            "some steps are recorded; leave out every and only_steps, or the cache, or the twins"
-        )
+    if settings.twin:
+        settings.check_controls()
     if not settings.prompts:
         raise ValueError(
             "a study needs at least one prompt; an empty string is allowed and lets the model "

@@ -134,6 +134,15 @@ class StudySettings(DecodingSettings):
         keys: Any = (tuple(map(int, text.split(":"))) for text in self.maps)
         return tuple(keys)
 
+    def check_controls(self) -> None:
+        """Raises ValueError if no control could follow the recorded canvases."""
+        if self.values()["cache"] is not None and (self.every > 1 or self.only_steps):
+            raise ValueError(
+                f"controls follow a cache step by step, but with cache={self.cache} only "
+                "some steps are recorded; leave out every and only_steps, or the cache, or the "
+                "twins"
+            )
+
     def records(self, step: int) -> bool:
         """Whether this step is recorded."""
         chosen = step % self.every == 0 and (not self.only_steps or step in self.only_steps)
