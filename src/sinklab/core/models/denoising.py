@@ -24,7 +24,7 @@ from sinklab.core.models.masks import CanvasGeometry, take
 from sinklab.core.models.prefix import KeyValueStore
 from sinklab.core.registry import caches
 from sinklab.core.sampling.canvas import Canvas, Places
-from sinklab.core.sampling.denoisers import BlockWork, Cache, Denoiser, Session, cache_of
+from sinklab.core.sampling.denoisers import BlockWork, Cache, Denoiser, Session
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,12 +130,11 @@ class ModelDenoiser(Denoiser):
 
     def exact_cache(self) -> Cache | None:
         """The cache of attention in blocks, which changes no result; None with full attention, or
-        if each column is to be seen, or without the ring `lab`, which has that cache.
+        if each column is to be seen, or where none is registered.
         """
-        sees_all = self.plain or is_watched(self.model)
-        if sees_all or self.model.config.block_length is None or "committed" not in caches:
+        if self.plain or is_watched(self.model) or self.model.config.block_length is None:
             return None
-        return cache_of("committed")
+        return next((kind() for kind in caches.values() if kind.is_exact), None)
 
     def geometry(self, ids_BS: Tensor, wanted_BS: Tensor) -> CanvasGeometry:
         """Geometry shared by every canvas of this shape. Raises ValueError for one that does not

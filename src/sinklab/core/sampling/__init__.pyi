@@ -11,7 +11,6 @@ from .denoisers import guided as guided
 from .denoisers import suppressed as suppressed
 from .denoisers import text_only as text_only
 from .loop import Step as Step
-from .loop import WritingSchedule as WritingSchedule
 from .loop import denoise as denoise
 from .rules import Candidates as Candidates
 from .rules import ConfidenceRule as ConfidenceRule

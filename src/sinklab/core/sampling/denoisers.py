@@ -33,7 +33,9 @@ class Cache:
     """
 
     is_exact = False
-    """Whether it gives the results of computing afresh, for any columns."""
+    """Whether it gives the results of computing afresh, for any columns: models with attention in
+    blocks are then decoded with it.
+    """
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | Tensor | None:
         """Columns to recompute, left padding counted, the same in every row: a slice, sorted column

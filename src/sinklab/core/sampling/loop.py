@@ -195,9 +195,7 @@ def denoise(
     cache = cache_of(cache)
     evaluate = Evaluation(denoiser, cache, block_BS)
     run = Run(canvas, evaluate, block_BS, limits, rule, schedule, sampling, generator, ends, cache)
-    if isinstance(schedule, WritingSchedule):
-        return schedule.steps(run)
-    return run.steps()
+    return schedule.loop(run)
 
 
 def planned(
@@ -366,14 +364,6 @@ class Run:
         first_BS = torch.arange(order_BS.shape[1], device=order_BS.device) < count_B[:, None]
         chosen_BS = torch.zeros_like(among_BS).scatter_(1, order_BS, first_BS) & among_BS
         return chosen_BS.view_as(candidates_BS)
-
-
-class WritingSchedule(Schedule):
-    """A schedule with a loop of its own, in place of that which commits every position once."""
-
-    def steps(self, run: Run) -> Iterator[Step]:
-        """The steps of a run."""
-        raise NotImplementedError
 
 
 def check_equal_rows(schedule: Schedule, open_BS: Tensor, blocks: int, steps: int | None) -> None:

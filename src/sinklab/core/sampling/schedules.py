@@ -4,9 +4,9 @@ block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -126,6 +126,12 @@ class Schedule:
         the rest.
         """
         raise NotImplementedError(f"{self} has no method count of its own; write it")
+
+    def loop(self, run: Any) -> Iterator[Any]:
+        """The steps of a `sampling.loop.Run`: its own, which commit every position once,
+        or those of another loop.
+        """
+        return run.steps()
 
     def check_rule(self, rule: UnmaskingRule) -> None:
         """Raises ValueError for a rule whose scores this schedule cannot use; by default for one

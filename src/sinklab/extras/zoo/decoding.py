@@ -17,7 +17,7 @@ from sinklab.core.errors import Checked, check_vocabulary, limited
 from sinklab.core.registry import schedules
 from sinklab.core.sampling import Candidates, EvenQuota, Turn, UnmaskingRule, commit_counts
 from sinklab.core.sampling.canvas import Places, block_columns
-from sinklab.core.sampling.loop import Run, Step, WritingSchedule, check_best, check_scores
+from sinklab.core.sampling.loop import Run, Step, check_best, check_scores
 from sinklab.lab.samplers import Threshold
 
 
@@ -137,7 +137,7 @@ class Dynamic(Threshold):
 
 @schedules.register("editing")
 @dataclass(frozen=True)
-class Editing(Threshold, WritingSchedule):
+class Editing(Threshold):
     """LLaDA2.1's: fill masks as `Dynamic` does, and in the same evaluation replace written tokens
     of the block if another token is proposed with a confidence above `editing_threshold`; [MASK]
     may be written back.
@@ -171,7 +171,7 @@ class Editing(Threshold, WritingSchedule):
         """Masks that are filled, by the scores."""
         return (turn.ordered_BS > self.threshold).sum(1).clamp(min=self.num_to_transfer)
 
-    def steps(self, run: Run) -> Iterator[Step]:
+    def loop(self, run: Run) -> Iterator[Step]:
         """The steps, in place of those of the loop that commits every position once."""
         canvas, mask_id, ends = run.canvas, run.canvas.mask_id, run.ends
         ids_BS = canvas.ids_BS
