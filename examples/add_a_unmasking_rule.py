@@ -4,25 +4,17 @@
 writes with it, and ``sinklab check add_a_unmasking_rule.py`` holds it to what the loop relies on.
 """
 
-from dataclasses import dataclass
-
 from sinklab.core.registry import unmasking_rules
-from sinklab.core.sampling import UnmaskingRule
 from sinklab.lab.cli import main
 
 
 @unmasking_rules.register("discounted")
-@dataclass(frozen=True)
-class Discounted(UnmaskingRule):
+def discounted(candidates, discount=0.05):
     """Commit where the proposed token's probability, less a discount for its column, is highest."""
-
-    discount: float = 0.05
-
-    def __call__(self, candidates):
-        confidence_M = candidates.of_proposals(candidates.probability_MV)
-        first_B = candidates.candidates_BS.long().argmax(1)
-        first_M = first_B[candidates.rows_M]
-        return confidence_M - self.discount * (candidates.columns_M - first_M)
+    confidence_M = candidates.of_proposals(candidates.probability_MV)
+    first_B = candidates.candidates_BS.long().argmax(1)
+    first_M = first_B[candidates.rows_M]
+    return confidence_M - discount * (candidates.columns_M - first_M)
 
 
 if __name__ == "__main__":

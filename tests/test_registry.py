@@ -45,7 +45,7 @@ class Ball:
 class Box:
     """Holds a toy."""
 
-    content: Ball | None = registry.registered(toys, None)  # noqa: RUF009
+    content: Ball | None = registry.registered(toys, None)
     corners: tuple[int, ...] = ()
     is_open: bool = False
 

@@ -1,15 +1,17 @@
 """Registries: everything that can be extended, by name, its values as text, and lazily loaded
 public names.
 
-A rule, statistic, intervention, … is a class under a name. Registered, it is reachable from Python,
-from the command line and from run folders; its fields are its options, its docstring is its help. A
-class that adds fields to its base needs ``@dataclass(frozen=True)``, any other does not::
+A rule, statistic, intervention, … is a function or a class under a name. Registered, it is
+reachable from Python, from the command line and from run folders; its further arguments or fields
+are its options, its docstring is its help::
 
-    from sinklab.core.registry import interventions
+    from sinklab.core.registry import selectors
 
-    @interventions.register("temper")
-    @dataclass(frozen=True)
-    class Temper: ...
+    @selectors.register("weak_values")
+    def weak_values(view, k=1): ...
+
+From then on `weak_values` is a class, a frozen dataclass: ``BlockKeys(weak_values(k=3))``. A class
+is written where something is kept; one that adds fields needs ``@dataclass(frozen=True)``.
 
 Classes of the package are found by the ``PROVIDES`` of its rings and extras, those of others in
 installed packages with the entry point group ``sinklab.plugins`` (its values are modules), or in a
@@ -31,7 +33,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from sinklab.core.errors import known_fields, unknown
+from sinklab.core.errors import Checked, known_fields, unknown
 
 Class = TypeVar("Class", bound=Callable[..., Any])
 PLUGINS = "sinklab.plugins"
@@ -90,7 +92,7 @@ class Registry(Mapping[str, Any]):
     ones.
     """
 
-    def __init__(self, what: str, group: str) -> None:
+    def __init__(self, what: str, group: str, made_as: str = "") -> None:
         self.what = what
         """Kind of its members, in the singular, for errors."""
         self._group = group
@@ -98,12 +100,14 @@ class Registry(Mapping[str, Any]):
         self._classes: dict[str, Any] = {}
         self._written: dict[str, Callable[[Any], dict[str, Any] | None]] = {}
         """Short names, each with the function that finds its fields for a value."""
+        self._made_as = made_as
+        """Path of the method that a function is registered as; empty where it stays a function."""
 
     def register(
-        self, name: str, written: Callable[[Any], dict[str, Any] | None] | None = None
+        self, name: str, written: Callable[[Any], dict[str, Any] | None] | None = None, **marks: Any
     ) -> Callable[[Class], Class]:
-        """A decorator that puts a class under this name. Raises ValueError for a name that is
-        taken.
+        """A decorator that puts a class under this name, or the class of a function, whose `marks`
+        are the attributes of that class. Raises ValueError for a name that is taken.
 
         `written` makes the name a short one for values of another class, as "mask_sinks" is for
         some `BlockKeys`: the registered class has the fields (`MaskSinksOptions`) and its `made()`
@@ -111,7 +115,9 @@ class Registry(Mapping[str, Any]):
         if none do. A value is written as text by a short name that fits it.
         """
 
-        def put(kind: Class) -> Class:
+        def put(kind: Any) -> Any:
+            if inspect.isfunction(kind) and self._made_as:
+                kind = self._kind_of(kind, marks)
             there = self._classes.get(name)
             if there is not None and (there.__module__, there.__qualname__) != (
                 kind.__module__,
@@ -127,6 +133,52 @@ class Registry(Mapping[str, Any]):
             return kind
 
         return put
+
+    def _kind_of(self, function: Callable[..., Any], marks: dict[str, Any]) -> type:
+        """The class of a function: a frozen dataclass of the base, whose method it is. The function
+        takes the arguments of the method, and those behind them are the fields.
+
+        Raises ValueError for a function of fewer arguments, and for a mark that is no attribute of
+        the base.
+        """
+        module, base_name, method = self._made_as.rsplit(".", 2)
+        base = getattr(import_module(module), base_name)
+        known_fields(f"a {self.what}", marks, dir(base))
+        taken = list(inspect.signature(getattr(base, method)).parameters)[1:]
+        parameters = list(inspect.signature(function).parameters.values())
+        if len(parameters) < len(taken):
+            raise ValueError(
+                f"a {self.what} takes {', '.join(taken)}, but {function.__name__} takes "
+                f"{len(parameters)} arguments: give it these, and options with defaults after them"
+            )
+        fields: list[Any] = []
+        for one in parameters[len(taken) :]:
+            default = dataclasses.field()
+            hint = Any
+            if one.default is not one.empty:
+                default = one.default
+                hint = type(default)
+            if one.annotation is not one.empty:
+                hint = one.annotation
+            fields.append((one.name, hint, default))
+        names = [name for name, *_ in fields]
+
+        def run(value: Any, *call: Any) -> Any:
+            return function(*call, **{name: getattr(value, name) for name in names})
+
+        bases: tuple[type, ...] = (base,)
+        if not issubclass(base, Checked):
+            bases = (base, Checked)
+        kind = dataclasses.make_dataclass(
+            function.__name__,
+            fields,
+            bases=bases,
+            namespace={method: run, "__doc__": function.__doc__, **marks},
+            frozen=True,
+        )
+        # by which pickle finds it
+        kind.__module__, kind.__qualname__ = function.__module__, function.__qualname__
+        return kind
 
     def _all(self) -> dict[str, Any]:
         """Every class, those of plug-ins of installed packages too: a broken one is left out, a
@@ -413,19 +465,31 @@ def _number(text: str, kind: type) -> Any:
         return None
 
 
-rules = Registry("sink rule", "rules")
+rules = Registry("sink rule", "rules", "sinklab.core.sinks.Rule.__call__")
 """Rules for sinks: `sinklab.core.sinks.Rule`."""
-statistics = Registry("statistic", "statistics")
+statistics = Registry(
+    "statistic", "statistics", "sinklab.core.probing.statistics.Statistic.measure"
+)
 """Statistics that a trace records: `sinklab.core.probing.Statistic`."""
-interventions = Registry("intervention", "interventions")
+interventions = Registry(
+    "intervention",
+    "interventions",
+    "sinklab.core.probing.interventions.base.LayerIntervention.edit",
+)
 """Edits of attention calls and hidden states: `sinklab.core.probing.Intervention`."""
-selectors = Registry("selector", "selectors")
+selectors = Registry(
+    "selector", "selectors", "sinklab.core.probing.interventions.selectors.Selector.select"
+)
 """Choices of keys to block: `sinklab.core.probing.Selector`."""
-removals = Registry("removal", "removals")
+removals = Registry(
+    "removal", "removals", "sinklab.core.probing.interventions.removals.Removal.apply"
+)
 """Ways to take a key away: `sinklab.core.probing.Removal`."""
 sinks = Registry("sink kind", "sinks")
 """Kinds of added sinks: `sinklab.core.models.Sink`."""
-unmasking_rules = Registry("unmasking rule", "unmasking_rules")
+unmasking_rules = Registry(
+    "unmasking rule", "unmasking_rules", "sinklab.core.sampling.rules.UnmaskingRule.__call__"
+)
 """Order in which proposals are committed: `sinklab.core.sampling.UnmaskingRule`."""
 schedules = Registry("schedule", "schedules")
 """Number of proposals committed at a step: `sinklab.core.sampling.Schedule`."""

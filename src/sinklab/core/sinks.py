@@ -3,8 +3,8 @@
 The input is always the received attention a_j = sum over queries i of A_ij, keys on the last axis,
 with any axes in front, and the number of queries that see each key: rules judge the mean weight, so
 that causal maps are read as others are. NaN marks keys that do not exist (padding of ragged
-arrays); they are never sinks. A rule is a frozen dataclass that is called with three arrays; see
-`Rule`, and ``examples/add_a_rule.py`` for one of your own.
+arrays); they are never sinks. A rule is called with three arrays; see `Rule`, and
+``examples/add_a_rule.py`` for one of your own.
 """
 
 # N rows of keys, S keys; "..." stands for any axes in front of the key axis
@@ -39,8 +39,9 @@ class Rule(Protocol):
     """Rule for sinks. Registered (``@rules.register("name")``), it can be written as text and as
     JSON.
 
-    Optional: a rule that is a bound on a_j may have ``threshold(queries)``, the column sum to
-    exceed if that many queries (a number, or an array) see the key; figures draw it.
+    A function will do: ``def share(received, queries, exists, part=0.1)``. Optional: a rule that is
+    a bound on a_j may have ``threshold(queries)``, the column sum to exceed if that many queries (a
+    number, or an array) see the key; figures draw it.
     """
 
     def __call__(self, received: Any, queries: Any, exists: Any) -> Any:

@@ -63,23 +63,19 @@ class StatesView:
 
 @dataclass(frozen=True)
 class Statistic:
-    """One number per key, query, head or layer of every attention call. A subclass is registered
-    under a name::
+    """One number per key, query, head or layer of every attention call. A function of the call is
+    registered under a name, or a subclass with `measure`::
 
-        @statistics.register("largest_share")
-        class LargestShare(Statistic):
-            axes = ("batch", "layer", "head")
-            reads = ("received",)
+        @statistics.register("largest_share", axes="head", reads=("received",))
+        def largest_share(view):
+            return view.shared["received"].amax(-1)
 
-            def measure(self, view):
-                return view.shared["received"].amax(-1)
-
-    Fields of a dataclass are its options: ``trace(model, ("name:field=value",))``.
+    Further arguments are its options: ``trace(model, ("name:argument=value",))``.
     """
 
     axes: ClassVar[tuple[str, ...]] = ()
     """Names of the axes of one step, "layer" among them. "position" is the axis of queries, "key"
-    that of keys.
+    that of keys. Text such as "head key" stands for those after "batch" and "layer".
     """
     reads: ClassVar[tuple[str, ...]] = ()
     """Results it takes from the one pass over the scores, of "received" (B, H, S),
@@ -100,6 +96,11 @@ class Statistic:
     """Names along its last axis, if these are numbers of different kinds: a run folder has a table
     of them.
     """
+
+    def __init_subclass__(cls) -> None:
+        given: Any = cls.axes
+        if isinstance(given, str):
+            cls.axes = ("batch", "layer", *given.split())
 
     def measure(self, view: Any) -> Tensor:
         """Measure one layer: a tensor with `axes`, the axis "layer" left out."""

@@ -20,7 +20,7 @@ from sinklab.lab.measures.names import CONTROLS
 class Wrapper(Selector):
     """Base of selectors that wrap another one."""
 
-    like: Selector = registered(selectors)  # noqa: RUF009
+    like: Selector = registered(selectors)
 
     @property
     def most(self) -> int | None:
@@ -183,7 +183,7 @@ class MassControl(Wrapper):
     that are no sinks together receive as much as the chosen ones, within 10 %.
     """
 
-    rule: Rule | None = registered(rules, None)  # noqa: RUF009
+    rule: Rule | None = registered(rules, None)
     """Rule that says which keys are no sinks; None: that of `like`, or `DEFAULT`."""
 
     @property

@@ -91,7 +91,7 @@ class MaskSinksOptions(Checked):
     _: KW_ONLY
     layers: tuple[int | str, ...] | None = None
     heads: tuple[int, ...] | None = None
-    removal: Removal = registered(removals, Mask())  # noqa: RUF009
+    removal: Removal = registered(removals, Mask())
     """`BlockKeys.how`."""
     source: str | None = limited(None, one_of=SOURCES)
     """`BlockKeys.when`: "now", "closed_loop" (previous), "clean_pass" (clean), "carried" (kept)."""
@@ -101,13 +101,13 @@ class MaskSinksOptions(Checked):
     values: str | None = None
     """With the removal "mean_value": its file."""
     limit: int | None = None
-    rule: Rule | None = registered(rules, None)  # noqa: RUF009
+    rule: Rule | None = registered(rules, None)
     """Takes `SinkKeys` in place of `TopKeys`."""
     control: str = limited("sinks", one_of=CONTROLS)
     """Other keys in their place: `Random`, `Recent`, `Lowest` or `EqualMass`."""
     matched: bool = False
     """Takes `Matched`, the arm that `EqualMass` is compared with."""
-    counted_by: Rule | None = registered(rules, None)  # noqa: RUF009
+    counted_by: Rule | None = registered(rules, None)
     seed: int = 0
     spare_prefix: bool = False
     spare: tuple[int, ...] = ()
@@ -213,7 +213,7 @@ class MaskPositionsOptions(Checked):
     heads: tuple[int, ...] | None = None
     added: tuple[int, ...] = ()
     """Added sinks to take as well, from 0."""
-    removal: Removal = registered(removals, Mask())  # noqa: RUF009
+    removal: Removal = registered(removals, Mask())
     """`BlockKeys.how`."""
     queries: str | None = None
     values: str | None = None

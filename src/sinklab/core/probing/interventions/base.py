@@ -42,18 +42,14 @@ class CallSite:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerIntervention(Checked):
-    """Base of interventions on some layers and heads. A subclass is a frozen dataclass under a
-    registered name::
+    """Base of interventions on some layers and heads. A function is registered under a name, or a
+    subclass with `edit`::
 
         @interventions.register("temper")
-        @dataclass(frozen=True, kw_only=True)
-        class Temper(LayerIntervention):
-            temperature: float = 2.0
-
-            def edit(self, call, site):
-                query_BHQD = call.query_BHQD.clone()
-                query_BHQD[:, site.heads] /= self.temperature
-                return replace(call, query_BHQD=query_BHQD)
+        def temper(call, site, temperature=2.0):
+            query_BHQD = call.query_BHQD.clone()
+            query_BHQD[:, site.heads] /= temperature
+            return replace(call, query_BHQD=query_BHQD)
 
     Edits that take keys away are `BlockKeys`, which logs them.
 

@@ -34,7 +34,7 @@ class BlockKeys(LayerIntervention):
     Raises ValueError for values outside those listed, and for ones that do not go together.
     """
 
-    keys: Selector = registered(selectors)  # noqa: RUF009
+    keys: Selector = registered(selectors)
     """Selector of the keys, or its text such as ``"top:k=5"``."""
     _: KW_ONLY
     queries: str | None = None
@@ -53,7 +53,7 @@ class BlockKeys(LayerIntervention):
     taken. None is "previous"; scores of whole texts (`sinklab.lab.scoring`), which have no step
     before, replace it by "clean".
     """
-    how: Removal = registered(removals, Mask())  # noqa: RUF009
+    how: Removal = registered(removals, Mask())
     """Removal, or its text: "mask", or one of `sinklab.lab.measures.values`: "zero_value",
     "pool_value", "shuffle_value", "mean_value:file=…".
     """
@@ -68,7 +68,7 @@ class BlockKeys(LayerIntervention):
     """(start, stop): only in steps start, …, stop - 1 of the sequence; stop None means to the
     end.
     """
-    counted_by: Rule | None = registered(rules, None)  # noqa: RUF009
+    counted_by: Rule | None = registered(rules, None)
     """Rule by which the log counts sinks among the chosen keys; None: that of the selector, or
     `DEFAULT`.
     """

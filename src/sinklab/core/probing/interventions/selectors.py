@@ -201,15 +201,12 @@ def _refuse(short_BH1: Tensor, wanted_BH1: Tensor, found_BH1: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Selector(Checked):
-    """Choice of keys, head by head. A subclass is registered under a name and has one method::
+    """Choice of keys, head by head. A function of the call is registered under a name, or a
+    subclass with `select`::
 
-    @selectors.register("weak_values")
-    @dataclass(frozen=True)
-    class WeakValues(Selector):
-        k: int = 1
-
-        def select(self, view):
-            return view.top(-view.values_BHSD.norm(dim=-1), self.k)
+        @selectors.register("weak_values")
+        def weak_values(view, k=1):
+            return view.top(-view.values_BHSD.norm(dim=-1), k)
     """
 
     by_attention = True
@@ -264,7 +261,7 @@ class SinkKeys(Selector):
     that an even share is 1 in every forward.
     """
 
-    rule: Rule = registered(rules, DEFAULT)  # noqa: RUF009
+    rule: Rule = registered(rules, DEFAULT)
     k: int | None = limited(None, at_least=1)
 
     @property

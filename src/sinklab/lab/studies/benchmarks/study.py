@@ -66,7 +66,7 @@ class EvalSettings(DecodingSettings):
     loop: a given key is blocked at every other step); held, the keys chosen first stay blocked;
     rule, those of them that the sink rule names; clean, chosen at the same step by a pass with
     nothing blocked. Likelihoods have no step before: there it is always a clean pass."""
-    sink_rule: Any = registered(rules, None)  # noqa: RUF009
+    sink_rule: Any = registered(rules, None)
     """Rule for sinks, e.g. excess:epsilon=3 (the default) or gu: protocol rule blocks nothing else,
     with the others the dose says how many of the blocked keys were sinks.
     """
@@ -197,7 +197,7 @@ class Plan(Checked):
     keys; equal_mass, keys that are no sinks and receive as much together, beside matched, the
     protocol's keys in the same heads.
     """
-    sink_rule: Any = registered(rules, None)  # noqa: RUF009
+    sink_rule: Any = registered(rules, None)
     """Rule for sinks, e.g. excess:epsilon=3, the default."""
     chat: bool | None = None
     """Put questions into the model's chat format; None: if the model has one."""

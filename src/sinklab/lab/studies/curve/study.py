@@ -38,7 +38,7 @@ class CurveSettings(Checked):
     least attended (lowest), the last (recent). When left out the first three; sinks by layer or
     head.
     """
-    sink_rule: Any = registered(rules, None)  # noqa: RUF009
+    sink_rule: Any = registered(rules, None)
     """Rule for sinks, NAME:field=value: of the most attended keys only such are blocked, at most k.
     When left out all k are, and excess:epsilon=3 counts how many of them are sinks.
     """
