@@ -25,9 +25,9 @@ from sinklab.core.probing import backends as ways
 from sinklab.core.probing.tap import Tap
 from sinklab.core.registry import statistics
 from tiny_diffusion import tiny_model
-from tiny_models import SIZES, HandWritten, llama
+from tiny_models import SIZES, llama
 
-# what torch says on its own first use of a compiler, and of FlexAttention without one
+# what torch says on its own first use of FlexAttention without a compiler
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile:UserWarning"),
@@ -217,63 +217,6 @@ def test_our_own_models_whatever_their_backend(base, settings, uncompiled):
         found.append((logits[LEFT.bool()], recording.received[1], recording.visible[1]))
     for one, other in zip(*found, strict=True):
         assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "base, backend, padded, form",
-    [
-        ("sdpa", "eager", True, "forward"),
-        ("eager", "aot_eager", True, "module"),
-        ("sdpa", "inductor", False, "module"),
-    ],
-)
-def test_compiled_models(base, backend, padded, form):
-    torch.compiler.reset()
-    model, given = llama(), {"attention_mask": LEFT} if padded else {}
-    twin = Twin(model, given, causal=False)
-    model.set_attn_implementation(base)
-    compiled = model
-    if form == "module":
-        compiled = torch.compile(model, fullgraph=True, backend=backend)
-    else:
-        model.forward = torch.compile(model.forward, fullgraph=True, backend=backend)
-    with torch.no_grad():
-        plain = compiled(IDS, **given).logits
-        for _ in range(2):
-            with trace(compiled, ("received", "row_entropy")) as recording:
-                for _ in range(2):
-                    assert torch.equal(compiled(IDS, **given).logits, plain)
-                    recording.mark()
-        assert torch.equal(compiled(IDS, **given).logits, plain)
-    assert len(recording.received) == 2 and recording.layers == LAYERS
-    twin.check(recording)
-
-
-@pytest.mark.parametrize(
-    "watch, model, message",
-    [
-        (lambda model: intervene(model, BlockKeys(TopKeys(1))), llama(), "edit"),
-        pytest.param(
-            lambda model: trace(model, ("massive_activations",)),
-            llama(),
-            "massive_act",
-            marks=pytest.mark.ring("lab"),
-        ),
-        (trace, HandWritten(), "transformers"),
-    ],
-)
-def test_what_a_compiled_model_cannot_show_is_refused(watch, model, message):
-    compiled = torch.compile(model, backend="eager")
-    with refusing(message), watch(compiled):
-        pass
-
-
-def test_a_model_compiled_in_place_is_refused():
-    model = llama()
-    model.compile(backend="eager")
-    with refusing("compiled"), trace(model):
-        pass
 
 
 def test_a_backend_that_does_otherwise_is_refused(monkeypatch):

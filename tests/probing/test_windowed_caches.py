@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from refusals import refused, refusing
+from refusals import refused
 from sinklab.core.probing import BlockKeys, Positions, intervene, trace
 from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.base import CallSite
@@ -220,16 +220,3 @@ def test_a_cache_that_does_not_say_which_keys_it_keeps_is_refused():
             past_key_values=cache,
             attention_mask=torch.ones(2, 4),
         )
-
-
-def test_a_compiled_model_is_not_given_windows():
-    from transformers import DynamicCache
-
-    model = windowed("Mistral")
-    compiled = torch.compile(model, backend="eager")
-    with (
-        refusing("the cache has sliding windows"),
-        trace(compiled),
-        torch.no_grad(),
-    ):
-        compiled(IDS, past_key_values=DynamicCache(config=model.config))

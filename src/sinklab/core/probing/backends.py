@@ -3,16 +3,14 @@ asks for them.
 
 A function of ours runs the one that was asked for and shows the call to the taps of the module that
 made it. Inside torch's SDPA the tap listens itself; of other backends it is shown the inputs of the
-function and its output; and from within compiled code an operation that torch does not look into
-shows that.
+function and its output.
 
 There are two roads into the tap. A transformers model that asks for its attention function gets one
 of ours, which calls `Tap.run_attention`; every other model runs under the tap as a torch function
 mode, which meets `scaled_dot_product_attention` in `__torch_function__`. If the function that a
 transformers model asked for is SDPA, `run_attention` turns the mode on around it. Both roads end
 alike: `_edited` makes the `AttentionCall` and asks each listener for its edit, the call is run, and
-`_observe` gives listeners the call and its output. Compiled code is only observed
-(`observe_compiled`).
+`_observe` gives listeners the call and its output. Compiled code is refused: it hides its calls.
 """
 
 # B batch, H query heads, Q queries, S keys, D head dim
@@ -36,14 +34,13 @@ from sinklab.core.compat import (
     config_of,
     dense_mask,
     has_own_forward,
-    is_compiled,
     lacks_sdpa,
     register_route,
     route_attention,
     stated,
     with_sdpa_replaced,
 )
-from sinklab.core.probing.call import NAMES, AttentionCall, narrowed
+from sinklab.core.probing.call import AttentionCall, narrowed
 
 # by the id of a module: the taps that are shown its calls, each with its path there
 _taps: dict[int, tuple[tuple[Any, str], ...]] = {}
@@ -70,7 +67,7 @@ def interface_configs(modules: Collection[nn.Module]) -> list[Any]:
     """The transformers configs of a model that attends only by asking for its attention function;
     of another, none.
     """
-    changed = any(has_own_forward(module) and not is_compiled(module) for module in modules)
+    changed = any(map(has_own_forward, modules))
     kinds: set[tuple[Any, bool]] = {(type(module), bool(module._modules)) for module in modules}
     if changed or not all(_uses_interface_alone(kind, has_parts) for kind, has_parts in kinds):
         return []
@@ -130,49 +127,18 @@ def _route(
     """An attention function of transformers as a watched model calls it."""
     function = function or _eager[type(module)]
     if torch.compiler.is_compiling():
-        given = read(base, module, (q, k, v, mask), options, {})
-        out, weights = function(module, q, k, v, mask, **options)
-        attended(
-            _ORDER,
-            [q, k, v],
-            given["attn_mask"],
-            out,
-            given["scale"],
-            given["is_causal"],
-            id(module),
-            base,
-        )
-        return out, weights
+        raise ValueError(compiled_message(type(module).__name__))
     for tap, path in _taps.get(id(module), ()):
         function = partial(tap.run_attention, path, base, function)
     return function(module, q, k, v, mask, **options)
 
 
-# changed in name alone by the operation below, so that torch neither leaves it out nor moves it
-_ORDER = torch.zeros(())
-
-
-@torch.library.custom_op(
-    "sinklab::attended", mutates_args=("order",), tags=(torch.Tag.cudagraph_unsafe,)
-)
-def attended(
-    order: Tensor,
-    factors: list[Tensor],
-    attn_mask: Tensor | None,
-    out: Tensor,
-    scale: float | None,
-    is_causal: bool,
-    module: int,
-    base: str,
-) -> None:
-    """Show a call that compiled code made: queries, keys and values, and output, (B, Q, H, D)."""
-    given = dict(zip(NAMES, factors, strict=False)) | {
-        "attn_mask": attn_mask,
-        "scale": scale,
-        "is_causal": is_causal,
-    }
-    for tap, path in _taps.get(module, ()):
-        tap.observe_compiled(path, base, given, out)
+def compiled_message(what: str) -> str:
+    """Message that refuses a module which is compiled."""
+    return (
+        f"{what} is compiled, which hides its attention calls: use the module that was compiled "
+        "(compiled._orig_mod), or leave the call of compile out"
+    )
 
 
 def read(
