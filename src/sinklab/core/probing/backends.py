@@ -32,7 +32,6 @@ from sinklab.core.compat import (
     attention_function,
     attention_of,
     config_of,
-    dense_mask,
     has_own_forward,
     lacks_sdpa,
     register_route,
@@ -40,7 +39,7 @@ from sinklab.core.compat import (
     stated,
     with_sdpa_replaced,
 )
-from sinklab.core.probing.call import AttentionCall, narrowed
+from sinklab.core.probing.call import AttentionCall
 
 # by the id of a module: the taps that are shown its calls, each with its path there
 _taps: dict[int, tuple[tuple[Any, str], ...]] = {}
@@ -55,10 +54,10 @@ _checked: WeakKeyDictionary[nn.Module, set[tuple]] = WeakKeyDictionary()
 _OTHERWISE = re.compile(
     r"scaled_dot_product_attention|AttentionInterface\(|_attn_implementation\s*(==|!=|in\b|not\b)"
 )
-# the same function every time: compiled code is held to it
-_bound = cache(partial)
 # packages whose modules attend in their own source, if they do not ask
 _KNOWN = ("transformers", "sinklab", "peft")
+# attention functions that are read
+_READ = ("sdpa", "eager")
 # arguments of an attention function that change the weights of keys in a way no mask can express
 _FOREIGN = ("softcap", "s_aux", "position_bias", "cache", "cu_seq_lens_q", "block_table")
 
@@ -73,6 +72,18 @@ def interface_configs(modules: Collection[nn.Module]) -> list[Any]:
         return []
     configs = {id(config): config for config in map(config_of, modules) if config is not None}
     return [config for config in configs.values() if attention_of(config) is not None]
+
+
+def check_backends(model: nn.Module, configs: list[Any]) -> None:
+    """Raises ValueError for a model with these configs that attends by a function that is not read
+    (FlexAttention, FlashAttention, a kernel from the Hub).
+    """
+    for base in map(attention_of, configs):
+        if base not in _READ:
+            raise ValueError(
+                f"{type(model).__name__} attends by {base!r}, and traces and edits read "
+                f"{' and '.join(_READ)}: {_remedy(model, 'and use that')}"
+            )
 
 
 def is_of_torch(kind: type[nn.Module], has_parts: object) -> bool:
@@ -99,7 +110,7 @@ def _uses_interface_alone(kind: Any, has_parts: bool) -> bool:
 def routed(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> Iterator[None]:
     """Show the attention calls of the modules with these configs, by path, to a tap."""
     for base in {attention_of(config) for config in configs}:
-        register_route(base, _bound(_route, base, attention_function(base)))
+        register_route(base, partial(_route, base, attention_function(base)))
     route_attention(configs, True)
     _routed.update(map(id, configs))
     # an attention has projections
@@ -141,17 +152,8 @@ def compiled_message(what: str) -> str:
     )
 
 
-def read(
-    base: str,
-    module: nn.Module,
-    call: tuple[Any, ...],
-    options: Mapping[str, Any],
-    known: dict[tuple, Any],
-) -> dict[str, Any]:
-    """Arguments of an attention function of this backend, by the names of
-    `scaled_dot_product_attention`.
-
-    `known` keeps, for a forward, masks that are made of those that its layers share.
+def read(module: nn.Module, call: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of an eager attention function, by the names of `scaled_dot_product_attention`.
 
     Raises ValueError for options that no mask can express (a cap on scores, learned sink logits,
     sequences packed into one).
@@ -160,58 +162,14 @@ def read(
     for name in _FOREIGN:
         if options.get(name) is not None:
             raise ValueError(
-                f"{type(module).__name__} gives its attention function ({base}) {name!r}, which "
+                f"{type(module).__name__} gives its attention function (eager) {name!r}, which "
                 "changes what keys get in a way that traces do not read: there is no recording of "
                 "this model"
             )
-    queries = query.shape[2]
-    keys = key.shape[2]
-    causal = options.get("is_causal")
-    if causal is None:
-        causal = stated(module, "is_causal", True)
-    causal = causal and queries > 1
-    is_causal = base == "sdpa" and mask is None and causal
-    is_block = stated(mask, "mask_mod") is not None
-    if is_block or base not in ("sdpa", "eager", "flex_attention"):
-        window = options.get("sliding_window")
-        kind = ("made", id(mask), queries, keys, causal, window)
-        if kind not in known:
-            if is_block:
-                made: Tensor | None = dense_mask(mask, queries, keys)
-            else:
-                made = _of_flash(mask, query, keys, causal, window)
-            # its source is kept beside it, so that its id cannot be taken by another while it is
-            # known
-            known[kind] = made, mask
-        mask = known[kind][0]
-    elif mask is not None and mask.shape[-1] > keys:
-        mask = mask[..., :keys]
-    options = {
-        "scale": options.get("scaling"),
-        "is_causal": is_causal,
-        "dropout_p": options.get("dropout", 0.0),
-    }
+    if mask is not None and mask.shape[-1] > key.shape[2]:
+        mask = mask[..., : key.shape[2]]
+    options = {"scale": options.get("scaling"), "dropout_p": options.get("dropout", 0.0)}
     return {"query": query, "key": key, "value": value, "attn_mask": mask, **options}
-
-
-def _of_flash(
-    mask: Tensor | None, query: Tensor, keys: int, causal: bool, window: int | None
-) -> Tensor | None:
-    """Visibility, bool (B or 1, 1, Q, S), in a kernel that is told of padding by a mask, and of
-    causality and a window by name.
-    """
-    if mask is not None and mask.dim() != 4:
-        mask = mask[:, None, None, -keys:].bool()
-    if not (causal or window):
-        return mask
-    # the last query stands at the last key
-    position_Q = torch.arange(keys - query.shape[2], keys, device=query.device)
-    behind_QS = position_Q[:, None] - torch.arange(keys, device=query.device)
-    width = window or keys
-    near_QS = behind_QS.abs() < width
-    if causal:
-        near_QS = (behind_QS >= 0) & (behind_QS < width)
-    return narrowed(mask, near_QS[None, None])
 
 
 class _Ungrouped:
@@ -229,35 +187,23 @@ class _Ungrouped:
 
 
 def arguments_of(
-    base: str,
     module: nn.Module,
     call: AttentionCall,
     edited: AttentionCall,
     mask: Any,
     options: dict[str, Any],
 ) -> tuple[tuple, dict[str, Any]]:
-    """Arguments with which this backend makes an edited call: module, queries, keys, values and
-    mask, and options by name.
-
-    Raises ValueError for a backend that cannot be told of the edit.
+    """Arguments with which an eager function makes an edited call: module, queries, keys, values
+    and mask, and options by name.
     """
     options = options | {"scaling": edited.scale}
     q, k, v, bias = edited.factors()
     if edited.mask is not call.mask and bias is not None:
-        if base not in ("eager", "flex_attention"):
-            raise ValueError(
-                f"{call.layer}: {base} takes no mask that blocks keys of some queries or heads, "
-                "which this edit needs: "
-                'call model.set_attn_implementation("eager"), or "sdpa" where the model has it'
-            )
         if bias.dtype == torch.bool:
             bias = torch.zeros_like(bias, dtype=q.dtype).masked_fill(
                 ~bias, torch.finfo(q.dtype).min
             )
         mask = bias
-        if base == "flex_attention":
-            options["position_bias"] = bias.expand(*q.shape[:3], k.shape[2])
-            mask = None
     maker: Any = module
     if k.shape[1] != call.factors()[1].shape[1]:
         maker = _Ungrouped(module)

@@ -25,6 +25,7 @@ from sinklab.core.errors import check_tensor
 from sinklab.core.probing.backends import (
     arguments_of,
     check_against_twin,
+    check_backends,
     compiled_message,
     interface_configs,
     is_of_torch,
@@ -87,6 +88,7 @@ class Tap(TorchFunctionMode):
         configs = interface_configs(self._modules.values())
         self.uses_interface = bool(configs)
         """Whether calls are met in transformers' attention functions, not by a mode over all."""
+        check_backends(model, configs)
         self.cleanup = ExitStack()
         """Closed when nobody listens any more: the model is itself again."""
         self.cleanup.callback(self.catch_sdpa, False)
@@ -165,10 +167,10 @@ class Tap(TorchFunctionMode):
             if base == "sdpa" or not is_observed(self.model):
                 with self:
                     return function(module, *given, **options)
-            call, edited = self._edited(path, read(base, module, given, options, self._visible))
+            call, edited = self._edited(path, read(module, given, options))
             made: tuple[Any, ...] = (module, *given)
             if edited is not call:
-                made, options = arguments_of(base, module, call, edited, given[3], options)
+                made, options = arguments_of(module, call, edited, given[3], options)
             out, weights = function(*made, **options)
             self._observe(base, edited, out.transpose(1, 2))
             return out, weights
