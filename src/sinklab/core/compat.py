@@ -34,11 +34,6 @@ def has_own_forward(module: nn.Module) -> bool:
     return "forward" in vars(module)
 
 
-def has_windows(cache: Any) -> bool:
-    """Whether a cache of transformers (None: there is none) has layers with a sliding window."""
-    return any(stated(cache, "is_sliding") or ())
-
-
 def seen_length(store: Any) -> int:
     """Positions that a layer of a cache has seen; 0 if it does not tell the host: a static one that
     keeps every key counts on its device.

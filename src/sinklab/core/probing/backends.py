@@ -197,15 +197,14 @@ def arguments_of(
     and mask, and options by name.
     """
     options = options | {"scaling": edited.scale}
-    q, k, v, bias = edited.factors()
-    if edited.mask is not call.mask and bias is not None:
-        if bias.dtype == torch.bool:
-            bias = torch.zeros_like(bias, dtype=q.dtype).masked_fill(
-                ~bias, torch.finfo(q.dtype).min
-            )
+    q, k, v, bias = edited.query_BHQD, edited.key_BKSD, edited.value_BKSD, edited.mask
+    if bias is not call.mask and bias is not None:
         mask = bias
+        if bias.dtype == torch.bool:
+            mask = torch.zeros_like(bias, dtype=q.dtype)
+            mask = mask.masked_fill(~bias, torch.finfo(q.dtype).min)
     maker: Any = module
-    if k.shape[1] != call.factors()[1].shape[1]:
+    if k.shape[1] != call.key_BKSD.shape[1]:
         maker = _Ungrouped(module)
     return (maker, q, k, v, mask), options
 
