@@ -10,32 +10,23 @@ import threading
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from dense_twin import dense, received
 from torch import nn
 from torch.testing import assert_close
-from transformers import masking_utils
-from transformers.integrations import flex_attention as flex
 
 from refusals import refused, refusing
-from sinklab.core.compat import attention_of, register_route
+from sinklab.core.compat import attention_of
 from sinklab.core.probing import BlockKeys, Positions, TopKeys, intervene, trace
 from sinklab.core.probing import backends as ways
 from sinklab.core.probing.tap import Tap
 from sinklab.core.registry import statistics
 from tiny_diffusion import tiny_model
-from tiny_models import SIZES, HandWritten, llama
+from tiny_models import SIZES, llama
 
-# what torch says on its own first use of a compiler, and of FlexAttention without one
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile:UserWarning"),
-]
 IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))
 LEFT = torch.ones(2, 10, dtype=torch.long)
 LEFT[0, :4] = 0
-FLEX = pytest.param("flex_attention", marks=pytest.mark.slow)
 LAYERS = [f"model.layers.{number}.self_attn" for number in (0, 1)]
 ALL = ["received", "value_norm", "row_entropy", "last_row"]
 if "massive_activations" in statistics:
@@ -149,21 +140,11 @@ class Twin:
         assert torch.equal(recording.visible[0].long(), self.visible_BS)
 
 
-@pytest.fixture
-def uncompiled(monkeypatch):
-    """FlexAttention without a compiler of C++, which takes a minute."""
-    monkeypatch.setattr(flex.WrappedFlexAttention, "__call__", lambda self: flex.flex_attention)
-    made = masking_utils.create_block_mask
-    monkeypatch.setattr(
-        masking_utils, "create_block_mask", lambda *given, _compile, **named: made(*given, **named)
-    )
-
-
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("base", ["sdpa", "eager", FLEX])
-def test_backends(base, causal, padded, kv_heads, uncompiled):
+@pytest.mark.parametrize("base", ["sdpa", "eager"])
+def test_backends(base, causal, padded, kv_heads):
     model = llama(causal=causal, kv_heads=kv_heads)
     given = {"attention_mask": LEFT} if padded else {}
     twin = Twin(model, given, causal)
@@ -178,11 +159,10 @@ def test_backends(base, causal, padded, kv_heads, uncompiled):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("base", ["eager", FLEX])
-def test_edits(base, padded, uncompiled):
+def test_edits_of_eager_attention(padded):
     model, given = llama(), {"attention_mask": LEFT} if padded else {}
     logits, gone = [], []
-    for name in ("sdpa", base):
+    for name in ("sdpa", "eager"):
         model.set_attn_implementation(name)
         with (
             intervene(
@@ -203,11 +183,10 @@ def test_edits(base, padded, uncompiled):
 @pytest.mark.parametrize(
     "settings", [{}, {"sink": 2}, {"block_length": 4}, {"sink": 2, "block_length": 4}]
 )
-@pytest.mark.parametrize("base", ["eager", FLEX])
-def test_our_own_models_whatever_their_backend(base, settings, uncompiled):
+def test_our_own_models_whatever_their_backend(settings):
     """The pass of the sinks alone is not seen, blocks and padding are."""
     found = []
-    for name in ("sdpa", base):
+    for name in ("sdpa", "eager"):
         model = tiny_model(**settings)
         model.model.set_attn_implementation(name)
         with torch.no_grad(), trace(model) as recording:
@@ -217,85 +196,6 @@ def test_our_own_models_whatever_their_backend(base, settings, uncompiled):
         found.append((logits[LEFT.bool()], recording.received[1], recording.visible[1]))
     for one, other in zip(*found, strict=True):
         assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "base, backend, padded, form",
-    [
-        ("sdpa", "eager", True, "forward"),
-        ("eager", "aot_eager", True, "module"),
-        ("sdpa", "inductor", False, "module"),
-    ],
-)
-def test_compiled_models(base, backend, padded, form):
-    torch.compiler.reset()
-    model, given = llama(), {"attention_mask": LEFT} if padded else {}
-    twin = Twin(model, given, causal=False)
-    model.set_attn_implementation(base)
-    compiled = model
-    if form == "module":
-        compiled = torch.compile(model, fullgraph=True, backend=backend)
-    else:
-        model.forward = torch.compile(model.forward, fullgraph=True, backend=backend)
-    with torch.no_grad():
-        plain = compiled(IDS, **given).logits
-        for _ in range(2):
-            with trace(compiled, ("received", "row_entropy")) as recording:
-                for _ in range(2):
-                    assert torch.equal(compiled(IDS, **given).logits, plain)
-                    recording.mark()
-        assert torch.equal(compiled(IDS, **given).logits, plain)
-    assert len(recording.received) == 2 and recording.layers == LAYERS
-    twin.check(recording)
-
-
-@pytest.mark.parametrize(
-    "watch, model, message",
-    [
-        (lambda model: intervene(model, BlockKeys(TopKeys(1))), llama(), "edit"),
-        pytest.param(
-            lambda model: trace(model, ("massive_activations",)),
-            llama(),
-            "massive_act",
-            marks=pytest.mark.ring("lab"),
-        ),
-        (trace, HandWritten(), "transformers"),
-    ],
-)
-def test_what_a_compiled_model_cannot_show_is_refused(watch, model, message):
-    compiled = torch.compile(model, backend="eager")
-    with refusing(message), watch(compiled):
-        pass
-
-
-def test_a_model_compiled_in_place_is_refused():
-    model = llama()
-    model.compile(backend="eager")
-    with refusing("compiled"), trace(model):
-        pass
-
-
-def test_a_backend_that_does_otherwise_is_refused(monkeypatch):
-    """The first call of a module is held to its slow twin."""
-    from transformers import AttentionInterface
-
-    eager = ways._eager
-
-    def off(module, q, k, v, mask, **options):
-        out, weights = eager[type(module)](module, q, k, v, mask, **options)
-        return out * 1.001, weights
-
-    AttentionInterface.register("off_by_little", off)
-    model = llama(attention="eager")
-    model.config._attn_implementation = "off_by_little"
-    with (
-        refusing("off_by_little gives is not"),
-        trace(model),
-        torch.no_grad(),
-    ):
-        model(IDS)
-    assert model.config._attn_implementation == "off_by_little"
 
 
 @pytest.mark.parametrize(
@@ -311,72 +211,14 @@ def test_what_no_mask_says_is_refused_by_name(kind, settings, option):
         model(IDS)
 
 
-class FlashLike:
-    """What a kernel of flash attention is given and gives: padding by row, the rest by name."""
-
-    window: int | None = None
-
-    def __call__(
-        self,
-        module,
-        q,
-        k,
-        v,
-        mask,
-        **options,
-    ):
-        queries, keys = q.shape[2], k.shape[2]
-        causal = options.get("is_causal")
-        seen = ways._of_flash(
-            mask, q, keys, module.is_causal if causal is None else causal, self.window
-        )
-        seen = torch.ones(1, 1, queries, keys, dtype=torch.bool) if seen is None else seen
-        out = F.scaled_dot_product_attention(
-            q, k, v, seen, scale=options["scaling"], enable_gqa=True
-        )
-        return out.nan_to_num().transpose(1, 2), None
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("padded", [False, True])
-def test_a_kernel_that_is_told_of_padding_alone(causal, padded):
-    """As flash attention is; none of its own ran."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register("flash_like", FlashLike())
-    AttentionMaskInterface.register(
-        "flash_like", AttentionMaskInterface._global_mapping["flash_attention_2"]
-    )
-    model, given = llama(causal=causal), {"attention_mask": LEFT} if padded else {}
-    twin = Twin(model, given, causal)
-    model.config._attn_implementation = "flash_like"
-    for layer in model.model.layers:
-        layer.self_attn.is_causal = causal
-    with torch.no_grad(), trace(model, ("received", "row_entropy")) as recording:
-        model(IDS, **given)
-    twin.check(recording)
-    with (
-        refusing("flash_like takes no mask"),
-        intervene(model, BlockKeys(Positions((3,)), when="now")),
-        torch.no_grad(),
-    ):
-        model(IDS, **given)
-
-
-def test_who_sees_whom_by_padding_and_window():
-    q, real_BS = torch.zeros(2, 1, 3, 4), torch.ones(2, 5)
-    real_BS[0, 0] = 0
-    for causal in (False, True):
-        for window in (None, 2):
-            found_BQS = ways._of_flash(real_BS, q, 5, causal, window).expand(2, 1, 3, 5)[:, 0]
-            for row in range(2):
-                for query in range(3):
-                    for key in range(5):
-                        behind = query + 2 - key
-                        may = bool(real_BS[row, key]) and (not causal or behind >= 0)
-                        may = may and (window is None or -window < behind < window)
-                        assert bool(found_BQS[row, query, key]) == may
-    assert ways._of_flash(None, q, 5, False, None) is None
+@pytest.mark.parametrize("base", ["flex_attention", "flash_attention_2", "hub/kernel"])
+def test_other_attention_functions_are_refused_by_name(base):
+    model = llama()
+    model.config._attn_implementation_internal = base
+    for watch in (trace, intervene):
+        with refusing(rf'{base}.*set_attn_implementation\("sdpa"\)'), watch(model):
+            pass
+    assert model.config._attn_implementation == base
 
 
 def test_another_thread_is_refused_and_one_attention_may_be_tapped_twice():
@@ -399,27 +241,6 @@ def test_another_thread_is_refused_and_one_attention_may_be_tapped_twice():
     assert len(said) == 1 and "runs the model or a part of it" in said[0]
     assert len(outer.received) == len(inner.received) == 1
     assert torch.equal(outer.received[0], inner.received[0]) and not ways._taps
-
-
-def test_attention_that_does_not_say_whether_it_is_causal_is_as_to_transformers():
-    q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 8)
-    for module, expected in ((nn.Module(), True), (nn.Module(), False)):
-        if not expected:
-            module.is_causal = False
-        assert ways.read("sdpa", module, (q, k, k, None), {}, {})["is_causal"] is expected
-    assert ways.read("sdpa", nn.Module(), (q[:, :, :1], k, k, None), {}, {})["is_causal"] is False
-
-
-def test_names_of_kernels_have_no_slash():
-    register_route("hub/kernel", lambda *given, **options: None)
-    model = llama()
-    model.config._attn_implementation_internal = "hub/kernel"
-    with trace(model, allow_empty=True):
-        assert (
-            "/" not in model.config._attn_implementation
-            and attention_of(model.config) == "hub/kernel"
-        )
-    assert model.config._attn_implementation == "hub/kernel"
 
 
 @pytest.mark.parametrize("cross", [False, True])

@@ -180,13 +180,3 @@ def test_edits_by_the_position_of_queries_are_refused_there():
         model(**given)
     with torch.no_grad(), intervene(model, WindowAttention(3, layers=("self_attn",))):
         model(**given)
-
-
-def test_a_compiled_model_with_cross_attention_is_refused():
-    model = torch.compile(translator("bart"), backend="eager")
-    with (
-        refusing("BartModel is compiled"),
-        trace(model),
-    ):
-        pass
-    assert model.config._attn_implementation == "sdpa"

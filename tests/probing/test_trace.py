@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from probed import IDS
-from torch import nn
 
 from refusals import refused, refusing
 from sinklab.core.probing import Statistic, trace
@@ -149,19 +148,12 @@ def test_a_forward_that_fails_leaves_no_trace(error):
     assert torch.equal(plain, model(IDS))
 
 
-def compiled(model):
-    module = nn.Module()
-    module._orig_mod = model
-    return module
-
-
 @pytest.mark.parametrize(
     "model, message",
     [
         (by_itself(llama(attention="eager")), 'ran 1 times .*"sdpa"'),
         (HandWritten("plain", layers=0), "ran 1 times"),
         (lambda ids: ids, "got function"),
-        (compiled(HandWritten()), "compiled"),
     ],
 )
 def test_a_model_that_cannot_be_traced_is_refused(model, message):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from refusals import refused, refusing
 from sinklab.core.attention.scores import allowed, doubtful
-from sinklab.core.probing import trace
+from sinklab.core.probing import BlockKeys, TopKeys, intervene, trace
 from tiny_models import Attends, HandWritten, by_itself, llama
 
 
@@ -98,13 +98,30 @@ def test_a_sibling_that_attends_unseen_is_refused():
     assert recording.layers == ["blocks.0", "blocks.1"]
 
 
-def test_a_compiled_part_is_refused_by_name():
+def compiled_part():
     model = HandWritten()
     model.blocks[1].compile(backend="eager")
-    with (
-        refusing(r"blocks\.1 is compiled"),
-        trace(model),
-    ):
+    return model
+
+
+def compiled_forward():
+    model = llama()
+    model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+@pytest.mark.parametrize(
+    "make, name",
+    [
+        (lambda: torch.compile(HandWritten(), backend="eager"), "HandWritten"),
+        (lambda: torch.compile(llama(), backend="eager"), "LlamaForCausalLM"),
+        (compiled_forward, "LlamaForCausalLM"),
+        (compiled_part, "blocks.1"),
+    ],
+)
+@pytest.mark.parametrize("watch", [trace, lambda model: intervene(model, BlockKeys(TopKeys(1)))])
+def test_what_is_compiled_is_refused_by_name(make, name, watch):
+    with refusing(rf"^{name} is compiled.*_orig_mod"), watch(make()):
         pass
 
 

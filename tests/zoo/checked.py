@@ -41,8 +41,6 @@ class Call:
     may_BHQS: Tensor
     real_BQ: Tensor
     """False for queries that are padding."""
-    first: int
-    """Position of the first key."""
 
 
 class Spy:
@@ -128,8 +126,7 @@ class Spy:
         else:
             end = queries + (0 if self.kind == "both" else self.past)
             real_BQ = self.real_BT[:, end - queries : end]
-        first = 0 if is_cross or "encoder" in self.where else max(self.past + queries - keys, 0)
-        return Call(map_BHQS, may, real_BQ, first), bias
+        return Call(map_BHQS, may, real_BQ), bias
 
 
 @contextmanager
@@ -218,8 +215,8 @@ def compare(recording, calls):
         for layer in range(received_BLHT.shape[1]):
             call = next(waiting)
             real_B1Q1 = call.real_BQ[:, None, :, None]
-            expected_BHT = F.pad((call.map_BHQS * real_B1Q1).sum(2), (call.first, 0))
-            count_BT = F.pad((call.may_BHQS & real_B1Q1).sum(2).amax(1), (call.first, 0))
+            expected_BHT = (call.map_BHQS * real_B1Q1).sum(2)
+            count_BT = (call.may_BHQS & real_B1Q1).sum(2).amax(1)
             room = received_BLHT.shape[-1] - expected_BHT.shape[-1]
             found_BHT, seen_BT = received_BLHT[:, layer], visible_BLT[:, layer].nan_to_num()
             assert room >= 0 and torch.equal(seen_BT.long(), F.pad(count_BT, (0, room))), (

@@ -20,12 +20,17 @@ REFUSED = {
 def test_a_draw_of_the_zoo_is_right_or_refused_by_name(number):
     architecture = ZOO[number]
     ways = [way for way in WAYS if way != "steps" or architecture.kind != "encoder"]
-    found = held(architecture, ways[number % len(ways)])
+    way = ways[number % len(ways)]
+    reason = REFUSED.get(architecture.form, "")
+    if way == "steps" and "windows" in architecture.form:
+        # the cache drops what no window reaches
+        reason = "use_cache=False"
+    found = held(architecture, way)
     if "does not support activation checkpointing" in found:
         # nor is there anything to be wrong
         found = held(architecture, "left")
-    if architecture.form in REFUSED:
-        assert found.startswith("refused") and REFUSED[architecture.form] in found
+    if reason:
+        assert found.startswith("refused") and reason in found
     else:
         assert found == "right"
 

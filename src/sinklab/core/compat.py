@@ -34,11 +34,6 @@ def has_own_forward(module: nn.Module) -> bool:
     return "forward" in vars(module)
 
 
-def has_windows(cache: Any) -> bool:
-    """Whether a cache of transformers (None: there is none) has layers with a sliding window."""
-    return any(stated(cache, "is_sliding") or ())
-
-
 def seen_length(store: Any) -> int:
     """Positions that a layer of a cache has seen; 0 if it does not tell the host: a static one that
     keeps every key counts on its device.
@@ -172,7 +167,7 @@ def attention_of(config: Any) -> Any:
     name = stated(config, "_attn_implementation")
     if not isinstance(name, str):
         return None
-    return name.removeprefix(_ROUTE).replace("%", "/")
+    return name.removeprefix(_ROUTE)
 
 
 def route_attention(configs: Iterable[Any], watched: bool) -> None:
@@ -182,14 +177,9 @@ def route_attention(configs: Iterable[Any], watched: bool) -> None:
     for config in configs:
         name = attention_of(config)
         if watched:
-            name = _route_name(name)
+            name = _ROUTE + name
         # not the property, which changes the configs inside this one as well
         config._attn_implementation_internal = name
-
-
-def _route_name(base: str) -> str:
-    # a name with a slash would be looked for on the Hub
-    return _ROUTE + base.replace("/", "%")
 
 
 def register_route(base: str, watched: Callable[..., Any]) -> None:
@@ -198,10 +188,10 @@ def register_route(base: str, watched: Callable[..., Any]) -> None:
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(_route_name(base), watched)
+    AttentionInterface.register(_ROUTE + base, watched)
     masks: dict[str, Any] = AttentionMaskInterface._global_mapping
     if base in masks:
-        AttentionMaskInterface.register(_route_name(base), masks[base])
+        AttentionMaskInterface.register(_ROUTE + base, masks[base])
 
 
 def attention_function(base: str) -> Callable[..., Any] | None:
@@ -211,16 +201,6 @@ def attention_function(base: str) -> Callable[..., Any] | None:
     from transformers import AttentionInterface
 
     return AttentionInterface._global_mapping.get(base)
-
-
-def dense_mask(block_mask: Any, queries: int, keys: int) -> torch.Tensor:
-    """Visibility by a mask of FlexAttention, bool (batch or 1, heads or 1, queries, keys)."""
-    from torch.nn.attention.flex_attention import create_mask
-
-    batch, heads = block_mask.shape[:2]
-    return create_mask(
-        block_mask.mask_mod, batch, heads, queries, keys, device=block_mask.kv_indices.device
-    )
 
 
 def choose_experts(config: Any, name: str) -> None:

@@ -109,7 +109,6 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_flash_attn = True
-    _supports_flex_attn = True
     sink_form = "auto"
     """How sink tokens are trained, with equal results: ``prefix`` (run alone, as at inference),
     ``sequence`` (run with the text, which spares a GPU many small kernels), or ``auto``: the second

@@ -260,7 +260,7 @@ def attention_mask(
     Raises:
         ValueError: if this backend cannot take such a mask, or ``visible`` is none.
     """
-    added = backend in ("eager", "flex_attention")
+    added = backend == "eager"
     if (
         real_BS is None
         and visible is None
@@ -271,8 +271,8 @@ def attention_mask(
         return None
     if not added and backend != "sdpa":
         raise ValueError(
-            "padding, blocks and visibility are supported with attn_implementation 'sdpa', 'eager' "
-            f"or 'flex_attention', but it is {backend!r}; use sdpa"
+            "padding, blocks and visibility are supported with attn_implementation 'sdpa' or "
+            f"'eager', but it is {backend!r}; use sdpa"
         )
     if real_BS is None:
         real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
@@ -300,9 +300,6 @@ def attention_mask(
     seen_B1QJ = F.pad(seen_B1QS, (sinks, 0), value=True)
     if not added:
         return seen_B1QJ
-    if backend == "flex_attention":
-        # which looks up every row, and does not broadcast
-        seen_B1QJ = seen_B1QJ.expand(len(like), -1, length, -1)
     return torch.zeros_like(seen_B1QJ, dtype=like.dtype).masked_fill(
         ~seen_B1QJ, torch.finfo(like.dtype).min
     )

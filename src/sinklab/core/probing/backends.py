@@ -3,16 +3,14 @@ asks for them.
 
 A function of ours runs the one that was asked for and shows the call to the taps of the module that
 made it. Inside torch's SDPA the tap listens itself; of other backends it is shown the inputs of the
-function and its output; and from within compiled code an operation that torch does not look into
-shows that.
+function and its output.
 
 There are two roads into the tap. A transformers model that asks for its attention function gets one
 of ours, which calls `Tap.run_attention`; every other model runs under the tap as a torch function
 mode, which meets `scaled_dot_product_attention` in `__torch_function__`. If the function that a
 transformers model asked for is SDPA, `run_attention` turns the mode on around it. Both roads end
 alike: `_edited` makes the `AttentionCall` and asks each listener for its edit, the call is run, and
-`_observe` gives listeners the call and its output. Compiled code is only observed
-(`observe_compiled`).
+`_observe` gives listeners the call and its output. Compiled code is refused: it hides its calls.
 """
 
 # B batch, H query heads, Q queries, S keys, D head dim
@@ -34,16 +32,14 @@ from sinklab.core.compat import (
     attention_function,
     attention_of,
     config_of,
-    dense_mask,
     has_own_forward,
-    is_compiled,
     lacks_sdpa,
     register_route,
     route_attention,
     stated,
     with_sdpa_replaced,
 )
-from sinklab.core.probing.call import NAMES, AttentionCall, narrowed
+from sinklab.core.probing.call import AttentionCall
 
 # by the id of a module: the taps that are shown its calls, each with its path there
 _taps: dict[int, tuple[tuple[Any, str], ...]] = {}
@@ -58,10 +54,10 @@ _checked: WeakKeyDictionary[nn.Module, set[tuple]] = WeakKeyDictionary()
 _OTHERWISE = re.compile(
     r"scaled_dot_product_attention|AttentionInterface\(|_attn_implementation\s*(==|!=|in\b|not\b)"
 )
-# the same function every time: compiled code is held to it
-_bound = cache(partial)
 # packages whose modules attend in their own source, if they do not ask
 _KNOWN = ("transformers", "sinklab", "peft")
+# attention functions that are read
+_READ = ("sdpa", "eager")
 # arguments of an attention function that change the weights of keys in a way no mask can express
 _FOREIGN = ("softcap", "s_aux", "position_bias", "cache", "cu_seq_lens_q", "block_table")
 
@@ -70,12 +66,24 @@ def interface_configs(modules: Collection[nn.Module]) -> list[Any]:
     """The transformers configs of a model that attends only by asking for its attention function;
     of another, none.
     """
-    changed = any(has_own_forward(module) and not is_compiled(module) for module in modules)
+    changed = any(map(has_own_forward, modules))
     kinds: set[tuple[Any, bool]] = {(type(module), bool(module._modules)) for module in modules}
     if changed or not all(_uses_interface_alone(kind, has_parts) for kind, has_parts in kinds):
         return []
     configs = {id(config): config for config in map(config_of, modules) if config is not None}
     return [config for config in configs.values() if attention_of(config) is not None]
+
+
+def check_backends(model: nn.Module, configs: list[Any]) -> None:
+    """Raises ValueError for a model with these configs that attends by a function that is not read
+    (FlexAttention, FlashAttention, a kernel from the Hub).
+    """
+    for base in map(attention_of, configs):
+        if base not in _READ:
+            raise ValueError(
+                f"{type(model).__name__} attends by {base!r}, and traces and edits read "
+                f"{' and '.join(_READ)}: {_remedy(model, 'and use that')}"
+            )
 
 
 def is_of_torch(kind: type[nn.Module], has_parts: object) -> bool:
@@ -102,7 +110,7 @@ def _uses_interface_alone(kind: Any, has_parts: bool) -> bool:
 def routed(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> Iterator[None]:
     """Show the attention calls of the modules with these configs, by path, to a tap."""
     for base in {attention_of(config) for config in configs}:
-        register_route(base, _bound(_route, base, attention_function(base)))
+        register_route(base, partial(_route, base, attention_function(base)))
     route_attention(configs, True)
     _routed.update(map(id, configs))
     # an attention has projections
@@ -130,62 +138,22 @@ def _route(
     """An attention function of transformers as a watched model calls it."""
     function = function or _eager[type(module)]
     if torch.compiler.is_compiling():
-        given = read(base, module, (q, k, v, mask), options, {})
-        out, weights = function(module, q, k, v, mask, **options)
-        attended(
-            _ORDER,
-            [q, k, v],
-            given["attn_mask"],
-            out,
-            given["scale"],
-            given["is_causal"],
-            id(module),
-            base,
-        )
-        return out, weights
+        raise ValueError(compiled_message(type(module).__name__))
     for tap, path in _taps.get(id(module), ()):
         function = partial(tap.run_attention, path, base, function)
     return function(module, q, k, v, mask, **options)
 
 
-# changed in name alone by the operation below, so that torch neither leaves it out nor moves it
-_ORDER = torch.zeros(())
+def compiled_message(what: str) -> str:
+    """Message that refuses a module which is compiled."""
+    return (
+        f"{what} is compiled, which hides its attention calls: use the module that was compiled "
+        "(compiled._orig_mod), or leave the call of compile out"
+    )
 
 
-@torch.library.custom_op(
-    "sinklab::attended", mutates_args=("order",), tags=(torch.Tag.cudagraph_unsafe,)
-)
-def attended(
-    order: Tensor,
-    factors: list[Tensor],
-    attn_mask: Tensor | None,
-    out: Tensor,
-    scale: float | None,
-    is_causal: bool,
-    module: int,
-    base: str,
-) -> None:
-    """Show a call that compiled code made: queries, keys and values, and output, (B, Q, H, D)."""
-    given = dict(zip(NAMES, factors, strict=False)) | {
-        "attn_mask": attn_mask,
-        "scale": scale,
-        "is_causal": is_causal,
-    }
-    for tap, path in _taps.get(module, ()):
-        tap.observe_compiled(path, base, given, out)
-
-
-def read(
-    base: str,
-    module: nn.Module,
-    call: tuple[Any, ...],
-    options: Mapping[str, Any],
-    known: dict[tuple, Any],
-) -> dict[str, Any]:
-    """Arguments of an attention function of this backend, by the names of
-    `scaled_dot_product_attention`.
-
-    `known` keeps, for a forward, masks that are made of those that its layers share.
+def read(module: nn.Module, call: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of an eager attention function, by the names of `scaled_dot_product_attention`.
 
     Raises ValueError for options that no mask can express (a cap on scores, learned sink logits,
     sequences packed into one).
@@ -194,58 +162,14 @@ def read(
     for name in _FOREIGN:
         if options.get(name) is not None:
             raise ValueError(
-                f"{type(module).__name__} gives its attention function ({base}) {name!r}, which "
+                f"{type(module).__name__} gives its attention function (eager) {name!r}, which "
                 "changes what keys get in a way that traces do not read: there is no recording of "
                 "this model"
             )
-    queries = query.shape[2]
-    keys = key.shape[2]
-    causal = options.get("is_causal")
-    if causal is None:
-        causal = stated(module, "is_causal", True)
-    causal = causal and queries > 1
-    is_causal = base == "sdpa" and mask is None and causal
-    is_block = stated(mask, "mask_mod") is not None
-    if is_block or base not in ("sdpa", "eager", "flex_attention"):
-        window = options.get("sliding_window")
-        kind = ("made", id(mask), queries, keys, causal, window)
-        if kind not in known:
-            if is_block:
-                made: Tensor | None = dense_mask(mask, queries, keys)
-            else:
-                made = _of_flash(mask, query, keys, causal, window)
-            # its source is kept beside it, so that its id cannot be taken by another while it is
-            # known
-            known[kind] = made, mask
-        mask = known[kind][0]
-    elif mask is not None and mask.shape[-1] > keys:
-        mask = mask[..., :keys]
-    options = {
-        "scale": options.get("scaling"),
-        "is_causal": is_causal,
-        "dropout_p": options.get("dropout", 0.0),
-    }
+    if mask is not None and mask.shape[-1] > key.shape[2]:
+        mask = mask[..., : key.shape[2]]
+    options = {"scale": options.get("scaling"), "dropout_p": options.get("dropout", 0.0)}
     return {"query": query, "key": key, "value": value, "attn_mask": mask, **options}
-
-
-def _of_flash(
-    mask: Tensor | None, query: Tensor, keys: int, causal: bool, window: int | None
-) -> Tensor | None:
-    """Visibility, bool (B or 1, 1, Q, S), in a kernel that is told of padding by a mask, and of
-    causality and a window by name.
-    """
-    if mask is not None and mask.dim() != 4:
-        mask = mask[:, None, None, -keys:].bool()
-    if not (causal or window):
-        return mask
-    # the last query stands at the last key
-    position_Q = torch.arange(keys - query.shape[2], keys, device=query.device)
-    behind_QS = position_Q[:, None] - torch.arange(keys, device=query.device)
-    width = window or keys
-    near_QS = behind_QS.abs() < width
-    if causal:
-        near_QS = (behind_QS >= 0) & (behind_QS < width)
-    return narrowed(mask, near_QS[None, None])
 
 
 class _Ungrouped:
@@ -263,37 +187,24 @@ class _Ungrouped:
 
 
 def arguments_of(
-    base: str,
     module: nn.Module,
     call: AttentionCall,
     edited: AttentionCall,
     mask: Any,
     options: dict[str, Any],
 ) -> tuple[tuple, dict[str, Any]]:
-    """Arguments with which this backend makes an edited call: module, queries, keys, values and
-    mask, and options by name.
-
-    Raises ValueError for a backend that cannot be told of the edit.
+    """Arguments with which an eager function makes an edited call: module, queries, keys, values
+    and mask, and options by name.
     """
     options = options | {"scaling": edited.scale}
-    q, k, v, bias = edited.factors()
-    if edited.mask is not call.mask and bias is not None:
-        if base not in ("eager", "flex_attention"):
-            raise ValueError(
-                f"{call.layer}: {base} takes no mask that blocks keys of some queries or heads, "
-                "which this edit needs: "
-                'call model.set_attn_implementation("eager"), or "sdpa" where the model has it'
-            )
-        if bias.dtype == torch.bool:
-            bias = torch.zeros_like(bias, dtype=q.dtype).masked_fill(
-                ~bias, torch.finfo(q.dtype).min
-            )
+    q, k, v, bias = edited.query_BHQD, edited.key_BKSD, edited.value_BKSD, edited.mask
+    if bias is not call.mask and bias is not None:
         mask = bias
-        if base == "flex_attention":
-            options["position_bias"] = bias.expand(*q.shape[:3], k.shape[2])
-            mask = None
+        if bias.dtype == torch.bool:
+            mask = torch.zeros_like(bias, dtype=q.dtype)
+            mask = mask.masked_fill(~bias, torch.finfo(q.dtype).min)
     maker: Any = module
-    if k.shape[1] != call.factors()[1].shape[1]:
+    if k.shape[1] != call.key_BKSD.shape[1]:
         maker = _Ungrouped(module)
     return (maker, q, k, v, mask), options
 

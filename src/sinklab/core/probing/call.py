@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from sinklab.core.attention.context import running_canvas
 from sinklab.core.attention.received import attention_map, attention_statistics
 from sinklab.core.attention.scores import Scores, Visibility
-from sinklab.core.compat import config_value, has_windows, seen_length, stated
+from sinklab.core.compat import config_value, seen_length, stated
 from sinklab.core.errors import check_tensor
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -42,8 +41,6 @@ CACHES = ("past_key_values", "past_key_value", "layer_past")
 class KeyOrigin:
     """Origin of the keys that an attention call reads, by the arguments of its module, and never by
     their number.
-
-    Raises ValueError in `first_position` for a cache that has dropped keys and does not say which.
     """
 
     is_own: bool = True
@@ -72,30 +69,22 @@ class KeyOrigin:
         found = stated(found, "self_attention_cache", found)
         return cls(is_own, found, stated(module, "layer_idx"))
 
-    def first_position(self, layer: str, keys: int) -> int:
-        """Position in the text of the first of this many keys: above 0 if a cache has dropped those
-        before it.
-        """
+    def check(self, layer: str, keys: int) -> None:
+        """Raises ValueError if the cache has dropped keys, so that these are not all there were."""
         layers = stated(self.cache, "layers")
-        if not self.is_own or not layers or self.layer_idx is None:
-            if self.is_own and has_windows(self.cache):
-                raise ValueError(
-                    f"{layer}: the cache {type(self.cache).__name__} has sliding windows, but the "
-                    "layer has no layer_idx to look its own up by: run it with use_cache=False"
-                )
-            return 0
-        # layers beyond those of the cache read the keys of an earlier one
-        stores = layers[self.layer_idx : self.layer_idx + 1] or layers
-        length = max(seen_length(store) for store in stores)
-        if length <= keys:
-            return 0
-        if not any(stated(store, "is_sliding") for store in stores):
+        if not self.is_own or not layers:
+            return
+        stores = layers
+        if self.layer_idx is not None:
+            # layers beyond those of the cache read the keys of an earlier one
+            stores = layers[self.layer_idx : self.layer_idx + 1] or layers
+        seen = max(map(seen_length, stores))
+        if seen > keys:
             raise ValueError(
-                f"{layer}: the cache {type(stores[0]).__name__} has seen {length} positions and "
-                f"gives {keys} keys, and does not say of which: traces and edits read caches that "
-                "keep every key, and sliding windows (is_sliding); run it with another cache"
+                f"{layer}: the cache {type(stores[0]).__name__} has seen {seen} positions and "
+                f"gives {keys} keys, but traces and edits read caches that keep every key: run it "
+                "with use_cache=False, or with past_key_values=DynamicCache()"
             )
-        return length - keys
 
 
 OWN = KeyOrigin()
@@ -127,9 +116,6 @@ class AttentionCall:
     """Arguments of one call with all axes present: query (B, H, Q, D), key, value (B, K, S, D),
     mask 4-D or None.
 
-    Keys are those of all positions: keys that a cache has dropped in front of a window (`dropped`)
-    stand there as zeros that no query sees, and the call is made without it.
-
     An intervention answers with ``dataclasses.replace(call, query_BHQD=…)`` and leaves tensors as
     they are: those of the call belong to the model. ``layer`` is the path of the attention module,
     ``mask`` bool (True: seen) or additive, ``scale`` None for 1/√D.
@@ -150,8 +136,6 @@ class AttentionCall:
     """
     origin: KeyOrigin = OWN
     """Origin of the keys."""
-    dropped: int = 0
-    """Keys in front that the cache no longer holds."""
     known: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     """Results that are computed once: "received_BHS", and "lse_BHQ" where a fast path got it from
     the attention kernel.
@@ -173,8 +157,7 @@ class AttentionCall:
         `query_mask_BQ`: False for queries of cross attention that are padding.
 
         Raises ValueError for axes that are not (batch, [head,] position, dim), for a mask of other
-        queries than those of cross attention, and for a cache that does not say which keys it
-        gives.
+        queries than those of cross attention, and for a cache that has dropped keys.
         """
         query = given["query"]
         key = given["key"]
@@ -196,13 +179,7 @@ class AttentionCall:
             if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
                 mask = mask.flatten(1, 2).unsqueeze(2)
         is_causal = bool(given.get("is_causal", False))
-        dropped = origin.first_position(layer, key.shape[2])
-        if dropped:
-            mask = _hiding(
-                known, dropped, mask, (query.shape[2], key.shape[2]), is_causal, query.device
-            )
-            key, value = (pad(x, (0, 0, dropped, 0)) for x in (key, value))
-            is_causal = False
+        origin.check(layer, key.shape[2])
         # by the mask object that all layers share, not by a view of it
         shape = (query.shape[0], query.shape[2], key.shape[2])
         if not origin.is_own and query_mask_BQ is not None:
@@ -226,25 +203,22 @@ class AttentionCall:
             visibility,
             output_shape,
             origin,
-            dropped,
         )
-
-    def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys, values and mask of the call, without keys that the cache dropped."""
-        mask = self.mask
-        if mask is not None:
-            mask = mask[..., self.dropped :]
-        k_BKSD = self.key_BKSD[:, :, self.dropped :]
-        return self.query_BHQD, k_BKSD, self.value_BKSD[:, :, self.dropped :], mask
 
     def run(self, function: Callable[..., Tensor]) -> Tensor:
         """Make the call with these arguments and give the output the layout of the original
         call.
         """
-        q_BHQD, k_BKSD, v_BKSD, mask = self.factors()
-        options = {"dropout_p": self.dropout_p, "is_causal": self.is_causal, "scale": self.scale}
-        options["enable_gqa"] = q_BHQD.shape[1] != k_BKSD.shape[1]
-        out_BHQD = function(q_BHQD, k_BKSD, v_BKSD, attn_mask=mask, **options)
+        out_BHQD = function(
+            self.query_BHQD,
+            self.key_BKSD,
+            self.value_BKSD,
+            attn_mask=self.mask,
+            dropout_p=self.dropout_p,
+            is_causal=self.is_causal,
+            scale=self.scale,
+            enable_gqa=self.query_BHQD.shape[1] != self.key_BKSD.shape[1],
+        )
         return out_BHQD.reshape(*self.output_shape, out_BHQD.shape[-1])
 
     def unrolled(self, out: Tensor) -> Tensor:
@@ -353,29 +327,6 @@ def _visibility(
             found = replace(found, is_own=False, query_mask_BQ=query_mask_BQ)
         # The canvas is kept beside it, so that its id cannot be taken by another while it is known.
         known[key] = running, found
-    return known[key][1]
-
-
-def _hiding(
-    known: dict[tuple, Any],
-    dropped: int,
-    mask: Tensor | None,
-    shape: tuple[int, int],
-    is_causal: bool,
-    device: torch.device,
-) -> Tensor:
-    """The mask of (queries, keys) with this many blocked keys in front, kept for a forward."""
-    key = ("dropped", dropped, id(mask), *shape, is_causal)
-    if key not in known:
-        wide = mask
-        if wide is None:
-            wide = torch.ones(shape, dtype=torch.bool, device=device)
-            if is_causal:
-                wide = wide.tril()
-        wide = pad(wide.expand(*wide.shape[:-1], shape[1]), (dropped, 0))
-        behind_S = torch.arange(wide.shape[-1], device=device) >= dropped
-        # its source is kept beside it, so that its id cannot be taken by another while it is known
-        known[key] = mask, narrowed(wide, behind_S)
     return known[key][1]
 
 

@@ -139,17 +139,12 @@ class LastRow(Statistic):
 
 @statistics.register("value_norm")
 class ValueNorm(Statistic):
-    """The norm of every token's value vector, averaged over all heads.
-
-    NaN if a cache has dropped it.
-    """
+    """The norm of every token's value vector, averaged over all heads."""
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "layer", "key")
 
     def measure(self, view: CallView) -> Tensor:
-        norms_BS = value_norms(self.vectors(view.call))
-        norms_BS[:, : view.call.dropped] = torch.nan
-        return norms_BS
+        return value_norms(self.vectors(view.call))
 
     def vectors(self, call: AttentionCall) -> Tensor:
         """The vectors (B, K, S, D) whose norm is taken."""

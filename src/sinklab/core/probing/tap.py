@@ -16,18 +16,17 @@ from torch.overrides import TorchFunctionMode
 from sinklab.core.attention.context import Owner, RunningCanvas, is_observed, watching
 from sinklab.core.compat import (
     compiled_module,
-    compiles_hooks,
-    has_windows,
     in_backward,
     is_compiled,
     is_divided,
     is_running,
-    stated,
 )
 from sinklab.core.errors import check_tensor
 from sinklab.core.probing.backends import (
     arguments_of,
     check_against_twin,
+    check_backends,
+    compiled_message,
     interface_configs,
     is_of_torch,
     read,
@@ -63,14 +62,10 @@ class Tap(TorchFunctionMode):
         """Token ids that the running forward was given, if they are among its arguments."""
         self.query_mask_BQ: Tensor | None = None
         """Queries of cross attention that are no padding, as given by a listener; None: all."""
-        self.is_compiled = is_compiled(model)
-        self._modules = dict(compiled_module(model).named_modules())
+        self._modules = dict(model.named_modules())
         for path, part in self._modules.items():
-            if compiles_hooks(part) or (path and is_compiled(part)):
-                raise ValueError(
-                    f"{path or 'the model'} is compiled, which hides its attention calls: leave "
-                    "its parts as they are, and use what torch.compile(model) gives"
-                )
+            if is_compiled(part):
+                raise ValueError(compiled_message(path or type(compiled_module(part)).__name__))
         self._stack: list[str] = []
         # By path: origin of the keys that the module there reads, if its arguments tell.
         self._origins: dict[str, KeyOrigin] = {}
@@ -93,29 +88,13 @@ class Tap(TorchFunctionMode):
         configs = interface_configs(self._modules.values())
         self.uses_interface = bool(configs)
         """Whether calls are met in transformers' attention functions, not by a mode over all."""
-        if self.is_compiled and not configs:
-            raise ValueError(
-                "a compiled model hides its attention calls, unless all of them go by "
-                "transformers' attention "
-                "functions: use the module that was compiled (compiled._orig_mod)"
-            )
-        crosses = any(stated(config, "is_encoder_decoder") for config in configs)
-        if self.is_compiled and crosses:
-            raise ValueError(
-                f"{type(self._modules['']).__name__} is compiled and has cross attention: "
-                "which layers attend to another sequence is not told there; use the module "
-                "that was compiled (compiled._orig_mod)"
-            )
+        check_backends(model, configs)
         self.cleanup = ExitStack()
         """Closed when nobody listens any more: the model is itself again."""
         self.cleanup.callback(self.catch_sdpa, False)
         self.cleanup.enter_context(watching(parts=self._modules.values()))
         if configs:
             self.cleanup.enter_context(routed(self._modules, configs, self))
-        if self.is_compiled:
-            self._modules[""] = model
-            self._hook({""})
-        elif configs:
             self._hook(
                 {"", *(holder for layer in self._layers for holder in _upwards(layer))}
                 - self._layers
@@ -145,16 +124,7 @@ class Tap(TorchFunctionMode):
         self._hooked |= paths
 
     def add(self, listener: Listener) -> None:
-        """Add a listener; the decoder layers that it needs are hooked.
-
-        Raises ValueError for one that changes the results of a compiled model, or reads more of it
-        than attention.
-        """
-        if self.is_compiled and (listener.of_states or type(listener).edit is not Listener.edit):
-            raise ValueError(
-                f"{listener.of_states or 'an edit'} reads or changes what a compiled model has "
-                "compiled: take the module that was compiled (compiled._orig_mod)"
-            )
+        """Add a listener; the decoder layers that it needs are hooked."""
         listener.tap = self
         self.listeners.append(listener)
         if listener.of_states:
@@ -197,25 +167,15 @@ class Tap(TorchFunctionMode):
             if base == "sdpa" or not is_observed(self.model):
                 with self:
                     return function(module, *given, **options)
-            call, edited = self._edited(path, read(base, module, given, options, self._visible))
+            call, edited = self._edited(path, read(module, given, options))
             made: tuple[Any, ...] = (module, *given)
             if edited is not call:
-                made, options = arguments_of(base, module, call, edited, given[3], options)
+                made, options = arguments_of(module, call, edited, given[3], options)
             out, weights = function(*made, **options)
             self._observe(base, edited, out.transpose(1, 2))
             return out, weights
         finally:
             self._stack.pop()
-
-    def observe_compiled(self, path: str, base: str, given: dict[str, Any], out: Tensor) -> None:
-        """Compiled code made this call."""
-        self.owner.check("runs the model or a part of it")
-        if is_observed(self.model):
-            self._stack.append(path)
-            try:
-                self._observe(base, self._edited(path, given)[1], out.transpose(1, 2))
-            finally:
-                self._stack.pop()
 
     def ids_of(self, running: RunningCanvas | None) -> Tensor | None:
         """Token ids of the canvas that a denoiser announced, else those that the running forward
@@ -251,14 +211,7 @@ class Tap(TorchFunctionMode):
 
     def _before(self, path: str, args: tuple, kwargs: dict[str, Any]) -> None:
         self.owner.check("runs the model or a part of it")
-        if not self.is_compiled:
-            self._note_origin(path, args, kwargs)
-        elif has_windows(kwargs.get("past_key_values")):
-            raise ValueError(
-                "the cache has sliding windows, and in a compiled model nothing tells where they "
-                "begin: take the "
-                "module that was compiled (compiled._orig_mod), or run it with use_cache=False"
-            )
+        self._note_origin(path, args, kwargs)
         if path == "":
             if self._stack and is_running(self._modules[""]):
                 raise ValueError(

@@ -244,8 +244,7 @@ def trace(
     **scope: Unpack[Scope],
 ) -> Iterator[Recording]:
     """Record attention statistics of every forward inside the block, on any module that attends
-    through SDPA, on models of transformers by any attention function, and on these compiled by
-    `torch.compile`.
+    through SDPA, and on models of transformers by any attention function.
 
         with trace(model) as recording:
             for step in denoise(model.denoiser(), canvas):
@@ -294,8 +293,8 @@ def trace(
             `recording.map(…)`.
 
     Raises ValueError for anything that does not exist or cannot be seen: a statistic, layer or
-    head, states without a canvas or of a compiled model, attention that is no softmax(q · kᵀ) · v;
-    for another thread's model; at the end for no call.
+    head, states without a canvas, a compiled model, attention that is no softmax(q · kᵀ) · v; for
+    another thread's model; at the end for no call.
     """
     model = module_of(model)
     chosen = chosen_statistics(statistics)

@@ -85,7 +85,7 @@ class ReceivedByWindow(Statistic):
 
 @statistics.register("value_norm_by_head")
 class ValueNormByHead(ValueNorm):
-    """Norm ‖v_j‖ of every token's value in every query head; NaN if a cache has dropped it.
+    """Norm ‖v_j‖ of every token's value in every query head.
 
     Over the mean of the other keys it is ρ of arXiv 2606.08105, section 3: near 0 the sink is a
     no-operation, near 1 it may broadcast.
@@ -95,7 +95,6 @@ class ValueNormByHead(ValueNorm):
 
     def measure(self, view: CallView) -> Tensor:
         norms_BKS = value_norms(self.vectors(view.call), per_head=True)
-        norms_BKS[..., : view.call.dropped] = torch.nan
         return view.of_heads(view.call.for_query_heads(norms_BKS))
 
 
@@ -138,7 +137,7 @@ class Drift(Statistic, Checked):
     """Change 1 − cos of every token's key, or value, since the last recorded step, 0 to 2
     (Elastic-Cache, arXiv 2510.14973, whose caches rest on «the most attended token drifts least»).
 
-    NaN in the first step, and for a key that was not there before or that a cache has dropped.
+    NaN in the first step, and for a key that was not there before.
     """
 
     of: str = limited("key", one_of=("key", "value"))
@@ -158,7 +157,6 @@ class Drift(Statistic, Checked):
             both = min(before_BKSD.shape[2], now_BKSD.shape[2])
             parts = (now_BKSD[:, :, :both], before_BKSD[:, :, :both])
             drift_BKS[..., :both] = 1 - cosine_similarity(*parts, dim=-1)
-        drift_BKS[..., : call.dropped] = torch.nan
         return view.of_heads(call.for_query_heads(drift_BKS))
 
 

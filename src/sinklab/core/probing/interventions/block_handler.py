@@ -344,7 +344,7 @@ class BlockHandler(InterventionHandler):
         count_BH = flags_BHS.sum(-1)
         left_BH = view.seen_B1S.sum(-1).expand_as(count_BH)
         if view.gone_BHS is not None:
-            # a key that a cache has dropped since its removal is no key that a query loses
+            # a key behind a window since its removal is no key that a query loses
             left_BH = left_BH - (view.gone_BHS & view.seen_B1S).sum(-1)
         # with `beyond` every query keeps its neighbours, and all other keys may go
         wrong_BH = (count_BH > 0) & (count_BH >= left_BH) & (self.options.beyond is None)
