@@ -25,7 +25,6 @@ from sinklab.lab.analysis.verdicts import (
     holm,
     masking_cost,
     ninety_six,
-    recovery,
     start_only,
 )
 from sinklab.lab.measures.statistics import WINDOW
@@ -159,23 +158,6 @@ def _filter(samples, median, spread):
 def filters(worlds, samples, median, spread):
     """«96 % filtered» where epsilon leaves out this share of a typical sample's tokens."""
     return _judged(worlds, _filter(samples, median, spread), median)
-
-
-# --- recovery ---
-
-
-def _rewritten(samples, beyond):
-    def judge(rng):
-        sink_NM, control_NM = planted.rewritten(rng, samples, beyond=beyond)
-        return recovery(sink_NM.mean(1), control_NM.mean(1))
-
-    return judge
-
-
-@cache
-def recoveries(worlds, samples, beyond):
-    """«No recovery» where blocking the sink costs the tokens so many nats beyond the control."""
-    return _judged(worlds, _rewritten(samples, beyond), beyond)
 
 
 # --- the cost of blocking ---
@@ -324,7 +306,7 @@ def causal_sinks(worlds, samples, kind):
 
 
 def pages(worlds, samples, due=False, words=False):
-    """The four verdicts of a page, corrected: yes where any is given; with ``due`` the share of
+    """The three verdicts of a page, corrected: yes where any is given; with ``due`` the share of
     them that are right.
 
     Not ``due``: each true value lies on its threshold. ``words``: drift, the word for the motion
@@ -333,7 +315,6 @@ def pages(worlds, samples, due=False, words=False):
     judges = (
         _start(samples, *((0.97, 0.02) if due else (0.9, 0.3))),
         _masked(samples, 0.1 if due else 0.05),
-        _rewritten(samples, 0.3 if due else 0.1),
         _filter(samples, *((0.975, 0.0015) if due else (0.96, 0.005))),
     )
     told = []
@@ -433,23 +414,6 @@ VERDICTS = (
         lambda worlds, n: filters(worlds, n, 0.975, 0.0015),
         _yes,
         enough=8,
-    ),
-    Row(
-        "the model does not recover",
-        "tokens lose 0.1 nats beyond the control, the threshold; they lose 0.3 nats",
-        lambda worlds, n: recoveries(worlds, n, 0.1),
-        lambda worlds, n: recoveries(worlds, n, 0.3),
-        _yes,
-        enough=8,
-    ),
-    Row(
-        "the model recovers",
-        "they lose 0.3 nats, whatever heads have for sinks (alarm: «it recovers»); no more than "
-        "in the control",
-        lambda worlds, n: recoveries(worlds, n, 0.3),
-        lambda worlds, n: recoveries(worlds, n, 0.0),
-        _no,
-        alarms=_no,
     ),
     Row(
         "blocking is costly",
@@ -563,8 +527,8 @@ VERDICTS = (
 
 PAGES = (
     Row(
-        "any of the four verdicts of a page",
-        "the true value of each is its threshold; all four are due (found: of four)",
+        "any of the three verdicts of a page",
+        "the true value of each is its threshold; all three are due (found: of three)",
         pages,
         lambda worlds, n: pages(worlds, n, due=True),
         _yes,

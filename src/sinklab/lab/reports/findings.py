@@ -58,14 +58,7 @@ def controls_of(study: Any) -> dict[str, str]:
 
 def _value_of(verdict: str, study: Any) -> str:
     value = next(one.value for one in study.verdicts if one.name == verdict)
-    form: Callable[[float], str] = percent
-    if verdict == "no recovery":
-        form = _nats
-    return _said(value, form)
-
-
-def _nats(value: float) -> str:
-    return f"{number(value, 2)} nats"
+    return _said(value)
 
 
 def _said(value: float, form: Callable[[float], str] = percent) -> str:
