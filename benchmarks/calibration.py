@@ -1,7 +1,7 @@
 """How often verdicts are wrong, how often they are found and how often intervals cover, in worlds
 with a known answer.
 
-    python benchmarks/calibration.py [--worlds 500] [--only masking recover] [--write]
+    python benchmarks/calibration.py [--worlds 500] [--only masking static] [--write]
 
 Prints the tables of docs/statistics.md, a line per verdict and number of samples; ``--write`` puts
 them there, and with ``--only`` leaves the other lines as they are. The worlds and the trials are

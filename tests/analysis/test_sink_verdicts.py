@@ -7,12 +7,8 @@ from numpy.testing import assert_allclose
 from refusals import refused
 from sinklab.lab.analysis import (
     Verdict,
-    epsilon_curve,
     holm,
     masking_cost,
-    new_sinks,
-    ninety_six,
-    recovery,
     start_only,
 )
 
@@ -133,37 +129,6 @@ def test_the_interval_of_a_cost_knows_that_the_base_varies_too():
     ) and found.holds is True
 
 
-def test_recovery_is_judged_by_what_is_written():
-    wobble = np.array([0.02, -0.01, 0.0, 0.01, -0.02, 0.0, 0.01, -0.01])
-    stuck = recovery(0.5 + wobble, 0.1 - wobble, held=(0.12, 0.08))
-    assert (
-        stuck.holds is True
-        and stuck.signature
-        and stuck.value == pytest.approx(0.4)
-        and stuck.name == "no recovery"
-    )
-    span = f"{stuck.estimate.low:.2g} nats to {stuck.estimate.high:.2g} nats"
-    assert stuck.sentence == (
-        "With the stretch around its main sink (12 % of attention) blocked, the model finds each "
-        "token that it writes uncut 0.5 nats less likely, with one where few heads have a sink (8 "
-        f"% of attention) 0.1 (difference 0.4, mean of 8 samples, 95\u00a0% interval {span}): it "
-        "does not recover."
-    )
-    # whatever lies there, hiding context costs something
-    assert recovery(0.5 + wobble, 0.5 - wobble).holds is False
-    unsure = recovery(0.5 + 10 * wobble, 0.4 - 10 * wobble)
-    assert (
-        unsure.holds is None
-        and "inconclusive about 0.1 nats (detectable difference: " in unsure.sentence
-    )
-    # a sample without a sink, or without a control, does not count
-    few = recovery([*(0.5 + wobble), 9.0], [math.nan, *(0.1 - wobble)])
-    assert few.estimate.samples == 8
-    none = recovery([math.nan] * 6, [0.1] * 6)
-    assert none.holds is None and none.sentence.startswith("No sample had both a sink and")
-    refused(r"recovery needs two \(sample,\)", recovery, [0.1], [0.1, 0.2])
-
-
 def judged(holds, p):
     return Verdict("one", holds, 0.2, 0.1, "There are 2: more than 1.", p=p)
 
@@ -193,64 +158,3 @@ def test_verdicts_of_a_page_are_corrected_for_their_number():
         None,
     ]
     assert [one.holds for one in holm(kept)] == [one.holds for one in kept] and holm([]) == []
-
-
-def heads(samples, lost, back, others=10, others_back=0):
-    """(sample, head) lost, renormalised, recovered: ``back`` of ``lost`` heads, ``others_back`` of
-    the others.
-    """
-    gone, recovered = np.zeros((2, samples, lost + others), dtype=bool)
-    gone[:, :lost], recovered[:, :back], recovered[:, lost : lost + others_back] = True, True, True
-    return gone, np.zeros_like(gone), recovered
-
-
-def test_new_sinks_are_held_against_the_base_rate():
-    assert new_sinks(*heads(8, 20, 16), within=4) == (
-        "80 % of the heads that were left without a sink when theirs was blocked have a new one "
-        "within 4 steps, 0 % of those that had none (difference 80 %, median of 8 samples, "
-        "95\u00a0% interval 80 % to 80 %)."
-    )
-    assert "within 1 step, 10 % of those" in new_sinks(*heads(6, 20, 2, 10, 1), within=1)
-    # as many of those that lost nothing
-    assert "(difference 0 %," in new_sinks(*heads(6, 20, 16, 10, 8))
-    assert new_sinks(*heads(3, 20, 16)).endswith("(difference 80 %, 3 samples, 80 % to 80 %).")
-
-
-def test_renormalisation_builds_no_sink():
-    lost, renormalised, recovered = heads(6, 20, 16)
-    renormalised[:, :16] = True
-    assert new_sinks(lost, renormalised, recovered).startswith(
-        "0 % of the heads that were left without a sink"
-    )
-    renormalised[:, :20] = True
-    all_of_them = new_sinks(lost, renormalised, recovered)
-    assert (
-        all_of_them
-        == "All 120 heads whose main sink was blocked have another by renormalisation alone."
-    )
-    none = new_sinks(*(np.zeros((6, 2), dtype=bool) for _ in range(3)))
-    assert none == "No head had its main sink in what was blocked."
-    assert "to take the base rate of new ones from" in new_sinks(*heads(6, 20, 16, 0))
-    refused(r"shapes \(2,\), \(3,\), \(2,\)", new_sinks, [True] * 2, [True] * 3, [True] * 2)
-
-
-def test_ninety_six_percent():
-    received = np.full((4, 2, 2, 64), 0.5)
-    received[..., 3] = 32
-    found = ninety_six([epsilon_curve(received).at(3.0)] * 8)
-    assert found.holds is True and not found.signature and found.value == 1 - 1 / 64
-    assert found.sentence == (
-        "Epsilon 3 leaves out 98.4 % of the tokens (median of 8 samples, 95\u00a0% interval 98.4 % "
-        "to 98.4 %): at least 96 %."
-    )
-    received[..., :4] = 10
-    crowded = ninety_six([epsilon_curve(received).at(3.0)] * 8)
-    assert crowded.holds is False and crowded.sentence.endswith("fewer than 96 %.")
-    unsure = ninety_six([0.97, 0.98, 0.97, 0.96, 0.95, 0.97, 0.97, 0.96]).sentence
-    assert "inconclusive about 96 % (detectable difference: " in unsure
-    one = ninety_six([0.98])
-    assert (
-        one.holds is None
-        and "(1 sample): inconclusive with fewer than 8 samples (7 more are needed)" in one.sentence
-    )
-    assert ninety_six([epsilon_curve(np.full((1, 1, 1, 4), np.nan)).at(3.0)]).holds is None

@@ -61,10 +61,8 @@ def test_a_sample_has_its_arrays_and_tokens_on_one_grid(make_study):
     assert sample.labels_TK[2, [0, 1, 7, 9]].tolist() == ["added sink", "It", " night", "[MASK]"]
     assert sample.classes_TK[2, 0] == "sink" and sample.ages_TK[2, 0] == "added sink"
     assert sample.blocks_T.tolist() == [0] * 6 + [1] * 4
-    assert (
-        sample.main_by_state_TGLH[0, 1].max() == -1
-        and sample.main_by_state_TGLH[4, 0, 0, 0] == 1 + PROMPT + 4
-    )
+    assert np.isnan(sample.share_by_state_TGLH[0, 1]).all()
+    assert sample.share_by_state_TGLH[4, 0, 0, 0] == 0.25
     assert (
         np.isnan(sample.array("row_entropy")[0, 1]).all()
         and sample.array("row_entropy")[0, 0, 0, 0] == 2.5
@@ -178,49 +176,22 @@ def test_motion_is_that_of_the_paths_that_were_put_in(make_study):
         [make_study("plain"), make_study("sink", added=1, share=0.5, text_share=0.2)]
     )
     # Two samples are too few for a word.
-    assert plain.motion.word is plain.motion.drift_word is added.motion.word is None
-    # One position further at each step: no two steps share a place, and the slope is one.
+    assert plain.motion.word is added.motion.word is None
+    # One position further at each step: no two steps share a place.
     assert (
         plain.motion.mobility == plain.motion.mobility_over.value == 1 and plain.text_motion is None
     )
-    assert plain.motion.drift == pytest.approx(1) and plain.motion.moves_per_step == 1
+    assert plain.motion.moves_per_step == 1
     assert added.motion.mobility == 0
     assert added.text_motion.mobility == 1
     table = plain.measured.motions
     assert len(table) == SAMPLES * LAYERS * HEADS and set(table["mobility"]) == {1.0}
     assert table.loc[table["sample"] == 1, "steps"].unique().tolist() == [STEPS - 2]
-    # Block borders lie between steps 5 and 6; every pair of steps is a move.
-    for effect in plain.measured.blocks:
-        assert (effect.border_moves, effect.border_pairs) == (HEADS * SAMPLES, HEADS * SAMPLES)
-        assert effect.inside_rate == 1
     assert overlap_by_step(plain) == {step: 0.0 for step in range(STEPS - 1)}
     # The added sink stays, the text sink moves: one of three keys in common.
     assert overlap_by_step(added) == {step: pytest.approx(1 / 3) for step in range(STEPS - 1)}
     assert plain.over("layer")["overlap_between_heads"].tolist() == [1, 1]
     assert_allclose(plain.measured.overlap_by_layer_LL, 1)
-
-
-def test_split_sinks_count_heads_whose_masked_and_other_queries_differ(make_study):
-    def split(sample, arrays):
-        # Committed queries of the last layer look at the first key.
-        arrays["main_by_state"][1:, 1, 1] = 0
-
-    same, differ = as_studies([make_study("same"), make_study("differ", change=split)])
-    assert same.measured.split.share == 0
-    assert_allclose(differ.measured.split.share_by_layer[0], 0)
-    # Before the first step nothing is committed, and prompt queries stand in.
-    assert_allclose(differ.measured.split.share_by_layer[1], (22 - SAMPLES) / 22)
-    assert (
-        one(make_study("none", leave_out=("main_by_state", "share_by_state"))).measured.split
-        is None
-    )
-
-    def weak(sample, arrays):
-        split(sample, arrays)
-        arrays["share_by_state"][:] = 0.1
-
-    # 0.1 of the weight is under 1 + 3 * 23/24 even shares of 1/24: such keys are no sinks.
-    assert np.isnan(one(make_study("weak", change=weak)).measured.split.share)
 
 
 def test_tokens_that_are_sinks_are_counted_with_where_they_stood(make_study):
@@ -406,8 +377,8 @@ def test_an_interrupted_run_shows_the_samples_it_has(make_study, tmp_path):
     study = one(open_run(tmp_path / "half"))
     assert len(study.samples) == 1 and layers_of(study)[0].mains == STEPS * HEADS
     assert study.generations is None
-    assert study.samples[0].blocks_T.tolist() == [-1] * STEPS and study.measured.blocks == []
-    assert [verdict.holds for verdict in study.verdicts] == [None, None, None, None]
+    assert study.samples[0].blocks_T.tolist() == [-1] * STEPS
+    assert [verdict.holds for verdict in study.verdicts] == [None, None, None]
 
 
 def test_what_a_run_did_not_record_is_none(make_study):
@@ -450,60 +421,17 @@ def test_maps_are_read_by_their_numbers(make_study):
 
 @pytest.mark.slow
 def test_verdicts_follow_the_tables(make_study):
-    rows = [
-        # sample, step, layer, head, lost, renormalised, recovered
-        row
-        for sample in range(8)
-        for row in (
-            (sample, 6, 0, 0, True, False, False),
-            (sample, 7, 0, 0, True, False, True),
-            (sample, 6, 0, 1, True, False, False),
-            # too late
-            (sample, 14, 0, 1, True, False, True),
-            # has another sink by renormalisation, which is none of its doing
-            (sample, 6, 0, 2, True, True, True),
-            (sample, 6, 1, 0, False, True, True),
-            # the base rate: never had a sink, and has none
-            (sample, 6, 1, 1, False, False, False),
-        )
-    ]
-    names = ("sample", "step", "layer", "head", "lost", "renormalised", "recovered")
-    truncation = {
-        name: list(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)
-    }
-    arms = ["sink", "control"]
-    stretches = {"sample": np.repeat(range(8), 2), "arm": arms * 8, "held": [0.2, 0.1] * 8}
-    # two tokens a sample; the uncut text's are 0.5 and 0.1 nats less likely, a bit more or less in
-    # each sample
-    wobble = np.tile([0.02, -0.01, 0.0, 0.01, -0.03, 0.01, 0.0, 0.0], (2, 1)).T.ravel()
-    tokens = {"sample": np.repeat(range(8), 2), "logprob": np.tile([-1.0, -3.0], 8)}
-    tokens |= {
-        "logprob_sink": tokens["logprob"] - 0.5 + wobble,
-        "logprob_control": tokens["logprob"] - 0.1,
-    }
-    whole = {"truncation": truncation, "truncated": stretches, "recovery": tokens}
-    study = one(make_study(sinks=2.0, whole=whole, samples=8))
+    study = one(make_study(sinks=2.0, samples=8))
     verdicts = {verdict.name: verdict for verdict in study.verdicts}
     # 4.0 and one sink hidden: 4.4
     assert (
         verdicts["blocking is costly"].value == pytest.approx(0.1)
         and verdicts["blocking is costly"].holds is True
     )
-    stuck = verdicts["no recovery"]
-    assert stuck.value == pytest.approx(0.4) and stuck.holds is True and stuck.estimate.samples == 8
-    assert (
-        stuck.sentence.startswith("50 % of the heads that were left without")
-        and "within 8 steps, 0 % of" in stuck.sentence
-    )
-    assert (
-        "interval 50 % to 50 %). With the stretch around its main sink (20 % of attention) blocked"
-        in stuck.sentence
-    )
-    assert stuck.sentence.endswith("it does not recover.")
     assert (
         verdicts["96 % filtered"].holds is False and verdicts["sinks only at the start"].value == 0
     )
-    # eight samples that agree are p = 0.0078, enough for a share among four statements; with seven
+    # eight samples that agree are p = 0.0078, enough for a share among three statements; with seven
     # there is no verdict
     assert all(verdict.holds is not None for verdict in study.verdicts)
     assert verdicts["96 % filtered"].p == 2 * 0.5**8
@@ -515,23 +443,7 @@ def test_verdicts_follow_the_tables(make_study):
     )
     bare = ("attention", "tokens")
     cheap = one(make_study("cheap", sinks=0.5, leave_out=bare)).verdicts
-    assert cheap[1].holds is False and cheap[2].sentence.startswith(
-        "No part of the context was blocked"
-    )
-    alone = one(
-        make_study(
-            "alone", leave_out=bare, whole={"truncation": truncation, "truncated": stretches}
-        )
-    ).verdicts[2]
-    assert alone.holds is None and alone.sentence.startswith("No sample had both a sink and")
-    old = one(
-        make_study(
-            "old", leave_out=bare, whole={"truncation": truncation, "truncated": {"sample": [0]}}
-        )
-    ).verdicts[2]
-    assert old.holds is None and old.sentence.startswith(
-        "The run blocked the middle of the context, wherever"
-    )
+    assert cheap[1].holds is False
     before = make_study("before").table("heldout").drop(columns="losses")
     rowless = one(
         make_study("rowless", leave_out=("heldout", *bare), whole={"heldout": before})
@@ -545,11 +457,11 @@ def test_a_page_of_two_runs_is_corrected_as_one(make_study):
     runs = [one(make_study(sinks=0.5, samples=8))]
     # three statements a run, two of them shares: eight samples that agree are p = 0.0078, which
     # stands on a page of three runs, beside the cost of masking, and not on one of four
-    assert [holds for _, holds, _ in judged(3 * runs)] == [False, False, None, False] * 3
+    assert [holds for _, holds, _ in judged(3 * runs)] == [False, False, False] * 3
     alone = [holds for _, holds, _ in judged(runs)]
     together = judged(4 * runs)
-    assert alone == [False, False, None, False]
-    assert [holds for _, holds, _ in together] == [None, False, None, None] * 4
+    assert alone == [False, False, False]
+    assert [holds for _, holds, _ in together] == [None, False, None] * 4
     assert "inconclusive, as one of 12 statements judged together (p = 0.0078)" in together[0][2]
 
 
@@ -615,7 +527,6 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
         statistics=("all",),
         maps=("2:5:3",),
         edits=("mask_sinks:k=1",),
-        truncate=True,
         mask_sinks=(),
     )
     study = one(open_run(watch(sinklab.load("tiny-sink"), tmp_path / "run", settings)))
@@ -628,7 +539,7 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
         1,
     ]
     assert sample.map(2, 5, 3).sum(-1) == pytest.approx(np.ones(len(sample.map(2, 5, 3))), abs=1e-2)
-    for name in ("main_by_state", "share_by_state", "output_norm", "noop_bound"):
+    for name in ("share_by_state", "output_norm", "noop_bound"):
         values = getattr(sample, f"{name}_TGLH")
         assert values.shape == (4, 3, 2, 3) and np.isfinite(values[1:]).all(), name
     assert (sample.output_norm_TGLH[1:] <= 1.01 * sample.noop_bound_TGLH[1:]).all()
@@ -639,10 +550,8 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
     )
     # A masked query is one more at each step back.
     assert (sample.states_TS == 0).sum(1).tolist() == [8, 6, 4, 2]
-    assert (
-        study.removals["edit"].unique().tolist() == ["mask_sinks"] and study.truncation is not None
-    )
-    assert study.measured.split.pairs_L.shape == (2,) and len(study.verdicts) == 4
+    assert study.removals["edit"].unique().tolist() == ["mask_sinks"]
+    assert len(study.verdicts) == 3
     assert study.sink_tokens.events.sum() == sum(facts.events for facts in layers_of(study))
 
 

@@ -184,18 +184,13 @@ def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path):
     plain = replace(
         QUICK, statistics=(), edits=("mask_positions:positions=0,steps=2+none",), mask_sinks=(2,)
     )
-    whole = traced(loaded, tmp_path / "whole", replace(plain, truncate=True))
-    assert whole.table("generations")["idle"].tolist() == ["", ""] and {
-        *whole.table("truncated")["idle"]
-    } == {""}
-    assert "recovery" not in whole.tables, "under other edits tokens are not scored"
-    end = whole.table("generations")["token_ids"][0][0]
-    ending = replace(plain, truncate=True, stop_ids=(int(end),))
+    whole = traced(loaded, tmp_path / "whole", plain).table("generations")
+    assert whole["idle"].tolist() == ["", ""]
+    ending = replace(plain, stop_ids=(int(whole["token_ids"][0][0]),))
     short = traced(loaded, tmp_path / "short", ending)
     texts = short.table("generations")
     assert texts["steps"].tolist() == [1, 1]
     assert texts["idle"].tolist() == ["mask_positions", "mask_positions mask_sinks"]
-    assert {*short.table("truncated")["idle"]} == {"mask_positions mask_positions#2"}
     assert len(short.table("removals")) == 0
 
 
@@ -253,61 +248,3 @@ def test_a_clean_pass_reads_its_own_past(tmp_path):
 def test_what_an_autoregressive_model_cannot_do_is_refused(tmp_path, change, message):
     refused(message, lambda: study(tiny_llama(), tmp_path / "run", replace(QUICK, **change)))
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_truncation_hides_the_sink_of_what_was_read(tmp_path, monkeypatch):
-    loaded = tiny_llama()
-    prompt = "The old man sat by the sea, and the boy looked at the"
-    run = traced(
-        loaded, tmp_path / "run", replace(QUICK, prompts=(prompt,), new_tokens=24, truncate=True)
-    )
-    rows = run.table("truncated")
-    facts = rows.iloc[0]
-    read = len(loaded.tokenizer(prompt)["input_ids"]) + 11
-    assert (facts["arm"], facts["stop"] - facts["start"], facts["step"]) == ("sink", read // 16, 12)
-    table = run.table("truncation")
-    assert table["step"].unique().tolist() == [*range(12, 24)]
-    text = [*loaded.tokenizer(prompt)["input_ids"], *written(run)]
-    whole = eager_maps(loaded, text[:read])[:, :, -1]
-    first = table[table["step"] == 12]
-    assert first["main_before"].tolist() == np.nan_to_num(whole).argmax(-1).reshape(-1).tolist()
-    # one query sees all keys so far: an even share is one in so many
-    expected = (np.nanmax(whole, -1) * read).reshape(-1).tolist()
-    assert first["score_before"].tolist() == pytest.approx(expected, rel=2e-3)
-    assert facts["held"] == pytest.approx(
-        whole[..., facts["start"] : facts["stop"]].sum(-1).mean(), rel=1e-2
-    )
-    assert not table["main_after"].between(facts["start"], facts["stop"] - 1).any()
-
-    assert rows["arm"].tolist() == ["sink", "control"]
-    found, text = run.table("recovery"), [*loaded.tokenizer(prompt)["input_ids"], *written(run)]
-    assert (
-        found["position"].tolist()
-        == [*range(read + 1, len(text))]
-        == (found["step"] + read - 11).tolist()
-    )
-    assert found["token_id"].tolist() == text[read + 1 :]
-    for arm in ("", "_sink", "_control"):
-        # queries since the cut do not see the stretch, those before it did
-        sees = torch.ones(len(text), len(text), dtype=torch.bool).tril()
-        if arm:
-            place = rows.set_index("arm").loc[arm[1:]]
-            sees[read:, place["start"] : place["stop"]] = False
-        with torch.no_grad():
-            logits = loaded.model(torch.tensor([text]), attention_mask=sees[None, None]).logits[0]
-        expected = logits.log_softmax(-1)[range(read, len(text) - 1), text[read + 1 :]]
-        assert found[f"logprob{arm}"].tolist() == pytest.approx(expected.tolist(), abs=1e-4), arm
-
-    # what stands behind an end of text does not count
-    end = next(
-        token
-        for place, token in enumerate(text)
-        if place > read + 1 and token not in text[read - 11 : place]
-    )
-    monkeypatch.setattr("sinklab.lab.studies.trace.again.stop_ids", lambda loaded: {end})
-    short = traced(
-        loaded, tmp_path / "ended", replace(QUICK, prompts=(prompt,), new_tokens=24, truncate=True)
-    )
-    last = text.index(end, read - 11)
-    assert short.table("recovery")["position"].tolist() == [*range(read + 1, last + 1)]

@@ -9,8 +9,6 @@ one is not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy import special
 
@@ -49,72 +47,6 @@ def tokens(
             level_S[place] += 6.0
     received_NTS = 0.5 + level_NS[:, None] + rng.gamma(2, 0.25, (samples, steps, length))
     return received_NTS, np.broadcast_to(classes_NS[:, None], received_NTS.shape)
-
-
-@dataclass(frozen=True)
-class Cuts:
-    """Heads before and after a part of the context was blocked, boolean (N, H)."""
-
-    lost: np.ndarray
-    """the main sink was blocked"""
-    sink: np.ndarray
-    """the head had a sink before"""
-    renormalised: np.ndarray
-    """a key that was left passes the rule when the attention before the cut is divided by what was
-    left of it
-    """
-    after: np.ndarray
-    """the head has a sink afterwards"""
-
-
-def cuts(
-    rng,
-    samples,
-    *,
-    rebuilt=0.0,
-    base=0.1,
-    scaled=0.6,
-    alike=0.0,
-    heads=48,
-):
-    """A cut under which heads do what was planted.
-
-    ``scaled``: share of heads with another key that passes the rule by renormalisation. Of the
-    others, those that lost their sink build a new one with probability base + rebuilt, those that
-    had none to lose with probability ``base``. ``alike``: 0 heads of a sample are independent, 1
-    all of them do the same.
-    """
-    share = (samples, heads)
-    lost = rng.random(share) < 0.3
-    sink = lost | (rng.random(share) < 0.5)
-    renormalised = (sink & ~lost) | (lost & (rng.random(share) < scaled))
-    common = rng.random((samples, 1))
-    luck = np.where(rng.random(share) < alike, common, rng.random(share))
-    built = luck < base + rebuilt * lost
-    return Cuts(lost, sink, renormalised, renormalised | built)
-
-
-def rewritten(
-    rng,
-    samples,
-    *,
-    beyond=0.0,
-    base=0.1,
-    spread=0.05,
-    noise=0.15,
-    tokens=32,
-):
-    """Log-probability that tokens of the uncut text lose with the sink, or the control, blocked,
-    both (N, M tokens).
-
-    Blocking context costs ``base`` on average, in each sample something else, wherever it lies;
-    blocking the sink costs ``beyond`` more, in each sample a little more or less. Single tokens are
-    heavy-tailed.
-    """
-    context_N1 = rng.exponential(base, (samples, 1))
-    sink_N1 = rng.normal(beyond, spread, (samples, 1))
-    token_2NM = noise * rng.standard_t(5, (2, samples, tokens)) / np.sqrt(5 / 3)
-    return context_N1 + sink_N1 + token_2NM[0], context_N1 + token_2NM[1]
 
 
 def row_losses(rng, samples, cost, spread=0.1):
@@ -164,9 +96,8 @@ def paths(
 ):
     """Received attention (T, 1, H, K) of one sample: a main sink a head, noise elsewhere.
 
-    static: at one place. jumping: elsewhere whenever it moves, at one step in four. wandering: a
-    random walk. right: from left to right. moving: elsewhere at each step. split: two places take
-    turns. none: no sink. ``alike``: heads of a sample share their path but for a shift.
+    static: at one place. moving: elsewhere at each step. split: two places take turns. none: no
+    sink. ``alike``: heads of a sample share their path but for a shift.
     """
     drawn = 1 if alike else heads
     place_TH = np.broadcast_to(_place(rng, kind, drawn, steps, keys), (steps, heads))
@@ -180,18 +111,10 @@ def paths(
 
 def _place(rng, kind, heads, steps, keys):
     start_H = rng.integers(0, keys, heads)
-    if kind == "wandering":
-        return np.clip(start_H + rng.normal(0, 2, (steps, heads)).cumsum(0), 0, keys - 1)
-    if kind == "right":
-        return np.linspace(0, keys - 5, steps)[:, None] + rng.normal(0, 4, (steps, heads))
     if kind == "split":
         return np.where(rng.random((steps, heads)) < 0.5, start_H, rng.integers(0, keys, heads))
-    if kind in ("jumping", "moving"):
-        place_TH = rng.integers(0, keys, (steps, heads))
-        stays_TH = rng.random((steps, heads)) < (0.75 if kind == "jumping" else 0.0)
-        for step in range(1, steps):
-            place_TH[step] = np.where(stays_TH[step], place_TH[step - 1], place_TH[step])
-        return place_TH
+    if kind == "moving":
+        return rng.integers(0, keys, (steps, heads))
     return np.broadcast_to(start_H, (steps, heads))
 
 

@@ -70,9 +70,8 @@ def test_a_page_of_a_world_without_effect_finds_none(tmp_path, seed):
     assert "8 samples are too few to separate them (detectable difference: " in told(
         study, "explained"
     )
-    assert "No drift to the left or right stands out (detectable: " in told(study, "motion")
-    # one sink in twelve is at the start; nothing was hidden
-    assert [verdict.holds for verdict in study.verdicts[:3]] == [False, None, None]
+    # one sink in twelve is at the start; nothing was blocked
+    assert [verdict.holds for verdict in study.verdicts[:2]] == [False, None]
 
 
 @pytest.mark.parametrize("where, word", [("at_place", "positional"), ("on_class", "semantic")])
@@ -83,47 +82,13 @@ def test_a_page_finds_what_was_planted(tmp_path, where, word):
     assert told(study, "explained").endswith(f"sinks are rather {word} (12 samples).")
 
 
-@pytest.mark.parametrize("beyond, said", [(0.3, "it does not recover."), (0.0, "it recovers.")])
-def test_sinks_by_renormalisation_are_no_recovery(tmp_path, beyond, said):
-    rng, samples = np.random.default_rng(2), 12
-    cut = planted.cuts(rng, samples, scaled=0.8)
-    sample, head = (index.ravel() for index in np.indices(cut.lost.shape))
-    heads = {
-        "sample": sample,
-        "step": sample * 0,
-        "layer": sample * 0,
-        "head": head,
-        "lost": cut.lost.ravel(),
-    }
-    heads |= {"renormalised": cut.renormalised.ravel(), "recovered": cut.after.ravel()}
-    stretches = {"sample": np.repeat(range(samples), 2), "arm": ["sink", "control"] * samples}
-    stretches["held"] = np.full(2 * samples, 0.1)
-    sink_NM, control_NM = planted.rewritten(rng, samples, beyond=beyond)
-    tokens = {
-        "sample": np.repeat(range(samples), sink_NM.shape[1]),
-        "logprob": -np.ones(sink_NM.size),
-    }
-    tokens |= {"logprob_sink": -1 - sink_NM.ravel(), "logprob_control": -1 - control_NM.ravel()}
-    world = planted.tokens(rng, samples, steps=4)
-    study = study_of(
-        tmp_path / "run", *world, truncation=heads, truncated=stretches, recovery=tokens
-    )
-    verdict = study.verdicts[2]
-    assert verdict.holds is (beyond > 0.1) and verdict.sentence.endswith(said)
-    # nearly all heads have a sink again, and it says nothing of that kind
-    assert (
-        cut.after[cut.lost].mean() > 0.75
-        and "of the heads that were left without a sink" in verdict.sentence
-    )
-
-
 def test_a_page_of_three_samples_says_so(tmp_path):
     study = study_of(
         tmp_path / "run", *planted.tokens(np.random.default_rng(1), 3, steps=8, at_place=0.95)
     )
     assert "takes 8 samples to tell; there are 3" in told(study, "explained")
     assert "(3 samples; a verdict takes 8)" in told(study, "motion")
-    assert [verdict.holds for verdict in study.verdicts] == [None] * 4
+    assert [verdict.holds for verdict in study.verdicts] == [None] * 3
 
 
 def made_up_curve(rng, label, effect, rows=12):

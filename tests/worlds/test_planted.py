@@ -20,30 +20,6 @@ def test_planted_sinks_are_at_their_place_and_on_their_class():
     assert {*classes_NTS[received_NTS > 4]} <= {"punctuation"}
 
 
-def test_a_cut_takes_sinks_and_renormalisation_gives_some_back():
-    cut = planted.cuts(np.random.default_rng(0), 400, base=0.1, scaled=0.8)
-    left = ~cut.renormalised
-    assert cut.renormalised[cut.lost].mean() == pytest.approx(0.8, abs=0.02)
-    assert cut.renormalised[cut.sink & ~cut.lost].all() and not cut.renormalised[~cut.sink].any()
-    assert cut.after[left & cut.lost].mean() == pytest.approx(
-        cut.after[left & ~cut.lost].mean(), abs=0.03
-    )
-    rebuilt = planted.cuts(np.random.default_rng(0), 400, rebuilt=0.6, alike=1.0)
-    assert rebuilt.after[~rebuilt.renormalised & rebuilt.lost].mean() == pytest.approx(
-        0.7, abs=0.05
-    )
-
-
-def test_hidden_context_costs_tokens_and_a_sink_beyond_it():
-    sink_NM, control_NM = planted.rewritten(np.random.default_rng(0), 4000, beyond=0.3)
-    assert sink_NM.shape == control_NM.shape == (4000, 32)
-    assert control_NM.mean() == pytest.approx(0.1, abs=0.01) and (
-        sink_NM - control_NM
-    ).mean() == pytest.approx(0.3, abs=0.01)
-    # samples differ in what context is worth, both arms of one alike
-    assert np.corrcoef(sink_NM.mean(1), control_NM.mean(1))[0, 1] > 0.6
-
-
 def test_rows_cost_what_was_planted():
     plain_N, masked_N = planted.row_losses(np.random.default_rng(0), 20_000, 0.05)
     assert (
@@ -59,11 +35,10 @@ def test_differences_have_mean_0_and_deviation_1(kind):
 
 
 def test_paths_go_where_they_are_said_to_go():
-    for kind, places in {"static": 1, "moving": 12, "right": 12}.items():
+    for kind, places in {"static": 1, "moving": 12}.items():
         received = planted.paths(np.random.default_rng(0), kind)
         main_TH = received[:, 0].argmax(-1)
         assert len(np.unique(main_TH[:, 0])) >= places and received.shape == (24, 1, 3, 40)
         assert (len(np.unique(main_TH[:, 0])) == 1) == (kind == "static")
-    assert (np.diff(main_TH.mean(1)).mean()) > 1
     none = planted.paths(np.random.default_rng(0), "none")
     assert none.max() < 5

@@ -25,7 +25,6 @@ from sinklab.lab.analysis.verdicts import (
     holm,
     masking_cost,
     ninety_six,
-    recovery,
     start_only,
 )
 from sinklab.lab.measures.statistics import WINDOW
@@ -161,23 +160,6 @@ def filters(worlds, samples, median, spread):
     return _judged(worlds, _filter(samples, median, spread), median)
 
 
-# --- recovery ---
-
-
-def _rewritten(samples, beyond):
-    def judge(rng):
-        sink_NM, control_NM = planted.rewritten(rng, samples, beyond=beyond)
-        return recovery(sink_NM.mean(1), control_NM.mean(1))
-
-    return judge
-
-
-@cache
-def recoveries(worlds, samples, beyond):
-    """«No recovery» where blocking the sink costs the tokens so many nats beyond the control."""
-    return _judged(worlds, _rewritten(samples, beyond), beyond)
-
-
 # --- the cost of blocking ---
 
 
@@ -222,13 +204,9 @@ POOL = 1000
 
 @cache
 def _paths(kind, pool):
-    """Samples of ``planted.paths``; but for drifting ones each is there mirrored too, so that the
-    pool has no drift.
-    """
+    """Samples of ``planted.paths``."""
     rng = np.random.default_rng(1)
-    drawn = [planted.paths(rng, kind) for _ in range(pool)]
-    mirrored = [] if kind == "right" else [received[..., ::-1] for received in drawn]
-    return [motion(received).overall for received in drawn + mirrored]
+    return [motion(planted.paths(rng, kind)).overall for _ in range(pool)]
 
 
 def _motions(worlds, samples, kind):
@@ -236,14 +214,6 @@ def _motions(worlds, samples, kind):
     parts, rng = _paths(kind, POOL), np.random.default_rng(2)
     drawn = (rng.choice(len(parts), samples, replace=False) for _ in range(worlds))
     return [MotionSummary.pooled(parts[one] for one in some) for some in drawn]
-
-
-def drifts(worlds, samples, kind):
-    """«Drift to the right» (yes) or «left» (no)."""
-    truth = float(np.nanmean([one.drift_relative for one in _paths(kind, POOL)]))
-    found = _motions(worlds, samples, kind)
-    said = ({"right": True, "left": False}.get(one.drift_word or "") for one in found)
-    return _rates(said, (_covers(one.drift_over, truth) for one in found))
 
 
 def words(worlds, samples, kind, word):
@@ -324,16 +294,15 @@ def causal_sinks(worlds, samples, kind):
 
 
 def pages(worlds, samples, due=False, words=False):
-    """The four verdicts of a page, corrected: yes where any is given; with ``due`` the share of
+    """The three verdicts of a page, corrected: yes where any is given; with ``due`` the share of
     them that are right.
 
-    Not ``due``: each true value lies on its threshold. ``words``: drift, the word for the motion
-    and «semantic or positional», which are not corrected, in worlds in which none is due.
+    Not ``due``: each true value lies on its threshold. ``words``: the word for the motion and
+    «semantic or positional», which are not corrected, in worlds in which none is due.
     """
     judges = (
         _start(samples, *((0.97, 0.02) if due else (0.9, 0.3))),
         _masked(samples, 0.1 if due else 0.05),
-        _rewritten(samples, 0.3 if due else 0.1),
         _filter(samples, *((0.975, 0.0015) if due else (0.96, 0.005))),
     )
     told = []
@@ -348,12 +317,8 @@ def pages(worlds, samples, due=False, words=False):
         )
     said = [any(one is not None for one in page) for page in told]
     if words:
-        moving, none = (_motions(worlds, samples, kind) for kind in ("wandering", "none"))
-        others = zip(moving, none, explained(worlds, samples), strict=True)
-        more = [
-            path.drift_word or still.word not in (None, "no sink") or share.word
-            for path, still, share in others
-        ]
+        others = zip(_motions(worlds, samples, "none"), explained(worlds, samples), strict=True)
+        more = [still.word not in (None, "no sink") or share.word for still, share in others]
         said = [one or bool(other) for one, other in zip(said, more, strict=True)]
     return Rates(100 * float(np.mean(said)), 0.0, float("nan"))
 
@@ -435,23 +400,6 @@ VERDICTS = (
         enough=8,
     ),
     Row(
-        "the model does not recover",
-        "tokens lose 0.1 nats beyond the control, the threshold; they lose 0.3 nats",
-        lambda worlds, n: recoveries(worlds, n, 0.1),
-        lambda worlds, n: recoveries(worlds, n, 0.3),
-        _yes,
-        enough=8,
-    ),
-    Row(
-        "the model recovers",
-        "they lose 0.3 nats, whatever heads have for sinks (alarm: «it recovers»); no more than "
-        "in the control",
-        lambda worlds, n: recoveries(worlds, n, 0.3),
-        lambda worlds, n: recoveries(worlds, n, 0.0),
-        _no,
-        alarms=_no,
-    ),
-    Row(
         "blocking is costly",
         "5 % of the loss, the threshold, rows easy and hard; 10 %",
         lambda worlds, n: costs(worlds, n, 0.05),
@@ -485,14 +433,6 @@ VERDICTS = (
             enough=8,
         )
         for kind in ("normal", "heavy", "skewed")
-    ),
-    Row(
-        "main sinks drift",
-        "random walks, heads of a sample alike; from left to right",
-        lambda worlds, n: drifts(worlds, n, "wandering"),
-        lambda worlds, n: drifts(worlds, n, "right"),
-        _yes,
-        enough=8,
     ),
     Row(
         "sinks are static",
@@ -563,14 +503,14 @@ VERDICTS = (
 
 PAGES = (
     Row(
-        "any of the four verdicts of a page",
-        "the true value of each is its threshold; all four are due (found: of four)",
+        "any of the three verdicts of a page",
+        "the true value of each is its threshold; all three are due (found: of three)",
         pages,
         lambda worlds, n: pages(worlds, n, due=True),
         _yes,
     ),
     Row(
-        "the same, drift, the word for the motion, semantic or positional",
+        "the same, the word for the motion, semantic or positional",
         "none is due; –",
         lambda worlds, n: pages(worlds, n, words=True),
         lambda worlds, n: NOT_TRIED,

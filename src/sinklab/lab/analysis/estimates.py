@@ -15,8 +15,10 @@ import numpy as np
 import scipy  # its modules load where they are first used
 
 FEWEST = 8
-"""samples that a verdict takes: with them the least p of an exact test, 2 / 2^8 = 0.8 %, outlives
-the correction for the four verdicts of a page (5 % / 4); six samples reach 3.1 % and could not"""
+"""samples that a verdict takes: with them the least p of an exact test, 2 / 2^8 = 0.78 %, outlives
+the correction for the six verdicts of a page of two runs (5 % / 6); seven reach 1.6 %, and could
+not
+"""
 SEEDS = 6
 """trained models, a seed each, that a verdict takes: one difference of means was registered before
 they were trained

@@ -3,7 +3,7 @@ one sentence.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,8 +27,7 @@ class Verdict:
     """One statement and whether it holds."""
 
     name: str
-    """short name of the statement: "sinks only at the start", "blocking is costly", "no recovery",
-    "96 % filtered" 
+    """short name of the statement: "sinks only at the start", "blocking is costly", "96 % filtered"
     """
     holds: bool | None
     """True or False as measured; None if the result is inconclusive or the numbers are missing"""
@@ -160,46 +159,6 @@ def masking_cost(
     )
 
 
-def recovery(
-    sink: Any, control: Any, *, held: tuple[float, float] | None = None, threshold: float = 0.1
-) -> Verdict:
-    """Failure signature «no recovery after part of the context was blocked» (Rulli et al.): fixed
-    anchors.
-
-    Judged by the text after the cut: how much less likely the model finds the tokens that its uncut
-    twin writes then. Blocking context costs something wherever it lies; the verdict is on the cost
-    of blocking the stretch around the main sink beyond that of one of the same length at which few
-    heads have a sink. A study with ``truncate`` tabulates both.
-
-    sink, control: (sample,) log-probability that a token of the twin loses on average, in nats,
-        with the one or the other stretch blocked; NaN if a sample has no such stretch.
-    held: shares of attention that the two stretches held, for the sentence.
-    threshold: in nats; at 0.1 each token is a tenth less likely.
-    Holds (a bad sign) when the interval of the mean difference over samples lies above the
-    threshold, False when below, else None. Raises ValueError when shapes differ.
-    """
-    sink_S, control_S = _paired("recovery", sink, control)
-    verdict = partial(Verdict, "no recovery", threshold=threshold)
-    if not len(sink_S):
-        unknown = (
-            "No sample had both a sink and an equally long stretch with few to block, so "
-            "recovery cannot be judged."
-        )
-        return verdict(holds=None, value=math.nan, sentence=unknown)
-    found = mean_over(sink_S - control_S)
-    shares = ["", ""]
-    if held:
-        shares = [f" ({_percent(one)} of attention)" for one in held]
-    sentence = (
-        f"With the stretch around its main sink{shares[0]} blocked, the model finds each token "
-        f"that it writes uncut {sink_S.mean():.3g} nats less likely, with one where few heads have "
-        f"a sink{shares[1]} {control_S.mean():.3g} (difference {found.value:.3g}, "
-        f"{_over_samples(found, 'mean', _nats)})"
-    )
-    words = "it does not recover", "it recovers"
-    return _judged(verdict, found, mean_p(sink_S - control_S, threshold), sentence, words, _nats)
-
-
 def _paired(what: str, one: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the samples that have both. Raises ValueError when shapes differ."""
     first_S, second_S = (np.asarray(values, dtype=float) for values in (one, other))
@@ -209,53 +168,6 @@ def _paired(what: str, one: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:
         )
     there_S = ~np.isnan(first_S + second_S)
     return first_S[there_S], second_S[there_S]
-
-
-def new_sinks(lost: Any, renormalised: Any, recovered: Any, *, within: int | None = None) -> str:
-    """A sentence on how many heads with a blocked sink have a new one: a description, whatever they
-    write then.
-
-    Attention sums to 1, so when a sink is blocked the others receive more, and one of them may pass
-    the rule without anything having been rebuilt. Heads count that have no sink by such
-    renormalisation, and those that lost their sink are compared with the base rate, that of the
-    others.
-
-    lost: boolean (sample, head): the main sink of the head lay in the blocked stretch.
-    renormalised: boolean, same shape: one of the keys left passes the rule when the attention
-    before the cut is divided by the share that was not blocked.
-    recovered: boolean, same shape: afterwards the head had a main sink that passes the rule. A
-        study with ``truncate`` tabulates all three.
-    within: number of steps it was given.
-    Samples without heads of both kinds do not count. Raises ValueError when shapes differ.
-    """
-    gone, passes, back = (np.asarray(one, dtype=bool) for one in (lost, renormalised, recovered))
-    if gone.ndim != 2 or not gone.shape == passes.shape == back.shape:
-        shapes = f"{gone.shape}, {passes.shape}, {back.shape}"
-        raise ValueError(f"new_sinks needs three (sample, head): got shapes {shapes}.")
-    if not gone.any():
-        return "No head had its main sink in what was blocked."
-    losers = gone & ~passes
-    others = ~gone & ~passes
-    rate_S = ratio((losers & back).sum(1), losers.sum(1))
-    base_S = ratio((others & back).sum(1), others.sum(1))
-    found = median_over(rate_S - base_S)
-    if not losers.any():
-        return (
-            f"All {gone.sum()} heads whose main sink was blocked have another by "
-            "renormalisation alone."
-        )
-    if not found.samples:
-        return "There is no head without a sink to take the base rate of new ones from."
-    soon = ""
-    if within is not None:
-        soon = f" within {within} step{'s' if within != 1 else ''}"
-    both_S = ~np.isnan(rate_S - base_S)
-    rate, base = (_percent(float(np.median(one_S[both_S]))) for one_S in (rate_S, base_S))
-    return (
-        f"{rate} of the heads that were left without a sink when theirs was blocked have a new "
-        f"one{soon}, {base} of those that had none (difference {_percent(found.value)}, "
-        f"{_over_samples(found)})."
-    )
 
 
 def ninety_six(filtered: Any, *, epsilon: float = 3.0, threshold: float = 0.96) -> Verdict:
@@ -281,24 +193,16 @@ def ninety_six(filtered: Any, *, epsilon: float = 3.0, threshold: float = 0.96) 
     return _judged(verdict, found, median_p(filtered, threshold), shares, words)
 
 
-Shown = Callable[[float], str]
-"""How a number is written."""
-
-
 def _percent(share: float) -> str:
     number = 100 * share
     return f"{number:.0f} %" if abs(number) >= 100 else f"{number:.3g} %"
 
 
-def _nats(number: float) -> str:
-    return f"{number:.2g} nats"
-
-
-def _over_samples(found: Estimate, centre: str = "median", shown: Shown = _percent) -> str:
+def _over_samples(found: Estimate, centre: str = "median") -> str:
     """Spread of the samples: the interval, or the range of too few."""
     if found.samples == 1:
         return "1 sample"
-    span = f"{shown(found.low)} to {shown(found.high)}"
+    span = f"{_percent(found.low)} to {_percent(found.high)}"
     if not found.is_interval:
         return f"{found.samples} samples, {span}"
     return f"{centre} of {found.samples} samples, 95\u00a0% interval {span}"
@@ -310,7 +214,6 @@ def _judged(
     p: float,
     numbers: str,
     words: tuple[str, str],
-    shown: Shown = _percent,
 ) -> Verdict:
     """Numbers, and the words for above or below the threshold; if inconclusive, the detectable
     difference.
@@ -324,9 +227,8 @@ def _judged(
             "needed)"
         )
     elif holds is None:
-        said = (
-            f"inconclusive about {shown(threshold)} (detectable difference: {shown(found.reach)})"
-        )
+        reach = _percent(found.reach)
+        said = f"inconclusive about {_percent(threshold)} (detectable difference: {reach})"
     return verdict(
         holds=holds, value=found.value, sentence=f"{numbers}: {said}.", estimate=found, p=p
     )

@@ -19,9 +19,7 @@ from sinklab.lab.analysis import (
     holm,
     masking_cost,
     mean_over,
-    new_sinks,
     ninety_six,
-    recovery,
     start_only,
 )
 from sinklab.lab.records.info import SO_FAR, of_twin, reading_of
@@ -31,49 +29,12 @@ from sinklab.lab.reports.findings import controls_of
 from sinklab.lab.reports.measured import Measured, measured
 from sinklab.lab.reports.samples import Reader, Sample, Samples, rule_name, whole_table
 
-WITHIN = 8
-"""steps that heads are given to find another sink"""
 MOST_KEPT = 2_000_000
 """keys over steps, layers and samples whose numbers are kept: less than 100 MB"""
 
 
 def _unknown(name: str, why: str) -> Verdict:
     return Verdict(name, None, math.nan, math.nan, why)
-
-
-def _recovered(study: "Study") -> Verdict:
-    """Verdict on recovery, by the tokens of the uncut text; the attention of the sinks is told
-    beside it.
-    """
-    # of a twin too: it reads the run's canvases with the same stretches blocked
-    stretches = study.run.table("truncated") if "truncated" in study.run.tables else None
-    tokens = study.table("recovery")
-    if study.truncation is None:
-        return _unknown(
-            "no recovery", "No part of the context was blocked, so recovery was not measured."
-        )
-    if stretches is None or "arm" not in stretches:
-        why = (
-            "The run blocked the middle of the context, wherever the sinks were, so recovery "
-            "cannot be judged."
-        )
-        return _unknown("no recovery", why)
-    if tokens is None:
-        return recovery([], [])
-    costs = [tokens["logprob"] - tokens[f"logprob_{arm}"] for arm in ("sink", "control")]
-    sink, control = (one.groupby(tokens["sample"]).mean() for one in costs)
-    judged = stretches[stretches["sample"].isin(sink.index)].groupby("arm")["held"].mean()
-    verdict = recovery(sink, control, held=(judged["sink"], judged["control"]))
-    return replace(verdict, sentence=f"{_rebuilt(study.truncation)} {verdict.sentence}")
-
-
-def _rebuilt(truncation: pd.DataFrame) -> str:
-    """How many heads have a new sink, in a sentence."""
-    first = truncation.groupby("sample")["step"].transform("min")
-    soon = truncation[truncation["step"] < first + WITHIN]
-    heads = soon.groupby(["sample", "layer", "head"])[["lost", "renormalised", "recovered"]].any()
-    columns = (heads[name].unstack(["layer", "head"]).to_numpy(bool) for name in heads)
-    return new_sinks(*columns, within=WITHIN)
 
 
 def of_measured(name: str) -> Any:
@@ -132,8 +93,6 @@ class Study(Reader):
         "tokens": {"sample", "step", "position", "text", "state"},
         "generations": {"sample", "prompt", "completion"},
         "heldout": {"k", "control", "loss", "stderr"},
-        "truncation": {"sample", "step", "layer", "head", "lost", "recovered"},
-        "recovery": {"sample", "logprob", "logprob_sink", "logprob_control"},
     }
 
     @cached_property
@@ -305,8 +264,6 @@ class Study(Reader):
             )
         return frame
 
-    truncation = whole_table("truncation")
-    """Effect of truncating a part of the context on the main sinks, per step, layer and head."""
     massive = whole_table("massive_activations")
     """The greatest hidden states by step and layer, and the heads that have sinks at their
     positions.
@@ -392,7 +349,7 @@ class Study(Reader):
         fewest blocked sinks (one, in a study with the usual settings), over rows of held-out text.
         """
         filtered_N = self.measured.filtered_N
-        found = [start_only(self.measured.events_NS), self._masking, _recovered(self)]
+        found = [start_only(self.measured.events_NS), self._masking]
         return holm(found + ([ninety_six(filtered_N)] if filtered_N else []))
 
     @property

@@ -87,15 +87,11 @@ class Recorder:
     of the query that runs.
     """
 
-    def __init__(
-        self, task: Task, selection: Selection, *, last_row: bool = False, pad: int = 0
-    ) -> None:
+    def __init__(self, task: Task, selection: Selection, *, pad: int = 0) -> None:
         """
         Args:
             task: the text.
             selection: of layers and heads.
-            last_row: for an autoregressive model under its cache, read the attention of the last
-                query alone.
             pad: padding columns in front of the text, if it is written beside longer ones.
         """
         self._pad = pad
@@ -104,10 +100,7 @@ class Recorder:
         self._wanted = set(task.settings.statistics)
         self._by_rows = not task.is_diffusion and not task.settings.full_forward
         """a step has one new query"""
-        self._by_last_row = self._by_rows and last_row
-        self._so_far = None
-        if not (task.is_diffusion or self._by_last_row):
-            self._so_far = SoFar()
+        self._so_far = None if task.is_diffusion else SoFar()
         self._added = task.loaded.added_sinks
         self._traced = self._names(task.settings.statistics)
         self._kinds = {name: statistics.parse(name) for name in self._traced}
@@ -132,8 +125,6 @@ class Recorder:
             names += ["last_row", "received_by_window"]
         if self._by_rows:
             names = [name for name in names if not statistics.parse(name).needs_canvas]
-            if self._by_last_row:
-                names = [{"received": "last_row"}.get(name, name) for name in names]
         elif "main_by_state" in wanted:
             names.append("received_by_state")
             if self._task.is_diffusion:
@@ -147,7 +138,7 @@ class Recorder:
         """
         settings = self._task.settings
         # a recorded step may add up those before it
-        adds_up = self._by_rows and self._so_far is not None
+        adds_up = self._by_rows
         if not settings.records(step) and not (
             adds_up and step <= max(settings.only_steps, default=step)
         ):
@@ -211,15 +202,10 @@ class Recorder:
                 return value[..., : self._added + length]
             return value
 
-        main = "received"
-        if self._by_last_row:
-            main = "last_row"
-        received_LHK = first(main)
-        visible_K = self._unpadded(main, recording.visible[0][row].float().numpy())
+        received_LHK = first("received")
+        visible_K = self._unpadded("received", recording.visible[0][row].float().numpy())
         visible_K = visible_K[: received_LHK.shape[-1]]
         ran = int(visible_K.max())
-        if self._by_last_row:
-            visible_K = (visible_K > 0).astype(np.float32)
         if self._so_far is not None:
             self._so_far.add(received_LHK, visible_K, first("received_by_window"), self._added)
             if not self._task.settings.records(moment.index):
@@ -235,7 +221,7 @@ class Recorder:
         state_Q = moment.state_S[-1:]
         if self._needs_states:
             state_Q = recording.query_state[0][row].numpy()[self._pad :]
-        self._of_others(first, step, main, moment.state_S, state_Q)
+        self._of_others(first, step, moment.state_S, state_Q)
         self.queries[moment.index] = ran
         if self._by_rows:
             # each step of an autoregressive text has one new query, however many ran
@@ -263,7 +249,6 @@ class Recorder:
         self,
         first: First,
         step: Row,
-        main: str,
         state_S: np.ndarray,
         state_Q: np.ndarray,
     ) -> None:
@@ -271,7 +256,7 @@ class Recorder:
         state.
         """
         for name, axes in self._axes.items():
-            if name in (main, "received_by_state") or name not in self._wanted:
+            if name in ("received", "received_by_state") or name not in self._wanted:
                 continue
             if self._kinds[name].columns:
                 self._of_table(name, first(name), step, state_S)

@@ -1,8 +1,8 @@
-"""A trace, run: texts written under observation, then with sinks or context blocked."""
+"""A trace, run: texts written under observation, then with sinks blocked."""
 
 # T recorded steps, L layers, H heads, K keys, S canvas positions
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,8 @@ from sinklab.core.probing import STATES, BlockKeys, InterventionLog
 from sinklab.core.registry import interventions
 from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.checkpoints import Loaded, special_roles, token_text
-from sinklab.lab.measures import MaskSinks, TruncateContext
+from sinklab.lab.measures import MaskSinks
 from sinklab.lab.measures.controls import CountControl
-from sinklab.lab.records import RunWriter
 from sinklab.lab.scoring import (
     Moment,
     Task,
@@ -26,7 +25,6 @@ from sinklab.lab.scoring import (
     state_records,
 )
 from sinklab.lab.studies import PORTION, Meter, Progress, Row, Work, text_of
-from sinklab.lab.studies.trace.again import looked_at, stretches, token_costs, truncation_table
 from sinklab.lab.studies.trace.recording import Recorder, Selection
 from sinklab.lab.studies.trace.study import STATISTICS, StudySettings
 
@@ -111,67 +109,6 @@ def follow_together(
                     recorder.add(step.seen, moments[-1], row)
                 meter.step()
     return followed
-
-
-def _write_truncated(
-    run: RunWriter, task: Task, sample: int, selection: Selection, whole: list[Moment], meter: Meter
-) -> None:
-    """The text again, with the stretch around its main sink blocked from half of the steps on, and
-    with another one.
-    """
-    cut = max(len(whole) // 2, 1)
-    last = whole[cut - 1]
-    score_LHK = looked_at(task, selection, last)
-    hidden = stretches(score_LHK, last.state_S > 0)
-    # watched from the last whole step on
-    steps = tuple(range(cut - 1, max(len(whole), task.most_steps)))
-    watched = replace(task.settings, statistics=("received",), every=1, only_steps=steps, maps=())
-    texts = []
-    for stretch in hidden:
-        meter.stage(
-            f"writing sample {sample + 1} again with a part of its context blocked: {stretch.arm}"
-        )
-        again = replace(task, settings=watched)
-        recorder = None
-        if stretch.arm == "sink":
-            # rows of before the cut would keep the blocked keys in the attention of all queries so
-            # far
-            recorder = Recorder(again, selection, last_row=True)
-        edit = TruncateContext(stretch.start, stretch.stop, step=cut)
-        moments, log = follow(again, meter, recorder, edit)
-        if recorder is not None:
-            added = score_LHK.shape[-1] - len(last.ids_S)
-            keys = slice(added + stretch.start, added + stretch.stop)
-            table = truncation_table(recorder.arrays(), keys, selection, sample)
-            run.table("truncation", table, part=sample)
-        written = moments[-1].written
-        text = {
-            "sample": sample,
-            "prompt": task.prompt.text,
-            "completion": text_of(task.loaded, written),
-            "token_ids": written.tolist(),
-            "agreement": agreement(whole[-1].written, written),
-            **asdict(stretch),
-            "step": cut,
-            "idle": " ".join(log.idle),
-        }
-        texts.append(text)
-    run.table("truncated", texts, part=sample)
-    if len(hidden) == 1:
-        meter.stage(f"sample {sample + 1} has no stretch with few sinks to block as the control")
-        meter.end()
-    elif hidden[0].sinks and not task.edits and len(whole) > cut:
-        run.table("recovery", token_costs(task, whole, cut, hidden, sample), part=sample)
-
-
-def agreement(one: np.ndarray, other: np.ndarray) -> float:
-    """The share of positions at which two completions hold the same token; the longer one
-    counts.
-    """
-    if not len(one) and not len(other):
-        return 1.0
-    same = sum(mine == theirs for mine, theirs in zip(one, other, strict=False))
-    return float(same / max(len(one), len(other)))
 
 
 def _generation(
@@ -311,7 +248,7 @@ def write_samples(work: Work) -> None:
     """
     run, settings, tasks = work.run, work.settings, work.plan.tasks
     roles = special_roles(work.loaded)
-    texts = len(work.samples) * (1 + len(settings.mask_sinks) + 2 * settings.truncate)
+    texts = len(work.samples) * (1 + len(settings.mask_sinks))
     meter = Meter(work.progress, texts, settings.steps or max(task.most_steps for task in tasks))
     selection = work.plan.selection
     written = {}
@@ -354,6 +291,4 @@ def write_samples(work: Work) -> None:
             meter.stage(f"writing sample {sample + 1} again with {k} sinks blocked")
             edited, edited_log = follow(task, meter, None, MaskSinks(k=k, selector=selector))
             generations.append(_generation(task, sample, edited, k, edited_log))
-        if task.settings.truncate:
-            _write_truncated(run, task, sample, selection, moments, meter)
         run.table("generations", generations, part=sample)

@@ -89,11 +89,6 @@ class StudySettings(DecodingSettings):
     top of the KV cache. The record is the same, unless edits act otherwise on rows that are
     computed again.
     """
-    truncate: bool = False
-    """Also decode each sample with the stretch around its main sink (a sixteenth of the positions)
-    hidden in the second half of the steps, and with one in which few heads have a sink; score the
-    tokens of the uncut text with either hidden.
-    """
     mask_sinks: tuple[int, ...] = ()
     """Also decode each sample with this many most attended keys of the previous step blocked per
     layer and head, and keep the text.
@@ -224,9 +219,8 @@ study = Trace()
 
 Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``states`` (attention received by
 masked, committed and prompt positions, and their norms), ``massive_activations``, ``generations``
-(``removals`` and ``clipped`` under edits, ``truncation``, ``truncated`` and ``recovery`` with
-``truncate``), ``control``. Under ``accelerate launch`` the samples are sharded over the processes
-and their folders merged at the end.
+(``removals`` and ``clipped`` under edits), ``control``. Under ``accelerate launch`` the samples are
+sharded over the processes and their folders merged at the end.
 
 Args:
     loaded: a diffusion model, or an autoregressive one, which writes through its own cache.
