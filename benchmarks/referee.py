@@ -65,7 +65,7 @@ HOW = (
     DecodingSettings(rule="topk_margin", seed=0),
     DecodingSettings(steps=NEW_TOKENS // 2, seed=0),
     DecodingSettings(rule="entropy", block_length=12, seed=0),
-    DecodingSettings(schedule="threshold", threshold=0.5, seed=0),
+    DecodingSettings(schedule="threshold:threshold=0.5", seed=0),
 )
 """Decoders, dealt to the models in turn."""
 

@@ -121,15 +121,14 @@ def test_generate_fills_blanks_and_streams(model, capsys):
 
 
 def test_generate_takes_rules_schedules_and_caches(model, capsys):
-    options = "--rule entropy --schedule entropy_bound --gamma 0.5 --cache prefix --temperature 0"
+    options = "--rule entropy --schedule entropy_bound:gamma=0.5 --cache prefix --temperature 0"
     sizes = f"--model {model} --new-tokens 8 --block-length 4"
     printed = out_of(f"generate 'The sea' {sizes} {options}", capsys)
     loaded = sinklab.load(model)
     ids = loaded.tokenizer("The sea", return_tensors="pt")["input_ids"]
     chosen = {
         "rule": "entropy",
-        "schedule": "entropy_bound",
-        "gamma": 0.5,
+        "schedule": "entropy_bound:gamma=0.5",
         "cache": "prefix",
         "block_length": 4,
     }

@@ -25,7 +25,7 @@ from sinklab.core.registry import studies
 from sinklab.lab.cli import main
 from sinklab.lab.cli.command import Reading
 from sinklab.lab.cli.main import GROUPS, OTHERS, grouped, listings
-from sinklab.lab.cli.options import PERMISSIONS, WORDS, Given
+from sinklab.lab.cli.options import GONE, PERMISSIONS, WORDS, Given
 from sinklab.lab.cli.reports import _opened
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.processes import duration
@@ -101,7 +101,8 @@ def test_another_word_for_a_command_names_it(word, command, capsys):
 def test_what_is_gone_names_what_to_use_instead(capsys):
     assert "use studies/sink_contents.py" in error_of("probe --rows 3", capsys)
     assert "use --device-map auto" in error_of("trace --tensor-parallel 2", capsys)
-    named = {name.replace("--", "").replace("-", "_") for name in WORDS["gone"]}
+    assert "--schedule threshold:threshold=0.8" in error_of("generate a --gamma 1", capsys)
+    named = {name.replace("--", "").replace("-", "_") for name in GONE}
     assert not named & {*studies, *OTHERS, *own_commands, *WORDS["rare"].split()}
 
 

@@ -232,7 +232,7 @@ def _check_decoding(model: Any) -> None:
             f"a trace under the cache {cache} has {columns} columns, not {count} + 14"
         )
         if not is_exact:
-            written = model.generate(ids, cache=cache, refresh_every=1, **decoding)
+            written = model.generate(ids, cache=f"{cache}:refresh_every=1", **decoding)
         assert torch.equal(written, uncached), (
             f"under the cache {cache}, recomputing everything changes the text"
         )

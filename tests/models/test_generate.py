@@ -52,9 +52,9 @@ GREEDY = [
     *(("topk_margin", "threshold"), ("entropy", "entropy_bound")),
 ]
 NUMBERS = {
-    "threshold": {"threshold": 0.1},
-    "factor": {"factor": 1.4},
-    "entropy_bound": {"gamma": 5.0},
+    "threshold": "threshold:threshold=0.1",
+    "factor": "factor:factor=1.4",
+    "entropy_bound": "entropy_bound:gamma=5.0",
 }
 
 
@@ -63,7 +63,7 @@ NUMBERS = {
 )
 def test_a_batch_equals_its_rows_under_every_rule_schedule_and_cache(pair, cache):
     rule, schedule = pair
-    options = {"rule": rule, "schedule": schedule, "cache": cache, **NUMBERS.get(schedule, {})}
+    options = {"rule": rule, "schedule": NUMBERS.get(schedule, schedule), "cache": cache}
     for stop_ids in ((), tuple(range(0, 280, 7))):
         check_rows(
             tiny_model(1).double(), block_length=3, max_new_tokens=6, stop_ids=stop_ids, **options
@@ -95,8 +95,8 @@ def calls_of(model):
         ({}, [8, 7, 6, 5, 4, 3, 2, 1]),
         ({"steps": 3}, [8, 5, 2]),
         ({"steps": 4, "block_length": 4}, [4, 2, 4, 2]),
-        ({"schedule": "threshold", "threshold": 0.0}, [8]),
-        ({"schedule": "threshold", "threshold": 1.0}, [8, 7, 6, 5, 4, 3, 2, 1]),
+        ({"schedule": "threshold:threshold=0.0"}, [8]),
+        ({"schedule": "threshold:threshold=1.0"}, [8, 7, 6, 5, 4, 3, 2, 1]),
         ({"schedule": Factor(50.0), "block_length": 4}, [4, 4]),
         # Dream's first step commits nothing
         ({"schedule": "timed", "max_new_tokens": 4}, [4, 4, 3, 2]),
@@ -151,7 +151,7 @@ def test_settings_in_one_record_and_by_keyword_are_the_same():
     model = tiny_model(1)
     ids = torch.tensor([[40, 41]])
     record = DecodingSettings(
-        rule="entropy", schedule="entropy_bound", gamma=4.0, temperature=0.8, top_k=9, seed=5
+        rule="entropy", schedule="entropy_bound:gamma=4.0", temperature=0.8, top_k=9, seed=5
     )
     out = model.generate(ids, max_new_tokens=12, settings=record)
     options = {name: value for name, value in dataclasses.asdict(record).items() if value != ()}
@@ -265,7 +265,7 @@ def test_an_id_that_the_model_has_not_is_refused(mask_id, options, message):
     "option, instead",
     [
         ({"zzzz": 4}, "options are rule, schedule"),
-        ({"treshold": 0.9}, "'threshold'"),
+        ({"temprature": 0.9}, "'temperature'"),
         ({"max_length": 20}, "max_new_tokens"),
         ({"do_sample": True}, "temperature"),
         ({"num_beams": 4}, "no beam search"),

@@ -12,7 +12,7 @@ from test_golden_blocks import by_noise, noises
 
 from golden import check_canvases, golden_cases, golden_folder, tensors_of
 from refusals import refused
-from sinklab.core.sampling import Canvas, DecodingSettings
+from sinklab.core.sampling import Canvas, DecodingSettings, LowConfidence
 from sinklab.core.sampling.denoisers import guided
 from sinklab.lab.checkpoints import load
 
@@ -165,7 +165,7 @@ def settings_of(case, family):
         steps=theirs["steps"],
         block_length=theirs["block_size"],
         suppress_ids=tuple(theirs.get("suppress_tokens") or ()),
-        defer_ids=tuple(theirs.get("begin_suppress_tokens") or ()),
+        rule=LowConfidence(defer_ids=tuple(theirs.get("begin_suppress_tokens") or ())),
     )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from golden import check_canvases, golden_case, golden_cases, golden_folder, tensors_of
 from refusals import refused
-from sinklab.core.sampling import Canvas, DecodingSettings
+from sinklab.core.sampling import Canvas, DecodingSettings, LowConfidence
 from sinklab.lab.checkpoints import load
 
 FAMILIES = [
@@ -42,17 +42,21 @@ def settings_of(family, theirs):
         "cfg_scale": theirs.get("cfg_scale", 0.0),
     }
     if family == "dream":
-        cuts = {key: theirs[key] for key in ("top_p", "top_k", "alg_temp")}
-        return DecodingSettings(
-            rule=theirs["alg"], schedule="timed", eps=theirs["eps"], **common, **cuts
-        )
+        cuts = {key: theirs[key] for key in ("top_p", "top_k")}
+        rule = theirs["alg"]
+        if theirs["alg_temp"] is not None:
+            rule += f":alg_temp={theirs['alg_temp']}"
+        return DecodingSettings(rule=rule, schedule=f"timed:eps={theirs['eps']}", **common, **cuts)
     if family.startswith("smdm"):
-        return DecodingSettings(schedule="timed", eps=theirs["eps"], pooled=True, **common)
+        return DecodingSettings(schedule=f"timed:eps={theirs['eps']},pooled=true", **common)
+    deferred = ()
+    if theirs.get("confidence_eos_eot_inf"):
+        deferred = special["eos"], special["eot"]
     return DecodingSettings(
         **common,
+        rule=LowConfidence(defer_ids=deferred),
         block_length=theirs["block_length"],
         suppress_ids=(special["eos"],) if theirs.get("logits_eos_inf") else (),
-        defer_ids=(special["eos"], special["eot"]) if theirs.get("confidence_eos_eot_inf") else (),
         # The original proposes image codes too.
         text_only=False,
     )

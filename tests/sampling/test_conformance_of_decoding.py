@@ -39,9 +39,7 @@ def test_the_cache_of_the_example_conforms(scratch, fields):
 def test_the_unmasking_rule_of_the_example_conforms(scratch):
     scratch(unmasking_rules, example="add_a_unmasking_rule")
     check_unmasking_rule("discounted:discount=0.2")
-    refused(
-        r"alg_temp does .*'discounted'", DecodingSettings(rule="discounted", alg_temp=0.3).values
-    )
+    refused(r"alg_temp.*discount", DecodingSettings(rule="discounted:alg_temp=0.3").values)
 
 
 @dataclass(frozen=True)
@@ -112,10 +110,7 @@ def test_an_unmasking_rule_that_does_not_conform_is_seen(monkeypatch):
         check_unmasking_rule("wrong")
 
 
-def test_what_is_chosen_in_text_and_in_an_option_is_refused():
-    settings = DecodingSettings(cache="dual:refresh_every=2", refresh_every=3)
-    refused(r"refresh_every=3 stands beside", settings.values)
-    assert dataclasses.replace(settings, refresh_every=None).values()["cache"].refresh_every == 2
+def test_what_is_not_registered_has_no_text_and_is_refused():
     refused(
         "no registered unmasking rule",
         DecodingSettings,

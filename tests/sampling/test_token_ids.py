@@ -26,9 +26,8 @@ def test_one_id_or_several_in_any_form(given):
 
 
 def test_a_single_id_will_do_everywhere():
-    assert DecodingSettings(defer_ids=5, suppress_ids=6).values()["rule"] == LowConfidence(
-        defer_ids=(5,)
-    )
+    deferred = DecodingSettings(rule="low_confidence:defer_ids=5", suppress_ids=6)
+    assert deferred.values()["rule"] == LowConfidence(defer_ids=(5,))
     assert LowConfidence(defer_ids=5) == LowConfidence(defer_ids=(5,))
     assert DecodingSettings(stop_ids=None).stop_ids == ()
     ids = [step.ids_BS.tolist() for step in start(rule="left_to_right")]

@@ -69,7 +69,7 @@ def test_margins_are_those_of_plain_forwards(referee, random):
 
 
 def test_a_threshold_has_a_distance(referee, random):
-    settings = DecodingSettings(schedule="threshold", threshold=0.3, seed=0)
+    settings = DecodingSettings(schedule="threshold:threshold=0.3", seed=0)
     _, found = referee.measure_margins(random, canvas(), settings, probes=0)
     steps = [*random.model.denoise(canvas(), settings)]
     lines = found[found["kind"] == "threshold"]

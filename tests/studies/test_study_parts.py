@@ -93,7 +93,7 @@ def test_a_run_resumes_as_it_was_begun_or_not_at_all(tmp_path):
 
 def test_progress_shrinks_where_texts_end_early(tmp_path):
     heard = Heard()
-    quick = replace(SETTINGS, mask_sinks=(), temperature=0.0, schedule="threshold", threshold=0.01)
+    quick = replace(SETTINGS, mask_sinks=(), temperature=0.0, schedule="threshold:threshold=0.01")
     run = open_run(study(tiny_loaded(), tmp_path / "run", quick, progress=heard))
     steps = len(run.table("steps"))
     assert steps < 18

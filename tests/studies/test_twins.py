@@ -31,7 +31,7 @@ CASES = {
     "plain": (lambda: tiny_loaded(1), {}),
     "shifted": (lambda: tiny_loaded(logit_shift=True), {"every": 2}),
     "cached": (lambda: tiny_loaded(1), {"cache": "dual"}),
-    "refreshed": (tiny_loaded, {"cache": "prefix", "refresh_every": 2}),
+    "refreshed": (tiny_loaded, {"cache": "prefix:refresh_every=2"}),
     "edited": (lambda: tiny_loaded(1), {"edits": ("mask_sinks:k=2",)}),
     "clean pass": (tiny_loaded, {"edits": ("mask_sinks:k=2,source=clean_pass",)}),
     "tokens edited": (

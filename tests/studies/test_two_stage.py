@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from refusals import refused
-from sinklab.core.sampling import DecodingSettings
+from sinklab.core.sampling import DecodingSettings, Timed
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.studies.benchmarks.study import NO_ANSWER, TWO_STAGE, EvalSettings
 from sinklab.lab.studies.benchmarks.two_stage import (
@@ -256,26 +256,23 @@ def test_special_tokens_in_a_question_are_text(loaded):
 
 def test_the_protocols_numbers():
     released = two_stage_settings(published=True)
-    assert (released.steps, released.temperature, released.pooled, released.eps) == (
-        256,
-        0.1,
-        True,
-        1e-5,
-    )
-    assert (released.schedule, released.rule, released.seed) == ("timed", "low_confidence", 1234)
+    assert (released.steps, released.temperature) == (256, 0.1)
+    assert released.values()["schedule"] == Timed(1e-5, pooled=True)
+    assert (released.rule, released.seed) == ("low_confidence", 1234)
     own = two_stage_settings()
-    assert (own.temperature, own.pooled, own.stop_at_eos) == (0.0, False, True)
+    assert (own.temperature, own.stop_at_eos) == (0.0, True)
+    assert own.values()["schedule"] == Timed(1e-5)
     # the default of the class that was given is nobody's wish
     assert two_stage_settings(EvalSettings()) == own
     asked = two_stage_settings(EvalSettings(steps=32, temperature=0.5, seed=3))
-    assert (asked.steps, asked.temperature, asked.seed, asked.schedule) == (32, 0.5, 3, "timed")
-    other = two_stage_settings(DecodingSettings(schedule="threshold", threshold=0.8))
-    assert (other.schedule, other.threshold, other.steps, other.eps) == (
-        "threshold",
-        0.8,
-        None,
-        None,
-    )
+    assert (asked.steps, asked.temperature, asked.seed) == (32, 0.5, 3)
+    assert asked.schedule == own.schedule
+    other = two_stage_settings(DecodingSettings(schedule="threshold:threshold=0.8"))
+    assert (other.schedule, other.steps) == ("threshold:threshold=0.8", None)
+    ranked = two_stage_settings(DecodingSettings(rule="entropy"))
+    assert (ranked.rule, ranked.schedule, ranked.steps) == ("entropy", None, None)
+    clock = two_stage_settings(DecodingSettings(schedule="timed:eps=0.1"))
+    assert (clock.schedule, clock.steps) == ("timed:eps=0.1", 256)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class GenerateByDenoising(DenoisingModel):
             settings: all options in one record; those given by keyword replace its fields.
             streamer: a ``TextDiffusionStreamer`` shows drafts (batch of one).
             options: fields of :class:`~sinklab.core.sampling.DecodingSettings`: ``steps``,
-                ``block_length``, ``temperature``, ``threshold``, ``seed`` and the others.
+                ``block_length``, ``temperature``, ``seed`` and the others.
 
         Returns:
             token ids (B, P + max_new_tokens), or (B, P) when infilling. A masked language

@@ -5,9 +5,8 @@ torch loads when a method needs it: `--help` reads the fields alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from sinklab.core.errors import Checked, token_ids
@@ -19,11 +18,9 @@ if TYPE_CHECKING:
     from sinklab.core.sampling.loop import Step
 
 
-def _denoising(default: Any = None, sets: str = "") -> Any:
-    """A field that means something to a model that denoises alone; ``sets`` is the field of the
-    chosen value that it sets, such as ``rule.alg_temp``.
-    """
-    return field(default=default, metadata={"denoising": True, "sets": sets})
+def _denoising(default: Any = None) -> Any:
+    """A field that means something to a model that denoises alone."""
+    return field(default=default, metadata={"denoising": True})
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,8 @@ class DecodingSettings(Checked):
     rule: str = _denoising("low_confidence")
     """Unmasking rule: which proposed tokens are committed first: low_confidence, maskgit_plus,
     topk_margin, entropy, random, positional, left_to_right or origin, or a registered one; its
-    fields may follow, as in entropy:alg_temp=0.1.
+    fields may follow, as in entropy:alg_temp=0.1 (positions are drawn too) or
+    low_confidence:defer_ids=3+4 (ids committed last).
     """
     schedule: str | None = _denoising()
     """How many tokens are committed at each evaluation: even, timed, alpha, threshold, factor or
@@ -62,31 +60,10 @@ class DecodingSettings(Checked):
     """
     top_k: int | None = None
     """Sample from this many of the most probable tokens; None samples from all."""
-    alg_temp: float | None = _denoising(sets="rule.alg_temp")
-    """Sample the positions to commit too, by their scores at this temperature; None takes the best
-    ones.
-    """
-    threshold: float | None = _denoising(sets="schedule.threshold")
-    """With schedule threshold: commit every candidate with at least this confidence (0.9 when left
-    out); dynamic and editing: with more than this (0.9 and 0.95)."""
-    factor: float | None = _denoising(sets="schedule.factor")
-    """With schedule factor: Fast-dLLM's factor (1 when left out)."""
-    gamma: float | None = _denoising(sets="schedule.gamma")
-    """With schedule entropy_bound: the bound in nats (0.1 when left out)."""
-    eps: float | None = _denoising(sets="schedule.eps")
-    """With schedule timed: the diffusion time at which decoding ends (0.001 when left out)."""
-    pooled: bool = _denoising(False, sets="schedule.pooled")
-    """With schedule timed: rank the candidates of all rows together, as SMDM's sampler does."""
-    refresh_every: int | None = _denoising(sets="cache.refresh_every")
-    """With a cache: recompute everything every N evaluations of a block; None only at the start of
-    a block.
-    """
     cfg_scale: float = _denoising(0.0)
     """Classifier-free guidance towards the prompt; 0 is off."""
     suppress_ids: tuple[int, ...] = ()
     """Token ids that are never written (LLaDA's logits_eos_inf, with the id of end of text)."""
-    defer_ids: tuple[int, ...] = _denoising((), sets="rule.defer_ids")
-    """With rule low_confidence: token ids committed last (LLaDA's confidence_eos_eot_inf)."""
     stop_ids: tuple[int, ...] = ()
     """Stop tokens: a row ends once one is committed with no mask to its left, and is filled with it
     to the right.
@@ -105,7 +82,6 @@ class DecodingSettings(Checked):
                 object.__setattr__(self, kind, registry.as_text(registry.parse(value)))
         given: dict[str, Any] = {
             "suppress_ids": self.suppress_ids,
-            "defer_ids": self.defer_ids,
             "stop_ids": self.stop_ids,
         }
         for name, ids in given.items():
@@ -127,60 +103,33 @@ class DecodingSettings(Checked):
         Args:
             rule, schedule, cache: an object or a text, to use in place of the own one.
 
-        Raises ValueError for unknown names (listing the near ones), for numbers that belong to
-        something else, and for combinations that make no sense on any canvas.
+        Raises ValueError for unknown names (listing the near ones), and for combinations that make
+        no sense on any canvas.
         """
         from sinklab.core.sampling.denoisers import cache_of
         from sinklab.core.sampling.loop import planned
         from sinklab.core.sampling.rules import rule_of
         from sinklab.core.sampling.tokens import TokenSampling
 
+        chosen = {"rule": rule, "schedule": schedule, "cache": cache}
+        for kind, value in chosen.items():
+            if value is None:
+                chosen[kind] = getattr(self, kind)
         sampling = TokenSampling(self.temperature, self.top_p, self.top_k)
-        rule = self._value("rule", rule, rule_of)
-        plan_of = partial(planned, rule, sampling=sampling)
-        # checked twice, as an option such as `pooled` may have changed it
-        plan = plan_of(self._value("schedule", schedule, plan_of))
+        rule = rule_of(chosen["rule"])
+        plan = planned(rule, chosen["schedule"], sampling)
         if not plan.fixed:
             plan.evaluations([], self.steps)
         return {
             "rule": rule,
             "schedule": plan,
-            "cache": self._value("cache", cache, cache_of),
+            "cache": cache_of(chosen["cache"]),
             "steps": self.steps,
             "block_length": self.block_length,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
         }
-
-    def _value(self, kind: str, chosen: Any, parse: Callable[[Any], Any]) -> Any:
-        """The chosen rule, schedule or cache, with the fields that options of this record set."""
-        options: dict[str, tuple[str, Any]] = {}
-        """Option of this record -> field of the value, and what it is set to."""
-        for one in fields(DecodingSettings):
-            owner, _, name = one.metadata.get("sets", "").partition(".")
-            if owner == kind:
-                number = getattr(self, one.name)
-                if number != one.default:
-                    options[one.name] = name, number
-        if chosen is None:
-            chosen = getattr(self, kind)
-        elif not isinstance(chosen, str) and options:
-            raise ValueError(
-                f"where a {kind} object is given, its numbers go into it, got {chosen} and "
-                f"{', '.join(options)}; leave them out, or name the {kind}."
-            )
-        value = parse(chosen)
-        for option, (name, number) in options.items():
-            if f"{name}=" in str(chosen):
-                raise ValueError(
-                    f"{option}={number!r} stands beside the {kind} {chosen!r}, which says it too: "
-                    "drop one"
-                )
-            if name not in _names(type(value)):
-                raise _misplaced(kind, value, option, number, name)
-            value = replace(value, **{name: number})
-        return value
 
     def decode(
         self,
@@ -230,25 +179,6 @@ class DecodingSettings(Checked):
             seed = int(torch.randint(2**62, ()))
         generator = torch.Generator(canvas.ids_BS.device).manual_seed(seed)
         return denoise(denoiser, canvas, generator=generator, stop_ids=stop_ids or None, **values)
-
-
-def _misplaced(kind: str, value: Any, option: str, number: Any, name: str) -> ValueError:
-    """The error for an option that sets a field which the chosen value lacks."""
-    registry = _REGISTRIES[kind]
-    owners = [one for one, owner in registry.items() if name in _names(owner)]
-    chosen = "none"
-    if value is not None:
-        chosen = registry.name_of(value)
-    return ValueError(
-        f"{option} does not go with the {registry.what} {chosen!r}, got {option}={number!r}; it "
-        f"belongs to {', '.join(owners)}: leave it out or choose another {kind}."
-    )
-
-
-def _names(kind: Any) -> set[str]:
-    if not is_dataclass(kind):
-        return set()
-    return {one.name for one in fields(kind)}
 
 
 _REGISTRIES: dict[str, Registry] = {"rule": unmasking_rules, "schedule": schedules, "cache": caches}

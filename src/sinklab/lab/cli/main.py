@@ -29,6 +29,7 @@ from sinklab.core import registry
 from sinklab.lab.cli.command import command, say, show
 from sinklab.lab.cli.models import generate, info, train_command
 from sinklab.lab.cli.options import (
+    GONE,
     WORDS,
     Given,
     carried,
@@ -208,8 +209,8 @@ def _no_such_command(name: str, commands: Mapping[str, str]) -> ValueError:
     for near, listed in listings().items():
         if near in commands and name in listed.get("meant", "").split():
             return ValueError(f"unknown command {name!r}; did you mean {near!r}? {commands[near]}")
-    if name in WORDS["gone"]:
-        return ValueError(f"there is no command {name!r}; {WORDS['gone'][name]}")
+    if name in GONE:
+        return ValueError(f"there is no command {name!r}; {GONE[name]}")
     return registry.unknown("command", name, commands, "sinklab --help says what each is for")
 
 

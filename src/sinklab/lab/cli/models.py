@@ -150,8 +150,8 @@ def generate(
         sinklab generate "The old man" --model tiny-sink --temperature 0 --rule low_confidence \\
             --stream
         sinklab generate "The <|mask|><|mask|> was burning." --new-tokens 0
-        sinklab generate "The old man" --rule low_confidence --schedule threshold --threshold 0.5 \\
-            --cache dual
+        sinklab generate "The old man" --rule low_confidence \\
+            --schedule threshold:threshold=0.5 --cache dual
         sinklab generate "What is 17 + 25?" --chat --model /models/LLaDA-8B-Instruct --dtype \\
             bfloat16 --device cuda
 

@@ -36,6 +36,8 @@ PERMISSIONS = frozenset(WORDS["permissions"].split())
 """Permissions to run code, write, send or go on: given on the command line alone, never by a
 file. A command of an extra has its own as its attribute ``permissions``.
 """
+GONE = {name: instead for names, instead in WORDS["gone"].items() for name in names.split()}
+"""Commands and options that were taken away -> what to use instead."""
 FILES = WORDS["files"]
 """Options of every command with settings, and their help."""
 
@@ -206,8 +208,8 @@ def refuse(event: Any, command: str, arguments: Sequence[str], names: Iterable[s
     for flag in surplus:
         if flag.startswith("--"):
             flag = flag.partition("=")[0].replace("_", "-")
-            if flag in WORDS["gone"]:
-                raise ValueError(f"there is no option {flag!r}; {WORDS['gone'][flag]}")
+            if flag in GONE:
+                raise ValueError(f"there is no option {flag!r}; {GONE[flag]}")
             found = near(flag, [f"--{name.replace('_', '-')}" for name in (*names, *FILES)])
             more = found or f"sinklab {command} --help-all lists its options"
             raise ValueError(f"unknown option {flag!r} of sinklab {command}; {more}")

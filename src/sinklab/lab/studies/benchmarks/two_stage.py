@@ -47,15 +47,16 @@ def two_stage_settings(
 
     Source: One Token Is Enough (2601.19657), ``evaluate_gsm8k`` and SMDM's ``diff_sample``.
     """
+    clock = "timed:eps=1e-5"
+    if published:
+        clock += ",pooled=true"
     own = DecodingSettings(
         rule="low_confidence",
         temperature=0.1 * published,
         stop_at_eos=not published,
         seed=SEED,
-        schedule="timed",
-        eps=1e-5,
+        schedule=clock,
         steps=LENGTH,
-        pooled=published,
     )
     if given is None:
         return own
@@ -64,9 +65,9 @@ def two_stage_settings(
         value = getattr(given, name)
         if value != getattr(type(given), name):
             asked[name] = value
-    if asked.get("schedule", "timed") != "timed" or "rule" in asked:
-        # numbers of the clock belong to nothing else; other schedules find their own steps
-        own = replace(own, schedule=None, eps=None, pooled=False, steps=None)
+    if "rule" in asked or not asked.get("schedule", "timed").startswith("timed"):
+        # the clock belongs to nothing else; other schedules find their own steps
+        own = replace(own, schedule=None, steps=None)
     return replace(own, **asked)
 
 
