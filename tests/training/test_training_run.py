@@ -53,10 +53,11 @@ def test_a_run_learns_and_leaves_a_model_and_a_record(settings, tmp_path, capsys
     record = open_run(tmp_path / "run")
     assert (record.info.kind, record.info.status, record.info.seed) == ("training", "complete", 0)
     assert record.info.settings["vocab_size"] == 270
-    assert len(record.info.model["data_sha256"]) == 64
+    data_sha256 = record.info.model["data_sha256"]
+    assert len(data_sha256) == 64
     assert record.info.model == {
         "name": "run",
-        "data_sha256": record.info.model["data_sha256"],
+        "data_sha256": data_sha256,
         "family": "diffusion",
         "sink_kind": "none",
         "sink_count": 0,
@@ -140,6 +141,10 @@ def test_resuming_is_refused_where_it_would_not_be_the_same_run(settings, tmp_pa
     refused(r"run.json is damaged", train, replace(here, resume=True))
 
 
+def files_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tmp_path):
     corpus = tmp_path / "corpus"
     corpus.mkdir()
@@ -147,23 +152,19 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tm
     here = replace(settings, corpus=str(corpus), out=str(tmp_path / "run"))
     interrupted(here, 5)
     (corpus / "text.txt").write_text(TEXT.upper() * 60)
-    kept = {path: path.read_bytes() for path in (tmp_path / "run").glob("*") if path.is_file()}
+    kept = files_of(tmp_path / "run")
     refused("keep its data, but the corpus", train, replace(here, resume=True))
-    assert {
-        path: path.read_bytes() for path in (tmp_path / "run").glob("*") if path.is_file()
-    } == kept
+    assert files_of(tmp_path / "run") == kept
 
     (corpus / "text.txt").write_text(TEXT * 60)
     train(replace(here, resume=True))
     (corpus / "text.txt").write_text("Quite another corpus.\n" * 200)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    kept = files_of(tmp_path / "run")
     said = []
     assert train(replace(here, resume=True), progress=said.append) == tmp_path / "run" / "model"
     assert said == [f"the run in {tmp_path / 'run'} is complete; nothing is left to do"]
-    assert {
-        path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()
-    } == kept
+    assert files_of(tmp_path / "run") == kept
 
 
 @pytest.mark.parametrize(
@@ -171,16 +172,12 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tm
     [
         ({"hidden_size": 34, "heads": 4}, r"hidden_size \(34\) must be a multiple of heads \(4\)"),
         ({"hidden_size": 34, "heads": 2}, "each head must have an even width, .* gives 17"),
-        ({"heads": 0}, "heads must be at least 1, but is 0"),
         ({"steps": 0}, "steps must be at least 1, but is 0"),
-        ({"causal_start": 1.5}, "causal_start must be at least 0 and at most 1, but is 1.5"),
         ({"time_sampler": "low_discrepency"}, "did you mean 'low_discrepancy'"),
         ({"sink_kind": "token"}, "sink_kind and sink_count must agree"),
-        ({"sink_kind": "tokens", "sink_count": 1}, "did you mean 'token'"),
         ({"length": 100_000}, "do not fill one row of 100000"),
         ({"heldout": "nowhere"}, "nowhere does not exist"),
         ({"corpus": "nowhere"}, "nowhere does not exist"),
-        ({"objective": "autoregresive"}, "did you mean 'autoregressive'"),
         (
             {"objective": "autoregressive", "gate": "elementwise"},
             "trains a plain decoder, without sink, gate .* leave out gate",
@@ -198,19 +195,11 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tm
             "needs a sink to train; give sink_kind and sink_count",
         ),
         ({"streaming": True, "epochs": 1.0}, "a stream has no pairs and no epochs"),
-        ({"streaming": True, "workers": 2}, "workers must be at least 0 and at most 1, but is 2"),
-        ({"epochs": 0.0}, "epochs must be more than 0 or left out, but is 0.0"),
-        ({"micro_batch": 0}, "micro_batch must be at least 1 or left out, but is 0"),
-        ({"threads": 0}, "threads must be at least 1 or left out, but is 0"),
-        ({"workers": -1}, "workers must be at least 0 and at most 1, but is -1"),
-        ({"lr": 0.0}, "lr must be more than 0, but is 0"),
-        ({"beta2": 1.0}, "beta2 must be at least 0 and less than 1, but is 1"),
         (
             {"micro_batch": 3},
             "batch must be a multiple of micro_batch × processes, but 4 is no multiple of 3 × 1",
         ),
         ({"kv_heads": 3}, r"kv_heads must divide heads \(2\), but is 3"),
-        ({"pairs": "correct"}, "did you mean 'corrected'"),
         (
             {"init_from": "tiny", "tokenizer": None, "length": 513, "heldout_rows": 1},
             r"rows must fit the model's context of \d+ tokens",
@@ -222,10 +211,6 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tm
         ),
         ({"monitor_rule": "exces:epsilon=3"}, "unknown sink rule 'exces'"),
         (
-            {"pairs": "completion", "corpus": "arithmetic", "answer_length": 0},
-            "answer_length must be at least 1",
-        ),
-        (
             {
                 "pairs": "completion",
                 "corpus": "arithmetic",
@@ -234,14 +219,9 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tm
             },
             "2 of them for the .* length or answer_length",
         ),
-        ({"window": 0}, "window must be at least 1 or left out, but is 0"),
         ({"window": 4, "objective": "autoregressive"}, "a plain decoder, .* leave out window"),
         (
             {"row_start": True, "streaming": True},
-            "row_start begins packed rows of plain text; leave it out with a stream or pairs",
-        ),
-        (
-            {"row_start": True, "pairs": "completion"},
             "row_start begins packed rows of plain text; leave it out with a stream or pairs",
         ),
         ({"objective": "block_diffusion"}, "needs the tokens of a block; give block_length"),
