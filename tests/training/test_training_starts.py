@@ -183,9 +183,9 @@ def test_a_run_that_goes_on_with_adapters_ends_at_the_same_plain_model(settings)
 @pytest.mark.parametrize("part", ["lora", "sink"])
 def test_frozen_weights_that_are_bfloat16_on_disk_stay_so(settings, part):
     pytest.importorskip("peft")
-    source = save_tiny("float32")
+    source = save_tiny(Path("float32"))
     small = {name: weight.bfloat16() for name, weight in weights_of(source).items()}
-    half = shutil.copytree(source, "bfloat16")
+    half = shutil.copytree(source, Path("bfloat16"))
     for folder, kind, name in (
         (source, torch.float32, "float32"),
         (half, torch.bfloat16, "bfloat16"),
