@@ -41,5 +41,6 @@ def tiny_settings(corpus, **changes):
         "bf16": False,
         "log_every": 1,
         "log_to": "none",
+        "out": "run",
     }
     return TrainSettings(**(fields | changes))

@@ -214,10 +214,6 @@ def test_a_causal_mixture_is_the_start_of_a_diffusion_model(tmp_path, kind, conf
             r"missing: model\.layers\.1\.mlp\.experts\.5",
         ),
         (
-            lambda t: t.update({"model.layers.1.mlp.experts.8.up_proj.weight": torch.ones(12, 32)}),
-            "unexpected: .*s.8",
-        ),
-        (
             lambda t: t.update({"model.layers.1.mlp.experts.5.up_proj.weight": torch.ones(11, 32)}),
             r"mismatched: model\.layers\.1\.mlp\.experts\.5\.up_proj\.weight has shape \(11, 32\)",
         ),

@@ -145,11 +145,6 @@ def test_the_family_of_the_example_conforms(toy):
     check_family("toy", toy)
 
 
-def test_a_family_that_is_not_there_is_refused_with_the_remedy(tmp_path):
-    toys.write(tmp_path, {"architectures": ["ToyDLM"]}, {})
-    refused(r"ToyDLM.*if a plug-in defines", load, tmp_path)
-
-
 def test_two_families_that_claim_a_checkpoint_are_refused(toy, monkeypatch):
     other = type("Other", (families["toy"],), {})
     monkeypatch.setitem(families._classes, "other", other)

@@ -181,8 +181,3 @@ def test_what_only_the_weights_say_is_noted(tmp_path):
     assert "seen in the weights" in info.notes[0]
     assert info.lines()[-1].startswith("note")
     assert load(folder).model.config.sink_count == 1
-
-
-def test_what_is_not_there_is_refused(tmp_path):
-    refused("it has no readable config.json", describe, tmp_path)
-    refused("'Dream-org/Dream-v0-Instruct-7B'", describe, "Dream-org/Dream-v0-Instruct-7")

@@ -97,11 +97,6 @@ def test_qwen_as_published():
     assert [roles[number] for number in (151643, 151644, 151645)] == ["eos", "template", "eot"]
 
 
-def test_the_packaged_models_have_roles():
-    loaded = load("tiny-sink")
-    assert special_roles(loaded)[loaded.model.config.mask_token_id] == "mask"
-
-
 def falling_back():
     """As Llama's: a character that is not in the vocabulary is its bytes, by name."""
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "é", "x"]

@@ -352,18 +352,15 @@ def test_a_device_by_number_is_not_the_cpu(tmp_path):
         refused(r"use here \(cpu\), but is 0", load, folder, device=0)
 
 
-@pytest.mark.parametrize("device", ["cudaa", "cuda:99", 3.5, "disk"])
+NO_CUDA = pytest.param("cuda", marks=pytest.mark.skipif("torch.cuda.is_available()"))
+
+
+@pytest.mark.parametrize("device", ["cudaa", "cuda:99", 3.5, "disk", NO_CUDA])
 def test_a_device_that_is_not_there_is_refused_with_the_remedy(tmp_path, device):
     folder = save_tiny(tmp_path)
     maps = [{"device": device}] + ([{"device_map": {"": device}}] if device != "disk" else [])
     for settings in maps:
         refused(f"is {device!r}; pass device='cpu'", load, folder, **settings)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_without_cuda_is_refused_with_the_remedy(tmp_path):
-    for settings in ({"device": "cuda"}, {"device_map": {"": "cuda"}}):
-        refused("'cuda'; pass device='cpu'", load, save_tiny(tmp_path), **settings)
 
 
 def test_device_and_device_map_exclude_each_other(tmp_path):

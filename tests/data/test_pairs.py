@@ -108,12 +108,17 @@ def test_files_that_hold_no_pairs_are_refused_by_name(tmp_path):
     refused(r"no field 'answer' \(it has", read_pairs, tmp_path / "a.jsonl")
 
 
+def filled(tokenizer, style):
+    """Rows of `PAIRS` as tensors, each of 100 tokens, and what was counted."""
+    made, counts = pair_rows(PAIRS, tokenizer, 100, style=style)
+    made = made.dense()
+    return made.ids_RS, made.maskable_RS, made.attention_RS, counts
+
+
 @pytest.mark.parametrize("begins", [False, True])
 def test_published_rows_are_those_of_the_raw_lines(begins):
     tokenizer = beginning() if begins else tiny_tokenizer()
-    made, counts = pair_rows(PAIRS, tokenizer, 100)
-    made = made.dense()
-    ids_RS, maskable_RS, attention_RS = made.ids_RS, made.maskable_RS, made.attention_RS
+    ids_RS, maskable_RS, attention_RS, counts = filled(tokenizer, "published")
     rows, prompts = published_rows(LINES, tokenizer, 100)
     assert ids_RS.dtype == torch.int32
     assert ids_RS.tolist() == rows
@@ -127,9 +132,7 @@ def test_published_rows_are_those_of_the_raw_lines(begins):
 @pytest.mark.parametrize("begins", [False, True])
 def test_corrected_rows_have_one_start_and_no_loss_on_padding(begins):
     tokenizer = beginning() if begins else tiny_tokenizer()
-    made, _ = pair_rows(PAIRS, tokenizer, 100, style="corrected")
-    made = made.dense()
-    ids_RS, maskable_RS, attention_RS = made.ids_RS, made.maskable_RS, made.attention_RS
+    ids_RS, maskable_RS, attention_RS, _ = filled(tokenizer, "corrected")
     assert attention_RS is not None
     for row, (pair, answered) in enumerate(
         [(pair, answered) for pair in PAIRS for answered in (False, True)]
@@ -152,9 +155,7 @@ def test_corrected_rows_have_one_start_and_no_loss_on_padding(begins):
 def test_a_tokenizer_without_padding_fills_corrected_rows_with_its_end():
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.pad_token = None
-    made, _ = pair_rows(PAIRS, tokenizer, 100, style="corrected")
-    made = made.dense()
-    ids_RS, maskable_RS, attention_RS = made.ids_RS, made.maskable_RS, made.attention_RS
+    ids_RS, maskable_RS, attention_RS, _ = filled(tokenizer, "corrected")
     assert ids_RS[~attention_RS].eq(tokenizer.eos_token_id).all()
     assert not maskable_RS[~attention_RS].any()
 

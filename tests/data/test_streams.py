@@ -8,11 +8,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from refusals import refused
-from shared_data import shared
 from sinklab.lab.data import (
     StreamedRows,
     collate,
-    corpus_documents,
     pack,
     pack_with_documents,
     read_corpus,
@@ -53,14 +51,6 @@ def same(rows, others):
     )
 
 
-def test_the_order_of_the_corpus_is_that_of_pack(tmp_path):
-    folder = corpus(tmp_path)
-    rows = list(stream(folder, shuffle_rows=1, repeat=False))
-    assert ids(rows) == pack(read_corpus(folder), tiny_tokenizer(), LENGTH).tolist()
-    assert [int(row["row"]) for row in rows] == list(range(len(rows)))
-    assert rows[0]["input_ids"].dtype == torch.int64
-
-
 def test_rows_are_shuffled_inside_their_block_alone(tmp_path):
     folder = corpus(tmp_path)
     plain = ids(list(stream(folder, shuffle_rows=1, repeat=False)))
@@ -73,13 +63,6 @@ def test_rows_are_shuffled_inside_their_block_alone(tmp_path):
     assert len(orders) > 2, "each block has an order of its own"
     assert ids(list(stream(folder, repeat=False, seed=5))) != shuffled
     assert ids(list(stream(folder, repeat=False))) == shuffled
-
-
-def test_passes_follow_one_another_without_a_gap(tmp_path):
-    folder = corpus(tmp_path)
-    rows = list(islice(stream(folder, shuffle_rows=1), 40))
-    twice = pack([*read_corpus(folder)] * 4, tiny_tokenizer(), LENGTH)[:40]
-    assert ids(rows) == twice.tolist()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +123,9 @@ def test_held_out_rows_are_left_out_in_every_pass(tmp_path):
     expected_RS, numbers_RS = pack_with_documents(read_corpus(folder), tiny_tokenizer(), LENGTH)
     assert torch.equal(heldout.ids_RS, expected_RS[:5])
     assert torch.equal(heldout.documents_RS, numbers_RS[:5])
-    separate = stream(folder, shuffle_rows=1, documents="separate", repeat=False)
+    separate = list(stream(folder, shuffle_rows=1, documents="separate", repeat=False))
+    assert [int(row["row"]) for row in separate] == list(range(len(separate)))
+    assert ids(separate) == expected_RS.tolist()
     numbers = [row["documents"].tolist() for row in separate]
     assert numbers == numbers_RS.tolist() and max(map(max, numbers)) >= 1
     once = ids(list(stream(folder, skip_rows=5, shuffle_rows=1, repeat=False)))
@@ -181,25 +166,8 @@ def test_a_corpus_that_fills_no_row_is_refused(tmp_path):
 
 def test_streams_that_cannot_be_are_refused(tmp_path):
     folder = corpus(tmp_path)
-    for changes, message in [
-        ({"shuffle_rows": 0}, "shuffle_rows must be at least 1, but is 0"),
-        ({"skip_rows": -1}, "skip_rows must be at least 0, but is -1"),
-        ({"documents": "joint"}, "documents must be one of joined, separate, but is 'joint'"),
-    ]:
-        refused(message, stream, folder, **changes)
+    refused("shuffle_rows must be at least 1, but is 0", stream, folder, shuffle_rows=0)
+    refused("skip_rows must be at least 0, but is -1", stream, folder, skip_rows=-1)
+    refused("'joint'", stream, folder, documents="joint")
     refused("at least 2 tokens", StreamedRows, folder, tiny_tokenizer(), 1)
     refused("row 4 is in block 1 of 3 rows", stream(folder).start_at, 4, [2, 0, 3, 1])
-
-
-@pytest.mark.slow
-def test_real_books_stream_as_they_pack(tmp_path):
-    books = shared("data/books_pd/valid.jsonl.gz")
-    texts = [text[:10_000] for text in corpus_documents(books)]
-    assert len(texts) == 5
-    folder = corpus(tmp_path, texts)
-    packed_RS = pack(texts, tiny_tokenizer(), 128)
-    rows = StreamedRows(folder, tiny_tokenizer(), 128, shuffle_rows=32)
-    expected = list(islice(rows, 400))
-    assert sorted(ids(expected[:96])) == sorted(packed_RS[:96].tolist())
-    rows.start_at(257, expected[256]["cursor"])
-    assert same(list(islice(rows, 143)), expected[257:])

@@ -20,15 +20,10 @@ from sinklab.lab.studies.curve import (
 )
 from sinklab.lab.studies.curve.figures import ablation_figure, ablation_sentences, ablation_table
 from sinklab.lab.studies.curve.reading import ablation_map
-from tiny_diffusion import TEXT, save_tiny, tiny_loaded
+from tiny_diffusion import save_tiny, tiny_loaded
 from tiny_llama import tiny_llama
 
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    monkeypatch.chdir(tmp_path)
-    Path("held.txt").write_text(TEXT * 20)
+pytestmark = pytest.mark.usefixtures("heldout")
 
 
 def settings(**changes):

@@ -3,7 +3,6 @@ workers that share one.
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,18 +13,14 @@ from sinklab.lab.studies.curve import (
     Curve,
     CurveSettings,
 )
-from tiny_diffusion import TEXT, tiny_loaded
+from tiny_diffusion import tiny_loaded
+
+pytestmark = pytest.mark.usefixtures("heldout")
 
 LOSSES = CurveSettings(
     ks=(1,), controls=("sinks", "random"), rows=3, length=16, batch=2, heldout="held.txt"
 )
 MAP = CurveSettings(by="head", rows=4, length=16, batch=3, heldout="held.txt", twin=False)
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    Path("held.txt").write_text(TEXT * 20)
 
 
 @pytest.mark.slow

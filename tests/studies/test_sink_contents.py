@@ -2,8 +2,6 @@
 probes against planted answers.
 """
 
-import ast
-import importlib
 import json
 import runpy
 
@@ -73,19 +71,6 @@ def test_what_must_hold_in_any_run_holds_in_the_smallest(results):
         looks = tables["looks"]
         assert (looks["pairs"] <= looks["sinks"].clip(upper=2)).all()
         assert (looks["sinks"] <= looks["positions"]).all()
-
-
-def test_it_takes_public_names_alone():
-    """Those of packages that list them, and of the registry."""
-    for node in ast.walk(ast.parse(SCRIPT.read_text("utf-8"))):
-        assert not isinstance(node, ast.Import) or all(
-            not one.name.startswith("sinklab.") for one in node.names
-        )
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sinklab"):
-            module = importlib.import_module(node.module)
-            public = [*vars(module)] if node.module == "sinklab.core.registry" else module.__all__
-            assert {one.name for one in node.names} <= {*public}, node.module
-    assert len(SCRIPT.read_text("utf-8").splitlines()) <= 450
 
 
 class Seen:

@@ -14,16 +14,12 @@ import torch
 import sinklab
 from launched import ROOT, script
 from shared_data import shared
-from tiny_diffusion import TEXT, tiny_loaded
+from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
+pytestmark = pytest.mark.usefixtures("heldout")
+
 study = script("studies/strength")
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    Path("held.txt").write_text(TEXT * 20)
 
 
 def settings(**changes):

@@ -24,7 +24,9 @@ from sinklab.lab.records import open_run
 from sinklab.lab.studies.base import Study, as_record, from_record
 from sinklab.lab.studies.curve import Curve, CurveSettings
 from sinklab.lab.studies.trace.study import StudySettings, Trace
-from tiny_diffusion import TEXT, save_tiny, tiny_loaded
+from tiny_diffusion import save_tiny, tiny_loaded
+
+pytestmark = pytest.mark.usefixtures("heldout")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "add_a_study.py"
 
@@ -44,13 +46,6 @@ class Toy(Study):
 
     def run(self, work):
         work.run.table("toy", {"rows": [work.settings.rows]})
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    monkeypatch.chdir(tmp_path)
-    Path("held.txt").write_text(TEXT * 20)
 
 
 @pytest.fixture
@@ -143,44 +138,44 @@ def test_settings_are_built_once(monkeypatch):
     assert (built, chosen.prompts) == ([StudySettings], ("The sea",))
 
 
-def test_runs_of_another_kind_are_not_reproduced(tmp_path):
-    Toy()(tiny_loaded(), tmp_path / "toy")
-    refused("kind 'toy' and not 'study'", Trace().settings_of, tmp_path / "toy")
+def test_runs_of_another_kind_are_not_reproduced():
+    Toy()(tiny_loaded(), "toy")
+    refused("kind 'toy' and not 'study'", Trace().settings_of, "toy")
 
 
-def test_several_processes_need_a_study_that_is_sharded(monkeypatch, tmp_path):
+def test_several_processes_need_a_study_that_is_sharded(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    refused("toy is scored by one process", Toy(), tiny_loaded(), tmp_path / "run")
+    refused("toy is scored by one process", Toy(), tiny_loaded(), "run")
 
 
-def test_folders_that_are_taken_show_before_a_model_is_read(tmp_path):
+def test_folders_that_are_taken_show_before_a_model_is_read():
     class Several(Toy):
         """For two models."""
 
         model = ("a", "b")
 
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "notes.txt").write_text("mine")
+    Path("b").mkdir()
+    (Path("b/notes.txt")).write_text("mine")
     refused(
         "b is taken; choose another",
         conduct,
         Several(),
         ("no-such-model/a", "no-such-model/b"),
-        tmp_path,
+        Path(),
         CurveSettings(),
     )
 
 
-def test_models_that_are_not_there_show_before_the_first_is_run(tmp_path):
-    model = str(save_tiny(tmp_path / "model"))
+def test_models_that_are_not_there_show_before_the_first_is_run():
+    model = str(save_tiny("model"))
     refused(
         "loaded from 'tiny-snik'",
         conduct,
         Curve(),
         (model, "tiny-snik"),
-        tmp_path / "out",
+        Path("out"),
         CurveSettings(),
         resume=True,
     )
-    assert not (tmp_path / "out").exists()
+    assert not Path("out").exists()

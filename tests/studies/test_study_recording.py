@@ -75,9 +75,9 @@ def step_of(run, step):
 
 
 @pytest.mark.parametrize(("sink", "shift"), [(0, False), (2, False), (1, True)])
-def test_every_statistic_is_what_the_dense_maps_say(tmp_path, sink, shift):
+def test_every_statistic_is_what_the_dense_maps_say(sink, shift):
     loaded = tiny_loaded(sink, logit_shift=shift)
-    run = traced(loaded, tmp_path / "run", QUICK)
+    run = traced(loaded, "run", QUICK)
     arrays = {
         key: array.astype(np.float32) for key, array in run.arrays("attention", part=0).items()
     }
@@ -120,10 +120,10 @@ def test_every_statistic_is_what_the_dense_maps_say(tmp_path, sink, shift):
     assert (arrays["received_by_state"].sum(1) - arrays["received"]).__abs__().max() < 0.02
 
 
-def test_layers_heads_and_steps_can_be_chosen(plain, tmp_path):
+def test_layers_heads_and_steps_can_be_chosen(plain):
     loaded = tiny_loaded(1)
     some = replace(QUICK, layers=(-1,), heads=(3, 1), every=2, maps=("3:0:2", "0:-1:1"))
-    part = traced(loaded, tmp_path / "some", some)
+    part = traced(loaded, "some", some)
     assert (part.info.model["recorded_layers"], part.info.model["recorded_heads"]) == ([1], [1, 3])
     assert (part.info.model["dtype"], part.info.model["device"]) == ("float32", "cpu")
     assert (part.info.model["layers"], part.info.model["heads"]) == (2, 4)
@@ -168,9 +168,9 @@ def test_only_steps_records_these_alone(bare):
     assert sorted(arrays) == ["positions", "received", "step_number", "visible"]
 
 
-def test_under_a_cache_the_queries_that_ran_are_known(tmp_path):
+def test_under_a_cache_the_queries_that_ran_are_known():
     loaded = tiny_loaded(1)
-    run = traced(loaded, tmp_path / "run", replace(QUICK, cache="dual"))
+    run = traced(loaded, "run", replace(QUICK, cache="dual"))
     prompt = len(loaded.tokenizer(QUICK.prompts[0])["input_ids"])
     assert run.table("steps")["queries"].tolist() == [prompt + 8, 4, prompt + 8, 4]
     arrays = run.arrays("attention", part=0)
@@ -183,16 +183,16 @@ def test_under_a_cache_the_queries_that_ran_are_known(tmp_path):
     assert np.isfinite(arrays["row_entropy"][1][:2]).all()
 
 
-def test_guidance_is_watched_where_it_reads_the_prompt(tmp_path):
-    run = traced(tiny_loaded(), tmp_path / "run", replace(QUICK, cfg_scale=1.5))
+def test_guidance_is_watched_where_it_reads_the_prompt():
+    run = traced(tiny_loaded(), "run", replace(QUICK, cfg_scale=1.5))
     ids, _ = step_of(run, 2)
     received = run.array("attention", "received", part=0)[2].astype(np.float32)
     assert np.allclose(received, Dense(tiny_loaded(), ids).map_LHQS.sum(-2), rtol=2e-3, atol=2e-3)
 
 
-def test_a_checkpoint_without_tokenizer_is_watched_in_ids(tmp_path):
+def test_a_checkpoint_without_tokenizer_is_watched_in_ids():
     loaded = replace(tiny_loaded(), tokenizer=None)
-    run = traced(loaded, tmp_path / "run", replace(QUICK, prompts=("5 17 3",), statistics=()))
+    run = traced(loaded, "run", replace(QUICK, prompts=("5 17 3",), statistics=()))
     tokens = run.table("tokens")
     assert tokens["text"][:3].tolist() == ["⟨5⟩", "⟨17⟩", "⟨3⟩"]
     assert tokens["special"][3] == "mask"
@@ -203,12 +203,12 @@ def test_a_checkpoint_without_tokenizer_is_watched_in_ids(tmp_path):
     assert row.prompt == "5 17 3"
 
 
-def test_a_chat_is_marked_as_template(tmp_path):
+def test_a_chat_is_marked_as_template():
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.chat_template = "old: {% for m in messages %}{{ m['content'] }}{% endfor %}; said"
     loaded = replace(tiny_loaded(), tokenizer=tokenizer)
     settings = replace(QUICK, chat=True, prompts=("The sea",), statistics=())
-    run = traced(loaded, tmp_path / "run", settings)
+    run = traced(loaded, "run", settings)
     tokens = run.table("tokens")
     first = tokens[tokens["step"] == 0]
     prompt = first[first["state"] == "prompt"]
@@ -238,11 +238,11 @@ RECORDED = ("value_norm", "key_norm", "massive_activations", "received_from_mask
 
 
 @pytest.mark.parametrize(("sink", "layers"), [(0, ()), (2, ()), (1, (1,))])
-def test_the_tables_tell_states_apart_and_massive_activations(tmp_path, sink, layers):
+def test_the_tables_tell_states_apart_and_massive_activations(sink, layers):
     """Against loops over the arrays, and hooks on the layers."""
     loaded = tiny_loaded(sink)
     settings = replace(QUICK, new_tokens=12, statistics=RECORDED, layers=layers)
-    run = traced(loaded, tmp_path / "run", settings)
+    run = traced(loaded, "run", settings)
     arrays = {
         name: array.astype(np.float64) for name, array in run.arrays("attention", part=0).items()
     }
@@ -299,10 +299,10 @@ def test_the_tables_tell_states_apart_and_massive_activations(tmp_path, sink, la
     )
 
 
-def test_clipped_channels_are_a_table(plain, tmp_path):
+def test_clipped_channels_are_a_table(plain):
     edit = "clip_channel:channels=3,limit=0.25,layers=0"
     edited = replace(QUICK, edits=(edit,), statistics=())
-    run = traced(tiny_loaded(), tmp_path / "run", edited)
+    run = traced(tiny_loaded(), "run", edited)
     clipped = run.table("clipped")
     assert (
         len(clipped) == 4 and (clipped["after"] <= 0.25).all() and (clipped["before"] > 0.25).any()
@@ -313,9 +313,9 @@ def test_clipped_channels_are_a_table(plain, tmp_path):
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_report_reads_what_masked_queries_give(bare, tmp_path):
+def test_a_report_reads_what_masked_queries_give(bare):
     settings = replace(QUICK, new_tokens=16, steps=8, block_length=None, statistics=RECORDED)
-    run = traced(tiny_loaded(2), tmp_path / "run", settings)
+    run = traced(tiny_loaded(2), "run", settings)
     (shown,) = as_shown(run, received="received_from_masked")
     sample = shown.samples[0]
     received = run.array("attention", "received_from_masked", part=0).astype(np.float32)
@@ -337,18 +337,18 @@ def test_a_report_reads_what_masked_queries_give(bare, tmp_path):
         ).tolist()
     )
     assert "of masked queries alone" in shown.rule_words
-    page = report(run, tmp_path / "page", received="received_from_masked", tables=("csv",))
+    page = report(run, "page", received="received_from_masked", tables=("csv",))
     assert "of masked queries alone" in page.read_text("utf-8")
     lacking = {"received": "received_from_masked"}
-    refused(r"received_from_masked, .*bare", report, bare, tmp_path / "other", **lacking)
+    refused(r"received_from_masked, .*bare", report, bare, "other", **lacking)
 
 
 @pytest.mark.ring("extras")
-def test_a_run_says_whose_forward_it_measured(plain, tmp_path):
+def test_a_run_says_whose_forward_it_measured(plain):
     loaded = tiny_loaded(1)
-    exact = traced(loaded, tmp_path / "exact", replace(QUICK, exact=True))
+    exact = traced(loaded, "exact", replace(QUICK, exact=True))
     some = replace(QUICK, edits=("mask_sinks:k=1",), statistics=())
-    edited = traced(loaded, tmp_path / "edited", some)
+    edited = traced(loaded, "edited", some)
     forwards = [run.info.model["forward"] for run in (plain, exact, edited)]
     assert forwards == [FAST, OWN, OWN]
     assert plain.table("tokens").equals(exact.table("tokens"))

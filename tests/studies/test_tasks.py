@@ -84,10 +84,10 @@ def graded(name):
     return "test" if "test" in SOURCES[name].files else "validation"
 
 
-def write(folder, name, rows=None, split=None):
+def write(name, rows=None, split=None):
     """The documents under the first name that is looked for."""
     source = SOURCES[name]
-    path = folder / source.folders[0] / source.files[split or graded(name)][0]
+    path = Path(source.folders[0]) / source.files[split or graded(name)][0]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows or DOCUMENTS[name]))
     return path
@@ -126,11 +126,11 @@ def own_task(name, rows):
 
 @pytest.mark.ring("extras")
 @pytest.mark.parametrize("name", offline.OFFLINE)
-def test_requests_are_those_of_lm_evals_own_task(name, tmp_path):
-    write(tmp_path, name)
+def test_requests_are_those_of_lm_evals_own_task(name):
+    write(name)
     if name == "gsm8k":
-        write(tmp_path, name, split="train")
-    (task,) = offline.tasks([name], tmp_path, run_code=True)
+        write(name, split="train")
+    (task,) = offline.tasks([name], ".", run_code=True)
     own = own_task(name, DOCUMENTS[name])
     assert asked(task) == asked(own)
     assert task.eval_docs[0] == own.eval_docs[0]
@@ -148,35 +148,35 @@ def test_requests_are_those_of_lm_evals_own_task(name, tmp_path):
         assert task.get_config("filter_list") == own.get_config("filter_list")
 
 
-def test_few_shot_examples_come_from_the_training_file(tmp_path):
-    write(tmp_path, "gsm8k", GSM8K[:1])
-    write(tmp_path, "gsm8k", GSM8K[1:], split="train")
-    (task,) = offline.tasks(["gsm8k"], tmp_path)
+def test_few_shot_examples_come_from_the_training_file():
+    write("gsm8k", GSM8K[:1])
+    write("gsm8k", GSM8K[1:], split="train")
+    (task,) = offline.tasks(["gsm8k"], ".")
     ((_, _, (context, _)),) = asked(task)
     assert context.count("Answer:") == 6
     assert context.count(GSM8K[0]["question"]) == 1
 
 
-def test_a_missing_training_file_is_no_matter_without_examples(tmp_path):
-    write(tmp_path, "gsm8k")
+def test_a_missing_training_file_is_no_matter_without_examples():
+    write("gsm8k")
     refused(
         r"gsm8k needs .* for 5 examples",
         offline.tasks,
         ["gsm8k"],
-        tmp_path,
+        ".",
     )
-    (task,) = offline.tasks(["gsm8k"], tmp_path, num_fewshot=0)
+    (task,) = offline.tasks(["gsm8k"], ".", num_fewshot=0)
     assert not task.has_training_docs()
     with refusing(r"piqa needs .* for 3 examples"):
-        write(tmp_path, "piqa")
-        offline.tasks(["piqa"], tmp_path, num_fewshot=3)
+        write("piqa")
+        offline.tasks(["piqa"], ".", num_fewshot=3)
 
 
-def test_files_are_read_anew(tmp_path):
-    path = write(tmp_path, "lambada_openai")
+def test_files_are_read_anew():
+    path = write("lambada_openai")
 
     def text():
-        (task,) = offline.tasks(["lambada_openai"], tmp_path)
+        (task,) = offline.tasks(["lambada_openai"], ".")
         assert task.get_config("dataset_kwargs")["data_files"] == {"test": [str(path)]}
         return task.eval_docs[0]["text"]
 
@@ -193,38 +193,31 @@ def test_files_are_read_anew(tmp_path):
             ["hellaswga"],
             r"unknown task 'hellaswga'; did you mean 'hellaswag'\? tasks on local files are gsm8k",
         ),
-        (["gsm8k", "nonsense"], "unknown task 'nonsense'; tasks on local files are"),
         (["humaneval"], r"humaneval runs programs that the model wrote.*--run-code"),
-        (["humaneval_instruct"], "humaneval_instruct runs programs"),
         (
             ["race"],
             r"race needs its test split, but looked for test.jsonl, .*race or .*RACE.*get "
             r"the Hub data set "
             r"EleutherAI/race with python -c .*get\('EleutherAI/race', 'high', split='test'\)",
         ),
-        (
-            ["social_iqa"],
-            r"needs its validation "
-            r"split.*lighteval/siqa.*to_json\('.*social_iqa/validation.jsonl'\)",
-        ),
     ],
 )
-def test_what_cannot_be_had_is_refused(names, message, tmp_path):
-    refused(message, offline.tasks, names, tmp_path)
+def test_what_cannot_be_had_is_refused(names, message):
+    refused(message, offline.tasks, names, ".")
 
 
-def test_folders_that_are_none_are_refused(tmp_path):
-    refused("absent is none; give", offline.tasks, ["piqa"], tmp_path / "absent")
+def test_folders_that_are_none_are_refused():
+    refused("absent is none; give", offline.tasks, ["piqa"], "absent")
 
 
-def test_programs_are_refused_without_the_extra_that_holds_them(monkeypatch, tmp_path):
+def test_programs_are_refused_without_the_extra_that_holds_them(monkeypatch):
     monkeypatch.setattr(offline, "sandboxes", {})
-    refused(r"sinklab\.extras\.sandbox", offline.tasks, ["humaneval"], tmp_path, run_code=True)
+    refused(r"sinklab\.extras\.sandbox", offline.tasks, ["humaneval"], ".", run_code=True)
 
 
 @pytest.mark.ring("extras")
 @pytest.mark.parametrize("name", ["piqa", "humaneval"])
-def test_without_the_hub_the_message_says_what_to_get(name, monkeypatch, tmp_path):
+def test_without_the_hub_the_message_says_what_to_get(name, monkeypatch):
     import datasets
 
     def unreachable(*_, **__):
@@ -240,7 +233,7 @@ def test_without_the_hub_the_message_says_what_to_get(name, monkeypatch, tmp_pat
     )
 
 
-def test_other_tasks_are_lm_evals_own(monkeypatch, tmp_path):
+def test_other_tasks_are_lm_evals_own(monkeypatch):
     import datasets
     import lm_eval.tasks
 
@@ -301,7 +294,7 @@ def test_real_files_are_read_as_they_are_handed_around(name, benchmarks):
 
 
 @pytest.mark.ring("extras")
-def test_real_files_make_tasks(benchmarks, tmp_path):
+def test_real_files_make_tasks(benchmarks):
     names = ["gsm8k", "humaneval", "arc_easy"]
     tasks = offline.tasks(names, benchmarks, run_code=True)
     assert [(task.task_name, len(task.eval_docs)) for task in tasks] == [

@@ -1,4 +1,4 @@
-"""The text that trainings of this folder read, written once a run."""
+"""Trainings run in a folder of their own, on a text that is written once a run."""
 
 import pytest
 
@@ -8,3 +8,10 @@ from tiny_training import uneven_documents
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
     return uneven_documents(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        yield

@@ -1,5 +1,7 @@
 """What a training run left, and runs that stop on the way."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,8 +18,8 @@ def losses_of(folder):
 
 def weights_of(folder):
     """The weights by name, of a run or of a model's folder."""
-    inside = folder / "model" / "model.safetensors"
-    return load_file(inside if inside.exists() else folder / "model.safetensors")
+    inside = Path(folder, "model", "model.safetensors")
+    return load_file(inside if inside.exists() else Path(folder, "model.safetensors"))
 
 
 def same_weights(one, other):

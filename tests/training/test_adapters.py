@@ -62,7 +62,7 @@ def trained(adapted, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_base_and_a_small_file_are_the_saved_model(name, adapted, trained, tmp_path):
+def test_a_base_and_a_small_file_are_the_saved_model(name, adapted, trained):
     run = Path(trained(name).out)
     folder = run / "model"
     file = run / FILE
@@ -92,9 +92,7 @@ def test_a_base_and_a_small_file_are_the_saved_model(name, adapted, trained, tmp
     half = load_adapters(str(adapted.init_from), file, dtype=torch.bfloat16)
     assert half.model.dtype == torch.bfloat16
     # the last checkpoint has what the run wrote at its end, and an earlier one has less
-    last = extract(
-        run / "checkpoints" / "checkpoint-4", tmp_path / "last.safetensors", base="parent"
-    )
+    last = extract(run / "checkpoints" / "checkpoint-4", "last.safetensors", base="parent")
     assert read_adapters(last)[0] == replace(facts, base="parent")
     assert all(torch.equal(tensors[key], tensor) for key, tensor in load_file(last).items())
     early = read_adapters(extract(run / "checkpoints" / "checkpoint-2"))
@@ -102,21 +100,19 @@ def test_a_base_and_a_small_file_are_the_saved_model(name, adapted, trained, tmp
     assert not all(torch.equal(tensors[key], tensor) for key, tensor in early[1].items())
 
 
-def test_another_base_is_refused_in_two_lines(adapted, settings, trained, tmp_path):
+def test_another_base_is_refused_in_two_lines(adapted, settings, trained):
     file = Path(trained("plain").out) / FILE
-    other = train(
-        replace(settings, objective="autoregressive", seed=9, out=str(tmp_path / "other"))
-    )
+    other = train(replace(settings, objective="autoregressive", seed=9, out="other"))
     with refusing(r"weights of SHA-256 \w{12}") as raised:
         load_adapters(other, file)
     assert str(raised.value).count("\n") == 1
     # in bfloat16 the base is still the same
-    half = tmp_path / "half"
+    half = "half"
     loaded = sinklab.load(str(adapted.init_from), dtype=torch.bfloat16)
     loaded.model.save_pretrained(half)
     loaded.tokenizer.save_pretrained(half)
     assert load_adapters(half, file).family == "diffusion"
-    weights = tmp_path / "weights.safetensors"
+    weights = "weights.safetensors"
     save_file({"a": torch.zeros(2)}, weights)
     refused("holds no adapters", read_adapters, weights)
 
@@ -153,35 +149,33 @@ def test_damaged_adapters_are_refused_by_the_name_of_a_tensor(fragment, adapted,
     DAMAGE[fragment](tensors)
     file = adapter_files.save_adapters(facts, tensors, tmp_path / "damaged.safetensors")
     refused(fragment, load_adapters, str(adapted.init_from), file)
-    refused(fragment, train, replace(run, adapters=str(file), out=str(tmp_path / "second")))
+    refused(fragment, train, replace(run, adapters=str(file), out="second"))
 
 
-def test_a_run_goes_on_from_adapters(trained, tmp_path):
+def test_a_run_goes_on_from_adapters(trained):
     first = trained("sink")
     file = Path(first.out) / FILE
     said = []
     # almost nothing is learned: what is saved is what it began with
-    second = replace(first, adapters=str(file), steps=1, lr=1e-12, out=str(tmp_path / "second"))
+    second = replace(first, adapters=str(file), steps=1, lr=1e-12, out="second")
     train(second, progress=said.append)
     assert any("adapters" in line and "fresh optimizer" in line for line in said)
-    facts, tensors = read_adapters(tmp_path / "second" / FILE)
+    facts, tensors = read_adapters(Path("second") / FILE)
     assert facts.tokens == 5 * 4 * 16
     assert all(torch.equal(tensors[key], tensor) for key, tensor in load_file(file).items())
-    assert sinklab.open_run(tmp_path / "second").info.model["adapters"]["tokens"] == 4 * 4 * 16
-    refused("--lora-rank 4", train, replace(second, lora_rank=2, out=str(tmp_path / "third")))
+    assert sinklab.open_run("second").info.model["adapters"]["tokens"] == 4 * 4 * 16
+    refused("--lora-rank 4", train, replace(second, lora_rank=2, out="third"))
     refused(
         "train_only='lora', got 'all'",
         train,
-        replace(second, train_only="all", out=str(tmp_path / "third")),
+        replace(second, train_only="all", out="third"),
     )
 
 
-def test_a_packaged_name_takes_its_base(adapted, trained, tmp_path, monkeypatch):
+def test_a_packaged_name_takes_its_base(adapted, trained, monkeypatch):
     file = Path(trained("sink").out) / FILE
     base = str(adapted.init_from)
-    monkeypatch.setitem(
-        adapter_files.PACKAGED, "toy-diffusion", (str(tmp_path / "absent"), "toy==1")
-    )
+    monkeypatch.setitem(adapter_files.PACKAGED, "toy-diffusion", ("absent", "toy==1"))
     monkeypatch.setattr(adapter_files, "packaged_file", lambda name: file)
     loaded = sinklab.load("toy-diffusion", base=base)
     assert (loaded.name, loaded.model.config.logit_shift) == ("toy-diffusion", True)

@@ -83,10 +83,10 @@ def trained(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("settings", [{}, {"compiled": True, "bf16": True}])
-def test_training_is_the_same_to_the_bit(tmp_path, settings):
-    plain, losses = trained(tmp_path / "plain", None, **settings)
+def test_training_is_the_same_to_the_bit(settings):
+    plain, losses = trained("plain", None, **settings)
     monitor = SinkMonitor(HELD, every=2)
-    watched, same = trained(tmp_path / "watched", monitor, **settings)
+    watched, same = trained("watched", monitor, **settings)
     assert len(losses) == 5
     assert losses == same
     for name, weight in plain.state_dict().items():
@@ -101,16 +101,16 @@ def test_training_is_the_same_to_the_bit(tmp_path, settings):
     assert not any(columns["causal"])
 
 
-def test_a_resumed_run_has_the_same_rows(tmp_path):
+def test_a_resumed_run_has_the_same_rows():
     whole = SinkMonitor(HELD, every=2)
-    trained(tmp_path / "a", whole)
-    checkpoint = tmp_path / "a" / "checkpoint-2"
+    trained("a", whole)
+    checkpoint = Path("a/checkpoint-2")
     resumed = SinkMonitor(HELD, every=2, earlier=checkpoint)
     assert [row["step"] for row in resumed.rows] == [0] * 3 + [2] * 3
-    trained(tmp_path / "b", resumed, resume=str(checkpoint))
+    trained("b", resumed, resume=str(checkpoint))
     assert str(resumed.columns()) == str(whole.columns())
-    assert (tmp_path / "b" / "checkpoint-4" / MONITOR_FILE).exists()
-    assert SinkMonitor(HELD, every=2, earlier=tmp_path).rows == []
+    assert (Path("b/checkpoint-4") / MONITOR_FILE).exists()
+    assert SinkMonitor(HELD, every=2, earlier=Path()).rows == []
 
 
 class State:
@@ -163,8 +163,8 @@ def test_rows_are_spread_over_the_text():
     assert "text_mobility" in MEASURES
 
 
-def test_the_rule_says_what_counts_as_a_sink(tmp_path):
+def test_the_rule_says_what_counts_as_a_sink():
     monitor = SinkMonitor(HELD, every=10, rule=Top(2))
-    trained(tmp_path / "run", monitor)
+    trained("run", monitor)
     assert monitor.columns()["sinks"] == [2.0] * 6
     assert snapshot(tiny_model(1), HELD, rule=Gu(0.99)).overall["sinks"] == 0

@@ -95,9 +95,7 @@ def test_smdms_start_is_small_where_layers_write_to_the_residual_stream(variant)
 
 
 def test_the_end_of_a_text_is_learned_where_it_is_the_padding_too(tmp_path):
-    settings = tiny_settings(
-        uneven_documents(tmp_path), tie_embeddings=False, steps=4, out=str(tmp_path / "run")
-    )
+    settings = tiny_settings(uneven_documents(tmp_path), tie_embeddings=False, steps=4)
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(str(settings.tokenizer))

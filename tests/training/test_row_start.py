@@ -24,7 +24,7 @@ def settings(corpus):
     return tiny_settings(corpus, row_start=True, sink_kind="token", sink_count=1, **often)
 
 
-def test_rows_begin_with_a_start_token_that_is_given(settings, tmp_path):
+def test_rows_begin_with_a_start_token_that_is_given(settings):
     text = prepare(settings)
     start = row_start(text.tokenizer)
     assert start == [text.tokenizer.bos_token_id] == [len(tiny_tokenizer())], "behind all other ids"
@@ -58,14 +58,13 @@ def test_rows_with_a_start_token_hold_the_same_text():
 
 
 @pytest.mark.parametrize("objective", ["diffusion", "autoregressive"])
-def test_a_model_remembers_how_its_rows_began(settings, tmp_path, objective):
+def test_a_model_remembers_how_its_rows_began(settings, objective):
     plain = {} if objective == "diffusion" else {"sink_kind": "none", "sink_count": 0}
     here = replace(
         settings,
         steps=2,
         objective=objective,
         heldout=settings.corpus,
-        out=str(tmp_path / "run"),
         **plain,
     )
     loaded = load(train(here))
@@ -82,12 +81,10 @@ def test_a_model_remembers_how_its_rows_began(settings, tmp_path, objective):
     assert all((ids_BS[:, 0] == start[0]).all() for ids_BS in seen), "noise spares it"
     if objective == "diffusion":
         assert any((ids_BS == loaded.special.mask).any() for ids_BS in seen)
-    measured = open_run(tmp_path / "run").table("heldout")
+    measured = open_run("run").table("heldout")
     assert measured["tokens"].item() == 8 * (settings.length - 1)
     # a run that goes on from it reads such rows too
-    onward = replace(
-        here, tokenizer=None, init_from=str(tmp_path / "run" / "model"), row_start=False
-    )
+    onward = replace(here, tokenizer=None, init_from="run/model", row_start=False)
     assert prepare(onward, tokenizer=loaded.tokenizer).training.maskable_RS is not None
     refused(
         "begin with a start token",

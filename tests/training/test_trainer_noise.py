@@ -83,8 +83,8 @@ def test_rows_of_causal_steps_get_no_noise():
     assert "masked" in collator(rows[8:12])
 
 
-def trainer_of(model, tmp_path, phases=None, together=2):
-    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+def trainer_of(model, phases=None, together=2):
+    arguments = TrainingArguments("out", use_cpu=True, report_to="none")
     shifted = model.config.logit_shift
     objective = Objective(phases or Phases(0), model.config.mask_token_id, shifted, 8)
     return DiffusionTrainer(
@@ -117,9 +117,9 @@ def gradients(model):
 
 
 @pytest.mark.parametrize("maskable", [False, True])
-def test_micro_batches_change_neither_loss_nor_gradient(tmp_path, maskable):
+def test_micro_batches_change_neither_loss_nor_gradient(maskable):
     model = tiny_model(1).double().train()
-    trainer = trainer_of(model, tmp_path)
+    trainer = trainer_of(model)
     columns = {"input_ids": ids(8), "row": torch.arange(8)}
     if maskable:
         columns["maskable"] = torch.arange(16) >= torch.arange(8)[:, None]
@@ -152,9 +152,9 @@ def test_micro_batches_change_neither_loss_nor_gradient(tmp_path, maskable):
 
 
 @pytest.mark.parametrize("shift", [False, True])
-def test_the_warm_start_is_the_next_token_loss_and_ends(tmp_path, shift):
+def test_the_warm_start_is_the_next_token_loss_and_ends(shift):
     model = tiny_model(1, logit_shift=shift).train()
-    trainer = trainer_of(model, tmp_path, Phases(2))
+    trainer = trainer_of(model, Phases(2))
     collator = NoisyCollator(0, 8, "iid", clean_steps=2)
     columns = ids()
     rows = [{"input_ids": columns[n], "row": torch.tensor(n)} for n in range(24)]
@@ -186,18 +186,15 @@ def test_documents_and_a_window_hide_together():
     assert sight({"input_ids": documents}, None) == {}
 
 
-def test_held_out_noise_is_fixed_by_row_and_batches_do_not_matter(tmp_path):
+def test_held_out_noise_is_fixed_by_row_and_batches_do_not_matter():
     model = tiny_model(1).eval()
-    measured = [
-        trainer_of(model, tmp_path, together=together).heldout_losses()
-        for together in (1, 2, 7, 16)
-    ]
+    measured = [trainer_of(model, together=together).heldout_losses() for together in (1, 2, 7, 16)]
     torch.rand(3)
     assert all(torch.allclose(one["losses"], measured[0]["losses"], rtol=1e-5) for one in measured)
     assert measured[0]["tokens"].tolist() == [16] * 7
     assert measured[0]["loss"] == pytest.approx(measured[0]["losses"].mean().item())
 
-    batch = trainer_of(model, tmp_path)._measured
+    batch = trainer_of(model)._measured
     noisy = batch["input_ids"].masked_fill(batch["masked"], model.config.mask_token_id)
     logits = model(noisy, logits_to_keep=batch["masked"]).logits
     rows = masked_token_loss(
@@ -205,17 +202,15 @@ def test_held_out_noise_is_fixed_by_row_and_batches_do_not_matter(tmp_path):
     )
     assert torch.allclose(rows.double(), measured[0]["losses"], rtol=1e-5)
 
-    causal = trainer_of(
-        model, tmp_path, Phases(0, autoregressive=True), together=3
-    ).heldout_losses()
+    causal = trainer_of(model, Phases(0, autoregressive=True), together=3).heldout_losses()
     with torch.no_grad():
         assert causal["loss"] == pytest.approx(causal_loss(model, ids(7)).item(), rel=1e-5)
     assert causal["tokens"].tolist() == [15] * 7
 
 
-def test_weight_decay_leaves_sinks_norms_and_biases_alone(tmp_path):
+def test_weight_decay_leaves_sinks_norms_and_biases_alone():
     model = tiny_model(2, gate="elementwise", gate_bias=4.0)
-    decaying = set(trainer_of(model, tmp_path).get_decay_parameter_names(model))
+    decaying = set(trainer_of(model).get_decay_parameter_names(model))
     names = {name for name, _ in model.named_parameters()}
     spared = names - decaying
     assert "sink_embeddings" in spared

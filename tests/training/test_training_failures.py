@@ -2,6 +2,7 @@
 
 import errno
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,34 +34,31 @@ def spoiled(monkeypatch, first, factor):
     monkeypatch.setattr(trainer.Objective, "call", weighted)
 
 
-def test_a_loss_that_is_no_number_stops_the_run(settings, tmp_path, monkeypatch):
+def test_a_loss_that_is_no_number_stops_the_run(settings, monkeypatch):
     spoiled(monkeypatch, 2, float("nan"))
-    here = replace(settings, out=str(tmp_path / "run"))
-    refused(r"nan at step 3; .*checkpoint-2", train, here)
-    record = open_run(tmp_path / "run")
+    refused(r"nan at step 3; .*checkpoint-2", train, settings)
+    record = open_run("run")
     assert record.info.status == "interrupted"
     assert "nan at step 3" in record.info.error
     assert record.table("history")["step"].tolist() == [1, 2]
     monkeypatch.undo()
-    train(replace(here, resume=True))
-    assert open_run(tmp_path / "run").info.status == "complete"
+    train(replace(settings, resume=True))
+    assert open_run("run").info.status == "complete"
 
 
-def test_weights_that_are_no_numbers_are_never_saved(settings, tmp_path, monkeypatch):
+def test_weights_that_are_no_numbers_are_never_saved(settings, monkeypatch):
     spoiled(monkeypatch, 3, float("inf"))
     # the checkpoint of step 4 comes before the loss of steps 1 … 5 is looked at
     refused(
         r"saved, but \S+ .*at step 4",
         train,
-        replace(settings, log_every=5, out=str(tmp_path / "run")),
+        replace(settings, log_every=5),
     )
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert [path.name for path in Path("run/checkpoints").iterdir()] == ["checkpoint-2"]
 
 
 @pytest.mark.parametrize("place", ["compute_loss", "_move_model_to_device", "heldout_losses"])
-def test_too_little_memory_names_the_settings_that_save_some(
-    settings, tmp_path, monkeypatch, place
-):
+def test_too_little_memory_names_the_settings_that_save_some(settings, monkeypatch, place):
     def full(self, *args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has …")
 
@@ -71,7 +69,7 @@ def test_too_little_memory_names_the_settings_that_save_some(
         r"\(off now\), or lower --head-chunk \(now 4096\), and continue with --resume: CUDA out "
         r"of memory. .* GiB.$"
     )
-    refused(message, train, replace(settings, micro_batch=2, out=str(tmp_path / "run")))
+    refused(message, train, replace(settings, micro_batch=2))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,7 @@ def test_too_little_memory_names_the_settings_that_save_some(
     ],
     ids=["OSError", "safetensors", "torch.save"],
 )
-def test_a_full_disk_costs_the_new_checkpoint_and_no_other(settings, tmp_path, monkeypatch, error):
+def test_a_full_disk_costs_the_new_checkpoint_and_no_other(settings, monkeypatch, error):
     save = trainer.DiffusionTrainer._save_optimizer_and_scheduler
 
     def full(self, output_dir):
@@ -102,35 +100,33 @@ def test_a_full_disk_costs_the_new_checkpoint_and_no_other(settings, tmp_path, m
         save(self, output_dir)
 
     monkeypatch.setattr(trainer.DiffusionTrainer, "_save_optimizer_and_scheduler", full)
-    here = replace(settings, out=str(tmp_path / "run"))
     message = (
         r"it is full: checkpoint 4 in .* \(.*\). The newest whole one is .*checkpoint-2: "
         r"free some space, or lower"
     )
-    refused(message, train, here)
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
-    assert open_run(tmp_path / "run").table("history")["step"].tolist() == [1, 2, 3, 4]
+    refused(message, train, settings)
+    assert [path.name for path in Path("run/checkpoints").iterdir()] == ["checkpoint-2"]
+    assert open_run("run").table("history")["step"].tolist() == [1, 2, 3, 4]
     monkeypatch.undo()
-    train(replace(here, resume=True))
-    assert open_run(tmp_path / "run").info.status == "complete"
+    train(replace(settings, resume=True))
+    assert open_run("run").info.status == "complete"
 
 
-def test_a_disk_that_is_full_at_the_end_leaves_the_last_checkpoint(settings, tmp_path, monkeypatch):
+def test_a_disk_that_is_full_at_the_end_leaves_the_last_checkpoint(settings, monkeypatch):
     from transformers import PreTrainedTokenizerBase
 
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
-    here = replace(settings, out=str(tmp_path / "run"))
-    refused(r"it is full: .*checkpoint-6", train, here)
-    assert not (tmp_path / "run" / "model").exists()
+    refused(r"it is full: .*checkpoint-6", train, settings)
+    assert not Path("run/model").exists()
     monkeypatch.undo()
-    train(replace(here, resume=True))
-    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    train(replace(settings, resume=True))
+    assert Path("run/model/model.safetensors").exists()
 
 
-def test_a_disk_that_stays_full_does_not_hide_why_the_run_ended(settings, tmp_path, monkeypatch):
+def test_a_disk_that_stays_full_does_not_hide_why_the_run_ended(settings, monkeypatch):
     from sinklab.lab.records import RunWriter
 
     def full(*args, **kwargs):
@@ -139,20 +135,20 @@ def test_a_disk_that_stays_full_does_not_hide_why_the_run_ended(settings, tmp_pa
     monkeypatch.setattr(trainer.DiffusionTrainer, "_save_optimizer_and_scheduler", full)
     monkeypatch.setattr(RunWriter, "table", full)
     with refusing(r"\(no checkpoint is whole yet\)") as caught:
-        train(replace(settings, out=str(tmp_path / "run")))
+        train(settings)
     assert any("history could not be written either" in note for note in caught.value.__notes__)
 
 
-def test_other_errors_of_a_checkpoint_are_not_called_a_full_disk(tmp_path):
+def test_other_errors_of_a_checkpoint_are_not_called_a_full_disk():
     with (
         pytest.raises(PermissionError),
-        write_checkpoint(tmp_path, 3, first=True, wait=lambda: None) as folder,
+        write_checkpoint(Path("kept"), 3, first=True, wait=lambda: None) as folder,
     ):
         folder.mkdir(parents=True)
         (folder / "half").write_text("half")
         raise PermissionError(errno.EACCES, "Permission denied")
-    assert list(tmp_path.iterdir()) == []
-    assert whole_checkpoints(tmp_path) == []
+    assert list(Path("kept").iterdir()) == []
+    assert whole_checkpoints(Path("kept")) == []
 
 
 def test_trackers_are_named_or_refused(settings, monkeypatch):

@@ -4,6 +4,7 @@ one command.
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,38 +63,38 @@ def test_a_model_in_blocks_is_trained_and_writes(tmp_path):
         "t_per": "block",
         "clean_attention": "causal",
     }
-    train(replace(base, out=str(tmp_path / "small"), causal_start=0.3, **small))
-    config = json.loads((tmp_path / "small/model/config.json").read_text())
+    train(replace(base, out="small", causal_start=0.3, **small))
+    config = json.loads(Path("small/model/config.json").read_text())
     assert (config["block_length"], config["clean_attention"]) == (4, "causal")
-    loaded = sinklab.load(tmp_path / "small/model")
+    loaded = sinklab.load("small/model")
     written = loaded.model.generate([[5, 6, 7]], max_new_tokens=6)
     assert not (written == loaded.model.config.mask_token_id).any()
 
 
 def test_from_a_causal_model_and_on_from_blocks(tmp_path):
     text = repeated_text(tmp_path)
-    causal = tiny_settings(text, steps=1, objective="autoregressive", out=str(tmp_path / "causal"))
+    causal = tiny_settings(text, steps=1, objective="autoregressive", out="causal")
     train(causal)
-    start = {"init_from": str(tmp_path / "causal/model"), "objective": "block_diffusion"}
+    start = {"init_from": "causal/model", "objective": "block_diffusion"}
     refused(
         "--block-length",
         train,
-        tiny_settings(text, steps=1, out=str(tmp_path / "none"), **start),
+        tiny_settings(text, steps=1, out="none", **start),
     )
-    train(tiny_settings(text, steps=1, out=str(tmp_path / "a2d"), block_length=4, **start))
-    onward = {"init_from": str(tmp_path / "a2d/model")}
+    train(tiny_settings(text, steps=1, out="a2d", block_length=4, **start))
+    onward = {"init_from": "a2d/model"}
     refused(
         "--objective block_diffusion",
         train,
-        tiny_settings(text, steps=1, out=str(tmp_path / "wrong"), **onward),
+        tiny_settings(text, steps=1, out="wrong", **onward),
     )
     train(
         tiny_settings(
             text,
             steps=1,
-            out=str(tmp_path / "more"),
+            out="more",
             objective="block_diffusion",
             **onward,
         )
     )
-    assert sinklab.load(tmp_path / "more/model").model.config.block_length == 4
+    assert sinklab.load("more/model").model.config.block_length == 4

@@ -31,7 +31,7 @@ def settings(corpus):
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_noise_losses_and_weights_of_one(settings, tmp_path, python):
+def test_two_processes_have_the_noise_losses_and_weights_of_one(settings, python):
     runs = {
         "memory": settings,
         "stream": replace(settings, streaming=True, documents="separate", monitor_every=0),
@@ -46,10 +46,10 @@ def test_two_processes_have_the_noise_losses_and_weights_of_one(settings, tmp_pa
             monitor_every=0,
         ),
     }
-    runs = {name: replace(one, out=str(tmp_path / name)) for name, one in runs.items()}
+    runs = {name: replace(one, out=name) for name, one in runs.items()}
     train_in_two(python, list(runs.values()))
     for name, one in runs.items():
-        alone = replace(one, out=str(tmp_path / f"{name}-alone"))
+        alone = replace(one, out=f"{name}-alone")
         train(alone)
         both, single = open_run(one.out), open_run(alone.out)
         assert both.info.status == "complete"
@@ -90,36 +90,35 @@ FSDP2 = {
 
 
 @pytest.mark.slow
-def test_weights_spread_over_two_processes_learn_the_same_and_resume(settings, tmp_path, python):
+def test_weights_spread_over_two_processes_learn_the_same_and_resume(settings, python):
     here = replace(
         settings, steps=3, save_every=2, eval_every=3, backbone="qwen2", gradient_checkpointing=True
     )
-    spread, alone = (replace(here, out=str(tmp_path / name)) for name in ("spread", "alone"))
-    again = tmp_path / "again"
+    spread, alone = (replace(here, out=name) for name in ("spread", "alone"))
+    again = Path("again")
     cut = f"""
 import pathlib, shutil
 again = pathlib.Path({str(again)!r})
-shutil.copytree({str(tmp_path / "spread")!r}, again)
+shutil.copytree({"spread"!r}, again)
 shutil.rmtree(again / "checkpoints" / "checkpoint-3")
 described = (again / "run.json").read_text()
 (again / "run.json").write_text(described.replace('"complete"', '"running"'))
 """
     train_in_two(python, [spread, replace(spread, resume=True, out=str(again))], cut, **FSDP2)
     train(alone)
-    assert json.loads((tmp_path / "again.rank0").read_text())[0][0] == 2, "it went on from step 2"
-    assert (
-        tmp_path / "spread" / "checkpoints" / "checkpoint-2" / "pytorch_model_fsdp_0"
-    ).is_dir(), "it was FSDP2"
+    assert json.loads(Path("again.rank0").read_text())[0][0] == 2, "it went on from step 2"
+    assert (Path("spread/checkpoints/checkpoint-2") / "pytorch_model_fsdp_0").is_dir(), (
+        "it was FSDP2"
+    )
     one, two, three = (
-        load_file(tmp_path / name / "model" / "model.safetensors")
-        for name in ("alone", "spread", "again")
+        load_file(f"{name}/model/model.safetensors") for name in ("alone", "spread", "again")
     )
     assert one.keys() == two.keys() == three.keys()
     for key in one:
         assert torch.allclose(one[key], two[key], atol=1e-5), key
         assert torch.equal(two[key], three[key]), key
     for table in ("heldout_rows", "monitor"):
-        ours, theirs = (open_run(tmp_path / name).table(table) for name in ("spread", "alone"))
+        ours, theirs = (open_run(name).table(table) for name in ("spread", "alone"))
         assert ours.columns.tolist() == theirs.columns.tolist()
         assert np.allclose(
             ours.fillna(0).astype(float), theirs.fillna(0).astype(float), rtol=1e-3, atol=1e-4

@@ -121,23 +121,23 @@ def assert_same(one, other):
 
 
 @pytest.mark.slow
-def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(killed, tmp_path):
+def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(killed):
     for one in (killed["in_a_checkpoint(8)"], killed["with_killer(7)"]):
         folder = Path(one.out)
         assert open_run(folder).info.status == "running"
         assert [path.name for path in whole_checkpoints(folder / "checkpoints")] == ["checkpoint-4"]
         train(replace(one, resume=True))
-        whole = replace(one, out=str(tmp_path / f"{folder.name}-whole"))
+        whole = replace(one, out=f"{folder.name}-whole")
         train(whole)
-        assert_same(folder, Path(whole.out))
+        assert_same(folder, whole.out)
         kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
         assert kept == ["checkpoint-12", "checkpoint-8"], "nothing half-written stays, two are kept"
 
 
 @pytest.mark.slow
-def test_runs_killed_before_their_first_checkpoint_begin_anew(killed, tmp_path):
+def test_runs_killed_before_their_first_checkpoint_begin_anew(killed):
     runs = {kill: killed[kill] for kill in KILLS}
-    train(replace(runs["with_killer(1)"], out=str(tmp_path / "whole")))
+    train(replace(runs["with_killer(1)"], out="whole"))
     for kill, one in runs.items():
         folder = Path(one.out)
         left = {str(path.relative_to(folder)) for path in folder.rglob("*")}
@@ -156,68 +156,64 @@ def test_runs_killed_before_their_first_checkpoint_begin_anew(killed, tmp_path):
             said[0]
             == f"{folder} has no checkpoint to resume from; the run starts from the beginning"
         )
-        assert_same(folder, tmp_path / "whole")
+        assert_same(folder, "whole")
         assert open_run(folder).info.status == "complete"
         names = [
             {str(path.relative_to(root)) for path in root.rglob("*")}
-            for root in (folder, tmp_path / "whole")
+            for root in (folder, Path("whole"))
         ]
         assert names[0] == names[1], "nothing half-written stays"
 
 
-def test_a_run_that_was_stopped_while_it_began_anew_begins_anew_again(
-    settings, tmp_path, monkeypatch
-):
-    here = replace(settings, steps=3, out=str(tmp_path / "run"))
+def test_a_run_that_was_stopped_while_it_began_anew_begins_anew_again(settings, monkeypatch):
+    here = replace(settings, steps=3)
     interrupted(here, 1)
     # beginning anew removes tables first and replaces run.json, which lists them, last
-    (tmp_path / "run" / "history.parquet").unlink()
+    Path("run/history.parquet").unlink()
     train(replace(here, resume=True))
-    assert open_run(tmp_path / "run").info.status == "complete"
+    assert open_run("run").info.status == "complete"
 
 
-def test_what_is_no_run_to_resume_is_refused_and_left_alone(settings, tmp_path):
-    here = replace(settings, steps=3, resume=True, out=str(tmp_path / "run"))
-    notes = tmp_path / "run" / "notes.txt"
+def test_what_is_no_run_to_resume_is_refused_and_left_alone(settings):
+    here = replace(settings, steps=3, resume=True)
+    notes = Path("run/notes.txt")
     notes.parent.mkdir()
     notes.write_text("mine")
-    (tmp_path / "run" / ".run.json.part").write_text("{")
+    Path("run/.run.json.part").write_text("{")
     refused(r"notes.txt but no run.json", train, here)
     assert sorted(path.name for path in notes.parent.iterdir()) == [".run.json.part", "notes.txt"]
     notes.unlink()
-    with RunWriter(tmp_path / "run", kind="study", model={}, settings={}, seed=0):
+    with RunWriter("run", kind="study", model={}, settings={}, seed=0):
         pass
     refused(r"run holds .* kind 'study'", train, here)
-    assert open_run(tmp_path / "run").info.kind == "study"
+    assert open_run("run").info.kind == "study"
 
 
 @pytest.mark.slow
-def test_how_a_run_runs_may_change_on_the_way(settings, tmp_path, monkeypatch):
-    here = replace(settings, out=str(tmp_path / "run"), monitor_every=0)
+def test_how_a_run_runs_may_change_on_the_way(settings, monkeypatch):
+    here = replace(settings, monitor_every=0)
     interrupted(here, 5)
     train(
         replace(here, resume=True, micro_batch=4, log_every=2, save_every=3, eval_every=100, keep=5)
     )
-    history = open_run(tmp_path / "run").table("history")
+    history = open_run("run").table("history")
     steps = history.dropna(subset="loss")["step"].tolist()
     assert steps == [1, 2, 3, 4, 6, 8, 10, 12], (
         "the new interval holds after the checkpoint of step 4"
     )
-    names = [path.name for path in whole_checkpoints(tmp_path / "run" / "checkpoints")]
+    names = [path.name for path in whole_checkpoints(Path("run/checkpoints"))]
     assert names == ["checkpoint-4", "checkpoint-6", "checkpoint-9", "checkpoint-12"]
-    train(replace(here, out=str(tmp_path / "whole")))
-    ours, theirs = weights_of(tmp_path / "run"), weights_of(tmp_path / "whole")
+    train(replace(here, out="whole"))
+    ours, theirs = weights_of("run"), weights_of("whole")
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in ours)
 
 
-def test_a_stream_that_changed_is_refused(settings, tmp_path, monkeypatch):
-    corpus = tmp_path / "text.jsonl"
+def test_a_stream_that_changed_is_refused(settings, monkeypatch):
+    corpus = Path("text.jsonl")
     corpus.write_text(Path(settings.corpus).read_text())
-    here = replace(
-        settings, corpus=str(corpus), streaming=True, out=str(tmp_path / "run"), monitor_every=0
-    )
+    here = replace(settings, corpus=str(corpus), streaming=True, monitor_every=0)
     interrupted(here, 5)
-    position = tmp_path / "run" / "checkpoints" / "checkpoint-4" / "position.json"
+    position = Path("run/checkpoints/checkpoint-4/position.json")
     assert json.loads(position.read_text())["row"] == 16
     refused(
         "rows: 7 → 8, monitor_every: 0",
@@ -232,19 +228,17 @@ def test_a_stream_that_changed_is_refused(settings, tmp_path, monkeypatch):
     refused("keep its data, but the corpus", train, replace(here, resume=True))
 
 
-def test_a_run_is_reproduced_from_its_folder_alone(settings, tmp_path):
-    here = replace(settings, out=str(tmp_path / "run"), steps=3)
+def test_a_run_is_reproduced_from_its_folder_alone(settings):
+    here = replace(settings, steps=3)
     train(here)
-    found = settings_of(tmp_path / "run")
+    found = settings_of("run")
     assert found == here
-    train(replace(found, out=str(tmp_path / "again")))
-    assert_same(tmp_path / "run", tmp_path / "again")
-    hashes = [
-        (tmp_path / name / "model" / "weights.sha256").read_text() for name in ("run", "again")
-    ]
+    train(replace(found, out="again"))
+    assert_same("run", "again")
+    hashes = [Path(name, "model", "weights.sha256").read_text() for name in ("run", "again")]
     assert hashes[0] == hashes[1]
 
-    path = tmp_path / "run" / "run.json"
+    path = Path("run/run.json")
     written = json.loads(path.read_text())
     for change, message in (
         ({"clip": None}, "its setting clip is None, which no run writes"),
@@ -252,13 +246,13 @@ def test_a_run_is_reproduced_from_its_folder_alone(settings, tmp_path):
         ({"batches": 4}, "does not know: batches; use the version that wrote it"),
     ):
         path.write_text(json.dumps(written | {"settings": written["settings"] | change}))
-        refused(message, settings_of, tmp_path / "run")
+        refused(message, settings_of, "run")
     # a run of an older version lacks what came later
     older = {key: value for key, value in written["settings"].items() if key != "clip"}
     path.write_text(json.dumps(written | {"settings": older}))
-    assert settings_of(tmp_path / "run") == here
+    assert settings_of("run") == here
     # a run that was gone on with is made again from its start
     path.write_text(json.dumps(written | {"settings": older | {"resume": True}}))
-    assert settings_of(tmp_path / "run") == here
+    assert settings_of("run") == here
     path.write_text(json.dumps(written | {"kind": "study"}))
-    refused("run of the kind 'study'", settings_of, tmp_path / "run")
+    refused("run of the kind 'study'", settings_of, "run")

@@ -3,6 +3,7 @@ import math
 import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,12 +25,11 @@ def settings(tmp_path_factory):
     return tiny_settings(corpus, length=32, steps=12, eval_every=6, save_every=4, log_to="auto")
 
 
-def test_a_run_learns_and_leaves_a_model_and_a_record(settings, tmp_path, capsys):
+def test_a_run_learns_and_leaves_a_model_and_a_record(settings, capsys):
     longer = replace(
         settings,
         tokenizer=None,
         vocab_size=270,
-        out=str(tmp_path / "run"),
         steps=24,
         time_sampler="iid",
     )
@@ -49,14 +49,15 @@ def test_a_run_learns_and_leaves_a_model_and_a_record(settings, tmp_path, capsys
     assert steps[0].endswith(", less than a minute left")
     assert "held out" in steps[-1]
     assert capsys.readouterr().out == "", "the Trainer's own dicts are not printed"
-    assert folder == tmp_path / "run" / "model"
-    record = open_run(tmp_path / "run")
+    assert folder == Path("run/model")
+    record = open_run("run")
     assert (record.info.kind, record.info.status, record.info.seed) == ("training", "complete", 0)
     assert record.info.settings["vocab_size"] == 270
-    assert len(record.info.model["data_sha256"]) == 64
+    data_sha256 = record.info.model["data_sha256"]
+    assert len(data_sha256) == 64
     assert record.info.model == {
         "name": "run",
-        "data_sha256": record.info.model["data_sha256"],
+        "data_sha256": data_sha256,
         "family": "diffusion",
         "sink_kind": "none",
         "sink_count": 0,
@@ -95,75 +96,74 @@ def test_a_run_learns_and_leaves_a_model_and_a_record(settings, tmp_path, capsys
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_is_readable_and_goes_on_to_the_same_end(settings, tmp_path, logged):
+def test_an_interrupted_run_is_readable_and_goes_on_to_the_same_end(settings, logged):
     variant = replace(
         settings, causal_start=0.25, sink_kind="token", sink_count=1, gate="elementwise"
     )
-    whole, broken = (replace(variant, out=str(tmp_path / name)) for name in ("whole", "broken"))
+    whole, broken = (replace(variant, out=name) for name in ("whole", "broken"))
     train(whole)
     interrupted(broken, 9)
 
-    record = open_run(tmp_path / "broken")
+    record = open_run("broken")
     assert (record.info.status, record.info.error) == ("interrupted", "KeyboardInterrupt")
-    assert len(losses_of(tmp_path / "broken")) >= 8
-    assert not (tmp_path / "broken" / "model").exists()
+    assert len(losses_of("broken")) >= 8
+    assert not Path("broken/model").exists()
     # a checkpoint that was cut short has no history yet: the one before is taken
-    (tmp_path / "broken" / "checkpoints" / "checkpoint-9").mkdir()
+    Path("broken/checkpoints/checkpoint-9").mkdir()
 
     # whatever was drawn in between must not matter
     torch.rand(7)
     train(replace(broken, resume=True))
-    record = open_run(tmp_path / "broken")
+    record = open_run("broken")
     assert record.info.status == "complete"
     assert (
         record.table("history")["step"].tolist()
-        == open_run(tmp_path / "whole").table("history")["step"].tolist()
+        == open_run("whole").table("history")["step"].tolist()
     )
     assert record.table("history")["seconds"].is_monotonic_increasing
-    assert losses_of(tmp_path / "broken") == losses_of(tmp_path / "whole")
-    assert same_weights(tmp_path / "broken", tmp_path / "whole")
+    assert losses_of("broken") == losses_of("whole")
+    assert same_weights("broken", "whole")
     # of tied weights one is saved, and the other is not missed
     assert [record for record in logged if "keys" in record.getMessage()] == []
 
 
-def test_resuming_is_refused_where_it_would_not_be_the_same_run(settings, tmp_path):
-    here = replace(settings, out=str(tmp_path / "run"))
-    refused("run has no checkpoint", train, replace(here, resume=True))
-    interrupted(here, 5)
+def test_resuming_is_refused_where_it_would_not_be_the_same_run(settings):
+    refused("run has no checkpoint", train, replace(settings, resume=True))
+    interrupted(settings, 5)
     refused(
         r"batch: 4 → 8, lr: 0.01 → 0.1",
         train,
-        replace(here, resume=True, batch=8, lr=0.1, log_every=3),
+        replace(settings, resume=True, batch=8, lr=0.1, log_every=3),
     )
-    refused(r"written once: .*--resume", train, here)
-    (tmp_path / "run" / "run.json").write_text("{")
-    refused(r"run.json is damaged", train, replace(here, resume=True))
+    refused(r"written once: .*--resume", train, settings)
+    Path("run/run.json").write_text("{")
+    refused(r"run.json is damaged", train, replace(settings, resume=True))
 
 
-def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tmp_path):
-    corpus = tmp_path / "corpus"
+def files_of(folder):
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings):
+    corpus = Path("corpus")
     corpus.mkdir()
     (corpus / "text.txt").write_text(TEXT * 60)
-    here = replace(settings, corpus=str(corpus), out=str(tmp_path / "run"))
+    here = replace(settings, corpus=str(corpus))
     interrupted(here, 5)
     (corpus / "text.txt").write_text(TEXT.upper() * 60)
-    kept = {path: path.read_bytes() for path in (tmp_path / "run").glob("*") if path.is_file()}
+    kept = files_of("run")
     refused("keep its data, but the corpus", train, replace(here, resume=True))
-    assert {
-        path: path.read_bytes() for path in (tmp_path / "run").glob("*") if path.is_file()
-    } == kept
+    assert files_of("run") == kept
 
     (corpus / "text.txt").write_text(TEXT * 60)
     train(replace(here, resume=True))
     (corpus / "text.txt").write_text("Quite another corpus.\n" * 200)
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    shutil.rmtree("run/checkpoints")
+    kept = files_of("run")
     said = []
-    assert train(replace(here, resume=True), progress=said.append) == tmp_path / "run" / "model"
-    assert said == [f"the run in {tmp_path / 'run'} is complete; nothing is left to do"]
-    assert {
-        path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()
-    } == kept
+    assert train(replace(here, resume=True), progress=said.append) == Path("run/model")
+    assert said == ["the run in run is complete; nothing is left to do"]
+    assert files_of("run") == kept
 
 
 @pytest.mark.parametrize(
@@ -171,16 +171,12 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tm
     [
         ({"hidden_size": 34, "heads": 4}, r"hidden_size \(34\) must be a multiple of heads \(4\)"),
         ({"hidden_size": 34, "heads": 2}, "each head must have an even width, .* gives 17"),
-        ({"heads": 0}, "heads must be at least 1, but is 0"),
         ({"steps": 0}, "steps must be at least 1, but is 0"),
-        ({"causal_start": 1.5}, "causal_start must be at least 0 and at most 1, but is 1.5"),
         ({"time_sampler": "low_discrepency"}, "did you mean 'low_discrepancy'"),
         ({"sink_kind": "token"}, "sink_kind and sink_count must agree"),
-        ({"sink_kind": "tokens", "sink_count": 1}, "did you mean 'token'"),
         ({"length": 100_000}, "do not fill one row of 100000"),
         ({"heldout": "nowhere"}, "nowhere does not exist"),
         ({"corpus": "nowhere"}, "nowhere does not exist"),
-        ({"objective": "autoregresive"}, "did you mean 'autoregressive'"),
         (
             {"objective": "autoregressive", "gate": "elementwise"},
             "trains a plain decoder, without sink, gate .* leave out gate",
@@ -198,19 +194,11 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tm
             "needs a sink to train; give sink_kind and sink_count",
         ),
         ({"streaming": True, "epochs": 1.0}, "a stream has no pairs and no epochs"),
-        ({"streaming": True, "workers": 2}, "workers must be at least 0 and at most 1, but is 2"),
-        ({"epochs": 0.0}, "epochs must be more than 0 or left out, but is 0.0"),
-        ({"micro_batch": 0}, "micro_batch must be at least 1 or left out, but is 0"),
-        ({"threads": 0}, "threads must be at least 1 or left out, but is 0"),
-        ({"workers": -1}, "workers must be at least 0 and at most 1, but is -1"),
-        ({"lr": 0.0}, "lr must be more than 0, but is 0"),
-        ({"beta2": 1.0}, "beta2 must be at least 0 and less than 1, but is 1"),
         (
             {"micro_batch": 3},
             "batch must be a multiple of micro_batch × processes, but 4 is no multiple of 3 × 1",
         ),
         ({"kv_heads": 3}, r"kv_heads must divide heads \(2\), but is 3"),
-        ({"pairs": "correct"}, "did you mean 'corrected'"),
         (
             {"init_from": "tiny", "tokenizer": None, "length": 513, "heldout_rows": 1},
             r"rows must fit the model's context of \d+ tokens",
@@ -222,10 +210,6 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tm
         ),
         ({"monitor_rule": "exces:epsilon=3"}, "unknown sink rule 'exces'"),
         (
-            {"pairs": "completion", "corpus": "arithmetic", "answer_length": 0},
-            "answer_length must be at least 1",
-        ),
-        (
             {
                 "pairs": "completion",
                 "corpus": "arithmetic",
@@ -234,14 +218,9 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tm
             },
             "2 of them for the .* length or answer_length",
         ),
-        ({"window": 0}, "window must be at least 1 or left out, but is 0"),
         ({"window": 4, "objective": "autoregressive"}, "a plain decoder, .* leave out window"),
         (
             {"row_start": True, "streaming": True},
-            "row_start begins packed rows of plain text; leave it out with a stream or pairs",
-        ),
-        (
-            {"row_start": True, "pairs": "completion"},
             "row_start begins packed rows of plain text; leave it out with a stream or pairs",
         ),
         ({"objective": "block_diffusion"}, "needs the tokens of a block; give block_length"),
@@ -249,50 +228,44 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tm
         ({"objective": "block_diffusion", "block_length": 4, "window": 3}, "leave out window"),
     ],
 )
-def test_bad_settings_are_refused_before_a_folder_is_taken(settings, tmp_path, change, message):
-    refused(message, lambda: train(replace(settings, out=str(tmp_path / "run"), **change)))
-    assert not (tmp_path / "run").exists()
+def test_bad_settings_are_refused_before_a_folder_is_taken(settings, change, message):
+    refused(message, lambda: train(replace(settings, **change)))
+    assert not Path("run").exists()
 
 
-def test_a_corpus_with_one_row_is_refused(settings, tmp_path):
-    (tmp_path / "short.txt").write_text(TEXT)
+def test_a_corpus_with_one_row_is_refused(settings):
+    Path("short.txt").write_text(TEXT)
     one_row = replace(
         settings,
-        corpus=str(tmp_path / "short.txt"),
+        corpus="short.txt",
         length=len(tiny_tokenizer()(TEXT)["input_ids"]),
     )
-    refused("only one row, so nothing", train, replace(one_row, out=str(tmp_path / "run")))
+    refused("only one row, so nothing", train, one_row)
 
 
-def test_a_tokenizer_must_exist_and_is_given_a_mask(settings, tmp_path):
-    save_tiny(tmp_path / "maskless")
-    for path in (tmp_path / "maskless").glob("*token*"):
+def test_a_tokenizer_must_exist_and_is_given_a_mask(settings):
+    save_tiny("maskless")
+    for path in Path("maskless").glob("*token*"):
         content = json.loads(path.read_text())
         content.pop("mask_token", None)
         path.write_text(json.dumps(content))
-    words = load_tokenizer(str(tmp_path / "maskless"))
+    words = load_tokenizer("maskless")
     assert words.mask_token_id is None
     # as Llama's tokenizer, which the published 472M run has
-    trained = sinklab.load(
-        train(
-            replace(
-                settings, steps=1, tokenizer=str(tmp_path / "maskless"), out=str(tmp_path / "run")
-            )
-        )
-    )
+    trained = sinklab.load(train(replace(settings, steps=1, tokenizer="maskless")))
     assert trained.model.config.mask_token_id == trained.tokenizer.mask_token_id
     assert trained.tokenizer.mask_token == "<|mask|>"
     assert trained.model.config.vocab_size == len(trained.tokenizer) >= len(words)
     refused(
         r"loaded from '.*nowhere'",
         train,
-        replace(settings, tokenizer=str(tmp_path / "nowhere"), out=str(tmp_path / "other")),
+        replace(settings, tokenizer="nowhere", out="other"),
     )
 
 
-def test_a_held_out_corpus_of_its_own_is_packed_alike(settings, tmp_path):
-    (tmp_path / "held.txt").write_text("The boats. " * 60)
-    apart = prepare(replace(settings, heldout=str(tmp_path / "held.txt")))
+def test_a_held_out_corpus_of_its_own_is_packed_alike(settings):
+    Path("held.txt").write_text("The boats. " * 60)
+    apart = prepare(replace(settings, heldout="held.txt"))
     inside = prepare(settings)
     assert apart.tokenizer.decode(apart.heldout.ids_RS[0].tolist()).startswith("The boats. The")
     assert torch.equal(
@@ -302,49 +275,45 @@ def test_a_held_out_corpus_of_its_own_is_packed_alike(settings, tmp_path):
     assert apart.sha256 != inside.sha256
 
 
-def on(flags, folder, monkeypatch):
+def on(flags, monkeypatch):
     """A machine without GPU whose processor lists these flags."""
-    (folder / "cpuinfo").write_text(f"processor: 0\nflags: fpu avx2 {flags}\n")
-    monkeypatch.setattr(materialize, "CPU_FLAGS", folder / "cpuinfo")
+    Path("cpuinfo").write_text(f"processor: 0\nflags: fpu avx2 {flags}\n")
+    monkeypatch.setattr(materialize, "CPU_FLAGS", Path("cpuinfo"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-def test_the_type_that_suits_the_machine_is_said_and_belongs_to_the_run(
-    settings, tmp_path, monkeypatch
-):
-    here, said = replace(settings, steps=3, bf16=None, out=str(tmp_path / "run")), list[str]()
-    on("", tmp_path, monkeypatch)
+def test_the_type_that_suits_the_machine_is_said_and_belongs_to_the_run(settings, monkeypatch):
+    here, said = replace(settings, steps=3, bf16=None), list[str]()
+    on("", monkeypatch)
     interrupted(here, 2)
-    assert open_run(tmp_path / "run").info.settings["bf16"] is False
+    assert open_run("run").info.settings["bf16"] is False
     # it goes on elsewhere as it began
-    on("avx512_bf16", tmp_path, monkeypatch)
+    on("avx512_bf16", monkeypatch)
     refused("bf16: False → True", train, replace(here, resume=True, bf16=True))
     train(replace(here, resume=True), progress=said.append)
     assert any(
         text.startswith("training ") and text.endswith(", computing in float32") for text in said
     )
-    assert open_run(tmp_path / "run").info.settings["bf16"] is False
+    assert open_run("run").info.settings["bf16"] is False
     said.clear()
-    train(replace(here, out=str(tmp_path / "new")), progress=said.append)
+    train(replace(here, out="new"), progress=said.append)
     assert any(
         text.startswith("training ") and text.endswith(", computing in bfloat16") for text in said
     )
-    assert settings_of(tmp_path / "new") == replace(here, bf16=True, out=str(tmp_path / "new"))
-    assert all(value.dtype == torch.float32 for value in weights_of(tmp_path / "new").values())
+    assert settings_of("new") == replace(here, bf16=True, out="new")
+    assert all(value.dtype == torch.float32 for value in weights_of("new").values())
     monkeypatch.setattr(checks, "gather_object", lambda found: [*found, True])
-    refused("--no-bf16", train, replace(here, bf16=False, out=str(tmp_path / "mixed")))
+    refused("--no-bf16", train, replace(here, bf16=False, out="mixed"))
 
 
-def test_files_have_the_mode_that_their_user_wants(settings, tmp_path):
+def test_files_have_the_mode_that_their_user_wants(settings):
     before = os.umask(0o027)
     try:
-        train(replace(settings, steps=2, out=str(tmp_path / "run")))
+        train(replace(settings, steps=2))
     finally:
         os.umask(before)
     modes = {
-        path.name: path.stat().st_mode & 0o777
-        for path in (tmp_path / "run").rglob("*")
-        if path.is_file()
+        path.name: path.stat().st_mode & 0o777 for path in Path("run").rglob("*") if path.is_file()
     }
     assert {
         "model.safetensors",

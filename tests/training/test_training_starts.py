@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -78,17 +79,15 @@ def test_an_autoregressive_run_leaves_a_plain_causal_model(settings, causal):
     assert record.table("heldout")["loss"].iloc[0] == pytest.approx(rows.mean().item(), rel=1e-5)
 
 
-def test_a_causal_and_a_diffusion_run_of_a_seed_start_alike(settings, tmp_path):
-    causal = replace(settings, objective="autoregressive", steps=2, out=str(tmp_path / "causal"))
-    warm = replace(settings, causal_start=1.0, steps=2, out=str(tmp_path / "warm"))
+def test_a_causal_and_a_diffusion_run_of_a_seed_start_alike(settings):
+    causal = replace(settings, objective="autoregressive", steps=2, out="causal")
+    warm = replace(settings, causal_start=1.0, steps=2, out="warm")
     train(causal), train(warm)
-    assert losses_of(tmp_path / "causal") == losses_of(tmp_path / "warm"), (
-        "same weights, same rows, same objective"
-    )
+    assert losses_of("causal") == losses_of("warm"), "same weights, same rows, same objective"
 
 
 @pytest.mark.slow
-def test_a_causal_model_becomes_a_diffusion_model_with_each_variant(settings, causal, tmp_path):
+def test_a_causal_model_becomes_a_diffusion_model_with_each_variant(settings, causal):
     variants = {
         "plain": {},
         "sink": {"sink_kind": "token", "sink_count": 1},
@@ -103,38 +102,38 @@ def test_a_causal_model_becomes_a_diffusion_model_with_each_variant(settings, ca
             init_from=str(causal),
             steps=1,
             lr=1e-12,
-            out=str(tmp_path / name),
+            out=name,
             **change,
         )
         folder = train(replace(here, hidden_size=77))
         saved = weights_of(folder)
         assert saved.keys() >= started.keys()
         assert all(torch.allclose(saved[key], started[key], atol=1e-6) for key in started)
-        source = open_run(tmp_path / name).info.model["init_from"]
+        source = open_run(name).info.model["init_from"]
         assert source["name"] == str(causal)
         assert len(source["sha256"]) == 64
         loaded = sinklab.load(folder)
         assert loaded.model.config.logit_shift is bool(change.get("logit_shift"))
 
 
-def test_a_run_goes_on_with_the_variant_of_its_model_or_says_so(settings, tmp_path):
-    source = save_tiny(tmp_path / "source", 2, gate="elementwise")
-    here = replace(settings, init_from=str(source), steps=1, out=str(tmp_path / "run"))
+def test_a_run_goes_on_with_the_variant_of_its_model_or_says_so(settings):
+    source = save_tiny("source", 2, gate="elementwise")
+    here = replace(settings, init_from=str(source), steps=1)
     refused(r"'token', .*--sink-kind token", train, here)
     refused(r"gate='elementwise' .*--gate", train, replace(here, sink_kind="token", sink_count=2))
     same = replace(here, sink_kind="token", sink_count=2, gate="elementwise")
     # a bias of 4 would open a gate that has learned when to close
     refused(r"gate_bias=None .*4.0; leave", train, replace(same, gate_bias=4.0))
     train(same)
-    assert sinklab.load(tmp_path / "run" / "model").model.config.sink_count == 2
-    opened = save_tiny(tmp_path / "opened", 2, gate="elementwise", gate_bias=4.0)
-    train(replace(same, init_from=str(opened), out=str(tmp_path / "more")))
-    assert sinklab.load(tmp_path / "more" / "model").model.config.gate_bias == 4
+    assert sinklab.load("run/model").model.config.sink_count == 2
+    opened = save_tiny("opened", 2, gate="elementwise", gate_bias=4.0)
+    train(replace(same, init_from=str(opened), out="more"))
+    assert sinklab.load("more/model").model.config.gate_bias == 4
 
 
 @pytest.mark.parametrize("kind", ["token", pytest.param("kv", marks=pytest.mark.slow)])
-def test_a_retrofit_trains_the_sink_alone_and_leaves_its_file(settings, tmp_path, kind):
-    source = save_tiny(tmp_path / "source")
+def test_a_retrofit_trains_the_sink_alone_and_leaves_its_file(settings, kind):
+    source = save_tiny("source")
     here = replace(
         settings,
         tokenizer=None,
@@ -144,51 +143,49 @@ def test_a_retrofit_trains_the_sink_alone_and_leaves_its_file(settings, tmp_path
         sink_count=1,
     )
     here = replace(here, batch=32, lr=0.3, eval_every=100, save_every=100, log_every=100)
-    folder = train(replace(here, out=str(tmp_path / "run"), steps=20))
+    folder = train(replace(here, steps=20))
     before, after = weights_of(source), weights_of(folder)
     assert all(torch.equal(before[name], after[name]) for name in before)
     new = after.keys() - before.keys()
     assert new == ({"sink_embeddings"} if kind == "token" else {"sink_keys", "sink_values"})
-    start = train(replace(here, out=str(tmp_path / "start"), steps=1, lr=1e-12))
+    start = train(replace(here, out="start", steps=1, lr=1e-12))
     assert all(not torch.allclose(after[name], weights_of(start)[name], atol=1e-4) for name in new)
-    losses, table = (
-        open_run(tmp_path / name).table("heldout")["loss"].iloc[0] for name in ("run", "start")
-    )
+    losses, table = (open_run(name).table("heldout")["loss"].iloc[0] for name in ("run", "start"))
     assert losses < table, "the sink learned something"
-    facts = sink_file_of(tmp_path / "run" / "sink.safetensors")
+    facts = sink_file_of(Path("run/sink.safetensors"))
     assert (facts.kind, facts.count, facts.name) == (kind, 1, str(source))
-    attached = sinklab.load(source, sink=tmp_path / "run" / "sink.safetensors").model
+    attached = sinklab.load(source, sink=Path("run/sink.safetensors")).model
     ids = prepare(settings).heldout.ids_RS.long()
     with torch.no_grad():
         assert torch.equal(attached(ids).logits, sinklab.load(folder).model(ids).logits)
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_with_adapters_ends_at_the_same_plain_model(settings, tmp_path):
+def test_a_run_that_goes_on_with_adapters_ends_at_the_same_plain_model(settings):
     pytest.importorskip("peft")
-    source = save_tiny(tmp_path / "source")
+    source = save_tiny("source")
     here = replace(settings, tokenizer=None, init_from=str(source), train_only="lora", lora_rank=2)
-    here = replace(here, sink_kind="token", sink_count=1, out=str(tmp_path / "run"), save_every=2)
+    here = replace(here, sink_kind="token", sink_count=1, save_every=2)
     folder = train(here)
     after = weights_of(folder)
     assert after.keys() - weights_of(source).keys() == {"sink_embeddings"}
-    broken = replace(here, out=str(tmp_path / "broken"))
+    broken = replace(here, out="broken")
     train(broken)
-    shutil.rmtree(tmp_path / "broken" / "checkpoints" / "checkpoint-4")
-    described = json.loads((tmp_path / "broken" / "run.json").read_text())
-    (tmp_path / "broken" / "run.json").write_text(json.dumps(described | {"status": "running"}))
+    shutil.rmtree("broken/checkpoints/checkpoint-4")
+    described = json.loads(Path("broken/run.json").read_text())
+    Path("broken/run.json").write_text(json.dumps(described | {"status": "running"}))
     train(replace(broken, resume=True))
-    again = weights_of(tmp_path / "broken" / "model")
+    again = weights_of("broken/model")
     assert all(torch.equal(after[name], again[name]) for name in after)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["lora", "sink"])
-def test_frozen_weights_that_are_bfloat16_on_disk_stay_so(settings, tmp_path, part):
+def test_frozen_weights_that_are_bfloat16_on_disk_stay_so(settings, part):
     pytest.importorskip("peft")
-    source = save_tiny(tmp_path / "float32")
+    source = save_tiny(Path("float32"))
     small = {name: weight.bfloat16() for name, weight in weights_of(source).items()}
-    half = shutil.copytree(source, tmp_path / "bfloat16")
+    half = shutil.copytree(source, Path("bfloat16"))
     for folder, kind, name in (
         (source, torch.float32, "float32"),
         (half, torch.bfloat16, "bfloat16"),
@@ -247,9 +244,9 @@ def test_freezing_makes_no_number_coarser(tied):
 
 
 @pytest.mark.parametrize("style", ["published", "corrected"])
-def test_questions_and_answers_are_trained_on_in_passes(settings, tmp_path, style, monkeypatch):
+def test_questions_and_answers_are_trained_on_in_passes(settings, style, monkeypatch):
     lines = [f"{n} and {n + 1}?||<<{n}+{n + 1}={2 * n + 1}>> #### {2 * n + 1}" for n in range(12)]
-    (tmp_path / "pairs.txt").write_text("\n".join(lines))
+    Path("pairs.txt").write_text("\n".join(lines))
     seen = []
 
     def note(model, input_ids, attention_mask=None, labels=None, label_weights=None, **_):
@@ -259,20 +256,20 @@ def test_questions_and_answers_are_trained_on_in_passes(settings, tmp_path, styl
     noting(note, monkeypatch)
     here = replace(
         settings,
-        corpus=str(tmp_path / "pairs.txt"),
+        corpus="pairs.txt",
         pairs=style,
         length=64,
         epochs=2,
         heldout_rows=2,
     )
     said = []
-    train(replace(here, batch=6, out=str(tmp_path / "run")), progress=said.append)
+    train(replace(here, batch=6), progress=said.append)
     assert "12 questions in rows" in said
     # 24 rows, one in twenty of them held out: two passes over 23 in steps of 6
-    assert len(seen) == len(losses_of(tmp_path / "run")) == 8
+    assert len(seen) == len(losses_of("run")) == 8
     text = prepare(replace(here, batch=6))
     assert text.steps == 8
-    final = open_run(tmp_path / "run").table("heldout").iloc[0]
+    final = open_run("run").table("heldout").iloc[0]
     asked_RS = text.heldout.maskable_RS
     assert asked_RS is not None
     assert final["tokens"] == int(asked_RS.sum()), (
@@ -296,7 +293,7 @@ def test_questions_and_answers_are_trained_on_in_passes(settings, tmp_path, styl
         assert (weights > 0).all()
 
 
-def test_a_run_is_causal_then_sees_everything(settings, tmp_path, monkeypatch):
+def test_a_run_is_causal_then_sees_everything(settings, monkeypatch):
     seen = []
 
     def note(model, *_, visible=None, labels=None, causal=False, **__):
@@ -305,41 +302,37 @@ def test_a_run_is_causal_then_sees_everything(settings, tmp_path, monkeypatch):
 
     noting(note, monkeypatch)
     here = replace(settings, steps=5, causal_start=0.4, micro_batch=2)
-    train(replace(here, out=str(tmp_path / "run")))
+    train(here)
     assert seen == ["causal"] * 4 + [None] * 6
 
 
-def test_tensorboard_has_the_curves(settings, tmp_path):
+def test_tensorboard_has_the_curves(settings):
     pytest.importorskip("tensorboard")
-    train(
-        replace(settings, log_to="auto", monitor_every=2, monitor_rows=2, out=str(tmp_path / "run"))
-    )
+    train(replace(settings, log_to="auto", monitor_every=2, monitor_rows=2))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    curves = EventAccumulator(str(tmp_path / "run" / "tracking"))
+    curves = EventAccumulator("run/tracking")
     curves.Reload()
     told = curves.Tags()["scalars"]
     assert {"train/loss", "train/learning_rate", "eval/loss"} <= set(told)
     assert len(curves.Scalars("train/loss")) == 4, "the monitor takes no turn away"
     looks = curves.Scalars(next(name for name in told if "sink/" in name))
     assert looks[-1].step == settings.steps, "the last look is told before the file is closed"
-    folders = {path.parent for path in (tmp_path / "run").rglob("events.out.*")}
-    assert folders == {tmp_path / "run" / "tracking"}
+    folders = {path.parent for path in Path("run").rglob("events.out.*")}
+    assert folders == {Path("run/tracking")}
 
 
-def test_a_tokenizer_and_a_model_that_do_not_belong_together_are_refused(settings, tmp_path):
-    source = save_tiny(tmp_path / "source")
+def test_a_tokenizer_and_a_model_that_do_not_belong_together_are_refused(settings):
+    source = save_tiny("source")
     larger = tiny_tokenizer().__class__.from_pretrained(settings.tokenizer)
     larger.add_tokens(["one", "two"])
-    larger.save_pretrained(tmp_path / "larger")
-    here = replace(settings, init_from=str(source), out=str(tmp_path / "run"))
-    refused(r"281 \('two'\) .* 280 rows", train, replace(here, tokenizer=str(tmp_path / "larger")))
+    larger.save_pretrained("larger")
+    here = replace(settings, init_from=str(source))
+    refused(r"281 \('two'\) .* 280 rows", train, replace(here, tokenizer="larger"))
     other = tiny_tokenizer().__class__.from_pretrained(settings.tokenizer)
     other.mask_token = "<|pad|>"
-    other.save_pretrained(tmp_path / "other")
-    refused(
-        r"\[MASK\] must be one id, but", train, replace(here, tokenizer=str(tmp_path / "other"))
-    )
+    other.save_pretrained("other")
+    refused(r"\[MASK\] must be one id, but", train, replace(here, tokenizer="other"))
 
 
 def test_the_causal_model_shares_what_the_trained_one_learned(causal):
@@ -353,32 +346,30 @@ def test_the_causal_model_shares_what_the_trained_one_learned(causal):
         assert abs(causal_loss(model, ids) - plain(ids, labels=ids).loss) < 1e-6
 
 
-def test_a_window_hides_what_is_far_in_every_step_and_in_the_measurement(
-    settings, tmp_path, monkeypatch
-):
+def test_a_window_hides_what_is_far_in_every_step_and_in_the_measurement(settings, monkeypatch):
     seen = []
     noting(lambda *_, visible=None, **__: seen.append(visible), monkeypatch)
     # the first half of the steps is causal
-    train(replace(settings, window=3, causal_start=0.5, out=str(tmp_path / "run")))
+    train(replace(settings, window=3, causal_start=0.5))
     place = torch.arange(settings.length)
     near = (place[:, None] - place).abs() <= 3
     assert len(seen) > 4 and all(torch.equal(visible, near) for visible in seen)
 
 
-def test_a_model_with_a_window_is_decoded_under_the_same_window(settings, tmp_path):
+def test_a_model_with_a_window_is_decoded_under_the_same_window(settings):
     """What training hides is what the intervention hides: padding and window together."""
     sums = (f"{number}+{number * number}=||#### {number + number**2}\n" for number in range(80))
-    (tmp_path / "sums.txt").write_text("".join(sums))
+    Path("sums.txt").write_text("".join(sums))
     here = replace(
         settings,
-        corpus=str(tmp_path / "sums.txt"),
+        corpus="sums.txt",
         pairs="completion",
         length=64,
         window=4,
         batch=4,
         steps=2,
     )
-    folder = train(replace(here, heldout_rows=4, out=str(tmp_path / "run")))
+    folder = train(replace(here, heldout_rows=4))
     model = load(folder).model
     batch = replace(prepare(replace(here, heldout_rows=4)).heldout, seed=0, total=4)[0]
     ids_BS, real_BS = batch["input_ids"][None].long(), batch["attention_mask"][None]

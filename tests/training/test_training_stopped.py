@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,27 +57,27 @@ def terminated_in(step, monkeypatch, *numbers):
     ],
 )
 def test_a_signal_ends_a_run_behind_its_step_and_it_goes_on_to_the_same_end(
-    settings, step, number, ending, tmp_path, monkeypatch
+    settings, step, number, ending, monkeypatch
 ):
-    here, said = replace(settings, out=str(tmp_path / "run")), []
+    said = []
     handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     with monkeypatch.context() as patch:
         terminated_in(step, patch, number)
         with pytest.raises((SystemExit, KeyboardInterrupt)) as end:
-            train(here, progress=said.append)
+            train(settings, progress=said.append)
     assert getattr(end.value, "code", 130) == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
-    left = open_run(tmp_path / "run")
+    left = open_run("run")
     assert (left.info.status, left.info.error) == ("interrupted", ending)
     assert "the step in work is finished and saved; a second Ctrl-C ends at once" in said
     assert said[-1].startswith("saved: ") and f"checkpoint-{step};" in said[-1]
-    assert [path.name for path in whole_checkpoints(tmp_path / "run" / "checkpoints")] == [
+    assert [path.name for path in whole_checkpoints(Path("run/checkpoints"))] == [
         f"checkpoint-{step}"
     ]
     assert left.table("history")["step"].max() == step
-    train(replace(here, resume=True))
-    train(replace(here, out=str(tmp_path / "whole")))
-    ended, whole = (open_run(tmp_path / name) for name in ("run", "whole"))
+    train(replace(settings, resume=True))
+    train(replace(settings, out="whole"))
+    ended, whole = (open_run(name) for name in ("run", "whole"))
     assert same_weights(ended.path, whole.path)
     assert ended.info.status == "complete"
     for table in ("monitor", "heldout_rows"):
@@ -93,31 +94,29 @@ def test_a_signal_ends_a_run_behind_its_step_and_it_goes_on_to_the_same_end(
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_ends_at_once_and_says_that_nothing_is_saved(
-    settings, tmp_path, monkeypatch
-):
-    here, said = replace(settings, out=str(tmp_path / "run")), []
+def test_a_second_ctrl_c_ends_at_once_and_says_that_nothing_is_saved(settings, monkeypatch):
+    said = []
     terminated_in(2, monkeypatch, signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        train(here, progress=said.append)
-    assert not whole_checkpoints(tmp_path / "run" / "checkpoints")
+        train(settings, progress=said.append)
+    assert not whole_checkpoints(Path("run/checkpoints"))
     assert said[-1].endswith("has no checkpoint yet: to resume it is to begin anew")
 
 
-def test_the_history_is_on_the_disk_while_a_run_goes_on(settings, tmp_path, monkeypatch):
+def test_the_history_is_on_the_disk_while_a_run_goes_on(settings, monkeypatch):
     seen = {}
     usual = History.on_step_end
 
     def looked(self, args, state, control, **more):
         usual(self, args, state, control, **more)
         if state.global_step in (3, 5):
-            running = open_run(tmp_path / "run")
+            running = open_run("run")
             assert running.info.status == "running"
             seen[state.global_step] = running.table("history"), running.table("monitor")
 
     monkeypatch.setattr(History, "on_step_end", looked)
-    train(replace(settings, steps=6, out=str(tmp_path / "run")))
-    ended = open_run(tmp_path / "run")
+    train(replace(settings, steps=6))
+    ended = open_run("run")
     for step, (history, monitor) in seen.items():
         assert history["step"].max() == monitor["step"].max() == step - 1
         assert history.equals(ended.table("history")[: len(history)])
@@ -136,28 +135,22 @@ recorders.History.on_step_end = stopped
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_of_two_processes_ends_both_behind_the_same_step(
-    settings, tmp_path, python
-):
-    here = replace(settings, micro_batch=1, steps=5, out=str(tmp_path / "run"))
+def test_a_signal_to_one_of_two_processes_ends_both_behind_the_same_step(settings, python):
+    here = replace(settings, micro_batch=1, steps=5)
     train_in_two(python, [here], before=STOPPED, ends=143)
-    assert [path.name for path in whole_checkpoints(tmp_path / "run" / "checkpoints")] == [
-        "checkpoint-3"
-    ]
-    left = open_run(tmp_path / "run")
+    assert [path.name for path in whole_checkpoints(Path("run/checkpoints"))] == ["checkpoint-3"]
+    left = open_run("run")
     assert (left.info.status, left.info.error) == ("interrupted", "Terminated: 143")
     assert left.table("history")["step"].tolist() == [2, 3]
     train(replace(here, resume=True))
-    train(replace(here, out=str(tmp_path / "alone")))
-    ours, theirs = weights_of(tmp_path / "run"), weights_of(tmp_path / "alone")
+    train(replace(here, out="alone"))
+    ours, theirs = weights_of("run"), weights_of("alone")
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)
 
 
 @pytest.mark.slow
-def test_a_signal_to_the_command_and_the_reader_of_its_stream_ends_it_in_order(
-    settings, tmp_path, python
-):
-    given = replace(settings, streaming=True, workers=1, steps=100_000, out=str(tmp_path / "run"))
+def test_a_signal_to_the_command_and_the_reader_of_its_stream_ends_it_in_order(settings, python):
+    given = replace(settings, streaming=True, workers=1, steps=100_000)
     flags = [
         f"--{name.replace('_', '-')}={value}"
         for name, value in vars(given).items()
@@ -165,7 +158,7 @@ def test_a_signal_to_the_command_and_the_reader_of_its_stream_ends_it_in_order(
     ]
     command = [python, "-m", "sinklab", "train", *flags, "--no-bf16", "--streaming"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    history = tmp_path / "run" / "history.parquet"
+    history = Path("run/history.parquet")
     while not history.exists() and process.poll() is None:
         time.sleep(0.1)
     # as Slurm does it: to every process of the step
@@ -173,7 +166,7 @@ def test_a_signal_to_the_command_and_the_reader_of_its_stream_ends_it_in_order(
     said = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 143, said
     assert said.splitlines()[-1] == "sinklab: interrupted; a run folder that was begun is kept"
-    (saved,) = whole_checkpoints(tmp_path / "run" / "checkpoints")
-    left = open_run(tmp_path / "run")
+    (saved,) = whole_checkpoints(Path("run/checkpoints"))
+    left = open_run("run")
     assert left.info.status == "interrupted"
     assert saved.name == f"checkpoint-{left.table('history')['step'].max()}"
