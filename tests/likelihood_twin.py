@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from sinklab.lab.scoring.likelihood import score
+
 
 def log_probabilities(loaded, context, continuation, masked, cfg_scale=0.0):
     """log p (L,) of every token of the continuation where those of `masked` (L,) are hidden."""
@@ -56,6 +58,11 @@ def plain_causal(loaded, context, continuation):
         greedy &= int(logits_V.argmax()) == token
         ids.append(token)
     return total, greedy
+
+
+def logprobs(*args, **options):
+    """Those of scores."""
+    return [one.logprob for one in score(*args, **options)]
 
 
 def ids(count, seed=0):

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -58,16 +60,12 @@ def test_times_are_uniform_from_eps_to_one(sampler):
 
 
 def test_low_discrepancy_spreads_the_batch_evenly():
-    def batch_means(sampler):
-        return torch.stack(
-            [
-                sample_times(16, sampler=sampler, generator=seeded(seed)).mean()
-                for seed in range(300)
-            ]
-        )
-
+    even, free = (
+        torch.stack([sample_times(16, sampler=one, generator=seeded(n)).mean() for n in range(300)])
+        for one in ("low_discrepancy", "iid")
+    )
     # 1 / 16 of the variance is expected
-    assert batch_means("low_discrepancy").var() < batch_means("iid").var() / 10
+    assert even.var() < free.var() / 10
     times = sample_times(16, sampler="low_discrepancy", eps=1e-6, generator=seeded())
     gaps = times.sort().values.diff()
     assert torch.allclose(gaps, torch.full((15,), 1 / 16), atol=1e-5)
@@ -87,25 +85,14 @@ def test_times_refuse_what_makes_no_sense(options, message):
     refused(message, sample_times, **options)
 
 
-@pytest.mark.parametrize("t", [0.0, -0.1, 1.001, float("nan")])
-def test_times_outside_are_refused(t):
-    refused(
-        r"times must lie in \(0, 1\]",
-        corrupt,
-        torch.zeros(2, 3, dtype=torch.long),
-        torch.tensor([0.5, t]),
-        mask_id=MASK,
-    )
-
-
-def test_shapes_that_disagree_are_refused():
-    ids = torch.zeros(2, 3, dtype=torch.long)
-    refused(r"times must be of shape \(2\)", corrupt, ids, torch.ones(3), mask_id=MASK)
-    refused(
-        "maskable must be of shape",
-        corrupt,
-        ids,
-        torch.ones(2),
-        mask_id=MASK,
-        maskable_BS=torch.ones(3, 2, dtype=torch.bool),
-    )
+@pytest.mark.parametrize(
+    "times, maskable, message",
+    [
+        *(([0.5, t], (2, 3), r"times must lie in \(0, 1\]") for t in (0.0, -0.1, 1.001, math.nan)),
+        ([1.0] * 3, (2, 3), r"times must be of shape \(2\)"),
+        ([1.0, 1.0], (3, 2), "maskable must be of shape"),
+    ],
+)
+def test_what_cannot_be_corrupted_is_refused(times, maskable, message):
+    ids, maskable_BS = torch.zeros(2, 3, dtype=torch.long), torch.ones(maskable, dtype=torch.bool)
+    refused(message, corrupt, ids, torch.tensor(times), mask_id=MASK, maskable_BS=maskable_BS)

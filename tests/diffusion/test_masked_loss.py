@@ -43,28 +43,26 @@ def plain_loss(logits_BSV, ids_BS, masked_BS, t_B, maskable_BS):
 
 
 def batch():
+    """Logits everywhere, and what else the loss is given."""
     ids = torch.randint(0, MASK, (3, 11))
     maskable = torch.ones_like(ids, dtype=torch.bool)
     maskable[0, :4] = maskable[2, -3:] = False
     times = torch.tensor([0.5, 0.9, 0.6], dtype=torch.float64)
     _, masked = corrupt(ids, times, mask_id=MASK, maskable_BS=maskable, generator=seeded(1))
     assert masked.any(1).all()
-    return ids, maskable, times, masked
+    given = {"ids_BS": ids, "masked_BS": masked, "t_B": times, "maskable_BS": maskable}
+    return torch.randn(3, 11, VOCAB, dtype=torch.float64), given
 
 
 def test_it_equals_the_plain_loop_and_its_gradients():
-    ids, maskable, times, masked = batch()
-    logits = torch.randn(3, 11, VOCAB, dtype=torch.float64)
-    results = []
-    for fast in (True, False):
-        leaf = logits.clone().requires_grad_()
-        if fast:
-            loss = masked_token_loss(leaf[masked], ids, masked, times, maskable_BS=maskable)
-        else:
-            loss, _ = plain_loss(leaf, ids, masked, times, maskable)
-        loss.backward()
-        results.append((loss.detach(), leaf.grad))
-    (loss, grad), (plain, plain_grad) = results
+    logits, given = batch()
+    masked, leaf, plain_leaf = (
+        given["masked_BS"],
+        *(logits.clone().requires_grad_() for _ in range(2)),
+    )
+    loss, (plain, _) = masked_token_loss(leaf[masked], **given), plain_loss(plain_leaf, **given)
+    loss.backward(), plain.backward()
+    grad, plain_grad = leaf.grad, plain_leaf.grad
     assert abs(loss - plain) < 1e-13
     assert (grad - plain_grad).abs().max() < 1e-14
     assert grad[masked].abs().max() > 1e-3
@@ -72,14 +70,12 @@ def test_it_equals_the_plain_loop_and_its_gradients():
 
 
 def test_rows_apart():
-    ids, maskable, times, masked = batch()
-    logits = torch.randn(3, 11, VOCAB, dtype=torch.float64)
-    rows = masked_token_loss(
-        logits[masked], ids, masked, times, maskable_BS=maskable, reduction="row"
-    )
-    _, plain = plain_loss(logits, ids, masked, times, maskable)
+    logits, given = batch()
+    logits_MV, maskable = logits[given["masked_BS"]], given["maskable_BS"]
+    rows = masked_token_loss(logits_MV, **given, reduction="row")
+    _, plain = plain_loss(logits, **given)
     assert torch.allclose(rows, torch.stack(plain), rtol=1e-13)
-    mean = masked_token_loss(logits[masked], ids, masked, times, maskable_BS=maskable)
+    mean = masked_token_loss(logits_MV, **given)
     weights = maskable.sum(1) / maskable.sum()
     assert torch.allclose((rows * weights).sum(), mean)
 
@@ -94,10 +90,10 @@ def test_a_row_without_masks_costs_nothing():
 
 
 def test_half_precision_logits_are_summed_in_float32():
-    ids, maskable, times, masked = batch()
-    logits = torch.randn(3, 11, VOCAB).bfloat16()
-    loss = masked_token_loss(logits[masked], ids, masked, times.float(), maskable_BS=maskable)
-    exact, _ = plain_loss(logits.double(), ids, masked, times, maskable)
+    logits, given = batch()
+    logits, given["t_B"] = logits.bfloat16(), given["t_B"].float()
+    loss = masked_token_loss(logits[given["masked_BS"]], **given)
+    exact, _ = plain_loss(logits.double(), **given)
     assert loss.dtype == torch.float32
     assert abs(loss - exact) < 1e-5
 
@@ -119,14 +115,8 @@ def test_half_precision_logits_are_summed_in_float32():
     ],
 )
 def test_it_refuses_what_does_not_fit(change, message):
-    ids, maskable, times, masked = batch()
-    given = {
-        "logits_MV": torch.zeros(int(masked.sum()), VOCAB),
-        "ids_BS": ids,
-        "masked_BS": masked,
-        "t_B": times,
-    }
-    masked_token_loss(**given, maskable_BS=maskable)
+    logits, given = batch()
+    given["logits_MV"] = logits[given["masked_BS"]]
     refused(message, masked_token_loss, **{**given, **change})
 
 

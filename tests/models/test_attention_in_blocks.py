@@ -27,9 +27,7 @@ PADDED = torch.tensor([[1] * 7, [0, 0, 1, 1, 1, 1, 1]])
 
 
 def texts(model, rows=2, length=12):
-    ids_BS = torch.randint(
-        0, model.config.mask_token_id, (rows, length), generator=torch.Generator().manual_seed(1)
-    )
+    ids_BS = torch.randint(3, 250, (rows, length), generator=torch.Generator().manual_seed(1))
     masked_BS = torch.rand(ids_BS.shape, generator=torch.Generator().manual_seed(2)) < 0.5
     return ids_BS, masked_BS, ids_BS.masked_fill(masked_BS, model.config.mask_token_id)
 

@@ -74,13 +74,15 @@ def build(kind="llama", kv_heads=2, layers=3, dtype=torch.float64, **settings):
     return model.to(dtype).eval()
 
 
-def canvas(batch=1, padding=(0, 4, 1), length=20, masks=12):
-    """Ids with masks at the end, and an attention mask when rows are padded on the left."""
-    ids_BS = torch.randint(0, MASK, (batch, length))
-    ids_BS[:, -masks:] = MASK
-    if batch == 1:
-        return ids_BS, None
-    return ids_BS, torch.arange(length) >= torch.tensor(padding[:batch])[:, None]
+def canvas(batch=1):
+    """Ids with masks at the end, an attention mask when rows are padded on the left, and the first
+    half of the masks.
+    """
+    ids_BS, attention_BS = torch.randint(0, MASK, (batch, 20)), None
+    ids_BS[:, -12:] = MASK
+    if batch > 1:
+        attention_BS = torch.arange(20) >= torch.tensor([0, 4, 1][:batch])[:, None]
+    return ids_BS, attention_BS, wanted_at(ids_BS, 8, 14)
 
 
 def wanted_at(ids_BS, start, stop):
@@ -135,7 +137,7 @@ def agree(ours, theirs, tolerance):
 )
 def test_both_roads_equal_the_slow_twin(variant, batch, dtype, tolerance):
     model = build(dtype=dtype, **VARIANTS[variant])
-    ids_BS, attention_BS = canvas(batch)
+    ids_BS, attention_BS, _ = canvas(batch)
     calls = script(ids_BS)
     twin, quick, plain = (
         TwinSession(model, attention_BS),
@@ -162,8 +164,7 @@ def test_the_lean_road_by_onednn_equals_the_slow_twin(variant, monkeypatch):
 
 def road(model, attention_BS=None):
     """Which road a session takes for a full evaluation and a window, and its logits."""
-    ids_BS, _ = canvas()
-    wanted_BS = wanted_at(ids_BS, 8, 14)
+    ids_BS, _, wanted_BS = canvas()
     session = model.denoiser(attention_BS).begin()
     taken, own = [], fast.FastDecoder.__call__
 
@@ -222,8 +223,8 @@ def test_what_the_lean_road_does_not_know_takes_the_decoders_own(change):
 
 def test_the_lean_road_is_taken_again_when_a_hook_has_gone():
     model = build()
-    decoder, (ids_BS, _), shapes = fast.FastDecoder(model), canvas(), []
-    wanted_BS, session = wanted_at(ids_BS, 8, 14), model.denoiser().begin()
+    decoder, (ids_BS, _, wanted_BS), shapes = fast.FastDecoder(model), canvas(), []
+    session = model.denoiser().begin()
     session(ids_BS, wanted_BS)
     handle = model.model.layers[1].register_forward_hook(
         lambda _, args, out: shapes.append(args[0].shape[1])
@@ -275,8 +276,7 @@ class Counted(nn.Module):
 
 def test_only_what_is_asked_for_is_computed():
     model = build()
-    ids_BS, _ = canvas()
-    wanted_BS = wanted_at(ids_BS, 8, 14)
+    ids_BS, _, wanted_BS = canvas()
     wanted_BS[:, 9:11] = False
     model.lm_head = Counted(model.lm_head)
     for layer in model.model.layers:
@@ -289,13 +289,9 @@ def test_only_what_is_asked_for_is_computed():
     buffers = [tensor.data_ptr() for tensor in (*store._keys, *store._values)]
     session(ids_BS, wanted_BS, slice(8, 14))
     assert model.lm_head.rows == [4, 4]
-    assert [layer.mlp.rows for layer in model.model.layers] == [[20, 6], [20, 6], [4, 4]]
-    assert [layer.self_attn.q_proj.rows for layer in model.model.layers] == [
-        [20, 6],
-        [20, 6],
-        [4, 4],
-    ]
-    assert [layer.self_attn.k_proj.rows for layer in model.model.layers] == [[20, 6]] * 3
+    for layer, rows in zip(model.model.layers, [[20, 6], [20, 6], [4, 4]], strict=True):
+        assert layer.mlp.rows == layer.self_attn.q_proj.rows == rows
+        assert layer.self_attn.k_proj.rows == [20, 6]
     assert buffers == [tensor.data_ptr() for tensor in (*store._keys, *store._values)]
 
 
@@ -347,8 +343,7 @@ def test_guidance_remembers_on_both_sides_apart(cache):
 
 def test_long_canvases_go_through_the_mlp_in_pieces(monkeypatch):
     model = build()
-    ids_BS, attention_BS = canvas(3)
-    wanted_BS = wanted_at(ids_BS, 8, 14)
+    ids_BS, attention_BS, wanted_BS = canvas(3)
     expected = model.denoiser(attention_BS).begin()(ids_BS, wanted_BS)
     widths, silu = [], F.silu
 
@@ -364,8 +359,7 @@ def test_long_canvases_go_through_the_mlp_in_pieces(monkeypatch):
 
 def test_another_attention_backend_is_taken_up():
     model = build()
-    ids_BS, attention_BS = canvas(3)
-    wanted_BS = wanted_at(ids_BS, 8, 14)
+    ids_BS, attention_BS, wanted_BS = canvas(3)
     session = model.denoiser(attention_BS).begin()
     expected = session(ids_BS, wanted_BS)
     model.set_attn_implementation("eager")
@@ -381,7 +375,7 @@ def test_bfloat16_is_as_exact_on_the_lean_road(variant, is_cast):
     if not is_cast:
         rounded = rounded.to(torch.bfloat16)
     exact.load_state_dict(rounded.state_dict())
-    ids_BS, attention_BS = canvas(2)
+    ids_BS, attention_BS, _ = canvas(2)
     calls = script(ids_BS)
     truth, quick, plain = (
         model.denoiser(attention_BS).begin() for model in (exact, rounded, rounded)
@@ -402,14 +396,10 @@ def test_bfloat16_is_as_exact_on_the_lean_road(variant, is_cast):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_fast_evaluation_without_memory_is_the_models_own(variant, batch):
     model = build(**VARIANTS[variant])
-    ids_BS, attention_BS = canvas(batch)
+    ids_BS, attention_BS, half_BS = canvas(batch)
     quick, plain = model.denoiser(attention_BS), model.denoiser(attention_BS, plain=True)
     assert (quick.is_fast, plain.is_fast) == (True, False)
-    for wanted_BS in (
-        wanted_at(ids_BS, 8, 14),
-        torch.zeros_like(ids_BS, dtype=torch.bool),
-        ids_BS == MASK,
-    ):
+    for wanted_BS in (half_BS, torch.zeros_like(half_BS), ids_BS == MASK):
         assert_close(quick(ids_BS, wanted_BS), plain(ids_BS, wanted_BS), rtol=0, atol=1e-12)
 
 
@@ -417,8 +407,7 @@ def test_a_fast_evaluation_without_memory_is_the_models_own(variant, batch):
     "variant", ["llama", "gate and sink, qwen3", "two sinks at the end", "shifted"]
 )
 def test_padding_is_not_computed_wherever_it_stands(variant):
-    ids_BS, left_BS = canvas(3)
-    wanted_BS = wanted_at(ids_BS, 8, 14)
+    ids_BS, left_BS, wanted_BS = canvas(3)
     wanted_BS[1, 9:11] = False
     holes_BS = left_BS.clone()
     holes_BS[0, 16:] = holes_BS[2, 3:6] = False
@@ -440,10 +429,9 @@ def test_padding_is_not_computed_wherever_it_stands(variant):
 
 def test_nothing_wanted_gives_no_rows_and_fills_the_memory():
     model = build()
-    ids_BS, _ = canvas()
+    ids_BS, _, wanted_BS = canvas()
     session = model.denoiser().begin()
-    assert session(ids_BS, torch.zeros_like(ids_BS, dtype=torch.bool)).shape == (0, MASK + 1)
-    wanted_BS = wanted_at(ids_BS, 8, 14)
+    assert session(ids_BS, torch.zeros_like(wanted_BS)).shape == (0, MASK + 1)
     assert_close(session(ids_BS, wanted_BS, slice(8, 14)), model.denoiser()(ids_BS, wanted_BS))
     assert session(ids_BS, torch.zeros_like(wanted_BS), slice(8, 14)).shape == (0, MASK + 1)
 
@@ -451,8 +439,7 @@ def test_nothing_wanted_gives_no_rows_and_fills_the_memory():
 @pytest.mark.parametrize("change", ["sinks", "backbone"])
 def test_a_new_denoiser_sees_new_weights(change):
     model = build(sink_kind="token", sink_count=1)
-    ids_BS, _ = canvas()
-    wanted_BS = wanted_at(ids_BS, 8, 14)
+    ids_BS, _, wanted_BS = canvas()
     before = model.denoiser().begin()(ids_BS, wanted_BS)
     with torch.no_grad():
         (
@@ -468,8 +455,7 @@ def test_a_new_denoiser_sees_new_weights(change):
 
 def test_an_interrupted_gated_forward_leaves_nothing_behind():
     model = build(gate="elementwise")
-    ids_BS, _ = canvas()
-    wanted_BS = wanted_at(ids_BS, 8, 14)
+    ids_BS, _, wanted_BS = canvas()
     expected = model.denoiser()(ids_BS, wanted_BS)
     model.model.layers[1].self_attn.k_proj.register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -501,8 +487,7 @@ def part(ids_BS):
     ],
 )
 def test_an_evaluation_that_cannot_be_is_refused(is_begun, call, message):
-    ids_BS, _ = canvas()
-    wanted_BS = wanted_at(ids_BS, 8, 14)
+    ids_BS, _, wanted_BS = canvas()
     session = build(sink_kind="token", sink_count=1).denoiser().begin()
     if is_begun:
         session(ids_BS, wanted_BS)
@@ -514,8 +499,8 @@ def test_an_evaluation_that_cannot_be_is_refused(is_begun, call, message):
 
 def test_after_a_failure_everything_is_computed_again():
     model = build(sink_kind="token", sink_count=1)
-    ids_BS, _ = canvas()
-    call, session = (ids_BS, wanted_at(ids_BS, 8, 14)), model.denoiser().begin()
+    ids_BS, _, wanted_BS = canvas()
+    call, session = (ids_BS, wanted_BS), model.denoiser().begin()
     session(*call)
     handle = model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_attention_in_blocks import texts
 from torch.testing import assert_close
 
 import sinklab
@@ -29,12 +30,6 @@ VARIANTS = [
 FORMS = ("causal", "first_alone")
 
 
-def noisy_text(model, rows=2, length=12):
-    ids_BS = torch.randint(0, 200, (rows, length), generator=torch.Generator().manual_seed(1))
-    masked_BS = torch.rand(ids_BS.shape, generator=torch.Generator().manual_seed(2)) < 0.5
-    return ids_BS.masked_fill(masked_BS, model.config.mask_token_id), masked_BS
-
-
 def pair(form, **variant):
     """A model with this form of attention and its twin with full attention, of the same weights."""
     changed, full = tiny_model(attention=form, **variant).double(), tiny_model(**variant).double()
@@ -46,7 +41,7 @@ def pair(form, **variant):
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_a_causal_model_is_the_causal_pass_of_its_twin(variant, backend):
     model, full = pair("causal", **variant)
-    ids_BS, _ = noisy_text(model)
+    *_, ids_BS = texts(model)
     model.set_attn_implementation(backend), full.set_attn_implementation(backend)
     with torch.no_grad():
         logits = model(ids_BS).logits
@@ -60,7 +55,7 @@ def test_a_causal_model_is_the_causal_pass_of_its_twin(variant, backend):
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_a_lone_first_token_is_a_visible_mask(variant):
     model, full = pair("first_alone", **variant)
-    ids_BS, _ = noisy_text(model)
+    *_, ids_BS = texts(model)
     visible_SS = torch.ones(12, 12, dtype=torch.bool)
     visible_SS[0, 1:] = False
     with torch.no_grad():
@@ -73,7 +68,7 @@ def test_a_lone_first_token_is_a_visible_mask(variant):
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_does_not_change_a_row(form, side):
     model = tiny_model(1, attention=form, logit_shift=True).double()
-    ids_BS, _ = noisy_text(model, rows=1, length=9)
+    *_, ids_BS = texts(model, rows=1, length=9)
     padding_B = torch.zeros(1, 3, dtype=torch.int64)
     real_BS = torch.ones_like(ids_BS)
     parts = [(padding_B, ids_BS), (padding_B, real_BS)]
@@ -86,7 +81,7 @@ def test_padding_does_not_change_a_row(form, side):
 def test_a_trace_counts_the_keys_that_each_query_sees():
     model = tiny_model(attention="first_alone")
     with trace(model) as recording:
-        model(noisy_text(model)[0])
+        model(texts(model)[2])
     assert recording.visible[0][0].tolist() == [12] + [11] * 11
 
 

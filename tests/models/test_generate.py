@@ -1,5 +1,5 @@
 import dataclasses
-import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ def ids_of(text):
     return tiny_tokenizer()(text, return_tensors="pt")["input_ids"]
 
 
+PROMPT = torch.tensor([[40, 41]])
 PROMPTS = [[40, 41, 42, 43, 44], [50, 51], [60]]
 IDS, REAL = torch.zeros(3, 5, dtype=torch.long), torch.zeros(3, 5, dtype=torch.long)
 for row, prompt in enumerate(PROMPTS):
@@ -36,38 +37,20 @@ def check_rows(model, **options):
         assert torch.equal(out[row, 5 - len(prompt) :], alone[0]), (row, options)
 
 
-GREEDY = [
-    *(
-        (rule, schedule)
-        for rule in ("low_confidence", "maskgit_plus")
-        for schedule in ("threshold", "factor")
-    ),
-    *(
-        (rule, schedule)
-        for rule in ("entropy", "topk_margin", "left_to_right")
-        for schedule in ("even", "timed")
-    ),
-    *(("low_confidence", schedule) for schedule in ("even", "timed")),
-    *(("maskgit_plus", schedule) for schedule in ("even", "timed")),
-    *(("topk_margin", "threshold"), ("entropy", "entropy_bound")),
-]
-NUMBERS = {
-    "threshold": "threshold:threshold=0.1",
-    "factor": "factor:factor=1.4",
-    "entropy_bound": "entropy_bound:gamma=5.0",
-}
-
-
+@pytest.mark.parametrize("stop_ids", [(), range(0, 280, 7)])
 @pytest.mark.parametrize(
-    "pair, cache", [*zip(GREEDY, itertools.cycle(["none", "prefix", "dual"]), strict=False)]
+    "rule, schedule, cache",
+    [
+        ("low_confidence", "even", "none"),
+        ("low_confidence", "threshold:threshold=0.1", "prefix"),
+        ("maskgit_plus", "factor:factor=1.4", "dual"),
+        ("entropy", "entropy_bound:gamma=5.0", "prefix"),
+        ("topk_margin", "timed", "dual"),
+    ],
 )
-def test_a_batch_equals_its_rows_under_every_rule_schedule_and_cache(pair, cache):
-    rule, schedule = pair
-    options = {"rule": rule, "schedule": NUMBERS.get(schedule, schedule), "cache": cache}
-    for stop_ids in ((), tuple(range(0, 280, 7))):
-        check_rows(
-            tiny_model(1).double(), block_length=3, max_new_tokens=6, stop_ids=stop_ids, **options
-        )
+def test_a_batch_equals_its_rows(rule, schedule, cache, stop_ids):
+    options = {"rule": rule, "schedule": schedule, "cache": cache, "stop_ids": stop_ids}
+    check_rows(tiny_model(1).double(), block_length=3, max_new_tokens=6, **options)
 
 
 def test_infilling_fills_the_masks_and_nothing_else():
@@ -92,11 +75,8 @@ def calls_of(model):
 @pytest.mark.parametrize(
     "options, rows",
     [
-        ({}, [8, 7, 6, 5, 4, 3, 2, 1]),
         ({"steps": 3}, [8, 5, 2]),
         ({"steps": 4, "block_length": 4}, [4, 2, 4, 2]),
-        ({"schedule": "threshold:threshold=0.0"}, [8]),
-        ({"schedule": "threshold:threshold=1.0"}, [8, 7, 6, 5, 4, 3, 2, 1]),
         ({"schedule": Factor(50.0), "block_length": 4}, [4, 4]),
         # Dream's first step commits nothing
         ({"schedule": "timed", "max_new_tokens": 4}, [4, 4, 3, 2]),
@@ -108,24 +88,20 @@ def calls_of(model):
 def test_options_decide_how_often_the_model_runs_and_where(options, rows):
     model = tiny_model()
     calls = calls_of(model)
-    model.generate(torch.tensor([[40, 41]]), **{"max_new_tokens": 8, **options})
+    model.generate(PROMPT, **{"max_new_tokens": 8, **options})
     assert calls == rows
 
 
 def test_the_seed_decides_the_sample():
-    model = tiny_model()
-    ids = torch.tensor([[40, 41]])
-    options = {"max_new_tokens": 12, "temperature": 1.0}
-    first = model.generate(ids, seed=1, **options)
-    assert torch.equal(first, model.generate(ids, seed=1, **options))
-    assert not torch.equal(first, model.generate(ids, seed=2, **options))
+    write = partial(tiny_model().generate, PROMPT, max_new_tokens=12, temperature=1.0)
+    first = write(seed=1)
+    assert torch.equal(first, write(seed=1))
+    assert not torch.equal(first, write(seed=2))
     torch.manual_seed(5)
-    free = model.generate(ids, **options)
+    free = write()
     torch.manual_seed(5)
-    assert torch.equal(free, model.generate(ids, **options)), (
-        "without a seed the global generator decides"
-    )
-    assert not torch.equal(free, model.generate(ids, **options))
+    assert torch.equal(free, write()), "without a seed the global generator decides"
+    assert not torch.equal(free, write())
 
 
 def test_it_ends_early_at_end_of_text():
@@ -148,20 +124,16 @@ def test_it_ends_early_at_end_of_text():
 
 
 def test_settings_in_one_record_and_by_keyword_are_the_same():
-    model = tiny_model(1)
-    ids = torch.tensor([[40, 41]])
+    write = partial(tiny_model(1).generate, PROMPT, max_new_tokens=12)
     record = DecodingSettings(
-        rule="entropy", schedule="entropy_bound:gamma=4.0", temperature=0.8, top_k=9, seed=5
+        rule="entropy", schedule="entropy_bound", gamma=4.0, temperature=0.8, top_k=9, seed=5
     )
-    out = model.generate(ids, max_new_tokens=12, settings=record)
+    out = write(settings=record)
     options = {name: value for name, value in dataclasses.asdict(record).items() if value != ()}
-    assert torch.equal(out, model.generate(ids, max_new_tokens=12, **options))
-    plan = EntropyBound(4.0)
+    assert torch.equal(out, write(**options))
     plain = DecodingSettings(temperature=0.8, top_k=9, seed=5)
-    assert torch.equal(
-        out, model.generate(ids, max_new_tokens=12, settings=plain, rule=Entropy(), schedule=plan)
-    )
-    assert not torch.equal(out, model.generate(ids, max_new_tokens=12, settings=record, seed=6))
+    assert torch.equal(out, write(settings=plain, rule=Entropy(), schedule=EntropyBound(4.0)))
+    assert not torch.equal(out, write(settings=record, seed=6))
 
 
 class FakeStreamer:
@@ -180,8 +152,7 @@ class FakeStreamer:
 
 def test_a_streamer_sees_the_prompt_the_drafts_and_the_text():
     model, streamer = tiny_model(1), FakeStreamer()
-    ids = torch.tensor([[40, 41]])
-    out = model.generate(ids, max_new_tokens=3, streamer=streamer)
+    out = model.generate(PROMPT, max_new_tokens=3, streamer=streamer)
     names, values = zip(*streamer.events, strict=True)
     assert names == ("put", "draft", "draft", "draft", "put", "end")
     assert values[0] == [40, 41]
@@ -223,19 +194,14 @@ def test_the_streamer_of_transformers_prints_it(capsys):
     [
         ({"max_new_tokens": 62}, "63 positions, .* 2 and 62"),
         ({"max_new_tokens": None}, "open position"),
-        ({"input_ids": torch.tensor([[40, MASK]])}, "mask id 2"),
         ({"input_ids": torch.full((1, 64), MASK), "max_new_tokens": None}, "63 .* got 64"),
         ({"stop_at_eos": True}, "stop_at_eos"),
         # what is no batch of token ids
         ({"input_ids": [[40, 41], [42]]}, "got a list .*padding_side='left'"),
         ({"input_ids": "text"}, "got a str .*tokenize"),
-        ({"input_ids": ["text"]}, "got a list .*tokenize"),
         ({"input_ids": {"input_ids": torch.tensor([[40]])}}, r"got a dict; pass \*\*inputs"),
-        ({"input_ids": [[40.5]]}, r"torch\.float32"),
         ({"input_ids": torch.tensor([[[40]]])}, r"shape \(1, 1, 1\)"),
-        ({"input_ids": torch.tensor(40)}, r"shape \(\)"),
         ({"input_ids": [[40, 41], [42, -100]]}, "0 to 279, .* row 1 position 1 holds -100"),
-        ({"input_ids": [[40, 280]]}, "row 0 position 1 holds 280"),
         ({"input_ids": [[40, MASK, -100]], "max_new_tokens": None}, "position 2 holds -100"),
     ],
     ids=str,
@@ -245,7 +211,7 @@ def test_it_refuses_before_any_work(options, message):
     model.config.eos_token_id = None
     runs, streamer = [], FakeStreamer()
     model.model.register_forward_pre_hook(lambda *_: runs.append(1))
-    given = {"input_ids": torch.tensor([[40, 41]]), "max_new_tokens": 4, "streamer": streamer}
+    given = {"input_ids": PROMPT, "max_new_tokens": 4, "streamer": streamer}
     refused(message, model.generate, **{**given, **options})
     assert not runs
     assert not streamer.events
@@ -265,7 +231,7 @@ def test_an_id_that_the_model_has_not_is_refused(mask_id, options, message):
     "option, instead",
     [
         ({"zzzz": 4}, "options are rule, schedule"),
-        ({"temprature": 0.9}, "'temperature'"),
+        ({"treshold": 0.9}, "'threshold'"),
         ({"max_length": 20}, "max_new_tokens"),
         ({"do_sample": True}, "temperature"),
         ({"num_beams": 4}, "no beam search"),
@@ -278,7 +244,7 @@ def test_an_id_that_the_model_has_not_is_refused(mask_id, options, message):
 )
 def test_unknown_options_are_led_to_ours(option, instead):
     with pytest.raises(TypeError, match=instead):
-        tiny_model().generate(torch.tensor([[40, 41]]), max_new_tokens=2, **option)
+        tiny_model().generate(PROMPT, max_new_tokens=2, **option)
 
 
 def test_lists_and_single_rows_are_taken_as_rows():
@@ -299,7 +265,7 @@ def test_lists_and_single_rows_are_taken_as_rows():
 
 def test_what_it_writes_can_be_trained_on():
     model = tiny_model(1)
-    out = model.generate(torch.tensor([[40, 41]]), max_new_tokens=4, cache="dual", block_length=2)
+    out = model.generate(PROMPT, max_new_tokens=4, cache="dual", block_length=2)
     assert not out.is_inference()
     assert not out.requires_grad
     model(out).logits.sum().backward()
@@ -310,7 +276,7 @@ def test_logits_that_are_no_numbers_are_refused():
     model = tiny_model()
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight.fill_(float("nan"))
-    refused("numbers, but at step 0", model.generate, torch.tensor([[40, 41]]), max_new_tokens=2)
+    refused("numbers, but at step 0", model.generate, PROMPT, max_new_tokens=2)
 
 
 def test_options_of_denoise_are_named_or_refused():

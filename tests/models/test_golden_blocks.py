@@ -115,6 +115,32 @@ def by_noise(denoiser, noise, theirs):
     return drawn, drawn.rule
 
 
+def cut_in_turn(theirs):
+    """Probabilities of logits where top-k comes before top-p: ours are the other way round."""
+    top_k = TokenSampling(theirs["temperature"], None, theirs.get("top_k"))
+    top_p = TokenSampling(1.0, theirs["top_p"])
+    return lambda logits_MV: shaped(shaped(logits_MV, top_k), top_p).softmax(-1)
+
+
+def by_division(probabilities):
+    """Key of the original draw: torch.multinomial divides probabilities by exponential noise."""
+    return lambda logits_MV, noise_MV: probabilities(logits_MV).log() - noise_MV.log()
+
+
+def whole_blocks(prompt, theirs, mask_id):
+    """A prompt, and masks up to the end of a block."""
+    length = theirs["block_length"]
+    total = -(-(len(prompt) + theirs["gen_length"]) // length) * length
+    return Canvas.from_prompts([prompt], new_tokens=total - len(prompt), mask_id=mask_id)
+
+
+def through_stop(steps, prompt, stops):
+    """Steps up to the end of the block in which a stop id is written, where originals stop."""
+    stops = torch.tensor(stops)
+    ended = {step.block for step in steps if torch.isin(step.ids_BS[:, prompt:], stops).any()}
+    return [step for step in steps if step.block <= min(ended)]
+
+
 def first_stop(ids, stops):
     """Up to the first of these ids, itself included."""
     ids = ids.tolist()
@@ -184,11 +210,9 @@ def test_every_canvas_of_bd3lm(family):
 
 def sdar(case):
     theirs, family = case["settings"], "sdar"
-    length, prompt = theirs["block_length"], stored(family, case)["prompt"]
+    length, prompt = theirs["block_length"], stored(family, case)["prompt"].tolist()
     model = loaded(family, block_length=length).model
-    mask_id = golden_cases(family)["special_ids"]["mask"]
-    total = -(-(len(prompt) + theirs["gen_length"]) // length) * length
-    canvas = Canvas.from_prompts([prompt.tolist()], new_tokens=total - len(prompt), mask_id=mask_id)
+    canvas = whole_blocks(prompt, theirs, golden_cases(family)["special_ids"]["mask"])
     is_copy = case["function"] == "huggingface_bd3.py"
     kind = theirs.get("remasking", theirs.get("remasking_strategy"))
     threshold = theirs.get("threshold", 1)
@@ -203,27 +227,10 @@ def sdar(case):
     given, denoiser, options = {}, model.denoiser(), {}
     if "noise" in case["sampling"]:
         noise = noises(family, case, case["denoising_evaluations"])
-        sampling = TokenSampling(theirs["temperature"], theirs["top_p"], theirs["top_k"])
-
-        def probabilities(logits_MV):
-            # top-k before top-p, which is ours the other way round
-            for one in (
-                TokenSampling(sampling.temperature, None, sampling.top_k),
-                TokenSampling(1.0, sampling.top_p),
-            ):
-                logits_MV = shaped(logits_MV, one)
-            return logits_MV.softmax(-1)
-
-        def confidences(logits_MV):
-            return (
-                (logits_MV / sampling.temperature).softmax(-1)
-                if is_copy
-                else probabilities(logits_MV)
-            )
-
-        denoiser = Drawn(
-            denoiser, noise, lambda l_MV, n_MV: probabilities(l_MV).log() - n_MV.log(), confidences
-        )
+        probabilities = confidences = cut_in_turn(theirs)
+        if is_copy:
+            confidences = cut_in_turn({**theirs, "top_k": None, "top_p": None})
+        denoiser = Drawn(denoiser, noise, by_division(probabilities), confidences)
         given["rule"] = denoiser.rule
     elif not is_copy and kind != "sequential" and theirs["top_k"]:
         options["top_k"] = theirs["top_k"]
@@ -244,11 +251,7 @@ def test_every_canvas_of_sdar():
         if name in CUT:
             steps, canvas_TBS = steps[:1], canvas_TBS[:2]
         elif case["stopping_criteria_idx"]:
-            stops = torch.tensor(case["stopping_criteria_idx"])
-            ended = {
-                step.block for step in steps if torch.isin(step.ids_BS[:, prompt:], stops).any()
-            }
-            steps = [step for step in steps if step.block <= min(ended)]
+            steps = through_stop(steps, prompt, case["stopping_criteria_idx"])
         else:
             assert calls == len(steps) == case["denoising_evaluations"] < case["model_calls"], name
             assert [int(step.committed_BS.sum()) for step in steps] == case["committed"], name
@@ -274,11 +277,7 @@ def fast_dllm(case, prompts, total):
     denoiser, given = model.denoiser(canvas.attention_BS), {}
     if "temperature" in theirs:
         noise = noises(family, case, case["denoising_evaluations"])
-        sampling = TokenSampling(theirs["temperature"], theirs["top_p"])
-        plain = denoiser
-
-        def probabilities(logits_MV):
-            return shaped(logits_MV, sampling).softmax(-1)
+        plain, probabilities = denoiser, cut_in_turn(theirs)
 
         class FirstIsBest(Drawn):
             def logits(self, ids_BS, at):
@@ -287,9 +286,7 @@ def fast_dllm(case, prompts, total):
                 self.logits_MV = plain(ids_BS, at.wanted_BS)
                 return self.logits_MV
 
-        denoiser = FirstIsBest(
-            plain, noise, lambda l_MV, n_MV: probabilities(l_MV).log() - n_MV.log(), probabilities
-        )
+        denoiser = FirstIsBest(plain, noise, by_division(probabilities), probabilities)
         given["rule"] = denoiser.rule
     settings = DecodingSettings(
         schedule=f"dynamic:threshold={theirs['threshold']}",
@@ -359,9 +356,8 @@ def test_a_batch_of_fast_dllm_v2_is_written_as_its_rows(name):
 def llada2(family, case):
     theirs, tensors = case["settings"], stored(family, case)
     length, prompt = theirs["block_length"], tensors["prompt"][0].tolist()
-    model, mask_id = loaded(family, block_length=length).model, theirs["mask_id"]
-    total = -(-(len(prompt) + theirs["gen_length"]) // length) * length
-    canvas = Canvas.from_prompts([prompt], new_tokens=total - len(prompt), mask_id=mask_id)
+    model = loaded(family, block_length=length).model
+    canvas = whole_blocks(prompt, theirs, theirs["mask_id"])
     stop_ids = (theirs["eos_id"],) if theirs.get("eos_early_stop") else ()
     schedule = f"dynamic:threshold={theirs['threshold']}"
     if family == "llada21_moe":
@@ -378,12 +374,7 @@ def llada2(family, case):
     if "temperature" in theirs:
         # its draws are stored
         draws_TC, confidence_TC = tensors["proposed"], tensors["confidence"]
-        sampling = TokenSampling(theirs["temperature"], None, theirs["top_k"])
-
-        def probabilities(logits_MV):
-            return shaped(shaped(logits_MV, sampling), TokenSampling(1.0, theirs["top_p"])).softmax(
-                -1
-            )
+        probabilities = cut_in_turn(theirs)
 
         def key_of(logits_MV, drawn_M1):
             return torch.zeros_like(logits_MV).scatter_(-1, drawn_M1, 1.0)
@@ -414,12 +405,7 @@ def test_every_canvas_of_llada2(family):
         steps, prompt = llada2(family, case)
         canvas_TS = tensors["canvas"]
         if name == "eos_stop":
-            # the original stops after the block
-            stops = torch.tensor([theirs["eos_id"]])
-            ended = {
-                step.block for step in steps if torch.isin(step.ids_BS[:, prompt:], stops).any()
-            }
-            steps = [step for step in steps if step.block <= min(ended)]
+            steps = through_stop(steps, prompt, [theirs["eos_id"]])
         assert len(steps) == case["nfe"], name
         for step, shown_S in zip(steps, canvas_TS, strict=True):
             assert torch.equal(step.before_BS[0], shown_S), (

@@ -27,30 +27,31 @@ from tiny_models import checkpointed
 # B batch, S sequence, M asked positions, V vocabulary
 
 
-def question(seed=3, share=0.6, highest=MASK):
+def question(highest=MASK, **changes):
     """Ids, their padding, labels and weights; padding and some of the text are not asked."""
     ids, mask = ragged()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(3)
     labels = torch.randint(0, highest, ids.shape, generator=generator)
-    labels[(torch.rand(ids.shape, generator=generator) > share) | (mask == 0)] = -100
-    return ids, mask, labels, torch.rand(ids.shape, generator=generator) + 0.1
+    labels[(torch.rand(ids.shape, generator=generator) > 0.6) | (mask == 0)] = -100
+    weights = torch.rand(ids.shape, generator=generator) + 0.1
+    given = {"input_ids": ids, "attention_mask": mask, "labels": labels, "label_weights": weights}
+    return given | changes
 
 
-def whole(model, ids, mask, labels, weights):
+def whole(model, labels, label_weights, **given):
     """The same with every logit there is."""
-    logits = model(ids, mask).logits
+    logits = model(**given).logits
     asked = labels != -100
     exact = torch.promote_types(logits.dtype, torch.float32)
-    return (
-        F.cross_entropy(logits[asked].to(exact), labels[asked], reduction="none") * weights[asked]
-    ).sum()
+    losses = F.cross_entropy(logits[asked].to(exact), labels[asked], reduction="none")
+    return (losses * label_weights[asked]).sum()
 
 
 def same(model, tolerance, *, chunk=4, scale=1.0, highest=MASK):
-    ids, mask, labels, weights = question(highest=highest)
-    slow = whole(model, ids, mask, labels, weights)
+    given = question(highest)
+    slow = whole(model, **given)
     slow_grads = gradients(model, slow * scale)
-    out = model(ids, mask, labels=labels, label_weights=weights, head_chunk=chunk)
+    out = model(**given, head_chunk=chunk)
     assert out.logits is None
     assert out.loss.dtype == (torch.float64 if model.dtype == torch.float64 else torch.float32)
     fast_grads = gradients(model, out.loss * scale)
@@ -89,31 +90,22 @@ def test_a_head_with_fewer_rows_than_ids():
     model = build(output_vocab_size=VOCAB - 7)
     assert model.lm_head.out_features == VOCAB - 7
     same(model, 1e-12, highest=VOCAB - 7)
-    ids, mask, labels, weights = question()
-    labels[0, 0] = MASK
-    refused(
-        rf"0…{VOCAB - 8}\), or -100 .*one is {MASK}",
-        model,
-        ids,
-        mask,
-        labels=labels,
-        label_weights=weights,
-    )
+    given = question()
+    given["labels"][0, 0] = MASK
+    refused(rf"0…{VOCAB - 8}\), or -100 .*one is {MASK}", model, **given)
 
 
 def test_weights_are_one_when_left_out_and_no_question_costs_nothing():
     model = build()
-    ids, mask, labels, weights = question()
     left_out, ones = (
-        model(ids, mask, labels=labels),
-        model(ids, mask, labels=labels, label_weights=weights * 0 + 1),
+        model(**question(label_weights=weights)) for weights in (None, torch.ones(3, 9))
     )
     assert torch.equal(left_out.loss, ones.loss)
-    none = torch.full_like(labels, -100)
+    none = torch.full((3, 9), -100)
     one = none.clone()
     one[0, 0] = 5
-    assert model(ids, mask, labels=one).loss > 0
-    nothing = model(ids, mask, labels=none)
+    assert model(**question(labels=one)).loss > 0
+    nothing = model(**question(labels=none))
     grads = gradients(model, nothing.loss)
     assert nothing.loss == 0
     assert grads.keys() == dict(model.named_parameters()).keys()
@@ -122,10 +114,9 @@ def test_weights_are_one_when_left_out_and_no_question_costs_nothing():
 
 def test_without_gradients_and_with_a_frozen_head():
     model = build()
-    ids, mask, labels, weights = question()
-    expected = whole(model, ids, mask, labels, weights)
+    expected = whole(model, **question())
     with torch.no_grad():
-        loss = model(ids, mask, labels=labels, label_weights=weights, head_chunk=3).loss
+        loss = model(**question(), head_chunk=3).loss
     assert not loss.requires_grad
     assert abs(loss - expected) < 1e-10 * expected
     model.lm_head.requires_grad_(False)
@@ -137,14 +128,12 @@ def test_without_gradients_and_with_a_frozen_head():
 
 
 def test_gradients_add_up_over_batches_and_survive_checkpointing():
-    ids, mask, labels, weights = question()
     model = build(("token", 2, "front"), gate="elementwise").train()
-    half = model(ids, mask, labels=labels, label_weights=weights).loss
-    once = gradients(model, half)
+    once = gradients(model, model(**question()).loss)
     checkpointed(model)
     model.zero_grad()
     for _ in range(2):
-        model(ids, mask, labels=labels, label_weights=weights, head_chunk=5).loss.backward()
+        model(**question(), head_chunk=5).loss.backward()
     for name, parameter in model.named_parameters():
         assert torch.allclose(parameter.grad, 2 * once[name], rtol=1e-10, atol=1e-13), name
 
@@ -153,8 +142,7 @@ def test_gradients_add_up_over_batches_and_survive_checkpointing():
     "first, message", [({"retain_graph": True}, "once"), ({"create_graph": True}, "second")]
 )
 def test_going_backward_twice_says_why_not(first, message):
-    ids, mask, labels, _ = question()
-    loss = build()(ids, mask, labels=labels).loss
+    loss = build()(**question()).loss
     with pytest.raises(RuntimeError, match=message):
         for _ in range(2):
             loss.backward(**first)
@@ -174,14 +162,13 @@ class LargestLogits(TorchFunctionMode):
 
 def test_no_more_logits_than_a_chunk_exist():
     model = build()
-    ids, mask, labels, _ = question()
     seen = LargestLogits()
     with seen:
-        model(ids, mask)
-    assert seen.rows == ids.numel()
+        model(*ragged())
+    assert seen.rows == 27
     seen.rows = 0
     with seen:
-        model(ids, mask, labels=labels, head_chunk=4).loss.backward()
+        model(**question(), head_chunk=4).loss.backward()
     assert seen.rows == 4
 
 
@@ -200,8 +187,7 @@ def test_a_head_of_another_make_is_called_and_not_looked_into():
     model = build()
     model.lm_head = Doubled(model.lm_head)
     same(model, 1e-12)
-    ids, mask, labels, _ = question()
-    refused("own head, not a Doubled", model, ids, mask, labels=labels, liger=True)
+    refused("own head, not a Doubled", model, **question(), liger=True)
 
 
 @pytest.mark.parametrize(
@@ -222,19 +208,11 @@ def test_a_head_of_another_make_is_called_and_not_looked_into():
     ],
 )
 def test_bad_questions_are_refused(change, message):
-    ids, mask, labels, weights = question()
-    refused(
-        message,
-        build(dtype=torch.float32),
-        ids,
-        mask,
-        **{"labels": labels, "label_weights": weights, **change},
-    )
+    refused(message, build(dtype=torch.float32), **question(**change))
 
 
 def test_liger_is_refused_by_name_where_it_cannot_run(monkeypatch):
-    ids, mask, labels, _ = question()
-    refused(r"on cpu; .*liger-kernel", build(), ids, mask, labels=labels, liger=True)
+    refused(r"on cpu; .*liger-kernel", build(), **question(), liger=True)
     assert not fast.Liger.serving(None, torch.device("cpu"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     refused("liger-kernel, which is not", fast.Liger.serving, True, torch.device("cuda"))
@@ -271,10 +249,7 @@ def test_a_liger_that_forgets_the_weights_of_the_rows_is_found_out(monkeypatch, 
 def test_liger_equals_the_plain_path():
     pytest.importorskip("liger_kernel")
     model = build(dtype=torch.float32, std=0.1).cuda()
-    ids, mask, labels, weights = (value.cuda() for value in question())
-    plain, fused = (
-        model(ids, mask, labels=labels, label_weights=weights, liger=on).loss
-        for on in (False, True)
-    )
+    given = {name: value.cuda() for name, value in question().items()}
+    plain, fused = (model(**given, liger=on).loss for on in (False, True))
     assert torch.allclose(plain, fused, rtol=1e-3)
     assert_same_gradients(gradients(model, plain), gradients(model, fused), 1e-2)

@@ -105,18 +105,18 @@ def test_blocks_are_counted_from_the_first_of_each_row():
 
 
 def test_bad_infilling_is_refused():
-    refused(r"\(id 9\) to fill; put mask_id", Canvas.infill, torch.tensor([[1, 2]]), mask_id=MASK)
+    refused(r"\(id 9\) to fill; put mask_id", Canvas.infill, [[1, 2]], mask_id=MASK)
     refused(
         r"\(1, 2\), but .* \(1, 3\)",
         Canvas.infill,
-        torch.tensor([[1, 9]]),
+        [[1, 9]],
         mask_id=MASK,
         attention_BS=torch.ones(1, 3),
     )
     refused(
         "context of 1 positions, got 2",
         Canvas.infill,
-        torch.tensor([[1, 9]]),
+        [[1, 9]],
         mask_id=MASK,
         context=1,
     )

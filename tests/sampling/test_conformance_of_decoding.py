@@ -116,15 +116,3 @@ def test_what_is_not_registered_has_no_text_and_is_refused():
         DecodingSettings,
         rule=lambda candidates: candidates.columns_M,
     )
-
-
-def test_denoise_takes_texts_with_fields():
-    canvas = Canvas.from_prompts([[1]], new_tokens=3, mask_id=9)
-    steps = denoise(
-        lambda ids_BS, wanted_BS: torch.eye(9)[: int(wanted_BS.sum())],
-        canvas,
-        schedule="threshold:threshold=0.2",
-    )
-    assert len(list(steps)) == 1
-    with pytest.raises(TypeError, match="keyword argument 'temprature'"):
-        denoise(lambda *_: None, canvas, temprature=1.0)

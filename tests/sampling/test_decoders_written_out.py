@@ -13,29 +13,32 @@ from plain_decoders import (
     threshold,
     timed,
 )
-from toy_denoiser import MASK, PAD, ToyDenoiser
+from toy_denoiser import MASK, ROWS, ToyDenoiser, prompts, rows_of
 
-from sinklab.core.sampling import Canvas, EvenQuota, Timed, denoise
+from sinklab.core.sampling import EvenQuota, Timed, denoise
 
 LAB = pytest.mark.ring("lab")
 OF_LAB = [pytest.param(rule, marks=LAB) for rule in ("maskgit_plus", "topk_margin", "entropy")]
 RULES = ["low_confidence", *OF_LAB, "left_to_right"]
-PROMPTS = [[1, 2, 3, 4, 5], [6, 7], [], [8, 9, 10]]
 
 
-def rows(canvas, seed, **settings):
-    """The canvases of each row of a batch, before the first evaluation and after each, without
-    padding.
-    """
+def rows(seed, **settings):
+    """A toy, the canvases of each row of a batch that it decodes, and the steps."""
+    canvas = prompts()
     # Sharper logits, so that thresholds and bounds let through one, several or all.
     toy = ToyDenoiser(canvas.attention_BS, seed, sharpness=2.0)
     steps = list(denoise(toy, canvas, **settings))
-    canvases = [canvas.ids_BS, *(step.ids_BS for step in steps)]
-    real = [
-        [ids_BS[number][canvas.attention_BS[number]].tolist() for ids_BS in canvases]
-        for number in range(len(PROMPTS))
-    ]
-    return toy, real, steps
+    return toy, rows_of(canvas, steps), steps
+
+
+def written_out(toy, rule, blocks, **cuts):
+    """The canvases of each row by the loop."""
+    return [plain_row(toy, [*prompt, *[MASK] * 12], rule, blocks, **cuts) for prompt in ROWS]
+
+
+def sizes_of(block_length):
+    """Of the blocks that 12 new tokens make."""
+    return [min(block_length, 12 - start) for start in range(0, 12, block_length)]
 
 
 SCHEDULES = [
@@ -60,17 +63,12 @@ SCHEDULES = [
 def test_schedules_that_read_the_scores(rule, schedule, count):
     sizes = set()
     for seed, block_length in enumerate((12, 5, 4)):
-        canvas = Canvas.from_prompts(PROMPTS, new_tokens=12, mask_id=MASK, pad_id=PAD)
-        toy, ours, steps = rows(
-            canvas, seed, rule=rule, schedule=schedule, block_length=block_length
-        )
+        toy, ours, steps = rows(seed, rule=rule, schedule=schedule, block_length=block_length)
         sizes |= {int(n) for step in steps for n in step.committed_BS.sum(1)}
         assert {step.total for step in steps} == {None}
-        blocks = [(min(block_length, 12 - start), count) for start in range(0, 12, block_length)]
-        for prompt, canvases in zip(PROMPTS, ours, strict=True):
-            expected = plain_row(toy, [*prompt, *[MASK] * 12], rule, blocks)
-            # A row that has finished its block waits for the others, so its canvas may repeat.
-            assert distinct(canvases) == expected, f"seed {seed}"
+        blocks = [(size, count) for size in sizes_of(block_length)]
+        # A row that has finished its block waits for the others, so its canvas may repeat.
+        assert [*map(distinct, ours)] == written_out(toy, rule, blocks), f"seed {seed}"
     if schedule not in ("threshold:threshold=1.0", "entropy_bound:gamma=0.0"):
         assert max(sizes) > 1, "the setting never commits more than one"
 
@@ -88,30 +86,23 @@ def test_schedules_that_read_the_scores(rule, schedule, count):
 def test_sdars_quota_is_that_of_a_whole_block(tau, steps, quotas):
     count = dynamic(tau, quotas)
     for seed in range(2):
-        canvas = Canvas.from_prompts(PROMPTS, new_tokens=12, mask_id=MASK, pad_id=PAD)
-        schedule = f"dynamic:threshold={tau}{steps}"
-        toy, ours, _ = rows(canvas, seed, schedule=schedule, block_length=5)
-        for prompt, canvases in zip(PROMPTS, ours, strict=True):
-            blocks = [(5, count), (5, count), (2, count)]
-            expected = plain_row(toy, [*prompt, *[MASK] * 12], "low_confidence", blocks)
-            assert distinct(canvases) == expected, f"seed {seed}"
+        toy, ours, _ = rows(seed, schedule=f"dynamic:threshold={tau}{steps}", block_length=5)
+        expected = written_out(toy, "low_confidence", [(5, count), (5, count), (2, count)])
+        assert [*map(distinct, ours)] == expected, f"seed {seed}"
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_dreams_time_schedule(rule):
     cases = [(12, 12, 1e-3), (5, 12, 0.2), (7, 5, 1e-5), (20, 12, 1e-3), (9, 4, 0.2)]
     for seed, (steps, block_length, eps) in enumerate(cases):
-        blocks = [min(block_length, 12 - start) for start in range(0, 12, block_length)]
-        share, rest = divmod(steps, len(blocks))
-        dealt = [share + (block < rest) for block in range(len(blocks))]
-        canvas = Canvas.from_prompts(PROMPTS, new_tokens=12, mask_id=MASK, pad_id=PAD)
+        sizes = sizes_of(block_length)
+        share, rest = divmod(steps, len(sizes))
+        blocks = [(size, timed(eps, share + (nth < rest))) for nth, size in enumerate(sizes)]
         toy, ours, done = rows(
-            canvas, seed, rule=rule, schedule=Timed(eps), steps=steps, block_length=block_length
+            seed, rule=rule, schedule=Timed(eps), steps=steps, block_length=block_length
         )
         assert [step.total for step in done] == [steps] * steps
-        for prompt, canvases in zip(PROMPTS, ours, strict=True):
-            counts = [(size, timed(eps, n)) for size, n in zip(blocks, dealt, strict=True)]
-            assert canvases == plain_row(toy, [*prompt, *[MASK] * 12], rule, counts)
+        assert ours == written_out(toy, rule, blocks)
 
 
 QUOTAS = [
@@ -131,15 +122,12 @@ QUOTAS = [
 @pytest.mark.parametrize("rule", RULES)
 def test_lladas_even_quota(rule):
     for seed, (steps, block_length, dealt) in enumerate(QUOTAS):
-        canvas = Canvas.from_prompts(PROMPTS, new_tokens=12, mask_id=MASK, pad_id=PAD)
+        blocks = [(size, even(n)) for size, n in zip(sizes_of(block_length), dealt, strict=True)]
         toy, ours, done = rows(
-            canvas, seed, rule=rule, schedule=EvenQuota(), steps=steps, block_length=block_length
+            seed, rule=rule, schedule=EvenQuota(), steps=steps, block_length=block_length
         )
         assert [step.total for step in done] == [sum(dealt)] * sum(dealt)
-        for prompt, canvases in zip(PROMPTS, ours, strict=True):
-            sizes = [min(block_length, 12 - start) for start in range(0, 12, block_length)]
-            blocks = [(size, even(n)) for size, n in zip(sizes, dealt, strict=True)]
-            assert canvases == plain_row(toy, [*prompt, *[MASK] * 12], rule, blocks)
+        assert ours == written_out(toy, rule, blocks)
 
 
 @pytest.mark.parametrize("rule", OF_LAB)
@@ -147,12 +135,9 @@ def test_lladas_even_quota(rule):
     "cuts", [{"top_p": 0.6}, {"top_k": 3}, {"top_p": 0.9, "top_k": 5}, {"top_k": 99}], ids=str
 )
 def test_scores_after_top_p_and_top_k(rule, cuts):
-    differs = False
+    differs, blocks = False, [(12, even(12))]
     for seed in range(2):
-        canvas = Canvas.from_prompts(PROMPTS, new_tokens=12, mask_id=MASK, pad_id=PAD)
-        toy, ours, _ = rows(canvas, seed, rule=rule, **cuts)
-        for prompt, canvases in zip(PROMPTS, ours, strict=True):
-            start = [*prompt, *[MASK] * 12]
-            assert canvases == plain_row(toy, start, rule, [(12, even(12))], **cuts)
-            differs |= canvases != plain_row(toy, start, rule, [(12, even(12))])
+        toy, ours, _ = rows(seed, rule=rule, **cuts)
+        assert ours == written_out(toy, rule, blocks, **cuts)
+        differs |= ours != written_out(toy, rule, blocks)
     assert differs or cuts == {"top_k": 99}, "the cut changes nothing"

@@ -1,20 +1,12 @@
 import pytest
 import torch
-from toy_denoiser import MASK, PAD, VOCABULARY, ToyDenoiser
+from toy_denoiser import MASK, VOCABULARY, ToyDenoiser, prompts
 
 from refusals import refused
-from sinklab.core.sampling import (
-    Canvas,
-    Denoiser,
-    Session,
-    denoise,
-    guided,
-    suppressed,
-    text_only,
-)
+from sinklab.core.sampling import Denoiser, Session, denoise, guided, suppressed, text_only
 from sinklab.lab.caching import DualCache
 
-CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=6, mask_id=MASK, pad_id=PAD)
+CANVAS = prompts([[1, 2, 3], [4]], 6)
 
 
 def test_scale_zero_is_the_conditional_denoiser():

@@ -1,19 +1,13 @@
 import pytest
 import torch
-from toy_denoiser import MASK, PAD, VOCABULARY, ToyDenoiser
+from toy_denoiser import MASK, ToyDenoiser, prompts, seeded, zeros
 
 from sinklab.core.sampling import Canvas, RandomOrder, denoise
-
-ROWS = [[1, 2, 3, 4, 5], [6, 7], [], [8, 9, 10]]
-
-
-def prompts(rows=ROWS, new_tokens=12):
-    return Canvas.from_prompts(rows, new_tokens=new_tokens, mask_id=MASK, pad_id=PAD)
 
 
 def run(canvas, *, seed=None, **settings):
     toy = ToyDenoiser(canvas.attention_BS)
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    generator = None if seed is None else seeded(seed)
     return list(denoise(toy, canvas, generator=generator, **settings)), toy
 
 
@@ -47,9 +41,7 @@ def test_a_head_without_a_mask_column_works():
 
 def test_equal_scores_are_committed_from_the_left():
     canvas = prompts([[1], [2]], 4)
-    done = list(
-        denoise(lambda ids_BS, wanted_BS: torch.zeros(int(wanted_BS.sum()), VOCABULARY), canvas)
-    )
+    done = list(denoise(zeros, canvas))
     assert [step.committed_BS.nonzero().tolist() for step in done] == [
         [[0, c], [1, c]] for c in (1, 2, 3, 4)
     ]
@@ -86,13 +78,12 @@ def test_the_generator_decides_and_nothing_else(settings):
 def test_a_cpu_generator_gives_the_same_run_on_the_gpu(settings):
     canvas = prompts()
     here, toy = run(canvas, seed=1, steps=5, block_length=5, **settings)
-    generator = torch.Generator().manual_seed(1)
     there = denoise(
         lambda ids_BS, wanted_BS: toy(ids_BS.cpu(), wanted_BS.cpu()).cuda(),
         canvas.to("cuda"),
         steps=5,
         block_length=5,
-        generator=generator,
+        generator=seeded(1),
         **settings,
     )
     for step, moved in zip(here, there, strict=True):
@@ -102,10 +93,6 @@ def test_a_cpu_generator_gives_the_same_run_on_the_gpu(settings):
 
 def test_random_order_is_uniform_over_positions():
     canvas = prompts([[1]] * 2000, 4)
-    generator = torch.Generator().manual_seed(0)
-    zeros = torch.zeros(8000, VOCABULARY)
-    first = next(
-        denoise(lambda ids_BS, wanted_BS: zeros, canvas, rule=RandomOrder(), generator=generator)
-    )
+    first = next(denoise(zeros, canvas, rule=RandomOrder(), generator=seeded()))
     # Binomial(2000, 1/4): mean 500, standard deviation 19.4.
     assert ((first.committed_BS.sum(0)[1:] - 500).abs() < 80).all()

@@ -1,15 +1,9 @@
 import pytest
 import torch
-from toy_denoiser import MASK, PAD, VOCABULARY, ToyDenoiser
+from toy_denoiser import VOCABULARY, ToyDenoiser, prompts, seeded
 
 from refusals import refused
-from sinklab.core.sampling import Canvas, EvenQuota, denoise
-
-
-def prompts():
-    return Canvas.from_prompts(
-        [[1, 2, 3, 4, 5], [6, 7], [], [8]], new_tokens=12, mask_id=MASK, pad_id=PAD
-    )
+from sinklab.core.sampling import EvenQuota, denoise
 
 
 def test_nan_logits_name_the_step():
@@ -46,21 +40,15 @@ def test_positions_without_a_possible_token_are_refused(settings, value, message
     canvas = prompts()
     table = torch.zeros(48, VOCABULARY)
     table[7] = value
-    generator = torch.Generator().manual_seed(0)
-    refused(
-        message,
-        next,
-        denoise(lambda ids_BS, wanted_BS: table, canvas, generator=generator, **settings),
-    )
+    steps = denoise(lambda ids_BS, wanted_BS: table, canvas, generator=seeded(), **settings)
+    refused(message, next, steps)
 
 
 def test_logits_whose_sum_overflows_are_fine():
     canvas = prompts()
     table = torch.full((48, VOCABULARY), 6e4, dtype=torch.float16)
-    assert (
-        len(list(denoise(lambda ids_BS, wanted_BS: table[: int(wanted_BS.sum())], canvas, steps=2)))
-        == 2
-    )
+    steps = denoise(lambda ids_BS, wanted_BS: table[: int(wanted_BS.sum())], canvas, steps=2)
+    assert len(list(steps)) == 2
 
 
 def test_a_schedule_that_never_ends_is_refused():

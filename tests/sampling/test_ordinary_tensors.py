@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from toy_denoiser import MASK, PAD, ToyDenoiser
+from toy_denoiser import MASK, ToyDenoiser, prompts, seeded
 
 from sinklab.core.registry import unmasking_rules
-from sinklab.core.sampling import Canvas, denoise, guided, suppressed, text_only
+from sinklab.core.sampling import denoise, guided, suppressed, text_only
 
-CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=6, mask_id=MASK, pad_id=PAD)
+CANVAS = prompts([[1, 2, 3], [4]], 6)
 NAMES = ["before_BS", "ids_BS", "filled_BS", "masked_BS", "committed_BS", "confidence_BS"]
+NAMES += ["score_M", "candidates_BS"]
 
 
 def inferring(ids_BS, wanted_BS):
@@ -20,17 +21,10 @@ def inferring(ids_BS, wanted_BS):
 
 def assert_ordinary(denoiser, **settings):
     count = 0
-    for step in denoise(denoiser, CANVAS, generator=torch.Generator().manual_seed(0), **settings):
-        tensors = {name: getattr(step, name) for name in NAMES}
-        tensors |= {
-            "score": step.score_M,
-            "candidates": step.candidates_BS,
-        }
-        assert not [
-            name
-            for name, tensor in tensors.items()
-            if tensor.is_inference() or tensor.requires_grad
-        ]
+    for step in denoise(denoiser, CANVAS, generator=seeded(), **settings):
+        for name in NAMES:
+            tensor = getattr(step, name)
+            assert not tensor.is_inference() and not tensor.requires_grad, name
         count += 1
     assert count
     weight_VD = torch.randn(23, 3, requires_grad=True)

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 from torch.testing import assert_close
-from toy_denoiser import MASK, VOCABULARY
+from toy_denoiser import MASK, VOCABULARY, seeded, zeros
 
 from refusals import refused
 from sinklab.core.sampling import (
@@ -17,10 +17,6 @@ from sinklab.core.sampling import (
     TokenSampling,
     denoise,
 )
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def candidates(logits_MV, generator=None, mask_id=99, **sampling):
@@ -102,10 +98,6 @@ def test_a_rule_reads_the_text_around_the_masks():
         torch.equal(one.ids_BS, step.before_BS) for one, step in zip(seen, steps, strict=True)
     )
     assert all(torch.equal(one.open_BS, canvas.open_BS) for one in seen)
-
-
-def zeros(ids_BS, wanted_BS):
-    return torch.zeros(int(wanted_BS.sum()), VOCABULARY)
 
 
 @pytest.mark.ring("lab")

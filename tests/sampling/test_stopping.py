@@ -3,15 +3,9 @@
 import pytest
 import torch
 from plain_decoders import distinct, entropy_bound, even, plain_row, threshold, timed
-from toy_denoiser import MASK, PAD, ToyDenoiser
+from toy_denoiser import HOLES, MASK, ROWS, ToyDenoiser, prompts, rows_of
 
 from sinklab.core.sampling import Canvas, denoise
-
-ROWS = [[1, 2, 3, 4, 5], [6, 7], [], [8, 9, 10]]
-
-
-def prompts(rows=ROWS, new_tokens=12):
-    return Canvas.from_prompts(rows, new_tokens=new_tokens, mask_id=MASK, pad_id=PAD)
 
 
 def both(seed, stop_ids, **settings):
@@ -53,11 +47,9 @@ def test_every_step_equals_the_loop_written_out(settings, blocks):
         canvas, full, steps = both(seed, stops, **settings)
         toy = ToyDenoiser(canvas.attention_BS, seed, sharpness=2.0)
         saved += len(full) - len(steps)
-        for row, prompt in enumerate(ROWS):
+        for prompt, ours in zip(ROWS, rows_of(canvas, steps), strict=True):
             expected = plain_row(toy, [*prompt, *[MASK] * 12], rule, blocks, stops)
-            real = canvas.attention_BS[row]
-            ours = [step.ids_BS[row][real].tolist() for step in steps]
-            assert distinct([expected[0], *ours]) == distinct(expected), f"seed {seed}, row {row}"
+            assert distinct(ours) == distinct(expected), f"seed {seed}, behind {prompt}"
     assert saved > 0 or "steps" in settings
 
 
@@ -123,20 +115,17 @@ def test_a_stop_id_in_the_prompt_counts_for_nothing_and_given_text_stays():
 
 
 def test_infilling_rows_of_unequal_length_end_one_by_one():
-    holes = torch.tensor(
-        [[MASK, 1, 2, MASK, MASK, 3, MASK], [4, MASK, 5, MASK, 7, 8, 9], [0, 1, 2, 3, 4, 5, 6]]
-    )
-    canvas, ended = Canvas.infill(holes, mask_id=MASK), 0
+    canvas, ended = Canvas.infill(HOLES, mask_id=MASK), 0
     for seed in range(8):
         toy = ToyDenoiser(canvas.attention_BS, seed)
         free = list(denoise(toy, canvas, block_length=3))[-1].ids_BS
         for stop in set(free[canvas.open_BS].tolist()):
             steps = list(denoise(toy, canvas, block_length=3, stop_ids=[stop]))
-            for row, sizes in enumerate(([3, 1], [2], [])):
-                # The second row has 2 open positions and the quota of 3 steps.
+            # The second row has 2 open positions and the quota of 3 steps.
+            ours = zip(HOLES, ([3, 2], [2], []), rows_of(canvas, steps), strict=True)
+            for holes, sizes, canvases in ours:
                 blocks = [(size, even(size)) for size in sizes]
-                expected = plain_row(toy, holes[row].tolist(), "low_confidence", blocks, [stop])
-                ours = [holes[row].tolist(), *(step.ids_BS[row].tolist() for step in steps)]
-                assert distinct(ours) == expected
+                expected = plain_row(toy, holes, "low_confidence", blocks, [stop])
+                assert distinct(canvases) == expected
             ended += int(any(step.filled_BS.any() for step in steps))
     assert ended > 3

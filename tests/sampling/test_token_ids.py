@@ -82,10 +82,6 @@ def test_the_last_id_of_the_vocabulary_may_end_a_row():
             r"a schedule is an object, got the class Threshold; pass Threshold\(\)",
         ),
         ({"cache": False}, r"object of class Cache, got False"),
-        (
-            {"cache": Threshold()},
-            r"object of class Cache, got Threshold",
-        ),
         ({"schedule": 0.9}, r"object of class Schedule, got 0.9"),
         ({"rule": 3}, r"object of class UnmaskingRule, got 3"),
     ],

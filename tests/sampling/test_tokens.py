@@ -2,13 +2,10 @@ import pytest
 import torch
 from plain_decoders import cut
 from torch.testing import assert_close
+from toy_denoiser import seeded
 
 from refusals import refused
 from sinklab.core.sampling import Candidates, Canvas, TokenSampling, denoise, sample_tokens
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def test_the_sample_is_lladas_own_form_of_the_noise():

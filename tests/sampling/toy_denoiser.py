@@ -1,10 +1,37 @@
-"""A one-layer bidirectional attention model in float64, that tests decode with."""
+"""A one-layer bidirectional attention model in float64 that tests decode with, and its canvases."""
 
 import torch
+
+from sinklab.core.sampling import Canvas
 
 # B batch rows, S positions, M wanted positions, V vocabulary, D width
 
 VOCABULARY, MASK, PAD = 23, 20, 21
+ROWS = [[1, 2, 3, 4, 5], [6, 7], [], [8, 9, 10]]
+HOLES = [[MASK, 1, MASK, MASK, MASK, 3, MASK], [4, MASK, 5, MASK, 7, 8, 9], [0, 1, 2, 3, 4, 5, 6]]
+"""texts with unequal numbers of masks"""
+
+
+def prompts(rows=ROWS, new_tokens=12):
+    return Canvas.from_prompts(rows, new_tokens=new_tokens, mask_id=MASK, pad_id=PAD)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def zeros(ids_BS, wanted_BS):
+    """A denoiser to which all tokens are equally likely."""
+    return torch.zeros(int(wanted_BS.sum()), VOCABULARY)
+
+
+def rows_of(canvas, steps):
+    """The canvases of each row before the first evaluation and after each, without padding."""
+    canvases = [canvas.ids_BS, *(step.ids_BS for step in steps)]
+    return [
+        [ids_BS[row][real_S].tolist() for ids_BS in canvases]
+        for row, real_S in enumerate(canvas.attention_BS)
+    ]
 
 
 class ToyDenoiser:
@@ -13,7 +40,7 @@ class ToyDenoiser:
     """
 
     def __init__(self, attention_BS, seed=0, sharpness=1.0):
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeded(seed)
         self.token_VD = torch.randn(VOCABULARY, 16, generator=generator, dtype=torch.float64)
         self.place_SD = torch.randn(64, 16, generator=generator, dtype=torch.float64)
         self.head_DV = (

@@ -77,46 +77,36 @@ def test_a_trace_around_it_sees_every_layer():
     assert [step.shape[1] for step in recording.received] == [4]
 
 
-def test_a_layer_that_changes_its_input_or_runs_twice_is_no_trap():
-    class Adds(torch.nn.Module):
-        def forward(self, x_BSD):
-            return x_BSD.add_(1)
+class Adds(torch.nn.Module):
+    """A layer that changes its input."""
 
+    def forward(self, x_BSD, shared):
+        return x_BSD.add_(1)
+
+
+class Shares(torch.nn.Module):
+    """Layers that share keys by a dictionary: all must run."""
+
+    def forward(self, x_BSD, *, shared):
+        return x_BSD + shared.setdefault("keys", x_BSD)
+
+
+@pytest.mark.parametrize(
+    "layer, order, first", [(Adds, (0, 1, 2), 2), (Adds, (0, 0, 1, 2), 2), (Shares, (0, 1), 1)]
+)
+def test_a_layer_that_changes_its_input_runs_twice_or_shares_is_no_trap(layer, order, first):
     model = torch.nn.Module()
-    model.layers = torch.nn.ModuleList([Adds(), Adds(), Adds()])
-
-    def run(order):
-        x_BSD = torch.zeros(1, 2, 3)
-        for number in order:
-            x_BSD = model.layers[number](x_BSD)
-        return x_BSD
-
-    calls = [f"layers.{number}.attention" for number in range(3)]
-    for order in ((0, 1, 2), (0, 0, 1, 2)):
-        layers = CleanLayers(model)
-        with layers.kept(True):
-            clean_BSD = run(order)
-        for _ in range(2):
-            with layers.without(calls, 2):
-                assert torch.equal(run(order), clean_BSD)
-
-
-def test_layers_that_share_keys_by_a_dictionary_all_run():
-    class Shares(torch.nn.Module):
-        def forward(self, x_BSD, *, shared):
-            return x_BSD + shared.setdefault("keys", x_BSD)
-
-    model = torch.nn.Module()
-    model.layers = torch.nn.ModuleList([Shares(), Shares()])
+    model.layers = torch.nn.ModuleList([layer() for _ in range(3)])
 
     def run():
         shared, x_BSD = {}, torch.ones(1, 2, 3)
-        for layer in model.layers:
-            x_BSD = layer(x_BSD, shared=shared)
+        for number in order:
+            x_BSD = model.layers[number](x_BSD, shared=shared)
         return x_BSD
 
-    layers = CleanLayers(model)
+    layers, calls = CleanLayers(model), [f"layers.{number}.attention" for number in range(3)]
     with layers.kept(True):
         clean_BSD = run()
-    with layers.without(["layers.0.attention", "layers.1.attention"], 1):
-        assert torch.equal(run(), clean_BSD)
+    for _ in range(2):
+        with layers.without(calls, first):
+            assert torch.equal(run(), clean_BSD)

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from likelihood_twin import ids
+from likelihood_twin import ids, logprobs
 from refusals import refused
 from sinklab.core.probing import intervene, trace
 from sinklab.core.sinks import Excess
@@ -30,10 +30,6 @@ EDITS = {
     "positions": MaskPositions((0, 3)),
     "window": WindowAttention(radius=3),
 }
-
-
-def logprobs(*args, **options):
-    return [one.logprob for one in score(*args, **options)]
 
 
 @pytest.mark.parametrize("name", EDITS)

@@ -72,16 +72,14 @@ def test_signs_and_cells_are_those_that_were_planted():
     assert np.isnan(rank_correlation(weights_RC, np.ones((12, 10))).value)
 
 
-def model(seed, masses, slope, rows=12, *, curved=0.0):
+def model(seed, masses, slope, rows=12):
     """A model that loses `slope` per removed mass, with a spread of rows that grows with the
     dose.
     """
     rng = np.random.default_rng(seed)
     removed_K = np.array(masses)
     slopes_R1 = slope * (1 + 0.4 * rng.normal(size=(rows, 1)))
-    costs_RK = (
-        slopes_R1 * removed_K + curved * removed_K**2 + 0.02 * rng.normal(size=(rows, len(masses)))
-    )
+    costs_RK = slopes_R1 * removed_K + 0.02 * rng.normal(size=(rows, len(masses)))
     return Doses(removed_K, costs_RK)
 
 

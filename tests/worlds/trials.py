@@ -92,13 +92,10 @@ def _shares(at_place, on_class):
     received_NTS, classes_NTS = planted.tokens(rng, 2000, at_place=at_place, on_class=on_class)
     parts = [*map(explained_mass, received_NTS, classes_NTS)]
     tens = [reduce(add, parts[first : first + 100]) for first in range(0, len(parts), 100)]
-    by_class, by_position = (
-        float(np.mean([getattr(ten, name).value for ten in tens])) for name in SCORES
-    )
-    return by_class, by_position
-
-
-SCORES = ("by_class", "by_position")
+    return [
+        float(np.mean([getattr(ten, name).value for ten in tens]))
+        for name in ("by_class", "by_position")
+    ]
 
 
 def semantic(worlds, samples, at_place=0.0, on_class=0.0):
@@ -109,13 +106,6 @@ def semantic(worlds, samples, at_place=0.0, on_class=0.0):
     found = explained(worlds, samples, at_place, on_class)
     said = ({"semantic": True, "positional": False}.get(one.word or "") for one in found)
     return _rates(said, (_covers(one.class_over_position, by_class - by_position) for one in found))
-
-
-def score(worlds, samples, name, at_place=0.0, on_class=0.0):
-    """Whether «by_class» or «by_position» is above 0."""
-    truth = _shares(at_place, on_class)[SCORES.index(name)]
-    found = [getattr(one, name) for one in explained(worlds, samples, at_place, on_class)]
-    return _rates((one.above() for one in found), (_covers(one, truth) for one in found))
 
 
 # --- shares against a threshold ---
@@ -355,6 +345,11 @@ def _no(rates):
     return rates.no
 
 
+def world(rates, *what, **how):
+    """Rates in worlds of this kind, of numbers of worlds and of samples."""
+    return lambda worlds, n: rates(worlds, n, *what, **how)
+
+
 NOT_TRIED = Rates(*[float("nan")] * 3)
 EFFECTS = {8: 1.5, 12: 1.0, 30: 0.6}
 """differences that are to be found, in standard deviations"""
@@ -365,61 +360,61 @@ VERDICTS = (
         "still sinks at places of each sample's own; 8 of 10 at the same places (position "
         "explains 60 %)",
         semantic,
-        lambda worlds, n: semantic(worlds, n, at_place=0.8),
+        world(semantic, at_place=0.8),
         _no,
     ),
     Row(
         "sinks are rather semantic",
         "the same; 9 of 10 on punctuation (class explains 23 %)",
         semantic,
-        lambda worlds, n: semantic(worlds, n, on_class=0.9),
+        world(semantic, on_class=0.9),
         _yes,
     ),
     Row(
         "sinks only at the start",
         "90 % in the typical sample, samples alike or not; 97 %",
-        lambda worlds, n: starts(worlds, n, 0.9, 0.3),
-        lambda worlds, n: starts(worlds, n, 0.97, 0.02),
+        world(starts, 0.9, 0.3),
+        world(starts, 0.97, 0.02),
         _yes,
         enough=12,
     ),
     Row(
         "sinks not only at the start",
         "90 % in the typical sample, most have all or none; 50 %",
-        lambda worlds, n: starts(worlds, n, 0.9, 0.7),
-        lambda worlds, n: starts(worlds, n, 0.5, 0.2),
+        world(starts, 0.9, 0.7),
+        world(starts, 0.5, 0.2),
         _no,
         enough=12,
     ),
     Row(
         "96 % filtered",
         "96 % in the typical sample; 97.5 %",
-        lambda worlds, n: filters(worlds, n, 0.96, 0.005),
-        lambda worlds, n: filters(worlds, n, 0.975, 0.0015),
+        world(filters, 0.96, 0.005),
+        world(filters, 0.975, 0.0015),
         _yes,
         enough=8,
     ),
     Row(
         "blocking is costly",
         "5 % of the loss, the threshold, rows easy and hard; 10 %",
-        lambda worlds, n: costs(worlds, n, 0.05),
-        lambda worlds, n: costs(worlds, n, 0.1),
+        world(costs, 0.05),
+        world(costs, 0.1),
         _yes,
         enough=8,
     ),
     Row(
         "blocking is cheap",
         "the same; nothing",
-        lambda worlds, n: costs(worlds, n, 0.05),
-        lambda worlds, n: costs(worlds, n, 0.0),
+        world(costs, 0.05),
+        world(costs, 0.0),
         _no,
         enough=8,
     ),
     Row(
         "blocking costs right answers",
         "5 % of those that were right, the threshold; half of them",
-        lambda worlds, n: costs(worlds, n, 0.05, "accuracy"),
-        lambda worlds, n: costs(worlds, n, 0.5, "accuracy"),
+        world(costs, 0.05, "accuracy"),
+        world(costs, 0.5, "accuracy"),
         _yes,
         enough=30,
     ),
@@ -427,7 +422,7 @@ VERDICTS = (
         Row(
             f"a difference of losses ({kind})",
             "none; 1.5, 1, 0.6 standard deviations at 8, 12, 30 samples",
-            lambda worlds, n, kind=kind: differences(worlds, n, kind),
+            world(differences, kind),
             lambda worlds, n, kind=kind: differences(worlds, n, kind, EFFECTS[n]),
             _yes,
             enough=8,
@@ -437,8 +432,8 @@ VERDICTS = (
     Row(
         "sinks are static",
         "no sinks (alarm: any word for their motion); one place each",
-        lambda worlds, n: words(worlds, n, "none", "no sink"),
-        lambda worlds, n: words(worlds, n, "static", "static"),
+        world(words, "none", "no sink"),
+        world(words, "static", "static"),
         _yes,
         alarms=_no,
         enough=8,
@@ -447,8 +442,8 @@ VERDICTS = (
     Row(
         "sinks are partly moving",
         "moving ones (alarm: another word); two places in turn",
-        lambda worlds, n: words(worlds, n, "moving", "moving"),
-        lambda worlds, n: words(worlds, n, "split", "mixed"),
+        world(words, "moving", "moving"),
+        world(words, "split", "mixed"),
         _yes,
         alarms=_no,
         enough=8,
@@ -456,8 +451,8 @@ VERDICTS = (
     Row(
         "sinks are moving",
         "static ones (alarm: another word); elsewhere at each step",
-        lambda worlds, n: words(worlds, n, "static", "static"),
-        lambda worlds, n: words(worlds, n, "moving", "moving"),
+        world(words, "static", "static"),
+        world(words, "moving", "moving"),
         _yes,
         alarms=_no,
         enough=8,
@@ -466,16 +461,16 @@ VERDICTS = (
     Row(
         "an autoregressive model has sinks",
         "previous-token heads alone; half of the heads on the first token",
-        lambda worlds, n: causal_sinks(worlds, n, "previous"),
-        lambda worlds, n: causal_sinks(worlds, n, "first"),
+        world(causal_sinks, "previous"),
+        world(causal_sinks, "first"),
         _yes,
         enough=6,
     ),
     Row(
         "an autoregressive model has sinks (uniform)",
         "uniform causal attention; half of the heads on the first token",
-        lambda worlds, n: causal_sinks(worlds, n, "uniform"),
-        lambda worlds, n: causal_sinks(worlds, n, "first"),
+        world(causal_sinks, "uniform"),
+        world(causal_sinks, "first"),
         _yes,
         enough=6,
     ),
@@ -483,8 +478,8 @@ VERDICTS = (
         "sinks of an autoregressive model are static",
         "previous-token heads alone (alarm: any word for their motion); "
         "half on the first token, half on the one before",
-        lambda worlds, n: causal_words(worlds, n, "previous", "no sink"),
-        lambda worlds, n: causal_words(worlds, n, "first", "static"),
+        world(causal_words, "previous", "no sink"),
+        world(causal_words, "first", "static"),
         _yes,
         alarms=_no,
         enough=6,
@@ -492,8 +487,8 @@ VERDICTS = (
     Row(
         "sinks of an autoregressive model are moving",
         "static ones (alarm: another word); on another key for every window of eight queries",
-        lambda worlds, n: causal_words(worlds, n, "first", "static"),
-        lambda worlds, n: causal_words(worlds, n, "moving", "moving"),
+        world(causal_words, "first", "static"),
+        world(causal_words, "moving", "moving"),
         _yes,
         alarms=_no,
         enough=6,
