@@ -2,6 +2,7 @@ import itertools
 import json
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,16 @@ class Reached(BaseException):
     """An example was understood, and its command began its work."""
 
 
+REACHED = {
+    "lab.checkpoints.loading": "load",
+    "lab.checkpoints.info": "describe",
+    "extras.validate.command": "Saved",
+    "lab.training.run": "train",
+    "lab.training.checkpoints": "settings_of",
+    "lab.records.reading": "open_run",
+}
+
+
 @pytest.mark.ring("extras")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_teaches_by_examples_that_can_be_typed(command, capsys, monkeypatch):
@@ -82,12 +93,11 @@ def test_the_help_teaches_by_examples_that_can_be_typed(command, capsys, monkeyp
     def reached(*_, **__):
         raise Reached
 
-    monkeypatch.setattr("sinklab.lab.checkpoints.loading.load", reached)
-    monkeypatch.setattr("sinklab.lab.checkpoints.info.describe", reached)
-    monkeypatch.setattr("sinklab.extras.validate.command.Saved", reached)
-    monkeypatch.setattr("sinklab.lab.training.run.train", reached)
-    monkeypatch.setattr("sinklab.lab.training.checkpoints.settings_of", reached)
-    monkeypatch.setattr("sinklab.lab.records.reading.open_run", reached)
+    for module, name in REACHED.items():
+        monkeypatch.setattr(f"sinklab.{module}.{name}", reached)
+        # a package keeps what it has once looked up
+        package = import_module(f"sinklab.{module.rpartition('.')[0]}")
+        monkeypatch.setitem(vars(package), name, reached)
     for example in found:
         with pytest.raises(Reached):
             main(shlex.split(example)[1:])

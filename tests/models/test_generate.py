@@ -126,7 +126,7 @@ def test_it_ends_early_at_end_of_text():
 def test_settings_in_one_record_and_by_keyword_are_the_same():
     write = partial(tiny_model(1).generate, PROMPT, max_new_tokens=12)
     record = DecodingSettings(
-        rule="entropy", schedule="entropy_bound", gamma=4.0, temperature=0.8, top_k=9, seed=5
+        rule="entropy", schedule="entropy_bound:gamma=4.0", temperature=0.8, top_k=9, seed=5
     )
     out = write(settings=record)
     options = {name: value for name, value in dataclasses.asdict(record).items() if value != ()}
@@ -231,7 +231,7 @@ def test_an_id_that_the_model_has_not_is_refused(mask_id, options, message):
     "option, instead",
     [
         ({"zzzz": 4}, "options are rule, schedule"),
-        ({"treshold": 0.9}, "'threshold'"),
+        ({"temprature": 0.9}, "'temperature'"),
         ({"max_length": 20}, "max_new_tokens"),
         ({"do_sample": True}, "temperature"),
         ({"num_beams": 4}, "no beam search"),
