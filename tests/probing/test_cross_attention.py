@@ -91,42 +91,6 @@ def test_a_key_hidden_in_cross_attention_is_the_strongest_of_all_queries():
     assert_close(record.held_BLH[:, 0], maps[5].mean(2).amax(-1), rtol=1e-5, atol=1e-6)
 
 
-def test_queries_that_are_padding_are_told_by_a_mask_of_their_own():
-    model, given = translator("bart"), source(12, "right")
-    real_BQ = torch.ones(2, 12, dtype=torch.bool)
-    real_BQ[0, 7:] = False
-    maps = maps_of(model, given)
-    layers = ("decoder.*.encoder_attn",)
-    with torch.no_grad(), trace(model, query_mask=real_BQ, layers=layers) as recording:
-        model(**given)
-    expected = torch.stack(
-        [(maps[number] * real_BQ[:, None, :, None]).sum(2) for number in (3, 5)], 1
-    )
-    assert_close(recording.received[0], expected, rtol=1e-5, atol=1e-5)
-    wrong = refusing(r"query_mask .* shape \(2, 12\)")
-    with torch.no_grad(), wrong, trace(model, query_mask=real_BQ[:, 1:], layers=layers):
-        model(**given)
-    with (
-        refusing("query_mask leaves a row"),
-        trace(model, query_mask=real_BQ & False),
-    ):
-        pass
-    # a trace changes nothing that an edit does
-    edit = BlockKeys(TopKeys(1), when="now")
-    with (
-        refusing("query_mask"),
-        intervene(model, edit),
-        trace(model, query_mask=real_BQ),
-    ):
-        pass
-    with (
-        torch.no_grad(),
-        intervene(model, edit, query_mask=real_BQ),
-        trace(model, query_mask=real_BQ.clone()),
-    ):
-        model(**given)
-
-
 @pytest.mark.parametrize("queries", [4, 9])
 def test_multihead_attention_with_other_keys(queries):
     attention = nn.MultiheadAttention(16, 2, batch_first=True)

@@ -238,8 +238,6 @@ class Visibility:
     """Device of the counts that need no mask; the CPU when left out."""
     is_own: bool = True
     """Whether the keys belong to the sequence of the queries; False for cross attention."""
-    query_mask_BQ: Tensor | None = None
-    """For cross attention: False for queries that are padding; None: none is."""
 
     @cached_property
     def counted_BQ(self) -> Tensor:
@@ -293,7 +291,7 @@ class Visibility:
         """
         _, queries, keys = self.shape
         if not self.is_own:
-            return self.query_mask_BQ
+            return None
         if self.mask is None or (self.running is None and queries > keys):
             return None
         seen_BS = self._allowed(self.mask).any(2).any(1)

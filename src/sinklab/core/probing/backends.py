@@ -22,12 +22,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from sinklab.core.attention.received import attention_map
 from sinklab.core.compat import (
     attention_function,
     attention_of,
@@ -47,8 +45,6 @@ _taps: dict[int, tuple[tuple[Any, str], ...]] = {}
 _routed: Counter[int] = Counter()
 # by class of modules: the function that their own source calls eager attention
 _eager: dict[type[nn.Module], Any] = {}
-# by module: the kinds of call of it that were held to the twin
-_checked: WeakKeyDictionary[nn.Module, set[tuple]] = WeakKeyDictionary()
 # ways of a model besides asking for its attention function: calling one itself, having its own,
 # asking which it is
 _OTHERWISE = re.compile(
@@ -58,8 +54,8 @@ _OTHERWISE = re.compile(
 _KNOWN = ("transformers", "sinklab", "peft")
 # attention functions that are read
 _READ = ("sdpa", "eager")
-# arguments of an attention function that change the weights of keys in a way no mask can express
-_FOREIGN = ("softcap", "s_aux", "position_bias", "cache", "cu_seq_lens_q", "block_table")
+# arguments of eager attention functions that change what keys get in a way no mask can express
+_FOREIGN = ("softcap", "s_aux", "position_bias", "sinks")
 
 
 def interface_configs(modules: Collection[nn.Module]) -> list[Any]:
@@ -155,12 +151,13 @@ def compiled_message(what: str) -> str:
 def read(module: nn.Module, call: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of an eager attention function, by the names of `scaled_dot_product_attention`.
 
-    Raises ValueError for options that no mask can express (a cap on scores, learned sink logits,
-    sequences packed into one).
+    Raises ValueError for options that no mask can express (a cap on scores, learned sink logits).
     """
     query, key, value, mask = call
+    # some read sink logits from the module itself
+    given = {"sinks": stated(module, "sinks"), **options}
     for name in _FOREIGN:
-        if options.get(name) is not None:
+        if given.get(name) is not None:
             raise ValueError(
                 f"{type(module).__name__} gives its attention function (eager) {name!r}, which "
                 "changes what keys get in a way that traces do not read: there is no recording of "
@@ -207,42 +204,6 @@ def arguments_of(
     if k.shape[1] != call.key_BKSD.shape[1]:
         maker = _Ungrouped(module)
     return (maker, q, k, v, mask), options
-
-
-@torch.no_grad()
-def check_against_twin(
-    base: str, model: nn.Module, module: nn.Module, call: AttentionCall, out: Tensor
-) -> None:
-    """Check the first call of a kind that a module makes against its slow twin, softmax(q · kᵀ) · v
-    of one head.
-
-    It leaves nothing to a backward pass: checkpointing counts what a forward saves, and its replay
-    is not checked.
-
-    Raises ValueError if the backend does something else than it was asked.
-    """
-    kind = (base, call.mask is None, call.is_causal, call.query_BHQD.dtype)
-    if call.dropout_p or kind in _checked.setdefault(module, set()):
-        return
-    last = call.query_BHQD.shape[1] - 1
-    map_BHQS = attention_map(call.query_BHQD, call.key_BKSD, **call.masking, heads=(last,))
-    value_BSD = call.value_BKSD[:, -1].to(map_BHQS.dtype)
-    off_BQD = (map_BHQS[:, 0] @ value_BSD - call.unrolled(out)[:, -1]).abs()
-    off_BQD = off_BQD.masked_fill(~call.visibility.counted_BQ.to(out.device)[..., None], 0)
-    allowed = 3e-2
-    if out.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
-        allowed = 1e-4
-    elif out.dtype == torch.float64:
-        allowed = 1e-9
-        if base == "eager":
-            # softmax is taken in float32 whatever the model
-            allowed = 1e-5
-    if not bool(off_BQD.amax() <= allowed * value_BSD.abs().amax().clamp_min(1)):
-        raise ValueError(
-            f"{call.layer}: what {base} gives is not softmax(q · kᵀ) · v under the mask and scale "
-            f"that it was given (off by {off_BQD.amax():.2g}): {_remedy(model, 'and trace that')}"
-        )
-    _checked[module].add(kind)
 
 
 def with_attention(

@@ -19,7 +19,6 @@ from sinklab.core.attention.context import running_canvas
 from sinklab.core.attention.received import attention_map, attention_statistics
 from sinklab.core.attention.scores import Scores, Visibility
 from sinklab.core.compat import config_value, seen_length, stated
-from sinklab.core.errors import check_tensor
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 OTHERS = (
@@ -149,15 +148,13 @@ class AttentionCall:
         given: dict[str, Any],
         known: dict[tuple, Any],
         origin: KeyOrigin = OWN,
-        query_mask_BQ: Tensor | None = None,
     ) -> AttentionCall:
         """Read the arguments by name.
 
         `known` keeps, for a forward, the findings about a mask that its layers share.
-        `query_mask_BQ`: False for queries of cross attention that are padding.
 
-        Raises ValueError for axes that are not (batch, [head,] position, dim), for a mask of other
-        queries than those of cross attention, and for a cache that has dropped keys.
+        Raises ValueError for axes that are not (batch, [head,] position, dim), and for a cache that
+        has dropped keys.
         """
         query = given["query"]
         key = given["key"]
@@ -182,12 +179,8 @@ class AttentionCall:
         origin.check(layer, key.shape[2])
         # by the mask object that all layers share, not by a view of it
         shape = (query.shape[0], query.shape[2], key.shape[2])
-        if not origin.is_own and query_mask_BQ is not None:
-            remedy = "name layers= in which these queries attend"
-            check_tensor("query_mask", query_mask_BQ, shape[:2], "bool", remedy=remedy)
-            query_mask_BQ = query_mask_BQ.to(query.device)
         visibility = _visibility(
-            known, Visibility(mask, shape, is_causal, None, query.device), origin, query_mask_BQ
+            known, Visibility(mask, shape, is_causal, None, query.device), origin
         )
         if mask is not None:
             mask = mask[(None,) * (4 - mask.dim())]
@@ -304,9 +297,7 @@ def narrowed(mask: Tensor | None, keep: Tensor) -> Tensor:
     return mask.masked_fill(~keep, -math.inf)
 
 
-def _visibility(
-    known: dict[tuple, Any], found: Visibility, origin: KeyOrigin, query_mask_BQ: Tensor | None
-) -> Visibility:
+def _visibility(known: dict[tuple, Any], found: Visibility, origin: KeyOrigin) -> Visibility:
     """The visibility of this mask, shape and causality, kept for a forward: all layers are given
     the same one.
     """
@@ -324,7 +315,7 @@ def _visibility(
             ):
                 found = replace(found, running=running)
         else:
-            found = replace(found, is_own=False, query_mask_BQ=query_mask_BQ)
+            found = replace(found, is_own=False)
         # The canvas is kept beside it, so that its id cannot be taken by another while it is known.
         known[key] = running, found
     return known[key][1]

@@ -299,7 +299,6 @@ def intervene(
     forwards_per_step: int = 1,
     measure: bool = True,
     allow_idle: bool = False,
-    query_mask: Tensor | None = None,
 ) -> Iterator[InterventionLog]:
     """Apply edits to every attention call of the model inside the block; the model itself is never
     touched.
@@ -316,9 +315,6 @@ def intervene(
     out the attention that the edits really took away (`RemovalRecord.removed_BLH`, `left_BLH`),
     and with it one pass over queries and keys per edit and layer. Without edits the block changes
     nothing. Calls inside `sinklab.core.attention.unobserved()` are left alone.
-
-    `query_mask`: bool (B, Q), False for the queries of cross attention that are padding; without it
-    all of them count. A trace of the same model is given the same one.
 
     Every run of `sinklab.core.sampling.denoise` starts afresh: nothing that one has chosen is taken
     from the next. In a loop of your own, call `log.reset()` when a new sequence or batch begins.
@@ -338,11 +334,11 @@ def intervene(
     model = module_of(model)
     log = InterventionLog(measure=measure)
     with ExitStack() as stack:
-        tap = stack.enter_context(tapped(model, log, query_mask))
+        tap = stack.enter_context(tapped(model, log))
         named = [config_value(module, "num_hidden_layers") for module in model.modules()]
         log.layer_count = next((number for number in named if isinstance(number, int)), None)
         for edit in wanted:
-            stack.enter_context(tapped(model, edit.handler(log, forwards_per_step), query_mask))
+            stack.enter_context(tapped(model, edit.handler(log, forwards_per_step)))
         seen_before = tap.forwards
         yield log
         tap.flush()

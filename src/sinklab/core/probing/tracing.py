@@ -239,7 +239,6 @@ def trace(
     canvas: Any = None,
     state_of: str = "predicted",
     allow_empty: bool = False,
-    query_mask: Tensor | None = None,
     exact: bool = True,
     **scope: Unpack[Scope],
 ) -> Iterator[Recording]:
@@ -277,10 +276,6 @@ def trace(
             `model.config.logit_shift` is set); "own": of the position it stands at.
         allow_empty: the model need not run inside the block: for a loop that finds out there
             whether a step follows.
-        query_mask: bool (B, Q), False for the queries of cross attention that are padding, which
-            nothing in such a call
-            tells: without it all of them count. Calls of a module over its own sequence tell
-                theirs.
         exact: False lets a denoiser stay with its fast decoder, if it has one, and measures what
             that computes: numbers are equal within rounding, and the model may be under no edit.
         layers: which to record: numbers in the order they run (from 0; negative from the end), or
@@ -293,8 +288,8 @@ def trace(
             `recording.map(…)`.
 
     Raises ValueError for anything that does not exist or cannot be seen: a statistic, layer or
-    head, states without a canvas, a compiled model, attention that is no softmax(q · kᵀ) · v; for
-    another thread's model; at the end for no call.
+    head, states without a canvas, a compiled model, a cap on scores; for another thread's model; at
+    the end for no call.
     """
     model = module_of(model)
     chosen = chosen_statistics(statistics)
@@ -312,7 +307,7 @@ def trace(
         )
     is_shifted = state_of == "predicted" and bool(config_value(model, "logit_shift"))
     recorder = FrameRecorder(chosen, RecordingScope(**scope), canvas, is_shifted, exact)
-    with tapped(model, recorder, query_mask) as tap:
+    with tapped(model, recorder) as tap:
         recorder.probing = tap.suspended
         seen_before = tap.forwards
         yield Recording(recorder)
