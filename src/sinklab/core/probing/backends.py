@@ -235,14 +235,20 @@ def _remedy(model: nn.Module, behind: str) -> str:
     return f'call model.set_attn_implementation("sdpa"), {behind}'
 
 
-def no_call_message(model: nn.Module, forwards: int) -> str:
-    """Message that tells why nothing was seen, and the setting to change."""
+def no_call_message(tap: Any, forwards: int) -> str:
+    """Message that tells why a tap heard nothing in so many forwards, and the setting to change."""
     if forwards == 0:
         return (
             "nothing to read: the model was not run inside the block; call it there (or the "
             "module that was passed)"
         )
-    kind = attention_of(stated(model, "config"))
+    if tap.left_alone:
+        return (
+            f"the model ran {forwards} times and attended to another sequence alone "
+            f"({', '.join(tap.left_alone)}): traces and edits read self-attention; take a model "
+            "that has some"
+        )
+    kind = attention_of(stated(tap.model, "config"))
     known = ""
     if kind:
         known = f" (attn_implementation is {kind!r})"
@@ -252,5 +258,5 @@ def no_call_message(model: nn.Module, forwards: int) -> str:
     )
     return (
         f"the model ran {forwards} times and never called "
-        f"torch.nn.functional.scaled_dot_product_attention{known}: {_remedy(model, behind)}"
+        f"torch.nn.functional.scaled_dot_product_attention{known}: {_remedy(tap.model, behind)}"
     )

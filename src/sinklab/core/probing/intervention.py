@@ -148,7 +148,7 @@ class InterventionLog(Listener):
 
     def edit(self, call: AttentionCall) -> AttentionCall:
         self.layers.setdefault(call.layer, len(self.layers))
-        if self.prefix is None and call.origin.is_own:
+        if self.prefix is None:
             visibility = call.visibility
             if visibility.running is not None:
                 self.prefix = call.key_BKSD.shape[2] - visibility.running.ids_BS.shape[1]
@@ -157,12 +157,6 @@ class InterventionLog(Listener):
                 seen_B = (visibility.visible_BS > 0).sum(-1)
                 self.prefix = int((seen_B - visibility.counted_BQ.sum(-1)).max())
         return call
-
-    def prefix_of(self, call: AttentionCall) -> int:
-        """Sink columns in front of the keys of this call: none if they are another sequence's."""
-        if not call.origin.is_own:
-            return 0
-        return self.prefix or 0
 
     def finish(self) -> None:
         if self.is_probing:
@@ -343,7 +337,7 @@ def intervene(
         yield log
         tap.flush()
     if tap.forwards > seen_before and not log.layers:
-        raise ValueError(no_call_message(model, tap.forwards - seen_before))
+        raise ValueError(no_call_message(tap, tap.forwards - seen_before))
     for handler in log.handlers:
         handler.end()
     if log.idle and not allow_idle:

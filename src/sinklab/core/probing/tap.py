@@ -31,7 +31,7 @@ from sinklab.core.probing.backends import (
     routed,
     with_attention,
 )
-from sinklab.core.probing.call import NAMES, OWN, AttentionCall, KeyOrigin, Listener, says_more
+from sinklab.core.probing.call import NAMES, AttentionCall, KeyOrigin, Listener, says_more
 from sinklab.core.registry import fast_attentions, fast_path
 
 _SDPA = F.scaled_dot_product_attention
@@ -63,6 +63,9 @@ class Tap(TorchFunctionMode):
             if is_compiled(part):
                 raise ValueError(compiled_message(path or type(compiled_module(part)).__name__))
         self._stack: list[str] = []
+        self.left_alone: dict[str, None] = {}
+        """Paths of the modules that attended to another sequence: their calls are not listened
+        to."""
         # By path: origin of the keys that the module there reads, if its arguments tell.
         self._origins: dict[str, KeyOrigin] = {}
         self._visible: dict[tuple, Any] = {}
@@ -149,7 +152,7 @@ class Tap(TorchFunctionMode):
         self.check_thread()
         self._stack.append(path)
         try:
-            if base == "sdpa" or not is_observed(self.model):
+            if base == "sdpa" or not self._is_heard(path):
                 with self:
                     return function(module, *given, **options)
             call, edited = self._edited(path, read(module, given, options))
@@ -351,7 +354,7 @@ class Tap(TorchFunctionMode):
         one.
         """
         kinds = {type(self._modules[path]) for path in called}
-        for path in sorted(ran - called):
+        for path in sorted(ran - called - self.left_alone.keys()):
             if type(self._modules[path]) in kinds and not any(
                 other.startswith(f"{path}.") for other in called
             ):
@@ -365,13 +368,22 @@ class Tap(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _CAUGHT and self._stack and is_observed(self.model):
+        if func in _CAUGHT and self._stack and self._is_heard(self._stack[-1]):
             if func is _SDPA:
                 func = self._attend
             else:
                 path = self._stack[-1]
                 func = with_attention(func, self._attend, path, self._modules[path])
         return func(*args, **(kwargs or {}))
+
+    def _is_heard(self, path: str) -> bool:
+        """Whether listeners are shown the calls of this module; those to another sequence are left
+        alone.
+        """
+        if path in self._origins and not self._origins[path].is_own:
+            self.left_alone[path] = None
+            return False
+        return is_observed(self.model)
 
     def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
         call, edited = self._edited(self._stack[-1], dict(zip(NAMES, args, strict=False)) | kwargs)
@@ -393,8 +405,9 @@ class Tap(TorchFunctionMode):
         layer = path
         if not replay:
             layer = self._numbered(path)
-        origin = self._origins.get(path, OWN)
-        call = AttentionCall.of(layer, self._modules[path], given, self._visible, origin)
+        if path in self._origins:
+            self._origins[path].check(layer, given["key"].shape[-2])
+        call = AttentionCall.of(layer, self._modules[path], given, self._visible)
         edited = call
         doubt = call.visibility.doubt
         if doubt is not None and not replay:
