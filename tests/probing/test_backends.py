@@ -27,6 +27,7 @@ from tiny_models import SIZES, llama
 IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))
 LEFT = torch.ones(2, 10, dtype=torch.long)
 LEFT[0, :4] = 0
+EAGER = pytest.param("eager", marks=pytest.mark.ring("lab"))
 LAYERS = [f"model.layers.{number}.self_attn" for number in (0, 1)]
 ALL = ["received", "value_norm", "row_entropy", "last_row"]
 if "massive_activations" in statistics:
@@ -143,7 +144,7 @@ class Twin:
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("base", ["sdpa", "eager"])
+@pytest.mark.parametrize("base", ["sdpa", EAGER])
 def test_backends(base, causal, padded, kv_heads):
     model = llama(causal=causal, kv_heads=kv_heads)
     given = {"attention_mask": LEFT} if padded else {}
@@ -158,6 +159,7 @@ def test_backends(base, causal, padded, kv_heads):
     twin.check(recording)
 
 
+@pytest.mark.ring("lab")
 @pytest.mark.parametrize("padded", [False, True])
 def test_edits_of_eager_attention(padded):
     model, given = llama(), {"attention_mask": LEFT} if padded else {}
@@ -183,6 +185,7 @@ def test_edits_of_eager_attention(padded):
 @pytest.mark.parametrize(
     "settings", [{}, {"sink": 2}, {"block_length": 4}, {"sink": 2, "block_length": 4}]
 )
+@pytest.mark.ring("lab")
 def test_our_own_models_whatever_their_backend(settings):
     """The pass of the sinks alone is not seen, blocks and padding are."""
     found = []
@@ -206,6 +209,7 @@ def test_our_own_models_whatever_their_backend(settings):
         ("Llama", {}, "sinks"),
     ],
 )
+@pytest.mark.ring("lab")
 def test_what_no_mask_says_is_refused_by_name(kind, settings, option):
     sizes = SIZES | {"vocab_size": 50, "head_dim": 8, "pad_token_id": 0}
     config = getattr(transformers, f"{kind}Config")(**sizes, **settings)
@@ -229,7 +233,7 @@ def test_other_attention_functions_are_refused_by_name(base):
 
 
 def test_another_thread_is_refused_and_one_attention_may_be_tapped_twice():
-    model, said = llama(attention="eager"), []
+    model, said = llama(), []
 
     def run():
         try:

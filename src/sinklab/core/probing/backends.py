@@ -2,8 +2,8 @@
 asks for them.
 
 A function of ours runs the one that was asked for and shows the call to the taps of the module that
-made it. Inside torch's SDPA the tap listens itself; of other backends it is shown the inputs of the
-function and its output.
+made it. Inside torch's SDPA the tap listens itself; of other functions, those that
+`sinklab.core.registry.attention_functions` has, it is shown the inputs and the output.
 
 There are two roads into the tap. A transformers model that asks for its attention function gets one
 of ours, which calls `Tap.run_attention`; every other model runs under the tap as a torch function
@@ -37,14 +37,12 @@ from sinklab.core.compat import (
     stated,
     with_sdpa_replaced,
 )
-from sinklab.core.probing.call import AttentionCall
+from sinklab.core.registry import attention_functions
 
 # by the id of a module: the taps that are shown its calls, each with its path there
 _taps: dict[int, tuple[tuple[Any, str], ...]] = {}
 # by the id of a config: how many watch it
 _routed: Counter[int] = Counter()
-# by class of modules: the function that their own source calls eager attention
-_eager: dict[type[nn.Module], Any] = {}
 # ways of a model besides asking for its attention function: calling one itself, having its own,
 # asking which it is
 _OTHERWISE = re.compile(
@@ -52,10 +50,6 @@ _OTHERWISE = re.compile(
 )
 # packages whose modules attend in their own source, if they do not ask
 _KNOWN = ("transformers", "sinklab", "peft")
-# attention functions that are read
-_READ = ("sdpa", "eager")
-# arguments of eager attention functions that change what keys get in a way no mask can express
-_FOREIGN = ("softcap", "s_aux", "position_bias", "sinks")
 
 
 def interface_configs(modules: Collection[nn.Module]) -> list[Any]:
@@ -75,10 +69,11 @@ def check_backends(model: nn.Module, configs: list[Any]) -> None:
     (FlexAttention, FlashAttention, a kernel from the Hub).
     """
     for base in map(attention_of, configs):
-        if base not in _READ:
+        if base != "sdpa" and base not in attention_functions:
+            read = " and ".join(["sdpa", *attention_functions])
             raise ValueError(
-                f"{type(model).__name__} attends by {base!r}, and traces and edits read "
-                f"{' and '.join(_READ)}: {_remedy(model, 'and use that')}"
+                f"{type(model).__name__} attends by {base!r}, and traces and edits read {read}: "
+                f"{_remedy(model, 'and use that')}"
             )
 
 
@@ -113,10 +108,6 @@ def routed(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> It
     own = {path: module for path, module in modules.items() if module._modules}
     for path, module in own.items():
         _taps[id(module)] = (*_taps.get(id(module), ()), (tap, path))
-        if type(module) not in _eager:
-            sources = (sys.modules[kind.__module__] for kind in type(module).__mro__)
-            eager = (stated(source, "eager_attention_forward") for source in sources)
-            _eager[type(module)] = next(filter(None, eager), None)
     try:
         yield
     finally:
@@ -132,7 +123,7 @@ def _route(
     base: str, function: Any, module: nn.Module, q: Any, k: Any, v: Any, mask: Any, **options: Any
 ) -> Any:
     """An attention function of transformers as a watched model calls it."""
-    function = function or _eager[type(module)]
+    function = function or attention_functions[base].function_of(type(module))
     if torch.compiler.is_compiling():
         raise ValueError(compiled_message(type(module).__name__))
     for tap, path in _taps.get(id(module), ()):
@@ -146,64 +137,6 @@ def compiled_message(what: str) -> str:
         f"{what} is compiled, which hides its attention calls: use the module that was compiled "
         "(compiled._orig_mod), or leave the call of compile out"
     )
-
-
-def read(module: nn.Module, call: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of an eager attention function, by the names of `scaled_dot_product_attention`.
-
-    Raises ValueError for options that no mask can express (a cap on scores, learned sink logits).
-    """
-    query, key, value, mask = call
-    # some read sink logits from the module itself
-    given = {"sinks": stated(module, "sinks"), **options}
-    for name in _FOREIGN:
-        if given.get(name) is not None:
-            raise ValueError(
-                f"{type(module).__name__} gives its attention function (eager) {name!r}, which "
-                "changes what keys get in a way that traces do not read: there is no recording of "
-                "this model"
-            )
-    if mask is not None and mask.shape[-1] > key.shape[2]:
-        mask = mask[..., : key.shape[2]]
-    options = {"scale": options.get("scaling"), "dropout_p": options.get("dropout", 0.0)}
-    return {"query": query, "key": key, "value": value, "attn_mask": mask, **options}
-
-
-class _Ungrouped:
-    """A module to an attention function that repeats keys by groups of its heads: there is one key
-    head a head.
-    """
-
-    num_key_value_groups = 1
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-
-def arguments_of(
-    module: nn.Module,
-    call: AttentionCall,
-    edited: AttentionCall,
-    mask: Any,
-    options: dict[str, Any],
-) -> tuple[tuple, dict[str, Any]]:
-    """Arguments with which an eager function makes an edited call: module, queries, keys, values
-    and mask, and options by name.
-    """
-    options = options | {"scaling": edited.scale}
-    q, k, v, bias = edited.query_BHQD, edited.key_BKSD, edited.value_BKSD, edited.mask
-    if bias is not call.mask and bias is not None:
-        mask = bias
-        if bias.dtype == torch.bool:
-            mask = torch.zeros_like(bias, dtype=q.dtype)
-            mask = mask.masked_fill(~bias, torch.finfo(q.dtype).min)
-    maker: Any = module
-    if k.shape[1] != call.key_BKSD.shape[1]:
-        maker = _Ungrouped(module)
-    return (maker, q, k, v, mask), options
 
 
 def with_attention(

@@ -22,17 +22,15 @@ from sinklab.core.compat import (
     is_running,
 )
 from sinklab.core.probing.backends import (
-    arguments_of,
     check_backends,
     compiled_message,
     interface_configs,
     is_of_torch,
-    read,
     routed,
     with_attention,
 )
 from sinklab.core.probing.call import NAMES, AttentionCall, KeyOrigin, Listener, says_more
-from sinklab.core.registry import fast_attentions, fast_path
+from sinklab.core.registry import attention_functions, fast_attentions, fast_path
 
 _SDPA = F.scaled_dot_product_attention
 _CAUGHT = (_SDPA, F.multi_head_attention_forward)
@@ -155,10 +153,11 @@ class Tap(TorchFunctionMode):
             if base == "sdpa" or not self._is_heard(path):
                 with self:
                     return function(module, *given, **options)
-            call, edited = self._edited(path, read(module, given, options))
+            kind = attention_functions[base]
+            call, edited = self._edited(path, kind.read(module, *given, **options))
             made: tuple[Any, ...] = (module, *given)
             if edited is not call:
-                made, options = arguments_of(module, call, edited, given[3], options)
+                made, options = kind.write(call, edited, *made, **options)
             out, weights = function(*made, **options)
             self._observe(edited, out.transpose(1, 2))
             return out, weights
