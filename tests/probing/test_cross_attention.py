@@ -1,14 +1,14 @@
-"""Keys of another sequence: their padding says nothing of the queries, whatever the lengths."""
+"""Attention to another sequence is left alone, and the recording says so."""
 
 # B batch, H heads, Q queries, S keys, D width
 import pytest
 import torch
-from dense_twin import dense
+from dense_twin import dense, received
 from torch import nn
 from torch.testing import assert_close
 
 from refusals import refusing
-from sinklab.core.probing import BlockKeys, Positions, TopKeys, intervene, trace
+from sinklab.core.probing import BlockKeys, Positions, intervene, trace
 
 PADS = 4
 
@@ -56,97 +56,66 @@ def source(queries, side):
     return {"input_ids": ids_BS, "attention_mask": real_BS, "decoder_input_ids": ids_BQ}
 
 
+SELF = (0, 1, 2, 4)
+"""Numbers of the calls that attend to their own sequence: the encoder's, and every other one of the
+decoder.
+"""
+
+
 @pytest.mark.parametrize(
     "kind, queries, side",
     [("t5", 5, "left"), ("t5", 12, "right"), ("bart", 12, "left"), ("bart", 15, "right")],
 )
-def test_a_padded_source_hides_no_query_of_the_decoder(kind, queries, side):
+def test_an_encoder_decoder_is_traced_in_its_self_attention(kind, queries, side):
     model, given = translator(kind), source(queries, side)
     maps = maps_of(model, given)
     with trace(model) as recording, torch.no_grad():
         traced = model(**given)
     with torch.no_grad():
         assert torch.equal(model(**given)[0], traced[0])
-    received_BLHS = torch.from_numpy(recording.array("received")[0])
-    for number in (3, 5):
-        found_BHS = received_BLHS[:, number, :, :12]
-        assert_close(found_BHS, maps[number].sum(2), rtol=1e-5, atol=1e-5)
-        visible_BS = recording.visible_by_layer[0][:, number, :12]
-        assert torch.equal(visible_BS, given["attention_mask"].float() * queries)
+    assert len(recording.layers) == 4 and len(recording.cross_attention) == 2
+    assert not {*recording.layers} & {*recording.cross_attention}
+    assert all(("EncDec" in path or "encoder_attn" in path) for path in recording.cross_attention)
+    real_BS = given["attention_mask"].bool()
+    for layer, number in enumerate(SELF):
+        real_BQ = real_BS if layer < 2 else torch.ones(2, queries, dtype=torch.bool)
+        expected_BHS = received(maps[number], real_BQ)
+        found_BHS = recording.received[0][:, layer, :, : expected_BHS.shape[-1]]
+        assert_close(found_BHS, expected_BHS, rtol=1e-5, atol=1e-5)
 
 
-def test_a_key_hidden_in_cross_attention_is_the_strongest_of_all_queries():
+def test_an_edit_leaves_cross_attention_as_it_is():
     model, given = translator("bart"), source(12, "left")
-    layer = "decoder.layers.1.encoder_attn"
-    maps = maps_of(model, given)
-    top_BHS = torch.zeros_like(maps[5].sum(2), dtype=torch.bool)
-    top_BHS.scatter_(-1, maps[5].sum(2).argmax(-1, keepdim=True), True)
-    with (
-        torch.no_grad(),
-        intervene(model, BlockKeys(TopKeys(1), when="now", layers=(layer,))) as log,
-    ):
-        model(**given)
-    (record,) = log.removals
-    assert torch.equal(record.columns_BLHM[:, 0, :, 0], top_BHS.long().argmax(-1))
-    assert_close(record.held_BLH[:, 0], maps[5].mean(2).amax(-1), rtol=1e-5, atol=1e-6)
-
-
-def test_queries_that_are_padding_are_told_by_a_mask_of_their_own():
-    model, given = translator("bart"), source(12, "right")
-    real_BQ = torch.ones(2, 12, dtype=torch.bool)
-    real_BQ[0, 7:] = False
-    maps = maps_of(model, given)
-    layers = ("decoder.*.encoder_attn",)
-    with torch.no_grad(), trace(model, query_mask=real_BQ, layers=layers) as recording:
-        model(**given)
-    expected = torch.stack(
-        [(maps[number] * real_BQ[:, None, :, None]).sum(2) for number in (3, 5)], 1
-    )
-    assert_close(recording.received[0], expected, rtol=1e-5, atol=1e-5)
-    wrong = refusing(r"query_mask .* shape \(2, 12\)")
-    with torch.no_grad(), wrong, trace(model, query_mask=real_BQ[:, 1:], layers=layers):
-        model(**given)
-    with (
-        refusing("query_mask leaves a row"),
-        trace(model, query_mask=real_BQ & False),
-    ):
-        pass
-    # a trace changes nothing that an edit does
-    edit = BlockKeys(TopKeys(1), when="now")
-    with (
-        refusing("query_mask"),
-        intervene(model, edit),
-        trace(model, query_mask=real_BQ),
-    ):
-        pass
-    with (
-        torch.no_grad(),
-        intervene(model, edit, query_mask=real_BQ),
-        trace(model, query_mask=real_BQ.clone()),
-    ):
+    edit = BlockKeys(Positions((3,)), when="now")
+    with torch.no_grad(), intervene(model, edit) as log:
+        edited = model(**given)[0]
+    assert len(log.layers) == 4 and not any("encoder_attn" in path for path in log.layers)
+    gone_S = torch.arange(12) == 3
+    twin = dense(
+        model, lambda: model(**given)[0], lambda layer, _: gone_S if layer in SELF else None
+    )[0]
+    assert_close(edited, twin, rtol=1e-4, atol=1e-5)
+    layers = ("decoder.layers.1.encoder_attn",)
+    with refusing("no attention layer is called"), torch.no_grad(), trace(model, layers=layers):
         model(**given)
 
 
-@pytest.mark.parametrize("queries", [4, 9])
-def test_multihead_attention_with_other_keys(queries):
+def test_a_model_without_self_attention_is_refused():
     attention = nn.MultiheadAttention(16, 2, batch_first=True)
-    x_BQD, y_BSD = torch.randn(2, queries, 16), torch.randn(2, 9, 16)
+    x_BQD, y_BSD = torch.randn(2, 4, 16), torch.randn(2, 9, 16)
+    for watch in (trace, intervene):
+        with refusing("to another sequence alone"), watch(attention):
+            attention(x_BQD, y_BSD, y_BSD, need_weights=False)
+    # its own sequence: padding tells its queries
     padding_BS = torch.zeros(2, 9, dtype=torch.bool)
     padding_BS[1, :5] = True
     with trace(attention) as recording:
-        attention(x_BQD, y_BSD, y_BSD, key_padding_mask=padding_BS, need_weights=False)
-    assert recording.prefix == 0 and recording.columns[0].tolist() == list(range(queries))
-    assert torch.allclose(
-        recording.received[0].sum(-1), torch.full((2, 1, 2), float(queries)), atol=1e-4
-    )
-    assert torch.equal(recording.visible[0], (~padding_BS).long() * queries)
-    # its own sequence: padding tells its queries as before
-    with trace(attention) as recording:
         attention(y_BSD, y_BSD, y_BSD, key_padding_mask=padding_BS, need_weights=False)
     assert torch.equal(recording.visible[0], (~padding_BS).long() * torch.tensor([[9], [4]]))
+    assert recording.cross_attention == []
 
 
-def test_added_sinks_are_counted_by_the_first_call_over_the_own_sequence():
+def test_added_sinks_are_counted_by_the_call_over_the_own_sequence():
     class Latents(nn.Module):
         def __init__(self):
             super().__init__()
@@ -161,22 +130,11 @@ def test_added_sinks_are_counted_by_the_first_call_over_the_own_sequence():
     model, x_BQD, y_BSD = Latents(), torch.randn(2, 4, 16), torch.randn(2, 9, 16)
     with (
         trace(model) as recording,
-        intervene(model, BlockKeys(Positions((8,)), when="now", layers=("cross",))) as log,
+        intervene(model, BlockKeys(Positions((2,)), when="now")) as log,
     ):
         model(x_BQD, y_BSD)
     assert recording.prefix == 0 and log.prefix == 0
+    assert recording.layers == ["own"] and recording.cross_attention == ["cross"]
     assert recording.columns[0].tolist() == [0, 1, 2, 3]
     (record,) = log.removals
-    assert record.columns_BLHM.unique().tolist() == [8]
-
-
-@pytest.mark.ring("lab")
-def test_edits_by_the_position_of_queries_are_refused_there():
-    from sinklab.lab.measures import WindowAttention
-
-    model, given = translator("bart"), source(12, "left")
-    refused = refusing("encoder_attn attends to")
-    with torch.no_grad(), refused, intervene(model, WindowAttention(3)):
-        model(**given)
-    with torch.no_grad(), intervene(model, WindowAttention(3, layers=("self_attn",))):
-        model(**given)
+    assert record.layers == ("own",) and record.columns_BLHM.unique().tolist() == [2]

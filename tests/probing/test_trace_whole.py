@@ -5,7 +5,6 @@ dense twin.
 # B batch, K key heads, H query heads, Q queries, S keys, D head dim
 from __future__ import annotations
 
-import asyncio
 import copy
 import math
 import random
@@ -123,46 +122,6 @@ def compiled_forward():
 def test_what_is_compiled_is_refused_by_name(make, name, watch):
     with refusing(rf"^{name} is compiled.*_orig_mod"), watch(make()):
         pass
-
-
-def test_another_asynchronous_task_is_refused():
-    model = HandWritten()
-
-    async def first(other, done):
-        with trace(model) as recording:
-            model(IDS)
-            other.set()
-            await done.wait()
-            model(IDS)
-        return len(recording.received)
-
-    async def second(other, done):
-        await other.wait()
-        one_at_a_time = r"task 'first' has a .* this HandWritten, and .* "
-        refused(one_at_a_time + "runs the model", model, IDS)
-        with refusing(one_at_a_time + "asks for one"), trace(model):
-            pass
-        copy.deepcopy(model)(IDS)
-        done.set()
-
-    async def both():
-        events = asyncio.Event(), asyncio.Event()
-        one, two = (
-            asyncio.create_task(first(*events), name="first"),
-            asyncio.create_task(second(*events)),
-        )
-        await two
-        return await one
-
-    assert asyncio.run(both()) == 2
-    # a block around a loop holds for the tasks in it
-    with trace(model) as recording:
-
-        async def inside():
-            model(IDS)
-
-        asyncio.run(inside())
-    assert len(recording.received) == 1
 
 
 def test_a_mask_that_is_changed_in_place_between_forwards_is_read_again():

@@ -20,6 +20,7 @@ IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))
 OTHER = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(2))
 
 
+@pytest.mark.ring("lab")
 def test_the_first_backward_of_an_eager_model_under_checkpointing():
     model = checkpointed(llama(attention="eager"))
     model(IDS).logits.sum().backward()
@@ -141,6 +142,7 @@ def test_no_remedy_is_given_that_changes_nothing(name):
     assert "set_attn_implementation" not in str(refused.value)
 
 
+@pytest.mark.ring("lab")
 def test_an_eager_model_in_float64_is_read_in_float64():
     model = llama(causal=True, attention="eager").double()
     seen = []

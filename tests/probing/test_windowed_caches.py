@@ -63,7 +63,12 @@ def whole(model, ids_BS):
 
 @pytest.mark.parametrize(
     "kind, attention",
-    [("Mistral", "sdpa"), ("Qwen2", "eager"), ("Gemma3", "eager"), ("Cohere2", "sdpa")],
+    [
+        ("Mistral", "sdpa"),
+        pytest.param("Qwen2", "eager", marks=pytest.mark.ring("lab")),
+        pytest.param("Gemma3", "eager", marks=pytest.mark.ring("lab")),
+        ("Cohere2", "sdpa"),
+    ],
 )
 def test_every_step_is_the_last_row_of_a_pass_over_the_whole_text(kind, attention):
     model = windowed(kind, attention)

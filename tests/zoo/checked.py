@@ -30,7 +30,7 @@ under gradient checkpointing, and losing the strongest key of every head; all bu
 padding on the left.
 """
 CROSS = ("encoder_attn", "EncDecAttention")
-"""Ends of the names of modules that attend to another sequence."""
+"""Ends of the names of modules that attend to another sequence, which are left alone."""
 
 
 @dataclass
@@ -74,10 +74,11 @@ class Spy:
         scale=None,
         enable_gqa=False,
     ):
+        is_cross = self.where.endswith(CROSS)
         call, bias = self._read(query, key, attn_mask, is_causal, scale)
-        if torch._C._current_graph_task_id() == -1:
+        if torch._C._current_graph_task_id() == -1 and not is_cross:
             self.calls.append(call)
-        if not self.edits:
+        if is_cross or not self.edits:
             return REAL(
                 query,
                 key,
@@ -120,8 +121,7 @@ class Spy:
         score = score * (q.shape[-1] ** -0.5 if scale is None else scale) + bias
         may = may.expand_as(score)
         map_BHQS = score.masked_fill(~may, -math.inf).softmax(-1).nan_to_num()
-        is_cross = self.where.endswith(CROSS)
-        if is_cross or (self.kind == "both" and "encoder" not in self.where):
+        if self.kind == "both" and "encoder" not in self.where:
             real_BQ = torch.ones(len(q), queries, dtype=torch.bool)
         else:
             end = queries + (0 if self.kind == "both" else self.past)

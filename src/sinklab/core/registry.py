@@ -505,6 +505,8 @@ studies = Registry("study", "studies")
 """Kinds of runs, each with a command: `sinklab.lab.studies.base.Study`."""
 commands = Registry("command", "commands")
 """Functions that are commands of their own: `sinklab.lab.cli` makes their help from docstrings."""
+attention_functions = Registry("attention function", "attention_functions")
+"""Attention functions of transformers that are read beside SDPA: `sinklab.lab.eager`."""
 fast_attentions = Registry("fast attention", "fast_attentions")
 """Calls of SDPA that keep what statistics behind them would compute anew."""
 fast_decoders = Registry("fast decoder", "fast_decoders")

@@ -1,6 +1,7 @@
 """Both papers, and what a researcher does every day: files, training, scoring, studies, reports."""
 
 PROVIDES = {
+    "attention_functions": "eager",
     "caches": "caching.blocks",
     "families": "checkpoints.families checkpoints.formats",
     "interventions": "measures.patch measures.positions measures.short_names scoring.hidden_states",

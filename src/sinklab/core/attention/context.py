@@ -8,7 +8,6 @@ belong to, and which canvas is being evaluated.
 # B batch rows, S canvas positions, Q queries
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,8 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from sinklab.core.compat import in_backward
 
 _OBSERVED: ContextVar[bool | nn.Module] = ContextVar("sinklab_attention_observed", default=True)
 _DECODING: ContextVar[object | None] = ContextVar("sinklab_attention_decoding", default=None)
@@ -186,46 +183,3 @@ running_canvas: Callable[[], RunningCanvas | None] = _RUNNING.get
 
 Ask inside an attention call that is watched: a denoiser need not announce others.
 """
-
-
-def _task() -> Any:
-    """The asynchronous task that runs now; None outside of one."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
-
-
-class Owner:
-    """The thread, and the asynchronous task in it, that watches a model and alone runs it
-    meanwhile.
-    """
-
-    def __init__(self, model: str) -> None:
-        self.model = model
-        self.task = _task()
-        self.thread = threading.current_thread()
-
-    def is_elsewhere(self) -> bool:
-        """Whether another thread or task asks. A backward pass on a GPU has a thread of its own,
-        and its caller waits.
-        """
-        is_other = threading.get_ident() != self.thread.ident
-        return (
-            is_other or (self.task is not None and _task() is not self.task)
-        ) and not in_backward()
-
-    def check(self, action: str) -> None:
-        """Raises ValueError if another thread or task acts."""
-        if not self.is_elsewhere():
-            return
-        holder = f"thread {self.thread.name!r}"
-        if threading.get_ident() == self.thread.ident:
-            holder = f"asynchronous task {self.task.get_name()!r}"
-        raise ValueError(
-            "a model is traced or edited by one thread or task at a time, which alone runs it "
-            f"meanwhile: {holder} has a trace or intervention open on this {self.model}, and "
-            f"{threading.current_thread().name!r} {action}. Open it where the model runs, let one "
-            "end before the next, or give each a copy of its own, made before "
-            "(copy.deepcopy(model))"
-        )

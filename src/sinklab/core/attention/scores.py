@@ -222,8 +222,7 @@ class Visibility:
     Padding never counts: a query whose own key no query may see is padding, and does not count as a
     viewer. Which key is a query's own follows from the canvas that runs; without one see
     ``first_own``. A row in which that would leave no query at all has its keys elsewhere: there
-    every query counts. If the keys are another sequence's (`is_own`) their padding says nothing of
-    queries. Causal masks are top-left aligned, as in torch.
+    every query counts. Causal masks are top-left aligned, as in torch.
     """
 
     mask: Tensor | None
@@ -236,10 +235,6 @@ class Visibility:
     """
     device: torch.device | None = None
     """Device of the counts that need no mask; the CPU when left out."""
-    is_own: bool = True
-    """Whether the keys belong to the sequence of the queries; False for cross attention."""
-    query_mask_BQ: Tensor | None = None
-    """For cross attention: False for queries that are padding; None: none is."""
 
     @cached_property
     def counted_BQ(self) -> Tensor:
@@ -292,8 +287,6 @@ class Visibility:
         for a device.
         """
         _, queries, keys = self.shape
-        if not self.is_own:
-            return self.query_mask_BQ
         if self.mask is None or (self.running is None and queries > keys):
             return None
         seen_BS = self._allowed(self.mask).any(2).any(1)
@@ -320,16 +313,12 @@ class Visibility:
         """Key of the first query, without a canvas: the last Q keys belong to the Q queries, as in
         a cache that grows.
 
-        0 if the keys are another sequence's.
-
         In a static cache there is room behind them. No query sees into it, and under a causal mask
         none sees a key behind its own: the farthest that one sees beyond its number gives their
         start. If several see equally far, the mask is not causal and does not tell. A number on the
         device of the mask.
         """
         _, queries, keys = self.shape
-        if not self.is_own:
-            return 0
         if self.mask is None or queries >= keys:
             return max(keys - queries, 0)
         allowed_BHQS = self._allowed(self.mask)

@@ -2,8 +2,8 @@
 asks for them.
 
 A function of ours runs the one that was asked for and shows the call to the taps of the module that
-made it. Inside torch's SDPA the tap listens itself; of other backends it is shown the inputs of the
-function and its output.
+made it. Inside torch's SDPA the tap listens itself; of other functions, those that
+`sinklab.core.registry.attention_functions` has, it is shown the inputs and the output.
 
 There are two roads into the tap. A transformers model that asks for its attention function gets one
 of ours, which calls `Tap.run_attention`; every other model runs under the tap as a torch function
@@ -22,12 +22,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from sinklab.core.attention.received import attention_map
 from sinklab.core.compat import (
     attention_function,
     attention_of,
@@ -39,16 +37,12 @@ from sinklab.core.compat import (
     stated,
     with_sdpa_replaced,
 )
-from sinklab.core.probing.call import AttentionCall
+from sinklab.core.registry import attention_functions
 
 # by the id of a module: the taps that are shown its calls, each with its path there
 _taps: dict[int, tuple[tuple[Any, str], ...]] = {}
 # by the id of a config: how many watch it
 _routed: Counter[int] = Counter()
-# by class of modules: the function that their own source calls eager attention
-_eager: dict[type[nn.Module], Any] = {}
-# by module: the kinds of call of it that were held to the twin
-_checked: WeakKeyDictionary[nn.Module, set[tuple]] = WeakKeyDictionary()
 # ways of a model besides asking for its attention function: calling one itself, having its own,
 # asking which it is
 _OTHERWISE = re.compile(
@@ -56,10 +50,6 @@ _OTHERWISE = re.compile(
 )
 # packages whose modules attend in their own source, if they do not ask
 _KNOWN = ("transformers", "sinklab", "peft")
-# attention functions that are read
-_READ = ("sdpa", "eager")
-# arguments of an attention function that change the weights of keys in a way no mask can express
-_FOREIGN = ("softcap", "s_aux", "position_bias", "cache", "cu_seq_lens_q", "block_table")
 
 
 def interface_configs(modules: Collection[nn.Module]) -> list[Any]:
@@ -79,10 +69,11 @@ def check_backends(model: nn.Module, configs: list[Any]) -> None:
     (FlexAttention, FlashAttention, a kernel from the Hub).
     """
     for base in map(attention_of, configs):
-        if base not in _READ:
+        if base != "sdpa" and base not in attention_functions:
+            read = " and ".join(["sdpa", *attention_functions])
             raise ValueError(
-                f"{type(model).__name__} attends by {base!r}, and traces and edits read "
-                f"{' and '.join(_READ)}: {_remedy(model, 'and use that')}"
+                f"{type(model).__name__} attends by {base!r}, and traces and edits read {read}: "
+                f"{_remedy(model, 'and use that')}"
             )
 
 
@@ -117,10 +108,6 @@ def routed(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> It
     own = {path: module for path, module in modules.items() if module._modules}
     for path, module in own.items():
         _taps[id(module)] = (*_taps.get(id(module), ()), (tap, path))
-        if type(module) not in _eager:
-            sources = (sys.modules[kind.__module__] for kind in type(module).__mro__)
-            eager = (stated(source, "eager_attention_forward") for source in sources)
-            _eager[type(module)] = next(filter(None, eager), None)
     try:
         yield
     finally:
@@ -136,7 +123,7 @@ def _route(
     base: str, function: Any, module: nn.Module, q: Any, k: Any, v: Any, mask: Any, **options: Any
 ) -> Any:
     """An attention function of transformers as a watched model calls it."""
-    function = function or _eager[type(module)]
+    function = function or attention_functions[base].function_of(type(module))
     if torch.compiler.is_compiling():
         raise ValueError(compiled_message(type(module).__name__))
     for tap, path in _taps.get(id(module), ()):
@@ -150,99 +137,6 @@ def compiled_message(what: str) -> str:
         f"{what} is compiled, which hides its attention calls: use the module that was compiled "
         "(compiled._orig_mod), or leave the call of compile out"
     )
-
-
-def read(module: nn.Module, call: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of an eager attention function, by the names of `scaled_dot_product_attention`.
-
-    Raises ValueError for options that no mask can express (a cap on scores, learned sink logits,
-    sequences packed into one).
-    """
-    query, key, value, mask = call
-    for name in _FOREIGN:
-        if options.get(name) is not None:
-            raise ValueError(
-                f"{type(module).__name__} gives its attention function (eager) {name!r}, which "
-                "changes what keys get in a way that traces do not read: there is no recording of "
-                "this model"
-            )
-    if mask is not None and mask.shape[-1] > key.shape[2]:
-        mask = mask[..., : key.shape[2]]
-    options = {"scale": options.get("scaling"), "dropout_p": options.get("dropout", 0.0)}
-    return {"query": query, "key": key, "value": value, "attn_mask": mask, **options}
-
-
-class _Ungrouped:
-    """A module to an attention function that repeats keys by groups of its heads: there is one key
-    head a head.
-    """
-
-    num_key_value_groups = 1
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-
-def arguments_of(
-    module: nn.Module,
-    call: AttentionCall,
-    edited: AttentionCall,
-    mask: Any,
-    options: dict[str, Any],
-) -> tuple[tuple, dict[str, Any]]:
-    """Arguments with which an eager function makes an edited call: module, queries, keys, values
-    and mask, and options by name.
-    """
-    options = options | {"scaling": edited.scale}
-    q, k, v, bias = edited.query_BHQD, edited.key_BKSD, edited.value_BKSD, edited.mask
-    if bias is not call.mask and bias is not None:
-        mask = bias
-        if bias.dtype == torch.bool:
-            mask = torch.zeros_like(bias, dtype=q.dtype)
-            mask = mask.masked_fill(~bias, torch.finfo(q.dtype).min)
-    maker: Any = module
-    if k.shape[1] != call.key_BKSD.shape[1]:
-        maker = _Ungrouped(module)
-    return (maker, q, k, v, mask), options
-
-
-@torch.no_grad()
-def check_against_twin(
-    base: str, model: nn.Module, module: nn.Module, call: AttentionCall, out: Tensor
-) -> None:
-    """Check the first call of a kind that a module makes against its slow twin, softmax(q · kᵀ) · v
-    of one head.
-
-    It leaves nothing to a backward pass: checkpointing counts what a forward saves, and its replay
-    is not checked.
-
-    Raises ValueError if the backend does something else than it was asked.
-    """
-    kind = (base, call.mask is None, call.is_causal, call.query_BHQD.dtype)
-    if call.dropout_p or kind in _checked.setdefault(module, set()):
-        return
-    last = call.query_BHQD.shape[1] - 1
-    map_BHQS = attention_map(call.query_BHQD, call.key_BKSD, **call.masking, heads=(last,))
-    value_BSD = call.value_BKSD[:, -1].to(map_BHQS.dtype)
-    off_BQD = (map_BHQS[:, 0] @ value_BSD - call.unrolled(out)[:, -1]).abs()
-    off_BQD = off_BQD.masked_fill(~call.visibility.counted_BQ.to(out.device)[..., None], 0)
-    allowed = 3e-2
-    if out.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
-        allowed = 1e-4
-    elif out.dtype == torch.float64:
-        allowed = 1e-9
-        if base == "eager":
-            # softmax is taken in float32 whatever the model
-            allowed = 1e-5
-    if not bool(off_BQD.amax() <= allowed * value_BSD.abs().amax().clamp_min(1)):
-        raise ValueError(
-            f"{call.layer}: what {base} gives is not softmax(q · kᵀ) · v under the mask and scale "
-            f"that it was given (off by {off_BQD.amax():.2g}): {_remedy(model, 'and trace that')}"
-        )
-    _checked[module].add(kind)
 
 
 def with_attention(
@@ -274,14 +168,20 @@ def _remedy(model: nn.Module, behind: str) -> str:
     return f'call model.set_attn_implementation("sdpa"), {behind}'
 
 
-def no_call_message(model: nn.Module, forwards: int) -> str:
-    """Message that tells why nothing was seen, and the setting to change."""
+def no_call_message(tap: Any, forwards: int) -> str:
+    """Message that tells why a tap heard nothing in so many forwards, and the setting to change."""
     if forwards == 0:
         return (
             "nothing to read: the model was not run inside the block; call it there (or the "
             "module that was passed)"
         )
-    kind = attention_of(stated(model, "config"))
+    if tap.left_alone:
+        return (
+            f"the model ran {forwards} times and attended to another sequence alone "
+            f"({', '.join(tap.left_alone)}): traces and edits read self-attention; take a model "
+            "that has some"
+        )
+    kind = attention_of(stated(tap.model, "config"))
     known = ""
     if kind:
         known = f" (attn_implementation is {kind!r})"
@@ -291,5 +191,5 @@ def no_call_message(model: nn.Module, forwards: int) -> str:
     )
     return (
         f"the model ran {forwards} times and never called "
-        f"torch.nn.functional.scaled_dot_product_attention{known}: {_remedy(model, behind)}"
+        f"torch.nn.functional.scaled_dot_product_attention{known}: {_remedy(tap.model, behind)}"
     )

@@ -1,5 +1,5 @@
-"""One attention call as the tap sees it: the arguments of scaled_dot_product_attention in one form,
-and the origin of its keys; and the base class of those that are shown calls.
+"""One attention call as the tap sees it: the arguments of scaled_dot_product_attention in one form;
+the origin of the keys that a module reads; and the base class of those that are shown calls.
 """
 
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim (width of hidden states)
@@ -19,7 +19,6 @@ from sinklab.core.attention.context import running_canvas
 from sinklab.core.attention.received import attention_map, attention_statistics
 from sinklab.core.attention.scores import Scores, Visibility
 from sinklab.core.compat import config_value, seen_length, stated
-from sinklab.core.errors import check_tensor
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 OTHERS = (
@@ -39,15 +38,15 @@ CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 @dataclass(frozen=True, eq=False)
 class KeyOrigin:
-    """Origin of the keys that an attention call reads, by the arguments of its module, and never by
-    their number.
+    """Origin of the keys that an attention module reads, by its arguments, and never by the number
+    of keys.
     """
 
-    is_own: bool = True
+    is_own: bool
     """Whether the keys belong to the sequence of the queries; False for cross attention."""
-    cache: Any = None
+    cache: Any
     """Cache of the keys of the positions before; None without one."""
-    layer_idx: int | None = None
+    layer_idx: int | None
     """Number of the layer in that cache."""
 
     @classmethod
@@ -72,7 +71,7 @@ class KeyOrigin:
     def check(self, layer: str, keys: int) -> None:
         """Raises ValueError if the cache has dropped keys, so that these are not all there were."""
         layers = stated(self.cache, "layers")
-        if not self.is_own or not layers:
+        if not layers:
             return
         stores = layers
         if self.layer_idx is not None:
@@ -85,9 +84,6 @@ class KeyOrigin:
                 f"gives {keys} keys, but traces and edits read caches that keep every key: run it "
                 "with use_cache=False, or with past_key_values=DynamicCache()"
             )
-
-
-OWN = KeyOrigin()
 
 
 @cache
@@ -134,8 +130,6 @@ class AttentionCall:
     """Shape of the output as the model made the call, but for its last axis: axes may be folded or
     missing there.
     """
-    origin: KeyOrigin = OWN
-    """Origin of the keys."""
     known: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     """Results that are computed once: "received_BHS", and "lse_BHQ" where a fast path got it from
     the attention kernel.
@@ -143,21 +137,13 @@ class AttentionCall:
 
     @classmethod
     def of(
-        cls,
-        layer: str,
-        module: nn.Module,
-        given: dict[str, Any],
-        known: dict[tuple, Any],
-        origin: KeyOrigin = OWN,
-        query_mask_BQ: Tensor | None = None,
+        cls, layer: str, module: nn.Module, given: dict[str, Any], known: dict[tuple, Any]
     ) -> AttentionCall:
         """Read the arguments by name.
 
         `known` keeps, for a forward, the findings about a mask that its layers share.
-        `query_mask_BQ`: False for queries of cross attention that are padding.
 
-        Raises ValueError for axes that are not (batch, [head,] position, dim), for a mask of other
-        queries than those of cross attention, and for a cache that has dropped keys.
+        Raises ValueError for axes that are not (batch, [head,] position, dim).
         """
         query = given["query"]
         key = given["key"]
@@ -179,16 +165,9 @@ class AttentionCall:
             if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
                 mask = mask.flatten(1, 2).unsqueeze(2)
         is_causal = bool(given.get("is_causal", False))
-        origin.check(layer, key.shape[2])
         # by the mask object that all layers share, not by a view of it
         shape = (query.shape[0], query.shape[2], key.shape[2])
-        if not origin.is_own and query_mask_BQ is not None:
-            remedy = "name layers= in which these queries attend"
-            check_tensor("query_mask", query_mask_BQ, shape[:2], "bool", remedy=remedy)
-            query_mask_BQ = query_mask_BQ.to(query.device)
-        visibility = _visibility(
-            known, Visibility(mask, shape, is_causal, None, query.device), origin, query_mask_BQ
-        )
+        visibility = _visibility(known, Visibility(mask, shape, is_causal, None, query.device))
         if mask is not None:
             mask = mask[(None,) * (4 - mask.dim())]
         return cls(
@@ -202,7 +181,6 @@ class AttentionCall:
             given.get("dropout_p", 0.0),
             visibility,
             output_shape,
-            origin,
         )
 
     def run(self, function: Callable[..., Tensor]) -> Tensor:
@@ -304,27 +282,22 @@ def narrowed(mask: Tensor | None, keep: Tensor) -> Tensor:
     return mask.masked_fill(~keep, -math.inf)
 
 
-def _visibility(
-    known: dict[tuple, Any], found: Visibility, origin: KeyOrigin, query_mask_BQ: Tensor | None
-) -> Visibility:
+def _visibility(known: dict[tuple, Any], found: Visibility) -> Visibility:
     """The visibility of this mask, shape and causality, kept for a forward: all layers are given
     the same one.
     """
     running = running_canvas()
     batch, queries, keys = found.shape
-    key = (id(found.mask), id(running), *found.shape, found.is_causal, found.device, origin.is_own)
+    key = (id(found.mask), id(running), *found.shape, found.is_causal, found.device)
     if key not in known:
-        if origin.is_own:
-            # Another model may run inside the block that announces a canvas.
-            if (
-                running is not None
-                and len(running.ids_BS) == batch
-                and running.ids_BS.shape[1] <= keys
-                and len(running.columns_Q) == queries
-            ):
-                found = replace(found, running=running)
-        else:
-            found = replace(found, is_own=False, query_mask_BQ=query_mask_BQ)
+        # Another model may run inside the block that announces a canvas.
+        if (
+            running is not None
+            and len(running.ids_BS) == batch
+            and running.ids_BS.shape[1] <= keys
+            and len(running.columns_Q) == queries
+        ):
+            found = replace(found, running=running)
         # The canvas is kept beside it, so that its id cannot be taken by another while it is known.
         known[key] = running, found
     return known[key][1]

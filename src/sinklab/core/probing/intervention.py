@@ -148,7 +148,7 @@ class InterventionLog(Listener):
 
     def edit(self, call: AttentionCall) -> AttentionCall:
         self.layers.setdefault(call.layer, len(self.layers))
-        if self.prefix is None and call.origin.is_own:
+        if self.prefix is None:
             visibility = call.visibility
             if visibility.running is not None:
                 self.prefix = call.key_BKSD.shape[2] - visibility.running.ids_BS.shape[1]
@@ -157,12 +157,6 @@ class InterventionLog(Listener):
                 seen_B = (visibility.visible_BS > 0).sum(-1)
                 self.prefix = int((seen_B - visibility.counted_BQ.sum(-1)).max())
         return call
-
-    def prefix_of(self, call: AttentionCall) -> int:
-        """Sink columns in front of the keys of this call: none if they are another sequence's."""
-        if not call.origin.is_own:
-            return 0
-        return self.prefix or 0
 
     def finish(self) -> None:
         if self.is_probing:
@@ -299,7 +293,6 @@ def intervene(
     forwards_per_step: int = 1,
     measure: bool = True,
     allow_idle: bool = False,
-    query_mask: Tensor | None = None,
 ) -> Iterator[InterventionLog]:
     """Apply edits to every attention call of the model inside the block; the model itself is never
     touched.
@@ -316,9 +309,6 @@ def intervene(
     out the attention that the edits really took away (`RemovalRecord.removed_BLH`, `left_BLH`),
     and with it one pass over queries and keys per edit and layer. Without edits the block changes
     nothing. Calls inside `sinklab.core.attention.unobserved()` are left alone.
-
-    `query_mask`: bool (B, Q), False for the queries of cross attention that are padding; without it
-    all of them count. A trace of the same model is given the same one.
 
     Every run of `sinklab.core.sampling.denoise` starts afresh: nothing that one has chosen is taken
     from the next. In a loop of your own, call `log.reset()` when a new sequence or batch begins.
@@ -338,16 +328,16 @@ def intervene(
     model = module_of(model)
     log = InterventionLog(measure=measure)
     with ExitStack() as stack:
-        tap = stack.enter_context(tapped(model, log, query_mask))
+        tap = stack.enter_context(tapped(model, log))
         named = [config_value(module, "num_hidden_layers") for module in model.modules()]
         log.layer_count = next((number for number in named if isinstance(number, int)), None)
         for edit in wanted:
-            stack.enter_context(tapped(model, edit.handler(log, forwards_per_step), query_mask))
+            stack.enter_context(tapped(model, edit.handler(log, forwards_per_step)))
         seen_before = tap.forwards
         yield log
         tap.flush()
     if tap.forwards > seen_before and not log.layers:
-        raise ValueError(no_call_message(model, tap.forwards - seen_before))
+        raise ValueError(no_call_message(tap, tap.forwards - seen_before))
     for handler in log.handlers:
         handler.end()
     if log.idle and not allow_idle:

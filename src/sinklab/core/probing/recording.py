@@ -125,10 +125,6 @@ class Frame:
     prefix: int = 0
     length: int = 0
     """Canvas positions, padding included."""
-    is_placed: bool = False
-    """Whether a call has come that reads keys of its own sequence, which gives the positions of
-    queries.
-    """
     _events: list[torch.cuda.Event] = field(default_factory=list)
     """One a device, behind the copies of this forward."""
 
@@ -212,6 +208,13 @@ class Recording:
         `path#2`.
         """
         return [self._recorder.scope.known[index] for index in self.layer_indices]
+
+    @property
+    def cross_attention(self) -> list[str]:
+        """Module paths of attention to another sequence, which traces and edits leave alone: no
+        layer of it is recorded.
+        """
+        return list(self._recorder.left_alone)
 
     @property
     def layer_indices(self) -> list[int]:
@@ -365,7 +368,7 @@ class Recording:
     @property
     def prefix(self) -> int:
         """Sink columns in front: the number the denoiser announced, else keys minus queries of the
-        first forward; in front of the keys of cross attention there are none.
+        first forward.
         """
         return self._recorder.prefix or 0
 

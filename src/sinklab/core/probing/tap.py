@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sinklab.core.attention.context import Owner, RunningCanvas, is_observed, watching
+from sinklab.core.attention.context import RunningCanvas, is_observed, watching
 from sinklab.core.compat import (
     compiled_module,
     in_backward,
@@ -21,20 +21,16 @@ from sinklab.core.compat import (
     is_divided,
     is_running,
 )
-from sinklab.core.errors import check_tensor
 from sinklab.core.probing.backends import (
-    arguments_of,
-    check_against_twin,
     check_backends,
     compiled_message,
     interface_configs,
     is_of_torch,
-    read,
     routed,
     with_attention,
 )
-from sinklab.core.probing.call import NAMES, OWN, AttentionCall, KeyOrigin, Listener, says_more
-from sinklab.core.registry import fast_attentions, fast_path
+from sinklab.core.probing.call import NAMES, AttentionCall, KeyOrigin, Listener, says_more
+from sinklab.core.registry import attention_functions, fast_attentions, fast_path
 
 _SDPA = F.scaled_dot_product_attention
 _CAUGHT = (_SDPA, F.multi_head_attention_forward)
@@ -51,22 +47,23 @@ class Tap(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.owner = Owner(type(model).__name__)
-        """The thread or task that runs the model: hooks hang on the model for all threads, a torch
-        function mode is set in one.
+        self.thread = threading.current_thread()
+        """The thread that runs the model: hooks hang on the model for all of them, a torch function
+        mode is set in one.
         """
         self.listeners: list[Listener] = []
         self.forwards = 0
         self.suspended = 0
         self.ids_BS: Tensor | None = None
         """Token ids that the running forward was given, if they are among its arguments."""
-        self.query_mask_BQ: Tensor | None = None
-        """Queries of cross attention that are no padding, as given by a listener; None: all."""
         self._modules = dict(model.named_modules())
         for path, part in self._modules.items():
             if is_compiled(part):
                 raise ValueError(compiled_message(path or type(compiled_module(part)).__name__))
         self._stack: list[str] = []
+        self.left_alone: dict[str, None] = {}
+        """Paths of the modules that attended to another sequence: their calls are not listened
+        to."""
         # By path: origin of the keys that the module there reads, if its arguments tell.
         self._origins: dict[str, KeyOrigin] = {}
         self._visible: dict[tuple, Any] = {}
@@ -130,29 +127,18 @@ class Tap(TorchFunctionMode):
         if listener.of_states:
             self._hook(self._layers)
 
-    def take_mask(self, query_mask_BQ: Tensor | None) -> None:
-        """Take the queries of cross attention that count, from the first listener.
+    def _is_other_thread(self) -> bool:
+        """A backward pass on a GPU has a thread of its own, and its caller waits: it is none."""
+        return threading.get_ident() != self.thread.ident and not in_backward()
 
-        Raises ValueError if another one listens with another mask: a trace changes nothing that an
-        edit does.
-        """
-        known_BQ = self.query_mask_BQ
-        if not self.listeners:
-            if query_mask_BQ is not None:
-                check_tensor("query_mask", query_mask_BQ, (None, None), "bool")
-                if not bool(query_mask_BQ.any(1).all()):
-                    raise ValueError(
-                        "query_mask leaves a row without a query: give rows that have one"
-                    )
-            self.query_mask_BQ = query_mask_BQ
-        elif query_mask_BQ is not known_BQ and not (
-            known_BQ is not None
-            and query_mask_BQ is not None
-            and torch.equal(known_BQ, query_mask_BQ)
-        ):
+    def check_thread(self) -> None:
+        """Raises ValueError in another thread than the one that watches the model."""
+        if self._is_other_thread():
             raise ValueError(
-                "traces and edits of one model count the same queries, but another block on it is "
-                "open with another query_mask: give trace and intervene the same one"
+                f"thread {self.thread.name!r} has a trace or intervention open on this "
+                f"{type(self.model).__name__} and alone runs it meanwhile, not "
+                f"{threading.current_thread().name!r}: open it where the model runs, or give each "
+                "thread a copy of its own, made before (copy.deepcopy(model))"
             )
 
     def run_attention(
@@ -161,18 +147,19 @@ class Tap(TorchFunctionMode):
         """Run the attention function that the module at this path called, and read its calls or its
         arguments.
         """
-        self.owner.check("runs the model or a part of it")
+        self.check_thread()
         self._stack.append(path)
         try:
-            if base == "sdpa" or not is_observed(self.model):
+            if base == "sdpa" or not self._is_heard(path):
                 with self:
                     return function(module, *given, **options)
-            call, edited = self._edited(path, read(module, given, options))
+            kind = attention_functions[base]
+            call, edited = self._edited(path, kind.read(module, *given, **options))
             made: tuple[Any, ...] = (module, *given)
             if edited is not call:
-                made, options = arguments_of(module, call, edited, given[3], options)
+                made, options = kind.write(call, edited, *made, **options)
             out, weights = function(*made, **options)
-            self._observe(base, edited, out.transpose(1, 2))
+            self._observe(edited, out.transpose(1, 2))
             return out, weights
         finally:
             self._stack.pop()
@@ -210,14 +197,14 @@ class Tap(TorchFunctionMode):
             self._origins[path] = KeyOrigin.of(module, args, kwargs)
 
     def _before(self, path: str, args: tuple, kwargs: dict[str, Any]) -> None:
-        self.owner.check("runs the model or a part of it")
+        self.check_thread()
         self._note_origin(path, args, kwargs)
         if path == "":
             if self._stack and is_running(self._modules[""]):
                 raise ValueError(
-                    f"a forward of {self.owner.model} runs inside another of its forwards: whose "
-                    "layers are which is not told there; trace or edit a part that runs once "
-                    "(model.encoder), or take the inner run out"
+                    f"a forward of {type(self.model).__name__} runs inside another of its "
+                    "forwards: whose layers are which is not told there; trace or edit a part that "
+                    "runs once (model.encoder), or take the inner run out"
                 )
             # A root forward starts afresh, also after one that was interrupted.
             self.flush()
@@ -244,7 +231,7 @@ class Tap(TorchFunctionMode):
     def _after(self, path: str, args: tuple, output: object) -> Any:
         # torch calls this also where the hook before the module raised: a refused thread leaves no
         # trace here.
-        if self.owner.is_elsewhere():
+        if self._is_other_thread():
             return None
         calls = self._calls_in.pop(path, None)
         edited = None
@@ -366,7 +353,7 @@ class Tap(TorchFunctionMode):
         one.
         """
         kinds = {type(self._modules[path]) for path in called}
-        for path in sorted(ran - called):
+        for path in sorted(ran - called - self.left_alone.keys()):
             if type(self._modules[path]) in kinds and not any(
                 other.startswith(f"{path}.") for other in called
             ):
@@ -380,13 +367,22 @@ class Tap(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _CAUGHT and self._stack and is_observed(self.model):
+        if func in _CAUGHT and self._stack and self._is_heard(self._stack[-1]):
             if func is _SDPA:
                 func = self._attend
             else:
                 path = self._stack[-1]
                 func = with_attention(func, self._attend, path, self._modules[path])
         return func(*args, **(kwargs or {}))
+
+    def _is_heard(self, path: str) -> bool:
+        """Whether listeners are shown the calls of this module; those to another sequence are left
+        alone.
+        """
+        if path in self._origins and not self._origins[path].is_own:
+            self.left_alone[path] = None
+            return False
+        return is_observed(self.model)
 
     def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
         call, edited = self._edited(self._stack[-1], dict(zip(NAMES, args, strict=False)) | kwargs)
@@ -397,7 +393,7 @@ class Tap(TorchFunctionMode):
             out = attention(*args, **kwargs)
         else:
             out = edited.run(attention)
-        self._observe("", edited, out)
+        self._observe(edited, out)
         return out
 
     def _edited(self, path: str, given: dict[str, Any]) -> tuple[AttentionCall, AttentionCall]:
@@ -408,10 +404,9 @@ class Tap(TorchFunctionMode):
         layer = path
         if not replay:
             layer = self._numbered(path)
-        origin = self._origins.get(path, OWN)
-        call = AttentionCall.of(
-            layer, self._modules[path], given, self._visible, origin, self.query_mask_BQ
-        )
+        if path in self._origins:
+            self._origins[path].check(layer, given["key"].shape[-2])
+        call = AttentionCall.of(layer, self._modules[path], given, self._visible)
         edited = call
         doubt = call.visibility.doubt
         if doubt is not None and not replay:
@@ -426,14 +421,10 @@ class Tap(TorchFunctionMode):
             edited = listener.edit(edited)
         return call, edited
 
-    def _observe(self, base: str, call: AttentionCall, out: Tensor) -> None:
-        """Show listeners the call as it was made, and its output; by this backend, if not by
-        torch's SDPA.
-        """
+    def _observe(self, call: AttentionCall, out: Tensor) -> None:
+        """Show listeners the call as it was made, and its output."""
         if in_backward():
             return
-        if base:
-            check_against_twin(base, self.model, self._modules[call.layer.split("#")[0]], call, out)
         for listener in self.listeners:
             listener.observe(call, out)
 
@@ -483,21 +474,12 @@ TAPS: dict[int, Tap] = {}
 
 
 @contextmanager
-def tapped(
-    model: nn.Module, listener: Listener, query_mask_BQ: Tensor | None = None
-) -> Iterator[Tap]:
+def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
     """Hang a listener on the model's tap for the length of the block; the last to leave removes
     every hook.
 
-    Args:
-        model: the model that makes the attention calls.
-        listener: the listener to them.
-        query_mask_BQ: bool, False for queries of cross attention that are padding; one for all
-            listeners.
-
-    Raises:
-        ValueError: for an object that is not a module, a compiled one, one with divided heads, one
-            that shares modules with a model that another thread taps, and a second mask of queries.
+    Raises ValueError for an object that is not a module, a compiled one, one with divided heads,
+    and one that another thread taps.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a torch.nn.Module, got {type(model).__name__}: pass the model")
@@ -507,12 +489,9 @@ def tapped(
             'sees its own alone; load it with device_map="auto"'
         )
     with _LOCK:
-        for other in TAPS.values():
-            if not set(model.modules()).isdisjoint(other.model.modules()):
-                other.owner.check("asks for one")
         tap = TAPS.get(id(model)) or TAPS.setdefault(id(model), Tap(model))
+    tap.check_thread()
     try:
-        tap.take_mask(query_mask_BQ)
         tap.flush()
         tap.add(listener)
         yield tap

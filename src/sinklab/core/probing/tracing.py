@@ -54,6 +54,8 @@ class FrameRecorder(Listener):
     prefix: int | None = None
     last: Frame | None = None
     """The last forward that ended."""
+    left_alone: list[str] = field(default_factory=list)
+    """Paths of cross attention."""
     _open: Frame | None = None
 
     def __post_init__(self) -> None:
@@ -82,7 +84,7 @@ class FrameRecorder(Listener):
         pending = self.pending
         if not pending:
             if not self.marked:
-                raise ValueError(no_call_message(self.tap.model, self.tap.forwards))
+                raise ValueError(no_call_message(self.tap, self.tap.forwards))
             raise ValueError(
                 "mark() ends a step, but no forward came since the last mark: mark once a step"
             )
@@ -113,7 +115,7 @@ class FrameRecorder(Listener):
             return
         index = len(frame.paths)
         frame.paths.append(call.layer)
-        if index == 0 or (call.origin.is_own and not frame.is_placed):
+        if index == 0:
             self._locate(frame, call)
         if not frame.is_read:
             return
@@ -174,28 +176,24 @@ class FrameRecorder(Listener):
         queries = call.query_BHQD.shape[2]
         keys = call.key_BKSD.shape[2]
         running = call.visibility.running
-        is_own = call.origin.is_own
         if running is not None:
             self.prefix = keys - running.ids_BS.shape[1]
-        elif self.prefix is None and is_own:
+        elif self.prefix is None:
             front = max(keys - queries, 0)
             if front > int(call.visibility.first_own):
                 # keys behind the queries are room in a static cache, not a sink column in front
                 front = 0
             self.prefix = front
-        frame.is_placed = is_own
-        frame.prefix = 0
-        if is_own and self.prefix is not None:
-            frame.prefix = self.prefix
+        frame.prefix = self.prefix
         frame.length = keys - frame.prefix
         by_query = [label for label, one in self.statistics.items() if "position" in one.axes]
         if self.canvas is not None:
             by_query.append("the state of queries")
-        if by_query and running is None and (queries > keys or not is_own):
+        if by_query and running is None and queries > keys:
             raise ValueError(
                 f"{by_query[0]} is told by canvas position, but {call.layer} has {queries} queries "
                 f"over {keys} keys, as cross attention has: they stand at none of them; leave it "
-                "out, or choose layers= that attend to their own sequence"
+                "out"
             )
         if running is not None:
             frame.columns_Q = running.columns_Q
@@ -208,6 +206,7 @@ class FrameRecorder(Listener):
         self._open = None
         if frame is None or self.tap.suspended > self.probing:
             return
+        self.left_alone = list(self.tap.left_alone)
         if frame.paths:
             self.scope.check_layers(frame.paths)
             total = len(frame.paths)
@@ -239,12 +238,11 @@ def trace(
     canvas: Any = None,
     state_of: str = "predicted",
     allow_empty: bool = False,
-    query_mask: Tensor | None = None,
     exact: bool = True,
     **scope: Unpack[Scope],
 ) -> Iterator[Recording]:
     """Record attention statistics of every forward inside the block, on any module that attends
-    through SDPA, and on models of transformers by any attention function.
+    through SDPA, and on models of transformers by that and by eager attention.
 
         with trace(model) as recording:
             for step in denoise(model.denoiser(), canvas):
@@ -253,9 +251,10 @@ def trace(
 
     The model keeps its own kernel: outputs are bit-identical, and the statistics are computed
     beside it. Traces nest, also with `intervene` on the same module, in either order: a trace sees
-    the edited calls. Calls inside `sinklab.core.attention.unobserved()` are not seen. The thread
-    that opens the block is the one that runs the model in it; other models are unaffected, in any
-    thread, as is a copy of this one. The result of `sinklab.load` is such a module too.
+    the edited calls. Calls inside `sinklab.core.attention.unobserved()` are not seen, and attention
+    to another sequence is left alone (`recording.cross_attention`). The thread that opens the block
+    is the one that runs the model in it; other models are unaffected, in any thread, as is a copy
+    of this one. The result of `sinklab.load` is such a module too.
 
     Args:
         statistics: names in `sinklab.core.registry.statistics`, with options as "name:field=value",
@@ -277,10 +276,6 @@ def trace(
             `model.config.logit_shift` is set); "own": of the position it stands at.
         allow_empty: the model need not run inside the block: for a loop that finds out there
             whether a step follows.
-        query_mask: bool (B, Q), False for the queries of cross attention that are padding, which
-            nothing in such a call
-            tells: without it all of them count. Calls of a module over its own sequence tell
-                theirs.
         exact: False lets a denoiser stay with its fast decoder, if it has one, and measures what
             that computes: numbers are equal within rounding, and the model may be under no edit.
         layers: which to record: numbers in the order they run (from 0; negative from the end), or
@@ -293,8 +288,8 @@ def trace(
             `recording.map(…)`.
 
     Raises ValueError for anything that does not exist or cannot be seen: a statistic, layer or
-    head, states without a canvas, a compiled model, attention that is no softmax(q · kᵀ) · v; for
-    another thread's model; at the end for no call.
+    head, states without a canvas, a compiled model, a cap on scores; for another thread's model; at
+    the end for no call.
     """
     model = module_of(model)
     chosen = chosen_statistics(statistics)
@@ -312,10 +307,10 @@ def trace(
         )
     is_shifted = state_of == "predicted" and bool(config_value(model, "logit_shift"))
     recorder = FrameRecorder(chosen, RecordingScope(**scope), canvas, is_shifted, exact)
-    with tapped(model, recorder, query_mask) as tap:
+    with tapped(model, recorder) as tap:
         recorder.probing = tap.suspended
         seen_before = tap.forwards
         yield Recording(recorder)
     forwards = tap.forwards - seen_before
     if not recorder.scope.known and (forwards or not allow_empty):
-        raise ValueError(no_call_message(model, forwards))
+        raise ValueError(no_call_message(tap, forwards))

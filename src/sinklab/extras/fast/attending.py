@@ -219,7 +219,7 @@ class Heard:
 @contextmanager
 def told(tap: Tap) -> Iterator[Heard]:
     """One evaluation, from its beginning to its end: a forward to the listeners."""
-    tap.owner.check("runs the model or a part of it")
+    tap.check_thread()
     tap.flush()
     tap.begin()
     try:

@@ -192,7 +192,7 @@ class InterventionHandler(Listener):
             return None
         total = call.query_BHQD.shape[1]
         heads = sorted(scope.heads_of(call.layer, total) or range(total))
-        return CallSite(heads, log.prefix_of(call), self.step)
+        return CallSite(heads, log.prefix or 0, self.step)
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
         """Note the strongest key of the heads that were edited, after every edit, be it one that

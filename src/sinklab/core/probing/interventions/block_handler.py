@@ -417,7 +417,7 @@ class BlockHandler(InterventionHandler):
         # once a forward, in the first layer that loses keys
         if self.warned or self.memory.taken:
             return
-        length = call.key_BKSD.shape[2] - self.log.prefix_of(call)
+        length = call.key_BKSD.shape[2] - (self.log.prefix or 0)
         is_canvas = now_BS.shape[1] == length >= before_BS.shape[1]
         if is_canvas and len(before_BS) == len(now_BS):
             mask_id = config_value(self.log.tap.model, "mask_token_id")

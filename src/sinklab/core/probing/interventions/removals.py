@@ -275,12 +275,6 @@ def query_positions(call: AttentionCall, prefix: int) -> Tensor:
     device = call.query_BHQD.device
     if call.visibility.running is not None:
         return call.visibility.running.columns_Q.to(device)
-    if not call.origin.is_own:
-        raise ValueError(
-            f"{call.layer} attends to another sequence, at whose positions its queries do not "
-            "stand: name layers that "
-            "attend to their own, or leave out what is told by the position of queries"
-        )
     if queries == keys:
         return torch.arange(keys, device=device)
     if running_canvas() is not None:
