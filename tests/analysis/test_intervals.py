@@ -4,10 +4,9 @@ hand.
 
 import math
 
-import numpy as np
 import pytest
 
-from sinklab.lab.analysis.intervals import mcnemar, newey_west_error, paired_share_interval, wilson
+from sinklab.lab.analysis.intervals import mcnemar, paired_share_interval, wilson
 
 
 def test_wilson_is_newcombes_and_knows_its_ends():
@@ -35,13 +34,3 @@ def test_a_paired_share_has_a_width_without_any_change():
     half = 1.959963984540054 * math.sqrt(41 - 400 / 202) / 202
     ends = (-20 / 202 - half, -20 / 202 + half)
     assert paired_share_interval(10, 30, 200) == pytest.approx(ends)
-
-
-def test_dependent_steps_widen_the_error():
-    scores = np.repeat(np.random.default_rng(2).normal(size=(16, 200)), 4, axis=0)
-    here = np.ones(scores.shape, dtype=bool)
-    assert 1.5 < (newey_west_error(scores, here) / np.sqrt((scores**2).sum(0))).mean() < 2
-    # eight steps: the window of 2 holds one lag, with half its weight
-    few = scores[:8, 0]
-    expected = np.sqrt((few**2).sum() + (few[1:] * few[:-1]).sum())
-    assert newey_west_error(few, here[:8, 0]) == pytest.approx(expected)

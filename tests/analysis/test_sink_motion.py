@@ -68,26 +68,24 @@ def test_mobility_is_unbiased_for_random_places():
 
 
 @pytest.mark.parametrize(
-    ("positions", "moves", "drift"),
+    ("positions", "moves"),
     [
-        ([3, 3, 3, 3], 0, 0.0),
-        ([0, 1, 2, 3], 3, 1.0),
-        ([6, 4, 2], 2, -2.0),
-        ([3, 3, 7, 7, 7, 3], 2, 12 / 35),
-        ([5], 0, np.nan),
-        ([2, 2, 8, None, None], 1, 3.0),
-        ([2, 2, None, 2, 8], 1, np.polyfit([0, 1, 3, 4], [2, 2, 2, 8], 1)[0]),
-        ([None, None], 0, np.nan),
+        ([3, 3, 3, 3], 0),
+        ([0, 1, 2, 3], 3),
+        ([3, 3, 7, 7, 7, 3], 2),
+        ([5], 0),
+        ([2, 2, 8, None, None], 1),
+        ([2, 2, None, 2, 8], 1),
+        ([None, None], 0),
     ],
 )
-def test_moves_and_drift(positions, moves, drift):
+def test_moves_are_counted_between_steps_that_follow_each_other(positions, moves):
     found = motion(path(positions))
     assert found.main[:, 0, 0].tolist() == [-1 if place is None else place for place in positions]
     exists = [place is not None for place in positions]
     assert found.counted[:, 0, 0].tolist() == exists and found.steps.item() == sum(exists)
     assert found.moves.item() == moves
     assert found.transitions.item() == sum(a and b for a, b in pairwise(exists))
-    assert_allclose(found.drift.item(), drift, atol=1e-12)
 
 
 def test_jumps_are_far_moves():
@@ -116,55 +114,7 @@ def test_steps_without_a_sink_do_not_count():
         and weak.overall.heads_with_sink == 0
         and np.isnan(weak.mobility.item())
     )
-    assert (
-        np.isnan(weak.overall.drift)
-        and np.isnan(weak.overall.moves_per_step)
-        and weak.strength.item() == 0
-    )
-
-
-def test_lives_of_sinks_by_hand():
-    # Key 5 at steps 0-2, key 8 at steps 1-1 and 3-5 (to the end), key 2 at steps 2-3: S = 64, ten
-    # times an even share.
-    sinks = {5: [0, 1, 2], 8: [1, 3, 4, 5], 2: [2, 3]}
-    received = np.full((6, 1, 1, 64), 0.5)
-    for key, steps in sinks.items():
-        received[steps, 0, 0, key] = 10
-    found = motion(received)
-    # Born later than the first step: 8 at 1, 2 at 2, 8 at 3. Ended: 5 after 3 steps, 8 after 1, 2
-    # after 2.
-    assert (found.births.item(), found.deaths.item(), found.lasting.item()) == (3, 3, 1)
-    assert found.mean_lifetime.item() == (3 + 1 + 2) / 3
-    # Sinks that had a next step: steps 0 to 4 hold 1, 2, 2, 2, 1 of them; three ended.
-    assert found.expected_lifetime.item() == 8 / 3 == found.overall.expected_lifetime
-
-
-def test_a_lasting_sink_has_no_known_lifetime():
-    found = motion(heads(path([9] * 10), path([None] * 10)))
-    assert found.lasting.tolist() == [[1, 0]] and found.deaths.tolist() == [[0, 0]]
-    assert np.isnan(found.mean_lifetime).all()
-    assert found.expected_lifetime[0, 0] == np.inf and np.isnan(found.expected_lifetime[0, 1])
-    assert found.overall.expected_lifetime == np.inf
-    # A gap in the record ends the watch, it does not end the sink.
-    gap = motion(path([9, 9, None, 9, 9, 9]))
-    assert gap.deaths.item() == 0 and gap.births.item() == 0 and gap.lasting.item() == 1
-
-
-def test_the_step_before_a_gap_is_no_chance_to_end():
-    # Sinks with a next step: at steps 0, 3 and 4; one of them ended.
-    found = motion(path([9, 9, None, 9, 8, 8]))
-    assert found.expected_lifetime.item() == 3 and found.mean_lifetime.item() == 1
-
-
-def test_expected_lifetime_recovers_the_chance_to_end():
-    # Every sink ends with chance 1/5 at each step and another takes its place: the mean life is 5
-    # steps.
-    rng = np.random.default_rng(3)
-    walks = [path(list(np.cumsum(rng.random(15) < 0.2))) for _ in range(1000)]
-    found = motion(heads(*walks))
-    assert abs(found.overall.expected_lifetime - 5) < 0.3
-    # Finished lives alone are short ones: the long ones were cut off by the end of the record.
-    assert np.nanmean(found.mean_lifetime) < 4.5
+    assert np.isnan(weak.overall.moves_per_step) and weak.strength.item() == 0
 
 
 def test_added_sinks_take_part_but_have_no_place():
@@ -173,27 +123,9 @@ def test_added_sinks_take_part_but_have_no_place():
     received = path([0, 10, 0, 21, 21])
     found = motion(received, added=1)
     assert found.moves.item() == 3 and found.jumps.item() == 0
-    # Only steps 1, 3, 4 lie on the canvas: positions 9, 20, 20.
-    assert_allclose(found.drift.item(), np.polyfit([1, 3, 4], [9, 20, 20], 1)[0])
     assert motion(received).jumps.item() == 3
     static = motion(path([0] * 12), added=1)
-    assert (
-        static.mobility.item() == 0
-        and static.overall.mobility == 0
-        and np.isnan(static.drift.item())
-    )
-
-
-def test_drift_is_relative_to_the_length_of_the_sequence():
-    # One position a step over 33 steps: 32 of 64 positions.
-    found = motion(path(list(range(33))))
-    assert_allclose(found.drift.item(), 1)
-    assert_allclose(found.drift_relative.item(), 0.5)
-    assert_allclose([found.drift_low.item(), found.drift_high.item()], 1, atol=1e-9)
-    assert found.overall.drift_word is None, "one sample"
-    right, left, rest = (list(range(33)), list(range(33, 0, -1)), [9] * 33)
-    words = [motion(np.stack([path(way)] * 8)).overall.drift_word for way in (right, left, rest)]
-    assert words == ["right", "left", None]
+    assert static.mobility.item() == 0 and static.overall.mobility == 0
 
 
 def test_steps_of_a_cached_decoder_are_on_one_footing():
@@ -209,10 +141,7 @@ def test_steps_of_a_cached_decoder_are_on_one_footing():
         "counted",
         "mobility",
         "moves",
-        "births",
-        "mean_lifetime",
         "strength",
-        "drift_relative",
     ):
         assert_allclose(getattr(found, name), getattr(whole, name), rtol=1e-6, err_msg=name)
     assert not motion(partial, seen).counted[2:].any()
@@ -230,7 +159,7 @@ def test_tokens_of_a_growing_sequence():
     found = motion(received, visible, np.arange(4, steps + 4)[:, None, None])
     # 0.6 n > 1 + 3 (n - 1) / n from n = 6 on.
     assert found.counted[:, 0, 0].tolist() == [False] * 2 + [True] * 18
-    assert found.mobility.item() == 0 and found.births.item() == 1 and found.overall.mobility == 0
+    assert found.mobility.item() == 0 and found.overall.mobility == 0
     assert_allclose(found.strength.item(), 0.6, rtol=1e-6)
 
 
@@ -241,10 +170,6 @@ def test_samples_layers_and_heads_keep_their_places():
     assert received.shape == (2, 3, 1, 2, 64) and found.main.shape == (2, 3, 1, 2)
     assert found.moves[:, 0].tolist() == [[2, 0], [0, 2]]
     assert found.transitions[:, 0].tolist() == [[2, 1], [1, 2]]
-    assert found.births[:, 0].tolist() == [[2, 0], [0, 2]] and found.lasting[:, 0].tolist() == [
-        [1, 0],
-        [0, 1],
-    ]
     assert_array_equal(motion(torch.from_numpy(received)).mobility, found.mobility)
     halved = motion(received.astype(np.float16))
     assert_array_equal(halved.moves, found.moves)
@@ -258,7 +183,6 @@ def test_overall_weighs_heads_by_what_their_sinks_draw():
     overall = motion(heads(strong, weak)).overall
     assert_allclose(overall.mobility, 0.2)
     assert_allclose(overall.moves_per_step, 0.2)
-    assert_allclose(overall.drift, 0.2)
     assert (overall.heads, overall.heads_with_sink) == (2, 2)
 
 
@@ -289,20 +213,15 @@ def test_samples_pool_into_one_summary():
     for name in (
         "mobility",
         "moves_per_step",
-        "expected_lifetime",
-        "drift",
-        "drift_relative",
         "heads",
     ):
         assert_allclose(getattr(pooled, name), getattr(together, name), err_msg=name)
-    assert (
-        pooled.mobility_over == together.mobility_over and pooled.drift_over == together.drift_over
-    )
+    assert pooled.mobility_over == together.mobility_over
     # every sample counts alike, however strong its sinks are
     assert (
         pooled.mobility_over.value == np.mean([part.mobility for part in parts]) > pooled.mobility
     )
-    assert pooled.drift_over.samples == 2
+    assert pooled.mobility_over.samples == 2
     refused("at least one summary", MotionSummary.pooled, [])
 
 
@@ -314,10 +233,10 @@ def test_heads_that_wander_together_are_one_observation():
     one, eight = (
         motion(np.stack([heads(*[path(walk)] * n) for walk in walks])).overall for n in (1, 8)
     )
-    assert (one.drift_over.low, one.drift_over.high) == pytest.approx(
-        (eight.drift_over.low, eight.drift_over.high)
+    assert (one.mobility_over.low, one.mobility_over.high) == pytest.approx(
+        (eight.mobility_over.low, eight.mobility_over.high)
     )
-    assert one.drift_word is None and eight.heads == 48
+    assert eight.heads == 48
 
 
 def test_motion_words_and_errors():

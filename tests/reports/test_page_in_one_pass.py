@@ -142,7 +142,7 @@ def test_a_study_of_one_pass_a_sample_is_the_sum_of_its_functions(study_of, name
     mobility = np.concatenate([one.mobility.ravel() for one in motions])
     assert_array_equal(measured.motions["mobility"], mobility)
     assert_array_equal(
-        measured.motions["births"], np.concatenate([one.births.ravel() for one in motions])
+        measured.motions["moves"], np.concatenate([one.moves.ravel() for one in motions])
     )
     if study.sink_count:
         assert study.text_motion.mobility == pytest.approx(texts[0].mobility, nan_ok=True)

@@ -16,7 +16,6 @@ from sinklab.lab.reports import (
     NotRecorded,
     as_studies,
     attention_map,
-    block_moves,
     draw_all,
     epsilon_curve,
     heldout_loss,
@@ -32,7 +31,6 @@ from sinklab.lab.reports import (
     sink_share_by_state,
     sink_tokens,
     sinks_per_layer,
-    split_sinks,
     statistics_maps,
     style,
     table,
@@ -245,21 +243,6 @@ def test_sinks_per_layer_tells_added_sinks_from_those_on_text(make_study):
     }
 
 
-def test_split_sinks_draws_the_share_of_heads(make_study):
-    def split(sample, arrays):
-        arrays["main_by_state"][1:, 1, 1] = 0
-
-    runs = [
-        make_study("split", change=split),
-        make_study("bare", leave_out=("main_by_state", "share_by_state")),
-    ]
-    drawn = lines(split_sinks(runs))
-    assert set(drawn) == {"split"}
-    assert_allclose(drawn["split"], [0, 100 * 20 / 22])
-    with pytest.raises(NotRecorded, match="main sinks by state"):
-        split_sinks(runs[1])
-
-
 def test_the_share_of_the_strongest_key_is_drawn_by_the_state_of_the_query(make_study):
     def split(sample, arrays):
         arrays["share_by_state"][:] = np.array([0.5, 0.25, 0.125])[:, None, None]
@@ -271,19 +254,6 @@ def test_the_share_of_the_strongest_key_is_drawn_by_the_state_of_the_query(make_
         "committed queries": [25, 25],
         "prompt queries": [12.5, 12.5],
     }
-
-
-def test_block_moves_draws_rates_at_borders_and_inside(make_study):
-    def jumpy(sample, arrays):
-        # Layer 1 moves at the block border alone.
-        arrays["received"][:, 1] = 0.1
-        arrays["received"][:6, 1, :, 3] = arrays["received"][6:, 1, :, 8] = 0.9 * TEXT
-
-    drawn = lines(block_moves(make_study(change=jumpy)))
-    assert_allclose(drawn["at block borders"], [100, 100])
-    assert_allclose(drawn["inside blocks"], [100, 0])
-    with pytest.raises(NotRecorded, match="several blocks"):
-        block_moves(make_study("ar", family="autoregressive"))
 
 
 def test_epsilon_curve_draws_the_filtered_share(make_study):
@@ -473,7 +443,7 @@ def test_no_marker_is_cut_and_legends_make_figures_taller(make_study):
 
     flat_run = make_study("flat", change=flat)
     runs = [make_study(name) for name in "abc"]
-    for draw in (sink_share, sinks_per_layer, split_sinks, block_moves):
+    for draw in (sink_share, sinks_per_layer):
         axes = draw(runs)
         top = max(np.nanmax(line.get_ydata()) for line in axes.lines)
         assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 1.05 * top

@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
-from scipy import stats
 
 from sinklab.lab.reports import as_studies
 from sinklab.lab.reports import sentences as say
-from sinklab.lab.reports.findings import blocking, trend_word
+from sinklab.lab.reports.findings import blocking
 
 STEPS, TEXT, PROMPT = 12, 24, 6
 
@@ -28,10 +27,7 @@ def test_motion_is_told_with_its_numbers(make_study):
     assert text.startswith(
         "The sinks of plain are moving: at two random steps, a head's strongest token differs"
     )
-    assert (
-        "100.0 % of the time on average (8 samples); a key stays a sink for 1.00 steps. The main "
-        "sinks drift to the right" in text
-    )
+    assert text.endswith("100.0 % of the time on average (8 samples).")
     text = spoken(told("motion", added))
     assert "The sinks of sink are static" in text and "differs 0.0 % of the time" in text
     assert text.endswith("Among text positions alone that chance is 100.0 %.")
@@ -40,78 +36,8 @@ def test_motion_is_told_with_its_numbers(make_study):
     kept = spoken(told("motion", one(make_study("ar", family="autoregressive", text_share=0.8))))
     assert kept == (
         "In ar, at two random steps, a head's strongest token differs 0.0 % of the time on average "
-        "(2 samples; a verdict takes 8); no sink ended during the trace."
+        "(2 samples; a verdict takes 8)."
     )
-
-
-def deep(numbers):
-    """Changes a study into one whose heads have so many sinks, by layer."""
-
-    def change(sample, arrays):
-        arrays["received"] = np.full(
-            (len(arrays["received"]), len(numbers), *arrays["received"].shape[2:]), 0.1
-        )
-        for layer, number in enumerate(numbers):
-            arrays["received"][:, layer, :, :number] = 6.0
-
-    others = (
-        "key_norm",
-        "main_by_state",
-        "share_by_state",
-        "row_entropy",
-        "row_logsumexp",
-        "output_norm",
-    )
-    layers = {"layers": len(numbers), "recorded_layers": [*range(len(numbers))]}
-    return {"change": change, "leave_out": (*others, "noop_bound", "value_norm"), **layers}
-
-
-def test_depth_is_told_with_its_direction(make_study):
-    falls, rises = (
-        one(make_study(name, **deep(many)))
-        for name, many in (("a", [3, 3, 2, 2, 1]), ("b", [0, 1, 2, 3, 4]))
-    )
-    assert told("depth", falls) == (
-        "In a, the number of sinks of a head falls over depth, from 3.00 in layer 0 to 1.00 in "
-        "layer 4."
-    )
-    assert "rises over depth, from 0 in layer 0 to 4.00 in layer 4" in told("depth", rises)
-    # four layers in random order rise one time in 24, and fall as often; uneven ones are no trend
-    # either
-    for name, many in (("few", [4, 3, 2, 1]), ("uneven", [4, 1, 3, 2, 1])):
-        text = told("depth", one(make_study(name, **deep(many))))
-        assert text.endswith("too few layers, or too uneven ones, for a trend.")
-    same = told("depth", one(make_study("same")))
-    assert (
-        same
-        == "In same, a head has about as many sinks in all layers (from 1.00 in layer 0 to 1.00 "
-        "in layer 1)."
-    )
-    assert told("depth", one(make_study("none", text_share=0.05))) == ""
-
-
-def test_a_trend_that_its_ends_deny_is_none():
-    falling = np.array([1.27, 3.0, 2.9, 2.8, 2.7, 2.6, 2.5, 2.4, 2.3, 2.2, 2.16])
-    assert stats.kendalltau(np.arange(11), falling).pvalue < 0.05
-    assert trend_word(falling) == "" and trend_word(falling[1:]) == "falls"
-    for few in ([1.0], [1.0, np.nan, 3.0]):
-        assert trend_word(np.array(few)) == ""
-
-
-def test_blocks_and_split_sinks_are_told_with_their_rates(make_study):
-    def change(sample, arrays):
-        arrays["received"][:] = 0.1
-        arrays["received"][:6, ..., 3] = arrays["received"][6:, ..., 8] = 0.9 * TEXT
-        arrays["main_by_state"][1:, 1] = 0
-
-    study = one(make_study(change=change))
-    assert spoken(told("blocks", study)) == (
-        "In tiny, main sinks move at 100.0 % of steps into a new block (12 cases, a head at a "
-        "border each) and at 0.0 % of steps inside a block."
-    )
-    assert f"different main sinks in {100 * 20 / 22:.1f} %" in spoken(told("split", study))
-    ar = one(make_study("ar", family="autoregressive"))
-    assert told("blocks", ar) == told("split", ar) == ""
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,8 @@ def test_a_sample_has_its_arrays_and_tokens_on_one_grid(make_study):
     assert sample.labels_TK[2, [0, 1, 7, 9]].tolist() == ["added sink", "It", " night", "[MASK]"]
     assert sample.classes_TK[2, 0] == "sink" and sample.ages_TK[2, 0] == "added sink"
     assert sample.blocks_T.tolist() == [0] * 6 + [1] * 4
-    assert (
-        sample.main_by_state_TGLH[0, 1].max() == -1
-        and sample.main_by_state_TGLH[4, 0, 0, 0] == 1 + PROMPT + 4
-    )
+    assert np.isnan(sample.share_by_state_TGLH[0, 1]).all()
+    assert sample.share_by_state_TGLH[4, 0, 0, 0] == 0.25
     assert (
         np.isnan(sample.array("row_entropy")[0, 1]).all()
         and sample.array("row_entropy")[0, 0, 0, 0] == 2.5
@@ -178,49 +176,22 @@ def test_motion_is_that_of_the_paths_that_were_put_in(make_study):
         [make_study("plain"), make_study("sink", added=1, share=0.5, text_share=0.2)]
     )
     # Two samples are too few for a word.
-    assert plain.motion.word is plain.motion.drift_word is added.motion.word is None
-    # One position further at each step: no two steps share a place, and the slope is one.
+    assert plain.motion.word is added.motion.word is None
+    # One position further at each step: no two steps share a place.
     assert (
         plain.motion.mobility == plain.motion.mobility_over.value == 1 and plain.text_motion is None
     )
-    assert plain.motion.drift == pytest.approx(1) and plain.motion.moves_per_step == 1
+    assert plain.motion.moves_per_step == 1
     assert added.motion.mobility == 0
     assert added.text_motion.mobility == 1
     table = plain.measured.motions
     assert len(table) == SAMPLES * LAYERS * HEADS and set(table["mobility"]) == {1.0}
     assert table.loc[table["sample"] == 1, "steps"].unique().tolist() == [STEPS - 2]
-    # Block borders lie between steps 5 and 6; every pair of steps is a move.
-    for effect in plain.measured.blocks:
-        assert (effect.border_moves, effect.border_pairs) == (HEADS * SAMPLES, HEADS * SAMPLES)
-        assert effect.inside_rate == 1
     assert overlap_by_step(plain) == {step: 0.0 for step in range(STEPS - 1)}
     # The added sink stays, the text sink moves: one of three keys in common.
     assert overlap_by_step(added) == {step: pytest.approx(1 / 3) for step in range(STEPS - 1)}
     assert plain.over("layer")["overlap_between_heads"].tolist() == [1, 1]
     assert_allclose(plain.measured.overlap_by_layer_LL, 1)
-
-
-def test_split_sinks_count_heads_whose_masked_and_other_queries_differ(make_study):
-    def split(sample, arrays):
-        # Committed queries of the last layer look at the first key.
-        arrays["main_by_state"][1:, 1, 1] = 0
-
-    same, differ = as_studies([make_study("same"), make_study("differ", change=split)])
-    assert same.measured.split.share == 0
-    assert_allclose(differ.measured.split.share_by_layer[0], 0)
-    # Before the first step nothing is committed, and prompt queries stand in.
-    assert_allclose(differ.measured.split.share_by_layer[1], (22 - SAMPLES) / 22)
-    assert (
-        one(make_study("none", leave_out=("main_by_state", "share_by_state"))).measured.split
-        is None
-    )
-
-    def weak(sample, arrays):
-        split(sample, arrays)
-        arrays["share_by_state"][:] = 0.1
-
-    # 0.1 of the weight is under 1 + 3 * 23/24 even shares of 1/24: such keys are no sinks.
-    assert np.isnan(one(make_study("weak", change=weak)).measured.split.share)
 
 
 def test_tokens_that_are_sinks_are_counted_with_where_they_stood(make_study):
@@ -406,7 +377,7 @@ def test_an_interrupted_run_shows_the_samples_it_has(make_study, tmp_path):
     study = one(open_run(tmp_path / "half"))
     assert len(study.samples) == 1 and layers_of(study)[0].mains == STEPS * HEADS
     assert study.generations is None
-    assert study.samples[0].blocks_T.tolist() == [-1] * STEPS and study.measured.blocks == []
+    assert study.samples[0].blocks_T.tolist() == [-1] * STEPS
     assert [verdict.holds for verdict in study.verdicts] == [None, None, None]
 
 
@@ -568,7 +539,7 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
         1,
     ]
     assert sample.map(2, 5, 3).sum(-1) == pytest.approx(np.ones(len(sample.map(2, 5, 3))), abs=1e-2)
-    for name in ("main_by_state", "share_by_state", "output_norm", "noop_bound"):
+    for name in ("share_by_state", "output_norm", "noop_bound"):
         values = getattr(sample, f"{name}_TGLH")
         assert values.shape == (4, 3, 2, 3) and np.isfinite(values[1:]).all(), name
     assert (sample.output_norm_TGLH[1:] <= 1.01 * sample.noop_bound_TGLH[1:]).all()
@@ -580,7 +551,7 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
     # A masked query is one more at each step back.
     assert (sample.states_TS == 0).sum(1).tolist() == [8, 6, 4, 2]
     assert study.removals["edit"].unique().tolist() == ["mask_sinks"]
-    assert study.measured.split.pairs_L.shape == (2,) and len(study.verdicts) == 3
+    assert len(study.verdicts) == 3
     assert study.sink_tokens.events.sum() == sum(facts.events for facts in layers_of(study))
 
 

@@ -96,9 +96,8 @@ def paths(
 ):
     """Received attention (T, 1, H, K) of one sample: a main sink a head, noise elsewhere.
 
-    static: at one place. jumping: elsewhere whenever it moves, at one step in four. wandering: a
-    random walk. right: from left to right. moving: elsewhere at each step. split: two places take
-    turns. none: no sink. ``alike``: heads of a sample share their path but for a shift.
+    static: at one place. moving: elsewhere at each step. split: two places take turns. none: no
+    sink. ``alike``: heads of a sample share their path but for a shift.
     """
     drawn = 1 if alike else heads
     place_TH = np.broadcast_to(_place(rng, kind, drawn, steps, keys), (steps, heads))
@@ -112,18 +111,10 @@ def paths(
 
 def _place(rng, kind, heads, steps, keys):
     start_H = rng.integers(0, keys, heads)
-    if kind == "wandering":
-        return np.clip(start_H + rng.normal(0, 2, (steps, heads)).cumsum(0), 0, keys - 1)
-    if kind == "right":
-        return np.linspace(0, keys - 5, steps)[:, None] + rng.normal(0, 4, (steps, heads))
     if kind == "split":
         return np.where(rng.random((steps, heads)) < 0.5, start_H, rng.integers(0, keys, heads))
-    if kind in ("jumping", "moving"):
-        place_TH = rng.integers(0, keys, (steps, heads))
-        stays_TH = rng.random((steps, heads)) < (0.75 if kind == "jumping" else 0.0)
-        for step in range(1, steps):
-            place_TH[step] = np.where(stays_TH[step], place_TH[step - 1], place_TH[step])
-        return place_TH
+    if kind == "moving":
+        return rng.integers(0, keys, (steps, heads))
     return np.broadcast_to(start_H, (steps, heads))
 
 

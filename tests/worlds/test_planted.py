@@ -35,11 +35,10 @@ def test_differences_have_mean_0_and_deviation_1(kind):
 
 
 def test_paths_go_where_they_are_said_to_go():
-    for kind, places in {"static": 1, "moving": 12, "right": 12}.items():
+    for kind, places in {"static": 1, "moving": 12}.items():
         received = planted.paths(np.random.default_rng(0), kind)
         main_TH = received[:, 0].argmax(-1)
         assert len(np.unique(main_TH[:, 0])) >= places and received.shape == (24, 1, 3, 40)
         assert (len(np.unique(main_TH[:, 0])) == 1) == (kind == "static")
-    assert (np.diff(main_TH.mean(1)).mean()) > 1
     none = planted.paths(np.random.default_rng(0), "none")
     assert none.max() < 5

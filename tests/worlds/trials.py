@@ -204,13 +204,9 @@ POOL = 1000
 
 @cache
 def _paths(kind, pool):
-    """Samples of ``planted.paths``; but for drifting ones each is there mirrored too, so that the
-    pool has no drift.
-    """
+    """Samples of ``planted.paths``."""
     rng = np.random.default_rng(1)
-    drawn = [planted.paths(rng, kind) for _ in range(pool)]
-    mirrored = [] if kind == "right" else [received[..., ::-1] for received in drawn]
-    return [motion(received).overall for received in drawn + mirrored]
+    return [motion(planted.paths(rng, kind)).overall for _ in range(pool)]
 
 
 def _motions(worlds, samples, kind):
@@ -218,14 +214,6 @@ def _motions(worlds, samples, kind):
     parts, rng = _paths(kind, POOL), np.random.default_rng(2)
     drawn = (rng.choice(len(parts), samples, replace=False) for _ in range(worlds))
     return [MotionSummary.pooled(parts[one] for one in some) for some in drawn]
-
-
-def drifts(worlds, samples, kind):
-    """«Drift to the right» (yes) or «left» (no)."""
-    truth = float(np.nanmean([one.drift_relative for one in _paths(kind, POOL)]))
-    found = _motions(worlds, samples, kind)
-    said = ({"right": True, "left": False}.get(one.drift_word or "") for one in found)
-    return _rates(said, (_covers(one.drift_over, truth) for one in found))
 
 
 def words(worlds, samples, kind, word):
@@ -309,8 +297,8 @@ def pages(worlds, samples, due=False, words=False):
     """The three verdicts of a page, corrected: yes where any is given; with ``due`` the share of
     them that are right.
 
-    Not ``due``: each true value lies on its threshold. ``words``: drift, the word for the motion
-    and «semantic or positional», which are not corrected, in worlds in which none is due.
+    Not ``due``: each true value lies on its threshold. ``words``: the word for the motion and
+    «semantic or positional», which are not corrected, in worlds in which none is due.
     """
     judges = (
         _start(samples, *((0.97, 0.02) if due else (0.9, 0.3))),
@@ -329,12 +317,8 @@ def pages(worlds, samples, due=False, words=False):
         )
     said = [any(one is not None for one in page) for page in told]
     if words:
-        moving, none = (_motions(worlds, samples, kind) for kind in ("wandering", "none"))
-        others = zip(moving, none, explained(worlds, samples), strict=True)
-        more = [
-            path.drift_word or still.word not in (None, "no sink") or share.word
-            for path, still, share in others
-        ]
+        others = zip(_motions(worlds, samples, "none"), explained(worlds, samples), strict=True)
+        more = [still.word not in (None, "no sink") or share.word for still, share in others]
         said = [one or bool(other) for one, other in zip(said, more, strict=True)]
     return Rates(100 * float(np.mean(said)), 0.0, float("nan"))
 
@@ -451,14 +435,6 @@ VERDICTS = (
         for kind in ("normal", "heavy", "skewed")
     ),
     Row(
-        "main sinks drift",
-        "random walks, heads of a sample alike; from left to right",
-        lambda worlds, n: drifts(worlds, n, "wandering"),
-        lambda worlds, n: drifts(worlds, n, "right"),
-        _yes,
-        enough=8,
-    ),
-    Row(
         "sinks are static",
         "no sinks (alarm: any word for their motion); one place each",
         lambda worlds, n: words(worlds, n, "none", "no sink"),
@@ -534,7 +510,7 @@ PAGES = (
         _yes,
     ),
     Row(
-        "the same, drift, the word for the motion, semantic or positional",
+        "the same, the word for the motion, semantic or positional",
         "none is due; –",
         lambda worlds, n: pages(worlds, n, words=True),
         lambda worlds, n: NOT_TRIED,

@@ -11,16 +11,12 @@ from .movement import Motion as Motion
 from .movement import MotionSummary as MotionSummary
 from .movement import motion as motion
 from .movement import motion_word as motion_word
-from .overlap import BlockEffects as BlockEffects
 from .overlap import LayerSinks as LayerSinks
-from .overlap import SplitSinks as SplitSinks
-from .overlap import block_effects as block_effects
 from .overlap import jaccard as jaccard
 from .overlap import overlap_by_head as overlap_by_head
 from .overlap import overlap_by_layer as overlap_by_layer
 from .overlap import overlap_by_step as overlap_by_step
 from .overlap import sinks_per_layer as sinks_per_layer
-from .overlap import split_sinks as split_sinks
 from .rules import Top as Top
 from .thresholds import DEFAULT_RULES as DEFAULT_RULES
 from .thresholds import EPSILONS as EPSILONS

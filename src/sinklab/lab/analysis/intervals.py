@@ -6,7 +6,6 @@ dependent steps.
 import math
 from functools import lru_cache
 
-import numpy as np
 import scipy  # its modules load where they are first used
 
 LEVEL = 0.95
@@ -54,23 +53,3 @@ def mcnemar(gained: int, lost: int) -> float:
     """
     discordant = gained + lost
     return float(scipy.stats.binomtest(gained, discordant).pvalue) if discordant else 1.0
-
-
-def newey_west_error(scores: np.ndarray, here: np.ndarray) -> np.ndarray:
-    """Standard error (...) of an estimate over dependent steps (Newey and West 1987, Bartlett
-    weights).
-
-    Args:
-        scores: (step, ...) contribution of each step to the estimate's error.
-        here: (step, ...) True for steps with a point; the window is a quarter of the steps from the
-            first to the last.
-    """
-    steps = len(scores)
-    first, last = (here.argmax(0), here[::-1].argmax(0)) if steps else (0, 0)
-    span = np.where(here.any(0), steps - first - last, 0)
-    window = np.maximum(2, np.round(span / 4))
-    variance = (scores**2).sum(0)
-    for lag in range(1, min(int(window.max(initial=0)), steps)):
-        weight = np.maximum(1 - lag / window, 0)
-        variance = variance + 2 * weight * (scores[lag:] * scores[:-lag]).sum(0)
-    return np.sqrt(np.maximum(variance, 0))

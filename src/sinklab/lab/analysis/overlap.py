@@ -1,8 +1,6 @@
 """How much sinks have in common: from step to step, from layer to layer, from head to head."""
 
-# T steps, G states of a query (masked, committed, prompt), L layers, H heads, P pairs of heads, K
-# keys, B and W of them as bits of bytes and of words
-import math
+# T steps, L layers, H heads, P pairs of heads, K keys, B and W of them as bits of bytes and words
 import operator
 from dataclasses import dataclass
 from functools import reduce
@@ -124,22 +122,6 @@ class LayerSinks(Counts):
     score = share("scores", "sinks")
     """(layer,) mean score of a sink, in multiples of an even share; NaN without any"""
 
-    @property
-    def trend(self) -> float:
-        """The `trend_over_depth` of ``number``; below 0 if sinks get fewer, as in LLaDA."""
-        return trend_over_depth(self.number)
-
-
-def trend_over_depth(number_L: np.ndarray) -> float:
-    """Least-squares slope of the number of sinks over depth, in sinks from the first layer to the
-    last. NaN with fewer than two layers.
-    """
-    here_L = ~np.isnan(number_L)
-    if here_L.sum() < 2:
-        return math.nan
-    depth_L = np.linspace(0, 1, len(here_L))
-    return float(np.polyfit(depth_L[here_L], number_L[here_L], 1)[0])
-
 
 def sinks_per_layer(
     sinks: Any, received: Any, visible: Any = None, positions: Any = None
@@ -174,117 +156,3 @@ def _flags(sinks: Any, axes: int, needs: str) -> np.ndarray:
     if flags.ndim < axes:
         raise ValueError(f"{needs}: got shape {flags.shape}.")
     return flags
-
-
-@dataclass(frozen=True)
-class BlockEffects(Counts):
-    """Moves of main sinks at the start of a new block, against those inside a block. Several
-    samples add up.
-    """
-
-    border_moves: int
-    border_pairs: int
-    """successive steps of a head with a block boundary between them"""
-    inside_moves: int
-    inside_pairs: int
-
-    border_rate = share("border_moves", "border_pairs")
-    """moves per pair of steps across a block boundary; NaN without any"""
-    inside_rate = share("inside_moves", "inside_pairs")
-    """moves per pair of steps inside a block"""
-    ratio = share("border_rate", "inside_rate")
-    """how many times likelier a move is at a block boundary; NaN without moves inside, or without a
-    boundary
-    """
-
-
-def block_effects(main: Any, blocks: Any, counted: Any = None) -> BlockEffects:
-    """Compare moves at block boundaries with those inside (Rulli et al., Fig. 6b).
-
-    main: (..., step, layer, head) key of the main sink, -1 if the step does not exist.
-    blocks: (..., step) block that each step works on (any numbers; a change is a boundary).
-    counted: boolean like main, steps to look at (``Motion.counted``); None: all that exist.
-    Raises ValueError when the shapes do not fit.
-    """
-    place = np.asarray(main)
-    block = np.asarray(blocks)
-    if place.ndim < 3 or block.shape != place.shape[:-2]:
-        raise ValueError(
-            "block_effects needs main (..., step, layer, head) and blocks (..., step): got "
-            f"{place.shape} and {block.shape}."
-        )
-    here = place >= 0
-    if counted is not None:
-        here &= np.asarray(counted, dtype=bool)
-    pairs = here[..., 1:, :, :] & here[..., :-1, :, :]
-    moved = pairs & (place[..., 1:, :, :] != place[..., :-1, :, :])
-    border = (block[..., 1:] != block[..., :-1])[..., None, None]
-    return BlockEffects(
-        border_moves=int((moved & border).sum()),
-        border_pairs=int((pairs & border).sum()),
-        inside_moves=int((moved & ~border).sum()),
-        inside_pairs=int((pairs & ~border).sum()),
-    )
-
-
-@dataclass(frozen=True)
-class SplitSinks(Counts):
-    """Heads that give queries of different states different main sinks. Several samples add up."""
-
-    split_L: np.ndarray
-    """(layer,) number of (step, head) at which masked and unmasked queries have different main
-    sinks
-    """
-    pairs_L: np.ndarray
-    """(layer,) number of (step, head) that have both"""
-    committed: tuple[int, int]
-    """(different, there) of masked against committed queries"""
-    prompt: tuple[int, int]
-    """(different, there) of masked against prompt queries"""
-
-    share_by_layer = share("split_L", "pairs_L")
-    """(layer,) share of (step, head) with different main sinks; NaN if none has both kinds of
-    queries
-    """
-
-    @property
-    def share(self) -> float:
-        """Share of (step, head) with different main sinks, over all layers."""
-        return float(ratio(self.split_L.sum(), self.pairs_L.sum()))
-
-
-def split_sinks(main_by_state: Any, share_by_state: Any = None, floor: Any = 0.0) -> SplitSinks:
-    """Count the (step, head) at which masked and unmasked queries have different main sinks (Rulli
-    et al., Fig. 6a).
-
-    main_by_state: (..., step, state, layer, head) key of the main sink of the queries of each state
-        (masked, committed, prompt), -1 if there are no such queries. The unmasked queries are the
-        committed ones if there are any, else those of the prompt.
-    share_by_state: like it, mean weight that the main sink gets from them; with it only sinks over
-        ``floor`` count (number, or an array broadcastable to (..., step, state, layer, head));
-        without it any greatest key does.
-    Raises ValueError when the shapes do not fit.
-    """
-    main = np.asarray(main_by_state)
-    if main.ndim < 4 or main.shape[-3] != 3:
-        raise ValueError(
-            "split_sinks needs (..., step, state, layer, head) with three states (masked, "
-            f"committed, prompt): got shape {main.shape}."
-        )
-    if share_by_state is not None:
-        share = np.asarray(share_by_state, dtype=np.float32)
-        if share.shape != main.shape:
-            raise ValueError(f"One share per main sink: got shapes {share.shape} and {main.shape}.")
-        main = np.where(share > floor, main, -1)
-    masked, committed, prompt = np.moveaxis(main, -3, 0)
-    unmasked = np.where(committed >= 0, committed, prompt)
-
-    def compared(other: np.ndarray) -> np.ndarray:
-        """(2, layer) numbers of (step, head): different main sinks, and both there."""
-        both = (masked >= 0) & (other >= 0)
-        pair = np.stack([both & (masked != other), both])
-        return pair.sum((*range(1, pair.ndim - 2), -1))
-
-    split_L, pairs_L = compared(unmasked)
-    totals = (tuple(compared(other).sum(1).tolist()) for other in (committed, prompt))
-    return SplitSinks(split_L, pairs_L, *totals)

@@ -13,7 +13,6 @@ from .drawing import draw_all as draw_all
 from .drawing import drawn_as as drawn_as
 from .drawing import figure as figure
 from .drawing import figures_of as figures_of
-from .figures import block_moves as block_moves
 from .figures import epsilon_curve as epsilon_curve
 from .figures import heldout_loss as heldout_loss
 from .figures import main_holders as main_holders
@@ -30,7 +29,6 @@ from .figures import sink_share_by_state as sink_share_by_state
 from .figures import sink_tokens as sink_tokens
 from .figures import sinks_over_training as sinks_over_training
 from .figures import sinks_per_layer as sinks_per_layer
-from .figures import split_sinks as split_sinks
 from .figures import trained_norms as trained_norms
 from .figures import trained_share as trained_share
 from .figures import training_loss as training_loss

@@ -24,10 +24,6 @@ SHARES = (
     Curve("100 * text_share", "greatest text position", "--"),
 )
 VALUE_NORMS = "value norms, and {path} recorded none. Trace with the statistic value_norm."
-STATES_APART = (
-    "main sinks by state, and {path} recorded none. Trace a diffusion model with the statistic "
-    "main_by_state."
-)
 """needs of several figures"""
 DASHES = dict(zip(STATES, ("-", "--", ":"), strict=True))
 """state of queries, or of keys -> kind of line"""
@@ -62,7 +58,8 @@ def sink_share(axes: Axes, look: Theme) -> None:
         for state, dashes in DASHES.items()
     ),
     label="share of attention, %",
-    needs=STATES_APART,
+    needs="main sinks by state, and {path} recorded none. Trace a diffusion model with the "
+    "statistic main_by_state.",
 )
 def sink_share_by_state(axes: Axes, look: Theme) -> None:
     """Share of attention that masked, committed and prompt queries give to the key that they attend
@@ -192,42 +189,6 @@ def trained_norms(axes: Axes, look: Theme) -> None:
     Mean over heads at the last measurement. Both of visible text (if the monitor has no
     value_masked, masks are among the other text). Runs of other widths and layers of other scales
     share one axis so; 1 is like any other token.
-    """
-
-
-@figure(
-    "split_sinks",
-    x="layer",
-    y=("100 * split_sinks",),
-    label="heads with split sinks, %",
-    least=5.0,
-    needs=STATES_APART,
-)
-def split_sinks(axes: Axes, look: Theme) -> None:
-    """Share of heads whose masked and unmasked queries have different main sinks, per layer
-    (analysis paper, Fig. 6a).
-
-    Among the (sample, recorded step, head) in which both have a main sink that passes the rule.
-    """
-
-
-@figure(
-    "block_moves",
-    x="layer",
-    label="moves of the main sink, % of steps",
-    least=5.0,
-    y=(
-        Curve("100 * border_moves", "at block borders", required=True),
-        Curve("100 * inside_moves", "inside blocks", ":"),
-    ),
-    needs="a run in several blocks, with sinks at their borders",
-)
-def block_moves(axes: Axes, look: Theme) -> None:
-    """How often main sinks move at the start of a new block (full line) and inside blocks (dotted),
-    per layer.
-
-    The analysis paper's Fig. 6b as a rate, in percent of the successive recorded steps at which the
-    head has a main sink that passes the rule.
     """
 
 

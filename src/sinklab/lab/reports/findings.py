@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from sinklab.lab.analysis import mean_over
 from sinklab.lab.analysis.answers import beside
-from sinklab.lab.analysis.counts import ratio
 from sinklab.lab.reports.answered import blocked_at, mobility_of
 from sinklab.lab.reports.samples import ADDED
 from sinklab.lab.reports.words import number, percent, same
@@ -77,17 +75,6 @@ def _mobility(study: Any) -> Shown:
     return Shown(_said(study.motion.mobility), mobility_of(study.motion))
 
 
-def _drift(study: Any) -> Shown:
-    motion = study.motion
-    each = ratio(motion.sums["drift_relative"], motion.sums["drift_relative_weight"])
-    return Shown(_said(100 * motion.drift_over.value, "{:+.1f}\u00a0%".format), each)
-
-
-def _depth(study: Any) -> Shown:
-    numbers_L = study.over("layer")["sinks"].to_numpy()
-    return Shown(f"from {number(numbers_L[0])} to {number(numbers_L[-1])}")
-
-
 def _norms(study: Any) -> Shown:
     return Shown(_said(study.measured.norm_ratio.value, _times), study.measured.norm_ratio_N)
 
@@ -132,8 +119,6 @@ NUMBERS: dict[str, Callable[[Any], Shown]] = {
     "greatest share": partial(_mean_of, share="text_share"),
     "added share": partial(_mean_of, share="added_share"),
     "mobility": _mobility,
-    "drift": _drift,
-    "depth": _depth,
     "norms": _norms,
     "added norms": _added_norms,
     "blocking": _blocking,
@@ -145,19 +130,6 @@ NUMBERS: dict[str, Callable[[Any], Shown]] = {
 def with_sinks(study: Any) -> int:
     """How many samples have a sink in the text."""
     return int((np.nan_to_num(study.measured.events_NS).sum(-1) > 0).sum())
-
-
-def trend_word(numbers_L: Any) -> str:
-    """Trend of numbers by layer, "rises" or "falls", as the first and the last of them do; empty if
-    these go the other way, or if layers in random order would often look like it (Kendall).
-    """
-    if len(numbers_L) < 2:
-        return ""
-    found = stats.kendalltau(np.arange(len(numbers_L)), numbers_L)
-    ends = numbers_L[-1] - numbers_L[0]
-    if not found.pvalue < 0.05 or not ends * found.statistic > 0:
-        return ""
-    return "rises" if ends > 0 else "falls"
 
 
 def richest(found: pd.DataFrame | None, what: str) -> list[tuple[Any, ...]]:

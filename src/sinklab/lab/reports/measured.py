@@ -94,16 +94,9 @@ class Measured:
         self.histogram: thresholds.ScoreHistogram | None = _total(parts["histogram"])
         self.explained: Explained | None = _total(parts["explained"])
         """how much of received attention the class and the position of tokens explain"""
-        self.split: overlap.SplitSinks | None = _total(parts["split"])
         self.rules: list[thresholds.RuleRow] = [
             _total(rows) for rows in zip(*parts["rules"], strict=True)
         ]
-        self.blocks: list[overlap.BlockEffects] = [
-            _total(effects) for effects in zip(*parts["blocks"], strict=True)
-        ]
-        """moves at block borders and inside, of each layer"""
-        self.moved = sum(self.blocks, overlap.BlockEffects(0, 0, 0, 0))
-        """the same of all layers together"""
         self.motion: MotionSummary | None = MotionSummary.pooled(parts["motion"]) if found else None
         """of the main sinks of all heads and samples together"""
         texts = parts["text_motion"]
@@ -188,9 +181,6 @@ class Measured:
         distinct_sinks: mean number of keys that are a sink of at least one head
         mobility: mean over heads, weighted by the strength of their main sinks; 0 static, 1 moving
         overlap_between_heads, overlap_with_next_layer: mean Jaccard overlap of sinks
-        split_sinks: share of heads with different main sinks of masked and unmasked queries
-        border_moves, inside_moves: moves of the main sink per pair of steps at block borders and
-            inside blocks
         """
         if not self._sums:
             return pd.DataFrame()
@@ -212,11 +202,6 @@ class Measured:
         table["overlap_with_next_layer"] = np.append(
             np.diagonal(self.overlap_by_layer_LL, 1), np.nan
         )
-        if self.split is not None:
-            table["split_sinks"] = self.split.share_by_layer
-        if self.blocks:
-            table["border_moves"] = [effect.border_rate for effect in self.blocks]
-            table["inside_moves"] = [effect.inside_rate for effect in self.blocks]
         return pd.DataFrame(table)
 
     def _of(self, name: str) -> Any:
@@ -436,21 +421,7 @@ def _motion(
         columns["so_far_mobility"] = found.mobility.ravel()
         if sample.last_row_mobility_LH is not None:
             columns["last_row_mobility"] = sample.last_row_mobility_LH.ravel()
-    parts: dict[str, Any] = {"motion": overall, "motions": pd.DataFrame(columns)}
-    if (sample.blocks_T >= 0).all():
-        parts["blocks"] = [
-            overlap.block_effects(
-                found.main[:, [place]], sample.blocks_T, found.counted[:, [place]]
-            )
-            for place in range(len(layers))
-        ]
-    if sample.main_by_state_TGLH is not None:
-        # the least weight that makes a key a sink of all queries together
-        floor_T111 = np.nan_to_num(sample.threshold_T / sample.positions_T)[:, None, None, None]
-        parts["split"] = overlap.split_sinks(
-            sample.main_by_state_TGLH, sample.share_by_state_TGLH, floor_T111
-        )
-    return parts
+    return {"motion": overall, "motions": pd.DataFrame(columns)}
 
 
 def _tokens(sample: Sample) -> dict[str, Any]:

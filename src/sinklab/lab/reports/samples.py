@@ -381,10 +381,8 @@ class Sample:
     """Length of value vectors, mean over heads."""
     key_norm_TLK = _recorded("key_norm")
     """Length of key vectors, mean over heads."""
-    main_by_state_TGLH = _recorded("main_by_state")
-    """Main sink of the queries of one state; -1 without such queries."""
     share_by_state_TGLH = _recorded("share_by_state")
-    """Mean weight the queries of one state give to their main sink."""
+    """Mean weight the queries of one state give to the key that they attend to most."""
     output_norm_TGLH = _recorded("output_norm")
     """Length of a head's output, mean over the queries of one state."""
     noop_bound_TGLH = _recorded("noop_bound")

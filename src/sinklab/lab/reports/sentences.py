@@ -16,8 +16,7 @@ import pandas as pd
 from sinklab.lab.analysis.answers import QUESTIONS
 from sinklab.lab.analysis.estimates import FEWEST, SEEDS, Estimate, mean_over
 from sinklab.lab.analysis.movement import motion_word
-from sinklab.lab.analysis.overlap import trend_over_depth
-from sinklab.lab.reports.findings import blocking, richest, trend_word, with_sinks
+from sinklab.lab.reports.findings import blocking, richest, with_sinks
 from sinklab.lab.reports.maps import most_mobile
 from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.training import OVER_EVEN, Training
@@ -45,9 +44,8 @@ def _statements() -> Callable[..., list[str]]:
         richest,
         mean_of_edits,
     ]
-    filters += [groups, blocking, losses_of, np.nanmean, trend_over_depth, trend_word]
-    filters.append(with_sinks)
-    tests = {"infinite": math.isinf, "close_to": same, "many": are_many}
+    filters += [groups, blocking, losses_of, np.nanmean, with_sinks]
+    tests = {"close_to": same, "many": are_many}
     return statements("sinklab.lab.reports", filters, tests, over_even=OVER_EVEN, fewest=FEWEST)
 
 

@@ -14,9 +14,7 @@ import pandas as pd
 
 from sinklab.core.errors import unknown
 from sinklab.lab.analysis import mean_over
-from sinklab.lab.analysis.counts import ratio
 from sinklab.lab.analysis.estimates import FEWEST, jackknife
-from sinklab.lab.analysis.overlap import trend_over_depth
 from sinklab.lab.records import Run, write_beside
 from sinklab.lab.reports.recorded import statistics_table
 from sinklab.lab.reports.runs import Runs, as_shown, as_studies
@@ -299,9 +297,6 @@ def _of_attention(measured: Any) -> dict[str, float]:
 def _sinks(measured: Any) -> dict[str, float]:
     by_layer = measured.by_layer
     means = by_layer.mean(numeric_only=True)
-    split = math.nan
-    if measured.split is not None:
-        split = measured.split.share
     return {
         "tokens that are no sinks at ε = 3, %": 100 * measured.curve.at(3.0),
         "sinks per head and step": means["sinks"],
@@ -312,10 +307,6 @@ def _sinks(measured: Any) -> dict[str, float]:
         "value norm, added sink over other text": means["added_norm"] / means["rest_norm"],
         "value norm, text sinks over other text": means["sink_norm"] / means["rest_norm"],
         "value norm, masks over visible text": means["mask_norm"] / means["text_norm"],
-        "heads with split sinks, %": 100 * split,
-        "trend of sinks per head, first to last layer (fitted line)": trend_over_depth(
-            by_layer["sinks"].to_numpy()
-        ),
     }
 
 
@@ -329,17 +320,10 @@ def _motion(measured: Any) -> dict[str, float]:
         found |= {
             f"mobility of the {what} (0 static, 1 moving)": motion.mobility,
             f"moves of the {what}, % of steps at which it is a sink": 100 * motion.moves_per_step,
-            f"drift of the {what}, % of the text from first to last step": 100
-            * motion.drift_over.value,
         }
     found["overlap of sinks with those of the next step, %"] = (
         100 * measured.by_step["overlap"].mean()
     )
-    moved = measured.moved
-    border = ratio(100 * moved.border_moves, moved.border_pairs)
-    inside = ratio(100 * moved.inside_moves, moved.inside_pairs)
-    found["moves of the main sink at block borders, % of steps"] = float(border)
-    found["moves of the main sink inside blocks, % of steps"] = float(inside)
     return found
 
 
