@@ -104,9 +104,6 @@ def test_what_is_counted_is_what_find_sinks_finds(missing, causal):
         "1": Excess(1.0),
         "2": Excess(2.0),
         "never": Excess(50.0),
-    }
-    named |= {
-        "never": Excess(50.0),
         "Gu": Gu(0.1),
         "top": Top(2),
         "percent": Excess(3.0, "percent"),

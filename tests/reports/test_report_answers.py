@@ -224,8 +224,6 @@ def test_a_new_sink_is_said_to_grow_where_the_arrays_have_one(make_study, tmp_pa
     some[:, :2] = 0.5
     some[:5, 2] = 0.5
     assert said("unclear", some, 1) == []
-    longest = [f"A new sink grew at the token at position 100, in {share:.0f} % of heads."]
-    assert max(len(sentence.split()) for sentence in longest) <= 25
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from sinklab.lab.reports import (
     as_studies,
     attention_map,
     draw_all,
-    epsilon_curve,
     heldout_loss,
     layer_head_map,
     output_norm_against_bound,
@@ -47,14 +46,6 @@ STEPS, LAYERS, TEXT, PROMPT = 12, 2, 24, 6
 
 def lines(axes):
     return {line.get_label(): np.asarray(line.get_ydata(), dtype=float) for line in axes.lines}
-
-
-def test_sink_share_draws_the_shares(make_study):
-    axes = sink_share([make_study("plain"), make_study("sink", added=2, share=0.4)])
-    drawn = lines(axes)
-    assert_allclose(drawn["plain: greatest text position"], [30] * LAYERS, rtol=1e-3)
-    assert_allclose(drawn["sink: added sink"], [40] * LAYERS, rtol=1e-3)
-    assert "plain: added sink" not in drawn
 
 
 def test_statistics_without_a_figure_of_their_own_are_drawn_by_layer_and_step(make_study, tmp_path):
@@ -99,23 +90,6 @@ def test_labels_of_sink_tokens_stay_inside_a_narrow_column(make_study):
     assert box.x0 >= 4 and box.x1 <= canvas.bbox.width - 4
     label = axes.xaxis.label.get_window_extent()
     assert label.x0 >= 0 and label.x1 <= canvas.bbox.width
-
-
-def test_value_norms_draws_the_norms(make_study):
-    drawn = lines(value_norms(make_study(added=1, norm=0.25)))
-    assert_allclose(drawn["added sink"], [0.25] * LAYERS)
-    assert_allclose(drawn["other text"], [2] * LAYERS)
-    # the sinks in the text are masks
-    assert_allclose(drawn["masks"], [2] * LAYERS)
-    assert "text sinks" not in drawn
-
-    def visible(sample, arrays):
-        arrays["received"][..., 0] = 9.0
-        arrays["value_norm"][..., 0] = 3.0
-
-    assert_allclose(
-        lines(value_norms(make_study("other", change=visible)))["text sinks"], [3] * LAYERS
-    )
 
 
 def test_received_map_draws_received_attention(make_study):
@@ -234,33 +208,60 @@ def test_overlap_by_step_draws_what_stays(make_study):
         overlap_by_step(runs[2])
 
 
-def test_sinks_per_layer_tells_added_sinks_from_those_on_text(make_study):
-    drawn = lines(sinks_per_layer([make_study("plain"), make_study("sink", added=2, share=0.4)]))
-    assert {name: list(values) for name, values in drawn.items()} == {
-        "plain: all": [1, 1],
-        "sink: all": [3, 3],
-        "sink: on text": [1, 1],
+def visible(sample, arrays):
+    arrays["received"][..., 0] = 9.0
+    arrays["value_norm"][..., 0] = 3.0
+
+
+def by_state(sample, arrays):
+    arrays["share_by_state"][:] = np.array([0.5, 0.25, 0.125])[:, None, None]
+    arrays["share_by_state"][0, 1] = np.nan  # nothing is committed yet
+
+
+@pytest.mark.parametrize(
+    ("draw", "runs", "drawn"),
+    [
+        (
+            sink_share,
+            {"plain": {}, "sink": {"added": 2, "share": 0.4}},
+            {
+                "plain: greatest text position": [30, 30],
+                "sink: greatest text position": [30, 30],
+                "sink: added sink": [40, 40],
+            },
+        ),
+        (
+            sinks_per_layer,
+            {"plain": {}, "sink": {"added": 2, "share": 0.4}},
+            {"plain: all": [1, 1], "sink: all": [3, 3], "sink: on text": [1, 1]},
+        ),
+        # the sinks in the text are masks
+        (
+            value_norms,
+            {"sink": {"added": 1, "norm": 0.25}},
+            {"added sink": [0.25, 0.25], "other text": [2, 2], "masks": [2, 2]},
+        ),
+        (
+            value_norms,
+            {"other": {"change": visible}},
+            {"text sinks": [3, 3], "other text": [2, 2], "masks": [2, 2]},
+        ),
+        (
+            sink_share_by_state,
+            {"states": {"change": by_state}},
+            {
+                "masked queries": [50, 50],
+                "committed queries": [25, 25],
+                "prompt queries": [12.5] * 2,
+            },
+        ),
+    ],
+)
+def test_declared_lines_are_those_of_the_facts(make_study, draw, runs, drawn):
+    axes = draw([make_study(name, **how) for name, how in runs.items()])
+    assert {name: [*values] for name, values in lines(axes).items()} == {
+        name: pytest.approx(values, rel=1e-3) for name, values in drawn.items()
     }
-
-
-def test_the_share_of_the_strongest_key_is_drawn_by_the_state_of_the_query(make_study):
-    def split(sample, arrays):
-        arrays["share_by_state"][:] = np.array([0.5, 0.25, 0.125])[:, None, None]
-        arrays["share_by_state"][0, 1] = np.nan  # nothing is committed yet
-
-    drawn = lines(sink_share_by_state(make_study(change=split)))
-    assert {name.split(":")[-1].strip(): [*line] for name, line in drawn.items()} == {
-        "masked queries": [50, 50],
-        "committed queries": [25, 25],
-        "prompt queries": [12.5, 12.5],
-    }
-
-
-def test_epsilon_curve_draws_the_filtered_share(make_study):
-    axes = epsilon_curve(make_study(text_share=0.3))
-    drawn = next(line for line in axes.lines if line.get_label().startswith("tiny"))
-    assert drawn.get_label() == "tiny: 95.8 % at 3" and list(drawn.get_xdata())[:3] == [0, 0.5, 1]
-    assert_allclose(drawn.get_ydata(), [100 * 23 / 24] * 13 + [100] * 8)
 
 
 def test_score_histogram_draws_shares_that_sum_to_one(make_study):
@@ -527,14 +528,9 @@ def test_figures_for_a_paper_have_its_width_and_a_caption(make_study, tmp_path, 
     )
     assert "Bands and bars are 95 % intervals over samples." in told["sink_share"]
     assert "n = 8 samples, seed 3, steps 12, rule low_confidence" in told["sink_share"]
-    assert "intervals" not in told["layer_head_map"] and "(d) What blocking" in told["figure_1"]
-    panels = figures["figure_1"](run).axes
-    assert [axes.get_title(loc="left")[:3] for axes in panels if axes.get_title(loc="left")] == [
-        "(a)",
-        "(b)",
-        "(c)",
-        "(d)",
-    ]
+    assert "intervals" not in told["layer_head_map"]
+    panels = [axes.get_title(loc="left")[:3] for axes in figures["figure_1"](run).axes]
+    assert {*panels} >= {"(a)", "(b)", "(c)", "(d)"}
     assert "did you mean 'figure_1'" in error_of(
         f"figures {run.path} --only figure_2 --out {tmp_path / 'no'}", capsys
     )

@@ -78,30 +78,8 @@ def shown(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_page_prints_the_numbers_of_the_runs(drawn_report):
+def test_the_page_has_its_parts_and_the_facts_of_the_runs(drawn_report):
     content = read(drawn_report).content
-    assert "In sink, the added sink receives 50.0 % of the attention on average" in content
-    assert "the greatest text position of a head receives 30.0 % of the attention" in content
-    assert "receives less with the added sink than without: 10.0 % against 30.0 %" in content
-    assert (
-        "value vectors of the added sink are 0.250 long on average, those of visible text 2.00"
-        in content
-    )
-    assert (
-        "In plain, the main sink of a head (whatever receives most) changes place at 100.0 % of "
-        "steps." in content
-    )
-    assert (
-        "In sink, the main sink of a head (whatever receives most) "
-        "changes place at 0.0 % of steps; the added sink is that main sink in 100.0 %" in (content)
-    )
-    assert "Among text positions alone, the greatest changes place at 100.0 % of steps" in content
-    assert (
-        "changes the loss of plain by +0.500 ± 0.0040 nats; blocking as many random keys, by "
-        "+0.0200" in content
-    )
-    assert "they matter more than random keys at equal number, not at equal attention" in content
-    assert "plain scores 4.00 nats per token on held-out text, 1.50 bits per byte" in content
     for fact in ("low_confidence", "sink_count", "torch", "seed", "5 sinks blocked per head"):
         assert fact in content
     for heading in (
@@ -117,21 +95,11 @@ def test_the_page_prints_the_numbers_of_the_runs(drawn_report):
 
 @pytest.mark.slow
 def test_verdicts_say_which_statement_and_how_much_was_hidden(make_study, shown):
-    content = shown(make_study("cheap", sinks=0.5, samples=8)).content
-    # One blocked sink costs 0.1 of 4 nats, 2.5 %.
-    assert (
-        "failure signature “blocking is costly” (K = 1 per layer and head, held-out text): not seen"
-        in content
-    )
-    assert "failure signature “sinks only at the start”: not seen" in content
-    assert "statement “96 % filtered”: does not hold" in content
     runs = [make_study("dear", sinks=2.0), make_study("unknown", leave_out=("heldout",))]
     content = shown(runs).content
-    assert (
-        "dear: failure signature “blocking is costly” (K = 1 per layer and head, held-out text): "
-        "seen" in content
-    )
-    assert "unknown: failure signature “blocking is costly”: inconclusive" in content
+    said = "failure signature “blocking is costly”"
+    assert f"dear: {said} (K = 1 per layer and head, held-out text): seen" in content
+    assert f"unknown: {said}: inconclusive" in content
 
 
 def test_a_run_under_an_intervention_says_so(tmp_path, shown):
@@ -298,23 +266,6 @@ def test_a_text_that_ended_before_an_edit_acted_says_so(make_study, shown):
     )
     content = shown(run).content
     assert content.count("no opportunity to act: mask_sinks") == 1
-
-
-def test_interrupted_run_gives_a_report_that_says_so(tmp_path, shown):
-    with (
-        pytest.raises(KeyboardInterrupt),
-        RunWriter(
-            tmp_path / "run", kind="study", model={"name": "stopped"}, settings={}, seed=0
-        ) as run,
-    ):
-        row = {"sample": [0], "prompt": ["Once"], "completion": [" upon a time"]}
-        run.table("generations", row, part=0)
-        raise KeyboardInterrupt
-    content = shown(open_run(tmp_path / "run")).content
-    assert (
-        "The run of stopped was interrupted: KeyboardInterrupt" in content
-        and " upon a time" in content
-    )
 
 
 def test_summary_gives_the_sentences_that_open_the_page(make_study, shown):

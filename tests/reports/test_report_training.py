@@ -192,8 +192,6 @@ def test_a_takeover_must_last(pair, tmp_path):
 def test_the_page_tells_the_numbers(pair, tmp_path):
     page = page_alone(pair, tmp_path / "out")
     for said in (
-        "bare scores 4.000 (95 % 3.662 to 4.338, 16 rows) nats per token on held-out text at the "
-        "end.",
         "one scores 3.900 (95 % 3.562 to 4.238, 16 rows) nats per token on held-out text at the "
         "end; against bare on the same rows that is −0.1",
         "In one, the added sink draws more than 2 times an even share (of 4.0 %) from step 30 on; "
@@ -203,11 +201,6 @@ def test_the_page_tells_the_numbers(pair, tmp_path):
         "In bare, the main sinks are static (mobility 0.10) at the end.",
         "In one, the main sinks are moving (mobility 0.80) at the end; those of the text alone are "
         "moving (mobility 0.75).",
-        "Loss over training",
-        "Massive activations",
-        "Run by run",
-        "one: added sink",
-        "sinklab",
     ):
         assert said in page.content, said
     assert "(± is over rows: seeds are not in it)." in page.content
@@ -337,21 +330,12 @@ def test_a_causal_start_is_marked(tmp_path):
     assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [12]
 
 
-def test_one_page_that_loads_and_runs_nothing(pair, tmp_path, monkeypatch):
-    sections = import_module("sinklab.lab.reports.build")
-    few, every = {"training_loss", "optimization"}, sections.picture
-    monkeypatch.setattr(
-        sections,
-        "picture",
-        lambda name, *about, **options: every(name, *about) if name in few else [],
-    )
+@pytest.mark.usefixtures("no_pictures")
+def test_one_page_that_loads_and_runs_nothing(pair, tmp_path):
     target = report(pair, tmp_path / "out", tables=())
     html, page = target.read_text("utf-8"), read(target)
     assert "script-src 'none'; style-src 'unsafe-inline'; img-src data:;" in html
-    assert page.scripts == [] and "$" not in page.content
-    assert page.addresses == ["data:,"]
-    assert page.tags.count("svg") == 2 and html.count('role="img" aria-label="') == 2
-    assert len(html) < 1e6
+    assert page.scripts == [] and page.addresses == ["data:,"] and "$" not in page.content
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -364,13 +348,6 @@ def test_names_are_escaped_and_what_is_missing_is_said(tmp_path):
     assert "b" not in page.tags
     empty = made(tmp_path / "empty", leave_out=("monitor", "heldout", "heldout_rows", "history"))
     assert "empty measured no held-out loss." in page_alone(empty, tmp_path / "out-2").content
-    with (
-        pytest.raises(KeyboardInterrupt),
-        RunWriter(tmp_path / "stopped", kind="training", model={}, settings={}, seed=0),
-    ):
-        raise KeyboardInterrupt
-    said = page_alone(open_run(tmp_path / "stopped"), tmp_path / "out-3").content
-    assert "The run of stopped was interrupted: KeyboardInterrupt" in said
 
 
 def test_figures_that_need_a_monitor_say_so(tmp_path):
@@ -394,12 +371,6 @@ def test_tables_lie_beside_the_page(pair, tmp_path, monkeypatch):
         import_module("sinklab.lab.reports.build"), "picture", lambda *about, **options: []
     )
     folder = report(pair, tmp_path / "out", tables=("csv", "md")).parent
-    drawn = draw_all(pair, tmp_path / "figures", ("svg",), names=("training_loss", "main_holders"))
-    assert {path.stem for path in drawn.written} == {
-        "training_loss",
-        "main_holders-bare",
-        "main_holders-one",
-    }
     outcome = pd.read_csv(folder / "tables" / "outcome.csv", index_col="run")
     assert outcome.loc["one", "takeover_step"] == 30 and math.isnan(
         outcome.loc["bare", "takeover_step"]

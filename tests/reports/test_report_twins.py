@@ -5,7 +5,6 @@ so.
 import re
 from functools import partial
 
-import numpy as np
 import pytest
 from noted import again
 
@@ -76,23 +75,11 @@ def test_numbers_of_both_controls_stand_behind_each_statement(make_study, calm):
     )
 
 
-@pytest.mark.slow
 def test_a_control_that_shows_the_same_is_not_distinguishable(make_study):
     of = partial(make_study, samples=8)
-
-    def jittered(seed):
-        def change(sample, arrays):
-            arrays["received"][..., 0] *= 1 + 0.3 * np.random.default_rng([seed, sample]).random()
-
-        return change
-
-    study = as_studies(beside(of("a", change=jittered(0)), permuted=of("b", change=jittered(1))))[0]
-    assert study.in_controls["greatest share"].endswith("(not distinguishable)")
-    other = as_studies(
-        beside(of("c", change=jittered(2)), permuted=of("d", text_share=0.29, change=jittered(3)))
-    )[0]
-    assert other.in_controls["greatest share"] == "shuffled weights 29.0\u00a0%", (
-        "a point is enough, if it is sure"
+    run = beside(of("a"), permuted=of("b"), initialised=of("c", text_share=0.29))
+    assert as_studies(run)[0].in_controls["greatest share"].replace("\u00a0", " ") == (
+        "shuffled weights 30.0 % (not distinguishable), fresh weights 29.0 %"
     )
 
 
@@ -101,7 +88,6 @@ def test_a_control_that_shows_the_same_is_not_distinguishable(make_study):
 def test_the_page_shows_both_controls(make_study, calm, tmp_path):
     run = beside(make_study("a"), initialised=calm("b"), permuted=make_study("c"))
     text = report(run, tmp_path / "page").read_text("utf-8").replace("\u00a0", " ")
-    assert text.count("Controls: shuffled weights") >= 4
     assert "No untrained control" not in text
     part = re.search(r'<section class="part" id="twins">.*?</section>', text, re.S).group()
     assert "Beside the controls" in part

@@ -13,8 +13,6 @@ import pytest
 import trials
 from trials import PAGES, VERDICTS
 
-from sinklab.lab.analysis.movement import MotionSummary
-
 LONG = ("sinks are", "sinks of an", "an autoregressive")
 QUICK = {row.verdict: row for row in VERDICTS if not row.verdict.startswith(LONG)}
 AUTOREGRESSIVE = {row.verdict: row for row in VERDICTS if "autoregressive" in row.verdict}
@@ -81,14 +79,3 @@ def test_with_fewer_than_six_samples_nothing_is_said():
 def test_what_an_autoregressive_model_shows(verdict, monkeypatch):
     monkeypatch.setattr(trials, "POOL", 40)
     check(AUTOREGRESSIVE[verdict], 40, 12)
-
-
-def test_a_first_token_sink_is_static_and_previous_tokens_are_no_sinks():
-    rng = np.random.default_rng(0)
-    for kind in ("uniform", "previous"):
-        texts = [trials.read_causal(planted.causal_maps(rng, kind)) for _ in range(8)]
-        assert not any(text.sinks for text in texts)
-        assert MotionSummary.pooled(text.motion for text in texts).word == "no sink"
-    texts = [trials.read_causal(planted.causal_maps(rng, "first")) for _ in range(8)]
-    assert all(text.sinks == 3 for text in texts)
-    assert MotionSummary.pooled(text.motion for text in texts).word == "static"

@@ -35,8 +35,7 @@ processor
 
 @dataclass(frozen=True)
 class Counts:
-    """Base of frozen dataclasses of counts: the sum of two adds numbers, arrays and tuples of
-    numbers field by field.
+    """Base of frozen dataclasses of counts: the sum of two adds numbers and arrays field by field.
 
     Raises ValueError for two that count different things: unequal fields of ``same``, or different
     numbers of layers.
@@ -61,11 +60,7 @@ class Counts:
                 raise ValueError(
                     f"{type(self).__name__} add up when they have the same layers: got {layers}."
                 )
-        return replace(self, **{name: _sum(count, theirs[name]) for name, count in mine.items()})
-
-
-def _sum(one: Any, other: Any) -> Any:
-    return tuple(np.add(one, other).tolist()) if isinstance(one, tuple) else one + other
+        return replace(self, **{name: count + theirs[name] for name, count in mine.items()})
 
 
 def _as_text(value: Any) -> str:

@@ -409,7 +409,7 @@ def _motion(
         "layer": layer_LH.ravel(),
         "head": head_LH.ravel(),
     }
-    columns |= {name: getattr(found, name).ravel() for name in MOTION_FIELDS}
+    columns |= {name: vars(found)[name].ravel() for name in MOTION_FIELDS}
     overall, strongest = found.overall, sample.strongest
     columns["mobility"] = strongest.mobility_LH.ravel()
     columns["word"] = [motion_word(value) for value in columns["mobility"]]

@@ -242,8 +242,11 @@ class Study(Reader):
 
     def over(self, axis: str) -> pd.DataFrame:
         """By layer and by step: the columns of `Measured.by_layer` and `Measured.by_step`."""
-        measured = {"layer": "by_layer", "step": "by_step"}
-        return getattr(self.measured, measured[axis]) if axis in measured else super().over(axis)
+        if axis == "layer":
+            return self.measured.by_layer
+        if axis == "step":
+            return self.measured.by_step
+        return super().over(axis)
 
     def each(self, axis: str) -> pd.DataFrame:
         """The facts by axis of each sample."""
