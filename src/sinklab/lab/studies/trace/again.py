@@ -24,7 +24,7 @@ from sinklab.core.sinks import DEFAULT
 from sinklab.lab.analysis.counts import mean_weight
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.checkpoints.controls import shuffled
-from sinklab.lab.measures import TruncateContext
+from sinklab.lab.measures import MaskPositions
 from sinklab.lab.records import Run, of_twin, open_run
 from sinklab.lab.scoring import Task
 from sinklab.lab.scoring.writing import Moment, needs_clean_pass, stop_ids
@@ -247,7 +247,8 @@ def _without(model: Any, gone: Stretch | None, step: int) -> Any:
     """The model with the stretch blocked from this forward on."""
     if gone is None:
         return nullcontext()
-    return intervene(model, TruncateContext(gone.start, gone.stop, step), measure=False)
+    edit = MaskPositions(range(gone.start, gone.stop), steps=(step, None))
+    return intervene(model, edit, measure=False)
 
 
 def _on(model: Any, array: np.ndarray) -> Tensor:
@@ -390,7 +391,7 @@ def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) 
         return
     added = task.loaded.added_sinks
     keys = slice(added + hidden[0].start, added + hidden[0].stop)
-    edit = TruncateContext(hidden[0].start, hidden[0].stop, step=1)
+    edit = MaskPositions(range(hidden[0].start, hidden[0].stop), steps=(1, None))
     arrays = retraced(task, rest, work.plan.selection, edit, last_row=True).arrays()
     table = truncation_table(arrays, keys, work.plan.selection, sample)
     work.run.table(of_twin("truncation", kind), table, part=sample)

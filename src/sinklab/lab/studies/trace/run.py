@@ -12,7 +12,7 @@ from sinklab.core.probing import STATES, BlockKeys, InterventionLog
 from sinklab.core.registry import interventions
 from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.checkpoints import Loaded, special_roles, token_text
-from sinklab.lab.measures import MaskSinks, TruncateContext
+from sinklab.lab.measures import MaskPositions, MaskSinks
 from sinklab.lab.measures.controls import CountControl
 from sinklab.lab.records import RunWriter
 from sinklab.lab.scoring import (
@@ -137,7 +137,7 @@ def _write_truncated(
             # rows of before the cut would keep the blocked keys in the attention of all queries so
             # far
             recorder = Recorder(again, selection, last_row=True)
-        edit = TruncateContext(stretch.start, stretch.stop, step=cut)
+        edit = MaskPositions(range(stretch.start, stretch.stop), steps=(cut, None))
         moments, log = follow(again, meter, recorder, edit)
         if recorder is not None:
             added = score_LHK.shape[-1] - len(last.ids_S)
@@ -352,7 +352,7 @@ def write_samples(work: Work) -> None:
             selector = "last_row"
         for k in task.settings.mask_sinks:
             meter.stage(f"writing sample {sample + 1} again with {k} sinks blocked")
-            edited, edited_log = follow(task, meter, None, MaskSinks(k=k, selector=selector))
+            edited, edited_log = follow(task, meter, None, MaskSinks(k=k, scores=selector))
             generations.append(_generation(task, sample, edited, k, edited_log))
         if task.settings.truncate:
             _write_truncated(run, task, sample, selection, moments, meter)
