@@ -78,19 +78,28 @@ class Others(Wrapper):
         return view.free_BHS & ~self.like.select(view)
 
 
+AGE_BAND = 8
+"""Positions within which two keys are of the same age."""
+
+
+@selectors.register("random")
 @dataclass(frozen=True)
-class CountControl(Wrapper):
-    """Base of controls of equal number: as many keys as another selector chooses, but not those,
-    nor others that are sinks by its rule. A subclass gives their order.
+class Random(Wrapper):
+    """The control of equal number: as many keys as another selector chooses, but not those, nor
+    others that are sinks by its rule; drawn by the seed of the edit.
     """
 
+    match: str = limited("count", one_of=("count", "age"))
+    """"count": from all other keys. "age": keys within 8 positions of a chosen one first, as in a
+    causal model late keys have had few queries to be seen by.
+    """
     fewer: bool = field(default=False, kw_only=True)
     """Whether a short row, which has fewer others, loses all of them (the dose tells how many);
     otherwise it is refused."""
 
-    def order(self, view: KeyView, chosen_BHS: Tensor) -> Tensor:
-        """Numbers (B, H, S) by which keys are chosen, the highest first."""
-        raise NotImplementedError
+    @property
+    def draws(self) -> bool:
+        return True
 
     def select(self, view: KeyView) -> Tensor:
         chosen_BHS = self.like.select(view)
@@ -100,41 +109,20 @@ class CountControl(Wrapper):
         count_BH1 = chosen_BHS.sum(-1, keepdim=True)
         if self.fewer:
             count_BH1 = torch.minimum(count_BH1, others_BHS.sum(-1, keepdim=True))
-        return view.top(self.order(view, chosen_BHS), count_BH1, others_BHS, self.most)
-
-
-AGE_BAND = 8
-"""Positions within which two keys are of the same age."""
-
-
-@selectors.register("random")
-@dataclass(frozen=True)
-class Random(CountControl):
-    """As many other keys, drawn by the seed of the edit."""
-
-    match: str = limited("count", one_of=("count", "age"))
-    """"count": from all other keys. "age": keys within 8 positions of a chosen one first, as in a
-    causal model late keys have had few queries to be seen by.
-    """
-
-    @property
-    def draws(self) -> bool:
-        return True
-
-    def order(self, view: KeyView, chosen_BHS: Tensor) -> Tensor:
         order_BHS = view.random()
-        if self.match == "count":
-            return order_BHS
-        keys = chosen_BHS.shape[-1]
-        place_S = torch.arange(keys, device=chosen_BHS.device)
-        before_BHS = torch.where(chosen_BHS, place_S, -keys).cummax(-1).values
-        behind_BHS = torch.where(chosen_BHS, place_S, 2 * keys).flip(-1).cummin(-1).values.flip(-1)
-        distance_BHS = torch.minimum(place_S - before_BHS, behind_BHS - place_S)
-        return order_BHS - torch.div(distance_BHS, AGE_BAND, rounding_mode="floor")
+        if self.match == "age":
+            order_BHS = order_BHS - age_bands(chosen_BHS)
+        return view.top(order_BHS, count_BH1, others_BHS, self.most)
 
 
-ARMS = ("control", "keys")
-"""The two arms of a comparison at equal mass."""
+def age_bands(chosen_BHS: Tensor) -> Tensor:
+    """Distance of every key from the nearest chosen one, in bands of `AGE_BAND` positions."""
+    keys = chosen_BHS.shape[-1]
+    place_S = torch.arange(keys, device=chosen_BHS.device)
+    before_BHS = torch.where(chosen_BHS, place_S, -keys).cummax(-1).values
+    behind_BHS = torch.where(chosen_BHS, place_S, 2 * keys).flip(-1).cummin(-1).values.flip(-1)
+    distance_BHS = torch.minimum(place_S - before_BHS, behind_BHS - place_S)
+    return torch.div(distance_BHS, AGE_BAND, rounding_mode="floor")
 
 
 @selectors.register("equal_mass")
@@ -146,7 +134,7 @@ class EqualMass(Wrapper):
 
     rule: Rule | None = registered(rules, None)  # noqa: RUF009
     """Rule that says which keys are no sinks; None: that of `like`, or `DEFAULT`."""
-    arm: str = limited("control", one_of=ARMS)
+    arm: str = limited("control", one_of=("control", "keys"))
     """"control": the keys of equal mass, the greatest first. "keys": those of the other selector.
     Neither takes a key in a head that has no control.
     """

@@ -108,12 +108,6 @@ def real_weight(real_BQ: Tensor | None, states_BQD: Tensor) -> Tensor:
     return real_BQ.to(states_BQD)[..., None]
 
 
-def mean_over_positions(numbers_BQX: Tensor, real_BQ: Tensor | None) -> Tensor:
-    """Mean over the positions of a row that are not padding."""
-    real_BQ1 = real_weight(real_BQ, numbers_BQX)
-    return (numbers_BQX * real_BQ1).sum(1) / real_BQ1.sum(1).clamp_min(1)
-
-
 class StateHandler(InterventionHandler):
     """Edits the output of decoder layers that contain an attention call to edit, and records the
     effect. The edit has a method `change(states_BQD, call, site)` that gives a `Part`.
