@@ -89,15 +89,6 @@ class Hot(LayerIntervention):
 
 
 @dataclass(frozen=True)
-class Careless(Hot):
-    """Changes a weight on the way."""
-
-    def edit(self, call, site):
-        LAST.weight.data.add_(1e-3)
-        return super().edit(call, site)
-
-
-@dataclass(frozen=True)
 class Nothing(Selector):
     """Takes no key."""
 
@@ -105,28 +96,11 @@ class Nothing(Selector):
         return torch.zeros_like(view.scores_BHS, dtype=torch.bool)
 
 
-LAST = torch.nn.Linear(1, 1)
-
-
 def test_an_intervention_on_calls_conforms(scratch):
     scratch(interventions)
     interventions.register("hot")(Hot)
     check_intervention(Hot(), tiny_model())
     check_intervention(Hot(layers=(1,)), tiny_model())
-
-
-def test_an_intervention_that_does_not_conform_is_seen(scratch, monkeypatch):
-    scratch(interventions, selectors)
-    model = tiny_model()
-    monkeypatch.setitem(globals(), "LAST", model.model.layers[0].mlp.up_proj)
-    interventions.register("careless")(Careless)
-    selectors.register("nothing")(Nothing)
-    for edit, message in (
-        (BlockKeys(Nothing()), "changes no output"),
-        (Careless(), "outputs differ from run to run"),
-    ):
-        with pytest.raises(AssertionError, match=message):
-            check_intervention(edit, model)
 
 
 @pytest.mark.parametrize(
@@ -168,57 +142,23 @@ class Unfinished(Statistic):
         return view.of_heads(view.call.received_BHS)
 
 
-class Sloppy(Unfinished):
-    """Has NaN."""
-
-    def measure(self, view):
-        return view.call.received_BHS[:, 0].masked_fill(view.call.received_BHS[:, 0] < 1, torch.nan)
-
-
-class Blind(Unfinished):
-    """Pays no heed to the chosen heads."""
-
-    axes = ("batch", "layer", "head")
-
-    def measure(self, view):
-        return view.call.received_BHS[:, :2].amax(-1)
-
-
-class Rough(Statistic):
-    """Changes what others read too."""
-
-    axes = ("batch", "layer", "head")
-    reads = ("received",)
-
-    def measure(self, view):
-        return view.shared["received"].mul_(2).amax(-1)
-
-
-class Secretive(Rough):
+class Secretive(Statistic):
     """Does not say what it reads."""
 
-    reads = ()
+    axes = ("batch", "layer", "head")
 
     def measure(self, view):
         return view.shared["received"].amax(-1)
 
 
 @pytest.mark.parametrize(
-    "kind, error, message",
+    "kind, message",
     [
-        (
-            Unfinished,
-            ValueError,
-            r"\(any, any\).*axes.*'batch', 'key'.* for each layer",
-        ),
-        (Sloppy, AssertionError, "not finite"),
-        (Blind, AssertionError, "shape .* for the axes"),
-        (Rough, AssertionError, "in place"),
-        (Secretive, ValueError, "'received' .*`reads`"),
+        (Unfinished, r"\(any, any\).*axes.*'batch', 'key'.* for each layer"),
+        (Secretive, "'received' .*`reads`"),
     ],
 )
-def test_a_statistic_that_does_not_conform_is_seen(scratch, kind, error, message):
+def test_a_statistic_is_told_what_to_give(scratch, kind, message):
     scratch(statistics)
     statistics.register(kind.__name__)(kind)
-    with pytest.raises(error, match=message):
-        check_statistic(kind.__name__, tiny_model())
+    refused(message, check_statistic, kind.__name__, tiny_model())
