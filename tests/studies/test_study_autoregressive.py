@@ -248,7 +248,7 @@ def test_a_clean_pass_reads_its_own_past(tmp_path):
         ),
         (
             {"edits": ("block_keys:keys=random:like=top:k=5",)},
-            "control=random blocks .* is to block 10 of the",
+            "keys=random:like=top:k=5 blocks .* is to block 10 of the",
         ),
         ({"prompts": (TEXT,)}, "fit the model's context of 64"),
     ],
