@@ -33,7 +33,6 @@ from sinklab import BlockKeys, Canvas, DiffusionLM, EqualMass, Random, TopKeys, 
 from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.core.probing import Positions
 from sinklab.lab.analysis import mean_over
-from sinklab.lab.measures import Matched
 from sinklab.lab.training import VARIANTS, causal_loss
 
 ADDED = ("sink", "zero", "gate", "logit")
@@ -51,7 +50,8 @@ PROTOCOLS = {"paper": "previous", "held": "kept", "rule": "kept", "clean": "clea
 """Keys that received most at the step before, were chosen first, are sinks among these by the rule,
 or receive most in a clean pass of the same step."""
 ONE = TopKeys(1)
-IN_PLACE = {"matched": Matched(ONE), "equal_mass": EqualMass(ONE), "random": Random(ONE)}
+IN_PLACE = {"matched": EqualMass(ONE, arm="keys"), "equal_mass": EqualMass(ONE)}
+IN_PLACE["random"] = Random(ONE)
 ARMS = [("rows", "clean", k, "sinks", TopKeys(k)) for k in (1, 2, 4, 8, 16, 24, 32, 40)]
 ARMS += [("rows", "clean", 1, name, keys) for name, keys in IN_PLACE.items()]
 ARMS += [

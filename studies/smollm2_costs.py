@@ -13,7 +13,7 @@ from smollm2_measures import FEWEST_QUERIES, sight_of
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from sinklab import trace
+from sinklab import BlockKeys, trace
 from sinklab.core.probing import intervene
 from sinklab.lab.data.rows import place_generator
 from sinklab.lab.measures import MaskPositions
@@ -225,7 +225,7 @@ def losses(
     return loss_NT, after_N
 
 
-def sink_blocked(model: Any, first: int) -> MaskPositions:
+def sink_blocked(model: Any, first: int) -> BlockKeys:
     """The edit that blocks the added sink tokens for the queries from `first` on."""
     return MaskPositions(added=tuple(range(model.config.sink_count)), queries=f"from{first}")
 
@@ -313,7 +313,7 @@ def _wanted(ids_1S: Tensor, targets: tuple[int, ...]) -> Tensor:
     return wanted_1S
 
 
-def _blocking(place: int, model: Any) -> MaskPositions:
+def _blocking(place: int, model: Any) -> BlockKeys:
     """The edit that blocks a key, or below 0 the added sink tokens, for the late queries."""
     return (
         sink_blocked(model, LATE) if place < 0 else MaskPositions((place,), queries=f"from{LATE}")

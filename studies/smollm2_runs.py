@@ -13,10 +13,11 @@ import torch
 from smollm2_measures import masked_at, sight_of, weights_of
 from torch import Tensor
 
+from sinklab.core.probing import BlockKeys, TopKeys
 from sinklab.lab.analysis.answers import staying_word
 from sinklab.lab.analysis.estimates import median_over
 from sinklab.lab.analysis.strongest import strongest
-from sinklab.lab.measures import MaskSinks
+from sinklab.lab.measures import EqualMass, MaskSinks, Random
 from sinklab.lab.records.reading import open_run
 from sinklab.lab.reports.runs import as_studies
 from sinklab.lab.scoring.heldout import edited_losses
@@ -117,9 +118,9 @@ def bounds(loaded: Any, rows_NS: Tensor) -> dict[str, Any]:
         "clean": [],
         "strongest": [MaskSinks(k=1)],
         "strongest, for queries from 32 on": [MaskSinks(k=1, queries="from32")],
-        "random": [MaskSinks(k=1, control="random")],
-        "equal mass": [MaskSinks(k=1, control="equal_mass")],
-        "strongest, in the same heads": [MaskSinks(k=1, matched=True)],
+        "random": [BlockKeys(Random(TopKeys(1)))],
+        "equal mass": [BlockKeys(EqualMass(TopKeys(1)))],
+        "strongest, in the same heads": [BlockKeys(EqualMass(TopKeys(1), arm="keys"))],
     }
     scored = edited_losses(loaded, rows_NS, [*arms.values()], batch=8)
     losses = {arm: one.losses_R.tolist() for arm, one in zip(arms, scored, strict=True)}

@@ -39,9 +39,10 @@ from sinklab.lab.measures import EqualMass, MaskSinks, Random, WindowAttention
 from sinklab.lab.measures.controls import Others
 from sinklab.lab.measures.patch import Patch, save_run
 from sinklab.lab.measures.statistics import LayerSimilarity
-from sinklab.lab.scoring.reference_values import save_reference_values
 
 RESULTS = Path(__file__).with_suffix("")
+load_plugin(RESULTS / "plugin.py")
+plugin = sys.modules["sinklab_plugin_plugin"]
 SEEDS = ("iii-0-500", "iii-1-500", "iii-2-500")
 """Training seeds of the model of the primary outcomes."""
 MODELS = ("parent", "lifted", "i-0-500", "ii-0-500", *SEEDS, "iv-0-500")
@@ -222,7 +223,7 @@ def values(asked: Asked) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/means.safetensors"
         reference_NS = asked.masked(asked.reference_NS)
-        save_reference_values(asked.model, MaskSinks(k=1), reference_NS.split(8), file)
+        plugin.save_reference_values(asked.model, MaskSinks(k=1), reference_NS.split(8), file)
         edits: dict[str, tuple[Any, ...]] = {"none": ()}
         edits |= {way: (BlockKeys(TopKeys(1), when="clean", how=way),) for way in ways}
         mean = f"mean_value:file={file}"
@@ -436,8 +437,6 @@ def drift(asked: Asked) -> dict[str, Any]:
 def registers(asked: Asked) -> dict[str, Any]:
     """Question 9: the neurons of the sink, moved to an added token (arXiv 2506.08010)."""
     told: dict[str, list[float]] = {"as it is": [], "its neurons": [], "random neurons": []}
-    load_plugin(RESULTS / "move_neurons.py")
-    moves = sys.modules["sinklab_plugin_move_neurons"]
     mask_id = asked.model.config.mask_token_id
     with tempfile.TemporaryDirectory() as folder:
         for row, ids_S in enumerate(asked.noisy()):
@@ -453,8 +452,8 @@ def registers(asked: Asked) -> dict[str, Any]:
             for name, seed in (("its neurons", None), ("random neurons", row)):
                 file = f"{folder}/{row}, {name}"
                 kept = {"count": NEURONS, "seed": seed, "logits_to_keep": NOTHING_KEPT}
-                moves.save_neurons(asked.model, file, sink, ids_1S, **kept)
-                moved_LHK = weights(asked, ids_1S, moves.MoveNeurons(file=file))
+                plugin.save_neurons(asked.model, file, sink, ids_1S, **kept)
+                moved_LHK = weights(asked, ids_1S, plugin.MoveNeurons(file=file))
                 told[name].append(float(moved_LHK[..., added].mean()))
     apart = zip(told["its neurons"], told["as it is"], strict=True)
     return {"primary": [one - other for one, other in apart], **told}

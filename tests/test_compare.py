@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 import sinklab
 from refusals import refused
 from sinklab.core.probing import BlockKeys, Positions, TopKeys, intervene
-from sinklab.lab.measures import MaskPositions, MaskSinks
+from sinklab.lab.measures import EqualMass, MaskPositions, MaskSinks
+from sinklab.lab.measures.controls import Sparing
 from sinklab.lab.short_road import LM
 from sinklab.lab.short_road.compare import Comparison
 from tiny_diffusion import tiny_loaded
@@ -22,7 +23,7 @@ from tiny_masked import FAMILIES, tiny_masked, word_tokenizer
 TEXTS = [[*range(20, 44)], [*range(60, 80)], [*range(100, 130)]]
 ARMS = {
     "sinks": MaskSinks(k=2),
-    "random": "mask_sinks:k=2,control=random",
+    "random": "block_keys:keys=random:like=top:k=2",
     "first": MaskPositions((0,)),
 }
 
@@ -125,6 +126,22 @@ def test_a_text_costs_what_its_loss_says_whatever_the_model(kind):
         )
 
 
+@pytest.mark.parametrize("arm, other", [("keys", ""), ("control", ",arm=keys")])
+@pytest.mark.parametrize("within", [EqualMass, lambda *given: Sparing(EqualMass(*given), (0,))])
+def test_one_arm_at_equal_mass_is_refused_without_the_other(within, arm, other):
+    lm, edits = an_lm("diffusion"), {"keys": None, "control": None}
+    for name in edits:
+        edits[name] = BlockKeys(within(TopKeys(1), None, name), layers=(0,))
+    arms = {"sinks": MaskSinks(k=1), "one": edits[arm]}
+    refused(
+        f"'one' .* give '.*equal_mass:like=top:k=1{other}[,)].*layers=0,", lm.compare, arms, TEXTS
+    )
+    elsewhere = {name: replace(edit, layers=(1,)) for name, edit in edits.items() if name != arm}
+    refused("'one' .*control of equal mass", lm.compare, arms | elsewhere, TEXTS)
+    rows = lm.compare(edits, TEXTS, samples=2).to_pandas()
+    assert {*rows["arm"]} == {"none", "keys", "control"}
+
+
 @pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
 def test_a_loss_that_is_no_number_is_refused(family):
     lm = an_lm(family)
@@ -159,16 +176,21 @@ def test_controls_that_learned_nothing_are_arms():
     ("arms", "texts", "how", "named"),
     [
         ({}, TEXTS, {}, "no arm"),
-        (["mask_sinks:k=1"], TEXTS, {}, "name: .*'mask_sinks:k=1'"),
-        ({"none": "mask_sinks:k=1"}, TEXTS, {}, "'none'"),
+        (["block_keys:keys=top:k=1"], TEXTS, {}, "name: .*'block_keys:keys=top:k=1'"),
+        ({"none": "block_keys:keys=top:k=1"}, TEXTS, {}, "'none'"),
         (ARMS, "one text", {}, "several"),
         (ARMS, [[5]], {}, "has 1"),
         (ARMS, TEXTS, {"read": "late"}, "'late'"),
         (ARMS, TEXTS, {"read": "from99"}, "'from99'"),
         ({"far": MaskPositions((25,))}, TEXTS, {}, "position 25"),
         (ARMS, [TEXTS[0], TEXTS[1], TEXTS[0]], {}, "text 2 is text 0 again"),
-        ({"a": "mask_sinks:k=1", "a (shuffled weights)": []}, TEXTS, {"controls": True}, "rename"),
-        ({1: "mask_sinks:k=1"}, TEXTS, {}, "got 1"),
+        (
+            {"a": "block_keys:keys=top:k=1", "a (shuffled weights)": []},
+            TEXTS,
+            {"controls": True},
+            "rename",
+        ),
+        ({1: "block_keys:keys=top:k=1"}, TEXTS, {}, "got 1"),
         (ARMS, [TEXTS[0], [5, 2, 9]], {}, "text 1 holds .MASK."),
         (ARMS, [[5, 280]], {}, "the id 280"),
         (ARMS, [[5, -1]], {}, "the id -1"),

@@ -28,7 +28,8 @@ REACHED = {
     "rule": (
         "rules",
         "share",
-        f"trace Sea --edits 'mask_sinks:k=2,rule=(share:part=0.2)' --model plain --out a {RUN}",
+        "trace Sea --edits 'block_keys:keys=(sinks:rule=share:part=0.2,k=2)' --model plain --out a "
+        f"{RUN}",
     ),
     "statistic": (
         "statistics",
@@ -134,7 +135,7 @@ def test_one_of_every_kind_is_reached_by_name(here, python):
         (kind, f"{'' if kind in installed else 'sinklab_plugin_'}add_a_{kind}") for kind in REACHED
     ]
     runs = {name: open_run(here / name) for name in "abcdef"}
-    assert runs["a"].info.settings["edits"] == ["mask_sinks:k=2,rule=share:part=0.2"]
+    assert runs["a"].info.settings["edits"] == ["block_keys:keys=(sinks:rule=share:part=0.2,k=2)"]
     assert runs["c"].info.settings["edits"] == ["temper:temperature=3.0"]
     assert runs["f"].info.settings["edits"] == ["block_keys:keys=shared_sinks"]
     assert "largest_share" in runs["b"].arrays("attention", part=0)

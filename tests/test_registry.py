@@ -14,17 +14,18 @@ from refusals import refused, refusing
 from sinklab.core import errors, registry
 from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys
 from sinklab.core.registry import Registry, interventions
+from sinklab.core.sinks import Excess
 from sinklab.lab.files import load_plugin
 from sinklab.lab.measures import (
+    EqualMass,
     LoneRows,
     MaskPositions,
     MaskSinks,
     Random,
-    TruncateContext,
     WindowAttention,
 )
+from sinklab.lab.measures.controls import Sparing
 from sinklab.lab.measures.patch import Patch
-from sinklab.lab.measures.short_names import MaskSinksOptions
 from sinklab.lab.scoring import ClipChannel
 
 toys = Registry("toy", "toys")
@@ -157,17 +158,26 @@ def test_a_class_is_no_value():
 
 
 EXAMPLES = {
-    "mask_sinks:k=5": MaskSinks(5),
-    "mask_sinks:epsilon=3,removal=zero_value": MaskSinks(epsilon=3.0, removal="zero_value"),
-    "mask_sinks: k=2, source=carried, limit=8, layers=0+-1+layers.3, heads=1+2": MaskSinks(
-        2, source="carried", limit=8, layers=(0, -1, "layers.3"), heads=(1, 2)
+    "block_keys:keys=top:k=5": MaskSinks(5),
+    "block_keys:keys=top:k=5,how=zero_value": BlockKeys(TopKeys(5), how="zero_value"),
+    "block_keys: keys=top:k=2, when=kept, limit=8, layers=0+-1+layers.3, heads=1+2": MaskSinks(
+        2, when="kept", limit=8, layers=(0, -1, "layers.3"), heads=(1, 2)
     ),
-    "mask_sinks:k=1,spare_prefix=true,spare=0..3,control=random,seed=7": MaskSinks(
-        1, spare_prefix=True, spare=(0, 1, 2), control="random", seed=7
+    "block_keys:keys=(sparing:like=random:like=top:k=1,positions=0..3,prefix=true),seed=7": (
+        BlockKeys(Sparing(Random(TopKeys(1)), (0, 1, 2), True), seed=7)
     ),
-    "mask_positions:positions=3+8..11,steps=4+none": MaskPositions((3, 8, 9, 10), steps=(4, None)),
-    "mask_positions:positions=3,queries=from32": MaskPositions((3,), queries="from32"),
-    "mask_sinks:k=1,queries=masked,source=now": MaskSinks(1, queries="masked", source="now"),
+    "block_keys:keys=positions:positions=3+8..11,when=now,steps=4+none": MaskPositions(
+        (3, 8, 9, 10), steps=(4, None)
+    ),
+    "block_keys:keys=positions:added=1,when=now,queries=from32": MaskPositions(
+        added=1, queries="from32"
+    ),
+    "block_keys:keys=(sinks:rule=(excess:epsilon=2,scale=percent),k=3)": BlockKeys(
+        SinkKeys(Excess(2.0, "percent"), 3)
+    ),
+    "block_keys:keys=(equal_mass:like=top:k=1,arm=keys),queries=masked": BlockKeys(
+        EqualMass(TopKeys(1), arm="keys"), queries="masked"
+    ),
     "lone_rows": LoneRows(),
     "lone_rows:rows=0+30,layers=2": LoneRows(rows=(0, 30), layers=(2,)),
     "window_attention:radius=16,keep=0..4,keep_prefix=false": WindowAttention(
@@ -179,10 +189,7 @@ EXAMPLES = {
     "patch:file=run.safetensors,positions=3,source=7,what=key": Patch(
         file="run.safetensors", positions=(3,), source=(7,), what="key"
     ),
-    # short names lack these fields
-    "block_keys:keys=top:k=2,beyond=8": BlockKeys(TopKeys(2), beyond=8),
-    "block_keys:keys=top:k=2,steps=1+3": BlockKeys(TopKeys(2), steps=(1, 3)),
-    "truncate_context:start=8,stop=24,step=4": TruncateContext(8, 24, 4),
+    "block_keys:keys=top:k=2,beyond=8,steps=1+3": BlockKeys(TopKeys(2), beyond=8, steps=(1, 3)),
     "clip_channel:channels=3+17,limit=2.5,layers=0": ClipChannel(
         channels=(3, 17), limit=2.5, layers=(0,)
     ),
@@ -200,13 +207,10 @@ def test_edits_are_written_as_text(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "mask_sink:k=1",
-            "unknown intervention 'mask_sink'; known are .*did you mean 'mask_sinks'",
-        ),
-        ("mask_sinks:kk=1", "'mask_sinks' has no field 'kk'; did you mean 'k'"),
-        ("mask_sinks:k=1,name=other", "'mask_sinks' has no field 'name'"),
-        ("truncate_context:start=1,stop=3", "'truncate_context' needs step"),
+        ("block_key:keys=sinks", "unknown intervention .* known are .*did you mean 'block_keys'"),
+        ("block_keys:kees=sinks", "'block_keys' has no field 'kees'; did you mean 'keys'"),
+        ("block_keys:keys=top:k=1,name=other", "'block_keys' has no field 'name'"),
+        ("window_attention:keep=1+3", "'window_attention' needs radius"),
         ("block_keys:keys=tops:k=1", "did you mean 'top'"),
     ],
 )
@@ -214,10 +218,10 @@ def test_text_that_is_no_edit_is_refused_by_name(text, message):
     refused(message, interventions.parse, text)
 
 
-def test_the_short_text_of_an_edit_names_what_is_not_default():
-    assert interventions.as_text(MaskSinks(5)) == "mask_sinks:k=5"
+def test_the_text_of_an_edit_names_what_is_not_default():
+    assert interventions.as_text(MaskSinks(5)) == "block_keys:keys=top:k=5"
     assert interventions.as_text(MaskPositions((3, 4), layers=-1, steps=(2, None))) == (
-        "mask_positions:positions=3+4,layers=-1,steps=2+none"
+        "block_keys:keys=positions:positions=3+4,layers=-1,when=now,steps=2+none"
     )
     window = WindowAttention(4, keep_prefix=False)
     assert interventions.as_text(window) == "window_attention:radius=4,keep_prefix=false"
@@ -260,10 +264,10 @@ def test_a_plugin_file_that_fails_is_refused(tmp_path, scratch):
     refused(r"missing\.py is none", load_plugin, missing)
     broken.write_text("\nimport there_is_no_such_module", "utf-8")
     refused(r"no_such_module.*line 2", load_plugin, broken)
-    taken.write_text(PLUGIN.format(name="mask_sinks"), "utf-8")
-    refused("'mask_sinks' is defined twice", load_plugin, taken)
+    taken.write_text(PLUGIN.format(name="block_keys"), "utf-8")
+    refused("'block_keys' is defined twice", load_plugin, taken)
     assert {name for name in sys.modules if name.startswith("sinklab_plugin_")} == before
-    assert interventions["mask_sinks"] is MaskSinksOptions
+    assert interventions["block_keys"] is BlockKeys
 
 
 def test_near_names_are_offered():

@@ -38,7 +38,7 @@ def test_a_loaded_model_tells_what_hiding_the_keys_of_one_head_costs(tmp_path):
     edits = [MaskSinks(k=1, layers=[1], heads=[3])]
     clean, edited = lm.loss(TEXT), lm.loss(TEXT, edits=edits)
     assert abs(edited - clean) > 1e-4
-    assert edited == pytest.approx(lm.loss(ids, edits=["mask_sinks:k=1,layers=1,heads=3"]))
+    assert edited == pytest.approx(lm.loss(ids, edits=["block_keys:keys=top:k=1,layers=1,heads=3"]))
     for loss, some in ((clean, ()), (edited, edits)):
         scored = rolling(lm, ids, LikelihoodSettings(samples=32), edits=some)
         assert loss == pytest.approx(-scored.logprob / len(ids))
@@ -65,7 +65,7 @@ def test_of_an_autoregressive_model_it_is_the_next_token_loss():
         *range(5, 25),
     ]
     ids_1S = torch.tensor([ids])
-    edit = MaskSinks(k=1, source="clean_pass", layers=[0])
+    edit = MaskSinks(k=1, when="clean", layers=[0])
     with torch.no_grad():
         whole = cross_entropy(loaded.model(ids_1S).logits[0, :-1], ids_1S[0, 1:])
         with intervene(loaded.model, edit) as log:
@@ -116,7 +116,7 @@ def test_what_cannot_be_scored_is_refused(tmp_path):
         "a text is scored in one step",
         lm.loss,
         TEXT,
-        edits=["truncate_context:start=2,stop=4,step=3"],
+        edits=["block_keys:keys=positions:positions=2+3,when=now,steps=3+none"],
     )
     refused("got 5", lm.watch, [5], 2)
     refused("model is .*model", sinklab.load, tmp_path)
@@ -149,8 +149,8 @@ def arrays(run, sample):
 @pytest.mark.slow
 def test_a_watched_run_is_the_run_of_a_study_and_goes_with_its_object_unless_it_is_saved(tmp_path):
     lm = short()
-    run = lm.watch("The old", 4, edits=["mask_sinks:k=1"], progress=(said := []).append)
-    settings = StudySettings(prompts=("The old",), new_tokens=4, edits=("mask_sinks:k=1",))
+    run = lm.watch("The old", 4, edits=["block_keys:keys=top:k=1"], progress=(said := []).append)
+    settings = StudySettings(prompts=("The old",), new_tokens=4, edits=("block_keys:keys=top:k=1",))
     twin = open_run(study(lm, tmp_path / "twin", settings))
     assert (run.info.settings, run.tables, said != []) == (twin.info.settings, twin.tables, True)
     for name, array in twin.arrays("attention", 0).items():
@@ -226,28 +226,28 @@ def test_text_stands_for_a_rule_an_edit_and_a_cache(run, tmp_path):
 
 def test_text_stands_for_an_edit():
     lm, edit = short(), MaskSinks(k=1)
-    assert lm.loss(TEXT, edits="mask_sinks:k=1") == lm.loss(TEXT, edits=[edit])
+    assert lm.loss(TEXT, edits="block_keys:keys=top:k=1") == lm.loss(TEXT, edits=[edit])
     requests = [([20, 21], [22, 23])]
     by_text, by_value = (
-        score(lm, requests, edits=[one])[0].logprob for one in ("mask_sinks:k=1", edit)
+        score(lm, requests, edits=[one])[0].logprob for one in ("block_keys:keys=top:k=1", edit)
     )
     assert by_text == by_value
     assert (
-        row_losses(lm, torch.tensor([[20, 21, 22, 23, 24]]), edits=["mask_sinks:k=1"])
+        row_losses(lm, torch.tensor([[20, 21, 22, 23, 24]]), edits=["block_keys:keys=top:k=1"])
         .isfinite()
         .all()
     )
-    with intervene(lm, "mask_sinks:k=1,source=now") as log:
+    with intervene(lm, "block_keys:keys=top:k=1,when=now") as log:
         lm.model(torch.arange(20, 28)[None])
-    assert log.removals[0].edit == MaskSinks(k=1, source="now")
-    settings = lm.watch("The old", 4, edits=["mask_sinks:k=1"]).info.settings
-    assert settings["edits"] == ["mask_sinks:k=1"]
+    assert log.removals[0].edit == MaskSinks(k=1, when="now")
+    settings = lm.watch("The old", 4, edits=["block_keys:keys=top:k=1"]).info.settings
+    assert settings["edits"] == ["block_keys:keys=top:k=1"]
     assert isinstance(lm.generate("The old", 4, cache="dual", seed=0), str)
     for use in (
         lambda text: lm.loss(TEXT, edits=[text]),
         lambda text: intervene(lm, text).__enter__(),
     ):
-        refused("did you mean 'mask_sinks'", use, "mask_sink:k=1")
+        refused("did you mean 'block_keys'", use, "block_key:keys=top:k=1")
 
 
 def test_a_statistic_of_ones_own_is_seen(draw_only, tmp_path, monkeypatch):
@@ -422,7 +422,7 @@ def test_a_small_model_runs_on_one_thread_unless_the_environment_says_how_many(m
         seen.append(torch.get_num_threads())
 
     def runs():
-        lm.compare({"top": "mask_sinks:k=1"}, [[5, 6, 7]], samples=1, progress=note)
+        lm.compare({"top": "block_keys:keys=top:k=1"}, [[5, 6, 7]], samples=1, progress=note)
         lm.watch("a", 1, progress=note)
         assert torch.get_num_threads() == 2
         return {seen.pop() for _ in range(len(seen))}

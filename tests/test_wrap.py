@@ -186,7 +186,9 @@ def test_its_likelihoods_are_those_of_the_text_between_its_ends():
     ids = word_tokenizer()(TEXT)["input_ids"]
     assert lm.loss(TEXT) == pytest.approx(lm.loss(ids)) == pytest.approx(lm.loss(ids[:-1]))
     assert lm.loss(TEXT).scored.tokens == len(TEXT.split())
-    assert lm.loss(TEXT, edits=["mask_sinks:k=2"]) != pytest.approx(lm.loss(TEXT), rel=1e-6)
+    assert lm.loss(TEXT, edits=["block_keys:keys=top:k=2"]) != pytest.approx(
+        lm.loss(TEXT), rel=1e-6
+    )
 
 
 def test_rows_of_held_out_text_begin_with_cls_and_a_curve_is_measured(tmp_path):
@@ -297,7 +299,7 @@ def test_a_module_without_a_config_is_looked_at(causal, tmp_path):
             loss = cross_entropy(module(ids_1S)[0, :-1], ids_1S[0, 1:]).item()
         assert lm.loss([7, 8, 9, 10]) == pytest.approx(loss, rel=1e-5)
         refused("full_forward=True", lm.watch, ["7 8"], 2, full_forward=False)
-    assert lm.loss([7, 8, 9, 10], edits=["mask_sinks:k=1"]) != pytest.approx(
+    assert lm.loss([7, 8, 9, 10], edits=["block_keys:keys=top:k=1"]) != pytest.approx(
         lm.loss([7, 8, 9, 10]), rel=1e-7
     )
     refused("takes no attention_mask", score, lm, [((7,), (8, 9)), ((7,), (8, 9, 10))])
@@ -319,7 +321,7 @@ def test_a_decoder_that_fills_masks_sees_both_sides_beside_padding_too():
     ride_in_one_batch(lm, [((), tuple(one)) for one in ids])
     # without a tokenizer a text is ids, wherever one is asked for
     assert [lm.loss(text) for text in texts] == [lm.loss(one) for one in ids]
-    arms = {"one": "mask_sinks:k=1"}
+    arms = {"one": "block_keys:keys=top:k=1"}
     costs = [lm.compare(arms, given, samples=2).to_pandas() for given in (texts, ids)]
     assert costs[0].equals(costs[1])
     refused("sinklab.wrap", lm.compare, arms)

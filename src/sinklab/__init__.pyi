@@ -15,7 +15,7 @@ from .core.sinks import find_sinks as find_sinks
 from .lab.measures.controls import EqualMass as EqualMass
 from .lab.measures.controls import Random as Random
 from .lab.measures.positions import LoneRows as LoneRows
-from .lab.measures.short_names import MaskSinks as MaskSinks
+from .lab.measures.protocols import MaskSinks as MaskSinks
 from .lab.short_road.models import load as load
 from .lab.short_road.models import wrap as wrap
 from .lab.short_road.runs import open_run as open_run

@@ -216,7 +216,7 @@ def test_a_duration_has_no_exponent():
 def test_a_file_gives_defaults_that_options_override(model, capsys):
     Path("mine.toml").write_text(
         f'model = "{model}"\nprompts = ["The sea", "A"]\nnew-tokens = 4\nblock_length = 2\nedits '
-        '= ["mask_sinks:k=1"]\n'
+        '= ["block_keys:keys=top:k=1"]\n'
     )
     assert cli("trace --config mine.toml --out one --block-length 4") == 0
     settings = open_run("one").info.settings
@@ -224,7 +224,7 @@ def test_a_file_gives_defaults_that_options_override(model, capsys):
     assert (settings["new_tokens"], settings["block_length"], settings["edits"]) == (
         4,
         4,
-        ["mask_sinks:k=1"],
+        ["block_keys:keys=top:k=1"],
     )
     assert cli(f"trace --config one/run.json --model {model} --out two") == 0
     assert cli(f"trace --reproduce one --model {model} --out three The") == 0

@@ -112,6 +112,7 @@ def comparisons(_: Path) -> Iterator[tuple[str, Any]]:
             "sink": BlockKeys(SINKS, **where),
             "random": BlockKeys(Random(SINKS), **where),
             "mass": BlockKeys(EqualMass(SINKS), **where),
+            "in those heads": BlockKeys(EqualMass(SINKS, arm="keys"), **where),
         }
         found = loaded(name).compare(arms, **how)
         table, rows = found.summary().table, found.to_pandas()

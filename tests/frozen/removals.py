@@ -9,11 +9,13 @@ and on the right, each by numbers of its own. Edits that are refused before ther
 once, in `extras/refused`. Models are of random weights, in float64; doses are kept in float32.
 """
 
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from transformers import LlamaConfig
@@ -30,9 +32,11 @@ from sinklab import (
     intervene,
 )
 from sinklab.core.probing import Positions
-from sinklab.lab.measures import Matched
+from sinklab.core.registry import interventions, removals
+from sinklab.lab.files import load_plugin
 from sinklab.lab.measures.controls import Others, Sparing
 
+PLUGIN = Path(__file__).parents[2] / "studies" / "what_sinks_do" / "plugin.py"
 TOLERANCE = 1e-6
 """doses are kept in float32"""
 MODELS = {
@@ -78,7 +82,7 @@ SELECTORS = {
     "random of sinks": Random(SinkKeys("gu:weight=0.2"), fewer=True),
     "equal mass": EqualMass(TopKeys(1)),
     "equal mass by a rule": EqualMass(TopKeys(1), "gu:weight=0.2"),
-    "matched": Matched(TopKeys(1)),
+    "matched": EqualMass(TopKeys(1), arm="keys"),
     "sparing": Sparing(TopKeys(2), (3, 4)),
     "sparing added": Sparing(TopKeys(2), prefix=True),
     "others": Others(TopKeys(9)),
@@ -196,10 +200,12 @@ def token(one: str) -> int:
 
 def save_values(model: DiffusionLM, file: Path) -> None:
     """Write the mean values of sinks for `mean_value`: the one place to adapt to another one."""
-    from sinklab.lab.scoring.reference_values import save_reference_values
-
     texts = [torch.arange(2, 14).view(1, -1), torch.arange(12, 30, 2).view(1, -1)]
-    save_reference_values(model, BlockKeys(TopKeys(1), when="now"), texts, file)
+    # what the plug-in registers is forgotten afterwards
+    with mock.patch.dict(removals._classes), mock.patch.dict(interventions._classes):
+        load_plugin(PLUGIN)
+        plugin = sys.modules.pop("sinklab_plugin_plugin")
+        plugin.save_reference_values(model, BlockKeys(TopKeys(1), when="now"), texts, file)
 
 
 def steps_of(model: DiffusionLM, canvas: Canvas, how: dict[str, Any]) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 import sinklab
 from sinklab.core.attention import context
 from sinklab.core.probing import intervene, trace
-from sinklab.lab.measures import MaskSinks
+from sinklab.lab.measures import MaskSinks, by_protocol
 from tiny_diffusion import save_tiny
 
 pytestmark = pytest.mark.ring("lab")
@@ -52,7 +52,7 @@ def test_the_mode_sees_float64(lacking):
     [
         ({}, "sinks"),
         ({"temperature": 0.7, "top_p": 0.9, "seed": 0}, "random"),
-        ({"rule": "entropy:alg_temp=0.2", "seed": 0}, "recent"),
+        ({"rule": "entropy:alg_temp=0.2", "seed": 0}, "matched"),
         ({"rule": "positional", "seed": 0}, "equal_mass"),
         ({"rule": "origin", "seed": 0}, "sinks"),
         ({"schedule": "threshold", "cache": "dual", "block_length": 2}, "equal_mass"),
@@ -66,7 +66,7 @@ def test_loading_tracing_masking_and_writing_need_no_float64(tmp_path, lacking, 
         lm = sinklab.load(folder)
         with trace(lm.model, STATISTICS) as recording:
             lm.model.generate(PROMPT, **how)
-        with intervene(lm.model, MaskSinks(k=1, control=control)) as log:
+        with intervene(lm.model, by_protocol("paper", 1, control=control)) as log:
             written = lm.model.generate(PROMPT, **how)
     assert log.removals and lm.special.mask not in written
     assert recording.array("received").shape[-1] == PROMPT.shape[1] + 4 + 1

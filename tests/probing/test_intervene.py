@@ -19,9 +19,9 @@ from tiny_models import STYLES, HandWritten, llama
     "edit",
     [
         MaskSinks(3),
-        MaskSinks(3, removal="zero_value"),
+        MaskSinks(3, how="zero_value"),
         MaskPositions((3, 4)),
-        MaskPositions(5, removal="zero_value"),
+        MaskPositions(5, how="zero_value"),
         WindowAttention(2),
     ],
 )
@@ -54,7 +54,7 @@ def test_a_forward_that_fails_does_not_count_as_the_previous_step():
 def test_clean_pass_selects_in_unedited_forwards_and_leaves_them_alone():
     model = HandWritten()
     plain = model(IDS)
-    with intervene(model, MaskSinks(2, source="clean_pass")) as log, trace(model) as recording:
+    with intervene(model, MaskSinks(2, when="clean")) as log, trace(model) as recording:
         for _ in range(2):
             with log.probing():
                 assert torch.equal(plain, model(IDS))
@@ -66,7 +66,7 @@ def test_clean_pass_selects_in_unedited_forwards_and_leaves_them_alone():
     assert log.removals[1].overlap_BLH.unique().tolist() == [1.0]
     with (
         refusing("none was run"),
-        intervene(model, MaskSinks(2, source="clean_pass")),
+        intervene(model, MaskSinks(2, when="clean")),
     ):
         model(IDS)
 
@@ -85,7 +85,7 @@ def test_reset_starts_a_new_sequence():
 def test_autoregressive_last_row_with_a_growing_cache(removal):
     model = llama(causal=True)
     options = {"attention_mask": PADDED, "max_new_tokens": 4, "do_sample": False}
-    edit = MaskSinks(2, selector="last_row", removal=removal)
+    edit = MaskSinks(2, scores="last_row", how=removal)
     with intervene(model, edit) as log, trace(model) as recording:
         model.generate(IDS, **options)
     assert len(log.removals) == 3

@@ -11,11 +11,11 @@ from probed import PROMPTS, canvas_of, decoded
 from torch.testing import assert_close
 
 from refusals import refused
-from sinklab.core.probing import BlockKeys, TopKeys, intervene, trace
+from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys, intervene, trace
 from sinklab.core.sampling import denoise, guided
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.lab.caching import DualCache, PrefixCache
-from sinklab.lab.measures import MaskPositions, MaskSinks, TruncateContext, WindowAttention
+from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention
 from tiny_diffusion import tiny_model
 from tiny_models import llama
 
@@ -33,7 +33,7 @@ def decode(model, cache, *edits, prompts=PROMPTS, **options):
 
 @pytest.mark.parametrize("cache", CACHES[1:])
 def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording(cache):
-    log, recording, _ = decode(tiny_model(SINKS), cache, MaskSinks(epsilon=1.0))
+    log, recording, _ = decode(tiny_model(SINKS), cache, BlockKeys(SinkKeys(Excess(1.0))))
     counts = []
     for step, removal in enumerate(log.removals):
         positions_B = recording.positions[step]
@@ -51,7 +51,7 @@ def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording(cache):
 @pytest.mark.parametrize("cache", CACHES)
 def test_guidance_has_two_memories(cache):
     model = tiny_model(SINKS)
-    edit = MaskSinks(1, source="carried")
+    edit = MaskSinks(1, when="kept")
     log, recording, _ = decode(
         model, cache, edit, prompts=PROMPTS[:1], scale=1.0, forwards_per_step=2
     )
@@ -80,12 +80,10 @@ def test_an_autoregressive_memory_of_a_padded_batch(edit, removal):
     seen[0, :4] = 0
     chosen = alone_chosen = WindowAttention(3)
     if edit == "sinks":
-        chosen = alone_chosen = MaskSinks(1, selector="last_row", removal=removal)
+        chosen = alone_chosen = MaskSinks(1, scores="last_row", how=removal)
     elif edit == "positions":
         # Alone, the row has its four columns of padding less.
-        chosen, alone_chosen = (
-            MaskPositions(places, removal=removal) for places in ((6, 13), (2, 9))
-        )
+        chosen, alone_chosen = (MaskPositions(places, how=removal) for places in ((6, 13), (2, 9)))
     with intervene(model, chosen) as log, trace(model) as recording:
         both = model.generate(ids, max_new_tokens=4, do_sample=False, attention_mask=seen)
     with intervene(model, alone_chosen) as alone_log:
@@ -106,9 +104,9 @@ def test_an_autoregressive_memory_of_a_padded_batch(edit, removal):
 
 RUNS = [
     (MaskSinks(1),),
-    (MaskSinks(2, removal="zero_value"),),
-    (MaskSinks(1, source="carried", limit=3), MaskSinks(epsilon=1.0)),
-    (MaskPositions((2, 3), steps=(1, 2)), TruncateContext(0, 2, 3)),
+    (MaskSinks(2, how="zero_value"),),
+    (MaskSinks(1, when="kept", limit=3), BlockKeys(SinkKeys(Excess(1.0)))),
+    (MaskPositions((2, 3), steps=(1, 2)), MaskPositions(range(0, 2), steps=(3, None))),
 ]
 PAIRS = [[[5, 6, 7, 8, 9, 10]], [[11, 12, 13, 14, 15, 16]]]
 
@@ -184,7 +182,7 @@ def test_forwards_between_the_steps_end_no_run():
 
 def test_what_a_clean_pass_chose_ahead_of_a_run_is_taken_in_it():
     model = tiny_model(SINKS)
-    with intervene(model, MaskSinks(2, source="clean_pass")) as log:
+    with intervene(model, MaskSinks(2, when="clean")) as log:
         for prompts in PAIRS:
             canvas = canvas_of(model, prompts)
             with log.probing():

@@ -9,9 +9,9 @@ import torch
 from probed import IDS, TEXTS, padding
 
 from refusals import refused
-from sinklab.core.probing import Dose, intervene, trace
+from sinklab.core.probing import BlockKeys, Dose, SinkKeys, TopKeys, intervene, trace
 from sinklab.core.sinks import Excess, find_sinks
-from sinklab.lab.measures import PROTOCOLS, MaskSinks, by_protocol
+from sinklab.lab.measures import PROTOCOLS, EqualMass, MaskSinks, Random, by_protocol
 from sinklab.lab.measures.controls import TOLERANCE, equal_mass
 from tiny_models import llama
 
@@ -50,9 +50,9 @@ def test_equal_mass_is_the_greedy_choice_of_each_head():
 def test_sinks_and_their_control_hold_the_same_mass_in_the_same_heads(padded, rule):
     model, (given, _) = llama().double(), padding(padded)
     logs = []
-    for control in ("sinks", "equal_mass"):
-        how = {"counted_by": Excess(0.9)} if rule is None else {"rule": rule}
-        edit = MaskSinks(k=1, source="now", control=control, matched=True, **how)
+    for arm in ("keys", "control"):
+        keys = TopKeys(1) if rule is None else SinkKeys(rule, 1)
+        edit = BlockKeys(EqualMass(keys, None if rule else Excess(0.9), arm), when="now")
         with torch.no_grad(), intervene(model, edit) as log, trace(model) as recording:
             for ids in TEXTS:
                 model(ids, **given)
@@ -81,7 +81,7 @@ def test_random_columns_are_no_sinks_where_a_rule_says_what_sinks_are():
     model, rule = llama().double(), Excess(0.3)
     with (
         torch.no_grad(),
-        intervene(model, MaskSinks(k=1, rule=rule, source="now", control="random")) as log,
+        intervene(model, BlockKeys(Random(SinkKeys(rule, 1)), when="now")) as log,
     ):
         for ids in TEXTS:
             model(ids)
@@ -92,7 +92,7 @@ def test_the_log_counts_sinks_among_the_keys_that_were_chosen():
     model, rule = llama().double(), Excess(0.3)
     with torch.no_grad(), trace(model) as recording:
         model(IDS)
-    edit = MaskSinks(k=3, source="now", layers=[0], counted_by=rule)
+    edit = MaskSinks(k=3, when="now", layers=[0], counted_by=rule)
     with torch.no_grad(), intervene(model, edit) as log:
         model(IDS)
     received_BHS = recording.received[0][:, 0]
@@ -114,7 +114,7 @@ def test_the_log_counts_sinks_among_the_keys_that_were_chosen():
 
 def test_a_dose_of_zero_is_a_dose():
     model = llama()
-    with torch.no_grad(), intervene(model, MaskSinks(rule=Excess(50.0), source="now")) as log:
+    with torch.no_grad(), intervene(model, BlockKeys(SinkKeys(Excess(50.0)), when="now")) as log:
         model(IDS)
     dose = log.dose()
     assert dose.keys == 0 and dose.removed == 0 and dose.weight and math.isnan(dose.sinks)
@@ -131,7 +131,7 @@ def test_doses_pool_as_their_logs_do():
     assert len(parts) == 6
     for name, value in Dose.pooled(parts).row().items():
         assert value == pytest.approx(log.dose().row()[name], nan_ok=True), name
-    assert log.dose("mask_sinks") == log.dose() and log.dose("window_attention").weight == 0
+    assert log.dose("block_keys") == log.dose() and log.dose("window_attention").weight == 0
     assert log.summary()["removed"] == log.dose().removed
 
 

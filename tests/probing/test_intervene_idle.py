@@ -7,23 +7,24 @@ import torch
 from probed import IDS
 
 from refusals import refusing
-from sinklab.core.probing import intervene
+from sinklab.core.probing import BlockKeys, SinkKeys, intervene
 from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.sinks import Excess
 from sinklab.lab.caching import DualCache
-from sinklab.lab.measures import MaskPositions, MaskSinks, TruncateContext, WindowAttention
+from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention
 from sinklab.lab.scoring import ClipChannel
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten
 
-LOOPS = [MaskSinks(1), MaskSinks(1, source="carried", limit=2)]
+LOOPS = [MaskSinks(1), MaskSinks(1, when="kept", limit=2)]
 
 
 def test_a_dose_of_zero_is_a_result():
     model = HandWritten()
     plain = model(IDS)
     nobody = [
-        MaskSinks(epsilon=99, **how)
-        for how in ({}, {"source": "clean_pass"}, {"removal": "zero_value"})
+        BlockKeys(SinkKeys(Excess(99)), **how)
+        for how in ({}, {"when": "clean"}, {"how": "zero_value"})
     ]
     with intervene(model, *nobody, WindowAttention(30)) as log:
         with log.probing():
@@ -47,9 +48,9 @@ def run(model, log, forwards):
             model(IDS)
 
 
-FIRST = "mask_sinks had no opportunity"
+FIRST = "block_keys had no opportunity"
 LATE = MaskPositions(1, steps=(2, None))
-CLEAN = MaskSinks(1, source="clean_pass")
+CLEAN = MaskSinks(1, when="clean")
 
 
 @pytest.mark.parametrize(
@@ -57,18 +58,18 @@ CLEAN = MaskSinks(1, source="clean_pass")
     [
         *(
             (edit, "f", rf"^{FIRST}.*\(forwards: 1\): when=.*when='now'.*allow_idle=True", "ff")
-            for edit in (*LOOPS, MaskSinks(epsilon=0.5))
+            for edit in (*LOOPS, BlockKeys(SinkKeys(Excess(0.5))))
         ),
         (
             MaskPositions(1, steps=(2, 4)),
             "ff",
-            r"^mask_positions .*forwards: 2\): .* step 2",
+            r"^block_keys .*forwards: 2\): .* step 2",
             "fff",
         ),
-        (LATE, "ff", r"^mask_positions .*forwards: 2\): .* step 2", "fff"),
-        (TruncateContext(0, 2, 3), "fff", r"forwards: 3\): .* step 3", "ffff"),
-        (TruncateContext(0, 2, 1), "frf", r"forwards: 2\): .* step 1", "frff"),
-        (MaskSinks(1), "pf", r"^mask_sinks .*forwards: 1, under log\.probing\(\): 1\)", "pff"),
+        (LATE, "ff", r"^block_keys .*forwards: 2\): .* step 2", "fff"),
+        (MaskPositions(range(0, 2), steps=(3, None)), "fff", r"forwards: 3\): .* step 3", "ffff"),
+        (MaskPositions(range(0, 2), steps=(1, None)), "frf", r"forwards: 2\): .* step 1", "frff"),
+        (MaskSinks(1), "pf", r"^block_keys .*forwards: 1, under log\.probing\(\): 1\)", "pff"),
         *(
             (edit, "pp", r"forwards: 0, under log\.probing\(\): 2\)", "ppff")
             for edit in (
@@ -76,10 +77,10 @@ CLEAN = MaskSinks(1, source="clean_pass")
                 CLEAN,
                 MaskPositions(1),
                 WindowAttention(3),
-                ClipChannel(channels=0),
+                ClipChannel(channels=0, limit=1.0),
             )
         ),
-        ((MaskPositions(1), CLEAN, MaskSinks(1)), "pf", r"^mask_sinks#2 had no opportunity", "pff"),
+        ((MaskPositions(1), CLEAN, MaskSinks(1)), "pf", r"^block_keys#3 had no opportunity", "pff"),
     ],
 )
 def test_an_edit_that_had_no_opportunity_is_refused(edits, forwards, message, enough):
@@ -105,10 +106,12 @@ def test_steps_count_the_forwards_of_guidance_together():
 def test_what_is_accepted_is_named_in_the_log():
     model = HandWritten()
     plain = model(IDS)
-    with intervene(model, *LOOPS[:2], TruncateContext(0, 2, 1), allow_idle=True) as log:
+    with intervene(
+        model, *LOOPS[:2], MaskPositions(range(0, 2), steps=(1, None)), allow_idle=True
+    ) as log:
         assert torch.equal(model(IDS), plain)
-    assert list(log.idle) == ["mask_sinks", "mask_sinks#2", "mask_positions"]
-    assert "step 1" in log.idle["mask_positions"] and log.removals == []
+    assert list(log.idle) == ["block_keys", "block_keys#2", "block_keys#3"]
+    assert "step 1" in log.idle["block_keys#3"] and log.removals == []
 
 
 def test_a_block_in_which_nothing_ran_or_that_failed_says_nothing_of_it():
@@ -126,7 +129,7 @@ def test_a_decoding_of_one_step(edit, cache):
     model = tiny_model(1)
     canvas = Canvas.from_prompts([[5, 6, 7, 8]], new_tokens=6, mask_id=model.config.mask_token_id)
     with (
-        refusing(r"^mask_sinks"),
+        refusing(r"^block_keys"),
         intervene(model, edit),
     ):
         list(denoise(model.denoiser(), canvas, cache=cache, steps=1))

@@ -10,9 +10,10 @@ from dense_twin import dense, received, top
 from probed import IDS, padding
 from torch.testing import assert_close
 
-from sinklab.core.probing import BlockKeys, intervene, trace
+from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys, intervene, trace
 from sinklab.core.probing.intervention import TABLE_COLUMNS
-from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention
+from sinklab.core.sinks import Excess
+from sinklab.lab.measures import MaskPositions, MaskSinks, Random, WindowAttention
 from tiny_models import Attends, HandWritten, checkpointed, llama
 
 OTHER = (IDS + 5) % 30
@@ -21,7 +22,7 @@ OTHER = (IDS + 5) % 30
 @pytest.mark.parametrize("removal, padded", [("mask", False), ("zero_value", True)])
 def test_realised_is_what_the_keys_would_have_held_in_the_forward_that_lost_them(removal, padded):
     model, (given, real) = llama().double(), padding(padded)
-    with torch.no_grad(), intervene(model, MaskSinks(3, removal=removal)) as log:
+    with torch.no_grad(), intervene(model, MaskSinks(3, how=removal)) as log:
         model(IDS, **given)
         model(OTHER, **given)
     _, first = dense(model, lambda: model(IDS, **given))
@@ -58,7 +59,7 @@ def test_the_table_has_a_row_per_forward_edit_row_layer_and_head():
     model = llama()
     edits = (
         MaskSinks(2),
-        MaskSinks(1, control="random", layers=1, heads=(0, 3)),
+        BlockKeys(Random(TopKeys(1)), layers=1, heads=(0, 3)),
         MaskPositions(5, steps=(2, 3)),
     )
     with torch.no_grad(), intervene(model, *edits) as log:
@@ -67,15 +68,15 @@ def test_the_table_has_a_row_per_forward_edit_row_layer_and_head():
     table = pd.DataFrame(log.table(keys=True))
     assert tuple(table) == (*TABLE_COLUMNS, "key_list")
     assert table.groupby("edit").size().to_dict() == {
-        "mask_sinks": 32,
-        "mask_sinks#2": 8,
-        "mask_positions": 16,
+        "block_keys": 32,
+        "block_keys#2": 8,
+        "block_keys#3": 16,
     }
-    assert sorted(table[table.edit == "mask_sinks#2"]["head"].unique()) == [0, 3]
-    assert table[table.edit == "mask_sinks#2"].layer.unique().tolist() == [1]
-    assert table[table.edit == "mask_positions"].forward.unique().tolist() == [2]
+    assert sorted(table[table.edit == "block_keys#2"]["head"].unique()) == [0, 3]
+    assert table[table.edit == "block_keys#2"].layer.unique().tolist() == [1]
+    assert table[table.edit == "block_keys#3"].forward.unique().tolist() == [2]
     row = table[
-        (table.edit == "mask_sinks")
+        (table.edit == "block_keys")
         & (table.forward == 2)
         & (table.layer == 1)
         & (table["head"] == 3)
@@ -83,12 +84,12 @@ def test_the_table_has_a_row_per_forward_edit_row_layer_and_head():
     removal = next(
         removal
         for removal in log.removals
-        if removal.label == "mask_sinks" and removal.forward == 2
+        if removal.label == "block_keys" and removal.forward == 2
     )
     assert row["row"] == 1 and row["key_list"] == removal.columns_BLHM[1, 1, 3].tolist()
     for name in ("keys", "held", "removed", "overlap", "left"):
         assert row[name] == getattr(removal, f"{name}_BLH")[1, 1, 3].item(), name
-    assert table[table.edit == "mask_positions"].held.isna().all()
+    assert table[table.edit == "block_keys#3"].held.isna().all()
     assert table.removed.between(0, 1).all()
 
 
@@ -108,7 +109,7 @@ def test_keys_that_stay_the_same_are_listed_and_kept_once():
 
 def test_a_table_can_be_written_and_read_as_parquet(tmp_path):
     model = HandWritten()
-    with intervene(model, MaskSinks(epsilon=0.5)) as log:
+    with intervene(model, BlockKeys(SinkKeys(Excess(0.5)))) as log:
         model(IDS)
         model(IDS)
     shown = [repr(one) for one in (log, log.removals[0])]
@@ -139,7 +140,7 @@ def test_a_row_that_sees_nothing_loses_nothing_and_says_nothing_of_the_prefix():
     seen_BHSS[1] = False
 
     model = Attends()
-    with intervene(model, MaskSinks(epsilon=0.0)) as log:
+    with intervene(model, BlockKeys(SinkKeys(Excess(0.0)))) as log:
         for _ in range(2):
             model(q_BHSD, q_BHSD, q_BHSD, attn_mask=seen_BHSS)
     assert log.prefix == 0
@@ -165,7 +166,7 @@ def test_layers_with_different_numbers_of_heads_have_entries_of_their_own():
         model()
         model()
     found = [(removal.label, removal.layer_numbers, removal.heads) for removal in log.removals]
-    one, other = "mask_sinks", "mask_sinks#2"
+    one, other = "block_keys", "block_keys#2"
     assert found == [
         (one, (0,), (0, 1)),
         (one, (1,), (0, 1, 2)),
@@ -180,7 +181,7 @@ def test_layers_with_different_numbers_of_heads_have_entries_of_their_own():
     "edit",
     [
         WindowAttention(2),
-        MaskSinks(1, source="carried", limit=4),
+        MaskSinks(1, when="kept", limit=4),
         BlockKeys("top:k=2", how="shuffle_value"),
     ],
 )

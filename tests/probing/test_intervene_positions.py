@@ -17,7 +17,6 @@ from sinklab.lab.measures import (
     LoneRows,
     MaskPositions,
     MaskSinks,
-    TruncateContext,
     WindowAttention,
 )
 from tiny_diffusion import tiny_model
@@ -45,7 +44,7 @@ def near(radius, queries, keys=12):
 )
 def test_fixed_positions_against_the_slow_twin(removal, causal, padded):
     model, (given, real) = llama(causal=causal).double(), padding(padded)
-    edit = MaskPositions((7, 5, 5), removal=removal)
+    edit = MaskPositions((7, 5, 5), how=removal)
     assert edit.keys.positions == (5, 7)
     with torch.no_grad(), intervene(model, edit) as log:
         ours = model(IDS, **given).logits
@@ -113,8 +112,8 @@ def test_steps_say_when():
 def test_truncation_in_the_middle_of_a_decoding(cache):
     model = tiny_model(2)
     canvas = canvas_of(model)
-    assert TruncateContext(1, 5, step=2) == MaskPositions(range(1, 5), steps=(2, None))
-    _, recording, log = decoded(model, canvas, TruncateContext(1, 5, step=2), cache=cache)
+    edit = MaskPositions(range(1, 5), steps=(2, None))
+    _, recording, log = decoded(model, canvas, edit, cache=cache)
     for number, row in enumerate(recording.received):
         assert bool((row[0, ..., 3:7] == 0).all()) == (number >= 2)
         assert (row[0, ..., :3] > 0).all()
@@ -241,7 +240,7 @@ def test_edits_that_together_take_everything_are_refused(second):
         model(IDS)
         model(IDS)
     # Zeroed values are still seen: nothing is lost but what they say.
-    with intervene(model, first, MaskPositions(range(6, 12), removal="zero_value")):
+    with intervene(model, first, MaskPositions(range(6, 12), how="zero_value")):
         assert model(IDS).isfinite().all()
 
 
@@ -255,8 +254,12 @@ def test_positions_that_are_not_there_yet():
 @pytest.mark.parametrize(
     "model, edit, message",
     [
-        (tiny_model(), TruncateContext(2, 13, 0), "position 12, the canvas had 12"),
-        (HandWritten(), MaskPositions(12), "mask_positions: .*position 12"),
+        (
+            tiny_model(),
+            MaskPositions(range(2, 13), steps=(0, None)),
+            "position 12, the canvas had 12",
+        ),
+        (HandWritten(), MaskPositions(12), "block_keys: .*position 12"),
         (Prefixed(), MaskPositions(added=2), "sink 2, the model has 2"),
         (tiny_model(), LoneRows(rows=(12,)), "0 to 11, got 12"),
     ],
@@ -273,12 +276,11 @@ def test_positions_that_are_never_there_are_refused(model, edit, message):
         (lambda: MaskPositions(()), "got none"),
         (lambda: MaskPositions((-1,)), "positions: .* -1"),
         (lambda: MaskPositions((1.5,)), "positions: whole"),
-        (lambda: MaskPositions("3"), r"\('3',\)"),
-        (lambda: MaskPositions(3, removal="maks"), "'mask'"),
+        (lambda: MaskPositions("3"), "got '3'"),
+        (lambda: MaskPositions(3, how="maks"), "'mask'"),
         (lambda: MaskPositions(3, steps=(4, 4)), r"got \(4, 4\)"),
         (lambda: MaskPositions(3, steps=(None, 4)), r"got \(None, 4\)"),
-        (lambda: TruncateContext(4, 4, 1), "start=4 and stop=4"),
-        (lambda: TruncateContext(4, 6, -1), "got -1"),
+        (lambda: MaskPositions(3, steps=(-1, None)), "got -1"),
         (lambda: WindowAttention(-1), "radius .* -1"),
         (lambda: WindowAttention(2, keep=(-2,)), "keep: .* -2"),
         (lambda: LoneRows(rows=()), "rows"),

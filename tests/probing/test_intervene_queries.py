@@ -83,7 +83,7 @@ def test_a_lone_row_and_the_models_own_sink_columns(keep):
 @pytest.mark.parametrize("padded", [False, True])
 def test_keys_are_blocked_for_some_queries(queries, causal, padded):
     model, (given, real) = llama(causal=causal).double(), padding(padded)
-    with torch.no_grad(), intervene(model, MaskSinks(2, source="now", queries=queries)) as log:
+    with torch.no_grad(), intervene(model, MaskSinks(2, when="now", queries=queries)) as log:
         ours = model(IDS, **given).logits
     hidden = []
 
@@ -144,27 +144,6 @@ def test_states_of_queries(queries):
     assert_close(ours, theirs, **EXACT)
 
 
-def test_pooled_values_are_the_mean_of_the_other_keys():
-    model = llama().double()
-    with torch.no_grad(), intervene(model, MaskSinks(2, source="now", removal="pool_value")) as log:
-        ours = model(IDS, attention_mask=PADDED).logits
-    real = PADDED.bool()
-
-    def pooled(layer, a, v):
-        gone = top(received(a, real), 2)[:, :, 0]
-        others = real[:, None] & ~gone
-        mean = (v * others[..., None]).sum(2) / others.sum(-1)[..., None]
-        return torch.where(gone[..., None], mean[:, :, None], v)
-
-    theirs, twin = dense(model, lambda: model(IDS, attention_mask=PADDED).logits, values=pooled)
-    assert_close(ours[real], theirs[real], **EXACT)
-    # attention stays as it is
-    held = torch.stack(
-        [received(a, real).topk(2).values.sum(-1) / real.sum(-1)[:, None] for a in twin.maps], 1
-    )
-    assert_close(log.removals[0].removed_BLH, held.float())
-
-
 def test_shuffled_values_are_those_of_other_keys_drawn_by_the_seed():
     model = llama().double()
     real = PADDED.bool()
@@ -201,11 +180,10 @@ def test_shuffled_values_are_those_of_other_keys_drawn_by_the_seed():
     assert torch.equal(logits, outputs(0)[0]) and not torch.equal(logits, outputs(1)[0])
 
 
-@pytest.mark.parametrize("how", ["shuffle_value", "pool_value"])
-def test_values_of_other_keys_are_no_choice_where_queries_see_different_keys(how):
+def test_values_of_other_keys_are_no_choice_where_queries_see_different_keys():
     model = llama(causal=True)
     refused = refusing("different keys")
-    with refused, intervene(model, BlockKeys("top:k=1", when="now", how=how)):
+    with refused, intervene(model, BlockKeys("top:k=1", when="now", how="shuffle_value")):
         model(IDS)
 
 
@@ -230,46 +208,3 @@ def test_random_keys_of_the_same_age_stand_near():
             places[match].append(int(flags_BHS.nonzero()[0, 2]))
     assert max(abs(place - 100) for place in places["age"]) < 8 < np.std(places["count"])
     assert len(set(places["age"])) > 5
-
-
-@pytest.mark.ring("lab")
-@pytest.mark.parametrize("causal", [False, True])
-def test_mean_values_come_from_reference_texts(causal, tmp_path):
-    from sinklab.lab.scoring.reference_values import save_reference_values
-
-    model = llama(causal=causal).double()
-    texts = [
-        torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(seed))
-        for seed in (3, 4, 5)
-    ]
-    file = save_reference_values(model, MaskSinks(1), texts, tmp_path / "values.safetensors")
-    kept = [[], []]
-
-    def collect(layer, a, v):
-        kept[layer].append(
-            v.gather(2, received(a).argmax(-1)[..., None, None].expand(-1, -1, 1, v.shape[-1]))[
-                :, :, 0
-            ]
-        )
-        return v
-
-    for ids_BS in texts:
-        dense(model, lambda ids_BS=ids_BS: model(ids_BS), values=collect)
-    means = [torch.cat(parts).mean(0).float().double() for parts in kept]
-    edit = MaskSinks(1, source="now", removal="mean_value", values=str(file))
-    with torch.no_grad(), intervene(model, edit):
-        ours = model(IDS).logits
-
-    def replaced(layer, a, v):
-        gone = top(received(a), 1)[:, :, 0]
-        return torch.where(gone[..., None], means[layer][None, :, None], v)
-
-    theirs, _ = dense(model, lambda: model(IDS).logits, values=replaced)
-    assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
-    with (
-        refusing("no reference values"),
-        intervene(
-            model, MaskPositions((0,), removal="mean_value", values=str(tmp_path / "absent"))
-        ),
-    ):
-        model(IDS)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -17,11 +17,11 @@ from probed import EXACT, IDS, PADDED, TEXTS, padding
 from torch.testing import assert_close
 
 from refusals import refused, refusing
-from sinklab.core.probing import BlockKeys, Selector, SinkKeys, intervene, trace
+from sinklab.core.probing import BlockKeys, Selector, SinkKeys, TopKeys, intervene, trace
 from sinklab.core.registry import interventions, selectors
-from sinklab.core.sinks import Excess, Gu
-from sinklab.lab.measures import MaskPositions, MaskSinks, by_protocol
-from sinklab.lab.measures.controls import ByLayer
+from sinklab.core.sinks import Excess
+from sinklab.lab.measures import MaskPositions, MaskSinks, Random, by_protocol
+from sinklab.lab.measures.controls import Sparing
 from tiny_models import HandWritten, Prefixed, by_itself, llama
 
 
@@ -81,14 +81,10 @@ def of_two_heads(layer, a_BHS, gone):
 CHOICES = {
     "one": (MaskSinks(1), strongest(1)),
     "three": (MaskSinks(3), strongest(3)),
-    "values": (MaskSinks(3, removal="zero_value"), strongest(3)),
-    "epsilon": (MaskSinks(epsilon=0.5), above),
-    "at the limit": (MaskSinks(2, source="carried", limit=2), carried(2)),
-    "carried": (MaskSinks(2, source="carried", limit=5), carried(5)),
-    "shared": (
-        MaskSinks(2, shared="layer"),
-        lambda layer, a_BHS, gone: top(a_BHS.mean(1, keepdim=True), 2),
-    ),
+    "values": (MaskSinks(3, how="zero_value"), strongest(3)),
+    "epsilon": (BlockKeys(SinkKeys(Excess(0.5))), above),
+    "at the limit": (MaskSinks(2, when="kept", limit=2), carried(2)),
+    "carried": (MaskSinks(2, when="kept", limit=5), carried(5)),
     "two heads": (MaskSinks(2, layers=1, heads=(1, 3)), of_two_heads),
 }
 
@@ -104,16 +100,12 @@ def test_a_closed_loop_is_that_of_dense_attention(name, padded):
     assert [removal.forward for removal in log.removals] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    "control, choice", [("random", {"epsilon": 0.8}), ("recent", {"k": 3}), ("lowest", {"k": 3})]
-)
-def test_controls_take_as_many_other_keys(control, choice):
+@pytest.mark.parametrize("keys", [SinkKeys(Excess(0.8)), TopKeys(3)])
+def test_a_control_takes_as_many_other_keys(keys):
     model = llama()
     sinks, others = (
-        edited(model, MaskSinks(control=name, **choice), TEXTS[:2], attention_mask=PADDED)[
-            1
-        ].removals[0]
-        for name in ("sinks", control)
+        edited(model, BlockKeys(one), TEXTS[:2], attention_mask=PADDED)[1].removals[0]
+        for one in (keys, Random(keys))
     )
     assert torch.equal(sinks.keys_BLH, others.keys_BLH)
     for row in range(2):
@@ -124,39 +116,23 @@ def test_controls_take_as_many_other_keys(control, choice):
             )
             free = [key for key in range(12) if PADDED[row, key] and key not in own]
             assert set(theirs) <= set(free)
-            if control == "recent":
-                assert set(theirs) == set(free[len(free) - len(own) :])
 
 
 @pytest.mark.parametrize("by_attention", [True, False])
-def test_a_selector_by_values_chooses_for_each_head_or_for_all(by_attention, scratch):
+def test_a_selector_by_values_chooses_for_each_head(by_attention, scratch):
     scratch(selectors)
 
     @selectors.register("least_value")
     @dataclass(frozen=True)
     class LeastValue(Selector):
-        alone: bool = False
-
         def select(self, view):
-            norm_BHS = view.values_BHSD.norm(dim=-1)
-            if self.alone:
-                return view.free_BHS & (norm_BHS == norm_BHS.amin(-1, keepdim=True))
-            return view.top(-norm_BHS, 2)
+            return view.top(-view.values_BHSD.norm(dim=-1), 2)
 
     LeastValue.by_attention = by_attention
     model = llama().double()
     _, log = edited(model, BlockKeys(LeastValue(), when="now", heads=(0, 3)))
     columns = log.removals[0].columns_BLHM.sort(-1).values
     assert columns.shape == (2, 2, 2, 2) and not torch.equal(columns[..., 0, :], columns[..., 1, :])
-    _, log = edited(model, BlockKeys(ByLayer(LeastValue()), when="now", heads=(0, 3)))
-    columns = log.removals[0].columns_BLHM.sort(-1).values
-    assert torch.equal(columns[..., 0, :], columns[..., 1, :])
-    refused(
-        r"least_value:alone=true.* 2 heads",
-        edited,
-        model,
-        BlockKeys(ByLayer(LeastValue(alone=True)), when="now", heads=(0, 3)),
-    )
 
 
 def test_heads_may_be_named_in_any_order_and_twice():
@@ -174,9 +150,9 @@ def test_heads_may_be_named_in_any_order_and_twice():
 def test_spared_positions_count_from_the_canvas():
     model = Prefixed()
     spare = tuple(range(3, 12))
-    _, log = edited(model, MaskSinks(4, spare=spare), [IDS, IDS])
+    _, log = edited(model, BlockKeys(Sparing(TopKeys(4), spare)), [IDS, IDS])
     assert (log.removals[0].columns_BLHM < 2 + 3).all()
-    _, log = edited(model, MaskSinks(3, spare=spare, spare_prefix=True), [IDS, IDS])
+    _, log = edited(model, BlockKeys(Sparing(TopKeys(3), spare, True)), [IDS, IDS])
     assert log.removals[0].columns_BLHM.sort(-1).values.flatten(0, 2).unique(dim=0).tolist() == [
         [2, 3, 4]
     ]
@@ -185,7 +161,7 @@ def test_spared_positions_count_from_the_canvas():
 @pytest.mark.parametrize("limit", [None, 3])
 def test_kept_keys_of_an_autoregressive_memory_grow_up_to_the_limit(limit):
     model = llama(causal=True)
-    edit = MaskSinks(2, source="carried", selector="last_row", limit=limit)
+    edit = MaskSinks(2, when="kept", scores="last_row", limit=limit)
     with intervene(model, edit) as log, trace(model) as recording:
         model.generate(IDS, max_new_tokens=5, do_sample=False, attention_mask=torch.ones_like(IDS))
     gone = [int(removal.keys_BLH.min()) for removal in log.removals]
@@ -202,18 +178,18 @@ def test_a_memory_that_runs_empty_is_refused():
     model = llama(causal=True)
     with (
         refusing("set a limit"),
-        intervene(model, MaskSinks(4, source="carried")),
+        intervene(model, MaskSinks(4, when="kept")),
     ):
         model.generate(IDS, max_new_tokens=9, do_sample=False, attention_mask=torch.ones_like(IDS))
 
 
 def test_numbers_may_be_numpys_and_become_python_ints():
     given, numbers = np.int64(2), np.arange(2)
-    ours = MaskSinks(
-        given, source="carried", limit=given, spare=numbers, layers=numbers, heads=numbers
+    ours = BlockKeys(
+        Sparing(TopKeys(given), numbers), when="kept", limit=given, layers=numbers, heads=numbers
     )
-    assert ours == MaskSinks(
-        2, source="carried", limit=2, spare=(0, 1), layers=(0, 1), heads=(0, 1)
+    assert ours == BlockKeys(
+        Sparing(TopKeys(2), (0, 1)), when="kept", limit=2, layers=(0, 1), heads=(0, 1)
     )
     assert interventions.parse(interventions.as_text(ours)) == ours
     assert MaskPositions(numbers, layers=numbers[1]) == MaskPositions((0, 1), layers=1)
@@ -224,28 +200,23 @@ def test_numbers_may_be_numpys_and_become_python_ints():
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({}, "k=None and epsilon=None"),
         ({"k": 0}, "k must be at least 1.* 0"),
-        ({"k": 1, "epsilon": 3.0}, r"k=1 and epsilon=3\.0"),
-        ({"epsilon": -1}, "epsilon .* -1"),
         ({"k": 1, "limit": 3}, "limit=3 with when=None"),
-        ({"k": 1, "source": "carried", "limit": 0}, "limit .* 0"),
-        ({"k": 1, "source": "closed-loop"}, "'closed_loop'"),
-        ({"k": 1, "removal": "masked"}, "'mask'"),
-        ({"k": 1, "shared": "layers"}, "'layer'"),
+        ({"k": 1, "when": "kept", "limit": 0}, "limit .* 0"),
+        ({"k": 1, "when": "closed_loop"}, "now, previous, clean, kept"),
+        ({"k": 1, "how": "masked"}, "'mask'"),
         ({"k": 1, "layers": (0.5,)}, "layers"),
         ({"k": 1, "heads": ()}, "heads"),
-        ({"k": 1, "spare": (-1,)}, "spare.* -1"),
         ({"k": 1, "queries": "late"}, "'late'"),
-        ({"k": 1, "queries": "from3", "removal": "zero_value"}, "how='zero_value'"),
-        ({"k": 1, "removal": "mean_value"}, "values"),
-        ({"epsilon": 1.0, "rule": Gu(0.2)}, r"rule=Gu\(.*epsilon=1\.0"),
-        ({"k": 1, "rule": Excess(), "counted_by": Excess(2)}, "rule=Excess"),
-        ({"k": 1, "control": "random", "matched": True}, "equal_mass"),
+        ({"k": 1, "queries": "from3", "how": "zero_value"}, "how='zero_value'"),
     ],
 )
 def test_fields_that_make_no_sense_are_refused(fields, message):
     refused(message, MaskSinks, **fields)
+
+
+def test_spared_positions_are_none_below_zero():
+    refused("spare.* -1", Sparing, TopKeys(1), (-1,))
 
 
 @pytest.mark.parametrize(
@@ -255,7 +226,7 @@ def test_fields_that_make_no_sense_are_refused(fields, message):
         (llama(), MaskSinks(1, heads=4), "0 … 3"),
         (HandWritten(), MaskSinks(1, layers=-1), r"config\.num_hidden_layers"),
         (HandWritten(), MaskSinks(12), "12 keys .* has 12"),
-        (llama(), MaskSinks(6, control="random"), "^6 keys .* row 0 .* has 2 "),
+        (llama(), BlockKeys(Random(TopKeys(6))), "^6 keys .* row 0 .* has 2 "),
         (by_itself(llama(attention="eager")), MaskSinks(1), "sdpa"),
         (HandWritten(), MaskSinks, "instances"),
     ],
@@ -278,16 +249,3 @@ def test_a_short_row_loses_all_its_others_where_fewer_will_do():
     for record in log.removals:
         assert record.measured()["keys"].float().mean((1, 2)).tolist() == [2, 6]
     assert log.removals
-
-
-def test_epsilon_is_short_for_the_rule_of_excess():
-    edit = MaskSinks(epsilon=1.0)
-    assert edit == MaskSinks(rule=Excess(1.0))
-    assert interventions.as_text(edit) == "mask_sinks:rule=excess:epsilon=1.0"
-    assert interventions.parse("mask_sinks:epsilon=1.0,source=closed_loop") == replace(
-        edit, when="previous"
-    )
-    assert interventions.as_text(MaskSinks(3, rule=Gu(0.2))) == "mask_sinks:k=3,rule=gu:weight=0.2"
-    assert interventions.parse(
-        "mask_sinks:k=3,rule=(excess:epsilon=2,scale=percent)"
-    ).keys == SinkKeys(Excess(2.0, "percent"), 3)

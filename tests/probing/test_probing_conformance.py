@@ -12,29 +12,24 @@ from sinklab.core.registry import interventions, removals, selectors, statistics
 from tiny_diffusion import tiny_model
 
 INTERVENTIONS = [
-    "mask_sinks:k=2",
-    "mask_sinks:epsilon=1,removal=zero_value",
-    "mask_sinks:k=1,control=random,source=carried,limit=3,layers=1",
-    "mask_sinks:k=2,source=clean_pass,heads=0+3,shared=layer",
-    "mask_sinks:k=2,source=now,queries=from4",
-    "mask_sinks:k=1,source=clean_pass,queries=masked",
+    "block_keys:keys=top:k=2",
+    "block_keys:keys=sinks:rule=excess:epsilon=1.0,how=zero_value",
+    "block_keys:keys=random:like=top:k=1,layers=1,when=kept,limit=3",
+    "block_keys:keys=top:k=2,heads=0+3,when=clean",
+    "block_keys:keys=top:k=2,queries=from4,when=now",
+    "block_keys:keys=top:k=1,queries=masked,when=clean",
     "block_keys:keys=top:k=2,how=shuffle_value",
     "block_keys:keys=(random:like=(sinks:rule=excess:epsilon=0.5,k=2),match=age),when=now",
-    "block_keys:keys=recent:like=top:k=1,how=zero_value,when=clean",
-    "block_keys:keys=lowest:like=top:k=3,when=kept",
     "block_keys:keys=(equal_mass:like=top:k=1,rule=excess:epsilon=0.9),when=now",
-    "block_keys:keys=(matched:like=top:k=1,rule=excess:epsilon=0.9),when=now,how=pool_value",
-    "block_keys:keys=by_layer:like=(sparing:like=top:k=2,positions=0..2,prefix=true)",
+    "block_keys:keys=(equal_mass:like=top:k=1,rule=excess:epsilon=0.9,arm=keys),when=now",
+    "block_keys:keys=(sparing:like=top:k=2,positions=0..2,prefix=true)",
     "block_keys:keys=positions:positions=2,when=clean",
     "block_keys:keys=others:like=top:k=2,beyond=2,when=now",
-    "mask_positions:positions=1+4,steps=1+none",
-    "mask_positions:positions=1,queries=committed",
-    "mask_positions:positions=1+4,removal=pool_value",
+    "block_keys:keys=positions:positions=1+4,when=now,steps=1+none",
+    "block_keys:keys=positions:positions=1,queries=committed,when=now",
     "lone_rows:rows=0+5,heads=1",
-    "truncate_context:start=2,stop=5,step=1",
     "window_attention:radius=2,keep=0..2,heads=1",
     "clip_channel:channels=3+7,limit=0.1,layers=0",
-    "clip_channel:channels=5",
 ]
 
 
@@ -56,7 +51,8 @@ def test_every_built_in_intervention_is_checked():
 def test_every_built_in_selector_and_removal_is_checked():
     texts = " ".join(INTERVENTIONS)
     assert all(f"keys={name}" in texts or f"({name}:" in texts for name in selectors)
-    assert all(f"how={name}" in texts for name in removals if name not in ("mask", "mean_value"))
+    own = built_in(removals) - {"mask", "mean_value"}
+    assert all(f"how={name}" in texts for name in own)
 
 
 def test_the_intervention_of_the_example_conforms(scratch):
@@ -93,15 +89,6 @@ class Hot(LayerIntervention):
 
 
 @dataclass(frozen=True)
-class Careless(Hot):
-    """Changes a weight on the way."""
-
-    def edit(self, call, site):
-        LAST.weight.data.add_(1e-3)
-        return super().edit(call, site)
-
-
-@dataclass(frozen=True)
 class Nothing(Selector):
     """Takes no key."""
 
@@ -109,28 +96,11 @@ class Nothing(Selector):
         return torch.zeros_like(view.scores_BHS, dtype=torch.bool)
 
 
-LAST = torch.nn.Linear(1, 1)
-
-
 def test_an_intervention_on_calls_conforms(scratch):
     scratch(interventions)
     interventions.register("hot")(Hot)
     check_intervention(Hot(), tiny_model())
     check_intervention(Hot(layers=(1,)), tiny_model())
-
-
-def test_an_intervention_that_does_not_conform_is_seen(scratch, monkeypatch):
-    scratch(interventions, selectors)
-    model = tiny_model()
-    monkeypatch.setitem(globals(), "LAST", model.model.layers[0].mlp.up_proj)
-    interventions.register("careless")(Careless)
-    selectors.register("nothing")(Nothing)
-    for edit, message in (
-        (BlockKeys(Nothing()), "changes no output"),
-        (Careless(), "outputs differ from run to run"),
-    ):
-        with pytest.raises(AssertionError, match=message):
-            check_intervention(edit, model)
 
 
 @pytest.mark.parametrize(
@@ -172,57 +142,23 @@ class Unfinished(Statistic):
         return view.of_heads(view.call.received_BHS)
 
 
-class Sloppy(Unfinished):
-    """Has NaN."""
-
-    def measure(self, view):
-        return view.call.received_BHS[:, 0].masked_fill(view.call.received_BHS[:, 0] < 1, torch.nan)
-
-
-class Blind(Unfinished):
-    """Pays no heed to the chosen heads."""
-
-    axes = ("batch", "layer", "head")
-
-    def measure(self, view):
-        return view.call.received_BHS[:, :2].amax(-1)
-
-
-class Rough(Statistic):
-    """Changes what others read too."""
-
-    axes = ("batch", "layer", "head")
-    reads = ("received",)
-
-    def measure(self, view):
-        return view.shared["received"].mul_(2).amax(-1)
-
-
-class Secretive(Rough):
+class Secretive(Statistic):
     """Does not say what it reads."""
 
-    reads = ()
+    axes = ("batch", "layer", "head")
 
     def measure(self, view):
         return view.shared["received"].amax(-1)
 
 
 @pytest.mark.parametrize(
-    "kind, error, message",
+    "kind, message",
     [
-        (
-            Unfinished,
-            ValueError,
-            r"\(any, any\).*axes.*'batch', 'key'.* for each layer",
-        ),
-        (Sloppy, AssertionError, "not finite"),
-        (Blind, AssertionError, "shape .* for the axes"),
-        (Rough, AssertionError, "in place"),
-        (Secretive, ValueError, "'received' .*`reads`"),
+        (Unfinished, r"\(any, any\).*axes.*'batch', 'key'.* for each layer"),
+        (Secretive, "'received' .*`reads`"),
     ],
 )
-def test_a_statistic_that_does_not_conform_is_seen(scratch, kind, error, message):
+def test_a_statistic_is_told_what_to_give(scratch, kind, message):
     scratch(statistics)
     statistics.register(kind.__name__)(kind)
-    with pytest.raises(error, match=message):
-        check_statistic(kind.__name__, tiny_model())
+    refused(message, check_statistic, kind.__name__, tiny_model())

@@ -10,8 +10,9 @@ import torch
 from torch.testing import assert_close
 
 from refusals import refused
-from sinklab.core.probing import intervene, trace
+from sinklab.core.probing import BlockKeys, SinkKeys, intervene, trace
 from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.sinks import Excess
 from sinklab.lab.caching import DualCache, PrefixCache
 from sinklab.lab.measures import MaskSinks, WindowAttention
 from tiny_diffusion import tiny_model
@@ -28,8 +29,8 @@ CACHES = {"none": None, "prefix": PrefixCache(), "dual": DualCache()}
 EDITS = {
     "none": (),
     "strongest": (MaskSinks(2),),
-    "carried": (MaskSinks(1, source="carried"),),
-    "by rule": (MaskSinks(epsilon=0.2),),
+    "carried": (MaskSinks(1, when="kept"),),
+    "by rule": (BlockKeys(SinkKeys(Excess(0.2))),),
     "window": (WindowAttention(2),),
 }
 TEXTS = [[5, 6, 7, 8, 9, 10], [14]]

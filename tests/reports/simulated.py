@@ -34,7 +34,7 @@ MASK_ID = 99
 REMOVALS = {
     "sample": [0, 0, 0],
     "forward": [4, 4, 5],
-    "edit": ["mask_sinks", "mask_positions", "mask_sinks"],
+    "edit": ["block_keys", "block_keys#2", "block_keys"],
     "layer": [1, 1, 1],
     "head": [2, 2, 2],
     "key_list": [[5, 7], [7], [7]],

@@ -316,18 +316,18 @@ def hidden_of(content, layers, heads):
 @pytest.mark.parametrize(
     ("sink", "settings"),
     [
-        (0, {"edits": ("mask_sinks:k=2",)}),
+        (0, {"edits": ("block_keys:keys=top:k=2",)}),
         (
             2,
             {
                 "edits": (
-                    "mask_sinks:k=2,layers=1",
-                    "mask_positions:positions=3,heads=0+2,steps=2+4",
+                    "block_keys:keys=top:k=2,layers=1",
+                    "block_keys:keys=positions:positions=3,heads=0+2,when=now,steps=2+4",
                 )
             },
         ),
-        (1, {"edits": ("mask_sinks:k=1",), "cfg_scale": 1.0, "every": 2}),
-        (0, {"edits": ("mask_sinks:k=1,source=clean_pass",), "layers": (1,), "heads": (0, 3)}),
+        (1, {"edits": ("block_keys:keys=top:k=1",), "cfg_scale": 1.0, "every": 2}),
+        (0, {"edits": ("block_keys:keys=top:k=1,when=clean",), "layers": (1,), "heads": (0, 3)}),
     ],
 )
 def test_the_keys_that_are_hatched_are_those_that_received_nothing(tmp_path, sink, settings):

@@ -27,7 +27,7 @@ QUICK = replace(SETTINGS, statistics=())
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "run"
-    study(tiny_llama(), path, replace(QUICK, edits=("mask_sinks:k=2,selector=last_row",)))
+    study(tiny_llama(), path, replace(QUICK, edits=("block_keys:keys=top:k=2,scores=last_row",)))
     return path
 
 

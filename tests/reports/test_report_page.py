@@ -103,7 +103,7 @@ def test_verdicts_say_which_statement_and_how_much_was_hidden(make_study, shown)
 
 
 def test_a_run_under_an_intervention_says_so(tmp_path, shown):
-    settings = {"edits": ["mask_sinks:k=5", "<b>"]}
+    settings = {"edits": ["block_keys:keys=top:k=5", "<b>"]}
     with RunWriter(
         tmp_path / "run", kind="study", model={"name": "tiny"}, settings=settings, seed=0
     ) as run:
@@ -112,8 +112,8 @@ def test_a_run_under_an_intervention_says_so(tmp_path, shown):
         )
     content = shown(open_run(tmp_path / "run")).content
     assert (
-        "tiny was written under mask_sinks:k=5 and <b>: its numbers are those of the edited model."
-        in content
+        "tiny was written under block_keys:keys=top:k=5 and <b>: its numbers are those of the "
+        "edited model." in content
     )
 
 
@@ -262,10 +262,10 @@ def test_a_text_that_ended_before_an_edit_acted_says_so(make_study, shown):
         "masked_sinks": [0, 2],
     }
     run = make_study(
-        leave_out=("generations",), whole={"generations": rows | {"idle": ["", "mask_sinks"]}}
+        leave_out=("generations",), whole={"generations": rows | {"idle": ["", "block_keys"]}}
     )
     content = shown(run).content
-    assert content.count("no opportunity to act: mask_sinks") == 1
+    assert content.count("no opportunity to act: block_keys") == 1
 
 
 def test_summary_gives_the_sentences_that_open_the_page(make_study, shown):

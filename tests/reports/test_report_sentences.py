@@ -84,7 +84,7 @@ def test_removals_are_told_an_edit_each(make_study):
     removals = {
         "sample": [0, 0, 0],
         "forward": [1, 2, 1],
-        "edit": ["mask_sinks", "mask_sinks", "window_attention"],
+        "edit": ["block_keys", "block_keys", "window_attention"],
         "keys": [5, 5, 12.0],
         "held": [0.5, 0.3, np.nan],
         "removed": [0.4, 0.2, 0.1],
@@ -92,7 +92,7 @@ def test_removals_are_told_an_edit_each(make_study):
     }
     first, second = map(spoken, say.told("removals", one(make_study(whole={"removals": removals}))))
     assert first == (
-        "In tiny, mask_sinks removed 5.00 keys per head in every forward pass; attention mass of "
+        "In tiny, block_keys removed 5.00 keys per head in every forward pass; attention mass of "
         "the selected keys 40.0 %; mass actually removed 30.0 %; overlap of the selection with "
         "that of the step before 50.0 %."
     )

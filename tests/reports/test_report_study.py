@@ -496,7 +496,7 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
         heads=(0, 3, 4),
         statistics=("all",),
         maps=("2:5:3",),
-        edits=("mask_sinks:k=1",),
+        edits=("block_keys:keys=top:k=1",),
         mask_sinks=(),
     )
     study = one(open_run(watch(sinklab.load("tiny-sink"), tmp_path / "run", settings)))
@@ -520,7 +520,7 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
     )
     # A masked query is one more at each step back.
     assert (sample.states_TS == 0).sum(1).tolist() == [8, 6, 4, 2]
-    assert study.removals["edit"].unique().tolist() == ["mask_sinks"]
+    assert study.removals["edit"].unique().tolist() == ["block_keys"]
     assert len(study.verdicts) == 3
     assert study.sink_tokens.events.sum() == sum(facts.events for facts in layers_of(study))
 

@@ -11,12 +11,12 @@ from torch import nn
 
 from sinklab.core.attention import context
 from sinklab.core.models.denoising import ModelSession
-from sinklab.core.probing import intervene
+from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys, intervene
 from sinklab.core.sampling import Canvas, denoise
 from sinklab.core.sinks import Excess
 from sinklab.extras.fast.attending import Packed
 from sinklab.extras.fast.decoder import FastDecoder, Recorded
-from sinklab.lab.measures import MaskSinks
+from sinklab.lab.measures import MaskSinks, Random
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch):
 
 @pytest.mark.parametrize("cache", [None, "dual"])
 @pytest.mark.parametrize(
-    "edit", [MaskSinks(k=1), MaskSinks(k=2, rule=Excess(0.5)), MaskSinks(k=1, control="random")]
+    "edit", [MaskSinks(k=1), BlockKeys(SinkKeys(Excess(0.5), 2)), BlockKeys(Random(TopKeys(1)))]
 )
 def test_edited_tokens_are_those_of_the_path_that_waits(monkeypatch, edit, cache):
     model = toy().cuda()

@@ -11,11 +11,12 @@ from transformers import LlamaConfig
 from refusals import refusing
 from sinklab.core.attention import context
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.probing import intervene
+from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys, intervene
 from sinklab.core.sampling import Canvas, Session, denoise
 from sinklab.core.sampling.denoisers import ChangedDenoiser
 from sinklab.core.sinks import Excess
-from sinklab.lab.measures import MaskSinks
+from sinklab.lab.measures import MaskSinks, Random
+from sinklab.lab.measures.controls import Sparing
 from tiny_models import SIZES
 
 pytestmark = pytest.mark.ring("extras")
@@ -109,10 +110,10 @@ def test_a_step_reads_once_at_most_and_writes_the_same(far, settings, cache):
 
 EDITS = [
     MaskSinks(k=1),
-    MaskSinks(k=2, rule=Excess(0.5)),
-    MaskSinks(k=1, removal="zero_value"),
-    MaskSinks(k=1, source="carried", limit=3),
-    MaskSinks(k=1, control="random", spare=(0,)),
+    BlockKeys(SinkKeys(Excess(0.5), 2)),
+    MaskSinks(k=1, how="zero_value"),
+    MaskSinks(k=1, when="kept", limit=3),
+    BlockKeys(Sparing(Random(TopKeys(1)), (0,))),
 ]
 
 

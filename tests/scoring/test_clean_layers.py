@@ -9,8 +9,8 @@ from transformers import LlamaForCausalLM
 
 from sinklab.core.attention.context import is_observed
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.probing import trace
-from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention
+from sinklab.core.probing import BlockKeys, TopKeys, trace
+from sinklab.lab.measures import MaskPositions, MaskSinks, Random, WindowAttention
 from sinklab.lab.scoring.clean_layers import CleanLayers
 from sinklab.lab.scoring.heldout import edited_losses
 from tiny_diffusion import END, MASK, PAD, tiny_backbone, tiny_loaded
@@ -19,7 +19,7 @@ from tiny_llama import tiny_llama
 ARMS = [
     [],
     *([MaskSinks(k=2, layers=(layer,))] for layer in range(4)),
-    [MaskSinks(k=1, control="random", layers=(-1,), heads=(1,))],
+    [BlockKeys(Random(TopKeys(1)), layers=(-1,), heads=(1,))],
     [MaskSinks(k=1, layers=(3,)), WindowAttention(radius=4, layers=(2,))],
     [MaskPositions((0, 5), layers=("layers.3",))],
     [MaskSinks(k=1)],

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from sinklab.core.diffusion import corrupt, sample_times
-from sinklab.lab.measures import MaskSinks
+from sinklab.core.probing import BlockKeys, TopKeys
+from sinklab.lab.measures import MaskSinks, Random
 from sinklab.lab.scoring import HeldoutRows, heldout_rows, row_losses
 from tiny_diffusion import TEXT, tiny_loaded
 
@@ -39,7 +40,7 @@ def test_without_an_intervention_it_is_the_loss_itself(sink):
 def test_hidden_sinks_change_the_loss_and_random_columns_change_it_otherwise():
     loaded, text = tiny_loaded(), rows()
     clean = row_losses(loaded, text.ids_RS)
-    drawn = [MaskSinks(k=3, control="random")]
+    drawn = [BlockKeys(Random(TopKeys(3)))]
     sinks = row_losses(loaded, text.ids_RS, edits=[MaskSinks(k=3)])
     random = row_losses(loaded, text.ids_RS, edits=drawn)
     # in a row that is all masks every value is the same, so one of the six may not move
@@ -61,7 +62,7 @@ def test_the_noise_is_the_same_whatever_is_hidden(monkeypatch):
     loaded.model.model.embed_tokens.register_forward_pre_hook(
         lambda module, args: seen.append(args[0].clone())
     )
-    for edits in ([], [MaskSinks(k=2)], [MaskSinks(k=2, control="random")]):
+    for edits in ([], [MaskSinks(k=2)], [BlockKeys(Random(TopKeys(2)))]):
         row_losses(loaded, text.ids_RS, edits=edits)
     assert len(seen) == 5, "one pass without sinks hidden, two with"
     assert all(torch.equal(ids, seen[0]) for ids in seen)

@@ -6,12 +6,12 @@ import torch
 
 from likelihood_twin import ids, logprobs
 from refusals import refused
-from sinklab.core.probing import intervene, trace
+from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys, intervene, trace
 from sinklab.core.sinks import Excess
 from sinklab.lab.measures import (
     MaskPositions,
     MaskSinks,
-    TruncateContext,
+    Random,
     WindowAttention,
     by_protocol,
 )
@@ -24,9 +24,8 @@ REQUESTS = [(ids(9, 1), ids(5, 2)), (ids(12, 3), ids(4, 3)), (ids(20, 6), ids(7,
 SETTINGS = LikelihoodSettings(samples=5, batch=4)
 EDITS = {
     "k": MaskSinks(k=2),
-    "random": MaskSinks(k=2, control="random"),
-    "shared": MaskSinks(k=2, control="random", shared="layer"),
-    "epsilon": MaskSinks(epsilon=1.0),
+    "random": BlockKeys(Random(TopKeys(2))),
+    "epsilon": BlockKeys(SinkKeys(Excess(1.0))),
     "positions": MaskPositions((0, 3)),
     "window": WindowAttention(radius=3),
 }
@@ -77,7 +76,7 @@ def test_the_dose_of_a_score_is_what_its_keys_received(guided):
 @pytest.mark.parametrize("shift", [False, True])
 def test_sinks_are_chosen_by_a_clean_pass_over_the_same_noisy_row(shift):
     loaded, (context, continuation) = tiny_loaded(logit_shift=shift), REQUESTS[0]
-    edit = MaskSinks(k=3, source="clean_pass")
+    edit = MaskSinks(k=3, when="clean")
     plan = monte_carlo(5, 1, SETTINGS)
     values = []
     for row, weight in zip(plan.rows_n, plan.weights_n, strict=True):
@@ -98,7 +97,7 @@ def test_sinks_are_chosen_by_a_clean_pass_over_the_same_noisy_row(shift):
 def test_an_autoregressive_model_loses_what_a_clean_pass_over_the_text_chose():
     loaded, (context, continuation) = tiny_llama(), REQUESTS[0]
     ids_1S = torch.tensor([context + continuation[:-1]])
-    with torch.no_grad(), intervene(loaded.model, MaskSinks(k=3, source="clean_pass")) as log:
+    with torch.no_grad(), intervene(loaded.model, MaskSinks(k=3, when="clean")) as log:
         with log.probing():
             loaded.model(ids_1S, use_cache=False)
         logp_LV = (
@@ -110,7 +109,7 @@ def test_an_autoregressive_model_loses_what_a_clean_pass_over_the_text_chose():
     plain = logp_LV[torch.arange(5), torch.tensor(continuation)].sum().item()
     for selector in ("received", "last_row"):
         found = score(
-            loaded, REQUESTS, SETTINGS, edits=[MaskSinks(k=3, selector=selector)], greedy=True
+            loaded, REQUESTS, SETTINGS, edits=[MaskSinks(k=3, scores=selector)], greedy=True
         )
         assert found[0].logprob == pytest.approx(plain, rel=1e-5)
         assert all(math.isfinite(one.logprob) for one in found)
@@ -118,7 +117,7 @@ def test_an_autoregressive_model_loses_what_a_clean_pass_over_the_text_chose():
 
 def test_random_controls_follow_their_seed_and_the_settings():
     loaded = tiny_loaded()
-    edit = MaskSinks(k=2, control="random")
+    edit = BlockKeys(Random(TopKeys(2)))
     first = logprobs(loaded, REQUESTS, SETTINGS, edits=[edit])
     assert first == logprobs(loaded, REQUESTS, SETTINGS, edits=[edit])
     assert first != pytest.approx(
@@ -133,7 +132,7 @@ def test_random_controls_follow_their_seed_and_the_settings():
 
 def test_equal_rows_of_a_batch_draw_their_own_columns_in_every_layer():
     loaded, ids_BS = tiny_loaded(), torch.tensor([ids(30)] * 3)
-    edit = MaskSinks(k=4, control="random", source="clean_pass")
+    edit = BlockKeys(Random(TopKeys(4)), when="clean")
     edits = placed([edit], [(0, 1, 0), (0, 1, 1), (0, 1, 0)])
     with intervene(loaded.model, *edits) as log, torch.no_grad():
         with log.probing():
@@ -149,7 +148,7 @@ def test_equal_rows_of_a_batch_draw_their_own_columns_in_every_layer():
 
 
 def test_both_readings_of_a_guided_row_lose_the_same_random_columns():
-    loaded, edit = tiny_loaded(), MaskSinks(k=2, control="random")
+    loaded, edit = tiny_loaded(), BlockKeys(Random(TopKeys(2)))
     # without a context the two readings are one, and guidance between them is nothing
     requests = [([], continuation) for _, continuation in REQUESTS]
     plain, guided = (
@@ -166,28 +165,32 @@ def test_guidance_and_edits_go_together():
 
 
 def test_edits_become_such_as_a_single_reading_can_carry_out():
-    carried = without_steps([MaskSinks(k=2, source="carried", limit=6, selector="last_row")])
+    carried = without_steps([MaskSinks(k=2, when="kept", limit=6, scores="last_row")])
     assert scoring_edits(carried, is_diffusion=True) == (
-        MaskSinks(k=2, source="clean_pass", selector="last_row"),
+        MaskSinks(k=2, when="clean", scores="last_row"),
     )
-    assert scoring_edits(carried, is_diffusion=False) == (MaskSinks(k=2, source="clean_pass"),)
-    now = (MaskSinks(k=2, source="now"),)
+    assert scoring_edits(carried, is_diffusion=False) == (MaskSinks(k=2, when="clean"),)
+    now = (MaskSinks(k=2, when="now"),)
     assert scoring_edits(without_steps(now), is_diffusion=True) == now, (
         "a source that one reading can have stays"
     )
     open_edit = (MaskSinks(k=1),)
     assert scoring_edits(open_edit, is_diffusion=True)[0].when == "clean"
-    others = (MaskPositions((0,), steps=(0, 4)), TruncateContext(2, 4, 0), WindowAttention(2))
+    others = (
+        MaskPositions((0,), steps=(0, 4)),
+        MaskPositions(range(2, 4), steps=(0, None)),
+        WindowAttention(2),
+    )
     assert scoring_edits(others, is_diffusion=True) == others
 
 
 @pytest.mark.parametrize(
     "edit, message",
     [
-        (TruncateContext(2, 4, 1), "begins at step 1 and would change"),
+        (MaskPositions(range(2, 4), steps=(1, None)), "begins at step 1 and would change"),
         (MaskPositions((2,), steps=(3, None)), "begins at step 3 and would change"),
         (MaskPositions((14,)), "position 14, but .* has 14 tokens"),
-        (TruncateContext(2, 15, 0), "names position 14, but the"),
+        (MaskPositions(range(2, 15), steps=(0, None)), "names position 14, but the"),
         (MaskSinks(k=1, queries="from14"), "names position 14, but the"),
         (by_protocol("paper", 2), "when='previous' has no step"),
         (by_protocol("held", 2), "when='kept' has no step before"),
@@ -207,9 +210,10 @@ def test_an_edit_fits_its_model_and_may_be_spelt():
         exact,
         loaded,
         *REQUESTS[0],
-        edits=[MaskSinks(k=1, control="random")],
+        edits=[BlockKeys(Random(TopKeys(1)))],
     )
     spelt, made = (
-        score(loaded, REQUESTS, edits=[edit]) for edit in ("mask_sinks:k=1", MaskSinks(k=1))
+        score(loaded, REQUESTS, edits=[edit])
+        for edit in ("block_keys:keys=top:k=1", MaskSinks(k=1))
     )
     assert spelt == made

@@ -1,8 +1,4 @@
-"""Every built-in of every kind passes the conformance suite of its kind, and a broken one does
-not.
-"""
-
-from dataclasses import dataclass
+"""Every built-in rule passes the conformance suite."""
 
 import numpy as np
 import pytest
@@ -30,7 +26,6 @@ RULES = [
 @pytest.mark.parametrize("rule", RULES, ids=rules.as_text)
 def test_every_built_in_rule_conforms(rule):
     check_rule(rule)
-    check_rule(rules.as_text(rule))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=rules.as_text)
@@ -45,37 +40,3 @@ def test_every_built_in_rule_is_tried():
     assert {type(rule) for rule in RULES} >= {
         kind for kind in rules.values() if kind.__module__.startswith("sinklab.")
     }
-
-
-def looks_at_all_heads(received, queries, exists):
-    return received > received[exists].max() / 2
-
-
-def changes_its_input(received, queries, exists):
-    received += 1
-    return received > 4
-
-
-def counts_keys(received, queries, exists):
-    return received > received.shape[-1] / 8
-
-
-@pytest.mark.parametrize(
-    "judge, message",
-    [
-        (looks_at_all_heads, "other heads"),
-        (changes_its_input, "changes what it is given"),
-        (counts_keys, "padding"),
-    ],
-)
-def test_a_rule_that_breaks_the_contract_is_named(scratch, judge, message):
-    scratch(rules)
-
-    @dataclass(frozen=True)
-    class Broken:
-        def __call__(self, received, queries, exists):
-            return judge(received, queries, exists)
-
-    rules.register("broken")(Broken)
-    with pytest.raises(AssertionError, match=message):
-        check_rule(Broken())

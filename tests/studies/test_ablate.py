@@ -9,8 +9,8 @@ import pytest
 
 from commands import cli
 from refusals import refused
+from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys
 from sinklab.lab.analysis.doses import rank_correlation
-from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.scoring.heldout import edited_losses, heldout_rows
@@ -48,7 +48,8 @@ def test_every_cell_is_what_an_edit_of_this_head_alone_costs(changes):
     assert len(table) == 4 * len(cells)
     for layer, head in cells:
         where = {"layers": [layer], "heads": None if head < 0 else [head]}
-        edit = MaskSinks(k=asked.ks[0], rule=asked.sink_rule, **where)
+        keys = TopKeys(2) if asked.sink_rule is None else SinkKeys(asked.sink_rule, 3)
+        edit = BlockKeys(keys, **where)
         clean, one = edited_losses(loaded, ids_RS, [[], [edit]])
         found = table.loc[layer, head]
         assert np.allclose(found["clean"], clean.losses_R, rtol=1e-5)

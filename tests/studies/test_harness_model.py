@@ -19,7 +19,7 @@ from refusals import refused
 from sinklab.core.probing import TopKeys
 from sinklab.core.registry import interventions
 from sinklab.core.sinks import Gu
-from sinklab.lab.measures import PROTOCOLS, MaskSinks, Recent, by_protocol
+from sinklab.lab.measures import PROTOCOLS, MaskSinks, Random, by_protocol
 from sinklab.lab.scoring import rolling, score
 from sinklab.lab.studies.base import from_record, kept_record
 from sinklab.lab.studies.benchmarks import requests
@@ -57,7 +57,9 @@ def ids(loaded, text):
     return loaded.tokenizer(text)["input_ids"]
 
 
-@pytest.mark.parametrize("specs", [(), ("mask_sinks:k=2",), ("mask_sinks:k=2,control=random",)])
+@pytest.mark.parametrize(
+    "specs", [(), ("block_keys:keys=top:k=2",), ("block_keys:keys=random:like=top:k=2",)]
+)
 @pytest.mark.parametrize("make", [tiny_loaded, tiny_llama])
 def test_choices_are_scored_under_the_same_noise(make, specs):
     loaded = make()
@@ -269,10 +271,10 @@ def test_lm_eval_finds_it_by_name_and_arguments():
 
 
 def test_an_autoregressive_model_is_masked_by_its_last_row():
-    model = SinklabLM(tiny_llama(), settings=replace(SETTINGS, mask_sinks=2, control="recent"))
-    edit = by_protocol("paper", 2, control="recent", fewer=True, scores="last_row")
+    model = SinklabLM(tiny_llama(), settings=replace(SETTINGS, mask_sinks=2, control="random"))
+    edit = by_protocol("paper", 2, control="random", fewer=True, scores="last_row")
     assert model.edits == (edit,)
-    once = replace(MaskSinks(2), keys=Recent(TopKeys(2), fewer=True))
+    once = replace(MaskSinks(2), keys=Random(TopKeys(2), fewer=True))
     assert model.scored_edits == (once,), "a text that is read once has no step before"
 
 
@@ -284,7 +286,7 @@ def test_the_protocol_and_the_rule_make_the_edit(protocol):
     model = SinklabLM(tiny_loaded(), settings=settings)
     assert model.edits == (by_protocol(protocol, 2, Gu(0.2), control="equal_mass"),)
     (edit,) = replace(settings, control="matched", sink_rule=None).interventions()
-    assert edit == by_protocol(protocol, 2, control="sinks", matched=True)
+    assert edit == by_protocol(protocol, 2, control="matched")
 
 
 def test_protocol_and_rule_are_recorded():
@@ -344,7 +346,7 @@ def test_a_model_without_a_mask_token_and_contradictory_settings_are_refused():
         ({"chat": True}, "has no known chat format; leave out --chat"),
         ({"rule": "entropi"}, "entropi"),
         (
-            {"cache": "dual", "edits": ("mask_sinks:k=1,source=clean_pass",)},
+            {"cache": "dual", "edits": ("block_keys:keys=top:k=1,when=clean",)},
             "decode without a cache",
         ),
     ):

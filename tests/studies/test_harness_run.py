@@ -129,8 +129,8 @@ def test_the_dose_of_each_task_is_recorded(finished):
         "toy_choices": "clean",
         "toy_ends": "clean",
     }
-    used = {"toy_texts": "mask_sinks:k=1,source=closed_loop"} | dict.fromkeys(
-        ("toy_choices", "toy_ends"), "mask_sinks:k=1,source=clean_pass"
+    used = {"toy_texts": "block_keys:keys=top:k=1,when=previous"} | dict.fromkeys(
+        ("toy_choices", "toy_ends"), "block_keys:keys=top:k=1,when=clean"
     )
     assert doses["edits"].to_dict() == used
     assert (doses["keys"] == 1).all()
@@ -148,12 +148,12 @@ def test_edits_of_ones_own_have_a_dose_and_windows_have_none():
         mask_sinks=None,
         limit=1,
         record_sinks=0,
-        edits=("mask_sinks:k=2,source=now", "window_attention:radius=9"),
+        edits=("block_keys:keys=top:k=2,when=now", "window_attention:radius=9"),
     )
     run = run_toys(settings)
     assert set(run.table("doses")["protocol"]) == {""}
     assert (run.table("doses")["keys"] == 2).all()
-    line = "toy_texts: blocked by mask_sinks:k=2,source=now window_attention:radius=9: 2.00 keys"
+    line = f"toy_texts: blocked by {' '.join(settings.edits)}: 2.00 keys"
     assert score_sentences([run])[3].startswith(line)
     windows = SinklabLM(tiny_loaded(), settings=replace(settings, edits=settings.edits[1:]))
     assert dose_rows(windows) == []

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from refusals import refused
-from sinklab.core.probing import Dose, trace
+from sinklab.core.probing import BlockKeys, Dose, TopKeys, trace
 from sinklab.core.probing.dose import MEASURED
 from sinklab.core.sampling import Canvas
 from sinklab.core.sinks import Excess
-from sinklab.lab.measures import MaskSinks, WindowAttention, by_protocol
+from sinklab.lab.measures import MaskSinks, Random, WindowAttention, by_protocol
 from sinklab.lab.scoring.answers import needs_own_batch, write_batch
 from sinklab.lab.scoring.prompts import Prompt
 from sinklab.lab.scoring.requests import by_last_query
@@ -60,7 +60,7 @@ def one_by_one(loaded, each, edits=()):
 
 
 LOOP = (MaskSinks(k=1),)
-CLEAN = (MaskSinks(k=1, source="clean_pass"), WindowAttention(radius=3))
+CLEAN = (MaskSinks(k=1, when="clean"), WindowAttention(radius=3))
 CAUSAL_LOOP, CAUSAL_CLEAN = by_last_query(LOOP), by_last_query(CLEAN)
 
 
@@ -102,7 +102,7 @@ def close(one, other):
 def test_facts_of_a_row_do_not_depend_on_its_neighbours(make, selector):
     loaded = make()
     requests = asked(loaded)
-    edits = (MaskSinks(k=1, selector=selector),)
+    edits = (MaskSinks(k=1, scores=selector),)
     together = write_batch(loaded, requests, SETTINGS, NEW, edits, watch=True)
     plain = write_batch(loaded, requests, SETTINGS, NEW, edits)
     assert [answer.ids for answer in together] == [answer.ids for answer in plain], (
@@ -130,7 +130,7 @@ def test_the_dose_of_an_answer_is_that_of_its_log(protocol):
     ).begin() as writer:
         for _ in writer.steps():
             for removal in writer.log.removals:
-                if removal.label == "mask_sinks":
+                if removal.label == "block_keys":
                     for name, values in entries.items():
                         values += getattr(removal, f"{name}_BLH").flatten().tolist()
             writer.log.removals.clear()
@@ -244,7 +244,7 @@ def test_an_indented_line_keeps_its_spaces():
 
 def test_a_random_control_is_drawn_per_request():
     loaded = tiny_loaded()
-    edits = (MaskSinks(k=2, control="random"),)
+    edits = (BlockKeys(Random(TopKeys(2))),)
     one, other = (replace(asked(loaded)[1], seed=seed) for seed in (5, 6))
     facts = [
         write_batch(loaded, [each], SETTINGS, NEW, edits, watch=True)[0].sinks
@@ -259,7 +259,7 @@ def test_what_draws_or_waits_is_written_alone():
     for changes, edits, lonely in (
         ({}, (), False),
         ({}, (MaskSinks(k=1),), False),
-        ({}, (MaskSinks(k=1, control="random"),), True),
+        ({}, (BlockKeys(Random(TopKeys(1))),), True),
         ({"temperature": 0.5}, (), True),
         ({"rule": "random"}, (), True),
         ({"schedule": "threshold"}, (), False),

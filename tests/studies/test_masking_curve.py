@@ -10,9 +10,9 @@ import torch
 
 from refusals import refused
 from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
-from sinklab.core.probing import intervene
+from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys, intervene
 from sinklab.core.sinks import Excess
-from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention
+from sinklab.lab.measures import EqualMass, MaskPositions, MaskSinks, Random, WindowAttention
 from sinklab.lab.records import open_run
 from sinklab.lab.scoring.heldout import HeldoutRows, edited_losses, heldout_rows, row_losses
 from sinklab.lab.studies.curve.figures import masking_curve_sentences
@@ -97,12 +97,12 @@ def test_what_grows_is_read_from_the_attention_before_and_after_the_mask():
 
 
 EDITS = {
-    "top": [MaskSinks(k=2, source="clean_pass")],
-    "rule": [MaskSinks(rule=Excess(1.0), k=3, source="clean_pass")],
-    "lowest": [MaskSinks(k=2, source="clean_pass", control="lowest")],
-    "one head": [MaskSinks(k=3, source="clean_pass", layers=[1], heads=[2])],
+    "top": [MaskSinks(k=2, when="clean")],
+    "rule": [BlockKeys(SinkKeys(Excess(1.0), 3), when="clean")],
+    "control": [BlockKeys(EqualMass(TopKeys(2)), when="clean")],
+    "one head": [MaskSinks(k=3, when="clean", layers=[1], heads=[2])],
     "two edits": [
-        MaskSinks(k=1, source="clean_pass", removal="zero_value"),
+        MaskSinks(k=1, when="clean", how="zero_value"),
         WindowAttention(radius=6),
     ],
     "positions": [MaskPositions((0, 5))],
@@ -159,10 +159,10 @@ def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(fam
 
 def test_arms_do_not_disturb_each_other_and_the_number_of_a_row_is_what_it_draws_by():
     arms = [
-        [MaskSinks(k=3, control="random")],
+        [BlockKeys(Random(TopKeys(3)))],
         [],
         [MaskSinks(k=1)],
-        [MaskSinks(k=1, control="lowest")],
+        [BlockKeys(Random(TopKeys(1)))],
     ]
     for loaded in (tiny_loaded(1), tiny_llama()):
         ids_RS = text()

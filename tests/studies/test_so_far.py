@@ -36,7 +36,7 @@ def whole(model, ids, edit):
     return recording.received[0][0].numpy(), recording.visible[0][0].numpy(), map_LHQS
 
 
-@pytest.mark.parametrize("edit", ["", "mask_positions:positions=2"])
+@pytest.mark.parametrize("edit", ["", "block_keys:keys=positions:positions=2,when=now"])
 def test_rows_of_a_cached_decode_are_the_columns_of_a_full_pass(edit):
     model, made, ids = tiny_llama().model, None, [*range(20, 53)]
     if edit:
@@ -74,7 +74,7 @@ def test_a_piece_that_begins_inside_of_a_window_is_refused():
     )
 
 
-@pytest.mark.parametrize("edits", [(), ("mask_sinks:k=2,selector=last_row",)])
+@pytest.mark.parametrize("edits", [(), ("block_keys:keys=top:k=2,scores=last_row",)])
 def test_steps_that_are_not_recorded_are_added_up(tmp_path, edits):
     quick = StudySettings(prompts=("The old man sat",), new_tokens=8, statistics=(), edits=edits)
     runs = {}

@@ -119,7 +119,7 @@ def test_each_sample_has_a_seed_of_its_own(tmp_path):
         ({"maps": ("0:2:0",)}, "the layer of maps must be numbers from 0 to 1"),
         ({"maps": ("0:0:4",)}, "the head of maps must be numbers from 0 to 3"),
         ({"maps": ("10:0:0",)}, "maps are recorded of steps 0 to 9, but 10:0:0 names step 10"),
-        ({"edits": ("mask_sink:k=1",)}, "did you mean 'mask_sinks'"),
+        ({"edits": ("block_key:keys=top:k=1",)}, "did you mean 'block_keys'"),
         ({"only_steps": (1, 99)}, r"steps 0 to \d+ .* 99 is none"),
         (
             {"cache": "dual", "every": 2, "twin": True, "mask_sinks": ()},
@@ -128,7 +128,7 @@ def test_each_sample_has_a_seed_of_its_own(tmp_path):
         ({"full_forward": True}, "full_forward is a choice for autoregressive models"),
         ({"chat": True}, "no known chat format"),
         (
-            {"edits": ("mask_sinks:k=1,source=clean_pass",), "cache": "dual"},
+            {"edits": ("block_keys:keys=top:k=1,when=clean",), "cache": "dual"},
             "would overwrite what cache=dual remembers",
         ),
     ],

@@ -167,7 +167,7 @@ def test_sinks_are_hidden_from_the_last_token(tmp_path):
     assert texts["masked_sinks"].tolist() == [0, 2]
     assert texts["token_ids"][0][0] == texts["token_ids"][1][0], "the first step is whole"
     assert texts["token_ids"][0].tolist() != texts["token_ids"][1].tolist()
-    edited = replace(plain, edits=("mask_sinks:k=2,selector=last_row",), mask_sinks=())
+    edited = replace(plain, edits=("block_keys:keys=top:k=2,scores=last_row",), mask_sinks=())
     run = traced(loaded, tmp_path / "edited", edited)
     assert written(run) == texts["token_ids"][1].tolist()
     received = np.nan_to_num(run.array("attention", "received", part=0).astype(np.float32))
@@ -182,7 +182,10 @@ def test_sinks_are_hidden_from_the_last_token(tmp_path):
 def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path):
     loaded = tiny_llama()
     plain = replace(
-        QUICK, statistics=(), edits=("mask_positions:positions=0,steps=2+none",), mask_sinks=(2,)
+        QUICK,
+        statistics=(),
+        edits=("block_keys:keys=positions:positions=0,when=now,steps=2+none",),
+        mask_sinks=(2,),
     )
     whole = traced(loaded, tmp_path / "whole", plain).table("generations")
     assert whole["idle"].tolist() == ["", ""]
@@ -190,13 +193,13 @@ def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path):
     short = traced(loaded, tmp_path / "short", ending)
     texts = short.table("generations")
     assert texts["steps"].tolist() == [1, 1]
-    assert texts["idle"].tolist() == ["mask_positions", "mask_positions mask_sinks"]
+    assert texts["idle"].tolist() == ["block_keys", "block_keys block_keys#2"]
     assert len(short.table("removals")) == 0
 
 
 def test_a_clean_pass_reads_its_own_past(tmp_path):
     loaded = tiny_llama()
-    spec = "mask_sinks:k=2,source=clean_pass,selector=last_row"
+    spec = "block_keys:keys=top:k=2,when=clean,scores=last_row"
     run, full = (
         traced(
             loaded,
@@ -239,8 +242,8 @@ def test_a_clean_pass_reads_its_own_past(tmp_path):
             "is to block 20 of the .* keys of 'The old man sat' at the first step",
         ),
         (
-            {"edits": ("mask_sinks:k=5,control=random",)},
-            "control=random blocks .* is to block 10 of the",
+            {"edits": ("block_keys:keys=random:like=top:k=5",)},
+            "keys=random:like=top:k=5 blocks .* is to block 10 of the",
         ),
         ({"prompts": (TEXT,)}, "fit the model's context of 64"),
     ],

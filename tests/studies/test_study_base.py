@@ -60,7 +60,7 @@ def lengths(monkeypatch):
 @pytest.mark.slow
 def test_the_studies_of_the_package_and_of_the_example_conform(lengths):
     check_study(lengths, tiny_loaded())
-    texts = {"prompts": ("The sea", "A"), "new_tokens": 2, "edits": ("mask_sinks:k=2",)}
+    texts = {"prompts": ("The sea", "A"), "new_tokens": 2, "edits": ("block_keys:keys=top:k=2",)}
     check_study(Trace(), tiny_loaded(1), StudySettings(**texts, layers=(-1,)))
     text = {"heldout": "held.txt", "rows": 2, "length": 16}
     check_study(Curve(), tiny_loaded(), CurveSettings(ks=(1,), twin=False, **text))
@@ -116,11 +116,11 @@ def test_a_plugin_is_a_command(lengths, capsys):
 
 def test_settings_are_text_in_a_run_folder_and_on_the_command_line():
     record = as_record(Edited(texts=4))
-    assert record == {"texts": 4, "edits": ["mask_sinks:k=2"]}
+    assert record == {"texts": 4, "edits": ["block_keys:keys=top:k=2"]}
     assert from_record(Edited(), record) == Edited(texts=4)
     refused("'text'; did you mean 'texts'", from_record, Edited(), {"text": 3})
     given = typed(Edited())
-    assert (given.texts, given.edits) == (3, ("mask_sinks:k=2",))
+    assert (given.texts, given.edits) == (3, ("block_keys:keys=top:k=2",))
     assert checked(given) == Edited()
     refused("texts must be at least 1", checked, given, texts=0)
 

@@ -26,16 +26,19 @@ def received(run, part=0):
 def test_a_run_under_edits_is_watched_and_says_what_was_removed(tmp_path, cfg_scale):
     settings = replace(
         QUICK,
-        edits=("mask_sinks:k=2", "mask_positions:positions=1"),
+        edits=("block_keys:keys=top:k=2", "block_keys:keys=positions:positions=1,when=now"),
         cfg_scale=cfg_scale,
     )
     run = traced(tiny_loaded(1), tmp_path / "run", settings)
-    assert run.info.settings["edits"] == ["mask_sinks:k=2", "mask_positions:positions=1"]
+    assert run.info.settings["edits"] == [
+        "block_keys:keys=top:k=2",
+        "block_keys:keys=positions:positions=1,when=now",
+    ]
     assert run.parts("removals") == (0, 1)
     removals = run.table("removals")
     columns = "sample forward edit layer head row keys held removed overlap key_list"
     assert {*columns.split()} <= {*removals.columns}
-    assert set(removals["edit"]) == {"mask_sinks", "mask_positions"}
+    assert set(removals["edit"]) == {"block_keys", "block_keys#2"}
     assert removals["sample"].unique().tolist() == [0, 1]
     per_step = 2 if cfg_scale else 1
     for sample in (0, 1):
@@ -52,17 +55,17 @@ def test_a_run_under_edits_is_watched_and_says_what_was_removed(tmp_path, cfg_sc
 def test_the_same_text_as_with_mask_sinks_beside_it(tmp_path):
     beside, edited = (
         traced(tiny_loaded(), tmp_path / name, replace(QUICK, **{name: how}, prompts=("The sea",)))
-        for name, how in (("mask_sinks", (2,)), ("edits", ("mask_sinks:k=2",)))
+        for name, how in (("mask_sinks", (2,)), ("edits", ("block_keys:keys=top:k=2",)))
     )
     texts, (row,) = beside.table("generations"), edited.table("generations").itertuples()
     assert texts.query("masked_sinks == 2")["completion"].tolist() == [row.completion]
-    assert (row.edits, row.masked_sinks) == ("mask_sinks:k=2", 0)
+    assert (row.edits, row.masked_sinks) == ("block_keys:keys=top:k=2", 0)
 
 
 def test_a_clean_pass_chooses_before_each_step(tmp_path):
     loaded = tiny_loaded()
     quick = replace(QUICK, prompts=("The sea",), new_tokens=4, steps=2)
-    edited = replace(quick, edits=("mask_sinks:k=2,source=clean_pass",))
+    edited = replace(quick, edits=("block_keys:keys=top:k=2,when=clean",))
     run = traced(loaded, tmp_path / "run", edited)
     removals = run.table("removals")
     assert sorted(removals["forward"].unique()) == [0, 1], "the first step has its clean pass too"
@@ -74,7 +77,7 @@ def test_a_clean_pass_chooses_before_each_step(tmp_path):
 
 
 def test_random_columns_differ_between_samples_and_come_again(tmp_path):
-    edits = ("mask_sinks:k=2,control=random,seed=4",)
+    edits = ("block_keys:keys=random:like=top:k=2,seed=4",)
     quick = replace(QUICK, prompts=("The sea",) * 2, new_tokens=4, steps=2, edits=edits)
     one, other = (traced(tiny_loaded(), tmp_path / name, quick).table("removals") for name in "ab")
     keys = [one[one["sample"] == sample]["key_list"].map(sorted).tolist() for sample in (0, 1)]

@@ -124,7 +124,7 @@ def test_short_texts_are_written_in_one_batch_and_resume_bit_for_bit(tmp_path, m
 ALONE = {
     "drawn": {"temperature": 0.7},
     "under a cache": {"cache": "dual"},
-    "edited": {"edits": ("mask_sinks:k=1",)},
+    "edited": {"edits": ("block_keys:keys=top:k=1",)},
     "exact": {"exact": True},
     "long": {"new_tokens": 200},
     "with maps": {"maps": ("0:0:0",)},

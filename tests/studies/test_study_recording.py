@@ -347,7 +347,7 @@ def test_a_report_reads_what_masked_queries_give(bare):
 def test_a_run_says_whose_forward_it_measured(plain):
     loaded = tiny_loaded(1)
     exact = traced(loaded, "exact", replace(QUICK, exact=True))
-    some = replace(QUICK, edits=("mask_sinks:k=1",), statistics=())
+    some = replace(QUICK, edits=("block_keys:keys=top:k=1",), statistics=())
     edited = traced(loaded, "edited", some)
     forwards = [run.info.model["forward"] for run in (plain, exact, edited)]
     assert forwards == [FAST, OWN, OWN]

@@ -32,14 +32,14 @@ CASES = {
     "shifted": (lambda: tiny_loaded(logit_shift=True), {"every": 2}),
     "cached": (lambda: tiny_loaded(1), {"cache": "dual"}),
     "refreshed": (tiny_loaded, {"cache": "prefix:refresh_every=2"}),
-    "edited": (lambda: tiny_loaded(1), {"edits": ("mask_sinks:k=2",)}),
-    "clean pass": (tiny_loaded, {"edits": ("mask_sinks:k=2,source=clean_pass",)}),
+    "edited": (lambda: tiny_loaded(1), {"edits": ("block_keys:keys=top:k=2",)}),
+    "clean pass": (tiny_loaded, {"edits": ("block_keys:keys=top:k=2,when=clean",)}),
     "tokens edited": (
         tiny_loaded,
         {
             "rule": "low_confidence",
             "schedule": "editing:editing_threshold=0.01,max_post_steps=3",
-            "edits": ("mask_sinks:k=2",),
+            "edits": ("block_keys:keys=top:k=2",),
         },
     ),
     "causal": (tiny_llama, {"block_length": 32}),

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from refusals import refused
+from sinklab.core.probing import BlockKeys, TopKeys
 from sinklab.core.sampling import DecodingSettings, Timed
-from sinklab.lab.measures import MaskSinks
+from sinklab.lab.measures import MaskSinks, Random
 from sinklab.lab.studies.benchmarks.study import NO_ANSWER, TWO_STAGE, EvalSettings
 from sinklab.lab.studies.benchmarks.two_stage import (
     Question,
@@ -202,8 +203,8 @@ def test_as_published_equals_the_loop_written_out(loaded):
         ({}, (), [3]),
         ({"temperature": 1.0}, (), [1] * 3),
         ({}, (MaskSinks(k=1),), [3]),
-        ({}, (MaskSinks(k=1, control="random"),), [1] * 3),
-        ({}, (MaskSinks(k=1, source="clean_pass"),), [3]),
+        ({}, (BlockKeys(Random(TopKeys(1))),), [1] * 3),
+        ({}, (MaskSinks(k=1, when="clean"),), [3]),
     ],
 )
 def test_each_row_is_what_it_is_alone(changes, edits, sizes, loaded):
@@ -221,7 +222,7 @@ def test_edits_change_what_is_written_also_as_published(loaded):
         return texts(loaded, published=True, edits=edits, **how)
 
     masked = written(MaskSinks(k=5))
-    assert written() not in (masked, written(MaskSinks(k=5, source="clean_pass")))
+    assert written() not in (masked, written(MaskSinks(k=5, when="clean")))
     assert written(MaskSinks(k=5)) == masked
 
 

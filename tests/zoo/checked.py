@@ -164,7 +164,7 @@ def held(architecture, way):
         return f"does not run: {type(error).__name__}: {str(error).splitlines()[0][:90]}"
     try:
         if edits:
-            with intervene(model, MaskSinks(k=1, source="now"), measure=False):
+            with intervene(model, MaskSinks(k=1, when="now"), measure=False):
                 found = _run(model, way, given)
         else:
             with trace(model) as recording:

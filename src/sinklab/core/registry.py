@@ -98,21 +98,12 @@ class Registry(Mapping[str, Any]):
         self._group = group
         """Name in the ``PROVIDES`` of rings and extras."""
         self._classes: dict[str, Any] = {}
-        self._written: dict[str, Callable[[Any], dict[str, Any] | None]] = {}
-        """Short names, each with the function that finds its fields for a value."""
         self._made_as = made_as
         """Path of the method that a function is registered as; empty where it stays a function."""
 
-    def register(
-        self, name: str, written: Callable[[Any], dict[str, Any] | None] | None = None, **marks: Any
-    ) -> Callable[[Class], Class]:
+    def register(self, name: str, **marks: Any) -> Callable[[Class], Class]:
         """A decorator that puts a class under this name, or the class of a function, whose `marks`
         are the attributes of that class. Raises ValueError for a name that is taken.
-
-        `written` makes the name a short one for values of another class, as "mask_sinks" is for
-        some `BlockKeys`: the registered class has the fields (`MaskSinksOptions`) and its `made()`
-        the value; `written(value)` goes back, from a value to the fields that make it, or to None
-        if none do. A value is written as text by a short name that fits it.
         """
 
         def put(kind: Any) -> Any:
@@ -128,8 +119,6 @@ class Registry(Mapping[str, Any]):
                     f"{kind.__module__}; rename one of them"
                 )
             self._classes[name] = kind
-            if written is not None:
-                self._written[name] = written
             return kind
 
         return put
@@ -216,17 +205,13 @@ class Registry(Mapping[str, Any]):
         return len(self._all())
 
     def name_of(self, value: object) -> str:
-        """The short name of a value, the name of its class, or that of a class. Raises ValueError
-        for one that is not registered.
+        """The name of the class of a value, or of a class. Raises ValueError for one that is not
+        registered.
         """
         kind = value
         if not isinstance(value, type):
             kind = type(value)
-        classes = self._all()
-        for name, written in self._written.items():
-            if written(value) is not None:
-                return name
-        for name, known in classes.items():
+        for name, known in self._all().items():
             if known is kind:
                 return name
         raise ValueError(
@@ -258,10 +243,7 @@ class Registry(Mapping[str, Any]):
             raise ValueError(
                 f"the {self.what} {name!r} needs {' and '.join(needed)}; write {name}:{needed[0]}=…"
             )
-        made = kind(**fields)
-        if name in self._written:
-            return made.made()
-        return made
+        return kind(**fields)
 
     def parse(self, given: Any) -> Any:
         """A value from its text ``name:field=value,field=value``, or as it is.
@@ -331,12 +313,6 @@ class Registry(Mapping[str, Any]):
         """The name of a value, and its options in the order of the parameters: those that only
         keywords reach come last.
         """
-        classes = self._all()
-        for name, written in self._written.items():
-            given = written(value)
-            if given is not None:
-                own = {field.name: field for field in dataclasses.fields(classes[name])}
-                return name, [(own[one], given[one]) for one in given]
         fields = [(field, getattr(value, field.name)) for field in _fields(value)]
         return self.name_of(value), fields
 

@@ -4,7 +4,7 @@ PROVIDES = {
     "attention_functions": "eager",
     "caches": "caching.blocks",
     "families": "checkpoints.families checkpoints.formats",
-    "interventions": "measures.patch measures.positions measures.short_names scoring.hidden_states",
+    "interventions": "measures.patch measures.positions scoring.hidden_states",
     "figures": "reports.figures reports.maps",
     "removals": "measures.values",
     "rules": "analysis.rules measures.soft_rule",

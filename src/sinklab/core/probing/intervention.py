@@ -83,7 +83,7 @@ class RemovalRecord:
     heads: tuple[int, ...]
     """The query heads, the H axis."""
     label: str
-    """Registered name of the edit; "mask_sinks#2" for the second of its name in the block."""
+    """Registered name of the edit; "block_keys#2" for the second of its name in the block."""
 
     def columns(self) -> dict[str, np.ndarray]:
         """The record's numbers as columns of `InterventionLog.table`, one row per batch row, layer
@@ -301,7 +301,7 @@ def intervene(
             …
         log.summary()
 
-    An edit may be its text: ``intervene(model, "mask_sinks:k=5")``.
+    An edit may be its text: ``intervene(model, "window_attention:radius=8")``.
 
     Edits apply in the order given, each to the call the one before it left, and those of an outer
     block first. A sampler that runs several forwards a step (guidance: two) says so in

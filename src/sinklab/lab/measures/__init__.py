@@ -1,5 +1,5 @@
 """Measurements of what sinks do (2025 and 2026): statistics, a rule, selectors, removals and edits;
-the controls of a study, and short names of its edits.
+the controls of a study, and the edits of the papers.
 """
 
 import lazy_loader

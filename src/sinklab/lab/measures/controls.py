@@ -1,5 +1,5 @@
-"""Selectors that wrap another one: its keys alike in all heads, its choice but for some keys, the
-keys that it leaves; and its controls, which choose as many keys or as much attention.
+"""Selectors that wrap another one: its choice but for some keys, the keys that it leaves; and its
+controls, which choose as many keys or as much attention.
 """
 
 # B batch, H query heads that are edited (1: alike in all), S keys
@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from sinklab.core.errors import limited, one_of
+from sinklab.core.errors import limited
 from sinklab.core.probing.interventions.selectors import KeyView, Selector
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.registry import registered, rules, selectors
 from sinklab.core.sinks import DEFAULT, Rule
-from sinklab.lab.measures.names import CONTROLS
 
 
 @dataclass(frozen=True)
@@ -37,28 +36,6 @@ class Wrapper(Selector):
     @property
     def last_position(self) -> int:
         return self.like.last_position
-
-
-@selectors.register("by_layer")
-@dataclass(frozen=True)
-class ByLayer(Wrapper):
-    """The same keys in all edited heads of a layer, chosen by the mean of their scores, or of the
-    order that a selector gives to `KeyView.top`.
-
-    Raises ValueError in the run for a selector that answers for each head by itself.
-    """
-
-    def select(self, view: KeyView) -> Tensor:
-        scores_BHS = view.scores_BHS.mean(1, keepdim=True)
-        visible_BHS = view.visible_BHS.amax(1, keepdim=True)
-        shared = replace(view, scores_BHS=scores_BHS, visible_BHS=visible_BHS, is_shared=True)
-        flags_BHS = self.like.select(shared)
-        if flags_BHS.shape[1] > 1:
-            raise ValueError(
-                f"by_layer takes the same keys in all heads, but {selectors.as_text(self.like)} "
-                f"chose for {flags_BHS.shape[1]} heads: choose with view.top"
-            )
-        return flags_BHS
 
 
 @selectors.register("sparing")
@@ -101,19 +78,28 @@ class Others(Wrapper):
         return view.free_BHS & ~self.like.select(view)
 
 
+AGE_BAND = 8
+"""Positions within which two keys are of the same age."""
+
+
+@selectors.register("random")
 @dataclass(frozen=True)
-class CountControl(Wrapper):
-    """Base of controls of equal number: as many keys as another selector chooses, but not those,
-    nor others that are sinks by its rule. A subclass gives their order.
+class Random(Wrapper):
+    """The control of equal number: as many keys as another selector chooses, but not those, nor
+    others that are sinks by its rule; drawn by the seed of the edit.
     """
 
+    match: str = limited("count", one_of=("count", "age"))
+    """"count": from all other keys. "age": keys within 8 positions of a chosen one first, as in a
+    causal model late keys have had few queries to be seen by.
+    """
     fewer: bool = field(default=False, kw_only=True)
     """Whether a short row, which has fewer others, loses all of them (the dose tells how many);
     otherwise it is refused."""
 
-    def order(self, view: KeyView, chosen_BHS: Tensor) -> Tensor:
-        """Numbers (B, H, S) by which keys are chosen, the highest first."""
-        raise NotImplementedError
+    @property
+    def draws(self) -> bool:
+        return True
 
     def select(self, view: KeyView) -> Tensor:
         chosen_BHS = self.like.select(view)
@@ -123,108 +109,69 @@ class CountControl(Wrapper):
         count_BH1 = chosen_BHS.sum(-1, keepdim=True)
         if self.fewer:
             count_BH1 = torch.minimum(count_BH1, others_BHS.sum(-1, keepdim=True))
-        return view.top(self.order(view, chosen_BHS), count_BH1, others_BHS, self.most)
-
-
-AGE_BAND = 8
-"""Positions within which two keys are of the same age."""
-
-
-@selectors.register("random")
-@dataclass(frozen=True)
-class Random(CountControl):
-    """As many other keys, drawn by the seed of the edit."""
-
-    match: str = limited("count", one_of=("count", "age"))
-    """"count": from all other keys. "age": keys within 8 positions of a chosen one first, as in a
-    causal model late keys have had few queries to be seen by.
-    """
-
-    @property
-    def draws(self) -> bool:
-        return True
-
-    def order(self, view: KeyView, chosen_BHS: Tensor) -> Tensor:
         order_BHS = view.random()
-        if self.match == "count":
-            return order_BHS
-        keys = chosen_BHS.shape[-1]
-        place_S = torch.arange(keys, device=chosen_BHS.device)
-        before_BHS = torch.where(chosen_BHS, place_S, -keys).cummax(-1).values
-        behind_BHS = torch.where(chosen_BHS, place_S, 2 * keys).flip(-1).cummin(-1).values.flip(-1)
-        distance_BHS = torch.minimum(place_S - before_BHS, behind_BHS - place_S)
-        return order_BHS - torch.div(distance_BHS, AGE_BAND, rounding_mode="floor")
+        if self.match == "age":
+            order_BHS = order_BHS - age_bands(chosen_BHS)
+        return view.top(order_BHS, count_BH1, others_BHS, self.most)
 
 
-@selectors.register("recent")
+def age_bands(chosen_BHS: Tensor) -> Tensor:
+    """Distance of every key from the nearest chosen one, in bands of `AGE_BAND` positions."""
+    keys = chosen_BHS.shape[-1]
+    place_S = torch.arange(keys, device=chosen_BHS.device)
+    before_BHS = torch.where(chosen_BHS, place_S, -keys).cummax(-1).values
+    behind_BHS = torch.where(chosen_BHS, place_S, 2 * keys).flip(-1).cummin(-1).values.flip(-1)
+    distance_BHS = torch.minimum(place_S - before_BHS, behind_BHS - place_S)
+    return torch.div(distance_BHS, AGE_BAND, rounding_mode="floor")
+
+
+@selectors.register("equal_mass")
 @dataclass(frozen=True)
-class Recent(CountControl):
-    """As many other keys, the last ones."""
-
-    def order(self, view: KeyView, chosen_BHS: Tensor) -> Tensor:
-        return view.positions_S.float().expand(view.free_BHS.shape)
-
-
-@selectors.register("lowest")
-@dataclass(frozen=True)
-class Lowest(CountControl):
-    """As many other keys, those that receive least.
-
-    A blocked key receives nothing: chosen at the step before, these stay the same from then on.
-    """
-
-    def order(self, view: KeyView, chosen_BHS: Tensor) -> Tensor:
-        return -view.scores_BHS
-
-
-@dataclass(frozen=True)
-class MassControl(Wrapper):
-    """Base of the two arms of a comparison at equal mass, over the same heads: those in which keys
-    that are no sinks together receive as much as the chosen ones, within 10 %.
+class EqualMass(Wrapper):
+    """A comparison at equal mass, whose two arms are over the same heads: those in which keys that
+    are no sinks together receive as much as the keys of another selector, within 10 %.
     """
 
     rule: Rule | None = registered(rules, None)
     """Rule that says which keys are no sinks; None: that of `like`, or `DEFAULT`."""
+    arm: str = limited("control", one_of=("control", "keys"))
+    """"control": the keys of equal mass, the greatest first. "keys": those of the other selector.
+    Neither takes a key in a head that has no control.
+    """
+
+    @property
+    def most(self) -> int | None:
+        if self.arm == "keys":
+            return self.like.most
+        return None
 
     @property
     def sink_rule(self) -> Rule | None:
         return self.rule or self.like.sink_rule
 
-    def both(self, view: KeyView) -> tuple[Tensor, Tensor]:
-        """The chosen keys and their control, none in a head that has no control."""
+    def select(self, view: KeyView) -> Tensor:
         chosen_BHS = self.like.select(view)
         others_BHS = view.free_BHS & ~chosen_BHS & ~view.sinks(self.sink_rule or DEFAULT)
         wanted_BH = view.scores_BHS.masked_fill(~chosen_BHS, 0.0).sum(-1)
         control_BHS, found_BH = equal_mass(view.scores_BHS, wanted_BH, others_BHS)
         matched_BH = found_BH.to(wanted_BH).masked_fill(~chosen_BHS.any(-1), torch.nan)
         view.notes["matched"] = matched_BH
-        return chosen_BHS & found_BH.unsqueeze(-1), control_BHS
+        if self.arm == "control":
+            return control_BHS
+        return chosen_BHS & found_BH.unsqueeze(-1)
 
 
-@selectors.register("equal_mass")
-@dataclass(frozen=True)
-class EqualMass(MassControl):
-    """Keys that are no sinks and together receive as much as those of another selector, within
-    10 %, the greatest first; none in a head without such keys.
+def other_arm(keys: Selector) -> Selector | None:
+    """The other arm of a comparison at equal mass, perhaps within other selectors; None for a
+    selector that is no such arm.
     """
-
-    @property
-    def most(self) -> int | None:
-        return None
-
-    def select(self, view: KeyView) -> Tensor:
-        return self.both(view)[1]
-
-
-@selectors.register("matched")
-@dataclass(frozen=True)
-class Matched(MassControl):
-    """The keys of another selector, in the heads alone that have a control of equal mass: the arm
-    to compare `EqualMass` with.
-    """
-
-    def select(self, view: KeyView) -> Tensor:
-        return self.both(view)[0]
+    if isinstance(keys, EqualMass):
+        return replace(keys, arm="keys" if keys.arm == "control" else "control")
+    if isinstance(keys, Wrapper):
+        like = other_arm(keys.like)
+        if like is not None:
+            return replace(keys, like=like)
+    return None
 
 
 TOLERANCE = 0.1
@@ -258,37 +205,3 @@ def equal_mass(score_BHS: Tensor, wanted_BH: Tensor, free_BHS: Tensor) -> tuple[
         flags_BHS = flags_BHS.scatter(-1, place_BH1, takes_BH.unsqueeze(-1))
     found_BH = (wanted_BH > 0) & (sum_BH >= least_BH)
     return flags_BHS & found_BH.unsqueeze(-1), found_BH
-
-
-COUNT_CONTROLS: dict[str, type[CountControl]] = {
-    "random": Random,
-    "recent": Recent,
-    "lowest": Lowest,
-}
-
-
-def in_place_of(
-    keys: Selector,
-    control: str,
-    *,
-    matched: bool = False,
-    rule: Rule | None = None,
-    fewer: bool = False,
-) -> Selector:
-    """The selector itself ("sinks"), its control of this name, or with `matched` the arm that
-    "equal_mass" is compared with; `fewer` as in `CountControl`. Raises ValueError for another name,
-    and for a control that has no such arm.
-    """
-    one_of("control", control, CONTROLS)
-    if matched and control in COUNT_CONTROLS:
-        raise ValueError(
-            f"matched=True takes heads with a control of equal mass, but control={control!r} "
-            'matches the number of keys: take control="sinks" or "equal_mass"'
-        )
-    if control in COUNT_CONTROLS:
-        return COUNT_CONTROLS[control](keys, fewer=fewer)
-    if control == "equal_mass":
-        return EqualMass(keys, rule)
-    if matched:
-        return Matched(keys, rule)
-    return keys

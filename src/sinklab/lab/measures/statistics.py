@@ -20,7 +20,7 @@ from sinklab.core.probing.interventions.removals import own_mask
 from sinklab.core.probing.statistics import KEYS, CallView, StatesView, Statistic, ValueNorm
 from sinklab.core.registry import fast_medians, fast_path, statistics
 from sinklab.core.sinks import MASKED
-from sinklab.lab.scoring.hidden_states import mean_over_positions, real_weight
+from sinklab.lab.scoring.hidden_states import real_weight
 
 
 @statistics.register("received_from_masked")
@@ -282,3 +282,9 @@ def mean_cosine(states_LXD: Tensor) -> Tensor:
     # the square of a sum holds every pair twice, and each layer with itself
     square_X = normalize(states_LXD, dim=-1).sum(0).square().sum(-1)
     return (square_X - layers) / (layers * (layers - 1))
+
+
+def mean_over_positions(numbers_BQX: Tensor, real_BQ: Tensor | None) -> Tensor:
+    """Mean over the positions of a row that are not padding."""
+    real_BQ1 = real_weight(real_BQ, numbers_BQX)
+    return (numbers_BQX * real_BQ1).sum(1) / real_BQ1.sum(1).clamp_min(1)

@@ -57,22 +57,6 @@ class ZeroValue(ValueRemoval):
         return torch.zeros_like(value_BHSD[:, :, :1])
 
 
-@removals.register("pool_value")
-@dataclass(frozen=True)
-class PoolValue(ValueRemoval):
-    """Keep the mass on the keys, and give each the mean value of the other keys that are seen.
-
-    Raises ValueError in a call whose queries see different keys.
-    """
-
-    def values(
-        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
-    ) -> Tensor:
-        others_BHS = _others(call, gone_BHS, "pool_value")
-        weights_BHS = others_BHS.to(value_BHSD) / others_BHS.sum(-1, keepdim=True).clamp(min=1)
-        return (weights_BHS.unsqueeze(-1) * value_BHSD).sum(2, keepdim=True)
-
-
 @removals.register("shuffle_value")
 @dataclass(frozen=True)
 class ShuffleValue(ValueRemoval):
@@ -89,7 +73,7 @@ class ShuffleValue(ValueRemoval):
     def values(
         self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
     ) -> Tensor:
-        others_BHS = _others(call, gone_BHS, "shuffle_value")
+        others_BHS = other_keys(call, gone_BHS, "shuffle_value")
         order_BHS = random_BHS.masked_fill(~others_BHS, -1.0).argsort(dim=-1, descending=True)
         number_BHS = gone_BHS.long().cumsum(-1) - 1
         number_BHS = number_BHS.clamp(min=0) % others_BHS.sum(-1, keepdim=True).clamp(min=1)
@@ -108,7 +92,9 @@ class MeanValue(ValueRemoval):
     """
 
     file: str = ""
-    """A file of `sinklab.lab.scoring.reference_values.save_reference_values`."""
+    """A file of safetensors: for each layer, by its path, a tensor (H, D), NaN for a head without a
+    sink. The plug-in studies/what_sinks_do/plugin.py writes one.
+    """
 
     def values(
         self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
@@ -123,7 +109,7 @@ class MeanValue(ValueRemoval):
         return means_HD.nan_to_num().to(value_BHSD)[None, :, None]
 
 
-def _others(call: AttentionCall, gone_BHS: Tensor, removal: str) -> Tensor:
+def other_keys(call: AttentionCall, gone_BHS: Tensor, removal: str) -> Tensor:
     """Keys (B, H, S) that are seen and stay. Raises ValueError if queries see different keys."""
     mask = short_mask(call)
     if mask.shape[2] > 1:

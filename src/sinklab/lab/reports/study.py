@@ -114,9 +114,7 @@ class Study(Reader):
         """
         settings = self.run.info.settings
         masking = [
-            str(text)
-            for text in settings.get("edits") or ()
-            if str(text).startswith(("mask_sinks", "block_keys"))
+            str(text) for text in settings.get("edits") or () if str(text).startswith("block_keys")
         ]
         if self.family == "diffusion" or not (masking or settings.get("mask_sinks")):
             return None

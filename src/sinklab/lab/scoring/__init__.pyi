@@ -16,7 +16,6 @@ from .likelihood import score as score
 from .prompts import Prompt as Prompt
 from .prompts import encode as encode
 from .prompts import read_prompts as read_prompts
-from .reference_values import save_reference_values as save_reference_values
 from .requests import by_last_query as by_last_query
 from .requests import limit_of as limit_of
 from .settings import LikelihoodSettings as LikelihoodSettings

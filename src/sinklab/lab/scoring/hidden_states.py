@@ -5,7 +5,7 @@ before it is read.
 # B batch, Q positions that run, D width of hidden states, C channels
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -50,12 +50,11 @@ def state_records(log: InterventionLog) -> list[StateRecord]:
 @interventions.register("clip_channel")
 @dataclass(frozen=True, kw_only=True)
 class ClipChannel(Checked):
-    """Clip channels of the hidden states that leave a layer, or level them.
+    """Clip channels of the hidden states that leave a layer: the causal test of massive
+    activations.
 
-    This is the causal test of massive activations.
-
-    Sun et al. (arXiv 2402.17762, Sec. 3.3) set massive activations to their mean, which changes
-    little, and to zero, which breaks a model; arXiv 2603.05498 asks which of them make sinks.
+    Sun et al. (arXiv 2402.17762, Sec. 3.3) set massive activations to zero, which breaks a model;
+    arXiv 2603.05498 asks which of them make sinks.
     `trace(model, ("massive_activations",))` says which channels these are. Positions that run are
     edited; the model's own sink columns are not. With layers replayed by gradient checkpointing it
     takes transformers 5.23: with older ones PyTorch refuses the replay.
@@ -66,9 +65,8 @@ class ClipChannel(Checked):
 
     channels: tuple[int, ...]
     """Channels of the hidden states, from 0."""
-    limit: float | None = limited(None, at_least=0)
-    """The greatest magnitude that stays, 0 for none; None: every position gets the channel's mean
-    over the positions of its row."""
+    limit: float = limited(MISSING, at_least=0)
+    """The greatest magnitude that stays, 0 for none."""
     layers: tuple[int | str, ...] | None = limited(None, read=chosen)
     """Layers after which to edit: numbers in the order of execution (-1 is the last), module paths
     or patterns; None for all."""
@@ -91,11 +89,7 @@ class ClipChannel(Checked):
                 "of those"
             )
         part = (..., list(self.channels))
-        states_BQC = states_BQD[part]
-        if self.limit is not None:
-            return part, states_BQC.clamp(-self.limit, self.limit)
-        mean_BC = mean_over_positions(states_BQC, call.visibility.real_BQ)
-        return part, mean_BC[:, None].expand_as(states_BQC)
+        return part, states_BQD[part].clamp(-self.limit, self.limit)
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this intervention out and writes into the log."""
@@ -112,12 +106,6 @@ def real_weight(real_BQ: Tensor | None, states_BQD: Tensor) -> Tensor:
     if real_BQ is None:
         return torch.ones_like(states_BQD[..., :1])
     return real_BQ.to(states_BQD)[..., None]
-
-
-def mean_over_positions(numbers_BQX: Tensor, real_BQ: Tensor | None) -> Tensor:
-    """Mean over the positions of a row that are not padding."""
-    real_BQ1 = real_weight(real_BQ, numbers_BQX)
-    return (numbers_BQX * real_BQ1).sum(1) / real_BQ1.sum(1).clamp_min(1)
 
 
 class StateHandler(InterventionHandler):

@@ -38,7 +38,7 @@ def check_decoding(
         needs_mask(loaded, "writing")
         if settings.cache != "none" and needs_clean_pass(edits):
             raise ValueError(
-                "source=clean_pass runs an unedited forward before each edited one, which would "
+                "when=clean runs an unedited forward before each edited one, which would "
                 f"overwrite what cache={settings.cache} remembers; decode without a cache"
             )
         return

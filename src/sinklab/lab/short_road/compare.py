@@ -4,9 +4,9 @@
 # H heads, K keys (added sinks first), V vocabulary
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from sinklab.core.probing import Dose, Intervention, RemovalRecord, trace
+from sinklab.core.probing import BlockKeys, Dose, Intervention, RemovalRecord, trace
+from sinklab.core.registry import interventions
 from sinklab.lab.analysis.answers import CONTROLS, counted
 from sinklab.lab.analysis.estimates import FEWEST, Estimate, caution, mean_over, mean_p
 from sinklab.lab.analysis.strongest import STRONG
 from sinklab.lab.analysis.verdicts import Verdict, holm
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.checkpoints.loading import Loaded
+from sinklab.lab.measures.controls import other_arm
 from sinklab.lab.scoring.heldout import BATCH, heldout_rows, under_arms
 from sinklab.lab.scoring.prompts import ids_to_score
 from sinklab.lab.scoring.requests import (
@@ -220,6 +222,7 @@ def compare(
             edits[name + suffix] = scoring_edits(several, is_diffusion=is_diffusion)
             baselines[name + suffix] = NONE + suffix
             check_positions(edits[name + suffix], [len(ids) for ids in encoded])
+        _check_both_arms(edits)
         for number, ids in enumerate(encoded):
             if progress is not None:
                 progress(f"text {number + 1} of {len(encoded)}{suffix}")
@@ -228,6 +231,27 @@ def compare(
     rows = pd.concat(frames, ignore_index=True)
     columns = ["arm", "text", "position", "nats", "removed", "regrown"]
     return Comparison(rows[columns], baselines)
+
+
+def _check_both_arms(edits: Mapping[str, Sequence[Intervention]]) -> None:
+    """Raise ValueError for one arm of a comparison at equal mass without the other: each is over
+    the heads alone that have a control, so that nothing else is comparable with it.
+    """
+    every = [edit for some in edits.values() for edit in some]
+    for name, some in edits.items():
+        for edit in some:
+            keys = None
+            if isinstance(edit, BlockKeys):
+                keys = other_arm(edit.keys)
+            if keys is None:
+                continue
+            other = replace(cast("BlockKeys", edit), keys=keys)
+            if other not in every:
+                missing = interventions.as_text(other)
+                raise ValueError(
+                    f"the arm {name!r} is over the heads alone that have a control of equal mass, "
+                    f"and the other arm over the same heads is not there: give {missing!r} too"
+                )
 
 
 def _ids_of(lm: Loaded, text: str | Sequence[int], number: int) -> list[int]:

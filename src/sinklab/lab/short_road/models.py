@@ -199,8 +199,8 @@ class LM(loading.Loaded):
 
         Args:
             text: text, or token ids.
-            edits: interventions, or their text such as ``"mask_sinks:k=1"``; a single text is one
-                edit.
+            edits: interventions, or their text such as ``"block_keys:keys=top:k=1"``; a single text
+                is one edit.
             samples: masks of a diffusion model; more of them, less noise.
             seed: of the masks.
 

@@ -27,7 +27,7 @@ class BlockKeys(LayerIntervention):
     By default the keys chosen in one step are removed in the next, so a single forward needs
     ``when="now"``::
 
-        BlockKeys(TopKeys(5))                   # = MaskSinks(k=5), the paper's
+        BlockKeys(TopKeys(5))                   # the paper's, MaskSinks(k=5)
         BlockKeys(SinkKeys("gu"), queries="from32", when="clean")
         BlockKeys(EqualMass(TopKeys(5)))        # a control of sinklab.lab.measures
 
@@ -55,7 +55,7 @@ class BlockKeys(LayerIntervention):
     """
     how: Removal = registered(removals, Mask())
     """Removal, or its text: "mask", or one of `sinklab.lab.measures.values`: "zero_value",
-    "pool_value", "shuffle_value", "mean_value:file=…".
+    "shuffle_value", "mean_value:file=…".
     """
     scores: str | None = limited(None, one_of=SCORES)
     """Attention to choose by: column sums over all queries ("received"), or the last query's row

@@ -62,8 +62,6 @@ class KeyView:
     """Handler of doubts about a choice, which need not ask the device at once."""
     notes: dict[str, Tensor] = field(default_factory=dict)
     """Numbers (B, H) that a selector leaves for the log, such as "matched"."""
-    is_shared: bool = False
-    """Whether all heads lose the same keys: H is 1 then, except of `values_BHSD`."""
 
     @classmethod
     def of(
@@ -104,13 +102,12 @@ class KeyView:
     @cached_property
     def free_BHS(self) -> Tensor:
         """Keys that may be chosen: seen, not gone yet, and not spared."""
-        heads = 1 if self.is_shared else len(self.site.heads)
-        free_BHS = self.seen_B1S.repeat(1, heads, 1)
+        free_BHS = self.seen_B1S.repeat(1, len(self.site.heads), 1)
         for column in self.spared:
             free_BHS[..., column : column + 1].fill_(False)
         if self.gone_BHS is None:
             return free_BHS
-        return free_BHS & ~self.gone_BHS[:, :heads]
+        return free_BHS & ~self.gone_BHS
 
     @property
     def prefix(self) -> int:
@@ -163,7 +160,7 @@ class KeyView:
         """The free keys that an order puts highest, bool (B, H, S); fewer where a limit says so.
 
         Args:
-            order_BHS: the highest is chosen first; of heads that share keys, the mean counts.
+            order_BHS: the highest is chosen first.
             count: how many keys of a head, a number or (B, H, 1).
             among_BHS: keys to choose from, if not from all that are free.
             most: upper bound of `count`, if known, so that no device is asked.
@@ -181,8 +178,6 @@ class KeyView:
             if self.gone_BHS is not None:
                 gone_BH1 = self.gone_BHS[:, : among_BHS.shape[1]].sum(-1, keepdim=True)
             count = (self.limit - gone_BH1).clamp(min=0).clamp_max(count)
-        if self.is_shared:
-            order_BHS = order_BHS.mean(1, keepdim=True)
         found_BH1 = among_BHS.sum(-1, keepdim=True)
         wanted_BH1 = torch.zeros_like(found_BH1) + count
         short_BH1 = wanted_BH1 > found_BH1

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, registered, rules, studies
 from sinklab.core.sampling import DecodingSettings
-from sinklab.lab.measures import CONTROLS as BLOCKED
-from sinklab.lab.measures import PROTOCOLS
+from sinklab.lab.measures import ARMS, PROTOCOLS
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
 from sinklab.lab.studies import Processes, Study, deferred, duration, from_zero, with_matched
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from sinklab.lab.records import Run
     from sinklab.lab.studies.processes import Progress
 
-CONTROLS = (*BLOCKED, "matched")
-"""Choices of keys to block: those of `MaskSinks`, and the arm that equal_mass is compared with."""
 MASKING = {
     "mask_sinks": None,
     "control": "sinks",
@@ -55,11 +52,11 @@ class EvalSettings(DecodingSettings):
     """Block this many of the most attended keys per layer and head while the model writes and
     scores, sinks or not (with protocol rule, at most so many, and sinks alone); none when left out.
     """
-    control: str = limited("sinks", one_of=CONTROLS)
-    """With mask_sinks, the keys to block: sinks (the keys that the protocol names); as many random,
-    recent or lowest keys that are not among them (all of those in a text that has fewer);
-    equal_mass, keys that are no sinks and together receive as much; or matched, the protocol's keys
-    in those heads alone that have such a control.
+    control: str = limited("sinks", one_of=ARMS)
+    """With mask_sinks, the keys to block: sinks (the keys that the protocol names); as many random
+    keys that are not among them (all of those in a text that has fewer); equal_mass, keys that are
+    no sinks and together receive as much; or matched, the protocol's keys in those heads alone that
+    have such a control.
     """
     protocol: str = limited("paper", one_of=PROTOCOLS)
     """With mask_sinks, which keys and when: paper, those most attended at the step before (closed
@@ -191,11 +188,11 @@ class Plan(Checked):
     know the clean pass alone.
     """
     controls: tuple[str, ...] = limited(
-        ("sinks",), one_of=CONTROLS, needed=True, read=lambda name, given: with_matched(given)
+        ("sinks",), one_of=ARMS, needed=True, read=lambda name, given: with_matched(given)
     )
-    """Keys to mask: sinks (the keys that the protocol names); as many random, recent or lowest
-    keys; equal_mass, keys that are no sinks and receive as much together, beside matched, the
-    protocol's keys in the same heads.
+    """Keys to mask: sinks (the keys that the protocol names); as many random keys; equal_mass, keys
+    that are no sinks and receive as much together, beside matched, the protocol's keys in the same
+    heads.
     """
     sink_rule: Any = registered(rules, None)
     """Rule for sinks, e.g. excess:epsilon=3, the default."""

@@ -291,7 +291,7 @@ def lacks(curve: MaskingCurve) -> str | None:
     )
 
 
-STYLES: dict[str, Any] = {"top": "-", "sinks": "-", "random": ":", "lowest": "--", "recent": "-."}
+STYLES: dict[str, Any] = {"top": "-", "sinks": "-", "random": ":"}
 STYLES |= {"equal_mass": (0, (4, 1, 1, 1, 1, 1)), "matched": (0, (6, 1))}
 WORDS: dict[str, str] = labels_of("curve")["blocked"]
 SCALES = ("log", "linear")

@@ -13,13 +13,22 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sinklab.core.probing import AttentionCall, InterventionLog, Listener
+from sinklab.core.probing import (
+    AttentionCall,
+    BlockKeys,
+    InterventionLog,
+    Listener,
+    Selector,
+    SinkKeys,
+    TopKeys,
+)
 from sinklab.core.probing.interventions.removals import real_queries_B1
 from sinklab.core.registry import interventions
 from sinklab.core.sinks import Gu, find_sinks
 from sinklab.lab.analysis.doses import told_apart
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.measures import MaskSinks
+from sinklab.lab.measures.protocols import in_place_of
 from sinklab.lab.scoring import EditedLosses, HeldoutRows, edited_losses, heldout_rows
 from sinklab.lab.scoring.writing import is_random
 from sinklab.lab.studies import (
@@ -40,7 +49,7 @@ from sinklab.lab.studies.curve.study import CostStudy, CurveSettings
 ARM = ["k", "control"]
 """k keys, and the keys blocked: "none"; "top", the most attended; "sinks", those of them that are
 sinks by a rule; "matched", the same in the heads alone that have a control of equal mass; another
-control of `MaskSinks`; the text of an edit.
+control; the text of an edit.
 """
 CLEAN = (0, "none")
 FIRST = (1, "top")
@@ -114,13 +123,13 @@ class CostCurve(Reading):
         """Edits by (k, control), no edit first; those of all models and rows."""
         arms: dict[Arm, list[Any]] = {CLEAN: []}
         for k, control in itertools.product(settings.ks[1:], settings.controls):
-            how = {"k": k, "rule": settings.sink_rule}
+            keys = _keys(k, settings.sink_rule)
             name = control
             if control == "sinks" and settings.sink_rule is None:
                 name = "top"
-            arms[k, name] = [MaskSinks(**how, control=control)]
+            arms[k, name] = [BlockKeys(in_place_of(keys, control))]
             if control == "equal_mass":
-                arms[k, "matched"] = [MaskSinks(**how, matched=True)]
+                arms[k, "matched"] = [BlockKeys(in_place_of(keys, "matched"))]
         return arms | {(0, interventions.as_text(edit)): [edit] for edit in settings.edits}
 
     def steps(self, settings: CurveSettings, block: Block) -> int:
@@ -241,19 +250,15 @@ class CostMap(Reading):
         layers, heads = layers_and_heads(loaded)
         if settings.by == "layer":
             heads = range(-1, 0)
-        how = {
-            "k": settings.ks[0],
-            "rule": settings.sink_rule,
-            "control": settings.controls[0],
-            "removal": settings.removals[0],
-        }
+        keys = in_place_of(_keys(settings.ks[0], settings.sink_rule), settings.controls[0])
+        how: Any = settings.removals[0]
         arms: dict[Arm, list[Any]] = {UNEDITED: []}
         for cell in itertools.product(settings.layers or layers, heads):
             layer, head = cell
             only = None
             if head >= 0:
                 only = (head,)
-            arms[cell] = [MaskSinks(**how, layers=(layer,), heads=only)]
+            arms[cell] = [BlockKeys(keys, how=how, layers=(layer,), heads=only)]
         return arms
 
     def measure(self, trial: Trial) -> Rows:
@@ -279,6 +284,13 @@ class CostMap(Reading):
 
     sentences = deferred("sinklab.lab.studies.curve.figures:ablation_sentences")
     draw = deferred("sinklab.lab.studies.curve.figures:draw_ablation")
+
+
+def _keys(k: int, rule: Any) -> Selector:
+    """The k most attended keys, or those among them that a rule calls sinks."""
+    if rule is None:
+        return TopKeys(k)
+    return SinkKeys(rule, k)
 
 
 def layers_and_heads(loaded: Loaded) -> tuple[range, range]:

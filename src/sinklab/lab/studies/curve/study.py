@@ -34,9 +34,8 @@ class CurveSettings(Checked):
     """
     controls: tuple[str, ...] = limited((), one_of=CONTROLS)
     """Keys to block: those that receive most (sinks), as many others drawn (random), others that
-    are no sinks and together hold as much (equal_mass, compared in the heads that have some), the
-    least attended (lowest), the last (recent). When left out the first three; sinks by layer or
-    head.
+    are no sinks and together hold as much (equal_mass, compared in the heads that have some). When
+    left out these three; sinks by layer or head.
     """
     sink_rule: Any = registered(rules, None)
     """Rule for sinks, NAME:field=value: of the most attended keys only such are blocked, at most k.
@@ -122,7 +121,7 @@ class Curve(Study):
         sinklab curve
         sinklab curve --model tiny --ks 0 1 5 --rows 12 --out runs/quick
         sinklab curve --model tiny --sink-rule excess:epsilon=3 --edits \\
-            mask_sinks:k=5,removal=zero_value
+            block_keys:keys=top:k=5,how=zero_value
         sinklab curve --model tiny runs/laptop-causal/model --relative --scale linear
         sinklab curve --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --heldout \\
             my_texts/ --length 512

@@ -12,8 +12,7 @@ from sinklab.core.probing import STATES, BlockKeys, InterventionLog
 from sinklab.core.registry import interventions
 from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.checkpoints import Loaded, special_roles, token_text
-from sinklab.lab.measures import MaskSinks
-from sinklab.lab.measures.controls import CountControl
+from sinklab.lab.measures import MaskSinks, Random
 from sinklab.lab.scoring import (
     Moment,
     Task,
@@ -232,7 +231,7 @@ def _check_hidden(task: Task, text: str) -> None:
     for edit in settings.edits:
         if isinstance(edit, BlockKeys) and edit.keys.most is not None:
             # as many other columns must be left to be the controls
-            shares = 2 if isinstance(edit.keys, CountControl) else 1
+            shares = 2 if isinstance(edit.keys, Random) else 1
             named.append((interventions.as_text(edit), shares * edit.keys.most))
     for name, k in named:
         if not 1 <= k < keys:
@@ -289,6 +288,6 @@ def write_samples(work: Work) -> None:
             selector = "last_row"
         for k in task.settings.mask_sinks:
             meter.stage(f"writing sample {sample + 1} again with {k} sinks blocked")
-            edited, edited_log = follow(task, meter, None, MaskSinks(k=k, selector=selector))
+            edited, edited_log = follow(task, meter, None, MaskSinks(k=k, scores=selector))
             generations.append(_generation(task, sample, edited, k, edited_log))
         run.table("generations", generations, part=sample)

@@ -81,8 +81,8 @@ class StudySettings(DecodingSettings):
     maps: tuple[str, ...] = ()
     """Record whole attention maps, query × key, for these "step:layer:head", e.g. 3:5:2."""
     edits: tuple[Any, ...] = registered(interventions, ())
-    """Decode under these interventions, e.g. mask_sinks:k=5 or window_attention:radius=16, in this
-    order.
+    """Decode under these interventions, e.g. block_keys:keys=top:k=5 or
+    window_attention:radius=16, in this order.
     """
     full_forward: bool = False
     """Autoregressive models: recompute the whole text at every step instead of the last token on
@@ -164,8 +164,8 @@ class Trace(Study):
             --out runs/dual
         sinklab trace --prompts questions.jsonl --samples 30 --chat --model \\
             /models/LLaDA-8B-Instruct --dtype bfloat16
-        sinklab trace "The house" --edits mask_sinks:k=5 window_attention:radius=16 --maps 3:5:2 \\
-            --out runs/edited
+        sinklab trace "The house" --edits block_keys:keys=top:k=5 window_attention:radius=16 \\
+            --maps 3:5:2 --out runs/edited
         accelerate launch --num_processes 4 -m sinklab trace --prompts questions.jsonl \\
             --device cuda --resume
     """

@@ -1,11 +1,14 @@
-"""Registers without training: the neurons of a sink, moved to another position. A plug-in:
+"""The plug-in of the study what_sinks_do.py: the neurons of a sink moved to another position
+(registers without training), reference values of sinks, and pooled values.
 
-sinklab trace --plugin studies/what_sinks_do/move_neurons.py --edits move_neurons:file=FILE
+sinklab trace --plugin studies/what_sinks_do/plugin.py --edits move_neurons:file=FILE
 """
 
-# B batch, S positions that run, F neurons of a layer, N neurons that are moved
+# B batch, H query heads, S positions that run or keys, D head dim, F neurons of a layer,
+# N neurons that are moved
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,13 +17,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from sinklab import BlockKeys, intervene
 from sinklab.core.errors import Checked
+from sinklab.core.probing import Removal
 from sinklab.core.probing.call import AttentionCall, Listener
 from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.base import CallSite, Effect
 from sinklab.core.probing.interventions.removals import query_positions
-from sinklab.core.registry import interventions
-from sinklab.lab.measures.values import reference_values
+from sinklab.core.registry import interventions, removals
+from sinklab.lab.measures.values import ValueRemoval, other_keys, reference_values
 from sinklab.lab.scoring.hidden_states import Part, StateHandler
 
 
@@ -149,3 +154,70 @@ class NeuronHandler(StateHandler):
     def discard(self) -> None:
         super().discard()
         self.hooks.close()
+
+
+@removals.register("pool_value")
+@dataclass(frozen=True)
+class PoolValue(ValueRemoval):
+    """Keep the mass on the keys, and give each the mean value of the other keys that are seen.
+
+    Raises ValueError in a call whose queries see different keys.
+    """
+
+    def values(
+        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+    ) -> Tensor:
+        others_BHS = other_keys(call, gone_BHS, "pool_value")
+        weights_BHS = others_BHS.to(value_BHSD) / others_BHS.sum(-1, keepdim=True).clamp(min=1)
+        return (weights_BHS.unsqueeze(-1) * value_BHSD).sum(2, keepdim=True)
+
+
+@removals.register("sum_values")
+@dataclass(frozen=True)
+class SumValues(Removal):
+    """Take nothing away, and add the values of the chosen keys up."""
+
+    sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Layer -> sum of the values (H, D), and number of keys (H)."""
+
+    def apply(self, call: AttentionCall, gone_BHS: Tensor, random_BHS: Tensor) -> AttentionCall:
+        value_BHSD = call.for_query_heads(call.value_BKSD.detach().double())
+        sum_HD = value_BHSD.masked_fill(~gone_BHS.unsqueeze(-1), 0.0).sum((0, 2))
+        before_HD, known_H = self.sums.get(
+            call.layer, (torch.zeros_like(sum_HD), gone_BHS.new_zeros(1).long())
+        )
+        self.sums[call.layer] = before_HD + sum_HD, known_H + gone_BHS.sum((0, 2))
+        return call
+
+
+@torch.no_grad()
+def save_reference_values(
+    model: nn.Module, edit: BlockKeys, texts: Iterable[Tensor], file: str | Path
+) -> Path:
+    """Write the mean value of the keys that an edit chooses in reference texts, for the removal
+    "mean_value".
+
+    Args:
+        model: a model with a forward that takes ids (B, S).
+        edit: which keys, of which layers and heads, such as ``MaskSinks(k=1)``; they are chosen in
+            each text itself.
+        texts: ids, int64 (B, S), with masks if the model is to see some.
+        file: path to write: a tensor (H, D) a layer, NaN for a head in which no key was chosen.
+
+    Raises:
+        ValueError: if no key was chosen in any text.
+    """
+    summed = SumValues()
+    with intervene(model, replace(edit, when="now", how=summed, limit=None), measure=False):
+        for ids_BS in texts:
+            model(ids_BS)
+    if not any(bool(count_H.any()) for _, count_H in summed.sums.values()):
+        raise ValueError(
+            f"{edit} chose no key in the reference texts; give more texts, or another edit"
+        )
+    tensors = {
+        layer: (sum_HD / count_H[:, None]).float().cpu().contiguous()
+        for layer, (sum_HD, count_H) in summed.sums.items()
+    }
+    save_file(tensors, str(file))
+    return Path(file)
