@@ -1,6 +1,5 @@
 """The conformance suites of unmasking rules and caches, over every built-in and the examples."""
 
-import dataclasses
 from dataclasses import dataclass
 
 import pytest

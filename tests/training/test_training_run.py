@@ -220,7 +220,6 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings, tm
             {"pairs": "corrected", "corpus": "arithmetic", "monitor_every": 1},
             "measures rows without padding",
         ),
-        ({"monitor_rule": "exces:epsilon=3"}, "unknown sink rule 'exces'"),
         (
             {"pairs": "completion", "corpus": "arithmetic", "answer_length": 0},
             "answer_length must be at least 1",
