@@ -70,8 +70,8 @@ class Recorder(TrainerCallback):
         write_text(checkpoint / self.file, json.dumps(self.rows))
 
     def columns(self) -> dict[str, list[Any]]:
-        """The rows as columns of the table; rows of an older version may lack some."""
-        return {name: [row.get(name, math.nan) for row in self.rows] for name in self.names}
+        """The rows as columns of the table."""
+        return {name: [row[name] for row in self.rows] for name in self.names}
 
     def grow(self, *rows: dict[str, Any]) -> None:
         """Add rows, also on the disk; one that is full is no reason to stop here: checkpoints and
