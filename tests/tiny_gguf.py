@@ -59,7 +59,7 @@ def interleaved(weight_OI, heads):
     return weight_OI.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
-def save_gguf(file, architecture="llama", *, parts=1, start=False):
+def save_gguf(file, architecture="llama", *, start=False):
     """Write it, matrices in Q8_0 where their rows fit its blocks; the model that it was written
     from.
     """
@@ -76,8 +76,6 @@ def save_gguf(file, architecture="llama", *, parts=1, start=False):
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
-    if parts > 1:
-        writer.add_uint16("split.count", parts)
     model_of = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     special = set(tokenizer.all_special_tokens)
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))

@@ -6,7 +6,6 @@ import json
 import re
 import struct
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,6 @@ def test_tokens_chat_format_and_start_token_are_those_of_the_file(tmp_path, star
     assert lm.tokenizer.decode(expected) == TEXT
     assert (lm.special.bos, lm.special.eos) == (0, 1)
     assert lm.tokenizer.chat_template == CHAT
-    assert ("not written" in describe(tmp_path).details["start token"]) != start
 
 
 def test_the_model_can_be_saved_and_comes_back(file, tmp_path):
@@ -88,7 +86,7 @@ def test_commands_take_a_file(file, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(TEXT * 40)
     assert main(["info", str(file)]) == 0
-    assert re.search(r"loading takes +at most [\d.]+ MiB in float32", capsys.readouterr().out)
+    assert re.search(r"GGUF file +Q8_0 \(", capsys.readouterr().out)
     assert (
         main(["trace", "The sea", "--model", str(file), "--new-tokens", "3", "--out", "traced"])
         == 0
@@ -104,20 +102,14 @@ def test_commands_take_a_file(file, tmp_path, monkeypatch, capsys):
 
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch):
     save_gguf(tmp_path / "llada.gguf", "llada")
-    refused(r"llada\.gguf.*'llada'", sinklab.load, tmp_path / "llada.gguf")
+    refused(r"llada\.gguf.*architecture", sinklab.load, tmp_path / "llada.gguf")
     (tmp_path / "llada.gguf").unlink()
-    save_gguf(tmp_path / "whole.gguf", parts=3)
-    refused(r"whole\.gguf.*3 parts", describe, tmp_path / "whole.gguf")
-    part = tmp_path / "model-00001-of-00002.gguf"
-    (tmp_path / "whole.gguf").rename(part)
-    for place in (part, tmp_path):
-        refused("2 parts", sinklab.load, place)
-    part.rename(tmp_path / "a.gguf")
+    save_gguf(tmp_path / "whole.gguf")
     (tmp_path / "b.gguf").write_bytes(b"GGUF")
-    refused(r"\(a\.gguf, b\.gguf\)", sinklab.load, tmp_path)
+    refused("2 GGUF files", sinklab.load, tmp_path)
     refused(r"b\.gguf.*damaged", sinklab.load, tmp_path / "b.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    refused(r"b\.gguf.*pip install gguf", describe, tmp_path / "b.gguf")
+    refused(r"b\.gguf.*gguf installed", describe, tmp_path / "b.gguf")
 
 
 def at_key(file, key):
@@ -125,42 +117,19 @@ def at_key(file, key):
     return file.read_bytes().index(key) + len(key)
 
 
-def at_tensor(file, name):
-    """Byte of the type of a tensor, in front of its offset; behind name, number of axes, axes."""
-    content = file.read_bytes()
-    behind = content.index(name) + len(name)
-    return behind + 4 + 8 * struct.unpack_from("<I", content, behind)[0]
-
-
-LAST = b"blk.1.ffn_down.weight"
-DAMAGE = {
-    "blk.1.attn_norm.weight": lambda file: (at_key(file, b"llama.block_count") + 4, "<I", 1),
-    "blk.0.attn_norm.weight": lambda file: (at_key(file, b"llama.block_count") + 4, "<I", 0),
-    # Q8_0 -> Q4_0 and Q5_0
-    "blk.0.attn_k.weight": lambda file: (at_tensor(file, b"blk.0.attn_q.weight"), "<I", 2),
-    "blk.1.attn_k.weight": lambda file: (at_tensor(file, b"blk.1.attn_q.weight"), "<I", 6),
-    "the file ends": lambda file: (at_tensor(file, LAST), "<I", 1),
-    LAST.decode(): lambda file: (at_tensor(file, LAST) + 4, "<Q", 32),
-    "blk.1.ffn_up.weight": lambda file: (at_tensor(file, b"blk.1.ffn_up.weight") + 4, "<Q", -32),
-    "arrays of arrays": lambda file: (at_key(file, b"tokenizer.ggml.tokens") + 4, "<I", 9),
-    "a value should be": lambda file: (
-        at_key(file, b"tokenizer.ggml.token_type") + 4,
-        "<IQ",
-        0,
-        2**60,
-    ),
-}
-
-
-@pytest.mark.parametrize("fragment", DAMAGE)
-def test_a_header_that_does_not_fit_the_file_is_refused_by_name(fragment, file):
-    place, form, *values = DAMAGE[fragment](file)
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_tensors_that_do_not_fit_the_header_are_refused_by_name(count, file):
     content = bytearray(file.read_bytes())
-    struct.pack_into(form.replace("Q", "q"), content, place, *values)
+    struct.pack_into("<I", content, at_key(file, b"llama.block_count") + 4, count)
     file.write_bytes(content)
-    started = time.process_time()
-    refused(fragment, sinklab.load, file)
-    assert time.process_time() - started < 60
+    refused(r"tiny\.Q8_0\.gguf do not fit", sinklab.load, file)
+
+
+def test_a_file_cut_short_is_refused_by_name(file):
+    content = file.read_bytes()
+    for size in (100, len(content) // 2, len(content) - 64):
+        file.write_bytes(content[:size])
+        refused(r"tiny\.Q8_0\.gguf.*header cannot be read", sinklab.load, file)
 
 
 def test_a_name_stands_for_the_file_of_an_installed_package(tmp_path, monkeypatch):
@@ -178,7 +147,6 @@ MEASURED = """
 import resource, sys
 from pathlib import Path
 import torch, sinklab
-from sinklab.lab.checkpoints import gguf_files
 from transformers import AutoModelForCausalLM
 
 def peak():
@@ -196,11 +164,9 @@ for kind, size in (("bfloat16", 2), ("float32", 4)):
     assert (lm.special.bos, lm.special.eos) == (1, 2)
 ids = torch.tensor([lm.tokenizer("The capital of France is")["input_ids"]])
 assert "Paris" in lm.generate("The capital of France is", 4)
-# transformers alone parses the header for ten seconds
-with gguf_files._read_once(file):
-    theirs = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32
-    )
+theirs = AutoModelForCausalLM.from_pretrained(
+    file.parent, gguf_file=file.name, dtype=torch.float32
+)
 with torch.no_grad():
     assert torch.equal(lm.model(ids).logits, theirs(ids).logits)
 """

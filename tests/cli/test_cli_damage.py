@@ -145,7 +145,7 @@ def with_escapes(traced, place, *, free):
 
 
 OVER = {
-    "report": ["report", "{run}", "--out", "page", "--all"],
+    "report": ["report", "{run}", "--out", "page"],
     "compare": ["compare", "{run}", "{run}", "--out", "page"],
     "figures": ["figures", "{run}", "--out", "drawn", "--only", "sink_share", "--formats", "png"],
     "merge": ["merge", "{run}", "--out", "merged"],

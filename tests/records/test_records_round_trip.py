@@ -51,25 +51,6 @@ def test_what_is_written_is_read(tmp_path):
     assert [*pd.read_parquet(got.path / "steps.parquet")["step"]] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("written", "today"),
-    [
-        (
-            {"removed": [2], "mass": [0.5], "realised": [0.25], "keys": [[3, 4]]},
-            {"keys": [2], "held": [0.5], "removed": [0.25], "key_list": [[3, 4]]},
-        ),
-        ({"columns": [2], "held": [0.5]}, {"keys": [2], "held": [0.5]}),
-        ({"columns": [2], "removed": [0.5]}, {"columns": [2], "removed": [0.5]}),
-        ({"keys": [2], "removed": [0.25]}, {"keys": [2], "removed": [0.25]}),
-    ],
-)
-def test_doses_of_older_folders_have_todays_names(tmp_path, written, today):
-    with writer(tmp_path) as run:
-        run.table("removals", written, part=0)
-    found = open_run(tmp_path).table("removals")
-    assert {name: [np.asarray(one).tolist() for one in found[name]] for name in found} == today
-
-
 def test_tensors_bfloat16_and_nan(tmp_path):
     value = torch.tensor(
         [[1.5, float("nan"), float("inf")]], dtype=torch.bfloat16, requires_grad=True

@@ -12,7 +12,6 @@ from refusals import refused
 from sinklab import open_run
 from sinklab.core.sinks import DEFAULT, find_sinks
 from sinklab.lab.records.storage import file_hash
-from sinklab.lab.records.writing import RunWriter
 from sinklab.lab.reports import as_studies
 from sinklab.lab.reports.sentences import told
 from sinklab.lab.studies.trace.study import StudySettings, study
@@ -53,21 +52,6 @@ def test_the_page_reads_all_queries_so_far_and_says_so(folder):
     assert "max(8, S/3)" in told("reading", shown)[0]
     assert "last query of the step before" in told("chosen", shown)[0]
     assert 0 <= shown.chosen_keys.share <= 1
-
-
-def test_a_run_of_an_earlier_version_is_that_of_last_rows(folder, tmp_path):
-    run = open_run(folder).save(tmp_path / "old")
-    about = json.loads((run.path / "run.json").read_text())
-    assert about["model"].pop("reading")
-    (run.path / "run.json").write_text(json.dumps(about))
-    old = open_run(run.path)
-    assert "last query alone" in repr(old)
-    shown = as_studies(old)[0]
-    assert shown.reading == shown.samples[0].reading == "last row"
-    assert "by the last query of each step alone" in told("reading", shown)[0]
-    given = {name: about[name] for name in ("kind", "settings", "seed")}
-    model = about["model"] | {"reading": "all queries so far"}
-    refused(r"model\['reading'\]", RunWriter(run.path, model=model, **given, resume=True).__enter__)
 
 
 def changed(folder, path, change):

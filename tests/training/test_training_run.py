@@ -208,7 +208,6 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings):
             {"pairs": "corrected", "corpus": "arithmetic", "monitor_every": 1},
             "measures rows without padding",
         ),
-        ({"monitor_rule": "exces:epsilon=3"}, "unknown sink rule 'exces'"),
         (
             {
                 "pairs": "completion",

@@ -141,6 +141,10 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
     if plan.whole is not None:
         # if layers differ, a config of transformers says per layer what this one has
         layer = backbone.per_layer_config[0]
+    details = plan.family.details(plan)
+    file = gguf_files.find(name)
+    if file is not None:
+        details = {**details, "GGUF file": gguf_files.stored_as(file, name)}
     sink = "none"
     if sink_of(config):
         sink = f"{config.sink_count} ({config.sink_kind}, {config.sink_side})"
@@ -169,29 +173,5 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         sink=sink,
         gate=stated(config, "gate", "none"),
         stored=str(materialize.weight_type("auto", raw, "auto")).removeprefix("torch."),
-        details={**plan.family.details(plan), **_of_gguf(name, total)},
+        details=details,
     )
-
-
-def _of_gguf(name: str, parameters: int) -> dict[str, str]:
-    """Facts of a GGUF file, for `details`; none of another checkpoint."""
-    file = gguf_files.find(name)
-    if file is None:
-        return {}
-    header = gguf_files.read_header(file, name)
-    needs = [
-        f"{_readable(header.loading_bytes(parameters, size))} in {dtype}"
-        for dtype, size in BYTES.items()
-    ]
-    words = {
-        None: "not said",
-        True: "written in front of texts",
-        False: "not written in front of texts",
-    }
-    chats = {True: "in the file", False: "none in the file"}
-    return {
-        "GGUF file": f"{_readable(header.size)}, {header.title or 'no name'}: {header.stored}",
-        "loading takes": f"at most {', '.join(needs)}",
-        "start token": words[header.starts_texts],
-        "chat format": chats[header.has_chat_template],
-    }

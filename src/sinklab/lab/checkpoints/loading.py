@@ -210,7 +210,7 @@ def _opened(
 ) -> tuple[CheckpointPlan, weightfiles.Weights | Path, PreTrainedTokenizerBase | None]:
     """The plan, completed from the weight files; these files; and the tokenizer."""
     if place.suffix == gguf_files.SUFFIX:
-        note = f"dequantised from {gguf_files.read_header(place, name).stored}"
+        note = f"dequantised from {gguf_files.stored_as(place, name)}"
         tokenizer = gguf_files.read_tokenizer(place, name)
         return replace(plan, notes=(*plan.notes, note)), place, tokenizer
     weights: weightfiles.Weights | Path = place

@@ -177,7 +177,6 @@ def command(name: str, study: Study) -> Callable[..., None]:
             say(line)
 
     call.__name__ = name
-    call.rare = study.rare  # type: ignore[attr-defined]
     arguments = "".join(f"    {part}: {WORDS['arguments'][part]}\n" for part in kinds)
     call.__doc__ = f"{inspect.cleandoc(study.__doc__ or '')}\n\nArgs:\n{arguments}"
     call.__annotations__ = {part: kind for part, (kind, _) in kinds.items()}

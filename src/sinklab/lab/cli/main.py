@@ -157,15 +157,15 @@ def _nothing() -> None:
 
 def listings() -> dict[str, dict[str, Any]]:
     """Name of a command -> its `group` in the help, whether it is `seldom` used, and words that
-    are `meant` by it: those of the lab from options.toml, those of an extra from the
-    attribute ``listed`` of its function or study.
+    are `meant` by it: those of the lab from options.toml, those of an extra from the attribute
+    ``listed`` of its function.
     """
     found = {}
     for group, names in WORDS["groups"].items():
         for name in names.split():
             meant = WORDS["meant"].get(name, "")
             found[name] = {"group": group, "meant": meant, "seldom": name in SELDOM}
-    for name, own in [*registry.studies.items(), *registry.commands.items()]:
+    for name, own in registry.commands.items():
         listed = carried(own, "listed")
         if listed:
             found[name] = listed

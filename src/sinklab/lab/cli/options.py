@@ -34,7 +34,7 @@ RARE = frozenset(WORDS["rare"].split())
 """Options that --help leaves to --help-all, in every command."""
 PERMISSIONS = frozenset(WORDS["permissions"].split())
 """Permissions to run code, write, send or go on: given on the command line alone, never by a
-file. A command of an extra has its own as its attribute ``permissions``.
+file.
 """
 GONE = {name: instead for names, instead in WORDS["gone"].items() for name in names.split()}
 """Commands and options that were taken away -> what to use instead."""
@@ -291,23 +291,21 @@ class Given:
             }
         return cls(config, settings, is_run=not is_toml)
 
-    def divided(
-        self, known: Iterable[str], permissions: Iterable[str] = ()
-    ) -> tuple[dict[str, Any], list[str]]:
+    def divided(self, known: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
         """Settings for a command with these options, and the names of those it leaves.
 
         Args:
             known: options of the command.
-            permissions: those of them that no file may give, besides `PERMISSIONS`.
 
         Raises:
             ValueError: for a name in a file of settings that is no option, with the near one.
         """
-        barred = PERMISSIONS.union(permissions)
-        known = {*known} - barred
+        known = {*known} - PERMISSIONS
         left = [name for name in self.settings if name not in known]
         if not self.is_run:
-            known_fields(self.source, [name for name in left if name not in barred], sorted(known))
+            known_fields(
+                self.source, [name for name in left if name not in PERMISSIONS], sorted(known)
+            )
         return {name: value for name, value in self.settings.items() if name in known}, left
 
     def value(self, name: str, hint: Any) -> Any:
@@ -324,9 +322,8 @@ def _names(settings: Any) -> list[str]:
 
 
 def carried(function: Any, name: str) -> Any:
-    """An attribute that the function or class of a command may have: options that it hides or
-    takes ``positional``, that are ``rare`` or ``permissions``, and its place in the list of
-    commands (``listed``); () without it.
+    """An attribute that the function of a command may have: options that it hides (``hidden``) or
+    takes ``positional``, and its place in the list of commands (``listed``); () without it.
     """
     return getattr(function, name, ())
 
@@ -363,10 +360,10 @@ def options(
         for name in _names(group)
         if name not in hidden or name == "prompts"
     ]
-    taken, left = given.divided(names, carried(function, "permissions"))
+    taken, left = given.divided(names)
     rare = frozenset[str]()
     if short:
-        rare = RARE.union(carried(function, "rare"))
+        rare = RARE
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = []
     seen: set[str] = set()

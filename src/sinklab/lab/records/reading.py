@@ -74,7 +74,7 @@ class Run:
             with undamaged(path, REMEDY):
                 # threads wait for one another longer than they read a small table
                 frame = pd.read_parquet(path, use_threads=path.stat().st_size > LARGE)
-            frames.append(frame.rename(columns=renamed(frame)))
+            frames.append(frame)
         if len(frames) == 1:
             return frames[0]
         return pd.concat(frames, ignore_index=True)
@@ -216,8 +216,7 @@ def as_written(folder: Path, info: RunInfo, file: str) -> Path:
     """The path of a file of a run, once its content was held against its checksum.
 
     All code that reads, copies or moves a file of a run asks for its path here. Each state of a
-    file is read once a process; runs of earlier versions have no checksums, and their files are
-    taken as they are.
+    file is read once a process.
 
     Raises:
         ValueError: naming the file, for one that is missing, a link, or different from the file the
@@ -287,9 +286,6 @@ def _check(kind: Kind, path: Path) -> None:
 def lost_files(folder: Path, info: RunInfo) -> set[str]:
     """Files of a run, by their paths in its folder, that are missing, unreadable, or changed since
     they were written.
-
-    If run.json has checksums, every byte is read; for a run of an earlier version, the ends of each
-    file.
     """
     lost = {file for file, known in info.checksums.items() if not _is(folder / file, known)}
     for kind, file in info.all_files():
@@ -298,18 +294,6 @@ def lost_files(folder: Path, info: RunInfo) -> set[str]:
         except ValueError:
             lost.add(file)
     return lost
-
-
-def renamed(names: Iterable[str]) -> dict[str, str]:
-    """Names of a dose in older run folders -> those of today.
-
-    There "removed" counted keys in the table ``removals`` and in answers of benchmarks, and
-    "columns" counted them in other tables.
-    """
-    known = {*names}
-    if "realised" in known:
-        return {"removed": "keys", "mass": "held", "realised": "removed", "keys": "key_list"}
-    return {"columns": "keys"} if {"columns", "held"} <= known else {}
 
 
 def _is(path: Path, checksum: str) -> bool:

@@ -22,7 +22,7 @@ from sinklab import __version__
 from sinklab.core.errors import known_fields
 from sinklab.lab.files import refused
 from sinklab.lab.records import storage
-from sinklab.lab.records.info import OWN, RunInfo, read_info, reading_of
+from sinklab.lab.records.info import RunInfo, read_info
 from sinklab.lab.records.leases import CLAIMS, RUN, Claims, Lease
 from sinklab.lab.records.reading import Run, as_written, lost_files, open_run
 from sinklab.lab.records.storage import ARRAYS, KINDS, PART_SUFFIX, RUN_FILE, SCHEMA, TABLES, Kind
@@ -36,10 +36,6 @@ def begun_before(path: Path, given: RunInfo) -> RunInfo:
     the first difference if it is another run.
     """
     before = read_info(path / RUN_FILE)
-    if "reading" in given.model:
-        before.model.setdefault("reading", reading_of(before))
-        before.model.setdefault("forward", OWN)
-        before.settings.setdefault("exact", True)
     old_fields = dataclasses.asdict(before)
     new_fields = dataclasses.asdict(given)
     for field in ("kind", "seed", "model", "settings"):

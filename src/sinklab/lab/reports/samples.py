@@ -324,7 +324,7 @@ class Sample:
 
     @cached_property
     def reading(self) -> str:
-        """Queries that are read: "all queries", "all queries so far", or the "last row"."""
+        """Queries that are read: "all queries" or "all queries so far"."""
         return reading_of(self.run.info)
 
     @cached_property

@@ -102,8 +102,8 @@ class Study(Reader):
 
     @cached_property
     def reading(self) -> str:
-        """Queries whose attention it has: "all queries", "all queries so far" of an autoregressive
-        text, or "last row".
+        """Queries whose attention it has: "all queries", or "all queries so far" of an
+        autoregressive text.
         """
         return reading_of(self.run.info)
 

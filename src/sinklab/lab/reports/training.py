@@ -26,7 +26,6 @@ FREE = frozenset(
         "compile",
         "gradient_checkpointing",
         "head_chunk",
-        "liger",
         "micro_batch",
         "workers",
         "log_every",

@@ -25,14 +25,12 @@ from sinklab.core.errors import unknown
 from sinklab.core.sinks import Rule
 from sinklab.lab.analysis.answers import Answers
 from sinklab.lab.records import reading
-from sinklab.lab.records.info import ALL_QUERIES, LAST_ROW, SO_FAR, reading_of
+from sinklab.lab.records.info import reading_of
 from sinklab.lab.records.writing import names_in
 from sinklab.lab.reports import build
 from sinklab.lab.reports.drawing import figures_of
 from sinklab.lab.reports.runs import as_shown, as_studies
 
-WHOSE = {ALL_QUERIES: "all queries", SO_FAR: "all queries so far", LAST_ROW: "the last query alone"}
-"""a reading in words"""
 MOST_SHOWN = 300_000
 """bytes that a run may add to a notebook; without the page if it is larger"""
 FRAME = (
@@ -109,7 +107,7 @@ class Run(reading.Run):
             str(self.path)[-80:] if self.is_saved else "in memory until .save(folder)",
         )
         names = ", ".join((*self.tables, *self.array_files))
-        reading = "" if about.kind != "study" else f"; attention of {WHOSE[reading_of(about)]}"
+        reading = "" if about.kind != "study" else f"; attention of {reading_of(about)}"
         if "forward" in about.model:
             reading += f" in {about.model['forward']}"
         named = f"{about.kind} of {about.model.get('name')}, {about.status}{reading}"

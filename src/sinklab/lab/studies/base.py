@@ -296,10 +296,6 @@ class Study:
     """
     permissions: ClassVar[tuple[str, ...]] = ()
     """Settings given on the command line alone, never by ``--reproduce``."""
-    rare: ClassVar[tuple[str, ...]] = ()
-    """Options that --help leaves to --help-all."""
-    listed: ClassVar[dict[str, Any] | None] = None
-    """Of an extra's study: its `group` and `line` in ``sinklab --help``, and if `seldom` used."""
 
     @dataclass(frozen=True)
     class Options:

@@ -14,7 +14,6 @@ from transformers.integrations import TensorBoardCallback
 
 from sinklab.core.errors import one_of
 from sinklab.core.models.config import DiffusionLMConfig
-from sinklab.core.registry import rules
 from sinklab.lab.files import launched
 from sinklab.lab.training.settings import TrainSettings
 
@@ -26,7 +25,6 @@ def check(settings: TrainSettings) -> None:
         ValueError: for sizes below 1 or that do not fit, an unknown choice or variant, fractions
             outside 0…1, settings that exclude one another.
     """
-    rules.parse(settings.monitor_rule)
     _check_sizes(settings)
     DiffusionLMConfig(LlamaConfig(), **variant(settings, "gate_bias"))
     _check_together(settings)

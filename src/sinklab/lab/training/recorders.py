@@ -21,7 +21,7 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-from sinklab.core.sinks import DEFAULT, Rule
+from sinklab.core.sinks import DEFAULT
 from sinklab.lab.files import Terminated, read_json
 from sinklab.lab.records.info import undamaged
 from sinklab.lab.records.storage import write_text
@@ -70,8 +70,8 @@ class Recorder(TrainerCallback):
         write_text(checkpoint / self.file, json.dumps(self.rows))
 
     def columns(self) -> dict[str, list[Any]]:
-        """The rows as columns of the table; rows of an older version may lack some."""
-        return {name: [row.get(name, math.nan) for row in self.rows] for name in self.names}
+        """The rows as columns of the table."""
+        return {name: [row[name] for row in self.rows] for name in self.names}
 
     def grow(self, *rows: dict[str, Any]) -> None:
         """Add rows, also on the disk; one that is full is no reason to stop here: checkpoints and
@@ -257,7 +257,6 @@ class SinkMonitor(Recorder):
         rows: how many rows.
         earlier: checkpoint of the run that this one resumes.
         causal_steps: until this step the model is a causal one and is measured as one.
-        rule: definition of a sink.
         log: called with a few numbers of each measurement, by name (``sink/share``): the Trainer's
             own ``log``.
     """
@@ -274,7 +273,6 @@ class SinkMonitor(Recorder):
         rows: int = 8,
         earlier: Path | None = None,
         causal_steps: int = 0,
-        rule: Rule = DEFAULT,
         given: int = 0,
         log: Callable[[dict[str, float]], object] | None = None,
     ) -> None:
@@ -282,7 +280,6 @@ class SinkMonitor(Recorder):
         self.ids_RS = ids_RS[:: max(1, len(ids_RS) // rows)][:rows]
         self.every = every
         self.causal_steps = causal_steps
-        self.rule = rule
         self.given = given
         self.log = log
 
@@ -316,9 +313,7 @@ class SinkMonitor(Recorder):
             return
         # the model of step n has taken steps 0 … n-1
         causal = bool(self.causal_steps) and step <= self.causal_steps
-        seen = snapshot(
-            model, self.ids_RS, causal=causal, rule=self.rule, given=self.given
-        ).as_rows()
+        seen = snapshot(model, self.ids_RS, causal=causal, rule=DEFAULT, given=self.given).as_rows()
         self.grow(*({"step": step, "causal": causal, **row} for row in seen))
         if self.log is not None and state.is_world_process_zero:
             numbers = {said: seen[0][name] for name, said in SUMMARY.items()}

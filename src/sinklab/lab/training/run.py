@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from sinklab.core.registry import rules
 from sinklab.lab.data import StreamedRows, row_start
 from sinklab.lab.files import Terminated, on_signals
 from sinklab.lab.records.reading import lost_files
@@ -229,7 +228,6 @@ def _trainer(
         shifted=config.logit_shift,
         batch=settings.batch,
         head_chunk=settings.head_chunk,
-        liger={"auto": None, "on": True, "off": False}[settings.liger],
         in_blocks=config.block_length is not None,
     )
     together = min(args.per_device_train_batch_size, settings.head_chunk // settings.length)
@@ -254,7 +252,6 @@ def _trainer(
             text.heldout.ids_RS,
             every=settings.monitor_every,
             rows=settings.monitor_rows,
-            rule=rules.parse(settings.monitor_rule),
             earlier=checkpoint,
             causal_steps=noise.clean_steps,
             given=len(row_start(text.tokenizer)),

@@ -209,8 +209,6 @@ class EngineSettings(Checked):
     """Keep no activations inside layers: less memory, about a third more time."""
     head_chunk: int = limited(4096, at_least=1, free=True)
     """Masked positions whose logits are held in memory at a time."""
-    liger: str = limited("auto", one_of=("auto", "on", "off"), free=True)
-    """Liger's fused kernels for the head on CUDA: auto (if installed), on or off."""
     threads: int | None = limited(None, at_least=1, free=True)
     """CPU threads; None leaves PyTorch's choice."""
     log_every: int = limited(20, at_least=1, free=True)
@@ -227,8 +225,6 @@ class EngineSettings(Checked):
     """
     monitor_rows: int = limited(8, at_least=1)
     """Rows of held-out text that the sink monitor measures."""
-    monitor_rule: str = "excess"
-    """Sink rule of the sink monitor, as text, such as excess:epsilon=5 or gu."""
     log_to: str = limited("auto", free=True)
     """Trackers of the Trainer besides the run folder: auto (tensorboard, if installed), none, or
     names such as tensorboard, wandb, trackio, separated by commas.

@@ -189,7 +189,6 @@ class Objective:
     batch: int
     """Rows of an optimizer step, over all processes."""
     head_chunk: int = 4096
-    liger: bool | None = None
     in_blocks: bool = False
     """Attention is in blocks: each is denoised behind the clean ones before it."""
 
@@ -199,10 +198,7 @@ class Objective:
         """Arguments of the model for a micro-batch of this step with ``tokens`` tokens in its
         loss.
         """
-        return self.targets(batch, step, tokens) | {
-            "head_chunk": self.head_chunk,
-            "liger": self.liger,
-        }
+        return self.targets(batch, step, tokens) | {"head_chunk": self.head_chunk}
 
     def targets(
         self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float

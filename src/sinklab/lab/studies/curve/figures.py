@@ -5,7 +5,7 @@ results in words.
 # R rows
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -294,31 +294,24 @@ def lacks(curve: MaskingCurve) -> str | None:
 STYLES: dict[str, Any] = {"top": "-", "sinks": "-", "random": ":"}
 STYLES |= {"equal_mass": (0, (4, 1, 1, 1, 1, 1)), "matched": (0, (6, 1))}
 WORDS: dict[str, str] = labels_of("curve")["blocked"]
-SCALES = ("log", "linear")
+SCALES = {"linear": "linear", "log": "symlog"}
 AXES = ("count", "mass")
 
 
 @figure("masking_curve", kind="curve", prepared=True, size=(4.8, 3.2))
 def masking_curve_figure(
-    runs: list[Reader],
-    *,
-    over: str = "count",
-    relative: bool = False,
-    scale: str = "log",
-    change: str = "linear",
+    runs: list[Reader], *, over: str = "count", change: str = "linear"
 ) -> Chart:
     """Change of the loss over the number of blocked keys, or the attention removed, with 95 % bands
     over rows of text.
 
     A colour for each model; a style for each control. A diffusion model's loss is its masked-token
     bound, an autoregressive one's that of the next token. `over`: count (keys per layer and head)
-    or mass (percent of the attention really removed). `relative`: in percent of the loss with
-    nothing blocked. `scale`: of the axis of counts, log (linear below 1) or linear; `change`: of
-    the vertical one, linear or log (linear below a thousandth of a nat, or of a percent). Raises
-    ValueError for another axis, scale or theme, and for runs of another kind.
+    or mass (percent of the attention really removed). `change`: scale of the vertical axis, linear
+    or log (linear below a thousandth of a nat). Raises ValueError for another axis, scale or theme,
+    and for runs of another kind.
     """
-    for name in (scale, change):
-        one_of("the scale of a masking curve", name, SCALES)
+    one_of("the scale of a masking curve", change, SCALES)
     one_of("the axis of a masking curve", over, AXES)
     curves = as_curves([run if isinstance(run, MaskingCurve) else run.run for run in runs])
     column, to_axis = {"count": ("k", 1), "mass": ("removed", 100)}[over]
@@ -326,30 +319,24 @@ def masking_curve_figure(
     for one, curve in zip(drawn_as(curves), curves, strict=True):
         for control in curve.controls:
             rows = curve.of(control).sort_values(column, kind="stable")
-            factor = 1.0
-            if relative:
-                factor = 100 / rows["loss"].iloc[0]
             how = {
                 "run": curve.title,
                 "name": curve.title,
                 "style": STYLES.get(control, "-"),
                 "words": WORDS.get(control, control),
-                "low": factor * rows["delta_low"],
-                "high": factor * rows["delta_high"],
+                "low": rows["delta_low"],
+                "high": rows["delta_high"],
             }
-            lines.append(one.line(to_axis * rows[column], factor * rows["delta"], **how))
-    log = {"log": "symlog", "linear": "linear"}
+            lines.append(one.line(to_axis * rows[column], rows["delta"], **how))
     x = Axis("attention removed, %")
     if over == "count":
         x = Axis(
             "keys blocked per layer and head",
-            scale=log[scale],
+            scale="symlog",
             ticks=sorted({int(k) for one in curves for k in one.rows["k"]}),
         )
-    unit = "nats per token"
-    if relative:
-        unit = "% of the loss"
-    return Chart(x, Axis(f"change of loss, {unit}", scale=log[change], linear=1e-3), lines)
+    y = Axis("change of loss, nats per token", scale=SCALES[change], linear=1e-3)
+    return Chart(x, y, lines)
 
 
 def masking_curve_table(runs: Curves) -> pd.DataFrame:
@@ -411,17 +398,20 @@ def masking_curve_sentences(runs: Curves) -> list[str]:
 
 def draw_masking_curves(runs: list[Run], out: Path, options: Any) -> list[Path]:
     """masking_curve.md, .csv and the pictures, with the look of the options."""
-    look = asdict(options)
-    return write_masking_curves(runs, out, look.pop("figures"), **look)
+    return write_masking_curves(runs, out, options.figures, change=options.change)
 
 
 def write_masking_curves(
-    runs: Curves, folder: str | Path, formats: Iterable[str] = ("png",), **look: Any
+    runs: Curves,
+    folder: str | Path,
+    formats: Iterable[str] = ("png",),
+    *,
+    change: str = "linear",
 ) -> list[Path]:
     """Write the pictures over count and over mass, the table (masking_curve.md, .csv with all
     numbers) and sentences.
 
-    `look`: relative, scale, change and theme of `masking_curve_figure`.
+    `change`: see `masking_curve_figure`.
 
     Raises ValueError for an unknown format or scale, and for runs of another kind.
     """
@@ -435,7 +425,7 @@ def write_masking_curves(
         write_csv(target / "masking_curve.csv", numbers),
     ]
     for over, stem in (("count", "masking_curve"), ("mass", "masking_curve_mass")):
-        draw = partial(masking_curve_figure, curves, over=over, **look)
+        draw = partial(masking_curve_figure, curves, over=over, change=change)
         written += save_figure(draw, target / stem, formats)
     return written
 

@@ -122,7 +122,7 @@ class Curve(Study):
         sinklab curve --model tiny --ks 0 1 5 --rows 12 --out runs/quick
         sinklab curve --model tiny --sink-rule excess:epsilon=3 --edits \\
             block_keys:keys=top:k=5,how=zero_value
-        sinklab curve --model tiny runs/laptop-causal/model --relative --scale linear
+        sinklab curve --model tiny runs/laptop-causal/model --figures svg
         sinklab curve --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --heldout \\
             my_texts/ --length 512
         sinklab curve --by head --model tiny --rows 12 --length 128 --out runs/map
@@ -139,12 +139,8 @@ class Curve(Study):
     class Options:
         """Look of the figures."""
 
-        relative: bool = False
-        """Draw the change relative to the loss with nothing blocked, in percent."""
-        scale: Literal["log", "linear"] = "log"
-        """Scale of a curve's horizontal axis."""
         change: Literal["log", "linear"] = "linear"
-        """Scale of its vertical axis."""
+        """Scale of a curve's vertical axis."""
         figures: tuple[str, ...] = ("png",)
         """Formats of the figure: png, svg, pdf; a bare --figures draws none."""
 
