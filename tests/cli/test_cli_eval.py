@@ -1,6 +1,5 @@
 """`sinklab eval` on a tiny model and a few questions of GSM8K's form."""
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -17,6 +16,7 @@ from sinklab.lab.cli.options import checked, typed
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.benchmarks.study import EvalSettings, Evaluation
 from tiny_diffusion import save_tiny
+from tiny_tasks import write_gsm8k
 
 
 @pytest.fixture(autouse=True)
@@ -26,13 +26,7 @@ def quiet(monkeypatch):
 
 @pytest.fixture
 def model(tmp_path):
-    data = tmp_path / "data" / "gsm8k"
-    data.mkdir(parents=True)
-    rows = [
-        {"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"}
-        for n in range(4)
-    ]
-    (data / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_gsm8k(4)
     return str(save_tiny(tmp_path / "model", 1, context=160))
 
 
@@ -46,8 +40,6 @@ def test_mistakes_show_before_a_model_is_read(model, monkeypatch):
         ({"tasks": ("gsm9k",), "data": "data"}, "unknown task 'gsm9k'; did you mean 'gsm8k'"),
         ({"tasks": ("piqa",), "data": "data"}, "piqa needs its"),
         ({"tasks": ("humaneval",), "data": "data"}, "allow it with --run-code"),
-        ({"control": "randon"}, "did you mean 'random'"),
-        ({"tasks": ()}, "at least one task"),
     ):
         with refusing(message):
             evaluated(model, checked(typed(EvalSettings()), **settings))

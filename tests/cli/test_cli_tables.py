@@ -1,6 +1,5 @@
 """`curve`, `table1` and `onetoken` from the command line, on tiny models."""
 
-import json
 import shlex
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from sinklab.lab.studies.benchmarks.study import EvalSettings
 from sinklab.lab.studies.curve import Curve, CurveSettings
 from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
 from tiny_llama import tiny_llama
+from tiny_tasks import write_gsm8k
 
 
 @pytest.fixture(scope="module")
@@ -187,17 +187,12 @@ def test_table1_prints_measured_beside_published(model, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_table1_of_two_models_prints_protocols_doses_and_controls(tmp_path, capsys):
+def test_table1_of_two_models_prints_protocols_doses_and_controls(capsys):
     pytest.importorskip("lm_eval")
     save_tiny(Path("dlm"), 1, context=160)
     tiny_llama(160).model.save_pretrained("ar")
     tiny_tokenizer().save_pretrained("ar")
-    questions = [
-        {"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"}
-        for n in range(2)
-    ]
-    Path("data/gsm8k").mkdir(parents=True)
-    Path("data/gsm8k/test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    write_gsm8k(2)
     how = (
         "--tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --block-length 4 "
         "--record-sinks 1 --ks 1"
@@ -236,13 +231,10 @@ def paper_toys():
 
 
 @pytest.mark.slow
-def test_the_paper_s_table_on_toys_in_the_published_formats(tmp_path, capsys):
+def test_the_paper_s_table_on_toys_in_the_published_formats(capsys):
     pytest.importorskip("lm_eval")
     models = paper_toys()
-    Path("data/gsm8k").mkdir(parents=True)
-    Path("data/gsm8k/test.jsonl").write_text(
-        json.dumps({"question": "1 and 1?", "answer": "#### 2"}) + "\n"
-    )
+    write_gsm8k(1)
     how = (
         "--tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --block-length 4 --out out "
         "--figures"
@@ -297,32 +289,16 @@ def test_the_paper_s_table_is_refused_without_the_weights(capsys):
 
 
 @pytest.mark.usefixtures("no_tasks")
-def test_onetoken_prints_all_five_tables(tmp_path, capsys):
+def test_onetoken_prints_all_five_tables(capsys):
     settings = {"tasks": ["arc_easy"], "mask_sinks": None, "init_from": None}
     with RunWriter(
         "runs/a", kind="training", model={"family": "diffusion"}, settings=settings, seed=0
     ):
         pass
-    onetoken((Path("runs"),), Path("out"))
+    assert cli("onetoken runs --out out") == 0
     printed = capsys.readouterr().out
     for number in range(1, 6):
         assert f"One Token Is Enough, Table {number}: " in printed
     assert printed.count("Published: arXiv 2601.19657") == 1
     assert "sinklab train laptop-scratch --variant gate" in printed
     assert Path("out/onetoken-5.tex").is_file()
-
-
-def test_the_commands_are_reached_by_name(model, capsys):
-    small()
-    command = (
-        f"curve --model {model} --ks 0 1 --rows 2 --length 20 --heldout held.txt --no-twin "
-        "--out out --figures"
-    )
-    assert cli(command) == 0
-    assert "run folders: out/plain" in capsys.readouterr().out
-    assert cli(f"curve --model {model} --controls randm") == 2
-    assert "but is 'randm'; did you mean 'random'?" in capsys.readouterr().err
-    assert cli("onetoken nowhere") == 2
-    assert "but nowhere is not a folder" in capsys.readouterr().err
-    assert cli(f"table1 --model {model} --ks -1") == 2
-    assert "ks must be at least 0, but is -1" in capsys.readouterr().err

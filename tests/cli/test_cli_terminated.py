@@ -2,7 +2,6 @@
 writes.
 """
 
-import json
 import os
 import shlex
 import signal
@@ -14,6 +13,7 @@ from sinklab.lab.cli import main
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.studies.benchmarks.requests import RequestCache
 from tiny_diffusion import save_tiny
+from tiny_tasks import write_gsm8k
 
 
 @pytest.fixture(autouse=True)
@@ -67,12 +67,7 @@ STUDIES = {
 def test_a_command_keeps_what_is_written_and_goes_on(name, monkeypatch, capsys):
     if name == "eval":
         pytest.importorskip("lm_eval")
-        rows = [
-            {"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"}
-            for n in range(4)
-        ]
-        Path("data/gsm8k").mkdir(parents=True)
-        Path("data/gsm8k/test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_gsm8k(4)
     save_tiny(Path("model"), 1, context=160)
     text, owner, method, calls, table = STUDIES[name]
     command, handler = shlex.split(text), signal.getsignal(signal.SIGTERM)

@@ -2,7 +2,6 @@
 mixed up.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from sinklab.lab.studies.benchmarks.run import table1
 from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
+from tiny_tasks import write_gsm8k
 
 SETTINGS = EvalSettings(tasks=("gsm8k", "humaneval"))
 
@@ -204,17 +204,9 @@ def test_plans_and_settings_that_make_no_sense(tmp_path):
 
 def test_real_cells_of_a_real_benchmark(tmp_path):
     pytest.importorskip("lm_eval")
-    data = tmp_path / "data" / "gsm8k"
-    data.mkdir(parents=True)
-    rows = [
-        {"question": f"What is 2 and {n}?", "answer": f"2 + {n} = {n + 2}\n#### {n + 2}"}
-        for n in range(3)
-    ]
-    (data / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = EvalSettings(
-        tasks=("gsm8k",), data=str(data.parent), limit=2, num_fewshot=0, new_tokens=4
-    )
-    settings = replace(settings, block_length=4)
+    write_gsm8k(3)
+    how = {"limit": 2, "num_fewshot": 0, "new_tokens": 4, "block_length": 4}
+    settings = EvalSettings(tasks=("gsm8k",), data="data", **how)
     folders = table1({"a": tiny_loaded}, settings, tmp_path / "out", Plan(ks=(2,)))
     runs = [open_run(folder) for folder in folders]
     assert [run.info.settings["mask_sinks"] for run in runs] == [None, 2]
