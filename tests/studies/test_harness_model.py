@@ -21,7 +21,6 @@ from sinklab.core.registry import interventions
 from sinklab.core.sinks import Gu
 from sinklab.lab.measures import PROTOCOLS, MaskSinks, Recent, by_protocol
 from sinklab.lab.scoring import rolling, score
-from sinklab.lab.studies.base import from_record, kept_record
 from sinklab.lab.studies.benchmarks import requests
 from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 from sinklab.lab.studies.benchmarks.requests import likelihood_settings
@@ -239,19 +238,6 @@ def test_equal_requests_are_answered_once_unless_noise_decides(monkeypatch):
     assert other != texts[:3]
 
 
-def test_drawn_answers_do_not_depend_on_the_batch():
-    requests = [
-        instance("generate_until", text, {"max_gen_toks": 5}, document=at)
-        for at, text in enumerate(("The", "The old man sat by the sea", "The boats were"))
-    ]
-    settings = replace(SETTINGS, mask_sinks=1, control="random")
-    one_by_one, together = (
-        SinklabLM(tiny_loaded(1), settings=replace(settings, batch=batch)).generate_until(requests)
-        for batch in (1, 3)
-    )
-    assert one_by_one == together
-
-
 def test_lm_eval_finds_it_by_name_and_arguments():
     model = get_model("sinklab").create_from_arg_string(
         "pretrained=tiny,mask_sinks=2,tasks=piqa", {"batch_size": 3, "device": "cpu"}
@@ -287,17 +273,6 @@ def test_the_protocol_and_the_rule_make_the_edit(protocol):
     assert edit == by_protocol(protocol, 2, control="sinks", matched=True)
 
 
-def test_protocol_and_rule_are_recorded():
-    settings = replace(SETTINGS, mask_sinks=2)
-    other = replace(settings, protocol="held", sink_rule="excess:epsilon=2")
-    assert {name: kept_record(other)[name] for name in ("protocol", "sink_rule")} == {
-        "protocol": "held",
-        "sink_rule": "excess:epsilon=2.0",
-    }
-    for one in (settings, other):
-        assert from_record(EvalSettings(), kept_record(one)) == one
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -305,7 +280,6 @@ def test_protocol_and_rule_are_recorded():
             {"mask_snks": 2},
             "the model sinklab has no field 'mask_snks'; did you mean 'mask_sinks'",
         ),
-        ({"pretraind": "x"}, "did you mean 'pretrained'?"),
         ({"edits": "mask_snks:k=2"}, "unknown intervention 'mask_snks'"),
         ({"control": "randon"}, "control must be one of .*; did you mean 'random'?"),
         (
@@ -313,22 +287,11 @@ def test_protocol_and_rule_are_recorded():
             "control=random says which keys are blocked and how, but mask_sinks is not given",
         ),
         (
-            {"protocol": "held"},
-            "protocol=held says which keys are blocked and how, but mask_sinks is not given",
-        ),
-        (
-            {"mask_sinks": 1, "protocol": "hold"},
-            "protocol must be one of paper, .*; did you mean 'held'?",
-        ),
-        (
             {"mask_sinks": 1, "sink_rule": "exces"},
             "unknown sink rule 'exces'; .*did you mean 'excess'",
         ),
         ({"mask_sinks": 0}, "mask_sinks must be at least 1 or left out, but is 0"),
-        ({"limit": 0}, "limit must be at least 1"),
-        ({"record_sinks": -1}, "record_sinks must be at least 0"),
         ({"tasks": ""}, "at least one task"),
-        ({"noise": "lada"}, "did you mean 'llada'?"),
         ({"published": True}, "published is a choice for the task gsm8k_two_stage"),
     ],
 )
