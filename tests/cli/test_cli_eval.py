@@ -1,16 +1,15 @@
 """`sinklab eval` on a tiny model and a few questions of GSM8K's form."""
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("lm_eval")
 
+from commands import cli
 from launched import launch
 from refusals import refusing
-from sinklab.lab.cli import main
 from sinklab.lab.cli.command import conduct
 from sinklab.lab.cli.options import checked, typed
 from sinklab.lab.records import open_run
@@ -55,9 +54,9 @@ def test_the_command_takes_the_same_settings_as_python():
 def test_a_benchmark_is_scored_masked_and_resumed_from_the_command_line(model, capsys):
     asked = f"eval --model {model} --data data --num-fewshot 0 --new-tokens 4 --limit 2 --out out"
     asked += " --tasks gsm8k,gsm8k --mask-sinks 1 --edits window_attention:radius=8"
-    assert main(shlex.split(asked.replace("window_attention", "window_atention"))) == 2
+    assert cli(asked.replace("window_attention", "window_atention")) == 2
     assert "did you mean 'window_attention'" in capsys.readouterr().err
-    assert main(shlex.split(asked)) == 0
+    assert cli(asked) == 0
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
     assert lines[0].startswith("gsm8k: exact_match (strict-match) 0.0000 ± 0.0000 on 2 documents")
@@ -67,9 +66,9 @@ def test_a_benchmark_is_scored_masked_and_resumed_from_the_command_line(model, c
     kept = [run.info.settings[name] for name in ("tasks", "mask_sinks", "edits")]
     assert kept == [["gsm8k"], 1, ["window_attention:radius=8"]]
     assert run.table("samples")["prompt"][0] == "Question: What is 0 and 0?\nAnswer:"
-    assert main(shlex.split(asked)) == 2
+    assert cli(asked) == 2
     assert "out is taken; choose another" in capsys.readouterr().err
-    assert main([*shlex.split(asked), "--resume"]) == 0
+    assert cli(f"{asked} --resume") == 0
     assert "writing 2 answers, 2 of them there already" in capsys.readouterr().err
 
 
@@ -99,10 +98,10 @@ def own_tasks(tmp_path):
 
 def test_a_limit_ends_with_what_the_whole_takes(model, capsys):
     common = f"--model {model} --data data --num-fewshot 0 --new-tokens 4 --tasks gsm8k"
-    assert main(shlex.split(f"eval --limit 1 {common}")) == 0
+    assert cli(f"eval --limit 1 {common}") == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch(r"at this rate the whole takes [\d.]+ s", last)
-    assert main(shlex.split(f"eval {common} --out whole")) == 0
+    assert cli(f"eval {common} --out whole") == 0
     assert "at this rate" not in capsys.readouterr().out
 
 

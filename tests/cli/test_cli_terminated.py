@@ -3,13 +3,12 @@ writes.
 """
 
 import os
-import shlex
 import signal
 from pathlib import Path
 
 import pytest
 
-from sinklab.lab.cli import main
+from commands import cli
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.studies.benchmarks.requests import RequestCache
 from tiny_diffusion import save_tiny
@@ -69,11 +68,11 @@ def test_a_command_keeps_what_is_written_and_goes_on(name, monkeypatch, capsys):
         pytest.importorskip("lm_eval")
         write_gsm8k(4)
     save_tiny(Path("model"), 1, context=160)
-    text, owner, method, calls, table = STUDIES[name]
-    command, handler = shlex.split(text), signal.getsignal(signal.SIGTERM)
+    command, owner, method, calls, table = STUDIES[name]
+    handler = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
         terminated_after(calls, owner, method, patch)
-        assert main([*command, "--out", "run"]) == 143
+        assert cli(f"{command} --out run") == 143
     assert signal.getsignal(signal.SIGTERM) is handler
     assert (
         capsys.readouterr().err.splitlines()[-1]
@@ -88,9 +87,9 @@ def test_a_command_keeps_what_is_written_and_goes_on(name, monkeypatch, capsys):
     kept = {path: path.read_bytes() for path in run.glob("*") if path.name != "run.json"}
     assert kept
     # what is complete of a curve is never made again
-    resume = ["--resume"] * (name != "ablate")
-    assert main([*command, "--out", "run", *resume]) == 0
-    assert main([*command, "--out", "whole"]) == 0
+    resume = "" if name == "ablate" else "--resume"
+    assert cli(f"{command} --out run {resume}") == 0
+    assert cli(f"{command} --out whole") == 0
     ended, whole = open_run(run), open_run(again)
     assert ended.info.status == "complete"
     assert ended.table(table).equals(whole.table(table))
