@@ -11,7 +11,6 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from sinklab.lab.records import open_run
@@ -19,8 +18,6 @@ from sinklab.lab.studies.processes import Processes
 from small_runs import Sleeping, contents, launched
 from tiny_diffusion import tiny_loaded
 from tiny_tasks import toy_tasks
-
-Job = Callable[[Path, Processes], object]
 
 
 def sleeping(out, worker):

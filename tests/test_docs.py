@@ -345,23 +345,6 @@ assert x == 1
 """
 
 
-def test_unmarked_commands_and_blocks_that_say_why_do_not_run(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(
-        "```bash\nexit 1\n```\n\n<!-- not run: needs a download -->\n```python\nraise "
-        "SystemExit\n```\n",
-        "utf-8",
-    )
-    assert run_page(page, tmp_path) == 0
-
-
-def test_blocks_share_a_namespace_and_a_folder(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(PAGE.format(python="y = x", bash="touch here"), "utf-8")
-    assert run_page(page, tmp_path) == 3
-    assert (tmp_path / "here").exists()
-
-
 @pytest.mark.parametrize("said", ["3 of 4, 0.60", "2 of 4, 0.51", "2 of 4"])
 def test_an_answer_that_is_not_printed_fails_its_page(tmp_path, said):
     page = tmp_path / "page.md"

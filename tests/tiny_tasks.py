@@ -1,4 +1,7 @@
-"""Three toy benchmarks of lm-eval, as dicts of their configuration."""
+"""Three toy benchmarks of lm-eval, as dicts of their configuration, and questions for GSM8K."""
+
+import json
+from pathlib import Path
 
 VOWEL = {"function": "regex", "regex_pattern": "([aeiou])"}
 PATTERN = [{"name": "vowel", "filter": [VOWEL, {"function": "take_first"}]}]
@@ -52,3 +55,14 @@ def toy_tasks(documents=6):
         "metric_list": metric("acc"),
     }
     return [{**base, **task} for task in (texts, choices, ends)]
+
+
+def write_gsm8k(count, data="data"):
+    """Questions of GSM8K's form, where its task looks for them."""
+    rows = [
+        {"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"}
+        for n in range(count)
+    ]
+    file = Path(data, "gsm8k", "test.jsonl")
+    file.parent.mkdir(parents=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))

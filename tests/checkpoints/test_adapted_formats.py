@@ -69,7 +69,7 @@ def test_a_published_folder_loads_and_is_described(tmp_path, name, capsys):
 @pytest.mark.parametrize("name", ["a2d-qwen3", "a2d-qwen2", "a2d-llama"])
 def test_a_model_that_looks_to_the_left_alone_is_its_parent(tmp_path, name):
     """The parent in transformers' own class, from the same file under its own names."""
-    folder, _ = toys.adapted(tmp_path / "child", name)
+    folder, _ = toys.adapted("child", name)
     child, parent = (
         load(folder, mask_token_id=301).model,
         shutil.copytree(folder, tmp_path / "parent"),
@@ -205,14 +205,12 @@ def test_quantised_checkpoints_under_names_of_their_own_are_refused_by_their_con
 
 
 @pytest.mark.parametrize("number", [10**12, 1e9])
-def test_numbers_of_layers_and_heads_that_cannot_be_take_no_memory(tmp_path, number):
+def test_numbers_of_layers_and_heads_that_cannot_be_take_no_memory(number):
     for name, fields in (
         ("llada", ("n_layers", "n_heads")),
         ("sdar", ("num_hidden_layers", "num_attention_heads")),
     ):
-        folder, _ = (
-            toys.llada(tmp_path / name) if name == "llada" else toys.adapted(tmp_path / name, name)
-        )
+        folder, _ = toys.llada(name) if name == "llada" else toys.adapted(name, name)
         before = toys.config_of(folder)
         for field in fields:
             toys.edit(folder, **{**before, field: number})

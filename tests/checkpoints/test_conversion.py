@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,10 +100,10 @@ def test_a_converted_model_is_saved_and_loaded(tmp_path, family, tied, mask_toke
         "gate_bias": 4,
         "logit_shift": True,
     }
-    first = from_causal(tmp_path / "causal", mask_token=mask_token, **settings)
-    first.model.save_pretrained(tmp_path / "dlm")
-    first.tokenizer.save_pretrained(tmp_path / "dlm")
-    second = load(tmp_path / "dlm")
+    first = from_causal("causal", mask_token=mask_token, **settings)
+    first.model.save_pretrained("dlm")
+    first.tokenizer.save_pretrained("dlm")
+    second = load("dlm")
     for loaded in (first, second):
         config = loaded.model.config
         assert {name: getattr(config, name) for name in settings} == settings
@@ -118,15 +119,15 @@ def test_a_converted_model_is_saved_and_loaded(tmp_path, family, tied, mask_toke
     assert not (written == WORDS).any()
 
 
-def test_where_mask_comes_from(tmp_path):
-    save_words(tmp_path / "spare")
-    save_words(tmp_path / "full", rows=WORDS)
-    save_words(tmp_path / "own", rows=WORDS, tokenizer=words(mask_token="w7"))
-    save_words(tmp_path / "named", tokenizer=words())
+def test_where_mask_comes_from():
+    save_words("spare")
+    save_words("full", rows=WORDS)
+    save_words("own", rows=WORDS, tokenizer=words(mask_token="w7"))
+    save_words("named", tokenizer=words())
     named = words()
     named.add_tokens(["<|mask|>"], special_tokens=True)
     named.add_tokens(["w99"])
-    named.save_pretrained(tmp_path / "named")
+    named.save_pretrained("named")
     for folder, mask_token, expected, rows, note in [
         (
             "spare",
@@ -155,7 +156,7 @@ def test_where_mask_comes_from(tmp_path):
         ("full", "9", (9, "w9"), WORDS, "w9, as requested"),
         ("spare", WORDS + 2, (WORDS + 2, "<|mask|>"), WORDS + 3, "<|mask|>, as requested"),
     ]:
-        loaded = from_causal(tmp_path / folder, mask_token=mask_token)
+        loaded = from_causal(folder, mask_token=mask_token)
         assert (loaded.tokenizer.mask_token_id, loaded.tokenizer.mask_token) == expected
         assert loaded.model.config.mask_token_id == loaded.special.mask == expected[0]
         assert loaded.model.config.vocab_size == rows
@@ -242,7 +243,7 @@ def test_a_tokenizer_with_holes_is_refused_rather_than_confused(tmp_path):
 
 def test_a_diffusion_model_is_no_start(tmp_path):
     save_tiny(tmp_path)
-    (tmp_path / "model.safetensors").unlink()
+    Path("model.safetensors").unlink()
     refused(r"model \(llama, qwen2, qwen3", from_causal, tmp_path)
 
 

@@ -233,7 +233,7 @@ def test_wrong_experts_are_named_as_the_checkpoint_names_them(tmp_path, change, 
     refused(message, load, folder)
 
 
-def test_the_mask_that_no_config_names(tmp_path):
+def test_the_mask_that_no_config_names():
     rows = {
         "vocab_size": 156900,
         "hidden_size": 8,
@@ -241,11 +241,11 @@ def test_the_mask_that_no_config_names(tmp_path):
         "mask_token_id": None,
         "intermediate_size": 8,
     }
-    folder, _ = toys.llada2(tmp_path / "a", **rows, num_hidden_layers=1, num_attention_heads=2)
+    folder, _ = toys.llada2("a", **rows, num_hidden_layers=1, num_attention_heads=2)
     info = describe(folder)
     assert info.special.mask == 156895
     assert "[MASK] is id 156895" in info.notes[0]
-    folder, _ = toys.llada_moe(tmp_path / "b", mask_token_id=None)
+    folder, _ = toys.llada_moe("b", mask_token_id=None)
     assert describe(folder).special.mask is None and describe(folder).notes == ()
 
 

@@ -1,6 +1,7 @@
 """What a model is and needs, from its config alone; real configs give the real sizes."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_mmada_has_the_rows_of_its_images(tmp_path):
     whole = json.loads(real("LLaDA-8B-Instruct/config.json").read_text()) | json.loads(
         partial.read_text()
     )
-    (tmp_path / "config.json").write_text(json.dumps(whole))
+    Path("config.json").write_text(json.dumps(whole))
     info = describe(tmp_path)
     assert (info.published_family, info.vocabulary, info.text_vocabulary) == (
         "mmada",

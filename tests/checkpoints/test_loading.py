@@ -19,17 +19,17 @@ from sinklab.lab.scoring.prompts import encode
 from tiny_diffusion import save_tiny, tiny_model, tiny_tokenizer
 
 
-def test_a_gate_that_gets_a_bias_keeps_its_weight(tmp_path):
-    save_tiny(tmp_path / "m", gate="elementwise")
-    before, after = load(tmp_path / "m").model, load(tmp_path / "m", gate_bias=4.0).model
+def test_a_gate_that_gets_a_bias_keeps_its_weight():
+    save_tiny("m", gate="elementwise")
+    before, after = load("m").model, load("m", gate_bias=4.0).model
     for old, new in zip(before.gates, after.gates, strict=True):
         assert torch.equal(new.weight, old.weight)
         assert (new.bias == 4.0).all()
 
 
-def test_an_autoregressive_model_is_a_baseline(tmp_path):
-    model = save_causal(tmp_path / "llama")
-    loaded = load(tmp_path / "llama")
+def test_an_autoregressive_model_is_a_baseline():
+    model = save_causal("llama")
+    loaded = load("llama")
     assert loaded.family == "autoregressive"
     assert type(loaded.model) is LlamaForCausalLM
     ids = torch.arange(3, 12)[None]
@@ -86,7 +86,7 @@ def test_a_model_without_a_tokenizer_takes_ids(tmp_path):
     refused(r"put its tokenizer\.json", loaded.needed_tokenizer)
     tiny_tokenizer().save_pretrained(tmp_path)
     assert load(tmp_path).needed_tokenizer().mask_token_id == model.config.mask_token_id
-    (tmp_path / "tokenizer.json").write_text("{}")
+    Path("tokenizer.json").write_text("{}")
     refused("no tokenizer that can be read", load, tmp_path)
 
 
@@ -205,8 +205,8 @@ def test_the_attention_is_not_the_checkpoints_to_choose(tmp_path, built, asked, 
         assert one.config._experts_implementation != "evil/kernel"
     ids = torch.arange(3, 12)[None]
     assert model(ids).attentions is None
-    model.save_pretrained(tmp_path / "again")
-    assert "kernel" not in (tmp_path / "again" / "config.json").read_text()
+    model.save_pretrained("again")
+    assert "kernel" not in Path("again/config.json").read_text()
 
 
 def of_kind(folder, kind):
@@ -243,7 +243,7 @@ def test_a_field_that_cannot_be_is_a_value_error_that_names_the_folder(tmp_path,
 def test_a_damaged_generation_config_is_refused(tmp_path):
     save_causal(tmp_path, tokenizer=tiny_tokenizer())
     for text in ("{", "[]", '{"max_new_tokens": "many", "eos_token_id": {}}'):
-        (tmp_path / "generation_config.json").write_text(text)
+        Path("generation_config.json").write_text(text)
         refused(rf"generation_config\.json of {re.escape(str(tmp_path))}", load, tmp_path)
 
 

@@ -4,6 +4,7 @@ table itself.
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -214,8 +215,8 @@ def test_settings_that_make_no_sense_are_refused(tmp_path, settings, message):
     refused(message, load, tmp_path, **settings)
 
 
-def test_a_published_model_gets_a_sink_and_a_gate(tmp_path):
-    folder, _ = toys.llada(tmp_path / "m", init_std=0.3)
+def test_a_published_model_gets_a_sink_and_a_gate():
+    folder, _ = toys.llada("m", init_std=0.3)
     plain = load(folder).model
     asked = {"sink_kind": "token", "sink_count": 2, "gate": "elementwise", "gate_bias": 4.0}
     model = load(folder, dtype="bfloat16", **asked).model
@@ -226,8 +227,8 @@ def test_a_published_model_gets_a_sink_and_a_gate(tmp_path):
     assert all(0.1 < gate.weight.float().std() < 0.6 for gate in model.gates)
     for name, tensor in plain.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor.bfloat16())
-    model.save_pretrained(tmp_path / "again")
-    again = load(tmp_path / "again", dtype="bfloat16").model
+    model.save_pretrained("again")
+    again = load("again", dtype="bfloat16").model
     assert torch.equal(again.sink_embeddings, model.sink_embeddings)
     assert torch.equal(again(IDS).logits, model(IDS).logits)
 
@@ -252,8 +253,8 @@ def test_a_sink_or_gate_is_taken_away_on_request(tmp_path, own, removed):
     assert model.state_dict().keys() < kept.keys()
     assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
     assert not torch.equal(model(IDS).logits, whole(IDS).logits)
-    model.save_pretrained(tmp_path / "again")
-    assert torch.equal(load(tmp_path / "again").model(IDS).logits, model(IDS).logits)
+    model.save_pretrained("again")
+    assert torch.equal(load("again").model(IDS).logits, model(IDS).logits)
 
 
 def test_a_setting_does_not_hide_a_tensor(tmp_path):
@@ -324,8 +325,8 @@ def test_every_row_of_the_table_is_consistent(name):
     assert repr(name) in near(name[:-1], PUBLISHED)
 
 
-def test_what_the_tokenizer_knows_of_the_end_is_kept(tmp_path):
-    folder, _ = toys.smdm(tmp_path / "m", padded_vocab_size=300)
+def test_what_the_tokenizer_knows_of_the_end_is_kept():
+    folder, _ = toys.smdm("m", padded_vocab_size=300)
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.add_special_tokens({"pad_token": "<pad>", "bos_token": "<bos>"})
     tokenizer.save_pretrained(folder)
@@ -339,8 +340,8 @@ def test_what_the_tokenizer_knows_of_the_end_is_kept(tmp_path):
     assert config.backbone.pad_token_id is None
     assert loaded.model.model.embed_tokens.padding_idx is None
     loaded.model.generate(IDS, max_new_tokens=2, stop_at_eos=True)
-    loaded.model.save_pretrained(tmp_path / "again")
-    again = load(tmp_path / "again")
+    loaded.model.save_pretrained("again")
+    again = load("again")
     assert again.tokenizer is None
     assert (again.special.eos, again.special.pad, again.special.bos) == ids
     assert again.model.model.embed_tokens.padding_idx is None
@@ -414,18 +415,18 @@ def test_a_folder_is_taken_for_nothing_that_is_not_sure(tmp_path, monkeypatch, w
     assert (describe(folder).special.mask, describe(folder).notes) == (None, ())
 
 
-def test_the_stated_context_is_saved(tmp_path, monkeypatch):
+def test_the_stated_context_is_saved(monkeypatch):
     row = Published("llada", 300, SpecialIds(mask=298), 48)
     monkeypatch.setitem(PUBLISHED, "someone/toy", row)
-    folder, _ = toys.llada(tmp_path / "m", _name_or_path="someone/toy")
+    folder, _ = toys.llada("m", _name_or_path="someone/toy")
     loaded = load(folder)
     # advice: its positions reach further
     assert loaded.context == 48
     assert loaded.model(torch.arange(3, 59)[None]).logits.shape[1] == 56
-    loaded.model.save_pretrained(tmp_path / "again")
-    toys.edit(tmp_path / "again", _name_or_path="")
-    assert load(tmp_path / "again").context == describe(tmp_path / "again").context == 48
-    assert load(tmp_path / "again", context=1000).context == 64
+    loaded.model.save_pretrained("again")
+    toys.edit("again", _name_or_path="")
+    assert load("again").context == describe("again").context == 48
+    assert load("again", context=1000).context == 64
 
 
 @pytest.mark.parametrize(
@@ -439,7 +440,7 @@ def test_the_stated_context_is_saved(tmp_path, monkeypatch):
 def test_dreams_tokenizer_beside_another_model(tmp_path, kind, change):
     folder = tmp_path / "m"
     if kind == "own":
-        load(toys.dream(tmp_path / "dream")[0]).model.save_pretrained(folder)
+        load(toys.dream("dream")[0]).model.save_pretrained(folder)
     else:
         save_causal(folder, kind)
     ids = toys.save_dream_tokenizer(folder)
@@ -468,6 +469,6 @@ def test_lladas_tokenizer_beside_another_model(tmp_path, own, change):
 @pytest.mark.parametrize("make", [toys.llada, toys.smdm, toys.dream, save_causal])
 def test_sentencepiece_alone_is_refused_with_a_remedy(tmp_path, make):
     make(tmp_path)
-    (tmp_path / "tokenizer.model").write_bytes(b"no model")
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    Path("tokenizer.model").write_bytes(b"no model")
+    Path("tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     refused("install sentencepiece", load, tmp_path)

@@ -35,15 +35,15 @@ def test_types_that_are_no_floating_point_are_no_type_of_weights(tmp_path):
 @pytest.mark.skipif(not has_torchao, reason="torchao is not installed")
 # it warns of what torch will do away with
 @pytest.mark.filterwarnings("ignore")
-def test_a_folder_that_torchao_wrote_is_traced_edited_and_written_with(tmp_path):
+def test_a_folder_that_torchao_wrote_is_traced_edited_and_written_with():
     from torchao.quantization import Int8WeightOnlyConfig
     from transformers import TorchAoConfig
 
-    save_tiny(tmp_path / "plain")
+    save_tiny("plain")
     how = TorchAoConfig(Int8WeightOnlyConfig())
-    written = DiffusionLM.from_pretrained(tmp_path / "plain", quantization_config=how).eval()
-    written.save_pretrained(tmp_path / "int8")
-    plain, lm = sinklab.load(tmp_path / "plain"), sinklab.load(tmp_path / "int8")
+    written = DiffusionLM.from_pretrained("plain", quantization_config=how).eval()
+    written.save_pretrained("int8")
+    plain, lm = sinklab.load("plain"), sinklab.load("int8")
     assert (lm.stored, lm.notes) == ("torchao", ("its weights are quantised: torchao",))
     with torch.no_grad(), trace(lm.model) as recording:
         assert torch.equal(lm.model(IDS).logits, written(IDS).logits)

@@ -23,15 +23,15 @@ def logits(folder, **settings):
         return load(folder, **settings).model(IDS).logits
 
 
-def test_shards_are_one_model(tmp_path):
-    whole, _ = toys.llada(tmp_path / "whole")
-    shards, _ = toys.llada(tmp_path / "shards", shards=3)
+def test_shards_are_one_model():
+    whole, _ = toys.llada("whole")
+    shards, _ = toys.llada("shards", shards=3)
     assert not (shards / "model.safetensors").exists()
     assert torch.equal(logits(shards), logits(whole))
 
 
-def test_an_index_that_lies_is_refused(tmp_path):
-    folder, _ = toys.llada(tmp_path / "m", shards=3)
+def test_an_index_that_lies_is_refused():
+    folder, _ = toys.llada("m", shards=3)
     index = folder / "model.safetensors.index.json"
     content = json.loads(index.read_text())
     name = next(iter(content["weight_map"]))
@@ -101,7 +101,7 @@ class Malice:
 
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_pickle_with_code_in_it_is_never_run(tmp_path, legacy):
-    folder, tensors = toys.smdm(tmp_path / "m")
+    folder, tensors = toys.smdm("m")
     (folder / "model.safetensors").unlink()
     ran = tmp_path / "ran"
     content = {**tensors, "lm_head.weight": Malice(ran)}
@@ -110,8 +110,8 @@ def test_a_pickle_with_code_in_it_is_never_run(tmp_path, legacy):
         refused("pickled", load, folder, **settings)
         assert not ran.exists()
     # the same bytes would have run
-    (tmp_path / "plain.pkl").write_bytes(pickle.dumps(Malice(ran)))
-    pickle.loads((tmp_path / "plain.pkl").read_bytes())
+    Path("plain.pkl").write_bytes(pickle.dumps(Malice(ran)))
+    pickle.loads(Path("plain.pkl").read_bytes())
     assert ran.exists()
 
 
@@ -221,9 +221,9 @@ EXPERTS = {
     [("float32", toys.llada, BIG), ("bfloat16", toys.llada_moe, EXPERTS)],
     ids=["dense", "experts"],
 )
-def test_the_host_holds_the_model_once(tmp_path, dtype, make, fields, python):
-    big, _ = make(tmp_path / "big", shards=3, **fields)
-    small, _ = make(tmp_path / "small")
+def test_the_host_holds_the_model_once(dtype, make, fields, python):
+    big, _ = make("big", shards=3, **fields)
+    small, _ = make("small")
     done = launch(python, "-c", MEASURE, big, small, dtype)
     assert done.returncode == 0, done.stderr
     ratio, size = map(float, done.stdout.split())
@@ -264,7 +264,7 @@ def test_dtypes(tmp_path):
 )
 def test_a_processor_is_asked_what_type_it_multiplies(tmp_path, monkeypatch, flags, expected):
     if flags is not None:
-        (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : {flags}\n")
+        Path("cpuinfo").write_text(f"processor : 0\nflags : {flags}\n")
     monkeypatch.setattr(materialize, "CPU_FLAGS", tmp_path / "cpuinfo")
     assert (
         materialize.machine_type("cpu")
@@ -278,7 +278,7 @@ def test_a_processor_is_asked_what_type_it_multiplies(tmp_path, monkeypatch, fla
 def test_a_model_has_the_type_that_suits_its_machine_and_says_so(tmp_path, monkeypatch, where):
     folder = save_tiny(tmp_path)
     for flags, expected in (("avx2", torch.float32), ("avx512_bf16", torch.bfloat16)):
-        (tmp_path / "cpuinfo").write_text(flags)
+        Path("cpuinfo").write_text(flags)
         monkeypatch.setattr(materialize, "CPU_FLAGS", tmp_path / "cpuinfo")
         loaded = load(folder, dtype="machine", **where)
         assert {parameter.dtype for parameter in loaded.model.parameters()} == {expected}

@@ -13,7 +13,7 @@ from commands import error_of
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from sinklab.lab.cli import main
-from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.records import open_run
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded
 
@@ -25,28 +25,6 @@ def traced(tmp_path_factory):
     place = tmp_path_factory.mktemp("traced") / "run"
     settings = StudySettings(prompts=("The old man", "The sea"), new_tokens=3, block_length=None)
     return Path(study(tiny_loaded(1), place, settings))
-
-
-def scored(place):
-    """A folder as `sinklab eval` leaves it."""
-    model = {
-        "name": "x",
-        "family": "diffusion",
-        "dtype": "float32",
-        "device": "cpu",
-        "weights_sha256": "0",
-    }
-    with RunWriter(place, kind="benchmark", model=model, settings={"seed": 0}, seed=0) as run:
-        columns = {
-            "task": "gsm8k",
-            "filter": "strict",
-            "doc_id": [0, 1],
-            "response": ["a", "b"],
-            "prompt": ["q", "r"],
-        }
-        columns |= {"right": [1.0, 0.0], "answer": "", "target": "7", "cut": 0}
-        run.table("samples", pd.DataFrame(columns | {"logprobs": [[], []], "stderrs": [[], []]}))
-    return place
 
 
 def flip(file, place=-1):

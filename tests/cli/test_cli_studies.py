@@ -11,15 +11,10 @@ from commands import cli, error_of, out_of
 from launched import ROOT, launch
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
-from sinklab.core.probing import BlockKeys, SinkKeys
-from sinklab.core.registry import interventions
-from sinklab.core.sinks import Excess
 from sinklab.lab.cli.command import Reading, working
 from sinklab.lab.cli.reports import _show_table
-from sinklab.lab.measures import Random
 from sinklab.lab.records import open_run
 from tiny_diffusion import tiny_loaded
-from tiny_llama import tiny_llama
 
 QUICK = "--new-tokens 6 --block-length None --steps 3 --statistics received"
 
@@ -93,31 +88,6 @@ def test_untrained_twins_are_asked_for_left_out_and_reproduced(model, capsys):
     # the flag that was left out may come later
     assert cli(f"trace The --model {model} --out no-twin {QUICK} --twin --resume") == 0
     assert open_run("no-twin").array_files == ("attention", *twins)
-
-
-def test_trace_watches_autoregressive_models(tmp_path, capsys):
-    loaded = tiny_llama()
-    loaded.model.save_pretrained(tmp_path / "llama")
-    loaded.tokenizer.save_pretrained(tmp_path / "llama")
-    assert cli("trace 'The sea' --model llama --out out --new-tokens 3 --mask-sinks 1") == 0
-    written = open_run("out")
-    assert written.info.model["family"] == "autoregressive"
-    assert written.table("generations")["masked_sinks"].tolist() == [0, 1]
-    edits = "--edits block_keys:keys=top:k=2,scores=last_row"
-    assert cli(f"trace 'The sea' --model llama --out masked --new-tokens 4 {edits}") == 0
-    # one query in each of the three steps after the first
-    assert (open_run("masked").table("removals")["forward"].unique() == [1, 2, 3]).all()
-
-
-def test_trace_takes_edits_and_refuses_before_a_folder_is_made(model, capsys):
-    edit = BlockKeys(Random(SinkKeys(Excess(0.5))), how="zero_value", when="clean")
-    edits = f"--edits {interventions.as_text(edit)} block_keys:keys=positions:positions=1,when=now"
-    command = f"trace 'The sea' --model {model} --out out {edits} {QUICK}"
-    assert "decode without a cache" in error_of(f"{command} --cache prefix", capsys)
-    assert not Path("out").exists()
-    assert cli(command) == 0
-    removals = open_run("out").table("removals")
-    assert removals[removals["edit"] == "block_keys#2"]["forward"].nunique() == 3
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """`curve`, `table1` and `onetoken` from the command line, on tiny models."""
 
-import json
-import shlex
 from pathlib import Path
 
 import pandas as pd
@@ -9,7 +7,6 @@ import pytest
 
 from commands import cli
 from refusals import refused
-from sinklab.lab.cli import main
 from sinklab.lab.cli.command import conduct
 from sinklab.lab.cli.options import checked, typed
 from sinklab.lab.cli.reports import onetoken, table1
@@ -20,6 +17,7 @@ from sinklab.lab.studies.benchmarks.study import EvalSettings
 from sinklab.lab.studies.curve import Curve, CurveSettings
 from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
 from tiny_llama import tiny_llama
+from tiny_tasks import write_gsm8k
 
 
 @pytest.fixture(scope="module")
@@ -27,24 +25,16 @@ def model(tmp_path_factory):
     return str(save_tiny(tmp_path_factory.mktemp("models") / "plain"))
 
 
-def curve(models, out, settings, figures):
-    print(
-        "\n".join(
-            conduct(
-                Curve(), models, out, settings, resume=True, options=Curve.Options(figures=figures)
-            )
-        )
-    )
-
-
-def small(**changes):
+def curve(*models, figures=(), **changes):
+    """A small one, which goes on with what is in `out`."""
     Path("held.txt").write_text(TEXT * 10)
     fields = {"ks": (0, 2), "rows": 3, "length": 20, "heldout": "held.txt", "twin": False}
-    return CurveSettings(**{**fields, **changes})
+    settings, options = CurveSettings(**{**fields, **changes}), Curve.Options(figures=figures)
+    print("\n".join(conduct(Curve(), models, Path("out"), settings, resume=True, options=options)))
 
 
 def test_a_curve_is_scored_once(model, capsys, monkeypatch):
-    curve((model, model), Path("out"), settings=small(), figures=())
+    curve(model, model)
     printed = capsys.readouterr()
     assert printed.out.splitlines()[-2:] == [
         "run folders: out/plain, out/plain-2",
@@ -56,11 +46,9 @@ def test_a_curve_is_scored_once(model, capsys, monkeypatch):
     assert first.table("curve")["k"].tolist() == [0, 2, 2, 2, 2]
     # what is there is taken as it is
     monkeypatch.setattr("sinklab.lab.studies.curve.reading.CostCurve.measure", None)
-    curve((model,), Path("out"), settings=small(), figures=())
+    curve(model)
     assert "out/plain is there" in capsys.readouterr().err
-    refused(
-        "out/plain holds a run of", curve, (model,), Path("out"), settings=small(rows=2), figures=()
-    )
+    refused("out/plain holds a run of", curve, model, rows=2)
 
 
 def test_an_unfinished_curve_goes_on_unless_it_is_another(model, monkeypatch):
@@ -70,52 +58,30 @@ def test_an_unfinished_curve_goes_on_unless_it_is_another(model, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("sinklab.lab.studies.curve.reading.CostCurve.contrasts", fail)
         with pytest.raises(KeyboardInterrupt):
-            curve((model,), Path("out"), settings=small(controls=("sinks",)), figures=())
+            curve(model, controls=("sinks",))
     assert open_run("out/plain").info.parts == {
         name: [0] for name in ("phenomenon.parquet", "grown.parquet", "curve_rows.parquet")
     }
-    refused(
-        "out/plain can be resumed only", curve, (model,), Path("out"), settings=small(), figures=()
-    )
-    curve((model,), Path("out"), settings=small(controls=("sinks",)), figures=("svg",))
+    refused("out/plain can be resumed only", curve, model)
+    curve(model, controls=("sinks",), figures=("svg",))
     assert open_run("out/plain").info.status == "complete"
     assert Path("out/masking_curve.svg").stat().st_size > 1000
 
 
-def test_what_makes_no_sense_is_refused(model):
-    refused("curve needs at least one model", curve, (), Path("out"), CurveSettings(), ())
+def test_what_makes_no_sense_is_refused():
+    refused("curve needs at least one model", curve)
     refused("needs at least one model", table1, (), Path("out"))
     refused("onetoken needs a folder of", onetoken, ())
     refused(r"but nowhere is not a folder", onetoken, (Path("nowhere"),))
     # tyro does not check while it parses
-    refused(
-        "'sink'; did you mean 'sinks'",
-        lambda: curve(
-            (model,),
-            Path("out"),
-            checked(typed(CurveSettings()), controls=("sink",)),
-            (),
-        ),
-    )
+    refused("'sink'; did you mean 'sinks'", checked, typed(CurveSettings()), controls=("sink",))
 
 
 def test_folders_are_named_after_models():
     given = ("tiny", "runs/causal/model", "/models/LLaDA-8B/", "org/Dream", "other/tiny", "model")
     assert folder_names(given) == ["tiny", "causal", "LLaDA-8B", "Dream", "tiny-2", "model"]
-    again = [
-        "a/battery/model",
-        "b/battery/model",
-        "c/battery",
-        "battery-2",
-        "runs/battery-causal/model/",
-    ]
-    assert folder_names(again) == [
-        "battery",
-        "battery-2",
-        "battery-3",
-        "battery-2-2",
-        "battery-causal",
-    ]
+    again = ("a/battery/model", "b/battery/model", "c/battery", "battery-2")
+    assert folder_names(again) == ["battery", "battery-2", "battery-3", "battery-2-2"]
 
 
 def scored(right):
@@ -187,17 +153,12 @@ def test_table1_prints_measured_beside_published(model, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_table1_of_two_models_prints_protocols_doses_and_controls(tmp_path, capsys):
+def test_table1_of_two_models_prints_protocols_doses_and_controls(capsys):
     pytest.importorskip("lm_eval")
     save_tiny(Path("dlm"), 1, context=160)
     tiny_llama(160).model.save_pretrained("ar")
     tiny_tokenizer().save_pretrained("ar")
-    questions = [
-        {"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"}
-        for n in range(2)
-    ]
-    Path("data/gsm8k").mkdir(parents=True)
-    Path("data/gsm8k/test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    write_gsm8k(2)
     how = (
         "--tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --block-length 4 "
         "--record-sinks 1 --ks 1"
@@ -232,22 +193,19 @@ def paper_toys():
     toys.save_dream_tokenizer(dream)
     tiny_llama(200).model.save_pretrained(llama)
     tiny_tokenizer().save_pretrained(llama)
-    return [str(llada), str(dream), str(llama)]
+    return f"{llada} {dream} {llama}"
 
 
 @pytest.mark.slow
-def test_the_paper_s_table_on_toys_in_the_published_formats(tmp_path, capsys):
+def test_the_paper_s_table_on_toys_in_the_published_formats(capsys):
     pytest.importorskip("lm_eval")
     models = paper_toys()
-    Path("data/gsm8k").mkdir(parents=True)
-    Path("data/gsm8k/test.jsonl").write_text(
-        json.dumps({"question": "1 and 1?", "answer": "#### 2"}) + "\n"
-    )
+    write_gsm8k(1)
     how = (
         "--tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --block-length 4 --out out "
         "--figures"
     )
-    assert main(["table1", "--paper", "--model", *models, *shlex.split(how)]) == 0
+    assert cli(f"table1 --paper --model {models} {how}") == 0
     printed = capsys.readouterr()
     # what to expect stands before what was measured
     first, second = printed.out.split("keys blocked (analysis paper, Table 1)", 1)
@@ -287,7 +245,7 @@ def test_the_paper_s_table_is_refused_without_the_weights(capsys):
     ):
         assert name in printed.err
     # a folder that has a config and no weights
-    (llada, *_) = paper_toys()
+    llada, *_ = paper_toys().split()
     for file in Path(llada).glob("*.safetensors"):
         file.unlink()
     assert cli(f"table1 --paper --model {llada} --tasks gsm8k") == 2
@@ -297,32 +255,16 @@ def test_the_paper_s_table_is_refused_without_the_weights(capsys):
 
 
 @pytest.mark.usefixtures("no_tasks")
-def test_onetoken_prints_all_five_tables(tmp_path, capsys):
+def test_onetoken_prints_all_five_tables(capsys):
     settings = {"tasks": ["arc_easy"], "mask_sinks": None, "init_from": None}
     with RunWriter(
         "runs/a", kind="training", model={"family": "diffusion"}, settings=settings, seed=0
     ):
         pass
-    onetoken((Path("runs"),), Path("out"))
+    assert cli("onetoken runs --out out") == 0
     printed = capsys.readouterr().out
     for number in range(1, 6):
         assert f"One Token Is Enough, Table {number}: " in printed
     assert printed.count("Published: arXiv 2601.19657") == 1
     assert "sinklab train laptop-scratch --variant gate" in printed
     assert Path("out/onetoken-5.tex").is_file()
-
-
-def test_the_commands_are_reached_by_name(model, capsys):
-    small()
-    command = (
-        f"curve --model {model} --ks 0 1 --rows 2 --length 20 --heldout held.txt --no-twin "
-        "--out out --figures"
-    )
-    assert cli(command) == 0
-    assert "run folders: out/plain" in capsys.readouterr().out
-    assert cli(f"curve --model {model} --controls randm") == 2
-    assert "but is 'randm'; did you mean 'random'?" in capsys.readouterr().err
-    assert cli("onetoken nowhere") == 2
-    assert "but nowhere is not a folder" in capsys.readouterr().err
-    assert cli(f"table1 --model {model} --ks -1") == 2
-    assert "ks must be at least 0, but is -1" in capsys.readouterr().err

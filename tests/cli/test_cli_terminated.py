@@ -2,18 +2,17 @@
 writes.
 """
 
-import json
 import os
-import shlex
 import signal
 from pathlib import Path
 
 import pytest
 
-from sinklab.lab.cli import main
+from commands import cli
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.studies.benchmarks.requests import RequestCache
 from tiny_diffusion import save_tiny
+from tiny_tasks import write_gsm8k
 
 
 @pytest.fixture(autouse=True)
@@ -67,18 +66,13 @@ STUDIES = {
 def test_a_command_keeps_what_is_written_and_goes_on(name, monkeypatch, capsys):
     if name == "eval":
         pytest.importorskip("lm_eval")
-        rows = [
-            {"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"}
-            for n in range(4)
-        ]
-        Path("data/gsm8k").mkdir(parents=True)
-        Path("data/gsm8k/test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_gsm8k(4)
     save_tiny(Path("model"), 1, context=160)
-    text, owner, method, calls, table = STUDIES[name]
-    command, handler = shlex.split(text), signal.getsignal(signal.SIGTERM)
+    command, owner, method, calls, table = STUDIES[name]
+    handler = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
         terminated_after(calls, owner, method, patch)
-        assert main([*command, "--out", "run"]) == 143
+        assert cli(f"{command} --out run") == 143
     assert signal.getsignal(signal.SIGTERM) is handler
     assert (
         capsys.readouterr().err.splitlines()[-1]
@@ -93,9 +87,9 @@ def test_a_command_keeps_what_is_written_and_goes_on(name, monkeypatch, capsys):
     kept = {path: path.read_bytes() for path in run.glob("*") if path.name != "run.json"}
     assert kept
     # what is complete of a curve is never made again
-    resume = ["--resume"] * (name != "ablate")
-    assert main([*command, "--out", "run", *resume]) == 0
-    assert main([*command, "--out", "whole"]) == 0
+    resume = "" if name == "ablate" else "--resume"
+    assert cli(f"{command} --out run {resume}") == 0
+    assert cli(f"{command} --out whole") == 0
     ended, whole = open_run(run), open_run(again)
     assert ended.info.status == "complete"
     assert ended.table(table).equals(whole.table(table))

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
+from contextlib import contextmanager
 
 import pytest
 from starlette.testclient import TestClient
@@ -54,6 +55,12 @@ def client(stranger, guard):
     return stranger
 
 
+def shut_out(client, headers):
+    """No socket is opened for it."""
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect(SOCKET, headers=headers):
+        pass
+
+
 def test_nobody_is_let_in_without_the_address(stranger):
     for path in PATHS:
         answer = stranger.get(path)
@@ -62,8 +69,7 @@ def test_nobody_is_let_in_without_the_address(stranger):
             and "sinklab serve" in answer.text
             and "set-cookie" not in answer.headers
         )
-    with pytest.raises(WebSocketDisconnect), stranger.websocket_connect(SOCKET, headers=OURS):
-        pass
+    shut_out(stranger, OURS)
 
 
 def test_the_token_is_taken_once_for_a_strict_cookie(stranger, guard):
@@ -101,9 +107,7 @@ def test_another_host_is_refused_before_anything_is_given(stranger, guard, host)
     assert stranger.get("/", params={"token": guard.token}).status_code == 303
     for path in PATHS:
         assert stranger.get(path, headers={"host": host}).status_code == 403
-    headers = {"host": host, "origin": f"http://{host}"}
-    with pytest.raises(WebSocketDisconnect), stranger.websocket_connect(SOCKET, headers=headers):
-        pass
+    shut_out(stranger, {"host": host, "origin": f"http://{host}"})
 
 
 @pytest.mark.parametrize(
@@ -120,16 +124,11 @@ def test_another_host_is_refused_before_anything_is_given(stranger, guard, host)
 def test_another_origin_is_refused(client, headers):
     for path in PATHS:
         assert client.get(path, headers=headers).status_code == 403
-    with (
-        pytest.raises(WebSocketDisconnect),
-        client.websocket_connect(SOCKET, headers={**OURS, **headers}),
-    ):
-        pass
+    shut_out(client, {**OURS, **headers})
 
 
 def test_a_socket_names_its_origin(client):
-    with pytest.raises(WebSocketDisconnect), client.websocket_connect(SOCKET):
-        pass
+    shut_out(client, {})
     with client.websocket_connect(SOCKET, headers=OURS) as page:
         assert page.receive_json()["name"] == "tiny"
 
@@ -195,6 +194,14 @@ def test_a_page_says_what_to_write_and_never_with_what():
         refused(message, parsed, wrong)
 
 
+@contextmanager
+def opened(client):
+    """A page that knows its model."""
+    with client.websocket_connect(SOCKET, headers=OURS) as page:
+        assert page.receive_json()["kind"] == "model"
+        yield page
+
+
 def heard(page, *kinds):
     """Messages up to the first of one of these kinds."""
     messages = [page.receive_json()]
@@ -234,8 +241,7 @@ def test_a_text_is_written_and_a_sink_blocked(client):
     "message", [{"text": "x" * (LONGEST + 1)}, {"text": "ä" * LONGEST}, {"bytes": b"{}"}]
 )
 def test_a_message_that_is_too_long_or_no_text_ends_the_page(client, message):
-    with client.websocket_connect(SOCKET, headers=OURS) as page:
-        page.receive_json()
+    with opened(client) as page:
         page.send({"type": "websocket.receive", **message})
         with pytest.raises(WebSocketDisconnect) as end:
             page.receive_json()
@@ -285,8 +291,7 @@ def write(page, prompt):
 
 
 def test_a_new_request_gives_up_the_one_before(client, slow):
-    with client.websocket_connect(SOCKET, headers=OURS) as page:
-        page.receive_json()
+    with opened(client) as page:
         write(page, "first")
         slow.permits.release()
         assert page.receive_json()["prompt"] == "first"
@@ -303,18 +308,15 @@ def test_a_new_request_gives_up_the_one_before(client, slow):
 
 
 def test_a_page_that_is_closed_gives_up_its_request(client, slow):
-    with client.websocket_connect(SOCKET, headers=OURS) as page:
-        page.receive_json()
+    with opened(client) as page:
         write(page, "first")
         assert slow.began.acquire(timeout=PATIENCE)
     slow.end()
 
 
 def test_requests_of_two_pages_run_one_after_another_in_one_thread(client, slow):
-    with client.websocket_connect(SOCKET, headers=OURS) as one:
-        one.receive_json()
-        with client.websocket_connect(SOCKET, headers=OURS) as other:
-            other.receive_json()
+    with opened(client) as one:
+        with opened(client) as other:
             write(one, "one")
             assert slow.began.acquire(timeout=PATIENCE)
             write(other, "other")
@@ -331,12 +333,10 @@ def test_requests_of_two_pages_run_one_after_another_in_one_thread(client, slow)
 
 
 def test_a_request_that_is_given_up_in_the_queue_never_begins(client, slow):
-    with client.websocket_connect(SOCKET, headers=OURS) as one:
-        one.receive_json()
+    with opened(client) as one:
         write(one, "one")
         assert slow.began.acquire(timeout=PATIENCE)
-        with client.websocket_connect(SOCKET, headers=OURS) as other:
-            other.receive_json()
+        with opened(client) as other:
             write(other, "other")
             write(other, "again")
             assert other.receive_json()["kind"] == "waiting"
@@ -355,8 +355,7 @@ def test_an_error_that_nobody_expected_is_told_and_the_thread_goes_on(client, mo
         yield {"kind": "step"}
         raise RuntimeError("out of memory")
 
-    with client.websocket_connect(SOCKET, headers=OURS) as page:
-        page.receive_json()
+    with opened(client) as page:
         with monkeypatch.context() as patched:
             patched.setattr(LiveText, "write", fails)
             write(page, "a")

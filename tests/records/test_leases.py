@@ -74,14 +74,14 @@ def test_one_holds_it_and_the_next_one_when_it_is_free(tmp_path):
     with one.take("part") as lease:
         assert lease is not None
         assert lease.is_held()
-        assert [path.name for path in (tmp_path / ".claims").iterdir()] == ["part.1"]
+        assert [path.name for path in Path(".claims").iterdir()] == ["part.1"]
         assert one.take("part") is None, "nor does the same process have it twice"
         assert other.take("part") is None
         assert other.seek("part") is None
         assert other.is_held("part")
         with other.take("else") as free:
             assert free is not None
-    assert not (tmp_path / ".claims").exists()
+    assert not Path(".claims").exists()
     lease.release()
     assert not other.is_held("part")
     with other.take("part") as again:
@@ -112,7 +112,7 @@ def test_a_killed_holder_is_followed_at_once_whatever_its_number(tmp_path, clock
         assert follower.stdout.readline() == "held\n", (
             "the same number again is not the same process"
         )
-        assert [path.name for path in (tmp_path / ".claims").iterdir()] == ["part.2"]
+        assert [path.name for path in Path(".claims").iterdir()] == ["part.2"]
         follower.kill()
     began = clock.now
     with claims.take("part") as lease:
@@ -188,7 +188,7 @@ def test_where_every_lock_is_granted_none_is_believed(tmp_path, clock, monkeypat
 
 @pytest.mark.usefixtures("clock")
 def test_a_claim_that_was_killed_while_it_was_made_expires(tmp_path):
-    (tmp_path / ".claims").mkdir()
+    Path(".claims").mkdir()
     (tmp_path / ".claims" / "part.1").touch()
     assert Claims(tmp_path).take("part") is None, "its maker may be about to write"
     with Claims(tmp_path).hold("part") as lease:
@@ -213,39 +213,39 @@ def test_many_take_turns(tmp_path, monkeypatch):
         for job in [pool.submit(add) for _ in range(4)]:
             job.result()
     assert count.read_text() == "60"
-    assert not (tmp_path / ".claims").exists()
+    assert not Path(".claims").exists()
 
 
-def test_a_run_has_one_writer_and_says_where(tmp_path):
-    with RunWriter(tmp_path / "run", **RUN_OF) as run:
+def test_a_run_has_one_writer_and_says_where():
+    with RunWriter("run", **RUN_OF) as run:
         run.table("a", {"x": [1]})
         for how in ({"resume": True}, {"overwrite": True}):
             with (
                 refusing(r"run is being written by .* on"),
-                RunWriter(tmp_path / "run", **RUN_OF, **how),
+                RunWriter("run", **RUN_OF, **how),
             ):
                 pass
         run.table("b", {"x": [1]})
-    assert open_run(tmp_path / "run").tables == ("a", "b")
-    assert not list((tmp_path / "run").glob(".*"))
+    assert open_run("run").tables == ("a", "b")
+    assert not list(Path("run").glob(".*"))
 
 
 def test_a_writer_that_was_stopped_for_too_long_writes_no_list_any_more(tmp_path):
     with (
         refusing("taken over by another process"),
-        RunWriter(tmp_path / "run", **RUN_OF) as run,
+        RunWriter("run", **RUN_OF) as run,
     ):
         run.table("a", {"x": [1]})
         (tmp_path / "run" / ".claims" / f"{RUN}.1").rename(
             tmp_path / "run" / ".claims" / f"{RUN}.2"
         )
         run.table("b", {"x": [1]})
-    assert open_run(tmp_path / "run").tables == ("a",)
+    assert open_run("run").tables == ("a",)
 
 
-def test_several_writers_of_one_run_keep_what_the_others_wrote(tmp_path):
+def test_several_writers_of_one_run_keep_what_the_others_wrote():
     def write(first):
-        with RunWriter(tmp_path / "run", **RUN_OF, resume=True, shared=True) as run:
+        with RunWriter("run", **RUN_OF, resume=True, shared=True) as run:
             run.is_last = False
             for part in range(first, 20, 4):
                 run.table("t", {"part": [part]}, part=part)
@@ -255,7 +255,7 @@ def test_several_writers_of_one_run_keep_what_the_others_wrote(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    run = open_run(tmp_path / "run")
+    run = open_run("run")
     assert run.info.status == "running", "none of them said that it was the last"
     assert run.table("t")["part"].tolist() == list(range(20))
     assert len(run.info.checksums) == 20

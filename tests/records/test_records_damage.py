@@ -21,10 +21,10 @@ def writer(path, **how):
 
 @pytest.fixture
 def folder(tmp_path):
-    with writer(tmp_path / "run") as run:
+    with writer("run") as run:
         run.table("tokens", {"position": list(range(50))})
         run.arrays("attention", {"received": np.ones((4, 8))}, dims={"received": ("step", "key")})
-    open_run(tmp_path / "run")
+    open_run("run")
     return tmp_path / "run"
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -49,14 +50,14 @@ def written(run):
     return ",".join(run.table("tokens")["text"])
 
 
-def test_parts_are_read_joined_or_one_by_one(tmp_path):
-    run = write(tmp_path / "run", parts=(2, 0, 11))
+def test_parts_are_read_joined_or_one_by_one():
+    run = write("run", parts=(2, 0, 11))
     assert run.tables == ("tokens",)
     assert run.array_files == ("attention",)
     assert run.parts("tokens") == run.parts("attention") == (0, 2, 11)
-    (tmp_path / "run" / "tokens-0002.parquet").rename(tmp_path / "tokens")
-    refused("tokens-0002.parquet is missing", open_run, tmp_path / "run")
-    (tmp_path / "tokens").rename(tmp_path / "run" / "tokens-0002.parquet")
+    Path("run/tokens-0002.parquet").rename("tokens")
+    refused("tokens-0002.parquet is missing", open_run, "run")
+    Path("tokens").rename("run/tokens-0002.parquet")
     assert written(run) == "a,0,a,2,a,11"
     assert run.table("tokens").index.tolist() == [0, 1, 2, 3, 4, 5]
     assert run.table("tokens", part=2)["sample"].tolist() == [2, 2]
@@ -68,27 +69,27 @@ def test_parts_are_read_joined_or_one_by_one(tmp_path):
     assert (visible.dtype, visible.tolist()) == (np.float32, [2049.0, 1.0])
     assert run.dims("attention", part=0) == DIMS
     # readable with pandas alone
-    assert pd.read_parquet(tmp_path / "run" / "tokens-0011.parquet")["text"].tolist() == ["a", "11"]
+    assert pd.read_parquet("run/tokens-0011.parquet")["text"].tolist() == ["a", "11"]
 
 
-def test_what_is_whole_has_no_parts(tmp_path):
-    with RunWriter(tmp_path / "run", **RUN) as run:
+def test_what_is_whole_has_no_parts():
+    with RunWriter("run", **RUN) as run:
         run.table("heldout", {"k": [0, 1]})
         assert run.has("heldout")
         assert not run.has("heldout", 0)
-    run = open_run(tmp_path / "run")
+    run = open_run("run")
     assert run.parts("heldout") == ()
     refused("no part 3 of 'heldout'", run.table, "heldout", part=3)
 
 
-def test_wrong_parts_are_named(tmp_path):
-    run = write(tmp_path / "run", parts=(0, 1, 2))
+def test_wrong_parts_are_named():
+    run = write("run", parts=(0, 1, 2))
     refused(r"read one of 0–2, e\.g\. part=0", run.arrays, "attention")
     refused("no part 7 of 'tokens'", run.table, "tokens", part=7)
     refused("'token'; did you mean 'tokens'", run.parts, "token")
     refused("'attend'; did you mean", run.arrays, "attend", part=0)
     refused("'recieved'; did you mean", run.array, "attention", "recieved", part=0)
-    with RunWriter(tmp_path / "other", **RUN) as run:
+    with RunWriter("other", **RUN) as run:
         run.table("tokens", {"a": [1]}, part=0)
         refused("'tokens' is already written", run.table, "tokens", {"a": [1]})
         refused("numbered from 0: got part=-1", run.table, "tokens", {"a": [1]}, part=-1)
@@ -104,7 +105,7 @@ def test_wrong_parts_are_named(tmp_path):
 
 def test_parts_that_no_run_writes_are_refused(tmp_path):
     write(tmp_path)
-    path = tmp_path / "run.json"
+    path = Path("run.json")
     info = json.loads(path.read_text())
     wrong = [[], [0, 0], [1, 0], [-1], [True], [0.0], ["0"], [[0]], [0, "1"], 3]
     some = [{"../x.parquet": [0]}, {"other.parquet": [0]}]
@@ -113,25 +114,25 @@ def test_parts_that_no_run_writes_are_refused(tmp_path):
         refused(r"run.json is damaged .*parts is", open_run, tmp_path)
 
 
-def test_an_interrupted_run_goes_on(tmp_path):
-    with pytest.raises(KeyboardInterrupt), RunWriter(tmp_path / "run", **RUN) as run:
+def test_an_interrupted_run_goes_on():
+    with pytest.raises(KeyboardInterrupt), RunWriter("run", **RUN) as run:
         sample(run, 0)
         raise KeyboardInterrupt
-    before = open_run(tmp_path / "run").info
+    before = open_run("run").info
     assert before.status == "interrupted"
     # a file that was written but not yet listed when the power went
-    (tmp_path / "run" / "tokens-0001.parquet").write_bytes(b"half")
-    (tmp_path / "run" / ".tokens-0002.parquet.part").write_bytes(b"half")
-    with RunWriter(tmp_path / "run", **RUN, resume=True) as run:
+    Path("run/tokens-0001.parquet").write_bytes(b"half")
+    Path("run/.tokens-0002.parquet.part").write_bytes(b"half")
+    with RunWriter("run", **RUN, resume=True) as run:
         assert run.has("tokens", 0)
         assert run.has("attention", 0)
         assert not run.has("tokens", 1)
-        assert open_run(tmp_path / "run").info.status == "running"
+        assert open_run("run").info.status == "running"
         sample(run, 1)
-    run = open_run(tmp_path / "run")
+    run = open_run("run")
     assert (run.info.status, run.info.error, run.info.created) == ("complete", None, before.created)
     assert written(run) == "a,0,a,1"
-    assert not list((tmp_path / "run").glob(".*"))
+    assert not list(Path("run").glob(".*"))
 
 
 KILLED = """
@@ -145,13 +146,13 @@ with RunWriter(sys.argv[1], kind="study", model={}, settings={}, seed=0):
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_run_killed_in_its_very_first_write_begins_anew(tmp_path, python, call):
-    killed = launch(python, "-c", KILLED, tmp_path / "killed", call)
+    killed = launch(python, "-c", KILLED, "killed", call)
     assert killed.returncode == -9, killed.stderr
     # the claim, and where there was a byte to be written, the half of a file
-    left = {path.name.rpartition(".")[2] for path in (tmp_path / "killed").iterdir()}
+    left = {path.name.rpartition(".")[2] for path in Path("killed").iterdir()}
     assert left == {"claims", "part"}
     for number, how in enumerate(({}, {"resume": True}, {"overwrite": True})):
-        path = shutil.copytree(tmp_path / "killed", tmp_path / f"run-{number}")
+        path = shutil.copytree("killed", tmp_path / f"run-{number}")
         with RunWriter(path, **RUN, **how) as run:
             sample(run, 0)
         assert open_run(path).info.status == "complete"
@@ -181,13 +182,13 @@ def test_a_folder_of_other_files_is_refused_with_all_that_is_in_it(tmp_path, doe
         ({"kind": "training"}, "kind", "'study'", "'training'"),
     ],
 )
-def test_another_run_cannot_be_continued(tmp_path, changes, name, before, now):
+def test_another_run_cannot_be_continued(changes, name, before, now):
     """The first difference is named, also within a long list."""
-    write(tmp_path / "run")
+    write("run")
     message = re.escape(f"{name} is {before}, and now it is {now}")
-    refused(message, RunWriter(tmp_path / "run", **RUN | changes, resume=True).__enter__)
+    refused(message, RunWriter("run", **RUN | changes, resume=True).__enter__)
     # what was there is untouched
-    assert open_run(tmp_path / "run").info.status == "complete"
+    assert open_run("run").info.status == "complete"
 
 
 def test_overwriting_removes_parts_too(tmp_path):
@@ -200,32 +201,32 @@ def test_overwriting_removes_parts_too(tmp_path):
 
 
 def test_folders_are_merged(tmp_path):
-    write(tmp_path / "rank0", parts=(0, 2))
-    write(tmp_path / "rank1", parts=(1,))
-    run = merge_runs([tmp_path / "rank0", tmp_path / "rank1"], tmp_path / "run")
+    write("rank0", parts=(0, 2))
+    write("rank1", parts=(1,))
+    run = merge_runs(["rank0", "rank1"], "run")
     assert written(run) == "a,0,a,1,a,2"
     assert run.arrays("attention", part=1)["received"].shape == (2, 4)
     assert run.info.status == "complete"
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     # and further parts into what is there
-    write(tmp_path / "rank0", parts=(3,))
-    assert merge_runs([tmp_path / "rank0"], tmp_path / "run").parts("tokens") == (0, 1, 2, 3)
+    write("rank0", parts=(3,))
+    assert merge_runs(["rank0"], "run").parts("tokens") == (0, 1, 2, 3)
 
 
-def test_an_unfinished_folder_leaves_the_merged_run_unfinished(tmp_path):
-    write(tmp_path / "rank0", parts=(0,))
-    with pytest.raises(KeyboardInterrupt), RunWriter(tmp_path / "rank1", **RUN) as run:
+def test_an_unfinished_folder_leaves_the_merged_run_unfinished():
+    write("rank0", parts=(0,))
+    with pytest.raises(KeyboardInterrupt), RunWriter("rank1", **RUN) as run:
         sample(run, 1)
         raise KeyboardInterrupt
-    info = merge_runs([tmp_path / "rank0", tmp_path / "rank1"], tmp_path / "run").info
+    info = merge_runs(["rank0", "rank1"], "run").info
     assert (info.status, info.error) == ("interrupted", "KeyboardInterrupt")
 
 
 def test_what_several_folders_hold_is_kept_once(tmp_path):
-    write(tmp_path / "a", parts=(0, 1))
-    write(tmp_path / "b", parts=(1, 2))
-    write(tmp_path / "c", parts=(0, 1, 2))
-    run = merge_runs([tmp_path / "a", tmp_path / "b", tmp_path / "c"], tmp_path / "run")
+    write("a", parts=(0, 1))
+    write("b", parts=(1, 2))
+    write("c", parts=(0, 1, 2))
+    run = merge_runs(["a", "b", "c"], "run")
     assert written(run) == "a,0,a,1,a,2"
     assert lost_files(run.path, run.info) == set()
     assert len(run.info.checksums) == 6
@@ -233,9 +234,9 @@ def test_what_several_folders_hold_is_kept_once(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a", "../folder/a"])
-def test_runs_are_merged_into_one_of_them(tmp_path, name):
+def test_runs_are_merged_into_one_of_them(name):
     """Named in whatever way, the target is not one of the folders that are emptied."""
-    (folder := tmp_path / "folder").mkdir()
+    (folder := Path("folder")).mkdir()
     write(folder / "a", parts=(0,))
     write(folder / "b", parts=(1,))
     run = merge_runs([folder / "a", folder / "b"], folder / name)
@@ -243,37 +244,37 @@ def test_runs_are_merged_into_one_of_them(tmp_path, name):
     assert [path.name for path in folder.iterdir()] == ["a"]
 
 
-def test_a_folder_that_is_named_twice_is_merged_once(tmp_path):
-    write(tmp_path / "a", parts=(0, 1))
-    (tmp_path / "again").symlink_to(tmp_path / "a")
-    run = merge_runs([tmp_path / "a", tmp_path / "a", tmp_path / "again"], tmp_path / "run")
-    assert run.parts("tokens") == (0, 1) and not (tmp_path / "a").exists()
+def test_a_folder_that_is_named_twice_is_merged_once():
+    write("a", parts=(0, 1))
+    Path("again").symlink_to("a")
+    run = merge_runs(["a", "a", "again"], "run")
+    assert run.parts("tokens") == (0, 1) and not Path("a").exists()
 
 
-def test_a_folder_that_is_being_written_is_not_merged(tmp_path):
-    write(tmp_path / "a", parts=(0,))
+def test_a_folder_that_is_being_written_is_not_merged():
+    write("a", parts=(0,))
     with (
-        RunWriter(tmp_path / "b", **RUN) as run,
+        RunWriter("b", **RUN) as run,
         refusing("b is being written by another"),
     ):
         sample(run, 1)
-        merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "run")
-    assert merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "run").parts("tokens") == (0, 1)
+        merge_runs(["a", "b"], "run")
+    assert merge_runs(["a", "b"], "run").parts("tokens") == (0, 1)
 
 
-def test_runs_that_differ_or_overlap_are_not_merged(tmp_path):
-    write(tmp_path / "a", parts=(0,))
-    write(tmp_path / "b", parts=(1,), seed=9)
-    with RunWriter(tmp_path / "c", **RUN) as run:
+def test_runs_that_differ_or_overlap_are_not_merged():
+    write("a", parts=(0,))
+    write("b", parts=(1,), seed=9)
+    with RunWriter("c", **RUN) as run:
         run.table("tokens", {"sample": [0, 0], "text": ["a", "another"]}, part=0)
     for other, message in (("b", "seed is 9, and now it is 3"), ("c", "hold tokens-0000.parquet")):
-        refused(message, merge_runs, [tmp_path / "a", tmp_path / other], tmp_path / "run")
-    assert open_run(tmp_path / "a").parts("tokens") == (0,)
-    refused("needs at least one folder", merge_runs, [], tmp_path / "run")
+        refused(message, merge_runs, ["a", other], "run")
+    assert open_run("a").parts("tokens") == (0,)
+    refused("needs at least one folder", merge_runs, [], "run")
 
 
-def test_a_merge_that_was_cut_short_can_be_repeated(tmp_path, monkeypatch):
-    write(tmp_path / "a", parts=(0, 1))
+def test_a_merge_that_was_cut_short_can_be_repeated(monkeypatch):
+    write("a", parts=(0, 1))
     real, calls = os.replace, []
 
     def failing(source, target):
@@ -284,14 +285,14 @@ def test_a_merge_that_was_cut_short_can_be_repeated(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", failing)
     with pytest.raises(OSError, match="unplugged"):
-        merge_runs([tmp_path / "a"], tmp_path / "run")
+        merge_runs(["a"], "run")
     monkeypatch.undo()
-    assert written(merge_runs([tmp_path / "a"], tmp_path / "run")) == "a,0,a,1"
+    assert written(merge_runs(["a"], "run")) == "a,0,a,1"
 
 
-def test_a_merge_cut_short_while_it_removes_folders_can_be_repeated(tmp_path, monkeypatch):
-    write(tmp_path / "a", parts=(0,))
-    write(tmp_path / "b", parts=(1,))
+def test_a_merge_cut_short_while_it_removes_folders_can_be_repeated(monkeypatch):
+    write("a", parts=(0,))
+    write("b", parts=(1,))
     real, calls = os.unlink, []
 
     def failing(path, **options):
@@ -302,17 +303,17 @@ def test_a_merge_cut_short_while_it_removes_folders_can_be_repeated(tmp_path, mo
 
     monkeypatch.setattr(os, "unlink", failing)
     with pytest.raises(KeyboardInterrupt):
-        merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "run")
+        merge_runs(["a", "b"], "run")
     monkeypatch.undo()
-    left = [folder for folder in (tmp_path / "a", tmp_path / "b") if (folder / "run.json").exists()]
+    left = [folder for folder in ("a", "b") if Path(folder, "run.json").exists()]
     assert left
-    run = merge_runs(left, tmp_path / "run")
+    run = merge_runs(left, "run")
     assert written(run) == "a,0,a,1"
-    assert not any(folder.exists() for folder in left)
+    assert not any(Path(folder).exists() for folder in left)
 
 
-def test_a_merge_across_disks_copies(tmp_path, monkeypatch):
-    write(tmp_path / "a", parts=(0,))
+def test_a_merge_across_disks_copies(monkeypatch):
+    write("a", parts=(0,))
     real = os.replace
 
     def across(source, target):
@@ -321,5 +322,5 @@ def test_a_merge_across_disks_copies(tmp_path, monkeypatch):
         real(source, target)
 
     monkeypatch.setattr(os, "replace", across)
-    assert written(merge_runs([tmp_path / "a"], tmp_path / "run")) == "a,0"
-    assert not (tmp_path / "a").exists()
+    assert written(merge_runs(["a"], "run")) == "a,0"
+    assert not Path("a").exists()

@@ -285,34 +285,6 @@ def test_what_is_revealed_step_by_step_costs_what_the_chain_rule_says(monkeypatc
         assert found[2]["keys"] == pytest.approx(2) and found[2]["overlap"] == pytest.approx(1)
 
 
-def test_blocking_keys_of_whole_rows_is_what_a_plain_computation_gives(monkeypatch):
-    """One layer: columns chosen from the clean weights, removed before the softmax."""
-    arms = [arm for arm in study.ARMS if arm[0] == "rows" and arm[2] == 4]
-    monkeypatch.setattr(study, "ARMS", arms)
-    source = Source(2)
-    for objective in ("causal", "diffusion"):
-        model = study.trained(source, objective, "plain", 1, 3)
-        rows = rows_of(source, objective, 4)
-
-        def spy(q, k, v, **how):
-            scores = scores_of(q, k, **how)
-            weights = scores.softmax(-1)
-            hidden = torch.zeros_like(weights, dtype=torch.bool)
-            top = weights.sum(2).topk(4).indices
-            hidden.scatter_(3, top[:, :, None].expand(-1, -1, weights.shape[2], -1), True)
-            # a query that would lose every key is left alone
-            hidden &= ~scores.masked_fill(hidden, -torch.inf).isinf().all(-1, keepdim=True)
-            return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
-
-        with torch.no_grad():
-            found = study.masked(model, rows, 0, 2)[-1]
-        with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-            patch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
-            expected = float(rows.loss(model))
-        assert found["loss"] == pytest.approx(expected, rel=1e-5)
-        assert found["keys"] == pytest.approx(4)
-
-
 @pytest.mark.slow
 def test_some_head_of_the_causal_twin_has_its_sink_on_the_start_token_in_every_seed():
     """The precondition of any contrast: one layer, 3 of 3 seeds, a mean weight above 0.3 on

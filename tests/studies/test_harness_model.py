@@ -21,7 +21,6 @@ from sinklab.core.registry import interventions
 from sinklab.core.sinks import Gu
 from sinklab.lab.measures import PROTOCOLS, MaskSinks, Random, by_protocol
 from sinklab.lab.scoring import rolling, score
-from sinklab.lab.studies.base import from_record, kept_record
 from sinklab.lab.studies.benchmarks import requests
 from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 from sinklab.lab.studies.benchmarks.requests import likelihood_settings
@@ -43,6 +42,10 @@ def instance(
     repeats=1,
 ):
     return Instance(kind, {}, arguments, number, (task, document, repeats))
+
+
+def an_lm(loaded, progress=None, **changes):
+    return SinklabLM(loaded, settings=replace(SETTINGS, **changes), progress=progress)
 
 
 def choices(loaded, document=0):
@@ -107,7 +110,7 @@ class Counts(Progress):
 @pytest.mark.parametrize("make", [tiny_loaded, tiny_llama])
 def test_a_pass_over_many_requests_is_counted_while_it_lasts(make):
     loaded, counts = make(), Counts()
-    model = SinklabLM(loaded, settings=replace(SETTINGS, new_tokens=4), progress=counts)
+    model = an_lm(loaded, new_tokens=4, progress=counts)
     asked = [request for document in range(4) for request in choices(loaded, document)]
     model.loglikelihood(asked)
     # all of them are one unit of work
@@ -121,7 +124,7 @@ def test_a_pass_over_many_requests_is_counted_while_it_lasts(make):
 def test_the_whole_takes_as_long_as_its_documents_at_the_rate_of_those_answered(monkeypatch):
     """Task by task: one of few long answers does not stand for one of many short ones."""
     loaded, clock = tiny_loaded(), itertools.count(step=3)
-    model = SinklabLM(loaded, settings=replace(SETTINGS, limit=2))
+    model = an_lm(loaded, limit=2)
     model.tasks = {
         "tasks": {
             "toy": SimpleNamespace(eval_docs=[{}] * 10),
@@ -141,7 +144,7 @@ def test_the_whole_takes_as_long_as_its_documents_at_the_rate_of_those_answered(
 
 def test_what_was_cut_is_not_counted_as_prompt():
     loaded = tiny_loaded()
-    model = SinklabLM(loaded, settings=replace(SETTINGS, record_sinks=1))
+    model = an_lm(loaded, record_sinks=1)
     long = " the sea and the boats" * 4
     requests = [
         instance("loglikelihood", CONTEXT * 8, end, number=at)
@@ -155,7 +158,7 @@ def test_what_was_cut_is_not_counted_as_prompt():
 
 def test_a_single_continuation_is_compared_with_greedy_decoding():
     loaded = tiny_llama()
-    model = SinklabLM(loaded, settings=SETTINGS)
+    model = an_lm(loaded)
     for context in ("The old", "The sea", "The boats", "He", "Will", "it", "looked", "the wind"):
         (text,) = model.generate_until([instance("generate_until", context, {"max_gen_toks": 1})])
         # read again, most texts fall into other tokens
@@ -171,7 +174,7 @@ def test_a_single_continuation_is_compared_with_greedy_decoding():
 
 def test_contexts_may_be_empty_or_end_in_a_space():
     loaded = tiny_loaded()
-    model = SinklabLM(loaded, settings=replace(SETTINGS, estimator="chain_rule"))
+    model = an_lm(loaded, estimator="chain_rule")
     empty, spaced, plain = (
         model.loglikelihood([instance("loglikelihood", context, end, document=at)])[0][0]
         for at, (context, end) in enumerate([("", "The"), ("The old ", "man"), ("The old", " man")])
@@ -179,18 +182,13 @@ def test_contexts_may_be_empty_or_end_in_a_space():
     assert spaced == pytest.approx(plain, abs=1e-5)
     (direct,) = score(loaded, [((), ids(loaded, "The"))], likelihood_settings(model.settings))
     assert empty == pytest.approx(direct.logprob, abs=1e-5)
-    assert (
-        SinklabLM(tiny_llama(), settings=SETTINGS).loglikelihood(
-            [instance("loglikelihood", "", "The")]
-        )[0][0]
-        < 0
-    )
+    assert an_lm(tiny_llama()).loglikelihood([instance("loglikelihood", "", "The")])[0][0] < 0
 
 
 def test_whole_texts_are_scored_in_chunks():
     loaded = tiny_llama(context=16)
     text = "The old man sat by the sea, and the boy looked at the boats."
-    model = SinklabLM(loaded, settings=SETTINGS)
+    model = an_lm(loaded)
     request = instance("loglikelihood_rolling", text)
     (found,) = model.loglikelihood_rolling([request])
     assert found == pytest.approx(
@@ -201,8 +199,8 @@ def test_whole_texts_are_scored_in_chunks():
 
 def test_watched_scores_are_the_same_scores():
     loaded = tiny_loaded(1)
-    watched = SinklabLM(loaded, settings=replace(SETTINGS, record_sinks=None))
-    plain = SinklabLM(loaded, settings=SETTINGS)
+    watched = an_lm(loaded, record_sinks=None)
+    plain = an_lm(loaded)
     one, other = (model.loglikelihood(choices(loaded)) for model in (watched, plain))
     assert [pair[0] for pair in one] == pytest.approx([pair[0] for pair in other], abs=1e-4)
     facts = watched.told["toy", 0, 0]["sinks"]
@@ -223,7 +221,7 @@ def test_equal_requests_are_answered_once_unless_noise_decides(monkeypatch):
 
     monkeypatch.setattr(requests, "write_batch", counted)
     request = instance("generate_until", CONTEXT, {"max_gen_toks": 4, "until": ["zz"]}, repeats=3)
-    model = SinklabLM(tiny_loaded(), settings=SETTINGS)
+    model = an_lm(tiny_loaded())
     assert len(set(model.generate_until([request] * 3))) == 1
     assert batches == [1]
     batches.clear()
@@ -233,25 +231,12 @@ def test_equal_requests_are_answered_once_unless_noise_decides(monkeypatch):
         {"max_gen_toks": 4, "do_sample": True, "temperature": 3.0},
         repeats=3,
     )
-    texts = SinklabLM(tiny_loaded(), settings=SETTINGS).generate_until([drawn] * 4)
+    texts = an_lm(tiny_loaded()).generate_until([drawn] * 4)
     assert batches == [1, 1, 1], "a fourth one only fills up a distributed batch"
     assert len(set(texts[:3])) > 1
     assert texts[3] == texts[0]
-    other = SinklabLM(tiny_loaded(), settings=replace(SETTINGS, seed=1)).generate_until([drawn] * 3)
+    other = an_lm(tiny_loaded(), seed=1).generate_until([drawn] * 3)
     assert other != texts[:3]
-
-
-def test_drawn_answers_do_not_depend_on_the_batch():
-    requests = [
-        instance("generate_until", text, {"max_gen_toks": 5}, document=at)
-        for at, text in enumerate(("The", "The old man sat by the sea", "The boats were"))
-    ]
-    settings = replace(SETTINGS, mask_sinks=1, control="random")
-    one_by_one, together = (
-        SinklabLM(tiny_loaded(1), settings=replace(settings, batch=batch)).generate_until(requests)
-        for batch in (1, 3)
-    )
-    assert one_by_one == together
 
 
 def test_lm_eval_finds_it_by_name_and_arguments():
@@ -289,17 +274,6 @@ def test_the_protocol_and_the_rule_make_the_edit(protocol):
     assert edit == by_protocol(protocol, 2, control="matched")
 
 
-def test_protocol_and_rule_are_recorded():
-    settings = replace(SETTINGS, mask_sinks=2)
-    other = replace(settings, protocol="held", sink_rule="excess:epsilon=2")
-    assert {name: kept_record(other)[name] for name in ("protocol", "sink_rule")} == {
-        "protocol": "held",
-        "sink_rule": "excess:epsilon=2.0",
-    }
-    for one in (settings, other):
-        assert from_record(EvalSettings(), kept_record(one)) == one
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -307,7 +281,6 @@ def test_protocol_and_rule_are_recorded():
             {"mask_snks": 2},
             "the model sinklab has no field 'mask_snks'; did you mean 'mask_sinks'",
         ),
-        ({"pretraind": "x"}, "did you mean 'pretrained'?"),
         ({"edits": "mask_snks:k=2"}, "unknown intervention 'mask_snks'"),
         ({"control": "randon"}, "control must be one of .*; did you mean 'random'?"),
         (
@@ -315,22 +288,11 @@ def test_protocol_and_rule_are_recorded():
             "control=random says which keys are blocked and how, but mask_sinks is not given",
         ),
         (
-            {"protocol": "held"},
-            "protocol=held says which keys are blocked and how, but mask_sinks is not given",
-        ),
-        (
-            {"mask_sinks": 1, "protocol": "hold"},
-            "protocol must be one of paper, .*; did you mean 'held'?",
-        ),
-        (
             {"mask_sinks": 1, "sink_rule": "exces"},
             "unknown sink rule 'exces'; .*did you mean 'excess'",
         ),
         ({"mask_sinks": 0}, "mask_sinks must be at least 1 or left out, but is 0"),
-        ({"limit": 0}, "limit must be at least 1"),
-        ({"record_sinks": -1}, "record_sinks must be at least 0"),
         ({"tasks": ""}, "at least one task"),
-        ({"noise": "lada"}, "did you mean 'llada'?"),
         ({"published": True}, "published is a choice for the task gsm8k_two_stage"),
     ],
 )
@@ -350,12 +312,12 @@ def test_a_model_without_a_mask_token_and_contradictory_settings_are_refused():
             "decode without a cache",
         ),
     ):
-        refused(message, SinklabLM, tiny_loaded(), settings=replace(SETTINGS, **given))
+        refused(message, an_lm, tiny_loaded(), **given)
     refused(
         "rule can be set for diffusion",
-        SinklabLM,
+        an_lm,
         tiny_llama(),
-        settings=replace(SETTINGS, rule="entropy"),
+        rule="entropy",
     )
 
 
@@ -364,7 +326,7 @@ def test_chats_are_rendered_and_not_begun_twice():
     tokenizer = copy.deepcopy(loaded.tokenizer)
     said = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
     tokenizer.chat_template = said + "{% if add_generation_prompt %}<me>{% endif %}"
-    model = SinklabLM(replace(loaded, tokenizer=tokenizer), settings=replace(SETTINGS, chat=True))
+    model = an_lm(replace(loaded, tokenizer=tokenizer), chat=True)
     history = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     assert model.apply_chat_template(history) == "<user>a<assistant>b<me>"
     assert model.apply_chat_template(history, add_generation_prompt=False) == "<user>a<assistant>b"
@@ -382,10 +344,7 @@ def test_an_autoregressive_text_begins_as_its_tokenizer_begins_one():
         single=f"{end[0]} $A", special_tokens=[end]
     )
     plain = tokenizer("The", add_special_tokens=False)["input_ids"]
-    model = SinklabLM(replace(loaded, tokenizer=tokenizer), settings=SETTINGS)
+    model = an_lm(replace(loaded, tokenizer=tokenizer))
     assert model.tok_encode("The") == [end[1], *plain]
     assert model.tok_encode("<|endoftext|>The") == [end[1], *plain]
-    assert (
-        SinklabLM(replace(tiny_loaded(), tokenizer=tokenizer), settings=SETTINGS).tok_encode("The")
-        == plain
-    )
+    assert an_lm(replace(tiny_loaded(), tokenizer=tokenizer)).tok_encode("The") == plain

@@ -52,7 +52,7 @@ def test_two_processes_write_what_one_writes(python):
     )
     assert done.stdout.splitlines().count("run") == 2
     study(tiny_loaded(1), "alone", StudySettings(**SETTINGS))
-    assert difference("run", contents("alone")) == ""
+    assert difference(Path("run"), contents(Path("alone"))) == ""
 
 
 @pytest.mark.slow
@@ -62,8 +62,8 @@ def test_a_run_of_two_goes_on_with_one_or_three_workers():
     """
     settings = {**SETTINGS, "seed": None, "mask_sinks": (), "twin": False}
     study(tiny_loaded(1), "whole", StudySettings(**settings))
-    whole = contents("whole")
-    info = json.loads((Path("whole/run.json")).read_text())
+    whole = contents(Path("whole"))
+    info = json.loads(Path("whole/run.json").read_text())
     for world in (1, 3):
         # as if both had been killed: three of five samples are there, one of them is damaged,
         # another one has no list
@@ -129,7 +129,7 @@ QUICK = StudySettings(
 
 def test_workers_come_into_a_folder_of_their_run_and_of_no_other():
     Path("notes").mkdir()
-    (Path("notes/notes.txt")).write_text("mine")
+    Path("notes/notes.txt").write_text("mine")
     worker = Processes.here("1/2")
     refused(r"notes.txt but no run.json", study, tiny_loaded(), "notes", QUICK, worker=worker)
     refused("notes is taken; choose another", study, tiny_loaded(), "notes", QUICK)

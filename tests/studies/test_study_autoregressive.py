@@ -15,7 +15,7 @@ from sinklab.lab.checkpoints import SpecialIds
 from sinklab.lab.scoring import encode
 from sinklab.lab.studies.trace.study import StudySettings, study
 from small_runs import traced
-from tiny_diffusion import TEXT, tiny_tokenizer
+from tiny_diffusion import tiny_tokenizer
 from tiny_llama import tiny_llama
 
 PROMPT = "The old man sat"
@@ -235,8 +235,6 @@ def test_a_clean_pass_reads_its_own_past(tmp_path):
             "rule, cache can be set for diffusion models only; leave it out",
         ),
         ({"new_tokens": 61}, "fit the model's context of 64 positions, got"),
-        ({"new_tokens": -1}, "new_tokens must be at least 0, but is -1"),
-        ({"temperature": -1.0}, "temperature must be at least 0 and finite"),
         (
             {"mask_sinks": (20,)},
             "is to block 20 of the .* keys of 'The old man sat' at the first step",
@@ -245,7 +243,6 @@ def test_a_clean_pass_reads_its_own_past(tmp_path):
             {"edits": ("block_keys:keys=random:like=top:k=5",)},
             "keys=random:like=top:k=5 blocks .* is to block 10 of the",
         ),
-        ({"prompts": (TEXT,)}, "fit the model's context of 64"),
     ],
 )
 def test_what_an_autoregressive_model_cannot_do_is_refused(tmp_path, change, message):

@@ -156,7 +156,7 @@ def test_folders_that_are_taken_show_before_a_model_is_read():
         model = ("a", "b")
 
     Path("b").mkdir()
-    (Path("b/notes.txt")).write_text("mine")
+    Path("b/notes.txt").write_text("mine")
     refused(
         "b is taken; choose another",
         conduct,

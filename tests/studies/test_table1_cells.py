@@ -2,7 +2,6 @@
 mixed up.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from sinklab.lab.studies.benchmarks.run import table1
 from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
+from tiny_tasks import write_gsm8k
 
 SETTINGS = EvalSettings(tasks=("gsm8k", "humaneval"))
 
@@ -46,17 +46,18 @@ def asked(monkeypatch):
     return seen
 
 
-def test_the_paper_s_protocol_a_folder_a_cell(asked, tmp_path):
+def cells(settings, plan, **models):
+    """The folders of the cells of some models, by default of one that is called `a`."""
+    return table1(models or {"a": tiny_loaded}, settings, Path(), plan)
+
+
+def test_the_paper_s_protocol_a_folder_a_cell(asked):
     asked += [SETTINGS] * 3  # nothing fails
     said: list[str] = []
-    folders = table1(
-        {"a": tiny_loaded},
-        replace(SETTINGS, run_code=True),
-        tmp_path,
-        Plan(ks=(5,)),
-        progress=said.append,
-    )
-    assert [str(path.relative_to(tmp_path)) for path in folders] == [
+    models = {"a": tiny_loaded}
+    settings, how = replace(SETTINGS, run_code=True), {"progress": said.append}
+    folders = table1(models, settings, Path(), Plan(ks=(5,)), **how)
+    assert [str(path) for path in folders] == [
         "a/gsm8k-k0",
         "a/gsm8k-k5",
         "a/humaneval-k0",
@@ -79,11 +80,11 @@ def test_the_paper_s_protocol_a_folder_a_cell(asked, tmp_path):
     ]
 
 
-def test_controls_stand_beside_and_tokens_can_be_given(asked, tmp_path):
+def test_controls_stand_beside_and_tokens_can_be_given(asked):
     asked += [SETTINGS] * 3
     settings = replace(SETTINGS, tasks=("gsm8k",), new_tokens=7)
     plan = Plan(ks=(0, 1), controls=("sinks", "random"), chat=True)
-    folders = table1({"a": tiny_loaded}, settings, tmp_path, plan)
+    folders = cells(settings, plan)
     assert [path.name for path in folders] == ["gsm8k-k0", "gsm8k-k1", "gsm8k-k1-random"]
     assert [(cell.control, cell.new_tokens, cell.chat) for cell in asked[3:]] == [
         ("sinks", 7, True),
@@ -92,7 +93,7 @@ def test_controls_stand_beside_and_tokens_can_be_given(asked, tmp_path):
     ]
 
 
-def test_protocols_stand_side_by_side_and_likelihoods_know_the_clean_pass_alone(asked, tmp_path):
+def test_protocols_stand_side_by_side_and_likelihoods_know_the_clean_pass_alone(asked):
     asked += [SETTINGS] * 3
     plan = Plan(
         ks=(5,),
@@ -101,7 +102,7 @@ def test_protocols_stand_side_by_side_and_likelihoods_know_the_clean_pass_alone(
         sink_rule="gu",
     )
     settings = replace(SETTINGS, tasks=("gsm8k", "piqa"), new_tokens=7)
-    folders = table1({"a": tiny_loaded}, settings, tmp_path, plan)
+    folders = cells(settings, plan)
     arms = ("", "-matched", "-equal_mass")
     assert [path.name for path in folders] == [
         "gsm8k-k0",
@@ -116,16 +117,15 @@ def test_protocols_stand_side_by_side_and_likelihoods_know_the_clean_pass_alone(
         ("paper", "sinks", None)
     }
     # a cell of other masking is another run
-    moved = tmp_path / "b" / "gsm8k-k5"
+    moved = Path("b/gsm8k-k5")
     moved.parent.mkdir()
-    (tmp_path / "a" / "gsm8k-k5-held").rename(moved)
+    Path("a/gsm8k-k5-held").rename(moved)
     refused(
         "protocol='held', and now",
-        table1,
-        {"b": tiny_loaded},
+        cells,
         replace(settings, tasks=("gsm8k",)),
-        tmp_path,
         replace(plan, protocols=("paper",)),
+        b=tiny_loaded,
     )
 
 
@@ -141,7 +141,7 @@ def test_the_tasks_of_likelihoods_are_those_that_lm_eval_calls_so():
     assert {name for name, kind in kinds.items() if kind != "generate_until"} == LIKELIHOODS
 
 
-def test_an_interrupted_table_goes_on(asked, tmp_path):
+def test_an_interrupted_table_goes_on(asked):
     loads: list[str] = []
 
     def loader(name):
@@ -150,80 +150,67 @@ def test_an_interrupted_table_goes_on(asked, tmp_path):
     models = {"a": loader("a"), "b": loader("b")}
     settings, plan = replace(SETTINGS, tasks=("gsm8k",)), Plan(ks=(1, 5))
     with pytest.raises(KeyboardInterrupt):
-        table1(models, settings, tmp_path, plan)
-    assert open_run(tmp_path / "a" / "gsm8k-k5").info.status == "interrupted"
+        cells(settings, plan, **models)
+    assert open_run("a/gsm8k-k5").info.status == "interrupted"
     assert loads == ["a"]
-    table1(models, settings, tmp_path, plan)
+    cells(settings, plan, **models)
     # two were there; the third goes on, and the second model follows
     assert [cell.mask_sinks for cell in asked[3:]] == [5, None, 1, 5]
     assert loads == ["a", "a", "b"]
-    table1(models, settings, tmp_path, plan)
+    cells(settings, plan, **models)
     assert len(asked) == 7
     assert loads == ["a", "a", "b"]
 
 
-def test_a_folder_of_another_run_is_refused_before_anything_is_scored(asked, tmp_path):
+def test_a_folder_of_another_run_is_refused_before_anything_is_scored(asked):
     asked += [SETTINGS] * 3
     settings = replace(SETTINGS, tasks=("gsm8k",))
-    table1({"a": tiny_loaded}, settings, tmp_path, Plan(ks=(5,)))
+    cells(settings, Plan(ks=(5,)))
     refused(
         "limit=None, and now it is 3",
-        table1,
-        {"z": tiny_loaded, "a": tiny_loaded},
+        cells,
         replace(settings, limit=3),
-        tmp_path,
         Plan(ks=(5,)),
+        z=tiny_loaded,
+        a=tiny_loaded,
     )
     refused(
         "chat=False, and now it is True",
-        table1,
-        {"a": tiny_loaded},
+        cells,
         settings,
-        tmp_path,
         Plan(ks=(5,), chat=True),
     )
-    with RunWriter(tmp_path / "b" / "gsm8k-k0", kind="study", model={}, settings={}, seed=0):
+    with RunWriter("b/gsm8k-k0", kind="study", model={}, settings={}, seed=0):
         pass
     refused(
         "gsm8k-k0 holds a run of kind",
-        table1,
-        {"b": tiny_loaded},
+        cells,
         settings,
-        tmp_path,
         Plan(ks=(5,)),
+        b=tiny_loaded,
     )
     assert len(asked) == 5
 
 
-def test_plans_and_settings_that_make_no_sense(tmp_path):
+def test_plans_and_settings_that_make_no_sense():
     refused("ks must be at least 0", Plan, ks=(-1,))
     refused("'rndom'; did you mean 'random'", Plan, controls=("rndom",))
     refused("controls must not be empty", Plan, controls=())
-    refused("leave out mask_sinks and", table1, {}, EvalSettings(mask_sinks=5), tmp_path)
+    refused("leave out mask_sinks and", table1, {}, EvalSettings(mask_sinks=5), Path())
 
 
-def test_real_cells_of_a_real_benchmark(tmp_path):
+def test_real_cells_of_a_real_benchmark():
     pytest.importorskip("lm_eval")
-    data = tmp_path / "data" / "gsm8k"
-    data.mkdir(parents=True)
-    rows = [
-        {"question": f"What is 2 and {n}?", "answer": f"2 + {n} = {n + 2}\n#### {n + 2}"}
-        for n in range(3)
-    ]
-    (data / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = EvalSettings(
-        tasks=("gsm8k",), data=str(data.parent), limit=2, num_fewshot=0, new_tokens=4
-    )
-    settings = replace(settings, block_length=4)
-    folders = table1({"a": tiny_loaded}, settings, tmp_path / "out", Plan(ks=(2,)))
+    write_gsm8k(3)
+    how = {"limit": 2, "num_fewshot": 0, "new_tokens": 4, "block_length": 4}
+    settings = EvalSettings(tasks=("gsm8k",), data="data", **how)
+    folders = cells(settings, Plan(ks=(2,)))
     runs = [open_run(folder) for folder in folders]
     assert [run.info.settings["mask_sinks"] for run in runs] == [None, 2]
     assert all(run.info.status == "complete" and len(run.table("samples")) == 4 for run in runs)
     refused(
         "humaneval runs programs that",
-        table1,
-        {"a": tiny_loaded},
+        cells,
         replace(settings, tasks=("gsm8k", "humaneval")),
-        tmp_path / "out",
         Plan(ks=(2,)),
     )

@@ -93,6 +93,10 @@ def write(name, rows=None, split=None):
     return path
 
 
+def tasks(*names, **how):
+    return offline.tasks([*names], ".", **how)
+
+
 def asked(task, **how):
     """Every request of a task: its kind and its arguments."""
     if task.get_config("num_fewshot") is None:
@@ -130,7 +134,7 @@ def test_requests_are_those_of_lm_evals_own_task(name):
     write(name)
     if name == "gsm8k":
         write(name, split="train")
-    (task,) = offline.tasks([name], ".", run_code=True)
+    (task,) = tasks(name, run_code=True)
     own = own_task(name, DOCUMENTS[name])
     assert asked(task) == asked(own)
     assert task.eval_docs[0] == own.eval_docs[0]
@@ -151,7 +155,7 @@ def test_requests_are_those_of_lm_evals_own_task(name):
 def test_few_shot_examples_come_from_the_training_file():
     write("gsm8k", GSM8K[:1])
     write("gsm8k", GSM8K[1:], split="train")
-    (task,) = offline.tasks(["gsm8k"], ".")
+    (task,) = tasks("gsm8k")
     ((_, _, (context, _)),) = asked(task)
     assert context.count("Answer:") == 6
     assert context.count(GSM8K[0]["question"]) == 1
@@ -161,22 +165,21 @@ def test_a_missing_training_file_is_no_matter_without_examples():
     write("gsm8k")
     refused(
         r"gsm8k needs .* for 5 examples",
-        offline.tasks,
-        ["gsm8k"],
-        ".",
+        tasks,
+        "gsm8k",
     )
-    (task,) = offline.tasks(["gsm8k"], ".", num_fewshot=0)
+    (task,) = tasks("gsm8k", num_fewshot=0)
     assert not task.has_training_docs()
     with refusing(r"piqa needs .* for 3 examples"):
         write("piqa")
-        offline.tasks(["piqa"], ".", num_fewshot=3)
+        tasks("piqa", num_fewshot=3)
 
 
 def test_files_are_read_anew():
     path = write("lambada_openai")
 
     def text():
-        (task,) = offline.tasks(["lambada_openai"], ".")
+        (task,) = tasks("lambada_openai")
         assert task.get_config("dataset_kwargs")["data_files"] == {"test": [str(path)]}
         return task.eval_docs[0]["text"]
 
@@ -203,7 +206,7 @@ def test_files_are_read_anew():
     ],
 )
 def test_what_cannot_be_had_is_refused(names, message):
-    refused(message, offline.tasks, names, ".")
+    refused(message, tasks, *names)
 
 
 def test_folders_that_are_none_are_refused():
@@ -212,7 +215,7 @@ def test_folders_that_are_none_are_refused():
 
 def test_programs_are_refused_without_the_extra_that_holds_them(monkeypatch):
     monkeypatch.setattr(offline, "sandboxes", {})
-    refused(r"sinklab\.extras\.sandbox", offline.tasks, ["humaneval"], ".", run_code=True)
+    refused(r"sinklab\.extras\.sandbox", tasks, "humaneval", run_code=True)
 
 
 @pytest.mark.ring("extras")

@@ -17,13 +17,13 @@ from sinklab.lab.studies.benchmarks.two_stage import (
     Question,
     TwoStage,
     marked_answer,
-    number_of,
     same_answer,
     task,
     two_stage_settings,
 )
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
+from tiny_tasks import write_gsm8k
 
 # B batch rows, S positions, M wanted positions, V vocabulary
 
@@ -157,10 +157,6 @@ def test_answers_are_compared_as_numbers_or_as_published(one, other, same, publi
     assert same_answer(one, other, published=True) is published
 
 
-def test_text_is_no_number():
-    assert number_of("about 5") is None
-
-
 def test_as_published_equals_the_loop_written_out(loaded):
     """SMDM's sampler at temperature 0: counts and ranks over the batch, masks on the right of
     shorter prompts.
@@ -276,21 +272,9 @@ def test_the_protocols_numbers():
     assert (clock.schedule, clock.steps) == ("timed:eps=0.1", 256)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"length": 1},
-            r"two stages take 2 to 128 tokens, the context of tiny test model, but length is 1",
-        ),
-        ({"length": 129}, "but length is 129"),
-    ],
-)
-def test_what_cannot_be_done_is_refused(changes, message, loaded):
-    refused(message, two_stage, loaded, **changes)
-
-
-def test_autoregressive_models_are_sent_to_gsm8k():
+def test_what_cannot_be_done_is_refused(loaded):
+    for length in (1, 129):
+        refused(f"2 to 128 tokens, .* length is {length}", two_stage, loaded, length=length)
     refused(r"two stages .*no mask token", two_stage, tiny_llama())
 
 
@@ -299,10 +283,8 @@ def test_a_run_has_the_tables_of_other_tasks_and_goes_on(tmp_path):
     from sinklab.lab.records import open_run
     from sinklab.lab.studies.benchmarks.run import evaluate
 
-    (tmp_path / "gsm8k").mkdir()
-    row = json.dumps({"question": QUESTIONS[0], "answer": "#### 5"}) + "\n"
-    (tmp_path / "gsm8k" / "test.jsonl").write_text(row * 3)
-    settings = EvalSettings(tasks=(TWO_STAGE,), data=str(tmp_path), limit=2, steps=2)
+    write_gsm8k(3)
+    settings = EvalSettings(tasks=(TWO_STAGE,), data="data", limit=2, steps=2)
     said: list[str] = []
     for _ in range(2):
         folder = evaluate(
