@@ -161,14 +161,8 @@ class SeenMasks(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.nn.functional.scaled_dot_product_attention:
-            self.calls.append(
-                (
-                    args[0].shape[2],
-                    args[1].shape[2],
-                    (kwargs or {}).get("attn_mask"),
-                    kwargs.get("is_causal"),
-                )
-            )
+            lengths = args[0].shape[2], args[1].shape[2]
+            self.calls.append((*lengths, kwargs.get("attn_mask"), kwargs.get("is_causal")))
         return func(*args, **(kwargs or {}))
 
 
@@ -178,17 +172,12 @@ def test_no_mask_is_built_without_padding():
     with SeenMasks() as seen:
         model(ids)
         model(ids, torch.ones_like(ids))
-    text = [call for call in seen.calls if call[0] == ids.shape[1]]
+    text = [call for call in seen.calls if call[0] == 9]
     assert len(text) == 2 * model.config.backbone.num_hidden_layers
-    assert all(
-        keys == queries + 2 and attn_mask is None and not causal
-        for queries, keys, attn_mask, causal in text
-    )
+    assert all(call[1:3] == (11, None) and not call[3] for call in text)
     with SeenMasks() as seen:
         model(ids, mask)
-    assert {call[2].shape for call in seen.calls if call[0] == ids.shape[1]} == {
-        (3, 1, 1, ids.shape[1] + 2)
-    }
+    assert {call[2].shape for call in seen.calls if call[0] == 9} == {(3, 1, 1, 11)}
 
 
 @pytest.mark.parametrize("sink", [("none", 0, "front"), ("token", 1, "front")])
@@ -222,10 +211,8 @@ def test_round_trip_is_bit_equal(tmp_path, family):
     )
     model.save_pretrained(tmp_path)
     ids, mask = ragged()
-    for again in (
-        DiffusionLM.from_pretrained(tmp_path).eval(),
-        AutoModel.from_pretrained(tmp_path).eval(),
-    ):
+    for loader in (DiffusionLM, AutoModel):
+        again = loader.from_pretrained(tmp_path).eval()
         assert isinstance(again, DiffusionLM)
         assert again.config.to_dict()["sink_side"] == "end"
         assert torch.equal(model(ids, mask).logits, again(ids, mask).logits)
@@ -233,13 +220,8 @@ def test_round_trip_is_bit_equal(tmp_path, family):
 
 def test_variants_share_the_other_weights():
     plain, sink = build(), build(("token", 1, "front"), gate="elementwise")
-    ours = dict(plain.named_parameters())
-    theirs = dict(sink.named_parameters())
-    assert theirs.keys() - ours.keys() == {
-        "sink_embeddings",
-        "gates.0.weight",
-        "gates.1.weight",
-    }
+    ours, theirs = dict(plain.named_parameters()), dict(sink.named_parameters())
+    assert theirs.keys() - ours.keys() == {"sink_embeddings", "gates.0.weight", "gates.1.weight"}
     assert all(torch.equal(theirs[name], value) for name, value in ours.items())
 
 

@@ -147,12 +147,6 @@ def test_golden_special_ids(family):
     ) == family.startswith(("a2d", "bd3lm"))
 
 
-@pytest.mark.parametrize("family", ["bd3lm_qwen3", "bd3lm_llama"])
-def test_the_blocks_that_no_config_names_are_given(family):
-    assert loaded(family).model.config.block_length is None
-    assert loaded(family, block_length=32).model.config.block_length == 32
-
-
 def settings_of(case, family):
     theirs = {"steps": 128, "block_size": 128, "temperature": 0.0, **case["settings"]}
     if family == "illada":
