@@ -1,43 +1,44 @@
-"""The conformance suites of unmasking rules and caches, over every built-in and the examples."""
+"""What rules, schedules and caches are held to by name: their text, and for every cache the suite of
+`sinklab check`.
+"""
 
 import dataclasses
 
 import pytest
 import torch
 
-from conformance.decoding import check_cache, check_unmasking_rule
+from conformance.values import check_text
 from refusals import refused
-from sinklab.core.registry import caches, unmasking_rules
+from sinklab.core.registry import caches, schedules, unmasking_rules
 from sinklab.core.sampling import Canvas, DecodingSettings, denoise
 from sinklab.core.sampling.schedules import Schedule
+from sinklab.lab.checks import check_decoding
 
 pytestmark = pytest.mark.ring("lab")
 
 
-@pytest.mark.parametrize(
-    "text", [*unmasking_rules, "entropy:alg_temp=0.5", "low_confidence:defer_ids=3+4"]
-)
-def test_an_unmasking_rule_conforms(text):
-    check_unmasking_rule(text)
+@pytest.mark.parametrize("known", [unmasking_rules, schedules, caches], ids=lambda one: one.what)
+def test_values_are_read_from_their_text(known):
+    for text in known:
+        check_text(known, text)
 
 
 @pytest.mark.parametrize("text", [*caches, "dual:refresh_every=2"])
 def test_a_cache_conforms(text):
-    check_cache(text)
+    check_decoding("cache", caches.parse(text))
 
 
 @pytest.mark.parametrize("fields", ["", ":width=0", ":width=2"])
 def test_the_cache_of_the_example_conforms(scratch, fields):
     scratch(caches, example="add_a_cache")
-    check_cache(f"near{fields}")
     made = DecodingSettings(cache=f"near{fields}", block_length=4).values()["cache"]
     assert made == caches.parse(f"near{fields}")
     assert DecodingSettings(cache=made).cache == caches.as_text(made)
+    check_decoding("cache", made)
 
 
-def test_the_unmasking_rule_of_the_example_conforms(scratch):
+def test_the_unmasking_rule_of_the_example_has_the_options_that_it_names(scratch):
     scratch(unmasking_rules, example="add_a_unmasking_rule")
-    check_unmasking_rule("discounted:discount=0.2")
     refused(
         r"alg_temp does .*'discounted'", DecodingSettings(rule="discounted", alg_temp=0.3).values
     )
