@@ -1,4 +1,4 @@
-"""What rules, schedules and caches are held to by name: their text, and for every cache the suite of
+"""What rules, schedules and caches are held to by name: their text, and for caches the suite of
 `sinklab check`.
 """
 
