@@ -1,6 +1,5 @@
 import pytest
 import torch
-from masked_twin import masked_form
 from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoModel,
@@ -14,11 +13,13 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from masked_twin import masked_form
 from refusals import refused
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from tiny_models import SIZES, checkpointed
 
 VOCAB, MASK = 61, 60
+ATTENTION = pytest.mark.parametrize("impl", ["sdpa", "eager"])
 SINKS = [
     ("none", 0, "front"),
     *[
@@ -132,7 +133,7 @@ def compare(model, ids, mask, tolerance):
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("impl", ["sdpa", "eager"])
+@ATTENTION
 @pytest.mark.parametrize("sink", SINKS, ids=lambda s: f"{s[0]}-{s[1]}-{s[2]}")
 def test_prefix_equals_the_masked_form(sink, impl, padded):
     ids, mask = ragged()
@@ -181,7 +182,7 @@ def test_no_mask_is_built_without_padding():
 
 
 @pytest.mark.parametrize("sink", [("none", 0, "front"), ("token", 1, "front")])
-@pytest.mark.parametrize("impl", ["sdpa", "eager"])
+@ATTENTION
 def test_causal_equals_the_backbone_before_conversion(sink, impl):
     """Without a sink the causal reading is the autoregressive model itself."""
     torch.manual_seed(0)

@@ -7,12 +7,11 @@ import dataclasses
 import pytest
 import torch
 
-from conformance.values import check_text
 from refusals import refused
 from sinklab.core.registry import caches, schedules, unmasking_rules
 from sinklab.core.sampling import Canvas, DecodingSettings, denoise
 from sinklab.core.sampling.schedules import Schedule
-from sinklab.lab.checks import check_decoding
+from sinklab.lab.checks import check_decoding, check_text
 
 pytestmark = pytest.mark.ring("lab")
 
