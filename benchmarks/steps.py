@@ -21,7 +21,7 @@ from sinklab.core.diffusion import corrupt, sample_times
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 
 # the twin is the tests' own, so that what is timed here is what is compared there
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "models"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from masked_twin import masked_form
 
 # B batch, S sequence, V vocabulary

@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
-from dense import ALL, KINDS, mask_of, twins
+from dense import ALL, KINDS, dense_attention, float32_precision, mask_of, twins
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
@@ -110,15 +110,9 @@ def test_sharp_rows(size):
 
 def test_float32_is_never_rounded_to_tf32():
     q, k, _ = factors(2, 2, 256, 256, 128, torch.float32)
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("medium")
-        twin = twins(q * 4, k, k, None, False, torch.ones(2, 1, 256, device="cuda"))["received"][
-            :, 0
-        ]
+    with float32_precision("medium"):
+        twin = dense_attention(q * 4, k).sum(-2)
         assert_close(received_attention(q * 4, k).double(), twin, rtol=2e-5, atol=2e-5)
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32])
@@ -127,14 +121,10 @@ def test_the_loop_over_chunks_is_as_exact(kind, dtype):
     q, k, v = factors(6, 2, 130, 333, 64, dtype)
     mask, is_causal = masked(kind, (6, 2, 130, 333), dtype)
     groups = torch.rand(2, 3, 130, device="cuda")
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high")
+    with float32_precision("high"):
         scores = Scores.of(q, k, mask, is_causal, heads=(5, 0, 1))
         found = attention_statistics(scores, ALL, v_BKSD=v, groups_BGQ=groups, chunk=50)
         assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision(before)
     wide = 5e-3 if kind == "least" and dtype == torch.float16 else 2e-5
     for name, twin in twins(q, k, v, mask, is_causal, groups).items():
         twin = twin[:, :, [5, 0, 1]] if name == "received" else twin[:, [5, 0, 1]]
@@ -145,9 +135,8 @@ def test_the_loop_over_chunks_is_as_exact(kind, dtype):
 def test_what_the_kernels_do_not_serve_goes_by_chunks():
     q, k, _ = factors(2, 2, 40, 40, 16, torch.float64)
     assert Fused.serving(Scores.of(q, k), ALL) is None
-    received = received_attention(q, k)
-    twin = twins(q, k, k, None, False, torch.ones(2, 1, 40, device="cuda"))["received"][:, 0]
-    assert_close(received, twin, rtol=1e-12, atol=1e-12)
+    twin = dense_attention(q, k).sum(-2)
+    assert_close(received_attention(q, k), twin, rtol=1e-12, atol=1e-12)
     assert Fused.serving(Scores.of(q.float().cpu(), k.float().cpu()), ALL) is None
 
 
@@ -202,13 +191,20 @@ class Attention(nn.Module):
         )
 
 
-@pytest.mark.parametrize("kind", ["none", "padding", "least"])
-@pytest.mark.parametrize("shape", [(8, 8, 640, 640, 128), (8, 2, 64, 700, 128)])
-def test_a_trace_changes_no_bit_and_gives_what_the_chunks_give(shape, kind):
+TRACED = pytest.mark.parametrize("shape", [(8, 8, 640, 640, 128), (8, 2, 64, 700, 128)])
+
+
+def traced(shape, kind):
+    """A model of one attention, and what it is given."""
     model = nn.Sequential(Attention())
     model.forward = types.MethodType(lambda self, *given: self[0](*given), model)
-    q, k, v = factors(*shape, torch.bfloat16)
-    mask, _ = masked(kind, shape, torch.bfloat16)
+    return model, *factors(*shape, torch.bfloat16), masked(kind, shape, torch.bfloat16)[0]
+
+
+@pytest.mark.parametrize("kind", ["none", "padding", "least"])
+@TRACED
+def test_a_trace_changes_no_bit_and_gives_what_the_chunks_give(shape, kind):
+    model, q, k, v, mask = traced(shape, kind)
     with torch.inference_mode():
         plain = model(q, k, v, mask)
         with trace(
@@ -226,23 +222,20 @@ def test_a_trace_changes_no_bit_and_gives_what_the_chunks_give(shape, kind):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-@pytest.mark.parametrize("shape", [(8, 8, 640, 640, 128), (8, 2, 64, 700, 128)])
+@TRACED
 @pytest.mark.parametrize("kind", ["none", "padding"])
 def test_a_traced_forward_does_not_wait(shape, kind):
-    model = nn.Sequential(Attention())
-    model.forward = types.MethodType(lambda self, *given: self[0](*given), model)
-    q, k, v = factors(*shape, torch.bfloat16)
-    mask, _ = masked(kind, shape, torch.bfloat16)
+    model, *call = traced(shape, kind)
     with (
         torch.inference_mode(),
         trace(model, ("received", "row_entropy", "value_norm", "output_norm")) as recording,
     ):
         # the first of a kind is compared with what it would be unheard
-        model(q, k, v, mask)
+        model(*call)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            model(q, k, v, mask)
-            model(q, k, v, mask)
+            model(*call)
+            model(*call)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert len(recording.received) == 3

@@ -68,42 +68,23 @@ def test_an_attention_call_is_heard_and_unchanged(mode, shared, monkeypatch):
             torch.randn(2, 33, 4 // part, 16).transpose(1, 2) for part in (1, shared, shared)
         )
         mask = torch.rand(2, 1, 33, 33) > 0.3
-        for options in (
-            {},
-            {"is_causal": True},
-            {"scale": 0.3},
-            {"attn_mask": mask},
-            {"is_causal": False},
-        ):
+        for options in ({}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": mask}):
             named = {"enable_gqa": shared > 1, **options}
-            by_loop = row_logsumexp(
-                q,
-                k,
-                chunk=8,
-                mask=named.get("attn_mask"),
-                is_causal=named.get("is_causal", False),
-                scale=named.get("scale"),
-            )
+            of_loop = {name.removeprefix("attn_"): one for name, one in options.items()}
+            by_loop = row_logsumexp(q, k, chunk=8, **of_loop)
             plain = F.scaled_dot_product_attention(q, k, v, **named)
             for turn in range(3):
                 calls.clear()
-                if turn == 2:
-                    out, logsumexp = attend_with_logsumexp(
-                        attention, (), {"value": v, "query": q, "key": k, **named}
-                    )
-                else:
-                    out, logsumexp = attend_with_logsumexp(attention, (q, k, v), named)
+                by_name = {"value": v, "query": q, "key": k, **named}
+                given = ((), by_name) if turn == 2 else ((q, k, v), named)
+                out, logsumexp = attend_with_logsumexp(attention, *given)
                 assert torch.equal(out, plain) and out.stride() == plain.stride()
                 assert_close(logsumexp, by_loop, rtol=1e-5, atol=1e-5)
                 # made both ways at first; then its kernel is called at once, but where there is a
                 # mask
                 assert len(calls) == (2 if turn == 0 else int("attn_mask" in named))
-        assert (
-            attend_with_logsumexp(
-                attention, (q, k, v), {"dropout_p": 0.5, "enable_gqa": shared > 1}
-            )[1]
-            is None
-        )
+        dropping = {"dropout_p": 0.5, "enable_gqa": shared > 1}
+        assert attend_with_logsumexp(attention, (q, k, v), dropping)[1] is None
 
 
 def test_a_kernel_is_asked_only_if_its_output_stays(monkeypatch):
@@ -134,15 +115,16 @@ def call_of(query, key):
 def test_what_is_heard_is_laid_out_as_the_call_is():
     lse = torch.randn(2, 4, 5)
     filled = torch.cat([lse, torch.zeros(2, 4, 27)], -1)
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8)
     for given in (lse, lse.unsqueeze(-1), filled, filled.unsqueeze(-1)):
-        call = call_of(torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8))
+        call = call_of(q, k)
         score_pass.keep(call, given)
         assert torch.equal(call.scores().lse_BHQ, lse)
-    unheard = call_of(torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8))
+    unheard = call_of(q, k)
     score_pass.keep(unheard, None)
     score_pass.keep(unheard, torch.randn(2, 3, 5))
     assert unheard.scores().lse_BHQ is None
-    flat = call_of(torch.randn(2, 5, 8), torch.randn(2, 7, 8))
+    flat = call_of(q[:, 0], k[:, 0])
     score_pass.keep(flat, lse[:, 0])
     assert torch.equal(flat.scores().lse_BHQ, lse[:, :1])
 

@@ -6,7 +6,7 @@ the fast product.
 
 import pytest
 import torch
-from dense import ALL, dense_scores, mask_of, twins
+from dense import ALL, dense_attention, float32_precision, mask_of, twins
 from torch.nn import functional as F
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -43,12 +43,8 @@ def test_the_fast_product_is_exact_and_asks_for_float32():
     assert product_for(cpu, torch.float64, large) is None
     assert product_for(torch.device("meta"), torch.float32, large) is None
     assert product_for(cpu, torch.float32, large - 1) is None
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("medium")
+    with float32_precision("medium"):
         assert product_for(cpu, torch.float32, large) is None
-    finally:
-        torch.set_float32_matmul_precision(before)
     product = product_for(cpu, torch.float32, large)
     if product is None:
         pytest.skip("this processor or build of torch gains nothing by another product")
@@ -94,9 +90,7 @@ def test_intels_processors_multiply_by_mkl(monkeypatch):
     assert arithmetic._onednn.__wrapped__() is None
 
 
-def test_a_linear_layer_by_the_fast_product_stands_in_inference_alone(
-    monkeypatch,
-):
+def test_a_linear_layer_by_the_fast_product_stands_in_inference_alone(monkeypatch):
     real, calls = arithmetic._onednn() or F.linear, []
 
     def product(x, weight, bias):
@@ -113,17 +107,11 @@ def test_a_linear_layer_by_the_fast_product_stands_in_inference_alone(
         assert calls == [x.shape]
         with torch.autocast("cpu", torch.bfloat16):
             assert linear(x).dtype == torch.bfloat16
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")
-        try:
+        with float32_precision("high"):
             linear(x)
-        finally:
-            torch.set_float32_matmul_precision(before)
         # a weight so small that it is not worth it, and one of another dtype
-        (
-            arithmetic.linear_for(layer.weight[1:], None)(x),
-            arithmetic.linear_for(layer.weight.double(), None)(x.double()),
-        )
+        arithmetic.linear_for(layer.weight[1:], None)(x)
+        arithmetic.linear_for(layer.weight.double(), None)(x.double())
     assert len(calls) == 1
 
 
@@ -136,13 +124,8 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if (
-            name in ("baddbmm_", "_linear_pointwise")
-            and out.shape[-1] == self.keys
-            and out.shape[-2] > 1
-        ):
-            self.count += 1
+        if func.overloadpacket.__name__ in ("baddbmm_", "_linear_pointwise"):
+            self.count += out.shape[-1] == self.keys and out.shape[-2] > 1
         return out
 
 
@@ -152,8 +135,7 @@ def test_half_precision_is_widened_and_takes_the_same_product():
         found = received_attention(q, k)
     assert found.dtype == torch.float32
     assert torch.equal(found, received_attention(q.float(), k.float()))
-    dense = torch.softmax(dense_scores(q, k, None, False), -1).sum(-2)
-    assert_close(found.double(), dense, rtol=1e-5, atol=1e-5)
+    assert_close(found.double(), dense_attention(q, k).sum(-2), rtol=1e-5, atol=1e-5)
 
 
 def test_everything_costs_one_pass_over_the_scores():

@@ -5,8 +5,9 @@ extreme scores.
 # B batch, H query heads, K key heads, Q queries, S keys, D head dim
 import pytest
 import torch
-from dense import ALL, KINDS, dense_attention, dense_scores, mask_of, twins
+from dense import ALL, KINDS, dense_attention, mask_of, twins
 from torch.testing import assert_close
+from torch.utils._pytree import tree_leaves
 
 from refusals import refused
 from sinklab.core.attention import (
@@ -22,6 +23,11 @@ from sinklab.core.attention import (
 )
 
 B, H, K, Q, S, D = 2, 4, 2, 37, 41, 8
+CALL = (1, 2, 5, 4)
+
+
+def factors():
+    return torch.randn(B, H, Q, D), torch.randn(B, K, S, D), torch.randn(B, K, S, D)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -29,7 +35,8 @@ B, H, K, Q, S, D = 2, 4, 2, 37, 41, 8
 @pytest.mark.parametrize("chunk, heads", [(None, None), (5, (3, 0))])
 def test_all_at_once_are_those_of_the_dense_map(kind, size, chunk, heads):
     mask, causal = mask_of(kind, B, H, Q, S)
-    q, k, v = torch.randn(B, H, Q, D) * size, torch.randn(B, K, S, D), torch.randn(B, K, S, D)
+    q, k, v = factors()
+    q *= size
     state_BQ = torch.randint(-1, 3, (B, Q))
     groups = torch.stack([state_BQ == number for number in range(3)], 1)
     scores = Scores.of(q, k, mask, causal, heads=heads)
@@ -43,13 +50,13 @@ def test_all_at_once_are_those_of_the_dense_map(kind, size, chunk, heads):
         assert_close(ours, theirs, rtol=1e-5 * size, atol=2e-6 * size)
         assert (found[name][~is_seen] < -1e30).all()
     whole = attention_map(q, k, mask=mask, is_causal=causal, heads=heads)
-    dense = torch.softmax(dense_scores(q, k, mask, causal), -1).nan_to_num(0.0)[:, chosen]
+    dense = dense_attention(q, k, mask, causal)[:, chosen]
     assert_close(whole.double(), dense, rtol=1e-5 * size, atol=2e-6 * size)
 
 
 @pytest.mark.parametrize("chunk", [None, 5])
 def test_each_has_a_function_of_its_own(chunk):
-    q, k, v = torch.randn(B, H, Q, D), torch.randn(B, K, S, D), torch.randn(B, K, S, D)
+    q, k, v = factors()
     mask, _ = mask_of("additive", B, H, Q, S)
     options = {"mask": mask, "is_causal": True, "chunk": chunk}
     twin = twins(q, k, v, mask, True, torch.ones(B, 1, Q))
@@ -107,11 +114,7 @@ def test_no_tensor_with_two_sequence_axes_outlives_a_chunk():
     class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
-            seen.extend(
-                x.numel()
-                for x in (out if isinstance(out, tuple | list) else [out])
-                if torch.is_tensor(x)
-            )
+            seen.extend(x.numel() for x in tree_leaves(out) if torch.is_tensor(x))
             return out
 
     q, k = torch.randn(1, 2, length, 8), torch.randn(1, 2, length, 8)
@@ -134,22 +137,12 @@ def test_value_norms_against_the_formula():
     "q, k, options, message",
     [
         ((2, 3, 4), (1, 2, 3, 4), {}, "four axes"),
-        ((1, 2, 5, 4), (1, 2, 0, 4), {}, "at least one position"),
-        ((1, 2, 0, 4), (1, 2, 5, 4), {}, "at least one position"),
-        ((1, 3, 5, 4), (1, 2, 5, 4), {}, "multiple of key heads"),
-        ((1, 2, 5, 4), (1, 2, 5, 8), {}, "share batch and head dim"),
-        (
-            (1, 2, 5, 4),
-            (1, 2, 5, 4),
-            {"mask": torch.ones(3, 7, dtype=torch.bool)},
-            "mask must broadcast",
-        ),
-        (
-            (1, 2, 5, 4),
-            (1, 2, 5, 4),
-            {"groups_BGQ": torch.ones(1, 5)},
-            "groups_BGQ must be of shape",
-        ),
+        (CALL, (1, 2, 0, 4), {}, "at least one position"),
+        ((1, 2, 0, 4), CALL, {}, "at least one position"),
+        ((1, 3, 5, 4), CALL, {}, "multiple of key heads"),
+        (CALL, (1, 2, 5, 8), {}, "share batch and head dim"),
+        (CALL, CALL, {"mask": torch.ones(3, 7, dtype=torch.bool)}, "mask must broadcast"),
+        (CALL, CALL, {"groups_BGQ": torch.ones(1, 5)}, "groups_BGQ must be of shape"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(q, k, options, message):

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from conformance.values import refusal, tiny_model
+from masked_twin import masked_form
 from sinklab.core.attention.context import watching
 from sinklab.core.compat import stated
 from sinklab.core.probing.tracing import trace
@@ -86,7 +87,7 @@ def _check_slow_twin(model: Any, real_BL: Tensor) -> None:
     sink = model.config.sink
     forms: dict[str, Form] = {}
     if sink.positions:
-        forms = {"slow twin": _masked_form, "form within the sequence": _within_sequence}
+        forms = {"slow twin": masked_form, "form within the sequence": _within_sequence}
     elif bool(real_BL.all()):
         forms = {"slow twin": _filled_cache}
     expected = _outcome(model, _with_prefix, real_BL)
@@ -113,45 +114,6 @@ def _outcome(model: Any, form: Form, real_BL: Tensor) -> dict[str, Tensor]:
     (logits_MV * torch.randn_like(logits_MV)).sum().backward()
     gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
     return {"logits": logits_MV.detach(), **gradients}
-
-
-def _masked_form(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
-    """Eq. 6 as written: sinks and text in one sequence of N + L, under a mask by which each sink
-    sees itself alone.
-    """
-    config = model.config
-    sink = config.sink
-    count = config.sink_count
-    batch, length = ids_BL.shape
-    embeds = torch.cat(
-        [sink.embeddings(model).expand(batch, -1, -1), model.model.embed_tokens(ids_BL)], dim=1
-    )
-    seen_BKK = torch.zeros(batch, count + length, count + length, dtype=torch.bool)
-    seen_BKK[:, count:, :count] = True
-    seen_BKK[:, count:, count:] = real_BL[:, None, :] > 0
-    seen_BKK[:, range(count), range(count)] = True
-    text = (real_BL.cumsum(1) - 1).clamp(min=0)
-    start = real_BL.sum(1, keepdim=True)
-    if config.sink_side == "front":
-        text += count
-        start = torch.zeros_like(start)
-
-    def change(projection: Any, args: tuple, states_BKA: Tensor) -> Tensor:
-        own_BNGD = states_BKA[:, :count].unflatten(-1, (config.kv_heads, config.head_dim))
-        own_BNGD = sink.values(own_BNGD.transpose(1, 2)).transpose(1, 2)
-        return torch.cat([own_BNGD.flatten(2), states_BKA[:, count:]], dim=1)
-
-    positions = torch.cat([start + torch.arange(count), text], dim=1)
-    seen: dict[str, Any] = {
-        "attention_mask": seen_BKK[:, None],
-        "position_ids": positions,
-        "is_causal": False,
-    }
-    with ExitStack() as hooks:
-        for layer in model.model.layers:
-            hooks.callback(layer.self_attn.v_proj.register_forward_hook(change).remove)
-        out = model.model(inputs_embeds=embeds, use_cache=False, **seen)
-    return model.lm_head(out.last_hidden_state[:, count:])
 
 
 def _filled_cache(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:

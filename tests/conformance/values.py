@@ -1,8 +1,5 @@
-"""Helpers that the suites share: text of a registered value, the message of a refused call, and a
-tiny model.
-"""
+"""Helpers that the suites share: the message of a refused call, and a tiny model."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,32 +7,6 @@ import torch
 from transformers import LlamaConfig
 
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.registry import Registry
-
-
-def check_text(registry: Registry, value: Any) -> Any:
-    """Hold a registered value, or the one that a text stands for, to the contract of run folders
-    and the command line.
-
-    Returns the value.
-
-    Raises:
-        AssertionError: unless its class is a documented frozen dataclass, and its text is read as
-            it is.
-        ValueError: if its class is not registered.
-    """
-    value = registry.parse(value)
-    kind: Any = type(value)
-    text = registry.as_text(value)
-    is_record = dataclasses.is_dataclass(value)
-    assert is_record and kind.__doc__, f"{text}: {kind.__name__} is no dataclass with a docstring"
-    assert kind.__dataclass_params__.frozen, (
-        f"{text}: {kind.__name__} can be changed; write @dataclass(frozen=True)"
-    )
-    again = registry.parse(text)
-    assert again == value, f"{text!r} is read as {again!r}"
-    assert hash(again) == hash(value), f"{text}: equal values have different hashes"
-    return value
 
 
 def refusal(of: type[ValueError], call: Callable[..., object], *args: Any) -> str:

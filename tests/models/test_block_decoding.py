@@ -35,6 +35,11 @@ def steps_of(model, canvas, **settings):
     return list(DecodingSettings(**settings).decode(model.denoiser(canvas.attention_BS), canvas))
 
 
+def columns_of(steps):
+    """Columns that each step commits in the first row."""
+    return [step.committed_BS[0].nonzero()[:, 0].tolist() for step in steps]
+
+
 def proposals(logits_PV, places, bars_mask):
     """Token and probability at these places of a text."""
     chances_PV, barred_PV = logits_PV.softmax(-1), logits_PV.clone()
@@ -183,13 +188,7 @@ def test_the_first_token_of_a_block_is_written_alone():
     assert numbers[None] == [0, 0, 1, 2, 2, 2, 3, 4]
     assert numbers[2] == [0, 0, 1, 2, 3, 3, 4, 5] and numbers[1] == [*range(8)]
     done = steps_of(model, canvas, schedule="dynamic:threshold=0")
-    assert [step.committed_BS[0].nonzero()[:, 0].tolist() for step in done] == [
-        [6, 7],
-        [8],
-        [9, 10, 11],
-        [12],
-        [13],
-    ]
+    assert columns_of(done) == [[6, 7], [8], [9, 10, 11], [12], [13]]
     # as the last row of the block before predicts it
     text = done[0].ids_BS[0, :8].tolist()
     with torch.no_grad():
@@ -244,8 +243,7 @@ def test_the_quota_alone_goes_with_any_order():
     done = steps_of(
         model, canvas, schedule="dynamic:threshold=1,steps=2,block_length=4", rule="left_to_right"
     )
-    columns = [step.committed_BS[0].nonzero()[:, 0].tolist() for step in done]
-    assert columns == [[6, 7], [8, 9], [10, 11], [12, 13], [14, 15], [16]]
+    assert columns_of(done) == [[6, 7], [8, 9], [10, 11], [12, 13], [14, 15], [16]]
 
 
 @pytest.mark.parametrize("ends", [False, True])

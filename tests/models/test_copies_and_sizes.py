@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from refusals import refused
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
@@ -77,8 +77,7 @@ def test_factors_left_by_an_interrupted_call_are_not_copied():
 
 
 def test_the_callers_backbone_config_is_left_alone():
-    backbone = tiny_model().config.backbone
-    config = LlamaConfig(**{**backbone.to_dict(), "is_causal": True})
+    config = tiny_backbone(is_causal=True)
     ours = DiffusionLMConfig(config)
     assert config.is_causal
     assert not ours.backbone.is_causal
@@ -129,9 +128,7 @@ def test_what_transformers_writes_into_a_config_comes_back(tmp_path):
 @pytest.mark.parametrize("size", [300, 278])
 def test_the_vocabulary_can_be_resized(tmp_path, tied, size):
     torch.manual_seed(0)
-    backbone = LlamaConfig(
-        **{**tiny_model().config.backbone.to_dict(), "tie_word_embeddings": tied}
-    )
+    backbone = tiny_backbone(tie_word_embeddings=tied)
     model = DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=5)).eval()
     before = model(IDS).logits
     embedding = model.resize_token_embeddings(size)
@@ -151,7 +148,7 @@ def test_the_vocabulary_can_be_resized(tmp_path, tied, size):
 
 
 def test_a_dlm_from_a_bfloat16_backbone_keeps_exact_frequencies():
-    backbone = tiny_model().config.backbone
+    backbone = tiny_backbone()
     causal = LlamaForCausalLM(backbone).to(torch.bfloat16)
     model = DiffusionLM.from_backbone(causal, mask_token_id=5)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
@@ -164,16 +161,13 @@ def test_a_dlm_from_a_bfloat16_backbone_keeps_exact_frequencies():
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_the_attention_that_a_config_asks_for_is_used(implementation):
-    config = DiffusionLMConfig(
-        tiny_model().config.backbone.to_dict(), attn_implementation=implementation
-    )
+    config = DiffusionLMConfig(tiny_backbone().to_dict(), attn_implementation=implementation)
     assert DiffusionLM(config).model.config._attn_implementation == implementation
 
 
 @pytest.mark.parametrize("eos, expected", [(None, ()), (7, (7,)), ([7, 9], (7, 9))])
 def test_end_of_text_ids_are_a_tuple(tmp_path, eos, expected):
-    backbone = LlamaConfig(**{**tiny_model().config.backbone.to_dict(), "eos_token_id": eos})
-    config = DiffusionLMConfig(backbone)
+    config = DiffusionLMConfig(tiny_backbone(eos_token_id=eos))
     assert config.eos_ids == expected
     config.save_pretrained(tmp_path)
     assert DiffusionLMConfig.from_pretrained(tmp_path).eos_ids == expected

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from masked_twin import masked_form
 from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoModel,
@@ -14,11 +13,13 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from masked_twin import masked_form
 from refusals import refused
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from tiny_models import SIZES, checkpointed
 
 VOCAB, MASK = 61, 60
+ATTENTION = pytest.mark.parametrize("impl", ["sdpa", "eager"])
 SINKS = [
     ("none", 0, "front"),
     *[
@@ -132,7 +133,7 @@ def compare(model, ids, mask, tolerance):
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("impl", ["sdpa", "eager"])
+@ATTENTION
 @pytest.mark.parametrize("sink", SINKS, ids=lambda s: f"{s[0]}-{s[1]}-{s[2]}")
 def test_prefix_equals_the_masked_form(sink, impl, padded):
     ids, mask = ragged()
@@ -161,14 +162,8 @@ class SeenMasks(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.nn.functional.scaled_dot_product_attention:
-            self.calls.append(
-                (
-                    args[0].shape[2],
-                    args[1].shape[2],
-                    (kwargs or {}).get("attn_mask"),
-                    kwargs.get("is_causal"),
-                )
-            )
+            lengths = args[0].shape[2], args[1].shape[2]
+            self.calls.append((*lengths, kwargs.get("attn_mask"), kwargs.get("is_causal")))
         return func(*args, **(kwargs or {}))
 
 
@@ -178,21 +173,16 @@ def test_no_mask_is_built_without_padding():
     with SeenMasks() as seen:
         model(ids)
         model(ids, torch.ones_like(ids))
-    text = [call for call in seen.calls if call[0] == ids.shape[1]]
+    text = [call for call in seen.calls if call[0] == 9]
     assert len(text) == 2 * model.config.backbone.num_hidden_layers
-    assert all(
-        keys == queries + 2 and attn_mask is None and not causal
-        for queries, keys, attn_mask, causal in text
-    )
+    assert all(call[1:3] == (11, None) and not call[3] for call in text)
     with SeenMasks() as seen:
         model(ids, mask)
-    assert {call[2].shape for call in seen.calls if call[0] == ids.shape[1]} == {
-        (3, 1, 1, ids.shape[1] + 2)
-    }
+    assert {call[2].shape for call in seen.calls if call[0] == 9} == {(3, 1, 1, 11)}
 
 
 @pytest.mark.parametrize("sink", [("none", 0, "front"), ("token", 1, "front")])
-@pytest.mark.parametrize("impl", ["sdpa", "eager"])
+@ATTENTION
 def test_causal_equals_the_backbone_before_conversion(sink, impl):
     """Without a sink the causal reading is the autoregressive model itself."""
     torch.manual_seed(0)
@@ -222,10 +212,8 @@ def test_round_trip_is_bit_equal(tmp_path, family):
     )
     model.save_pretrained(tmp_path)
     ids, mask = ragged()
-    for again in (
-        DiffusionLM.from_pretrained(tmp_path).eval(),
-        AutoModel.from_pretrained(tmp_path).eval(),
-    ):
+    for loader in (DiffusionLM, AutoModel):
+        again = loader.from_pretrained(tmp_path).eval()
         assert isinstance(again, DiffusionLM)
         assert again.config.to_dict()["sink_side"] == "end"
         assert torch.equal(model(ids, mask).logits, again(ids, mask).logits)
@@ -233,13 +221,8 @@ def test_round_trip_is_bit_equal(tmp_path, family):
 
 def test_variants_share_the_other_weights():
     plain, sink = build(), build(("token", 1, "front"), gate="elementwise")
-    ours = dict(plain.named_parameters())
-    theirs = dict(sink.named_parameters())
-    assert theirs.keys() - ours.keys() == {
-        "sink_embeddings",
-        "gates.0.weight",
-        "gates.1.weight",
-    }
+    ours, theirs = dict(plain.named_parameters()), dict(sink.named_parameters())
+    assert theirs.keys() - ours.keys() == {"sink_embeddings", "gates.0.weight", "gates.1.weight"}
     assert all(torch.equal(theirs[name], value) for name, value in ours.items())
 
 

@@ -16,6 +16,7 @@ from sinklab.lab.measures import MaskSinks
 
 EVERY = tuple(statistics)
 ROWS = {torch.float64: [[5, 6, 7, 8, 9, 10], [11, 12, 13], [4]], torch.float32: [[5, 6, 7, 8]]}
+IDS_BS = torch.tensor([[5, 6, MASK, MASK]])
 TOLERANCES = {torch.float64: 2e-6, torch.float32: 1e-5}
 """of a recording, which is float32"""
 
@@ -118,11 +119,10 @@ def test_the_models_own_forward_is_kept_for_whoever_asks_for_it(taken):
 
 def test_a_forward_of_ones_own_is_heard_beside_it():
     model = build()
-    ids_BS = torch.tensor([[5, 6, MASK, MASK]])
     with trace(model, ("received",), exact=False) as recording, torch.no_grad():
-        model(ids_BS)
-        model.denoiser()(ids_BS, ids_BS == MASK)
-        model(ids_BS)
+        model(IDS_BS)
+        model.denoiser()(IDS_BS, IDS_BS == MASK)
+        model(IDS_BS)
     first, fast, last = recording.received
     assert_close(first, fast)
     assert torch.equal(first, last)
@@ -130,7 +130,6 @@ def test_a_forward_of_ones_own_is_heard_beside_it():
 
 def test_an_evaluation_that_fails_leaves_no_half_frame(monkeypatch):
     model = build()
-    ids_BS = torch.tensor([[5, 6, MASK, MASK]])
     own = decoder.Layer.__call__
 
     def failing(self, *args):
@@ -141,6 +140,6 @@ def test_an_evaluation_that_fails_leaves_no_half_frame(monkeypatch):
     with trace(model, ("received",), exact=False) as recording:
         with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no room"):
             patch.setattr(decoder.Layer, "__call__", failing)
-            model.denoiser()(ids_BS, ids_BS == MASK)
-        model.denoiser()(ids_BS, ids_BS == MASK)
+            model.denoiser()(IDS_BS, IDS_BS == MASK)
+        model.denoiser()(IDS_BS, IDS_BS == MASK)
     assert len(recording.received) == 1

@@ -6,25 +6,20 @@ import math
 
 import pytest
 import torch
+from test_diffusion_lm import gradients
 
 from golden import golden_cases, golden_folder, tensors_of
 from sinklab.lab.checkpoints import load
 
+pytestmark = pytest.mark.ring("extras")
 DLLM = ("a2d_qwen3", "a2d_qwen2", "a2d_llama", "bd3lm_qwen3", "bd3lm_llama")
 
 
 def check(case, loss, model):
-    torch.testing.assert_close(
-        loss.detach().double(), torch.tensor(case["loss"]).double(), rtol=1e-5, atol=0
-    )
-    loss.backward()
-    norms = {
-        name: one.grad.norm().item()
-        for name, one in model.named_parameters()
-        if one.grad is not None
-    }
+    assert loss.item() == pytest.approx(case["loss"], rel=1e-5)
+    found = gradients(model, loss)
     for name, norm in case.get("gradient_norms", {}).items():
-        assert norms[name] == pytest.approx(norm, rel=1e-3), name
+        assert found[name].norm().item() == pytest.approx(norm, rel=1e-3), name
 
 
 def dllm_weights(case, t_B, asked_BS):
@@ -43,7 +38,6 @@ def dllm_weights(case, t_B, asked_BS):
     return weight_B[:, None] / count
 
 
-@pytest.mark.ring("extras")
 @pytest.mark.parametrize("folder", DLLM)
 def test_golden_losses_of_dllm(folder):
     seen = 0
@@ -77,7 +71,6 @@ def test_golden_losses_of_dllm(folder):
     assert seen >= 6
 
 
-@pytest.mark.ring("extras")
 @pytest.mark.parametrize("number", [0, 1])
 def test_golden_losses_of_sdar(number):
     case = golden_cases("sdar")["loss"][number]
@@ -109,7 +102,6 @@ def test_golden_losses_of_sdar(number):
     check(case, loss, model)
 
 
-@pytest.mark.ring("extras")
 def test_golden_losses_of_fast_dllm_v2():
     (case,) = golden_cases("fast_dllm_v2")["loss"]
     given = tensors_of("fast_dllm_v2", f"loss.{case['name']}.")

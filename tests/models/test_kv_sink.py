@@ -27,13 +27,8 @@ def test_a_kv_sink_is_saved_loaded_and_counted(tmp_path):
     )
     token = load(tmp_path, sink_kind="token", sink_count=1).model
     assert [name for name in token.state_dict() if name.startswith("sink")] == ["sink_embeddings"]
-    split = {
-        "model.embed_tokens": "cpu",
-        "lm_head": "cpu",
-        "model.layers.0": "cpu",
-        "model.layers.1": "cpu",
-    }
-    split |= {"model.norm": "cpu", "model.rotary_emb": "cpu"}
+    parts = ("embed_tokens", "layers.0", "layers.1", "norm", "rotary_emb")
+    split = {"lm_head": "cpu"} | {f"model.{part}": "cpu" for part in parts}
     assert torch.equal(load(tmp_path, device_map=split).model(IDS).logits, model(IDS).logits)
 
 

@@ -22,11 +22,9 @@ def calls_of(model, *args, **kwargs):
         seen.append((query, key, value, options, out))
         return out
 
-    F.scaled_dot_product_attention = spy
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", spy)
         model(*args, **kwargs)
-    finally:
-        F.scaled_dot_product_attention = own
     return seen
 
 
@@ -61,15 +59,12 @@ def test_the_log_sum_exp_form_is_the_mask_with_a_bias(count, on_cpu, monkeypatch
     if not on_cpu:
         no_kernel = "sinklab.extras.fast.compat.attention_with_logsumexp"
         monkeypatch.setattr(no_kernel, lambda *args: None)
-    wanted = IDS > 0
-    attention = torch.ones_like(IDS)
-    attention[1, :3] = 0
-    wanted[1, :3] = False
-    for mask in (None, attention):
+    real = torch.ones_like(IDS, dtype=torch.bool)
+    real[1, :3] = False
+    for mask, wanted in ((None, IDS > 0), (real.long(), real)):
         fast, slow = model.denoiser(mask), model.denoiser(mask, plain=True)
         assert fast.is_fast and not slow.is_fast
-        asked = wanted if mask is not None else IDS > 0
-        assert torch.allclose(fast(IDS, asked), slow(IDS, asked), atol=2e-4)
+        assert torch.allclose(fast(IDS, wanted), slow(IDS, wanted), atol=2e-4)
 
 
 def test_a_trace_shows_what_the_sink_receives_and_an_edit_takes_it_away():

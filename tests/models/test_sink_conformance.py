@@ -3,7 +3,6 @@ here.
 """
 
 from dataclasses import dataclass
-from math import nan
 from pathlib import Path
 
 import pytest
@@ -76,21 +75,3 @@ def test_a_sink_kind_may_have_options(keys, tmp_path):
     assert model.sink_scale.tolist() == [[2.0]]
     model.save_pretrained(tmp_path)
     assert load(tmp_path).model.config.sink == Scaled(2.0)
-
-
-class Rotated(Sink):
-    """Its prefix is not that of its embeddings."""
-
-    def prefix(self, model, length, lengths_B=None):
-        return super().prefix(model, length + 1, lengths_B)
-
-
-def test_a_sink_kind_that_does_not_conform_is_seen(keys):
-    sinks.register("rotated")(Rotated)
-    with pytest.raises(AssertionError, match="slow twin: logits differs"):
-        check_sink("rotated")
-    sinks.register("unset")(
-        type("Unset", (Sink,), {"initialize": lambda self, name, tensor, std: tensor.fill_(nan)})
-    )
-    with pytest.raises(AssertionError, match="sink_embeddings is not"):
-        check_sink("unset")

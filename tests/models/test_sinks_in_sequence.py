@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from test_diffusion_lm import (
+    ATTENTION,
     FAMILIES,
     SeenMasks,
     TrueFloat64,
@@ -39,14 +40,14 @@ def lengths(model, *args, **settings):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("impl", ["sdpa", "eager"])
+@ATTENTION
 def test_every_backbone_with_a_gate(family, impl):
     ids, mask = ragged()
     compare(model_of(family=family, gate="elementwise", impl=impl), ids, mask, 1e-12)
 
 
 @pytest.mark.parametrize("side", ["front", "end"])
-@pytest.mark.parametrize("impl", ["sdpa", "eager"])
+@ATTENTION
 def test_causal_and_visible_equal_the_prefix_form(impl, side):
     model = model_of(("token", 2, side), impl=impl)
     ids, mask = ragged()

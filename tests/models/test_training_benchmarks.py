@@ -2,6 +2,8 @@
 
 import json
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -42,29 +44,24 @@ def test_the_472m_model_has_the_size_of_the_paper():
     import steps
 
     shape = mfu.PAPER
-    layers = (
-        shape.layers * (4 * shape.width**2 + 3 * shape.width * shape.mlp + 2 * shape.width)
-        + shape.width
-    )
-    assert layers == pytest.approx(471.91e6, rel=1e-4)
+
+    def parameters(width, mlp, layers):
+        return layers * (4 * width**2 + 3 * width * mlp + 2 * width) + width
+
+    expected = pytest.approx(471.91e6, rel=1e-4)
+    assert parameters(shape.width, shape.mlp, shape.layers) == expected
     tiny = steps.build(mfu.QUICK, "plain", "cpu")
-    per_layer = 4 * 64**2 + 3 * 64 * 96 + 2 * 64
-    assert tiny.num_parameters() == 2 * per_layer + 64 + 2 * 128 * 64
+    assert tiny.num_parameters() == parameters(64, 96, 2) + 2 * 128 * 64
 
 
 def test_what_is_kept_for_the_backward_pass_grows_with_the_batch_and_holds_no_weights():
     import steps
 
-    small = steps.Shape(layers=1, width=32, heads=2, mlp=48, vocab=64, batch=2, length=16)
-    large = steps.Shape(layers=1, width=32, heads=2, mlp=48, vocab=64, batch=4, length=16)
-    kept = []
-    for shape in (small, large):
+    shape, kept = steps.Shape(layers=1, width=32, heads=2, mlp=48, vocab=64, batch=2, length=16), []
+    for batch_size in (2, 4):
+        shape = replace(shape, batch=batch_size)
         model, batch = steps.build(shape, "plain", "cpu"), steps.noisy_batch(shape, "cpu")
-        kept.append(
-            steps.kept_mb(
-                model, lambda model=model, batch=batch: steps.ours(model, batch), "float32", "cpu"
-            )
-        )
+        kept.append(steps.kept_mb(model, partial(steps.ours, model, batch), "float32", "cpu"))
     head_gradient = 64 * 32 * 4 / 1e6
     assert 1.5 < kept[1] / kept[0] < 2.1
     assert kept[0] < 1

@@ -4,7 +4,7 @@ caller's.
 
 import pytest
 import torch
-from test_diffusion_lm import build, ragged
+from test_diffusion_lm import ATTENTION, build, ragged
 
 from refusals import refused
 
@@ -13,11 +13,7 @@ from refusals import refused
 SINK = ("token", 2, "front")
 
 
-def apart(documents_BS):
-    return documents_BS[:, :, None] == documents_BS[:, None, :]
-
-
-@pytest.mark.parametrize("impl", ["sdpa", "eager"])
+@ATTENTION
 @pytest.mark.parametrize("sink", [("none", 0, "front"), SINK])
 def test_everything_visible_is_no_mask_and_the_lower_triangle_is_causal(impl, sink):
     model = build(sink, impl=impl)
@@ -35,12 +31,12 @@ def test_everything_visible_is_no_mask_and_the_lower_triangle_is_causal(impl, si
     assert (model(ids).logits - causal).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("impl", ["sdpa", "eager"])
+@ATTENTION
 def test_documents_do_not_see_each_other_but_the_sinks(impl):
     model = build(SINK, impl=impl)
     ids, _ = ragged()
     documents_BS = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 2, 2, 2], [0] * 9])
-    visible = apart(documents_BS)
+    visible = documents_BS[:, :, None] == documents_BS[:, None, :]
     logits = model(ids, visible=visible).logits
     # another first document changes nothing in the second, another sink changes all
     changed = ids.clone()

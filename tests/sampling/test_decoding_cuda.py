@@ -68,16 +68,22 @@ def test_tokens_are_those_of_the_path_that_waits(monkeypatch, logit_shift, setti
             )
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("cache", ["prefix", "dual"])
-@pytest.mark.parametrize("sinks", [{}, {"sink_kind": "token", "sink_count": 1}])
-def test_partial_evaluations_are_recorded(monkeypatch, sinks, cache, rows):
-    begun, session = [], ModelSession.__init__
+@pytest.fixture
+def begun(monkeypatch):
+    """Sessions that were begun."""
+    sessions, session = [], ModelSession.__init__
     monkeypatch.setattr(
         ModelSession,
         "__init__",
-        lambda self, denoiser: begun.append(self) or session(self, denoiser),
+        lambda self, denoiser: sessions.append(self) or session(self, denoiser),
     )
+    return sessions
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+@pytest.mark.parametrize("sinks", [{}, {"sink_kind": "token", "sink_count": 1}])
+def test_partial_evaluations_are_recorded(begun, sinks, cache, rows):
     decoded(toy(**sinks).cuda(), rows, cache)
     found = begun[0].store.graphs
     assert found
@@ -92,7 +98,7 @@ class Nosy(nn.Linear):
         return super().forward(x)
 
 
-def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch):
+def test_what_cannot_be_recorded_runs_as_it_is(begun):
     model = toy().cuda()
     twin = decoded(model, "ragged", "dual")
     for layer in model.model.layers:
@@ -101,15 +107,9 @@ def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch):
             old.in_features, old.out_features, bias=False, device="cuda"
         ).requires_grad_(False)
         layer.self_attn.o_proj.weight = old.weight
-    begun, session = [], ModelSession.__init__
-    monkeypatch.setattr(
-        ModelSession,
-        "__init__",
-        lambda self, denoiser: begun.append(self) or session(self, denoiser),
-    )
     ours = decoded(model, "ragged", "dual")
     assert torch.equal(ours[-1].ids_BS, twin[-1].ids_BS)
-    assert [one.split(":")[0] for one in begun[0].store.graphs.values()] == ["not recorded"]
+    assert [one.split(":")[0] for one in begun[-1].store.graphs.values()] == ["not recorded"]
     # the generator knows that the recording has ended
     assert torch.rand(3, device="cuda").isfinite().all()
 

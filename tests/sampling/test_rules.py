@@ -18,6 +18,8 @@ from sinklab.core.sampling import (
     denoise,
 )
 
+LAB = pytest.mark.ring("lab")
+
 
 def candidates(logits_MV, generator=None, mask_id=99, **sampling):
     every_BS = torch.ones(1, len(logits_MV), dtype=torch.bool)
@@ -26,7 +28,7 @@ def candidates(logits_MV, generator=None, mask_id=99, **sampling):
     return Candidates(logits_MV, shape, mask_id, every_BS, ids_BS, every_BS, generator)
 
 
-@pytest.mark.ring("lab")
+@LAB
 def test_confidence_is_taken_in_float32_or_better():
     from sinklab.lab.samplers import Entropy, MaskgitPlus, TopkMargin
 
@@ -48,7 +50,7 @@ def test_deferred_tokens_have_confidence_zero_and_no_part_in_the_others():
     refused(r"defer_ids .*0 to 2, got \[3\]", LowConfidence(defer_ids=(3,)), candidates(logits_MV))
 
 
-@pytest.mark.ring("lab")
+@LAB
 def test_scores_are_not_those_of_the_proposal_where_the_rule_looks_at_the_distribution():
     from sinklab.lab.samplers import Entropy, MaskgitPlus, TopkMargin
 
@@ -65,7 +67,7 @@ def test_scores_are_not_those_of_the_proposal_where_the_rule_looks_at_the_distri
     )
 
 
-@pytest.mark.ring("lab")
+@LAB
 def test_temperature_shapes_dreams_scores_and_not_lladas():
     from sinklab.lab.samplers import MaskgitPlus
 
@@ -100,7 +102,7 @@ def test_a_rule_reads_the_text_around_the_masks():
     assert all(torch.equal(one.open_BS, canvas.open_BS) for one in seen)
 
 
-@pytest.mark.ring("lab")
+@LAB
 def test_positional_order_is_one_permutation_per_row_known_from_the_start():
     from sinklab.lab.samplers import PositionalOrder
 

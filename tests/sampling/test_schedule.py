@@ -12,6 +12,8 @@ from sinklab.core.sampling import (
     split_steps,
 )
 
+LAB = pytest.mark.ring("lab")
+
 
 def test_every_row_has_its_own_counts():
     n_B = torch.arange(50)
@@ -66,7 +68,7 @@ def committed(logits_MV, **settings):
     )
 
 
-@pytest.mark.ring("lab")
+@LAB
 def test_a_confidence_that_is_just_the_threshold_is_enough():
     from sinklab.lab.samplers import Threshold
 
@@ -77,7 +79,7 @@ def test_a_confidence_that_is_just_the_threshold_is_enough():
     assert committed(sure_MV, schedule=Threshold(1.0)) == 3
 
 
-@pytest.mark.ring("lab")
+@LAB
 def test_a_sum_of_entropies_that_is_just_the_bound_is_allowed():
     from sinklab.lab.samplers import Entropy, EntropyBound
 
@@ -94,7 +96,7 @@ def test_a_sum_of_entropies_that_is_just_the_bound_is_allowed():
         )
 
 
-@pytest.mark.ring("lab")
+@LAB
 def test_a_bound_of_zero_commits_one_token_beside_those_without_entropy():
     from sinklab.lab.samplers import EntropyBound
 

@@ -8,6 +8,8 @@ from refusals import refused
 from sinklab.lab.scoring.requests import chain_rule, every_mask, monte_carlo
 from sinklab.lab.scoring.settings import LikelihoodSettings
 
+NOISES = pytest.mark.parametrize("noise", ["llada", "smdm"])
+
 
 def shown(plan):
     """The mask of each sample, (n, L); all False for one that masks nothing."""
@@ -38,7 +40,7 @@ def test_smdm_masks_each_token_with_the_probability_it_is_weighted_by():
     assert np.abs(shares - t).max() < 5 * 0.5 / math.sqrt(400)
 
 
-@pytest.mark.parametrize("noise", ["llada", "smdm"])
+@NOISES
 def test_the_expectation_is_the_weight_of_every_mask(noise):
     tokens, samples = 3, 20_000
     plan = monte_carlo(tokens, 0, LikelihoodSettings(samples=samples, noise=noise))
@@ -60,7 +62,7 @@ def test_the_weights_of_all_masks_give_every_token_one_share():
         assert plan.result(sums)[0] == pytest.approx(-tokens)
 
 
-@pytest.mark.parametrize("noise", ["llada", "smdm"])
+@NOISES
 def test_a_longer_continuation_of_the_group_shares_what_it_can(noise):
     settings = LikelihoodSettings(samples=64, noise=noise)
     short, long, other = (
@@ -78,7 +80,7 @@ def test_a_longer_continuation_of_the_group_shares_what_it_can(noise):
     assert not np.array_equal(shown(short), shown(again))
 
 
-@pytest.mark.parametrize("noise", ["llada", "smdm"])
+@NOISES
 def test_equal_masks_run_once_and_mean_the_same(noise):
     settings = LikelihoodSettings(samples=100, noise=noise)
     merged, plain = monte_carlo(3, 4, settings), monte_carlo(3, 4, settings, merge=False)
@@ -129,7 +131,6 @@ def test_a_sample_that_masks_nothing_counts_as_nothing():
             {"noise": "lada"},
             r"noise must be one of llada, smdm, but is 'lada'; did you mean 'llada'\?",
         ),
-        ({"noise": "x"}, "noise must be one of llada, smdm, but is 'x'$"),
         ({"samples": 0}, "samples must be at least 1, but is 0"),
         ({"batch": -1}, "batch must be at least 1, but is -1"),
         ({"batch": 2.0}, "batch must be a whole number, but is 2.0"),

@@ -48,9 +48,8 @@ def test_hidden_sinks_change_the_loss_and_random_columns_change_it_otherwise():
         assert ((one - two).abs() > 1e-4).sum() >= 5
     # what a row loses depends on its number, not on its batch
     for batch in (2, 4):
-        assert torch.allclose(
-            random, row_losses(loaded, text.ids_RS, edits=drawn, batch=batch), rtol=1e-4
-        )
+        again = row_losses(loaded, text.ids_RS, edits=drawn, batch=batch)
+        assert torch.allclose(random, again, rtol=1e-4)
     assert torch.equal(row_losses(loaded, text.ids_RS), clean), "the model is left alone"
     reseeded = row_losses(loaded, text.ids_RS, edits=[replace(drawn[0], seed=1)])
     assert ((reseeded - random).abs() > 1e-4).sum() >= 5

@@ -21,6 +21,7 @@ from tiny_diffusion import tiny_model
 from tiny_gemma import CANVAS, IMAGE, ROWS, WINDOW, save_gemma, tiny_gemma
 
 PROMPT = torch.tensor([[2, 9, 14, 30, 7, 21, 11, 5]])
+BOTH = torch.cat([PROMPT, PROMPT.flip(1)])
 SHORT = Renoising(max_new_tokens=2 * CANVAS, max_denoising_steps=4, entropy_bound=0.5)
 # rows whose canvases are done at different steps
 UNEVEN = Renoising(
@@ -36,8 +37,18 @@ UNEVEN = Renoising(
 DECODER = [f"model.decoder.layers.{layer}.self_attn" for layer in range(3)]
 
 
-def written(model, settings=SHORT, ids=PROMPT, **how):
-    return list(renoise(model, ids, settings, **how))[-1].ids_BS
+def steps_of(model, settings=SHORT, ids=PROMPT, recording=None):
+    """The steps of writing, of which a recording is told."""
+    steps = []
+    for step in renoise(model, ids, settings):
+        steps.append(step)
+        if recording is not None:
+            recording.mark(step)
+    return steps
+
+
+def written(*given):
+    return steps_of(*given)[-1].ids_BS
 
 
 def generation_config(model, settings):
@@ -53,28 +64,21 @@ def generation_config(model, settings):
 @pytest.mark.slow
 @pytest.mark.parametrize("ends, padded", [((), True), (tuple(range(3, 9)), False)])
 def test_it_writes_what_generate_of_transformers_writes(ends, padded):
-    model = tiny_gemma()
-    ids, mask = (
-        torch.cat([PROMPT, PROMPT.flip(1)]),
-        torch.ones(2, PROMPT.shape[1], dtype=torch.bool),
-    )
+    model, mask = tiny_gemma(), torch.ones_like(BOTH, dtype=torch.bool)
     mask[1, :3] = not padded
     settings = replace(UNEVEN, eos_token_id=ends, pad_token_id=0 if ends else None)
     given = {"generation_config": generation_config(model, settings), "attention_mask": mask}
-    theirs = model.generate(ids, **given).sequences
-    ours = list(renoise(model, ids, settings, mask if padded else None))
+    theirs = model.generate(BOTH, **given).sequences
+    ours = list(renoise(model, BOTH, settings, mask if padded else None))
     assert torch.equal(ours[-1].ids_BS, theirs)
     assert any(bool(step.filled_BS.any()) for step in ours) == bool(ends)
-    assert not torch.equal(
-        written(model, Renoising(max_new_tokens=CANVAS, seed=4), ids), theirs[:, : 8 + CANVAS]
-    )
+    other = written(model, Renoising(max_new_tokens=CANVAS, seed=4), BOTH)
+    assert not torch.equal(other, theirs[:, : 8 + CANVAS])
 
 
 def test_a_row_whose_canvas_is_done_waits_for_the_others():
     waited = 0
-    for before, after in pairwise(
-        renoise(tiny_gemma(), torch.cat([PROMPT, PROMPT.flip(1)]), UNEVEN)
-    ):
+    for before, after in pairwise(steps_of(tiny_gemma(), UNEVEN, BOTH)):
         told = before.choice
         if before.block == after.block:
             waited += int(told.done_B.sum())
@@ -101,10 +105,9 @@ def test_a_trace_sees_every_step_of_the_decoder_and_its_columns():
         trace(model, ("received", "value_norm")) as recording,
         trace(model.model.encoder) as encoder,
     ):
-        for step in renoise(model, PROMPT, SHORT):
-            recording.mark(step)
+        steps = steps_of(model, recording=recording)
     # its own kernel, its own numbers
-    assert torch.equal(step.ids_BS, plain)
+    assert torch.equal(steps[-1].ids_BS, plain)
     assert recording.layers == DECODER and recording.prefix == 0
     assert recording.forwards_per_step == [1] * 8
     keys = [PROMPT.shape[1] + CANVAS * (number + 1) for number in (0,) * 4 + (1,) * 4]
@@ -132,10 +135,7 @@ def test_a_trace_sees_every_step_of_the_decoder_and_its_columns():
 def test_a_place_with_noise_is_a_masked_query():
     model = tiny_gemma()
     with trace(model, ("received", "received_by_state"), canvas=ANNOUNCED) as recording:
-        steps = []
-        for step in renoise(model, PROMPT, SHORT):
-            recording.mark(step)
-            steps.append(step)
+        steps = steps_of(model, recording=recording)
     for step, query, key, by_state, received in zip(
         steps,
         recording.query_state,
@@ -157,14 +157,14 @@ def test_a_place_with_noise_is_a_masked_query():
 def test_sinks_are_masked_in_the_part_that_is_edited(side):
     model = tiny_gemma()
     part, when = (model, "previous") if side == "decoder" else (model.model.encoder, "now")
-    plain = list(renoise(model, PROMPT, SHORT))
+    plain = steps_of(model)
     with (
         trace(model.model.encoder) as encoder,
         intervene(part, MaskSinks(k=1, when=when)) as log,
     ):
-        edited = list(renoise(model, PROMPT, SHORT))
+        edited = steps_of(model)
     with trace(model.model.encoder) as untouched:
-        list(renoise(model, PROMPT, SHORT))
+        steps_of(model)
     # the prompt is read anew, and alike, unless the encoder is edited
     assert torch.equal(encoder.received[0], untouched.received[0]) == (side == "decoder")
     assert not torch.equal(edited[-1].confidence_BS, plain[-1].confidence_BS)
