@@ -57,14 +57,9 @@ def is_compiled(module: nn.Module) -> bool:
     """Whether calling this module runs code of torch.compile, which hides its attention calls from
     hooks and modes.
     """
-    if "_orig_mod" in module._modules or compiles_hooks(module):
+    if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
         return True
     return has_own_forward(module) and hasattr(module.forward, "_torchdynamo_orig_callable")
-
-
-def compiles_hooks(module: nn.Module) -> bool:
-    """Whether hooks on this module would be compiled with it: so after ``module.compile()``."""
-    return module._compiled_call_impl is not None
 
 
 def _frames(code: CodeType) -> Iterator[FrameType]:
