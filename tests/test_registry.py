@@ -120,14 +120,14 @@ def test_words_name_every_option_and_text_stands_for_a_value():
     refused("did you mean 'ball'", toys.parsed, "bal:size=3")
 
 
-def test_text_of_values_that_hold_values():
-    assert toys.as_text(Box(Ball(2, 0.5))) == "box:content=(ball:size=2,weight=0.5)"
-    assert toys.as_text(Box(Ball(2))) == "box:content=ball:size=2"
+def test_text_has_brackets_where_needed_and_what_only_keywords_reach_comes_last():
+    for value, text in (
+        (Box(Ball(2, 0.5)), "box:content=(ball:size=2,weight=0.5)"),
+        (Box(Ball(2)), "box:content=ball:size=2"),
+        (Kite(2, maker="me"), "kite:tail=2,maker=me"),
+    ):
+        assert toys.as_text(value) == text
     assert toys.make("box", content=Ball(2), corners=(1,)) == Box(Ball(2), corners=(1,))
-
-
-def test_what_only_keywords_reach_comes_last():
-    assert toys.as_text(Kite(2, maker="me")) == "kite:tail=2,maker=me"
 
 
 @pytest.mark.parametrize(
