@@ -440,9 +440,9 @@ def change(cell: Any, name: str = "delta", digits: int = 3) -> str:
     return ranged(cell, name, partial(signed, digits=digits))
 
 
-def in_percent(share: float) -> str:
+def in_percent(share: float, digits: int = 1) -> str:
     """A change as a share, in percent."""
-    return f"{signed(100 * share, 1)} %"
+    return f"{signed(100 * share, digits)} %"
 
 
 CELL = ["layer", "head"]
