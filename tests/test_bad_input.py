@@ -513,7 +513,7 @@ def test_signs_that_a_stream_cannot_show_are_spelt(encoding, checkpoint, tmp_pat
         sys, "stdout", io.TextIOWrapper(told, encoding=encoding, write_through=True)
     )
     folder = shutil.copytree(checkpoint, tmp_path / "läuft…")
-    assert main(["info", "--model", str(folder)]) == 0
+    assert main(["info", str(folder)]) == 0
     show([["–", "√2"]], ["measure", "…"])
     shown = told.getvalue().decode(encoding)
     assert "uft\\u2026" in shown and "\\u221a2" in shown

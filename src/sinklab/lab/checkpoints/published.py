@@ -207,7 +207,7 @@ def config_of(place: Path, name: str) -> dict[str, Any]:
 def _adapted_plan(name: str) -> tuple[CheckpointPlan, dict[str, Any]]:
     """The plan of packaged adapters, and the config of their base."""
     facts, _ = adapters.read_adapters(adapters.packaged_file(name))
-    plan, config = read_plan(adapters.PACKAGED[name][0])
+    plan, config = read_plan(adapters.PACKAGED[name])
     plan.backbone.vocab_size = facts.base_rows
     if facts.mask_token_id is not None:
         plan.backbone.vocab_size = max(facts.base_rows, facts.mask_token_id + 1)

@@ -106,20 +106,6 @@ class Tensors:
         yield slice(None), self.tensors[name]
 
 
-class GivenAway(Tensors):
-    """Tensors in memory, each of which is let go when it has been read: a model is filled without a
-    second copy.
-    """
-
-    def whole(self, name: str) -> Tensor:
-        """One tensor, for the last time."""
-        return self.tensors.pop(name)
-
-    def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
-        """All rows at once, for the last time."""
-        yield slice(None), self.tensors.pop(name)
-
-
 def _unpickle(file: Path) -> dict[str, Tensor]:
     """The tensors of a pickled state dict, unpickled with ``weights_only=True`` and mapped if the
     format allows it.

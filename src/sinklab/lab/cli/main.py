@@ -64,8 +64,6 @@ KINDS = (
     "studies",
 )
 GROUPS = tuple(WORDS["groups"])
-SELDOM = frozenset(WORDS["seldom"].split())
-"""Commands of the lab that --help leaves to --help-all."""
 MORE = "more"
 """Group of commands that no group names: the studies of a plug-in."""
 
@@ -156,15 +154,14 @@ def _nothing() -> None:
 
 
 def listings() -> dict[str, dict[str, Any]]:
-    """Name of a command -> its `group` in the help, whether it is `seldom` used, and words that
-    are `meant` by it: those of the lab from options.toml, those of an extra from the attribute
-    ``listed`` of its function.
+    """Name of a command -> its `group` in the help, and words that are `meant` by it: those of the
+    lab from options.toml, those of an extra from the attribute ``listed`` of its function.
     """
     found = {}
     for group, names in WORDS["groups"].items():
         for name in names.split():
             meant = WORDS["meant"].get(name, "")
-            found[name] = {"group": group, "meant": meant, "seldom": name in SELDOM}
+            found[name] = {"group": group, "meant": meant}
     for name, own in registry.commands.items():
         listed = carried(own, "listed")
         if listed:
@@ -172,36 +169,25 @@ def listings() -> dict[str, dict[str, Any]]:
     return found
 
 
-def grouped(commands: Mapping[str, str], *, whole: bool = True) -> dict[str, dict[str, str]]:
-    """The commands with their lines by group.
-
-    Args:
-        commands: name -> first line of the docstring.
-        whole: with those that are seldom used.
-    """
+def grouped(commands: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The commands, name -> first line of the docstring, by group."""
     groups: dict[str, dict[str, str]] = {group: {} for group in GROUPS}
     known = listings()
     for name in dict.fromkeys([*known, *commands]):
-        if name not in commands:
-            continue
-        listed = known.get(name, {"group": MORE})
-        if whole or not listed.get("seldom", False):
-            groups.setdefault(listed["group"], {})[name] = commands[name]
+        if name in commands:
+            group = known.get(name, {"group": MORE})["group"]
+            groups.setdefault(group, {})[name] = commands[name]
     return groups
 
 
-def _show(about: str, commands: Mapping[str, str], *, whole: bool) -> None:
+def _show(about: str, commands: Mapping[str, str]) -> None:
     """Print a line on the package and the commands in their groups."""
     say("usage: sinklab COMMAND …\n")
     say(textwrap.fill(about, 100))
-    shown = grouped(commands, whole=whole)
-    for group, lines in shown.items():
+    for group, lines in grouped(commands).items():
         say("\n", (group, "bold"))
         show((f"  {name:9}", line) for name, line in lines.items())
-    left = len(commands) - sum(map(len, shown.values()))
     say("\nsinklab COMMAND --help has examples and the usual options, --help-all all of them.")
-    if left:
-        say(f"sinklab --help-all has {left} more commands.")
 
 
 def _no_such_command(name: str, commands: Mapping[str, str]) -> ValueError:
@@ -225,12 +211,11 @@ def _settings_of(name: str, folder: Path) -> dict[str, Any]:
     return read_info(folder / RUN_FILE).settings
 
 
-def _needs_model(run: Path, arguments: Sequence[str], bare: Sequence[str]) -> None:
+def _needs_model(run: Path, arguments: Sequence[str]) -> None:
     """Raises ValueError if a run is to be reproduced and no model is given: the default need not be
     the run's.
     """
-    is_first = "model" in bare and not arguments[0].startswith("-")
-    if values_of(arguments, "--model")[0] or is_first:
+    if values_of(arguments, "--model")[0]:
         return
     name = str(read_info(run / RUN_FILE).model.get("name"))
     raise ValueError(
@@ -253,7 +238,7 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
     lines = {name: (one.__doc__ or "").partition("\n")[0] for name, one in commands.items()}
     lines["train"] = TRAIN
     if not called or called in HELP:
-        _show(ABOUT, lines, whole=called == "--help-all")
+        _show(ABOUT, lines)
         code = 2
         if called:
             code = 0
@@ -270,14 +255,9 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
             elif name == "train":
                 plain = train_command(rest)
             given = Given.by(rest, partial(_settings_of, name))
-            bare = ()
-            if not (completes or asks or values_of(rest, "--model")[0]):
-                bare = carried(plain, "positional")
             if given.reproduced and not asks and "model" in inspect.signature(plain).parameters:
-                _needs_model(given.reproduced, rest, bare)
-            function, options_of, left = options(
-                plain, given, short=short, closed=completes, positional=bare
-            )
+                _needs_model(given.reproduced, rest)
+            function, options_of, left = options(plain, given, short=short, closed=completes)
             app.command(name=name)(function)
             names += options_of
             if left:

@@ -249,15 +249,15 @@ def _written(
     )
 
 
-def info(model: str = "", json: bool = False) -> None:
+def info(model: Word, json: bool = False) -> None:
     """Sizes, special ids and memory of a model; no weights are read.
 
     From its config.json alone.
 
     Try
-        sinklab info --model tiny-sink
-        sinklab info --model GSAI-ML/LLaDA-8B-Instruct
-        sinklab info --model /models/Dream-v0-Instruct-7B --json
+        sinklab info tiny-sink
+        sinklab info GSAI-ML/LLaDA-8B-Instruct
+        sinklab info /models/Dream-v0-Instruct-7B --json
 
     Args:
         model: "tiny", "tiny-sink" or "tiny-causal" (inside the package), a folder, a config.json,
@@ -268,14 +268,9 @@ def info(model: str = "", json: bool = False) -> None:
 
     from sinklab.lab.checkpoints.info import describe
 
-    if not model:
-        raise ValueError("info needs a model; give --model tiny, for example")
     with waiting(f"reading the config of {model}"):
         facts = describe(model)
     if json:
         say(dumps(facts.as_dict(), indent=2))
     else:
         say("\n".join(facts.lines()))
-
-
-info.positional = ("model",)  # type: ignore[attr-defined]

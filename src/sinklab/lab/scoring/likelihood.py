@@ -420,7 +420,6 @@ def rolling(
     *,
     edits: Sequence[Intervention | str] = (),
     measure: bool = True,
-    progress: Callable[[], object] | None = None,
 ) -> Scored:
     """The score of a text of any length: the sum over chunks of the model's context.
 
@@ -442,9 +441,7 @@ def rolling(
         chunks.append((before, ids[start : start + limit]))
     # chunks of one text must not share their noise: their errors would add up
     groups = [asked.digest(ids, (number,)) for number in range(len(chunks))]
-    parts = score(
-        loaded, chunks, settings, groups=groups, edits=edits, measure=measure, progress=progress
-    )
+    parts = score(loaded, chunks, settings, groups=groups, edits=edits, measure=measure)
     stderr = math.sqrt(sum(part.stderr**2 for part in parts))
     dose = None
     if edits:

@@ -76,8 +76,8 @@ class Trial:
 class ScoredStudy(Study):
     """A study of arms × samples.
 
-    `Study.parts` names the table of rows that is written last of a block; ``settings.twin``, if
-    there is such a field, asks for controls.
+    `Study.parts` names the table of rows that is written last of a block; ``settings.twin`` asks
+    for controls.
     """
 
     shards = True
@@ -116,10 +116,6 @@ class ScoredStudy(Study):
         """Number of calls of `Trial.step` for a block, at most."""
         return len(block.arms)
 
-    def control_blocks(self, design: Design) -> list[Block]:
-        """Blocks that controls are measured in; none for a study without controls."""
-        return design.blocks
-
     def prepare(self, loaded: Loaded, settings: Any, progress: Progress) -> Design:
         """The design of the study. Raises ValueError for input that is refused."""
         samples = self.read_samples(loaded, settings, progress)
@@ -145,9 +141,7 @@ class ScoredStudy(Study):
         done = open_run(work.run.path)
         names = [name for name in self.row_tables or (self.parts,) if name in done.tables]
         self._conclude(work, work.loaded, {name: done.table(name) for name in names}, "")
-        blocks = self.control_blocks(work.plan)
-        if not blocks or not hasattr(work.settings, "twin"):
-            return
+        blocks = work.plan.blocks
 
         def seconds() -> float:
             if not work.paces:
