@@ -99,7 +99,7 @@ class Counts(Progress):
 
     def __init__(self):
         super().__init__()
-        self.found: list[tuple[float, float]] = []
+        self.found = []
 
     def count(self, done, total):
         self.found.append((done, total))
@@ -210,7 +210,7 @@ def test_watched_scores_are_the_same_scores():
 
 
 def test_equal_requests_are_answered_once_unless_noise_decides(monkeypatch):
-    batches: list[int] = []
+    batches = []
     write = requests.write_batch
 
     def counted(*given, **named):

@@ -126,7 +126,7 @@ def test_settings_are_text_in_a_run_folder_and_on_the_command_line():
 
 
 def test_settings_are_built_once(monkeypatch):
-    built: list[type] = []
+    built = []
     whole = StudySettings.__post_init__
     monkeypatch.setattr(
         StudySettings, "__post_init__", lambda self: (built.append(type(self)), whole(self))[1]

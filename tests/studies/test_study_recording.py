@@ -40,9 +40,9 @@ class Dense:
     """Every attention map of one forward over these ids, softmax written out in float64."""
 
     def __init__(self, loaded, ids):
-        self.maps_LHQS: list[torch.Tensor] = []
-        self.norms_LHQ: list[torch.Tensor] = []
-        self.value_norms_LK: list[torch.Tensor] = []
+        self.maps_LHQS = []
+        self.norms_LHQ = []
+        self.value_norms_LK = []
         whole = F.scaled_dot_product_attention
 
         def written_out(query, key, value, *args, **kwargs):
@@ -222,7 +222,7 @@ def test_a_chat_is_marked_as_template():
 
 def hidden_states(loaded, ids):
     """(S, D) after each layer, by hooks."""
-    seen: list[torch.Tensor] = []
+    seen = []
     layers = loaded.model.model.layers
     hooks = [layer.register_forward_hook(lambda _, __, out: seen.append(out)) for layer in layers]
     with torch.no_grad():
