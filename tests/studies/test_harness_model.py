@@ -328,8 +328,6 @@ def test_chats_are_rendered_and_not_begun_twice():
     assert model.apply_chat_template(history) == "<user>a<assistant>b<me>"
     assert model.apply_chat_template(history, add_generation_prompt=False) == "<user>a<assistant>b"
     assert model.tok_encode("The") == tokenizer("The", add_special_tokens=False)["input_ids"]
-    tokenizer.chat_template = "{{ raise_exception('only one user') }}"
-    refused("user; leave out --chat", model.apply_chat_template, history)
 
 
 def test_an_autoregressive_text_begins_as_its_tokenizer_begins_one():
