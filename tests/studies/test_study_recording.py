@@ -344,11 +344,11 @@ def test_a_report_reads_what_masked_queries_give(bare):
 
 
 @pytest.mark.ring("extras")
-def test_a_run_says_whose_forward_it_measured(plain):
+def test_a_run_says_whose_forward_it_measured(plain, tmp_path):
     loaded = tiny_loaded(1)
-    exact = traced(loaded, "exact", replace(QUICK, exact=True))
+    exact = traced(loaded, tmp_path / "exact", replace(QUICK, exact=True))
     some = replace(QUICK, edits=("mask_sinks:k=1",), statistics=())
-    edited = traced(loaded, "edited", some)
+    edited = traced(loaded, tmp_path / "edited", some)
     forwards = [run.info.model["forward"] for run in (plain, exact, edited)]
     assert forwards == [FAST, OWN, OWN]
     assert plain.table("tokens").equals(exact.table("tokens"))
