@@ -388,14 +388,18 @@ def write(folder, config, tensors, shards=1):
     return folder
 
 
-def llada(folder, shards=1, **fields):
-    config = {**LLADA, **fields}
-    return made(folder, config, llada_shapes(config), shards)
+def maker(defaults, shapes):
+    """A function that makes folders of a format, with other fields where they are given."""
+
+    def make(folder, shards=1, **fields):
+        config = {**defaults, **fields}
+        return made(folder, config, shapes(config), shards)
+
+    return make
 
 
-def dream(folder, **fields):
-    config = {**DREAM, **fields}
-    return made(folder, config, adapted_shapes(config))
+llada, dream = maker(LLADA, llada_shapes), maker(DREAM, adapted_shapes)
+llada_moe, llada2 = maker(LLADA_MOE, llada_moe_shapes), maker(LLADA2, llada2_shapes)
 
 
 def adapted(folder, name, **fields):
@@ -406,16 +410,6 @@ def adapted(folder, name, **fields):
 def smdm(folder, sink=0, gate=False, **fields):
     config = {**SMDM, **fields}
     return made(folder, config, smdm_shapes(config, sink, gate))
-
-
-def llada_moe(folder, shards=1, **fields):
-    config = {**LLADA_MOE, **fields}
-    return made(folder, config, llada_moe_shapes(config), shards)
-
-
-def llada2(folder, shards=1, **fields):
-    config = {**LLADA2, **fields}
-    return made(folder, config, llada2_shapes(config), shards)
 
 
 def config_of(folder, file="config.json"):
@@ -443,6 +437,11 @@ def poison(folder):
     return ran
 
 
+SPECIAL = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+SPECIAL |= {"special": True}
+"""Flags of a special token."""
+
+
 def save_llada_tokenizer(folder, template=None):
     """tokenizer.json with the chat tokens of LLaDA behind a small vocabulary; the mask is no
     `mask_token`.
@@ -457,15 +456,8 @@ def save_llada_tokenizer(folder, template=None):
         "<|mdm_mask|>",
     ]
     first = len(tokenizer)
-    flags = {
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
     data["added_tokens"] += [
-        {"id": first + i, "content": text, **flags} for i, text in enumerate(special)
+        {"id": first + i, "content": text, **SPECIAL} for i, text in enumerate(special)
     ]
     (Path(folder) / "tokenizer.json").write_text(json.dumps(data))
     settings = {
@@ -510,17 +502,10 @@ def save_dream_tokenizer(folder, *more):
     (Path(folder) / "vocab.json").write_text(json.dumps(vocabulary))
     (Path(folder) / "merges.txt").write_text("#version: 0.2\nh e\nhe l\n")
     added = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>", *more]
-    flags = {
-        "lstrip": False,
-        "normalized": False,
-        "rstrip": False,
-        "single_word": False,
-        "special": True,
-    }
     first = len(vocabulary)
     settings = {
         "added_tokens_decoder": {
-            str(first + i): {"content": text, **flags} for i, text in enumerate(added)
+            str(first + i): {"content": text, **SPECIAL} for i, text in enumerate(added)
         },
         "tokenizer_class": "DreamTokenizer",
         "auto_map": {"AutoTokenizer": ["tokenization_x.DreamTokenizer", None]},

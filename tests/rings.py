@@ -16,14 +16,14 @@ HELPERS = {path.stem: path for path in TESTS.rglob("*.py") if path.stem != "conf
 
 
 @cache
-def is_missing(ring: str) -> bool:
+def is_missing(ring):
     """Whether the folder of this ring, or of one inside it, was deleted."""
     inner = RINGS[: RINGS.index(ring) + 1]
     return not all((SOURCE / one).is_dir() for one in inner)
 
 
 @cache
-def ring_of(path: Path) -> str:
+def ring_of(path):
     """The outermost ring that a test file names or imports, itself or through a helper module."""
     tree = ast.parse(path.read_text("utf-8"))
     found = {"core"} | marked(tree)
@@ -38,7 +38,7 @@ def ring_of(path: Path) -> str:
     return max(found, key=RINGS.index)
 
 
-def marked(tree: ast.Module) -> set[str]:
+def marked(tree):
     """Rings that a file names in its ``pytestmark``."""
     marks = [
         node.value
@@ -51,7 +51,7 @@ def marked(tree: ast.Module) -> set[str]:
     return {part.value for part in constants if part.value in RINGS}
 
 
-def imported(tree: ast.Module) -> list[str]:
+def imported(tree):
     """Modules that a file imports when it is imported; public names by their own modules."""
     found = []
     for node in tree.body:
@@ -67,7 +67,7 @@ def imported(tree: ast.Module) -> list[str]:
 
 
 @cache
-def public_names() -> dict[str, str]:
+def public_names():
     """Public name -> the module that it comes from, as the package's imports for type checkers
     have it.
     """

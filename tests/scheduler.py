@@ -132,7 +132,7 @@ def efficiency(folder, units, least, workers):
     return about | {name: round(value, 4) for name, value in found.items()} | {"ends": ends}
 
 
-def main(folder: str, seed: str, *kinds: str) -> None:
+def main(folder, seed, *kinds):
     os.environ.setdefault("TQDM_DISABLE", "1")
     place = Path(folder)
     os.environ["SMALL_RUNS"] = str(place / "given")

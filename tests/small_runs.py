@@ -20,11 +20,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pandas as pd
@@ -32,10 +30,10 @@ import torch
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import studies
-from sinklab.lab.records import Run, open_run
+from sinklab.lab.records import open_run
 from sinklab.lab.records.info import read_info
 from sinklab.lab.records.reading import lost_files
-from sinklab.lab.studies.base import Study, Work
+from sinklab.lab.studies.base import Study
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_tasks import toy_tasks
 from tiny_training import tiny_settings, uneven_documents
@@ -49,7 +47,7 @@ TIMED = (
 
 
 @cache
-def given_text() -> Path:
+def given_text():
     """Text of which all runs take theirs."""
     folder = Path(os.environ["SMALL_RUNS"])
     folder.mkdir(parents=True, exist_ok=True)
@@ -76,17 +74,17 @@ class Sleeping(Study):
     parts = "slept"
     shards = True
 
-    def prepare(self, loaded: Any, settings: Any, progress: Any) -> list[float]:
+    def prepare(self, loaded, settings, progress):
         dice = random.Random(settings.seed)
         return [settings.least * dice.uniform(1.0, 10.0) for _ in range(settings.units)]
 
-    def samples(self, plan: list[float]) -> int:
+    def samples(self, plan):
         return len(plan)
 
-    def about(self, loaded: Any, plan: Any) -> dict[str, Any]:
+    def about(self, loaded, plan):
         return {"name": "sleeping"}
 
-    def run(self, work: Work) -> None:
+    def run(self, work):
         for unit in work.samples:
             began = time.time()
             time.sleep(work.plan[unit])
@@ -98,27 +96,27 @@ class Sleeping(Study):
             }
             work.run.table("slept", row | {"host": [os.getpid()]}, part=unit)
 
-    def finish(self, work: Work) -> None:
+    def finish(self, work):
         units = open_run(work.run.path).table("slept")["unit"]
         work.run.table("all", {"units": [len(units)], "different": [units.nunique()]})
 
 
-def traced(loaded: Any, folder: Path, settings: Any, **how: Any) -> Run:
+def traced(loaded, folder, settings, **how):
     """The run folder of a trace."""
     from sinklab.lab.studies.trace.study import study
 
     return open_run(study(loaded, folder, settings, **how))
 
 
-def units(place: Path, resume: bool) -> None:
+def units(place, resume):
     """What every study in parts does, and nothing else."""
     Sleeping()(None, place, Sleeping.Settings(units=2, least=0.0), resume=resume)
 
 
-def trace(place: Path, resume: bool, twin: bool = True) -> None:
+def trace(place, resume, twin=True):
     from sinklab.lab.studies.trace.study import StudySettings, study
 
-    texts: dict[str, Any] = {
+    texts = {
         "prompts": ("The sea", "The old man"),
         "new_tokens": 3,
         "block_length": None,
@@ -126,7 +124,7 @@ def trace(place: Path, resume: bool, twin: bool = True) -> None:
     study(tiny_loaded(1), place, StudySettings(**texts, twin=twin), resume=resume)
 
 
-def curve(place: Path, resume: bool) -> None:
+def curve(place, resume):
     from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 
     text = {"heldout": str(given_text() / "held.txt"), "rows": 2, "length": 16}
@@ -135,7 +133,7 @@ def curve(place: Path, resume: bool) -> None:
     )
 
 
-def evaluated(place: Path, resume: bool) -> None:
+def evaluated(place, resume):
     from sinklab.lab.studies.benchmarks.run import evaluate
     from sinklab.lab.studies.benchmarks.study import EvalSettings
 
@@ -146,13 +144,13 @@ def evaluated(place: Path, resume: bool) -> None:
     evaluate(settings, tiny_loaded(1), place, task_objects=tasks, resume=resume)
 
 
-def table1(place: Path, resume: bool) -> None:
+def table1(place, resume):
     from sinklab.lab.studies.benchmarks import run
     from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
 
     evaluate, read = run.evaluate, run.read_tasks
 
-    def toy(settings: EvalSettings, model: Any, out: Path, **how: Any) -> Path:
+    def toy(settings, model, out, **how):
         return evaluate(settings, model, out, task_objects=toy_tasks()[:1], **how)
 
     settings = EvalSettings(
@@ -169,7 +167,7 @@ def table1(place: Path, resume: bool) -> None:
         )
 
 
-def train(place: Path, resume: bool) -> None:
+def train(place, resume):
     from sinklab.lab.training import train
 
     often = {"eval_every": 3, "save_every": 2, "monitor_every": 2, "monitor_rows": 2, "keep": 1}
@@ -187,7 +185,7 @@ def train(place: Path, resume: bool) -> None:
     )
 
 
-def report(place: Path, resume: bool) -> None:
+def report(place, resume):
     """A page without its pictures, which are no files of their own."""
     from pictures import undrawn
     from sinklab.lab.reports import report
@@ -199,14 +197,14 @@ def report(place: Path, resume: bool) -> None:
         report([open_run(given_text() / "traced")], place, tables=("csv",))
 
 
-KINDS: dict[str, Callable[[Path, bool], None]] = {
-    each.__name__: each for each in (units, trace, curve, table1, train, report)
-} | {"eval": evaluated}
+KINDS = {each.__name__: each for each in (units, trace, curve, table1, train, report)} | {
+    "eval": evaluated
+}
 
 
-def contents(place: Path) -> dict[str, Any]:
+def contents(place):
     """What a run left, by path, without what it took in time and memory."""
-    found: dict[str, Any] = {}
+    found = {}
     for path in sorted(place.rglob("*")):
         name = re.sub(r"_\d{4}-\d\d-\d\dT.*(?=\.json)", "", str(path.relative_to(place)))
         # where nobody had to go on with a run, the claim of one that was killed may lie there
@@ -231,7 +229,7 @@ def contents(place: Path) -> dict[str, Any]:
     return found
 
 
-def _untimed(value: Any) -> Any:
+def _untimed(value):
     if isinstance(value, dict):
         # the order in which tables were begun
         value |= (
@@ -241,7 +239,7 @@ def _untimed(value: Any) -> Any:
     return [_untimed(one) for one in value] if isinstance(value, list) else value
 
 
-def difference(place: Path, whole: dict[str, Any]) -> str:
+def difference(place, whole):
     """In which files a run differs from a whole one, or from its own checksums; empty where it does
     not.
     """
@@ -252,7 +250,7 @@ def difference(place: Path, whole: dict[str, Any]) -> str:
     return ", ".join(sorted(apart))
 
 
-def launched(work: Callable[[], object], log: Path | None = None) -> int:
+def launched(work, log=None):
     """The number of a fork that does some work, and ends with status 1 if that fails; what it says
     goes to a file.
     """
@@ -273,9 +271,7 @@ def launched(work: Callable[[], object], log: Path | None = None) -> int:
         os._exit(status)
 
 
-def forked(
-    work: Callable[[], object], seconds: float | None = None, log: Path | None = None
-) -> int:
+def forked(work, seconds=None, log=None):
     """The exit status of some work in a fork; below zero where a signal ended it, as it does after
     `seconds`.
     """
@@ -287,15 +283,14 @@ def forked(
 
 
 WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.chmod", "os.truncate"}
-Step = Callable[[int, str], None]
 
 
 @contextlib.contextmanager
-def watched(place: Path, at_step: Step) -> Iterator[None]:
+def watched(place, at_step):
     """Tell each step that writes below `place`, by number."""
     count, is_over = itertools.count(), threading.Event()
 
-    def hear(event: str, args: tuple[Any, ...]) -> None:
+    def hear(event, args):
         # a hook cannot be taken away
         if is_over.is_set():
             return
@@ -315,23 +310,23 @@ def watched(place: Path, at_step: Step) -> Iterator[None]:
     is_over.set()
 
 
-def is_drawn(share: float, *what: object) -> bool:
+def is_drawn(share, *what):
     """Whether this one belongs to the share that is tried: the same ones in every run of the
     tests.
     """
     return share >= 1 or random.Random(" ".join(map(str, what))).random() < share
 
 
-def steps_of(kind: str, folder: Path, share: float) -> list[str]:
+def steps_of(kind, folder, share):
     """Every write step of a run in folder/run, in order; before a share of them, a copy in
     folder/left.
 
     A copy is what a kill at that step leaves, without doing the run once more: what is not written
     yet is lost. None is kept that equals the one before it.
     """
-    place, steps, before = folder / "run", list[str](), [dict[str, bytes | None]()]
+    place, steps, before = folder / "run", [], [{}]
 
-    def at_step(number: int, step: str) -> None:
+    def at_step(number, step):
         steps.append(step)
         if is_drawn(share, kind, number, "killed"):
             found = {}
@@ -352,7 +347,7 @@ def steps_of(kind: str, folder: Path, share: float) -> list[str]:
     return steps
 
 
-def keep(folder: Path, found: dict[str, bytes | None]) -> None:
+def keep(folder, found):
     """Write files, and folders, which hold nothing."""
     folder.mkdir(parents=True)
     for name, held in found.items():
@@ -362,10 +357,10 @@ def keep(folder: Path, found: dict[str, bytes | None]) -> None:
             path.write_bytes(held)
 
 
-def failing_at(kind: str, place: Path, number: int) -> None:
+def failing_at(kind, place, number):
     """A run that fails at this write step."""
 
-    def at_step(count: int, step: str) -> None:
+    def at_step(count, step):
         if count == number:
             raise OSError(errno.EIO, f"made to fail: {step}")
 
@@ -373,7 +368,7 @@ def failing_at(kind: str, place: Path, number: int) -> None:
         KINDS[kind](place, False)
 
 
-def resumed(kind: str, place: Path, whole: dict[str, Any]) -> str:
+def resumed(kind, place, whole):
     """Go on with a run; what is wrong with it then, empty for nothing."""
     try:
         KINDS[kind](place, True)
@@ -384,9 +379,7 @@ def resumed(kind: str, place: Path, whole: dict[str, Any]) -> str:
     return ""
 
 
-def every_write(
-    kind: str, folder: Path, share: float = 1.0, fails: float = 1.0
-) -> tuple[int, list[str]]:
+def every_write(kind, folder, share=1.0, fails=1.0):
     """How often a run was killed or made to fail, and what did not go on to the same end.
 
     Args:
@@ -417,11 +410,11 @@ def every_write(
     return tried, wrong
 
 
-def main(folder: str, *kinds: str) -> None:
+def main(folder, *kinds):
     os.environ.setdefault("TQDM_DISABLE", "1")
     here = Path(folder)
     os.environ["SMALL_RUNS"] = str(here / "given")
-    told: dict[str, Any] = {}
+    told = {}
     for kind, _, shares in (argument.partition("=") for argument in kinds):
         (here / kind).mkdir(parents=True)
         began = os.times()

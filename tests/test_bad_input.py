@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 import sinklab
 from commands import error_of
 from launched import PATIENCE
-from refusals import refused, refusing
+from refusals import refused
 from sinklab.core import registry
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.checkpoints import tokens
@@ -397,17 +397,6 @@ def test_json_is_read_within_limits(tmp_path):
     refused("ordinary file", read_json, tmp_path / "large")
 
 
-def test_pipes_in_a_run_folder_are_not_waited_for(run, tmp_path):
-    copied = shutil.copytree(run, tmp_path / "run")
-    for name in ("generations.parquet", "attention.safetensors"):
-        (copied / name).unlink()
-        os.mkfifo(copied / name)
-        with watched(name), refusing(f"{name} is missing"):
-            open_run(copied)
-        shutil.copyfile(run / name, tmp_path / name)
-        os.replace(tmp_path / name, copied / name)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_weights_that_are_no_numbers(checkpoint, tmp_path, value):
     from safetensors.torch import load_file
@@ -475,13 +464,19 @@ def test_a_process_that_is_given_raw_bytes_ends_with_one_line(tmp_path):
     assert told.splitlines()[-1].startswith("sinklab: ") and "a prompt is text in UTF-8" in told
 
 
-def test_the_last_resort(monkeypatch, capsys):
+def failing_info(error, monkeypatch, capsys):
+    """What `sinklab info` says of an error deep inside."""
+
     def fails(*given, **named):
-        raise RecursionError("too\ndeep")
+        raise error
 
     monkeypatch.setattr("sinklab.lab.checkpoints.info.describe", fails)
-    assert main(["info", "tiny"]) == 2
-    assert capsys.readouterr().err == "sinklab: RecursionError, which --debug traces: too deep\n"
+    return error_of("info tiny", capsys)
+
+
+def test_the_last_resort(monkeypatch, capsys):
+    said = failing_info(RecursionError("too\ndeep"), monkeypatch, capsys)
+    assert said == "sinklab: RecursionError, which --debug traces: too deep\n"
     with pytest.raises(RecursionError):
         main(["info", "tiny", "--debug"])
 
@@ -496,12 +491,7 @@ def test_the_last_resort(monkeypatch, capsys):
     ],
 )
 def test_too_little_memory_says_what_to_do(monkeypatch, capsys, error):
-    def fails(*given, **named):
-        raise error
-
-    monkeypatch.setattr("sinklab.lab.checkpoints.info.describe", fails)
-    assert main(["info", "tiny"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = failing_info(error, monkeypatch, capsys).splitlines()
     assert "--dtype bfloat16" in line and "--debug" not in line and str(error) in line
 
 
@@ -550,14 +540,17 @@ PIPES = {
     "model/model.safetensors": ["generate", "a", "--model", "{work}/model"],
     "sink.safetensors": ["generate", "a", "--model", "{model}", "--sink", "{pipe}"],
     "my.py": ["list", "--plugin", "{pipe}"],
+    "run/generations.parquet": ["report", "{work}/run"],
+    "run/attention.safetensors": ["report", "{work}/run"],
 }
 
 
 @pytest.mark.ring("extras")
 @pytest.mark.parametrize("name", PIPES)
-def test_no_command_waits_for_a_pipe(name, checkpoint, tmp_path, capsys):
+def test_no_command_waits_for_a_pipe(name, checkpoint, run, tmp_path, capsys):
     """In place of any file that a command reads."""
     shutil.copytree(checkpoint, tmp_path / "model")
+    shutil.copytree(run, tmp_path / "run")
     (tmp_path / "reference").mkdir()
     (tmp_path / "reference" / "cases.json").write_text(json.dumps({"logits": [{"name": "x"}]}))
     pipe = tmp_path / name

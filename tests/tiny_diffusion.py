@@ -4,6 +4,7 @@ from copy import deepcopy
 from functools import cache
 
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import LlamaConfig
 
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
@@ -23,6 +24,18 @@ def tiny_tokenizer():
     from sinklab.lab.data import train_tokenizer
 
     return train_tokenizer([TEXT] * 4, VOCABULARY)
+
+
+def beginning_tokenizer():
+    """A tokenizer that puts a start token before each text, as Llama's does."""
+    tokenizer = deepcopy(tiny_tokenizer())
+    tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
+    start = ("<|begin|>", tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|begin|> $A", special_tokens=[start]
+    )
+    assert tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id == VOCABULARY
+    return tokenizer
 
 
 def tiny_backbone(context=64, **changes):

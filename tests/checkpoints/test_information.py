@@ -26,6 +26,10 @@ def counted(vocabulary, width, inner, layers, heads, kv_heads, *, tied=False, bi
     return (1 if tied else 2) * vocabulary * width + layers * layer + width
 
 
+LLAMA_8B = (128256, 4096, 14336, 32, 32, 8), {}, 8_030_261_248
+QWEN_7B = (152064, 3584, 18944, 28, 28, 4), {"biased": True}, 7_615_616_512
+
+
 @pytest.mark.parametrize(
     "file, family, sizes, settings, expected",
     [
@@ -36,34 +40,26 @@ def counted(vocabulary, width, inner, layers, heads, kv_heads, *, tied=False, bi
             {},
             8_015_581_184,
         ),
-        ("Open-dLLM/Llama3-8B.json", "llama", (128256, 4096, 14336, 32, 32, 8), {}, 8_030_261_248),
+        ("Open-dLLM/Llama3-8B.json", "llama", *LLAMA_8B),
         (
             "hf_transcribed/Llama_3_1_8B_nbailab_copy.json",
             "llama",
-            (128256, 4096, 14336, 32, 32, 8),
-            {},
-            8_030_261_248,
+            *LLAMA_8B,
         ),
         (
             "hf_transcribed/DiffuCoder_7B_Instruct.json",
             "dream",
-            (152064, 3584, 18944, 28, 28, 4),
-            {"biased": True},
-            7_615_616_512,
+            *QWEN_7B,
         ),
         (
             "hf_transcribed/Dream_Coder_derivative.json",
             "dream",
-            (152064, 3584, 18944, 28, 28, 4),
-            {"biased": True},
-            7_615_616_512,
+            *QWEN_7B,
         ),
         (
             "Open-dLLM/Qwen2-7B.json",
             "qwen2",
-            (152064, 3584, 18944, 28, 28, 4),
-            {"biased": True},
-            7_615_616_512,
+            *QWEN_7B,
         ),
         (
             "Qwen2.5-0.5B-Instruct/config.json",

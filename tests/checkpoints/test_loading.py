@@ -27,15 +27,6 @@ def test_a_gate_that_gets_a_bias_keeps_its_weight():
         assert (new.bias == 4.0).all()
 
 
-def test_an_autoregressive_model_is_a_baseline():
-    model = save_causal("llama")
-    loaded = load("llama")
-    assert loaded.family == "autoregressive"
-    assert type(loaded.model) is LlamaForCausalLM
-    ids = torch.arange(3, 12)[None]
-    assert torch.equal(loaded.model(ids).logits, model(ids).logits)
-
-
 @pytest.mark.parametrize(
     "name, message",
     [

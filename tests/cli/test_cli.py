@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sinklab
-from commands import cli, error_of, out_of
+from commands import cli, out_of
 from sinklab.lab.cli import main
 from tiny_diffusion import save_tiny, tiny_model
 
@@ -154,18 +154,10 @@ def test_without_tokenizer_files_a_prompt_is_ids(tmp_path, capsys):
     assert [len(row) for row in both] == [9, 7]
     assert (both[0][:3], both[1][:1]) == ([5, 17, 3], [9])
     assert [int(part) for part in out_of(f"generate 9 {options}", capsys).split()] == both[1]
-    for prompt, message in (
-        ("the sea", "a prompt is token ids such as '5 17 3', but is 'the sea'"),
-        ("5 280", "0 to 279"),
-    ):
-        assert message in error_of(f"generate '{prompt}' {options}", capsys)
 
 
 def test_chat_wraps_the_prompt_and_prints_the_answer(tmp_path, capsys):
     folder = save_tiny(tmp_path / "chatty")
-    assert "no known chat format; leave out --chat" in error_of(
-        f"generate 'The sea' --chat --model {folder} --new-tokens 5", capsys
-    )
     tokenizer = sinklab.load(folder).tokenizer
     tokenizer.chat_template = (
         "{% for message in messages %}sea: {{ message['content'] }}{% endfor %} old"
@@ -176,12 +168,6 @@ def test_chat_wraps_the_prompt_and_prints_the_answer(tmp_path, capsys):
     ids = loaded.tokenizer("sea: The sea old", return_tensors="pt")["input_ids"]
     written = loaded.model.generate(ids, max_new_tokens=5)[0, ids.shape[1] :]
     assert answer == loaded.tokenizer.decode(written, skip_special_tokens=True) + "\n"
-    tokenizer.chat_template = "{{ raise_exception('one turn only') }}"
-    tokenizer.save_pretrained(folder)
-    assert "the chat format of" in (
-        error := error_of(f"generate 'The sea' --chat --model {folder} --new-tokens 5", capsys)
-    )
-    assert "one turn only; leave out --chat" in error
 
 
 def test_a_tokenizer_without_padding_takes_unequal_prompts(tmp_path, capsys):

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress as Bars
 
-from sinklab.lab.cli.progress import Pace, Shown, waiting, working
+from sinklab.lab.cli.progress import Shown, waiting, working
 from sinklab.lab.files import COUNT, counted
 
 
@@ -85,15 +85,6 @@ def test_a_slow_part_is_counted_while_it_is_done_and_names_what_it_takes(shown, 
         clock.now += 10
     # eighths of ten seconds each: eighty seconds a part
     assert "0 of 4, 80 s each, about 5" in lines(shown)[0]
-
-
-def test_the_first_part_is_no_measure_of_the_others():
-    pace = Pace(0, 0.0)
-    pace.move(1, 20.0)
-    assert pace.rate == pytest.approx(1 / 20)
-    pace.move(2, 21.0)
-    pace.move(5, 24.0)
-    assert pace.rate == pytest.approx(1.0) and pace.left(10) == pytest.approx(5.0)
 
 
 def test_the_parts_of_a_pass_deep_inside_are_counted_where_a_command_shows_them(shown, clock):

@@ -79,10 +79,6 @@ def test_flags_override_the_recipe_and_nothing_else(settings):
         ("train --variant snk", "variant must be one of .*, but is 'snk'; did you mean 'sink'"),
         ("train --steps 3 laptop-causal", "the recipe comes first: sinklab train laptop-causal"),
         (
-            "train laptop-causal --variant sink",
-            "plain autoregressive model, so it has no variant 'sink'",
-        ),
-        (
             "train laptop-sft --reproduce runs/x",
             "takes every setting from the run folder; leave out the recipe",
         ),

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tokenizers.processors import TemplateProcessing
 
 from refusals import refused
 from shared_data import shared
 from sinklab.lab.data import Pair, pair_rows, read_pairs
-from tiny_diffusion import tiny_tokenizer
+from tiny_diffusion import beginning_tokenizer, tiny_tokenizer
 
 LINES = (
     "Tom has 3 pens.  He buys 4. How many?||<<3+4=7>> #### 7\n",
@@ -22,18 +21,6 @@ PAIRS = (
     Pair("A price of $20 doubles twice. What is it?", "<<20*2=40>> <<40*2=80>>", "80"),
     Pair("How many legs has a dog?", "", "4"),
 )
-
-
-def beginning():
-    """A tokenizer that puts a start token before each text, as Llama's does."""
-    tokenizer = copy.deepcopy(tiny_tokenizer())
-    tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
-    start = ("<|begin|>", tokenizer.bos_token_id)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<|begin|> $A", special_tokens=[start]
-    )
-    assert tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id == 280
-    return tokenizer
 
 
 def published_rows(lines, tokenizer, length):
@@ -117,7 +104,7 @@ def filled(tokenizer, style):
 
 @pytest.mark.parametrize("begins", [False, True])
 def test_published_rows_are_those_of_the_raw_lines(begins):
-    tokenizer = beginning() if begins else tiny_tokenizer()
+    tokenizer = beginning_tokenizer() if begins else tiny_tokenizer()
     ids_RS, maskable_RS, attention_RS, counts = filled(tokenizer, "published")
     rows, prompts = published_rows(LINES, tokenizer, 100)
     assert ids_RS.dtype == torch.int32
@@ -131,7 +118,7 @@ def test_published_rows_are_those_of_the_raw_lines(begins):
 
 @pytest.mark.parametrize("begins", [False, True])
 def test_corrected_rows_have_one_start_and_no_loss_on_padding(begins):
-    tokenizer = beginning() if begins else tiny_tokenizer()
+    tokenizer = beginning_tokenizer() if begins else tiny_tokenizer()
     ids_RS, maskable_RS, attention_RS, _ = filled(tokenizer, "corrected")
     assert attention_RS is not None
     for row, (pair, answered) in enumerate(
@@ -219,7 +206,7 @@ def test_real_pairs_give_the_published_rows():
     assert len(read_pairs(folder / "train_eq_derived.txt.gz")) == 6973
     pairs = read_pairs(folder / "valid.txt")
     assert (len(pairs), pairs.skipped) == (500, 0)
-    tokenizer = beginning()
+    tokenizer = beginning_tokenizer()
     with open(folder / "valid.txt", encoding="utf-8") as file:
         lines = tuple(file)
     # in characters rather than words a question is long

@@ -8,7 +8,6 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -174,7 +173,7 @@ class Loop:
     """A clock and its timers, turned by hand."""
 
     def __init__(self):
-        self.now, self.timers = 0.0, list[tuple[Any, ...]]()
+        self.now, self.timers = 0.0, []
 
     def time(self):
         return self.now

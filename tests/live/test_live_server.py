@@ -48,10 +48,15 @@ def stranger(guard):
         yield client
 
 
+def by_address(stranger, guard, **headers):
+    """What is answered at the address that its owner was given."""
+    return stranger.get("/", params={"token": guard.token}, headers=headers)
+
+
 @pytest.fixture
 def client(stranger, guard):
     """A browser that came by the address."""
-    assert stranger.get("/", params={"token": guard.token}).status_code == 303
+    assert by_address(stranger, guard).status_code == 303
     return stranger
 
 
@@ -76,7 +81,7 @@ def test_the_token_is_taken_once_for_a_strict_cookie(stranger, guard):
     for wrong in ("", "x", guard.token[:-1]):
         assert stranger.get("/", params={"token": wrong}).status_code == 403
     assert stranger.get("/live.js", params={"token": guard.token}).status_code == 403
-    answer = stranger.get("/", params={"token": guard.token})
+    answer = by_address(stranger, guard)
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     cookie = answer.headers["set-cookie"].lower()
     assert (
@@ -87,9 +92,9 @@ def test_the_token_is_taken_once_for_a_strict_cookie(stranger, guard):
     )
     assert guard.token not in cookie
     # who has the cookie may reload the address that he was given; anybody else comes too late
-    assert stranger.get("/", params={"token": guard.token}).status_code == 303
+    assert by_address(stranger, guard).status_code == 303
     stranger.cookies.clear()
-    late = stranger.get("/", params={"token": guard.token})
+    late = by_address(stranger, guard)
     assert (
         late.status_code == 403 and "used already" in late.text and "set-cookie" not in late.headers
     )
@@ -102,9 +107,9 @@ def test_the_token_is_taken_once_for_a_strict_cookie(stranger, guard):
 )
 def test_another_host_is_refused_before_anything_is_given(stranger, guard, host):
     """A name that resolves to this machine (DNS rebinding) is still another name."""
-    given = stranger.get("/", params={"token": guard.token}, headers={"host": host})
+    given = by_address(stranger, guard, host=host)
     assert given.status_code == 403 and "set-cookie" not in given.headers
-    assert stranger.get("/", params={"token": guard.token}).status_code == 303
+    assert by_address(stranger, guard).status_code == 303
     for path in PATHS:
         assert stranger.get(path, headers={"host": host}).status_code == 403
     shut_out(stranger, {"host": host, "origin": f"http://{host}"})
@@ -135,7 +140,7 @@ def test_a_socket_names_its_origin(client):
 
 def test_a_forwarded_port_is_reached_as_localhost(stranger, guard):
     host = f"localhost:{PORT}"
-    taken = stranger.get("/", params={"token": guard.token}, headers={"host": host})
+    taken = by_address(stranger, guard, host=host)
     (name, value) = taken.headers["set-cookie"].partition(";")[0].split("=", 1)
     headers = {"host": host, "origin": f"http://{host}", "cookie": f"{name}={value}"}
     with stranger.websocket_connect(SOCKET, headers=headers) as page:

@@ -13,7 +13,6 @@ pytest.importorskip("lm_eval")
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
-from tokenizers.processors import TemplateProcessing
 
 from refusals import refused
 from sinklab.core.probing import TopKeys
@@ -26,7 +25,7 @@ from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 from sinklab.lab.studies.benchmarks.requests import likelihood_settings
 from sinklab.lab.studies.benchmarks.study import EvalSettings
 from sinklab.lab.studies.processes import Processes, Progress, request_key, request_number
-from tiny_diffusion import tiny_loaded
+from tiny_diffusion import beginning_tokenizer, tiny_loaded
 from tiny_llama import tiny_llama
 
 SETTINGS = EvalSettings(block_length=None, mc_samples=8, record_sinks=0)
@@ -101,7 +100,7 @@ class Counts(Progress):
 
     def __init__(self):
         super().__init__()
-        self.found: list[tuple[float, float]] = []
+        self.found = []
 
     def count(self, done, total):
         self.found.append((done, total))
@@ -212,7 +211,7 @@ def test_watched_scores_are_the_same_scores():
 
 
 def test_equal_requests_are_answered_once_unless_noise_decides(monkeypatch):
-    batches: list[int] = []
+    batches = []
     write = requests.write_batch
 
     def counted(*given, **named):
@@ -331,20 +330,13 @@ def test_chats_are_rendered_and_not_begun_twice():
     assert model.apply_chat_template(history) == "<user>a<assistant>b<me>"
     assert model.apply_chat_template(history, add_generation_prompt=False) == "<user>a<assistant>b"
     assert model.tok_encode("The") == tokenizer("The", add_special_tokens=False)["input_ids"]
-    tokenizer.chat_template = "{{ raise_exception('only one user') }}"
-    refused("user; leave out --chat", model.apply_chat_template, history)
 
 
 def test_an_autoregressive_text_begins_as_its_tokenizer_begins_one():
-    loaded = tiny_llama()
-    tokenizer = copy.deepcopy(loaded.tokenizer)
-    end = ("<|endoftext|>", tokenizer.convert_tokens_to_ids("<|endoftext|>"))
-    tokenizer.bos_token = end[0]
-    tokenizer._tokenizer.post_processor = TemplateProcessing(
-        single=f"{end[0]} $A", special_tokens=[end]
-    )
+    tokenizer = beginning_tokenizer()
     plain = tokenizer("The", add_special_tokens=False)["input_ids"]
-    model = an_lm(replace(loaded, tokenizer=tokenizer))
-    assert model.tok_encode("The") == [end[1], *plain]
-    assert model.tok_encode("<|endoftext|>The") == [end[1], *plain]
-    assert an_lm(replace(tiny_loaded(), tokenizer=tokenizer)).tok_encode("The") == plain
+    model = an_lm(replace(tiny_llama(), tokenizer=tokenizer))
+    for text in ("The", "<|begin|>The"):
+        assert model.tok_encode(text) == [tokenizer.bos_token_id, *plain]
+    model = an_lm(replace(tiny_loaded(), tokenizer=tokenizer))
+    assert model.tok_encode("The") == plain

@@ -161,7 +161,7 @@ def test_edits_of_ones_own_have_a_dose_and_windows_have_none():
 
 def asked_for(monkeypatch):
     """Numbers of texts and continuations that the model is asked for from now on."""
-    sizes: list[int] = []
+    sizes = []
     write, score = requests.write_batch, requests.score
 
     def writes(*given, **named):
@@ -185,7 +185,7 @@ def same(one, other):
 
 @pytest.mark.slow
 def test_an_interrupted_or_killed_run_asks_for_what_is_missing(finished, monkeypatch):
-    said: list[str] = []
+    said = []
     killed = Path("killed")
 
     def stop(text):
@@ -242,7 +242,7 @@ def test_other_settings_or_weights_are_refused_by_name(finished):
 
 
 def test_an_autoregressive_model_is_scored_too():
-    said: list[str] = []
+    said = []
     settings = replace(SETTINGS, mask_sinks=2, limit=1, num_fewshot=2)
     run = run_toys(settings, tiny_llama(), progress=said.append)
     assert said[0] == "toy_texts keeps its 0 worked examples: lm-eval does not allow another number"

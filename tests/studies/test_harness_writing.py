@@ -124,7 +124,7 @@ def test_the_dose_of_an_answer_is_that_of_its_log(protocol):
     edits = (by_protocol(protocol, 2, Excess(1.5)), WindowAttention(radius=4))
     request = asked(loaded)[1]
     (answer,) = write_batch(loaded, [request], SETTINGS, NEW, edits, watch=True)
-    entries: dict[str, list[float]] = {name: [] for name in MEASURED}
+    entries = {name: [] for name in MEASURED}
     with Writing(
         loaded, [request], replace(SETTINGS, seed=request.seed), NEW, seeded(edits, request.seed)
     ).begin() as writer:

@@ -132,7 +132,7 @@ def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(fam
             logits_MV = loaded.model(noisy_RS, logits_to_keep=masked_RS).logits
             return masked_token_loss(logits_MV, ids_RS, masked_RS, t_R, reduction="row")
 
-    calls: list[None] = []
+    calls = []
     found = edited_losses(
         loaded, ids_RS, [[], *EDITS.values()], seed=3, batch=4, progress=lambda: calls.append(None)
     )
@@ -238,7 +238,7 @@ def test_a_run_folder_says_it_all(tmp_path, family):
         edits=("window_attention:radius=4",),
         twin=False,
     )
-    said: list[str] = []
+    said = []
     path = masking_curve(loaded, tmp_path / "run", settings, progress=said.append)
     run = open_run(path)
     assert run.info.kind == "curve"

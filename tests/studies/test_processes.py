@@ -79,7 +79,7 @@ def test_a_run_of_two_goes_on_with_one_or_three_workers():
             file.write(b"damage")
         for file in out.glob("*-0002.*"):
             file.unlink()
-        said: list[str] = []
+        said = []
         workers = [Processes.here(f"{rank}/{world}") for rank in range(world)]
         with ThreadPoolExecutor(world) as pool:
             how = {"resume": True, "progress": said.append}
@@ -160,7 +160,7 @@ def test_units_are_done_once_and_those_of_the_dead_again(monkeypatch):
     """One worker stops in the middle of a unit: the others do all the rest, and that one when it
     counts as gone.
     """
-    done, given, together = set[int](), list[tuple[int, int]](), threading.Barrier(3)
+    done, given, together = set(), [], threading.Barrier(3)
 
     class Clock:
         """The dead worker counts as gone once everything else is done."""

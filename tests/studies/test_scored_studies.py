@@ -49,7 +49,7 @@ def test_a_study_conforms(study, make, settings):
     ],
 )
 def test_controls_are_measured_as_in_a_run_of_their_own(study, settings):
-    loaded, said = tiny_loaded(1), list[str]()
+    loaded, said = tiny_loaded(1), []
     run = open_run(study(loaded, "run", replace(settings, twin=True), progress=said.append))
     assert sum("reads the same canvases" in line for line in said) == 2
     assert run.table("twins")["made"].tolist() == [True, True]

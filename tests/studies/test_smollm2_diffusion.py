@@ -49,18 +49,20 @@ def toy(tmp_path, monkeypatch):
         *(name.removesuffix(".gz") for files in study.FILES.values() for name in files),
     ):
         (books / name).write_bytes(corpus.read_bytes())
-    monkeypatch.setattr(
-        study, "FILES", {True: ("train-00.jsonl",), False: ("train-02.jsonl", "train-03.jsonl")}
-    )
-    monkeypatch.setattr(study, "BOOKS", books)
-    monkeypatch.setattr(study, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(study, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(study, "SIBLINGS", {"iii": study.SIBLINGS["iii"]})
-    monkeypatch.setattr(study, "SEEDS", (0,))
-    monkeypatch.setattr(study, "CURVE", ("iii-0",))
-    monkeypatch.setattr(study, "FIRST", 2)
-    monkeypatch.setattr(study, "LONGER", ((2, 4), (4, 6)))
-    monkeypatch.setattr(study, "POINTS", (1, 2, 3, 4, 6))
+    changed = {
+        "FILES": {True: ("train-00.jsonl",), False: ("train-02.jsonl", "train-03.jsonl")},
+        "BOOKS": books,
+        "RUNS": tmp_path / "runs",
+        "RESULTS": tmp_path / "results",
+        "SIBLINGS": {"iii": study.SIBLINGS["iii"]},
+        "SEEDS": (0,),
+        "CURVE": ("iii-0",),
+        "FIRST": 2,
+        "LONGER": ((2, 4), (4, 6)),
+        "POINTS": (1, 2, 3, 4, 6),
+    }
+    for name, value in changed.items():
+        monkeypatch.setattr(study, name, value)
 
     def shrunk(name, **fields):
         fields["heldout"] = fields["heldout"].removesuffix(".gz")

@@ -18,7 +18,7 @@ SETTINGS = StudySettings(prompts=PROMPTS, new_tokens=10, steps=5, block_length=5
 @pytest.mark.parametrize("sink", [0, 2])
 def test_a_study_writes_what_the_report_reads(tmp_path, sink):
     loaded = tiny_loaded(sink, gate="elementwise")
-    said: list[str] = []
+    said = []
     run = traced(loaded, tmp_path / "run", SETTINGS, progress=said.append)
     assert run.path == tmp_path / "run"
     assert (run.info.kind, run.info.status, run.info.seed) == ("study", "complete", 0)

@@ -2,24 +2,21 @@
 read.
 """
 
-import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from tokenizers.processors import TemplateProcessing
 
 from refusals import refused
 from sinklab.lab.checkpoints import SpecialIds
 from sinklab.lab.scoring import encode
 from sinklab.lab.studies.trace.study import StudySettings, study
 from small_runs import traced
-from tiny_diffusion import tiny_tokenizer
+from tiny_diffusion import beginning_tokenizer
 from tiny_llama import tiny_llama
 
 PROMPT = "The old man sat"
-END = ("<|endoftext|>", tiny_tokenizer().convert_tokens_to_ids("<|endoftext|>"))
 QUICK = StudySettings(prompts=(PROMPT,), new_tokens=5, statistics=("all",))
 
 
@@ -149,15 +146,11 @@ def test_an_empty_prompt_begins_with_the_beginning_of_text(tmp_path):
     refused("but the prompt is empty", study, nothing, tmp_path / "none", empty)
 
 
-def test_a_prompt_begins_as_the_tokenizer_begins_a_text(tmp_path):
-    loaded = tiny_llama()
-    tokenizer = copy.deepcopy(loaded.tokenizer)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[END]
-    )
-    begun = replace(loaded, tokenizer=tokenizer)
-    assert encode(begun, PROMPT).ids == (END[1], *encode(loaded, PROMPT).ids)
-    assert encode(replace(begun, family="diffusion"), PROMPT).ids == encode(loaded, PROMPT).ids
+def test_a_prompt_begins_as_the_tokenizer_begins_a_text():
+    loaded, tokenizer = tiny_llama(), beginning_tokenizer()
+    begun, plain = replace(loaded, tokenizer=tokenizer), encode(loaded, PROMPT).ids
+    assert encode(begun, PROMPT).ids == (tokenizer.bos_token_id, *plain)
+    assert encode(replace(begun, family="diffusion"), PROMPT).ids == plain
 
 
 def test_sinks_are_hidden_from_the_last_token(tmp_path):

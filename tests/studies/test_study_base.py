@@ -16,7 +16,7 @@ from conformance.runs import check_study
 from refusals import refused
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, studies
-from sinklab.lab.cli.command import command, conduct
+from sinklab.lab.cli.command import conduct
 from sinklab.lab.cli.options import checked, typed
 from sinklab.lab.files import load_plugin
 from sinklab.lab.measures import MaskSinks
@@ -123,19 +123,6 @@ def test_settings_are_text_in_a_run_folder_and_on_the_command_line():
     assert (given.texts, given.edits) == (3, ("block_keys:keys=top:k=2",))
     assert checked(given) == Edited()
     refused("texts must be at least 1", checked, given, texts=0)
-
-
-def test_settings_are_built_once(monkeypatch):
-    built: list[type] = []
-    whole = StudySettings.__post_init__
-    monkeypatch.setattr(
-        StudySettings, "__post_init__", lambda self: (built.append(type(self)), whole(self))[1]
-    )
-    call = command("trace", Trace())
-    defaults = call.__signature__.parameters["settings"].default
-    built.clear()
-    chosen = checked(defaults, prompts=("The sea",))
-    assert (built, chosen.prompts) == ([StudySettings], ("The sea",))
 
 
 def test_runs_of_another_kind_are_not_reproduced():

@@ -29,8 +29,8 @@ SETTINGS = StudySettings(
 
 class Heard(Progress):
     def __init__(self):
-        self.counts: list[tuple[int, int]] = []
-        self.stages: list[str] = []
+        self.counts = []
+        self.stages = []
 
     def stage(self, text):
         self.stages.append(text)
@@ -69,7 +69,7 @@ def test_after_an_interruption_a_study_resumes_bit_for_bit(tmp_path, monkeypatch
     assert (run.info.status, run.info.error) == ("interrupted", "KeyboardInterrupt")
     assert run.parts("generations") == (0,)
     assert run.arrays("attention", part=0)["received"].shape[0] == 6
-    said: list[str] = []
+    said = []
     study(tiny_loaded(1), path, SETTINGS, resume=True, progress=said.append)
     assert sum("under observation" in text for text in said) == 2
     assert difference(path, whole) == ""

@@ -40,9 +40,9 @@ class Dense:
     """Every attention map of one forward over these ids, softmax written out in float64."""
 
     def __init__(self, loaded, ids):
-        self.maps_LHQS: list[torch.Tensor] = []
-        self.norms_LHQ: list[torch.Tensor] = []
-        self.value_norms_LK: list[torch.Tensor] = []
+        self.maps_LHQS = []
+        self.norms_LHQ = []
+        self.value_norms_LK = []
         whole = F.scaled_dot_product_attention
 
         def written_out(query, key, value, *args, **kwargs):
@@ -222,7 +222,7 @@ def test_a_chat_is_marked_as_template():
 
 def hidden_states(loaded, ids):
     """(S, D) after each layer, by hooks."""
-    seen: list[torch.Tensor] = []
+    seen = []
     layers = loaded.model.model.layers
     hooks = [layer.register_forward_hook(lambda _, __, out: seen.append(out)) for layer in layers]
     with torch.no_grad():
@@ -344,11 +344,11 @@ def test_a_report_reads_what_masked_queries_give(bare):
 
 
 @pytest.mark.ring("extras")
-def test_a_run_says_whose_forward_it_measured(plain):
+def test_a_run_says_whose_forward_it_measured(plain, tmp_path):
     loaded = tiny_loaded(1)
-    exact = traced(loaded, "exact", replace(QUICK, exact=True))
+    exact = traced(loaded, tmp_path / "exact", replace(QUICK, exact=True))
     some = replace(QUICK, edits=("block_keys:keys=top:k=1",), statistics=())
-    edited = traced(loaded, "edited", some)
+    edited = traced(loaded, tmp_path / "edited", some)
     forwards = [run.info.model["forward"] for run in (plain, exact, edited)]
     assert forwards == [FAST, OWN, OWN]
     assert plain.table("tokens").equals(exact.table("tokens"))

@@ -4,7 +4,6 @@ mixed up.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,12 +24,12 @@ SETTINGS = EvalSettings(tasks=("gsm8k", "humaneval"))
 @pytest.fixture
 def asked(monkeypatch):
     """The settings of every cell that was scored; the third fails once."""
-    seen: list[EvalSettings] = []
+    seen = []
 
     def evaluate(settings, model, out, *, progress, resume):
         seen.append(settings)
         model()
-        about: dict[str, Any] = {
+        about = {
             "kind": "benchmark",
             "model": {"name": "m"},
             "settings": kept_record(settings),
@@ -53,7 +52,7 @@ def cells(settings, plan, **models):
 
 def test_the_paper_s_protocol_a_folder_a_cell(asked):
     asked += [SETTINGS] * 3  # nothing fails
-    said: list[str] = []
+    said = []
     models = {"a": tiny_loaded}
     settings, how = replace(SETTINGS, run_code=True), {"progress": said.append}
     folders = table1(models, settings, Path(), Plan(ks=(5,)), **how)
@@ -142,7 +141,7 @@ def test_the_tasks_of_likelihoods_are_those_that_lm_eval_calls_so():
 
 
 def test_an_interrupted_table_goes_on(asked):
-    loads: list[str] = []
+    loads = []
 
     def loader(name):
         return lambda: (loads.append(name), tiny_loaded() if name == "a" else tiny_llama())[1]

@@ -62,7 +62,7 @@ class Oracle:
 
     def __init__(self, loaded, thought, answer):
         tokenizer = loaded.tokenizer
-        self.canvases: list[torch.Tensor] = []
+        self.canvases = []
         self._tokenizer, self._parts = tokenizer, (thought, answer)
         self._mask, self._end = tokenizer.mask_token_id, tokenizer.eos_token_id
 
@@ -285,7 +285,7 @@ def test_a_run_has_the_tables_of_other_tasks_and_goes_on(tmp_path):
 
     write_gsm8k(3)
     settings = EvalSettings(tasks=(TWO_STAGE,), data="data", limit=2, steps=2)
-    said: list[str] = []
+    said = []
     for _ in range(2):
         folder = evaluate(
             settings, tiny_loaded(context=256), tmp_path / "run", resume=True, progress=said.append

@@ -75,7 +75,7 @@ def test_smdms_start_is_small_where_layers_write_to_the_residual_stream(variant)
     # SMDM, lit_gpt/diffmodel.py: all matrices, and those called proj (of attention) and w3 (of the
     # MLP)
     wide, deep = math.sqrt(2 / (5 * 128)), 1 / (math.sqrt(128) * 6)
-    seen = set[str]()
+    seen = set()
     for (name, weight), usual in zip(model.named_parameters(), plain.parameters(), strict=True):
         kind = name.rpartition(".")[0].rpartition(".")[2]
         if weight.ndim == 1:

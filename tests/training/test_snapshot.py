@@ -22,12 +22,14 @@ def same(one, other, tolerance=0.0):
 
 
 def test_a_token_once_open_stays_open():
-    masks_TRS = nested_masks((4, 20), (0.1, 0.5, 1.0, 0.9), seed=3)
+    masks_TRS, again_TRS, other_TRS = (
+        nested_masks((4, 20), (0.1, 0.5, 1.0, 0.9), seed=seed) for seed in (3, 3, 4)
+    )
     assert masks_TRS.sum(-1).tolist() == [[count] * 4 for count in (20, 18, 10, 2)]
     assert not (masks_TRS[1:] & ~masks_TRS[:-1]).any()
     assert not torch.equal(masks_TRS[2, 0], masks_TRS[2, 1])
-    assert torch.equal(masks_TRS, nested_masks((4, 20), (0.1, 0.5, 1.0, 0.9), seed=3))
-    assert not torch.equal(masks_TRS, nested_masks((4, 20), (0.1, 0.5, 1.0, 0.9), seed=4))
+    assert torch.equal(masks_TRS, again_TRS)
+    assert not torch.equal(masks_TRS, other_TRS)
     assert nested_masks((1, 3), (0.1,), seed=0).sum() == 1
 
 

@@ -282,7 +282,7 @@ def on(flags, monkeypatch):
 
 
 def test_the_type_that_suits_the_machine_is_said_and_belongs_to_the_run(settings, monkeypatch):
-    here, said = replace(settings, steps=3, bf16=None), list[str]()
+    here, said = replace(settings, steps=3, bf16=None), []
     on("", monkeypatch)
     interrupted(here, 2)
     assert open_run("run").info.settings["bf16"] is False
