@@ -15,9 +15,8 @@ from sinklab.core.probing import intervene, trace
 from sinklab.extras.zoo import ANNOUNCED, Renoising, renoise
 from sinklab.extras.zoo.gemma import DiffusionGemma
 from sinklab.extras.zoo.renoising import accepted
-from sinklab.lab.checkpoints import from_causal, save_sink, untrained_twins
+from sinklab.lab.checkpoints import from_causal, untrained_twins
 from sinklab.lab.measures import MaskSinks
-from tiny_diffusion import tiny_model
 from tiny_gemma import CANVAS, IMAGE, ROWS, WINDOW, save_gemma, tiny_gemma
 
 PROMPT = torch.tensor([[2, 9, 14, 30, 7, 21, 11, 5]])
@@ -260,7 +259,6 @@ def test_what_it_is_can_be_read_without_weights(tmp_path, capsys):
 def test_what_is_not_for_it_is_refused_by_name(tmp_path, monkeypatch):
     folder = save_gemma(tmp_path / "gemma")
     lm = sinklab.load(folder)
-    save_sink(tiny_model(1), tmp_path / "sink.safetensors")
     for call, words in (
         (
             lambda: sinklab.load(folder, sink_kind="token", sink_count=1),
@@ -269,10 +267,6 @@ def test_what_is_not_for_it_is_refused_by_name(tmp_path, monkeypatch):
         (
             lambda: sinklab.load(folder, gate="elementwise"),
             "has no added sink or gate.*so gate cannot be set",
-        ),
-        (
-            lambda: sinklab.load(folder, sink=tmp_path / "sink.safetensors"),
-            "for a DiffusionLM, and this one is a diff",
         ),
         (
             lambda: sinklab.load(folder, as_diffusion=True),
