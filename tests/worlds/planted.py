@@ -160,14 +160,16 @@ def paths(
     heads=3,
     steps=24,
     keys=40,
+    alike=True,
 ):
     """Received attention (T, 1, H, K) of one sample: a main sink a head, noise elsewhere.
 
-    static: at one place. wandering: a random walk. right: from left to right. moving: elsewhere at
-    each step. split: two places take turns. none: no sink. Heads of a sample share their path but
-    for a shift.
+    static: at one place. jumping: elsewhere whenever it moves, at one step in four. wandering: a
+    random walk. right: from left to right. moving: elsewhere at each step. split: two places take
+    turns. none: no sink. ``alike``: heads of a sample share their path but for a shift.
     """
-    place_TH = np.broadcast_to(_place(rng, kind, steps, keys), (steps, heads))
+    drawn = 1 if alike else heads
+    place_TH = np.broadcast_to(_place(rng, kind, drawn, steps, keys), (steps, heads))
     shift_H = rng.integers(0, 4, heads)
     received = rng.gamma(4, 0.25, (steps, 1, heads, keys)) * 0.5
     if kind != "none":
@@ -176,21 +178,21 @@ def paths(
     return received / received.sum(-1, keepdims=True) * keys
 
 
-def _place(rng, kind, steps, keys):
-    """Where the main sink of the first head stands at each step (T, 1)."""
-    start, shape = rng.integers(0, keys), (steps, 1)
+def _place(rng, kind, heads, steps, keys):
+    start_H = rng.integers(0, keys, heads)
     if kind == "wandering":
-        return np.clip(start + rng.normal(0, 2, shape).cumsum(0), 0, keys - 1)
+        return np.clip(start_H + rng.normal(0, 2, (steps, heads)).cumsum(0), 0, keys - 1)
     if kind == "right":
-        return np.linspace(0, keys - 5, steps)[:, None] + rng.normal(0, 4, shape)
+        return np.linspace(0, keys - 5, steps)[:, None] + rng.normal(0, 4, (steps, heads))
     if kind == "split":
-        return np.where(rng.random(shape) < 0.5, start, rng.integers(0, keys))
-    if kind == "moving":
-        place_T1 = rng.integers(0, keys, shape)
-        # a draw of no use, so that worlds stay those of docs/statistics.md
-        rng.random(shape)
-        return place_T1
-    return start
+        return np.where(rng.random((steps, heads)) < 0.5, start_H, rng.integers(0, keys, heads))
+    if kind in ("jumping", "moving"):
+        place_TH = rng.integers(0, keys, (steps, heads))
+        stays_TH = rng.random((steps, heads)) < (0.75 if kind == "jumping" else 0.0)
+        for step in range(1, steps):
+            place_TH[step] = np.where(stays_TH[step], place_TH[step - 1], place_TH[step])
+        return place_TH
+    return np.broadcast_to(start_H, (steps, heads))
 
 
 def causal_maps(rng, kind, heads=6, length=64):

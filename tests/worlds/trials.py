@@ -484,8 +484,8 @@ VERDICTS = (
     Row(
         "main sinks drift",
         "random walks, heads of a sample alike; from left to right",
-        world(drifts, "wandering"),
-        world(drifts, "right"),
+        lambda worlds, n: drifts(worlds, n, "wandering"),
+        lambda worlds, n: drifts(worlds, n, "right"),
         _yes,
         enough=8,
     ),

@@ -156,7 +156,7 @@ def test_a_place_with_noise_is_a_masked_query():
 def test_sinks_are_masked_in_the_part_that_is_edited(side):
     model = tiny_gemma()
     part, source = (model, "closed_loop") if side == "decoder" else (model.model.encoder, "now")
-    plain = steps_of(model)
+    plain = list(renoise(model, PROMPT, SHORT))
     with (
         trace(model.model.encoder) as encoder,
         intervene(part, MaskSinks(k=1, source=source)) as log,
