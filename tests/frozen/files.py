@@ -20,7 +20,6 @@ import csv
 import json
 import re
 import tempfile
-from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from recipes import TEXT, TOY, VARIANTS, recipe, rounded, train, write_texts
 from safetensors import safe_open
 
 import sinklab
+from frozen import Cells
 from pictures import undrawn
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 
@@ -121,7 +121,7 @@ def as_number(text: str) -> Any:
 READ = {".json": of_json, ".parquet": of_table, ".safetensors": of_arrays, ".csv": of_csv}
 
 
-def files_of(folder: str, group: str) -> Iterator[tuple[str, Any]]:
+def files_of(folder: str, group: str) -> Cells:
     """The list of the files of a folder, and what stands in each."""
     paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
     names = [str(path.relative_to(folder)) for path in paths]
@@ -170,7 +170,7 @@ def write_training() -> None:
     train(recipe("laptop-scratch", **TOY | start | adapted))
 
 
-def cells(group: str) -> Iterator[tuple[str, Any]]:
+def cells(group: str) -> Cells:
     """The cells of a group, written in a folder of its own."""
     write = {
         "trace": write_trace,

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 DATA = Path(__file__).parent / "data"
-
+Cells = Iterator[tuple[str, Any]]
+"""names and values"""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "removals": ("gqa", "sink", "gate", "logit", "extras"),

@@ -12,7 +12,6 @@ import gzip
 import json
 import os
 import tempfile
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import pandas as pd
 
 import sinklab
+from frozen import Cells
 from sinklab import BlockKeys, EqualMass, Random, TopKeys
 
 TOLERANCE = 1e-6
@@ -43,7 +43,7 @@ LEFT_OUT = {"run", "command", "sentence", "text", "prompt", "metrics", "tokens",
 """columns with folders, with words, or with what others say too"""
 
 
-def cells(group: str) -> Iterator[tuple[str, Any]]:
+def cells(group: str) -> Cells:
     """The cells of one group."""
     parts = {
         "loss": losses,
@@ -77,7 +77,7 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
     return {str(name): frame[name].tolist() for name in frame if name not in LEFT_OUT}
 
 
-def losses(_: Path) -> Iterator[tuple[str, Any]]:
+def losses(_: Path) -> Cells:
     """Losses and their likelihoods, without and with edits, of each model."""
     for name in MODELS:
         lm = loaded(name)
@@ -99,7 +99,7 @@ def losses(_: Path) -> Iterator[tuple[str, Any]]:
             )
 
 
-def comparisons(_: Path) -> Iterator[tuple[str, Any]]:
+def comparisons(_: Path) -> Cells:
     """Costs of arms, with models that learned nothing too, and whether they hold; doses."""
     # Of one head, as the README has it. In that of tiny-causal most texts have no keys of equal
     # mass: costs of 0 exactly, where rounding decides on an interval.
@@ -124,7 +124,7 @@ def comparisons(_: Path) -> Iterator[tuple[str, Any]]:
         yield f"{name}/nats", texts.to_numpy()
 
 
-def curves(folder: Path) -> Iterator[tuple[str, Any]]:
+def curves(folder: Path) -> Cells:
     """The cost by number of keys, and by head."""
     few = ("--dtype", "float64", "--figures", "--rows", 8)
     reading = (*few, "--length", 24, "--no-twin")
@@ -136,7 +136,7 @@ def curves(folder: Path) -> Iterator[tuple[str, Any]]:
         yield from of_run(f"heads/{name}", folder / "map" / name, ("map",))
 
 
-def of_run(name: str, folder: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+def of_run(name: str, folder: Path, wanted: tuple[str, ...]) -> Cells:
     """Tables of a run folder."""
     run = sinklab.open_run(folder)
     for one in wanted:
@@ -145,7 +145,7 @@ def of_run(name: str, folder: Path, wanted: tuple[str, ...]) -> Iterator[tuple[s
             yield f"{name}/texts", run.table(one)["text"].tolist()
 
 
-def answers(folder: Path) -> Iterator[tuple[str, Any]]:
+def answers(folder: Path) -> Cells:
     """The three answers, with controls that learned nothing; the third from a curve."""
     from sinklab.lab.reports import answers as answered
 
@@ -162,7 +162,7 @@ def answers(folder: Path) -> Iterator[tuple[str, Any]]:
         yield f"{name}/sinks", columns(run.sinks().groupby("layer")[["received", "position"]].sum())
 
 
-def tables(folder: Path) -> Iterator[tuple[str, Any]]:
+def tables(folder: Path) -> Cells:
     """Table 1 of the analysis paper and scores, from questions made of the text."""
     write_questions(folder / "data")
     asked = ("--dtype", "float64", "--data", folder / "data", "--record-sinks", 1)
@@ -207,7 +207,7 @@ def write_questions(folder: Path) -> None:
         path.write_text("".join(json.dumps(row) + "\n" for row in some))
 
 
-def benchmarks(folder: Path) -> Iterator[tuple[str, Any]]:
+def benchmarks(folder: Path) -> Cells:
     """Benchmarks on the first documents of the shared data, where these are there."""
     root = os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
     data = Path(root) / "data"
@@ -230,7 +230,7 @@ def benchmarks(folder: Path) -> Iterator[tuple[str, Any]]:
         yield f"{name}/humaneval/texts", [text[-24:] for text in written]
 
 
-def of_eval(name: str, folder: Path) -> Iterator[tuple[str, Any]]:
+def of_eval(name: str, folder: Path) -> Cells:
     """Scores and answers of a run of benchmarks, a cell a task."""
     run = sinklab.open_run(folder)
     for task, scores in run.table("scores").groupby("task"):

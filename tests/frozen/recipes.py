@@ -17,7 +17,7 @@ which change no loss.
 import json
 import random
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from frozen import Cells
 from sinklab import open_run
 from sinklab.lab.data import read_pairs, train_tokenizer
 from sinklab.lab.training import RECIPES, VARIANTS, recipe, train
@@ -236,7 +237,7 @@ def write_starts(texts: list[str]) -> None:
     PreTrainedTokenizerFast(tokenizer_object=inner, **named).save_pretrained("words")
 
 
-def settings_cells() -> Iterator[tuple[str, Any]]:
+def settings_cells() -> Cells:
     """What recipes and variants set, and the first of the sums that are invented."""
     for name in RECIPES:
         chosen = recipe(name)
@@ -257,7 +258,7 @@ def settings_cells() -> Iterator[tuple[str, Any]]:
     yield "settings/sums", {"count": len(sums), "first": [one.texts() for one in sums[:4]]}
 
 
-def stopped_cells() -> Iterator[tuple[str, Any]]:
+def stopped_cells() -> Cells:
     """Runs that stop behind step 13, of rows in memory and of a stream, and go on from step 10."""
 
     def stop(said: str) -> None:
@@ -280,7 +281,7 @@ def stopped_cells() -> Iterator[tuple[str, Any]]:
         yield f"stopped/{name}/resumed", losses_of(settings.out)
 
 
-def cells(group: str) -> Iterator[tuple[str, Any]]:
+def cells(group: str) -> Cells:
     """The cells of a group; its runs follow one another in a folder of their own."""
     if group == "settings":
         yield from settings_cells()

@@ -20,6 +20,7 @@ from unittest import mock
 import torch
 from transformers import LlamaConfig
 
+from frozen import Cells
 from sinklab import (
     BlockKeys,
     Canvas,
@@ -114,7 +115,7 @@ OTHERS = {
 """further models, of whom a few cells are held"""
 
 
-def cells(group: str) -> Iterator[tuple[str, Any]]:
+def cells(group: str) -> Cells:
     """The cells of a model, or the others."""
     with tempfile.TemporaryDirectory() as folder:
         part = extras if group == "extras" else of_model
@@ -122,7 +123,7 @@ def cells(group: str) -> Iterator[tuple[str, Any]]:
             yield f"{group}/{name}", value
 
 
-def of_model(group: str, folder: Path) -> Iterator[tuple[str, Any]]:
+def of_model(group: str, folder: Path) -> Cells:
     """Every combination that is not refused as it is written."""
     models = {length: tiny(block_length=length, **MODELS[group]) for length in (None, BLOCK)}
     files = {length: folder / f"{length}.safetensors" for length in models}
@@ -148,7 +149,7 @@ def edits(file: Path) -> Iterator[tuple[str, BlockKeys | None]]:
         yield f"{when}/{how}/{queries}", edit
 
 
-def extras(_: str, folder: Path) -> Iterator[tuple[str, Any]]:
+def extras(_: str, folder: Path) -> Cells:
     """What is refused, other selectors, edits of some layers, heads or steps, and other edits."""
     for name, edit in edits(folder / "none"):
         if edit is None:
@@ -179,12 +180,17 @@ def tiny(**settings: Any) -> DiffusionLM:
     ids = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "bos_token_id": None}
     backbone = LlamaConfig(**sizes, **heads, **ids, eos_token_id=None, initializer_range=0.4)
     model = DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=MASK, **settings)).double()
+    draw(model)
+    return model.eval()
+
+
+def draw(module: torch.nn.Module) -> None:
+    """Wide weights, so that attention is uneven."""
     generator = torch.Generator().manual_seed(0)
-    for name, weight in model.named_parameters():
-        if "norm" not in name:
+    for weight in module.parameters():
+        if weight.ndim > 1:
             drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
             weight.data = drawn * 0.4
-    return model.eval()
 
 
 def canvas_of(rows: Sequence[str]) -> Canvas:

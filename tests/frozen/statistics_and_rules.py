@@ -12,11 +12,10 @@ module of torch); rules on the arrays of a run folder.
 A recording is float32: numbers are held to the digits that it has.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from removals import FIGURES, MODELS, PARTS, ROWS, canvas_of, steps_of, tiny
+from removals import FIGURES, MODELS, PARTS, ROWS, canvas_of, draw, steps_of, tiny
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -29,6 +28,7 @@ from transformers import (
 )
 
 import sinklab
+from frozen import Cells
 
 TOLERANCE = 1e-6
 STATISTICS = (
@@ -103,13 +103,13 @@ KINDS = {
 }
 
 
-def cells(group: str) -> Iterator[tuple[str, Any]]:
+def cells(group: str) -> Cells:
     """The cells of a model, or those of other models and of run folders."""
     for name, value in others() if group == "others" else of_model(group):
         yield f"{group}/{name}", value
 
 
-def of_model(group: str) -> Iterator[tuple[str, Any]]:
+def of_model(group: str) -> Cells:
     """Statistics, flags and dims of a model in every forward."""
     for forward, (settings, how) in FORWARDS.items():
         # the forward of a guided step that is recorded has no guidance: few of its numbers are held
@@ -126,7 +126,7 @@ def of_model(group: str) -> Iterator[tuple[str, Any]]:
         yield f"{forward}/dims", dims(recording, names)
 
 
-def numbers(forward: str, recording: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+def numbers(forward: str, recording: Any, names: tuple[str, ...]) -> Cells:
     """What was recorded, step by step; sums of the arrays that are longer than a page."""
     for name in names:
         steps = torch.from_numpy(recording.array(name))
@@ -142,7 +142,7 @@ def digits_of(values: torch.Tensor) -> Any:
     return [float(f"{one:.8g}") for one in values.double().flatten().tolist()]
 
 
-def flags(forward: str, recording: Any) -> Iterator[tuple[str, Any]]:
+def flags(forward: str, recording: Any) -> Cells:
     """Keys that each rule calls sinks, by step, row and layer: in what a recording has; and in its
     arrays, scaled as if all positions had run.
     """
@@ -191,7 +191,7 @@ def dims(recording: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def others() -> Iterator[tuple[str, Any]]:
+def others() -> Cells:
     """Models that attend otherwise, a causal one by windows, and rules on arrays of a folder."""
     ids_BS = torch.tensor([[5, 9, 3, 7, 4, 8, 11, 2, 6, 10], [0, 0, 12, 3, 5, 9, 7, 4, 8, 6]])
     for kind in KINDS:
@@ -231,16 +231,7 @@ def model_of(kind: str) -> Any:
     return model
 
 
-def draw(module: torch.nn.Module) -> None:
-    """Wide weights, so that attention is uneven."""
-    generator = torch.Generator().manual_seed(0)
-    for weight in module.parameters():
-        if weight.ndim > 1:
-            drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
-            weight.data = drawn * 0.4
-
-
-def of_runs() -> Iterator[tuple[str, Any]]:
+def of_runs() -> Cells:
     """Sinks in run folders by each rule, of a model that denoises and of a causal one."""
     for name in ("tiny", "tiny-causal"):
         lm = sinklab.load(name, dtype="float64")

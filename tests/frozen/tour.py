@@ -16,7 +16,6 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from html.parser import HTMLParser
 from io import StringIO
@@ -28,6 +27,7 @@ import pandas as pd
 
 import frozen
 import sinklab
+from frozen import Cells
 
 TOLERANCE = 1e-4
 """weights of float32, and attention that is kept in float16"""
@@ -46,7 +46,7 @@ PRINTED = ("sentence", "controls")
 """columns of text that the page has too"""
 
 
-def cells(run_it: bool = Path(sys.argv[0]).name == "make.py") -> Iterator[tuple[str, Any]]:
+def cells(run_it: bool = Path(sys.argv[0]).name == "make.py") -> Cells:
     """The cells of a tour that was taken, or that is taken here if `run_it`."""
     given = os.environ.get("SINKLAB_TOUR")
     if given:
@@ -65,7 +65,7 @@ def take_tour(out: Path) -> None:
         assert main(["tour", "--out", str(out)]) == 0
 
 
-def of_folder(folder: Path) -> Iterator[tuple[str, Any]]:
+def of_folder(folder: Path) -> Cells:
     """The cells of the folder that a tour left."""
     page = Page()
     page.feed((folder / "report" / "report.html").read_text("utf-8"))
@@ -83,7 +83,7 @@ def of_folder(folder: Path) -> Iterator[tuple[str, Any]]:
         yield from of_run(name, folder / name)
 
 
-def of_run(name: str, folder: Path) -> Iterator[tuple[str, Any]]:
+def of_run(name: str, folder: Path) -> Cells:
     """The texts of a run folder, and the means of its other tables and of its arrays."""
     run = sinklab.open_run(folder)
     yield f"texts/{name}", run.texts

@@ -262,7 +262,6 @@ def test_denoiser_equals_forward_and_computes_the_sink_once(plain):
         (backbone(), {"sink_kind": "token"}, "sink_count"),
         (backbone(), {"sink_side": "left"}, "front, end"),
         (backbone(), {"sink_kind": "kv", "sink_count": 1, "sink_side": "end"}, "must be 'front'"),
-        (backbone(), {"sink_kind": "kvs", "sink_count": 1}, "kv, logit, but is 'kvs'"),
         (backbone(), {"gate": "sigmoid"}, "none, elementwise"),
         (backbone(), {"mask_token_id": VOCAB}, "vocabulary"),
         (GPT2Config(), {}, "llama, qwen2, qwen3"),

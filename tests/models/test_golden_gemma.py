@@ -30,6 +30,10 @@ def expected(kind, case):
     return tensors_of(FAMILY, f"{kind}.{case}.")
 
 
+def off(ours, theirs):
+    return (ours - theirs).abs().max()
+
+
 def read(model, case):
     """A denoiser that has read the prompt of a case."""
     ids_BP = case["input_ids"]
@@ -45,16 +49,14 @@ def test_golden_logits(name):
     model, case = loaded().model, expected("logits", name)
     canvas_BL, before_BLV = case["canvas"], case.get("self_conditioning_logits")
     ours = read(model, case)(canvas_BL, torch.ones_like(canvas_BL, dtype=torch.bool), before_BLV)
-    assert (ours - case["logits"]).abs().max() < 5e-4
+    assert off(ours, case["logits"]) < 5e-4
     given = {key: case[key] for key in ("attention_mask", "decoder_attention_mask") if key in case}
     out = model(
         case["input_ids"], decoder_input_ids=canvas_BL, self_conditioning_logits=before_BLV, **given
     )
-    assert (out.logits - case["logits"]).abs().max() < 5e-4
-    if "encoder_last_hidden_state" in case:
-        assert (
-            out.encoder_last_hidden_state - case["encoder_last_hidden_state"]
-        ).abs().max() < 5e-4
+    assert off(out.logits, case["logits"]) < 5e-4
+    if (states := case.get("encoder_last_hidden_state")) is not None:
+        assert off(out.encoder_last_hidden_state, states) < 5e-4
 
 
 @pytest.mark.parametrize("name", ["p9", "p9_selfcond"])
@@ -75,11 +77,10 @@ def test_golden_attention(name):
             absent = received_BLHK.shape[-1] - probs_BHQK.shape[-1]
             assert absent == (4 if side == "decoder" and layer < 3 else 0)
             assert (received_BLHK[:, layer, :, :absent] == 0).all()
-            assert (received_BLHK[:, layer, :, absent:] - probs_BHQK.sum(2)).abs().max() < 3e-4
+            assert off(received_BLHK[:, layer, :, absent:], probs_BHQK.sum(2)) < 3e-4
             for head in range(4):
-                assert (
-                    recording.map(0, layer, head)[..., absent:] - probs_BHQK[:, head]
-                ).abs().max() < 3e-4
+                map_BQK = recording.map(0, layer, head)[..., absent:]
+                assert off(map_BQK, probs_BHQK[:, head]) < 3e-4
 
 
 def settings(case):
@@ -138,11 +139,11 @@ def test_golden_raw_logits_of_every_evaluation():
             before_BLV = None
         canvas_BL = want["canvas"][row]
         logits_BLV = denoiser(canvas_BL, torch.ones_like(canvas_BL, dtype=torch.bool), before_BLV)
-        assert (logits_BLV - want["logits"][row]).abs().max() < 5e-4
+        assert off(logits_BLV, want["logits"][row]) < 5e-4
         before_BLV = logits_BLV / (
             chosen.t_min + (chosen.t_max - chosen.t_min) * left / chosen.max_denoising_steps
         )
-        assert (entropy(before_BLV) - want["entropy"][row]).abs().max() < 3e-4
+        assert off(entropy(before_BLV), want["entropy"][row]) < 3e-4
 
 
 @pytest.mark.parametrize("number", range(4))

@@ -158,7 +158,6 @@ def test_what_is_no_sink_file_is_refused(tmp_path):
             r"is damaged: sink_keys has shape \(2, 1, 2, 8\), but its metadata ask for \(2, 2, 2, "
             r"8",
         ),
-        ({"side": "end"}, tensors, "sink_side must be 'front' for sink_kind 'kv'"),
     ]:
         save_file(kept, file, metadata={**metadata, **change})
         refused(message, attach_sink, tiny_model(), file)

@@ -74,9 +74,8 @@ def test_refreshes(kind):
 
 
 @pytest.mark.parametrize("kind", [PrefixCache, DualCache])
-@pytest.mark.parametrize("value", [0, -1])
-def test_a_refresh_every_that_is_no_count_is_refused(kind, value):
-    refused(f"refresh_every must .*{value}", kind, refresh_every=value)
+def test_a_refresh_every_that_is_no_count_is_refused(kind):
+    refused("refresh_every must .*0", kind, refresh_every=0)
 
 
 def test_caches_by_name():

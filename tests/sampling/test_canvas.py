@@ -66,7 +66,6 @@ def test_moving_keeps_the_canvas(device):
             {"rows": [1, 2]},
             r"list of lists of token ids, got a list of int; .*wrap a single prompt",
         ),
-        ({"rows": ["text"]}, "got a list of str; tokenize text first"),
         ({"rows": [[1], [1, 2]], "pad_id": None}, r"unequal lengths \(\[1, 2\]\) need a pad_id"),
         (
             {"rows": [[1, 2, 3]], "context": 4},

@@ -49,15 +49,6 @@ def test_the_steps_of_dllm_are_divided_over_the_blocks_and_rounded_up():
         done = list(denoise(zeros, canvas, schedule="alpha", steps=steps, block_length=8))
         assert [int(step.committed_BS.sum()) for step in done] == expected
         assert [step.block for step in done] == sorted(step.block for step in done)
-    refused(
-        r"'alpha' does not .*'timed'",
-        denoise,
-        zeros,
-        canvas,
-        rule="origin",
-        schedule="alpha",
-        generator=torch.Generator(),
-    )
 
 
 def committed(logits_MV, **settings):

@@ -46,10 +46,6 @@ def test_a_single_id_will_do_everywhere():
             lambda: DecodingSettings(stop_ids="<eos>"),
             "stop_ids takes a token id or several, got '<eos>'; tokenizer.conv",
         ),
-        (
-            lambda: DecodingSettings(suppress_ids=(1.5,)),
-            r"suppress_ids takes a token id or several, got \(1.5,\)",
-        ),
         (lambda: LowConfidence(defer_ids=None), "defer_ids takes a token id or several, got None"),
         (
             lambda: start(stop_ids=[3, -100]),

@@ -55,10 +55,6 @@ def test_unequal_rows_get_what_they_get_alone(settings):
             {"schedule": "timed", "block_length": 2},
             r"'timed' splits steps=None over 3 .*, or give steps and no block",
         ),
-        (
-            {"schedule": "alpha", "block_length": 2, "steps": 9},
-            r"'alpha' splits steps=9 over 3 block\(s\)",
-        ),
     ],
     ids=str,
 )

@@ -282,7 +282,6 @@ def test_progress_is_called_for_every_request_that_is_done():
         ([(ids(3), ids(3)), (ids(3), [])], "request 1 has an empty continuation"),
         ([([], ids(65))], "of request 0 has 65 tokens, but .*rolling"),
         ([([5], [9999])], "request 0 holds the id 9999, but"),
-        ([([-1], [9])], "request 0 holds the id -1"),
     ],
 )
 def test_requests_that_cannot_be_scored_are_refused(model, requests, message):
