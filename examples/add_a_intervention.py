@@ -13,10 +13,10 @@ from sinklab.lab.cli import main
 
 
 @interventions.register("temper")
-def temper(call, site, temperature=2.0):
+def temper(call, temperature=2.0):
     """Divide the scores of these layers and heads by a temperature."""
     query_BHQD = call.query_BHQD.clone()
-    query_BHQD[:, site.heads] /= temperature
+    query_BHQD[:, call.heads] /= temperature
     return replace(call, query_BHQD=query_BHQD)
 
 

@@ -12,10 +12,9 @@ from sinklab.lab.cli import main
 
 
 @statistics.register("largest_share", axes="head", reads=("received",))
-def largest_share(view):
+def largest_share(call):
     """The share of a head's attention on the key that receives most."""
-    received_BHS = view.shared["received"]
-    return received_BHS.amax(-1) / received_BHS.sum(-1)
+    return call.received_BHS.amax(-1) / call.received_BHS.sum(-1)
 
 
 if __name__ == "__main__":

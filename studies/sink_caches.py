@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from sinklab import BlockKeys, intervene, trace
 from sinklab.core import sampling
-from sinklab.core.probing import KeyView, Selector
+from sinklab.core.probing import Call, Selector
 from sinklab.core.registry import caches, selectors
 from sinklab.core.sampling import BlockWork, Evaluation, Places
 from sinklab.lab.caching import DualCache
@@ -100,8 +100,8 @@ class LeftOut(Selector):
     session: Any = None
     by_attention = False
 
-    def select(self, view: KeyView) -> Tensor:
-        return self.session.left_out(view)
+    def select(self, call: Call) -> Tensor:
+        return self.session.left_out(call)
 
 
 class ChoosingSession(sampling.Session):
@@ -126,42 +126,40 @@ class ChoosingSession(sampling.Session):
         return intervene(self.model, edit, measure=False, allow_idle=True)
 
 
-def received(session: ChoosingSession, view: KeyView) -> Tensor:
+def received(session: ChoosingSession, call: Call) -> Tensor:
     """Attention from the block's queries (B, G, S), summed over the query heads of a key head."""
-    call = view.call
     queries_BHWD = call.query_BHQD[:, :, session.run].float()
     scale = call.scale
     if scale is None:
         scale = queries_BHWD.shape[-1] ** -0.5
     keys_BHDK = call.for_query_heads(call.key_BKSD).float().transpose(2, 3)
     received_BHK = (scale * (queries_BHWD @ keys_BHDK)).softmax(-1).sum(2)
-    return received_BHK[..., view.prefix :].unflatten(1, (call.key_BKSD.shape[1], -1)).sum(2)
+    return received_BHK[..., call.prefix :].unflatten(1, (call.key_BKSD.shape[1], -1)).sum(2)
 
 
-def nearest(session: ChoosingSession, view: KeyView) -> Tensor:
+def nearest(session: ChoosingSession, call: Call) -> Tensor:
     """Nearness to the block; of two equally near columns the left one is nearer."""
     column_S = torch.arange(len(session.outside_S))
     left_S, right_S = session.work.block.start - column_S, column_S - session.work.block.stop + 1
     return -torch.where(left_S > 0, 2 * left_S, 2 * right_S + 1)
 
 
-def aligned(session: ChoosingSession, view: KeyView) -> Tensor:
+def aligned(session: ChoosingSession, call: Call) -> Tensor:
     """Mean query of the block · key, mean over heads, no softmax; the highest of 3 neighbours
     (Sparse-dLLM, arXiv 2508.02558).
     """
-    call = view.call
     heads = call.key_BKSD.shape[1]
     mean_BHD = call.query_BHQD[:, :, session.run].float().mean(2)
     mean_BGD = mean_BHD.unflatten(1, (heads, -1)).mean(2)
-    keys_BGSD = call.key_BKSD[:, :, view.prefix :].float()
+    keys_BGSD = call.key_BKSD[:, :, call.prefix :].float()
     dot_BS = torch.einsum("bgd,bgsd->bs", mean_BGD, keys_BGSD) / heads
     return F.max_pool1d(dot_BS.masked_fill(~session.outside_S, -torch.inf)[:, None], 3, 1, 1)
 
 
-def random(session: ChoosingSession, view: KeyView) -> Tensor:
+def random(session: ChoosingSession, call: Call) -> Tensor:
     """Well mixed whole numbers (SplitMix64), which do not depend on the length of the canvas."""
     column_S = torch.arange(len(session.outside_S)) - session.work.block.stop
-    head_G = torch.arange(view.call.key_BKSD.shape[1])
+    head_G = torch.arange(call.key_BKSD.shape[1])
     salt_G = head_G + 1009 * session.layer + 1_000_003 * session.work.number
     x_GS = salt_G[:, None] * 0x9E3779B97F4A7C1 + column_S
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
@@ -194,23 +192,23 @@ class EvictingSession(ChoosingSession):
         with self.watched(columns, ids_BS.shape[1]):
             return self.inner.logits(ids_BS, at, None if columns.is_full else columns.block)
 
-    def left_out(self, view: KeyView) -> Tensor:
+    def left_out(self, call: Call) -> Tensor:
         """Nothing when it chooses, and from then on what was not chosen."""
         self.layer += 1
         if not self.work.is_choice:
             return self.gone[self.layer]
         # a product such as 0.29 * 100 falls short of the whole number it stands for
         count = math.floor(self.cache.keep * int(self.outside_S.sum()) + 1e-9)
-        gone_BGS = (places(self._order(view)) >= count) & self.outside_S
-        gone_BHS = gone_BGS.repeat_interleave(len(view.site.heads) // gone_BGS.shape[1], dim=1)
+        gone_BGS = (places(self._order(call)) >= count) & self.outside_S
+        gone_BHS = gone_BGS.repeat_interleave(len(call.heads or []) // gone_BGS.shape[1], dim=1)
         # added sinks are always seen
-        self.gone[self.layer] = F.pad(gone_BHS, (view.prefix, 0))
+        self.gone[self.layer] = F.pad(gone_BHS, (call.prefix, 0))
         return torch.zeros_like(self.gone[self.layer])
 
-    def _order(self, view: KeyView) -> Tensor:
+    def _order(self, call: Call) -> Tensor:
         """Ranks (B, G, S) of the columns: protected sinks, then by the score, then the block."""
-        received_BGS = received(self, view).masked_fill(~self.outside_S, -torch.inf)
-        score_BGS = SCORES[self.cache.score](self, view).expand_as(received_BGS)
+        received_BGS = received(self, call).masked_fill(~self.outside_S, -torch.inf)
+        score_BGS = SCORES[self.cache.score](self, call).expand_as(received_BGS)
         if self.cache.protect == "first":
             received_BGS = self.first.setdefault(self.layer, received_BGS)
         # of the first choice, columns that are in the block now do not count
@@ -244,10 +242,10 @@ class RefreshingSession(ChoosingSession):
         self.rows[row] = session, runs_S.nonzero()[:, 0]
         return logits_MV
 
-    def left_out(self, view: KeyView) -> Tensor:
+    def left_out(self, call: Call) -> Tensor:
         """Nothing; what is received is added up."""
-        self.total_S += received(self, view).sum((0, 1))
-        return torch.zeros_like(view.seen_B1S)
+        self.total_S += received(self, call).sum((0, 1))
+        return torch.zeros_like(call.seen_B1S)
 
 
 @dataclass(frozen=True)

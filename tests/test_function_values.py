@@ -30,9 +30,9 @@ def forgotten(monkeypatch):
         monkeypatch.setattr(known, "_classes", {**known})
 
 
-def weak_values(view, k: int = limited(1, at_least=1)):
+def weak_values(call, k: int = limited(1, at_least=1)):
     """The keys of the shortest values."""
-    return view.top(-view.values_BHSD.norm(dim=-1), k)
+    return call.top(-call.values_BHSD.norm(dim=-1), k)
 
 
 def test_arguments_are_fields_of_a_frozen_class(monkeypatch):
@@ -68,8 +68,8 @@ def test_a_selector_and_a_removal_block_as_classes_do():
 
 def test_a_statistic_has_the_axes_and_reads_that_it_was_marked_with():
     @statistics.register("largest_share", axes="head", reads=("received",))
-    def largest_share(view, power=1.0):
-        received_BHS = view.shared["received"] ** power
+    def largest_share(call, power=1.0):
+        received_BHS = call.received_BHS**power
         return received_BHS.amax(-1) / received_BHS.sum(-1)
 
     model, ids = new_model(), torch.arange(8)[None] % 5 + 1
@@ -96,9 +96,9 @@ def test_a_rule_reads_arrays():
 
 def test_an_edit_has_layers_and_heads_too():
     @interventions.register("temper")
-    def temper(call, site, temperature: float):
+    def temper(call, temperature: float):
         query_BHQD = call.query_BHQD.clone()
-        query_BHQD[:, site.heads] /= temperature
+        query_BHQD[:, call.heads] /= temperature
         return replace(call, query_BHQD=query_BHQD)
 
     assert interventions.as_text(temper(2.0, heads=[0])) == "temper:temperature=2.0,heads=0"

@@ -264,8 +264,8 @@ def test_a_statistic_of_ones_own_is_seen(draw_only, tmp_path, monkeypatch):
         axes = ("batch", "layer", "head")
         reads = ("received",)
 
-        def measure(self, view):
-            received_BHS = view.shared["received"]
+        def measure(self, call):
+            received_BHS = call.received_BHS
             return received_BHS.amax(-1) / received_BHS.sum(-1)
 
     run = short().watch(["The old", "It was"], 4, statistics=("own_share",))

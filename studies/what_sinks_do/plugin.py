@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from sinklab import BlockKeys, intervene
 from sinklab.core.errors import Checked
 from sinklab.core.probing import Removal
-from sinklab.core.probing.call import AttentionCall, Listener
+from sinklab.core.probing.call import Call, Listener
 from sinklab.core.probing.intervention import InterventionLog
-from sinklab.core.probing.interventions.base import CallSite, Effect
+from sinklab.core.probing.interventions.base import Effect
 from sinklab.core.probing.interventions.removals import query_positions
 from sinklab.core.registry import interventions, removals
 from sinklab.lab.measures.values import ValueRemoval, other_keys, reference_values
@@ -112,10 +112,10 @@ class MoveNeurons(Checked):
                 return name.rpartition("/")[0]
         return ""
 
-    def change(self, act_BSF: Tensor, call: AttentionCall, site: CallSite) -> Part:
+    def change(self, act_BSF: Tensor, call: Call) -> Part:
         """New activations at both positions, of those that run."""
         saved, path = reference_values(self.file), self.reader(call.layer)
-        place = query_positions(call, site.prefix).tolist()
+        place = query_positions(call, call.prefix).tolist()
         moved = (self.to, int(saved["position"]))
         there = [number for number, position in enumerate(moved) if position in place]
         if not there:
@@ -133,19 +133,17 @@ class NeuronHandler(StateHandler):
         super().__init__(options, log, forwards_per_step)
         self.of_states = ""
 
-    def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
+    def apply(self, call: Call) -> tuple[Call, Effect | None]:
         path = self.options.reader(call.layer)
         if path:
             reader = self.tap.model.get_submodule(path)
-            hook = reader.register_forward_pre_hook(partial(self._read, call, site))
+            hook = reader.register_forward_pre_hook(partial(self._read, call))
             self.hooks.callback(hook.remove)
         return call, None
 
-    def _read(
-        self, call: AttentionCall, site: CallSite, _module: nn.Module, given: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
+    def _read(self, call: Call, _module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         self.hooks.close()
-        return (self.changed(given[0], call.layer, call, site), *given[1:])
+        return (self.changed(given[0], call.layer, call), *given[1:])
 
     def finish(self) -> None:
         super().finish()
@@ -165,7 +163,7 @@ class PoolValue(ValueRemoval):
     """
 
     def values(
-        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+        self, call: Call, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
     ) -> Tensor:
         others_BHS = other_keys(call, gone_BHS, "pool_value")
         weights_BHS = others_BHS.to(value_BHSD) / others_BHS.sum(-1, keepdim=True).clamp(min=1)
@@ -180,7 +178,7 @@ class SumValues(Removal):
     sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Layer -> sum of the values (H, D), and number of keys (H)."""
 
-    def apply(self, call: AttentionCall, gone_BHS: Tensor, random_BHS: Tensor) -> AttentionCall:
+    def apply(self, call: Call, gone_BHS: Tensor, random_BHS: Tensor) -> Call:
         value_BHSD = call.for_query_heads(call.value_BKSD.detach().double())
         sum_HD = value_BHSD.masked_fill(~gone_BHS.unsqueeze(-1), 0.0).sum((0, 2))
         before_HD, known_H = self.sums.get(

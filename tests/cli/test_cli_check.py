@@ -48,7 +48,7 @@ BROKEN = {
 @dataclass(frozen=True)
 class Mine(LayerIntervention):
     """Nothing."""
-    def edit(self, call, site):
+    def edit(self, call):
         return call
 ''',
         "intervention mine: FAILS.*had no opportunity to act",
@@ -59,8 +59,8 @@ class Mine(LayerIntervention):
 @dataclass(frozen=True)
 class Mine(Selector):
     """Nothing."""
-    def select(self, view):
-        return torch.zeros_like(view.free_BHS)
+    def select(self, call):
+        return torch.zeros_like(call.eligible_BHS)
 ''',
         "selector mine: FAILS.*",
     ),
@@ -71,8 +71,8 @@ class Mine(Statistic):
     """Of a layer, not of its heads."""
     axes = ("batch", "layer", "head")
     reads = ("received",)
-    def measure(self, view):
-        return view.shared["received"].amax((1, 2))[:, None]
+    def measure(self, call):
+        return call.received_BHS.amax((1, 2))[:, None]
 ''',
         "statistic mine: FAILS",
     ),

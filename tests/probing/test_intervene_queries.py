@@ -3,6 +3,7 @@ attention.
 """
 
 # B batch, H heads, Q queries, S keys
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -11,12 +12,13 @@ import pytest
 import torch
 from dense_twin import dense, received, top
 from probed import EXACT, IDS, PADDED, padding
+from torch import nn
 from torch.testing import assert_close
 
 from refusals import refusing
 from sinklab.core.attention import running
 from sinklab.core.attention.context import decoding
-from sinklab.core.probing import BlockKeys, CallSite, KeyView, TopKeys, intervene
+from sinklab.core.probing import BlockKeys, Call, Choice, TopKeys, intervene
 from sinklab.core.sampling import Canvas
 from sinklab.lab.measures import LoneRows, MaskPositions, MaskSinks, Random
 from sinklab.lab.measures.values import ShuffleValue
@@ -188,22 +190,17 @@ def test_values_of_other_keys_are_no_choice_where_queries_see_different_keys():
 
 
 def test_random_keys_of_the_same_age_stand_near():
-    site = CallSite([0], 0, 0)
+    keys = torch.zeros(1, 1, 200, 4)
+    call = Call.of("layer", nn.Identity(), {"query": keys, "key": keys, "value": keys}, {})
     scores_BHS = torch.zeros(1, 1, 200)
     scores_BHS[..., 100] = 9.0
+    call.known["received_BHS"] = scores_BHS
     generator = torch.Generator().manual_seed(0)
     places = {"count": [], "age": []}
     for _ in range(20):
         for match in places:
-            view = KeyView(
-                scores_BHS,
-                200,
-                torch.full((1, 1, 200), 200),
-                site,
-                None,
-                draw=lambda shape: torch.rand(tuple(shape), generator=generator),
-            )
-            flags_BHS = Random(TopKeys(1), match).select(view)
+            draw = partial(torch.rand, generator=generator)
+            flags_BHS = Random(TopKeys(1), match).select(call.within(choice=Choice(draw=draw)))
             assert int(flags_BHS.sum()) == 1 and not flags_BHS[..., 100]
             places[match].append(int(flags_BHS.nonzero()[0, 2]))
     assert max(abs(place - 100) for place in places["age"]) < 8 < np.std(places["count"])

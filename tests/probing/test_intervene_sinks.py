@@ -125,8 +125,8 @@ def test_a_selector_by_values_chooses_for_each_head(by_attention, scratch):
     @selectors.register("least_value")
     @dataclass(frozen=True)
     class LeastValue(Selector):
-        def select(self, view):
-            return view.top(-view.values_BHSD.norm(dim=-1), 2)
+        def select(self, call):
+            return call.top(-call.values_BHSD.norm(dim=-1), 2)
 
     LeastValue.by_attention = by_attention
     model = llama().double()

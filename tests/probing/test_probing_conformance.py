@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from conformance.probing import check_intervention, check_statistic
 from refusals import refused
-from sinklab.core.probing import BlockKeys, LayerIntervention, Selector, Statistic
+from sinklab.core.probing import BlockKeys, LayerIntervention, Selector, Statistic, trace
 from sinklab.core.registry import interventions, removals, selectors, statistics
 from tiny_diffusion import tiny_model
 
@@ -83,7 +84,7 @@ class Hot(LayerIntervention):
 
     factor: float = 0.5
 
-    def edit(self, call, site):
+    def edit(self, call):
         scale = call.query_BHQD.shape[-1] ** -0.5 if call.scale is None else call.scale
         return replace(call, scale=scale * self.factor)
 
@@ -92,8 +93,8 @@ class Hot(LayerIntervention):
 class Nothing(Selector):
     """Takes no key."""
 
-    def select(self, view):
-        return torch.zeros_like(view.scores_BHS, dtype=torch.bool)
+    def select(self, call):
+        return torch.zeros_like(call.scores_BHS, dtype=torch.bool)
 
 
 def test_an_intervention_on_calls_conforms(scratch):
@@ -106,9 +107,9 @@ def test_an_intervention_on_calls_conforms(scratch):
 @pytest.mark.parametrize(
     "select, message",
     [
-        (lambda view: view.free_BHS[:, 0], "bool of shape"),
-        (lambda view: view.scores_BHS, "bool .* float32"),
-        (lambda view: view.free_BHS.repeat(1, 2, 1), "8, 16"),
+        (lambda call: call.eligible_BHS[:, 0], "bool of shape"),
+        (lambda call: call.scores_BHS, "bool .* float32"),
+        (lambda call: call.eligible_BHS.repeat(1, 2, 1), "8, 16"),
         (lambda view: None, "NoneType"),
     ],
 )
@@ -128,7 +129,7 @@ def test_a_selector_is_told_what_to_select(scratch, monkeypatch, select, message
 )
 def test_an_edit_is_told_what_to_return(scratch, monkeypatch, change, message):
     scratch(interventions)
-    monkeypatch.setattr(Hot, "edit", lambda self, call, site: change(call))
+    monkeypatch.setattr(Hot, "edit", lambda self, call: change(call))
     interventions.register("hot")(Hot)
     refused(message, check_intervention, Hot(), tiny_model())
 
@@ -138,27 +139,28 @@ class Unfinished(Statistic):
 
     axes = ("batch", "layer", "key")
 
-    def measure(self, view):
-        return view.of_heads(view.call.received_BHS)
+    def measure(self, call):
+        return call.received_BHS
 
 
-class Secretive(Statistic):
-    """Does not say what it reads."""
-
-    axes = ("batch", "layer", "head")
-
-    def measure(self, view):
-        return view.shared["received"].amax(-1)
-
-
-@pytest.mark.parametrize(
-    "kind, message",
-    [
-        (Unfinished, r"\(any, any\).*axes.*'batch', 'key'.* for each layer"),
-        (Secretive, "'received' .*`reads`"),
-    ],
-)
-def test_a_statistic_is_told_what_to_give(scratch, kind, message):
+def test_a_statistic_is_told_what_to_give(scratch):
     scratch(statistics)
-    statistics.register(kind.__name__)(kind)
-    refused(message, check_statistic, kind.__name__, tiny_model())
+    statistics.register("unfinished")(Unfinished)
+    message = r"\(any, any\).*axes.*'batch', 'key'.* for each layer"
+    refused(message, check_statistic, "unfinished", tiny_model())
+
+
+def test_what_a_statistic_reads_unnamed_is_computed_when_it_asks(scratch):
+    scratch(statistics)
+
+    @statistics.register("unnamed", axes="head key")
+    def unnamed(call):
+        return call.received_BHS
+
+    model, ids = tiny_model(), torch.arange(8)[None] + 30
+    with trace(model, ("received", "unnamed"), heads=(1, 0)) as both:
+        model(ids)
+    with trace(model, ("unnamed",), heads=(1, 0)) as alone:
+        model(ids)
+    assert torch.equal(both.values("unnamed")[0], both.received[0])
+    assert_close(alone.values("unnamed")[0], both.received[0])

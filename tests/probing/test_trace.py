@@ -193,8 +193,8 @@ def test_a_statistic_of_ones_own_has_options_and_a_label(scratch):
         axes = ("batch", "layer", "head", "rank")
         reads = ("received",)
 
-        def measure(self, view):
-            return view.shared["received"].topk(self.k, -1).values
+        def measure(self, call):
+            return call.received_BHS.topk(self.k, -1).values
 
     model = HandWritten()
     with trace(model, ("largest", "received", Largest(k=3), "largest:k=3")) as recording:

@@ -19,7 +19,7 @@ NAMES = tuple(
     name
     for name, kind in registry.statistics.items()
     # the last compares the recorded layers with each other
-    if not (kind.needs_canvas or kind.remembers or name == "layer_similarity")
+    if not (kind.needs_canvas or name in ("drift", "layer_similarity"))
 )
 BY_HEAD = tuple(name for name in NAMES if "head" in registry.statistics[name].axes)
 

@@ -15,7 +15,7 @@ from sinklab.core.registry import statistics
 from tiny_models import STYLES, HandWritten, Prefixed, llama
 
 NAMES = tuple(
-    name for name, kind in statistics.items() if not (kind.needs_canvas or kind.remembers)
+    name for name, kind in statistics.items() if not (kind.needs_canvas or name == "drift")
 )
 
 

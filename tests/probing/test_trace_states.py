@@ -9,7 +9,8 @@ from probed import canvas_of, decoded
 from torch.testing import assert_close
 
 from refusals import refused, refusing
-from sinklab.core.probing import STATES, trace
+from sinklab.core.probing import trace
+from sinklab.core.sinks import STATES
 from sinklab.lab.caching import DualCache, PrefixCache
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, llama

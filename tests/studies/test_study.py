@@ -168,8 +168,8 @@ class Powered(Statistic):
     reads = ("received",)
     power: float = 2.0
 
-    def measure(self, view):
-        return (view.shared["received"] ** self.power).sum(-1)
+    def measure(self, call):
+        return (call.received_BHS**self.power).sum(-1)
 
 
 def test_a_statistic_with_options_has_the_label_of_the_trace(monkeypatch):

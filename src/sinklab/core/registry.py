@@ -8,7 +8,7 @@ are its options, its docstring is its help::
     from sinklab.core.registry import selectors
 
     @selectors.register("weak_values")
-    def weak_values(view, k=1): ...
+    def weak_values(call, k=1): ...
 
 From then on `weak_values` is a class, a frozen dataclass: ``BlockKeys(weak_values(k=3))``. A class
 is written where something is kept; one that adds fields needs ``@dataclass(frozen=True)``.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.core.compat import stated
-from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.call import Call
 from sinklab.core.registry import attention_functions
 
 # what changes the attention of keys in a way that no mask can express
@@ -56,8 +56,8 @@ class Eager:
 
     @staticmethod
     def write(
-        call: AttentionCall,
-        edited: AttentionCall,
+        call: Call,
+        edited: Call,
         module: nn.Module,
         *given: Any,
         **options: Any,

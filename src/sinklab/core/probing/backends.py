@@ -9,7 +9,7 @@ There are two roads into the tap. A transformers model that asks for its attenti
 of ours, which calls `Tap.run_attention`; every other model runs under the tap as a torch function
 mode, which meets `scaled_dot_product_attention` in `__torch_function__`. If the function that a
 transformers model asked for is SDPA, `run_attention` turns the mode on around it. Both roads end
-alike: `_edited` makes the `AttentionCall` and asks each listener for its edit, the call is run, and
+alike: `_edited` makes the `Call` and asks each listener for its edit, the call is run, and
 `_observe` gives listeners the call and its output. Compiled code is refused: it hides its calls.
 """
 

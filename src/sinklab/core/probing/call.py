@@ -9,7 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -17,8 +17,11 @@ from torch import Tensor, nn
 
 from sinklab.core.attention.context import running_canvas
 from sinklab.core.attention.received import attention_map, attention_statistics
-from sinklab.core.attention.scores import Scores, Visibility
+from sinklab.core.attention.scores import Scores, Visibility, of_heads
 from sinklab.core.compat import config_value, seen_length, stated
+from sinklab.core.probing.keys import Doubt, as_flags, at_once, highest
+from sinklab.core.probing.states import position_states_of
+from sinklab.core.sinks import STATES, Rule, find_sinks
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 OTHERS = (
@@ -107,17 +110,41 @@ def _is_same(other: Tensor, first: Any) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class AttentionCall:
-    """Arguments of one call with all axes present: query (B, H, Q, D), key, value (B, K, S, D),
-    mask 4-D or None.
+Draw = Callable[[Sequence[int]], Tensor]
 
-    An intervention answers with ``dataclasses.replace(call, query_BHQD=…)`` and leaves tensors as
-    they are: those of the call belong to the model. ``layer`` is the path of the attention module,
-    ``mask`` bool (True: seen) or additive, ``scale`` None for 1/√D.
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What a choice of keys heeds beside the attention of the call."""
+
+    scores: str = "received"
+    """Attention to choose by: of all queries ("received") or of the last one alone ("last_row")."""
+    blocked_BHS: Tensor | None = None
+    """Keys that are blocked already; None for none."""
+    limit: int | None = None
+    """The most keys of a head that may be blocked, those already blocked included."""
+    excluded: tuple[int, ...] = ()
+    """Columns that are never chosen."""
+    draw: Draw = torch.rand
+    """The generator: numbers of a shape, uniform in [0, 1), which follow from the seed."""
+    doubt: Doubt = at_once
+    """Handler of doubts about the choice, which need not ask the device at once."""
+    notes: dict[str, Tensor] = field(default_factory=dict)
+    """Numbers (B, H) that a selector leaves for the log, such as "matched"."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One attention call: all that a statistic, a selector, an edit or a removal is given.
+
+    Its arguments have all axes: query (B, H, Q, D), key and value (B, K, S, D), mask 4-D or None,
+    bool (True: seen) or additive, `scale` None for 1/√D. They belong to the model, so an edit
+    leaves the tensors as they are and answers with ``replace(call, query_BHQD=…)``. Results
+    (`received_BHS`, …) are computed when asked for, of the query heads in `heads`.
     """
 
     layer: str
+    """Path of the attention module."""
     query_BHQD: Tensor
     key_BKSD: Tensor
     value_BKSD: Tensor
@@ -130,15 +157,37 @@ class AttentionCall:
     """Shape of the output as the model made the call, but for its last axis: axes may be folded or
     missing there.
     """
+    tap: Any = None
+    """The tap of the model, which knows the ids of the running forward."""
+    heads: list[int] | None = None
+    """Query heads that are edited, rising, or recorded, in their order; None for all."""
+    step: int = 0
+    """Step of the sequence, from 0."""
+    prefix: int = 0
+    """The model's own sink columns, which stand in front of the keys."""
+    query_state_BQ: Tensor | None = None
+    """Number of each query's state in `STATES`, int8, −1 for padding; None without a canvas."""
+    made_BHQD: Tensor | None = None
+    """Output of every head, once the call was made."""
+    memory: dict[Any, Any] = field(default_factory=dict)
+    """What statistics keep of this layer, from one recorded step to the next."""
+    choice: Choice = field(default_factory=Choice)
     known: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
-    """Results that are computed once: "received_BHS", and "lse_BHQ" where a fast path got it from
-    the attention kernel.
+    """Results for all heads that are computed once: "received_BHS", "last_row_BHS", and "lse_BHQ"
+    where a fast path got it from the attention kernel.
     """
+    filled: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
+    """Results for `heads`, from one pass over the scores (`fill`)."""
 
     @classmethod
     def of(
-        cls, layer: str, module: nn.Module, given: dict[str, Any], known: dict[tuple, Any]
-    ) -> AttentionCall:
+        cls,
+        layer: str,
+        module: nn.Module,
+        given: dict[str, Any],
+        known: dict[tuple, Any],
+        tap: Any = None,
+    ) -> Call:
         """Read the arguments by name.
 
         `known` keeps, for a forward, the findings about a mask that its layers share.
@@ -181,7 +230,14 @@ class AttentionCall:
             given.get("dropout_p", 0.0),
             visibility,
             output_shape,
+            tap,
         )
+
+    def within(self, **context: Any) -> Call:
+        """The same call with other heads, step, choice, …: results of all heads stay known."""
+        other = replace(self, **context)
+        object.__setattr__(other, "known", self.known)
+        return other
 
     def run(self, function: Callable[..., Tensor]) -> Tensor:
         """Make the call with these arguments and give the output the layout of the original
@@ -232,28 +288,83 @@ class AttentionCall:
             self.known.get("lse_BHQ"),
         )
 
-    def measured(
-        self, names: Collection[str], heads: Sequence[int] | None = None, **options: Any
-    ) -> dict[str, Tensor]:
-        """`attention_statistics` of this call."""
-        return attention_statistics(self.scores(heads), names, **options)
+    def measured(self, names: Collection[str], **options: Any) -> dict[str, Tensor]:
+        """`attention_statistics` of this call, in its `heads`."""
+        return attention_statistics(self.scores(self.heads), names, **options)
+
+    def of_heads(self, x_BH: Tensor) -> Tensor:
+        """The `heads` of a tensor (B, H, …) over all query heads, or of (B, 1, …) itself."""
+        if self.heads is None or x_BH.shape[1] == 1:
+            return x_BH
+        return of_heads(x_BH, self.heads)
+
+    def fill(self, wanted: Collection[str]) -> None:
+        """Compute results in one pass over the scores: "received" (B, H, S), "received_by_state"
+        (B, 3, H, S), "row_entropy", "row_logsumexp" and "noop_bound" (B, H, Q), of `heads` alone
+        and without the queries that are padding.
+        """
+        names = {*wanted} - {"received", "received_by_state"}
+        groups_BGQ = self.visibility.groups_BGQ
+        if "received_by_state" in wanted:
+            names.add("received")
+            state_BQ: Any = self.query_state_BQ
+            states = [state_BQ == state for state in range(len(STATES))]
+            counted_BQ = self.visibility.counted_BQ.to(states[0].device)
+            groups_BGQ = torch.stack([counted_BQ, *states], 1)
+        elif "received" in wanted and (self.heads is not None or "received_BHS" not in self.known):
+            names.add("received")
+        if names:
+            self.filled.update(self.measured(names, v_BKSD=self.value_BKSD, groups_BGQ=groups_BGQ))
+        if "received" in names:
+            if groups_BGQ is not None:
+                self.filled["received_by_state"] = self.filled["received"][:, 1:]
+                self.filled["received"] = self.filled["received"][:, 0]
+            if self.heads is None:
+                # another listener need not compute it again
+                self.known.setdefault("received_BHS", self.filled["received"])
+
+    def result(self, name: str) -> Tensor:
+        """One of the results of `fill`."""
+        if name == "received":
+            return self.received_BHS
+        if name not in self.filled:
+            self.fill({name})
+        return self.filled[name]
 
     @property
     def received_BHS(self) -> Tensor:
-        """Column sums over the real queries of this call, edits included; computed once."""
-        if "received_BHS" not in self.known:
-            groups_BGQ = self.visibility.groups_BGQ
-            received = self.measured(("received",), groups_BGQ=groups_BGQ)["received"]
-            if groups_BGQ is not None:
-                received = received[:, 0]
-            self.known["received_BHS"] = received
-        return self.known["received_BHS"]
+        """Column sums over the real queries of this call, edits included."""
+        if "received" not in self.filled:
+            if "received_BHS" not in self.known:
+                self.within(heads=None).fill({"received"})
+            self.filled["received"] = self.of_heads(self.known["received_BHS"])
+        return self.filled["received"]
 
-    @cached_property
+    @property
+    def received_by_state_BGHS(self) -> Tensor:
+        """The same from masked, committed and prompt queries apart, (B, 3, H, S)."""
+        return self.result("received_by_state")
+
+    @property
+    def entropy_BHQ(self) -> Tensor:
+        """Entropy of every query's attention row, in nats."""
+        return self.result("row_entropy")
+
+    @property
+    def lse_BHQ(self) -> Tensor:
+        """Natural logarithm of every query's softmax denominator."""
+        return self.result("row_logsumexp")
+
+    @property
     def last_row_BHS(self) -> Tensor:
         """The attention row of the last real query of every batch row (how an autoregressive model
         is read).
         """
+        if "last_row_BHS" not in self.known:
+            self.known["last_row_BHS"] = self._last_row()
+        return self.of_heads(self.known["last_row_BHS"])
+
+    def _last_row(self) -> Tensor:
         batch, _, queries, dim = self.query_BHQD.shape
         real_BQ = self.visibility.real_BQ
         last_B = torch.full((batch,), queries - 1, device=self.query_BHQD.device)
@@ -271,6 +382,137 @@ class AttentionCall:
             seen_B11S = torch.arange(keys, device=last_B.device) <= at_B111
             mask = narrowed(mask, seen_B11S)
         return attention_map(query_BH1D, self.key_BKSD, mask=mask, scale=self.scale)[:, :, 0]
+
+    @property
+    def out_BHQD(self) -> Tensor:
+        """Output of these heads for every query. Raises ValueError before the call was made."""
+        if self.made_BHQD is None:
+            raise ValueError(f"{self.layer}: there is no output before the call was made")
+        return self.of_heads(self.made_BHQD)
+
+    @property
+    def seen_by_BHS(self) -> Tensor:
+        """Number of real queries that may see each key, (B, H or 1, S)."""
+        return self.of_heads(self.visibility.visible_BHS.to(self.query_BHQD.device))
+
+    @property
+    def values_BHSD(self) -> Tensor:
+        """Values of the keys in these heads."""
+        return self.of_heads(self.for_query_heads(self.value_BKSD))
+
+    @property
+    def positions_S(self) -> Tensor:
+        """Canvas position of each key, below 0 for added sinks."""
+        keys = self.key_BKSD.shape[2]
+        return torch.arange(keys, device=self.key_BKSD.device) - self.prefix
+
+    @property
+    def ids_BS(self) -> Tensor | None:
+        """Token ids of the canvas or the running forward, added sinks not counted; None if they
+        are not known.
+        """
+        return self.tap.ids_of(self.visibility.running)
+
+    @property
+    def state_BS(self) -> Tensor:
+        """State of every canvas position, its number in `sinks.STATES`. Raises ValueError if
+        nothing tells them.
+        """
+        return position_states_of(self, "a selector of states")
+
+    @property
+    def scores_BHS(self) -> Tensor:
+        """Attention that each key receives, by the reading of the choice."""
+        if self.choice.scores == "last_row":
+            return self.last_row_BHS
+        return self.received_BHS
+
+    @property
+    def queries_B1(self) -> Tensor | int:
+        """Number of queries that the scores are summed over."""
+        if self.choice.scores == "last_row":
+            return 1
+        return real_queries_B1(self)
+
+    @property
+    def seen_B1S(self) -> Tensor:
+        """Keys that some query sees in some head."""
+        return (self.seen_by_BHS.amax(1) > 0).unsqueeze(1)
+
+    @cached_property
+    def eligible_BHS(self) -> Tensor:
+        """Keys that may be chosen: seen, not blocked yet, and not excluded."""
+        heads = self.query_BHQD.shape[1] if self.heads is None else len(self.heads)
+        eligible_BHS = self.seen_B1S.repeat(1, heads, 1)
+        for column in self.choice.excluded:
+            eligible_BHS[..., column : column + 1].fill_(False)
+        if self.choice.blocked_BHS is None:
+            return eligible_BHS
+        return eligible_BHS & ~self.choice.blocked_BHS
+
+    def sinks(self, rule: Rule) -> Tensor:
+        """Sinks by a rule, bool (B, H, S), as if all queries had run."""
+        seen_by_BHS = self.seen_by_BHS
+        if self.choice.scores == "last_row":
+            seen_by_BHS = seen_by_BHS > 0
+        seen_by_BHS = seen_by_BHS.to(self.scores_BHS.dtype)
+        positions_B1 = (seen_by_BHS[..., self.prefix :].amax(1) > 0).sum(-1, keepdim=True)
+        return find_sinks(self.scores_BHS, rule, seen_by_BHS, positions_B1)
+
+    def random(self) -> Tensor:
+        """Random numbers (B, H, S), uniform in [0, 1)."""
+        drawn_BHS = self.choice.draw(self.eligible_BHS.shape)
+        return drawn_BHS.to(self.query_BHQD.device, non_blocking=True)
+
+    def top(
+        self,
+        order_BHS: Tensor,
+        count: int | Tensor,
+        among_BHS: Tensor | None = None,
+        most: int | None = None,
+    ) -> Tensor:
+        """The eligible keys that an order puts highest, bool (B, H, S); fewer where a limit says
+        so.
+
+        Args:
+            order_BHS: the highest is chosen first.
+            count: how many keys of a head, a number or (B, H, 1).
+            among_BHS: keys to choose from, if not from all that are eligible.
+            most: upper bound of `count`, if known, so that no device is asked.
+
+        Raises:
+            ValueError: if a head has fewer keys to choose from.
+        """
+        choice = self.choice
+        if among_BHS is None:
+            among_BHS = self.eligible_BHS
+        among_BHS = among_BHS & self.eligible_BHS
+        if isinstance(count, int):
+            most = count
+        if choice.limit is not None:
+            blocked_BH1 = torch.zeros_like(among_BHS[..., :1], dtype=torch.long)
+            if choice.blocked_BHS is not None:
+                blocked_BH1 = choice.blocked_BHS.sum(-1, keepdim=True)
+            count = (choice.limit - blocked_BH1).clamp(min=0).clamp_max(count)
+        found_BH1 = among_BHS.sum(-1, keepdim=True)
+        wanted_BH1 = torch.zeros_like(found_BH1) + count
+        short_BH1 = wanted_BH1 > found_BH1
+        choice.doubt(short_BH1.any(), partial(_refuse, short_BH1, wanted_BH1, found_BH1))
+        return as_flags(highest(order_BHS, among_BHS, wanted_BH1, most), among_BHS.shape[-1])
+
+
+def _refuse(short_BH1: Tensor, wanted_BH1: Tensor, found_BH1: Tensor) -> None:
+    row, head = short_BH1[..., 0].nonzero()[0].tolist()
+    raise ValueError(
+        f"{int(wanted_BH1[row, head])} keys of a head are to be chosen, but row {row} of this "
+        f"batch has {int(found_BH1[row, head])} to choose from: lower k, choose a stricter rule, "
+        "or set a limit"
+    )
+
+
+def real_queries_B1(call: Call) -> Tensor:
+    """Number of queries that are not padding, (B, 1)."""
+    return call.visibility.counted_BQ.sum(-1, keepdim=True)
 
 
 def narrowed(mask: Tensor | None, keep: Tensor) -> Tensor:
@@ -335,11 +577,11 @@ class Listener:
     def begin(self) -> None:
         """A forward begins."""
 
-    def edit(self, call: AttentionCall) -> AttentionCall:
+    def edit(self, call: Call) -> Call:
         """Return the call to make; the same object when nothing is to change."""
         return call
 
-    def observe(self, call: AttentionCall, out: Tensor) -> None:
+    def observe(self, call: Call, out: Tensor) -> None:
         """Observe the call as it was made, after every edit, and its output (`call.unrolled`);
         neither is to be changed.
         """

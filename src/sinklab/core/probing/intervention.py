@@ -16,7 +16,7 @@ from sinklab.core.attention.context import decoding_run, module_of
 from sinklab.core.compat import config_value
 from sinklab.core.errors import check_count
 from sinklab.core.probing.backends import no_call_message
-from sinklab.core.probing.call import AttentionCall, Listener
+from sinklab.core.probing.call import Call, Listener
 from sinklab.core.probing.dose import MEASURED, Dose
 from sinklab.core.probing.tap import tapped
 from sinklab.core.registry import interventions
@@ -146,7 +146,7 @@ class InterventionLog(Listener):
             self._run = run
             self.forget(run_begins=True)
 
-    def edit(self, call: AttentionCall) -> AttentionCall:
+    def edit(self, call: Call) -> Call:
         self.layers.setdefault(call.layer, len(self.layers))
         if self.prefix is None:
             visibility = call.visibility

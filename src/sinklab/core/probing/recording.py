@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from sinklab.core import registry
 from sinklab.core.probing.scope import MapKey
-from sinklab.core.probing.statistics import STATES
+from sinklab.core.sinks import STATES
 
 if TYPE_CHECKING:
     import numpy

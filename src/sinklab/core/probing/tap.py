@@ -29,7 +29,7 @@ from sinklab.core.probing.backends import (
     routed,
     with_attention,
 )
-from sinklab.core.probing.call import NAMES, AttentionCall, KeyOrigin, Listener, says_more
+from sinklab.core.probing.call import NAMES, Call, KeyOrigin, Listener, says_more
 from sinklab.core.registry import attention_functions, fast_attentions, fast_path
 
 _SDPA = F.scaled_dot_product_attention
@@ -396,7 +396,7 @@ class Tap(TorchFunctionMode):
         self._observe(edited, out)
         return out
 
-    def _edited(self, path: str, given: dict[str, Any]) -> tuple[AttentionCall, AttentionCall]:
+    def _edited(self, path: str, given: dict[str, Any]) -> tuple[Call, Call]:
         """The call that the module at this path makes, as it is given and as listeners want it."""
         # Gradient checkpointing replays layers inside the backward pass: they need their edits and
         # are no new forward.
@@ -406,7 +406,7 @@ class Tap(TorchFunctionMode):
             layer = self._numbered(path)
         if path in self._origins:
             self._origins[path].check(layer, given["key"].shape[-2])
-        call = AttentionCall.of(layer, self._modules[path], given, self._visible)
+        call = Call.of(layer, self._modules[path], given, self._visible, self)
         edited = call
         doubt = call.visibility.doubt
         if doubt is not None and not replay:
@@ -421,7 +421,7 @@ class Tap(TorchFunctionMode):
             edited = listener.edit(edited)
         return call, edited
 
-    def _observe(self, call: AttentionCall, out: Tensor) -> None:
+    def _observe(self, call: Call, out: Tensor) -> None:
         """Show listeners the call as it was made, and its output."""
         if in_backward():
             return

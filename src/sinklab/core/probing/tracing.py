@@ -15,19 +15,19 @@ from sinklab.core.attention.received import attention_map
 from sinklab.core.compat import config_value
 from sinklab.core.errors import check_tensor, one_of
 from sinklab.core.probing.backends import no_call_message
-from sinklab.core.probing.call import AttentionCall, Listener
+from sinklab.core.probing.call import Call, Listener
 from sinklab.core.probing.recording import Frame, LayerStack, Recording
 from sinklab.core.probing.scope import RecordingScope, Scope
-from sinklab.core.probing.statistics import (
+from sinklab.core.probing.states import (
     STATE_OF,
-    CallView,
     DecodedCanvas,
+    position_states_of,
+    query_states,
+)
+from sinklab.core.probing.statistics import (
     StatesView,
     Statistic,
     chosen_statistics,
-    position_states_of,
-    query_states,
-    read_in_one_pass,
 )
 from sinklab.core.probing.tap import tapped
 
@@ -63,8 +63,8 @@ class FrameRecorder(Listener):
         self.reads_scores = bool(self.reads)
         of_states = [label for label, one in self.statistics.items() if one.of_states]
         self.of_states = next(iter(of_states), "")
-        self.memory: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
-        """What a statistic keeps of a layer, by label and layer."""
+        self.memory: dict[str, dict[Any, Any]] = defaultdict(dict)
+        """What statistics keep of a layer."""
 
     @property
     def steps(self) -> list[Frame]:
@@ -109,7 +109,7 @@ class FrameRecorder(Listener):
         has_maps = is_new and any(step == number for step, _, _ in scope.maps)
         self._open = Frame(number, is_recorded, is_recorded or has_maps)
 
-    def observe(self, call: AttentionCall, out: Tensor) -> None:
+    def observe(self, call: Call, out: Tensor) -> None:
         frame = self._open
         if frame is None or self.tap.suspended > self.probing:
             return
@@ -128,15 +128,22 @@ class FrameRecorder(Listener):
             frame.indices.append(index)
             self._measure(frame, call, out)
 
-    def _measure(self, frame: Frame, call: AttentionCall, out: Tensor) -> None:
+    def _measure(self, frame: Frame, call: Call, out: Tensor) -> None:
         heads = self.scope.heads_of(call.layer, call.query_BHQD.shape[1])
         if self.canvas is not None and frame.state_BQ is None:
-            frame.state_BS = position_states_of(call, self.tap, "a trace with canvas=", self.canvas)
+            frame.state_BS = position_states_of(call, "a trace with canvas=", self.canvas)
             frame.state_BQ = query_states(frame.state_BS, frame.columns_Q, self.is_shifted)
-        view = CallView(call, heads, frame.state_BQ, call.unrolled(out))
+        here = call.within(
+            heads=heads,
+            step=frame.number,
+            prefix=frame.prefix,
+            query_state_BQ=frame.state_BQ,
+            made_BHQD=call.unrolled(out),
+            memory=self.memory[call.layer],
+        )
         with torch.no_grad():
-            view.shared = read_in_one_pass(view, self.reads)
-            self._add(frame, call.layer, view)
+            here.fill(self.reads)
+            self._add(frame, call.layer, here)
         self._real_BQ = call.visibility.real_BQ
         frame.visible.append(call.visibility.visible_BS)
         every = list(range(call.query_BHQD.shape[1]))
@@ -151,15 +158,13 @@ class FrameRecorder(Listener):
                 view = StatesView(states_BQD, self._real_BQ, frame.columns_Q, frame.memory)
                 self._add(frame, layer, view)
 
-    def _add(self, frame: Frame, layer: str, view: CallView | StatesView) -> None:
+    def _add(self, frame: Frame, layer: str, view: Call | StatesView) -> None:
         """Measure a layer: the statistics that read attention calls, or those that read the hidden
         states after one.
         """
         for label, one in self.statistics.items():
             if one.of_states != isinstance(view, StatesView):
                 continue
-            if one.remembers and isinstance(view, CallView):
-                view.memory = self.memory[label, layer]
             value = one.measure(view)
             axes = [axis for axis in one.axes if axis != "layer"]
             remedy = f"correct its `axes`, {axes} for each layer, or its `measure`"
@@ -171,7 +176,7 @@ class FrameRecorder(Listener):
                 frame.parts[label] = LayerStack(expected, one.axes.index("layer"))
             frame.parts[label].add(value)
 
-    def _locate(self, frame: Frame, call: AttentionCall) -> None:
+    def _locate(self, frame: Frame, call: Call) -> None:
         """Locate the queries on the canvas: as announced, else the last ones so far."""
         queries = call.query_BHQD.shape[2]
         keys = call.key_BKSD.shape[2]

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from sinklab.core.attention.received import Pass
 from sinklab.core.attention.scores import LOG2E, Scores, on_device
-from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.call import Call
 from sinklab.core.registry import fast_attentions, fast_passes
 from sinklab.extras.fast.compat import attend_with_logsumexp
 
@@ -57,21 +57,21 @@ class KernelRows:
     """The attention kernel of a GPU, asked for the log-sum-exp of the rows that it computes."""
 
     @staticmethod
-    def serving(call: AttentionCall) -> Callable[..., Tensor] | None:
+    def serving(call: Call) -> Callable[..., Tensor] | None:
         """`attend` for this call; None on a CPU, where the loop over chunks takes row sums of its
         own.
         """
         return partial(attend, call) if call.query_BHQD.is_cuda else None
 
 
-def attend(call: AttentionCall, *args: Any, **kwargs: Any) -> Tensor:
+def attend(call: Call, *args: Any, **kwargs: Any) -> Tensor:
     """Make this call by these arguments, and keep the log-sum-exp of its rows."""
     out, logsumexp = attend_with_logsumexp(F.scaled_dot_product_attention, args, kwargs)
     keep(call, logsumexp)
     return out
 
 
-def keep(call: AttentionCall, logsumexp: Tensor | None) -> None:
+def keep(call: Call, logsumexp: Tensor | None) -> None:
     """Keep the log-sum-exp of this call's rows, (batch, …, Q or more) as the kernel laid it out."""
     if logsumexp is None:
         return

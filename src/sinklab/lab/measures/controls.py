@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from sinklab.core.errors import limited
-from sinklab.core.probing.interventions.selectors import KeyView, Selector
+from sinklab.core.probing.call import Call
+from sinklab.core.probing.interventions.selectors import Selector
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.registry import registered, rules, selectors
 from sinklab.core.sinks import DEFAULT, Rule
@@ -52,11 +53,12 @@ class Sparing(Wrapper):
         super().__post_init__()
         object.__setattr__(self, "positions", whole_numbers("spare", self.positions))
 
-    def select(self, view: KeyView) -> Tensor:
-        columns = [view.prefix + position for position in self.positions]
+    def select(self, call: Call) -> Tensor:
+        columns = [call.prefix + position for position in self.positions]
         if self.prefix:
-            columns += range(view.prefix)
-        return self.like.select(replace(view, spared=(*view.spared, *columns)))
+            columns += range(call.prefix)
+        excluded = (*call.choice.excluded, *columns)
+        return self.like.select(call.within(choice=replace(call.choice, excluded=excluded)))
 
 
 @selectors.register("others")
@@ -74,8 +76,8 @@ class Others(Wrapper):
     def last_position(self) -> int:
         return -1
 
-    def select(self, view: KeyView) -> Tensor:
-        return view.free_BHS & ~self.like.select(view)
+    def select(self, call: Call) -> Tensor:
+        return call.eligible_BHS & ~self.like.select(call)
 
 
 AGE_BAND = 8
@@ -101,18 +103,18 @@ class Random(Wrapper):
     def draws(self) -> bool:
         return True
 
-    def select(self, view: KeyView) -> Tensor:
-        chosen_BHS = self.like.select(view)
-        others_BHS = view.free_BHS & ~chosen_BHS
+    def select(self, call: Call) -> Tensor:
+        chosen_BHS = self.like.select(call)
+        others_BHS = call.eligible_BHS & ~chosen_BHS
         if self.sink_rule is not None:
-            others_BHS = others_BHS & ~view.sinks(self.sink_rule)
+            others_BHS = others_BHS & ~call.sinks(self.sink_rule)
         count_BH1 = chosen_BHS.sum(-1, keepdim=True)
         if self.fewer:
             count_BH1 = torch.minimum(count_BH1, others_BHS.sum(-1, keepdim=True))
-        order_BHS = view.random()
+        order_BHS = call.random()
         if self.match == "age":
             order_BHS = order_BHS - age_bands(chosen_BHS)
-        return view.top(order_BHS, count_BH1, others_BHS, self.most)
+        return call.top(order_BHS, count_BH1, others_BHS, self.most)
 
 
 def age_bands(chosen_BHS: Tensor) -> Tensor:
@@ -149,13 +151,13 @@ class EqualMass(Wrapper):
     def sink_rule(self) -> Rule | None:
         return self.rule or self.like.sink_rule
 
-    def select(self, view: KeyView) -> Tensor:
-        chosen_BHS = self.like.select(view)
-        others_BHS = view.free_BHS & ~chosen_BHS & ~view.sinks(self.sink_rule or DEFAULT)
-        wanted_BH = view.scores_BHS.masked_fill(~chosen_BHS, 0.0).sum(-1)
-        control_BHS, found_BH = equal_mass(view.scores_BHS, wanted_BH, others_BHS)
+    def select(self, call: Call) -> Tensor:
+        chosen_BHS = self.like.select(call)
+        others_BHS = call.eligible_BHS & ~chosen_BHS & ~call.sinks(self.sink_rule or DEFAULT)
+        wanted_BH = call.scores_BHS.masked_fill(~chosen_BHS, 0.0).sum(-1)
+        control_BHS, found_BH = equal_mass(call.scores_BHS, wanted_BH, others_BHS)
         matched_BH = found_BH.to(wanted_BH).masked_fill(~chosen_BHS.any(-1), torch.nan)
-        view.notes["matched"] = matched_BH
+        call.choice.notes["matched"] = matched_BH
         if self.arm == "control":
             return control_BHS
         return chosen_BHS & found_BH.unsqueeze(-1)

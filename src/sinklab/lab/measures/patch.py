@@ -13,8 +13,7 @@ from torch import Tensor
 
 from sinklab.core.errors import limited
 from sinklab.core.probing import (
-    AttentionCall,
-    CallSite,
+    Call,
     InterventionLog,
     LayerIntervention,
     Listener,
@@ -33,7 +32,7 @@ class Keeper(Listener):
     def __init__(self) -> None:
         self.kept: dict[str, Tensor] = {}
 
-    def observe(self, call: AttentionCall, out: Tensor) -> None:
+    def observe(self, call: Call, out: Tensor) -> None:
         self._keep(call.layer, key=call.key_BKSD, value=call.value_BKSD)
 
     def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
@@ -98,31 +97,31 @@ class Patch(LayerIntervention):
             return StateHandler(self, log, forwards_per_step)
         return super().handler(log, forwards_per_step)
 
-    def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+    def edit(self, call: Call) -> Call:
         """The call with these keys or values overwritten in the edited heads."""
         own = {"key": call.key_BKSD, "value": call.value_BKSD}
-        heads = torch.tensor(site.heads)[:, None]
+        heads = torch.tensor(call.heads)[:, None]
         for name in own:
             own[name] = call.for_query_heads(own[name]).clone()
             if self.what in (name, "both"):
-                other_BKSD, to, source = self._taken(name, call, own[name].shape, site.prefix)
+                other_BKSD, to, source = self._taken(name, call, own[name].shape, call.prefix)
                 other_BHSD = call.for_query_heads(other_BKSD)
                 own[name][:, heads, to] = other_BHSD[:, heads, source].to(own[name])
         return replace(call, key_BKSD=own["key"], value_BKSD=own["value"])
 
-    def change(self, states_BQD: Tensor, call: AttentionCall, site: CallSite) -> Part:
+    def change(self, states_BQD: Tensor, call: Call) -> Part:
         """Hidden states of these positions, of those that run."""
         batch, _, width = states_BQD.shape
-        own = batch, call.key_BKSD.shape[2] - site.prefix, width
+        own = batch, call.key_BKSD.shape[2] - call.prefix, width
         other_BSD, *places = self._taken("state", call, own)
-        place = query_positions(call, site.prefix).tolist()
+        place = query_positions(call, call.prefix).tolist()
         run = {place.index(to): source for to, source in zip(*places, strict=True) if to in place}
         if not run:
             return None
         return (slice(None), [*run]), other_BSD[:, [*run.values()]].to(states_BQD)
 
     def _taken(
-        self, name: str, call: AttentionCall, own: Sequence[int], prefix: int = 0
+        self, name: str, call: Call, own: Sequence[int], prefix: int = 0
     ) -> tuple[Tensor, list[int], list[int]]:
         """Vectors of the other run, and the places here and there behind so many columns."""
         found = reference_values(self.file).get(f"{call.layer}.{name}", torch.empty(0, 1, 0))

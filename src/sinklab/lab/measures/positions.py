@@ -7,20 +7,20 @@ import torch
 from torch import Tensor
 
 from sinklab.core.errors import limited
-from sinklab.core.probing.call import AttentionCall
-from sinklab.core.probing.interventions.base import CallSite, LayerIntervention
+from sinklab.core.probing.call import Call
+from sinklab.core.probing.interventions.base import LayerIntervention
 from sinklab.core.probing.interventions.removals import near_keys, query_positions, restricted
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.registry import interventions
 
 
-def _only_heads(keep_QS: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
+def _only_heads(keep_QS: Tensor, call: Call) -> Tensor:
     """What queries may see, (1, 1 or H, Q, S), with the heads that are not edited left free."""
     every = call.query_BHQD.shape[1]
-    if len(site.heads) == every:
+    if call.heads is None or len(call.heads) == every:
         return keep_QS[None, None]
     free_H = torch.ones(every, dtype=torch.bool, device=keep_QS.device)
-    free_H[site.heads] = False
+    free_H[call.heads] = False
     return keep_QS | free_H[None, :, None, None]
 
 
@@ -46,16 +46,16 @@ class WindowAttention(LayerIntervention):
     keep_prefix: bool = True
     """Whether the model's own sink columns in front stay visible."""
 
-    def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+    def edit(self, call: Call) -> Call:
         """The call with its mask narrowed to the window."""
         device = call.query_BHQD.device
         keys = call.key_BKSD.shape[2]
-        position_S = torch.arange(keys, device=device) - site.prefix
-        positions_Q = query_positions(call, site.prefix)
-        near_QS = near_keys(positions_Q, site.prefix, keys, self.radius)
+        position_S = torch.arange(keys, device=device) - call.prefix
+        positions_Q = query_positions(call, call.prefix)
+        near_QS = near_keys(positions_Q, call.prefix, keys, self.radius)
         near_QS |= torch.isin(position_S, torch.tensor(self.keep, dtype=torch.long, device=device))
-        near_QS[:, : site.prefix] = self.keep_prefix
-        return restricted(call, _only_heads(near_QS, call, site))[0]
+        near_QS[:, : call.prefix] = self.keep_prefix
+        return restricted(call, _only_heads(near_QS, call))[0]
 
 
 @interventions.register("lone_rows")
@@ -85,12 +85,12 @@ class LoneRows(LayerIntervention):
             )
         super().__post_init__()
 
-    def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+    def edit(self, call: Call) -> Call:
         """The call with these rows of its mask left to their own key; the same one if none of them
         runs.
         """
-        positions_Q = query_positions(call, site.prefix)
-        canvas = call.key_BKSD.shape[2] - site.prefix
+        positions_Q = query_positions(call, call.prefix)
+        canvas = call.key_BKSD.shape[2] - call.prefix
         if call.visibility.running is not None and self.rows[-1] >= canvas:
             raise ValueError(
                 f"rows are canvas positions 0 to {canvas - 1}, got {self.rows[-1]}: name one of "
@@ -99,8 +99,8 @@ class LoneRows(LayerIntervention):
         lone_Q = torch.isin(positions_Q, torch.tensor(self.rows, device=positions_Q.device))
         if not bool(lone_Q.any()):
             return call
-        own_QS = near_keys(positions_Q, site.prefix, call.key_BKSD.shape[2])
+        own_QS = near_keys(positions_Q, call.prefix, call.key_BKSD.shape[2])
         keep_QS = ~lone_Q[:, None] | own_QS
         if self.keep_prefix:
-            keep_QS[:, : site.prefix] = True
-        return restricted(call, _only_heads(keep_QS, call, site), kept_QS=own_QS)[0]
+            keep_QS[:, : call.prefix] = True
+        return restricted(call, _only_heads(keep_QS, call), kept_QS=own_QS)[0]

@@ -15,9 +15,9 @@ from torch.nn.functional import cosine_similarity, normalize
 from sinklab.core.attention.received import value_norms
 from sinklab.core.attention.scores import allowed
 from sinklab.core.errors import Checked, limited
-from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.call import Call
 from sinklab.core.probing.interventions.removals import own_mask
-from sinklab.core.probing.statistics import KEYS, CallView, StatesView, Statistic, ValueNorm
+from sinklab.core.probing.statistics import KEYS, StatesView, Statistic, ValueNorm
 from sinklab.core.registry import fast_medians, fast_path, statistics
 from sinklab.core.sinks import MASKED
 from sinklab.lab.scoring.hidden_states import real_weight
@@ -43,14 +43,14 @@ class ReceivedFromMasked(Statistic, Checked):
     reads = ("received_by_state",)
     needs_canvas = True
 
-    def measure(self, view: CallView) -> Tensor:
-        received_BHS = view.shared["received_by_state"][:, MASKED]
-        visibility = view.call.visibility
-        state_BQ: Any = view.state_BQ
-        every_head = (-1, view.call.query_BHQD.shape[1], -1)
+    def measure(self, call: Call) -> Tensor:
+        received_BHS = call.received_by_state_BGHS[:, MASKED]
+        visibility = call.visibility
+        state_BQ: Any = call.query_state_BQ
+        every_head = (-1, call.query_BHQD.shape[1], -1)
         masked_BHS = visibility.seen_by(state_BQ == MASKED).to(received_BHS).expand(every_head)
-        masked_BHS = view.of_heads(masked_BHS)
-        every_BHS = view.of_heads(visibility.visible_BHS.to(received_BHS).expand(every_head))
+        masked_BHS = call.of_heads(masked_BHS)
+        every_BHS = call.of_heads(visibility.visible_BHS.to(received_BHS).expand(every_head))
         told_BHS = (masked_BHS >= self.least) | (every_BHS == 0)
         mean_BHS = received_BHS / masked_BHS.clamp_min(1)
         return (mean_BHS * every_BHS).masked_fill(~told_BHS, torch.nan)
@@ -72,15 +72,15 @@ class ReceivedByWindow(Statistic):
     axes = ("batch", "window", "layer", "head", "key")
     reads = ("received",)
 
-    def measure(self, view: CallView) -> Tensor:
-        queries = view.call.query_BHQD.shape[2]
-        real_BQ = view.call.visibility.counted_BQ
+    def measure(self, call: Call) -> Tensor:
+        queries = call.query_BHQD.shape[2]
+        real_BQ = call.visibility.counted_BQ
         if queries <= WINDOW:
-            return view.shared["received"].unsqueeze(1)
+            return call.received_BHS.unsqueeze(1)
         number_BQ = torch.div(real_BQ.long().cumsum(1) - 1, WINDOW, rounding_mode="floor")
         windows = range(-(-queries // WINDOW))
         groups_BGQ = torch.stack([(number_BQ == number) & real_BQ for number in windows], 1)
-        return view.call.measured(("received",), view.heads, groups_BGQ=groups_BGQ)["received"]
+        return call.measured(("received",), groups_BGQ=groups_BGQ)["received"]
 
 
 @statistics.register("value_norm_by_head")
@@ -93,9 +93,9 @@ class ValueNormByHead(ValueNorm):
 
     axes = KEYS
 
-    def measure(self, view: CallView) -> Tensor:
-        norms_BKS = value_norms(self.vectors(view.call), per_head=True)
-        return view.of_heads(view.call.for_query_heads(norms_BKS))
+    def measure(self, call: Call) -> Tensor:
+        norms_BKS = value_norms(self.vectors(call), per_head=True)
+        return call.of_heads(call.for_query_heads(norms_BKS))
 
 
 @statistics.register("key_norm_by_head")
@@ -106,7 +106,7 @@ class KeyNormByHead(ValueNormByHead):
     the score; see `KeyCosine`.
     """
 
-    def vectors(self, call: AttentionCall) -> Tensor:
+    def vectors(self, call: Call) -> Tensor:
         return call.key_BKSD
 
 
@@ -120,15 +120,14 @@ class KeyCosine(Statistic):
 
     axes = KEYS
 
-    def measure(self, view: CallView) -> Tensor:
-        call = view.call
+    def measure(self, call: Call) -> Tensor:
         query_BHQD = normalize(call.query_BHQD.detach().float(), dim=-1)
         key_BHSD = call.for_query_heads(normalize(call.key_BKSD.detach().float(), dim=-1))
         real_BQ1 = real_weight(call.visibility.real_BQ, query_BHQD[:, 0])
         seen_BHQS = allowed(own_mask(call)).expand(*query_BHQD.shape[:3], -1).to(query_BHQD)
         sum_BHSD = torch.einsum("bhqs,bhqd->bhsd", seen_BHQS, query_BHQD * real_BQ1[:, None])
         count_BHS = call.visibility.visible_BHS.clamp_min(1)
-        return view.of_heads((sum_BHSD * key_BHSD).sum(-1) / count_BHS)
+        return call.of_heads((sum_BHSD * key_BHSD).sum(-1) / count_BHS)
 
 
 @statistics.register("drift")
@@ -144,20 +143,18 @@ class Drift(Statistic, Checked):
     """Vectors that are compared."""
 
     axes = KEYS
-    remembers = True
 
-    def measure(self, view: CallView) -> Tensor:
-        call = view.call
+    def measure(self, call: Call) -> Tensor:
         vectors = {"key": call.key_BKSD, "value": call.value_BKSD}
         now_BKSD = vectors[self.of].detach().float()
-        before_BKSD = view.memory.get(self.of)
-        view.memory[self.of] = now_BKSD.clone()
+        before_BKSD = call.memory.get((self, "before"))
+        call.memory[self, "before"] = now_BKSD.clone()
         drift_BKS = torch.full(now_BKSD.shape[:3], torch.nan, device=now_BKSD.device)
         if before_BKSD is not None and before_BKSD.shape[:2] == now_BKSD.shape[:2]:
             both = min(before_BKSD.shape[2], now_BKSD.shape[2])
             parts = (now_BKSD[:, :, :both], before_BKSD[:, :, :both])
             drift_BKS[..., :both] = 1 - cosine_similarity(*parts, dim=-1)
-        return view.of_heads(call.for_query_heads(drift_BKS))
+        return call.of_heads(call.for_query_heads(drift_BKS))
 
 
 @statistics.register("head_output")
@@ -172,9 +169,9 @@ class HeadOutput(Statistic):
     axes = ("batch", "layer", "head", "number")
     columns = ("stable_rank", "cosine")
 
-    def measure(self, view: CallView) -> Tensor:
-        out_BHQD = view.of_heads(view.output_BHQD.detach().float())
-        real_BQ1 = real_weight(view.call.visibility.real_BQ, out_BHQD[:, 0])
+    def measure(self, call: Call) -> Tensor:
+        out_BHQD = call.out_BHQD.detach().float()
+        real_BQ1 = real_weight(call.visibility.real_BQ, out_BHQD[:, 0])
         out_BHQD = out_BHQD * real_BQ1[:, None]
         singular_BHD = torch.linalg.svdvals(out_BHQD)
         square_BHD = singular_BHD.square()

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sinklab.core.attention.scores import allowed
-from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.call import Call
 from sinklab.core.probing.interventions.removals import Removal, short_mask
 from sinklab.core.registry import removals
 from sinklab.lab.files import ordinary, refused
@@ -31,12 +31,12 @@ class ValueRemoval(Removal):
     """
 
     def values(
-        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+        self, call: Call, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
     ) -> Tensor:
         """New values, broadcastable to (B, H, S, D); those of the other keys do not count."""
         raise NotImplementedError
 
-    def apply(self, call: AttentionCall, gone_BHS: Tensor, random_BHS: Tensor) -> AttentionCall:
+    def apply(self, call: Call, gone_BHS: Tensor, random_BHS: Tensor) -> Call:
         """The call with other values for these keys."""
         # Query heads of one value head lose different keys: each needs its own values.
         key_BHSD = call.for_query_heads(call.key_BKSD)
@@ -52,7 +52,7 @@ class ZeroValue(ValueRemoval):
     """Keep the mass on the keys, and let their values add nothing."""
 
     def values(
-        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+        self, call: Call, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
     ) -> Tensor:
         return torch.zeros_like(value_BHSD[:, :, :1])
 
@@ -71,7 +71,7 @@ class ShuffleValue(ValueRemoval):
     draws = True
 
     def values(
-        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+        self, call: Call, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
     ) -> Tensor:
         others_BHS = other_keys(call, gone_BHS, "shuffle_value")
         order_BHS = random_BHS.masked_fill(~others_BHS, -1.0).argsort(dim=-1, descending=True)
@@ -97,7 +97,7 @@ class MeanValue(ValueRemoval):
     """
 
     def values(
-        self, call: AttentionCall, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+        self, call: Call, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
     ) -> Tensor:
         means_HD = reference_values(self.file)[call.layer]
         lacking_H = means_HD.isnan().any(-1) & gone_BHS.any(-1).any(0).to(means_HD.device)
@@ -109,7 +109,7 @@ class MeanValue(ValueRemoval):
         return means_HD.nan_to_num().to(value_BHSD)[None, :, None]
 
 
-def other_keys(call: AttentionCall, gone_BHS: Tensor, removal: str) -> Tensor:
+def other_keys(call: Call, gone_BHS: Tensor, removal: str) -> Tensor:
     """Keys (B, H, S) that are seen and stay. Raises ValueError if queries see different keys."""
     mask = short_mask(call)
     if mask.shape[2] > 1:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.errors import Checked, limited
-from sinklab.core.probing import AttentionCall, CallSite, InterventionLog, Listener
+from sinklab.core.probing import Call, InterventionLog, Listener
 from sinklab.core.probing.interventions.base import Effect, InterventionHandler
 from sinklab.core.probing.scope import chosen, whole_numbers
 from sinklab.core.registry import interventions
@@ -80,7 +80,7 @@ class ClipChannel(Checked):
         if not self.channels:
             raise ValueError("channels name what to clip, got none: leave out the edit")
 
-    def change(self, states_BQD: Tensor, call: AttentionCall, site: CallSite) -> Part:
+    def change(self, states_BQD: Tensor, call: Call) -> Part:
         """New values of the channels."""
         width = states_BQD.shape[2]
         if self.channels[-1] >= width:
@@ -110,7 +110,7 @@ def real_weight(real_BQ: Tensor | None, states_BQD: Tensor) -> Tensor:
 
 class StateHandler(InterventionHandler):
     """Edits the output of decoder layers that contain an attention call to edit, and records the
-    effect. The edit has a method `change(states_BQD, call, site)` that gives a `Part`.
+    effect. The edit has a method `change(states_BQD, call)` that gives a `Part`.
     """
 
     def __init__(self, options: Any, log: InterventionLog, forwards_per_step: int) -> None:
@@ -120,24 +120,24 @@ class StateHandler(InterventionHandler):
 
     def discard(self) -> None:
         super().discard()
-        self.running: dict[str, tuple[AttentionCall, CallSite]] = {}
+        self.running: dict[str, Call] = {}
         """Attention calls of the layers that run now."""
         self.done: dict[int, tuple[Tensor, ...]] = {}
         """Layer number -> effect in this forward."""
 
-    def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
-        self.running[call.layer] = call, site
+    def apply(self, call: Call) -> tuple[Call, Effect | None]:
+        self.running[call.layer] = call
         return call, None
 
     def edit_states(self, calls: list[str], states_BQD: Tensor) -> Tensor:
-        named = [(layer, *self.running.pop(layer)) for layer in calls if layer in self.running]
+        named = [(layer, self.running.pop(layer)) for layer in calls if layer in self.running]
         if not named:
             return states_BQD
         return self.changed(states_BQD, *named[0])
 
-    def changed(self, old_BQD: Tensor, layer: str, call: AttentionCall, site: CallSite) -> Tensor:
+    def changed(self, old_BQD: Tensor, layer: str, call: Call) -> Tensor:
         """Numbers of this layer with the part changed that the edit names."""
-        found = self.options.change(old_BQD, call, site)
+        found = self.options.change(old_BQD, call)
         if found is None:
             return old_BQD
         part, new = found

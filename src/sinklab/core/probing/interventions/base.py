@@ -15,29 +15,13 @@ from torch.nn.functional import pad
 from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.scores import of_heads
 from sinklab.core.errors import Checked, check_tensor, limited
-from sinklab.core.probing.call import AttentionCall, Listener
+from sinklab.core.probing.call import Call, Listener, real_queries_B1
 from sinklab.core.probing.dose import MEASURED
 from sinklab.core.probing.intervention import InterventionLog, RemovalRecord
-from sinklab.core.probing.interventions.removals import (
-    at_once,
-    keys_seen,
-    lost_share,
-    real_queries_B1,
-)
+from sinklab.core.probing.interventions.removals import keys_seen, lost_share
+from sinklab.core.probing.keys import at_once
 from sinklab.core.probing.scope import RecordingScope, chosen
 from sinklab.core.registry import interventions
-
-
-@dataclass(frozen=True)
-class CallSite:
-    """Place and time at which a call is edited."""
-
-    heads: list[int]
-    """The query heads to edit, rising."""
-    prefix: int
-    """The model's own sink columns, which stand in front of the keys."""
-    step: int
-    """Step of the sequence, from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +30,9 @@ class LayerIntervention(Checked):
     subclass with `edit`::
 
         @interventions.register("temper")
-        def temper(call, site, temperature=2.0):
+        def temper(call, temperature=2.0):
             query_BHQD = call.query_BHQD.clone()
-            query_BHQD[:, site.heads] /= temperature
+            query_BHQD[:, call.heads] /= temperature
             return replace(call, query_BHQD=query_BHQD)
 
     Edits that take keys away are `BlockKeys`, which logs them.
@@ -63,11 +47,11 @@ class LayerIntervention(Checked):
     heads: tuple[int, ...] | None = limited(None, read=chosen)
     """Query heads to edit; None for all."""
 
-    def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+    def edit(self, call: Call) -> Call:
         """The call to make in its place (`dataclasses.replace`): the same one if nothing is to
         change.
 
-        The subclass has to restrict its changes to `site.heads` itself.
+        The subclass has to restrict its changes to `call.heads` itself.
         """
         raise NotImplementedError(f"{self} has no method edit of its own; write it")
 
@@ -158,21 +142,24 @@ class InterventionHandler(Listener):
         self.effects = {}
         self.is_open = True
 
-    def edit(self, call: AttentionCall) -> AttentionCall:
+    def edit(self, call: Call) -> Call:
         if self.log.is_probing:
             return call
-        site = self.site_of(call)
-        if site is None:
+        here = self.here(call)
+        if here is None:
             return call
-        edited, effect = self.apply(call, site)
+        edited, effect = self.apply(here)
         # Layers replayed by a backward pass come after the end of their forward, and are in the log
         # already.
         if effect is not None and self.is_open:
             self.effects[call.layer] = effect
-        return edited
+        if edited is here:
+            return call
+        return edited.within(heads=None)
 
-    def site_of(self, call: AttentionCall) -> CallSite | None:
-        """Place and time of the edit of this call; None if its layer is not edited.
+    def here(self, call: Call) -> Call | None:
+        """The call with the heads to edit, the step and the added sinks; None if its layer is not
+        edited.
 
         Raises ValueError for a head that is not there, and for a negative number before layers can
         be counted.
@@ -192,9 +179,9 @@ class InterventionHandler(Listener):
             return None
         total = call.query_BHQD.shape[1]
         heads = sorted(scope.heads_of(call.layer, total) or range(total))
-        return CallSite(heads, log.prefix or 0, self.step)
+        return call.within(heads=heads, prefix=log.prefix or 0, step=self.step)
 
-    def observe(self, call: AttentionCall, out: Tensor) -> None:
+    def observe(self, call: Call, out: Tensor) -> None:
         """Note the strongest key of the heads that were edited, after every edit, be it one that
         has grown anew.
         """
@@ -206,13 +193,13 @@ class InterventionHandler(Listener):
             strongest = (of_heads(call.received_BHS, effect.heads) / queries_B11).max(-1)
         effect.numbers.update(strongest=strongest.values, strongest_at=strongest.indices)
 
-    def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
+    def apply(self, call: Call) -> tuple[Call, Effect | None]:
         """The edited call and its effect; None if nothing was to be done."""
-        edited = self.checked(self.options.edit(call, site), call)
+        edited = self.checked(self.options.edit(call), call)
         self.is_unchanged |= edited is call
         if edited is call or not self.is_open:
             return edited, None
-        heads = site.heads
+        heads = call.heads or []
         numbers: dict[str, Tensor] = {}
         if self.log.measure:
             with torch.no_grad():
@@ -228,11 +215,11 @@ class InterventionHandler(Listener):
         none_BHM = call.query_BHQD.new_empty((len(call.query_BHQD), len(heads), 0)).long()
         return edited, Effect(heads, none_BHM, numbers)
 
-    def checked(self, edited: Any, call: AttentionCall) -> AttentionCall:
+    def checked(self, edited: Any, call: Call) -> Call:
         """The call that an edit returned. Raises ValueError for anything else, and for queries,
         keys and values that do not belong together.
         """
-        if not isinstance(edited, AttentionCall):
+        if not isinstance(edited, Call):
             raise ValueError(
                 f"the edit of an intervention returns the call to make, but {self.label} returned "
                 f"a {type(edited).__name__}: return dataclasses.replace(call, …), or call where "

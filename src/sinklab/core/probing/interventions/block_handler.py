@@ -13,24 +13,20 @@ import torch
 from torch import Tensor
 
 from sinklab.core.attention.context import decoding_run
-from sinklab.core.attention.scores import of_heads
 from sinklab.core.compat import config_value, generation_modes
 from sinklab.core.errors import check_tensor
-from sinklab.core.probing.call import AttentionCall
+from sinklab.core.probing.call import Call, Choice, real_queries_B1
 from sinklab.core.probing.intervention import InterventionLog
-from sinklab.core.probing.interventions.base import CallSite, Effect, InterventionHandler
+from sinklab.core.probing.interventions.base import Effect, InterventionHandler
 from sinklab.core.probing.interventions.removals import (
-    as_columns,
     chosen_queries,
-    extended,
     keys_seen,
     lost_share,
     near_keys,
     query_positions,
-    real_queries_B1,
     restricted,
 )
-from sinklab.core.probing.interventions.selectors import KeyView
+from sinklab.core.probing.keys import as_columns, extended
 from sinklab.core.registry import selectors
 from sinklab.core.sinks import DEFAULT
 
@@ -150,11 +146,11 @@ class BlockHandler(InterventionHandler):
             self.slot = 0
         self.memory.open(self.slot)
 
-    def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
+    def apply(self, call: Call) -> tuple[Call, Effect | None]:
         how = self.options.how
         taken = self.memory.taken
         if self.is_open:
-            taken[call.layer] = self.selection(call, site)
+            taken[call.layer] = self.selection(call)
         selected = taken.get(call.layer)
         if selected is None:
             return call, None
@@ -163,36 +159,34 @@ class BlockHandler(InterventionHandler):
         spared_BH = torch.zeros(call.query_BHQD.shape[:2], device=call.query_BHQD.device)
         if selected.columns_BHM.shape[-1] > 0:
             if how.blocks:
-                edited, spared_BH = self._blocked(call, gone_BHS, site.prefix)
+                edited, spared_BH = self._blocked(call, gone_BHS)
             else:
                 edited = self.checked(how.apply(call, gone_BHS, selected.random_BHS), call)
         if not self.is_open:
             return edited, None
-        heads = site.heads
-        numbers = selected.numbers | {"alone": of_heads(spared_BH, heads)}
+        numbers = selected.numbers | {"alone": call.of_heads(spared_BH)}
         if self.log.measure:
             with torch.no_grad():
                 if self.options.by_query:
                     share_BH = lost_share(call, edited)
                 else:
                     # A spared query saw nothing but these keys: it gives them a mass of 1.
-                    held_BH = call.received_BHS.masked_fill(~gone_BHS, 0.0).sum(-1) - spared_BH
+                    received_BHS = call.within(heads=None).received_BHS
+                    held_BH = received_BHS.masked_fill(~gone_BHS, 0.0).sum(-1) - spared_BH
                     share_BH = held_BH / real_queries_B1(call)
                 if how.blocks:
                     left_BH = keys_seen(edited)
                 else:
                     left_BH = keys_seen(call, gone_BHS)
-            numbers |= {"removed": of_heads(share_BH, heads), "left": of_heads(left_BH, heads)}
-        gone_BHS = of_heads(gone_BHS, heads)
+            numbers |= {"removed": call.of_heads(share_BH), "left": call.of_heads(left_BH)}
+        gone_BHS = call.of_heads(gone_BHS)
         numbers["keys"] = gone_BHS.sum(-1)
         before = self.memory.taken_before(call.layer)
         if before is not None:
-            numbers["overlap"] = jaccard(gone_BHS, of_heads(before.gone_BHS, heads))
-        return edited, Effect(heads, selected.columns_BHM, numbers)
+            numbers["overlap"] = jaccard(gone_BHS, call.of_heads(before.gone_BHS))
+        return edited, Effect(call.heads or [], selected.columns_BHM, numbers)
 
-    def _blocked(
-        self, call: AttentionCall, gone_BHS: Tensor, prefix: int
-    ) -> tuple[AttentionCall, Tensor]:
+    def _blocked(self, call: Call, gone_BHS: Tensor) -> tuple[Call, Tensor]:
         """The call with these keys blocked for the queries that are meant, and how many were left
         alone (B, H).
         """
@@ -203,23 +197,23 @@ class BlockHandler(InterventionHandler):
         options = self.options
         if not options.by_query:
             return restricted(call, ~gone_BH1S, self.doubt)
-        positions_Q = query_positions(call, prefix)
-        meant_BQ = chosen_queries(options.queries or "all", call, positions_Q, self.log.tap)
-        near_QS = near_keys(positions_Q, prefix, call.key_BKSD.shape[2], options.beyond or 0)
+        positions_Q = query_positions(call, call.prefix)
+        meant_BQ = chosen_queries(options.queries or "all", call, positions_Q)
+        near_QS = near_keys(positions_Q, call.prefix, call.key_BKSD.shape[2], options.beyond or 0)
         keep_BHQS = ~(gone_BH1S & meant_BQ[:, None, :, None])
         return restricted(call, keep_BHQS, self.doubt, kept_QS=near_QS)
 
-    def selection(self, call: AttentionCall, site: CallSite) -> Selection | None:
+    def selection(self, call: Call) -> Selection | None:
         """Keys to take away in this layer and forward; None for nothing to do."""
         _, stop = self.options.steps or (0, None)
-        if site.step < self.first or (stop is not None and site.step >= stop):
+        if call.step < self.first or (stop is not None and call.step >= stop):
             return None
-        self.longest = max(self.longest, call.key_BKSD.shape[2] - site.prefix)
+        self.longest = max(self.longest, call.key_BKSD.shape[2] - call.prefix)
         if call.visibility.running is not None:
             self._check_positions()
         when = self.options.when
         if when == "now":
-            return self.choose(self._view(call, site), None)
+            return self.choose(call, None)
         found = self.memory.waiting_for(call.layer)
         if found is None and when == "clean":
             raise ValueError(
@@ -238,42 +232,29 @@ class BlockHandler(InterventionHandler):
         self._check_text(call)
         return replace(found, gone_BHS=extended(found.gone_BHS, now[2]))
 
-    def observe(self, call: AttentionCall, out: Tensor) -> None:
+    def observe(self, call: Call, out: Tensor) -> None:
         super().observe(call, out)
         when = self.options.when
         if when == "now" or self.log.is_probing != (when == "clean"):
             return
-        site = self.site_of(call)
-        if site is None:
+        here = self.here(call)
+        if here is None:
             return
         taken = self.memory.taken.get(call.layer)
         before_BHS = None
         if taken is not None and when == "kept":
             before_BHS = taken.gone_BHS
-        self.memory.chosen[call.layer] = self.choose(self._view(call, site), before_BHS)
-
-    def _view(self, call: AttentionCall, site: CallSite) -> KeyView:
-        options = self.options
-        return KeyView.of(
-            call,
-            site,
-            options.scores or "received",
-            by_attention=options.keys.by_attention,
-            tap=self.log.tap,
-            limit=options.limit,
-            draw=self.draw,
-            doubt=self.doubt,
-        )
+        self.memory.chosen[call.layer] = self.choose(here, before_BHS)
 
     def draw(self, shape: Sequence[int]) -> Tensor:
         """Numbers of a shape, uniform in [0, 1), on the CPU."""
         return torch.rand(tuple(shape), generator=self.generator)
 
-    def choose(self, view: KeyView, before_BHS: Tensor | None) -> Selection:
-        """Keys that the selector chooses in this view.
+    def choose(self, call: Call, before_BHS: Tensor | None) -> Selection:
+        """Keys that the selector chooses.
 
         Args:
-            view: of the call.
+            call: the attention call, of the heads that are edited.
             before_BHS: keys that are gone already, of all heads; None for none.
 
         Raises:
@@ -281,21 +262,22 @@ class BlockHandler(InterventionHandler):
         """
         edit = self.options
         selector = edit.keys
-        heads = view.site.heads
+        heads = call.heads or []
         if before_BHS is not None:
-            before_BHS = of_heads(before_BHS, heads)
-            view = replace(view, gone_BHS=before_BHS)
+            before_BHS = call.of_heads(before_BHS)
+        scores = edit.scores or "received"
+        call = call.within(choice=Choice(scores, before_BHS, edit.limit, (), self.draw, self.doubt))
         with torch.no_grad():
-            flags_BHS = _selected(selector, view)
+            flags_BHS = _selected(selector, call)
             if edit.limit is not None and selector.by_attention:
                 # for selectors that do not heed it
                 count_BH1 = flags_BHS.sum(-1, keepdim=True)
-                flags_BHS = view.top(view.scores_BHS, count_BH1, flags_BHS, selector.most)
+                flags_BHS = call.top(call.scores_BHS, count_BH1, flags_BHS, selector.most)
             flags_BHS = flags_BHS.expand(-1, len(heads), -1)
             if selector.by_attention:
-                self._check_enough(view, flags_BHS)
-                columns_BHM = as_columns(flags_BHS, selector.most, view.scores_BHS)
-                numbers = self._numbers(view, flags_BHS)
+                self._check_enough(call, flags_BHS)
+                columns_BHM = as_columns(flags_BHS, selector.most, call.scores_BHS)
+                numbers = self._numbers(call, flags_BHS)
             else:
                 columns_BHM = as_columns(flags_BHS)
                 numbers = {}
@@ -304,7 +286,7 @@ class BlockHandler(InterventionHandler):
                 columns_BHM = torch.cat([columns_BHM, before_BHM], -1)
                 flags_BHS = flags_BHS | before_BHS
             gone_BHS = flags_BHS
-            every = view.call.query_BHQD.shape[1]
+            every = call.query_BHQD.shape[1]
             if len(heads) < every:
                 gone_BHS = flags_BHS.new_zeros(len(flags_BHS), every, flags_BHS.shape[-1])
                 gone_BHS[:, heads] = flags_BHS
@@ -313,21 +295,21 @@ class BlockHandler(InterventionHandler):
                 random_BHS = self.draw(gone_BHS.shape).to(gone_BHS.device, non_blocking=True)
         return Selection(gone_BHS, columns_BHM, numbers, random_BHS)
 
-    def _numbers(self, view: KeyView, flags_BHS: Tensor) -> dict[str, Tensor]:
+    def _numbers(self, call: Call, flags_BHS: Tensor) -> dict[str, Tensor]:
         """Attention that the chosen keys hold, their number, and how many of them are sinks; NaN
         where keys are blocked already and none could be added.
         """
         edit = self.options
         rule = edit.counted_by or edit.keys.sink_rule or DEFAULT
-        held_BH = view.scores_BHS.masked_fill(~flags_BHS, 0.0).sum(-1)
+        held_BH = call.scores_BHS.masked_fill(~flags_BHS, 0.0).sum(-1)
         count_BH = flags_BHS.sum(-1)
         numbers = {
-            "held": held_BH / view.queries_B1,
+            "held": held_BH / call.queries_B1,
             "chosen": count_BH.to(held_BH),
-            "sinks": (flags_BHS & view.sinks(rule)).sum(-1).to(held_BH),
+            "sinks": (flags_BHS & call.sinks(rule)).sum(-1).to(held_BH),
         }
-        if view.gone_BHS is not None:
-            gone_BH = view.gone_BHS.sum(-1)
+        if call.choice.blocked_BHS is not None:
+            gone_BH = call.choice.blocked_BHS.sum(-1)
             full_BH = (gone_BH > 0) & (count_BH == 0)
             if edit.limit is not None:
                 full_BH = full_BH | (gone_BH >= edit.limit)
@@ -335,17 +317,17 @@ class BlockHandler(InterventionHandler):
                 name: number_BH.masked_fill(full_BH, math.nan)
                 for name, number_BH in numbers.items()
             }
-        return numbers | {name: note.expand_as(held_BH) for name, note in view.notes.items()}
+        return numbers | {name: note.expand_as(held_BH) for name, note in call.choice.notes.items()}
 
-    def _check_enough(self, view: KeyView, flags_BHS: Tensor) -> None:
+    def _check_enough(self, call: Call, flags_BHS: Tensor) -> None:
         """Every head keeps a key; each for itself, as rows of unequal length lose unequal numbers
         of keys.
         """
         count_BH = flags_BHS.sum(-1)
-        left_BH = view.seen_B1S.sum(-1).expand_as(count_BH)
-        if view.gone_BHS is not None:
+        left_BH = call.seen_B1S.sum(-1).expand_as(count_BH)
+        if call.choice.blocked_BHS is not None:
             # a key behind a window since its removal is no key that a query loses
-            left_BH = left_BH - (view.gone_BHS & view.seen_B1S).sum(-1)
+            left_BH = left_BH - (call.choice.blocked_BHS & call.seen_B1S).sum(-1)
         # with `beyond` every query keeps its neighbours, and all other keys may go
         wrong_BH = (count_BH > 0) & (count_BH >= left_BH) & (self.options.beyond is None)
 
@@ -406,7 +388,7 @@ class BlockHandler(InterventionHandler):
                     "when='now', or generate by greedy search or sampling"
                 )
 
-    def _check_text(self, call: AttentionCall) -> None:
+    def _check_text(self, call: Call) -> None:
         """Warn, once, if keys chosen in one text are removed in another: without a run, nothing
         says that one begins.
         """
@@ -435,15 +417,15 @@ class BlockHandler(InterventionHandler):
         )
 
 
-def _selected(selector: Any, view: KeyView) -> Tensor:
+def _selected(selector: Any, call: Call) -> Tensor:
     """Keys that a selector chooses, bool (B, H or 1, S). Raises ValueError for anything else."""
-    flags_BHS = selector.select(view)
-    rows, _, keys = view.shape
+    flags_BHS = selector.select(call)
+    rows, keys = len(call.query_BHQD), call.key_BKSD.shape[2]
     what = f"what {selectors.as_text(selector)} selects"
-    remedy = "flags of rows, heads or 1, and keys: see KeyView.top and KeyView.free_BHS"
+    remedy = "flags of rows, heads or 1, and keys: see Call.top and Call.eligible_BHS"
     check_tensor(what, flags_BHS, (rows, None, keys), "bool", remedy)
     if flags_BHS.shape[1] > 1:
-        check_tensor(what, flags_BHS, (rows, len(view.site.heads), keys), "bool", remedy)
+        check_tensor(what, flags_BHS, (rows, len(call.heads or []), keys), "bool", remedy)
     return flags_BHS
 
 

@@ -1,41 +1,28 @@
-"""Ways to take keys away from an attention call: for which queries, what this costs, and keys as
-flags and as columns.
-"""
+"""Ways to take keys away from an attention call: for which queries, and what this costs."""
 
 # B batch, H query heads, K key/value heads, Q queries, S keys or canvas positions, D head dim, M
 # keys taken away; an axis may be 1
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from sinklab.core.attention.context import reads_wait, running_canvas
 from sinklab.core.attention.received import row_logsumexp
 from sinklab.core.attention.scores import allowed, compact
 from sinklab.core.errors import Checked, unknown
-from sinklab.core.probing.call import AttentionCall, narrowed
-from sinklab.core.probing.statistics import position_states_of
+from sinklab.core.probing.call import Call, narrowed, real_queries_B1
+from sinklab.core.probing.keys import Doubt, at_once
+from sinklab.core.probing.states import position_states_of
 from sinklab.core.registry import removals
 from sinklab.core.sinks import STATES
 
-Doubt = Callable[[Tensor, Callable[[], None]], None]
-"""Signature (wrong, check): `check` raises if the flag is set, now or at the end of the forward."""
-
-
-def at_once(wrong: Tensor, check: Callable[[], None]) -> None:
-    """A doubt that is not put off."""
-    if bool(wrong):
-        check()
-
 
 def restricted(
-    call: AttentionCall, keep_BHQS: Tensor, doubt: Doubt = at_once, *, kept_QS: Tensor | None = None
-) -> tuple[AttentionCall, Tensor]:
+    call: Call, keep_BHQS: Tensor, doubt: Doubt = at_once, *, kept_QS: Tensor | None = None
+) -> tuple[Call, Tensor]:
     """The call with keys blocked that are False in `keep_BHQS`, and the number of queries (B, H)
     left alone.
 
@@ -74,13 +61,13 @@ def restricted(
     return edited, _real_queries(call, lost_BHQ)
 
 
-def _real_queries(call: AttentionCall, some_BHQ: Tensor) -> Tensor:
+def _real_queries(call: Call, some_BHQ: Tensor) -> Tensor:
     """Number of these queries that are not padding, (B, H)."""
     some_BHQ = some_BHQ.expand(call.query_BHQD.shape[:3])
     return (some_BHQ & call.visibility.counted_BQ.unsqueeze(1)).sum(-1)
 
 
-def own_mask(call: AttentionCall) -> Tensor:
+def own_mask(call: Call) -> Tensor:
     """The mask of the call with its causality written out; one row where that is known without a
     look at its numbers.
     """
@@ -96,7 +83,7 @@ def own_mask(call: AttentionCall) -> Tensor:
     return compact(mask)
 
 
-def short_mask(call: AttentionCall) -> Tensor:
+def short_mask(call: Call) -> Tensor:
     """The same, one row if it is the same for every query, which is read from the device."""
     mask = own_mask(call)
     if not call.is_causal and mask.shape[2] > 1 and bool((mask == mask[:, :, :1]).all()):
@@ -120,7 +107,7 @@ class Removal(Checked):
     draws = False
     """Whether random numbers enter."""
 
-    def apply(self, call: AttentionCall, gone_BHS: Tensor, random_BHS: Tensor) -> AttentionCall:
+    def apply(self, call: Call, gone_BHS: Tensor, random_BHS: Tensor) -> Call:
         """The call without these keys.
 
         Args:
@@ -140,12 +127,7 @@ class Mask(Removal):
     blocks = True
 
 
-def real_queries_B1(call: AttentionCall) -> Tensor:
-    """Number of queries that are not padding, (B, 1)."""
-    return call.visibility.counted_BQ.sum(-1, keepdim=True)
-
-
-def lost_share(before: AttentionCall, after: AttentionCall) -> Tensor:
+def lost_share(before: Call, after: Call) -> Tensor:
     """The share of attention (B, H) that keys blocked by `after` held in `before`, for any pattern
     of blocking.
 
@@ -159,7 +141,7 @@ def lost_share(before: AttentionCall, after: AttentionCall) -> Tensor:
     return lost_BHQ.sum(-1) / real_queries_B1(before)
 
 
-def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
+def keys_seen(call: Call, gone_BHS: Tensor | None = None) -> Tensor:
     """Number of keys a query sees in this call, less those removed: mean over the queries that are
     not padding, (B, H).
     """
@@ -170,47 +152,6 @@ def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
     seen_BHQ = may_BHQS.sum(-1).expand(batch, heads, call.query_BHQD.shape[2]).float()
     seen_BHQ = seen_BHQ * call.visibility.counted_BQ.unsqueeze(1)
     return seen_BHQ.sum(-1) / real_queries_B1(call)
-
-
-def as_flags(columns_BHM: Tensor, keys: int) -> Tensor:
-    """Columns (-1 for none) as flags (B, H, S)."""
-    flags_BHS = torch.zeros(
-        *columns_BHM.shape[:2], keys + 1, dtype=torch.bool, device=columns_BHM.device
-    )
-    return flags_BHS.scatter_(2, columns_BHM.masked_fill(columns_BHM < 0, keys), True)[..., :keys]
-
-
-def highest(
-    order_BHS: Tensor, among_BHS: Tensor, count_BH1: Tensor, most: int | None = None
-) -> Tensor:
-    """Columns (B, H, M) of the keys that an order puts highest among some, the highest first: of
-    each head as many as are counted, and -1 if that is fewer than M.
-
-    `most`: the most there may be, for a device that is not to be asked.
-    """
-    if most is None or not reads_wait(count_BH1.device):
-        most = int(count_BH1.max())
-    width = min(most, among_BHS.shape[-1])
-    columns_BHM = order_BHS.masked_fill(~among_BHS, -torch.inf).topk(width, dim=-1).indices
-    number_M = torch.arange(width, device=columns_BHM.device)
-    return columns_BHM.masked_fill(number_M >= count_BH1, -1)
-
-
-def as_columns(
-    gone_BHS: Tensor, most: int | None = None, order_BHS: Tensor | None = None
-) -> Tensor:
-    """Flags as columns (B, H, M), the highest of an order first, without one in rising order;
-    arguments and filling as of `highest`.
-    """
-    if order_BHS is None:
-        place_S = torch.arange(gone_BHS.shape[-1], device=gone_BHS.device)
-        order_BHS = -place_S.float().expand(gone_BHS.shape)
-    return highest(order_BHS, gone_BHS, gone_BHS.sum(-1, keepdim=True), most)
-
-
-def extended(gone_BHS: Tensor, keys: int) -> Tensor:
-    """Flags for this many keys: those that came since are not removed."""
-    return pad(gone_BHS, (0, max(0, keys - gone_BHS.shape[-1])))
 
 
 WORDS = ("all", "from32", *STATES)
@@ -234,14 +175,13 @@ def check_queries(queries: str | None) -> None:
         raise unknown("choice of queries", queries, WORDS)
 
 
-def chosen_queries(queries: str, call: AttentionCall, positions_Q: Tensor, tap: Any) -> Tensor:
+def chosen_queries(queries: str, call: Call, positions_Q: Tensor) -> Tensor:
     """Flags of the chosen queries, bool (B or 1, Q).
 
     Args:
         queries: one of `WORDS`.
         call: the attention call.
         positions_Q: canvas position of each query.
-        tap: of the model, which knows the ids of its last call.
 
     Raises:
         ValueError: if states are asked for and nothing tells them.
@@ -250,9 +190,7 @@ def chosen_queries(queries: str, call: AttentionCall, positions_Q: Tensor, tap: 
         return torch.ones_like(positions_Q, dtype=torch.bool)[None]
     if queries.startswith("from"):
         return (positions_Q >= first_query(queries))[None]
-    state_BS = position_states_of(
-        call, tap, f"queries={queries!r}", needs_canvas=queries == "prompt"
-    )
+    state_BS = position_states_of(call, f"queries={queries!r}", needs_canvas=queries == "prompt")
     state_BS = state_BS.to(positions_Q.device)
     return state_BS.index_select(1, positions_Q) == STATES.index(queries)
 
@@ -266,7 +204,7 @@ def near_keys(positions_Q: Tensor, prefix: int, keys: int, radius: int = 0) -> T
     return (distance_QS <= radius) & (place_S >= prefix)
 
 
-def query_positions(call: AttentionCall, prefix: int) -> Tensor:
+def query_positions(call: Call, prefix: int) -> Tensor:
     """The canvas position of every query of the call, int64 (Q,). Raises ValueError if they are
     unknown.
     """

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from sinklab.core.probing import (
-    AttentionCall,
     BlockKeys,
+    Call,
     InterventionLog,
     Listener,
     Selector,
@@ -316,7 +316,7 @@ class StrongestKeys(Listener):
         self.log = log
         return self
 
-    def observe(self, call: AttentionCall, out: Tensor) -> None:
+    def observe(self, call: Call, out: Tensor) -> None:
         if not self.log.is_probing:
             return
         sinks_BHS = find_sinks(call.received_BHS, Gu(), call.visibility.visible_BHS)
