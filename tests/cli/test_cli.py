@@ -80,6 +80,8 @@ def test_the_help_teaches_by_examples_that_can_be_typed(command, capsys, monkeyp
     def reached(*_, **__):
         raise Reached
 
+    # by this name it is loaded when it is first asked for, and would stay the patched one
+    monkeypatch.setattr("sinklab.lab.checkpoints.load", reached)
     monkeypatch.setattr("sinklab.lab.checkpoints.loading.load", reached)
     monkeypatch.setattr("sinklab.lab.checkpoints.info.describe", reached)
     monkeypatch.setattr("sinklab.extras.validate.command.Saved", reached)
