@@ -10,9 +10,9 @@ from typing import ClassVar
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sinklab.core.registry import families
 from sinklab.lab.checkpoints import CheckpointPlan, Family
 from sinklab.lab.cli import main
+from sinklab.lab.registry import families
 
 FIELDS = {
     "hidden_size": "width",

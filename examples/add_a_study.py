@@ -6,8 +6,8 @@ after its files were lost.
 from dataclasses import dataclass
 
 from sinklab.core.errors import Checked, limited
-from sinklab.core.registry import studies
 from sinklab.lab.cli import main
+from sinklab.lab.registry import studies
 from sinklab.lab.studies.base import Study
 
 

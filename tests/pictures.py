@@ -4,7 +4,7 @@ from importlib import import_module
 
 import pytest
 
-from sinklab.core.registry import figures
+from sinklab.lab.registry import figures
 from sinklab.lab.reports import NotRecorded
 from sinklab.lab.reports.inline import Picture
 

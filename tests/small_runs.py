@@ -29,10 +29,10 @@ import pandas as pd
 import torch
 
 from sinklab.core.errors import Checked, limited
-from sinklab.core.registry import studies
 from sinklab.lab.records import open_run
 from sinklab.lab.records.info import read_info
 from sinklab.lab.records.reading import lost_files
+from sinklab.lab.registry import studies
 from sinklab.lab.studies.base import Study
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_tasks import toy_tasks

@@ -54,6 +54,10 @@ MAY_IMPORT = {
     | {"core.attention", "core.probing", "core.sinks", "lab.files", "lab.scoring"},
     "lab.reports": EVERYWHERE | {"lab.files", "lab.records", "lab.analysis", "core.sinks"},
 }
+MAY_IMPORT["lab.registry"] = {"core.registry"}
+for _room in MAY_IMPORT:
+    if _room.startswith("lab.") and _room != "lab.registry":
+        MAY_IMPORT[_room] = MAY_IMPORT[_room] | {"lab.registry"}
 MAY_IMPORT["lab.studies"] = {*MAY_IMPORT}
 MAY_IMPORT["lab.checks"] = {*MAY_IMPORT}
 MAY_IMPORT["lab.short_road"] = {*MAY_IMPORT}

@@ -12,7 +12,6 @@ from tests.tiny_diffusion import new_model
 from sinklab.core.errors import limited
 from sinklab.core.probing import BlockKeys, Selector, intervene, trace
 from sinklab.core.registry import (
-    commands,
     interventions,
     removals,
     rules,
@@ -21,6 +20,7 @@ from sinklab.core.registry import (
     unmasking_rules,
 )
 from sinklab.core.sinks import Gu, find_sinks
+from sinklab.lab.registry import commands
 
 
 @pytest.fixture(autouse=True)

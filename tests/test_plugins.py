@@ -19,6 +19,7 @@ from sinklab.core import registry
 from sinklab.lab.cli import main
 from sinklab.lab.files import load_plugin
 from sinklab.lab.records import open_run
+from sinklab.lab.registry import families
 from tiny_diffusion import save_tiny
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -70,7 +71,7 @@ from sinklab.lab.cli import main
 # as in a new interpreter
 registry._loaded.discard(registry.PLUGINS)
 for kind, (known, name, command) in json.loads(sys.argv[1]).items():
-    classes = getattr(registry, known)
+    classes = registry.REGISTRIES[known]
     installed = kind in sys.argv[3:]
     plugin = [] if installed else ["--plugin", f"{sys.argv[2]}/add_a_{kind}.py"]
     assert (name in classes) == installed, f"{name}: {list(classes)}"
@@ -101,7 +102,7 @@ def here(tmp_path, monkeypatch):
     """A folder with three models: one of the package, one with the sink kind and one of the family
     of the examples.
     """
-    for kind, known in (("sink", registry.sinks), ("family", registry.families)):
+    for kind, known in (("sink", registry.sinks), ("family", families)):
         monkeypatch.setattr(known, "_classes", dict(known._all()))
         sys.modules.pop(f"sinklab_plugin_add_a_{kind}", None)
         load_plugin(EXAMPLES / f"add_a_{kind}.py")
@@ -109,7 +110,7 @@ def here(tmp_path, monkeypatch):
     save_tiny(tmp_path / "plain")
     save_tiny(tmp_path / "keys", sink_kind="keys", sink_count=1)
     config = {"architectures": ["ToyDLM"], "width": 32, "depth": 2, "heads": 4, "words": 50}
-    plan = (family := registry.families["toy"]()).read(config, None)
+    plan = (family := families["toy"]()).read(config, None)
     state = LlamaForCausalLM(plan.backbone).state_dict()
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy/config.json").write_text(json.dumps(config), "utf-8")

@@ -18,8 +18,6 @@ import sinklab
 from sinklab.core import registry
 
 assert sinklab.__file__.startswith(sys.argv[1]), sinklab.__file__
-groups = [name for name, value in vars(registry).items() if isinstance(value, registry.Registry)]
-homes = {kind.__module__ for name in groups for kind in getattr(registry, name).values()}
 seen = 0
 for ring in sys.argv[2:]:
     package = importlib.import_module(f"sinklab.{ring}")
@@ -28,6 +26,7 @@ for ring in sys.argv[2:]:
         if not module.name.endswith("harness_model"):
             importlib.import_module(module.name)
             seen += 1
+homes = {kind.__module__ for known in registry.REGISTRIES.values() for kind in known.values()}
 print(seen, *homes)
 """
 HELP = """

@@ -18,13 +18,13 @@ from sinklab.core.registry import (
     fast_attentions,
     fast_decoders,
     fast_losses,
-    fast_medians,
     fast_passes,
     fast_path,
     fast_products,
     fast_sinks,
 )
 from sinklab.extras.fast.decoder import FastDenoiser
+from sinklab.lab.registry import fast_medians
 
 ANEW = """
 import sys

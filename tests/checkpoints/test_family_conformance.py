@@ -21,9 +21,9 @@ from transformers import (
 import published_toys as toys
 from conformance.models import check_family
 from refusals import refused
-from sinklab.core.registry import families
 from sinklab.lab.checkpoints import families as readers
 from sinklab.lab.checkpoints import load
+from sinklab.lab.registry import families
 from tiny_diffusion import save_tiny
 from tiny_gemma import save_gemma
 from tiny_masked import FAMILIES as MASKED

@@ -18,9 +18,10 @@ from sinklab.core.models.prefix import per_layer
 from sinklab.core.probing import LayerIntervention, Selector, Statistic
 from sinklab.core.registry import *
 from sinklab.core.registry import (
-    caches, interventions, rules, schedules, selectors, sinks, statistics, studies, unmasking_rules
+    caches, interventions, rules, schedules, selectors, sinks, statistics, unmasking_rules
 )
 from sinklab.core.sampling import Cache, UnmaskingRule
+from sinklab.lab.registry import studies
 from sinklab.lab.studies.base import Study
 """
 RULE = '''
@@ -138,9 +139,8 @@ def forgotten(monkeypatch):
     """What a plug-in registers goes with its test."""
     from sinklab.core import registry
 
-    for known in vars(registry).values():
-        if isinstance(known, registry.Registry):
-            monkeypatch.setattr(known, "_classes", dict(known._all()))
+    for known in registry.REGISTRIES.values():
+        monkeypatch.setattr(known, "_classes", dict(known._all()))
 
 
 @pytest.mark.parametrize("what", BROKEN)

@@ -19,14 +19,14 @@ from launched import launch
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from refusals import refused
-from sinklab.core.registry import commands as own_commands
-from sinklab.core.registry import studies
 from sinklab.lab.cli import main
 from sinklab.lab.cli.command import Reading
 from sinklab.lab.cli.main import GROUPS, OTHERS, grouped, listings
 from sinklab.lab.cli.options import GONE, PERMISSIONS, WORDS, Given
 from sinklab.lab.cli.reports import _opened
 from sinklab.lab.records import open_run
+from sinklab.lab.registry import commands as own_commands
+from sinklab.lab.registry import studies
 from sinklab.lab.studies.processes import duration
 from tiny_gemma import tiny_gemma
 from tiny_llama import tiny_llama

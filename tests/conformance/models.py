@@ -209,7 +209,7 @@ def check_family(name: str, folder: str | Path) -> None:
     checkpoint is run.
 
     Args:
-        name: of the family in :data:`sinklab.core.registry.families`.
+        name: of the family in :data:`sinklab.lab.registry.families`.
         folder: a checkpoint of that family with safetensors, which stays as it is.
 
     Raises:

@@ -16,9 +16,9 @@ import numpy as np
 from matplotlib.figure import Figure as Canvas
 
 from conformance.values import refusal
-from sinklab.core.registry import figures
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.registry import figures
 from sinklab.lab.reports.drawing import Figure, draw_all, figure_of, save
 from sinklab.lab.reports.runs import as_shown
 from sinklab.lab.reports.samples import NotRecorded
@@ -133,7 +133,7 @@ def check_figure(name: str, runs: Sequence[Run]) -> None:
     drawn on; `draw_all` writes it; of a run that recorded nothing, NotRecorded names the run.
 
     Args:
-        name: of the figure in :data:`sinklab.core.registry.figures`.
+        name: of the figure in :data:`sinklab.lab.registry.figures`.
         runs: two or more, of the kind that the figure draws, which recorded the data that it needs.
 
     Raises:

@@ -9,9 +9,9 @@ from test_report_training import made
 
 from conformance.runs import check_figure
 from refusals import refused
-from sinklab.core.registry import figures
 from sinklab.lab.files import load_plugin
 from sinklab.lab.records import open_run
+from sinklab.lab.registry import figures
 from sinklab.lab.reports import Curve, NotRecorded, draw_all, figure, figures_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "add_a_figure.py"

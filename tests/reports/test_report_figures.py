@@ -9,9 +9,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from commands import cli, error_of
 from refusals import refused, refusing
-from sinklab.core.registry import figures
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.cli import main
+from sinklab.lab.registry import figures
 from sinklab.lab.reports import (
     NotRecorded,
     as_studies,

@@ -15,12 +15,13 @@ from commands import cli, error_of, out_of
 from conformance.runs import check_study
 from refusals import refused
 from sinklab.core.errors import Checked, limited
-from sinklab.core.registry import interventions, studies
+from sinklab.core.registry import interventions
 from sinklab.lab.cli.command import conduct
 from sinklab.lab.cli.options import checked, typed
 from sinklab.lab.files import load_plugin
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import open_run
+from sinklab.lab.registry import studies
 from sinklab.lab.studies.base import Study, as_record, from_record
 from sinklab.lab.studies.curve import Curve, CurveSettings
 from sinklab.lab.studies.trace.study import StudySettings, Trace

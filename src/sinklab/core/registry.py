@@ -38,6 +38,8 @@ from sinklab.core.errors import Checked, known_fields, unknown
 Class = TypeVar("Class", bound=Callable[..., Any])
 PLUGINS = "sinklab.plugins"
 _loaded: set[str] = set()
+REGISTRIES: dict[str, "Registry"] = {}
+"""By name; those of a ring once it is imported."""
 
 
 # a forward asks for the kind of its sink several times, mostly to read these
@@ -97,6 +99,7 @@ class Registry(Mapping[str, Any]):
         """Kind of its members, in the singular, for errors."""
         self._group = group
         """Name in the ``PROVIDES`` of rings and extras."""
+        REGISTRIES[group] = self
         self._classes: dict[str, Any] = {}
         self._made_as = made_as
         """Path of the method that a function is registered as; empty where it stays a function."""
@@ -473,14 +476,6 @@ caches = Registry("cache", "caches")
 """Keys and values to keep while a text is written: `sinklab.core.sampling.Cache`."""
 backbones = Registry("backbone", "backbones")
 """Decoders of our own, if transformers has none."""
-families = Registry("checkpoint family", "families")
-"""Formats of checkpoints: `sinklab.lab.checkpoints.Family`."""
-figures = Registry("figure", "figures")
-"""Figures of run folders: `sinklab.lab.reports.figure`."""
-studies = Registry("study", "studies")
-"""Kinds of runs, each with a command: `sinklab.lab.studies.base.Study`."""
-commands = Registry("command", "commands")
-"""Functions that are commands of their own: `sinklab.lab.cli` makes their help from docstrings."""
 attention_functions = Registry("attention function", "attention_functions")
 """Attention functions of transformers that are read beside SDPA: `sinklab.lab.eager`."""
 fast_attentions = Registry("fast attention", "fast_attentions")
@@ -489,17 +484,12 @@ fast_decoders = Registry("fast decoder", "fast_decoders")
 """Faster forwards for decoding."""
 fast_losses = Registry("fast loss", "fast_losses")
 """Faster losses."""
-fast_medians = Registry("fast median", "fast_medians")
-"""Faster medians of the rows of a tensor."""
 fast_passes = Registry("fast pass over scores", "fast_passes")
 """Faster passes over attention scores."""
 fast_products = Registry("fast product", "fast_products")
 """Faster matrix products."""
 fast_sinks = Registry("fast sink form", "fast_sinks")
 """Faster forms of an added sink."""
-
-sandboxes = Registry("sandbox", "sandboxes")
-"""Places to run programs that a model wrote."""
 
 
 def fast_path(paths: Registry, *call: Any) -> Any:

@@ -23,6 +23,7 @@ from sinklab.core.sampling import Canvas, denoise
 from sinklab.core.sinks import find_sinks
 from sinklab.lab.checkpoints import load
 from sinklab.lab.records import open_run
+from sinklab.lab.registry import studies
 from sinklab.lab.reports import draw_all
 
 PROMPTS = [[5, 6, 7, 8, 9], [11, 12], []]
@@ -177,7 +178,7 @@ def check_figure(run: str | Path, name: str) -> None:
 
 def check_study(name: str) -> None:
     """A run has tables, and what is lost of it is made again."""
-    study = registry.studies[name]()
+    study = studies[name]()
     loaded = load("tiny") if study.model else None
     with tempfile.TemporaryDirectory() as place:
         run = open_run(study(loaded, Path(place, "run")))
@@ -218,7 +219,7 @@ def verdicts(file: Path, values: Sequence[str] = (), on: str | Path = "") -> Ite
     asked = {text.partition(":")[0]: text for text in values}
     beside = {"families": partial(check_family, on), "figures": partial(check_figure, on)}
     for group, suite in (SUITES | beside).items():
-        known: registry.Registry = getattr(registry, group)
+        known = registry.REGISTRIES[group]
         for name in known:
             home = vars(sys.modules.get(known[name].__module__, known[name]))
             if home.get("__file__") != str(file.resolve()):

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sinklab.core.attention.chunks import Product
-from sinklab.core.registry import fast_medians, fast_products
+from sinklab.core.registry import fast_products
 from sinklab.extras.fast.compat import onednn_linear
+from sinklab.lab.registry import fast_medians
 
 # Below this many scores a head, one batched product over all heads costs less than a call for each.
 WORTHWHILE = 1 << 18

@@ -2,11 +2,11 @@
 
 from importlib.util import find_spec
 
-from sinklab.core.registry import commands
 from sinklab.core.sampling.settings import DecodingSettings
 from sinklab.lab.cli.command import Reading, say, working
 from sinklab.lab.cli.models import WRITING
 from sinklab.lab.cli.options import checked
+from sinklab.lab.registry import commands
 
 
 @commands.register("serve")

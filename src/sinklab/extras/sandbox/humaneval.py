@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sinklab.core.registry import sandboxes
+from sinklab.lab.registry import sandboxes
 
 SECONDS = 10
 """Time of a program by the clock."""

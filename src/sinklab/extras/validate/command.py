@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
 from sinklab.core.errors import check_tensor, check_vocabulary, known_fields, unknown
-from sinklab.core.registry import commands
 from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.cli.command import Reading, say
 from sinklab.lab.files import ordinary, read_json, refused
+from sinklab.lab.registry import commands
 
 CASES, TENSORS = "cases.json", "expected.safetensors"
 TOLERANCES = {"float32": 5e-4, "float16": 2e-2, "bfloat16": 0.15}

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from transformers import LlamaConfig, Qwen2Config, Qwen2Tokenizer, Qwen3Config
 
-from sinklab.core.registry import families
 from sinklab.lab.checkpoints.families import (
     CheckpointPlan,
     Config,
@@ -18,6 +17,7 @@ from sinklab.lab.checkpoints.families import (
     formats_of,
     published,
 )
+from sinklab.lab.registry import families
 
 FORMATS = formats_of(__package__)
 _FIELDS = FORMATS["adapted"]

@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
-from sinklab.core.registry import backbones, families
+from sinklab.core.registry import backbones
 from sinklab.lab.checkpoints.families import (
     CheckpointPlan,
     Config,
@@ -28,6 +28,7 @@ from sinklab.lab.checkpoints.families import (
     formats_of,
     published,
 )
+from sinklab.lab.registry import families
 
 FORMATS = formats_of(__package__)
 # type that the authors of LLaDA2 decode in; no config has it

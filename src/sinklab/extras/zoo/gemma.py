@@ -8,7 +8,6 @@ import transformers
 from packaging.version import Version
 from transformers import AutoConfig
 
-from sinklab.core.registry import families
 from sinklab.lab.checkpoints.families import (
     CheckpointPlan,
     Config,
@@ -17,6 +16,7 @@ from sinklab.lab.checkpoints.families import (
     formats_of,
     published,
 )
+from sinklab.lab.registry import families
 
 FORMATS = formats_of(__package__)
 

@@ -11,7 +11,6 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from sinklab.core.compat import stated
-from sinklab.core.registry import families
 from sinklab.lab.checkpoints.families import (
     CheckpointPlan,
     Config,
@@ -23,6 +22,7 @@ from sinklab.lab.checkpoints.families import (
 )
 from sinklab.lab.checkpoints.wrapping import sizes_of, wrapped
 from sinklab.lab.files import refused
+from sinklab.lab.registry import families
 
 FORMATS = formats_of(__package__)
 

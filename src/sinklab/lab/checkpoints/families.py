@@ -1,6 +1,6 @@
 """Checkpoint families: the description of one published format, and the family of a checkpoint.
 
-A family is a class registered in :data:`sinklab.core.registry.families`, the built-in ones in
+A family is a class registered in :data:`sinklab.lab.registry.families`, the built-in ones in
 formats.py. One of Llama's shape needs the names of its tensors and a `read`
 (examples/add_a_family.py).
 """
@@ -20,8 +20,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from sinklab.core.errors import near
 from sinklab.core.models.config import DiffusionLMConfig
-from sinklab.core.registry import families
 from sinklab.lab.files import read_json, refused, toml_of
+from sinklab.lab.registry import families
 
 Config = Mapping[str, Any]
 """A ``config.json``."""

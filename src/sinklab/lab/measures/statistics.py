@@ -18,8 +18,9 @@ from sinklab.core.errors import Checked, limited
 from sinklab.core.probing.call import Call
 from sinklab.core.probing.interventions.removals import own_mask
 from sinklab.core.probing.statistics import KEYS, StatesView, Statistic, ValueNorm
-from sinklab.core.registry import fast_medians, fast_path, statistics
+from sinklab.core.registry import fast_path, statistics
 from sinklab.core.sinks import MASKED
+from sinklab.lab.registry import fast_medians
 from sinklab.lab.scoring.hidden_states import real_weight
 
 

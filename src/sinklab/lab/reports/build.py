@@ -10,13 +10,13 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from sinklab.core.registry import figures as registered
 from sinklab.core.sinks import Rule
 from sinklab.lab.analysis import Answers, holm, mean_over
 from sinklab.lab.analysis.answers import CONTROLS
 from sinklab.lab.files import counted
 from sinklab.lab.records.reading import Run
 from sinklab.lab.records.storage import remove_half_written, write_text
+from sinklab.lab.registry import figures as registered
 from sinklab.lab.reports import sentences as say
 from sinklab.lab.reports.answered import contrast_of
 from sinklab.lab.reports.drawing import Figure

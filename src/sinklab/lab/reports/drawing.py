@@ -17,10 +17,10 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from sinklab.core.errors import near, unknown
-from sinklab.core.registry import figures
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.files import counted
 from sinklab.lab.records.storage import write_beside, write_text
+from sinklab.lab.registry import figures
 from sinklab.lab.reports import style
 from sinklab.lab.reports.charts import Axis, Chart, Line, Map, Mark, draw_alone, draw_panels
 from sinklab.lab.reports.runs import Runs, as_shown

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import escape
 
-from sinklab.core.registry import figures as registered
+from sinklab.lab.registry import figures as registered
 from sinklab.lab.reports.drawing import Canvas, figure_of, save
 from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.reports.style import THEMES, themed

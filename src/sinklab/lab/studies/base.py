@@ -51,12 +51,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.core.errors import known_fields
-from sinklab.core.registry import studies
 from sinklab.lab.files import free_fields, toml_of
 from sinklab.lab.records import RUN_FILE, RunWriter, lost_files, open_run, read_info, weights_hash
 from sinklab.lab.records.leases import FINISH
 from sinklab.lab.records.writing import columns_of as columns_of
 from sinklab.lab.records.writing import refuse_taken
+from sinklab.lab.registry import studies
 from sinklab.lab.studies.processes import (
     Audience,
     Processes,

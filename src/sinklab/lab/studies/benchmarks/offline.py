@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sinklab.core.errors import near
-from sinklab.core.registry import sandboxes
 from sinklab.lab.data.corpora import json_object, placed_lines, text_lines
 from sinklab.lab.files import refused, toml_of
+from sinklab.lab.registry import sandboxes
 from sinklab.lab.studies import Row
 from sinklab.lab.studies.benchmarks.study import TWO_STAGE
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sinklab.core.errors import Checked, limited
-from sinklab.core.registry import interventions, registered, rules, studies
+from sinklab.core.registry import interventions, registered, rules
 from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.measures import ARMS, PROTOCOLS
+from sinklab.lab.registry import studies
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
 from sinklab.lab.studies import Processes, Study, deferred, duration, from_zero, with_matched
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from sinklab.core.errors import Checked, limited
-from sinklab.core.registry import interventions, registered, rules, studies
+from sinklab.core.registry import interventions, registered, rules
 from sinklab.lab.measures import CONTROLS
+from sinklab.lab.registry import studies
 from sinklab.lab.studies import ScoredStudy, Study, ascending, deferred
 
 UNITS = ("model", "layer", "head")

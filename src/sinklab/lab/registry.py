@@ -1,0 +1,16 @@
+"""Registries of the lab: formats of checkpoints, figures, studies, commands and sandboxes."""
+
+from sinklab.core.registry import Registry
+
+families = Registry("checkpoint family", "families")
+"""Formats of checkpoints: `sinklab.lab.checkpoints.Family`."""
+figures = Registry("figure", "figures")
+"""Figures of run folders: `sinklab.lab.reports.figure`."""
+studies = Registry("study", "studies")
+"""Kinds of runs, each with a command: `sinklab.lab.studies.base.Study`."""
+commands = Registry("command", "commands")
+"""Functions that are commands of their own: `sinklab.lab.cli` makes their help from docstrings."""
+fast_medians = Registry("fast median", "fast_medians")
+"""Faster medians of the rows of a tensor."""
+sandboxes = Registry("sandbox", "sandboxes")
+"""Places to run programs that a model wrote."""
