@@ -15,9 +15,9 @@ from sinklab.lab.cli import main
 @interventions.register("temper")
 def temper(call, temperature=2.0):
     """Divide the scores of these layers and heads by a temperature."""
-    query_BHQD = call.query_BHQD.clone()
-    query_BHQD[:, call.heads] /= temperature
-    return replace(call, query_BHQD=query_BHQD)
+    q_BHQD = call.q_BHQD.clone()
+    q_BHQD[:, call.heads] /= temperature
+    return replace(call, q_BHQD=q_BHQD)
 
 
 if __name__ == "__main__":

@@ -128,13 +128,13 @@ class ChoosingSession(sampling.Session):
 
 def received(session: ChoosingSession, call: Call) -> Tensor:
     """Attention from the block's queries (B, G, S), summed over the query heads of a key head."""
-    queries_BHWD = call.query_BHQD[:, :, session.run].float()
+    queries_BHWD = call.q_BHQD[:, :, session.run].float()
     scale = call.scale
     if scale is None:
         scale = queries_BHWD.shape[-1] ** -0.5
-    keys_BHDK = call.for_query_heads(call.key_BKSD).float().transpose(2, 3)
+    keys_BHDK = call.for_query_heads(call.k_BKSD).float().transpose(2, 3)
     received_BHK = (scale * (queries_BHWD @ keys_BHDK)).softmax(-1).sum(2)
-    return received_BHK[..., call.prefix :].unflatten(1, (call.key_BKSD.shape[1], -1)).sum(2)
+    return received_BHK[..., call.prefix :].unflatten(1, (call.k_BKSD.shape[1], -1)).sum(2)
 
 
 def nearest(session: ChoosingSession, call: Call) -> Tensor:
@@ -148,10 +148,10 @@ def aligned(session: ChoosingSession, call: Call) -> Tensor:
     """Mean query of the block · key, mean over heads, no softmax; the highest of 3 neighbours
     (Sparse-dLLM, arXiv 2508.02558).
     """
-    heads = call.key_BKSD.shape[1]
-    mean_BHD = call.query_BHQD[:, :, session.run].float().mean(2)
+    heads = call.k_BKSD.shape[1]
+    mean_BHD = call.q_BHQD[:, :, session.run].float().mean(2)
     mean_BGD = mean_BHD.unflatten(1, (heads, -1)).mean(2)
-    keys_BGSD = call.key_BKSD[:, :, call.prefix :].float()
+    keys_BGSD = call.k_BKSD[:, :, call.prefix :].float()
     dot_BS = torch.einsum("bgd,bgsd->bs", mean_BGD, keys_BGSD) / heads
     return F.max_pool1d(dot_BS.masked_fill(~session.outside_S, -torch.inf)[:, None], 3, 1, 1)
 
@@ -159,7 +159,7 @@ def aligned(session: ChoosingSession, call: Call) -> Tensor:
 def random(session: ChoosingSession, call: Call) -> Tensor:
     """Well mixed whole numbers (SplitMix64), which do not depend on the length of the canvas."""
     column_S = torch.arange(len(session.outside_S)) - session.work.block.stop
-    head_G = torch.arange(call.key_BKSD.shape[1])
+    head_G = torch.arange(call.k_BKSD.shape[1])
     salt_G = head_G + 1009 * session.layer + 1_000_003 * session.work.number
     x_GS = salt_G[:, None] * 0x9E3779B97F4A7C1 + column_S
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):

@@ -52,8 +52,8 @@ def test_arguments_are_fields_of_a_frozen_class(monkeypatch):
 def test_a_selector_and_a_removal_block_as_classes_do():
     @removals.register("halve")
     def halve(call, gone_BHS, random_BHS, share=0.5):
-        kept_BKS = torch.where(gone_BHS, share, 1.0)[:, : call.value_BKSD.shape[1]]
-        return replace(call, value_BKSD=call.value_BKSD * kept_BKS[..., None])
+        kept_BKS = torch.where(gone_BHS, share, 1.0)[:, : call.v_BKSD.shape[1]]
+        return replace(call, v_BKSD=call.v_BKSD * kept_BKS[..., None])
 
     selectors.register("weak_values")(weak_values)
     model, ids = new_model(), torch.arange(8)[None] % 5 + 1
@@ -97,9 +97,9 @@ def test_a_rule_reads_arrays():
 def test_an_edit_has_layers_and_heads_too():
     @interventions.register("temper")
     def temper(call, temperature: float):
-        query_BHQD = call.query_BHQD.clone()
-        query_BHQD[:, call.heads] /= temperature
-        return replace(call, query_BHQD=query_BHQD)
+        q_BHQD = call.q_BHQD.clone()
+        q_BHQD[:, call.heads] /= temperature
+        return replace(call, q_BHQD=q_BHQD)
 
     assert interventions.as_text(temper(2.0, heads=[0])) == "temper:temperature=2.0,heads=0"
     with pytest.raises(ValueError, match="needs temperature"):

@@ -45,10 +45,10 @@ class Kept(Listener):
         self.calls = []
 
     def observe(self, call, out):
-        groups = call.query_BHQD.shape[1] // call.key_BKSD.shape[1]
-        q_BHQD = call.query_BHQD.double()
-        k_BHSD = call.key_BKSD.double().repeat_interleave(groups, 1)
-        v_BHSD = call.value_BKSD.double().repeat_interleave(groups, 1)
+        groups = call.q_BHQD.shape[1] // call.k_BKSD.shape[1]
+        q_BHQD = call.q_BHQD.double()
+        k_BHSD = call.k_BKSD.double().repeat_interleave(groups, 1)
+        v_BHSD = call.v_BKSD.double().repeat_interleave(groups, 1)
         scores_BHQS = q_BHQD @ k_BHSD.mT / q_BHQD.shape[-1] ** 0.5
         seen_QS = torch.ones(scores_BHQS.shape[-2:], dtype=torch.bool)
         if call.is_causal:

@@ -85,7 +85,7 @@ class Hot(LayerIntervention):
     factor: float = 0.5
 
     def edit(self, call):
-        scale = call.query_BHQD.shape[-1] ** -0.5 if call.scale is None else call.scale
+        scale = call.q_BHQD.shape[-1] ** -0.5 if call.scale is None else call.scale
         return replace(call, scale=scale * self.factor)
 
 
@@ -123,8 +123,8 @@ def test_a_selector_is_told_what_to_select(scratch, monkeypatch, select, message
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda call: call.query_BHQD.mul_(0.5) is None or call, "as it was"),
-        (lambda call: replace(call, value_BKSD=call.value_BKSD[:, :, 1:]), "values after"),
+        (lambda call: call.q_BHQD.mul_(0.5) is None or call, "as it was"),
+        (lambda call: replace(call, v_BKSD=call.v_BKSD[:, :, 1:]), "values after"),
     ],
 )
 def test_an_edit_is_told_what_to_return(scratch, monkeypatch, change, message):

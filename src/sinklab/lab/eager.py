@@ -65,14 +65,14 @@ class Eager:
         """The arguments of an edited call: module, queries, keys, values and mask, and options by
         name.
         """
-        q, k, v, mask = edited.query_BHQD, edited.key_BKSD, edited.value_BKSD, given[3]
+        q, k, v, mask = edited.q_BHQD, edited.k_BKSD, edited.v_BKSD, given[3]
         if edited.mask is not call.mask and edited.mask is not None:
             mask = edited.mask
             if mask.dtype == torch.bool:
                 hidden = torch.zeros_like(mask, dtype=q.dtype)
                 mask = hidden.masked_fill(~mask, torch.finfo(q.dtype).min)
         maker: Any = module
-        if k.shape[1] != call.key_BKSD.shape[1]:
+        if k.shape[1] != call.k_BKSD.shape[1]:
             maker = _Ungrouped(module)
         return (maker, q, k, v, mask), options | {"scaling": edited.scale}
 

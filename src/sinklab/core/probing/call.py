@@ -139,15 +139,15 @@ class Call:
 
     Its arguments have all axes: query (B, H, Q, D), key and value (B, K, S, D), mask 4-D or None,
     bool (True: seen) or additive, `scale` None for 1/√D. They belong to the model, so an edit
-    leaves the tensors as they are and answers with ``replace(call, query_BHQD=…)``. Results
+    leaves the tensors as they are and answers with ``replace(call, q_BHQD=…)``. Results
     (`received_BHS`, …) are computed when asked for, of the query heads in `heads`.
     """
 
     layer: str
     """Path of the attention module."""
-    query_BHQD: Tensor
-    key_BKSD: Tensor
-    value_BKSD: Tensor
+    q_BHQD: Tensor
+    k_BKSD: Tensor
+    v_BKSD: Tensor
     mask: Tensor | None
     is_causal: bool
     scale: float | None
@@ -244,27 +244,27 @@ class Call:
         call.
         """
         out_BHQD = function(
-            self.query_BHQD,
-            self.key_BKSD,
-            self.value_BKSD,
+            self.q_BHQD,
+            self.k_BKSD,
+            self.v_BKSD,
             attn_mask=self.mask,
             dropout_p=self.dropout_p,
             is_causal=self.is_causal,
             scale=self.scale,
-            enable_gqa=self.query_BHQD.shape[1] != self.key_BKSD.shape[1],
+            enable_gqa=self.q_BHQD.shape[1] != self.k_BKSD.shape[1],
         )
         return out_BHQD.reshape(*self.output_shape, out_BHQD.shape[-1])
 
     def unrolled(self, out: Tensor) -> Tensor:
         """An output in the layout of the original call as (B, H, Q, D)."""
-        batch, _, queries, _ = self.query_BHQD.shape
+        batch, _, queries, _ = self.q_BHQD.shape
         return out.reshape(batch, -1, queries, out.shape[-1])
 
     def for_query_heads(self, x_BK: Tensor) -> Tensor:
         """A tensor (B, K, …) of key/value heads as (B, H, …): repeated for the query heads that
         share each.
         """
-        groups = self.query_BHQD.shape[1] // x_BK.shape[1]
+        groups = self.q_BHQD.shape[1] // x_BK.shape[1]
         if groups == 1:
             return x_BK
         return x_BK.repeat_interleave(groups, 1)
@@ -279,8 +279,8 @@ class Call:
         heads or all.
         """
         return Scores.of(
-            self.query_BHQD,
-            self.key_BKSD,
+            self.q_BHQD,
+            self.k_BKSD,
             self.mask,
             self.is_causal,
             self.scale,
@@ -314,7 +314,7 @@ class Call:
         elif "received" in wanted and (self.heads is not None or "received_BHS" not in self.known):
             names.add("received")
         if names:
-            self.filled.update(self.measured(names, v_BKSD=self.value_BKSD, groups_BGQ=groups_BGQ))
+            self.filled.update(self.measured(names, v_BKSD=self.v_BKSD, groups_BGQ=groups_BGQ))
         if "received" in names:
             if groups_BGQ is not None:
                 self.filled["received_by_state"] = self.filled["received"][:, 1:]
@@ -365,15 +365,15 @@ class Call:
         return self.of_heads(self.known["last_row_BHS"])
 
     def _last_row(self) -> Tensor:
-        batch, _, queries, dim = self.query_BHQD.shape
+        batch, _, queries, dim = self.q_BHQD.shape
         real_BQ = self.visibility.real_BQ
-        last_B = torch.full((batch,), queries - 1, device=self.query_BHQD.device)
+        last_B = torch.full((batch,), queries - 1, device=self.q_BHQD.device)
         if real_BQ is not None:
             last_B = queries - 1 - real_BQ.flip(-1).long().argmax(-1).to(last_B.device)
         at_B111 = last_B.view(batch, 1, 1, 1)
-        query_BH1D = self.query_BHQD.gather(2, at_B111.expand(-1, self.query_BHQD.shape[1], 1, dim))
+        query_BH1D = self.q_BHQD.gather(2, at_B111.expand(-1, self.q_BHQD.shape[1], 1, dim))
         mask = self.mask
-        keys = self.key_BKSD.shape[2]
+        keys = self.k_BKSD.shape[2]
         if mask is not None and mask.shape[2] > 1:
             mask = mask.expand(batch, -1, -1, -1)
             mask = mask.gather(2, at_B111.expand(-1, mask.shape[1], 1, mask.shape[3]))
@@ -381,7 +381,7 @@ class Call:
             # Causal masks are top-left aligned, as in torch: query i sees the keys up to i.
             seen_B11S = torch.arange(keys, device=last_B.device) <= at_B111
             mask = narrowed(mask, seen_B11S)
-        return attention_map(query_BH1D, self.key_BKSD, mask=mask, scale=self.scale)[:, :, 0]
+        return attention_map(query_BH1D, self.k_BKSD, mask=mask, scale=self.scale)[:, :, 0]
 
     @property
     def out_BHQD(self) -> Tensor:
@@ -393,18 +393,18 @@ class Call:
     @property
     def seen_by_BHS(self) -> Tensor:
         """Number of real queries that may see each key, (B, H or 1, S)."""
-        return self.of_heads(self.visibility.visible_BHS.to(self.query_BHQD.device))
+        return self.of_heads(self.visibility.visible_BHS.to(self.q_BHQD.device))
 
     @property
     def values_BHSD(self) -> Tensor:
         """Values of the keys in these heads."""
-        return self.of_heads(self.for_query_heads(self.value_BKSD))
+        return self.of_heads(self.for_query_heads(self.v_BKSD))
 
     @property
     def positions_S(self) -> Tensor:
         """Canvas position of each key, below 0 for added sinks."""
-        keys = self.key_BKSD.shape[2]
-        return torch.arange(keys, device=self.key_BKSD.device) - self.prefix
+        keys = self.k_BKSD.shape[2]
+        return torch.arange(keys, device=self.k_BKSD.device) - self.prefix
 
     @property
     def ids_BS(self) -> Tensor | None:
@@ -442,7 +442,7 @@ class Call:
     @cached_property
     def eligible_BHS(self) -> Tensor:
         """Keys that may be chosen: seen, not blocked yet, and not excluded."""
-        heads = self.query_BHQD.shape[1] if self.heads is None else len(self.heads)
+        heads = self.q_BHQD.shape[1] if self.heads is None else len(self.heads)
         eligible_BHS = self.seen_B1S.repeat(1, heads, 1)
         for column in self.choice.excluded:
             eligible_BHS[..., column : column + 1].fill_(False)
@@ -462,7 +462,7 @@ class Call:
     def random(self) -> Tensor:
         """Random numbers (B, H, S), uniform in [0, 1)."""
         drawn_BHS = self.choice.draw(self.eligible_BHS.shape)
-        return drawn_BHS.to(self.query_BHQD.device, non_blocking=True)
+        return drawn_BHS.to(self.q_BHQD.device, non_blocking=True)
 
     def top(
         self,

@@ -151,7 +151,7 @@ class InterventionLog(Listener):
         if self.prefix is None:
             visibility = call.visibility
             if visibility.running is not None:
-                self.prefix = call.key_BKSD.shape[2] - visibility.running.ids_BS.shape[1]
+                self.prefix = call.k_BKSD.shape[2] - visibility.running.ids_BS.shape[1]
             else:
                 # a full call: its keys that are seen, less the queries that are not padding
                 seen_B = (visibility.visible_BS > 0).sum(-1)

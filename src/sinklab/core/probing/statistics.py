@@ -115,7 +115,7 @@ class ValueNorm(Statistic):
 
     def vectors(self, call: Call) -> Tensor:
         """The vectors (B, K, S, D) whose norm is taken."""
-        return call.value_BKSD
+        return call.v_BKSD
 
 
 @statistics.register("key_norm")
@@ -123,7 +123,7 @@ class KeyNorm(ValueNorm):
     """The norm of every token's key vector as it enters the scores, averaged over all heads."""
 
     def vectors(self, call: Call) -> Tensor:
-        return call.key_BKSD
+        return call.k_BKSD
 
 
 @statistics.register("row_entropy")

@@ -119,9 +119,9 @@ class FrameRecorder(Listener):
             self._locate(frame, call)
         if not frame.is_read:
             return
-        total = call.query_BHQD.shape[1]
+        total = call.q_BHQD.shape[1]
         for key, head in self.scope.maps_of(frame.number, index, call.layer, total).items():
-            map_BHQS = attention_map(call.query_BHQD, call.key_BKSD, **call.masking, heads=(head,))
+            map_BHQS = attention_map(call.q_BHQD, call.k_BKSD, **call.masking, heads=(head,))
             with torch.inference_mode(False):
                 frame.maps[(key, index)] = map_BHQS[:, 0].float().cpu().clone()
         if frame.is_recorded and self.scope.has_layer(index, call.layer):
@@ -129,7 +129,7 @@ class FrameRecorder(Listener):
             self._measure(frame, call, out)
 
     def _measure(self, frame: Frame, call: Call, out: Tensor) -> None:
-        heads = self.scope.heads_of(call.layer, call.query_BHQD.shape[1])
+        heads = self.scope.heads_of(call.layer, call.q_BHQD.shape[1])
         if self.canvas is not None and frame.state_BQ is None:
             frame.state_BS = position_states_of(call, "a trace with canvas=", self.canvas)
             frame.state_BQ = query_states(frame.state_BS, frame.columns_Q, self.is_shifted)
@@ -146,7 +146,7 @@ class FrameRecorder(Listener):
             self._add(frame, call.layer, here)
         self._real_BQ = call.visibility.real_BQ
         frame.visible.append(call.visibility.visible_BS)
-        every = list(range(call.query_BHQD.shape[1]))
+        every = list(range(call.q_BHQD.shape[1]))
         self.heads = heads or max(self.heads, every, key=len)
 
     def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
@@ -178,8 +178,8 @@ class FrameRecorder(Listener):
 
     def _locate(self, frame: Frame, call: Call) -> None:
         """Locate the queries on the canvas: as announced, else the last ones so far."""
-        queries = call.query_BHQD.shape[2]
-        keys = call.key_BKSD.shape[2]
+        queries = call.q_BHQD.shape[2]
+        keys = call.k_BKSD.shape[2]
         running = call.visibility.running
         if running is not None:
             self.prefix = keys - running.ids_BS.shape[1]
@@ -204,7 +204,7 @@ class FrameRecorder(Listener):
             frame.columns_Q = running.columns_Q
         else:
             first = call.visibility.first_own - frame.prefix
-            frame.columns_Q = torch.arange(queries, device=call.query_BHQD.device) + first
+            frame.columns_Q = torch.arange(queries, device=call.q_BHQD.device) + first
 
     def finish(self) -> None:
         frame = self._open

@@ -210,7 +210,7 @@ class Heard:
         """
         path = f"model.layers.{index}.self_attn"
         call = Call.of(path, self.tap.model.get_submodule(path), given, self._known, self.tap)
-        out_BHWD = out_BWA.unflatten(2, (call.query_BHQD.shape[1], -1)).transpose(1, 2)
+        out_BHWD = out_BWA.unflatten(2, (call.q_BHQD.shape[1], -1)).transpose(1, 2)
         for listener in self.tap.listeners:
             listener.observe(call, out_BHWD)
             listener.observe_states([path], states_BWE)

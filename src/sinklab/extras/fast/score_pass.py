@@ -61,7 +61,7 @@ class KernelRows:
         """`attend` for this call; None on a CPU, where the loop over chunks takes row sums of its
         own.
         """
-        return partial(attend, call) if call.query_BHQD.is_cuda else None
+        return partial(attend, call) if call.q_BHQD.is_cuda else None
 
 
 def attend(call: Call, *args: Any, **kwargs: Any) -> Tensor:
@@ -75,7 +75,7 @@ def keep(call: Call, logsumexp: Tensor | None) -> None:
     """Keep the log-sum-exp of this call's rows, (batch, …, Q or more) as the kernel laid it out."""
     if logsumexp is None:
         return
-    batch, heads, queries, _ = call.query_BHQD.shape
+    batch, heads, queries, _ = call.q_BHQD.shape
     # one kernel has a last axis of one number, another fills up the axis of queries
     if logsumexp.dim() == 4:
         logsumexp = logsumexp.squeeze(-1)

@@ -33,7 +33,7 @@ class Keeper(Listener):
         self.kept: dict[str, Tensor] = {}
 
     def observe(self, call: Call, out: Tensor) -> None:
-        self._keep(call.layer, key=call.key_BKSD, value=call.value_BKSD)
+        self._keep(call.layer, key=call.k_BKSD, value=call.v_BKSD)
 
     def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
         self._keep(calls[0], state=states_BQD)
@@ -99,7 +99,7 @@ class Patch(LayerIntervention):
 
     def edit(self, call: Call) -> Call:
         """The call with these keys or values overwritten in the edited heads."""
-        own = {"key": call.key_BKSD, "value": call.value_BKSD}
+        own = {"key": call.k_BKSD, "value": call.v_BKSD}
         heads = torch.tensor(call.heads)[:, None]
         for name in own:
             own[name] = call.for_query_heads(own[name]).clone()
@@ -107,12 +107,12 @@ class Patch(LayerIntervention):
                 other_BKSD, to, source = self._taken(name, call, own[name].shape, call.prefix)
                 other_BHSD = call.for_query_heads(other_BKSD)
                 own[name][:, heads, to] = other_BHSD[:, heads, source].to(own[name])
-        return replace(call, key_BKSD=own["key"], value_BKSD=own["value"])
+        return replace(call, k_BKSD=own["key"], v_BKSD=own["value"])
 
     def change(self, states_BQD: Tensor, call: Call) -> Part:
         """Hidden states of these positions, of those that run."""
         batch, _, width = states_BQD.shape
-        own = batch, call.key_BKSD.shape[2] - call.prefix, width
+        own = batch, call.k_BKSD.shape[2] - call.prefix, width
         other_BSD, *places = self._taken("state", call, own)
         place = query_positions(call, call.prefix).tolist()
         run = {place.index(to): source for to, source in zip(*places, strict=True) if to in place}

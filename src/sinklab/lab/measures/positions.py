@@ -16,7 +16,7 @@ from sinklab.core.registry import interventions
 
 def _only_heads(keep_QS: Tensor, call: Call) -> Tensor:
     """What queries may see, (1, 1 or H, Q, S), with the heads that are not edited left free."""
-    every = call.query_BHQD.shape[1]
+    every = call.q_BHQD.shape[1]
     if call.heads is None or len(call.heads) == every:
         return keep_QS[None, None]
     free_H = torch.ones(every, dtype=torch.bool, device=keep_QS.device)
@@ -48,8 +48,8 @@ class WindowAttention(LayerIntervention):
 
     def edit(self, call: Call) -> Call:
         """The call with its mask narrowed to the window."""
-        device = call.query_BHQD.device
-        keys = call.key_BKSD.shape[2]
+        device = call.q_BHQD.device
+        keys = call.k_BKSD.shape[2]
         position_S = torch.arange(keys, device=device) - call.prefix
         positions_Q = query_positions(call, call.prefix)
         near_QS = near_keys(positions_Q, call.prefix, keys, self.radius)
@@ -90,7 +90,7 @@ class LoneRows(LayerIntervention):
         runs.
         """
         positions_Q = query_positions(call, call.prefix)
-        canvas = call.key_BKSD.shape[2] - call.prefix
+        canvas = call.k_BKSD.shape[2] - call.prefix
         if call.visibility.running is not None and self.rows[-1] >= canvas:
             raise ValueError(
                 f"rows are canvas positions 0 to {canvas - 1}, got {self.rows[-1]}: name one of "
@@ -99,7 +99,7 @@ class LoneRows(LayerIntervention):
         lone_Q = torch.isin(positions_Q, torch.tensor(self.rows, device=positions_Q.device))
         if not bool(lone_Q.any()):
             return call
-        own_QS = near_keys(positions_Q, call.prefix, call.key_BKSD.shape[2])
+        own_QS = near_keys(positions_Q, call.prefix, call.k_BKSD.shape[2])
         keep_QS = ~lone_Q[:, None] | own_QS
         if self.keep_prefix:
             keep_QS[:, : call.prefix] = True

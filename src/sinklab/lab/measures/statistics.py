@@ -48,7 +48,7 @@ class ReceivedFromMasked(Statistic, Checked):
         received_BHS = call.received_by_state_BGHS[:, MASKED]
         visibility = call.visibility
         state_BQ: Any = call.query_state_BQ
-        every_head = (-1, call.query_BHQD.shape[1], -1)
+        every_head = (-1, call.q_BHQD.shape[1], -1)
         masked_BHS = visibility.seen_by(state_BQ == MASKED).to(received_BHS).expand(every_head)
         masked_BHS = call.of_heads(masked_BHS)
         every_BHS = call.of_heads(visibility.visible_BHS.to(received_BHS).expand(every_head))
@@ -74,7 +74,7 @@ class ReceivedByWindow(Statistic):
     reads = ("received",)
 
     def measure(self, call: Call) -> Tensor:
-        queries = call.query_BHQD.shape[2]
+        queries = call.q_BHQD.shape[2]
         real_BQ = call.visibility.counted_BQ
         if queries <= WINDOW:
             return call.received_BHS.unsqueeze(1)
@@ -108,7 +108,7 @@ class KeyNormByHead(ValueNormByHead):
     """
 
     def vectors(self, call: Call) -> Tensor:
-        return call.key_BKSD
+        return call.k_BKSD
 
 
 @statistics.register("key_cosine")
@@ -122,11 +122,11 @@ class KeyCosine(Statistic):
     axes = KEYS
 
     def measure(self, call: Call) -> Tensor:
-        query_BHQD = normalize(call.query_BHQD.detach().float(), dim=-1)
-        key_BHSD = call.for_query_heads(normalize(call.key_BKSD.detach().float(), dim=-1))
-        real_BQ1 = real_weight(call.visibility.real_BQ, query_BHQD[:, 0])
-        seen_BHQS = allowed(own_mask(call)).expand(*query_BHQD.shape[:3], -1).to(query_BHQD)
-        sum_BHSD = torch.einsum("bhqs,bhqd->bhsd", seen_BHQS, query_BHQD * real_BQ1[:, None])
+        q_BHQD = normalize(call.q_BHQD.detach().float(), dim=-1)
+        key_BHSD = call.for_query_heads(normalize(call.k_BKSD.detach().float(), dim=-1))
+        real_BQ1 = real_weight(call.visibility.real_BQ, q_BHQD[:, 0])
+        seen_BHQS = allowed(own_mask(call)).expand(*q_BHQD.shape[:3], -1).to(q_BHQD)
+        sum_BHSD = torch.einsum("bhqs,bhqd->bhsd", seen_BHQS, q_BHQD * real_BQ1[:, None])
         count_BHS = call.visibility.visible_BHS.clamp_min(1)
         return call.of_heads((sum_BHSD * key_BHSD).sum(-1) / count_BHS)
 
@@ -146,7 +146,7 @@ class Drift(Statistic, Checked):
     axes = KEYS
 
     def measure(self, call: Call) -> Tensor:
-        vectors = {"key": call.key_BKSD, "value": call.value_BKSD}
+        vectors = {"key": call.k_BKSD, "value": call.v_BKSD}
         now_BKSD = vectors[self.of].detach().float()
         before_BKSD = call.memory.get((self, "before"))
         call.memory[self, "before"] = now_BKSD.clone()

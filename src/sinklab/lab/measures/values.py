@@ -39,11 +39,11 @@ class ValueRemoval(Removal):
     def apply(self, call: Call, gone_BHS: Tensor, random_BHS: Tensor) -> Call:
         """The call with other values for these keys."""
         # Query heads of one value head lose different keys: each needs its own values.
-        key_BHSD = call.for_query_heads(call.key_BKSD)
-        value_BHSD = call.for_query_heads(call.value_BKSD)
+        key_BHSD = call.for_query_heads(call.k_BKSD)
+        value_BHSD = call.for_query_heads(call.v_BKSD)
         new_BHSD = self.values(call, value_BHSD, gone_BHS, random_BHS)
         edited_BHSD = torch.where(gone_BHS.unsqueeze(-1), new_BHSD, value_BHSD)
-        return replace(call, key_BKSD=key_BHSD, value_BKSD=edited_BHSD)
+        return replace(call, k_BKSD=key_BHSD, v_BKSD=edited_BHSD)
 
 
 @removals.register("zero_value")

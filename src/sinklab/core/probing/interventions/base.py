@@ -31,9 +31,9 @@ class LayerIntervention(Checked):
 
         @interventions.register("temper")
         def temper(call, temperature=2.0):
-            query_BHQD = call.query_BHQD.clone()
-            query_BHQD[:, call.heads] /= temperature
-            return replace(call, query_BHQD=query_BHQD)
+            q_BHQD = call.q_BHQD.clone()
+            q_BHQD[:, call.heads] /= temperature
+            return replace(call, q_BHQD=q_BHQD)
 
     Edits that take keys away are `BlockKeys`, which logs them.
 
@@ -177,7 +177,7 @@ class InterventionHandler(Listener):
             )
         if not scope.has_layer(log.layers[call.layer], call.layer):
             return None
-        total = call.query_BHQD.shape[1]
+        total = call.q_BHQD.shape[1]
         heads = sorted(scope.heads_of(call.layer, total) or range(total))
         return call.within(heads=heads, prefix=log.prefix or 0, step=self.step)
 
@@ -205,14 +205,14 @@ class InterventionHandler(Listener):
             with torch.no_grad():
                 # If the scores themselves are others, no share of them was removed.
                 if (
-                    edited.query_BHQD is call.query_BHQD
-                    and edited.key_BKSD is call.key_BKSD
+                    edited.q_BHQD is call.q_BHQD
+                    and edited.k_BKSD is call.k_BKSD
                     and edited.scale is call.scale
                 ):
                     numbers["removed"] = lost_share(call, edited)[:, heads]
                 numbers["left"] = keys_seen(edited)[:, heads]
                 numbers["keys"] = keys_seen(call)[:, heads] - numbers["left"]
-        none_BHM = call.query_BHQD.new_empty((len(call.query_BHQD), len(heads), 0)).long()
+        none_BHM = call.q_BHQD.new_empty((len(call.q_BHQD), len(heads), 0)).long()
         return edited, Effect(heads, none_BHM, numbers)
 
     def checked(self, edited: Any, call: Call) -> Call:
@@ -225,10 +225,10 @@ class InterventionHandler(Listener):
                 f"a {type(edited).__name__}: return dataclasses.replace(call, …), or call where "
                 "nothing is to change"
             )
-        keys = (len(call.query_BHQD), None, edited.key_BKSD.shape[2], None)
-        check_tensor(f"the queries after {self.label}", edited.query_BHQD, call.query_BHQD.shape)
+        keys = (len(call.q_BHQD), None, edited.k_BKSD.shape[2], None)
+        check_tensor(f"the queries after {self.label}", edited.q_BHQD, call.q_BHQD.shape)
         # torch reads beyond the end of values that are fewer than the keys
-        check_tensor(f"the values after {self.label}", edited.value_BKSD, keys)
+        check_tensor(f"the values after {self.label}", edited.v_BKSD, keys)
         return edited
 
     def finish(self) -> None:

@@ -156,7 +156,7 @@ class BlockHandler(InterventionHandler):
             return call, None
         gone_BHS = selected.gone_BHS
         edited = call
-        spared_BH = torch.zeros(call.query_BHQD.shape[:2], device=call.query_BHQD.device)
+        spared_BH = torch.zeros(call.q_BHQD.shape[:2], device=call.q_BHQD.device)
         if selected.columns_BHM.shape[-1] > 0:
             if how.blocks:
                 edited, spared_BH = self._blocked(call, gone_BHS)
@@ -199,7 +199,7 @@ class BlockHandler(InterventionHandler):
             return restricted(call, ~gone_BH1S, self.doubt)
         positions_Q = query_positions(call, call.prefix)
         meant_BQ = chosen_queries(options.queries or "all", call, positions_Q)
-        near_QS = near_keys(positions_Q, call.prefix, call.key_BKSD.shape[2], options.beyond or 0)
+        near_QS = near_keys(positions_Q, call.prefix, call.k_BKSD.shape[2], options.beyond or 0)
         keep_BHQS = ~(gone_BH1S & meant_BQ[:, None, :, None])
         return restricted(call, keep_BHQS, self.doubt, kept_QS=near_QS)
 
@@ -208,7 +208,7 @@ class BlockHandler(InterventionHandler):
         _, stop = self.options.steps or (0, None)
         if call.step < self.first or (stop is not None and call.step >= stop):
             return None
-        self.longest = max(self.longest, call.key_BKSD.shape[2] - call.prefix)
+        self.longest = max(self.longest, call.k_BKSD.shape[2] - call.prefix)
         if call.visibility.running is not None:
             self._check_positions()
         when = self.options.when
@@ -223,7 +223,7 @@ class BlockHandler(InterventionHandler):
         if found is None:
             return None
         rows, _, keys = found.shape
-        now = call.key_BKSD.shape
+        now = call.k_BKSD.shape
         if rows != now[0] or now[2] < keys:
             raise ValueError(
                 f"the selection was made for {rows} rows and {keys} keys, but this forward has "
@@ -286,7 +286,7 @@ class BlockHandler(InterventionHandler):
                 columns_BHM = torch.cat([columns_BHM, before_BHM], -1)
                 flags_BHS = flags_BHS | before_BHS
             gone_BHS = flags_BHS
-            every = call.query_BHQD.shape[1]
+            every = call.q_BHQD.shape[1]
             if len(heads) < every:
                 gone_BHS = flags_BHS.new_zeros(len(flags_BHS), every, flags_BHS.shape[-1])
                 gone_BHS[:, heads] = flags_BHS
@@ -399,7 +399,7 @@ class BlockHandler(InterventionHandler):
         # once a forward, in the first layer that loses keys
         if self.warned or self.memory.taken:
             return
-        length = call.key_BKSD.shape[2] - (self.log.prefix or 0)
+        length = call.k_BKSD.shape[2] - (self.log.prefix or 0)
         is_canvas = now_BS.shape[1] == length >= before_BS.shape[1]
         if is_canvas and len(before_BS) == len(now_BS):
             mask_id = config_value(self.log.tap.model, "mask_token_id")
@@ -420,7 +420,7 @@ class BlockHandler(InterventionHandler):
 def _selected(selector: Any, call: Call) -> Tensor:
     """Keys that a selector chooses, bool (B, H or 1, S). Raises ValueError for anything else."""
     flags_BHS = selector.select(call)
-    rows, keys = len(call.query_BHQD), call.key_BKSD.shape[2]
+    rows, keys = len(call.q_BHQD), call.k_BKSD.shape[2]
     what = f"what {selectors.as_text(selector)} selects"
     remedy = "flags of rows, heads or 1, and keys: see Call.top and Call.eligible_BHS"
     check_tensor(what, flags_BHS, (rows, None, keys), "bool", remedy)

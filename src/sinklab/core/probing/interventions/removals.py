@@ -46,8 +46,8 @@ def restricted(
     hidden = narrowed(mask, keep_BHQS)
     edited = replace(call, mask=hidden, is_causal=False)
     if not reads_wait(lost_BHQ.device) and not bool(lost_BHQ.any()):
-        return edited, torch.zeros(call.query_BHQD.shape[:2], device=keep_BHQS.device)
-    sees_BH = after_BHQS.any(-1).any(-1).expand(call.query_BHQD.shape[:2])
+        return edited, torch.zeros(call.q_BHQD.shape[:2], device=keep_BHQS.device)
+    sees_BH = after_BHQS.any(-1).any(-1).expand(call.q_BHQD.shape[:2])
 
     def check() -> None:
         row, head = (~sees_BH).nonzero()[0].tolist()
@@ -63,7 +63,7 @@ def restricted(
 
 def _real_queries(call: Call, some_BHQ: Tensor) -> Tensor:
     """Number of these queries that are not padding, (B, H)."""
-    some_BHQ = some_BHQ.expand(call.query_BHQD.shape[:3])
+    some_BHQ = some_BHQ.expand(call.q_BHQD.shape[:3])
     return (some_BHQ & call.visibility.counted_BQ.unsqueeze(1)).sum(-1)
 
 
@@ -72,10 +72,10 @@ def own_mask(call: Call) -> Tensor:
     look at its numbers.
     """
     mask = call.mask
-    device = call.query_BHQD.device
-    keys = call.key_BKSD.shape[2]
+    device = call.q_BHQD.device
+    keys = call.k_BKSD.shape[2]
     if call.is_causal:
-        queries = call.query_BHQD.shape[2]
+        queries = call.q_BHQD.shape[2]
         seen_QS = torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
         return narrowed(mask, seen_QS[None, None])
     if mask is None:
@@ -134,7 +134,7 @@ def lost_share(before: Call, after: Call) -> Tensor:
     The remaining share of a softmax row is exp(lse' - lse), the ratio of the denominators.
     """
     lse_BHQ, less_BHQ = (
-        row_logsumexp(call.query_BHQD, call.key_BKSD, **call.masking) for call in (before, after)
+        row_logsumexp(call.q_BHQD, call.k_BKSD, **call.masking) for call in (before, after)
     )
     lost_BHQ = torch.where(lse_BHQ > -math.inf, -torch.expm1(less_BHQ - lse_BHQ), 0.0)
     lost_BHQ = lost_BHQ * before.visibility.counted_BQ.unsqueeze(1)
@@ -145,11 +145,11 @@ def keys_seen(call: Call, gone_BHS: Tensor | None = None) -> Tensor:
     """Number of keys a query sees in this call, less those removed: mean over the queries that are
     not padding, (B, H).
     """
-    batch, heads = call.query_BHQD.shape[:2]
+    batch, heads = call.q_BHQD.shape[:2]
     may_BHQS = allowed(short_mask(call))
     if gone_BHS is not None:
         may_BHQS = may_BHQS & ~gone_BHS.unsqueeze(2)
-    seen_BHQ = may_BHQS.sum(-1).expand(batch, heads, call.query_BHQD.shape[2]).float()
+    seen_BHQ = may_BHQS.sum(-1).expand(batch, heads, call.q_BHQD.shape[2]).float()
     seen_BHQ = seen_BHQ * call.visibility.counted_BQ.unsqueeze(1)
     return seen_BHQ.sum(-1) / real_queries_B1(call)
 
@@ -208,9 +208,9 @@ def query_positions(call: Call, prefix: int) -> Tensor:
     """The canvas position of every query of the call, int64 (Q,). Raises ValueError if they are
     unknown.
     """
-    queries = call.query_BHQD.shape[2]
-    keys = call.key_BKSD.shape[2] - prefix
-    device = call.query_BHQD.device
+    queries = call.q_BHQD.shape[2]
+    keys = call.k_BKSD.shape[2] - prefix
+    device = call.q_BHQD.device
     if call.visibility.running is not None:
         return call.visibility.running.columns_Q.to(device)
     if queries == keys:

@@ -136,7 +136,7 @@ class Positions(Selector):
                 "added"
             )
         columns = [*self.added, *(call.prefix + position for position in self.positions)]
-        keys = call.key_BKSD.shape[2]
+        keys = call.k_BKSD.shape[2]
         named_S = torch.zeros(keys, dtype=torch.bool)
         named_S[[column for column in columns if column < keys]] = True
         return call.seen_B1S & named_S.to(call.seen_B1S.device)
