@@ -199,10 +199,12 @@ class EvictingSession(ChoosingSession):
             return self.gone[self.layer]
         # a product such as 0.29 * 100 falls short of the whole number it stands for
         count = math.floor(self.cache.keep * int(self.outside_S.sum()) + 1e-9)
-        gone_BGS = (places(self._order(call)) >= count) & self.outside_S
-        gone_BHS = gone_BGS.repeat_interleave(len(call.heads or []) // gone_BGS.shape[1], dim=1)
+        blocked_BGS = (places(self._order(call)) >= count) & self.outside_S
+        blocked_BHS = blocked_BGS.repeat_interleave(
+            len(call.heads or []) // blocked_BGS.shape[1], dim=1
+        )
         # added sinks are always seen
-        self.gone[self.layer] = F.pad(gone_BHS, (call.prefix, 0))
+        self.gone[self.layer] = F.pad(blocked_BHS, (call.prefix, 0))
         return torch.zeros_like(self.gone[self.layer])
 
     def _order(self, call: Call) -> Tensor:

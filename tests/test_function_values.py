@@ -51,8 +51,8 @@ def test_arguments_are_fields_of_a_frozen_class(monkeypatch):
 
 def test_a_selector_and_a_removal_block_as_classes_do():
     @removals.register("halve")
-    def halve(call, gone_BHS, random_BHS, share=0.5):
-        kept_BKS = torch.where(gone_BHS, share, 1.0)[:, : call.v_BKSD.shape[1]]
+    def halve(call, blocked_BHS, random_BHS, share=0.5):
+        kept_BKS = torch.where(blocked_BHS, share, 1.0)[:, : call.v_BKSD.shape[1]]
         return replace(call, v_BKSD=call.v_BKSD * kept_BKS[..., None])
 
     selectors.register("weak_values")(weak_values)

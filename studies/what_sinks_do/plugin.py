@@ -163,9 +163,9 @@ class PoolValue(ValueRemoval):
     """
 
     def values(
-        self, call: Call, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+        self, call: Call, value_BHSD: Tensor, blocked_BHS: Tensor, random_BHS: Tensor
     ) -> Tensor:
-        others_BHS = other_keys(call, gone_BHS, "pool_value")
+        others_BHS = other_keys(call, blocked_BHS, "pool_value")
         weights_BHS = others_BHS.to(value_BHSD) / others_BHS.sum(-1, keepdim=True).clamp(min=1)
         return (weights_BHS.unsqueeze(-1) * value_BHSD).sum(2, keepdim=True)
 
@@ -178,13 +178,13 @@ class SumValues(Removal):
     sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Layer -> sum of the values (H, D), and number of keys (H)."""
 
-    def apply(self, call: Call, gone_BHS: Tensor, random_BHS: Tensor) -> Call:
+    def apply(self, call: Call, blocked_BHS: Tensor, random_BHS: Tensor) -> Call:
         value_BHSD = call.for_query_heads(call.v_BKSD.detach().double())
-        sum_HD = value_BHSD.masked_fill(~gone_BHS.unsqueeze(-1), 0.0).sum((0, 2))
+        sum_HD = value_BHSD.masked_fill(~blocked_BHS.unsqueeze(-1), 0.0).sum((0, 2))
         before_HD, known_H = self.sums.get(
-            call.layer, (torch.zeros_like(sum_HD), gone_BHS.new_zeros(1).long())
+            call.layer, (torch.zeros_like(sum_HD), blocked_BHS.new_zeros(1).long())
         )
-        self.sums[call.layer] = before_HD + sum_HD, known_H + gone_BHS.sum((0, 2))
+        self.sums[call.layer] = before_HD + sum_HD, known_H + blocked_BHS.sum((0, 2))
         return call
 
 

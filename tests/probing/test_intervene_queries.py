@@ -155,9 +155,9 @@ def test_shuffled_values_are_those_of_other_keys_drawn_by_the_seed():
         edit = BlockKeys("top:k=3", when="now", how="shuffle_value", seed=seed, layers=(0,))
         changed = []
 
-        def values(how, call, value_BHSD, gone_BHS, random_BHS):
-            new_BHSD = shuffled(how, call, value_BHSD, gone_BHS, random_BHS)
-            changed.append((value_BHSD, gone_BHS, new_BHSD))
+        def values(how, call, value_BHSD, blocked_BHS, random_BHS):
+            new_BHSD = shuffled(how, call, value_BHSD, blocked_BHS, random_BHS)
+            changed.append((value_BHSD, blocked_BHS, new_BHSD))
             return new_BHSD
 
         with (
@@ -170,9 +170,9 @@ def test_shuffled_values_are_those_of_other_keys_drawn_by_the_seed():
         assert_close(held, log.removals[0].held_BLH)
         return logits, changed[0]
 
-    logits, (old_BHSD, gone_BHS, new_BHSD) = outputs(0)
+    logits, (old_BHSD, blocked_BHS, new_BHSD) = outputs(0)
     for row, head in np.ndindex(2, 4):
-        keys = gone_BHS[row, head].nonzero()[:, 0].tolist()
+        keys = blocked_BHS[row, head].nonzero()[:, 0].tolist()
         others = [key for key in range(12) if real[row, key] and key not in keys]
         donors = []
         for key in keys:

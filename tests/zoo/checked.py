@@ -92,10 +92,10 @@ class Spy:
         keys, real_B1Q1 = key.shape[2], call.real_BQ[:, None, :, None]
         received_BHS = (call.map_BHQS * real_B1Q1).sum(2)
         seen_B1S = (call.may_BHQS & real_B1Q1).any(2).any(1, keepdim=True)
-        gone_BH1S = (
+        blocked_BH1S = (
             F.one_hot(received_BHS.masked_fill(~seen_B1S, -1).argmax(-1), keys).bool().unsqueeze(2)
         )
-        stays_BHQS = call.may_BHQS & ~gone_BH1S
+        stays_BHQS = call.may_BHQS & ~blocked_BH1S
         # a query that would lose all it sees keeps it, and one that sees nothing is padding
         stays_BHQS = torch.where(stays_BHQS.any(-1, keepdim=True), stays_BHQS, call.may_BHQS)
         stays_BHQS = stays_BHQS | ~stays_BHQS.any(-1, keepdim=True)

@@ -102,12 +102,12 @@ class Dose:
             return math.nan
         return total / entries
 
-    keys = _mean_of("keys", "Keys that were gone, per head.")
+    keys = _mean_of("keys", "Keys that were blocked, per head.")
     sinks = _mean_of("sinks", "The share (0 to 1) of the chosen keys that the rule calls sinks.")
     held = _mean_of("held", "The share of attention (0 to 1) that they held when they were chosen.")
     removed = _mean_of("removed", "The share of attention (0 to 1) that was really taken away.")
     overlap = _mean_of(
-        "overlap", "Jaccard overlap (0 to 1) of what was gone in one step and the next."
+        "overlap", "Jaccard overlap (0 to 1) of what was blocked in one step and the next."
     )
     matched = _mean_of(
         "matched", "The share (0 to 1) of heads with something to match that have an equal control."

@@ -46,17 +46,17 @@ def highest(
 
 
 def as_columns(
-    gone_BHS: Tensor, most: int | None = None, order_BHS: Tensor | None = None
+    blocked_BHS: Tensor, most: int | None = None, order_BHS: Tensor | None = None
 ) -> Tensor:
     """Flags as columns (B, H, M), the highest of an order first, without one in rising order;
     arguments and filling as of `highest`.
     """
     if order_BHS is None:
-        place_S = torch.arange(gone_BHS.shape[-1], device=gone_BHS.device)
-        order_BHS = -place_S.float().expand(gone_BHS.shape)
-    return highest(order_BHS, gone_BHS, gone_BHS.sum(-1, keepdim=True), most)
+        place_S = torch.arange(blocked_BHS.shape[-1], device=blocked_BHS.device)
+        order_BHS = -place_S.float().expand(blocked_BHS.shape)
+    return highest(order_BHS, blocked_BHS, blocked_BHS.sum(-1, keepdim=True), most)
 
 
-def extended(gone_BHS: Tensor, keys: int) -> Tensor:
+def extended(blocked_BHS: Tensor, keys: int) -> Tensor:
     """Flags for this many keys: those that came since are not removed."""
-    return pad(gone_BHS, (0, max(0, keys - gone_BHS.shape[-1])))
+    return pad(blocked_BHS, (0, max(0, keys - blocked_BHS.shape[-1])))

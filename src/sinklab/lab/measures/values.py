@@ -26,23 +26,23 @@ class ValueRemoval(Removal):
         @removals.register("halve_value")
         @dataclass(frozen=True)
         class HalveValue(ValueRemoval):
-            def values(self, call, value_BHSD, gone_BHS, random_BHS):
+            def values(self, call, value_BHSD, blocked_BHS, random_BHS):
                 return value_BHSD / 2
     """
 
     def values(
-        self, call: Call, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+        self, call: Call, value_BHSD: Tensor, blocked_BHS: Tensor, random_BHS: Tensor
     ) -> Tensor:
         """New values, broadcastable to (B, H, S, D); those of the other keys do not count."""
         raise NotImplementedError
 
-    def apply(self, call: Call, gone_BHS: Tensor, random_BHS: Tensor) -> Call:
+    def apply(self, call: Call, blocked_BHS: Tensor, random_BHS: Tensor) -> Call:
         """The call with other values for these keys."""
         # Query heads of one value head lose different keys: each needs its own values.
         key_BHSD = call.for_query_heads(call.k_BKSD)
         value_BHSD = call.for_query_heads(call.v_BKSD)
-        new_BHSD = self.values(call, value_BHSD, gone_BHS, random_BHS)
-        edited_BHSD = torch.where(gone_BHS.unsqueeze(-1), new_BHSD, value_BHSD)
+        new_BHSD = self.values(call, value_BHSD, blocked_BHS, random_BHS)
+        edited_BHSD = torch.where(blocked_BHS.unsqueeze(-1), new_BHSD, value_BHSD)
         return replace(call, k_BKSD=key_BHSD, v_BKSD=edited_BHSD)
 
 
@@ -52,7 +52,7 @@ class ZeroValue(ValueRemoval):
     """Keep the mass on the keys, and let their values add nothing."""
 
     def values(
-        self, call: Call, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+        self, call: Call, value_BHSD: Tensor, blocked_BHS: Tensor, random_BHS: Tensor
     ) -> Tensor:
         return torch.zeros_like(value_BHSD[:, :, :1])
 
@@ -71,11 +71,11 @@ class ShuffleValue(ValueRemoval):
     draws = True
 
     def values(
-        self, call: Call, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+        self, call: Call, value_BHSD: Tensor, blocked_BHS: Tensor, random_BHS: Tensor
     ) -> Tensor:
-        others_BHS = other_keys(call, gone_BHS, "shuffle_value")
+        others_BHS = other_keys(call, blocked_BHS, "shuffle_value")
         order_BHS = random_BHS.masked_fill(~others_BHS, -1.0).argsort(dim=-1, descending=True)
-        number_BHS = gone_BHS.long().cumsum(-1) - 1
+        number_BHS = blocked_BHS.long().cumsum(-1) - 1
         number_BHS = number_BHS.clamp(min=0) % others_BHS.sum(-1, keepdim=True).clamp(min=1)
         donor_BHS = order_BHS.gather(-1, number_BHS)
         width = value_BHSD.shape[-1]
@@ -97,10 +97,10 @@ class MeanValue(ValueRemoval):
     """
 
     def values(
-        self, call: Call, value_BHSD: Tensor, gone_BHS: Tensor, random_BHS: Tensor
+        self, call: Call, value_BHSD: Tensor, blocked_BHS: Tensor, random_BHS: Tensor
     ) -> Tensor:
         means_HD = reference_values(self.file)[call.layer]
-        lacking_H = means_HD.isnan().any(-1) & gone_BHS.any(-1).any(0).to(means_HD.device)
+        lacking_H = means_HD.isnan().any(-1) & blocked_BHS.any(-1).any(0).to(means_HD.device)
         if bool(lacking_H.any()):
             head = int(lacking_H.nonzero()[0])
             raise ValueError(
@@ -109,7 +109,7 @@ class MeanValue(ValueRemoval):
         return means_HD.nan_to_num().to(value_BHSD)[None, :, None]
 
 
-def other_keys(call: Call, gone_BHS: Tensor, removal: str) -> Tensor:
+def other_keys(call: Call, blocked_BHS: Tensor, removal: str) -> Tensor:
     """Keys (B, H, S) that are seen and stay. Raises ValueError if queries see different keys."""
     mask = short_mask(call)
     if mask.shape[2] > 1:
@@ -117,7 +117,7 @@ def other_keys(call: Call, gone_BHS: Tensor, removal: str) -> Tensor:
             f"{removal} takes the values that a query sees, but in {call.layer} queries see "
             "different keys (a causal model, blocks): take mean_value or zero_value"
         )
-    return allowed(mask)[:, :, 0] & ~gone_BHS
+    return allowed(mask)[:, :, 0] & ~blocked_BHS
 
 
 @lru_cache(maxsize=4)

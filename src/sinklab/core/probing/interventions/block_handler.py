@@ -2,7 +2,7 @@
 chose and took, for those behind it.
 """
 
-# B batch, H query heads (those edited; all in `gone`), Q queries, S keys, M keys taken away
+# B batch, H query heads (those edited; all in `blocked`), Q queries, S keys, M keys taken away
 import math
 import warnings
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ IN_ORDER = ("greedy_search", "sample", "dola_generation")
 class Selection:
     """Keys to take away in one layer, and the numbers for the log."""
 
-    gone_BHS: Tensor
+    blocked_BHS: Tensor
     """Flags for all heads."""
     columns_BHM: Tensor
     """The same keys in the heads that are edited, −1 where a head has fewer than M: the newly
@@ -52,7 +52,7 @@ class Selection:
     @property
     def shape(self) -> torch.Size:
         """(B, H, S): rows, heads and keys that it was made for."""
-        return self.gone_BHS.shape
+        return self.blocked_BHS.shape
 
 
 class Memory:
@@ -154,14 +154,14 @@ class BlockHandler(InterventionHandler):
         selected = taken.get(call.layer)
         if selected is None:
             return call, None
-        gone_BHS = selected.gone_BHS
+        blocked_BHS = selected.blocked_BHS
         edited = call
         spared_BH = torch.zeros(call.q_BHQD.shape[:2], device=call.q_BHQD.device)
         if selected.columns_BHM.shape[-1] > 0:
             if how.blocks:
-                edited, spared_BH = self._blocked(call, gone_BHS)
+                edited, spared_BH = self._blocked(call, blocked_BHS)
             else:
-                edited = self.checked(how.apply(call, gone_BHS, selected.random_BHS), call)
+                edited = self.checked(how.apply(call, blocked_BHS, selected.random_BHS), call)
         if not self.is_open:
             return edited, None
         numbers = selected.numbers | {"alone": call.of_heads(spared_BH)}
@@ -172,35 +172,35 @@ class BlockHandler(InterventionHandler):
                 else:
                     # A spared query saw nothing but these keys: it gives them a mass of 1.
                     received_BHS = call.within(heads=None).received_BHS
-                    held_BH = received_BHS.masked_fill(~gone_BHS, 0.0).sum(-1) - spared_BH
+                    held_BH = received_BHS.masked_fill(~blocked_BHS, 0.0).sum(-1) - spared_BH
                     share_BH = held_BH / real_queries_B1(call)
                 if how.blocks:
                     left_BH = keys_seen(edited)
                 else:
-                    left_BH = keys_seen(call, gone_BHS)
+                    left_BH = keys_seen(call, blocked_BHS)
             numbers |= {"removed": call.of_heads(share_BH), "left": call.of_heads(left_BH)}
-        gone_BHS = call.of_heads(gone_BHS)
-        numbers["keys"] = gone_BHS.sum(-1)
+        blocked_BHS = call.of_heads(blocked_BHS)
+        numbers["keys"] = blocked_BHS.sum(-1)
         before = self.memory.taken_before(call.layer)
         if before is not None:
-            numbers["overlap"] = jaccard(gone_BHS, call.of_heads(before.gone_BHS))
+            numbers["overlap"] = jaccard(blocked_BHS, call.of_heads(before.blocked_BHS))
         return edited, Effect(call.heads or [], selected.columns_BHM, numbers)
 
-    def _blocked(self, call: Call, gone_BHS: Tensor) -> tuple[Call, Tensor]:
+    def _blocked(self, call: Call, blocked_BHS: Tensor) -> tuple[Call, Tensor]:
         """The call with these keys blocked for the queries that are meant, and how many were left
         alone (B, H).
         """
         # Flags expanded over heads stay one row of them: so does the mask.
-        if gone_BHS.stride(1) == 0:
-            gone_BHS = gone_BHS[:, :1]
-        gone_BH1S = gone_BHS.unsqueeze(2)
+        if blocked_BHS.stride(1) == 0:
+            blocked_BHS = blocked_BHS[:, :1]
+        blocked_BH1S = blocked_BHS.unsqueeze(2)
         options = self.options
         if not options.by_query:
-            return restricted(call, ~gone_BH1S, self.doubt)
+            return restricted(call, ~blocked_BH1S, self.doubt)
         positions_Q = query_positions(call, call.prefix)
         meant_BQ = chosen_queries(options.queries or "all", call, positions_Q)
         near_QS = near_keys(positions_Q, call.prefix, call.k_BKSD.shape[2], options.beyond or 0)
-        keep_BHQS = ~(gone_BH1S & meant_BQ[:, None, :, None])
+        keep_BHQS = ~(blocked_BH1S & meant_BQ[:, None, :, None])
         return restricted(call, keep_BHQS, self.doubt, kept_QS=near_QS)
 
     def selection(self, call: Call) -> Selection | None:
@@ -230,7 +230,7 @@ class BlockHandler(InterventionHandler):
                 f"{now[0]} and {now[2]}: call log.reset() where a new sequence or batch begins"
             )
         self._check_text(call)
-        return replace(found, gone_BHS=extended(found.gone_BHS, now[2]))
+        return replace(found, blocked_BHS=extended(found.blocked_BHS, now[2]))
 
     def observe(self, call: Call, out: Tensor) -> None:
         super().observe(call, out)
@@ -243,7 +243,7 @@ class BlockHandler(InterventionHandler):
         taken = self.memory.taken.get(call.layer)
         before_BHS = None
         if taken is not None and when == "kept":
-            before_BHS = taken.gone_BHS
+            before_BHS = taken.blocked_BHS
         self.memory.chosen[call.layer] = self.choose(here, before_BHS)
 
     def draw(self, shape: Sequence[int]) -> Tensor:
@@ -255,7 +255,7 @@ class BlockHandler(InterventionHandler):
 
         Args:
             call: the attention call, of the heads that are edited.
-            before_BHS: keys that are gone already, of all heads; None for none.
+            before_BHS: keys that are blocked already, of all heads; None for none.
 
         Raises:
             ValueError: if a head would keep no key.
@@ -285,15 +285,15 @@ class BlockHandler(InterventionHandler):
                 before_BHM = as_columns(before_BHS, edit.limit)
                 columns_BHM = torch.cat([columns_BHM, before_BHM], -1)
                 flags_BHS = flags_BHS | before_BHS
-            gone_BHS = flags_BHS
+            blocked_BHS = flags_BHS
             every = call.q_BHQD.shape[1]
             if len(heads) < every:
-                gone_BHS = flags_BHS.new_zeros(len(flags_BHS), every, flags_BHS.shape[-1])
-                gone_BHS[:, heads] = flags_BHS
-            random_BHS = gone_BHS.new_empty(0)
+                blocked_BHS = flags_BHS.new_zeros(len(flags_BHS), every, flags_BHS.shape[-1])
+                blocked_BHS[:, heads] = flags_BHS
+            random_BHS = blocked_BHS.new_empty(0)
             if edit.how.draws:
-                random_BHS = self.draw(gone_BHS.shape).to(gone_BHS.device, non_blocking=True)
-        return Selection(gone_BHS, columns_BHM, numbers, random_BHS)
+                random_BHS = self.draw(blocked_BHS.shape).to(blocked_BHS.device, non_blocking=True)
+        return Selection(blocked_BHS, columns_BHM, numbers, random_BHS)
 
     def _numbers(self, call: Call, flags_BHS: Tensor) -> dict[str, Tensor]:
         """Attention that the chosen keys hold, their number, and how many of them are sinks; NaN
@@ -309,10 +309,10 @@ class BlockHandler(InterventionHandler):
             "sinks": (flags_BHS & call.sinks(rule)).sum(-1).to(held_BH),
         }
         if call.choice.blocked_BHS is not None:
-            gone_BH = call.choice.blocked_BHS.sum(-1)
-            full_BH = (gone_BH > 0) & (count_BH == 0)
+            blocked_BH = call.choice.blocked_BHS.sum(-1)
+            full_BH = (blocked_BH > 0) & (count_BH == 0)
             if edit.limit is not None:
-                full_BH = full_BH | (gone_BH >= edit.limit)
+                full_BH = full_BH | (blocked_BH >= edit.limit)
             numbers = {
                 name: number_BH.masked_fill(full_BH, math.nan)
                 for name, number_BH in numbers.items()

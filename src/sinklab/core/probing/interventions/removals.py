@@ -107,12 +107,12 @@ class Removal(Checked):
     draws = False
     """Whether random numbers enter."""
 
-    def apply(self, call: Call, gone_BHS: Tensor, random_BHS: Tensor) -> Call:
+    def apply(self, call: Call, blocked_BHS: Tensor, random_BHS: Tensor) -> Call:
         """The call without these keys.
 
         Args:
             call: the attention call.
-            gone_BHS: keys to take away, bool, for every query head.
+            blocked_BHS: keys to take away, bool, for every query head.
             random_BHS: with `draws`, numbers uniform in [0, 1) that follow from the seed; else an
                 empty tensor.
         """
@@ -141,14 +141,14 @@ def lost_share(before: Call, after: Call) -> Tensor:
     return lost_BHQ.sum(-1) / real_queries_B1(before)
 
 
-def keys_seen(call: Call, gone_BHS: Tensor | None = None) -> Tensor:
+def keys_seen(call: Call, blocked_BHS: Tensor | None = None) -> Tensor:
     """Number of keys a query sees in this call, less those removed: mean over the queries that are
     not padding, (B, H).
     """
     batch, heads = call.q_BHQD.shape[:2]
     may_BHQS = allowed(short_mask(call))
-    if gone_BHS is not None:
-        may_BHQS = may_BHQS & ~gone_BHS.unsqueeze(2)
+    if blocked_BHS is not None:
+        may_BHQS = may_BHQS & ~blocked_BHS.unsqueeze(2)
     seen_BHQ = may_BHQS.sum(-1).expand(batch, heads, call.q_BHQD.shape[2]).float()
     seen_BHQ = seen_BHQ * call.visibility.counted_BQ.unsqueeze(1)
     return seen_BHQ.sum(-1) / real_queries_B1(call)
