@@ -40,6 +40,8 @@ PLUGINS = "sinklab.plugins"
 _loaded: set[str] = set()
 REGISTRIES: dict[str, "Registry"] = {}
 """By name; those of a ring once it is imported."""
+INSTEAD: dict[str, str] = {}
+"""Advice for names that are not known, from the command line."""
 
 
 # a forward asks for the kind of its sink several times, mostly to read these
@@ -190,12 +192,8 @@ class Registry(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         classes = self._all()
         if name not in classes:
-            raise unknown(
-                self.what,
-                name,
-                classes,
-                "if a plug-in defines it, install that or name its file: --plugin",
-            )
+            remedy = "if a plug-in defines it, install that or name its file: --plugin"
+            raise unknown(self.what, name, classes, INSTEAD.get(name, remedy))
         return classes[name]
 
     def __contains__(self, name: object) -> bool:

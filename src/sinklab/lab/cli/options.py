@@ -23,6 +23,7 @@ import tyro
 from typeguard import TypeCheckError, check_type
 
 from sinklab.core.errors import known_fields, near, one_of
+from sinklab.core.registry import INSTEAD
 from sinklab.lab.files import ordinary, read_json, refused, toml_of
 from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.studies.base import from_record
@@ -37,6 +38,7 @@ PERMISSIONS = frozenset(WORDS["permissions"].split())
 file.
 """
 GONE = {name: instead for names, instead in WORDS["gone"].items() for name in names.split()}
+INSTEAD.update(GONE)
 """Commands and options that were taken away -> what to use instead."""
 FILES = WORDS["files"]
 """Options of every command with settings, and their help."""
