@@ -149,7 +149,14 @@ def as_markdown(found: dict[str, Any]) -> str:
     lines += [
         "| " + " | ".join(str(cell) for cell in row) + " |" for row in costs.itertuples(index=False)
     ]
-    return "\n".join([*lines, "", *(f"- {sentence}" for sentence in found["sentences"])])
+    # the others say what stands in the table, and what the controls do
+    more = [one for one in found["sentences"] if " against " in one or "corrected" in one]
+    controls = re.findall(
+        r"(?:shuffled|fresh)\sweights\s\D?([\d.]+)\s%", " ".join(found["sentences"])
+    )
+    most = max(map(float, controls))
+    more.insert(0, f"Shuffled and fresh weights: the same keys cost them at most {most:g} %.")
+    return "\n".join([*lines, "", *(f"- {sentence}" for sentence in more)])
 
 
 def number_of(found: dict[str, Any], row: str, model: str) -> float:

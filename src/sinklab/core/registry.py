@@ -135,10 +135,10 @@ class Registry(Mapping[str, Any]):
         Raises ValueError for a function of fewer arguments, and for a mark that is no attribute of
         the base.
         """
-        module, base_name, method = self._made_as.rsplit(".", 2)
-        base = getattr(import_module(module), base_name)
+        base_name, _, method = self._made_as.rpartition(".")
+        base = pkgutil.resolve_name(base_name)
         known_fields(f"a {self.what}", marks, dir(base))
-        taken = list(inspect.signature(getattr(base, method)).parameters)[1:]
+        taken = list(inspect.signature(pkgutil.resolve_name(self._made_as)).parameters)[1:]
         parameters = list(inspect.signature(function).parameters.values())
         if len(parameters) < len(taken):
             raise ValueError(
@@ -442,30 +442,30 @@ def _number(text: str, kind: type) -> Any:
         return None
 
 
-rules = Registry("sink rule", "rules", "sinklab.core.sinks.Rule.__call__")
+rules = Registry("sink rule", "rules", "sinklab.core.sinks:Rule.__call__")
 """Rules for sinks: `sinklab.core.sinks.Rule`."""
 statistics = Registry(
-    "statistic", "statistics", "sinklab.core.probing.statistics.Statistic.measure"
+    "statistic", "statistics", "sinklab.core.probing.statistics:Statistic.measure"
 )
 """Statistics that a trace records: `sinklab.core.probing.Statistic`."""
 interventions = Registry(
     "intervention",
     "interventions",
-    "sinklab.core.probing.interventions.base.LayerIntervention.edit",
+    "sinklab.core.probing.interventions.base:LayerIntervention.edit",
 )
 """Edits of attention calls and hidden states: `sinklab.core.probing.Intervention`."""
 selectors = Registry(
-    "selector", "selectors", "sinklab.core.probing.interventions.selectors.Selector.select"
+    "selector", "selectors", "sinklab.core.probing.interventions.selectors:Selector.select"
 )
 """Choices of keys to block: `sinklab.core.probing.Selector`."""
 removals = Registry(
-    "removal", "removals", "sinklab.core.probing.interventions.removals.Removal.apply"
+    "removal", "removals", "sinklab.core.probing.interventions.removals:Removal.apply"
 )
 """Ways to take a key away: `sinklab.core.probing.Removal`."""
 sinks = Registry("sink kind", "sinks")
 """Kinds of added sinks: `sinklab.core.models.Sink`."""
 unmasking_rules = Registry(
-    "unmasking rule", "unmasking_rules", "sinklab.core.sampling.rules.UnmaskingRule.__call__"
+    "unmasking rule", "unmasking_rules", "sinklab.core.sampling.rules:UnmaskingRule.__call__"
 )
 """Order in which proposals are committed: `sinklab.core.sampling.UnmaskingRule`."""
 schedules = Registry("schedule", "schedules")

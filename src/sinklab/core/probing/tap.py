@@ -29,7 +29,8 @@ from sinklab.core.probing.backends import (
     routed,
     with_attention,
 )
-from sinklab.core.probing.call import NAMES, Call, KeyOrigin, Listener, says_more
+from sinklab.core.probing.call import NAMES, Call, Listener
+from sinklab.core.probing.origin import KeyOrigin, says_more
 from sinklab.core.registry import attention_functions, fast_attentions, fast_path
 
 _SDPA = F.scaled_dot_product_attention
