@@ -32,7 +32,7 @@ received = recording.array(
 visible = recording.array(
     "visible"
 )  # (step, row, key): in a causal model the last key is seen by one query only
-sinks = find_sinks(received, Excess(), visible=visible[:, :, None, None])
+sinks = find_sinks(received, Excess(), seen_by=visible[:, :, None, None])
 for layer, path in enumerate(recording.layers):
     share = sinks[0, 0, layer].mean()
     first = received[0, 0, layer, :, 0].mean()

@@ -107,7 +107,7 @@ def chosen_keys(recording: Any, place_S: Array, choose: str) -> Array:
     received_LHK = recording.received[0][0].numpy()
     if choose == "excess":
         visible_L1K = recording.visible_by_layer[0][0].numpy()[:, None]
-        found_LHK = np.asarray(find_sinks(received_LHK, Excess(EPSILON), visible=visible_L1K))
+        found_LHK = np.asarray(find_sinks(received_LHK, Excess(EPSILON), seen_by=visible_L1K))
         return found_LHK[..., recording.prefix :].any(1)
     chosen_LS = np.zeros((len(received_LHK), len(place_S)), bool)
     for place in range(len(PLACES)):

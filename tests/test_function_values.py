@@ -90,8 +90,14 @@ def test_a_rule_reads_arrays():
         return received > weight * queries
 
     received = torch.tensor([[5.0, 1.0, 0.5, 1.5] * 2])
-    assert torch.equal(find_sinks(received, heavy(0.2)), find_sinks(received, Gu(0.2)))
-    assert torch.equal(find_sinks(received, "heavy:weight=0.2"), find_sinks(received, Gu(0.2)))
+    assert torch.equal(
+        find_sinks(received, heavy(0.2), received.shape[-1]),
+        find_sinks(received, Gu(0.2), received.shape[-1]),
+    )
+    assert torch.equal(
+        find_sinks(received, "heavy:weight=0.2", received.shape[-1]),
+        find_sinks(received, Gu(0.2), received.shape[-1]),
+    )
 
 
 def test_an_edit_has_layers_and_heads_too():

@@ -45,7 +45,8 @@ def test_the_curve_counts_what_find_sinks_finds(scale, cached):
     grid = [0.0, 0.05, 0.1, 0.2] if scale == "mean" else list(EPSILONS)
     curve = epsilon_curve(received, visible, positions, epsilons=grid, scale=scale)
     for place, epsilon in enumerate(grid):
-        flags = find_sinks(received, Excess(epsilon, scale), visible, positions)
+        seen_by = 64 if visible is None else visible
+        flags = find_sinks(received, Excess(epsilon, scale), seen_by, positions)
         assert_array_equal(curve.sinks_LE[:, place], flags.sum((0, 2, 3)))
     assert 0 < curve.sinks_LE[:, 3].sum() < curve.sinks_LE[:, 0].sum()
     assert_array_equal(curve.places_L, (~np.isnan(received)).sum((0, 2, 3)))

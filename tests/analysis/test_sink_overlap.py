@@ -81,14 +81,17 @@ def test_sinks_per_layer_by_hand():
     for head, keys in enumerate(([1, 2, 3], [2, 3, 4])):
         received[:, 0, head, keys] = 8
     received[:, 1, :, 5] = 32
-    found = sinks_per_layer(find_sinks(received, Excess()), received)
+    found = sinks_per_layer(find_sinks(received, Excess(), received.shape[-1]), received)
     assert_allclose(found.number, [3, 1])
     assert_allclose(found.distinct, [4, 1])
     assert_allclose(found.score, [8, 32])
     twice = found + found
     assert twice.sinks.tolist() == [24, 8]
     halved = sinks_per_layer(
-        find_sinks(received, Excess()), received / 2, np.full(64, 32.0), np.full((1, 1, 1), 64)
+        find_sinks(received, Excess(), received.shape[-1]),
+        received / 2,
+        np.full(64, 32.0),
+        np.full((1, 1, 1), 64),
     )
     assert_allclose(halved.score, [8, 32])
 
@@ -96,13 +99,15 @@ def test_sinks_per_layer_by_hand():
 def test_sinks_per_layer_where_a_layer_is_missing_and_errors():
     received = np.full((1, 5, 1, 64), 0.3)
     received[0, 0] = np.nan
-    found = sinks_per_layer(find_sinks(received, Excess()), received)
+    found = sinks_per_layer(find_sinks(received, Excess(), received.shape[-1]), received)
     assert (
         np.isnan(found.number[0])
         and np.isnan(found.score[0])
         and found.heads.tolist() == [0, 1, 1, 1, 1]
     )
-    one = sinks_per_layer(find_sinks(received[:, :1], Excess()), received[:, :1])
+    one = sinks_per_layer(
+        find_sinks(received[:, :1], Excess(), received.shape[-1]), received[:, :1]
+    )
     refused(
         "One sink flag per score", sinks_per_layer, np.zeros((1, 5, 1, 8), dtype=bool), received
     )

@@ -49,27 +49,33 @@ def check_rule(rule: Rule | str) -> None:
     keys, random = 24, np.random.default_rng(0)
     received = random.dirichlet(np.full(keys, 0.1), size=(2, 3, 4, keys)).sum(-2)
     given = received.copy()
-    whole = find_sinks(received, judge)
+    whole = find_sinks(received, judge, keys)
     np.testing.assert_array_equal(received, given, "the rule changes what it is given")
     _same_answer(
-        whole, find_sinks(torch.from_numpy(received), judge).numpy(), "numpy and torch disagree"
+        whole,
+        find_sinks(torch.from_numpy(received), judge, keys).numpy(),
+        "numpy and torch disagree",
     )
     half = torch.from_numpy(received).half()
-    answer = find_sinks(half.double().numpy(), judge)
-    _same_answer(find_sinks(half, judge).numpy(), answer, "half precision is not widened")
+    answer = find_sinks(half.double().numpy(), judge, keys)
+    _same_answer(find_sinks(half, judge, keys).numpy(), answer, "half precision is not widened")
 
-    turned = find_sinks(received.transpose(2, 0, 1, 3), judge)
+    turned = find_sinks(received.transpose(2, 0, 1, 3), judge, keys)
     _same_answer(turned, whole.transpose(2, 0, 1, 3), "the order of the leading axes matters")
     alone = np.array([find_sinks(row, judge, keys) for row in received.reshape(-1, keys)])
     _same_answer(alone.reshape(whole.shape), whole, "a head is judged by what other heads receive")
 
     padded = np.concatenate([received, np.full((*whole.shape[:-1], 3), np.nan)], -1)
-    _same_answer(find_sinks(padded, judge)[..., :keys], whole, "padding (NaN) changes the answer")
+    _same_answer(
+        find_sinks(padded, judge, keys)[..., :keys], whole, "padding (NaN) changes the answer"
+    )
     unseen = np.concatenate([received, np.full((*whole.shape[:-1], 3), 2.0 * keys)], -1)
     found = find_sinks(unseen, judge, np.array([keys] * keys + [0, 0, np.nan]))
     _same_answer(found[..., :keys], whole, "keys that no query sees change the answer")
     assert not found[..., keys:].any(), "a key that no query sees is a sink"
-    assert not find_sinks(np.full_like(padded, np.nan), judge).any(), "padding (NaN) is a sink"
+    assert not find_sinks(np.full_like(padded, np.nan), judge, keys).any(), (
+        "padding (NaN) is a sink"
+    )
 
     _check_threshold(judge, received, whole)
 

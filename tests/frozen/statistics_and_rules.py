@@ -160,12 +160,12 @@ def flags(forward: str, recording: Any) -> Cells:
         yield f"{forward}/sinks of arrays/{rule}", [sinks_of(received, rule, **arrays)]
 
 
-def sinks_of(received: Any, rule: str, **counts: Any) -> list[str]:
+def sinks_of(received: Any, rule: str, visible: Any, positions: Any = None) -> list[str]:
     """Keys of each head that are sinks: the one place to adapt to another way to ask a rule."""
     from sinklab.core.registry import rules
     from sinklab.core.sinks import find_sinks
 
-    found = find_sinks(received, rules.parse(rule), **counts)
+    found = find_sinks(received, rules.parse(rule), visible, positions)
     heads = torch.as_tensor(found).flatten(0, -3).tolist()
     return [",".join(keys_of(row) for row in layer) for layer in heads]
 

@@ -152,9 +152,11 @@ def test_soft_rule_is_the_written_formula():
         received_NS.std(-1, keepdims=True),
     )
     mask_NS = 1 / (1 + np.exp(-5 * (mass - mean - 2 * deviation)))
-    assert (find_sinks(received_NS, Soft(least=0.1)) == (mask_NS > 0.1)).all()
-    zscore = find_sinks(received_NS, Excess(2.0, "zscore"))
-    assert (find_sinks(received_NS, Soft()) == zscore).all() and zscore.any()
+    assert (
+        find_sinks(received_NS, Soft(least=0.1), received_NS.shape[-1]) == (mask_NS > 0.1)
+    ).all()
+    zscore = find_sinks(received_NS, Excess(2.0, "zscore"), received_NS.shape[-1])
+    assert (find_sinks(received_NS, Soft(), received_NS.shape[-1]) == zscore).all() and zscore.any()
 
 
 def test_a_query_reads_its_neighbours_and_the_sinks_alone():

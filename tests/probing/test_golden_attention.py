@@ -54,5 +54,9 @@ def test_whole_run(model, name, trace_first):
         assert (expected["masked_columns"][0] == -1).all()
     else:
         for case in run["sinks"]:
-            found = find_sinks(recording.array("received")[:, 0], Excess(case["eps"]))
+            found = find_sinks(
+                recording.array("received")[:, 0],
+                Excess(case["eps"]),
+                recording.array("received").shape[-1],
+            )
             assert int(found.sum()) == case["count"]

@@ -97,7 +97,7 @@ def test_the_log_counts_sinks_among_the_keys_that_were_chosen():
         model(IDS)
     received_BHS = recording.received[0][:, 0]
     best_BHM = received_BHS.topk(3).indices
-    sinks_BH = find_sinks(received_BHS, rule).gather(-1, best_BHM).sum(-1)
+    sinks_BH = find_sinks(received_BHS, rule, received_BHS.shape[-1]).gather(-1, best_BHM).sum(-1)
     assert torch.equal(log.removals[0].sinks_BLH[:, 0].long(), sinks_BH)
     dose = log.dose()
     assert dose.sinks == pytest.approx(sinks_BH.sum().item() / (3 * sinks_BH.numel()))

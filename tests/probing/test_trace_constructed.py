@@ -56,7 +56,9 @@ def test_uniform_attention_gives_every_key_one_and_has_no_sink():
     assert_close(at["noop_bound"][0], torch.full((S,), 2.0))
     assert_close(at["value_norm"], torch.full((S,), 2.0))
     assert_close(at["key_norm"], torch.ones(S))
-    assert not find_sinks(recording.array("received"), Excess(0.5)).any()
+    assert not find_sinks(
+        recording.array("received"), Excess(0.5), recording.array("received").shape[-1]
+    ).any()
 
 
 @pytest.mark.parametrize("sinks, cache", [(0, None), (1, PrefixCache()), (1, DualCache())])

@@ -171,9 +171,7 @@ DEFAULT = Excess(3.0)
 """The rule if none is named: that of the published figures."""
 
 
-def find_sinks(
-    received: Array, rule: Rule | str, visible: Any = None, positions: Any = None
-) -> Array:
+def find_sinks(received: Array, rule: Rule | str, seen_by: Any, positions: Any = None) -> Array:
     """Sinks under a rule: a boolean array of the shape of ``received`` (..., key).
 
     Time O(size) (Top: O(k size)). Beyond boolean arrays, "sum", "mean", "percent" and Gu need at
@@ -183,20 +181,17 @@ def find_sinks(
         received: column sums a_j, numpy array or torch tensor; the answer is of the same kind. Half
             precision is widened.
         rule: an object that is called as `Rule` says, or its text such as "excess:epsilon=5".
-        visible: number of queries that may see each key, broadcastable to ``received``: of a
-            recording ``recording.array("visible")[:, :, None, None]``. Keys that no query sees are
-            never sinks; if keys are seen by different numbers of queries, nor are those that too
-            few see to be judged (`is_defined`). None: S queries see every key, S being the number
-            of keys that are not NaN, which is right for full attention without padding or added
-            sink columns.
+        seen_by: number of queries that may see each key, broadcastable to ``received``: of a
+            recording ``recording.array("visible")[:, :, None, None]``; with full attention and
+            neither padding nor added sinks the number of keys. Keys that no query sees are never
+            sinks; if keys are seen by different numbers of queries, nor are those that too few see
+            to be judged (`is_defined`).
         positions: number of canvas positions, broadcastable to ``received`` without its key axis.
             Given, both counts are first scaled as if all positions had run (``even_share``): needed
             under caches, which let only some queries run.
 
     Raises:
-        ValueError: for shapes that do not fit, an object that is no rule, and if a rule refuses;
-            without ``visible``, for sums that such attention cannot give, and for those that a
-            causal call may have given, if the answer would be another.
+        ValueError: for shapes that do not fit, an object that is no rule, and if a rule refuses.
     """
     rule = rules.parsed(rule)
     if not callable(rule) or isinstance(rule, type):
@@ -207,55 +202,12 @@ def find_sinks(
         )
     xp = namespace(received)
     a: Any
-    a, queries = even_share(received, visible, positions)
+    if np.ndim(seen_by) == 0:
+        seen_by = xp.zeros_like(widened(received, xp)[..., :1]) + seen_by
+    a, queries = even_share(received, seen_by, positions)
     # A count that is NaN or 0 means that the key is not there for any query.
     exists = (queries > 0) & ~xp.isnan(a)
-    found: Any = flagged(a, rule, queries, exists)
-    if visible is None:
-        why = _why_not_alike(a, rule, queries, exists, found)
-        if why:
-            raise ValueError(
-                f"without visible, as many queries as there are keys see every key; but {why}: "
-                "pass recording.visible, with axes for layers and heads "
-                "(visible[:, :, None, None])"
-            )
-    return found
-
-
-def _why_not_alike(a: Any, rule: Rule, queries: Any, exists: Any, found: Any) -> str:
-    """Evidence against all queries seeing every key; empty if there is none, or the answer is the
-    same.
-    """
-
-    def differs(other: Any) -> bool:
-        # of fewer than eight keys none could be judged then: there is no other answer
-        judged = is_defined(other).any(-1)[..., None]
-        return bool(((flagged(a, rule, other, exists) != found) & judged).any())
-
-    xp = namespace(a)
-    left = only(exists, a)
-    total = left.sum(-1)[..., None]
-    # less than one for each key was given away; padding receives nothing, and asks for nothing
-    # either
-    short = total < queries - 0.5
-    if bool(((a == 0) & short).any()):
-        return (
-            "some keys received exactly nothing, and all together less than that, as where "
-            "there is padding"
-        )
-    if bool(short.any()) and differs(xp.where(short, total, queries)):
-        return (
-            "they received less than that, as with added sinks or a cache, and the answer "
-            "would be another"
-        )
-    # causal queries give the last n keys n at most, and so may others; the cheapest question first
-    if bool(((left[..., 0] > 1.01) & (left[..., -1] < 1.01)).all()):
-        behind, most = (
-            x.sum(-1)[..., None] - x.cumsum(-1) + x for x in (left, only(exists, xp.ones_like(a)))
-        )
-        if bool((behind < 1.002 * most + 0.01).all()) and differs(most):
-            return "a causal call may have left these sums too, and the answer would be another"
-    return ""
+    return flagged(a, rule, queries, exists)
 
 
 def flagged(received: Any, rule: Rule, queries: Any, exists: Any) -> Any:

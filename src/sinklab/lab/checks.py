@@ -46,14 +46,14 @@ def check_text(known: registry.Registry, value: Any) -> Any:
 def check_rule(rule: Any) -> None:
     """A head is judged by itself, from arrays and tensors alike; padding is no sink."""
     received = np.random.default_rng(0).dirichlet(np.full(24, 0.1), size=(3, 4, 24)).sum(-2)
-    whole = find_sinks(received, rule)
+    whole = find_sinks(received, rule, 24)
     assert whole.dtype == bool and whole.shape == received.shape, "its answer is not key by key"
-    same = find_sinks(torch.from_numpy(received), rule).numpy()
+    same = find_sinks(torch.from_numpy(received), rule, 24).numpy()
     assert np.array_equal(same, whole), "arrays and tensors get different answers"
-    alone = find_sinks(received[:1], rule)
+    alone = find_sinks(received[:1], rule, 24)
     assert np.array_equal(alone, whole[:1]), "a head is judged by what other heads receive"
     unseen = np.full((3, 4, 2), np.nan)
-    padded = find_sinks(np.concatenate([received, unseen], -1), rule)
+    padded = find_sinks(np.concatenate([received, unseen], -1), rule, 24)
     expected = np.concatenate([whole, unseen > 0], -1)
     assert np.array_equal(padded, expected), "padding (NaN) is a sink, or changes the answer"
 
