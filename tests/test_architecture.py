@@ -44,6 +44,7 @@ MAY_IMPORT = {
     "lab.checkpoints": EVERYWHERE
     | {"core.attention", "core.models", "core.sampling", "core.compat", "lab.files"},
     "lab.caching": CORE,
+    "lab.eager": EVERYWHERE | {"core.compat", "core.probing"},
     "lab.samplers": EVERYWHERE | {"core.attention", "core.sampling"},
     "lab.analysis": EVERYWHERE | {"core.sinks", "lab.records"},
     "lab.data": CORE | {"lab.files"},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, registered, rules
 from sinklab.core.sampling import DecodingSettings
-from sinklab.lab.measures import ARMS, PROTOCOLS
+from sinklab.lab.measures.names import ARMS, PROTOCOLS
 from sinklab.lab.registry import studies
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
 from sinklab.lab.studies import Processes, Study, deferred, duration, from_zero, with_matched
@@ -152,7 +152,7 @@ class EvalSettings(DecodingSettings):
         """
         edits = tuple(map(interventions.parse, self.edits))
         if self.mask_sinks is not None:
-            from sinklab.lab.measures import by_protocol
+            from sinklab.lab.measures.protocols import by_protocol
 
             k, rule = self.mask_sinks, self.sink_rule
             # questions may be shorter than twice k

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, registered, rules
-from sinklab.lab.measures import CONTROLS
+from sinklab.lab.measures.names import CONTROLS
 from sinklab.lab.registry import studies
 from sinklab.lab.studies import ScoredStudy, Study, ascending, deferred
 
