@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.tiny_diffusion import new_model
+from tiny_diffusion import new_model
 
 from sinklab.core.errors import limited
 from sinklab.core.probing import BlockKeys, Selector, intervene, trace
