@@ -208,7 +208,7 @@ def save_values(model: DiffusionLM, file: Path) -> None:
     """Write the mean values of sinks for `mean_value`: the one place to adapt to another one."""
     texts = [torch.arange(2, 14).view(1, -1), torch.arange(12, 30, 2).view(1, -1)]
     # what the plug-in registers is forgotten afterwards
-    with mock.patch.dict(removals._classes), mock.patch.dict(interventions._classes):
+    with mock.patch.dict(removals._all()), mock.patch.dict(interventions._all()):
         load_plugin(PLUGIN)
         plugin = sys.modules.pop("sinklab_plugin_plugin")
         plugin.save_reference_values(model, BlockKeys(TopKeys(1), when="now"), texts, file)
