@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_diffusion import new_model
 
 from sinklab.core.errors import limited
 from sinklab.core.probing import BlockKeys, Selector, intervene, trace
@@ -21,6 +20,7 @@ from sinklab.core.registry import (
 )
 from sinklab.core.sinks import Gu, find_sinks
 from sinklab.lab.registry import commands
+from tiny_diffusion import new_model
 
 
 @pytest.fixture(autouse=True)
