@@ -37,6 +37,6 @@ with intervene(lm.model, MaskSinks(k=5)) as log:
     *_, last = denoise(lm.model.denoiser(), canvas)
 same = (last.ids_BS == plain[-1].ids_BS)[canvas.open_BS].float().mean()
 print(
-    f"hiding 5 sinks a head ({log.summary()['held']:.0%} of attention) leaves {same:.0%} "
+    f"blocking 5 keys a head ({log.summary()['held']:.0%} of attention) leaves {same:.0%} "
     "of the tokens as is"
 )

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sinklab.lab.analysis.intervals import mcnemar, paired_share_interval, wilson
+from sinklab.lab.analysis.intervals import paired_share_interval, wilson
 
 
 def test_wilson_is_newcombes_and_knows_its_ends():
@@ -15,11 +15,6 @@ def test_wilson_is_newcombes_and_knows_its_ends():
     assert all(map(math.isnan, wilson(0, 0)))
     with pytest.raises(ValueError):
         wilson(3, 2)
-
-
-def test_mcnemar_counts_as_many_splits_as_there_are():
-    assert mcnemar(0, 5) == 2 / 32 and mcnemar(3, 3) == mcnemar(0, 0) == 1.0
-    assert mcnemar(2, 9) == pytest.approx(2 * (1 + 11 + 55) / 2**11)
 
 
 def test_a_paired_share_has_a_width_without_any_change():

@@ -1,8 +1,9 @@
 """One attention call, and the base class of those that are shown calls.
 
 A model makes one call of scaled_dot_product_attention in each layer and forward. The tap puts it
-into this form, and whatever measures, chooses or edits is given it: there is no other view of a
-call to learn. What follows from the arguments is computed when somebody asks, in O(S) memory.
+into this form, and whatever measures, chooses or edits attention is given it: there is no other
+view of a call to learn (of hidden states there is one, `StatesView`). What follows from the
+arguments is computed when somebody asks, in O(S) memory.
 """
 
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim (width of hidden states)

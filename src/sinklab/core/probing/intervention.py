@@ -39,7 +39,7 @@ class RemovalRecord:
     """
     held_BLH: Tensor
     """Share of attention (0 to 1) that these keys held in the forward they were chosen in: the
-    attention they would have held. For keys that stay removed (carried), that of the newly
+    attention they would have held. For keys that stay blocked (``when="kept"``), that of the newly
     chosen. NaN if attention did not choose: for fixed positions and windows, and once a limit is
     reached.
     """

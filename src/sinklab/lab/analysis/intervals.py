@@ -44,12 +44,3 @@ def paired_share_interval(gained: int, lost: int, total: int) -> tuple[float, fl
     middle = (up - down) / cells
     half = Z * math.sqrt(max(up + down - (up - down) ** 2 / cells, 0.0)) / cells
     return max(middle - half, -1.0), min(middle + half, 1.0)
-
-
-@lru_cache
-def mcnemar(gained: int, lost: int) -> float:
-    """Two-sided exact McNemar (sign) test: probability of so uneven a split if either side is as
-    likely.
-    """
-    discordant = gained + lost
-    return float(scipy.stats.binomtest(gained, discordant).pvalue) if discordant else 1.0
