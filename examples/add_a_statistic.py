@@ -11,7 +11,7 @@ from sinklab.core.registry import statistics
 from sinklab.lab.cli import main
 
 
-@statistics.register("largest_share", axes="head", reads=("received",))
+@statistics.register("largest_share", axes="head", reads="received")
 def largest_share(call):
     """The share of a head's attention on the key that receives most."""
     return call.received_BHS.amax(-1) / call.received_BHS.sum(-1)

@@ -67,7 +67,7 @@ def test_a_selector_and_a_removal_block_as_classes_do():
 
 
 def test_a_statistic_has_the_axes_and_reads_that_it_was_marked_with():
-    @statistics.register("largest_share", axes="head", reads=("received",))
+    @statistics.register("largest_share", axes="head", reads="received")
     def largest_share(call, power=1.0):
         received_BHS = call.received_BHS**power
         return received_BHS.amax(-1) / received_BHS.sum(-1)
@@ -110,6 +110,48 @@ def test_an_edit_has_layers_and_heads_too():
     assert interventions.as_text(temper(2.0, heads=[0])) == "temper:temperature=2.0,heads=0"
     with pytest.raises(ValueError, match="needs temperature"):
         interventions.parse("temper:heads=0")
+
+
+def test_each_value_of_a_statistic_has_a_memory_of_its_own():
+    @statistics.register("grown", axes="")
+    def grown(call, of="q"):
+        now = getattr(call, f"{of}_B{'H' if of == 'q' else 'K'}{'Q' if of == 'q' else 'S'}D").mean()
+        before = call.memory.get("before", now)
+        call.memory["before"] = now
+        return (now - before).expand(len(call.q_BHQD))
+
+    model, ids = new_model(), torch.arange(8)[None] % 5 + 1
+    with trace(model, ("grown", "grown:of=v")) as recording:
+        model(ids)
+        model(ids)
+    assert not any(recording.array(name).any() for name in ("grown", "grown:of=v"))
+
+
+def odd(call, *, k=1): ...
+
+
+def starred(call, *more): ...
+
+
+def named_as_the_base(call, select=3): ...
+
+
+@pytest.mark.parametrize(
+    "function", [odd, starred, named_as_the_base], ids=lambda one: one.__name__
+)
+def test_an_argument_that_cannot_be_an_option_is_refused(function):
+    with pytest.raises(ValueError, match="cannot be an option of a selector"):
+        selectors.register("odd")(function)
+
+
+def test_options_without_annotation_are_read_by_their_defaults():
+    @selectors.register("plain")
+    def plain(call, k=limited(2, at_least=1), rule=None):
+        return call.top(call.scores_BHS, k)
+
+    assert selectors.parse("plain:k=3,rule=gu") == plain(k=3, rule="gu")
+    with pytest.raises(ValueError, match="write attributes of the class"):
+        selectors.register("marked", by_attention=False)(type("Marked", (Selector,), {}))
 
 
 def test_too_few_arguments_are_refused_and_commands_stay_functions():

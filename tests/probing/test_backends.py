@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -17,10 +18,17 @@ from torch.testing import assert_close
 
 from refusals import refused, refusing
 from sinklab.core.compat import attention_of
-from sinklab.core.probing import BlockKeys, Positions, TopKeys, intervene, trace
+from sinklab.core.probing import (
+    BlockKeys,
+    LayerIntervention,
+    Positions,
+    TopKeys,
+    intervene,
+    trace,
+)
 from sinklab.core.probing import backends as ways
 from sinklab.core.probing.tap import Tap
-from sinklab.core.registry import statistics
+from sinklab.core.registry import interventions, statistics
 from tiny_diffusion import tiny_model
 from tiny_models import SIZES, llama
 
@@ -180,6 +188,45 @@ def test_edits_of_eager_attention(padded):
         assert (untouched - logits[-1]).abs().max() > 1e-2
     assert all(torch.equal(one, other) for one, other in zip(*gone, strict=True))
     assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+@dataclass(frozen=True)
+class Open(LayerIntervention):
+    """Another mask than the model's: none, or a causal one alone."""
+
+    is_causal: bool = False
+
+    def edit(self, call):
+        return replace(call, mask=None, is_causal=self.is_causal)
+
+
+@pytest.mark.ring("lab")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_an_edit_that_opens_the_mask_opens_that_of_eager_attention(is_causal, scratch):
+    scratch(interventions)
+    interventions.register("open")(Open)
+    model, logits = llama(), []
+    for name in ("sdpa", "eager"):
+        model.set_attn_implementation(name)
+        with intervene(model, Open(is_causal)), torch.no_grad():
+            logits.append(model(IDS, attention_mask=LEFT).logits)
+    assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.ring("lab")
+def test_eager_attention_that_ignores_its_mask_is_refused_where_a_key_is_blocked():
+    small = {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "mlp_ratio": 2}
+    sizes = {"patch_size": 16, "crop_size": 32, "frames_per_clip": 4, "tubelet_size": 2}
+    predictor = {f"pred_{name}": size for name, size in small.items() if name != "mlp_ratio"}
+    config = transformers.VJEPA2Config(**small, **sizes, **predictor)
+    encoder = transformers.VJEPA2Model(config).eval().encoder
+    encoder.config._attn_implementation = "eager"
+    frames = torch.randn(1, 4, 3, 32, 32)
+    with torch.no_grad(), trace(encoder) as recording:
+        encoder(frames)
+    assert len(recording.received) == 1
+    with refusing("ignores its mask"), intervene(encoder, BlockKeys(TopKeys(2), when="now")):
+        encoder(frames)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,11 @@ class Registry(Mapping[str, Any]):
         def put(kind: Any) -> Any:
             if inspect.isfunction(kind) and self._made_as:
                 kind = self._kind_of(kind, marks)
+            elif marks:
+                raise ValueError(
+                    f"{', '.join(marks)}: only a function that becomes a {self.what} is marked so; "
+                    "write attributes of the class"
+                )
             there = self._classes.get(name)
             if there is not None and (there.__module__, there.__qualname__) != (
                 kind.__module__,
@@ -137,7 +142,8 @@ class Registry(Mapping[str, Any]):
         """
         base_name, _, method = self._made_as.rpartition(".")
         base = pkgutil.resolve_name(base_name)
-        known_fields(f"a {self.what}", marks, dir(base))
+        own = [one for one in dir(base) if not one.startswith("_")]
+        known_fields(f"a {self.what}", marks, own)
         taken = list(inspect.signature(pkgutil.resolve_name(self._made_as)).parameters)[1:]
         parameters = list(inspect.signature(function).parameters.values())
         if len(parameters) < len(taken):
@@ -145,20 +151,18 @@ class Registry(Mapping[str, Any]):
                 f"a {self.what} takes {', '.join(taken)}, but {function.__name__} takes "
                 f"{len(parameters)} arguments: give it these, and options with defaults after them"
             )
-        fields: list[Any] = []
-        for one in parameters[len(taken) :]:
-            default = dataclasses.field()
-            hint = Any
-            if one.default is not one.empty:
-                default = one.default
-                hint = type(default)
-            if one.annotation is not one.empty:
-                hint = one.annotation
-            fields.append((one.name, hint, default))
-        names = [name for name, *_ in fields]
+        options = parameters[len(taken) :]
+        for one in options:
+            if one.kind is not one.POSITIONAL_OR_KEYWORD or one.name in own:
+                raise ValueError(
+                    f"{one} of {function.__name__} cannot be an option of a {self.what}: give it "
+                    "another name, and neither a star nor a slash"
+                )
+        fields = [(one.name, *_field_of(one)) for one in options]
 
-        def run(value: Any, *call: Any) -> Any:
-            return function(*call, **{name: getattr(value, name) for name in names})
+        def run(value: Any, *call: Any, **named: Any) -> Any:
+            given = {name: getattr(value, name) for name, *_ in fields}
+            return function(*call, **named, **given)
 
         bases: tuple[type, ...] = (base,)
         if not issubclass(base, Checked):
@@ -316,6 +320,24 @@ class Registry(Mapping[str, Any]):
         """
         fields = [(field, getattr(value, field.name)) for field in _fields(value)]
         return self.name_of(value), fields
+
+
+def _field_of(option: inspect.Parameter) -> tuple[Any, Any]:
+    """Type and default of the field that an argument of a function becomes; without an annotation
+    the type is that of the default, or any that text can stand for.
+    """
+    default = option.default
+    if default is option.empty:
+        default = dataclasses.field()
+    bare = default
+    if isinstance(default, dataclasses.Field):
+        bare = default.default
+    hint: Any = type(bare)
+    if option.annotation is not option.empty:
+        hint = option.annotation
+    elif bare is None or bare is dataclasses.MISSING:
+        hint = int | float | str | None
+    return hint, default
 
 
 def _split(text: str) -> list[str]:

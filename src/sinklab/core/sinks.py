@@ -202,8 +202,14 @@ def find_sinks(received: Array, rule: Rule | str, seen_by: Any, positions: Any =
         )
     xp = namespace(received)
     a: Any
+    if seen_by is None:
+        raise ValueError(
+            "seen_by says how many queries may see each key: pass recording.visible, or the number "
+            "of keys where all queries see all keys"
+        )
     if np.ndim(seen_by) == 0:
-        seen_by = xp.zeros_like(widened(received, xp)[..., :1]) + seen_by
+        given: Any = received
+        seen_by = xp.zeros((1,) * max(np.ndim(given), 1)) + float(seen_by)
     a, queries = even_share(received, seen_by, positions)
     # A count that is NaN or 0 means that the key is not there for any query.
     exists = (queries > 0) & ~xp.isnan(a)
@@ -293,7 +299,7 @@ def even_share(received: Array, visible: Any = None, positions: Any = None) -> t
         count = (~xp.isnan(a)).sum(-1)[..., None] + xp.zeros_like(a[..., :1])
     if visible is None:
         return a, count
-    seen = fitted(widened(visible, xp), a, xp, "visible")
+    seen = fitted(widened(visible, xp), a, xp, "seen_by")
     if count is None:
         return a, seen
     ran = xp.amax(xp.nan_to_num(seen), -1)[..., None]

@@ -5,6 +5,7 @@ its calls and how an edited call is made; a function that no class is registered
 """
 
 # H query heads, K key heads, Q queries, S keys
+import inspect
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from sinklab.core.compat import stated
 from sinklab.core.probing.call import Call
+from sinklab.core.probing.interventions.removals import own_mask
 from sinklab.core.registry import attention_functions
 
 # what changes the attention of keys in a way that no mask can express
@@ -49,7 +51,9 @@ class Eager:
                     "changes what keys get in a way that traces do not read: there is no recording "
                     "of this model"
                 )
-        if mask is not None and mask.shape[-1] > k.shape[2]:
+        if mask is not None:
+            _check_mask(module)
+            # a static cache has room behind the keys
             mask = mask[..., : k.shape[2]]
         more = {"scale": options.get("scaling"), "dropout_p": options.get("dropout", 0.0)}
         return {"query": q, "key": k, "value": v, "attn_mask": mask, **more}
@@ -66,8 +70,9 @@ class Eager:
         name.
         """
         q, k, v, mask = edited.q_BHQD, edited.k_BKSD, edited.v_BKSD, given[3]
-        if edited.mask is not call.mask and edited.mask is not None:
-            mask = edited.mask
+        if edited.mask is not call.mask or edited.is_causal != call.is_causal:
+            _check_mask(module)
+            mask = own_mask(edited)
             if mask.dtype == torch.bool:
                 hidden = torch.zeros_like(mask, dtype=q.dtype)
                 mask = hidden.masked_fill(~mask, torch.finfo(q.dtype).min)
@@ -75,6 +80,17 @@ class Eager:
         if k.shape[1] != call.k_BKSD.shape[1]:
             maker = _Ungrouped(module)
         return (maker, q, k, v, mask), options | {"scaling": edited.scale}
+
+
+def _check_mask(module: nn.Module) -> None:
+    """Raises ValueError if the eager attention of this module never looks at its mask."""
+    kind: Any = type(module)
+    function = Eager.function_of(kind)
+    if function is not None and inspect.getsource(function).count("attention_mask") == 1:
+        raise ValueError(
+            f"the eager attention of {type(module).__name__} ignores its mask, so that keys cannot "
+            'be blocked: call model.set_attn_implementation("sdpa")'
+        )
 
 
 class _Ungrouped:

@@ -22,11 +22,14 @@ from sinklab.core.attention.context import running_canvas
 from sinklab.core.attention.received import attention_map, attention_statistics
 from sinklab.core.attention.scores import Scores, Visibility, of_heads
 from sinklab.core.compat import config_value, stated
+from sinklab.core.errors import known_fields
 from sinklab.core.probing.keys import Doubt, as_flags, at_once, highest
 from sinklab.core.probing.states import position_states_of
 from sinklab.core.sinks import STATES, Rule, find_sinks
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+CONTEXT = ("heads", "step", "prefix", "query_state_BQ", "made_BHQD", "memory", "choice")
+"""Fields of a call that say to whom it is shown, and when."""
 Draw = Callable[[Sequence[int]], Tensor]
 
 
@@ -151,9 +154,14 @@ class Call:
         )
 
     def within(self, **context: Any) -> Call:
-        """The same call with other heads, step, choice, …: results of all heads stay known."""
+        """The same call with other `CONTEXT`: what is known of it stays known. Raises ValueError
+        for an argument of the call itself, which `replace` changes.
+        """
+        known_fields("the context of a call", context, CONTEXT)
         other = replace(self, **context)
         object.__setattr__(other, "known", self.known)
+        if "heads" not in context:
+            object.__setattr__(other, "filled", self.filled)
         return other
 
     def run(self, function: Callable[..., Tensor]) -> Tensor:
@@ -224,7 +232,12 @@ class Call:
         groups_BGQ = self.visibility.groups_BGQ
         if "received_by_state" in wanted:
             names.add("received")
-            state_BQ: Any = self.query_state_BQ
+            state_BQ = self.query_state_BQ
+            if state_BQ is None:
+                raise ValueError(
+                    f"{self.layer}: only statistics of trace(model, …, canvas=canvas) know the "
+                    "states of queries: mark one that reads them with needs_canvas=True"
+                )
             states = [state_BQ == state for state in range(len(STATES))]
             counted_BQ = self.visibility.counted_BQ.to(states[0].device)
             groups_BGQ = torch.stack([counted_BQ, *states], 1)
@@ -233,8 +246,9 @@ class Call:
         if names:
             self.filled.update(self.measured(names, v_BKSD=self.v_BKSD, groups_BGQ=groups_BGQ))
         if "received" in names:
-            if groups_BGQ is not None:
+            if "received_by_state" in wanted:
                 self.filled["received_by_state"] = self.filled["received"][:, 1:]
+            if groups_BGQ is not None:
                 self.filled["received"] = self.filled["received"][:, 0]
             if self.heads is None:
                 # another listener need not compute it again

@@ -167,6 +167,11 @@ class InterventionLog(Listener):
         for handler in self.handlers:
             handler.scope.check_layers(list(self.layers))
 
+    @property
+    def cross_attention(self) -> list[str]:
+        """Paths of the modules that attended to another sequence: edits leave their calls alone."""
+        return list(self.tap.left_alone)
+
     def reset(self) -> None:
         """Begin a new sequence or batch: forget every selection. The log stays.
 

@@ -65,9 +65,12 @@ class Statistic:
     """
 
     def __init_subclass__(cls) -> None:
-        given: Any = cls.axes
-        if isinstance(given, str):
-            cls.axes = ("batch", "layer", *given.split())
+        axes: Any = cls.axes
+        reads: Any = cls.reads
+        if isinstance(axes, str):
+            cls.axes = ("batch", "layer", *axes.split())
+        if isinstance(reads, str):
+            cls.reads = tuple(reads.split())
 
     def measure(self, call: Any) -> Tensor:
         """Measure one layer: a tensor with `axes`, the axis "layer" left out."""

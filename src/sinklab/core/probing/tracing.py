@@ -63,8 +63,8 @@ class FrameRecorder(Listener):
         self.reads_scores = bool(self.reads)
         of_states = [label for label, one in self.statistics.items() if one.of_states]
         self.of_states = next(iter(of_states), "")
-        self.memory: dict[str, dict[Any, Any]] = defaultdict(dict)
-        """What statistics keep of a layer."""
+        self.memory: dict[tuple[str, str], dict[Any, Any]] = defaultdict(dict)
+        """What a statistic keeps of a layer, by label and layer."""
 
     @property
     def steps(self) -> list[Frame]:
@@ -139,7 +139,6 @@ class FrameRecorder(Listener):
             prefix=frame.prefix,
             query_state_BQ=frame.state_BQ,
             made_BHQD=call.unrolled(out),
-            memory=self.memory[call.layer],
         )
         with torch.no_grad():
             here.fill(self.reads)
@@ -165,6 +164,8 @@ class FrameRecorder(Listener):
         for label, one in self.statistics.items():
             if one.of_states != isinstance(view, StatesView):
                 continue
+            if isinstance(view, Call):
+                view = view.within(memory=self.memory[label, layer])
             value = one.measure(view)
             axes = [axis for axis in one.axes if axis != "layer"]
             remedy = f"correct its `axes`, {axes} for each layer, or its `measure`"

@@ -148,8 +148,8 @@ class Drift(Statistic, Checked):
     def measure(self, call: Call) -> Tensor:
         vectors = {"key": call.k_BKSD, "value": call.v_BKSD}
         now_BKSD = vectors[self.of].detach().float()
-        before_BKSD = call.memory.get((self, "before"))
-        call.memory[self, "before"] = now_BKSD.clone()
+        before_BKSD = call.memory.get("before")
+        call.memory["before"] = now_BKSD.clone()
         drift_BKS = torch.full(now_BKSD.shape[:3], torch.nan, device=now_BKSD.device)
         if before_BKSD is not None and before_BKSD.shape[:2] == now_BKSD.shape[:2]:
             both = min(before_BKSD.shape[2], now_BKSD.shape[2])
