@@ -132,9 +132,13 @@ def test_a_page_that_reads_nothing_is_cut_off_and_may_come_again(address, monkey
 def test_what_a_page_is_behind_is_bounded(address, monkeypatch):
     monkeypatch.setattr(LiveText, "write", writes_much)
     monkeypatch.setattr(server, "AHEAD", 3 * len(LONG))
-    with address.page(address.cookie()) as slow:
-        told(slow)
+    cookie = address.cookie()
+    with address.page(cookie) as slow, address.page(cookie) as other:
+        assert told(slow)["kind"] == told(other)["kind"] == "model"
         write(slow, "much")
+        # whose answer comes when everything is written to the one that reads nothing meanwhile
+        write(other, "little")
+        assert told(other)["kind"] == "step"
         with pytest.raises(ConnectionClosed) as end:
             while True:
                 told(slow)
