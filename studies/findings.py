@@ -155,7 +155,7 @@ def as_markdown(found: dict[str, Any]) -> str:
         r"(?:shuffled|fresh)\sweights\s\D?([\d.]+)\s%", " ".join(found["sentences"])
     )
     most = max(map(float, controls))
-    more.insert(0, f"Shuffled and fresh weights: the same keys cost them at most {most:g} %.")
+    more.insert(0, f"Shuffled and fresh weights: the same keys change losses by at most {most:g} %.")
     return "\n".join([*lines, "", *(f"- {sentence}" for sentence in more)])
 
 
