@@ -155,7 +155,8 @@ def as_markdown(found: dict[str, Any]) -> str:
         r"(?:shuffled|fresh)\sweights\s\D?([\d.]+)\s%", " ".join(found["sentences"])
     )
     most = max(map(float, controls))
-    more.insert(0, f"Shuffled and fresh weights: the same keys change losses by at most {most:g} %.")
+    controls_told = f"the same keys change losses by at most {most:g} %."
+    more.insert(0, f"Shuffled and fresh weights: {controls_told}")
     return "\n".join([*lines, "", *(f"- {sentence}" for sentence in more)])
 
 

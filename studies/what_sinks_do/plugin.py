@@ -115,7 +115,7 @@ class MoveNeurons(Checked):
     def change(self, act_BSF: Tensor, call: Call) -> Part:
         """New activations at both positions, of those that run."""
         saved, path = reference_values(self.file), self.reader(call.layer)
-        place = query_positions(call, call.prefix).tolist()
+        place = query_positions(call).tolist()
         moved = (self.to, int(saved["position"]))
         there = [number for number, position in enumerate(moved) if position in place]
         if not there:

@@ -114,7 +114,7 @@ class Patch(LayerIntervention):
         batch, _, width = states_BQD.shape
         own = batch, call.k_BKSD.shape[2] - call.prefix, width
         other_BSD, *places = self._taken("state", call, own)
-        place = query_positions(call, call.prefix).tolist()
+        place = query_positions(call).tolist()
         run = {place.index(to): source for to, source in zip(*places, strict=True) if to in place}
         if not run:
             return None

@@ -51,8 +51,8 @@ class WindowAttention(LayerIntervention):
         device = call.q_BHQD.device
         keys = call.k_BKSD.shape[2]
         position_S = torch.arange(keys, device=device) - call.prefix
-        positions_Q = query_positions(call, call.prefix)
-        near_QS = near_keys(positions_Q, call.prefix, keys, self.radius)
+        positions_Q = query_positions(call)
+        near_QS = near_keys(call, positions_Q, self.radius)
         near_QS |= torch.isin(position_S, torch.tensor(self.keep, dtype=torch.long, device=device))
         near_QS[:, : call.prefix] = self.keep_prefix
         return restricted(call, _only_heads(near_QS, call))[0]
@@ -89,7 +89,7 @@ class LoneRows(LayerIntervention):
         """The call with these rows of its mask left to their own key; the same one if none of them
         runs.
         """
-        positions_Q = query_positions(call, call.prefix)
+        positions_Q = query_positions(call)
         canvas = call.k_BKSD.shape[2] - call.prefix
         if call.visibility.running is not None and self.rows[-1] >= canvas:
             raise ValueError(
@@ -99,7 +99,7 @@ class LoneRows(LayerIntervention):
         lone_Q = torch.isin(positions_Q, torch.tensor(self.rows, device=positions_Q.device))
         if not bool(lone_Q.any()):
             return call
-        own_QS = near_keys(positions_Q, call.prefix, call.k_BKSD.shape[2])
+        own_QS = near_keys(call, positions_Q)
         keep_QS = ~lone_Q[:, None] | own_QS
         if self.keep_prefix:
             keep_QS[:, : call.prefix] = True

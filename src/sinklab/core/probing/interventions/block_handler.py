@@ -197,9 +197,9 @@ class BlockHandler(InterventionHandler):
         options = self.options
         if not options.by_query:
             return restricted(call, ~blocked_BH1S, self.doubt)
-        positions_Q = query_positions(call, call.prefix)
+        positions_Q = query_positions(call)
         meant_BQ = chosen_queries(options.queries or "all", call, positions_Q)
-        near_QS = near_keys(positions_Q, call.prefix, call.k_BKSD.shape[2], options.beyond or 0)
+        near_QS = near_keys(call, positions_Q, options.beyond or 0)
         keep_BHQS = ~(blocked_BH1S & meant_BQ[:, None, :, None])
         return restricted(call, keep_BHQS, self.doubt, kept_QS=near_QS)
 

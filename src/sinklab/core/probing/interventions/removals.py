@@ -195,21 +195,21 @@ def chosen_queries(queries: str, call: Call, positions_Q: Tensor) -> Tensor:
     return state_BS.index_select(1, positions_Q) == STATES.index(queries)
 
 
-def near_keys(positions_Q: Tensor, prefix: int, keys: int, radius: int = 0) -> Tensor:
+def near_keys(call: Call, positions_Q: Tensor, radius: int = 0) -> Tensor:
     """Keys at most so many positions from each query, bool (Q, S), behind the model's own sink
     columns: with radius 0 its own.
     """
-    place_S = torch.arange(keys, device=positions_Q.device)
-    distance_QS = ((positions_Q + prefix)[:, None] - place_S).abs()
-    return (distance_QS <= radius) & (place_S >= prefix)
+    place_S = torch.arange(call.k_BKSD.shape[2], device=positions_Q.device)
+    distance_QS = ((positions_Q + call.prefix)[:, None] - place_S).abs()
+    return (distance_QS <= radius) & (place_S >= call.prefix)
 
 
-def query_positions(call: Call, prefix: int) -> Tensor:
+def query_positions(call: Call) -> Tensor:
     """The canvas position of every query of the call, int64 (Q,). Raises ValueError if they are
     unknown.
     """
     queries = call.q_BHQD.shape[2]
-    keys = call.k_BKSD.shape[2] - prefix
+    keys = call.k_BKSD.shape[2] - call.prefix
     device = call.q_BHQD.device
     if call.visibility.running is not None:
         return call.visibility.running.columns_Q.to(device)
@@ -222,5 +222,5 @@ def query_positions(call: Call, prefix: int) -> Tensor:
             "sinklab.core.attention.running(ids, columns)"
         )
     # A model with room at the end of its memory writes where its mask ends.
-    seen = int((call.visibility.visible_BHS > 0).any(1).any(0).nonzero().max()) + 1 - prefix
+    seen = int((call.visibility.visible_BHS > 0).any(1).any(0).nonzero().max()) + 1 - call.prefix
     return torch.arange(seen - queries, seen, device=device)
