@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import sinklab
-from sinklab.core.probing import Call, LayerIntervention
+from sinklab.core.probing import Call, Edit
 from sinklab.core.registry import interventions
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.checkpoints import from_causal
@@ -36,10 +36,10 @@ LIFTED = (0, 1, 2, 5, 10, 15, 20, 25, 28, 29, 30)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalLayers(LayerIntervention):
+class CausalLayers(Edit):
     """Give these layers of a model with full attention a causal mask."""
 
-    def edit(self, call: Call) -> Call:
+    def before(self, call: Call) -> Call:
         """The call with a causal mask in all heads."""
         return replace(call, mask=None, is_causal=True)
 

@@ -228,13 +228,13 @@ def cell(
         for step in writer.steps():
             for one in writer.log.removals:
                 if isinstance(one.edit, BlockKeys):
-                    of_keys_BLH = one.keys_BLH / (one.keys_BLH + one.left_BLH)
+                    of_keys_BLH = one["keys"] / (one["keys"] + one["left"])
                     facts = (
-                        one.removed_BLH,
-                        one.held_BLH,
+                        one["removed"],
+                        one["held"],
                         of_keys_BLH,
-                        one.sinks_BLH,
-                        one.chosen_BLH,
+                        one["sinks"],
+                        one["chosen"],
                     )
                     for name, fact_BLH in zip(sums, facts, strict=True):
                         # of rows that were still being written

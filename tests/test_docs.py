@@ -285,7 +285,7 @@ ADDED = (
     "study",
 )
 # what ARCHITECTURE.md and the guides offer to inherit from; none of them is registered itself
-BASES = {"Statistic", "LayerIntervention", "Selector", "Sink", "Cache", "Family", "Study"}
+BASES = {"Statistic", "Edit", "Selector", "Sink", "Cache", "Family", "Study"}
 BASES |= {"Checked", "UnmaskingRule"}
 
 

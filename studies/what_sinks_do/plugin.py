@@ -18,12 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sinklab import BlockKeys, intervene
-from sinklab.core.errors import Checked
-from sinklab.core.probing import Removal
-from sinklab.core.probing.call import Call, Listener
+from sinklab.core.probing import Call, Listener, Removal
 from sinklab.core.probing.intervention import InterventionLog
-from sinklab.core.probing.interventions.base import Effect
-from sinklab.core.probing.interventions.removals import query_positions
+from sinklab.core.probing.interventions.edits import Edit
 from sinklab.core.registry import interventions, removals
 from sinklab.lab.measures.values import ValueRemoval, other_keys, reference_values
 from sinklab.lab.scoring.hidden_states import Part, StateHandler
@@ -83,7 +80,7 @@ def save_neurons(
 
 @interventions.register("move_neurons")
 @dataclass(frozen=True, kw_only=True)
-class MoveNeurons(Checked):
+class MoveNeurons(Edit):
     """The neurons that make a sink, moved to another position (arXiv 2506.08010): there they get
     the activations that they had at the sink, and at the sink their median over positions.
 
@@ -95,8 +92,8 @@ class MoveNeurons(Checked):
     """A file of `save_neurons`."""
     to: int = 0
     """Canvas position that gets them, such as that of an added token."""
-    layers: ClassVar[None] = None
-    heads: ClassVar[None] = None
+    layers: ClassVar[None] = None  # type: ignore[misc]
+    heads: ClassVar[None] = None  # type: ignore[misc]
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this intervention out and writes into the log."""
@@ -115,7 +112,7 @@ class MoveNeurons(Checked):
     def change(self, act_BSF: Tensor, call: Call) -> Part:
         """New activations at both positions, of those that run."""
         saved, path = reference_values(self.file), self.reader(call.layer)
-        place = query_positions(call).tolist()
+        place = call.positions_Q.tolist()
         moved = (self.to, int(saved["position"]))
         there = [number for number, position in enumerate(moved) if position in place]
         if not there:
@@ -128,18 +125,17 @@ class MoveNeurons(Checked):
 class NeuronHandler(StateHandler):
     """Edits what a module reads, the activations of neurons, in place of hidden states."""
 
-    def __init__(self, options: Any, log: InterventionLog, forwards_per_step: int) -> None:
+    def __init__(self, intervention: Any, log: InterventionLog, forwards_per_step: int) -> None:
         self.hooks = ExitStack()
-        super().__init__(options, log, forwards_per_step)
+        super().__init__(intervention, log, forwards_per_step)
         self.of_states = ""
 
-    def apply(self, call: Call) -> tuple[Call, Effect | None]:
-        path = self.options.reader(call.layer)
+    def prepare(self, call: Call) -> None:
+        path = self.intervention.reader(call.layer)
         if path:
             reader = self.tap.model.get_submodule(path)
             hook = reader.register_forward_pre_hook(partial(self._read, call))
             self.hooks.callback(hook.remove)
-        return call, None
 
     def _read(self, call: Call, _module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         self.hooks.close()

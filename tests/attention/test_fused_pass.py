@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 from sinklab.core.attention import Scores, attention_statistics, received, row_logsumexp
 from sinklab.core.probing import intervene, tap, trace
-from sinklab.core.probing.call import Call
+from sinklab.core.probing.arguments import read_call
 from sinklab.extras.fast import compat, score_pass
 from sinklab.extras.fast.compat import attend_with_logsumexp
 from sinklab.extras.fast.score_pass import Fused
@@ -109,7 +109,7 @@ def test_a_kernel_is_asked_only_if_its_output_stays(monkeypatch):
 
 
 def call_of(query, key):
-    return Call.of("layer", nn.Identity(), {"query": query, "key": key, "value": key}, {})
+    return read_call("layer", nn.Identity(), {"query": query, "key": key, "value": key}, {})
 
 
 def test_what_is_heard_is_laid_out_as_the_call_is():

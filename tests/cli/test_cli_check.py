@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from sinklab.core.models import Sink
 from sinklab.core.models.prefix import per_layer
-from sinklab.core.probing import LayerIntervention, Selector, Statistic
+from sinklab.core.probing import Edit, Selector, Statistic
 from sinklab.core.registry import *
 from sinklab.core.registry import (
     caches, interventions, rules, schedules, selectors, sinks, statistics, unmasking_rules
@@ -47,9 +47,9 @@ BROKEN = {
         '''
 @interventions.register("mine")
 @dataclass(frozen=True)
-class Mine(LayerIntervention):
+class Mine(Edit):
     """Nothing."""
-    def edit(self, call):
+    def before(self, call):
         return call
 ''',
         "intervention mine: FAILS.*had no opportunity to act",

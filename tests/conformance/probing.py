@@ -177,10 +177,10 @@ def _check_log(name: str, edit: Any, log: InterventionLog, recording: Recording)
         assert entry.edit == given and entry.label == interventions.name_of(edit), (
             f"{name}: logged as {entry.label}"
         )
-        columns_BLHM, keys_BLH = entry.columns_BLHM, entry.keys_BLH
+        columns_BLHM, keys_BLH = entry.columns_BLHM, entry["keys"]
         rows = (len(columns_BLHM), len(entry.layers), len(entry.heads))
-        shares = [entry.held_BLH, entry.removed_BLH, entry.overlap_BLH]
-        for part in (*shares, entry.left_BLH, keys_BLH, columns_BLHM.sum(-1)):
+        shares = [entry["held"], entry["removed"], entry["overlap"]]
+        for part in (*shares, entry["left"], keys_BLH, columns_BLHM.sum(-1)):
             assert part.shape == rows, f"{name}: shapes in the log"
         for share_BLH in shares:
             known = share_BLH[~share_BLH.isnan()]

@@ -20,7 +20,7 @@ from refusals import refused, refusing
 from sinklab.core.compat import attention_of
 from sinklab.core.probing import (
     BlockKeys,
-    LayerIntervention,
+    Edit,
     Positions,
     TopKeys,
     intervene,
@@ -191,12 +191,12 @@ def test_edits_of_eager_attention(padded):
 
 
 @dataclass(frozen=True)
-class Open(LayerIntervention):
+class Open(Edit):
     """Another mask than the model's: none, or a causal one alone."""
 
     is_causal: bool = False
 
-    def edit(self, call):
+    def before(self, call):
         return replace(call, mask=None, is_causal=self.is_causal)
 
 

@@ -63,7 +63,7 @@ def test_clean_pass_selects_in_unedited_forwards_and_leaves_them_alone():
     assert not torch.allclose(plain, edited)
     assert log.forwards == 2 and len(log.removals) == 2 and recording.forwards_per_step == [1, 1]
     assert torch.equal(log.removals[0].columns_BLHM, log.removals[1].columns_BLHM)
-    assert log.removals[1].overlap_BLH.unique().tolist() == [1.0]
+    assert log.removals[1]["overlap"].unique().tolist() == [1.0]
     with (
         refusing("none was run"),
         intervene(model, MaskSinks(2, when="clean")),
@@ -96,7 +96,7 @@ def test_autoregressive_last_row_with_a_growing_cache(removal):
         if removal == "mask":
             assert (now.gather(-1, removed.columns_BLHM) == 0).all()
         # One query only: its row is the column sum.
-        assert_close(removed.held_BLH, before.topk(2, -1).values.sum(-1))
+        assert_close(removed["held"], before.topk(2, -1).values.sum(-1))
 
 
 def test_what_cannot_be_counted_is_refused():

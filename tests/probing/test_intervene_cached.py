@@ -41,7 +41,7 @@ def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording(cache):
         scale_B = positions_B / visible_BS.amax(-1)
         a = recording.received[step] * scale_B[:, None, None, None]
         sinks = find_sinks(a, Excess(1.0), (visible_BS * scale_B[:, None])[:, None, None])
-        assert torch.equal(sinks.sum(-1), removal.keys_BLH.long())
+        assert torch.equal(sinks.sum(-1), removal["keys"].long())
         columns = removal.columns_BLHM
         assert (sinks.gather(-1, columns.clamp(min=0)) | (columns < 0)).all()
         counts.append(int(sinks.sum()))
@@ -60,10 +60,10 @@ def test_guidance_has_two_memories(cache):
     assert first.forward == 2 and torch.equal(
         first.columns_BLHM[..., 0], recording.received[0].argmax(-1)
     )
-    counts = [removal.keys_BLH.unique().tolist() for removal in log.removals]
+    counts = [removal["keys"].unique().tolist() for removal in log.removals]
     assert counts[::2] == counts[1::2] == [[count] for count in range(1, NEW)]
     # The second forward of a step reads the canvas with its prompt hidden: its sinks are its own.
-    assert not torch.equal(log.removals[0].held_BLH, log.removals[1].held_BLH)
+    assert not torch.equal(log.removals[0]["held"], log.removals[1]["held"])
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_an_autoregressive_memory_of_a_padded_batch(edit, removal):
         )
     assert torch.equal(both[:1, 4:], alone)
     for one, other in zip(log.removals, alone_log.removals, strict=True):
-        assert_close(one.removed_BLH[:1], other.removed_BLH, rtol=0, atol=1e-5)
-        assert_close(one.left_BLH[:1], other.left_BLH)
+        assert_close(one["removed"][:1], other["removed"], rtol=0, atol=1e-5)
+        assert_close(one["left"][:1], other["left"])
     for row in recording.received[1:]:
         keys = row.shape[-1]
         if edit == "window":
@@ -116,8 +116,8 @@ def equal(one, other):
     assert one
     for left, right in zip(one, other, strict=True):
         assert torch.equal(left.columns_BLHM, right.columns_BLHM)
-        assert_close(left.overlap_BLH, right.overlap_BLH, equal_nan=True)
-        assert_close(left.removed_BLH, right.removed_BLH)
+        assert_close(left["overlap"], right["overlap"], equal_nan=True)
+        assert_close(left["removed"], right["removed"])
 
 
 @pytest.mark.parametrize("edits, cache", [*zip(RUNS, [CACHES[0], CACHES[3]] * 2, strict=True)])

@@ -58,7 +58,7 @@ def test_sinks_and_their_control_hold_the_same_mass_in_the_same_heads(padded, ru
                 model(ids, **given)
         logs.append(log)
     # in the first layer nothing depends on the edits before it
-    arms = [(log.removals[0].held_BLH[:, 0], log.removals[0].matched_BLH[:, 0]) for log in logs]
+    arms = [(log.removals[0]["held"][:, 0], log.removals[0]["matched"][:, 0]) for log in logs]
     (sinks_BH, matched_BH), (control_BH, same_BH) = arms
     torch.testing.assert_close(matched_BH, same_BH, equal_nan=True)
     both_BH = matched_BH == 1
@@ -67,11 +67,11 @@ def test_sinks_and_their_control_hold_the_same_mass_in_the_same_heads(padded, ru
     assert (sinks_BH[~both_BH] == 0).all() and (control_BH[~both_BH] == 0).all(), (
         "both arms leave the head out"
     )
-    assert (logs[1].removals[0].sinks_BLH.nan_to_num() == 0).all(), (
+    assert (logs[1].removals[0]["sinks"].nan_to_num() == 0).all(), (
         "no sink is among what controls hide"
     )
     assert logs[0].dose().matched == pytest.approx(
-        np.nanmean(np.concatenate([one.matched_BLH.flatten().numpy() for one in logs[0].removals])),
+        np.nanmean(np.concatenate([one["matched"].flatten().numpy() for one in logs[0].removals])),
         abs=1e-6,
     )
     assert recording.received[0].shape[1] == len(logs[0].removals[0].layers)
@@ -98,7 +98,7 @@ def test_the_log_counts_sinks_among_the_keys_that_were_chosen():
     received_BHS = recording.received[0][:, 0]
     best_BHM = received_BHS.topk(3).indices
     sinks_BH = find_sinks(received_BHS, rule, received_BHS.shape[-1]).gather(-1, best_BHM).sum(-1)
-    assert torch.equal(log.removals[0].sinks_BLH[:, 0].long(), sinks_BH)
+    assert torch.equal(log.removals[0]["sinks"][:, 0].long(), sinks_BH)
     dose = log.dose()
     assert dose.sinks == pytest.approx(sinks_BH.sum().item() / (3 * sinks_BH.numel()))
     assert 0 < dose.sinks < 1 and dose.keys == 3
@@ -144,8 +144,8 @@ def test_a_protocol_says_when_keys_are_chosen_and_whether_they_stay_hidden(proto
                 with log.probing():
                     model(IDS)
             model(IDS)
-    whole = torch.stack([one.keys_BLH for one in log.removals])
-    overlaps = torch.stack([one.overlap_BLH for one in log.removals[1:]])
+    whole = torch.stack([one["keys"] for one in log.removals])
+    overlaps = torch.stack([one["overlap"] for one in log.removals[1:]])
     if protocol == "paper":
         # on an unchanging text what was hidden received nothing, and cannot be the greatest of the
         # next choice
@@ -162,5 +162,5 @@ def test_without_a_source_a_closed_loop_runs():
     assert MaskSinks(1).when is None
     with torch.no_grad(), intervene(llama(), MaskSinks(1), allow_idle=True) as log:
         pass
-    assert log.handlers[0].options.when == "previous"
+    assert log.handlers[0].intervention.when == "previous"
     refused(r"paper, held, rule, clean.*'papr'", by_protocol, "papr", 1)

@@ -32,8 +32,8 @@ def test_a_dose_of_zero_is_a_result():
         for _ in range(3):
             assert torch.equal(model(IDS), plain)
     for removal in log.removals:
-        assert removal.keys_BLH.sum() == removal.removed_BLH.sum() == 0
-        assert removal.left_BLH.unique().tolist() == [12]
+        assert removal["keys"].sum() == removal["removed"].sum() == 0
+        assert removal["left"].unique().tolist() == [12]
 
 
 def run(model, log, forwards):

@@ -32,15 +32,15 @@ def test_realised_is_what_the_keys_would_have_held_in_the_forward_that_lost_them
     _, second = dense(model, lambda: model(OTHER, **given), *hide, zeroed=zeroed)
     before = second.maps if zeroed else [layer[0] for layer in second.before]
     (record,) = log.removals
-    for found_BLH, maps in ((record.removed_BLH, before), (record.held_BLH, first.maps)):
+    for found_BLH, maps in ((record["removed"], before), (record["held"], first.maps)):
         expected = [
             (received(a, real) * g.squeeze(2)).sum(-1) / real.sum(-1, keepdim=True)
             for a, g in zip(maps, gone, strict=True)
         ]
         assert_close(found_BLH, torch.stack(expected, 1).float())
     # the text has changed between them
-    assert not torch.allclose(record.removed_BLH, record.held_BLH, atol=0.01)
-    assert record.left_BLH[:, 0, 0].tolist() == [5 if padded else 9, 9]
+    assert not torch.allclose(record["removed"], record["held"], atol=0.01)
+    assert record["left"][:, 0, 0].tolist() == [5 if padded else 9, 9]
 
 
 def test_measuring_can_be_left_out():
@@ -49,7 +49,7 @@ def test_measuring_can_be_left_out():
         model(IDS)
         model(OTHER)
     for removal in log.removals:
-        assert removal.removed_BLH.isnan().all() and removal.left_BLH.isnan().all()
+        assert removal["removed"].isnan().all() and removal["left"].isnan().all()
     summary = log.summary()
     assert math.isnan(summary["removed"]) and math.isnan(summary["strongest"])
     assert summary["held"] > 0
@@ -88,7 +88,7 @@ def test_the_table_has_a_row_per_forward_edit_row_layer_and_head():
     )
     assert row["row"] == 1 and row["key_list"] == removal.columns_BLHM[1, 1, 3].tolist()
     for name in ("keys", "held", "removed", "overlap", "left"):
-        assert row[name] == getattr(removal, f"{name}_BLH")[1, 1, 3].item(), name
+        assert row[name] == removal[name][1, 1, 3].item(), name
     assert table[table.edit == "block_keys#3"].held.isna().all()
     assert table.removed.between(0, 1).all()
 
@@ -144,7 +144,7 @@ def test_a_row_that_sees_nothing_loses_nothing_and_says_nothing_of_the_prefix():
         for _ in range(2):
             model(q_BHSD, q_BHSD, q_BHSD, attn_mask=seen_BHSS)
     assert log.prefix == 0
-    removed_B = log.removals[0].keys_BLH[:, 0, 0]
+    removed_B = log.removals[0]["keys"][:, 0, 0]
     assert removed_B[0] > 0 and removed_B[1] == 0
 
 

@@ -58,10 +58,10 @@ def test_fixed_positions_against_the_slow_twin(removal, causal, padded):
         [(a[..., [5, 7]].sum(-1) * real[:, None]).sum(-1) / real.sum(-1)[:, None] for a in before],
         1,
     )
-    assert_close(removal_.removed_BLH, held.float())
-    assert removal_.held_BLH.isnan().all(), "nobody chose them"
+    assert_close(removal_["removed"], held.float())
+    assert removal_["held"].isnan().all(), "nobody chose them"
     assert removal_.columns_BLHM.unique().tolist() == [5, 7]
-    assert torch.equal(removal_.keys_BLH, torch.full((2, 2, 4), 2.0))
+    assert torch.equal(removal_["keys"], torch.full((2, 2, 4), 2.0))
 
 
 def test_left_padding_counts_as_columns_and_as_nothing_taken():
@@ -69,7 +69,7 @@ def test_left_padding_counts_as_columns_and_as_nothing_taken():
     with intervene(model, MaskPositions((2, 6))) as log:
         model(IDS, attention_mask=PADDED)
     removal = log.removals[0]
-    assert removal.keys_BLH[:, 0, 0].tolist() == [1, 2] and removal.left_BLH[:, 0, 0].tolist() == [
+    assert removal["keys"][:, 0, 0].tolist() == [1, 2] and removal["left"][:, 0, 0].tolist() == [
         7,
         10,
     ]
@@ -101,7 +101,7 @@ def test_steps_say_when():
         False,
         False,
     ]
-    assert log.removals[1].overlap_BLH.unique().tolist() == [1.0]
+    assert log.removals[1]["overlap"].unique().tolist() == [1.0]
     with intervene(model, MaskPositions(4, steps=(1, None)), forwards_per_step=2) as log:
         for _ in range(5):
             model(IDS)
@@ -118,7 +118,7 @@ def test_truncation_in_the_middle_of_a_decoding(cache):
         assert bool((row[0, ..., 3:7] == 0).all()) == (number >= 2)
         assert (row[0, ..., :3] > 0).all()
     assert [removal.forward for removal in log.removals] == [2, 3, 4, 5] and log.prefix == 2
-    assert log.removals[0].keys_BLH[:, 0, 0].tolist() == [4, 2]
+    assert log.removals[0]["keys"][:, 0, 0].tolist() == [4, 2]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -139,12 +139,12 @@ def test_window_against_the_slow_twin(causal, padded):
     removal = log.removals[0]
     lost = (twin.before[0][0] * far).sum(-1)[:, [0, 2]]
     expected = (lost * real[:, None]).sum(-1) / real.sum(-1)[:, None]
-    assert_close(removal.removed_BLH[:, 0], expected.float())
+    assert_close(removal["removed"][:, 0], expected.float())
     seen = (twin.maps[0] > 0).sum(-1)[:, [0, 2]]
     assert_close(
-        removal.left_BLH[:, 0], ((seen * real[:, None]).sum(-1) / real.sum(-1)[:, None]).float()
+        removal["left"][:, 0], ((seen * real[:, None]).sum(-1) / real.sum(-1)[:, None]).float()
     )
-    assert removal.columns_BLHM.shape == (2, 1, 2, 0) and removal.held_BLH.isnan().all()
+    assert removal.columns_BLHM.shape == (2, 1, 2, 0) and removal["held"].isnan().all()
 
 
 @pytest.mark.parametrize("keep_prefix", [False, True])
@@ -160,8 +160,8 @@ def test_a_window_of_none_leaves_the_own_key_and_the_prefix(keep_prefix):
         assert (received[..., :2] > 0).all() and (received[..., 2:] < 1).all()
     else:
         assert_close(received, torch.tensor([0.0] * 2 + [1.0] * 12).expand_as(received))
-    assert log.removals[0].left_BLH.unique().tolist() == [3.0 if keep_prefix else 1.0]
-    assert log.removals[0].keys_BLH.unique().tolist() == [11.0 if keep_prefix else 13.0]
+    assert log.removals[0]["left"].unique().tolist() == [3.0 if keep_prefix else 1.0]
+    assert log.removals[0]["keys"].unique().tolist() == [11.0 if keep_prefix else 13.0]
 
 
 class Cached(torch.nn.Module):
@@ -210,10 +210,10 @@ def test_edits_compose_each_on_the_call_the_other_left():
     assert_close(ours, theirs, **EXACT)
     window, fixed = log.removals
     for layer, (first, second) in enumerate(twin.before):
-        assert_close(window.removed_BLH[:, layer], ((first * far).sum(-1).mean(-1)).float())
-        assert_close(fixed.removed_BLH[:, layer], second[..., 4:6].sum(-1).mean(-1).float())
+        assert_close(window["removed"][:, layer], ((first * far).sum(-1).mean(-1)).float())
+        assert_close(fixed["removed"][:, layer], second[..., 4:6].sum(-1).mean(-1).float())
     seen = (twin.maps[0] > 0).sum(-1).double().mean(-1).float()
-    assert_close(fixed.left_BLH[:, 0], seen)
+    assert_close(fixed["left"][:, 0], seen)
 
 
 def test_a_query_that_would_lose_all_its_keys_keeps_them_and_it_is_not_counted():
@@ -223,8 +223,8 @@ def test_a_query_that_would_lose_all_its_keys_keeps_them_and_it_is_not_counted()
     theirs, twin = dense(model, lambda: model(IDS), lambda layer, a: at(0, 1))
     assert_close(ours, theirs, **EXACT)
     lost = (twin.before[0][0] - twin.maps[0]).clamp(min=0)[..., 2:, :2].sum((-1, -2)) / 12
-    assert_close(log.removals[0].removed_BLH[:, 0], lost.float())
-    assert log.removals[0].left_BLH.unique().item() == pytest.approx(
+    assert_close(log.removals[0]["removed"][:, 0], lost.float())
+    assert log.removals[0]["left"].unique().item() == pytest.approx(
         (1 + 2 + sum(range(1, 11))) / 12
     )
 
@@ -248,7 +248,7 @@ def test_positions_that_are_not_there_yet():
     causal = llama(causal=True)
     with intervene(causal, MaskPositions(14)) as log:
         causal.generate(IDS, max_new_tokens=5, do_sample=False, attention_mask=torch.ones_like(IDS))
-    assert [int(removal.keys_BLH.max()) for removal in log.removals] == [0, 0, 0, 1, 1]
+    assert [int(removal["keys"].max()) for removal in log.removals] == [0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(

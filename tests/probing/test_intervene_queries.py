@@ -18,7 +18,8 @@ from torch.testing import assert_close
 from refusals import refusing
 from sinklab.core.attention import running
 from sinklab.core.attention.context import decoding
-from sinklab.core.probing import BlockKeys, Call, Choice, TopKeys, intervene
+from sinklab.core.probing import BlockKeys, Choice, TopKeys, intervene
+from sinklab.core.probing.arguments import read_call
 from sinklab.core.sampling import Canvas
 from sinklab.lab.measures import LoneRows, MaskPositions, MaskSinks, Random
 from sinklab.lab.measures.values import ShuffleValue
@@ -56,7 +57,7 @@ def test_lone_rows_see_themselves_alone(causal, heads):
         [layer[0].masked_fill(~hidden_HQS, 0.0).sum(-1).mean(-1)[:, some] for layer in twin.before],
         1,
     )
-    assert_close(log.removals[0].removed_BLH, lost.float())
+    assert_close(log.removals[0]["removed"], lost.float())
     assert LoneRows().rows == (0,)
 
 
@@ -100,15 +101,13 @@ def test_keys_are_blocked_for_some_queries(queries, causal, padded):
     for layer in range(2):
         before = twin.before[layer][0] * real[:, None, :, None]
         lost_BH = before.masked_fill(~hidden[layer], 0.0).sum((-1, -2)) / count_B1
-        assert_close(removal.removed_BLH[:, layer], lost_BH.float(), rtol=1e-5, atol=1e-6)
+        assert_close(removal["removed"][:, layer], lost_BH.float(), rtol=1e-5, atol=1e-6)
         strongest = (received(twin.maps[layer], real) / count_B1.unsqueeze(-1)).max(-1)
-        assert_close(
-            removal.strongest_BLH[:, layer], strongest.values.float(), rtol=1e-5, atol=1e-6
-        )
-        assert torch.equal(removal.strongest_at_BLH[:, layer].long(), strongest.indices)
+        assert_close(removal["strongest"][:, layer], strongest.values.float(), rtol=1e-5, atol=1e-6)
+        assert torch.equal(removal["strongest_at"][:, layer].long(), strongest.indices)
         others = (before > 0) & ~OWN
         alone = others.any(-1) & ~(others & ~hidden[layer]).any(-1)
-        assert torch.equal(removal.alone_BLH[:, layer], alone.sum(-1).float())
+        assert torch.equal(removal["alone"][:, layer], alone.sum(-1).float())
 
 
 @pytest.mark.parametrize("queries", ["masked", "committed", "prompt"])
@@ -166,8 +165,8 @@ def test_shuffled_values_are_those_of_other_keys_drawn_by_the_seed():
             intervene(model, edit) as log,
         ):
             logits = model(IDS, attention_mask=PADDED).logits
-        held = log.removals[0].removed_BLH
-        assert_close(held, log.removals[0].held_BLH)
+        held = log.removals[0]["removed"]
+        assert_close(held, log.removals[0]["held"])
         return logits, changed[0]
 
     logits, (old_BHSD, blocked_BHS, new_BHSD) = outputs(0)
@@ -191,7 +190,7 @@ def test_values_of_other_keys_are_no_choice_where_queries_see_different_keys():
 
 def test_random_keys_of_the_same_age_stand_near():
     keys = torch.zeros(1, 1, 200, 4)
-    call = Call.of("layer", nn.Identity(), {"query": keys, "key": keys, "value": keys}, {})
+    call = read_call("layer", nn.Identity(), {"query": keys, "key": keys, "value": keys}, {})
     scores_BHS = torch.zeros(1, 1, 200)
     scores_BHS[..., 100] = 9.0
     call.known["received_BHS"] = scores_BHS

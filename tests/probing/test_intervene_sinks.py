@@ -107,7 +107,7 @@ def test_a_control_takes_as_many_other_keys(keys):
         edited(model, BlockKeys(one), TEXTS[:2], attention_mask=PADDED)[1].removals[0]
         for one in (keys, Random(keys))
     )
-    assert torch.equal(sinks.keys_BLH, others.keys_BLH)
+    assert torch.equal(sinks["keys"], others["keys"])
     for row in range(2):
         for layer, head in np.ndindex(2, 4):
             own, theirs = (
@@ -164,14 +164,14 @@ def test_kept_keys_of_an_autoregressive_memory_grow_up_to_the_limit(limit):
     edit = MaskSinks(2, when="kept", scores="last_row", limit=limit)
     with intervene(model, edit) as log, trace(model) as recording:
         model.generate(IDS, max_new_tokens=5, do_sample=False, attention_mask=torch.ones_like(IDS))
-    gone = [int(removal.keys_BLH.min()) for removal in log.removals]
+    gone = [int(removal["keys"].min()) for removal in log.removals]
     assert gone == ([2, 4, 6, 8] if limit is None else [2, 3, 3, 3])
     for removal, row in zip(log.removals, recording.received[1:], strict=True):
         assert (
             row.gather(-1, removal.columns_BLHM.clamp(min=0)) * (removal.columns_BLHM >= 0) == 0
         ).all()
-        left = torch.full_like(removal.left_BLH, row.shape[-1]) - removal.keys_BLH
-        assert_close(removal.left_BLH, left)
+        left = torch.full_like(removal["left"], row.shape[-1]) - removal["keys"]
+        assert_close(removal["left"], left)
 
 
 def test_a_memory_that_runs_empty_is_refused():
@@ -247,5 +247,5 @@ def test_a_short_row_loses_all_its_others_where_fewer_will_do():
             model(IDS, attention_mask=PADDED)
         model(IDS, attention_mask=PADDED)
     for record in log.removals:
-        assert record.measured()["keys"].float().mean((1, 2)).tolist() == [2, 6]
+        assert record["keys"].float().mean((1, 2)).tolist() == [2, 6]
     assert log.removals

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from conformance.probing import check_intervention, check_statistic
 from refusals import refused
-from sinklab.core.probing import BlockKeys, LayerIntervention, Selector, Statistic, trace
+from sinklab.core.probing import BlockKeys, Edit, Selector, Statistic, trace
 from sinklab.core.registry import interventions, removals, selectors, statistics
 from tiny_diffusion import tiny_model
 
@@ -79,12 +79,12 @@ def test_the_statistic_of_the_example_conforms(scratch):
 
 
 @dataclass(frozen=True)
-class Hot(LayerIntervention):
+class Hot(Edit):
     """Flattens every attention row."""
 
     factor: float = 0.5
 
-    def edit(self, call):
+    def before(self, call):
         scale = call.q_BHQD.shape[-1] ** -0.5 if call.scale is None else call.scale
         return replace(call, scale=scale * self.factor)
 
@@ -129,7 +129,7 @@ def test_a_selector_is_told_what_to_select(scratch, monkeypatch, select, message
 )
 def test_an_edit_is_told_what_to_return(scratch, monkeypatch, change, message):
     scratch(interventions)
-    monkeypatch.setattr(Hot, "edit", lambda self, call: change(call))
+    monkeypatch.setattr(Hot, "before", lambda self, call: change(call))
     interventions.register("hot")(Hot)
     refused(message, check_intervention, Hot(), tiny_model())
 

@@ -93,8 +93,8 @@ def test_a_row_of_a_padded_batch_is_what_it_is_alone(kind, side, cache, edit):
             padding_K = [key for key in range(len(visible_K)) if key not in columns_K]
             assert not received_LHK[..., padding_K].any() and not visible_K[padding_K].any()
         for one, other in zip(removals, removed, strict=True):
-            assert_close(one.removed_BLH[row], other.removed_BLH[0], rtol=0, atol=1e-5)
-            assert_close(one.left_BLH[row], other.left_BLH[0])
+            assert_close(one["removed"][row], other["removed"][0], rtol=0, atol=1e-5)
+            assert_close(one["left"][row], other["left"][0])
 
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])

@@ -109,7 +109,7 @@ def test_pooled_values_are_the_mean_of_the_other_keys(plugin):
     held = torch.stack(
         [received(a, real).topk(2).values.sum(-1) / real.sum(-1)[:, None] for a in twin.maps], 1
     )
-    assert_close(log.removals[0].removed_BLH, held.float())
+    assert_close(log.removals[0]["removed"], held.float())
     causal = llama(causal=True)
     with (
         refusing("different keys"),

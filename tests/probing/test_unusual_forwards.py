@@ -12,8 +12,7 @@ import transformers
 from refusals import refusing
 from sinklab.core import compat
 from sinklab.core.attention import attention_map
-from sinklab.core.probing import BlockKeys, TopKeys, intervene, trace
-from sinklab.core.probing.interventions.block_handler import is_other_text
+from sinklab.core.probing import trace
 from tiny_models import HandWritten, checkpointed, llama
 
 IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))
@@ -74,47 +73,6 @@ def test_a_forward_after_one_that_was_interrupted_is_not_inside_it():
         model.stops = False
         model(IDS)
     assert len(recording.received) == 1
-
-
-@pytest.mark.parametrize("when", ["previous", "kept", "clean"])
-def test_another_text_of_the_same_shape_is_spoken_of(when):
-    model, options = llama(causal=True), {"limit": 1} if when == "kept" else {}
-    edit = BlockKeys(TopKeys(1), when=when, **options)
-    with torch.no_grad(), intervene(model, edit) as log:
-        if when == "clean":
-            with log.probing():
-                model(IDS)
-        model(IDS)
-        model(IDS)
-        with pytest.warns(UserWarning, match=r": .*log\.reset\(\)"):
-            model(OTHER)
-        # once
-        model(IDS)
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_text_that_goes_on_and_one_that_begins_after_a_reset_are_not():
-    model = llama(causal=True)
-    with torch.no_grad(), intervene(model, BlockKeys(TopKeys(1))) as log:
-        for length in (6, 7, 8):
-            model(IDS[:, :length])
-        log.reset()
-        model(OTHER)
-        model(OTHER)
-    with torch.no_grad(), intervene(model, BlockKeys(TopKeys(1))):
-        model.generate(IDS, max_new_tokens=3, do_sample=False)
-
-
-def test_what_a_step_changes_is_no_other_text():
-    masked, mask_id = IDS.clone(), 31
-    masked[:, 4:] = mask_id
-    assert not is_other_text(masked, IDS, None) and not is_other_text(masked, IDS, mask_id)
-    assert not is_other_text(IDS, masked, None) and not is_other_text(IDS, IDS, None)
-    assert is_other_text(IDS, OTHER, None) and is_other_text(IDS, OTHER, mask_id)
-    # masks some places and writes others
-    both, after = masked.clone(), IDS.clone()
-    after[:, :2] = mask_id
-    assert not is_other_text(both, after, mask_id)
 
 
 SMALL = {

@@ -9,8 +9,8 @@ from torch.testing import assert_close
 from transformers import DynamicCache
 
 from refusals import refused, refusing
-from sinklab.core.probing import BlockKeys, Call, Choice, Positions, TopKeys, intervene, trace
-from sinklab.core.probing.intervention import InterventionLog
+from sinklab.core.probing import BlockKeys, Choice, Positions, TopKeys, intervene, trace
+from sinklab.core.probing.arguments import read_call
 from tiny_models import NO_ENDS, SIZES
 
 WINDOW, STEPS, PROMPT = 5, 6, 7
@@ -184,14 +184,13 @@ def test_keys_behind_a_window_are_not_counted_among_those_that_a_query_loses():
     received = torch.arange(8.0) * seen
     keys = torch.zeros(1, 1, 8, 4)
     given = {"query": keys[:, :, :1], "key": keys, "value": keys, "attn_mask": seen.bool()[None]}
-    call = Call.of("layer", nn.Identity(), given, {})
+    call = read_call("layer", nn.Identity(), given, {})
     call.known["received_BHS"] = received[None, None]
     call = call.within(heads=[0], choice=Choice(blocked_BHS=gone[None, None], limit=6))
     assert TopKeys(1).select(call).nonzero().tolist() == [[0, 0, 7]]
     edit = BlockKeys(TopKeys(1), when="kept", limit=6)
-    handler = edit.handler(InterventionLog(), 1)
-    handler._check_enough(call, TopKeys(1).select(call))
-    refused(r"more than 4 keys .* has 4", handler._check_enough, call, ~gone[None, None])
+    edit._check_enough(call, TopKeys(1).select(call))
+    refused(r"more than 4 keys .* has 4", edit._check_enough, call, ~gone[None, None])
 
 
 def test_a_cache_that_does_not_say_which_keys_it_keeps_is_refused():

@@ -132,7 +132,7 @@ def test_the_dose_of_an_answer_is_that_of_its_log(protocol):
             for removal in writer.log.removals:
                 if removal.label == "block_keys":
                     for name, values in entries.items():
-                        values += getattr(removal, f"{name}_BLH").flatten().tolist()
+                        values += removal[name].flatten().tolist()
             writer.log.removals.clear()
     dose, means = (
         Dose(answer.dose),

@@ -176,7 +176,7 @@ def test_sinks_are_masked_in_the_part_that_is_edited(side):
         list(range(1, 8)) if side == "decoder" else [0, 1]
     )
     for record in log.removals:
-        assert (record.keys_BLH == 1).all() and (record.removed_BLH > 0).any()
+        assert (record["keys"] == 1).all() and (record["removed"] > 0).any()
     if side == "decoder":
         assert torch.equal(edited[0].choice.entropy_BL, plain[0].choice.entropy_BL)
         last = max(int(record.columns_BLHM.max()) for record in log.removals)

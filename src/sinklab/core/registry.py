@@ -473,7 +473,7 @@ statistics = Registry(
 interventions = Registry(
     "intervention",
     "interventions",
-    "sinklab.core.probing.interventions.base:LayerIntervention.edit",
+    "sinklab.core.probing.interventions.edits:Edit.before",
 )
 """Edits of attention calls and hidden states: `sinklab.core.probing.Intervention`."""
 selectors = Registry(

@@ -1,34 +1,45 @@
-"""One attention call, and the base class of those that are shown calls.
+"""One attention call: what everything that measures, chooses or edits attention is given.
 
 A model makes one call of scaled_dot_product_attention in each layer and forward. The tap puts it
-into this form, and whatever measures, chooses or edits attention is given it: there is no other
-view of a call to learn (of hidden states there is one, `StatesView`). What follows from the
-arguments is computed when somebody asks, in O(S) memory.
+into this form, so that a statistic, a rule, a selector, an edit and a removal have one object to
+know (of hidden states there is one more, `StatesView`). What follows from the arguments is computed
+when somebody asks, in O(S) memory: a map of Q × S weights exists nowhere. A call is never changed;
+`block` and ``dataclasses.replace`` make another one, in which nothing is known yet.
 """
 
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim (width of hidden states)
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sinklab.core.attention.context import running_canvas
 from sinklab.core.attention.received import attention_map, attention_statistics
 from sinklab.core.attention.scores import Scores, Visibility, of_heads
-from sinklab.core.compat import config_value, stated
+from sinklab.core.compat import in_backward
 from sinklab.core.errors import known_fields
-from sinklab.core.probing.keys import Doubt, as_flags, at_once, highest
+from sinklab.core.probing.keys import as_flags, highest
+from sinklab.core.probing.masks import blocked, narrowed
 from sinklab.core.probing.states import position_states_of
 from sinklab.core.sinks import STATES, Rule, find_sinks
 
-NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-CONTEXT = ("heads", "step", "prefix", "query_state_BQ", "made_BHQD", "memory", "choice")
+CONTEXT = (
+    "heads",
+    "step",
+    "prefix",
+    "query_state_BQ",
+    "made_BHQD",
+    "is_clean",
+    "memory",
+    "choice",
+    "chosen",
+    "alone_BH",
+)
 """Fields of a call that say to whom it is shown, and when."""
 Draw = Callable[[Sequence[int]], Tensor]
 
@@ -47,8 +58,6 @@ class Choice:
     """Columns that are never chosen."""
     draw: Draw = torch.rand
     """The generator: numbers of a shape, uniform in [0, 1), which follow from the seed."""
-    doubt: Doubt = at_once
-    """Handler of doubts about the choice, which need not ask the device at once."""
     notes: dict[str, Tensor] = field(default_factory=dict)
     """Numbers (B, H) that a selector leaves for the log, such as "matched"."""
 
@@ -89,69 +98,23 @@ class Call:
     """Number of each query's state in `STATES`, int8, −1 for padding; None without a canvas."""
     made_BHQD: Tensor | None = None
     """Output of every head, once the call was made."""
+    is_clean: bool = False
+    """Whether it is made under `InterventionLog.probing`, where edits only look on."""
     memory: dict[Any, Any] = field(default_factory=dict)
-    """What statistics keep of this layer, from one recorded step to the next."""
+    """What a statistic or an edit keeps of this layer, from one step to the next. What an edit
+    wrote in a forward that failed is forgotten.
+    """
     choice: Choice = field(default_factory=Choice)
+    chosen: Any = None
+    """Keys that an edit has taken away from this call."""
+    alone_BH: Tensor | None = None
+    """Number of real queries that `block` left without another key, or as they were."""
     known: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     """Results for all heads that are computed once: "received_BHS", "last_row_BHS", and "lse_BHQ"
     where a fast path got it from the attention kernel.
     """
     filled: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     """Results for `heads`, from one pass over the scores (`fill`)."""
-
-    @classmethod
-    def of(
-        cls,
-        layer: str,
-        module: nn.Module,
-        given: dict[str, Any],
-        known: dict[tuple, Any],
-        tap: Any = None,
-    ) -> Call:
-        """Read the arguments by name.
-
-        `known` keeps, for a forward, the findings about a mask that its layers share.
-
-        Raises ValueError for axes that are not (batch, [head,] position, dim).
-        """
-        query = given["query"]
-        key = given["key"]
-        value = given["value"]
-        mask = given.get("attn_mask")
-        output_shape = query.shape[:-1]
-        if query.dim() == 3 and key.dim() == 3:
-            query, key, value = (x.unsqueeze(1) for x in (query, key, value))
-            if mask is not None and mask.dim() == 3:
-                mask = mask.unsqueeze(1)
-        elif query.dim() != 4 or key.dim() != 4:
-            raise ValueError(
-                f"{layer or 'the model'} calls scaled_dot_product_attention with query "
-                f"{tuple(query.shape)}: traces read (batch, head, position, dim) or (batch, "
-                "position, dim); reshape before the call"
-            )
-        elif _is_folded(query, key, module):
-            query = query.flatten(1, 2).unsqueeze(2)
-            if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
-                mask = mask.flatten(1, 2).unsqueeze(2)
-        is_causal = bool(given.get("is_causal", False))
-        # by the mask object that all layers share, not by a view of it
-        shape = (query.shape[0], query.shape[2], key.shape[2])
-        visibility = _visibility(known, Visibility(mask, shape, is_causal, None, query.device))
-        if mask is not None:
-            mask = mask[(None,) * (4 - mask.dim())]
-        return cls(
-            layer,
-            query,
-            key,
-            value,
-            mask,
-            is_causal,
-            given.get("scale"),
-            given.get("dropout_p", 0.0),
-            visibility,
-            output_shape,
-            tap,
-        )
 
     def within(self, **context: Any) -> Call:
         """The same call with other `CONTEXT`: what is known of it stays known. Raises ValueError
@@ -184,6 +147,22 @@ class Call:
         """An output in the layout of the original call as (B, H, Q, D)."""
         batch, _, queries, _ = self.q_BHQD.shape
         return out.reshape(batch, -1, queries, out.shape[-1])
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether gradient checkpointing runs the layer again in a backward pass: that is no new
+        forward, and needs the edits of the one that it repeats.
+        """
+        return in_backward()
+
+    def check(self, wrong: Tensor, refuse: Callable[[], None]) -> None:
+        """Have `refuse` raise if the flag is set: now, or at the end of the forward if reading it
+        makes the program wait for a device.
+        """
+        if self.tap is not None:
+            self.tap.check(wrong, refuse)
+        elif bool(wrong):
+            refuse()
 
     def for_query_heads(self, x_BK: Tensor) -> Tensor:
         """A tensor (B, K, …) of key/value heads as (B, H, …): repeated for the query heads that
@@ -337,6 +316,35 @@ class Call:
         keys = self.k_BKSD.shape[2]
         return torch.arange(keys, device=self.k_BKSD.device) - self.prefix
 
+    @cached_property
+    def positions_Q(self) -> Tensor:
+        """The canvas position of every query, int64. Raises ValueError if they are unknown."""
+        queries = self.q_BHQD.shape[2]
+        keys = self.k_BKSD.shape[2] - self.prefix
+        device = self.q_BHQD.device
+        if self.visibility.running is not None:
+            return self.visibility.running.columns_Q.to(device)
+        if queries == keys:
+            return torch.arange(keys, device=device)
+        if running_canvas() is not None:
+            raise ValueError(
+                f"{self.layer} got {queries} queries and {keys} keys, which are not the columns of "
+                "the canvas that the denoiser announces: announce those that become queries with "
+                "sinklab.core.attention.running(ids, columns)"
+            )
+        # A model with room at the end of its memory writes where its mask ends.
+        last = (self.visibility.visible_BHS > 0).any(1).any(0).nonzero().max()
+        end = int(last) + 1 - self.prefix
+        return torch.arange(end - queries, end, device=device)
+
+    def near_QS(self, radius: int = 0) -> Tensor:
+        """Keys at most so many positions from each query, added sinks apart: with radius 0 its
+        own.
+        """
+        position_S = self.positions_S.to(self.positions_Q.device)
+        distance_QS = (self.positions_Q[:, None] - position_S).abs()
+        return (distance_QS <= radius) & (position_S >= 0)
+
     @property
     def ids_BS(self) -> Tensor | None:
         """Token ids of the canvas or the running forward, added sinks not counted; None if they
@@ -428,11 +436,30 @@ class Call:
         found_BH1 = among_BHS.sum(-1, keepdim=True)
         wanted_BH1 = torch.zeros_like(found_BH1) + count
         short_BH1 = wanted_BH1 > found_BH1
-        choice.doubt(short_BH1.any(), partial(_refuse, short_BH1, wanted_BH1, found_BH1))
+        self.check(short_BH1.any(), partial(_refuse_short, short_BH1, wanted_BH1, found_BH1))
         return as_flags(highest(order_BHS, among_BHS, wanted_BH1, most), among_BHS.shape[-1])
 
+    def block(
+        self, keys: Tensor, queries_BQ: Tensor | None = None, kept_QS: Tensor | None = None
+    ) -> Call:
+        """The call with keys blocked, whose mass goes to others; `alone_BH` counts the queries that
+        have none.
 
-def _refuse(short_BH1: Tensor, wanted_BH1: Tensor, found_BH1: Tensor) -> None:
+        A query that would lose every key that it may see keeps the mask it had (the first rows of
+        a causal map). The mask stays (B, H, 1, S) where queries lose the same keys.
+
+        Args:
+            keys: flags (B, H or 1, S), or (B or 1, H or 1, Q, S) for other keys of each query.
+            queries_BQ: queries that lose them; None for all.
+            kept_QS: keys that a query never loses, such as its own.
+
+        Raises:
+            ValueError: if in some row and head no query would see a key any more.
+        """
+        return blocked(self, keys, queries_BQ, kept_QS)
+
+
+def _refuse_short(short_BH1: Tensor, wanted_BH1: Tensor, found_BH1: Tensor) -> None:
     row, head = short_BH1[..., 0].nonzero()[0].tolist()
     raise ValueError(
         f"{int(wanted_BH1[row, head])} keys of a head are to be chosen, but row {row} of this "
@@ -444,89 +471,3 @@ def _refuse(short_BH1: Tensor, wanted_BH1: Tensor, found_BH1: Tensor) -> None:
 def real_queries_B1(call: Call) -> Tensor:
     """Number of queries that are not padding, (B, 1)."""
     return call.visibility.counted_BQ.sum(-1, keepdim=True)
-
-
-def narrowed(mask: Tensor | None, keep: Tensor) -> Tensor:
-    """A boolean or additive mask, or none, that also blocks every key that is not in `keep`."""
-    if mask is None:
-        return keep
-    if mask.dtype == torch.bool:
-        return mask & keep
-    return mask.masked_fill(~keep, -math.inf)
-
-
-def _visibility(known: dict[tuple, Any], found: Visibility) -> Visibility:
-    """The visibility of this mask, shape and causality, kept for a forward: all layers are given
-    the same one.
-    """
-    running = running_canvas()
-    batch, queries, keys = found.shape
-    key = (id(found.mask), id(running), *found.shape, found.is_causal, found.device)
-    if key not in known:
-        # Another model may run inside the block that announces a canvas.
-        if (
-            running is not None
-            and len(running.ids_BS) == batch
-            and running.ids_BS.shape[1] <= keys
-            and len(running.columns_Q) == queries
-        ):
-            found = replace(found, running=running)
-        # The canvas is kept beside it, so that its id cannot be taken by another while it is known.
-        known[key] = running, found
-    return known[key][1]
-
-
-def _is_folded(query: Tensor, key: Tensor, module: nn.Module) -> bool:
-    """Whether the query axis holds the query heads of one key head: so transformers decodes one
-    token under a mask.
-    """
-    groups = stated(module, "num_key_value_groups", 1)
-    folded = groups > 1 and query.shape[1] == key.shape[1] and query.shape[2] == groups
-    return folded and config_value(module, "num_attention_heads") == query.shape[1] * groups
-
-
-class Listener:
-    """Hears of every forward of a model: it begins with the first attention call and ends by
-    `finish` or `discard`.
-    """
-
-    tap: Any
-    """The `Tap` that it listens to; there once it is `tapped`."""
-    reads_scores = False
-    """Whether it takes statistics from the scores of calls."""
-    exact = True
-    """Whether it hears of the model's own forward alone; False: of a fast decoder's as well, whose
-    numbers are equal within rounding.
-    """
-    of_states = ""
-    """Feature that needs hidden states here, as errors name it; empty if nothing does."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        # a copy listens to no model
-        return {**vars(self), "tap": None}
-
-    def begin(self) -> None:
-        """A forward begins."""
-
-    def edit(self, call: Call) -> Call:
-        """Return the call to make; the same object when nothing is to change."""
-        return call
-
-    def observe(self, call: Call, out: Tensor) -> None:
-        """Observe the call as it was made, after every edit, and its output (`call.unrolled`);
-        neither is to be changed.
-        """
-
-    def edit_states(self, calls: list[str], states_BQD: Tensor) -> Tensor:
-        """The hidden states to leave a decoder layer, in which these attention calls were made; the
-        same object when nothing is to change."""
-        return states_BQD
-
-    def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
-        """The hidden states as they leave the layer, after every edit; not to be changed."""
-
-    def finish(self) -> None:
-        """The forward came to its end."""
-
-    def discard(self) -> None:
-        """Forget the observations of a forward that failed."""

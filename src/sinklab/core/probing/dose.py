@@ -13,20 +13,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-MEASURED = (
-    "keys",
-    "held",
-    "removed",
-    "overlap",
-    "left",
-    "chosen",
-    "sinks",
-    "matched",
-    "alone",
-    "strongest",
-    "strongest_at",
-)
-"""Measures of a `RemovalRecord` for each head, as `keys_BLH`, …"""
+MEASURED = {
+    "keys": "Keys that were blocked, per head; of a window the mean over queries.",
+    "held": "Share of attention (0 to 1) that these keys held in the forward that chose them; of "
+    'keys that stay blocked (``when="kept"``), that of the newly chosen. Not known if attention '
+    "did not choose, and once a limit is reached.",
+    "removed": "Share of attention (0 to 1) that was really taken away, from the call as it was "
+    "given; of other values that of the keys that have them. Not known with "
+    "`intervene(…, measure=False)`, and if an edit changes the scores themselves.",
+    "overlap": "Jaccard overlap (0 to 1) of what was blocked in one step and the next.",
+    "left": "Keys that stay for a query; mean over those that are not padding.",
+    "chosen": "Keys newly chosen, per head; not known if attention did not choose.",
+    "sinks": "Number of the chosen keys that the rule calls sinks: the edit's own, or `DEFAULT`.",
+    "matched": "1 if the head has a control of equal mass, 0 if it has none and loses nothing.",
+    "alone": "Queries (padding apart) that lost every other key that they saw: they keep their "
+    "own, or without `queries` all that they had. Not known for windows and rows.",
+    "strongest": "Share of attention (0 to 1) of a head's strongest key after all edits: whether a "
+    "new sink has grown.",
+    "strongest_at": "Index of that key, sink columns included.",
+}
+"""Measures of every head in a `RemovalRecord`, NaN where they are not known."""
 
 
 def by_row(record: Any) -> dict[str, tuple[Tensor, Tensor]]:
@@ -34,7 +40,7 @@ def by_row(record: Any) -> dict[str, tuple[Tensor, Tensor]]:
     each (B,), by name.
     """
     found = {}
-    for name, part_BLH in record.measured().items():
+    for name, part_BLH in record.numbers.items():
         part_BE = part_BLH.flatten(1).double()
         found[name] = part_BE.nansum(1), (~part_BE.isnan()).sum(1).double()
     # a share of the chosen keys, however they are spread over heads
@@ -42,10 +48,9 @@ def by_row(record: Any) -> dict[str, tuple[Tensor, Tensor]]:
     return found
 
 
-def _mean_of(name: str, doc: str) -> Any:
+def _mean_of(name: str, doc: str = "") -> Any:
     """A property of :class:`Dose`: the mean over this name."""
-
-    return property(lambda dose: dose.mean(name), doc=doc)
+    return property(lambda dose: dose.mean(name), doc=doc or MEASURED[name])
 
 
 @dataclass(frozen=True)
@@ -102,21 +107,15 @@ class Dose:
             return math.nan
         return total / entries
 
-    keys = _mean_of("keys", "Keys that were blocked, per head.")
+    keys = _mean_of("keys")
     sinks = _mean_of("sinks", "The share (0 to 1) of the chosen keys that the rule calls sinks.")
-    held = _mean_of("held", "The share of attention (0 to 1) that they held when they were chosen.")
-    removed = _mean_of("removed", "The share of attention (0 to 1) that was really taken away.")
-    overlap = _mean_of(
-        "overlap", "Jaccard overlap (0 to 1) of what was blocked in one step and the next."
-    )
-    matched = _mean_of(
-        "matched", "The share (0 to 1) of heads with something to match that have an equal control."
-    )
-    left = _mean_of("left", "Keys that stay for a query.")
-    alone = _mean_of("alone", "Queries of a head that lost every other key that they saw.")
-    strongest = _mean_of(
-        "strongest", "The share of attention (0 to 1) of a head's strongest key after the edit."
-    )
+    held = _mean_of("held")
+    removed = _mean_of("removed")
+    overlap = _mean_of("overlap")
+    matched = _mean_of("matched")
+    left = _mean_of("left")
+    alone = _mean_of("alone")
+    strongest = _mean_of("strongest")
 
     @property
     def weight(self) -> int:

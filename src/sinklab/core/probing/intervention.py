@@ -16,8 +16,9 @@ from sinklab.core.attention.context import decoding_run, module_of
 from sinklab.core.compat import config_value
 from sinklab.core.errors import check_count
 from sinklab.core.probing.backends import no_call_message
-from sinklab.core.probing.call import Call, Listener
+from sinklab.core.probing.call import Call
 from sinklab.core.probing.dose import MEASURED, Dose
+from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.tap import tapped
 from sinklab.core.registry import interventions
 
@@ -37,47 +38,8 @@ class RemovalRecord:
     """The removed keys, sink columns included, by falling score, int64; -1 if a head has fewer than
     M. M = 0 for a window, whose keys differ from query to query.
     """
-    held_BLH: Tensor
-    """Share of attention (0 to 1) that these keys held in the forward they were chosen in: the
-    attention they would have held. For keys that stay blocked (``when="kept"``), that of the newly
-    chosen. NaN if attention did not choose: for fixed positions and windows, and once a limit is
-    reached.
-    """
-    overlap_BLH: Tensor
-    """Jaccard overlap with the keys this edit removed one step before; NaN if there was no step
-    before.
-    """
-    removed_BLH: Tensor
-    """The share of attention (0 to 1) that this edit really took away in this forward, from the
-    call it was given; for zeroed values the share whose values were zeroed. NaN with `intervene(…,
-    measure=False)`, and if an edit changes the scores themselves.
-    """
-    left_BLH: Tensor
-    """Number of keys that stay for a query, mean over the queries that are not padding; NaN as for
-    `removed_BLH`.
-    """
-    keys_BLH: Tensor
-    """Number of keys removed; for a window the mean over queries."""
-    chosen_BLH: Tensor
-    """Number of keys newly chosen; NaN if attention did not choose, as for `held_BLH`."""
-    sinks_BLH: Tensor
-    """Number of these that the rule called sinks when they were chosen: the edit's own rule, or
-    `DEFAULT`.
-    """
-    matched_BLH: Tensor
-    """1 if the head has a control of equal mass, 0 if it has none and loses nothing; NaN if none is
-    sought.
-    """
-    alone_BLH: Tensor
-    """Number of queries (padding not counted) that lost every other key that they saw: they keep
-    their own, or without `queries` all keys that they had before the edit. NaN for windows and
-    rows.
-    """
-    strongest_BLH: Tensor
-    """The share of attention (0 to 1, mean over queries) of the key that receives most after all
-    edits: whether a new sink has grown. NaN with `intervene(…, measure=False)`."""
-    strongest_at_BLH: Tensor
-    """Index of that strongest key, sink columns included."""
+    numbers: dict[str, Tensor]
+    """The measures of `MEASURED` by name, each (B, L, H); also ``record["removed"]``."""
     layer_numbers: tuple[int, ...]
     """Numbers of these layers in the order of execution, from 0."""
     heads: tuple[int, ...]
@@ -85,22 +47,21 @@ class RemovalRecord:
     label: str
     """Registered name of the edit; "block_keys#2" for the second of its name in the block."""
 
+    def __getitem__(self, name: str) -> Tensor:
+        return self.numbers[name]
+
     def columns(self) -> dict[str, np.ndarray]:
         """The record's numbers as columns of `InterventionLog.table`, one row per batch row, layer
         and head.
         """
-        row, layer, head = np.indices(self.keys_BLH.shape).reshape(3, -1)
+        row, layer, head = np.indices(self["keys"].shape).reshape(3, -1)
         table = {
             "forward": np.full(len(row), self.forward),
             "layer": np.asarray(self.layer_numbers)[layer],
             "head": np.asarray(self.heads)[head],
             "row": row,
         }
-        return table | {name: part.flatten().numpy() for name, part in self.measured().items()}
-
-    def measured(self) -> dict[str, Tensor]:
-        """The measures (B, L, H) by name, as in `MEASURED`."""
-        return {name: getattr(self, f"{name}_BLH") for name in MEASURED}
+        return table | {name: part.flatten().numpy() for name, part in self.numbers.items()}
 
 
 @dataclass(eq=False, repr=False)
@@ -124,9 +85,7 @@ class InterventionLog(Listener):
     full one.
     """
     measure: bool = True
-    """Whether handlers measure the attention they take away (`RemovalRecord.removed_BLH`,
-    `left_BLH`).
-    """
+    """Whether editors measure the attention they take away."""
     layers: dict[str, int] = field(default_factory=dict)
     """Module paths of the attention calls seen so far, each with its number in the order of
     execution.
@@ -241,7 +200,7 @@ class InterventionLog(Listener):
             numbers = [np.empty(0, kind), *(part[name] for part in parts)]
             table[name] = np.concatenate(numbers, dtype=kind, casting="unsafe")
         table["edit"] = [
-            removal.label for removal in self.removals for _ in range(removal.keys_BLH.numel())
+            removal.label for removal in self.removals for _ in range(removal["keys"].numel())
         ]
         if keys:
             # Fixed positions share one tensor from step to step: its lists are made once.
@@ -270,7 +229,7 @@ class Intervention(Protocol):
     """A frozen dataclass that describes a change of attention calls; `handler` makes the listener
     that does it.
 
-    `sinklab.core.probing.BlockKeys` takes keys away; `LayerIntervention` is the base of any other
+    `sinklab.core.probing.BlockKeys` takes keys away; `Edit` is the base of any other
     change of a call.
     """
 
@@ -311,7 +270,7 @@ def intervene(
     Edits apply in the order given, each to the call the one before it left, and those of an outer
     block first. A sampler that runs several forwards a step (guidance: two) says so in
     `forwards_per_step`, so that each is compared with its own predecessor. `measure=False` leaves
-    out the attention that the edits really took away (`RemovalRecord.removed_BLH`, `left_BLH`),
+    out the attention that the edits really took away ("removed", "left", "strongest"),
     and with it one pass over queries and keys per edit and layer. Without edits the block changes
     nothing. Calls inside `sinklab.core.attention.unobserved()` are left alone.
 

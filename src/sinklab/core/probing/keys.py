@@ -1,24 +1,11 @@
-"""Keys of a call as flags and as columns, the highest of an order among them; and checks of a
-choice that need not ask the device at once.
-"""
+"""Keys of a call as flags and as columns, and the highest of an order among them."""
 
 # B batch, H query heads, S keys, M keys chosen; an axis may be 1
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.core.attention.context import reads_wait
-
-Doubt = Callable[[Tensor, Callable[[], None]], None]
-"""Signature (wrong, check): `check` raises if the flag is set, now or at the end of the forward."""
-
-
-def at_once(wrong: Tensor, check: Callable[[], None]) -> None:
-    """A doubt that is not put off."""
-    if bool(wrong):
-        check()
 
 
 def as_flags(columns_BHM: Tensor, keys: int) -> Tensor:

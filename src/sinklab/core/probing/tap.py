@@ -5,7 +5,7 @@ observers. The head of backends.py tells the two roads into it.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from sinklab.core.compat import (
     is_divided,
     is_running,
 )
+from sinklab.core.probing.arguments import NAMES, read_call
 from sinklab.core.probing.backends import (
     check_backends,
     compiled_message,
@@ -29,8 +30,11 @@ from sinklab.core.probing.backends import (
     routed,
     with_attention,
 )
-from sinklab.core.probing.call import NAMES, Call, Listener
+from sinklab.core.probing.call import Call
+from sinklab.core.probing.hooks import TapHook, decoder_layers, upwards
+from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.origin import KeyOrigin, says_more
+from sinklab.core.probing.reads import Reads
 from sinklab.core.registry import attention_functions, fast_attentions, fast_path
 
 _SDPA = F.scaled_dot_product_attention
@@ -74,14 +78,11 @@ class Tap(TorchFunctionMode):
         self._calls: dict[str, int] | None = None
         self._rooted = self._attended = False
         self._catches_sdpa = False
-        # Paths that came to their end in it; masks in doubt, with the first layer given one.
+        # Paths that came to their end in it.
         self._ran: set[str] = set()
-        self._doubts: dict[int, tuple[str, Tensor]] = {}
-        lists = {
-            path for path, module in self._modules.items() if isinstance(module, nn.ModuleList)
-        }
-        self._layers = {path for path in self._modules if path.rpartition(".")[0] in lists}
-        """Paths of the decoder layers: the items of every `nn.ModuleList`."""
+        self.reads = Reads()
+        """What is read of it when it ends."""
+        self._layers = decoder_layers(self._modules)
         self._hooked: set[str] = set()
         configs = interface_configs(self._modules.values())
         self.uses_interface = bool(configs)
@@ -94,7 +95,7 @@ class Tap(TorchFunctionMode):
         if configs:
             self.cleanup.enter_context(routed(self._modules, configs, self))
             self._hook(
-                {"", *(holder for layer in self._layers for holder in _upwards(layer))}
+                {"", *(holder for layer in self._layers for holder in upwards(layer))}
                 - self._layers
             )
             for path, part in self._modules.items():
@@ -293,6 +294,12 @@ class Tap(TorchFunctionMode):
             listener.begin()
         return self._calls
 
+    def check(self, wrong: Tensor, refuse: Callable[[], None]) -> None:
+        """Have `refuse` raise if the flag is set: now, or with whatever else is read when the
+        forward ends.
+        """
+        self.reads.check(wrong, refuse, at_once=self._calls is None)
+
     def flush(self, *, complete: bool | None = None) -> None:
         """End a forward that is still open: layers called one by one, without the model's own
         forward, have no end.
@@ -305,41 +312,31 @@ class Tap(TorchFunctionMode):
             complete = not self._stack
         called = set(self._calls)
         ran = self._ran
-        doubts = list(self._doubts.values())
         self._calls = None
         self._ran = set()
-        self._doubts = {}
         self._visible.clear()
         self._calls_in.clear()
         try:
             if complete:
-                self._check_doubts(doubts)
                 self._check_siblings(called, ran)
+                for listener in self.listeners:
+                    listener.finish()
+                self.reads.settle()
         except ValueError:
             complete = False
             raise
         finally:
-            for listener in self.listeners:
-                if complete:
-                    listener.finish()
-                else:
+            self.reads.forget()
+            if not complete:
+                for listener in self.listeners:
                     listener.discard()
 
-    def _check_doubts(self, doubts: list[tuple[str, Tensor]]) -> None:
-        """Raise if a mask can be read in two ways: the one thing of a forward that is read back
-        from a device.
-        """
-        if not doubts:
-            return
-        device = doubts[0][1].device
-        flags = torch.stack([flag.to(device) for _, flag in doubts]).tolist()
-        if any(flags):
-            layer, _ = doubts[flags.index(True)]
-            raise ValueError(
-                f"forward {self.forwards}, {layer or 'the model'}: the additive mask could block "
-                "keys or bias them: it falls suddenly to -100 or less and has other values beside "
-                "that and 0; give -inf, or a boolean mask, for what is hidden"
-            )
+    def _refuse_mask(self, forward: int, layer: str) -> None:
+        raise ValueError(
+            f"forward {forward}, {layer or 'the model'}: the additive mask could block keys "
+            "or bias them: it falls suddenly to -100 or less and has other values beside that and "
+            "0; give -inf, or a boolean mask, for what is hidden"
+        )
 
     def _check_calls(self) -> None:
         """Raise if a forward attended unseen: those behind it would be taken for others."""
@@ -407,12 +404,13 @@ class Tap(TorchFunctionMode):
             layer = self._numbered(path)
         if path in self._origins:
             self._origins[path].check(layer, given["key"].shape[-2])
-        call = Call.of(layer, self._modules[path], given, self._visible, self)
-        edited = call
+        masks = len(self._visible)
+        call = read_call(layer, self._modules[path], given, self._visible, self)
         doubt = call.visibility.doubt
-        if doubt is not None and not replay:
-            self._doubts.setdefault(id(call.visibility), (layer, doubt))
-        holder = next((one for one in _upwards(path) if one in self._layers), None)
+        if doubt is not None and len(self._visible) > masks and not replay:
+            self.check(doubt, partial(self._refuse_mask, self.forwards + 1, layer))
+        edited = call
+        holder = next((one for one in upwards(path) if one in self._layers), None)
         if holder is not None:
             self._calls_in.setdefault(holder, []).append(layer)
         elif not replay:
@@ -441,31 +439,6 @@ class Tap(TorchFunctionMode):
         if count == 1:
             return path
         return f"{path}#{count}"
-
-
-def _upwards(path: str) -> Iterator[str]:
-    """The path of a module, and those of the modules that hold it, but for the model's own."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
-
-
-@dataclass(eq=False)
-class TapHook:
-    """A tap's hook on one module. In a copy or a pickle of the module it does nothing: that is not
-    the tapped one.
-    """
-
-    act: Callable[..., Any] | None
-    path: str
-
-    def __call__(self, module: nn.Module, *given: Any) -> Any:
-        if self.act is None:
-            return None
-        return self.act(self.path, *given)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"act": None, "path": self.path}
 
 
 # Reentrant: a listener may open a trace when a forward ends.

@@ -15,7 +15,8 @@ from sinklab.core.attention.received import attention_map
 from sinklab.core.compat import config_value
 from sinklab.core.errors import check_tensor, one_of
 from sinklab.core.probing.backends import no_call_message
-from sinklab.core.probing.call import Call, Listener
+from sinklab.core.probing.call import Call
+from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.recording import Frame, LayerStack, Recording
 from sinklab.core.probing.scope import RecordingScope, Scope
 from sinklab.core.probing.states import (

@@ -14,11 +14,10 @@ from torch import Tensor
 from sinklab.core.errors import limited
 from sinklab.core.probing import (
     Call,
+    Edit,
     InterventionLog,
-    LayerIntervention,
     Listener,
 )
-from sinklab.core.probing.interventions.removals import query_positions
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.probing.tap import tapped
 from sinklab.core.registry import interventions
@@ -59,7 +58,7 @@ def save_run(model: Any, file: str | Path, *args: Any, states: bool = True, **kw
 
 @interventions.register("patch")
 @dataclass(frozen=True, kw_only=True)
-class Patch(LayerIntervention):
+class Patch(Edit):
     """Keys, values or hidden states of chosen positions become those of another run, of this model
     or of one of the same architecture (activation patching): does a sink follow its key or its
     value?
@@ -97,7 +96,7 @@ class Patch(LayerIntervention):
             return StateHandler(self, log, forwards_per_step)
         return super().handler(log, forwards_per_step)
 
-    def edit(self, call: Call) -> Call:
+    def before(self, call: Call) -> Call:
         """The call with these keys or values overwritten in the edited heads."""
         own = {"key": call.k_BKSD, "value": call.v_BKSD}
         heads = torch.tensor(call.heads)[:, None]
@@ -114,7 +113,7 @@ class Patch(LayerIntervention):
         batch, _, width = states_BQD.shape
         own = batch, call.k_BKSD.shape[2] - call.prefix, width
         other_BSD, *places = self._taken("state", call, own)
-        place = query_positions(call).tolist()
+        place = call.positions_Q.tolist()
         run = {place.index(to): source for to, source in zip(*places, strict=True) if to in place}
         if not run:
             return None

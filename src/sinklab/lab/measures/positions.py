@@ -8,8 +8,7 @@ from torch import Tensor
 
 from sinklab.core.errors import limited
 from sinklab.core.probing.call import Call
-from sinklab.core.probing.interventions.base import LayerIntervention
-from sinklab.core.probing.interventions.removals import near_keys, query_positions, restricted
+from sinklab.core.probing.interventions.edits import Edit
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.registry import interventions
 
@@ -26,7 +25,7 @@ def _only_heads(keep_QS: Tensor, call: Call) -> Tensor:
 
 @interventions.register("window_attention")
 @dataclass(frozen=True)
-class WindowAttention(LayerIntervention):
+class WindowAttention(Edit):
     """Query i sees key j only if |i - j| <= radius, counted in canvas positions.
 
     Under a cache the denoiser announces the positions of the queries; a model that announces
@@ -46,21 +45,20 @@ class WindowAttention(LayerIntervention):
     keep_prefix: bool = True
     """Whether the model's own sink columns in front stay visible."""
 
-    def edit(self, call: Call) -> Call:
+    def before(self, call: Call) -> Call:
         """The call with its mask narrowed to the window."""
         device = call.q_BHQD.device
         keys = call.k_BKSD.shape[2]
         position_S = torch.arange(keys, device=device) - call.prefix
-        positions_Q = query_positions(call)
-        near_QS = near_keys(call, positions_Q, self.radius)
+        near_QS = call.near_QS(self.radius)
         near_QS |= torch.isin(position_S, torch.tensor(self.keep, dtype=torch.long, device=device))
         near_QS[:, : call.prefix] = self.keep_prefix
-        return restricted(call, _only_heads(near_QS, call))[0]
+        return call.block(~_only_heads(near_QS, call))
 
 
 @interventions.register("lone_rows")
 @dataclass(frozen=True, kw_only=True)
-class LoneRows(LayerIntervention):
+class LoneRows(Edit):
     """Let these queries see their own key alone, as the first does under a causal mask.
 
     All others see the same keys as before.
@@ -85,11 +83,11 @@ class LoneRows(LayerIntervention):
             )
         super().__post_init__()
 
-    def edit(self, call: Call) -> Call:
+    def before(self, call: Call) -> Call:
         """The call with these rows of its mask left to their own key; the same one if none of them
         runs.
         """
-        positions_Q = query_positions(call)
+        positions_Q = call.positions_Q
         canvas = call.k_BKSD.shape[2] - call.prefix
         if call.visibility.running is not None and self.rows[-1] >= canvas:
             raise ValueError(
@@ -99,8 +97,8 @@ class LoneRows(LayerIntervention):
         lone_Q = torch.isin(positions_Q, torch.tensor(self.rows, device=positions_Q.device))
         if not bool(lone_Q.any()):
             return call
-        own_QS = near_keys(call, positions_Q)
+        own_QS = call.near_QS()
         keep_QS = ~lone_Q[:, None] | own_QS
         if self.keep_prefix:
             keep_QS[:, : call.prefix] = True
-        return restricted(call, _only_heads(keep_QS, call), kept_QS=own_QS)[0]
+        return call.block(~_only_heads(keep_QS, call), kept_QS=own_QS)

@@ -99,7 +99,7 @@ class SinkFacts:
         # guidance runs two forwards a step, and each is logged
         forwards = Counter(removal.label for removal in log.removals)
         for removal in log.removals:
-            share_BL = removal.removed_BLH.nanmean(-1) / forwards[removal.label]
+            share_BL = removal["removed"].nanmean(-1) / forwards[removal.label]
             before_BL = removed_BL[:, removal.layer_numbers]
             both_BL = before_BL.nan_to_num() + share_BL
             removed_BL[:, removal.layer_numbers] = torch.where(share_BL.isnan(), before_BL, both_BL)

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from sinklab.core.compat import stated
 from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.core.probing import Dose, Intervention, Listener, RemovalRecord, intervene
-from sinklab.core.probing.interventions.base import InterventionHandler
+from sinklab.core.probing.interventions.edits import Editor
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.data import pack, read_corpus, row_start
 from sinklab.lab.scoring.clean_layers import CleanLayers
@@ -51,9 +51,7 @@ class EditedLosses:
             return dict.fromkeys(names, torch.full_like(self.losses_R, math.nan))
 
         def of_rows(name: str) -> Tensor:
-            batches = (
-                [one.measured()[name].flatten(1) for one in batch] for batch in self.removals
-            )
+            batches = ([one.numbers[name].flatten(1) for one in batch] for batch in self.removals)
             return torch.cat([torch.cat(parts, 1).nanmean(1) for parts in batches])
 
         doses = {name: of_rows(name) for name in names}
@@ -162,7 +160,7 @@ def under_arms(
 
 def _first_edited(handler: Listener, calls: Sequence[str]) -> int:
     """Number of the first of these attention calls that an edit may change."""
-    if not isinstance(handler, InterventionHandler):
+    if not isinstance(handler, Editor):
         return 0
     has_layer = handler.scope.has_layer
     return next((number for number, path in enumerate(calls) if has_layer(number, path)), 0)

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from sinklab.core.errors import Checked, limited
+from sinklab.core.errors import limited
 from sinklab.core.probing import Call, InterventionLog, Listener
-from sinklab.core.probing.interventions.base import Effect, InterventionHandler
+from sinklab.core.probing.interventions.edits import Edit, Editor
 from sinklab.core.probing.scope import chosen, whole_numbers
 from sinklab.core.registry import interventions
 
@@ -49,7 +49,7 @@ def state_records(log: InterventionLog) -> list[StateRecord]:
 
 @interventions.register("clip_channel")
 @dataclass(frozen=True, kw_only=True)
-class ClipChannel(Checked):
+class ClipChannel(Edit):
     """Clip channels of the hidden states that leave a layer: the causal test of massive
     activations.
 
@@ -70,7 +70,7 @@ class ClipChannel(Checked):
     layers: tuple[int | str, ...] | None = limited(None, read=chosen)
     """Layers after which to edit: numbers in the order of execution (-1 is the last), module paths
     or patterns; None for all."""
-    heads: ClassVar[None] = None
+    heads: ClassVar[None] = None  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,14 +108,14 @@ def real_weight(real_BQ: Tensor | None, states_BQD: Tensor) -> Tensor:
     return real_BQ.to(states_BQD)[..., None]
 
 
-class StateHandler(InterventionHandler):
+class StateHandler(Editor):
     """Edits the output of decoder layers that contain an attention call to edit, and records the
     effect. The edit has a method `change(states_BQD, call)` that gives a `Part`.
     """
 
-    def __init__(self, options: Any, log: InterventionLog, forwards_per_step: int) -> None:
+    def __init__(self, intervention: Any, log: InterventionLog, forwards_per_step: int) -> None:
         self.records: list[StateRecord] = []
-        super().__init__(options, log, forwards_per_step)
+        super().__init__(intervention, log, forwards_per_step)
         self.of_states = self.label
 
     def discard(self) -> None:
@@ -125,9 +125,20 @@ class StateHandler(InterventionHandler):
         self.done: dict[int, tuple[Tensor, ...]] = {}
         """Layer number -> effect in this forward."""
 
-    def apply(self, call: Call) -> tuple[Call, Effect | None]:
+    def edit(self, call: Call) -> Call:
+        here = None
+        if not self.log.is_probing:
+            here = self.here(call)
+        if here is not None:
+            self.prepare(here)
+        return call
+
+    def observe(self, call: Call, out: Tensor) -> None:
+        """Attention is not changed."""
+
+    def prepare(self, call: Call) -> None:
+        """The layer of this call is to be edited."""
         self.running[call.layer] = call
-        return call, None
 
     def edit_states(self, calls: list[str], states_BQD: Tensor) -> Tensor:
         named = [(layer, self.running.pop(layer)) for layer in calls if layer in self.running]
@@ -137,7 +148,7 @@ class StateHandler(InterventionHandler):
 
     def changed(self, old_BQD: Tensor, layer: str, call: Call) -> Tensor:
         """Numbers of this layer with the part changed that the edit names."""
-        found = self.options.change(old_BQD, call)
+        found = self.intervention.change(old_BQD, call)
         if found is None:
             return old_BQD
         part, new = found
@@ -145,7 +156,7 @@ class StateHandler(InterventionHandler):
         edited_BQD[part] = new
         # Layers replayed by a backward pass come after the end of their forward, and are recorded
         # already.
-        if self.is_open:
+        if not call.is_replay:
             self.acted = True
             real = real_weight(call.visibility.real_BQ, old_BQD).expand_as(old_BQD)[part]
             before, after = (

@@ -444,7 +444,7 @@ def _regrown(records: Sequence[RemovalRecord], before_BLHK: Tensor) -> Tensor:
         return torch.zeros(len(before_BLHK))
     last = records[-1]
     own_BLHK = before_BLHK[:, list(last.layer_numbers)][:, :, list(last.heads)]
-    at_BLH1 = last.strongest_at_BLH.nan_to_num().long().clamp_min(0)[..., None]
+    at_BLH1 = last["strongest_at"].nan_to_num().long().clamp_min(0)[..., None]
     was_BLH = own_BLHK.gather(-1, at_BLH1)[..., 0]
-    grown_BLH = (last.strongest_BLH > STRONG) & (was_BLH <= STRONG)
+    grown_BLH = (last["strongest"] > STRONG) & (was_BLH <= STRONG)
     return grown_BLH.float().flatten(1).mean(1)

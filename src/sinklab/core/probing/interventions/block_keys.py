@@ -1,27 +1,42 @@
 """`BlockKeys`, the edit of keys: which keys, for which queries, chosen when, taken away how.
-block_handler.py carries it out.
+
+Keys are chosen in one call, and taken away in that call or a later one. `after` looks at a call as
+it was made and keeps the choice in the memory of the layer; `before` takes it from there and makes
+the call without these keys. What the log says of them (the attention that they hold, how many are
+sinks) is computed where they are chosen; what their loss really takes away is the editor's to
+measure.
 """
 
+# B batch, H query heads (those edited; all in `blocked_BHS`), Q queries, S keys, M keys taken away
+import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 
-from sinklab.core.errors import limited
-from sinklab.core.probing.call import Listener
+import torch
+from torch import Tensor
+
+from sinklab.core.compat import generation_modes
+from sinklab.core.errors import check_tensor, limited
+from sinklab.core.probing.call import Call
 from sinklab.core.probing.intervention import InterventionLog
-from sinklab.core.probing.interventions.base import LayerIntervention
-from sinklab.core.probing.interventions.block_handler import BlockHandler
-from sinklab.core.probing.interventions.removals import Mask, Removal, check_queries, first_query
+from sinklab.core.probing.interventions.edits import ChosenKeys, Edit, Editor
+from sinklab.core.probing.interventions.queries import check_queries, chosen_queries, first_query
+from sinklab.core.probing.interventions.removals import Mask, Removal
 from sinklab.core.probing.interventions.selectors import SCORES, Selector
+from sinklab.core.probing.keys import as_columns, extended
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.registry import interventions, registered, removals, rules, selectors
-from sinklab.core.sinks import Rule
+from sinklab.core.sinks import DEFAULT, Rule
 
 WHEN = ("now", "previous", "clean", "kept")
+IN_ORDER = ("greedy_search", "sample", "dola_generation")
+"""Ways of transformers to generate in which a row keeps its text, a token longer in each step."""
 
 
 @interventions.register("block_keys")
 @dataclass(frozen=True)
-class BlockKeys(LayerIntervention):
+class BlockKeys(Edit):
     """Take keys away, head by head: which keys, for which queries, chosen when, taken away how.
 
     By default the keys chosen in one step are removed in the next, so a single forward needs
@@ -30,6 +45,9 @@ class BlockKeys(LayerIntervention):
         BlockKeys(TopKeys(5))                   # the paper's, MaskSinks(k=5)
         BlockKeys(SinkKeys("gu"), queries="from32", when="clean")
         BlockKeys(EqualMass(TopKeys(5)))        # a control of sinklab.lab.measures
+
+    A run of `denoise` begins afresh. In a loop of your own, `InterventionLog.reset` says that
+    another text begins: else it loses what was chosen in the one before.
 
     Raises ValueError for values outside those listed, and for ones that do not go together.
     """
@@ -110,11 +128,180 @@ class BlockKeys(LayerIntervention):
         last = max(self.keys.last_position, first_query(self.queries))
         return (self.steps or (0,))[0] or 0, last
 
-    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
-        edit = self
-        if self.when is None:
-            edit = replace(self, when="previous")
-        return BlockHandler(edit, log, forwards_per_step)
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Editor:
+        # the log says what was used
+        edit = replace(self, when=self.when or "previous")
+        return Editor(edit, log, forwards_per_step)
+
+    def begin(self) -> None:
+        if self.when not in ("previous", "kept") or not self.keys.by_attention:
+            return
+        for mode in generation_modes():
+            if mode not in IN_ORDER:
+                raise ValueError(
+                    "block_keys takes what each row chose in the step before, and generate runs as "
+                    f"{mode}, which moves rows or drops tokens between steps: choose with "
+                    "when='now', or generate by greedy search or sampling"
+                )
+
+    def before(self, call: Call) -> Call:
+        """The call without the keys that were chosen for it."""
+        if not call.is_replay:
+            call.memory["taken"] = self._keys_for(call)
+        taken: ChosenKeys | None = call.memory.get("taken")
+        if taken is None:
+            return call
+        edited = call
+        if taken.columns_BHM.shape[-1] > 0:
+            if self.by_query:
+                queries_BQ = chosen_queries(self.queries or "all", call)
+                own_QS = call.near_QS(self.beyond or 0)
+                edited = call.block(taken.blocked_BHS, queries_BQ, own_QS)
+            else:
+                edited = self.how.apply(call, taken.blocked_BHS, taken.random_BHS)
+        return edited.within(chosen=taken)
+
+    def after(self, call: Call) -> None:
+        """Choose for the next step."""
+        if self.when == "now" or call.is_clean != (self.when == "clean"):
+            return
+        taken = call.memory.get("taken")
+        blocked_BHS = None
+        if self.when == "kept" and taken is not None:
+            blocked_BHS = call.of_heads(taken.blocked_BHS)
+        call.memory["waiting"] = self._choose(call, blocked_BHS)
+
+    def _keys_for(self, call: Call) -> ChosenKeys | None:
+        """Keys to take away from this call; None for nothing to do."""
+        first, stop = self.steps or (0, None)
+        if call.step < (first or 0) or (stop is not None and call.step >= stop):
+            return None
+        if self.when == "now":
+            return self._choose(call, None)
+        found: ChosenKeys | None = call.memory.get("waiting")
+        if found is None and self.when == "clean":
+            raise ValueError(
+                "when='clean' chooses in an unedited forward, but none was run: with "
+                "log.probing(): model(…) before the edited forward"
+            )
+        if found is None:
+            return None
+        rows, _, keys = found.blocked_BHS.shape
+        now = call.k_BKSD.shape
+        if rows != now[0] or now[2] < keys:
+            raise ValueError(
+                f"the selection was made for {rows} rows and {keys} keys, but this forward has "
+                f"{now[0]} and {now[2]}: call log.reset() where a new sequence or batch begins"
+            )
+        return replace(found, blocked_BHS=extended(found.blocked_BHS, now[2]))
+
+    def _choose(self, call: Call, blocked_BHS: Tensor | None) -> ChosenKeys:
+        """Keys that the selector chooses beside those that are blocked already, in the edited
+        heads.
+        """
+        selector = self.keys
+        choice = replace(
+            call.choice,
+            scores=self.scores or "received",
+            blocked_BHS=blocked_BHS,
+            limit=self.limit,
+        )
+        call = call.within(choice=choice)
+        heads = call.heads or []
+        every = call.q_BHQD.shape[1]
+        with torch.no_grad():
+            flags_BHS = _selected(selector, call)
+            if self.limit is not None and selector.by_attention:
+                # for selectors that do not heed it
+                count_BH1 = flags_BHS.sum(-1, keepdim=True)
+                flags_BHS = call.top(call.scores_BHS, count_BH1, flags_BHS, selector.most)
+            flags_BHS = flags_BHS.expand(-1, len(heads), -1)
+            numbers: dict[str, Tensor] = {}
+            if selector.by_attention:
+                self._check_enough(call, flags_BHS)
+                columns_BHM = as_columns(flags_BHS, selector.most, call.scores_BHS)
+                numbers = self._numbers(call, flags_BHS)
+            else:
+                columns_BHM = as_columns(flags_BHS)
+            if blocked_BHS is not None:
+                before_BHM = as_columns(blocked_BHS, self.limit)
+                columns_BHM = torch.cat([columns_BHM, before_BHM], -1)
+                flags_BHS = flags_BHS | blocked_BHS
+            all_BHS = flags_BHS
+            if len(heads) < every:
+                all_BHS = flags_BHS.new_zeros(len(flags_BHS), every, flags_BHS.shape[-1])
+                all_BHS[:, heads] = flags_BHS
+            random_BHS = all_BHS.new_empty(0)
+            if self.how.draws:
+                random_BHS = choice.draw(all_BHS.shape).to(all_BHS.device, non_blocking=True)
+        return ChosenKeys(all_BHS, columns_BHM, numbers, random_BHS, self.by_query)
+
+    def _numbers(self, call: Call, flags_BHS: Tensor) -> dict[str, Tensor]:
+        """Attention that the chosen keys hold, their number, and how many of them are sinks; NaN
+        where keys are blocked already and none could be added.
+        """
+        rule = self.counted_by or self.keys.sink_rule or DEFAULT
+        held_BH = call.scores_BHS.masked_fill(~flags_BHS, 0.0).sum(-1)
+        count_BH = flags_BHS.sum(-1)
+        numbers = {
+            "held": held_BH / call.queries_B1,
+            "chosen": count_BH.to(held_BH),
+            "sinks": (flags_BHS & call.sinks(rule)).sum(-1).to(held_BH),
+        }
+        if call.choice.blocked_BHS is not None:
+            blocked_BH = call.choice.blocked_BHS.sum(-1)
+            full_BH = (blocked_BH > 0) & (count_BH == 0)
+            if self.limit is not None:
+                full_BH = full_BH | (blocked_BH >= self.limit)
+            numbers = {
+                name: number_BH.masked_fill(full_BH, math.nan)
+                for name, number_BH in numbers.items()
+            }
+        return numbers | {name: note.expand_as(held_BH) for name, note in call.choice.notes.items()}
+
+    def _check_enough(self, call: Call, flags_BHS: Tensor) -> None:
+        """Every head keeps a key; each for itself, as rows of unequal length lose unequal numbers
+        of keys.
+        """
+        count_BH = flags_BHS.sum(-1)
+        left_BH = call.seen_B1S.sum(-1).expand_as(count_BH)
+        if call.choice.blocked_BHS is not None:
+            # a key behind a window since its removal is no key that a query loses
+            left_BH = left_BH - (call.choice.blocked_BHS & call.seen_B1S).sum(-1)
+        # with `beyond` every query keeps its neighbours, and all other keys may go
+        wrong_BH = (count_BH > 0) & (count_BH >= left_BH) & (self.beyond is None)
+        call.check(wrong_BH.any(), partial(_refuse, self, wrong_BH, count_BH, left_BH))
+
+    def why_idle(self) -> tuple[str, str] | None:
+        if self.when not in ("previous", "kept"):
+            return None
+        return (
+            f"when={self.when!r} removes what the step before chose, and no sequence "
+            "had a second step",
+            "run more than one denoising step, or choose within the step: when='now' from the call "
+            "that loses them, when='clean' from an unedited one",
+        )
+
+
+def _selected(selector: Selector, call: Call) -> Tensor:
+    """Keys that a selector chooses, bool (B, H or 1, S). Raises ValueError for anything else."""
+    flags_BHS = selector.select(call)
+    rows, keys = len(call.q_BHQD), call.k_BKSD.shape[2]
+    what = f"what {selectors.as_text(selector)} selects"
+    remedy = "flags of rows, heads or 1, and keys: see Call.top and Call.eligible_BHS"
+    check_tensor(what, flags_BHS, (rows, None, keys), "bool", remedy)
+    if flags_BHS.shape[1] > 1:
+        check_tensor(what, flags_BHS, (rows, len(call.heads or []), keys), "bool", remedy)
+    return flags_BHS
+
+
+def _refuse(edit: BlockKeys, wrong_BH: Tensor, count_BH: Tensor, left_BH: Tensor) -> None:
+    row, head = wrong_BH.nonzero()[0].tolist()
+    raise ValueError(
+        f"block_keys with keys={selectors.as_text(edit.keys)} needs more than "
+        f"{int(count_BH[row, head])} keys that are not padding, but row {row} of this batch has "
+        f"{int(left_BH[row, head])}: lower k, choose a stricter rule, or set a limit"
+    )
 
 
 def _span(steps: tuple[int | None, ...]) -> tuple[int | None, ...]:

@@ -22,7 +22,7 @@ from sinklab.core.probing import (
     SinkKeys,
     TopKeys,
 )
-from sinklab.core.probing.interventions.removals import real_queries_B1
+from sinklab.core.probing.call import real_queries_B1
 from sinklab.core.registry import interventions
 from sinklab.core.sinks import Gu, find_sinks
 from sinklab.lab.analysis.doses import told_apart
@@ -399,7 +399,7 @@ def grown_table(one: EditedLosses, second_RE: Tensor, added: int) -> pd.DataFram
             columns = record.columns()
             columns["row"] = columns["row"] + start
             parts.append(pd.DataFrame(columns))
-        start += len(removals[0].keys_BLH)
+        start += len(removals[0]["keys"])
     first = pd.concat(parts).set_index(["row", "layer", "head"]).sort_index()
     table = pd.DataFrame({"before": second_RE.flatten().numpy(), "after": first["strongest"]})
     table["at"] = first["strongest_at"].astype(int) - added
