@@ -15,8 +15,8 @@ from sinklab import find_sinks, intervene, trace
 from sinklab.core.probing import Listener
 from sinklab.core.probing.interventions.block_keys import BlockKeys
 from sinklab.core.probing.interventions.selectors import SinkKeys, TopKeys
+from sinklab.core.probing.routes import tapped
 from sinklab.core.probing.statistics import StatesView
-from sinklab.core.probing.tap import tapped
 from sinklab.core.sinks import Excess
 from sinklab.lab.measures import WindowAttention
 from sinklab.lab.measures.controls import Others

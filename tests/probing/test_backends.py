@@ -27,7 +27,7 @@ from sinklab.core.probing import (
     trace,
 )
 from sinklab.core.probing import backends as ways
-from sinklab.core.probing.tap import Tap
+from sinklab.core.probing.routes import ModelTap
 from sinklab.core.registry import interventions, statistics
 from tiny_diffusion import tiny_model
 from tiny_models import SIZES, llama
@@ -45,7 +45,7 @@ if "massive_activations" in statistics:
 @pytest.fixture
 def by_hooks(monkeypatch):
     """Every model is tapped by hooks and a mode over its whole forward."""
-    monkeypatch.setattr("sinklab.core.probing.tap.interface_configs", lambda modules: [])
+    monkeypatch.setattr("sinklab.core.probing.routes.interface_configs", lambda modules: [])
 
 
 def recorded(model, **given):
@@ -74,13 +74,13 @@ def test_both_ways_record_the_same(padded, request):
 def test_nothing_but_attention_is_heard_of_a_model_of_transformers(
     monkeypatch,
 ):
-    heard, hear = [], Tap.__torch_function__
+    heard, hear = [], ModelTap.__torch_function__
 
     def listen(self, func, *given):
         heard.append(func)
         return hear(self, func, *given)
 
-    monkeypatch.setattr(Tap, "__torch_function__", listen)
+    monkeypatch.setattr(ModelTap, "__torch_function__", listen)
     model = llama()
     with trace(model), torch.no_grad():
         assert not model.model.layers[0].self_attn._forward_hooks

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from sinklab.core.attention import running_canvas
 from sinklab.core.probing import Listener, trace
-from sinklab.core.probing.tap import tapped
+from sinklab.core.probing.routes import tapped
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, llama
 

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from sinklab.core.attention import running, value_norms
 from sinklab.core.probing import BlockKeys, Listener, TopKeys, intervene, trace
-from sinklab.core.probing.tap import tapped
+from sinklab.core.probing.routes import tapped
 from sinklab.core.registry import statistics
 from tiny_models import STYLES, HandWritten, Prefixed, llama
 

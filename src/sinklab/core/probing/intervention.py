@@ -19,7 +19,7 @@ from sinklab.core.probing.backends import no_call_message
 from sinklab.core.probing.call import Call
 from sinklab.core.probing.dose import MEASURED, Dose
 from sinklab.core.probing.listener import Listener
-from sinklab.core.probing.tap import tapped
+from sinklab.core.probing.routes import tapped
 from sinklab.core.registry import interventions
 
 

@@ -18,6 +18,7 @@ from sinklab.core.probing.backends import no_call_message
 from sinklab.core.probing.call import Call
 from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.recording import Frame, LayerStack, Recording
+from sinklab.core.probing.routes import tapped
 from sinklab.core.probing.scope import RecordingScope, Scope
 from sinklab.core.probing.states import (
     STATE_OF,
@@ -30,7 +31,6 @@ from sinklab.core.probing.statistics import (
     Statistic,
     chosen_statistics,
 )
-from sinklab.core.probing.tap import tapped
 
 
 @dataclass(eq=False)

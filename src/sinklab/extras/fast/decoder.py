@@ -36,7 +36,8 @@ from sinklab.core.models.denoising import ModelDenoiser, Read
 from sinklab.core.models.head import Head
 from sinklab.core.models.masks import CanvasGeometry, take
 from sinklab.core.models.prefix import KeyValueStore, SinkPrefix, logits_of, with_logits
-from sinklab.core.probing.tap import TAPS, Tap, TapHook
+from sinklab.core.probing.routes import TAPS, TapHook
+from sinklab.core.probing.tap import Tap
 from sinklab.core.registry import fast_decoders
 from sinklab.extras.fast.arithmetic import linear_for
 from sinklab.extras.fast.attending import Heard, Packed, View, additive, rotated, told

@@ -18,8 +18,8 @@ from sinklab.core.probing import (
     InterventionLog,
     Listener,
 )
+from sinklab.core.probing.routes import tapped
 from sinklab.core.probing.scope import whole_numbers
-from sinklab.core.probing.tap import tapped
 from sinklab.core.registry import interventions
 from sinklab.lab.measures.values import reference_values
 from sinklab.lab.scoring.hidden_states import Part, StateHandler
