@@ -16,7 +16,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from sinklab.core.attention import Scores, attention_statistics, received, row_logsumexp
-from sinklab.core.probing import intervene, tap, trace
+from sinklab.core.probing import intervene, routes, trace
 from sinklab.core.probing.arguments import read_call
 from sinklab.extras.fast import compat, score_pass
 from sinklab.extras.fast.compat import attend_with_logsumexp
@@ -149,7 +149,7 @@ def test_a_trace_hands_what_it_heard_to_the_fused_pass(monkeypatch):
         return received._in_chunks(scores, ("received",), groups, norms, None)
 
     monkeypatch.setattr(received, "fast_path", lambda *call: fused)
-    monkeypatch.setattr(tap, "fast_path", lambda _, call: partial(score_pass.attend, call))
+    monkeypatch.setattr(routes, "fast_path", lambda _, call: partial(score_pass.attend, call))
     model, x_BHSD = nn.Sequential(Attention(), Attention()), torch.randn(1, 2, 9, 8)
     plain = model(x_BHSD)
     with trace(model) as seen:

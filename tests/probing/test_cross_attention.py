@@ -133,7 +133,7 @@ def test_added_sinks_are_counted_by_the_call_over_the_own_sequence():
         intervene(model, BlockKeys(Positions((2,)), when="now")) as log,
     ):
         model(x_BQD, y_BSD)
-    assert recording.prefix == 0 and log.prefix == 0
+    assert recording.prefix == 0 and log.tap.prefix == 0
     assert recording.layers == ["own"] and recording.cross_attention == ["cross"]
     assert recording.columns[0].tolist() == [0, 1, 2, 3]
     (record,) = log.removals

@@ -131,7 +131,7 @@ def test_room_at_the_end_of_a_memory_is_no_prefix():
     model = Attends()
     with intervene(model, WindowAttention(1)) as log, trace(model) as recording:
         model(q, k, k, attn_mask=seen)
-    assert log.prefix == 0
+    assert log.tap.prefix == 0
     assert recording.received[0][0, 0, 0].gt(0).tolist() == [True] * 3 + [False] * 5
 
 
@@ -143,7 +143,7 @@ def test_a_row_that_sees_nothing_loses_nothing_and_says_nothing_of_the_prefix():
     with intervene(model, BlockKeys(SinkKeys(Excess(0.0)))) as log:
         for _ in range(2):
             model(q_BHSD, q_BHSD, q_BHSD, attn_mask=seen_BHSS)
-    assert log.prefix == 0
+    assert log.tap.prefix == 0
     removed_B = log.removals[0]["keys"][:, 0, 0]
     assert removed_B[0] > 0 and removed_B[1] == 0
 

@@ -117,7 +117,7 @@ def test_truncation_in_the_middle_of_a_decoding(cache):
     for number, row in enumerate(recording.received):
         assert bool((row[0, ..., 3:7] == 0).all()) == (number >= 2)
         assert (row[0, ..., :3] > 0).all()
-    assert [removal.forward for removal in log.removals] == [2, 3, 4, 5] and log.prefix == 2
+    assert [removal.forward for removal in log.removals] == [2, 3, 4, 5] and log.tap.prefix == 2
     assert log.removals[0]["keys"][:, 0, 0].tolist() == [4, 2]
 
 

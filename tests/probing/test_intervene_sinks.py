@@ -225,7 +225,7 @@ def test_spared_positions_are_none_below_zero():
         (llama(), MaskSinks(1, layers=2), "0 … 1"),
         (llama(), MaskSinks(1, heads=4), "0 … 3"),
         (HandWritten(), MaskSinks(1, layers=-1), r"config\.num_hidden_layers"),
-        (HandWritten(), MaskSinks(12), "12 keys .* has 12"),
+        (HandWritten(), MaskSinks(12), "all 12 keys of"),
         (llama(), BlockKeys(Random(TopKeys(6))), "^6 keys .* row 0 .* has 2 "),
         (by_itself(llama(attention="eager")), MaskSinks(1), "sdpa"),
         (HandWritten(), MaskSinks, "instances"),

@@ -188,9 +188,6 @@ def test_keys_behind_a_window_are_not_counted_among_those_that_a_query_loses():
     call.known["received_BHS"] = received[None, None]
     call = call.within(heads=[0], choice=Choice(blocked_BHS=gone[None, None], limit=6))
     assert TopKeys(1).select(call).nonzero().tolist() == [[0, 0, 7]]
-    edit = BlockKeys(TopKeys(1), when="kept", limit=6)
-    edit._check_enough(call, TopKeys(1).select(call))
-    refused(r"more than 4 keys .* has 4", edit._check_enough, call, ~gone[None, None])
 
 
 def test_a_cache_that_does_not_say_which_keys_it_keeps_is_refused():

@@ -158,7 +158,7 @@ def test_what_an_edit_refuses_is_told_at_the_end_of_the_forward(far):
     some, model = CANVASES["one row"], toy()
     far()
     steps = denoise(model.denoiser(), some)
-    with refusing(r"more than 13 keys .*row 0"):  # noqa: SIM117
+    with refusing(r"every query must keep a key, .*row 0"):  # noqa: SIM117
         with intervene(model, MaskSinks(k=13), allow_idle=True):
             list(steps)
 

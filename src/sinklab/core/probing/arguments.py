@@ -1,6 +1,7 @@
-"""From the arguments of scaled_dot_product_attention to a `Call`."""
+"""From the arguments of scaled_dot_product_attention to a `Call`, and back."""
 
 # B batch, H query heads, Q queries, S keys, D head dim
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +64,21 @@ def read_call(
         output_shape=output_shape,
         tap=tap,
     )
+
+
+def run_call(call: Call, function: Callable[..., Tensor]) -> Tensor:
+    """Make the call, and give the output the layout that the model expects."""
+    out_BHQD = function(
+        call.q_BHQD,
+        call.k_BKSD,
+        call.v_BKSD,
+        attn_mask=call.mask,
+        dropout_p=call.dropout_p,
+        is_causal=call.is_causal,
+        scale=call.scale,
+        enable_gqa=call.q_BHQD.shape[1] != call.k_BKSD.shape[1],
+    )
+    return out_BHQD.reshape(*call.output_shape, out_BHQD.shape[-1])
 
 
 def _shared(known: dict[tuple, Any], found: Visibility) -> Visibility:

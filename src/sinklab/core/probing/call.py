@@ -23,22 +23,14 @@ from sinklab.core.attention.received import attention_map, attention_statistics
 from sinklab.core.attention.scores import Scores, Visibility, of_heads
 from sinklab.core.compat import in_backward
 from sinklab.core.errors import known_fields
-from sinklab.core.probing.keys import as_flags, highest
-from sinklab.core.probing.masks import blocked, narrowed
+from sinklab.core.probing.keys import as_flags, highest, refuse_short
+from sinklab.core.probing.masks import blocked, last_query
 from sinklab.core.probing.states import position_states_of
 from sinklab.core.sinks import STATES, Rule, find_sinks
 
 CONTEXT = (
-    "heads",
-    "step",
-    "prefix",
-    "query_state_BQ",
-    "made_BHQD",
-    "is_clean",
-    "memory",
-    "choice",
-    "chosen",
-    "alone_BH",
+    *("heads", "step", "prefix", "query_state_BQ", "made_BHQD", "is_clean"),
+    *("memory", "choice", "chosen", "alone_BH"),
 )
 """Fields of a call that say to whom it is shown, and when."""
 Draw = Callable[[Sequence[int]], Tensor]
@@ -83,9 +75,7 @@ class Call:
     dropout_p: float
     visibility: Visibility
     output_shape: torch.Size
-    """Shape of the output as the model made the call, but for its last axis: axes may be folded or
-    missing there.
-    """
+    """Shape of the output that the model expects, but for its last axis."""
     tap: Any = None
     """The tap of the model, which knows the ids of the running forward."""
     heads: list[int] | None = None
@@ -117,31 +107,13 @@ class Call:
     """Results for `heads`, from one pass over the scores (`fill`)."""
 
     def within(self, **context: Any) -> Call:
-        """The same call with other `CONTEXT`: what is known of it stays known. Raises ValueError
-        for an argument of the call itself, which `replace` changes.
-        """
+        """The same call with other `CONTEXT`: what is known of it stays known."""
         known_fields("the context of a call", context, CONTEXT)
         other = replace(self, **context)
         object.__setattr__(other, "known", self.known)
         if "heads" not in context:
             object.__setattr__(other, "filled", self.filled)
         return other
-
-    def run(self, function: Callable[..., Tensor]) -> Tensor:
-        """Make the call with these arguments and give the output the layout of the original
-        call.
-        """
-        out_BHQD = function(
-            self.q_BHQD,
-            self.k_BKSD,
-            self.v_BKSD,
-            attn_mask=self.mask,
-            dropout_p=self.dropout_p,
-            is_causal=self.is_causal,
-            scale=self.scale,
-            enable_gqa=self.q_BHQD.shape[1] != self.k_BKSD.shape[1],
-        )
-        return out_BHQD.reshape(*self.output_shape, out_BHQD.shape[-1])
 
     def unrolled(self, out: Tensor) -> Tensor:
         """An output in the layout of the original call as (B, H, Q, D)."""
@@ -150,24 +122,18 @@ class Call:
 
     @property
     def is_replay(self) -> bool:
-        """Whether gradient checkpointing runs the layer again in a backward pass: that is no new
-        forward, and needs the edits of the one that it repeats.
-        """
+        """Whether gradient checkpointing repeats the layer in a backward pass, with its edits."""
         return in_backward()
 
     def check(self, wrong: Tensor, refuse: Callable[[], None]) -> None:
-        """Have `refuse` raise if the flag is set: now, or at the end of the forward if reading it
-        makes the program wait for a device.
-        """
+        """Have `refuse` raise if the flag is set: now, or at the end of a forward on a GPU."""
         if self.tap is not None:
             self.tap.check(wrong, refuse)
         elif bool(wrong):
             refuse()
 
     def for_query_heads(self, x_BK: Tensor) -> Tensor:
-        """A tensor (B, K, …) of key/value heads as (B, H, …): repeated for the query heads that
-        share each.
-        """
+        """A tensor (B, K, …) of key/value heads as (B, H, …)."""
         groups = self.q_BHQD.shape[1] // x_BK.shape[1]
         if groups == 1:
             return x_BK
@@ -179,9 +145,7 @@ class Call:
         return {"mask": self.mask, "is_causal": self.is_causal, "scale": self.scale}
 
     def scores(self, heads: Sequence[int] | None = None) -> Scores:
-        """The scores from which statistics of this call, edits included, are computed; some query
-        heads or all.
-        """
+        """The scores of some query heads or all, edits included."""
         return Scores.of(
             self.q_BHQD,
             self.k_BKSD,
@@ -191,10 +155,6 @@ class Call:
             heads,
             self.known.get("lse_BHQ"),
         )
-
-    def measured(self, names: Collection[str], **options: Any) -> dict[str, Tensor]:
-        """`attention_statistics` of this call, in its `heads`."""
-        return attention_statistics(self.scores(self.heads), names, **options)
 
     def of_heads(self, x_BH: Tensor) -> Tensor:
         """The `heads` of a tensor (B, H, …) over all query heads, or of (B, 1, …) itself."""
@@ -223,7 +183,10 @@ class Call:
         elif "received" in wanted and (self.heads is not None or "received_BHS" not in self.known):
             names.add("received")
         if names:
-            self.filled.update(self.measured(names, v_BKSD=self.v_BKSD, groups_BGQ=groups_BGQ))
+            scores = self.scores(self.heads)
+            self.filled.update(
+                attention_statistics(scores, names, v_BKSD=self.v_BKSD, groups_BGQ=groups_BGQ)
+            )
         if "received" in names:
             if "received_by_state" in wanted:
                 self.filled["received_by_state"] = self.filled["received"][:, 1:]
@@ -251,11 +214,6 @@ class Call:
         return self.filled["received"]
 
     @property
-    def received_by_state_BGHS(self) -> Tensor:
-        """The same from masked, committed and prompt queries apart, (B, 3, H, S)."""
-        return self.result("received_by_state")
-
-    @property
     def entropy_BHQ(self) -> Tensor:
         """Entropy of every query's attention row, in nats."""
         return self.result("row_entropy")
@@ -267,31 +225,12 @@ class Call:
 
     @property
     def last_row_BHS(self) -> Tensor:
-        """The attention row of the last real query of every batch row (how an autoregressive model
-        is read).
-        """
+        """The attention row of the last real query, as an autoregressive model is read."""
         if "last_row_BHS" not in self.known:
-            self.known["last_row_BHS"] = self._last_row()
+            query_BH1D, mask = last_query(self)
+            map_BH1S = attention_map(query_BH1D, self.k_BKSD, mask=mask, scale=self.scale)
+            self.known["last_row_BHS"] = map_BH1S[:, :, 0]
         return self.of_heads(self.known["last_row_BHS"])
-
-    def _last_row(self) -> Tensor:
-        batch, _, queries, dim = self.q_BHQD.shape
-        real_BQ = self.visibility.real_BQ
-        last_B = torch.full((batch,), queries - 1, device=self.q_BHQD.device)
-        if real_BQ is not None:
-            last_B = queries - 1 - real_BQ.flip(-1).long().argmax(-1).to(last_B.device)
-        at_B111 = last_B.view(batch, 1, 1, 1)
-        query_BH1D = self.q_BHQD.gather(2, at_B111.expand(-1, self.q_BHQD.shape[1], 1, dim))
-        mask = self.mask
-        keys = self.k_BKSD.shape[2]
-        if mask is not None and mask.shape[2] > 1:
-            mask = mask.expand(batch, -1, -1, -1)
-            mask = mask.gather(2, at_B111.expand(-1, mask.shape[1], 1, mask.shape[3]))
-        if self.is_causal:
-            # Causal masks are top-left aligned, as in torch: query i sees the keys up to i.
-            seen_B11S = torch.arange(keys, device=last_B.device) <= at_B111
-            mask = narrowed(mask, seen_B11S)
-        return attention_map(query_BH1D, self.k_BKSD, mask=mask, scale=self.scale)[:, :, 0]
 
     @property
     def out_BHQD(self) -> Tensor:
@@ -338,25 +277,21 @@ class Call:
         return torch.arange(end - queries, end, device=device)
 
     def near_QS(self, radius: int = 0) -> Tensor:
-        """Keys at most so many positions from each query, added sinks apart: with radius 0 its
-        own.
-        """
+        """Keys at most so many positions from each query, added sinks apart; its own with 0."""
         position_S = self.positions_S.to(self.positions_Q.device)
         distance_QS = (self.positions_Q[:, None] - position_S).abs()
         return (distance_QS <= radius) & (position_S >= 0)
 
     @property
     def ids_BS(self) -> Tensor | None:
-        """Token ids of the canvas or the running forward, added sinks not counted; None if they
-        are not known.
-        """
-        return self.tap.ids_of(self.visibility.running)
+        """Token ids of the canvas or the running forward; None if they are not known."""
+        if self.visibility.running is not None:
+            return self.visibility.running.ids_BS
+        return self.tap.ids_BS
 
     @property
     def state_BS(self) -> Tensor:
-        """State of every canvas position, its number in `sinks.STATES`. Raises ValueError if
-        nothing tells them.
-        """
+        """State of every canvas position in `STATES`. Raises ValueError if nothing tells them."""
         return position_states_of(self, "a selector of states")
 
     @property
@@ -436,7 +371,7 @@ class Call:
         found_BH1 = among_BHS.sum(-1, keepdim=True)
         wanted_BH1 = torch.zeros_like(found_BH1) + count
         short_BH1 = wanted_BH1 > found_BH1
-        self.check(short_BH1.any(), partial(_refuse_short, short_BH1, wanted_BH1, found_BH1))
+        self.check(short_BH1.any(), partial(refuse_short, short_BH1, wanted_BH1, found_BH1))
         return as_flags(highest(order_BHS, among_BHS, wanted_BH1, most), among_BHS.shape[-1])
 
     def block(
@@ -457,15 +392,6 @@ class Call:
             ValueError: if in some row and head no query would see a key any more.
         """
         return blocked(self, keys, queries_BQ, kept_QS)
-
-
-def _refuse_short(short_BH1: Tensor, wanted_BH1: Tensor, found_BH1: Tensor) -> None:
-    row, head = short_BH1[..., 0].nonzero()[0].tolist()
-    raise ValueError(
-        f"{int(wanted_BH1[row, head])} keys of a head are to be chosen, but row {row} of this "
-        f"batch has {int(found_BH1[row, head])} to choose from: lower k, choose a stricter rule, "
-        "or set a limit"
-    )
 
 
 def real_queries_B1(call: Call) -> Tensor:

@@ -79,11 +79,6 @@ class InterventionLog(Listener):
     """Edits that had no opportunity to act, by label, and why; filled when the block ends. See
     `allow_idle`.
     """
-    prefix: int | None = None
-    """Sink columns in front of the keys, which are no columns of the canvas: from the canvas that
-    runs, if the denoiser announces one, else from the first call of the sequence, which should be a
-    full one.
-    """
     measure: bool = True
     """Whether editors measure the attention they take away."""
     layers: dict[str, int] = field(default_factory=dict)
@@ -107,14 +102,6 @@ class InterventionLog(Listener):
 
     def edit(self, call: Call) -> Call:
         self.layers.setdefault(call.layer, len(self.layers))
-        if self.prefix is None:
-            visibility = call.visibility
-            if visibility.running is not None:
-                self.prefix = call.k_BKSD.shape[2] - visibility.running.ids_BS.shape[1]
-            else:
-                # a full call: its keys that are seen, less the queries that are not padding
-                seen_B = (visibility.visible_BS > 0).sum(-1)
-                self.prefix = int((seen_B - visibility.counted_BQ.sum(-1)).max())
         return call
 
     def finish(self) -> None:
@@ -146,7 +133,7 @@ class InterventionLog(Listener):
         When a run begins, the choice of a clean pass stays: it may have been run ahead, and the
         next one replaces it.
         """
-        self.prefix = None
+        self.tap.prefix = None
         for handler in self.handlers:
             handler.reset(run_begins=run_begins)
 

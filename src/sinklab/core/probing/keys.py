@@ -47,3 +47,13 @@ def as_columns(
 def extended(blocked_BHS: Tensor, keys: int) -> Tensor:
     """Flags for this many keys: those that came since are not removed."""
     return pad(blocked_BHS, (0, max(0, keys - blocked_BHS.shape[-1])))
+
+
+def refuse_short(short_BH1: Tensor, wanted_BH1: Tensor, found_BH1: Tensor) -> None:
+    """Raises ValueError for a head with too few keys to choose from."""
+    row, head = short_BH1[..., 0].nonzero()[0].tolist()
+    raise ValueError(
+        f"{int(wanted_BH1[row, head])} keys of a head are to be chosen, but row {row} of this "
+        f"batch has {int(found_BH1[row, head])} to choose from: lower k, choose a stricter rule, "
+        "or set a limit"
+    )

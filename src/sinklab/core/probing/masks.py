@@ -86,3 +86,23 @@ def _refuse_empty(layer: str, empty_BH: Tensor, keys: int) -> None:
         f"every query must keep a key, but the edits together take all {keys} keys of {layer}, row "
         f"{row}, head {head}: take fewer, or set a limit"
     )
+
+
+def last_query(call: Call) -> tuple[Tensor, Tensor | None]:
+    """The last query of every batch row that is not padding, (B, H, 1, D), and its mask."""
+    batch, heads, queries, dim = call.q_BHQD.shape
+    real_BQ = call.visibility.real_BQ
+    last_B = torch.full((batch,), queries - 1, device=call.q_BHQD.device)
+    if real_BQ is not None:
+        last_B = queries - 1 - real_BQ.flip(-1).long().argmax(-1).to(last_B.device)
+    at_B111 = last_B.view(batch, 1, 1, 1)
+    query_BH1D = call.q_BHQD.gather(2, at_B111.expand(-1, heads, 1, dim))
+    mask = call.mask
+    if mask is not None and mask.shape[2] > 1:
+        mask = mask.expand(batch, -1, -1, -1)
+        mask = mask.gather(2, at_B111.expand(-1, mask.shape[1], 1, mask.shape[3]))
+    if call.is_causal:
+        # Causal masks are top-left aligned, as in torch: query i sees the keys up to i.
+        keys = call.k_BKSD.shape[2]
+        mask = narrowed(mask, torch.arange(keys, device=last_B.device) <= at_B111)
+    return query_BH1D, mask

@@ -1,4 +1,4 @@
-"""How a tap finds the attention calls of a model: two routes, and hooks that tell which module runs.
+"""How a tap finds the attention calls of a model: two routes, and hooks that tell who runs.
 
 A transformers model that asks for its attention function gets one of ours (backends.py), which
 calls `ModelTap.run_attention`. Every other model runs under the tap as a torch function mode, which
@@ -26,7 +26,7 @@ from sinklab.core.compat import (
     is_divided,
     is_running,
 )
-from sinklab.core.probing.arguments import NAMES
+from sinklab.core.probing.arguments import NAMES, run_call
 from sinklab.core.probing.backends import (
     check_backends,
     compiled_message,
@@ -228,7 +228,7 @@ class ModelTap(Tap, TorchFunctionMode):
         if edited is call:
             out = attention(*args, **kwargs)
         else:
-            out = edited.run(attention)
+            out = run_call(edited, attention)
         self.observed(edited, out)
         return out
 

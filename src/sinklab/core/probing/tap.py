@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sinklab.core.attention.context import RunningCanvas, is_observed
+from sinklab.core.attention.context import is_observed
 from sinklab.core.compat import in_backward
 from sinklab.core.probing.arguments import read_call
 from sinklab.core.probing.call import Call
@@ -45,6 +45,10 @@ class Tap:
         """Token ids that the running forward was given, if they are among its arguments."""
         self.reads = Reads()
         """What is read of it when it ends."""
+        self.prefix: int | None = None
+        """Sink columns in front of the keys, which are no columns of the canvas; None until the
+        first call of a sequence, which is a full one unless a denoiser announces its canvas.
+        """
         self.left_alone: dict[str, None] = {}
         """Paths of the modules that attended to another sequence: their calls are not listened
         to."""
@@ -82,14 +86,6 @@ class Tap:
                 "thread a copy of its own, made before (copy.deepcopy(model))"
             )
 
-    def ids_of(self, running: RunningCanvas | None) -> Tensor | None:
-        """Token ids of the canvas that a denoiser announced, else those that the running forward
-        was given; None if neither is known.
-        """
-        if running is None:
-            return self.ids_BS
-        return running.ids_BS
-
     def count_alike(self, layer: str) -> int:
         """Modules of the class of the one that runs now as `layer`: as many attention layers may be
         expected.
@@ -104,6 +100,22 @@ class Tap:
             listener.begin()
         return self._calls
 
+    def read_call(
+        self, layer: str, path: str, given: dict[str, Any], known: dict[tuple, Any]
+    ) -> Call:
+        """The call that the module at this path makes with these arguments, as `arguments` reads
+        it, with the added sinks in front of its keys.
+        """
+        call = read_call(layer, self._modules[path], given, known, self)
+        visibility = call.visibility
+        if visibility.running is not None:
+            self.prefix = call.k_BKSD.shape[2] - visibility.running.ids_BS.shape[1]
+        elif self.prefix is None:
+            # a full call: its keys that are seen, less the queries that are not padding
+            seen_B = (visibility.visible_BS > 0).sum(-1)
+            self.prefix = int((seen_B - visibility.counted_BQ.sum(-1)).max())
+        return call.within(prefix=self.prefix) if self.prefix else call
+
     def edited(self, path: str, given: dict[str, Any]) -> tuple[Call, Call]:
         """The call that the module at this path makes, as it is given and as listeners want it."""
         # Gradient checkpointing replays layers inside the backward pass: they need their edits and
@@ -113,7 +125,7 @@ class Tap:
         if not replay:
             layer = self._numbered(path)
         masks = len(self._visible)
-        call = read_call(layer, self._modules[path], given, self._visible, self)
+        call = self.read_call(layer, path, given, self._visible)
         doubt = call.visibility.doubt
         if doubt is not None and len(self._visible) > masks and not replay:
             self.check(doubt, partial(self._refuse_mask, self.forwards + 1, layer))

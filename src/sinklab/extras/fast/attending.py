@@ -21,7 +21,6 @@ from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.received import row_logsumexp, with_sink_logits
 from sinklab.core.models.masks import take
 from sinklab.core.models.prefix import SinkPrefix, logits_of
-from sinklab.core.probing.arguments import read_call
 from sinklab.core.probing.tap import Tap
 from sinklab.extras.fast import compat
 
@@ -209,7 +208,7 @@ class Heard:
             states_BWE: hidden states that leave the layer.
         """
         path = f"model.layers.{index}.self_attn"
-        call = read_call(path, self.tap.model.get_submodule(path), given, self._known, self.tap)
+        call = self.tap.read_call(path, path, given, self._known)
         out_BHWD = out_BWA.unflatten(2, (call.q_BHQD.shape[1], -1)).transpose(1, 2)
         for listener in self.tap.listeners:
             listener.observe(call, out_BHWD)

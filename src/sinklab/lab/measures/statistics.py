@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from sinklab.core.attention.received import value_norms
+from sinklab.core.attention.received import attention_statistics, value_norms
 from sinklab.core.attention.scores import allowed
 from sinklab.core.errors import Checked, limited
 from sinklab.core.probing.call import Call
@@ -45,7 +45,7 @@ class ReceivedFromMasked(Statistic, Checked):
     needs_canvas = True
 
     def measure(self, call: Call) -> Tensor:
-        received_BHS = call.received_by_state_BGHS[:, MASKED]
+        received_BHS = call.result("received_by_state")[:, MASKED]
         visibility = call.visibility
         state_BQ: Any = call.query_state_BQ
         every_head = (-1, call.q_BHQD.shape[1], -1)
@@ -81,7 +81,8 @@ class ReceivedByWindow(Statistic):
         number_BQ = torch.div(real_BQ.long().cumsum(1) - 1, WINDOW, rounding_mode="floor")
         windows = range(-(-queries // WINDOW))
         groups_BGQ = torch.stack([(number_BQ == number) & real_BQ for number in windows], 1)
-        return call.measured(("received",), groups_BGQ=groups_BGQ)["received"]
+        scores = call.scores(call.heads)
+        return attention_statistics(scores, ("received",), groups_BGQ=groups_BGQ)["received"]
 
 
 @statistics.register("value_norm_by_head")

@@ -11,7 +11,6 @@ measure.
 import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +19,8 @@ from sinklab.core.compat import generation_modes
 from sinklab.core.errors import check_tensor, limited
 from sinklab.core.probing.call import Call
 from sinklab.core.probing.intervention import InterventionLog
-from sinklab.core.probing.interventions.edits import ChosenKeys, Edit, Editor
+from sinklab.core.probing.interventions.edits import Edit, Editor
+from sinklab.core.probing.interventions.effect import ChosenKeys
 from sinklab.core.probing.interventions.queries import check_queries, chosen_queries, first_query
 from sinklab.core.probing.interventions.removals import Mask, Removal
 from sinklab.core.probing.interventions.selectors import SCORES, Selector
@@ -218,7 +218,6 @@ class BlockKeys(Edit):
             flags_BHS = flags_BHS.expand(-1, len(heads), -1)
             numbers: dict[str, Tensor] = {}
             if selector.by_attention:
-                self._check_enough(call, flags_BHS)
                 columns_BHM = as_columns(flags_BHS, selector.most, call.scores_BHS)
                 numbers = self._numbers(call, flags_BHS)
             else:
@@ -259,19 +258,6 @@ class BlockKeys(Edit):
             }
         return numbers | {name: note.expand_as(held_BH) for name, note in call.choice.notes.items()}
 
-    def _check_enough(self, call: Call, flags_BHS: Tensor) -> None:
-        """Every head keeps a key; each for itself, as rows of unequal length lose unequal numbers
-        of keys.
-        """
-        count_BH = flags_BHS.sum(-1)
-        left_BH = call.seen_B1S.sum(-1).expand_as(count_BH)
-        if call.choice.blocked_BHS is not None:
-            # a key behind a window since its removal is no key that a query loses
-            left_BH = left_BH - (call.choice.blocked_BHS & call.seen_B1S).sum(-1)
-        # with `beyond` every query keeps its neighbours, and all other keys may go
-        wrong_BH = (count_BH > 0) & (count_BH >= left_BH) & (self.beyond is None)
-        call.check(wrong_BH.any(), partial(_refuse, self, wrong_BH, count_BH, left_BH))
-
     def why_idle(self) -> tuple[str, str] | None:
         if self.when not in ("previous", "kept"):
             return None
@@ -293,15 +279,6 @@ def _selected(selector: Selector, call: Call) -> Tensor:
     if flags_BHS.shape[1] > 1:
         check_tensor(what, flags_BHS, (rows, len(call.heads or []), keys), "bool", remedy)
     return flags_BHS
-
-
-def _refuse(edit: BlockKeys, wrong_BH: Tensor, count_BH: Tensor, left_BH: Tensor) -> None:
-    row, head = wrong_BH.nonzero()[0].tolist()
-    raise ValueError(
-        f"block_keys with keys={selectors.as_text(edit.keys)} needs more than "
-        f"{int(count_BH[row, head])} keys that are not padding, but row {row} of this batch has "
-        f"{int(left_BH[row, head])}: lower k, choose a stricter rule, or set a limit"
-    )
 
 
 def _span(steps: tuple[int | None, ...]) -> tuple[int | None, ...]:
