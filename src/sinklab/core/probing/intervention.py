@@ -66,9 +66,7 @@ class RemovalRecord:
 
 @dataclass(eq=False, repr=False)
 class InterventionLog(Listener):
-    """Filled while the block runs: it comes before any edit, counts forwards and hears of runs that
-    begin.
-    """
+    """What the edits of a block did. It comes before them, and hears of runs that begin."""
 
     removals: list[RemovalRecord] = field(default_factory=list)
     forwards: int = 0
@@ -76,19 +74,15 @@ class InterventionLog(Listener):
     probed: int = 0
     """Forwards that ran inside `probing()`."""
     idle: dict[str, str] = field(default_factory=dict)
-    """Edits that had no opportunity to act, by label, and why; filled when the block ends. See
-    `allow_idle`.
-    """
+    """Edits that had no opportunity to act, by label, and why; filled when the block ends."""
     measure: bool = True
     """Whether editors measure the attention they take away."""
     layers: dict[str, int] = field(default_factory=dict)
-    """Module paths of the attention calls seen so far, each with its number in the order of
-    execution.
-    """
+    """Module paths of the attention calls so far, with their numbers in the order of execution."""
     layer_count: int | None = None
     """Number of attention calls of a forward; None before it is known."""
     handlers: list[Any] = field(default_factory=list)
-    """Handlers that carry the interventions out, in the order they were given."""
+    """Editors, in the order of their edits."""
     is_probing: bool = False
     _run: object = None
 
@@ -98,7 +92,7 @@ class InterventionLog(Listener):
         # end none.
         if run is not None and run is not self._run and not self.is_probing:
             self._run = run
-            self.forget(run_begins=True)
+            self.reset(run_begins=True)
 
     def edit(self, call: Call) -> Call:
         self.layers.setdefault(call.layer, len(self.layers))
@@ -118,29 +112,21 @@ class InterventionLog(Listener):
         """Paths of the modules that attended to another sequence: edits leave their calls alone."""
         return list(self.tap.left_alone)
 
-    def reset(self) -> None:
-        """Begin a new sequence or batch: forget every selection. The log stays.
+    def reset(self, *, run_begins: bool = False) -> None:
+        """Begin a new sequence or batch: forget every choice of keys. The log stays.
 
-        For loops of your own: a run of `denoise` begins a sequence by itself.
+        For loops of your own: a run of `denoise` begins one by itself (`run_begins`), for which a
+        clean pass may have been run ahead, so that its choice stays.
         """
-        self.tap.flush()
-        self.forget()
-
-    def forget(self, *, run_begins: bool = False) -> None:
-        """Forget selections: the forward that begins now is the first of a denoising run, or
-        `reset` was called.
-
-        When a run begins, the choice of a clean pass stays: it may have been run ahead, and the
-        next one replaces it.
-        """
+        if not run_begins:
+            self.tap.flush()
         self.tap.prefix = None
         for handler in self.handlers:
             handler.reset(run_begins=run_begins)
 
     @contextmanager
     def probing(self) -> Iterator[None]:
-        """Forwards inside run as if the intervention were not there; `when="clean"` chooses in
-        them.
+        """Forwards inside run unedited, and edits look on; `when="clean"` chooses in them.
 
         They are no steps: a trace around them does not record them.
         """
@@ -155,13 +141,7 @@ class InterventionLog(Listener):
             self.is_probing = False
 
     def summary(self) -> dict[str, float | int]:
-        """Means over everything that was removed, and the counts.
-
-        "keys": number of keys a head; "held": share of attention they held in the forward that
-        chose them; "removed": share really taken away; "overlap" of successive steps; "left": keys
-        that stay for a query; "alone": queries of a head that have no other key; "strongest": share
-        of the strongest key after the edits. NaN if nothing was measured.
-        """
+        """Counts of forwards and removals, and means over all of them by name (`MEASURED`)."""
         dose = self.dose()
         names = ("keys", "held", "removed", "overlap", "left", "alone", "strongest")
         counts = {"forwards": self.forwards, "removals": len(self.removals)}
@@ -172,14 +152,11 @@ class InterventionLog(Listener):
         return Dose.of(record for record in self.removals if label in (None, record.label))
 
     def table(self, *, keys: bool = False) -> dict[str, Any]:
-        """Everything that was removed as columns of a table, one row per (forward, edit, batch row,
-        layer, head).
+        """Everything that was removed as columns of a table, a row per forward, edit, row of the
+        batch, layer and head; columns as in `RemovalRecord`, layer by its number.
 
-        forward: index since its run began; edit: registered name, "#2" for the second of that name;
-        layer: number in the order of execution; head: query head; row: of the batch; the others
-        as in `RemovalRecord`. With `keys=True` a list column "key_list" holds the keys themselves,
-        sink columns included. Numpy arrays, "edit" and "key_list" lists. No rows when nothing was
-        removed.
+        With `keys=True` the list column "key_list" holds the keys, sink columns included. Numpy
+        arrays, but for lists "edit" and "key_list".
         """
         parts = [removal.columns() for removal in self.removals]
         table: dict[str, Any] = dict.fromkeys(TABLE_COLUMNS)
@@ -213,12 +190,7 @@ def _key_lists(columns_BLHM: Tensor) -> list[list[int]]:
 
 @runtime_checkable
 class Intervention(Protocol):
-    """A frozen dataclass that describes a change of attention calls; `handler` makes the listener
-    that does it.
-
-    `sinklab.core.probing.BlockKeys` takes keys away; `Edit` is the base of any other
-    change of a call.
-    """
+    """Anything that `intervene` takes: an `Edit`, or what makes a listener of its own."""
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener: ...
 
@@ -252,27 +224,27 @@ def intervene(
             …
         log.summary()
 
-    An edit may be its text: ``intervene(model, "window_attention:radius=8")``.
+    An edit may be its text: ``"window_attention:radius=8"``. Edits apply in the order given, those
+    of an outer block first, each to the call that the one before it left. Calls inside
+    `sinklab.core.attention.unobserved()` are left alone. Every run of `denoise` starts afresh; in a
+    loop of your own call `log.reset()` when a new sequence or batch begins.
 
-    Edits apply in the order given, each to the call the one before it left, and those of an outer
-    block first. A sampler that runs several forwards a step (guidance: two) says so in
-    `forwards_per_step`, so that each is compared with its own predecessor. `measure=False` leaves
-    out the attention that the edits really took away ("removed", "left", "strongest"),
-    and with it one pass over queries and keys per edit and layer. Without edits the block changes
-    nothing. Calls inside `sinklab.core.attention.unobserved()` are left alone.
+    An edit that could act and removed nothing (no key passed its rule) is a dose of zero, a result.
+    One that never could (a closed loop over a single step) is an error.
 
-    Every run of `sinklab.core.sampling.denoise` starts afresh: nothing that one has chosen is taken
-    from the next. In a loop of your own, call `log.reset()` when a new sequence or batch begins.
+    Args:
+        model: a module, or what has `as_module()`.
+        edits: edits, or their texts.
+        forwards_per_step: forwards that a sampler runs in a step (guidance: two), so that each is
+            compared with its own predecessor.
+        measure: whether to measure the attention that is really taken away ("removed", "left",
+            "strongest"), which takes a pass over queries and keys for each edit and layer.
+        allow_idle: accept an edit that never could act: `log.idle` names it.
 
-    An edit that had an opportunity to act and removed nothing (no key passed its rule) is a dose of
-    zero, a result. One that had none (a closed loop over a single step, a first step that is never
-    reached) is an error, unless `allow_idle=True` accepts it: then `log.idle` names it.
-
-    Raises ValueError for an argument that is no edit, a compiled model, one that another thread
-    traces or edits (as with `trace`, one thread runs it), layers, heads and positions that are not
-    there, edits that together leave a query no key, and at the end of the block when the model ran
-    and never called `scaled_dot_product_attention` (the edits would have changed nothing), or an
-    edit had no opportunity to act.
+    Raises:
+        ValueError: for an argument that is no edit, a model that cannot be tapped (`tapped`),
+            layers, heads and positions that are not there, edits that leave a query no key, and at
+            the end of the block if the model ran and never called `scaled_dot_product_attention`.
     """
     wanted = as_edits(edits)
     check_count("forwards_per_step", forwards_per_step, "it counts the forwards of a step")

@@ -105,9 +105,7 @@ class Editor(Listener):
         self.reset()
 
     def reset(self, *, run_begins: bool = False) -> None:
-        """Forget every selection and observation. `run_begins`: because a denoising run begins, not
-        at the request of the user.
-        """
+        """Another sequence begins (`InterventionLog.reset`)."""
         self.count = 0
         self.logged: dict[tuple[int, tuple[int, ...]], Tensor] = {}
         # by slot, the place of a forward in its step (guidance runs two, each with its own past),
