@@ -4,7 +4,7 @@ from .core.models.config import DiffusionLMConfig as DiffusionLMConfig
 from .core.models.diffusion_lm import DiffusionLM as DiffusionLM
 from .core.probing.intervention import intervene as intervene
 from .core.probing.interventions.block_keys import BlockKeys as BlockKeys
-from .core.probing.interventions.queries import From as From
+from .core.probing.interventions.selectors import From as From
 from .core.probing.interventions.selectors import SinkKeys as SinkKeys
 from .core.probing.interventions.selectors import TopKeys as TopKeys
 from .core.probing.tracing import trace as trace

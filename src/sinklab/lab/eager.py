@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sinklab.core.compat import stated
 from sinklab.core.probing.call import Call
-from sinklab.core.probing.masks import own_mask
+from sinklab.core.probing.keys import own_mask
 from sinklab.core.registry import attention_functions
 
 # what changes the attention of keys in a way that no mask can express

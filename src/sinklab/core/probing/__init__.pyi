@@ -8,15 +8,15 @@ from .intervention import RemovalRecord as RemovalRecord
 from .intervention import intervene as intervene
 from .interventions.block_keys import BlockKeys as BlockKeys
 from .interventions.edits import Edit as Edit
-from .interventions.queries import From as From
 from .interventions.removals import Removal as Removal
+from .interventions.selectors import From as From
 from .interventions.selectors import Positions as Positions
 from .interventions.selectors import Selector as Selector
 from .interventions.selectors import SinkKeys as SinkKeys
 from .interventions.selectors import TopKeys as TopKeys
-from .listener import Listener as Listener
 from .recording import Recording as Recording
 from .states import position_states as position_states
 from .statistics import StatesView as StatesView
 from .statistics import Statistic as Statistic
+from .tap import Listener as Listener
 from .tracing import trace as trace

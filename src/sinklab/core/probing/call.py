@@ -23,8 +23,7 @@ from sinklab.core.attention.received import attention_map, attention_statistics
 from sinklab.core.attention.scores import Scores, Visibility, of_heads
 from sinklab.core.compat import in_backward
 from sinklab.core.errors import known_fields
-from sinklab.core.probing.keys import as_flags, highest, refuse_short
-from sinklab.core.probing.masks import blocked, last_query
+from sinklab.core.probing.keys import as_flags, blocked, highest, last_query, refuse_short
 from sinklab.core.probing.states import position_states_of
 from sinklab.core.sinks import STATES, Rule, find_sinks
 

@@ -18,8 +18,8 @@ from sinklab.core.errors import check_count
 from sinklab.core.probing.backends import no_call_message
 from sinklab.core.probing.call import Call
 from sinklab.core.probing.dose import MEASURED, Dose
-from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.routes import tapped
+from sinklab.core.probing.tap import Listener
 from sinklab.core.registry import interventions
 
 

@@ -36,9 +36,8 @@ from sinklab.core.probing.backends import (
     with_attention,
 )
 from sinklab.core.probing.call import Call
-from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.origin import KeyOrigin, says_more
-from sinklab.core.probing.tap import Tap, upwards
+from sinklab.core.probing.tap import Listener, Tap, upwards
 from sinklab.core.registry import attention_functions, fast_attentions, fast_path
 
 _SDPA = F.scaled_dot_product_attention

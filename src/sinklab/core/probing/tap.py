@@ -16,14 +16,101 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from sinklab.core.attention.context import is_observed
+from sinklab.core.attention.context import is_observed, reads_wait
 from sinklab.core.compat import in_backward
 from sinklab.core.probing.arguments import read_call
 from sinklab.core.probing.call import Call
-from sinklab.core.probing.listener import Listener
-from sinklab.core.probing.reads import Reads
+
+
+class Listener:
+    """Hears of every forward of a model: it begins with the first attention call and ends by
+    `finish` or `discard`.
+    """
+
+    tap: Any
+    """The `Tap` that it listens to; there once it is `tapped`."""
+    reads_scores = False
+    """Whether it takes statistics from the scores of calls."""
+    exact = True
+    """Whether it hears of the model's own forward alone; False: of a fast decoder's as well, whose
+    numbers are equal within rounding.
+    """
+    of_states = ""
+    """Feature that needs hidden states here, as errors name it; empty if nothing does."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy listens to no model
+        return {**vars(self), "tap": None}
+
+    def begin(self) -> None:
+        """A forward begins."""
+
+    def edit(self, call: Call) -> Call:
+        """Return the call to make; the same object when nothing is to change."""
+        return call
+
+    def observe(self, call: Call, out: Tensor) -> None:
+        """Observe the call as it was made, after every edit, and its output (`call.unrolled`);
+        neither is to be changed.
+        """
+
+    def edit_states(self, calls: list[str], states_BQD: Tensor) -> Tensor:
+        """The hidden states to leave a decoder layer, in which these attention calls were made; the
+        same object when nothing is to change."""
+        return states_BQD
+
+    def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
+        """The hidden states as they leave the layer, after every edit; not to be changed."""
+
+    def finish(self) -> None:
+        """The forward came to its end."""
+
+    def discard(self) -> None:
+        """Forget the observations of a forward that failed."""
+
+
+class Reads:
+    """What is read of a forward from its device: all of it in one piece, when the forward ends, as
+    reading a number of a GPU makes the program wait for everything that is queued there.
+    """
+
+    def __init__(self) -> None:
+        self._asked: list[tuple[tuple[Tensor, ...], Callable[..., None]]] = []
+
+    def later(self, use: Callable[..., None], *parts: Tensor) -> None:
+        """Have `use` given these tensors, float32 and on the CPU, when the forward ends."""
+        self._asked.append((parts, use))
+
+    def check(self, wrong: Tensor, refuse: Callable[[], None], *, at_once: bool) -> None:
+        """Have `refuse` raise if the flag is set: now, or later if reading it would wait."""
+
+        def answer(is_wrong: Tensor) -> None:
+            if bool(is_wrong):
+                refuse()
+
+        if at_once or not reads_wait(wrong.device):
+            answer(wrong)
+        else:
+            self.later(answer, wrong)
+
+    def settle(self) -> None:
+        """Bring everything over, and hand it out in the order in which it was asked for."""
+        asked = self._asked
+        self._asked = []
+        if not asked:
+            return
+        device = asked[0][0][0].device
+        flat = [part.to(device).flatten().float() for parts, _ in asked for part in parts]
+        there = iter(torch.cat(flat).cpu().split([len(part) for part in flat]))
+        for parts, use in asked:
+            use(*[next(there).view(part.shape) for part in parts])
+
+    def forget(self) -> None:
+        """The forward failed."""
+        self._asked = []
 
 
 class Tap:

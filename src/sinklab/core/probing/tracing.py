@@ -16,7 +16,6 @@ from sinklab.core.compat import config_value
 from sinklab.core.errors import check_tensor, one_of
 from sinklab.core.probing.backends import no_call_message
 from sinklab.core.probing.call import Call
-from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.recording import Frame, LayerStack, Recording
 from sinklab.core.probing.routes import tapped
 from sinklab.core.probing.scope import RecordingScope, Scope
@@ -31,6 +30,7 @@ from sinklab.core.probing.statistics import (
     Statistic,
     chosen_statistics,
 )
+from sinklab.core.probing.tap import Listener
 
 
 @dataclass(eq=False)

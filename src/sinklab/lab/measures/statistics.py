@@ -16,7 +16,7 @@ from sinklab.core.attention.received import attention_statistics, value_norms
 from sinklab.core.attention.scores import allowed
 from sinklab.core.errors import Checked, limited
 from sinklab.core.probing.call import Call
-from sinklab.core.probing.masks import own_mask
+from sinklab.core.probing.keys import own_mask
 from sinklab.core.probing.statistics import KEYS, StatesView, Statistic, ValueNorm
 from sinklab.core.registry import fast_path, statistics
 from sinklab.core.sinks import MASKED

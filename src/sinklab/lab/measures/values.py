@@ -14,7 +14,7 @@ from torch import Tensor
 from sinklab.core.attention.scores import allowed
 from sinklab.core.probing.call import Call
 from sinklab.core.probing.interventions.removals import Removal
-from sinklab.core.probing.masks import short_mask
+from sinklab.core.probing.keys import short_mask
 from sinklab.core.registry import removals
 from sinklab.lab.files import ordinary, refused
 

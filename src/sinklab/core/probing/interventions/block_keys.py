@@ -21,9 +21,14 @@ from sinklab.core.probing.call import Call
 from sinklab.core.probing.intervention import InterventionLog
 from sinklab.core.probing.interventions.edits import Edit, Editor
 from sinklab.core.probing.interventions.effect import ChosenKeys
-from sinklab.core.probing.interventions.queries import check_queries, chosen_queries, first_query
 from sinklab.core.probing.interventions.removals import Mask, Removal
-from sinklab.core.probing.interventions.selectors import SCORES, Selector
+from sinklab.core.probing.interventions.selectors import (
+    SCORES,
+    Selector,
+    check_queries,
+    chosen_queries,
+    first_query,
+)
 from sinklab.core.probing.keys import as_columns, extended
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.registry import interventions, registered, removals, rules, selectors
@@ -157,6 +162,8 @@ class BlockKeys(Edit):
                 queries_BQ = chosen_queries(self.queries or "all", call)
                 own_QS = call.near_QS(self.beyond or 0)
                 edited = call.block(taken.blocked_BHS, queries_BQ, own_QS)
+            elif self.how.blocks:
+                edited = call.block(taken.blocked_BHS)
             else:
                 edited = self.how.apply(call, taken.blocked_BHS, taken.random_BHS)
         return edited.within(chosen=taken)

@@ -24,8 +24,8 @@ from sinklab.core.probing.call import Call, Choice, real_queries_B1
 from sinklab.core.probing.dose import MEASURED
 from sinklab.core.probing.intervention import InterventionLog, RemovalRecord
 from sinklab.core.probing.interventions.effect import ChosenKeys, Effect, jaccard, measured
-from sinklab.core.probing.listener import Listener
 from sinklab.core.probing.scope import RecordingScope, chosen
+from sinklab.core.probing.tap import Listener
 from sinklab.core.registry import interventions
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from sinklab.core.attention.received import row_logsumexp
 from sinklab.core.attention.scores import allowed
 from sinklab.core.probing.call import Call, real_queries_B1
-from sinklab.core.probing.keys import extended
-from sinklab.core.probing.masks import short_mask
+from sinklab.core.probing.keys import extended, short_mask
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ class Removal(Checked):
     """
 
     blocks = False
-    """Whether queries no longer see the keys, so that some of them may."""
+    """Whether queries no longer see the keys (`Call.block`): then `apply` is not called."""
     draws = False
     """Whether random numbers enter."""
 
@@ -41,6 +41,3 @@ class Mask(Removal):
     """Block keys before the softmax: their mass goes to other keys."""
 
     blocks = True
-
-    def apply(self, call: Call, blocked_BHS: Tensor, random_BHS: Tensor) -> Call:
-        return call.block(blocked_BHS)
