@@ -10,11 +10,11 @@ from contextlib import suppress
 from typing import Any, TypedDict, Unpack
 
 
-def near(name: object, known: Iterable[object], cutoff: float = 0.6) -> str:
+def near(name: object, known: Iterable[object]) -> str:
     """``"did you mean 'x' or 'y'?"`` with the nearest of the known names, at most three; empty if
     none is near.
     """
-    found = difflib.get_close_matches(str(name), dict.fromkeys(map(str, known)), n=3, cutoff=cutoff)
+    found = difflib.get_close_matches(str(name), dict.fromkeys(map(str, known)))
     if not found:
         return ""
     return f"did you mean {' or '.join(map(repr, found))}?"
@@ -24,22 +24,9 @@ def _error(fact: str, remedy: str) -> ValueError:
     return ValueError("; ".join(filter(None, (fact, remedy))))
 
 
-def unknown(what: str, name: object, known: Iterable[object], remedy: str = "") -> ValueError:
-    """The error for a name that is not among those that exist.
-
-    Args:
-        what: kind of thing that the name should name, such as "sink rule".
-        remedy: advice if no known name is near; left out if one is.
-    """
-    names = sorted(map(str, known))
-    return _error(
-        f"unknown {what} {str(name)!r}; known are {', '.join(names)}", near(name, names) or remedy
-    )
-
-
 def one_of(what: str, value: object, allowed: Iterable[object], remedy: str = "") -> None:
-    """Raises ValueError unless ``value`` is one of the allowed ones; names those, and the nearest
-    or the remedy.
+    """Raises ValueError unless ``value`` is one of the allowed ones; names those, and the nearest,
+    or the remedy if none is near.
     """
     allowed = tuple(allowed)
     if value not in allowed:
@@ -74,14 +61,12 @@ class Limits(TypedDict, total=False):
     """Function (name, value) of the field that checks what is given, and makes the value of it."""
     needed: bool
     """An empty tuple or string is refused."""
-    flag: str
-    """Name of its option, where the field cannot have that name in Python."""
     free: bool
     """Whether it may differ between a run and its continuation: it changes speed or place, not the
     result.
     """
     remedy: str
-    """Text that the error adds to the limits, such as the value that others use."""
+    """Advice for the error of a limit."""
 
 
 def limited(default: Any, **limits: Unpack[Limits]) -> Any:
@@ -94,11 +79,10 @@ def limited(default: Any, **limits: Unpack[Limits]) -> Any:
 @dataclasses.dataclass(frozen=True)
 class Checked:
     """A record of settings whose fields are checked in one place, by the limits that `limited`
-    sets.
+    sets. Raises ValueError that names the field, its allowed values and its value.
 
     Lists become tuples, of choices each once, and a single value becomes one if the default is a
-    tuple; values of a registry may be given as text. Raises ValueError that names the field, its
-    allowed values and its value.
+    tuple; values of a registry may be given as text.
     """
 
     def __post_init__(self) -> None:
@@ -108,25 +92,15 @@ class Checked:
                 value = (value,)
             if "read" in field.metadata:
                 value = field.metadata["read"](field.name, value)
-            if isinstance(value, list | tuple):
-                value = tuple(value)
-                if "one_of" in field.metadata:
-                    # a choice that is said twice counts once
-                    value = tuple(dict.fromkeys(value))
-            registry = field.metadata.get("registry")
-            if registry and isinstance(value, tuple):
-                value = tuple(map(registry.parse, value))
-            elif registry and value is not None:
-                value = registry.parse(value)
             if field.metadata.get("needed") and not value:
                 raise ValueError(f"{field.name} must not be empty")
-            if isinstance(value, tuple):
+            if isinstance(value, list | tuple):
                 value = tuple(within_limits(field, one) for one in value)
+                if "one_of" in field.metadata:
+                    value = tuple(dict.fromkeys(value))
             else:
                 value = within_limits(field, value)
             object.__setattr__(self, field.name, value)
-            if field.name == "seed" and value is not None and not 0 <= value < 1 << 63:
-                raise ValueError(f"a seed must be 0 to 2**63 - 1, but is {value!r}")
 
 
 _LIMITS = {
@@ -135,8 +109,6 @@ _LIMITS = {
     "at_most": (operator.le, "at most"),
     "below": (operator.lt, "less than"),
 }
-
-
 WHOLE = ("int", "int | None", int, int | None)
 """Annotations of fields that take whole numbers alone."""
 
@@ -152,11 +124,13 @@ def as_int(number: Any) -> int | None:
 
 
 def within_limits(field: dataclasses.Field, value: Any) -> Any:
-    """A value of a field, a whole number of any kind as an int. Raises ValueError unless it is
-    within the limits of the field; None always is.
+    """A value of a field: of a text the registered value, of a whole number of any kind an int.
+    Raises ValueError unless it is within the limits of the field; None always is.
     """
     if value is None:
         return None
+    if "registry" in field.metadata:
+        return field.metadata["registry"].parse(value)
     left_out = ""
     if field.default is None:
         left_out = " or left out"
@@ -175,6 +149,8 @@ def within_limits(field: dataclasses.Field, value: Any) -> Any:
             f"{field.name} must be {words}{left_out}, but is {value!r}",
             field.metadata.get("remedy", ""),
         )
+    if field.name == "seed" and not 0 <= value < 1 << 63:
+        raise ValueError(f"a seed must be 0 to 2**63 - 1, but is {value!r}")
     return value
 
 
@@ -204,15 +180,15 @@ def check_tensor(
     fits = len(wanted) == len(found) and all(
         size in (None, own) for size, own in zip(wanted, found, strict=True)
     )
-    if not fits or (kind and dtype != kind and not (kind == "float" and "float" in dtype)):
+    if not fits or not (kind in ("", dtype) or (kind == "float" and kind in dtype)):
         sizes = ", ".join(str(size or "any") for size in wanted)
         rule = f"{kind} of shape".lstrip()
         raise _error(f"{name} must be {rule} ({sizes}), but is {dtype} of shape {found}", remedy)
 
 
 def token_ids(what: str, given: Any) -> tuple[int, ...]:
-    """`given`, an id or an iterable of ids (a tensor too), as a tuple. Raises ValueError with the
-    name of the argument.
+    """An id, or an iterable of ids (a tensor too), as a tuple. Raises ValueError with the name of
+    the argument.
     """
     with suppress(TypeError):
         return (operator.index(given),)
@@ -225,14 +201,10 @@ def token_ids(what: str, given: Any) -> tuple[int, ...]:
         ) from None
 
 
-def check_vocabulary(what: str, ids: Sequence[int], size: int | None = None) -> None:
-    """Raises ValueError for an id that is negative, or that has no logit if the vocabulary's size
-    is known.
-    """
-    if ids and (min(ids) < 0 or (size is not None and max(ids) >= size)):
-        upto = "upwards"
-        if size is not None:
-            upto = f"to {size - 1}"
+def check_vocabulary(what: str, ids: Sequence[int], size: int) -> None:
+    """Raises ValueError for an id without a logit."""
+    if ids and not 0 <= min(ids) <= max(ids) < size:
         raise ValueError(
-            f"{what} must lie in the vocabulary, 0 {upto}, got {list(ids)}; check the tokenizer."
+            f"{what} must lie in the vocabulary, 0 to {size - 1}, got {list(ids)}; check the "
+            "tokenizer."
         )

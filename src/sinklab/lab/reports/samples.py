@@ -6,7 +6,7 @@ steps.
 # positions), S positions, G states of queries (masked, committed, prompt)
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -26,14 +26,22 @@ from sinklab.lab.records.storage import ARRAYS
 from sinklab.lab.reports.seen import Seen
 
 
-def rule_name(rule: Rule) -> str:
-    """A rule in words, with its options, such as "excess (epsilon = 5, scale = sum)"; its repr if
-    not registered.
+def rule_name(rule: Any) -> str:
+    """A rule, or that of a text, in words, with its options, such as "excess (epsilon = 5, scale =
+    sum)"; its repr if not registered.
     """
+    rule = rules.parse(rule, object)
     try:
-        return rules.words(rule)
+        name = rules.name_of(rule)
     except ValueError:
         return repr(rule)
+    options = []
+    for one in fields(rule) if is_dataclass(rule) else ():
+        value = getattr(rule, one.name)
+        if isinstance(value, float):
+            value = f"{value:g}"
+        options.append(f"{one.name} = {value}")
+    return f"{name} ({', '.join(options)})".removesuffix(" ()")
 
 
 class NotRecorded(ValueError):

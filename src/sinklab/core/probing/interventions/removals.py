@@ -12,7 +12,7 @@ from torch import Tensor
 from sinklab.core.attention.context import reads_wait, running_canvas
 from sinklab.core.attention.received import row_logsumexp
 from sinklab.core.attention.scores import allowed, compact
-from sinklab.core.errors import Checked, unknown
+from sinklab.core.errors import Checked, one_of
 from sinklab.core.probing.call import Call, narrowed, real_queries_B1
 from sinklab.core.probing.keys import Doubt, at_once
 from sinklab.core.probing.states import position_states_of
@@ -171,8 +171,8 @@ def first_query(queries: str | None) -> int:
 
 def check_queries(queries: str | None) -> None:
     """Raises ValueError for words that name no queries."""
-    if queries is not None and queries not in WORDS and not re.fullmatch(r"from\d+", queries):
-        raise unknown("choice of queries", queries, WORDS)
+    if queries is not None and not re.fullmatch(r"from\d+", queries):
+        one_of("queries", queries, WORDS)
 
 
 def chosen_queries(queries: str, call: Call, positions_Q: Tensor) -> Tensor:
