@@ -2,12 +2,12 @@
 the list to check when one of them is upgraded.
 """
 
-import dataclasses
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -62,21 +62,18 @@ def is_compiled(module: nn.Module) -> bool:
     return has_own_forward(module) and hasattr(module.forward, "_torchdynamo_orig_callable")
 
 
-def _frames(code: CodeType) -> Iterator[FrameType]:
-    """The calls of a function that this thread is in, the inner ones first."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is code:
-            yield frame
-        frame = frame.f_back
+def _calls_of(code: CodeType) -> list[dict[str, Any]]:
+    """The local variables of every call of a function that this thread is in."""
+    frames = traceback.walk_stack(sys._getframe())
+    return [frame.f_locals for frame, _ in frames if frame.f_code is code]
 
 
 def is_running(module: nn.Module) -> bool:
     """Whether a hook before this module's forward is called from within another forward of it, in
     this thread.
     """
-    calls = _frames(nn.Module._call_impl.__code__)
-    return sum(frame.f_locals["self"] is module for frame in calls) > 1
+    calls = _calls_of(nn.Module._call_impl.__code__)
+    return sum(call["self"] is module for call in calls) > 1
 
 
 def generation_modes() -> list[str]:
@@ -86,8 +83,8 @@ def generation_modes() -> list[str]:
     utils = sys.modules.get("transformers.generation.utils")
     if utils is None:
         return []
-    calls = _frames(inspect.unwrap(utils.GenerationMixin.generate).__code__)
-    return [frame.f_locals["generation_mode"].value for frame in calls]
+    calls = _calls_of(inspect.unwrap(utils.GenerationMixin.generate).__code__)
+    return [call["generation_mode"].value for call in calls]
 
 
 def compiled_module(module: nn.Module) -> nn.Module:
@@ -96,11 +93,6 @@ def compiled_module(module: nn.Module) -> nn.Module:
     """
     inner: Any = module._modules.get("_orig_mod", module)
     return inner
-
-
-def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
-    """The hooks of a module by number: those before its forward, and those after it."""
-    return module._forward_pre_hooks, module._forward_hooks
 
 
 @contextmanager
@@ -133,13 +125,6 @@ def with_sdpa_replaced(function: Any, attention: Callable[..., torch.Tensor]) ->
     )
     inside.__kwdefaults__ = function.__kwdefaults__
     return inside
-
-
-def choose_attention(config: Any, name: str) -> None:
-    """Give a transformers config this attention without a look at the Hub, which may have a
-    repository of that name.
-    """
-    config._attn_implementation = name
 
 
 def lacks_sdpa(model: nn.Module) -> str:
@@ -198,23 +183,6 @@ def attention_function(base: str) -> Callable[..., Any] | None:
     return AttentionInterface._global_mapping.get(base)
 
 
-def choose_experts(config: Any, name: str) -> None:
-    """Give a transformers config this way to compute its experts; a model that is built of it
-    follows at once.
-    """
-    config._experts_implementation = name
-
-
-def indivisible_layers(model: Any) -> list[str]:
-    """Classes of a transformers model's layers that a device map may not divide."""
-    return list(model._no_split_modules or ())
-
-
-def mark_initialized(parameter: Any, initialized: bool) -> None:
-    """Whether transformers' ``_init_weights`` leaves this parameter as it is."""
-    parameter._is_hf_initialized = initialized
-
-
 def is_divided(model: Any) -> bool:
     """Whether transformers has divided the tensors of this model over processes (tensor
     parallelism).
@@ -225,24 +193,18 @@ def is_divided(model: Any) -> bool:
 # keywords of PreTrainedConfig, or keys that transformers writes into config.json, without a field
 # of that name
 _CONFIG_KEYS = {
-    "model_type",
     "tie_word_embeddings",
     "pad_token_id",
     "eos_token_id",
     "bos_token_id",
-    "torch_dtype",
     "name_or_path",
-    "_name_or_path",
     "_commit_hash",
-    "output_attentions",
     "use_cache",
     "auto_map",
     "attn_implementation",
     "_attn_implementation",
-    "_attn_implementation_internal",
     "num_labels",
     "experts_implementation",
-    "_experts_implementation_internal",
     "quantization_config",
 }
 
@@ -251,5 +213,5 @@ def config_keys() -> set[str]:
     """Keys that a config of transformers may have, whatever its model."""
     from transformers import PreTrainedConfig
 
-    fields = {field.name for field in dataclasses.fields(PreTrainedConfig)}
-    return fields | {*PreTrainedConfig().to_dict()} | _CONFIG_KEYS
+    plain = PreTrainedConfig()
+    return {*vars(plain), *plain.to_dict()} | _CONFIG_KEYS
