@@ -70,15 +70,15 @@ def test_the_last_id_of_the_vocabulary_may_end_a_row():
     [
         (
             {"cache": DualCache},
-            r"a cache is an object, got the class DualCache; pass DualCache\(…\)",
+            r"object of class Cache, got <class .*DualCache",
         ),
         (
             {"rule": Entropy},
-            r"a unmasking rule is an object, got the class Entropy; pass Entropy\(…\)",
+            r"object of class UnmaskingRule, got <class .*Entropy",
         ),
         (
             {"schedule": Threshold},
-            r"a schedule is an object, got the class Threshold; pass Threshold\(…\)",
+            r"object of class Schedule, got <class .*Threshold",
         ),
         ({"cache": False}, r"object of class Cache, got False"),
         ({"schedule": 0.9}, r"object of class Schedule, got 0.9"),

@@ -18,7 +18,6 @@ modules under the entry point group ``sinklab.plugins`` of installed packages, o
 """
 
 import dataclasses
-import importlib.util
 import inspect
 import operator
 import pkgutil
@@ -50,10 +49,10 @@ def provided(group: str) -> tuple[str, ...]:
     The ``PROVIDES`` of a ring or an extra maps a registry to modules, separated by blanks. A folder
     that was deleted provides nothing.
     """
-    *_, outermost = rings = ("sinklab.core", "sinklab.lab", "sinklab.extras")
-    packages = [ring for ring in rings if importlib.util.find_spec(ring)]
-    if outermost in packages:
-        extras = pkgutil.iter_modules(import_module(outermost).__path__, f"{outermost}.")
+    rings = pkgutil.iter_modules(import_module("sinklab").__path__, "sinklab.")
+    packages = [ring.name for ring in rings if ring.ispkg]
+    if "sinklab.extras" in packages:
+        extras = pkgutil.iter_modules(import_module("sinklab.extras").__path__, "sinklab.extras.")
         packages += [extra.name for extra in extras]
     found: list[str] = []
     for package in packages:
@@ -193,7 +192,7 @@ class Registry(Mapping[str, Any]):
                 return name
         raise ValueError(
             f"{value!r} is no registered {self.what}; known are {', '.join(self)}; register its "
-            "class"
+            "class, and pass an object of it"
         )
 
     def parse(self, given: Any, base: Any = None) -> Any:
@@ -210,7 +209,14 @@ class Registry(Mapping[str, Any]):
         missing or that the class refuses, and for a class in place of its object.
         """
         if not isinstance(given, str):
-            return self._object(given, base)
+            if base is None:
+                self.name_of(given)
+            elif isinstance(given, type) or not isinstance(given, base):
+                raise ValueError(
+                    f"a {self.what} is the text of one ({', '.join(self)}) or an object of class "
+                    f"{base.__name__}, got {given!r}"
+                )
+            return given
         name, _, rest = given.strip().partition(":")
         kind = self[name]
         options = {field.name: field for field in _options(kind)}
@@ -228,21 +234,6 @@ class Registry(Mapping[str, Any]):
             if key not in fields and field.default is field.default_factory is dataclasses.MISSING:
                 raise ValueError(f"the {self.what} {name!r} needs {key}; write {name}:{key}=…")
         return kind(**fields)
-
-    def _object(self, given: Any, base: Any) -> Any:
-        if isinstance(given, type):
-            raise ValueError(
-                f"a {self.what} is an object, got the class {given.__name__}; pass "
-                f"{given.__name__}(…)"
-            )
-        if base is None:
-            self.name_of(given)
-        elif not isinstance(given, base):
-            raise ValueError(
-                f"a {self.what} is the text of one ({', '.join(self)}) or an object of class "
-                f"{base.__name__}, got {given!r}"
-            )
-        return given
 
     def as_text(self, value: Any) -> str:
         """The value as `parse` reads it, with the fields that differ from their defaults: a short
@@ -338,8 +329,8 @@ def _from_text(field: dataclasses.Field, text: str, hint: Any) -> Any:
                 return number(text)
     if str in origins:
         return text
-    names = " or ".join(sorted(one.__name__ for one in origins - {types.NoneType}))
-    raise ValueError(f"{field.name} takes {names}, got {text!r}; write {field.name}=…")
+    kind = inspect.formatannotation(hint)
+    raise ValueError(f"{field.name} takes {kind}, got {text!r}; write {field.name}=…")
 
 
 def _items(piece: str) -> list[Any]:
