@@ -1,7 +1,8 @@
-"""Private names of torch, transformers and accelerate that the package relies on, each with a test:
-the list to check when one of them is upgraded.
+"""Private names of torch and transformers that the core relies on, each with a test: the list to
+check when one of them is upgraded.
 """
 
+import dataclasses
 import inspect
 import sys
 import traceback
@@ -15,12 +16,12 @@ from torch import _C, nn
 
 
 def stated(thing: Any, name: str, default: Any = None) -> Any:
-    """An attribute that objects of torch and transformers have or lack; the default without it."""
+    """An attribute that objects of torch and transformers may lack."""
     return getattr(thing, name, default)
 
 
 def config_value(module: Any, name: str) -> Any:
-    """A value of the transformers config of a module; None without a config, or without it."""
+    """A value of the transformers config of a module, if it has both."""
     return stated(stated(module, "config"), name)
 
 
@@ -35,31 +36,25 @@ def has_own_forward(module: nn.Module) -> bool:
 
 
 def seen_length(store: Any) -> int:
-    """Positions that a layer of a cache has seen; 0 if it does not tell the host: a static one that
-    keeps every key counts on its device.
+    """Positions that a layer of a cache has seen; 0 if it counts on its device, as a static one
+    does.
     """
-    length = None
-    if hasattr(store, "get_seq_length"):
-        length = store.get_seq_length()
+    length = stated(store, "get_seq_length", int)()
     if not isinstance(length, int):
         return 0
     return length
 
 
 def in_backward() -> bool:
-    """Whether this thread is inside a backward pass, in which gradient checkpointing runs layers a
-    second time.
-    """
+    """Whether this thread is in a backward pass: gradient checkpointing runs layers again in it."""
     return _C._current_graph_task_id() != -1
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether calling this module runs code of torch.compile, which hides its attention calls from
-    hooks and modes.
-    """
+    """Whether calling this module runs code of torch.compile, which hooks and modes do not see."""
     if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
         return True
-    return has_own_forward(module) and hasattr(module.forward, "_torchdynamo_orig_callable")
+    return stated(module.forward, "_torchdynamo_orig_callable") is not None
 
 
 def _calls_of(code: CodeType) -> list[dict[str, Any]]:
@@ -69,17 +64,13 @@ def _calls_of(code: CodeType) -> list[dict[str, Any]]:
 
 
 def is_running(module: nn.Module) -> bool:
-    """Whether a hook before this module's forward is called from within another forward of it, in
-    this thread.
-    """
+    """Whether a hook before this module's forward is called inside another forward of it."""
     calls = _calls_of(nn.Module._call_impl.__code__)
     return sum(call["self"] is module for call in calls) > 1
 
 
 def generation_modes() -> list[str]:
-    """How each ``generate`` of transformers that this thread is in writes: "sample",
-    "beam_search", …
-    """
+    """How each ``generate`` that this thread is in writes: "sample", "beam_search", …"""
     utils = sys.modules.get("transformers.generation.utils")
     if utils is None:
         return []
@@ -88,17 +79,15 @@ def generation_modes() -> list[str]:
 
 
 def compiled_module(module: nn.Module) -> nn.Module:
-    """The module that torch.compile was given for this one; the module itself if it was not, or if
-    it compiles itself.
-    """
+    """The module that torch.compile was given for this one, or the module itself."""
     inner: Any = module._modules.get("_orig_mod", module)
     return inner
 
 
 @contextmanager
 def without_tf32(device: torch.device) -> Iterator[None]:
-    """Make float32 products on CUDA exact inside the block. Of torch's two switches the newer
-    governs cuBLAS, and follows the older; "none" is exact.
+    """Make float32 products on CUDA exact. Of torch's two switches the newer governs cuBLAS, and
+    follows the older; "none" is exact.
     """
     switch = torch.backends.cuda.matmul
     before = switch.fp32_precision
@@ -114,10 +103,7 @@ def without_tf32(device: torch.device) -> Iterator[None]:
 
 def with_sdpa_replaced(function: Any, attention: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """A function of torch.nn.functional that is written in Python, with `attention` in place of
-    SDPA inside.
-
-    A mode is given such a function whole. Its names are another dictionary here, and torch's own
-    stays as it is.
+    SDPA: a mode is given it whole. Torch's own stays as it is.
     """
     own = {"has_torch_function": lambda tensors: False, "scaled_dot_product_attention": attention}
     inside = FunctionType(
@@ -128,9 +114,7 @@ def with_sdpa_replaced(function: Any, attention: Callable[..., torch.Tensor]) ->
 
 
 def lacks_sdpa(model: nn.Module) -> str:
-    """Name of the transformers class in this model that has no SDPA, so that asking for it changes
-    nothing; else "".
-    """
+    """Name of a transformers class in this model without SDPA: asking for it changes nothing."""
     for module in model.modules():
         if stated(type(module), "_supports_sdpa") is False:
             return type(module).__name__
@@ -184,9 +168,7 @@ def attention_function(base: str) -> Callable[..., Any] | None:
 
 
 def is_divided(model: Any) -> bool:
-    """Whether transformers has divided the tensors of this model over processes (tensor
-    parallelism).
-    """
+    """Whether transformers has divided the tensors of this model over processes."""
     return (stated(model, "_tp_size") or 1) > 1
 
 
@@ -203,6 +185,8 @@ _CONFIG_KEYS = {
     "auto_map",
     "attn_implementation",
     "_attn_implementation",
+    "_attn_implementation_internal",
+    "_experts_implementation_internal",
     "num_labels",
     "experts_implementation",
     "quantization_config",
@@ -213,5 +197,5 @@ def config_keys() -> set[str]:
     """Keys that a config of transformers may have, whatever its model."""
     from transformers import PreTrainedConfig
 
-    plain = PreTrainedConfig()
-    return {*vars(plain), *plain.to_dict()} | _CONFIG_KEYS
+    fields = {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    return fields | {*PreTrainedConfig().to_dict()} | _CONFIG_KEYS

@@ -1,19 +1,15 @@
-"""Errors for wrong arguments: one way to name the expected value, the given one, and the nearest
-that exists.
-"""
+"""Errors for wrong arguments name what is expected, what was given, and what to do."""
 
 import dataclasses
 import difflib
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypedDict, Unpack
 
 
 def near(name: object, known: Iterable[object]) -> str:
-    """``"did you mean 'x' or 'y'?"`` with the nearest of the known names, at most three; empty if
-    none is near.
-    """
+    """``"did you mean 'x' or 'y'?"``, at most three; empty if none is near."""
     found = difflib.get_close_matches(str(name), dict.fromkeys(map(str, known)))
     if not found:
         return ""
@@ -24,11 +20,8 @@ def _error(fact: str, remedy: str) -> ValueError:
     return ValueError("; ".join(filter(None, (fact, remedy))))
 
 
-def one_of(what: str, value: object, allowed: Iterable[object], remedy: str = "") -> None:
-    """Raises ValueError unless ``value`` is one of the allowed ones; names those, and the nearest,
-    or the remedy if none is near.
-    """
-    allowed = tuple(allowed)
+def one_of(what: str, value: object, allowed: Collection[object], remedy: str = "") -> None:
+    """Raises ValueError unless ``value`` is allowed; has the remedy if no allowed one is near."""
     if value not in allowed:
         names = ", ".join(map(str, allowed))
         raise _error(
@@ -36,12 +29,8 @@ def one_of(what: str, value: object, allowed: Iterable[object], remedy: str = ""
         )
 
 
-def known_fields(
-    what: str, given: Mapping[str, object] | Iterable[str], known: Iterable[str]
-) -> None:
-    """Raises ValueError for the first given name that is no field of ``what``; names the nearest
-    fields.
-    """
+def known_fields(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises ValueError for a given name that is no field of ``what``, with the near ones."""
     fields = tuple(known)
     for name in given:
         if name not in fields:
@@ -56,33 +45,28 @@ class Limits(TypedDict, total=False):
     above: float
     at_most: float
     below: float
-    one_of: Iterable[object]
+    one_of: Collection[object]
     read: Callable[[str, Any], Any]
-    """Function (name, value) of the field that checks what is given, and makes the value of it."""
+    """Function (name, given) that makes the value, or raises."""
     needed: bool
     """An empty tuple or string is refused."""
     free: bool
-    """Whether it may differ between a run and its continuation: it changes speed or place, not the
-    result.
-    """
+    """It may differ between a run and its continuation: it changes speed or place alone."""
     remedy: str
     """Advice for the error of a limit."""
 
 
 def limited(default: Any, **limits: Unpack[Limits]) -> Any:
-    """A dataclass field that `Checked` holds to these limits; of a tuple, every item; None is
-    always let through.
-    """
+    """A dataclass field that `Checked` holds to these limits, of a tuple every item."""
     return dataclasses.field(default=default, metadata=limits)
 
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """A record of settings whose fields are checked in one place, by the limits that `limited`
-    sets. Raises ValueError that names the field, its allowed values and its value.
+    """Settings that are held to the limits of their fields. Raises ValueError with the field, what
+    is allowed and its value.
 
-    Lists become tuples, of choices each once, and a single value becomes one if the default is a
-    tuple; values of a registry may be given as text.
+    Lists become tuples, of choices each once, as does a single value if the default is a tuple.
     """
 
     def __post_init__(self) -> None:
@@ -124,8 +108,8 @@ def as_int(number: Any) -> int | None:
 
 
 def within_limits(field: dataclasses.Field, value: Any) -> Any:
-    """A value of a field: of a text the registered value, of a whole number of any kind an int.
-    Raises ValueError unless it is within the limits of the field; None always is.
+    """A value of a field: of text the registered value, of a whole number of any kind an int.
+    Raises ValueError beyond the limits of the field; None never is.
     """
     if value is None:
         return None
@@ -155,9 +139,7 @@ def within_limits(field: dataclasses.Field, value: Any) -> Any:
 
 
 def check_count(name: str, number: int | None, remedy: str) -> None:
-    """Raises ValueError for an argument that counts something and is below 1; None is let
-    through.
-    """
+    """Raises ValueError for a count below 1; None is let through."""
     if number is not None and number < 1:
         raise ValueError(f"{name} must be at least 1, got {number}; {remedy}")
 
@@ -165,7 +147,7 @@ def check_count(name: str, number: int | None, remedy: str) -> None:
 def check_tensor(
     name: str, given: Any, shape: Iterable[int | None], kind: str = "", remedy: str = ""
 ) -> None:
-    """Raises ValueError for a tensor or array of another shape or dtype, and for anything else.
+    """Raises ValueError for what is no tensor or array of this shape and dtype.
 
     Args:
         shape: None stands for any size.
@@ -187,9 +169,7 @@ def check_tensor(
 
 
 def token_ids(what: str, given: Any) -> tuple[int, ...]:
-    """An id, or an iterable of ids (a tensor too), as a tuple. Raises ValueError with the name of
-    the argument.
-    """
+    """An id or several (a tensor too) as a tuple. Raises ValueError for anything else."""
     with suppress(TypeError):
         return (operator.index(given),)
     try:

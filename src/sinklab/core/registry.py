@@ -1,25 +1,23 @@
 """Registries: everything that can be extended, by name, and its values as text.
 
-A rule, statistic, intervention, … is a function or a class under a name. Registered, it is
-reachable from Python, from the command line and from run folders; its further arguments or fields
-are its options, its docstring is its help::
+A registered function or class is reachable from Python, from the command line and from run folders
+by one name: its further arguments or fields are its options, its docstring is its help::
 
     from sinklab.core.registry import selectors
 
     @selectors.register("weak_values")
     def weak_values(call, k=1): ...
 
-From then on `weak_values` is a class, a frozen dataclass: ``BlockKeys(weak_values(k=3))``. A class
-is written where something is kept; one that adds fields needs ``@dataclass(frozen=True)``.
+From then on `weak_values` is a frozen dataclass: ``BlockKeys(weak_values(k=3))``. A class is
+written where something is kept; one that adds fields needs ``@dataclass(frozen=True)``.
 
-What the package registers is named by the ``PROVIDES`` of its rings and extras. Plug-ins are
-modules under the entry point group ``sinklab.plugins`` of installed packages, or files that
+The ``PROVIDES`` of a ring or an extra names its modules that register. Plug-ins are modules under
+the entry point group ``sinklab.plugins`` of installed packages, or files that
 `sinklab.lab.files.load_plugin` runs.
 """
 
 import dataclasses
 import inspect
-import operator
 import pkgutil
 import re
 import types
@@ -44,19 +42,19 @@ INSTEAD: dict[str, str] = {}
 
 @cache
 def provided(group: str) -> tuple[str, ...]:
-    """Full names of the modules of the package that register something in this registry.
-
-    The ``PROVIDES`` of a ring or an extra maps a registry to modules, separated by blanks. A folder
-    that was deleted provides nothing.
+    """Full names of the package's modules that register in this registry. A ring or an extra whose
+    folder was deleted provides none.
     """
-    rings = pkgutil.iter_modules(import_module("sinklab").__path__, "sinklab.")
+    home = __name__.partition(".")[0]
+    rings = pkgutil.iter_modules(import_module(home).__path__, f"{home}.")
     packages = [ring.name for ring in rings if ring.ispkg]
-    if "sinklab.extras" in packages:
-        extras = pkgutil.iter_modules(import_module("sinklab.extras").__path__, "sinklab.extras.")
+    outermost = f"{home}.extras"
+    if outermost in packages:
+        extras = pkgutil.iter_modules(import_module(outermost).__path__, f"{outermost}.")
         packages += [extra.name for extra in extras]
     found: list[str] = []
     for package in packages:
-        modules = getattr(import_module(package), "PROVIDES", {}).get(group, "")
+        modules = vars(import_module(package)).get("PROVIDES", {}).get(group, "")
         found += [f"{package}.{module}" for module in modules.split()]
     return tuple(found)
 
@@ -67,7 +65,7 @@ class DefinedTwice(ValueError):
 
 @cache
 def _load_plugins() -> None:
-    """Import the plug-ins of installed packages. Warns of a broken one; raises `DefinedTwice`."""
+    """Import installed plug-ins. Warns of a broken one; raises `DefinedTwice`."""
     for entry in entry_points(group=PLUGINS):
         try:
             entry.load()
@@ -82,16 +80,14 @@ def _load_plugins() -> None:
 # an error is not cached: what failed fails again, and nothing of the package is silently left out
 @cache
 def _load(group: str) -> None:
-    """Import the plug-ins, and the modules of the package that register in this registry."""
+    """Import all that registers in this registry."""
     _load_plugins()
     for module in provided(group):
         import_module(module)
 
 
 class Registry(Mapping[str, Any]):
-    """Classes by name. ``registry[name]`` raises ValueError for an unknown name, listing the near
-    ones.
-    """
+    """Classes by name. Raises ValueError for an unknown one, naming the near ones."""
 
     def __init__(self, what: str, group: str, made_as: str = "") -> None:
         self.what = what
@@ -103,8 +99,8 @@ class Registry(Mapping[str, Any]):
         """Path of the method that a function is registered as; empty where it stays a function."""
 
     def register(self, name: str, **marks: Any) -> Callable[[Class], Class]:
-        """A decorator that puts a class under this name, or the class of a function, whose `marks`
-        are the attributes of that class. Raises ValueError for a name that is taken.
+        """A decorator for a class, or for a function that becomes one: `marks` are its attributes.
+        Raises ValueError for a name that is taken.
         """
 
         def put(kind: Any) -> Any:
@@ -116,9 +112,8 @@ class Registry(Mapping[str, Any]):
                     "write attributes of the class"
                 )
             there = self._classes.get(name, kind)
-            path = operator.attrgetter("__module__", "__qualname__")
             # a module that is run a second time defines its classes anew
-            if path(there) != path(kind):
+            if (there.__module__, there.__qualname__) != (kind.__module__, kind.__qualname__):
                 raise DefinedTwice(
                     f"the {self.what} {name!r} is defined twice, in {there.__module__} and in "
                     f"{kind.__module__}; rename one of them"
@@ -129,17 +124,16 @@ class Registry(Mapping[str, Any]):
         return put
 
     def _kind_of(self, function: Callable[..., Any], marks: dict[str, Any]) -> type:
-        """The class of a function: a frozen dataclass of the base, whose method it is. The function
-        takes the arguments of the method, and those after them are the fields.
+        """A subclass whose method is this function: arguments after those of the method are fields.
 
-        Raises ValueError for arguments that cannot be these, and for a mark that is no attribute of
-        the base.
+        Raises ValueError for arguments that cannot be, and for a mark that is no attribute of the
+        base.
         """
         base_name, _, method = self._made_as.rpartition(".")
         base = pkgutil.resolve_name(base_name)
         own = [one for one in dir(base) if not one.startswith("_")]
         known_fields(f"a {self.what}", marks, own)
-        taken = list(inspect.signature(getattr(base, method)).parameters)[1:]
+        taken = list(inspect.signature(pkgutil.resolve_name(self._made_as)).parameters)[1:]
         signature = inspect.signature(function)
         options = list(signature.parameters.values())[len(taken) :]
         if len(signature.parameters) < len(taken) or any(
@@ -151,7 +145,7 @@ class Registry(Mapping[str, Any]):
             )
 
         def run(value: Any, *call: Any, **named: Any) -> Any:
-            given = {one.name: getattr(value, one.name) for one in options}
+            given = {one.name: vars(value)[one.name] for one in options}
             return function(*call, **named, **given)
 
         kind = dataclasses.make_dataclass(
@@ -186,7 +180,7 @@ class Registry(Mapping[str, Any]):
         return len(self._all())
 
     def name_of(self, value: object) -> str:
-        """The name of the class of a value. Raises ValueError for one that is not registered."""
+        """The name of a value's class. Raises ValueError for one that is not registered."""
         for name, kind in self._all().items():
             if kind is type(value):
                 return name
@@ -196,7 +190,7 @@ class Registry(Mapping[str, Any]):
         )
 
     def parse(self, given: Any, base: Any = None) -> Any:
-        """A value from its text ``name:field=value,field=value``, or as it is.
+        """A value from its text ``name:field=value,field=value``; an object as it is.
 
         Several values are joined by "+" (layers=0+2) or are a range without its end
         (positions=8..16); "none", "true" and "false" stand for None, True and False; a value that
@@ -205,8 +199,7 @@ class Registry(Mapping[str, Any]):
         Args:
             base: take any object of this class, registered or not.
 
-        Raises ValueError for an unknown name or field (naming the near ones), for fields that are
-        missing or that the class refuses, and for a class in place of its object.
+        Raises ValueError for anything else, and for fields that are missing or refused.
         """
         if not isinstance(given, str):
             if base is None:
@@ -236,8 +229,8 @@ class Registry(Mapping[str, Any]):
         return kind(**fields)
 
     def as_text(self, value: Any) -> str:
-        """The value as `parse` reads it, with the fields that differ from their defaults: a short
-        label. Raises ValueError for one that is not registered.
+        """The one text of a value that `parse` reads: fields at their defaults are left out. Raises
+        ValueError for a value that is not registered.
         """
         name = self.name_of(value)
         given = [(field, getattr(value, field.name)) for field in _options(type(value))]
@@ -248,26 +241,25 @@ class Registry(Mapping[str, Any]):
 
 
 def registered(registry: Registry, default: Any = dataclasses.MISSING) -> Any:
-    """A dataclass field for a value that is registered, which may be given as its text."""
+    """A dataclass field for a registered value, which may be given as its text."""
     return dataclasses.field(default=default, metadata={"registry": registry})
 
 
 def _options(kind: type) -> list[dataclasses.Field]:
-    """The fields of a class in the order of its parameters: those that only keywords reach come
-    last. Raises ValueError for one without.
-    """
+    """The fields of a class in the order of its parameters. Raises ValueError if it has none."""
     if not dataclasses.is_dataclass(kind):
         raise ValueError(
             f"{kind.__name__} has no fields to be written as text: write @dataclass(frozen=True) "
             "above it, below the registry's line"
         )
     fields = [field for field in dataclasses.fields(kind) if field.init]
-    return sorted(fields, key=operator.attrgetter("kw_only"))
+    by_keyword = [field for field in fields if field.kw_only]
+    return [field for field in fields if not field.kw_only] + by_keyword
 
 
 def _field_of(option: inspect.Parameter) -> tuple[str, Any, Any]:
-    """The field that an argument of a function becomes: name, type and default; without an
-    annotation the type is that of the default, or any that text can stand for.
+    """Name, type and default of the field that an argument becomes; without an annotation the type
+    is the default's, or any that text can stand for.
     """
     field = option.default
     if field is option.empty:
@@ -393,10 +385,8 @@ fast_sinks = Registry("fast sink form", "fast_sinks")
 
 
 def fast_path(paths: Registry, *call: Any) -> Any:
-    """The first fast path that serves this call, the result of its class's ``serving(*call)``;
-    None: take the plain one.
-
-    Every fast path has a plain twin in the core, which runs without them.
+    """What the first class returns whose ``serving(*call)`` is not None; else None: take the plain
+    path, the twin that the core has of every fast one.
     """
     for kind in paths.values():
         path = kind.serving(*call)

@@ -417,7 +417,8 @@ def fill(
         _allocated(model, target, empty[target], dtype, devices)
     for owner in sorted({target.rpartition(".")[0] for target in plan.new}):
         module = model.get_submodule(owner)
-        for leaf, parameter in module.named_parameters(recurse=False):
+        parameters: Any = module.named_parameters(recurse=False)
+        for leaf, parameter in parameters:
             # a gate that only gets a bias keeps its weight
             parameter._is_hf_initialized = f"{owner}.{leaf}".lstrip(".") not in plan.new
         model._init_weights(module)

@@ -6,7 +6,7 @@ steps.
 # positions), S positions, G states of queries (masked, committed, prompt)
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -27,20 +27,16 @@ from sinklab.lab.reports.seen import Seen
 
 
 def rule_name(rule: Any) -> str:
-    """A rule, or that of a text, in words, with its options, such as "excess (epsilon = 5, scale =
-    sum)"; its repr if not registered.
-    """
+    """A rule, or that of a text: "excess (epsilon = 5, scale = sum)"; its repr if unregistered."""
     rule = rules.parse(rule, object)
     try:
-        name = rules.name_of(rule)
-    except ValueError:
+        name, given = rules.name_of(rule), asdict(rule)
+    except (TypeError, ValueError):
         return repr(rule)
     options = []
-    for one in fields(rule) if is_dataclass(rule) else ():
-        value = getattr(rule, one.name)
-        if isinstance(value, float):
-            value = f"{value:g}"
-        options.append(f"{one.name} = {value}")
+    for option, value in given.items():
+        text = f"{value:g}" if isinstance(value, float) else value
+        options.append(f"{option} = {text}")
     return f"{name} ({', '.join(options)})".removesuffix(" ()")
 
 
