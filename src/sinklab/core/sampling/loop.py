@@ -171,9 +171,8 @@ def denoise(
             are, decoding ends.
 
     Raises ValueError here for settings that do not fit together, and while iterating (naming the
-    step) for logits of the wrong shape, NaN logits, NaN scores and stop ids beyond the vocabulary;
-    TypeError for a class in place of a rule, schedule or cache object. Source: LLaDA (2502.09992),
-    Algorithm 5 and `generate.py`.
+    step) for logits of the wrong shape, NaN logits, NaN scores and stop ids beyond the vocabulary.
+    Source: LLaDA (2502.09992), Algorithm 5 and `generate.py`.
     """
     denoiser = denoiser_of(denoiser, canvas)
     sampling = TokenSampling(temperature, top_p, top_k)
